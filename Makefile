@@ -1,0 +1,47 @@
+# Every daily command. Each sets up the private environment in .venv by itself.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint types bench format lock clean
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+# Hashes pin every package; --no-deps keeps the project itself from pulling anything that is not locked.
+$(READY): requirements.lock pyproject.toml
+	@echo "setting up $(VENV) (once)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+demo: $(READY) ## watch an MCP client call real tools on this machine, end to end
+	@$(BIN)/relay demo $(DEMO_ARGS)
+
+test: $(READY) lint types ## everything CI checks
+	@$(BIN)/pytest $(TEST_ARGS)
+
+lint: $(READY) ## style and layering
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/lint-imports
+
+types: $(READY) ## strict types
+	@$(BIN)/mypy
+
+bench: $(READY) ## ratios against named references, measured in one run
+	@$(BIN)/python -m bench
+
+format: $(READY) ## rewrite the sources in the house style
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+lock: ## renew requirements.lock (needs uv)
+	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
+		--no-header --extra dev pyproject.toml -o requirements.lock
+
+clean: ## remove the environment and what tools left behind
+	rm -rf $(VENV) bench/out dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -1,0 +1,1 @@
+"""What a node can do: one file per kind."""

@@ -1,0 +1,28 @@
+"""What every handler is: one capability, announced and run.
+
+Must not know how a command arrived: arguments have been validated before a handler sees them, and what it
+returns is validated by the relay.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+
+class Handler(ABC):
+    """One capability of this node."""
+
+    @property
+    @abstractmethod
+    def capability(self) -> Mapping[str, Any]:
+        """The capability as it stands in the manifest (RFC-0001 section 2)."""
+
+    @abstractmethod
+    async def invoke(self, verb: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Run ``verb`` and return its result, which fits the output document of the kind.
+
+        May be cancelled at any await: the caller went away, or the deadline passed.
+        """
+
+    async def run(self) -> None:  # noqa: B027 - most handlers have nothing to do between calls
+        """Work in the background for as long as the daemon runs."""

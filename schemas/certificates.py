@@ -1,0 +1,236 @@
+"""The X.509 certificates of the system: how they are written, and the one way in which a leaf is believed.
+
+A leaf is Ed25519, its CN is the node id, its only SAN is ``urn:edge-kubelet:tenant:<tenant>:node:<node_id>``,
+and a root issued it directly. Imports the X.509 library, which is large: a running node must not import
+this module. Must not read files, clocks or randomness.
+"""
+
+import re
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from cryptography.x509.oid import NameOID
+from nacl.signing import SigningKey
+
+from schemas.identity import MAX_PEM_BYTES, TENANT_PATTERN, Identity, certificates_in, kid_of, san_uri
+from schemas.keys import is_sound_public_key
+from schemas.projection import NODE_ID_PATTERN, is_node_id
+
+UNENROLLED_TENANT = "unenrolled"
+"""The tenant in a leaf that a node signed for itself, until a CA's arrives."""
+
+_SAN = re.compile(rf"urn:edge-kubelet:tenant:(?P<tenant>{TENANT_PATTERN}):node:(?P<node>{NODE_ID_PATTERN})")
+_CLOCK_SKEW = timedelta(minutes=5)
+
+
+class IdentityError(ValueError):
+    """A certificate is not believed; ``reason`` is a fixed word, fit for a counter's label."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+def make_root(key: SigningKey, name: str, now_ms: int, valid_days: int, serial: int) -> str:
+    """Return a self-signed root certificate in PEM."""
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    start = _datetime(now_ms)
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject)
+        .public_key(_private(key).public_key())
+        .serial_number(serial)
+        .not_valid_before(start - _CLOCK_SKEW)
+        .not_valid_after(start + timedelta(days=valid_days))
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_key_usage(ca=True), critical=True)
+    )
+    return _pem(builder.sign(_private(key), None))
+
+
+def make_csr(key: SigningKey, node_id: str) -> str:
+    """Return a certificate request for ``node_id`` in PEM; its signature proves possession of ``key``."""
+    builder = x509.CertificateSigningRequestBuilder().subject_name(_common_name(node_id))
+    return builder.sign(_private(key), None).public_bytes(Encoding.PEM).decode("ascii")
+
+
+def read_csr(pem: str) -> tuple[str, bytes]:
+    """Return ``(node_id, public_key)`` of a certificate request whose signature holds.
+
+    Raises:
+        IdentityError: not a request, not Ed25519, a low-order key, a bad signature, or no node id.
+    """
+    try:
+        request = x509.load_pem_x509_csr(pem[:MAX_PEM_BYTES].encode("ascii"))
+        key = request.public_key()
+        common_names = request.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+    except ValueError:
+        raise IdentityError("not_a_request") from None
+    public = _sound_key(key)
+    if not request.is_signature_valid:
+        raise IdentityError("no_proof_of_possession")
+    node_id = str(common_names[0].value) if len(common_names) == 1 else ""
+    if not is_node_id(node_id):
+        raise IdentityError("not_a_node_id")
+    return node_id, public
+
+
+def self_signed_leaf(key: SigningKey, node_id: str, now_ms: int, valid_days: int, serial: int) -> str:
+    """Return the leaf that serves a node until a CA's arrives. Nobody but the node itself believes it."""
+    san = san_uri(UNENROLLED_TENANT, node_id)
+    builder = _leaf_builder(bytes(key.verify_key), node_id, san, now_ms, valid_days)
+    return _pem(builder.issuer_name(_common_name(node_id)).serial_number(serial).sign(_private(key), None))
+
+
+def issue_leaf(  # noqa: PLR0913 - a certificate has this many facts
+    root_pem: str,
+    root_key: SigningKey,
+    *,
+    node_id: str,
+    tenant: str,
+    public_key: bytes,
+    now_ms: int,
+    valid_days: int,
+    serial: int,
+) -> str:
+    """Return a leaf in PEM for ``public_key`` (32 raw bytes), issued by the root.
+
+    Raises:
+        IdentityError: the key is of low order, or tenant or node id are not of their form.
+    """
+    if not is_sound_public_key(public_key):
+        raise IdentityError("low_order_key")
+    if not is_node_id(node_id) or not re.fullmatch(TENANT_PATTERN, tenant):
+        raise IdentityError("not_a_node_id")
+    issuer = x509.load_pem_x509_certificate(root_pem.encode("ascii")).subject
+    builder = _leaf_builder(public_key, node_id, san_uri(tenant, node_id), now_ms, valid_days)
+    return _pem(builder.issuer_name(issuer).serial_number(serial).sign(_private(root_key), None))
+
+
+def verify_leaf(pem: str, roots: Sequence[str], now_ms: int) -> Identity:
+    """Return the identity of the first certificate in ``pem`` if one of ``roots`` (PEM) vouches for it.
+
+    Certificates after the first are not needed: a root issues leaves directly, and the verifier has its own.
+
+    Raises:
+        IdentityError: with reason ``bad_certificate``, ``chain``, ``validity``, ``low_order_key``,
+            ``wrong_form`` or ``id_mismatch``.
+    """
+    try:
+        der = certificates_in(pem)[0]
+        leaf = x509.load_der_x509_certificate(der)
+        key = leaf.public_key()
+        extensions = leaf.extensions
+    except (ValueError, IndexError):
+        raise IdentityError("bad_certificate") from None
+    public = _sound_key(key)
+    if not any(_issued(leaf, der, root) for root in roots):
+        raise IdentityError("chain")
+    tenant, node_id = _subject_of(leaf, extensions)
+    identity = Identity(
+        node_id=node_id,
+        tenant=tenant,
+        kid=kid_of(der),
+        public_key=public,
+        not_before_ms=_milliseconds(leaf.not_valid_before_utc),
+        not_after_ms=_milliseconds(leaf.not_valid_after_utc),
+        pem=_pem(leaf),
+    )
+    if not identity.valid_at(now_ms):
+        raise IdentityError("validity")
+    return identity
+
+
+def _issued(leaf: x509.Certificate, leaf_der: bytes, root_pem: str) -> bool:
+    for der in certificates_in(root_pem):
+        if der == leaf_der:
+            return True  # the anchor is this very certificate: a node that checks its own self-signed leaf
+        root = x509.load_der_x509_certificate(der)
+        try:
+            basic = root.extensions.get_extension_for_class(x509.BasicConstraints).value
+            if basic.ca:
+                leaf.verify_directly_issued_by(root)
+                return True
+        except (ValueError, TypeError, InvalidSignature, x509.ExtensionNotFound):
+            continue
+    return False
+
+
+def _subject_of(leaf: x509.Certificate, extensions: x509.Extensions) -> tuple[str, str]:
+    try:
+        basic = extensions.get_extension_for_class(x509.BasicConstraints).value
+        names = extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        raise IdentityError("wrong_form") from None
+    uris = names.get_values_for_type(x509.UniformResourceIdentifier)
+    match = _SAN.fullmatch(uris[0]) if len(uris) == len(names) == 1 else None
+    common_names = leaf.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+    if match is None or basic.ca or len(common_names) != 1:
+        raise IdentityError("wrong_form")
+    if common_names[0].value != match["node"]:
+        raise IdentityError("id_mismatch")
+    return match["tenant"], match["node"]
+
+
+def _leaf_builder(
+    public_key: bytes, node_id: str, san: str, now_ms: int, valid_days: int
+) -> x509.CertificateBuilder:
+    start = _datetime(now_ms)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(_common_name(node_id))
+        .public_key(Ed25519PublicKey.from_public_bytes(public_key))
+        .not_valid_before(start - _CLOCK_SKEW)
+        .not_valid_after(start + timedelta(days=valid_days))
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_key_usage(ca=False), critical=True)
+        .add_extension(x509.SubjectAlternativeName([x509.UniformResourceIdentifier(san)]), critical=False)
+    )
+
+
+def _sound_key(key: object) -> bytes:
+    if not isinstance(key, Ed25519PublicKey):
+        raise IdentityError("not_ed25519")
+    raw = key.public_bytes(Encoding.Raw, PublicFormat.Raw)
+    if not is_sound_public_key(raw):
+        raise IdentityError("low_order_key")
+    return raw
+
+
+def _key_usage(*, ca: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not ca,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=ca,
+        crl_sign=ca,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _private(key: SigningKey) -> Ed25519PrivateKey:
+    return Ed25519PrivateKey.from_private_bytes(bytes(key))
+
+
+def _common_name(node_id: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, node_id)])
+
+
+def _pem(certificate: x509.Certificate) -> str:
+    return certificate.public_bytes(Encoding.PEM).decode("ascii")
+
+
+def _datetime(now_ms: int) -> datetime:
+    return datetime.fromtimestamp(now_ms // 1000, UTC)
+
+
+def _milliseconds(moment: datetime) -> int:
+    return int(moment.timestamp()) * 1000

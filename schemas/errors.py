@@ -1,0 +1,220 @@
+"""Every way in which a call or a manifest can fail, in one table.
+
+The table ties together the three vocabularies that a failure has: RFC-0001 section 4 codes, canonical
+codes with their HTTP status and JSON-RPC code, and the remote-tool errors of SPEC-0004 section 3.3. Must
+not hold text that came from outside: messages are ours, printable ASCII, at most 512 characters.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from types import MappingProxyType
+from typing import Any
+
+MAX_TEXT = 512
+
+
+class Canonical(Enum):
+    """The canonical codes; a value is ``(HTTP status, JSON-RPC code)``."""
+
+    INVALID_INPUT = (400, -32602)
+    INVALID_OUTPUT = (502, -32000)
+    NOT_FOUND = (404, -32601)
+    TIMEOUT = (504, -32003)
+    UNAUTHORIZED = (401, -32001)
+    INTERNAL_ERROR = (500, -32603)
+
+
+class Retry(Enum):
+    """Whether calling again can help, and may be done without being asked."""
+
+    NO = "no"
+    YES = "yes"
+    IF_IDEMPOTENT = "if the tool is idempotent"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the table: how a failure is said in each vocabulary."""
+
+    code: str
+    canonical: Canonical
+    remote_tool: str
+    retry: Retry
+    message: str
+    suggested_fix: str
+    http_override: int | None = None
+
+    @property
+    def http_status(self) -> int:
+        """The HTTP status, which follows the canonical code but for two overrides."""
+        return self.http_override or self.canonical.value[0]
+
+    @property
+    def jsonrpc_code(self) -> int:
+        """The JSON-RPC error code, which follows the canonical code."""
+        return self.canonical.value[1]
+
+
+class Failure(Enum):
+    """The conditions that the system tells apart."""
+
+    MANIFEST_NOT_FOUND = Row(
+        "E_MANIFEST_NOT_FOUND",
+        Canonical.NOT_FOUND,
+        "tool_not_found",
+        Retry.NO,
+        "The node has no manifest at the moment.",
+        "List the tools again; if the node stays away, ask its operator to start it.",
+    )
+    NAME_UNKNOWN = Row(
+        "E_VERB_UNSUPPORTED",
+        Canonical.NOT_FOUND,
+        "tool_not_found",
+        Retry.NO,
+        "There is no such tool.",
+        "List the tools and use a name from that list.",
+    )
+    KIND_UNSUPPORTED = Row(
+        "E_KIND_UNSUPPORTED",
+        Canonical.NOT_FOUND,
+        "tool_not_found",
+        Retry.NO,
+        "The kind is not registered.",
+        "List the tools and use a name from that list.",
+    )
+    ARGUMENTS_INVALID = Row(
+        "E_MANIFEST_INVALID",
+        Canonical.INVALID_INPUT,
+        "invalid_arguments",
+        Retry.NO,
+        "The arguments do not fit the input schema of the tool.",
+        "Read the input schema of the tool and send arguments that fit it.",
+    )
+    MANIFEST_INVALID = Row(
+        "E_MANIFEST_INVALID",
+        Canonical.INVALID_INPUT,
+        "provider_failure",
+        Retry.NO,
+        "The manifest of the node has expired or was rejected.",
+        "Ask the operator of the node to look at its log.",
+    )
+    ATTESTATION_FAILED = Row(
+        "E_ATTESTATION_FAILED",
+        Canonical.UNAUTHORIZED,
+        "unauthorized",
+        Retry.NO,
+        "The node could not prove who it is.",
+        "Ask the operator of the node to enrol it again.",
+    )
+    SAFETY_DENIED = Row(
+        "E_SAFETY_DENIED",
+        Canonical.UNAUTHORIZED,
+        "unauthorized",
+        Retry.NO,
+        "The caller may not call this tool, or there is no such node.",
+        "List the tools; for more rights, ask the operator for a token with the scope that this tool needs.",
+    )
+    RATE_LIMITED = Row(
+        "E_RATE_LIMITED",
+        Canonical.TIMEOUT,
+        "provider_failure",
+        Retry.YES,
+        "The tool is called more often, or more at once, than it allows.",
+        "Wait for retry_after_ms, then call again.",
+        http_override=429,
+    )
+    DEADLINE_EXCEEDED = Row(
+        "E_DEADLINE_EXCEEDED",
+        Canonical.TIMEOUT,
+        "timeout",
+        Retry.IF_IDEMPOTENT,
+        "The node did not answer in time; the command may have run.",
+        "Check the effect of the call before calling again, unless the tool is marked idempotent.",
+    )
+    NODE_OFFLINE = Row(
+        "E_NODE_OFFLINE",
+        Canonical.INTERNAL_ERROR,
+        "provider_failure",
+        Retry.YES,
+        "The node is not connected; the command was never sent.",
+        "Wait until the node is listed again, then call again.",
+        http_override=503,
+    )
+    RESULT_INVALID = Row(
+        "E_INTERNAL",
+        Canonical.INVALID_OUTPUT,
+        "provider_failure",
+        Retry.IF_IDEMPOTENT,
+        "The node answered with a result that does not fit the output schema of the tool.",
+        "Report this to the operator of the node.",
+    )
+    INTERNAL = Row(
+        "E_INTERNAL", Canonical.INTERNAL_ERROR, "provider_failure", Retry.IF_IDEMPOTENT,
+        "Something went wrong inside the system.",
+        "Report the correlation_id to the operator.",
+    )  # fmt: skip
+
+
+CODES: frozenset[str] = frozenset(failure.value.code for failure in Failure)
+
+# What a node says of a failure is a code and nothing else; the text that goes with it is ours. A code that
+# only the relay can establish (who may call, what is trusted) is not the node's to claim.
+_FROM_NODE: Mapping[str, Failure] = MappingProxyType(
+    {
+        failure.value.code: failure
+        for failure in (
+            Failure.NAME_UNKNOWN,
+            Failure.KIND_UNSUPPORTED,
+            Failure.ARGUMENTS_INVALID,
+            Failure.RATE_LIMITED,
+            Failure.DEADLINE_EXCEEDED,
+            Failure.INTERNAL,
+        )
+    }
+)
+
+
+class ToolError(Exception):
+    """A failure on its way to whoever asked.
+
+    Attributes:
+        failure: the row of the table.
+        detail: a text of ours that replaces the row's message where more is known.
+        retry_after_ms: when calling again may help, in milliseconds from now.
+    """
+
+    def __init__(
+        self, failure: Failure, detail: str | None = None, *, retry_after_ms: int | None = None
+    ) -> None:
+        super().__init__(failure, detail)
+        self.failure = failure
+        self.detail = detail
+        self.retry_after_ms = retry_after_ms
+
+    def __str__(self) -> str:
+        return f"{self.failure.value.code}: {self.detail or self.failure.value.message}"
+
+    def envelope(self, correlation_id: str | None = None) -> dict[str, Any]:
+        """Return the error envelope of RFC-0001 section 4 (``error@1.0.0``)."""
+        row = self.failure.value
+        envelope: dict[str, Any] = {
+            "code": row.code,
+            "message": (self.detail or row.message)[:MAX_TEXT],
+            "suggested_fix": row.suggested_fix,
+        }
+        if self.retry_after_ms is not None:
+            envelope["retry_after_ms"] = self.retry_after_ms
+        if correlation_id is not None:
+            envelope["correlation_id"] = correlation_id
+        return envelope
+
+    @classmethod
+    def from_node(cls, envelope: Mapping[str, Any]) -> "ToolError":
+        """Return what a node's error envelope amounts to, with our own text.
+
+        A code that is not a node's to claim becomes E_INTERNAL. ``retry_after_ms`` is capped at a minute.
+        """
+        failure = _FROM_NODE.get(envelope["code"], Failure.INTERNAL)
+        retry = envelope.get("retry_after_ms")
+        return cls(failure, retry_after_ms=None if retry is None else min(retry, 60_000))

@@ -1,0 +1,61 @@
+"""Who a node is: the verified facts of its leaf certificate, and the leaf's thumbprint.
+
+Only the cheap half: PEM, thumbprints and the record. What needs an X.509 library is in ``certificates``,
+which a running node never imports. Must not trust a certificate.
+"""
+
+import base64
+import binascii
+import re
+from dataclasses import dataclass
+from hashlib import sha256
+
+TENANT_PATTERN = r"[a-z0-9][a-z0-9_-]{0,62}"
+MAX_PEM_BYTES = 16 * 1024
+
+_CERTIFICATE = re.compile(r"-----BEGIN CERTIFICATE-----([A-Za-z0-9+/=\s]+?)-----END CERTIFICATE-----")
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """A leaf that chains to a trusted root (RFC-0001 decision 1): built by ``certificates.verify_leaf``.
+
+    ``kid`` is the SHA-256 of the leaf's DER in hex, ``public_key`` 32 raw bytes, times are milliseconds
+    since the epoch, ``pem`` is the leaf alone.
+    """
+
+    node_id: str
+    tenant: str
+    kid: str
+    public_key: bytes
+    not_before_ms: int
+    not_after_ms: int
+    pem: str
+
+    def valid_at(self, now_ms: int) -> bool:
+        """Tell whether the leaf is within its validity."""
+        return self.not_before_ms <= now_ms < self.not_after_ms
+
+
+def certificates_in(pem: str) -> list[bytes]:
+    """Return the DER of each certificate in ``pem``, in order; text around them is ignored.
+
+    Raises:
+        ValueError: more than ``MAX_PEM_BYTES``, or a certificate that is not base64.
+    """
+    if len(pem) > MAX_PEM_BYTES:
+        raise ValueError("the PEM is too large")
+    try:
+        return [base64.b64decode(match, validate=False) for match in _CERTIFICATE.findall(pem)]
+    except binascii.Error:
+        raise ValueError("a certificate is not base64") from None
+
+
+def kid_of(der: bytes) -> str:
+    """Return the thumbprint that names a leaf: SHA-256 of its DER, 64 lower-case hex digits."""
+    return sha256(der).hexdigest()
+
+
+def san_uri(tenant: str, node_id: str) -> str:
+    """Return the URI in a leaf's subject alternative name."""
+    return f"urn:edge-kubelet:tenant:{tenant}:node:{node_id}"

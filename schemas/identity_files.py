@@ -1,0 +1,109 @@
+"""A node's identity as files: what ``kubelet init`` and the relay's CA write, and the daemon reads.
+
+| file | mode | holds |
+|---|---|---|
+| `node_id` | 0644 | the node id and a newline |
+| `node.key` | 0600 | the Ed25519 key, PKCS #8 PEM |
+| `node.csr` | 0644 | the certificate request for a CA |
+| `leaf.pem` | 0644 | the leaf: self-signed until a CA's is installed |
+| `root.pem` | 0644 | the root that vouches for it; absent while the leaf is self-signed |
+
+Must not judge certificates: what it reads is what lies there.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from nacl.signing import SigningKey
+
+from schemas.files import PRIVATE, make_private_directory, read_private, write_atomic
+from schemas.identity import certificates_in, kid_of
+from schemas.keys import KeyFormatError, private_key_from_pem, private_key_to_pem
+from schemas.projection import is_node_id
+
+
+class IdentityFilesError(Exception):
+    """The identity cannot be used; the text says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeIdentity:
+    """A node's own identity: it holds the secret, so it must not be logged or sent."""
+
+    node_id: str
+    key: SigningKey
+    leaf_pem: str
+    root_pem: str | None
+
+    @property
+    def kid(self) -> str:
+        """The thumbprint of the leaf."""
+        return kid_of(certificates_in(self.leaf_pem)[0])
+
+    @property
+    def chain_pem(self) -> str:
+        """What the node publishes of itself: the leaf, then the root."""
+        return self.leaf_pem + (self.root_pem or "")
+
+    def sign(self, message: bytes) -> bytes:
+        """Return the 64-byte signature of ``message`` with the leaf's key."""
+        return self.key.sign(message).signature
+
+    def __repr__(self) -> str:
+        return f"NodeIdentity({self.node_id})"
+
+
+class IdentityFiles:
+    """The identity in the directory ``root``."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.node_id = root / "node_id"
+        self.key = root / "node.key"
+        self.csr = root / "node.csr"
+        self.leaf = root / "leaf.pem"
+        self.root_certificate = root / "root.pem"
+
+    def exists(self) -> bool:
+        """Tell whether an identity was ever made here."""
+        return self.key.exists() or self.node_id.exists()
+
+    def write(self, node_id: str, key: SigningKey, leaf_pem: str, csr_pem: str | None = None) -> None:
+        """Write a new identity. The key comes first: without it nothing else is of use."""
+        make_private_directory(self.root)
+        write_atomic(self.key, private_key_to_pem(key), PRIVATE)
+        write_atomic(self.node_id, node_id + "\n")
+        if csr_pem is not None:
+            write_atomic(self.csr, csr_pem)
+        write_atomic(self.leaf, leaf_pem)
+
+    def install(self, leaf_pem: str, root_pem: str) -> None:
+        """Replace leaf and root by those that a CA issued; the caller has verified them."""
+        write_atomic(self.root_certificate, root_pem)
+        write_atomic(self.leaf, leaf_pem)
+
+    def read(self) -> NodeIdentity:
+        """Return the identity.
+
+        Raises:
+            IdentityFilesError: it is missing, damaged, or its key can be read by others.
+        """
+        try:
+            node_id = self.node_id.read_text("utf-8").strip()
+            key = private_key_from_pem(read_private(self.key))
+            leaf = self.leaf.read_text("utf-8")
+            root = self.root_certificate.read_text("utf-8") if self.root_certificate.exists() else None
+        except FileNotFoundError as error:
+            raise IdentityFilesError(f"{error.filename} is missing: run `kubelet init`") from None
+        except KeyFormatError as error:
+            raise IdentityFilesError(f"{self.key}: {error}") from None
+        except OSError as error:
+            raise IdentityFilesError(str(error)) from None
+        if not is_node_id(node_id):
+            raise IdentityFilesError(f"{self.node_id} holds no node id")
+        identity = NodeIdentity(node_id, key, leaf, root)
+        try:
+            _ = identity.kid
+        except (ValueError, IndexError):
+            raise IdentityFilesError(f"{self.leaf} holds no certificate") from None
+        return identity

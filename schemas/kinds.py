@@ -1,0 +1,111 @@
+"""The closed registry of kinds: what a node can offer, and how each verb is shown to an agent.
+
+RFC-0001 sections 2, 3.2 and 5, RFC-0005 sections 2 and 9. A new kind is one row here, its documents (with
+the amendment of the manifest's enum and clamp) and one handler file on the node. Must not hold behaviour.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+MANIFEST_REF = "manifest@1.1.0"
+
+
+@dataclass(frozen=True, slots=True)
+class Verb:
+    """One verb of a kind. ``title`` and ``description`` are static: no node ever adds to them."""
+
+    name: str
+    input_ref: str
+    output_ref: str
+    title: str
+    description: str
+    idempotent: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One row: a kind, the token that its tool names start with, and its verbs.
+
+    ``schema_ref`` is what a capability of this kind cites in the manifest. A verb that the RFC admits but
+    that has no row is not shown to anybody: it cannot be called.
+    """
+
+    name: str
+    short: str
+    safety_class: str
+    schema_ref: str
+    verbs: Mapping[str, Verb]
+
+
+def _verbs(*verbs: Verb) -> Mapping[str, Verb]:
+    return MappingProxyType({verb.name: verb for verb in verbs})
+
+
+SYSTEM_METRICS = Kind(
+    name="system.metrics",
+    short="sys",
+    safety_class="read_only",
+    schema_ref="mcp://schemas/system.metrics@1.0.0",
+    # `subscribe` gets its row when telemetry works end to end.
+    verbs=_verbs(
+        Verb(
+            name="snapshot",
+            input_ref="system.metrics.snapshot.input@1.0.0",
+            output_ref="system.metrics.sample@1.0.0",
+            title="System metrics",
+            description=(
+                "Read the current CPU usage, memory, load averages, uptime and disks of one Linux node. "
+                "Sizes are in bytes, usage in percent from 0 to 100, uptime in seconds. "
+                "Use `include` to ask for some of the parts only."
+            ),
+            idempotent=True,
+        ),
+    ),
+)
+
+SYSTEM_ECHO = Kind(
+    name="system.echo",
+    short="sysecho",
+    safety_class="read_only",
+    schema_ref="mcp://schemas/system.echo.invoke.input@1.0.0",
+    verbs=_verbs(
+        Verb(
+            name="invoke",
+            input_ref="system.echo.invoke.input@1.0.0",
+            output_ref="system.echo.invoke.output@1.0.0",
+            title="Echo",
+            description=(
+                "Send a short printable ASCII message to one node and get it back, with the time at which "
+                "the node received it. Use it to check that the node can be reached."
+            ),
+            idempotent=True,
+        ),
+    ),
+)
+
+
+class KindRegistry:
+    """The kinds that a process knows, by name and by short token.
+
+    Raises:
+        ValueError: two kinds share a name or a short token.
+    """
+
+    def __init__(self, kinds: Iterable[Kind] = (SYSTEM_METRICS, SYSTEM_ECHO)) -> None:
+        self._kinds = tuple(kinds)
+        self._by_name = {kind.name: kind for kind in self._kinds}
+        self._by_short = {kind.short: kind for kind in self._kinds}
+        if not len(self._kinds) == len(self._by_name) == len(self._by_short):
+            raise ValueError("two kinds share a name or a short token")
+
+    def __iter__(self) -> Iterator[Kind]:
+        return iter(self._kinds)
+
+    def get(self, name: str) -> Kind | None:
+        """Return the kind called ``name``."""
+        return self._by_name.get(name)
+
+    def by_short(self, short: str) -> Kind | None:
+        """Return the kind whose tool names start with ``short``."""
+        return self._by_short.get(short)

@@ -1,0 +1,57 @@
+"""The name of a tool: from capability and verb to a name, and back (RFC-0001 section 3).
+
+``{kind_short}.{node_id}.{cap_id}.{verb}`` is the canonical name. Some clients refuse dots, so the same name
+with ``-`` for ``.`` is an alias; no token holds either character, so nothing is lost. Must not look at what
+exists: that is the relay's business.
+"""
+
+import re
+from dataclasses import dataclass
+
+NODE_ID_PATTERN = r"[0-9a-hjkmnp-tv-z]{26}"
+MAX_NAME = 64
+
+_TOKENS = (
+    rf"(?P<kind_short>[a-z][a-z0-9_]{{0,7}})%s(?P<node_id>{NODE_ID_PATTERN})"
+    r"%s(?P<cap_id>[a-z][a-z0-9_]{0,17})%s(?P<verb>[a-z]{1,9})"
+)
+_NAME = re.compile(_TOKENS % (r"\.", r"\.", r"\."))
+_ALIAS = re.compile(_TOKENS % ("-", "-", "-"))
+_NODE_ID = re.compile(NODE_ID_PATTERN)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolName:
+    """A tool's name in its four tokens."""
+
+    kind_short: str
+    node_id: str
+    cap_id: str
+    verb: str
+
+    @property
+    def canonical(self) -> str:
+        """The dotted form: what travels in ``cmd.payload.tool`` and stands in the audit."""
+        return f"{self.kind_short}.{self.node_id}.{self.cap_id}.{self.verb}"
+
+    @property
+    def alias(self) -> str:
+        """The dashed form, for clients that refuse dots."""
+        return self.canonical.replace(".", "-")
+
+
+def parse(name: str) -> ToolName | None:
+    """Return the tokens of ``name``, canonical or dashed; None when it is not the name of any tool.
+
+    >>> parse("sysecho.01hzx9k3m4p7q8r9s0t1v2w3xy.echo.invoke").cap_id
+    'echo'
+    """
+    if len(name) > MAX_NAME:
+        return None
+    match = _NAME.fullmatch(name) or _ALIAS.fullmatch(name)
+    return ToolName(**match.groupdict()) if match else None
+
+
+def is_node_id(text: str) -> bool:
+    """Tell whether ``text`` is a node id: a ULID in lower case."""
+    return _NODE_ID.fullmatch(text) is not None

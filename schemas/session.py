@@ -1,0 +1,170 @@
+"""The session between relay and node as a state machine without I/O, for both ends.
+
+Texts go in, frames come out; what an end may send and receive in which state is one table. A connection
+starts in CHALLENGING and goes to AUTHENTICATING and OPEN:
+
+    relay                     node
+      challenge  ────────────▶          CHALLENGING
+                 ◀────────────  auth    AUTHENTICATING
+      welcome    ────────────▶          OPEN
+
+Answers are paired with what they answer here, so a late, doubled, foreign or malformed answer never
+reaches a caller: it is dropped and counted. Must not know sockets, clocks or who is trusted.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from enum import Enum, IntEnum
+from types import MappingProxyType
+from typing import Any
+
+from schemas.frames import MAX_FRAME_BYTES, MAX_FRAME_BYTES_BEFORE_WELCOME, Frame, FrameError, FrameReader
+
+
+class Role(Enum):
+    """Which end this is."""
+
+    RELAY = "relay"
+    NODE = "node"
+
+
+class State(Enum):
+    """How far the connection has come."""
+
+    CHALLENGING = "challenging"
+    AUTHENTICATING = "authenticating"
+    OPEN = "open"
+    CLOSED = "closed"
+
+
+class CloseCode(IntEnum):
+    """WebSocket close codes of the session."""
+
+    NORMAL = 1000
+    GOING_AWAY = 1001
+    AUTH_FAILED = 4001
+    REVOKED = 4003
+    SUPERSEDED = 4008
+    PROTOCOL_VIOLATION = 4009
+    MANIFEST_REJECTED = 4010
+    OVER_CAPACITY = 4013
+
+
+_Moves = Mapping[str, State]
+_RELAY_SENDS: Mapping[State, _Moves] = {
+    State.CHALLENGING: {"challenge": State.CHALLENGING},
+    State.AUTHENTICATING: {"welcome": State.OPEN},
+    State.OPEN: {
+        "announce_ack": State.OPEN,
+        "heartbeat_ack": State.OPEN,
+        "cmd": State.OPEN,
+        "cmd_cancel": State.OPEN,
+    },
+}
+_NODE_SENDS: Mapping[State, _Moves] = {
+    State.CHALLENGING: {"auth": State.AUTHENTICATING},
+    State.AUTHENTICATING: {},
+    State.OPEN: {"announce": State.OPEN, "heartbeat": State.OPEN, "cmd_ack": State.OPEN},
+}
+SENDS: Mapping[Role, Mapping[State, _Moves]] = MappingProxyType(
+    {Role.RELAY: _RELAY_SENDS, Role.NODE: _NODE_SENDS}
+)
+"""What each end may send in each state, and the state that it goes to. The other end may receive exactly
+that; ``bye`` is allowed to both at any time and closes."""
+
+ANSWERED_BY: Mapping[str, str] = MappingProxyType(
+    {
+        "challenge": "auth",
+        "auth": "welcome",
+        "announce": "announce_ack",
+        "heartbeat": "heartbeat_ack",
+        "cmd": "cmd_ack",
+    }
+)
+_ANSWERS = MappingProxyType({answer: question for question, answer in ANSWERED_BY.items()})
+
+
+class ProtocolError(Exception):
+    """The other end broke the protocol; the connection is to be closed with ``code``."""
+
+    def __init__(self, reason: str, code: CloseCode = CloseCode.PROTOCOL_VIOLATION) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.code = code
+
+
+class Session:
+    """One end of one connection.
+
+    Attributes:
+        state: where the connection stands.
+        dropped: how many frames were dropped, by reason.
+    """
+
+    def __init__(self, role: Role, reader: FrameReader, max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
+        self._sends = SENDS[role]
+        self._receives = SENDS[Role.NODE if role is Role.RELAY else Role.RELAY]
+        self._reader = reader
+        self._max_frame_bytes = max_frame_bytes
+        self._unanswered: dict[str, str] = {}
+        self.state = State.CHALLENGING
+        self.dropped: Counter[str] = Counter()
+
+    def send(
+        self, type_: str, msg_id: str, payload: Mapping[str, Any], in_reply_to: str | None = None
+    ) -> str:
+        """Return the text of a frame to send, and follow the state that sending it leads to.
+
+        Raises:
+            ProtocolError: this end may not send it now, or it would be larger than a frame may be.
+        """
+        self.state = self._next(self._sends, type_)
+        text = Frame(type_, msg_id, payload, in_reply_to).encode()
+        if len(text) > self._max_frame_bytes:
+            raise ProtocolError("a frame over the limit")
+        if type_ in ANSWERED_BY:
+            self._unanswered[msg_id] = type_
+        return text
+
+    def receive(self, text: str | bytes) -> Frame | None:
+        """Return the frame that ``text`` holds, or None when it is an answer that was dropped.
+
+        Raises:
+            ProtocolError: not a frame, or not one that the other end may send now.
+        """
+        limit = self._max_frame_bytes if self.state is State.OPEN else MAX_FRAME_BYTES_BEFORE_WELCOME
+        try:
+            frame = self._reader.read(text, limit)
+        except FrameError as error:
+            if error.type == "cmd_ack" and self.state is State.OPEN:
+                self.dropped["malformed"] += 1
+                return None
+            raise ProtocolError(error.reason) from None
+        following = self._next(self._receives, frame.type)
+        question = _ANSWERS.get(frame.type)
+        if question is not None:
+            asked = self._unanswered.get(frame.in_reply_to or "")
+            if asked != question:
+                if self.state is State.OPEN:
+                    self.dropped["unasked"] += 1
+                    return None
+                raise ProtocolError("an answer to nothing that was asked")
+            del self._unanswered[frame.in_reply_to or ""]
+        self.state = following
+        return frame
+
+    def forget(self, msg_id: str) -> None:
+        """Stop waiting for the answer to ``msg_id``: when it comes, it is late and dropped."""
+        self._unanswered.pop(msg_id, None)
+
+    def close(self) -> None:
+        """Note that the connection is over."""
+        self.state = State.CLOSED
+
+    def _next(self, table: Mapping[State, _Moves], type_: str) -> State:
+        if type_ == "bye" and self.state is not State.CLOSED:
+            return State.CLOSED
+        following = table.get(self.state, {}).get(type_)
+        if following is None:
+            raise ProtocolError(f"{type_} does not belong in state {self.state.value}")
+        return following

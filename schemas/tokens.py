@@ -1,0 +1,103 @@
+"""JSON Web Tokens as this system has them: compact JWS, EdDSA, closed header, closed claims.
+
+One algorithm, one key per ``kid`` that the verifier already holds, and a schema for header and claims, so
+that there is nothing in a token to negotiate (no ``jku``, ``jwk``, ``x5u``, ``crit``). Must not read a key
+from a token, and must never put a token or a part of one into an exception.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from nacl.signing import SigningKey
+
+from schemas.keys import base64url, from_base64url, verifies
+from schemas.registry import SchemaRegistry
+from schemas.strict_json import StrictJsonError, loads
+
+HEADER_REF = "token.header@1.0.0"
+DEVICE_REF = "token.device_runtime@1.0.0"
+AGENT_REF = "token.agent_runtime@1.0.0"
+
+MAX_TOKEN_BYTES = 4096
+CLOCK_LEEWAY_S = 5
+
+
+class TokenError(ValueError):
+    """A token is not accepted; ``reason`` is a fixed word, fit for a log and a counter's label."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+def sign_token(key: SigningKey, kid: str, claims: Mapping[str, Any]) -> str:
+    """Return ``claims`` as a compact JWS, signed with ``key``."""
+    header = {"alg": "EdDSA", "kid": kid, "typ": "JWT"}
+    signing_input = f"{_segment(header)}.{_segment(claims)}"
+    signature = key.sign(signing_input.encode("ascii")).signature
+    return f"{signing_input}.{base64url(signature)}"
+
+
+class TokenVerifier:
+    """Verifies tokens of one class, named by the reference of its claims' document."""
+
+    def __init__(self, registry: SchemaRegistry, claims_ref: str) -> None:
+        self._header = registry.load(HEADER_REF)
+        self._claims = registry.load(claims_ref)
+
+    def verify(
+        self, token: str, key_of: Callable[[str], bytes | None], *, audience: str, now_s: int
+    ) -> dict[str, Any]:
+        """Return the claims of ``token``.
+
+        ``key_of`` gives the 32-byte public key of a ``kid``, or None. ``now_s`` is in seconds, as claims are.
+
+        Raises:
+            TokenError: with reason ``malformed``, ``unknown_key``, ``signature``, ``claims``, ``audience``,
+                ``expired`` or ``not_yet``.
+        """
+        if len(token) > MAX_TOKEN_BYTES or token.count(".") != 2:  # noqa: PLR2004 - header, claims, signature
+            raise TokenError("malformed")
+        signing_input, _, signature = token.rpartition(".")
+        header_segment, _, claims_segment = signing_input.partition(".")
+        header = _object(header_segment)
+        if not self._header.is_valid(header):
+            raise TokenError("malformed")
+        public_key = key_of(header["kid"])
+        if public_key is None:
+            raise TokenError("unknown_key")
+        try:
+            raw_signature = from_base64url(signature)
+        except ValueError:
+            raise TokenError("malformed") from None
+        if not verifies(public_key, signing_input.encode("ascii"), raw_signature):
+            raise TokenError("signature")
+        claims = _object(claims_segment)
+        if not self._claims.is_valid(claims):
+            raise TokenError("claims")
+        _check_claims(claims, audience, now_s)
+        return claims
+
+
+def _check_claims(claims: Mapping[str, Any], audience: str, now_s: int) -> None:
+    if claims["aud"] != audience:
+        raise TokenError("audience")
+    if claims["exp"] + CLOCK_LEEWAY_S <= now_s:
+        raise TokenError("expired")
+    if claims["iat"] - CLOCK_LEEWAY_S > now_s or claims["exp"] <= claims["iat"]:
+        raise TokenError("not_yet")
+
+
+def _segment(value: Mapping[str, Any]) -> str:
+    return base64url(json.dumps(value, separators=(",", ":")).encode("utf-8"))
+
+
+def _object(segment: str) -> dict[str, Any]:
+    try:
+        value = loads(from_base64url(segment), max_bytes=MAX_TOKEN_BYTES)
+    except (StrictJsonError, ValueError):
+        raise TokenError("malformed") from None
+    if not isinstance(value, dict):
+        raise TokenError("malformed")
+    return value
