@@ -10,7 +10,7 @@ import blake3
 import rfc8785
 
 
-def jcs(value: Any) -> bytes:  # noqa: ANN401 - JSON is any value
+def jcs(value: Any) -> bytes:
     """Return the canonical UTF-8 bytes of ``value``.
 
     Raises:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from cryptography.x509.oid import NameOID
@@ -25,6 +25,14 @@ UNENROLLED_TENANT = "unenrolled"
 
 _SAN = re.compile(rf"urn:edge-kubelet:tenant:(?P<tenant>{TENANT_PATTERN}):node:(?P<node>{NODE_ID_PATTERN})")
 _CLOCK_SKEW = timedelta(minutes=5)
+# What the library raises for DER that is hostile or merely odd; most of these are no ValueError.
+_UNREADABLE = (
+    ValueError,
+    UnsupportedAlgorithm,
+    x509.DuplicateExtension,
+    x509.InvalidVersion,
+    x509.UnsupportedGeneralNameType,
+)
 
 
 class IdentityError(ValueError):
@@ -69,7 +77,7 @@ def read_csr(pem: str) -> tuple[str, bytes]:
         request = x509.load_pem_x509_csr(pem[:MAX_PEM_BYTES].encode("ascii"))
         key = request.public_key()
         common_names = request.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
-    except ValueError:
+    except _UNREADABLE:
         raise IdentityError("not_a_request") from None
     public = _sound_key(key)
     if not request.is_signature_valid:
@@ -118,15 +126,15 @@ def verify_leaf(pem: str, roots: Sequence[str], now_ms: int) -> Identity:
     Certificates after the first are not needed: a root issues leaves directly, and the verifier has its own.
 
     Raises:
-        IdentityError: with reason ``bad_certificate``, ``chain``, ``validity``, ``low_order_key``,
-            ``wrong_form`` or ``id_mismatch``.
+        IdentityError: with reason ``bad_certificate``, ``not_ed25519``, ``low_order_key``, ``chain``,
+            ``wrong_form``, ``id_mismatch`` or ``validity``.
     """
     try:
         der = certificates_in(pem)[0]
         leaf = x509.load_der_x509_certificate(der)
         key = leaf.public_key()
         extensions = leaf.extensions
-    except (ValueError, IndexError):
+    except (*_UNREADABLE, IndexError):
         raise IdentityError("bad_certificate") from None
     public = _sound_key(key)
     if not any(_issued(leaf, der, root) for root in roots):

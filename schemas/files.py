@@ -52,4 +52,6 @@ def read_private(path: Path) -> str:
 
 def make_private_directory(path: Path) -> None:
     """Make ``path``, and what is missing above it, readable by its owner alone."""
-    path.mkdir(mode=PRIVATE_DIRECTORY, parents=True, exist_ok=True)
+    # One by one: `parents=True` would make those above with the default mode.
+    for directory in (*reversed(path.parents), path):
+        directory.mkdir(mode=PRIVATE_DIRECTORY, exist_ok=True)

@@ -97,6 +97,9 @@ class IdentityFiles:
             raise IdentityFilesError(f"{error.filename} is missing: run `kubelet init`") from None
         except KeyFormatError as error:
             raise IdentityFilesError(f"{self.key}: {error}") from None
+        except UnicodeDecodeError:
+            # Without the error's own text, which shows a byte of what may be the key.
+            raise IdentityFilesError(f"a file in {self.root} is damaged: it is not text") from None
         except OSError as error:
             raise IdentityFilesError(str(error)) from None
         if not is_node_id(node_id):

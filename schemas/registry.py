@@ -59,7 +59,7 @@ class Validator:
 class Source(Protocol):
     """Where documents are read from: a directory or a package's resources."""
 
-    def iterdir(self) -> Any: ...  # noqa: ANN401, D102 - Path and Traversable differ in the item type
+    def iterdir(self) -> Any: ...  # noqa: D102 - Path and Traversable differ in the item type
 
 
 class SchemaRegistry:
@@ -76,9 +76,10 @@ class SchemaRegistry:
             if not entry.name.endswith(".json"):
                 continue
             document = json.loads(entry.read_text(encoding="utf-8"))
-            ref = str(document.get("$id", "")).removeprefix(SCHEME)
-            if entry.name != f"{ref}.json" or ref in documents:
-                raise ValueError(f"{entry.name}: its $id must be {SCHEME}{entry.name.removesuffix('.json')}")
+            ref = entry.name.removesuffix(".json")
+            # A file's name is unique in its directory, so an id that must equal it is unique too.
+            if not isinstance(document, dict) or document.get("$id") != SCHEME + ref:
+                raise ValueError(f"{entry.name}: its $id must be {SCHEME}{ref}")
             documents[ref] = document
         self._documents = documents
         self._bytes = MappingProxyType({ref: jcs(document) for ref, document in documents.items()})

@@ -118,10 +118,11 @@ class Session:
         Raises:
             ProtocolError: this end may not send it now, or it would be larger than a frame may be.
         """
-        self.state = self._next(self._sends, type_)
+        following = self._next(self._sends, type_)
         text = Frame(type_, msg_id, payload, in_reply_to).encode()
-        if len(text) > self._max_frame_bytes:
+        if len(text) > self._limit():
             raise ProtocolError("a frame over the limit")
+        self.state = following
         if type_ in ANSWERED_BY:
             self._unanswered[msg_id] = type_
         return text
@@ -132,9 +133,8 @@ class Session:
         Raises:
             ProtocolError: not a frame, or not one that the other end may send now.
         """
-        limit = self._max_frame_bytes if self.state is State.OPEN else MAX_FRAME_BYTES_BEFORE_WELCOME
         try:
-            frame = self._reader.read(text, limit)
+            frame = self._reader.read(text, self._limit())
         except FrameError as error:
             if error.type == "cmd_ack" and self.state is State.OPEN:
                 self.dropped["malformed"] += 1
@@ -160,6 +160,9 @@ class Session:
     def close(self) -> None:
         """Note that the connection is over."""
         self.state = State.CLOSED
+
+    def _limit(self) -> int:
+        return self._max_frame_bytes if self.state is State.OPEN else MAX_FRAME_BYTES_BEFORE_WELCOME
 
     def _next(self, table: Mapping[State, _Moves], type_: str) -> State:
         if type_ == "bye" and self.state is not State.CLOSED:

@@ -13,7 +13,9 @@ from typing import Any
 MAX_DEPTH = 32
 MAX_SAFE_INTEGER = 2**53 - 1
 
-_STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
+# Possessive, and the end of the text ends a string too: no attempt fails and is made again one quote later,
+# which for a string of escaped quotes that never ends would take quadratic time.
+_STRING = re.compile(r'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 _INTEGER_DIGITS = len(str(MAX_SAFE_INTEGER)) + 1
 
 
@@ -25,13 +27,13 @@ class StrictJsonError(ValueError):
         self.reason = reason
 
 
-def loads(data: bytes | str, *, max_bytes: int) -> Any:  # noqa: ANN401 - JSON is any value
+def loads(data: bytes | str, *, max_bytes: int) -> Any:
     """Parse ``data``, at most ``max_bytes`` of UTF-8, into plain Python values.
 
     Raises:
         StrictJsonError: too large, not UTF-8, not JSON, or one of the ambiguities named above.
     """
-    if len(data) > max_bytes:
+    if len(data) > max_bytes or _size(data) > max_bytes:
         raise StrictJsonError("larger than the limit")
     text = _decoded(data) if isinstance(data, bytes) else data
     _check_depth(text)
@@ -45,6 +47,12 @@ def loads(data: bytes | str, *, max_bytes: int) -> Any:  # noqa: ANN401 - JSON i
     if "\\u" in text or not isinstance(data, bytes):
         _check_surrogates(value)
     return value
+
+
+def _size(data: bytes | str) -> int:
+    if isinstance(data, bytes) or data.isascii():
+        return len(data)
+    return len(data.encode("utf-8", "surrogatepass"))
 
 
 def _decoded(data: bytes) -> str:

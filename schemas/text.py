@@ -19,7 +19,7 @@ def printable(text: str, limit: int = 256) -> str:
     return safe[:limit]
 
 
-def printable_values(value: Any) -> Any:  # noqa: ANN401 - JSON is any value
+def printable_values(value: Any) -> Any:
     """Return the JSON ``value`` with every string in it, keys included, made printable ASCII."""
     if isinstance(value, str):
         return printable(value, limit=len(value) * 10)

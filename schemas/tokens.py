@@ -57,7 +57,8 @@ class TokenVerifier:
             TokenError: with reason ``malformed``, ``unknown_key``, ``signature``, ``claims``, ``audience``,
                 ``expired`` or ``not_yet``.
         """
-        if len(token) > MAX_TOKEN_BYTES or token.count(".") != 2:  # noqa: PLR2004 - header, claims, signature
+        # ASCII first: the claims are encoded before anything has looked at them.
+        if len(token) > MAX_TOKEN_BYTES or not token.isascii() or token.count(".") != 2:  # noqa: PLR2004 - header, claims, signature
             raise TokenError("malformed")
         signing_input, _, signature = token.rpartition(".")
         header_segment, _, claims_segment = signing_input.partition(".")

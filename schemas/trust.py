@@ -157,8 +157,11 @@ class TrustRules:
             manifest = loads(wire, max_bytes=MAX_MANIFEST_BYTES)
         except StrictJsonError:
             return {}, Reason.NOT_JSON
+        # Kinds first: what the document does not admit, or this process does not know, has a code of its own.
+        if self._names_unknown_kind(manifest):
+            return {}, Reason.KIND_UNSUPPORTED
         if not self._schema.is_valid(manifest):
-            return {}, Reason.KIND_UNSUPPORTED if self._names_unknown_kind(manifest) else Reason.SCHEMA
+            return {}, Reason.SCHEMA
         if jcs(manifest) != wire:
             return {}, Reason.NOT_CANONICAL
         if manifest["node_id"] != node_id:

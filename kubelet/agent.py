@@ -1,0 +1,109 @@
+"""The daemon's composition root: the one place where its parts meet the clock, the disk and the network.
+
+The loopback server starts first and ends last, so that a node that never gets in stays visible. Must not
+hold behaviour of its own.
+"""
+
+import asyncio
+import os
+import random
+import time
+from pathlib import Path
+from typing import TextIO
+
+from kubelet.config import NodeConfig
+from kubelet.handlers.base import Handler
+from kubelet.handlers.echo import EchoHandler
+from kubelet.handlers.metrics import MetricsHandler
+from kubelet.hardware import read_hardware_ids
+from kubelet.link import LinkState
+from kubelet.logs import make_logger
+from kubelet.loopback import LoopbackServer, Readiness
+from kubelet.mqtt import MqttPublisher
+from kubelet.node import Node, Surroundings
+from schemas.frames import FrameReader
+from schemas.identity_files import IdentityFiles, NodeIdentity
+from schemas.kinds import KindRegistry
+from schemas.manifest import fingerprint
+from schemas.registry import SchemaRegistry
+
+_MQTT_SPREAD_S = 5
+
+
+def now_ms() -> int:
+    """Return the system's time in milliseconds since the epoch."""
+    return time.time_ns() // 1_000_000
+
+
+def surroundings(config: NodeConfig, client_id: str, stream: TextIO) -> Surroundings:
+    """Return what nodes of this process share, with the system's clock and randomness."""
+    log = make_logger(stream)
+    rng = random.Random(os.urandom(16))  # noqa: S311 - jitter, not a secret
+    registry = SchemaRegistry()
+    return Surroundings(
+        config=config,
+        publisher=MqttPublisher(config.broker, client_id, log, rng.randint(1, _MQTT_SPREAD_S)),
+        registry=registry,
+        reader=FrameReader(registry),
+        kinds=KindRegistry(),
+        now_ms=now_ms,
+        random_bytes=os.urandom,
+        rng=rng,
+        log=log,
+    )
+
+
+def make_handlers(node_id: str) -> list[Handler]:
+    """Return what this node can do. An explicit list: nothing is found by scanning."""
+    return [EchoHandler(node_id, now_ms), MetricsHandler(node_id, now_ms)]
+
+
+def last_issued_file(state_dir: Path) -> Path:
+    """Return the file that remembers the newest manifest's time."""
+    return state_dir / "last_issued_ms"
+
+
+async def run_agent(config: NodeConfig, state_dir: Path, loopback_port: int, stream: TextIO) -> None:
+    """Run the daemon of the node in ``state_dir`` until cancelled.
+
+    Raises:
+        IdentityFilesError: the identity cannot be used.
+        OSError: the loopback port is taken.
+        ValueError: no hardware id can be read.
+    """
+    identity = IdentityFiles(state_dir).read()
+    around = surroundings(config, f"edge-kubelet-{identity.node_id}", stream)
+    node = Node(
+        identity,
+        make_handlers(identity.node_id),
+        fingerprint(read_hardware_ids(Path("/"))),
+        around,
+        last_issued_file(state_dir),
+    )
+    loopback = LoopbackServer(
+        lambda: (sent.wire, sent.etag) if (sent := node.announcer.published) else None,
+        lambda: _readiness(node, identity, around),
+        loopback_port,
+    )
+    loopback.start()
+    around.publisher.start()
+    around.log.info("kubelet started", node_id=identity.node_id, loopback=f"http://127.0.0.1:{loopback.port}")
+    try:
+        await node.run()
+    finally:
+        await around.publisher.stop()
+        await asyncio.to_thread(loopback.close)
+
+
+def _readiness(node: Node, identity: NodeIdentity, around: Surroundings) -> Readiness:
+    # Ready means that calls flow: the relay has taken the manifest. A broker that is away is shown, but
+    # either way of announcing suffices.
+    return Readiness(
+        ready=node.link.state is LinkState.ANNOUNCED,
+        subsystems={
+            "identity": "issued" if identity.root_pem else "self-signed: install a certificate",
+            "manifest": "signed" if node.announcer.current else "not signed yet",
+            "broker": "connected" if around.publisher.connected else "connecting",
+            "relay": node.link.state.value,
+        },
+    )

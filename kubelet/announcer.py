@@ -1,0 +1,80 @@
+"""Keeps the node's manifest fresh, and hands every new one to those who carry it.
+
+A heartbeat signs a manifest with a new expiry, republishes it, then says that the node is alive (RFC-0001
+decision 6). Must not know what a carrier does with a manifest.
+"""
+
+import asyncio
+import random
+from collections.abc import Callable
+
+from structlog.typing import FilteringBoundLogger
+
+from kubelet.signer import ClockNotSetError, ManifestSigner, SignedManifest
+
+_JITTER = 0.1
+_CLOCK_RETRY_S = 5.0
+
+Carrier = Callable[[SignedManifest], bool]
+"""Carries a manifest towards the relay; tells whether it could."""
+
+
+class Announcer:
+    """Signs now, and then once an interval.
+
+    Attributes:
+        current: the newest manifest, or None before the first.
+        published: the newest that a carrier took.
+    """
+
+    def __init__(
+        self, signer: ManifestSigner, interval_s: float, rng: random.Random, log: FilteringBoundLogger
+    ) -> None:
+        self._signer = signer
+        self._interval_s = interval_s
+        self._rng = rng
+        self._log = log
+        self._carriers: list[Carrier] = []
+        self._due = asyncio.Event()
+        self.current: SignedManifest | None = None
+        self.published: SignedManifest | None = None
+
+    def add_carrier(self, carrier: Carrier) -> None:
+        """Give ``carrier`` every manifest from now on."""
+        self._carriers.append(carrier)
+
+    def carry(self, carrier: Carrier) -> None:
+        """Give ``carrier`` the current manifest again: its connection is new."""
+        if self.current is not None and carrier(self.current):
+            self.published = self.current
+
+    def overtake(self, mark_ms: int) -> None:
+        """Announce again at once, newer than ``mark_ms``: the relay has seen one from a later clock."""
+        self._signer.overtake(mark_ms)
+        self._due.set()
+
+    def shorten_interval(self, interval_s: float) -> None:
+        """Heartbeat at least as often as the relay asks for."""
+        self._interval_s = min(self._interval_s, interval_s)
+
+    async def run(self) -> None:
+        """Announce until cancelled."""
+        while True:
+            pause = self._announce()
+            self._due.clear()
+            try:
+                async with asyncio.timeout(pause):
+                    await self._due.wait()
+            except TimeoutError:
+                continue
+
+    def _announce(self) -> float:
+        try:
+            manifest = self._signer.sign()
+        except ClockNotSetError as error:
+            self._log.warning("nothing announced", reason=str(error))
+            return _CLOCK_RETRY_S
+        self.current = manifest
+        for carrier in self._carriers:
+            self.carry(carrier)
+        return self._interval_s * self._rng.uniform(1 - _JITTER, 1 + _JITTER)

@@ -1,0 +1,31 @@
+"""What the operator decides about a node, checked before anything starts."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from schemas.addresses import HostPort
+
+DEFAULT_LOOPBACK_PORT = 8701
+DEFAULT_HEARTBEAT_S = 60.0
+DEFAULT_TTL_MS = 15 * 60_000
+
+
+@dataclass(frozen=True, slots=True)
+class NodeConfig:
+    """How one node reaches the world.
+
+    Attributes:
+        relay_url: in its normal form; it is the audience that this node signs for.
+        heartbeat_s: seconds between two heartbeats, give or take a tenth.
+        ttl_ms: how long a manifest is good for, in milliseconds.
+    """
+
+    broker: HostPort
+    relay_url: str
+    heartbeat_s: float = DEFAULT_HEARTBEAT_S
+    ttl_ms: int = DEFAULT_TTL_MS
+
+
+def default_state_dir(home: Path, *, is_root: bool) -> Path:
+    """Return where a node's identity lies unless the operator says otherwise."""
+    return Path("/var/lib/edge-kubelet") if is_root else home / ".local/state/edge-kubelet"

@@ -1,0 +1,157 @@
+"""Runs commands: each at most once, within its deadline, and only what this node has announced.
+
+The node trusts the relay to have decided who may call; it still checks name and arguments itself, because
+it is the node that acts. Must not know the connection: answers go to a callback, and are remembered.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from structlog.typing import FilteringBoundLogger
+
+from kubelet.handlers.base import Handler
+from schemas.delivery import AnswerMemory
+from schemas.errors import Failure, ToolError
+from schemas.frames import Frame
+from schemas.kinds import KindRegistry
+from schemas.projection import ToolName
+from schemas.registry import SchemaRegistry, Validator
+from schemas.text import printable
+
+Reply = Callable[[str, Mapping[str, Any]], None]
+"""Sends the payload of a ``cmd_ack`` in answer to a ``msg_id``, if there is a connection."""
+
+_BUSY_RETRY_MS = 100
+
+
+@dataclass(slots=True)
+class _Tool:
+    handler: Handler
+    verb: str
+    arguments: Validator
+    slots: "_Slots"
+
+
+@dataclass(slots=True)
+class _Slots:
+    """How many commands of one capability may run at once, and how many do."""
+
+    limit: int
+    running: int = field(default=0)
+
+
+class Dispatcher:
+    """The tools of one node, by canonical name."""
+
+    def __init__(
+        self,
+        node_id: str,
+        handlers: Sequence[Handler],
+        kinds: KindRegistry,
+        registry: SchemaRegistry,
+        log: FilteringBoundLogger,
+    ) -> None:
+        self._tools = {
+            name: tool
+            for handler in handlers
+            for name, tool in _tools_of(node_id, handler, kinds, registry).items()
+        }
+        self._memory = AnswerMemory()
+        self._running: dict[str, asyncio.Task[None]] = {}
+        self._log = log
+
+    @property
+    def inflight(self) -> int:
+        """How many commands run now."""
+        return len(self._running)
+
+    def submit(self, frame: Frame, budget_ms: int, reply: Reply) -> None:
+        """Run the command in ``frame`` within ``budget_ms``, or answer again if it was seen before."""
+        msg_id = frame.msg_id
+        if not self._memory.admit(msg_id):
+            if (answer := self._memory.recall(msg_id)) is not None:
+                reply(msg_id, answer)
+            return
+        task = asyncio.create_task(self._run(frame, budget_ms, reply))
+        self._running[msg_id] = task
+        task.add_done_callback(lambda _: self._running.pop(msg_id, None))
+
+    def cancel(self, msg_id: str) -> None:
+        """Stop the command ``msg_id``: nobody waits for it any more."""
+        if (task := self._running.get(msg_id)) is not None:
+            task.cancel()
+
+    async def close(self) -> None:
+        """Stop whatever runs."""
+        tasks = list(self._running.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _run(self, frame: Frame, budget_ms: int, reply: Reply) -> None:
+        correlation_id = frame.payload["correlation_id"]
+        try:
+            result = await self._invoke(frame.payload, budget_ms)
+            answer: dict[str, Any] = {"ok": True, "result": result}
+        except ToolError as error:
+            self._log.info("command refused", code=error.failure.value.code, correlation_id=correlation_id)
+            answer = _refusal(error, correlation_id)
+        except asyncio.CancelledError:
+            # Nobody waits, but the same command may come again: it must not run a second time.
+            self._memory.remember(
+                frame.msg_id, _refusal(ToolError(Failure.DEADLINE_EXCEEDED), correlation_id)
+            )
+            raise
+        self._memory.remember(frame.msg_id, answer)
+        reply(frame.msg_id, answer)
+
+    async def _invoke(self, command: Mapping[str, Any], budget_ms: int) -> dict[str, Any]:
+        tool = self._tools.get(command["tool"])
+        if tool is None:
+            raise ToolError(Failure.NAME_UNKNOWN)
+        arguments = command["arguments"]
+        if not tool.arguments.is_valid(arguments):
+            raise ToolError(Failure.ARGUMENTS_INVALID)
+        if budget_ms <= 0:
+            raise ToolError(
+                Failure.DEADLINE_EXCEEDED, "The time was spent on the way; the command was not run."
+            )
+        slots = tool.slots
+        if slots.running >= slots.limit:
+            raise ToolError(Failure.RATE_LIMITED, retry_after_ms=_BUSY_RETRY_MS)
+        slots.running += 1
+        try:
+            async with asyncio.timeout(budget_ms / 1000):
+                return await tool.handler.invoke(tool.verb, arguments)
+        except ToolError:
+            raise
+        except TimeoutError:
+            raise ToolError(Failure.DEADLINE_EXCEEDED) from None
+        except Exception as error:
+            # One broken handler must cost its caller an error, not the node its daemon.
+            self._log.error("handler failed", tool=command["tool"], error=printable(repr(error)))
+            raise ToolError(Failure.INTERNAL) from error
+        finally:
+            slots.running -= 1
+
+
+def _refusal(error: ToolError, correlation_id: str) -> dict[str, Any]:
+    return {"ok": False, "error": error.envelope(correlation_id)}
+
+
+def _tools_of(
+    node_id: str, handler: Handler, kinds: KindRegistry, registry: SchemaRegistry
+) -> dict[str, _Tool]:
+    capability = handler.capability
+    kind = kinds.get(capability["kind"])
+    if kind is None:
+        raise ValueError(f"{capability['kind']} is not a registered kind")
+    slots = _Slots(capability["constraints"].get("max_concurrency", 1))
+    return {
+        ToolName(kind.short, node_id, capability["cap_id"], verb).canonical: _Tool(
+            handler, verb, registry.load(kind.verbs[verb].input_ref), slots
+        )
+        for verb in capability["verbs"]
+    }

@@ -1,0 +1,111 @@
+"""``system.metrics``: CPU, memory, load, uptime and disks of this node (RFC-0001 section 5).
+
+Must not block: what takes time, or may never answer, is sampled in the background by ``run``, and a snapshot
+takes the last values.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from contextlib import suppress
+from typing import Any
+
+from kubelet.handlers.base import Handler
+from kubelet.handlers.disks import Disks
+from kubelet.handlers.readings import LinuxReadings, Memory, Readings
+from kubelet.handlers.sampler import CpuSampler, CpuUsage
+
+CAPABILITY: Mapping[str, Any] = {
+    "cap_id": "sysmetrics",
+    "kind": "system.metrics",
+    "schema_ref": "mcp://schemas/system.metrics@1.0.0",
+    "verbs": ["snapshot"],
+    "safety_class": "read_only",
+    "constraints": {"rate_limit_rps": 5, "max_concurrency": 4, "deadline_ms_default": 2000},
+}
+
+ALL_PARTS = ("cpu", "mem", "load", "uptime", "disk")
+MAX_CORES = 4096
+
+PATIENCE_S = 1.0
+"""How long a snapshot that comes right after the start waits for the first samples."""
+
+
+class MetricsHandler(Handler):
+    """Answers with a sample of the machine that ``readings`` reads, by default this one.
+
+    A part that is not known, because its first sample has not come in time, is left out: it is never made up.
+    """
+
+    def __init__(
+        self,
+        node_id: str,
+        now_ms: Callable[[], int],
+        readings: Readings | None = None,
+        *,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        patience_s: float = PATIENCE_S,
+    ) -> None:
+        self._node_id = node_id
+        self._now_ms = now_ms
+        self._readings = readings or LinuxReadings()
+        self._patience_s = patience_s
+        self._cpu = CpuSampler(self._readings.cpu_times, sleep=sleep)
+        self._disks = Disks(self._readings.mounts, self._readings.space, sleep=sleep)
+
+    @property
+    def capability(self) -> Mapping[str, Any]:
+        """The capability as it stands in the manifest."""
+        return CAPABILITY
+
+    async def run(self) -> None:
+        """Sample CPU usage and disks for as long as the daemon runs."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._cpu.run())
+            group.create_task(self._disks.run())
+
+    async def invoke(self, verb: str, arguments: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ARG002 - one verb
+        """Return a ``MetricsSample`` with the parts that ``include`` names, by default all."""
+        include = arguments.get("include", ALL_PARTS)
+        await self._first_samples(include)
+        sample: dict[str, Any] = {
+            "ts_ms": self._now_ms(),
+            "node_id": self._node_id,
+            "uptime_s": self._readings.uptime_s(),
+        }
+        if "cpu" in include and (usage := self._cpu.latest) is not None:
+            sample["cpu"] = _cpu(usage)
+        if "mem" in include:
+            sample["mem"] = _mem(self._readings.memory())
+        if "load" in include:
+            averages = (round(average, 2) for average in self._readings.load())
+            sample["load"] = dict(zip(("one", "five", "fifteen"), averages, strict=True))
+        if "disk" in include and (disks := self._disks.latest) is not None:
+            sample["disk"] = [disk._asdict() for disk in disks]
+        return sample
+
+    async def _first_samples(self, include: Collection[str]) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._patience_s):
+                if "cpu" in include:
+                    await self._cpu.first.wait()
+                if "disk" in include:
+                    await self._disks.first.wait()
+
+
+def _cpu(usage: CpuUsage) -> dict[str, Any]:
+    return {
+        "cores": min(len(usage.per_core), MAX_CORES),
+        "usage_pct": usage.overall,
+        "per_core_pct": list(usage.per_core[:MAX_CORES]),
+    }
+
+
+def _mem(memory: Memory) -> dict[str, int]:
+    return {
+        "total_bytes": memory.total,
+        "available_bytes": memory.available,
+        # In a container the two can come from different worlds, and the difference can be negative.
+        "used_bytes": max(memory.total - memory.available, 0),
+        "swap_total_bytes": memory.swap_total,
+        "swap_used_bytes": max(memory.swap_total - memory.swap_free, 0),
+    }

@@ -1,0 +1,75 @@
+"""CPU usage over intervals that the daemon measures itself, so that a snapshot need not wait for one.
+
+Must not read anything but the counters that it is given, and must not take a snapshot.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+from kubelet.handlers.readings import CpuTimes
+
+FIRST_INTERVAL_S = 0.25
+"""Short, so that a node has something to say soon after its start."""
+
+INTERVAL_S = 5.0
+
+
+class CpuUsage(NamedTuple):
+    """Percent of one interval that the CPUs worked: all of them together, and each."""
+
+    overall: float
+    per_core: tuple[float, ...]
+
+
+def usage_between(before: Sequence[CpuTimes], after: Sequence[CpuTimes]) -> CpuUsage | None:
+    """Return the usage between two readings, or None where they do not make an interval.
+
+    They do not when no time has passed, or when a CPU came or went: readings carry no CPU numbers.
+    """
+    if len(before) != len(after):
+        return None
+    work = [new.work - old.work for old, new in zip(before, after, strict=True)]
+    total = [new.total - old.total for old, new in zip(before, after, strict=True)]
+    if sum(total) <= 0:
+        return None
+    return CpuUsage(_percent(sum(work), sum(total)), tuple(map(_percent, work, total)))
+
+
+def _percent(part: float, whole: float) -> float:
+    # Kernels are known to let single counters run backwards by a tick.
+    return round(min(max(100 * part / whole, 0.0), 100.0), 2) if whole > 0 else 0.0
+
+
+class CpuSampler:
+    """Keeps the usage of the last full interval.
+
+    Attributes:
+        latest: that usage, or None while there has been no full interval.
+        first: set when ``latest`` has a value.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[], Sequence[CpuTimes]],
+        *,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._read = read
+        self._sleep = sleep
+        self.latest: CpuUsage | None = None
+        self.first = asyncio.Event()
+
+    async def run(self) -> None:
+        """Measure one interval after the other, for ever."""
+        before: Sequence[CpuTimes] = ()
+        while True:
+            # Counters that cannot be read now leave the last usage standing.
+            with suppress(OSError):
+                after = self._read()
+                if (usage := usage_between(before, after)) is not None:
+                    self.latest = usage
+                    self.first.set()
+                before = after
+            await self._sleep(FIRST_INTERVAL_S if self.latest is None else INTERVAL_S)

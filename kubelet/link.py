@@ -1,0 +1,267 @@
+"""The node's one outbound connection to the relay: connects, proves who it is, and moves frames.
+
+What may be said when is the session machine's; what a command does is the dispatcher's. Must never answer
+a challenge that names another audience than the one this node has pinned: a rogue relay could forward it.
+"""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from structlog.typing import FilteringBoundLogger
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidURI
+
+from kubelet.announcer import Announcer
+from kubelet.backoff import Backoff
+from kubelet.dispatch import Dispatcher
+from kubelet.signer import SignedManifest
+from schemas.addresses import connect_url
+from schemas.delivery import TransitGauge
+from schemas.frames import MAX_FRAME_BYTES, SUBPROTOCOL, Frame, FrameReader
+from schemas.identity_files import NodeIdentity
+from schemas.session import CloseCode, ProtocolError, Role, Session, State
+from schemas.strict_json import loads
+from schemas.text import printable
+from schemas.tokens import sign_token
+from schemas.ulids import UlidSource
+
+_HANDSHAKE_TIMEOUT_S = 10
+_CLOSE_TIMEOUT_S = 2
+_PING_INTERVAL_S = 15
+_PING_TIMEOUT_S = 10
+_TOKEN_LIFE_S = 60
+_SUPERSEDED_WAIT_S = 300.0
+
+
+class LinkState(Enum):
+    """What an operator sees of the connection."""
+
+    CONNECTING = "connecting"
+    OPEN = "open"
+    ANNOUNCED = "announced"
+    WRONG_AUDIENCE = "the relay has another name than the one pinned: check --relay"
+    REFUSED = "the relay does not accept this node's identity: install a certificate"
+    REVOKED = "revoked: an operator must enrol this node again"
+    SUPERSEDED = "another machine uses this identity"
+
+
+@dataclass(frozen=True, slots=True)
+class LinkParts:
+    """What a link works with."""
+
+    identity: NodeIdentity
+    relay_url: str
+    reader: FrameReader
+    announcer: Announcer
+    dispatcher: Dispatcher
+    ulids: UlidSource
+    now_ms: Callable[[], int]
+    backoff: Backoff
+    log: FilteringBoundLogger
+
+
+class _AudienceError(Exception):
+    """The relay named an audience that this node has not pinned."""
+
+
+class RelayLink:
+    """The connection of one node, kept up until cancelled.
+
+    Attributes:
+        state: for readiness.
+    """
+
+    def __init__(self, parts: LinkParts) -> None:
+        self._parts = parts
+        self._boot_id = parts.ulids.new()
+        self._session_id: str | None = None
+        self._session: Session | None = None
+        self._outbox: asyncio.Queue[str] = asyncio.Queue()
+        self._gauge = TransitGauge()
+        self._asked_wait_s = 0.0
+        self.state = LinkState.CONNECTING
+
+    async def run(self) -> None:
+        """Hold a session, and come back whenever it is lost; ends only when the node was revoked."""
+        log = self._parts.log
+        while self.state is not LinkState.REVOKED:
+            self._asked_wait_s = 0.0
+            try:
+                await self._connect()
+            except ConnectionClosed as error:
+                self._closed(error)
+            except _AudienceError:
+                self.state = LinkState.WRONG_AUDIENCE
+                log.warning("relay names another audience", pinned=self._parts.relay_url)
+            except ProtocolError as error:
+                self.state = LinkState.CONNECTING
+                log.warning("relay broke the protocol", reason=printable(error.reason))
+            except (OSError, InvalidHandshake, InvalidURI, TimeoutError) as error:
+                self.state = LinkState.CONNECTING
+                log.info("relay not reached", relay=self._parts.relay_url, reason=printable(str(error)))
+            finally:
+                self._session = None
+            if self.state is not LinkState.REVOKED:
+                await asyncio.sleep(self._parts.backoff.next_s(self._asked_wait_s))
+
+    def carry(self, manifest: SignedManifest) -> bool:
+        """Send ``manifest``, and the heartbeat that goes with it, if a session is open."""
+        if self._session is None or self._session.state is not State.OPEN:
+            return False
+        self._send("announce", loads(manifest.wire, max_bytes=len(manifest.wire)))
+        self._send(
+            "heartbeat",
+            {
+                "manifest_etag": manifest.etag,
+                "expires_at_ms": manifest.expires_at_ms,
+                "inflight": self._parts.dispatcher.inflight,
+            },
+        )
+        return True
+
+    async def _connect(self) -> None:
+        url = connect_url(self._parts.relay_url)
+        async with connect(
+            url,
+            subprotocols=[SUBPROTOCOL],  # type: ignore[list-item]  # a NewType over str
+            compression=None,
+            max_size=MAX_FRAME_BYTES,
+            close_timeout=_CLOSE_TIMEOUT_S,
+            open_timeout=_HANDSHAKE_TIMEOUT_S,
+            ping_interval=_PING_INTERVAL_S,
+            ping_timeout=_PING_TIMEOUT_S,
+            user_agent_header=None,
+        ) as socket:
+            self._session = session = Session(Role.NODE, self._parts.reader)
+            self._outbox = asyncio.Queue()
+            async with asyncio.timeout(_HANDSHAKE_TIMEOUT_S):
+                await self._authenticate(socket, session)
+            await self._serve(socket, session)
+
+    async def _authenticate(self, socket: ClientConnection, session: Session) -> None:
+        challenge = await _receive(socket, session)
+        await socket.send(self._auth(session, challenge))
+        welcome = await _receive(socket, session)
+        payload = welcome.payload
+        self._session_id = payload["session_id"]
+        if not payload["resumed"]:
+            self._gauge = TransitGauge()
+        self._gauge.delay_ms(payload["server_time_ms"], self._parts.now_ms())
+        self._parts.backoff.reset()
+        self._parts.announcer.shorten_interval(payload["heartbeat_interval_ms"] / 1000)
+        self.state = LinkState.OPEN
+        self._parts.log.info("relay connected", relay=self._parts.relay_url, resumed=payload["resumed"])
+        self._parts.announcer.carry(self.carry)
+
+    def _auth(self, session: Session, challenge: Frame) -> str:
+        parts = self._parts
+        if challenge.payload["audience"] != parts.relay_url:
+            raise _AudienceError
+        # Counted from the relay's clock: a node's own may be off by more than a token lives.
+        issued_s = challenge.payload["server_time_ms"] // 1000
+        node_id = parts.identity.node_id
+        claims = {
+            "iss": node_id,
+            "sub": node_id,
+            "aud": parts.relay_url,
+            "nonce": challenge.payload["nonce"],
+            "iat": issued_s,
+            "exp": issued_s + _TOKEN_LIFE_S,
+            "jti": parts.ulids.new(),
+            "scope": "device:connect",
+            "token_class": "device_runtime",
+        }
+        payload: dict[str, Any] = {
+            "node_id": node_id,
+            "certificate": parts.identity.chain_pem,
+            "token": sign_token(parts.identity.key, parts.identity.kid, claims),
+            "boot_id": self._boot_id,
+        }
+        if self._session_id is not None:
+            payload["resume"] = self._session_id
+        return session.send("auth", parts.ulids.new(), payload, challenge.msg_id)
+
+    async def _serve(self, socket: ClientConnection, session: Session) -> None:
+        writer = asyncio.create_task(self._write(socket))
+        try:
+            while session.state is State.OPEN:
+                frame = session.receive(await socket.recv())
+                if frame is not None:
+                    self._handle(frame)
+        except ProtocolError as error:
+            await socket.close(error.code, "")
+            raise
+        except asyncio.CancelledError:
+            with suppress(ConnectionClosed, ProtocolError):
+                await socket.send(session.send("bye", self._parts.ulids.new(), {"reason": "shutting_down"}))
+            raise
+        finally:
+            writer.cancel()
+            await asyncio.gather(writer, return_exceptions=True)
+
+    async def _write(self, socket: ClientConnection) -> None:
+        while True:
+            await socket.send(await self._outbox.get())
+
+    def _handle(self, frame: Frame) -> None:
+        payload = frame.payload
+        match frame.type:
+            case "cmd":
+                delay = self._gauge.delay_ms(payload["sent_at_ms"], self._parts.now_ms())
+                self._parts.dispatcher.submit(frame, payload["deadline_ms"] - delay, self._answer)
+            case "cmd_cancel":
+                self._parts.dispatcher.cancel(frame.in_reply_to or "")
+            case "heartbeat_ack":
+                self._gauge.delay_ms(payload["server_time_ms"], self._parts.now_ms())
+            case "announce_ack":
+                self._announced(frame)
+            case _:  # bye: the relay closes next, with a code that says why
+                self._asked_wait_s = payload.get("retry_after_ms", 0) / 1000
+
+    def _announced(self, frame: Frame) -> None:
+        payload = frame.payload
+        if payload["ok"]:
+            self.state = LinkState.ANNOUNCED
+            return
+        self.state = LinkState.OPEN
+        code = payload["error"]["code"]
+        self._parts.log.error("relay rejects the manifest", code=code)
+        mark = payload.get("mark_issued_at_ms", 0)
+        current = self._parts.announcer.current
+        if current is not None and mark >= current.issued_at_ms:
+            self._parts.announcer.overtake(mark)
+
+    def _answer(self, msg_id: str, payload: Any) -> None:
+        if self._session is not None and self._session.state is State.OPEN:
+            self._send("cmd_ack", payload, msg_id)
+
+    def _send(self, type_: str, payload: Any, in_reply_to: str | None = None) -> None:
+        if self._session is not None:
+            self._outbox.put_nowait(self._session.send(type_, self._parts.ulids.new(), payload, in_reply_to))
+
+    def _closed(self, error: ConnectionClosed) -> None:
+        code = error.rcvd.code if error.rcvd is not None else None
+        self.state = LinkState.CONNECTING
+        match code:
+            case CloseCode.AUTH_FAILED:
+                self.state = LinkState.REFUSED
+            case CloseCode.REVOKED:
+                self.state = LinkState.REVOKED
+            case CloseCode.SUPERSEDED:
+                self.state = LinkState.SUPERSEDED
+                self._asked_wait_s = max(self._asked_wait_s, _SUPERSEDED_WAIT_S)
+            case _:
+                self._parts.log.info("relay lost", code=code)
+                return
+        self._parts.log.error("relay closed the session", code=code, what=self.state.value)
+
+
+async def _receive(socket: ClientConnection, session: Session) -> Frame:
+    frame = session.receive(await socket.recv())
+    if frame is None or frame.type == "bye":
+        raise ProtocolError("an unexpected frame in the handshake")
+    return frame

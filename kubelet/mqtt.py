@@ -1,0 +1,108 @@
+"""The node's outbound connection to the broker. Publishes, and reads nothing.
+
+paho runs its own thread, reconnects by itself and calls back on that thread; everything is handed to the
+event loop before it touches our state. Must not queue: what matters is published again on every connect.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import paho.mqtt.client as paho
+from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
+from paho.mqtt.reasoncodes import ReasonCode
+from structlog.typing import FilteringBoundLogger
+
+from schemas.addresses import HostPort
+from schemas.text import printable
+
+_KEEPALIVE_S = 30
+_LONGEST_WAIT_S = 60
+_CONFIRM_TIMEOUT_S = 5.0
+
+
+class MqttPublisher:
+    """A connection that is kept up from ``start`` to ``stop``.
+
+    ``shortest_wait_s`` is what the waits between attempts double from: different nodes should have different
+    ones, so that they do not all return in the same second.
+    """
+
+    def __init__(
+        self, broker: HostPort, client_id: str, log: FilteringBoundLogger, shortest_wait_s: int = 1
+    ) -> None:
+        self._broker = broker
+        self._log = log
+        self._on_connect: list[Callable[[], None]] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self.connected = False
+        self._client = paho.Client(
+            CallbackAPIVersion.VERSION2, client_id=client_id, protocol=MQTTProtocolVersion.MQTTv311
+        )
+        self._client.reconnect_delay_set(shortest_wait_s, _LONGEST_WAIT_S)
+        self._client.on_connect = self._paho_connected
+        self._client.on_connect_fail = self._paho_failed
+        self._client.on_disconnect = self._paho_disconnected
+
+    def when_connected(self, callback: Callable[[], None]) -> None:
+        """Call ``callback`` on the event loop after every connect."""
+        self._on_connect.append(callback)
+
+    def start(self) -> None:
+        """Begin to connect, and go on trying until ``stop``. Returns at once."""
+        self._loop = asyncio.get_running_loop()
+        self._client.connect_async(self._broker.host, self._broker.port, _KEEPALIVE_S)
+        self._client.loop_start()
+
+    async def stop(self) -> None:
+        """Take leave of the broker."""
+        self._client.disconnect()
+        await asyncio.to_thread(self._client.loop_stop)
+
+    def publish(self, topic: str, payload: bytes, *, retain: bool) -> bool:
+        """Publish, retained ones with QoS 1, if connected; tell whether it was handed to the broker."""
+        if not self.connected:
+            return False
+        info = self._client.publish(topic, payload, qos=1 if retain else 0, retain=retain)
+        return info.rc == paho.MQTT_ERR_SUCCESS
+
+    async def publish_confirmed(self, topic: str, payload: bytes) -> bool:
+        """Publish a retained message and wait until the broker has taken it; tell whether it has."""
+        info = self._client.publish(topic, payload, qos=1, retain=True)
+        await asyncio.to_thread(info.wait_for_publish, _CONFIRM_TIMEOUT_S)
+        return info.is_published()
+
+    def _paho_connected(
+        self, _client: object, _data: object, _flags: object, code: ReasonCode, _properties: object
+    ) -> None:
+        self._hand_over(self._connected, code)
+
+    def _paho_failed(self, _client: object, _data: object) -> None:
+        self._hand_over(self._disconnected, "no answer")
+
+    def _paho_disconnected(
+        self, _client: object, _data: object, _flags: object, code: ReasonCode, _properties: object
+    ) -> None:
+        self._hand_over(self._disconnected, str(code))
+
+    def _hand_over(self, action: Callable[[Any], None], argument: object) -> None:
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(action, argument)
+
+    def _connected(self, code: ReasonCode) -> None:
+        if code.is_failure:
+            self._log.warning(
+                "broker refused the connection", broker=str(self._broker), reason=printable(str(code))
+            )
+            return
+        self.connected = True
+        self._log.info("broker connected", broker=str(self._broker))
+        for callback in self._on_connect:
+            callback()
+
+    def _disconnected(self, reason: str) -> None:
+        if self.connected:
+            self._log.warning("broker lost", broker=str(self._broker), reason=printable(reason))
+        else:
+            self._log.info("broker not reached yet", broker=str(self._broker), reason=printable(reason))
+        self.connected = False

@@ -1,0 +1,56 @@
+"""One manifest, signed and published by hand: what ``kubelet announce`` does.
+
+Must not leave anything running.
+"""
+
+import asyncio
+from pathlib import Path
+from typing import TextIO
+
+from kubelet.agent import last_issued_file, make_handlers, now_ms
+from kubelet.hardware import read_hardware_ids
+from kubelet.logs import make_logger
+from kubelet.mqtt import MqttPublisher
+from kubelet.signer import ManifestSigner, SignedManifest
+from schemas import topics
+from schemas.addresses import HostPort
+from schemas.identity_files import NodeIdentity
+from schemas.manifest import fingerprint
+from schemas.registry import SchemaRegistry
+
+_CONNECT_TIMEOUT_S = 10
+
+
+def sign_once(identity: NodeIdentity, state_dir: Path, ttl_ms: int, *, remember: bool) -> SignedManifest:
+    """Return a manifest of this machine, signed now."""
+    signer = ManifestSigner(
+        identity=identity,
+        hw_fingerprint=fingerprint(read_hardware_ids(Path("/"))),
+        capabilities=[handler.capability for handler in make_handlers(identity.node_id)],
+        ttl_ms=ttl_ms,
+        now_ms=now_ms,
+        registry=SchemaRegistry(),
+        last_issued=last_issued_file(state_dir) if remember else None,
+    )
+    return signer.sign()
+
+
+async def publish_once(
+    identity: NodeIdentity, manifest: SignedManifest, broker: HostPort, stream: TextIO
+) -> bool:
+    """Put identity and ``manifest`` on the broker, retained; tell whether the broker confirmed both."""
+    publisher = MqttPublisher(broker, f"edge-announce-{identity.node_id}", make_logger(stream))
+    connected = asyncio.Event()
+    publisher.when_connected(connected.set)
+    publisher.start()
+    try:
+        async with asyncio.timeout(_CONNECT_TIMEOUT_S):
+            await connected.wait()
+            chain = identity.chain_pem.encode("ascii")
+            return await publisher.publish_confirmed(
+                topics.identity(identity.node_id), chain
+            ) and await publisher.publish_confirmed(topics.announce(identity.node_id), manifest.wire)
+    except TimeoutError:
+        return False
+    finally:
+        await publisher.stop()

@@ -1,0 +1,51 @@
+"""How a node comes by its identity: made on the node, then vouched for by a CA.
+
+Must not be imported by the running daemon: it needs the X.509 library.
+"""
+
+from collections.abc import Callable
+
+from nacl.signing import SigningKey
+
+from schemas.certificates import IdentityError, make_csr, self_signed_leaf, verify_leaf
+from schemas.identity import Identity
+from schemas.identity_files import IdentityFiles, IdentityFilesError
+from schemas.ulids import UlidSource
+
+_SELF_SIGNED_DAYS = 3650
+_SERIAL_BYTES = 16
+
+
+def create_identity(files: IdentityFiles, now_ms: int, random_bytes: Callable[[int], bytes]) -> str:
+    """Mint node id, key, certificate request and self-signed leaf; return the node id.
+
+    Raises:
+        IdentityFilesError: there is an identity already. It is never overwritten.
+    """
+    if files.exists():
+        raise IdentityFilesError(f"{files.root} holds an identity already")
+    node_id = UlidSource(lambda: now_ms, random_bytes).new_node_id()
+    key = SigningKey(random_bytes(32))
+    serial = int.from_bytes(random_bytes(_SERIAL_BYTES), "big") >> 1 | 1
+    leaf = self_signed_leaf(key, node_id, now_ms, _SELF_SIGNED_DAYS, serial)
+    files.write(node_id, key, leaf, make_csr(key, node_id))
+    return node_id
+
+
+def install_certificate(files: IdentityFiles, leaf_pem: str, root_pem: str, now_ms: int) -> Identity:
+    """Install a leaf that a CA issued, and the root that vouches for it.
+
+    Raises:
+        IdentityFilesError: it is not a leaf of that root, not valid now, or not for this node and its key.
+    """
+    own = files.read()
+    try:
+        identity = verify_leaf(leaf_pem, [root_pem], now_ms)
+    except IdentityError as error:
+        raise IdentityFilesError(f"the certificate is not accepted: {error.reason}") from None
+    if identity.node_id != own.node_id:
+        raise IdentityFilesError("the certificate is for another node")
+    if identity.public_key != bytes(own.key.verify_key):
+        raise IdentityFilesError("the certificate is for another key")
+    files.install(identity.pem, root_pem)
+    return identity

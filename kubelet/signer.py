@@ -1,0 +1,96 @@
+"""Signs this node's manifests, each newer than the one before, across restarts.
+
+Must not publish: that is the announcer's.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from schemas.files import write_atomic
+from schemas.identity_files import NodeIdentity
+from schemas.kinds import MANIFEST_REF
+from schemas.manifest import FIRST_CREDIBLE_MS, etag_of, sign_manifest
+from schemas.registry import SchemaRegistry
+
+
+@dataclass(frozen=True, slots=True)
+class SignedManifest:
+    """A manifest as it travels."""
+
+    wire: bytes
+    etag: str
+    issued_at_ms: int
+    expires_at_ms: int
+
+
+class ClockNotSetError(RuntimeError):
+    """The clock reads a time before this system existed; nothing may be signed by it."""
+
+
+class ManifestSigner:
+    """Makes the manifests of one node.
+
+    ``last_issued`` is the file that remembers the newest ``issued_at_ms``, or None for a node without disk.
+    """
+
+    def __init__(  # noqa: PLR0913 - the facts that a manifest states
+        self,
+        *,
+        identity: NodeIdentity,
+        hw_fingerprint: Mapping[str, Any],
+        capabilities: Sequence[Mapping[str, Any]],
+        ttl_ms: int,
+        now_ms: Callable[[], int],
+        registry: SchemaRegistry,
+        last_issued: Path | None,
+    ) -> None:
+        self._identity = identity
+        self._hw_fingerprint = hw_fingerprint
+        self._capabilities = capabilities
+        self._ttl_ms = ttl_ms
+        self._now_ms = now_ms
+        self._schema = registry.load(MANIFEST_REF)
+        self._file = last_issued
+        self._last = self._read_last()
+
+    def sign(self) -> SignedManifest:
+        """Return a fresh manifest, newer than any before.
+
+        Raises:
+            ClockNotSetError: the clock cannot be right.
+            ViolationError: what this node would announce does not fit the manifest's document.
+        """
+        now = self._now_ms()
+        if now < FIRST_CREDIBLE_MS:
+            raise ClockNotSetError("the clock is not set: wait for time synchronisation, or set it")
+        issued = max(now, self._last + 1)
+        wire = sign_manifest(
+            node_id=self._identity.node_id,
+            kid=self._identity.kid,
+            hw_fingerprint=self._hw_fingerprint,
+            capabilities=self._capabilities,
+            issued_at_ms=issued,
+            expires_at_ms=issued + self._ttl_ms,
+            sign=self._identity.sign,
+        )
+        self._schema.check(json.loads(wire))
+        self._remember(issued)
+        return SignedManifest(wire, etag_of(wire), issued, issued + self._ttl_ms)
+
+    def overtake(self, mark_ms: int) -> None:
+        """Make the next manifest newer than ``mark_ms``, the newest that the relay has accepted."""
+        self._last = max(self._last, mark_ms)
+
+    def _read_last(self) -> int:
+        try:
+            return int(self._file.read_text("ascii")) if self._file else 0
+        except (FileNotFoundError, ValueError):
+            return 0
+
+    def _remember(self, issued_at_ms: int) -> None:
+        self._last = issued_at_ms
+        if self._file is not None:
+            write_atomic(self._file, f"{issued_at_ms}\n")

@@ -1,0 +1,151 @@
+"""The relay's subscription to the broker: what comes on the devices' topics goes to the fleet.
+
+paho runs its own thread; messages cross to the event loop through a bounded queue, so that a broker that
+delivers thousands of retained manifests at once waits for us, and calls in between do not. Must not judge.
+"""
+
+import asyncio
+import queue
+from collections.abc import Callable
+
+import paho.mqtt.client as paho
+from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
+from paho.mqtt.reasoncodes import ReasonCode
+from structlog.typing import FilteringBoundLogger
+
+from relay.fleet import Fleet
+from relay.meters import Meters
+from schemas import topics
+from schemas.addresses import HostPort
+from schemas.identity import MAX_PEM_BYTES
+from schemas.manifest import MAX_MANIFEST_BYTES
+from schemas.registry import SchemaRegistry
+from schemas.strict_json import StrictJsonError, loads
+from schemas.text import printable
+
+_KEEPALIVE_S = 30
+_LONGEST_WAIT_S = 30
+_QUEUE_SIZE = 10_000
+_BATCH = 20
+_MAX_HEARTBEAT_BYTES = 1024
+
+
+class Discovery:
+    """Feeds the fleet from one broker.
+
+    Attributes:
+        connected: whether the broker is there.
+    """
+
+    def __init__(
+        self,
+        broker: HostPort,
+        client_id: str,
+        fleet: Fleet,
+        registry: SchemaRegistry,
+        meters: Meters,
+        log: FilteringBoundLogger,
+    ) -> None:
+        self._broker = broker
+        self._fleet = fleet
+        self._heartbeat = registry.load("heartbeat@1.0.0")
+        self._meters = meters
+        self._log = log
+        self._messages: queue.Queue[tuple[str, bytes]] = queue.Queue(_QUEUE_SIZE)
+        self._arrived = asyncio.Event()
+        self.connected = False
+        self._client = paho.Client(
+            CallbackAPIVersion.VERSION2, client_id=client_id, protocol=MQTTProtocolVersion.MQTTv311
+        )
+        self._client.reconnect_delay_set(1, _LONGEST_WAIT_S)
+
+    async def run(self) -> None:
+        """Stay subscribed, and hand on what comes, until cancelled."""
+        loop = asyncio.get_running_loop()
+        self._wire_up(loop)
+        self._client.connect_async(self._broker.host, self._broker.port, _KEEPALIVE_S)
+        self._client.loop_start()
+        try:
+            while True:
+                await self._arrived.wait()
+                self._arrived.clear()
+                await self._drain()
+        finally:
+            self._client.disconnect()
+            self._client.on_message = None
+            while not self._messages.empty():
+                self._messages.get_nowait()  # paho's thread may be waiting for room
+            await asyncio.to_thread(self._client.loop_stop)
+
+    def _wire_up(self, loop: asyncio.AbstractEventLoop) -> None:
+        def hand_over(action: Callable[..., None], *arguments: object) -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(action, *arguments)
+
+        def on_connect(
+            client: paho.Client, _data: object, _flags: object, code: ReasonCode, _properties: object
+        ) -> None:
+            if not code.is_failure:
+                wanted = (topics.ALL_IDENTITIES, topics.ALL_ANNOUNCES, topics.ALL_HEARTBEATS)
+                client.subscribe([(topic, 1) for topic in wanted])
+            hand_over(self._connected, not code.is_failure, str(code))
+
+        def on_disconnect(
+            _client: object, _data: object, _flags: object, code: ReasonCode, _properties: object
+        ) -> None:
+            hand_over(self._connected, False, str(code))  # noqa: FBT003 - positional through the loop
+
+        def on_connect_fail(_client: object, _data: object) -> None:
+            hand_over(self._connected, False, "no answer")  # noqa: FBT003 - as above
+
+        def on_message(_client: object, _data: object, message: paho.MQTTMessage) -> None:
+            # Blocks this thread when the queue is full: the broker waits, nothing is lost.
+            self._messages.put((message.topic, bytes(message.payload)))
+            hand_over(self._arrived.set)
+
+        self._client.on_connect = on_connect
+        self._client.on_disconnect = on_disconnect
+        self._client.on_connect_fail = on_connect_fail
+        self._client.on_message = on_message
+
+    async def _drain(self) -> None:
+        while not self._messages.empty():
+            for _ in range(min(_BATCH, self._messages.qsize())):
+                topic, payload = self._messages.get_nowait()
+                self._take(topic, payload)
+            await asyncio.sleep(0)
+
+    def _take(self, topic: str, payload: bytes) -> None:
+        parsed = topics.parse(topic)
+        if parsed is None:
+            self._meters.messages_dropped.labels("topic").inc()
+            return
+        node_id, channel = parsed
+        match channel:
+            case "announce" if not payload:
+                self._fleet.tombstone(node_id)
+            case "announce" if len(payload) <= MAX_MANIFEST_BYTES:
+                self._fleet.offer_manifest(node_id, payload, "broker")
+            case "identity" if len(payload) <= MAX_PEM_BYTES:
+                if payload:
+                    self._fleet.offer_identity(node_id, payload.decode("ascii", "replace"))
+            case "heartbeat" if len(payload) <= _MAX_HEARTBEAT_BYTES:
+                self._take_heartbeat(node_id, payload)
+            case _:
+                self._meters.messages_dropped.labels("size").inc()
+
+    def _take_heartbeat(self, node_id: str, payload: bytes) -> None:
+        try:
+            beat = loads(payload, max_bytes=_MAX_HEARTBEAT_BYTES)
+        except StrictJsonError:
+            beat = None
+        if not self._heartbeat.is_valid(beat) or beat["node_id"] != node_id:
+            self._meters.heartbeats.labels("malformed").inc()
+            return
+        self._fleet.heartbeat(node_id, beat["manifest_etag"])
+
+    def _connected(self, connected: bool, reason: str) -> None:  # noqa: FBT001 - positional through the loop
+        if connected != self.connected:
+            event = "broker connected" if connected else "broker lost"
+            self._log.info(event, broker=str(self._broker), reason=printable(reason))
+        self.connected = connected

@@ -1,0 +1,251 @@
+"""Who is there, and what they offer: the relay's view of the nodes.
+
+Bytes from the broker and from sessions come in here and nothing is kept of them that the trust rules did
+not let through. Must not do I/O: marks go to a store that writes them when it can.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from structlog.typing import FilteringBoundLogger
+
+from relay.catalog import Projector, Tool
+from relay.marks import MarkStore
+from relay.meters import Meters
+from schemas.certificates import IdentityError, verify_leaf
+from schemas.errors import Failure, ToolError
+from schemas.identity import Identity
+from schemas.projection import ToolName, parse
+from schemas.trust import Known, Mark, Outcome, TrustedManifest, TrustRules, Verdict
+
+PARKED_FOR_MS = 30_000
+GRACE_MS = 30_000
+MAX_PARKED = 4096
+_MAX_IDENTITIES = 2
+
+
+@dataclass(slots=True)
+class _Parked:
+    """A manifest whose leaf is not known yet."""
+
+    wire: bytes
+    until_ms: int
+
+
+@dataclass(slots=True)
+class Node:
+    """What is known of one node. ``tenant`` comes from a leaf that was verified, now or before a restart."""
+
+    node_id: str
+    tenant: str
+    identities: dict[str, Identity] = field(default_factory=dict)
+    mark: Mark | None = None
+    manifest: TrustedManifest | None = None
+    rejected: bool = False
+    tools: Mapping[str, Tool] = field(default_factory=dict)
+    connected: bool = False
+    listed_until_ms: int = 0
+
+    def is_listed(self, now_ms: int) -> bool:
+        """Tell whether its tools are shown: a live manifest, and a connection now or moments ago."""
+        if self.manifest is None or self.manifest.expires_at_ms <= now_ms:
+            return False
+        return self.connected or now_ms < self.listed_until_ms
+
+
+@dataclass(frozen=True, slots=True)
+class Trust:
+    """What the fleet believes by."""
+
+    rules: TrustRules
+    roots: Sequence[str]
+    revoked: frozenset[str]
+
+
+class Fleet:
+    """Every node that the relay has heard of from a trusted leaf."""
+
+    def __init__(  # noqa: PLR0913 - what comes in from outside
+        self,
+        *,
+        trust: Trust,
+        projector: Projector,
+        marks: MarkStore,
+        meters: Meters,
+        now_ms: Callable[[], int],
+        log: FilteringBoundLogger,
+    ) -> None:
+        self._trust = trust
+        self._projector = projector
+        self._marks = marks
+        self._meters = meters
+        self._now_ms = now_ms
+        self._log = log
+        self._nodes = {node_id: Node(node_id, tenant, mark=mark) for node_id, tenant, mark in marks.load()}
+        self._parked: dict[str, _Parked] = {}
+        self._tools: dict[str, Tool] = {}
+
+    def identify(self, node_id: str, pem: str) -> Identity:
+        """Return the identity of ``node_id`` that ``pem`` proves, and keep it.
+
+        Raises:
+            IdentityError: it proves nothing, or another node; nothing is displaced.
+        """
+        identity = verify_leaf(pem, self._trust.roots, self._now_ms())
+        if identity.node_id != node_id:
+            raise IdentityError("id_mismatch")
+        if identity.kid in self._trust.revoked:
+            raise IdentityError("revoked")
+        node = self._nodes.setdefault(node_id, Node(node_id, identity.tenant))
+        node.tenant = identity.tenant
+        node.identities[identity.kid] = identity
+        if len(node.identities) > _MAX_IDENTITIES:
+            # At renewal there are two; an old leaf that somebody retains again must not push out a newer.
+            del node.identities[min(node.identities.values(), key=lambda known: known.not_before_ms).kid]
+        return identity
+
+    def offer_identity(self, node_id: str, pem: str) -> None:
+        """Take in what came on a node's identity topic, and look again at what waited for it."""
+        try:
+            self.identify(node_id, pem)
+        except IdentityError as error:
+            self._meters.identities.labels(error.reason).inc()
+            self._log.warning("identity not accepted", node_id=node_id, reason=error.reason)
+            return
+        self._meters.identities.labels("accepted").inc()
+        parked = self._parked.pop(node_id, None)
+        if parked is not None and parked.until_ms > self._now_ms():
+            self.offer_manifest(node_id, parked.wire, "broker")
+
+    def offer_manifest(self, node_id: str, wire: bytes, way: str) -> Verdict:
+        """Judge a manifest that came by ``way`` (``broker`` or ``session``) and act on the verdict."""
+        now = self._now_ms()
+        node = self._nodes.get(node_id)
+        verdict = self._trust.rules.accept(wire, node_id, now, self._known(node))
+        reason = verdict.reason.value if verdict.reason else ""
+        self._meters.manifests.labels(verdict.outcome.value, reason, way).inc()
+        if verdict.outcome is Outcome.PARKED:
+            self._park(node_id, wire, now)
+        elif verdict.outcome is Outcome.REJECTED:
+            self._log.warning("manifest rejected", node_id=node_id, reason=reason, way=way)
+            if node is not None:
+                node.rejected = True
+        elif verdict.manifest is not None and node is not None:
+            self._accept(node, verdict.manifest)
+        return verdict
+
+    def tombstone(self, node_id: str) -> None:
+        """Take the hint of an empty retained announce: nobody signed it, so a connected node stays."""
+        node = self._nodes.get(node_id)
+        if node is not None and not node.connected:
+            self._drop_manifest(node)
+
+    def heartbeat(self, node_id: str, etag: str) -> None:
+        """Note a heartbeat: it informs, and moves nothing."""
+        node = self._nodes.get(node_id)
+        current = node.manifest.etag if node is not None and node.manifest is not None else None
+        self._meters.heartbeats.labels("fits" if current == etag else "unknown_manifest").inc()
+
+    def set_connected(self, node_id: str, *, connected: bool) -> None:
+        """Note that the node's session began or ended; its tools stay listed for a grace."""
+        node = self._nodes[node_id]
+        node.connected = connected
+        node.listed_until_ms = self._now_ms() + GRACE_MS
+
+    def mark_of(self, node_id: str) -> Mark | None:
+        """Return the newest manifest ever accepted from the node."""
+        node = self._nodes.get(node_id)
+        return node.mark if node else None
+
+    def resolve(self, name: str, tenant: str) -> Tool:
+        """Return the tool that ``name``, canonical or dashed, is for a caller of ``tenant``.
+
+        Raises:
+            ToolError: there is none. For another tenant's node exactly as for one that exists nowhere.
+        """
+        tool = self._tools.get(name)
+        if tool is None:
+            parsed = parse(name)
+            if parsed is None:
+                raise ToolError(Failure.NAME_UNKNOWN)
+            tool = self._tools.get(parsed.canonical)
+            if tool is None:
+                raise self._absent(parsed, tenant)
+        node = self._nodes[tool.node_id]
+        if node.tenant != tenant:
+            raise ToolError(Failure.SAFETY_DENIED)
+        if node.manifest is None or node.manifest.expires_at_ms <= self._now_ms():
+            raise ToolError(Failure.MANIFEST_INVALID)
+        return tool
+
+    def listed(self, tenant: str, safety_classes: frozenset[str]) -> list[Tool]:
+        """Return the tools that such a caller sees, by canonical name."""
+        now = self._now_ms()
+        tools = [
+            tool
+            for node in self._nodes.values()
+            if node.tenant == tenant and node.is_listed(now)
+            for tool in node.tools.values()
+            if tool.safety_class in safety_classes
+        ]
+        return sorted(tools, key=lambda tool: tool.canonical)
+
+    def nodes_of(self, tenant: str) -> list[Node]:
+        """Return the nodes of ``tenant``, by id."""
+        nodes = [node for node in self._nodes.values() if node.tenant == tenant]
+        return sorted(nodes, key=lambda node: node.node_id)
+
+    def input_schema(self, name: str) -> Mapping[str, object] | None:
+        """Return the input schema of the tool called ``name``, whoever may call it."""
+        tool = self._tools.get(name)
+        return tool.listed["inputSchema"] if tool else None
+
+    def sweep(self) -> None:
+        """Forget what has waited too long."""
+        now = self._now_ms()
+        for node_id in [key for key, parked in self._parked.items() if parked.until_ms <= now]:
+            del self._parked[node_id]
+
+    def _known(self, node: Node | None) -> Known:
+        if node is None:
+            return Known({}, revoked=self._trust.revoked)
+        return Known(
+            identities=node.identities,
+            mark=node.mark,
+            current_etag=node.manifest.etag if node.manifest else None,
+            session_alive=node.connected,
+            revoked=self._trust.revoked,
+        )
+
+    def _accept(self, node: Node, manifest: TrustedManifest) -> None:
+        changed = node.manifest is None or node.manifest.capabilities != manifest.capabilities
+        if changed:
+            self._drop_manifest(node)
+            node.tools = self._projector.project(manifest)
+            self._tools.update(node.tools)
+            self._log.info("node announced", node_id=node.node_id, tools=len(node.tools))
+        node.manifest = manifest
+        node.rejected = False
+        node.mark = manifest.mark
+        self._marks.put(node.node_id, node.tenant, manifest.mark)
+
+    def _drop_manifest(self, node: Node) -> None:
+        for name in node.tools:
+            self._tools.pop(name, None)
+        node.tools = {}
+        node.manifest = None
+
+    def _park(self, node_id: str, wire: bytes, now: int) -> None:
+        if len(self._parked) >= MAX_PARKED and node_id not in self._parked:
+            self._meters.messages_dropped.labels("too_many_parked").inc()
+            return
+        self._parked[node_id] = _Parked(wire, now + PARKED_FOR_MS)
+
+    def _absent(self, name: ToolName, tenant: str) -> ToolError:
+        node = self._nodes.get(name.node_id)
+        if node is None or node.tenant != tenant:
+            return ToolError(Failure.SAFETY_DENIED)
+        if node.manifest is None:
+            return ToolError(Failure.MANIFEST_INVALID if node.rejected else Failure.MANIFEST_NOT_FOUND)
+        known_kind = self._projector.knows(name.kind_short)
+        return ToolError(Failure.NAME_UNKNOWN if known_kind else Failure.KIND_UNSUPPORTED)

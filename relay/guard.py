@@ -1,0 +1,121 @@
+"""What stands in front of every route: Host and Origin, and on ``/mcp`` the bearer token.
+
+A page in somebody's browser can make it talk to a loopback address under a name of the page's choosing;
+Host and Origin are how that shows, on the WebSocket too. Must not know MCP or the nodes' protocol.
+"""
+
+import json
+from dataclasses import dataclass
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from relay.auth import SCOPES, Authenticator
+from relay.meters import Meters
+from schemas.addresses import MCP_PATH, HostPort
+from schemas.tokens import TokenError
+
+METADATA_PATH = "/.well-known/oauth-protected-resource" + MCP_PATH
+TOKEN_IN_SCOPE = "edge.token"
+METRICS_PATH = "/metrics"
+
+_BEARER = "bearer "
+
+
+@dataclass(frozen=True, slots=True)
+class AllowedHosts:
+    """The names under which a relay may be spoken to. ``loopback`` are those that only this machine has."""
+
+    hosts: frozenset[str]
+    origins: frozenset[str]
+    loopback: frozenset[str]
+
+    @classmethod
+    def of(cls, public_url: str, listen: HostPort) -> "AllowedHosts":
+        """Return the names of a relay: its public one, and those of its loopback."""
+        public_host = public_url.partition("://")[2]
+        loopback = frozenset(f"{name}:{listen.port}" for name in ("127.0.0.1", "localhost", "[::1]"))
+        origins = frozenset({public_url, *(f"http://{host}" for host in loopback)})
+        return cls(loopback | {public_host, str(listen)}, origins, loopback)
+
+
+class Guard:
+    """An ASGI application that lets requests through to ``mcp`` or to ``other``."""
+
+    def __init__(
+        self,
+        *,
+        allowed: AllowedHosts,
+        authenticator: Authenticator,
+        public_url: str,
+        meters: Meters,
+        mcp: ASGIApp,
+        other: ASGIApp,
+    ) -> None:
+        self._allowed = allowed
+        self._authenticator = authenticator
+        self._meters = meters
+        self._mcp = mcp
+        self._other = other
+        self._challenge = f'resource_metadata="{public_url}{METADATA_PATH}", scope="{" ".join(SCOPES)}"'
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request, connection or lifespan."""
+        if scope["type"] == "lifespan":
+            await self._other(scope, receive, send)
+            return
+        host, origin, authorization = _headers(scope)
+        if host not in self._allowed.hosts:
+            await self._refuse(scope, send, 421, "host", "This server has another name.")
+        elif origin is not None and origin not in self._allowed.origins:
+            await self._refuse(scope, send, 403, "origin", "This origin may not use this server.")
+        elif scope["path"] == METRICS_PATH and host not in self._allowed.loopback:
+            # The same port faces the internet: what the relay counts is for the machine that it runs on.
+            await self._refuse(scope, send, 404, "metrics", "Not found.")
+        elif scope["path"] == MCP_PATH and scope["type"] == "http":
+            await self._with_token(authorization, scope, receive, send)
+        else:
+            await self._other(scope, receive, send)
+
+    async def _with_token(
+        self, authorization: str | None, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        if authorization is None or not authorization.lower().startswith(_BEARER):
+            # RFC 6750 section 3.1: a request without credentials is told no error code.
+            await self._refuse(
+                scope, send, 401, "no_token", "Send a bearer token.", f"Bearer {self._challenge}"
+            )
+            return
+        token = authorization[len(_BEARER) :].strip()
+        try:
+            self._authenticator.identify(token)
+        except TokenError as error:
+            self._meters.tokens_refused.labels(error.reason).inc()
+            challenge = f'Bearer error="invalid_token", {self._challenge}'
+            await self._refuse(scope, send, 401, "token", "The token is not accepted.", challenge)
+            return
+        scope[TOKEN_IN_SCOPE] = token
+        await self._mcp(scope, receive, send)
+
+    async def _refuse(  # noqa: PLR0913, PLR0917 - the parts of one answer
+        self, scope: Scope, send: Send, status: int, reason: str, text: str, challenge: str | None = None
+    ) -> None:
+        self._meters.requests_refused.labels(reason).inc()
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008, "reason": ""})
+            return
+        body = json.dumps({"error": reason, "message": text}).encode("ascii")
+        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+        if challenge is not None:
+            headers.append((b"www-authenticate", challenge.encode("ascii")))
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+
+def _headers(scope: Scope) -> tuple[str, str | None, str | None]:
+    """Return Host, Origin and Authorization. A header that stands twice is as good as none that fits."""
+    found: dict[bytes, str] = {}
+    for name, value in scope["headers"]:
+        if name in {b"host", b"origin", b"authorization"}:
+            text = value.decode("latin-1")
+            found[name] = text if name not in found else "\n"
+    return found.get(b"host", ""), found.get(b"origin"), found.get(b"authorization")

@@ -1,0 +1,282 @@
+"""MCP on top of the one door: Streamable HTTP in both protocol eras.
+
+The only module of the server side that imports the MCP SDK. ``tools/list`` and ``tools/call`` are answered
+in a middleware: the SDK's typed models would drop ``x-safety-class``, and the way through them takes twice
+as long. Must not decide anything: who may call what is the door's, and what is listed is the fleet's.
+"""
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
+from mcp.server.auth.provider import AccessToken
+from mcp.server.context import CallNext, HandlerResult, ServerRequestContext
+from mcp.server.lowlevel import NotificationOptions, Server
+from mcp.server.models import InitializationOptions
+from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
+from mcp.server.subscriptions import InMemorySubscriptionBus, ListenHandler, ToolsListChanged
+from mcp.shared.exceptions import MCPError
+from mcp_types import (
+    INTERNAL_ERROR,
+    INVALID_PARAMS,
+    SERVER_INFO_META_KEY,
+    ListPromptsResult,
+    ListResourcesResult,
+    ListResourceTemplatesResult,
+    ReadResourceRequestParams,
+    ReadResourceResult,
+    Resource,
+    ResourceTemplate,
+    SubscriptionsListenRequestParams,
+    SubscriptionsListenResult,
+    TextResourceContents,
+)
+from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+from starlette.types import Receive, Scope, Send
+
+from relay.auth import Authenticator, Principal
+from relay.calls import CallAnswer, CallRequest, Door
+from relay.fleet import Fleet
+from relay.guard import TOKEN_IN_SCOPE
+from relay.notifier import Audience, Notifier
+from relay.resources import TEMPLATES, ResourceCatalog
+from schemas.keys import base64url, from_base64url
+from schemas.text import printable
+from schemas.tokens import TokenError
+
+META_ERROR = "edge-kubelet/error"
+PAGE_SIZE = 1000
+LIST_TTL_MS = 5000
+MAX_BODY_BYTES = 1024 * 1024
+MAX_LISTENERS = 1024
+
+_INSTRUCTIONS = (
+    "Each tool is one capability of one Linux node, named kind.node.capability.verb. "
+    "Errors are JSON with code, message and suggested_fix; do what suggested_fix says."
+)
+
+Context = ServerRequestContext[Any, Any]
+
+
+class _Server(Server[Any]):
+    def create_initialization_options(
+        self,
+        notification_options: NotificationOptions | None = None,
+        experimental_capabilities: dict[str, dict[str, Any]] | None = None,
+        extensions: dict[str, dict[str, Any]] | None = None,
+    ) -> InitializationOptions:
+        # Over HTTP the SDK asks for this without options, and would then deny that the list ever changes.
+        options = notification_options or NotificationOptions(tools_changed=True)
+        return super().create_initialization_options(options, experimental_capabilities, extensions)
+
+
+class McpServer:
+    """The MCP side of one relay: an ASGI application for ``/mcp``."""
+
+    def __init__(  # noqa: PLR0913 - what comes in from outside
+        self,
+        *,
+        version: str,
+        door: Door,
+        fleet: Fleet,
+        authenticator: Authenticator,
+        notifier: Notifier,
+        resources: ResourceCatalog,
+        now_ms: Callable[[], int],
+    ) -> None:
+        self._door = door
+        self._fleet = fleet
+        self._authenticator = authenticator
+        self._notifier = notifier
+        self._resources = resources
+        self._now_ms = now_ms
+        self._listening = 0
+        server = _Server(
+            "edge-kubelet",
+            version=version,
+            title="Edge kubelet",
+            instructions=_INSTRUCTIONS,
+            get_tool_input_schema=fleet.input_schema,
+            on_list_tools=_answered_before,
+            on_call_tool=_answered_before,
+            on_subscriptions_listen=self._listen,
+            on_list_resources=self._list_resources,
+            on_list_resource_templates=self._list_templates,
+            on_read_resource=self._read_resource,
+            on_list_prompts=self._list_prompts,
+        )
+        server.middleware = [self._answer]
+        self._stamp = {SERVER_INFO_META_KEY: server.server_info_stamp}
+        self._manager = StreamableHTTPSessionManager(
+            app=server,
+            # Host and Origin are checked in front of every route, this one among them.
+            security_settings=None,
+            max_request_body_size=MAX_BODY_BYTES,
+        )
+
+    def running(self) -> AbstractAsyncContextManager[None]:
+        """Return the context in which requests can be served."""
+        return self._manager.run()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one HTTP request, whose token the guard has put into the scope and identified."""
+        principal = self._authenticator.identify(scope[TOKEN_IN_SCOPE])
+        # A session of the old era belongs to who opened it. The token itself must not get into this record.
+        owner = f"{principal.tenant}/{principal.sub}"
+        scope["user"] = AuthenticatedUser(
+            AccessToken(token="", client_id=owner, scopes=[], subject=principal.sub)  # noqa: S106 - none is kept
+        )
+        await self._manager.handle_request(scope, receive, send)
+
+    async def _answer(self, context: Context, call_next: CallNext) -> HandlerResult:
+        match context.method:
+            case "tools/call":
+                return await self._call(context)
+            case "tools/list":
+                return self._list(context)
+            case "notifications/initialized":
+                result = await call_next(context)
+                self._follow(context)
+                return result
+            case _:
+                return await call_next(context)
+
+    async def _call(self, context: Context) -> dict[str, Any]:
+        params = context.params or {}
+        name = params.get("name")
+        if not isinstance(name, str):
+            raise MCPError(INVALID_PARAMS, "name must be a string")
+        arguments = params.get("arguments")
+        request = CallRequest(_token(context), name, {} if arguments is None else arguments)
+        return self._shaped(context, _tool_result(await self._door.call(request)))
+
+    def _list(self, context: Context) -> dict[str, Any]:
+        principal = self._principal(context)
+        dashed = _wants_dashed(context)
+        tools = self._fleet.listed(principal.tenant, principal.safety_classes)
+        after = _after((context.params or {}).get("cursor"))
+        rest = [tool for tool in tools if tool.canonical > after]
+        page = rest[:PAGE_SIZE]
+        result: dict[str, Any] = {
+            "tools": [tool.listed_dashed if dashed else tool.listed for tool in page],
+        }
+        if len(rest) > len(page):
+            result["nextCursor"] = base64url(page[-1].canonical.encode("ascii"))
+        if context.protocol_version in MODERN_PROTOCOL_VERSIONS:
+            result |= {"ttlMs": LIST_TTL_MS, "cacheScope": "private"}
+        return self._shaped(context, result)
+
+    def _shaped(self, context: Context, result: dict[str, Any]) -> dict[str, Any]:
+        """Add what the SDK would have added to a result that came through it."""
+        if context.protocol_version in MODERN_PROTOCOL_VERSIONS:
+            result["resultType"] = "complete"
+            result["_meta"] = {**result.get("_meta", {}), **self._stamp}
+        return result
+
+    async def _listen(
+        self, context: Context, params: SubscriptionsListenRequestParams
+    ) -> SubscriptionsListenResult:
+        """Serve a subscription of the new era until the client goes, or its token ends."""
+        if self._listening >= MAX_LISTENERS:
+            raise MCPError(INTERNAL_ERROR, "too many subscriptions; close one")
+        principal = self._principal(context)
+        bus = InMemorySubscriptionBus()
+        handler = ListenHandler(bus)
+        stop = self._notifier.listen(_audience(principal), lambda: bus.publish(ToolsListChanged()))
+        ends_in_s = principal.expires_s - self._now_ms() / 1000
+        ending = asyncio.get_running_loop().call_later(ends_in_s, handler.close)
+        self._listening += 1
+        try:
+            return await handler(context, params)
+        finally:
+            self._listening -= 1
+            ending.cancel()
+            stop()
+
+    async def _list_resources(self, context: Context, _params: object) -> ListResourcesResult:
+        listed = self._resources.listed(self._principal(context))
+        resources = [
+            Resource(uri=item.uri, name=item.name, mime_type=item.mime_type, description=item.description)
+            for item in listed
+        ]
+        return ListResourcesResult(resources=resources, ttl_ms=LIST_TTL_MS, cache_scope="private")
+
+    async def _list_templates(self, _context: Context, _params: object) -> ListResourceTemplatesResult:
+        templates = [
+            ResourceTemplate(uri_template=uri, name=name, mime_type=mime_type, description=description)
+            for name, (uri, mime_type, description) in TEMPLATES.items()
+        ]
+        return ListResourceTemplatesResult(resource_templates=templates, cache_scope="private")
+
+    async def _read_resource(self, context: Context, params: ReadResourceRequestParams) -> ReadResourceResult:
+        uri = str(params.uri)
+        content = self._resources.read(self._principal(context), uri)
+        if content is None:
+            raise MCPError(INVALID_PARAMS, "Resource not found", {"uri": printable(uri)})
+        text = TextResourceContents(uri=uri, mime_type=content.mime_type, text=content.text)
+        return ReadResourceResult(contents=[text], cache_scope="private")
+
+    async def _list_prompts(self, _context: Context, _params: object) -> ListPromptsResult:
+        return ListPromptsResult(prompts=[], cache_scope="private")
+
+    def _follow(self, context: Context) -> None:
+        """Tell a session of the old era about changes for as long as it lasts."""
+        session = context.session
+        stop = self._notifier.listen(_audience(self._principal(context)), session.send_tool_list_changed)
+        # The SDK has no public way to learn that a session ended.
+        session._connection.exit_stack.callback(stop)  # noqa: SLF001
+
+    def _principal(self, context: Context) -> Principal:
+        try:
+            return self._authenticator.identify(_token(context))
+        except TokenError:
+            raise MCPError(INVALID_PARAMS, "the token has expired; get a new one") from None
+
+
+async def _answered_before(_context: Context, _params: object) -> Any:
+    """Stand for a method that the middleware answers: the SDK advertises what has a handler."""
+    raise MCPError(INTERNAL_ERROR, "answered by the middleware")
+
+
+def _token(context: Context) -> str:
+    token: str = context.request.scope[TOKEN_IN_SCOPE]
+    return token
+
+
+def _audience(principal: Principal) -> Audience:
+    return Audience(principal.tenant, principal.safety_classes)
+
+
+def _tool_result(answer: CallAnswer) -> dict[str, Any]:
+    if answer.error is not None:
+        # Not in structuredContent: clients check that against the tool's output schema, even of an error.
+        return {
+            "content": [_text(answer.error)],
+            "isError": True,
+            "_meta": {META_ERROR: answer.error},
+        }
+    result = answer.result or {}
+    return {"content": [_text(result)], "structuredContent": result, "isError": False}
+
+
+def _text(value: Mapping[str, Any]) -> dict[str, str]:
+    return {"type": "text", "text": json.dumps(value)}
+
+
+def _wants_dashed(context: Context) -> bool:
+    names = context.request.query_params.get("names", "dotted")
+    if names not in {"dotted", "dashed"}:
+        raise MCPError(INVALID_PARAMS, "names must be dotted or dashed")
+    return bool(names == "dashed")
+
+
+def _after(cursor: object) -> str:
+    if cursor is None:
+        return ""
+    try:
+        return from_base64url(str(cursor)).decode("ascii")
+    except ValueError:
+        raise MCPError(INVALID_PARAMS, "cursor is not one that this server gave") from None

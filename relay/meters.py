@@ -1,0 +1,39 @@
+"""What the relay counts, in Prometheus' terms. Labels are fixed words of ours, never text from outside."""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+_LATENCY_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
+
+
+class Meters:
+    """The counters of one relay."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        self.manifests = self._counter(
+            "manifests", "Manifests by verdict and way", "outcome", "reason", "way"
+        )
+        self.identities = self._counter("identities", "Identities by verdict", "verdict")
+        self.heartbeats = self._counter("heartbeats", "Heartbeats by whether they fit", "verdict")
+        self.messages_dropped = self._counter("messages_dropped", "Broker messages dropped unread", "reason")
+        self.sessions = self._counter("sessions", "Sessions of nodes by how they began or ended", "event")
+        self.frames_dropped = self._counter("frames_dropped", "Answers that nobody waits for", "reason")
+        self.calls = self._counter("calls", "Calls by code; ok when they worked", "code")
+        self.tokens_refused = self._counter("tokens_refused", "Agents' tokens refused", "reason")
+        self.requests_refused = self._counter("requests_refused", "HTTP requests refused", "reason")
+        self.nodes_connected = Gauge(
+            "edge_relay_nodes_connected", "Nodes with an open session", registry=self._registry
+        )
+        self.call_seconds = Histogram(
+            "edge_relay_call_seconds",
+            "Time from the door and back",
+            registry=self._registry,
+            buckets=_LATENCY_BUCKETS_S,
+        )
+
+    def render(self) -> bytes:
+        """Return everything in the Prometheus text format."""
+        return generate_latest(self._registry)
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"edge_relay_{name}", text, labels, registry=self._registry)

@@ -1,0 +1,70 @@
+"""One connection of one node: its socket, and the machine that says what may go over it.
+
+Must not know what a frame means.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from schemas.frames import Frame
+from schemas.session import CloseCode, ProtocolError, Session, State
+from schemas.ulids import UlidSource
+
+_BYE_REASONS = {
+    CloseCode.SUPERSEDED: "superseded",
+    CloseCode.MANIFEST_REJECTED: "manifest_rejected",
+}
+
+
+class NodeLink:
+    """One connection: a socket and the machine that says what may go over it."""
+
+    def __init__(self, socket: WebSocket, machine: Session, ulids: UlidSource) -> None:
+        self._socket = socket
+        self._machine = machine
+        self._ulids = ulids
+
+    @property
+    def is_open(self) -> bool:
+        return self._machine.state is State.OPEN
+
+    async def send(self, type_: str, payload: Mapping[str, Any], in_reply_to: str | None = None) -> str:
+        """Send a frame and return its ``msg_id``."""
+        msg_id = self._ulids.new()
+        await self.send_as(msg_id, type_, payload, in_reply_to)
+        return msg_id
+
+    async def send_as(
+        self, msg_id: str, type_: str, payload: Mapping[str, Any], in_reply_to: str | None = None
+    ) -> None:
+        await self._socket.send_text(self._machine.send(type_, msg_id, payload, in_reply_to))
+
+    async def receive(self) -> Frame | None:
+        """Return the next frame; None for an answer that was dropped."""
+        message = await self._socket.receive()
+        if message["type"] == "websocket.disconnect":
+            raise WebSocketDisconnect(message.get("code") or CloseCode.NORMAL)
+        text = message.get("text")
+        if text is None:
+            raise ProtocolError("a binary frame")
+        return self._machine.receive(text)
+
+    def forget(self, msg_id: str) -> None:
+        self._machine.forget(msg_id)
+
+    def take_dropped(self) -> dict[str, int]:
+        dropped = dict(self._machine.dropped)
+        self._machine.dropped.clear()
+        return dropped
+
+    async def close(self, code: CloseCode) -> None:
+        """Say goodbye where there is a word for it, and close."""
+        try:
+            if self.is_open and code in _BYE_REASONS:
+                await self.send("bye", {"reason": _BYE_REASONS[code]})
+            self._machine.close()
+            await self._socket.close(code)
+        except (RuntimeError, WebSocketDisconnect):
+            self._machine.close()  # the other end was faster

@@ -1,0 +1,70 @@
+"""Tells agents when what they see has changed: at most once a second, and only those for whom it did.
+
+What counts is the visible set of names, schemas and safety classes, for each audience that listens. Must
+not know how a listener is told.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from hashlib import sha256
+
+from relay.fleet import Fleet
+
+INTERVAL_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Audience:
+    """All callers that see the same tools."""
+
+    tenant: str
+    safety_classes: frozenset[str]
+
+
+Listener = Callable[[], Awaitable[None]]
+
+
+class Notifier:
+    """Watches the fleet for the audiences that have listeners."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self._listeners: dict[Audience, dict[object, Listener]] = {}
+        self._seen: dict[Audience, bytes] = {}
+
+    def listen(self, audience: Audience, listener: Listener) -> Callable[[], None]:
+        """Call ``listener`` after every change that ``audience`` can see; return what stops it."""
+        token = object()
+        if audience not in self._listeners:
+            self._seen[audience] = self._digest(audience)
+        self._listeners.setdefault(audience, {})[token] = listener
+
+        def stop() -> None:
+            listeners = self._listeners.get(audience, {})
+            listeners.pop(token, None)
+            if not listeners:
+                self._listeners.pop(audience, None)
+                self._seen.pop(audience, None)
+
+        return stop
+
+    async def run(self) -> None:
+        """Look once a second, until cancelled. Expiries and graces end by themselves, so time must be asked."""
+        while True:
+            await asyncio.sleep(INTERVAL_S)
+            self._fleet.sweep()
+            for audience in list(self._listeners):
+                await self._look(audience)
+
+    async def _look(self, audience: Audience) -> None:
+        digest = self._digest(audience)
+        if digest == self._seen.get(audience):
+            return
+        self._seen[audience] = digest
+        for listener in list(self._listeners.get(audience, {}).values()):
+            await listener()
+
+    def _digest(self, audience: Audience) -> bytes:
+        tools = self._fleet.listed(audience.tenant, audience.safety_classes)
+        return sha256("\n".join(tool.fingerprint for tool in tools).encode("ascii")).digest()

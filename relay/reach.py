@@ -1,0 +1,34 @@
+"""How a command reaches a node: what the one door asks for, whoever provides it.
+
+The sessions of this process are the first kind. Another could ask, over a network, the relay that holds
+the node's session. Must not know agents.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """What is asked of a node. ``tool`` is the canonical name, ``deadline_ms`` the budget from now."""
+
+    node_id: str
+    tool: str
+    arguments: Mapping[str, Any]
+    deadline_ms: int
+    correlation_id: str
+
+
+class Reach(Protocol):
+    """Reaches nodes."""
+
+    async def run(self, command: Command) -> Mapping[str, Any]:
+        """Return the payload of the node's ``cmd_ack``: ``{ok, result}`` or ``{ok, error}``.
+
+        Cancelling tells the node that nobody waits any more.
+
+        Raises:
+            ToolError: NODE_OFFLINE, then it was never sent; DEADLINE_EXCEEDED, then it may have run.
+        """
+        ...

@@ -1,0 +1,36 @@
+"""The MQTT topics of the system, and who a message on one claims to be from."""
+
+from schemas.projection import is_node_id
+
+ALL_IDENTITIES = "$devices/+/identity"
+ALL_ANNOUNCES = "$devices/+/announce"
+ALL_HEARTBEATS = "$devices/+/heartbeat"
+
+_LEVELS = 3
+
+
+def identity(node_id: str) -> str:
+    """Retained: PEM of the leaf, then its chain."""
+    return f"$devices/{node_id}/identity"
+
+
+def announce(node_id: str) -> str:
+    """Retained: the wire bytes of the manifest."""
+    return f"$devices/{node_id}/announce"
+
+
+def heartbeat(node_id: str) -> str:
+    """Not retained: that the node is alive."""
+    return f"$devices/{node_id}/heartbeat"
+
+
+def parse(topic: str) -> tuple[str, str] | None:
+    """Return ``(node_id, channel)`` of a topic below ``$devices``; None for any other.
+
+    >>> parse("$devices/01hzx9k3m4p7q8r9s0t1v2w3xy/announce")
+    ('01hzx9k3m4p7q8r9s0t1v2w3xy', 'announce')
+    """
+    levels = topic.split("/")
+    if len(levels) == _LEVELS and levels[0] == "$devices" and is_node_id(levels[1]):
+        return levels[1], levels[2]
+    return None

@@ -1,0 +1,65 @@
+"""A good payload of every frame of the session, and texts made of them."""
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+from tests.fakes.signer import NODE_ID, NOW_MS
+
+ERROR: Final[Mapping[str, Any]] = {"code": "E_INTERNAL", "message": "It broke.", "suggested_fix": "Wait."}
+
+PAYLOADS: Final[Mapping[str, Mapping[str, Any]]] = {
+    "challenge": {"nonce": "n" * 43, "audience": "https://relay.example", "server_time_ms": NOW_MS},
+    "auth": {
+        "node_id": NODE_ID,
+        "certificate": "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n",
+        "token": "aa.bb.cc",
+        "boot_id": "01HZX9K3M4P7Q8R9S0T1V2W3XY",
+    },
+    "welcome": {
+        "session_id": "01HZX9K3M4P7Q8R9S0T1V2W3XZ",
+        "heartbeat_interval_ms": 60_000,
+        "max_frame_bytes": 262_144,
+        "server_time_ms": NOW_MS,
+        "resumed": False,
+    },
+    "announce": {"manifest_version": "1.1.0"},
+    "announce_ack": {"ok": True, "manifest_etag": "ab" * 32},
+    "heartbeat": {"manifest_etag": "ab" * 32, "expires_at_ms": NOW_MS, "inflight": 0},
+    "heartbeat_ack": {"server_time_ms": NOW_MS},
+    "cmd": {
+        "tool": f"sysecho.{NODE_ID}.echo.invoke",
+        "arguments": {"message": "ping"},
+        "deadline_ms": 2000,
+        "sent_at_ms": NOW_MS,
+        "correlation_id": "01HZX9K3M4P7Q8R9S0T1V2W3XW",
+    },
+    "cmd_ack": {"ok": True, "result": {"message": "ping"}},
+    "cmd_cancel": {"reason": "deadline"},
+    "bye": {"reason": "shutting_down"},
+}
+
+REPLIES: Final = frozenset({"auth", "welcome", "announce_ack", "heartbeat_ack", "cmd_ack", "cmd_cancel"})
+"""The types that must say what they answer."""
+
+
+def message_id(number: int) -> str:
+    """Return the ULID that stands for ``number``."""
+    return f"{number:026d}"
+
+
+def message(type_: str, number: int = 1, *, answers: int | None = None, **payload: object) -> dict[str, Any]:
+    """Return a good frame of ``type_`` as an object, with members of its payload overridden."""
+    frame: dict[str, Any] = {
+        "type": type_,
+        "msg_id": message_id(number),
+        "payload": {**PAYLOADS[type_], **payload},
+    }
+    if answers is not None or type_ in REPLIES:
+        frame["in_reply_to"] = message_id(answers or 0)
+    return frame
+
+
+def frame_text(type_: str, number: int = 1, *, answers: int | None = None, **payload: object) -> str:
+    """Return the text of ``message``."""
+    return json.dumps(message(type_, number, answers=answers, **payload))

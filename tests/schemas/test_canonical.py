@@ -1,0 +1,93 @@
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schemas.canonical import blake3_hex, jcs
+from schemas.strict_json import MAX_SAFE_INTEGER, loads
+
+# Beyond 2^53 the canonical form of a float is a row of digits, which strict JSON refuses as an integer.
+NUMBERS = st.integers(-MAX_SAFE_INTEGER, MAX_SAFE_INTEGER) | st.floats(-(2.0**53) + 1, 2.0**53 - 1)
+VALUES = st.recursive(
+    st.none() | st.booleans() | NUMBERS | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=5) | st.dictionaries(st.text(max_size=8), inner, max_size=5),
+    max_leaves=12,
+)
+
+
+@given(VALUES)
+def test_the_canonical_form_means_the_same_and_is_its_own_canonical_form(value: Any) -> None:
+    canonical = jcs(value)
+    parsed = loads(canonical, max_bytes=1 << 20)
+    assert parsed == value
+    assert jcs(parsed) == canonical
+
+
+@given(st.dictionaries(st.text(max_size=8), st.integers(0, 9), max_size=8), st.randoms(use_true_random=False))
+def test_the_order_of_members_makes_no_difference(value: dict[str, int], random: Any) -> None:
+    shuffled = list(value.items())
+    random.shuffle(shuffled)
+    assert jcs(dict(shuffled)) == jcs(value)
+
+
+def test_the_example_of_rfc_8785_section_3_2() -> None:
+    value = json.loads(
+        r"""{"numbers": [333333333.33333329, 1E30, 4.50, 2e-3, 0.000000000000000000000000001],
+            "string": "\u20ac$\u000F\u000aA'\u0042\u0022\u005c\\\"\/", "literals": [null, true, false]}"""
+    )
+    assert jcs(value).decode() == (
+        '{"literals":[null,true,false],"numbers":[333333333.3333333,1e+30,4.5,0.002,1e-27],'
+        '"string":"\u20ac$\\u000f\\nA\'B\\"\\\\\\\\\\"/"}'
+    )
+
+
+def test_members_are_ordered_by_utf_16_code_units() -> None:
+    keys = ["\u20ac", "\r", "\ufb33", "1", "\U0001f600", "\u0080", "\u00f6"]
+    in_order = json.loads(jcs(dict.fromkeys(keys, 0)))
+    assert list(in_order) == ["\r", "1", "\u0080", "\u00f6", "\u20ac", "\U0001f600", "\ufb33"]
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        pytest.param(1.0, b"1", id="a-whole-float"),
+        pytest.param(-0.0, b"0", id="minus-zero"),
+        pytest.param(0.5, b"0.5", id="a-fraction"),
+        pytest.param(1e21, b"1e+21", id="the-first-exponent"),
+        pytest.param(1e-7, b"1e-7", id="a-small-number"),
+        pytest.param(5e-324, b"5e-324", id="the-smallest-number"),
+        pytest.param(MAX_SAFE_INTEGER, b"9007199254740991", id="the-largest-integer"),
+    ],
+)
+def test_numbers_are_written_as_ecmascript_writes_them(number: float, text: bytes) -> None:
+    assert jcs(number) == text
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        pytest.param(float("nan"), id="nan"),
+        pytest.param([float("inf")], id="infinity"),
+        pytest.param(2**53, id="an-integer-beyond-2-to-the-53"),
+        pytest.param("\ud800", id="a-lone-surrogate"),
+        pytest.param({"\ud800": 1}, id="a-lone-surrogate-in-a-key"),
+        pytest.param({1: 2}, id="a-key-that-is-no-string"),
+        pytest.param(b"bytes", id="a-value-that-is-not-json"),
+    ],
+)
+def test_a_value_without_a_canonical_form_is_a_value_error(value: object) -> None:
+    with pytest.raises(ValueError, match="no canonical form"):
+        jcs(value)
+
+
+@pytest.mark.parametrize(
+    ("data", "digest"),
+    [
+        pytest.param(b"", "af1349b9f5f9a1a6a0404dea36dcc9499bcb25c9adc112b7cc9a93cae41f3262", id="empty"),
+        pytest.param(b"abc", "6437b3ac38465133ffb63b75273a8db548c558465d79db03fd359c6cd5bd9d85", id="abc"),
+    ],
+)
+def test_the_hash_is_blake3_of_256_bits_in_hex(data: bytes, digest: str) -> None:
+    assert blake3_hex(data) == digest

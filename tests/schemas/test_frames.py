@@ -1,0 +1,181 @@
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schemas.frames import FRAME_TYPES, MAX_FRAME_BYTES, Frame, FrameError, FrameReader
+from schemas.registry import SchemaRegistry
+from tests.fakes.frames import ERROR, PAYLOADS, REPLIES, frame_text, message, message_id
+from tests.fakes.signer import NODE_ID
+
+
+@pytest.fixture(scope="module")
+def reader(registry: SchemaRegistry) -> FrameReader:
+    return FrameReader(registry)
+
+
+def read(reader: FrameReader, value: object) -> Frame:
+    return reader.read(value if isinstance(value, str | bytes) else json.dumps(value), MAX_FRAME_BYTES)
+
+
+def test_the_types_are_those_that_the_session_needs() -> None:
+    assert sorted(FRAME_TYPES) == sorted(PAYLOADS)
+
+
+@pytest.mark.parametrize("type_", FRAME_TYPES)
+def test_a_frame_is_read_as_it_was_written(reader: FrameReader, type_: str) -> None:
+    answers = message_id(7) if type_ in REPLIES else None
+    frame = Frame(type_, message_id(1), PAYLOADS[type_], answers)
+    assert read(reader, frame.encode()) == frame
+    assert read(reader, frame.encode().encode()) == frame
+
+
+@pytest.mark.parametrize("type_", FRAME_TYPES)
+def test_a_frame_travels_as_ascii_without_spaces_and_only_with_what_it_has(type_: str) -> None:
+    text = Frame(type_, message_id(1), {"a": ["\u20ac", 1]}).encode()
+    assert text == (f'{{"type":"{type_}","msg_id":"{message_id(1)}","payload":{{"a":["\\u20ac",1]}}}}')
+    assert '"in_reply_to"' not in text
+
+
+@pytest.mark.parametrize("type_", sorted(REPLIES))
+def test_an_answer_must_say_what_it_answers(reader: FrameReader, type_: str) -> None:
+    frame = message(type_)
+    del frame["in_reply_to"]
+    with pytest.raises(FrameError):
+        read(reader, frame)
+
+
+@pytest.mark.parametrize("type_", sorted(set(FRAME_TYPES) - REPLIES))
+def test_what_is_no_answer_must_not_claim_to_be_one(reader: FrameReader, type_: str) -> None:
+    with pytest.raises(FrameError):
+        read(reader, message(type_, answers=7))
+
+
+@pytest.mark.parametrize("type_", FRAME_TYPES)
+def test_a_stray_member_is_refused_on_every_level(reader: FrameReader, type_: str) -> None:
+    with pytest.raises(FrameError, match="does not fit the schema of its type"):
+        read(reader, {**message(type_), "token": "x"})
+    if type_ != "announce":  # judged by the trust rules, so that a bad manifest is refused with its reason
+        with pytest.raises(FrameError, match="does not fit the schema of its type"):
+            read(reader, message(type_, stray=1))
+
+
+@pytest.mark.parametrize(
+    ("value", "reason", "type_"),
+    [
+        pytest.param("", "not JSON", None, id="nothing"),
+        pytest.param(b"\xff", "not UTF-8", None, id="not-utf-8"),
+        pytest.param('{"type":"bye","type":"cmd"}', "a key stands twice in one object", None, id="two-types"),
+        pytest.param("[" * 100, "nested too deeply", None, id="too-deep"),
+        pytest.param([message("bye")], "an unknown frame type", None, id="an-array"),
+        pytest.param("null", "an unknown frame type", None, id="null"),
+        pytest.param({}, "an unknown frame type", None, id="no-type"),
+        pytest.param({**message("bye"), "type": "BYE"}, "an unknown frame type", None, id="in-upper-case"),
+        pytest.param({**message("bye"), "type": "shell"}, "an unknown frame type", None, id="invented"),
+        pytest.param(
+            {**message("bye"), "type": ["bye"]}, "an unknown frame type", None, id="a-type-in-a-list"
+        ),
+        pytest.param({**message("bye"), "type": None}, "an unknown frame type", None, id="the-type-null"),
+    ],
+)
+def test_what_is_no_frame_is_refused_with_a_fixed_reason(
+    reader: FrameReader, value: object, reason: str, type_: str | None
+) -> None:
+    with pytest.raises(FrameError) as caught:
+        read(reader, value)
+    assert (caught.value.reason, str(caught.value), caught.value.type) == (reason, reason, type_)
+
+
+BAD_FRAMES: dict[str, dict[str, Any]] = {
+    "an-id-in-lower-case": {**message("bye"), "msg_id": message_id(1)[:-1] + "a"},
+    "an-id-too-short": {**message("bye"), "msg_id": message_id(1)[:-1]},
+    "an-id-and-a-line-feed": {**message("bye"), "msg_id": message_id(1) + "\n"},
+    "no-id": {name: value for name, value in message("bye").items() if name != "msg_id"},
+    "no-payload": {name: value for name, value in message("bye").items() if name != "payload"},
+    "a-payload-that-is-a-list": {**message("announce"), "payload": []},
+    "an-answer-to-null": {**message("cmd_ack"), "in_reply_to": None},
+    "a-bye-for-an-invented-reason": message("bye", reason="bored"),
+    "a-bye-until-after-tomorrow": message("bye", retry_after_ms=86_400_001),
+    "a-tool-of-three-tokens": message("cmd", tool=f"sysecho.{NODE_ID}.echo"),
+    "a-tool-in-its-dashed-form": message("cmd", tool=f"sysecho-{NODE_ID}-echo-invoke"),
+    "a-tool-of-65-characters": message("cmd", tool="a.b.c." + "d" * 59),
+    "a-deadline-of-nothing": message("cmd", deadline_ms=0),
+    "a-deadline-over-30-seconds": message("cmd", deadline_ms=30_001),
+    "arguments-as-a-list": message("cmd", arguments=[]),
+    "a-trace-in-upper-case": message("cmd", traceparent=f"00-{'A' * 32}-{'b' * 16}-01"),
+    "an-ack-with-result-and-error": message("cmd_ack", error=ERROR),
+    "an-ack-that-is-ok-with-an-error": {**message("cmd_ack"), "payload": {"ok": True, "error": ERROR}},
+    "an-ack-that-failed-with-a-result": {**message("cmd_ack"), "payload": {"ok": False, "result": {}}},
+    "an-ack-that-failed-without-an-error": {**message("cmd_ack"), "payload": {"ok": False}},
+    "an-ack-with-an-unknown-code": {
+        **message("cmd_ack"),
+        "payload": {"ok": False, "error": {**ERROR, "code": "E_TIMEOUT"}},
+    },
+    "an-ack-with-text-beyond-ascii": {
+        **message("cmd_ack"),
+        "payload": {"ok": False, "error": {**ERROR, "message": "\u202e"}},
+    },
+    "an-ack-whose-ok-is-a-number": message("cmd_ack", ok=1),
+    "a-result-that-is-a-text": message("cmd_ack", result="pong"),
+    "a-nonce-too-short": message("challenge", nonce="n" * 42),
+    "an-audience-with-a-space": message("challenge", audience="https://relay.example evil"),
+    "a-token-of-two-parts": message("auth", token="aa.bb"),
+    "a-node-id-in-upper-case": message("auth", node_id=NODE_ID.upper()),
+    "a-certificate-over-6000-characters": message("auth", certificate="x" * 6001),
+    "a-frame-limit-under-8-kib": message("welcome", max_frame_bytes=8191),
+    "resumed-as-a-number": message("welcome", resumed=0),
+    "a-heartbeat-every-millisecond": message("welcome", heartbeat_interval_ms=1),
+    "a-hash-in-upper-case": message("heartbeat", manifest_etag="AB" * 32),
+    "a-negative-count": message("heartbeat", inflight=-1),
+    "a-cancellation-for-an-invented-reason": message("cmd_cancel", reason="bored"),
+    "an-announcement-refused-without-an-error": {**message("announce_ack"), "payload": {"ok": False}},
+}
+
+
+@pytest.mark.parametrize("frame", BAD_FRAMES.values(), ids=BAD_FRAMES)
+def test_a_frame_that_does_not_fit_its_type_is_refused_and_named(
+    reader: FrameReader, frame: dict[str, Any]
+) -> None:
+    with pytest.raises(FrameError, match="does not fit the schema of its type") as caught:
+        read(reader, frame)
+    assert caught.value.type == frame["type"]
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        pytest.param(message("auth", resume=message_id(3)), id="a-node-that-resumes"),
+        pytest.param(message("bye", reason="over_capacity", retry_after_ms=5000), id="a-bye-with-a-delay"),
+        pytest.param(message("cmd", traceparent=f"00-{'a' * 32}-{'b' * 16}-01"), id="a-traced-command"),
+        pytest.param(
+            {**message("cmd_ack"), "payload": {"ok": False, "error": ERROR}}, id="an-ack-of-a-failure"
+        ),
+        pytest.param(
+            {
+                **message("announce_ack"),
+                "payload": {"ok": False, "error": ERROR, "mark_issued_at_ms": 1_760_000_000_000},
+            },
+            id="a-refusal-with-the-mark",
+        ),
+    ],
+)
+def test_what_may_be_left_out_may_be_said(reader: FrameReader, frame: dict[str, Any]) -> None:
+    assert read(reader, frame).payload == frame["payload"]
+
+
+def test_a_frame_of_the_limit_is_read_and_one_byte_more_is_not(reader: FrameReader) -> None:
+    text = frame_text("bye")
+    assert reader.read(text, len(text)).type == "bye"
+    with pytest.raises(FrameError, match="larger than the limit"):
+        reader.read(text, len(text) - 1)
+
+
+@given(data=st.text(max_size=60) | st.binary(max_size=60) | st.sampled_from(FRAME_TYPES).map(frame_text))
+def test_reading_gives_a_frame_or_a_frame_error(registry: SchemaRegistry, data: str | bytes) -> None:
+    try:
+        frame = FrameReader(registry).read(data, MAX_FRAME_BYTES)
+    except FrameError:
+        return
+    assert frame.type in FRAME_TYPES

@@ -1,0 +1,303 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import jsonschema_rs
+import pytest
+import referencing
+from referencing.jsonschema import DRAFT202012
+
+from schemas.errors import CODES
+from schemas.kinds import KindRegistry
+from schemas.registry import SCHEME, SchemaRegistry, ViolationError
+from tests.fakes.frames import ERROR, PAYLOADS, message
+from tests.fakes.signer import NODE_ID, NOW_MS, SimulatedCa
+
+DOCUMENTS = Path(__file__).parents[2] / "schemas" / "documents"
+REFS = sorted(path.name.removesuffix(".json") for path in DOCUMENTS.iterdir())
+
+SAMPLE = {
+    "ts_ms": NOW_MS,
+    "node_id": NODE_ID,
+    "uptime_s": 12,
+    "cpu": {"cores": 4, "usage_pct": 12.5, "per_core_pct": [0, 100]},
+    "mem": {"total_bytes": 1, "available_bytes": 0},
+    "load": {"one": 0, "five": 0.5, "fifteen": 1.25},
+    "disk": [{"mount": "/", "fs_type": "ext4", "total_bytes": 2, "available_bytes": 1}],
+}
+CLAIMS = {"aud": "relay", "iat": 1, "exp": 2, "jti": "j"}
+MANIFEST = json.loads(SimulatedCa().issue().manifest())
+EXAMPLES: dict[str, Any] = {
+    "error@1.0.0": ERROR,
+    "heartbeat@1.0.0": {
+        "node_id": NODE_ID,
+        "ts_ms": NOW_MS,
+        "seq": 0,
+        "manifest_etag": "ab" * 32,
+        "expires_at_ms": NOW_MS,
+    },
+    "manifest@1.0.0": MANIFEST,
+    "manifest@1.1.0": MANIFEST,
+    "system.echo.invoke.input@1.0.0": {"message": "ping"},
+    "system.echo.invoke.output@1.0.0": {"message": "ping", "received_at_ms": NOW_MS, "node_id": NODE_ID},
+    "system.metrics.sample@1.0.0": SAMPLE,
+    "system.metrics.snapshot.input@1.0.0": {"include": ["cpu", "disk"]},
+    "system.metrics.subscribe.input@1.0.0": {"interval_ms": 1000},
+    "token.agent_runtime@1.0.0": {
+        **CLAIMS,
+        "iss": "relay",
+        "sub": "agent",
+        "tenant": "acme",
+        "scope": "tools:call:read_only",
+        "token_class": "agent_runtime",
+    },
+    "token.device_runtime@1.0.0": {
+        **CLAIMS,
+        "iss": NODE_ID,
+        "sub": NODE_ID,
+        "nonce": "n" * 43,
+        "scope": "device:connect",
+        "token_class": "device_runtime",
+    },
+    "token.header@1.0.0": {"alg": "EdDSA", "kid": "k", "typ": "JWT"},
+    **{f"session.{type_}@1.0.0": message(type_) for type_ in PAYLOADS},
+}
+
+
+def second_opinion(registry: SchemaRegistry, ref: str) -> jsonschema.Draft202012Validator:
+    resources = [
+        (SCHEME + other, DRAFT202012.create_resource(registry.document(other)))
+        for other in registry.documents
+    ]
+    known: Any = referencing.Registry().with_resources(resources)
+    return jsonschema.Draft202012Validator(registry.document(ref), registry=known)
+
+
+def test_every_file_is_served_by_its_reference_and_nothing_else_is(registry: SchemaRegistry) -> None:
+    assert sorted(registry.documents) == REFS
+
+
+@pytest.mark.parametrize("ref", REFS)
+def test_a_document_compiles_under_both_validators(registry: SchemaRegistry, ref: str) -> None:
+    document = registry.document(ref)
+    jsonschema.Draft202012Validator.check_schema(document)
+    jsonschema_rs.meta.validate(document)
+    registry.load(ref)
+    second_opinion(registry, ref)
+
+
+@pytest.mark.parametrize("ref", sorted(EXAMPLES))
+def test_both_validators_take_a_good_example_and_refuse_a_stray_member(
+    registry: SchemaRegistry, ref: str
+) -> None:
+    good = EXAMPLES[ref]
+    registry.load(ref).check(good)
+    second_opinion(registry, ref).validate(good)
+    stray = {**good, "stray": 1}
+    assert not registry.load(ref).is_valid(stray)
+    assert not second_opinion(registry, ref).is_valid(stray)
+
+
+@pytest.mark.parametrize("ref", sorted(EXAMPLES))
+def test_both_validators_miss_each_required_member(registry: SchemaRegistry, ref: str) -> None:
+    good = EXAMPLES[ref]
+    for name in registry.document(ref).get("required", []):
+        lacking = {member: value for member, value in good.items() if member != name}
+        assert not registry.load(ref).is_valid(lacking), name
+        assert not second_opinion(registry, ref).is_valid(lacking), name
+
+
+def test_every_document_has_an_example_but_the_bundle() -> None:
+    assert set(REFS) - set(EXAMPLES) == {"system.metrics@1.0.0"}
+
+
+@pytest.mark.parametrize("ref", REFS)
+def test_every_object_that_a_document_describes_is_closed_or_says_why_not(
+    registry: SchemaRegistry, ref: str
+) -> None:
+    open_objects = []
+
+    def walk(schema: object, path: str) -> None:
+        if isinstance(schema, dict):
+            if schema.get("type") == "object" and schema.get("additionalProperties") is not False:
+                open_objects.append(path)
+            for name, inner in schema.items():
+                walk(inner, f"{path}/{name}")
+        elif isinstance(schema, list):
+            for index, inner in enumerate(schema):
+                walk(inner, f"{path}/{index}")
+
+    walk(registry.document(ref), ref)
+    # Judged by a document of their own: the manifest, a tool's arguments and a tool's result.
+    assert set(open_objects) <= {
+        "session.announce@1.0.0/properties/payload",
+        "session.cmd@1.0.0/properties/payload/properties/arguments",
+        "session.cmd_ack@1.0.0/properties/payload/oneOf/0/properties/result",
+    }
+
+
+def test_both_manifest_ids_hold_the_same_rules(registry: SchemaRegistry) -> None:
+    first, second = registry.document("manifest@1.0.0"), registry.document("manifest@1.1.0")
+    assert first.pop("$id") == "mcp://schemas/manifest@1.0.0"
+    assert second.pop("$id") == "mcp://schemas/manifest@1.1.0"
+    assert first == second
+    assert first["properties"]["manifest_version"] == {"type": "string", "const": "1.1.0"}
+
+
+def test_the_metrics_bundle_holds_the_three_single_documents(registry: SchemaRegistry) -> None:
+    assert registry.document("system.metrics@1.0.0")["$defs"] == {
+        "snapshot_input": registry.document("system.metrics.snapshot.input@1.0.0"),
+        "subscribe_input": registry.document("system.metrics.subscribe.input@1.0.0"),
+        "sample": registry.document("system.metrics.sample@1.0.0"),
+    }
+
+
+def test_the_manifest_admits_exactly_the_registered_kinds(
+    registry: SchemaRegistry, kinds: KindRegistry
+) -> None:
+    capability = registry.document("manifest@1.1.0")["$defs"]["Capability"]
+    assert capability["properties"]["kind"]["enum"] == [kind.name for kind in kinds]
+
+
+def test_every_kind_is_clamped_in_the_manifest(registry: SchemaRegistry, kinds: KindRegistry) -> None:
+    clamps = registry.document("manifest@1.1.0")["$defs"]["Capability"]["allOf"]
+    assert {clamp["if"]["properties"]["kind"]["const"] for clamp in clamps} == {kind.name for kind in kinds}
+
+
+def test_the_short_names_are_those_of_rfc_0001_section_3_2(kinds: KindRegistry) -> None:
+    assert {kind.name: kind.short for kind in kinds} == {"system.metrics": "sys", "system.echo": "sysecho"}
+
+
+def test_the_error_document_admits_exactly_the_codes_of_the_table(registry: SchemaRegistry) -> None:
+    assert set(registry.document("error@1.0.0")["properties"]["code"]["enum"]) == CODES
+
+
+@pytest.mark.parametrize(
+    ("ref", "value"),
+    [
+        pytest.param("system.echo.invoke.input@1.0.0", {"message": "ok\n"}, id="a-line-feed-at-the-end"),
+        pytest.param("system.echo.invoke.input@1.0.0", {"message": "caf\xe9"}, id="a-letter-beyond-ascii"),
+        pytest.param("system.echo.invoke.input@1.0.0", {"message": "\x7f"}, id="delete"),
+        pytest.param("system.echo.invoke.input@1.0.0", {"message": "a" * 1025}, id="1025-characters"),
+        pytest.param("system.echo.invoke.input@1.0.0", {}, id="no-message"),
+        pytest.param("system.echo.invoke.input@1.0.0", {"message": "a", "b": 1}, id="an-invented-argument"),
+        pytest.param(
+            "system.metrics.subscribe.input@1.0.0", {"interval_ms": 999}, id="an-interval-under-a-second"
+        ),
+        pytest.param("system.metrics.subscribe.input@1.0.0", {}, id="no-interval"),
+        pytest.param("system.metrics.snapshot.input@1.0.0", {"include": ["cpu", "cpu"]}, id="a-part-twice"),
+        pytest.param("system.metrics.snapshot.input@1.0.0", {"include": ["gpu"]}, id="an-unknown-part"),
+        pytest.param(
+            "system.metrics.sample@1.0.0",
+            {**SAMPLE, "load": {"one": float("nan"), "five": 0, "fifteen": 0}},
+            id="nan",
+        ),
+        pytest.param("heartbeat@1.0.0", {**EXAMPLES["heartbeat@1.0.0"], "seq": True}, id="a-boolean-number"),
+        pytest.param(
+            "heartbeat@1.0.0",
+            {**EXAMPLES["heartbeat@1.0.0"], "node_id": NODE_ID + "\n"},
+            id="an-id-and-a-line",
+        ),
+        pytest.param("error@1.0.0", {**ERROR, "code": "E_TIMEOUT"}, id="an-unknown-code"),
+        pytest.param("error@1.0.0", {**ERROR, "retry_after_ms": -1}, id="a-negative-delay"),
+        pytest.param("token.header@1.0.0", {"alg": "none", "kid": "k"}, id="the-algorithm-none"),
+        pytest.param("token.header@1.0.0", {"alg": "EdDSA", "kid": "k", "jku": "u"}, id="a-key-url"),
+    ],
+)
+def test_a_value_that_does_not_fit_is_refused(registry: SchemaRegistry, ref: str, value: object) -> None:
+    with pytest.raises(ViolationError):
+        registry.load(ref).check(value)
+    assert not registry.load(ref).is_valid(value)
+
+
+def test_a_digit_of_another_script_is_no_digit(registry: SchemaRegistry) -> None:
+    # ARABIC-INDIC DIGIT ONE, which the pattern of a schema reference would take if \d meant any digit.
+    capability = {**MANIFEST["capabilities"][0], "schema_ref": "mcp://schemas/system.metrics@\u0661.0.0"}
+    assert not registry.load("manifest@1.1.0").is_valid({**MANIFEST, "capabilities": [capability]})
+
+
+def test_the_largest_values_are_allowed(registry: SchemaRegistry) -> None:
+    registry.load("system.echo.invoke.input@1.0.0").check({"message": "~" * 1024})
+    registry.load("system.metrics.subscribe.input@1.0.0").check({"interval_ms": 60_000})
+
+
+def test_a_violation_says_where_and_which_rule_but_not_what(registry: SchemaRegistry) -> None:
+    frame = message("cmd", tool="SECRET")
+    with pytest.raises(ViolationError) as caught:
+        registry.load("session.cmd@1.0.0").check(frame)
+    assert (caught.value.where, caught.value.rule) == ("/payload/tool", "pattern")
+    assert str(caught.value) == "/payload/tool violates pattern"
+    assert "SECRET" not in repr(caught.value)
+
+
+def test_a_violation_of_the_whole_value_is_at_the_root(registry: SchemaRegistry) -> None:
+    with pytest.raises(ViolationError) as caught:
+        registry.load("system.echo.invoke.input@1.0.0").check([])
+    assert (caught.value.where, caught.value.rule) == ("/", "type")
+
+
+def document_file(directory: Path, name: str, document: object) -> None:
+    (directory / name).write_text(document if isinstance(document, str) else json.dumps(document))
+
+
+def test_a_member_name_in_a_violation_is_made_printable(tmp_path: Path) -> None:
+    ref = "open@1.0.0"
+    document_file(tmp_path, f"{ref}.json", {"$id": SCHEME + ref, "additionalProperties": {"type": "integer"}})
+    with pytest.raises(ViolationError) as caught:
+        SchemaRegistry(tmp_path).load(ref).check({"\x1b[31m\n" + "x" * 500: "y"})
+    assert caught.value.where.startswith("/\\x1b[31m\\n")
+    assert len(caught.value.where) == 128
+
+
+@pytest.mark.parametrize(
+    ("name", "document"),
+    [
+        pytest.param("a@1.0.0.json", {}, id="no-id"),
+        pytest.param("a@1.0.0.json", {"$id": "a@1.0.0"}, id="an-id-without-our-scheme"),
+        pytest.param("a@1.0.0.json", {"$id": "https://a.example/a@1.0.0"}, id="an-id-of-another-scheme"),
+        pytest.param("a@1.0.0.json", {"$id": "mcp://schemas/b@1.0.0"}, id="the-id-of-another-document"),
+        pytest.param("a@1.0.0.json", {"$id": 1}, id="an-id-that-is-no-text"),
+        pytest.param("a@1.0.0.json", [], id="not-an-object"),
+        pytest.param("a@1.0.0.json", "{", id="not-json"),
+    ],
+)
+def test_a_directory_with_a_bad_document_is_refused(tmp_path: Path, name: str, document: object) -> None:
+    document_file(tmp_path, name, document)
+    with pytest.raises(ValueError, match=r"\$id must be mcp://schemas/a@1\.0\.0|Expecting"):
+        SchemaRegistry(tmp_path)
+
+
+def test_other_files_in_the_directory_are_no_documents(tmp_path: Path) -> None:
+    document_file(tmp_path, "a@1.0.0.json", {"$id": "mcp://schemas/a@1.0.0"})
+    document_file(tmp_path, "README.md", "not a document")
+    assert list(SchemaRegistry(tmp_path).documents) == ["a@1.0.0"]
+
+
+@pytest.mark.parametrize(
+    "ref", ["", "manifest", "manifest@9.9.9", "../documents/manifest@1.1.0", "mcp://schemas/manifest@1.1.0"]
+)
+def test_an_unknown_reference_is_a_key_error_and_never_a_path(registry: SchemaRegistry, ref: str) -> None:
+    with pytest.raises(KeyError):
+        registry.load(ref)
+    with pytest.raises(KeyError):
+        registry.document(ref)
+
+
+def test_a_document_is_served_in_its_canonical_bytes(registry: SchemaRegistry) -> None:
+    served = registry.documents["error@1.0.0"]
+    assert served.startswith(b'{"$id":"mcp://schemas/error@1.0.0","$schema":')
+    assert json.loads(served) == json.loads((DOCUMENTS / "error@1.0.0.json").read_text())
+
+
+def test_what_is_handed_out_cannot_be_used_to_change_the_registry(registry: SchemaRegistry) -> None:
+    taken = registry.document("error@1.0.0")
+    taken["properties"].clear()
+    assert registry.document("error@1.0.0")["properties"]
+    with pytest.raises(TypeError):
+        registry.documents["error@1.0.0"] = b"{}"  # type: ignore[index]
+
+
+def test_a_document_is_compiled_once(registry: SchemaRegistry) -> None:
+    assert registry.load("error@1.0.0") is registry.load("error@1.0.0")
+    assert registry.load("error@1.0.0") is not registry.load("heartbeat@1.0.0")

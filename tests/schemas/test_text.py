@@ -1,0 +1,67 @@
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schemas.text import printable, printable_values
+
+ANYTHING = st.text(st.characters())
+ASCII = st.text(st.characters(min_codepoint=0x20, max_codepoint=0x7E))
+
+
+@given(ANYTHING, st.integers(0, 40))
+def test_whatever_goes_in_printable_ascii_of_the_limit_comes_out(text: str, limit: int) -> None:
+    safe = printable(text, limit)
+    assert safe.isascii()
+    assert safe.isprintable()
+    assert len(safe) <= limit
+
+
+@given(ASCII)
+def test_printable_ascii_stays_as_it_is(text: str) -> None:
+    assert printable(text, len(text)) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "safe"),
+    [
+        pytest.param("a\x1b[31mb", "a\\x1b[31mb", id="a-terminal-escape"),
+        pytest.param("a\nb\r\tc", "a\\nb\\r\\tc", id="lines-and-tabs"),
+        pytest.param("\x00\x7f", "\\x00\\x7f", id="nul-and-delete"),
+        pytest.param("\u202eevil", "\\u202eevil", id="right-to-left-override"),
+        pytest.param("z\u200bw", "z\\u200bw", id="zero-width-space"),
+        pytest.param("caf\xe9", "caf\\xe9", id="latin"),
+        pytest.param("\U0001f600", "\\U0001f600", id="an-emoji"),
+        pytest.param("\ud800", "\\ud800", id="a-lone-surrogate"),
+        pytest.param("", "", id="nothing"),
+    ],
+)
+def test_everything_else_is_escaped(text: str, safe: str) -> None:
+    assert printable(text) == safe
+
+
+def test_a_long_text_is_cut_at_256_characters_unless_told_otherwise() -> None:
+    assert printable("a" * 1000) == "a" * 256
+    assert printable("\n" * 1000) == "\\n" * 128
+    assert printable("abc", 2) == "ab"
+
+
+def test_every_string_in_a_value_is_made_printable_and_nothing_else_is_changed() -> None:
+    value = {"a\n": ["\x1b", {"b": "\u202e"}, 1, 1.5, True, None], "c": "plain"}
+    assert printable_values(value) == {
+        "a\\n": ["\\x1b", {"b": "\\u202e"}, 1, 1.5, True, None],
+        "c": "plain",
+    }
+
+
+@given(ANYTHING)
+def test_strings_in_a_value_are_escaped_but_never_cut(text: str) -> None:
+    assert printable_values(text) == printable(text, 10 * len(text) + 1)
+    assert len(printable_values(text)) >= len(text)
+
+
+def test_the_value_that_was_given_is_not_changed() -> None:
+    value: dict[str, Any] = {"a": ["\n"]}
+    printable_values(value)
+    assert value == {"a": ["\n"]}

@@ -1,0 +1,55 @@
+import re
+
+import pytest
+from ulid import ULID
+
+from schemas.projection import is_node_id
+from schemas.ulids import UlidSource
+from tests.fakes.clock import FakeClock
+from tests.fakes.signer import NOW_MS
+
+
+def source(now_ms: int = NOW_MS, fill: int = 0xFF) -> UlidSource:
+    return UlidSource(FakeClock(now_ms), lambda count: bytes([fill]) * count)
+
+
+def test_a_ulid_is_the_time_and_then_the_random_bytes() -> None:
+    ulid = ULID.from_str(source().new())
+    assert ulid.milliseconds == NOW_MS
+    assert ulid.bytes[6:] == b"\xff" * 10
+
+
+def test_the_example_of_the_ulid_specification() -> None:
+    # The largest ULID there is, as the specification writes it.
+    assert source(2**48 - 1).new() == "7ZZZZZZZZZZZZZZZZZZZZZZZZZ"
+    assert source(0, 0).new() == "0" * 26
+
+
+def test_a_message_id_is_written_in_upper_case() -> None:
+    assert re.fullmatch(r"[0-9A-HJKMNP-TV-Z]{26}", source().new())
+
+
+def test_a_node_id_is_the_same_in_lower_case() -> None:
+    assert source().new_node_id() == source().new().lower()
+    assert is_node_id(source().new_node_id())
+
+
+def test_a_later_ulid_sorts_after_an_earlier_one() -> None:
+    clock = FakeClock(NOW_MS)
+    fills = iter([b"\xff", b"\x00"])
+    ulids = UlidSource(clock, lambda count: next(fills) * count)
+    earlier = ulids.new()
+    clock.advance(1)
+    assert earlier < ulids.new()
+
+
+def test_time_and_randomness_are_asked_for_each_time() -> None:
+    fills = iter([b"\x01", b"\x02"])
+    ulids = UlidSource(FakeClock(NOW_MS), lambda count: next(fills) * count)
+    assert ulids.new() != ulids.new()
+
+
+@pytest.mark.parametrize("now_ms", [-1, 2**48])
+def test_a_time_that_a_ulid_cannot_hold_is_an_error(now_ms: int) -> None:
+    with pytest.raises(OverflowError):
+        source(now_ms).new()
