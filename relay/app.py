@@ -105,7 +105,14 @@ class Relay:
             log=log,
         )
         self.notifier = Notifier(fleet)
-        self.discovery = Discovery(config.broker, f"edge-relay-{os.getpid()}", fleet, registry, meters, log)
+        self.discovery = Discovery(
+            broker=config.broker,
+            client_id=f"edge-relay-{os.getpid()}",
+            fleet=fleet,
+            registry=registry,
+            meters=meters,
+            log=log,
+        )
         mcp = McpServer(
             version=version("edge-kubelet"),
             door=door,

@@ -133,7 +133,7 @@ async def _start(plan: _Plan, nodes: int, processes: Processes) -> _Running:
     config = plan.directory / "broker.conf"
     config.write_text(_BROKER_CONFIG.format(store=store, port=plan.broker_port), "utf-8")
     await processes.start("broker", [find_program("nats-server"), "-c", str(config)])
-    await processes.until_listening("broker", plan.broker_port)
+    await processes.until_listening(plan.broker_port)
     step(f"broker      nats-server, MQTT on {plan.broker}")
 
     ca = CertificateAuthority(plan.state.ca, _now_ms, os.urandom)
@@ -143,14 +143,19 @@ async def _start(plan: _Plan, nodes: int, processes: Processes) -> _Running:
     step(f"CA          {1 + len(mock_nodes)} leaf certificates issued")
 
     relay_pid = await processes.start("relay", _relay_command(plan))
-    await processes.until_listening("relay", plan.relay_port)
+    await processes.until_listening(plan.relay_port)
     step(f"relay       {plan.public_url}")
 
     common = ["--broker", plan.broker, "--relay", plan.public_url]
     kubelet_pid = await processes.start(
         "kubelet",
-        [*_python("kubelet"), "run", "--state-dir", str(kubelet_state), *common]
-        + ["--loopback-port", str(plan.loopback_port)],
+        [
+            *_python("kubelet"),
+            "run",
+            *("--state-dir", str(kubelet_state)),
+            *("--loopback-port", str(plan.loopback_port)),
+            *common,
+        ],
     )
     step(f"kubelet     this machine is node {real_node}")
     if mock_nodes:
@@ -166,10 +171,14 @@ async def _enrol(plan: _Plan, ca: CertificateAuthority, processes: Processes) ->
     init = [*_python("kubelet"), "init", "--json", "--state-dir", str(state_dir)]
     facts = json.loads(await processes.output("kubelet init", init))
     leaf = plan.directory / "leaf.pem"
-    leaf.write_text(ca.issue(Path(facts["csr"]).read_text("utf-8"), _TENANT), "utf-8")
+    _issue(ca, Path(facts["csr"]), leaf)
     install = [*init, "--certificate", str(leaf), "--root", str(ca.root_file)]
     await processes.output("kubelet init", install)
     return str(facts["node_id"]), state_dir
+
+
+def _issue(ca: CertificateAuthority, csr: Path, leaf: Path) -> None:
+    leaf.write_text(ca.issue(csr.read_text("utf-8"), _TENANT), "utf-8")
 
 
 def _relay_command(plan: _Plan) -> list[str]:

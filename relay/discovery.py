@@ -37,8 +37,9 @@ class Discovery:
         connected: whether the broker is there.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what comes in from outside
         self,
+        *,
         broker: HostPort,
         client_id: str,
         fleet: Fleet,

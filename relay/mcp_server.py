@@ -35,6 +35,7 @@ from mcp_types import (
     TextResourceContents,
 )
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
 from relay.auth import Authenticator, Principal
@@ -127,22 +128,22 @@ class McpServer:
         # A session of the old era belongs to who opened it. The token itself must not get into this record.
         owner = f"{principal.tenant}/{principal.sub}"
         scope["user"] = AuthenticatedUser(
-            AccessToken(token="", client_id=owner, scopes=[], subject=principal.sub)  # noqa: S106 - none is kept
+            AccessToken(token="", client_id=owner, scopes=[], subject=principal.sub)
         )
         await self._manager.handle_request(scope, receive, send)
 
-    async def _answer(self, context: Context, call_next: CallNext) -> HandlerResult:
-        match context.method:
+    async def _answer(self, ctx: Context, call_next: CallNext) -> HandlerResult:
+        match ctx.method:
             case "tools/call":
-                return await self._call(context)
+                return await self._call(ctx)
             case "tools/list":
-                return self._list(context)
+                return self._list(ctx)
             case "notifications/initialized":
-                result = await call_next(context)
-                self._follow(context)
+                result = await call_next(ctx)
+                self._follow(ctx)
                 return result
             case _:
-                return await call_next(context)
+                return await call_next(ctx)
 
     async def _call(self, context: Context) -> dict[str, Any]:
         params = context.params or {}
@@ -241,8 +242,15 @@ async def _answered_before(_context: Context, _params: object) -> Any:
     raise MCPError(INTERNAL_ERROR, "answered by the middleware")
 
 
+def _request(context: Context) -> Request:
+    if context.request is None:
+        raise MCPError(INTERNAL_ERROR, "this transport brings no request")
+    request: Request = context.request
+    return request
+
+
 def _token(context: Context) -> str:
-    token: str = context.request.scope[TOKEN_IN_SCOPE]
+    token: str = _request(context).scope[TOKEN_IN_SCOPE]
     return token
 
 
@@ -267,10 +275,10 @@ def _text(value: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _wants_dashed(context: Context) -> bool:
-    names = context.request.query_params.get("names", "dotted")
+    names = _request(context).query_params.get("names", "dotted")
     if names not in {"dotted", "dashed"}:
         raise MCPError(INVALID_PARAMS, "names must be dotted or dashed")
-    return bool(names == "dashed")
+    return names == "dashed"
 
 
 def _after(cursor: object) -> str:

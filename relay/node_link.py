@@ -28,6 +28,7 @@ class NodeLink:
 
     @property
     def is_open(self) -> bool:
+        """Whether the handshake is done and nobody has closed."""
         return self._machine.state is State.OPEN
 
     async def send(self, type_: str, payload: Mapping[str, Any], in_reply_to: str | None = None) -> str:
@@ -39,6 +40,7 @@ class NodeLink:
     async def send_as(
         self, msg_id: str, type_: str, payload: Mapping[str, Any], in_reply_to: str | None = None
     ) -> None:
+        """Send a frame under the ``msg_id`` that it has."""
         await self._socket.send_text(self._machine.send(type_, msg_id, payload, in_reply_to))
 
     async def receive(self) -> Frame | None:
@@ -52,9 +54,11 @@ class NodeLink:
         return self._machine.receive(text)
 
     def forget(self, msg_id: str) -> None:
+        """Stop waiting for the answer to ``msg_id``."""
         self._machine.forget(msg_id)
 
     def take_dropped(self) -> dict[str, int]:
+        """Return how many answers were dropped since the last time, by reason."""
         dropped = dict(self._machine.dropped)
         self._machine.dropped.clear()
         return dropped

@@ -50,7 +50,7 @@ class Notifier:
         return stop
 
     async def run(self) -> None:
-        """Look once a second, until cancelled. Expiries and graces end by themselves, so time must be asked."""
+        """Look once a second until cancelled: expiries and graces end by themselves."""
         while True:
             await asyncio.sleep(INTERVAL_S)
             self._fleet.sweep()

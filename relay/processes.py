@@ -43,7 +43,7 @@ class Processes:
     async def start(self, name: str, command: Sequence[str]) -> int:
         """Start ``command`` and return its process id."""
         with self._log(name).open("ab") as log:
-            # A session of its own: Ctrl-C in the terminal is for the demo, which then stops its parts in order.
+            # A session of its own: Ctrl-C is for the demo, which then stops its parts in order.
             process = await asyncio.create_subprocess_exec(
                 *command, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
@@ -67,11 +67,11 @@ class Processes:
             raise StartError(f"{name} failed: {err.decode('utf-8', 'replace').strip()}")
         return out.decode("utf-8")
 
-    async def until_listening(self, name: str, port: int) -> None:
-        """Wait until ``name`` accepts connections on ``port`` of the loopback address.
+    async def until_listening(self, port: int) -> None:
+        """Wait until something accepts connections on ``port`` of the loopback address.
 
         Raises:
-            StartError: it ended first.
+            StartError: one of the processes ended first.
         """
         while True:
             self.check()
