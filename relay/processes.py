@@ -50,7 +50,7 @@ class Processes:
         self._running[name] = process
         return process.pid
 
-    async def output(self, name: str, command: Sequence[str]) -> str:
+    async def output(self, command: Sequence[str]) -> str:
         """Run ``command`` to its end and return what it printed.
 
         Raises:
@@ -64,7 +64,7 @@ class Processes:
         )
         out, err = await process.communicate()
         if process.returncode != 0:
-            raise StartError(f"{name} failed: {err.decode('utf-8', 'replace').strip()}")
+            raise StartError(f"{' '.join(command)} failed: {err.decode('utf-8', 'replace').strip()}")
         return out.decode("utf-8")
 
     async def until_listening(self, port: int) -> None:
