@@ -6,7 +6,7 @@ decision 6). Must not know what a carrier does with a manifest.
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from structlog.typing import FilteringBoundLogger
 
@@ -15,7 +15,7 @@ from kubelet.signer import ClockNotSetError, ManifestSigner, SignedManifest
 _JITTER = 0.1
 _CLOCK_RETRY_S = 5.0
 
-Carrier = Callable[[SignedManifest], bool]
+Carrier = Callable[[SignedManifest], Awaitable[bool]]
 """Carries a manifest towards the relay; tells whether it could."""
 
 
@@ -43,9 +43,9 @@ class Announcer:
         """Give ``carrier`` every manifest from now on."""
         self._carriers.append(carrier)
 
-    def carry(self, carrier: Carrier) -> None:
+    async def carry(self, carrier: Carrier) -> None:
         """Give ``carrier`` the current manifest again: its connection is new."""
-        if self.current is not None and carrier(self.current):
+        if self.current is not None and await carrier(self.current):
             self.published = self.current
 
     def overtake(self, mark_ms: int) -> None:
@@ -60,7 +60,7 @@ class Announcer:
     async def run(self) -> None:
         """Announce until cancelled."""
         while True:
-            pause = self._announce()
+            pause = await self._announce()
             self._due.clear()
             try:
                 async with asyncio.timeout(pause):
@@ -68,7 +68,7 @@ class Announcer:
             except TimeoutError:
                 continue
 
-    def _announce(self) -> float:
+    async def _announce(self) -> float:
         try:
             manifest = self._signer.sign()
         except ClockNotSetError as error:
@@ -76,5 +76,5 @@ class Announcer:
             return _CLOCK_RETRY_S
         self.current = manifest
         for carrier in self._carriers:
-            self.carry(carrier)
+            await self.carry(carrier)
         return self._interval_s * self._rng.uniform(1 - _JITTER, 1 + _JITTER)

@@ -5,7 +5,7 @@ it is the node that acts. Must not know the connection: answers go to a callback
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +20,7 @@ from schemas.projection import ToolName
 from schemas.registry import SchemaRegistry, Validator
 from schemas.text import printable
 
-Reply = Callable[[str, Mapping[str, Any]], None]
+Reply = Callable[[str, Mapping[str, Any]], Awaitable[None]]
 """Sends the payload of a ``cmd_ack`` in answer to a ``msg_id``, if there is a connection."""
 
 _BUSY_RETRY_MS = 100
@@ -67,12 +67,12 @@ class Dispatcher:
         """How many commands run now."""
         return len(self._running)
 
-    def submit(self, frame: Frame, budget_ms: int, reply: Reply) -> None:
+    async def submit(self, frame: Frame, budget_ms: int, reply: Reply) -> None:
         """Run the command in ``frame`` within ``budget_ms``, or answer again if it was seen before."""
         msg_id = frame.msg_id
         if not self._memory.admit(msg_id):
             if (answer := self._memory.recall(msg_id)) is not None:
-                reply(msg_id, answer)
+                await reply(msg_id, answer)
             return
         task = asyncio.create_task(self._run(frame, budget_ms, reply))
         self._running[msg_id] = task
@@ -105,7 +105,7 @@ class Dispatcher:
             )
             raise
         self._memory.remember(frame.msg_id, answer)
-        reply(frame.msg_id, answer)
+        await reply(frame.msg_id, answer)
 
     async def _invoke(self, command: Mapping[str, Any], budget_ms: int) -> dict[str, Any]:
         tool = self._tools.get(command["tool"])

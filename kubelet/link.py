@@ -5,25 +5,25 @@ a challenge that names another audience than the one this node has pinned: a rog
 """
 
 import asyncio
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
 from structlog.typing import FilteringBoundLogger
-from websockets.asyncio.client import ClientConnection, connect
+from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidURI
 
 from kubelet.announcer import Announcer
 from kubelet.backoff import Backoff
+from kubelet.channel import Channel
 from kubelet.dispatch import Dispatcher
 from kubelet.signer import SignedManifest
 from schemas.addresses import connect_url
 from schemas.delivery import TransitGauge
 from schemas.frames import MAX_FRAME_BYTES, SUBPROTOCOL, Frame, FrameReader
 from schemas.identity_files import NodeIdentity
-from schemas.session import CloseCode, ProtocolError, Role, Session, State
+from schemas.session import CloseCode, ProtocolError, Role, Session
 from schemas.strict_json import loads
 from schemas.text import printable
 from schemas.tokens import sign_token
@@ -79,8 +79,7 @@ class RelayLink:
         self._parts = parts
         self._boot_id = parts.ulids.new()
         self._session_id: str | None = None
-        self._session: Session | None = None
-        self._outbox: asyncio.Queue[str] = asyncio.Queue()
+        self._channel: Channel | None = None
         self._gauge = TransitGauge()
         self._asked_wait_s = 0.0
         self.state = LinkState.CONNECTING
@@ -104,29 +103,26 @@ class RelayLink:
                 self.state = LinkState.CONNECTING
                 log.info("relay not reached", relay=self._parts.relay_url, reason=printable(str(error)))
             finally:
-                self._session = None
+                self._channel = None
             if self.state is not LinkState.REVOKED:
                 await asyncio.sleep(self._parts.backoff.next_s(self._asked_wait_s))
 
-    def carry(self, manifest: SignedManifest) -> bool:
+    async def carry(self, manifest: SignedManifest) -> bool:
         """Send ``manifest``, and the heartbeat that goes with it, if a session is open."""
-        if self._session is None or self._session.state is not State.OPEN:
+        channel = self._channel
+        if channel is None or not channel.is_open:
             return False
-        self._send("announce", loads(manifest.wire, max_bytes=len(manifest.wire)))
-        self._send(
-            "heartbeat",
-            {
-                "manifest_etag": manifest.etag,
-                "expires_at_ms": manifest.expires_at_ms,
-                "inflight": self._parts.dispatcher.inflight,
-            },
-        )
-        return True
+        beat = {
+            "manifest_etag": manifest.etag,
+            "expires_at_ms": manifest.expires_at_ms,
+            "inflight": self._parts.dispatcher.inflight,
+        }
+        document = loads(manifest.wire, max_bytes=len(manifest.wire))
+        return await channel.send("announce", document) and await channel.send("heartbeat", beat)
 
     async def _connect(self) -> None:
-        url = connect_url(self._parts.relay_url)
         async with connect(
-            url,
+            connect_url(self._parts.relay_url),
             subprotocols=[SUBPROTOCOL],  # type: ignore[list-item]  # a NewType over str
             compression=None,
             max_size=MAX_FRAME_BYTES,
@@ -136,17 +132,16 @@ class RelayLink:
             ping_timeout=_PING_TIMEOUT_S,
             user_agent_header=None,
         ) as socket:
-            self._session = session = Session(Role.NODE, self._parts.reader)
-            self._outbox = asyncio.Queue()
+            channel = Channel(socket, Session(Role.NODE, self._parts.reader), self._parts.ulids)
             async with asyncio.timeout(_HANDSHAKE_TIMEOUT_S):
-                await self._authenticate(socket, session)
-            await self._serve(socket, session)
+                await self._authenticate(channel)
+            self._channel = channel
+            await self._serve(channel)
 
-    async def _authenticate(self, socket: ClientConnection, session: Session) -> None:
-        challenge = await _receive(socket, session)
-        await socket.send(self._auth(session, challenge))
-        welcome = await _receive(socket, session)
-        payload = welcome.payload
+    async def _authenticate(self, channel: Channel) -> None:
+        challenge = await _receive(channel)
+        await channel.send("auth", self._auth(challenge), challenge.msg_id)
+        payload = (await _receive(channel)).payload
         self._session_id = payload["session_id"]
         if not payload["resumed"]:
             self._gauge = TransitGauge()
@@ -155,9 +150,8 @@ class RelayLink:
         self._parts.announcer.shorten_interval(payload["heartbeat_interval_ms"] / 1000)
         self.state = LinkState.OPEN
         self._parts.log.info("relay connected", relay=self._parts.relay_url, resumed=payload["resumed"])
-        self._parts.announcer.carry(self.carry)
 
-    def _auth(self, session: Session, challenge: Frame) -> str:
+    def _auth(self, challenge: Frame) -> dict[str, Any]:
         parts = self._parts
         if challenge.payload["audience"] != parts.relay_url:
             raise _AudienceError
@@ -183,36 +177,29 @@ class RelayLink:
         }
         if self._session_id is not None:
             payload["resume"] = self._session_id
-        return session.send("auth", parts.ulids.new(), payload, challenge.msg_id)
+        return payload
 
-    async def _serve(self, socket: ClientConnection, session: Session) -> None:
-        writer = asyncio.create_task(self._write(socket))
+    async def _serve(self, channel: Channel) -> None:
         try:
-            while session.state is State.OPEN:
-                frame = session.receive(await socket.recv())
+            await self._parts.announcer.carry(self.carry)
+            while channel.is_open:
+                frame = await channel.receive()
                 if frame is not None:
-                    self._handle(frame)
+                    await self._handle(frame)
         except ProtocolError as error:
-            await socket.close(error.code, "")
+            await channel.close(error.code)
             raise
         except asyncio.CancelledError:
-            with suppress(ConnectionClosed, ProtocolError):
-                await socket.send(session.send("bye", self._parts.ulids.new(), {"reason": "shutting_down"}))
+            if channel.is_open:
+                await channel.send("bye", {"reason": "shutting_down"})
             raise
-        finally:
-            writer.cancel()
-            await asyncio.gather(writer, return_exceptions=True)
 
-    async def _write(self, socket: ClientConnection) -> None:
-        while True:
-            await socket.send(await self._outbox.get())
-
-    def _handle(self, frame: Frame) -> None:
+    async def _handle(self, frame: Frame) -> None:
         payload = frame.payload
         match frame.type:
             case "cmd":
                 delay = self._gauge.delay_ms(payload["sent_at_ms"], self._parts.now_ms())
-                self._parts.dispatcher.submit(frame, payload["deadline_ms"] - delay, self._answer)
+                await self._parts.dispatcher.submit(frame, payload["deadline_ms"] - delay, self._answer)
             case "cmd_cancel":
                 self._parts.dispatcher.cancel(frame.in_reply_to or "")
             case "heartbeat_ack":
@@ -228,20 +215,15 @@ class RelayLink:
             self.state = LinkState.ANNOUNCED
             return
         self.state = LinkState.OPEN
-        code = payload["error"]["code"]
-        self._parts.log.error("relay rejects the manifest", code=code)
+        self._parts.log.error("relay rejects the manifest", code=payload["error"]["code"])
         mark = payload.get("mark_issued_at_ms", 0)
         current = self._parts.announcer.current
         if current is not None and mark >= current.issued_at_ms:
             self._parts.announcer.overtake(mark)
 
-    def _answer(self, msg_id: str, payload: Any) -> None:
-        if self._session is not None and self._session.state is State.OPEN:
-            self._send("cmd_ack", payload, msg_id)
-
-    def _send(self, type_: str, payload: Any, in_reply_to: str | None = None) -> None:
-        if self._session is not None:
-            self._outbox.put_nowait(self._session.send(type_, self._parts.ulids.new(), payload, in_reply_to))
+    async def _answer(self, msg_id: str, payload: Mapping[str, Any]) -> None:
+        if self._channel is not None and self._channel.is_open:
+            await self._channel.send("cmd_ack", payload, msg_id)
 
     def _closed(self, error: ConnectionClosed) -> None:
         code = error.rcvd.code if error.rcvd is not None else None
@@ -260,8 +242,8 @@ class RelayLink:
         self._parts.log.error("relay closed the session", code=code, what=self.state.value)
 
 
-async def _receive(socket: ClientConnection, session: Session) -> Frame:
-    frame = session.receive(await socket.recv())
+async def _receive(channel: Channel) -> Frame:
+    frame = await channel.receive()
     if frame is None or frame.type == "bye":
         raise ProtocolError("an unexpected frame in the handshake")
     return frame

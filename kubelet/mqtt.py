@@ -5,7 +5,7 @@ event loop before it touches our state. Must not queue: what matters is publishe
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import paho.mqtt.client as paho
@@ -33,7 +33,8 @@ class MqttPublisher:
     ) -> None:
         self._broker = broker
         self._log = log
-        self._on_connect: list[Callable[[], None]] = []
+        self._on_connect: list[Callable[[], Awaitable[None]]] = []
+        self._tasks: set[asyncio.Task[None]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self.connected = False
         self._client = paho.Client(
@@ -44,8 +45,8 @@ class MqttPublisher:
         self._client.on_connect_fail = self._paho_failed
         self._client.on_disconnect = self._paho_disconnected
 
-    def when_connected(self, callback: Callable[[], None]) -> None:
-        """Call ``callback`` on the event loop after every connect."""
+    def when_connected(self, callback: Callable[[], Awaitable[None]]) -> None:
+        """Await ``callback`` on the event loop after every connect."""
         self._on_connect.append(callback)
 
     def start(self) -> None:
@@ -97,8 +98,13 @@ class MqttPublisher:
             return
         self.connected = True
         self._log.info("broker connected", broker=str(self._broker))
+        task = asyncio.ensure_future(self._greet())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _greet(self) -> None:
         for callback in self._on_connect:
-            callback()
+            await callback()
 
     def _disconnected(self, reason: str) -> None:
         if self.connected:

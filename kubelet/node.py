@@ -98,7 +98,7 @@ class Node:
         finally:
             await self.dispatcher.close()
 
-    def _publish(self, manifest: SignedManifest) -> bool:
+    async def _publish(self, manifest: SignedManifest) -> bool:
         """Put identity and manifest on the broker, retained, then say that the node is alive."""
         publish = self._around.publisher.publish
         node_id = self.identity.node_id

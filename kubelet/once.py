@@ -41,7 +41,11 @@ async def publish_once(
     """Put identity and ``manifest`` on the broker, retained; tell whether the broker confirmed both."""
     publisher = MqttPublisher(broker, f"edge-announce-{identity.node_id}", make_logger(stream))
     connected = asyncio.Event()
-    publisher.when_connected(connected.set)
+
+    async def greet() -> None:
+        connected.set()
+
+    publisher.when_connected(greet)
     publisher.start()
     try:
         async with asyncio.timeout(_CONNECT_TIMEOUT_S):

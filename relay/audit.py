@@ -13,6 +13,8 @@ from typing import Any
 
 from schemas.files import PRIVATE
 
+_ENCODER = json.JSONEncoder(separators=(",", ":"))
+
 
 class AuditUnavailableError(Exception):
     """A line could not be written."""
@@ -38,7 +40,7 @@ class AuditLog:
         Raises:
             AuditUnavailableError: it could not be written whole.
         """
-        line = json.dumps({"ts_ms": self._now_ms(), **facts}, separators=(",", ":")).encode("ascii") + b"\n"
+        line = _ENCODER.encode({"ts_ms": self._now_ms(), **facts}).encode("ascii") + b"\n"
         if self._torn:
             line = b"\n" + line  # what a full disk cut short must not swallow the next line too
         self.available = False

@@ -5,6 +5,7 @@ cross-check, record the outcome, answer. Nothing that a caller can be refused fo
 not know transports: they are thin adapters around it.
 """
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -38,8 +39,9 @@ class CallRequest:
 
 @dataclass(frozen=True, slots=True)
 class CallAnswer:
-    """A result, or an error envelope (``error@1.0.0``); exactly one of them."""
+    """A result, or an error envelope (``error@1.0.0``): exactly one of them, and as ASCII JSON in ``text``."""
 
+    text: str
     result: Mapping[str, Any] | None = None
     error: Mapping[str, Any] | None = None
 
@@ -74,7 +76,7 @@ class Door:
         record = _Record(self._ulids.new(), request.name)
         code = "cancelled"
         try:
-            answer = CallAnswer(result=await self._run(request, record, started))
+            answer = await self._run(request, record, started)
             code = "ok"
         except ToolError as error:
             answer, code = _refusal(error, record), error.failure.value.code
@@ -92,7 +94,7 @@ class Door:
             self._record_outcome(record, code, duration_s)
         return answer
 
-    async def _run(self, request: CallRequest, record: "_Record", started: float) -> Mapping[str, Any]:
+    async def _run(self, request: CallRequest, record: "_Record", started: float) -> CallAnswer:
         try:
             principal = self._authenticator.identify(request.token)
         except TokenError:
@@ -160,8 +162,8 @@ class _Record:
         }
 
 
-def _checked(answer: Mapping[str, Any], tool: Tool) -> Mapping[str, Any]:
-    """Return the node's result if it fits the tool, and is this node's own (RFC-0005 section 6, step 8)."""
+def _checked(answer: Mapping[str, Any], tool: Tool) -> CallAnswer:
+    """Answer with the node's result if it fits the tool and is this node's own (RFC-0005 section 6.8)."""
     if not answer["ok"]:
         raise ToolError.from_node(answer["error"])
     result: Mapping[str, Any] = answer["result"]
@@ -169,10 +171,15 @@ def _checked(answer: Mapping[str, Any], tool: Tool) -> Mapping[str, Any]:
         raise ToolError(Failure.RESULT_INVALID)
     if result.get("node_id") != tool.node_id:
         raise ToolError(Failure.RESULT_INVALID, "The result names another node than the one that was called.")
-    # A mount point is named by whoever plugs in a stick: no control character of it reaches a terminal.
-    harmless: Mapping[str, Any] = printable_values(result)
-    return harmless
+    text = json.dumps(result)
+    if "\\" in text or "\x7f" in text:
+        # Something had to be escaped for JSON, and a client would unescape it: a mount point is named by
+        # whoever plugs in a stick, and no control character of it may reach a terminal or a model.
+        result = printable_values(result)
+        text = json.dumps(result)
+    return CallAnswer(text, result=result)
 
 
 def _refusal(error: ToolError, record: _Record) -> CallAnswer:
-    return CallAnswer(error=error.envelope(record.correlation_id))
+    envelope = error.envelope(record.correlation_id)
+    return CallAnswer(json.dumps(envelope), error=envelope)

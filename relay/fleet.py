@@ -195,11 +195,6 @@ class Fleet:
         nodes = [node for node in self._nodes.values() if node.tenant == tenant]
         return sorted(nodes, key=lambda node: node.node_id)
 
-    def input_schema(self, name: str) -> Mapping[str, object] | None:
-        """Return the input schema of the tool called ``name``, whoever may call it."""
-        tool = self._tools.get(name)
-        return tool.listed["inputSchema"] if tool else None
-
     def sweep(self) -> None:
         """Forget what has waited too long."""
         now = self._now_ms()

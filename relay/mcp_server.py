@@ -6,9 +6,9 @@ as long. Must not decide anything: who may call what is the door's, and what is 
 """
 
 import asyncio
-import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
+from functools import lru_cache
 from typing import Any
 
 from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
@@ -100,7 +100,8 @@ class McpServer:
             version=version,
             title="Edge kubelet",
             instructions=_INSTRUCTIONS,
-            get_tool_input_schema=fleet.input_schema,
+            # Headers that mirror arguments are opt-in by schema, and none of ours asks for them.
+            get_tool_input_schema=lambda _name: None,
             on_list_tools=_answered_before,
             on_call_tool=_answered_before,
             on_subscriptions_listen=self._listen,
@@ -125,11 +126,7 @@ class McpServer:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one HTTP request, whose token the guard has put into the scope and identified."""
         principal = self._authenticator.identify(scope[TOKEN_IN_SCOPE])
-        # A session of the old era belongs to who opened it. The token itself must not get into this record.
-        owner = f"{principal.tenant}/{principal.sub}"
-        scope["user"] = AuthenticatedUser(
-            AccessToken(token="", client_id=owner, scopes=[], subject=principal.sub)
-        )
+        scope["user"] = _session_owner(principal.tenant, principal.sub)
         await self._manager.handle_request(scope, receive, send)
 
     async def _answer(self, ctx: Context, call_next: CallNext) -> HandlerResult:
@@ -237,6 +234,12 @@ class McpServer:
             raise MCPError(INVALID_PARAMS, "the token has expired; get a new one") from None
 
 
+@lru_cache(maxsize=1024)
+def _session_owner(tenant: str, sub: str) -> AuthenticatedUser:
+    """Return who a session of the old era belongs to. The token itself must not get into this record."""
+    return AuthenticatedUser(AccessToken(token="", client_id=f"{tenant}/{sub}", scopes=[], subject=sub))
+
+
 async def _answered_before(_context: Context, _params: object) -> Any:
     """Stand for a method that the middleware answers: the SDK advertises what has a handler."""
     raise MCPError(INTERNAL_ERROR, "answered by the middleware")
@@ -259,19 +262,15 @@ def _audience(principal: Principal) -> Audience:
 
 
 def _tool_result(answer: CallAnswer) -> dict[str, Any]:
+    content = [{"type": "text", "text": answer.text}]
     if answer.error is not None:
         # Not in structuredContent: clients check that against the tool's output schema, even of an error.
         return {
-            "content": [_text(answer.error)],
+            "content": content,
             "isError": True,
             "_meta": {META_ERROR: answer.error},
         }
-    result = answer.result or {}
-    return {"content": [_text(result)], "structuredContent": result, "isError": False}
-
-
-def _text(value: Mapping[str, Any]) -> dict[str, str]:
-    return {"type": "text", "text": json.dumps(value)}
+    return {"content": content, "structuredContent": answer.result, "isError": False}
 
 
 def _wants_dashed(context: Context) -> bool:

@@ -16,6 +16,8 @@ CONNECT_PATH = "/devices/connect"
 MAX_FRAME_BYTES = 256 * 1024
 MAX_FRAME_BYTES_BEFORE_WELCOME = 8 * 1024
 
+_ENCODER = json.JSONEncoder(separators=(",", ":"))
+
 FRAME_TYPES = (
     "challenge",
     "auth",
@@ -55,7 +57,7 @@ class Frame:
         if self.in_reply_to is not None:
             message["in_reply_to"] = self.in_reply_to
         message["payload"] = self.payload
-        return json.dumps(message, separators=(",", ":"))
+        return _ENCODER.encode(message)
 
 
 class FrameReader:

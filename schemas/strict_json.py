@@ -43,8 +43,8 @@ def loads(data: bytes | str, *, max_bytes: int) -> Any:
         raise
     except ValueError:
         raise StrictJsonError("not JSON") from None
-    # Only an escape can smuggle a surrogate past the UTF-8 decoder; str input has no such decoder.
-    if "\\u" in text or not isinstance(data, bytes):
+    # Only an escape can smuggle a surrogate past the UTF-8 decoder; text that came decoded may hold it bare.
+    if "\\u" in text or not (isinstance(data, bytes) or text.isascii()):
         _check_surrogates(value)
     return value
 

@@ -165,6 +165,21 @@ async def test_a_disk_that_is_unmounted_leaves_the_list(machine: Machine) -> Non
     assert disks.latest == [ROOT_DISK]
 
 
+async def test_a_disk_that_comes_back_does_not_bring_its_old_numbers(machine: Machine) -> None:
+    disks = patient(machine)
+    await disks.refresh()
+    machine.mounted = [ROOT]
+    await disks.refresh()
+    machine.mounted = [ROOT, STICK]
+    machine.hanging = {STICK.path}
+    task = asyncio.create_task(disks.refresh())
+    await until(lambda: machine.asked.count(STICK.path) == 2)
+    assert disks.latest == [ROOT_DISK]
+    machine.release.set()
+    await asyncio.wait_for(task, BOUND_S)
+    assert disks.latest == [ROOT_DISK, STICK_DISK]
+
+
 async def test_a_mount_table_that_cannot_be_read_leaves_the_last_list_standing(machine: Machine) -> None:
     disks = patient(machine)
     await disks.refresh()

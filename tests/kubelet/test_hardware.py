@@ -96,8 +96,9 @@ def test_one_source_that_cannot_be_read_does_not_hide_the_others(tmp_path: Path)
 
 
 def test_the_primary_mac_is_that_of_the_first_physical_interface_by_name(tmp_path: Path) -> None:
-    interface(tmp_path, "wlan0", "dc:a6:32:00:00:03")
-    interface(tmp_path, "eth1", "dc:a6:32:00:00:02")
+    # So many that a directory does not happen to list them in order.
+    for number in (5, 7, 2, 9, 4, 8, 3, 6):
+        interface(tmp_path, f"eth{number}", f"dc:a6:32:00:00:0{number}")
     interface(tmp_path, "br0", "dc:a6:32:00:00:01", physical=False)
     assert read_hardware_ids(tmp_path) == {"mac_primary": "dc:a6:32:00:00:02"}
 

@@ -59,6 +59,12 @@ def test_counters_that_run_backwards_stay_within_bounds() -> None:
     assert usage_between(before, after) == CpuUsage(100.0, (0.0, 100.0, 0.0))
 
 
+def test_a_cpu_whose_counters_stand_still_is_idle() -> None:
+    before = [CpuTimes(10, 100), CpuTimes(10, 100)]
+    after = [CpuTimes(10, 100), CpuTimes(11, 102)]
+    assert usage_between(before, after) == CpuUsage(50.0, (0.0, 50.0))
+
+
 @pytest.mark.parametrize(
     ("before", "after"),
     [

@@ -1,0 +1,23 @@
+"""``make bench``: measure everything, print a table, and write ``bench/out/latest.json``."""
+
+import asyncio
+from pathlib import Path
+
+from bench.calls import measure_calls
+from bench.results import table, write_json
+from bench.verification import measure_verification
+
+OUT = Path(__file__).parent / "out" / "latest.json"
+
+
+def main() -> None:
+    """Measure, show and keep."""
+    print("manifests ...", flush=True)
+    figures = [measure_verification()]
+    print("calls through a relay and 1 000 mock nodes ...", flush=True)
+    figures = asyncio.run(measure_calls()) + figures
+    write_json(figures, OUT)
+    print(f"\n{table(figures)}\n\nwritten to {OUT.relative_to(Path.cwd())}")
+
+
+main()

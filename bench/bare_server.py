@@ -1,0 +1,48 @@
+"""The reference: the MCP SDK's own echo handler, served as the relay is, with no hop behind it."""
+
+import sys
+from typing import Any
+
+import uvicorn
+from mcp.server.lowlevel import Server
+from mcp_types import CallToolRequestParams, CallToolResult, ListToolsResult, TextContent, Tool
+
+TOOL = "echo"
+_SCHEMA: dict[str, Any] = {"type": "object", "properties": {"message": {"type": "string"}}}
+
+
+async def list_tools(_context: object, _params: object) -> ListToolsResult:
+    """Return the one tool."""
+    return ListToolsResult(tools=[Tool(name=TOOL, input_schema=_SCHEMA)])
+
+
+async def call_tool(_context: object, params: CallToolRequestParams) -> CallToolResult:
+    """Return the message."""
+    message = (params.arguments or {})["message"]
+    return CallToolResult(
+        content=[TextContent(type="text", text=message)],
+        structured_content={"message": message},
+        is_error=False,
+    )
+
+
+def main(port: int) -> None:
+    """Serve on ``port`` of the loopback address."""
+    server = Server(
+        "bare",
+        on_list_tools=list_tools,
+        on_call_tool=call_tool,
+        get_tool_input_schema=lambda _name: _SCHEMA,
+    )
+    uvicorn.run(
+        server.streamable_http_app(),
+        port=port,
+        loop="uvloop",
+        http="httptools",
+        log_level="critical",
+        access_log=False,
+    )
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
