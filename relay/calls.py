@@ -39,7 +39,7 @@ class CallRequest:
 
 @dataclass(frozen=True, slots=True)
 class CallAnswer:
-    """A result, or an error envelope (``error@1.0.0``): exactly one of them, and as ASCII JSON in ``text``."""
+    """A result or an error envelope (``error@1.0.0``), exactly one; ``text`` is it as ASCII JSON."""
 
     text: str
     result: Mapping[str, Any] | None = None

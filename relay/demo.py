@@ -117,8 +117,8 @@ def _ready_facts(system: LocalSystem) -> dict[str, object]:
             *({"node_id": node_id, "real": False} for node_id in system.mock_nodes),
         ],
         "loopback_url": f"http://127.0.0.1:{plan.loopback_port}",
-        "relay_pid": system.relay_pid,
-        "kubelet_pid": system.kubelet_pid,
+        "relay_pid": system.processes.pid("relay"),
+        "kubelet_pid": system.processes.pid("kubelet"),
     }
 
 

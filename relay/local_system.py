@@ -69,6 +69,16 @@ class Plan:
         )
 
     @property
+    def kubelet_state(self) -> Path:
+        """The state directory of this machine's kubelet."""
+        return self.directory / "kubelet"
+
+    @property
+    def mocks(self) -> Path:
+        """The directory of the mock nodes' identities."""
+        return self.directory / "mocks"
+
+    @property
     def public_url(self) -> str:
         """The relay's public URL."""
         return f"http://127.0.0.1:{self.relay_port}"
@@ -88,8 +98,6 @@ class LocalSystem:
     token: str
     real_node: str
     mock_nodes: list[str]
-    relay_pid: int
-    kubelet_pid: int
 
     @asynccontextmanager
     async def client(self, mode: str = "auto") -> AsyncIterator[Client]:
@@ -122,23 +130,23 @@ async def start_system(plan: Plan, nodes: int, processes: Processes, step: Step)
     Raises:
         StartError: a process could not be started.
     """
-    await _start_broker(plan, processes)
+    await start_broker(plan, processes)
     step(f"broker      nats-server, MQTT on {plan.broker}")
     ca = CertificateAuthority(plan.state.ca, _now_ms, os.urandom)
     ca.create()
-    real_node, kubelet_state = await _enrol(plan, ca, processes)
-    mock_nodes = ca.issue_mock(nodes, plan.directory / "mocks", TENANT) if nodes else []
+    real_node = await _enrol(plan, ca, processes)
+    mock_nodes = ca.issue_mock(nodes, plan.mocks, TENANT) if nodes else []
     step(f"CA          {1 + len(mock_nodes)} leaf certificates issued")
-    relay_pid = await processes.start("relay", _relay_command(plan))
+    await processes.start("relay", relay_command(plan))
     await processes.until_listening(plan.relay_port)
     step(f"relay       {plan.public_url}")
-    kubelet_pid = await processes.start("kubelet", _kubelet_command(plan, kubelet_state))
+    await processes.start("kubelet", kubelet_command(plan))
     step(f"kubelet     this machine is node {real_node}")
     if mock_nodes:
-        await processes.start("fleet", _fleet_command(plan))
+        await processes.start("fleet", fleet_command(plan))
         step(f"fleet       {len(mock_nodes)} mock nodes")
     token = _issue_token(plan)
-    return LocalSystem(plan, processes, token, real_node, mock_nodes, relay_pid, kubelet_pid)
+    return LocalSystem(plan, processes, token, real_node, mock_nodes)
 
 
 async def list_tools(client: Client) -> list[Tool]:
@@ -153,7 +161,8 @@ async def list_tools(client: Client) -> list[Tool]:
             return tools
 
 
-async def _start_broker(plan: Plan, processes: Processes) -> None:
+async def start_broker(plan: Plan, processes: Processes) -> None:
+    """Start the broker, and wait until it is there."""
     store = json.dumps(str(plan.directory / "broker"))
     config = plan.directory / "broker.conf"
     config.write_text(_BROKER_CONFIG.format(store=store, port=plan.broker_port), "utf-8")
@@ -161,22 +170,22 @@ async def _start_broker(plan: Plan, processes: Processes) -> None:
     await processes.until_listening(plan.broker_port)
 
 
-async def _enrol(plan: Plan, ca: CertificateAuthority, processes: Processes) -> tuple[str, Path]:
-    """Give this machine an identity, and return its node id and the directory that holds it."""
-    state_dir = plan.directory / "kubelet"
-    init = [*_python("kubelet"), "init", "--json", "--state-dir", str(state_dir)]
+async def _enrol(plan: Plan, ca: CertificateAuthority, processes: Processes) -> str:
+    """Give this machine an identity, and return its node id."""
+    init = [*_python("kubelet"), "init", "--json", "--state-dir", str(plan.kubelet_state)]
     facts = json.loads(await processes.output(init))
     leaf = plan.directory / "leaf.pem"
     _issue(ca, Path(facts["csr"]), leaf)
     await processes.output([*init, "--certificate", str(leaf), "--root", str(ca.root_file)])
-    return str(facts["node_id"]), state_dir
+    return str(facts["node_id"])
 
 
 def _issue(ca: CertificateAuthority, csr: Path, leaf: Path) -> None:
     leaf.write_text(ca.issue(csr.read_text("utf-8"), TENANT), "utf-8")
 
 
-def _relay_command(plan: Plan) -> list[str]:
+def relay_command(plan: Plan) -> list[str]:
+    """Return the command that runs the relay."""
     return [
         *_python("relay"),
         "run",
@@ -187,21 +196,23 @@ def _relay_command(plan: Plan) -> list[str]:
     ]
 
 
-def _kubelet_command(plan: Plan, state_dir: Path) -> list[str]:
+def kubelet_command(plan: Plan) -> list[str]:
+    """Return the command that runs this machine's kubelet."""
     return [
         *_python("kubelet"),
         "run",
-        *("--state-dir", str(state_dir)),
+        *("--state-dir", str(plan.kubelet_state)),
         *("--loopback-port", str(plan.loopback_port)),
         *("--broker", plan.broker, "--relay", plan.public_url),
     ]
 
 
-def _fleet_command(plan: Plan) -> list[str]:
+def fleet_command(plan: Plan) -> list[str]:
+    """Return the command that runs the mock nodes."""
     return [
         *_python("kubelet"),
         "fleet",
-        *("--identities", str(plan.directory / "mocks")),
+        *("--identities", str(plan.mocks)),
         *("--broker", plan.broker, "--relay", plan.public_url),
     ]
 

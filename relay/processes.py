@@ -50,6 +50,16 @@ class Processes:
         self._running[name] = process
         return process.pid
 
+    async def kill(self, name: str) -> None:
+        """End the process called ``name`` without ceremony, and expect no more of it."""
+        process = self._running.pop(name)
+        process.kill()
+        await process.wait()
+
+    def pid(self, name: str) -> int:
+        """Return the process id of the process called ``name``."""
+        return self._running[name].pid
+
     async def output(self, command: Sequence[str]) -> str:
         """Run ``command`` to its end and return what it printed.
 

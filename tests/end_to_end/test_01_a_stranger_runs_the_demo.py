@@ -1,0 +1,79 @@
+"""1. Somebody types one command, sees each tool answer, and nothing is left behind.
+
+Steps: run ``relay demo --once`` · read what it printed · look for what it left.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.fakes.demo import running_demo
+
+
+def test_the_demo_calls_each_tool_and_leaves_nothing(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "relay", "demo", "--once"],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=90,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr == ""
+    assert done.stdout.count(".echo.invoke\n") == 3
+    assert done.stdout.count(".sysmetrics.snapshot\n") == 3
+    assert done.stdout.count("hello from the demo") == 3
+    assert "FAILED" not in done.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "terminate"])
+def test_stopping_the_demo_leaves_no_process_and_no_file(
+    tmp_path: Path, how: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    with running_demo(tmp_path, "--nodes", "1") as demo:
+        children = psutil.Process(demo.pid).children(recursive=True)
+        assert {demo.facts["relay_pid"], demo.facts["kubelet_pid"]} <= {child.pid for child in children}
+        os.kill(demo.pid, how)
+        _, alive = psutil.wait_procs([*children], timeout=20)
+    assert alive == []
+    assert list(temporary.iterdir()) == []
+
+
+def test_the_ready_file_says_where_everything_is(tmp_path: Path) -> None:
+    with running_demo(tmp_path, "--nodes", "0") as demo:
+        assert set(demo.facts) == {
+            "mcp_url",
+            "token",
+            "broker",
+            "ca_root",
+            "audit",
+            "nodes",
+            "loopback_url",
+            "relay_pid",
+            "kubelet_pid",
+        }
+        assert demo.facts["nodes"] == [{"node_id": demo.real_node, "real": True}]
+        assert Path(demo.facts["ca_root"]).read_text("utf-8").startswith("-----BEGIN CERTIFICATE-----")
+        mode = (tmp_path / "ready.json").stat().st_mode & 0o777
+        assert mode == 0o600
+        assert json.loads((tmp_path / "ready.json").read_text("utf-8")) == demo.facts
+
+
+def test_a_demo_on_a_machine_where_the_usual_ports_are_taken_takes_others(tmp_path: Path) -> None:
+    with running_demo(tmp_path, "--nodes", "0") as first:
+        second_directory = tmp_path / "second"
+        second_directory.mkdir()
+        with running_demo(second_directory, "--nodes", "0") as second:
+            for fact in ("mcp_url", "broker", "loopback_url"):
+                assert first.facts[fact] != second.facts[fact]

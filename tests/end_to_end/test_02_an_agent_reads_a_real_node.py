@@ -1,0 +1,110 @@
+"""2. An agent points an MCP client at one URL and reads this machine.
+
+Steps: list the tools in each era · call echo · call metrics · compare with what the machine says itself.
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from mcp_types import Tool
+
+from schemas.registry import SchemaRegistry
+from tests.fakes.demo import Demo
+
+ERAS = pytest.mark.parametrize("era", ["2026-07-28", "legacy"])
+
+
+async def tools_of(demo: Demo, era: str, query: str = "") -> list[Tool]:
+    async with demo.client(era, query) as client:
+        return (await client.list_tools()).tools
+
+
+def uptime_s() -> float:
+    return float(Path("/proc/uptime").read_text("ascii").split()[0])
+
+
+@ERAS
+async def test_each_capability_and_verb_is_one_tool(demo: Demo, era: str) -> None:
+    names = [tool.name for tool in await tools_of(demo, era)]
+    nodes = [demo.real_node, *demo.mock_nodes]
+    assert names == sorted(
+        name for node in nodes for name in (f"sysecho.{node}.echo.invoke", f"sys.{node}.sysmetrics.snapshot")
+    )
+
+
+@ERAS
+async def test_a_client_that_refuses_dots_gets_dashes_and_may_call_by_either(demo: Demo, era: str) -> None:
+    dotted = f"sysecho.{demo.real_node}.echo.invoke"
+    dashed = dotted.replace(".", "-")
+    async with demo.client(era, "?names=dashed") as client:
+        names = {tool.name for tool in (await client.list_tools()).tools}
+        assert dashed in names
+        assert not any("." in name for name in names)
+        for name in (dashed, dotted):
+            result = await client.call_tool(name, {"message": "either"})
+            assert (result.structured_content or {})["message"] == "either"
+
+
+@ERAS
+async def test_what_is_shown_of_a_tool_is_ours_and_static(demo: Demo, era: str) -> None:
+    by_name = {tool.name: tool for tool in await tools_of(demo, era)}
+    echo = by_name[f"sysecho.{demo.real_node}.echo.invoke"]
+    mock_echo = by_name[f"sysecho.{demo.mock_nodes[0]}.echo.invoke"]
+    assert echo.description == mock_echo.description
+    assert demo.real_node not in (echo.description or "")
+    assert echo.annotations is not None
+    assert echo.annotations.read_only_hint is True
+    assert (echo.meta or {})["edge-kubelet/safety-class"] == "read_only"
+    assert (echo.meta or {})["edge-kubelet/canonical-name"] == echo.name
+    assert echo.input_schema["properties"]["message"]["maxLength"] == 1024
+
+
+@ERAS
+async def test_echo_comes_back_with_the_node_that_said_it(demo: Demo, era: str) -> None:
+    async with demo.client(era) as client:
+        result = await client.call_tool(
+            f"sysecho.{demo.real_node}.echo.invoke", {"message": 'a "quoted" \\ ping'}
+        )
+    assert result.is_error is False
+    content: dict[str, Any] = dict(result.structured_content or {})
+    assert content.pop("received_at_ms") > 1_700_000_000_000
+    assert content == {"message": 'a "quoted" \\ ping', "node_id": demo.real_node}
+
+
+@ERAS
+async def test_metrics_are_this_machine_s_own(demo: Demo, era: str) -> None:
+    async with demo.client(era) as client:
+        result = await client.call_tool(f"sys.{demo.real_node}.sysmetrics.snapshot", {})
+    sample: dict[str, Any] = dict(result.structured_content or {})
+    SchemaRegistry().load("system.metrics.sample@1.0.0").check(sample)
+    assert sample["node_id"] == demo.real_node
+    assert sample["cpu"]["cores"] == os.cpu_count()
+    assert sample["mem"]["total_bytes"] == psutil.virtual_memory().total
+    assert 0 <= uptime_s() - sample["uptime_s"] < 60
+    devices = {partition.mountpoint for partition in psutil.disk_partitions()}
+    assert {disk["mount"] for disk in sample["disk"]} <= devices
+
+
+async def test_metrics_can_be_asked_for_in_part(demo: Demo) -> None:
+    async with demo.client() as client:
+        result = await client.call_tool(f"sys.{demo.real_node}.sysmetrics.snapshot", {"include": ["mem"]})
+    assert set(result.structured_content or {}) == {"ts_ms", "node_id", "uptime_s", "mem"}
+
+
+async def test_the_audit_holds_a_decision_and_an_outcome_and_never_the_content(demo: Demo) -> None:
+    secret = "not for the audit"
+    tool = f"sysecho.{demo.real_node}.echo.invoke"
+    before = len(demo.audit())
+    async with demo.client() as client:
+        await client.call_tool(tool, {"message": secret})
+    decision, outcome = demo.audit()[before:]
+    assert (decision["decision"], outcome["outcome"]) == ("allow", "ok")
+    assert decision["correlation_id"] == outcome["correlation_id"]
+    for line in (decision, outcome):
+        assert (line["tenant"], line["sub"], line["tool"]) == ("demo", "demo-agent", tool)
+        assert line["node_id"] == demo.real_node
+        assert secret not in str(line)
+    assert outcome["duration_ms"] > 0

@@ -1,0 +1,123 @@
+"""5. Something is killed, and the rest stays right: who calls meanwhile is told the truth.
+
+Steps: kill the node, the relay, the broker · call · start it again · call again. Each without ceremony: the
+processes get a SIGKILL.
+"""
+
+import asyncio
+import shutil
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from relay.local_system import (
+    LocalSystem,
+    Plan,
+    kubelet_command,
+    relay_command,
+    start_broker,
+    start_system,
+)
+from relay.processes import Processes
+from tests.fakes.demo import error_of
+
+BOUND_S = 60
+
+
+@pytest.fixture
+async def system(tmp_path: Path) -> AsyncIterator[LocalSystem]:
+    async with Processes.running(tmp_path) as processes:
+        started = await start_system(Plan.below(tmp_path), 0, processes, lambda _text: None)
+        async with asyncio.timeout(BOUND_S):
+            await started.until_listed()
+        yield started
+
+
+async def until_echo_answers(system: LocalSystem) -> dict[str, Any]:
+    """Call until the node answers: each refusal on the way must be an honest one."""
+    async with asyncio.timeout(BOUND_S):
+        while True:
+            try:
+                async with system.client() as client:
+                    result = await client.call_tool(
+                        f"sysecho.{system.real_node}.echo.invoke", {"message": "back"}
+                    )
+            except (httpx2.HTTPError, ExceptionGroup):
+                continue  # the relay itself is away
+            if not result.is_error:
+                return dict(result.structured_content or {})
+            assert error_of(result)["code"] in {
+                "E_NODE_OFFLINE",
+                "E_MANIFEST_NOT_FOUND",
+                "E_DEADLINE_EXCEEDED",
+            }
+
+
+async def test_a_node_that_died_is_offline_at_once_and_welcome_when_it_returns(system: LocalSystem) -> None:
+    await system.processes.kill("kubelet")
+    async with asyncio.timeout(BOUND_S), system.client() as client:
+        while True:
+            result = await client.call_tool(
+                f"sysecho.{system.real_node}.echo.invoke", {"message": "anybody?"}
+            )
+            if result.is_error and error_of(result)["code"] == "E_NODE_OFFLINE":
+                break
+        # Its tools stay listed for a grace: a node that reconnects should not make every client list again.
+        assert any(system.real_node in tool.name for tool in (await client.list_tools()).tools)
+    await system.processes.start("kubelet", kubelet_command(system.plan))
+    assert (await until_echo_answers(system))["message"] == "back"
+
+
+async def test_a_relay_that_died_comes_back_with_the_same_nodes(system: LocalSystem) -> None:
+    await system.processes.kill("relay")
+    await system.processes.start("relay", relay_command(system.plan))
+    await system.processes.until_listening(system.plan.relay_port)
+    assert (await until_echo_answers(system))["node_id"] == system.real_node
+
+
+async def test_a_broker_that_lost_everything_has_it_again_when_it_is_back(system: LocalSystem) -> None:
+    await system.processes.kill("broker")
+    # The session suffices meanwhile: the broker carries manifests, not calls.
+    assert (await until_echo_answers(system))["message"] == "back"
+    shutil.rmtree(system.plan.directory / "broker")
+    await start_broker(system.plan, system.processes)
+    loopback = f"http://127.0.0.1:{system.plan.loopback_port}/readyz"
+    async with asyncio.timeout(BOUND_S), httpx2.AsyncClient() as http:
+        while (await http.get(loopback)).json()["subsystems"]["broker"] != "connected":
+            pass
+        while not (await http.get(system.plan.public_url + "/readyz")).json()["ready"]:
+            pass
+    # A relay that knows nothing yet learns the node from the broker: what was lost was announced again.
+    await system.processes.kill("relay")
+    await system.processes.start("relay", relay_command(system.plan))
+    await system.processes.until_listening(system.plan.relay_port)
+    assert (await until_echo_answers(system))["node_id"] == system.real_node
+
+
+async def test_a_node_waits_for_broker_and_relay_and_shows_that_it_does(system: LocalSystem) -> None:
+    plan, processes = system.plan, system.processes
+    for name in ("kubelet", "relay", "broker"):
+        await processes.kill(name)
+    await processes.start("kubelet", kubelet_command(plan))
+    loopback = f"http://127.0.0.1:{plan.loopback_port}"
+    async with asyncio.timeout(BOUND_S), httpx2.AsyncClient(base_url=loopback) as http:
+        while True:
+            try:
+                waiting = await http.get("/readyz")
+                break
+            except httpx2.HTTPError:
+                continue  # the daemon is still starting
+        assert waiting.status_code == 503
+        assert (await http.get("/healthz")).status_code == 200
+        assert (await http.get("/.well-known/mcp.json")).status_code == 404
+        subsystems = waiting.json()["subsystems"]
+        assert (subsystems["broker"], subsystems["relay"]) == ("connecting", "connecting")
+
+        await start_broker(plan, processes)
+        await processes.start("relay", relay_command(plan))
+        while (await http.get("/readyz")).status_code != 200:
+            pass
+    assert (await until_echo_answers(system))["node_id"] == system.real_node

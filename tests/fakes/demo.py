@@ -1,0 +1,94 @@
+"""A demo that runs: the system that the end-to-end stories are told about."""
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx2
+from mcp.client.client import Client
+from mcp.client.streamable_http import streamable_http_client
+from mcp_types import CallToolResult, TextContent
+
+STOP_TIMEOUT_S = 30
+
+
+@dataclass(frozen=True, slots=True)
+class Demo:
+    """The facts of ``--ready-file``, and the ways to speak to what they name."""
+
+    facts: dict[str, Any]
+    pid: int
+
+    @property
+    def base_url(self) -> str:
+        """The relay's public URL."""
+        return str(self.facts["mcp_url"]).removesuffix("/mcp")
+
+    @property
+    def real_node(self) -> str:
+        """This machine's node id."""
+        return next(str(node["node_id"]) for node in self.facts["nodes"] if node["real"])
+
+    @property
+    def mock_nodes(self) -> list[str]:
+        """The node ids of the mock nodes."""
+        return [str(node["node_id"]) for node in self.facts["nodes"] if not node["real"]]
+
+    def audit(self) -> list[dict[str, Any]]:
+        """Return the audit as it is now."""
+        lines = Path(self.facts["audit"]).read_text("utf-8").splitlines()
+        return [json.loads(line) for line in lines]
+
+    @asynccontextmanager
+    async def client(self, mode: str = "auto", query: str = "", **options: Any) -> AsyncIterator[Client]:
+        """Hold the official client in the era that ``mode`` names, as ``mcp.client.Client`` has it."""
+        headers = {"Authorization": f"Bearer {self.facts['token']}"}
+        async with httpx2.AsyncClient(headers=headers) as http:
+            transport = streamable_http_client(self.facts["mcp_url"] + query, http_client=http)
+            async with Client(transport, mode=mode, **options) as client:
+                yield client
+
+
+@contextmanager
+def running_demo(directory: Path, *arguments: str) -> Iterator[Demo]:
+    """Run ``relay demo`` until it serves; Ctrl-C it on the way out, and expect that it ends well."""
+    ready = directory / "ready.json"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "relay", "demo", "--ready-file", str(ready), *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    try:
+        output = []
+        for line in process.stdout:
+            output.append(line)
+            if line.startswith("Serving"):
+                break
+        else:
+            raise AssertionError("the demo ended by itself:\n" + "".join(output))
+        yield Demo(json.loads(ready.read_text("utf-8")), process.pid)
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=STOP_TIMEOUT_S)
+    assert process.returncode == 0
+    assert not ready.exists()
+
+
+def error_of(result: CallToolResult) -> dict[str, Any]:
+    """Return the error envelope of a failed call, after checking that it is said everywhere alike."""
+    assert result.is_error
+    assert result.structured_content is None
+    [content] = result.content
+    assert isinstance(content, TextContent)
+    envelope: dict[str, Any] = json.loads(content.text)
+    assert (result.meta or {})["edge-kubelet/error"] == envelope
+    return envelope
