@@ -109,15 +109,22 @@ def issue_leaf(  # noqa: PLR0913 - a certificate has this many facts
     """Return a leaf in PEM for ``public_key`` (32 raw bytes), issued by the root.
 
     Raises:
-        IdentityError: the key is of low order, or tenant or node id are not of their form.
+        IdentityError: the key is of low order, tenant or node id are not of their form, or the root ends
+            within a day.
     """
     if not is_sound_public_key(public_key):
         raise IdentityError("low_order_key")
-    if not is_node_id(node_id) or not re.fullmatch(TENANT_PATTERN, tenant):
+    if not is_node_id(node_id):
         raise IdentityError("not_a_node_id")
-    issuer = x509.load_pem_x509_certificate(root_pem.encode("ascii")).subject
-    builder = _leaf_builder(public_key, node_id, san_uri(tenant, node_id), now_ms, valid_days)
-    return _pem(builder.issuer_name(issuer).serial_number(serial).sign(_private(root_key), None))
+    if not re.fullmatch(TENANT_PATTERN, tenant) or tenant == UNENROLLED_TENANT:
+        raise IdentityError("not_a_tenant")
+    root = x509.load_pem_x509_certificate(root_pem.encode("ascii"))
+    # A leaf that outlives its root would be believed by nobody from then on, without a word.
+    days_left = (root.not_valid_after_utc - _datetime(now_ms)).days
+    if days_left < 1:
+        raise IdentityError("root_too_old")
+    builder = _leaf_builder(public_key, node_id, san_uri(tenant, node_id), now_ms, min(valid_days, days_left))
+    return _pem(builder.issuer_name(root.subject).serial_number(serial).sign(_private(root_key), None))
 
 
 def verify_leaf(pem: str, roots: Sequence[str], now_ms: int) -> Identity:
@@ -137,7 +144,7 @@ def verify_leaf(pem: str, roots: Sequence[str], now_ms: int) -> Identity:
     except (*_UNREADABLE, IndexError):
         raise IdentityError("bad_certificate") from None
     public = _sound_key(key)
-    if not any(_issued(leaf, der, root) for root in roots):
+    if not any(_issued(leaf, der, root, now_ms) for root in roots):
         raise IdentityError("chain")
     tenant, node_id = _subject_of(leaf, extensions)
     identity = Identity(
@@ -154,14 +161,14 @@ def verify_leaf(pem: str, roots: Sequence[str], now_ms: int) -> Identity:
     return identity
 
 
-def _issued(leaf: x509.Certificate, leaf_der: bytes, root_pem: str) -> bool:
+def _issued(leaf: x509.Certificate, leaf_der: bytes, root_pem: str, now_ms: int) -> bool:
     for der in certificates_in(root_pem):
         if der == leaf_der:
             return True  # the anchor is this very certificate: a node that checks its own self-signed leaf
         root = x509.load_der_x509_certificate(der)
         try:
             basic = root.extensions.get_extension_for_class(x509.BasicConstraints).value
-            if basic.ca:
+            if basic.ca and root.not_valid_before_utc <= _datetime(now_ms) < root.not_valid_after_utc:
                 leaf.verify_directly_issued_by(root)
                 return True
         except (ValueError, TypeError, InvalidSignature, x509.ExtensionNotFound):

@@ -7,6 +7,7 @@ used up. Pure; times are milliseconds. Must not send anything.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, Generic, TypeVar
 
 WaiterT = TypeVar("WaiterT")
@@ -51,6 +52,14 @@ class Ledger(Generic[WaiterT]):
         ]
 
 
+class Admission(Enum):
+    """What the node knows of a command that came in."""
+
+    NEW = "new"
+    SEEN = "seen"
+    FULL = "full"
+
+
 class AnswerMemory:
     """The node's memory of the commands that it has seen, at most ``capacity`` of them.
 
@@ -61,21 +70,22 @@ class AnswerMemory:
         self._capacity = capacity
         self._answers: dict[str, Mapping[str, Any] | None] = {}
 
-    def admit(self, msg_id: str) -> bool:
-        """Tell whether ``msg_id`` is new, and remember it as running."""
+    def admit(self, msg_id: str) -> Admission:
+        """Remember ``msg_id`` as running if it is new and there is room, and tell which."""
         if msg_id in self._answers:
-            return False
+            return Admission.SEEN
         if len(self._answers) >= self._capacity:
             answered = next((key for key, answer in self._answers.items() if answer is not None), None)
             if answered is None:
-                return False
+                return Admission.FULL
             del self._answers[answered]
         self._answers[msg_id] = None
-        return True
+        return Admission.NEW
 
     def remember(self, msg_id: str, answer: Mapping[str, Any]) -> None:
-        """Keep ``answer``, the payload of the ack, for when the same command comes again."""
-        self._answers[msg_id] = answer
+        """Keep ``answer``, the payload of the ack to an admitted command, for when it comes again."""
+        if msg_id in self._answers:
+            self._answers[msg_id] = answer
 
     def recall(self, msg_id: str) -> Mapping[str, Any] | None:
         """Return the answer to ``msg_id``; None while it runs, or when it was never seen."""
@@ -85,16 +95,22 @@ class AnswerMemory:
 class TransitGauge:
     """How long a message was on its way, told by two clocks that need not agree.
 
-    The smallest difference between the clocks that a session has seen stands for an instant journey; what a
-    message shows beyond it is delay.
+    The smallest difference between the clocks stands for an instant journey; what a message shows beyond it
+    is delay. Clocks drift and are set, so only what was seen since the last ``renew`` but one counts:
+    otherwise a relay whose clock is set back would seem to move ever further away.
     """
 
     def __init__(self) -> None:
-        self._smallest: int | None = None
+        self._current: int | None = None
+        self._previous: int | None = None
+
+    def renew(self) -> None:
+        """Begin a new window: call it once a heartbeat."""
+        self._previous, self._current = self._current, None
 
     def delay_ms(self, sent_at_ms: int, received_at_ms: int) -> int:
         """Return the delay of a message by the sender's and by our clock, and learn from it."""
         difference = received_at_ms - sent_at_ms
-        if self._smallest is None or difference < self._smallest:
-            self._smallest = difference
-        return difference - self._smallest
+        self._current = difference if self._current is None else min(self._current, difference)
+        known = self._current if self._previous is None else min(self._current, self._previous)
+        return difference - known

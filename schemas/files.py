@@ -5,6 +5,7 @@ Must not be used for logs or audits: those are appended to.
 
 import os
 import stat
+import tempfile
 from pathlib import Path
 
 PRIVATE = 0o600
@@ -22,8 +23,9 @@ class ExposedFileError(PermissionError):
 def write_atomic(path: Path, content: str | bytes, mode: int = PUBLIC) -> None:
     """Write ``content`` to ``path`` so that it is there whole, or as it was before, whatever happens."""
     data = content.encode("utf-8") if isinstance(content, str) else content
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, mode)
+    # mkstemp makes a file that is new, ours alone, and no link that somebody put there.
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    temporary = Path(name)
     try:
         with os.fdopen(descriptor, "wb") as file:
             os.fchmod(descriptor, mode)
@@ -34,6 +36,16 @@ def write_atomic(path: Path, content: str | bytes, mode: int = PUBLIC) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+    _sync_directory(path.parent)
+
+
+def _sync_directory(path: Path) -> None:
+    """Make the new name itself survive a power cut."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def read_private(path: Path) -> str:

@@ -13,6 +13,7 @@ from hashlib import sha256
 TENANT_PATTERN = r"[a-z0-9][a-z0-9_-]{0,62}"
 MAX_PEM_BYTES = 16 * 1024
 
+_SPKI_ED25519 = bytes.fromhex("302a300506032b6570032100")
 _CERTIFICATE = re.compile(r"-----BEGIN CERTIFICATE-----([A-Za-z0-9+/=\s]+?)-----END CERTIFICATE-----")
 
 
@@ -54,6 +55,14 @@ def certificates_in(pem: str) -> list[bytes]:
 def kid_of(der: bytes) -> str:
     """Return the thumbprint that names a leaf: SHA-256 of its DER, 64 lower-case hex digits."""
     return sha256(der).hexdigest()
+
+
+def is_for_key(der: bytes, public_key: bytes) -> bool:
+    """Tell whether the certificate ``der`` holds the Ed25519 ``public_key`` (32 bytes).
+
+    Compares bytes, which is enough for a certificate of one's own, and needs no X.509 library.
+    """
+    return _SPKI_ED25519 + public_key in der
 
 
 def san_uri(tenant: str, node_id: str) -> str:

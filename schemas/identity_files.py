@@ -17,7 +17,7 @@ from pathlib import Path
 from nacl.signing import SigningKey
 
 from schemas.files import PRIVATE, make_private_directory, read_private, write_atomic
-from schemas.identity import certificates_in, kid_of
+from schemas.identity import certificates_in, is_for_key, kid_of
 from schemas.keys import KeyFormatError, private_key_from_pem, private_key_to_pem
 from schemas.projection import is_node_id
 
@@ -65,17 +65,17 @@ class IdentityFiles:
         self.root_certificate = root / "root.pem"
 
     def exists(self) -> bool:
-        """Tell whether an identity was ever made here."""
-        return self.key.exists() or self.node_id.exists()
+        """Tell whether an identity was made here: the key is what it hangs on."""
+        return self.key.exists()
 
     def write(self, node_id: str, key: SigningKey, leaf_pem: str, csr_pem: str | None = None) -> None:
-        """Write a new identity. The key comes first: without it nothing else is of use."""
+        """Write a new identity. The key comes last: when it is there, all of it is."""
         make_private_directory(self.root)
-        write_atomic(self.key, private_key_to_pem(key), PRIVATE)
         write_atomic(self.node_id, node_id + "\n")
         if csr_pem is not None:
             write_atomic(self.csr, csr_pem)
         write_atomic(self.leaf, leaf_pem)
+        write_atomic(self.key, private_key_to_pem(key), PRIVATE)
 
     def install(self, leaf_pem: str, root_pem: str) -> None:
         """Replace leaf and root by those that a CA issued; the caller has verified them."""
@@ -106,7 +106,9 @@ class IdentityFiles:
             raise IdentityFilesError(f"{self.node_id} holds no node id")
         identity = NodeIdentity(node_id, key, leaf, root)
         try:
-            _ = identity.kid
+            der = certificates_in(leaf)[0]
         except (ValueError, IndexError):
             raise IdentityFilesError(f"{self.leaf} holds no certificate") from None
+        if not is_for_key(der, bytes(key.verify_key)):
+            raise IdentityFilesError(f"{self.leaf} is not for the key in {self.key}")
         return identity

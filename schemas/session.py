@@ -136,7 +136,7 @@ class Session:
         try:
             frame = self._reader.read(text, self._limit())
         except FrameError as error:
-            if error.type == "cmd_ack" and self.state is State.OPEN:
+            if error.type == "cmd_ack" and "cmd_ack" in self._receives.get(self.state, {}):
                 self.dropped["malformed"] += 1
                 return None
             raise ProtocolError(error.reason) from None

@@ -24,7 +24,7 @@ def printable_values(value: Any) -> Any:
     if isinstance(value, str):
         return printable(value, limit=len(value) * 10)
     if isinstance(value, dict):
-        return {printable(key): printable_values(item) for key, item in value.items()}
+        return {printable_values(key): printable_values(item) for key, item in value.items()}
     if isinstance(value, list):
         return [printable_values(item) for item in value]
     return value

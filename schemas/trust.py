@@ -5,7 +5,7 @@ the time and what it knows, and acts on the verdict. Must not do I/O, and must n
 verdict rejected be used for more than counting.
 """
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -38,6 +38,8 @@ class Reason(Enum):
     NOT_CANONICAL = "not_canonical"
     SCHEMA = "schema"
     KIND_UNSUPPORTED = "kind_unsupported"
+    CAPABILITY_TWICE = "capability_twice"
+    SCHEMA_REF = "schema_ref"
     ID_MISMATCH = "id_mismatch"
     LIFETIME = "lifetime"
     REVOKED = "revoked"
@@ -108,14 +110,23 @@ class TrustedManifest:
 class Verdict:
     """What became of one manifest.
 
-    ``manifest`` is there when it was accepted, ``reason`` when it was rejected; ``kid`` when it was parked
-    for a leaf that is not known yet.
+    ``manifest`` is there when it was accepted, ``reason`` when it was rejected, ``kid`` when it was parked
+    for a leaf that is not known yet. ``mark`` is what was known before: the next manifest must overtake it.
     """
 
     outcome: Outcome
     manifest: TrustedManifest | None = None
     reason: Reason | None = None
     kid: str | None = None
+    mark: Mark | None = None
+
+
+class _RejectionError(Exception):
+    """A rule is broken; ends the judging."""
+
+    def __init__(self, reason: Reason) -> None:
+        super().__init__(reason)
+        self.reason = reason
 
 
 class TrustRules:
@@ -129,19 +140,23 @@ class TrustRules:
         """Judge ``wire``, which came on the topic or the session of ``node_id``, at ``now_ms``."""
         etag = etag_of(wire)
         if etag == known.current_etag:
-            return Verdict(Outcome.UNCHANGED)
-        manifest, reason = self._read(wire, node_id)
-        if reason is not None:
-            return _rejected(reason)
+            return Verdict(Outcome.UNCHANGED, mark=known.mark)
+        try:
+            return self._judge(wire, etag, node_id, now_ms, known)
+        except _RejectionError as rejection:
+            return Verdict(Outcome.REJECTED, reason=rejection.reason, mark=known.mark)
+
+    def _judge(self, wire: bytes, etag: str, node_id: str, now_ms: int, known: Known) -> Verdict:
+        manifest = self._read(wire)
+        if manifest["node_id"] != node_id:
+            raise _RejectionError(Reason.ID_MISMATCH)
         kid = manifest["node_attestation"]["kid"]
         if kid in known.revoked:
-            return _rejected(Reason.REVOKED)
+            raise _RejectionError(Reason.REVOKED)
         identity = known.identities.get(kid)
         if identity is None:
-            return Verdict(Outcome.PARKED, kid=kid)
-        reason = _attested(wire, manifest, identity, now_ms)
-        if reason is not None:
-            return _rejected(reason)
+            return Verdict(Outcome.PARKED, kid=kid, mark=known.mark)
+        _check_attested(wire, manifest, identity, now_ms)
         trusted = TrustedManifest(
             identity=identity,
             etag=etag,
@@ -150,25 +165,27 @@ class TrustRules:
             capabilities=tuple(manifest["capabilities"]),
             wire=wire,
         )
-        return _in_history(trusted, now_ms, known)
+        if _is_stale(trusted, now_ms, known):
+            return Verdict(Outcome.STALE, mark=known.mark)
+        return Verdict(Outcome.ACCEPTED, manifest=trusted, mark=known.mark)
 
-    def _read(self, wire: bytes, node_id: str) -> tuple[dict[str, Any], Reason | None]:
+    def _read(self, wire: bytes) -> dict[str, Any]:
+        """Return the manifest that ``wire`` is the canonical form of, if it is one by itself."""
         try:
             manifest = loads(wire, max_bytes=MAX_MANIFEST_BYTES)
         except StrictJsonError:
-            return {}, Reason.NOT_JSON
-        # Kinds first: what the document does not admit, or this process does not know, has a code of its own.
+            raise _RejectionError(Reason.NOT_JSON) from None
+        # Kinds first: one that the document does not admit, or this process not know, has a code of its own.
         if self._names_unknown_kind(manifest):
-            return {}, Reason.KIND_UNSUPPORTED
+            raise _RejectionError(Reason.KIND_UNSUPPORTED)
         if not self._schema.is_valid(manifest):
-            return {}, Reason.SCHEMA
+            raise _RejectionError(Reason.SCHEMA)
         if jcs(manifest) != wire:
-            return {}, Reason.NOT_CANONICAL
-        if manifest["node_id"] != node_id:
-            return {}, Reason.ID_MISMATCH
+            raise _RejectionError(Reason.NOT_CANONICAL)
         if not 0 < manifest["expires_at_ms"] - manifest["issued_at_ms"] <= MAX_TTL_MS:
-            return {}, Reason.LIFETIME
-        return manifest, None
+            raise _RejectionError(Reason.LIFETIME)
+        self._check_capabilities(manifest["capabilities"])
+        return dict(manifest)
 
     def _names_unknown_kind(self, manifest: object) -> bool:
         capabilities = manifest.get("capabilities") if isinstance(manifest, dict) else None
@@ -177,30 +194,37 @@ class TrustRules:
         kinds = [item.get("kind") for item in capabilities if isinstance(item, dict)]
         return any(isinstance(kind, str) and self._kinds.get(kind) is None for kind in kinds)
 
+    def _check_capabilities(self, capabilities: Sequence[Mapping[str, Any]]) -> None:
+        """Check what the document cannot say: ids are unique, and each cites the schema of its kind."""
+        if len({capability["cap_id"] for capability in capabilities}) != len(capabilities):
+            raise _RejectionError(Reason.CAPABILITY_TWICE)
+        for capability in capabilities:
+            kind = self._kinds.get(capability["kind"])
+            if kind is None or capability["schema_ref"] != kind.schema_ref:
+                raise _RejectionError(Reason.SCHEMA_REF)
 
-def _attested(wire: bytes, manifest: dict[str, Any], identity: Identity, now_ms: int) -> Reason | None:
+
+def _check_attested(wire: bytes, manifest: dict[str, Any], identity: Identity, now_ms: int) -> None:
     if identity.node_id != manifest["node_id"]:
-        return Reason.ID_MISMATCH
+        raise _RejectionError(Reason.ID_MISMATCH)
     if not identity.valid_at(now_ms):
-        return Reason.CERTIFICATE_EXPIRED
+        raise _RejectionError(Reason.CERTIFICATE_EXPIRED)
     if not signature_holds(wire, manifest["node_attestation"], identity.public_key):
-        return Reason.SIGNATURE
-    return None
+        raise _RejectionError(Reason.SIGNATURE)
 
 
-def _in_history(manifest: TrustedManifest, now_ms: int, known: Known) -> Verdict:
+def _is_stale(manifest: TrustedManifest, now_ms: int, known: Known) -> bool:
+    """Tell whether ``manifest`` is only a broker's old copy; any other fault of its times rejects it."""
     # The far future comes first: it must be refused before it could ever move the mark.
     if manifest.issued_at_ms > now_ms + MAX_FUTURE_MS:
-        return _rejected(Reason.FUTURE)
+        raise _RejectionError(Reason.FUTURE)
     if known.mark is not None:
         if manifest.issued_at_ms < known.mark.issued_at_ms:
-            return Verdict(Outcome.STALE) if known.session_alive else _rejected(Reason.ROLLBACK)
+            if known.session_alive:
+                return True
+            raise _RejectionError(Reason.ROLLBACK)
         if manifest.issued_at_ms == known.mark.issued_at_ms and manifest.etag != known.mark.etag:
-            return _rejected(Reason.CONFLICT)
+            raise _RejectionError(Reason.CONFLICT)
     if manifest.expires_at_ms <= now_ms:
-        return _rejected(Reason.EXPIRED)
-    return Verdict(Outcome.ACCEPTED, manifest=manifest)
-
-
-def _rejected(reason: Reason) -> Verdict:
-    return Verdict(Outcome.REJECTED, reason=reason)
+        raise _RejectionError(Reason.EXPIRED)
+    return False

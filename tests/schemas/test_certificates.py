@@ -305,12 +305,56 @@ def test_a_leaf_is_believed_within_its_validity_only(now_ms: int, believed: bool
             verify_leaf(NODE.leaf_pem, [CA.root_pem], now_ms)
 
 
+NOON_MS = NOW_MS + DAY_MS // 2
+"""Within the one day of ``leaf_with``."""
+ENDING_AT_NOON = make_root(CA.key, "root", NOON_MS - 3 * DAY_MS, 3, 1)
+BEGINNING_AT_NOON = make_root(CA.key, "root", NOON_MS + SKEW_MS, 3650, 1)
+
+
+@pytest.mark.parametrize(
+    ("root", "now_ms", "believed"),
+    [
+        pytest.param(ENDING_AT_NOON, NOON_MS - 1, True, id="in-the-last-millisecond-of-the-root"),
+        pytest.param(ENDING_AT_NOON, NOON_MS, False, id="as-the-root-ends"),
+        pytest.param(BEGINNING_AT_NOON, NOON_MS - 1, False, id="a-millisecond-before-the-root-begins"),
+        pytest.param(BEGINNING_AT_NOON, NOON_MS, True, id="as-the-root-begins"),
+    ],
+)
+def test_a_root_outside_its_own_validity_vouches_for_nobody(root: str, now_ms: int, believed: bool) -> None:  # noqa: FBT001 - the expected answer
+    leaf = leaf_with()
+    assert verify_leaf(leaf, [CA.root_pem], now_ms).node_id == NODE_ID
+    if believed:
+        assert verify_leaf(leaf, [root], now_ms).node_id == NODE_ID
+    else:
+        with pytest.raises(IdentityError) as caught:
+            verify_leaf(leaf, [root], now_ms)
+        assert caught.value.reason == "chain"
+
+
+def test_a_root_that_has_ended_does_not_stand_in_the_way_of_one_that_has_not() -> None:
+    leaf = leaf_with()
+    for roots in ([ENDING_AT_NOON, CA.root_pem], [ENDING_AT_NOON + CA.root_pem]):
+        assert verify_leaf(leaf, roots, NOON_MS).node_id == NODE_ID
+
+
+def test_a_self_signed_leaf_that_has_expired_is_not_believed_even_by_itself() -> None:
+    leaf = self_signed_leaf(KEY, NODE_ID, NOW_MS, 90, 5)
+    with pytest.raises(IdentityError) as caught:
+        verify_leaf(leaf, [leaf], NOW_MS + 90 * DAY_MS)
+    assert caught.value.reason == "validity"
+
+
 # --- issuing ------------------------------------------------------------------------------------------
 
 
-def issue(public_key: bytes = NODE.public_key, node_id: str = NODE_ID, tenant: str = TENANT) -> str:
+def issue(
+    public_key: bytes = NODE.public_key,
+    node_id: str = NODE_ID,
+    tenant: str = TENANT,
+    root_pem: str = CA.root_pem,
+) -> str:
     return issue_leaf(
-        CA.root_pem,
+        root_pem,
         CA.key,
         node_id=node_id,
         tenant=tenant,
@@ -343,20 +387,65 @@ def test_no_leaf_is_issued_for_a_key_of_low_order(low: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("node_id", "tenant"),
+    ("node_id", "tenant", "reason"),
     [
-        pytest.param(NODE_ID.upper(), TENANT, id="an-id-in-upper-case"),
-        pytest.param(f"{NODE_ID}\n", TENANT, id="an-id-and-a-line-feed"),
-        pytest.param("", TENANT, id="no-id"),
-        pytest.param(NODE_ID, "", id="no-tenant"),
-        pytest.param(NODE_ID, "acme:node:x", id="a-tenant-that-splits-the-uri"),
-        pytest.param(NODE_ID, "acme\n", id="a-tenant-and-a-line-feed"),
-        pytest.param(NODE_ID, "-acme", id="a-tenant-that-begins-with-a-dash"),
+        pytest.param(NODE_ID.upper(), TENANT, "not_a_node_id", id="an-id-in-upper-case"),
+        pytest.param(f"{NODE_ID}\n", TENANT, "not_a_node_id", id="an-id-and-a-line-feed"),
+        pytest.param("", TENANT, "not_a_node_id", id="no-id"),
+        pytest.param(NODE_ID, "", "not_a_tenant", id="no-tenant"),
+        pytest.param(NODE_ID, "acme:node:x", "not_a_tenant", id="a-tenant-that-splits-the-uri"),
+        pytest.param(NODE_ID, "acme\n", "not_a_tenant", id="a-tenant-and-a-line-feed"),
+        pytest.param(NODE_ID, "-acme", "not_a_tenant", id="a-tenant-that-begins-with-a-dash"),
+        pytest.param(NODE_ID, "Acme", "not_a_tenant", id="a-tenant-in-upper-case"),
+        pytest.param(NODE_ID, "a" * 64, "not_a_tenant", id="a-tenant-of-64"),
+        pytest.param(NODE_ID, UNENROLLED_TENANT, "not_a_tenant", id="the-tenant-of-who-has-none"),
     ],
 )
-def test_no_leaf_is_issued_for_names_of_another_form(node_id: str, tenant: str) -> None:
-    with pytest.raises(IdentityError, match="not_a_node_id"):
+def test_no_leaf_is_issued_for_names_of_another_form(node_id: str, tenant: str, reason: str) -> None:
+    with pytest.raises(IdentityError) as caught:
         issue(node_id=node_id, tenant=tenant)
+    assert caught.value.reason == reason
+
+
+@pytest.mark.parametrize("tenant", ["a", "0", "a" * 63, "a-b_c", f"{UNENROLLED_TENANT}2"])
+def test_a_leaf_is_issued_for_every_tenant_of_the_form(tenant: str) -> None:
+    assert verify_leaf(issue(tenant=tenant), [CA.root_pem], NOW_MS).tenant == tenant
+
+
+def root_ending_at(ms: int) -> str:
+    return make_root(CA.key, "root", ms - 3650 * DAY_MS, 3650, 1)
+
+
+@pytest.mark.parametrize(
+    ("left_ms", "days"),
+    [
+        pytest.param(3650 * DAY_MS, 90, id="a-root-with-years-left"),
+        pytest.param(90 * DAY_MS, 90, id="a-root-that-ends-with-the-leaf"),
+        pytest.param(90 * DAY_MS - 1000, 89, id="a-root-that-ends-a-second-before-the-leaf"),
+        pytest.param(30 * DAY_MS + DAY_MS // 2, 30, id="a-root-with-30-and-a-half-days-left"),
+        pytest.param(DAY_MS, 1, id="a-root-with-a-day-left"),
+    ],
+)
+def test_a_leaf_never_outlives_its_root(left_ms: int, days: int) -> None:
+    root = root_ending_at(NOW_MS + left_ms)
+    leaf = issue(root_pem=root)
+    assert verify_leaf(leaf, [root], NOW_MS).not_after_ms == NOW_MS + days * DAY_MS <= NOW_MS + left_ms
+    assert verify_leaf(leaf, [root], NOW_MS + days * DAY_MS - 1).node_id == NODE_ID
+
+
+@pytest.mark.parametrize(
+    "left_ms",
+    [
+        pytest.param(DAY_MS - 1000, id="within-a-day"),
+        pytest.param(0, id="now"),
+        pytest.param(-1000, id="a-second-ago"),
+        pytest.param(-100 * DAY_MS, id="long-ago"),
+    ],
+)
+def test_no_leaf_is_issued_by_a_root_that_ends_too_soon_to_be_of_use(left_ms: int) -> None:
+    with pytest.raises(IdentityError) as caught:
+        issue(root_pem=root_ending_at(NOW_MS + left_ms))
+    assert caught.value.reason == "root_too_old"
 
 
 def test_a_root_may_issue_leaves_and_nothing_below_them() -> None:

@@ -5,7 +5,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.frames import FRAME_TYPES, MAX_FRAME_BYTES, Frame, FrameError, FrameReader
+from schemas.frames import (
+    FRAME_TYPES,
+    MAX_FRAME_BYTES,
+    MAX_FRAME_BYTES_BEFORE_WELCOME,
+    Frame,
+    FrameError,
+    FrameReader,
+)
 from schemas.registry import SchemaRegistry
 from tests.fakes.frames import ERROR, PAYLOADS, REPLIES, frame_text, message, message_id
 from tests.fakes.signer import NODE_ID
@@ -165,6 +172,11 @@ def test_what_may_be_left_out_may_be_said(reader: FrameReader, frame: dict[str, 
     assert read(reader, frame).payload == frame["payload"]
 
 
+def test_the_limits_are_those_of_the_design() -> None:
+    assert MAX_FRAME_BYTES == 262_144
+    assert MAX_FRAME_BYTES_BEFORE_WELCOME == 8192
+
+
 def test_a_frame_of_the_limit_is_read_and_one_byte_more_is_not(reader: FrameReader) -> None:
     text = frame_text("bye")
     assert reader.read(text, len(text)).type == "bye"
@@ -173,9 +185,9 @@ def test_a_frame_of_the_limit_is_read_and_one_byte_more_is_not(reader: FrameRead
 
 
 @given(data=st.text(max_size=60) | st.binary(max_size=60) | st.sampled_from(FRAME_TYPES).map(frame_text))
-def test_reading_gives_a_frame_or_a_frame_error(registry: SchemaRegistry, data: str | bytes) -> None:
+def test_reading_gives_a_frame_or_a_frame_error(reader: FrameReader, data: str | bytes) -> None:
     try:
-        frame = FrameReader(registry).read(data, MAX_FRAME_BYTES)
+        frame = reader.read(data, MAX_FRAME_BYTES)
     except FrameError:
         return
     assert frame.type in FRAME_TYPES

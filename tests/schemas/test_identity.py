@@ -5,10 +5,11 @@ from hashlib import sha256
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from schemas.identity import MAX_PEM_BYTES, certificates_in, kid_of, san_uri
-from tests.fakes.signer import DAY_MS, NODE_ID, NOW_MS, SimulatedCa
+from schemas.certificates import self_signed_leaf
+from schemas.identity import certificates_in, is_for_key, kid_of, san_uri
+from tests.fakes.signer import DAY_MS, NODE_ID, NOW_MS, SimulatedCa, key_named
 
 CA = SimulatedCa()
 NODE = CA.issue()
@@ -53,7 +54,7 @@ def test_a_certificate_that_is_not_base64_is_an_error() -> None:
 
 
 def test_a_text_over_the_limit_is_an_error() -> None:
-    fitting = pem(b"one").ljust(MAX_PEM_BYTES)
+    fitting = pem(b"one").ljust(16 * 1024)
     assert certificates_in(fitting) == [b"one"]
     with pytest.raises(ValueError, match="too large"):
         certificates_in(fitting + " ")
@@ -67,6 +68,55 @@ def test_the_kid_is_the_sha_256_thumbprint_of_the_leaf() -> None:
 def test_the_kid_of_known_bytes() -> None:
     assert kid_of(b"abc") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
     assert kid_of(b"") == sha256().hexdigest()
+
+
+LEAF_DER = certificates_in(NODE.leaf_pem)[0]
+CA_KEY = bytes(CA.key.verify_key)
+
+
+@pytest.mark.parametrize(
+    ("pem_text", "key"),
+    [
+        pytest.param(NODE.leaf_pem, NODE.public_key, id="a-leaf-of-a-ca"),
+        pytest.param(self_signed_leaf(NODE.key, NODE_ID, NOW_MS, 90, 5), NODE.public_key, id="self-signed"),
+        pytest.param(CA.root_pem, CA_KEY, id="a-root"),
+    ],
+)
+def test_a_certificate_is_for_the_key_that_it_holds(pem_text: str, key: bytes) -> None:
+    [der] = certificates_in(pem_text)
+    held = x509.load_der_x509_certificate(der).public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
+    assert held == key
+    assert is_for_key(der, key)
+
+
+@pytest.mark.parametrize(
+    ("der", "key"),
+    [
+        pytest.param(LEAF_DER, key_named("another").verify_key.encode(), id="another-key"),
+        pytest.param(LEAF_DER, CA_KEY, id="the-key-that-signed-it"),
+        pytest.param(LEAF_DER, bytes(NODE.key), id="the-private-key"),
+        pytest.param(LEAF_DER, NODE.public_key[::-1], id="the-key-backwards"),
+        pytest.param(
+            LEAF_DER.replace(bytes.fromhex("2b6570032100"), b"\0" * 6), NODE.public_key, id="no-header"
+        ),
+        pytest.param(
+            LEAF_DER.replace(bytes.fromhex("2b6570032100"), bytes.fromhex("2b656e032100")),
+            NODE.public_key,
+            id="a-key-of-another-algorithm",
+        ),
+        pytest.param(NODE.public_key, NODE.public_key, id="the-bare-key"),
+        pytest.param(b"", NODE.public_key, id="nothing"),
+    ],
+)
+def test_a_certificate_is_not_for_a_key_that_it_does_not_hold(der: bytes, key: bytes) -> None:
+    assert not is_for_key(der, key)
+
+
+def test_every_byte_of_the_key_counts() -> None:
+    for index in range(32):
+        flipped = bytearray(NODE.public_key)
+        flipped[index] ^= 1
+        assert not is_for_key(LEAF_DER, bytes(flipped)), index
 
 
 def test_the_name_in_the_leaf_binds_tenant_and_node() -> None:

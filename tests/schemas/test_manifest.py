@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from schemas.canonical import blake3_hex, jcs
 from schemas.keys import base64url, from_base64url, verifies
-from schemas.manifest import etag_of, fingerprint, sign_manifest, signature_holds
+from schemas.manifest import FIRST_CREDIBLE_MS, etag_of, fingerprint, sign_manifest, signature_holds
 from schemas.registry import SchemaRegistry
 from tests.fakes.signer import ECHO, METRICS, NODE_ID, NOW_MS, TTL_MS, SimulatedCa, key_named
 
@@ -139,6 +139,12 @@ def test_an_attestation_that_stands_twice_in_the_bytes_does_not_hold() -> None:
     attestation = json.loads(wire)["node_attestation"]
     assert signature_holds(wire, attestation, NODE.public_key)
     assert not signature_holds(wire + wire, attestation, NODE.public_key)
+
+
+def test_the_first_credible_time_is_the_first_that_the_document_takes(registry: SchemaRegistry) -> None:
+    schema = registry.load("manifest@1.1.0")
+    assert schema.is_valid(json.loads(signed(issued_at_ms=FIRST_CREDIBLE_MS)))
+    assert not schema.is_valid(json.loads(signed(issued_at_ms=FIRST_CREDIBLE_MS - 1)))
 
 
 def test_a_fingerprint_is_the_hash_of_what_could_be_read(registry: SchemaRegistry) -> None:

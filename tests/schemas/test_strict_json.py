@@ -82,6 +82,11 @@ def test_any_input_is_either_refused_or_read_as_json_reads_it(data: str | bytes)
         pytest.param(nested(MAX_DEPTH + 1).encode(), "nested too deeply", id="arrays-33-deep"),
         pytest.param(b'{"a":' * 33 + b"1" + b"}" * 33, "nested too deeply", id="objects-33-deep"),
         pytest.param(b"[" * 100_000, "nested too deeply", id="arrays-100000-deep-and-open"),
+        pytest.param(
+            b"[" + b"[]," * 40 + nested(MAX_DEPTH).encode() + b"]",
+            "nested too deeply",
+            id="deep-after-shallow",
+        ),
         pytest.param(b'["]",' * 40 + b"1" + b"]" * 40, "nested too deeply", id="closed-only-in-strings"),
         pytest.param(b'["\\"]",' * 40 + b"1" + b"]" * 40, "nested too deeply", id="closed-after-a-quote"),
     ],
@@ -103,6 +108,11 @@ def test_a_document_with_two_readings_is_refused(data: bytes | str, reason: str)
         pytest.param(b'{"a":{"a":1}}', {"a": {"a": 1}}, id="the-same-key-on-two-levels"),
         pytest.param(b'"' + b"[" * 100 + b'"', "[" * 100, id="brackets-in-a-string"),
         pytest.param(b'"\\"' + b"[" * 100 + b'"', '"' + "[" * 100, id="brackets-after-an-escaped-quote"),
+        pytest.param(
+            b"[" + b"[]," * 40 + nested(MAX_DEPTH - 1).encode() + b"]",
+            [[]] * 40 + json.loads("[" + nested(MAX_DEPTH - 1) + "]"),
+            id="the-depth-limit-after-many-brackets",
+        ),
         pytest.param(b"[" + b"[]," * 99 + b"[]]", [[]] * 100, id="many-brackets-side-by-side"),
     ],
 )

@@ -61,6 +61,19 @@ def test_strings_in_a_value_are_escaped_but_never_cut(text: str) -> None:
     assert len(printable_values(text)) >= len(text)
 
 
+@given(ANYTHING)
+def test_keys_in_a_value_are_escaped_but_never_cut(text: str) -> None:
+    assert printable_values({text: [{text: None}]}) == {
+        printable_values(text): [{printable_values(text): None}],
+    }
+
+
+@pytest.mark.parametrize("unit", ["a", "\n", "\u202e", "\U0001f600"], ids=ascii)
+def test_long_keys_that_differ_at_the_end_stay_two(unit: str) -> None:
+    safe = printable_values({unit * 1000 + "a": 1, unit * 1000 + "b": 2})
+    assert safe == {printable(unit) * 1000 + "a": 1, printable(unit) * 1000 + "b": 2}
+
+
 def test_the_value_that_was_given_is_not_changed() -> None:
     value: dict[str, Any] = {"a": ["\n"]}
     printable_values(value)

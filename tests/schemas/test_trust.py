@@ -7,10 +7,10 @@ import pytest
 
 from schemas.canonical import jcs
 from schemas.errors import Failure
-from schemas.kinds import SYSTEM_METRICS, Kind, KindRegistry
-from schemas.manifest import MAX_MANIFEST_BYTES, etag_of
+from schemas.kinds import SYSTEM_ECHO, SYSTEM_METRICS, Kind, KindRegistry
+from schemas.manifest import etag_of
 from schemas.registry import SchemaRegistry
-from schemas.trust import MAX_FUTURE_MS, Known, Mark, Outcome, Reason, TrustRules, Verdict
+from schemas.trust import Known, Mark, Outcome, Reason, TrustRules, Verdict
 from tests.fakes.clock import FakeClock
 from tests.fakes.signer import (
     ABSENT,
@@ -30,6 +30,7 @@ from tests.fakes.signer import (
 CA = SimulatedCa()
 NODE = CA.issue()
 OTHER = CA.issue(OTHER_NODE_ID)
+FIVE_MINUTES_MS = 300_000
 KNOWN = Known(identities={NODE.kid: NODE.identity()})
 
 
@@ -38,12 +39,24 @@ def rules(registry: SchemaRegistry, kinds: KindRegistry) -> TrustRules:
     return TrustRules(registry, kinds)
 
 
-def rejected(reason: Reason) -> Verdict:
-    return Verdict(Outcome.REJECTED, reason=reason)
+def rejected(reason: Reason, mark: Mark | None = None) -> Verdict:
+    return Verdict(Outcome.REJECTED, reason=reason, mark=mark)
 
 
 def marked(issued_at_ms: int, etag: str = "00" * 32, *, session_alive: bool = False) -> Known:
     return replace(KNOWN, mark=Mark(issued_at_ms, etag), session_alive=session_alive)
+
+
+def echo(**changes: object) -> dict[str, Any]:
+    return {**ECHO, **changes}
+
+
+def constrained(**constraints: object) -> dict[str, Any]:
+    return echo(constraints={"rate_limit_rps": 10, **constraints})
+
+
+def echoes(count: int) -> list[dict[str, Any]]:
+    return [echo(cap_id=f"echo{number}") for number in range(count)]
 
 
 # --- what is accepted ---------------------------------------------------------------------------------
@@ -79,7 +92,7 @@ def test_a_later_manifest_replaces_the_one_in_force(rules: TrustRules) -> None:
 def test_the_same_bytes_again_are_a_quiet_no_op(rules: TrustRules) -> None:
     wire = NODE.manifest()
     known = replace(marked(NOW_MS, etag_of(wire)), current_etag=etag_of(wire))
-    assert rules.accept(wire, NODE_ID, NOW_MS, known) == Verdict(Outcome.UNCHANGED)
+    assert rules.accept(wire, NODE_ID, NOW_MS, known) == Verdict(Outcome.UNCHANGED, mark=known.mark)
 
 
 def test_after_a_restart_the_newest_manifest_is_accepted_once_more(rules: TrustRules) -> None:
@@ -99,11 +112,13 @@ def test_either_of_two_leaves_suffices_at_renewal(rules: TrustRules) -> None:
     "members",
     [
         pytest.param({"expires_at_ms": NOW_MS + DAY_MS}, id="a-lifetime-of-24-hours"),
-        pytest.param({"issued_at_ms": NOW_MS + MAX_FUTURE_MS}, id="issued-five-minutes-ahead"),
+        pytest.param({"expires_at_ms": NOW_MS + 1}, id="a-lifetime-of-a-millisecond"),
+        pytest.param({"issued_at_ms": NOW_MS + FIVE_MINUTES_MS}, id="issued-five-minutes-ahead"),
         pytest.param(
             {"issued_at_ms": NOW_MS - DAY_MS + 1, "expires_at_ms": NOW_MS + 1}, id="a-millisecond-left"
         ),
-        pytest.param({"capabilities": [ECHO] * 256}, id="256-capabilities"),
+        pytest.param({"capabilities": echoes(256)}, id="256-capabilities"),
+        pytest.param({"capabilities": [ECHO, echo(cap_id="ech")]}, id="one-kind-under-two-ids"),
         pytest.param(
             {"capabilities": [{**ECHO, "constraints": {"rate_limit_rps": 50, "deadline_ms_default": 5000}}]},
             id="echo-at-its-limits",
@@ -123,14 +138,6 @@ def other_form(wire: bytes, old: bytes, new: bytes) -> bytes:
     return wire.replace(old, new)
 
 
-def echo(**changes: object) -> dict[str, Any]:
-    return {**ECHO, **changes}
-
-
-def constrained(**constraints: object) -> dict[str, Any]:
-    return echo(constraints={"rate_limit_rps": 10, **constraints})
-
-
 WIRE = NODE.manifest()
 BAD_BYTES = {
     "nothing": (b"", Reason.NOT_JSON),
@@ -146,7 +153,8 @@ BAD_BYTES = {
         other_form(WIRE, b'"issued_at_ms":%d' % NOW_MS, b'"issued_at_ms":9007199254740992'),
         Reason.NOT_JSON,
     ),
-    "over-128-kib": (WIRE[:-1] + b" " * MAX_MANIFEST_BYTES + b"}", Reason.NOT_JSON),
+    "over-128-kib": (WIRE[:-1].ljust(128 * 1024) + b"}", Reason.NOT_JSON),
+    "of-128-kib-with-spaces": (WIRE[:-1].ljust(128 * 1024 - 1) + b"}", Reason.NOT_CANONICAL),
     "nested-too-deeply": (b"[" * 40 + b"]" * 40, Reason.NOT_JSON),
     "an-array": (b"[]", Reason.SCHEMA),
     "a-number": (b"1", Reason.SCHEMA),
@@ -184,7 +192,16 @@ BAD_MEMBERS: dict[str, tuple[dict[str, Any], Reason]] = {
     "an-invented-member": ({"hostname": "pi"}, Reason.SCHEMA),
     "an-id-in-upper-case": ({"node_id": NODE_ID.upper()}, Reason.SCHEMA),
     "no-capability": ({"capabilities": []}, Reason.SCHEMA),
-    "257-capabilities": ({"capabilities": [ECHO] * 257}, Reason.SCHEMA),
+    "257-capabilities": ({"capabilities": echoes(257)}, Reason.SCHEMA),
+    "a-capability-twice": ({"capabilities": [ECHO, ECHO]}, Reason.CAPABILITY_TWICE),
+    "two-kinds-under-one-id": (
+        {"capabilities": [METRICS, echo(cap_id=METRICS["cap_id"])]},
+        Reason.CAPABILITY_TWICE,
+    ),
+    "the-first-id-once-more-after-others": (
+        {"capabilities": [ECHO, METRICS, *echoes(5), constrained()]},
+        Reason.CAPABILITY_TWICE,
+    ),
     "capabilities-as-text": ({"capabilities": "system.gpio"}, Reason.SCHEMA),
     "a-capability-as-text": ({"capabilities": ["system.gpio"]}, Reason.SCHEMA),
     "a-clock-that-was-never-set": (
@@ -204,7 +221,7 @@ BAD_MEMBERS: dict[str, tuple[dict[str, Any], Reason]] = {
         {"issued_at_ms": NOW_MS - TTL_MS, "expires_at_ms": NOW_MS},
         Reason.EXPIRED,
     ),
-    "from-the-future": ({"issued_at_ms": NOW_MS + MAX_FUTURE_MS + 1}, Reason.FUTURE),
+    "from-the-future": ({"issued_at_ms": NOW_MS + FIVE_MINUTES_MS + 1}, Reason.FUTURE),
     "another-nodes-id": ({"node_id": OTHER_NODE_ID}, Reason.ID_MISMATCH),
     "an-unknown-kind": ({"capabilities": [echo(kind="system.gpio")]}, Reason.KIND_UNSUPPORTED),
     "an-unknown-kind-among-known-ones": (
@@ -219,6 +236,22 @@ BAD_MEMBERS: dict[str, tuple[dict[str, Any], Reason]] = {
     "a-reference-elsewhere": (
         {"capabilities": [echo(schema_ref="https://a.example/x@1.0.0")]},
         Reason.SCHEMA,
+    ),
+    "the-schema-of-another-kind": (
+        {"capabilities": [echo(schema_ref=METRICS["schema_ref"])]},
+        Reason.SCHEMA_REF,
+    ),
+    "the-schema-of-the-answer": (
+        {"capabilities": [echo(schema_ref="mcp://schemas/system.echo.invoke.output@1.0.0")]},
+        Reason.SCHEMA_REF,
+    ),
+    "another-version-of-its-schema": (
+        {"capabilities": [echo(schema_ref="mcp://schemas/system.echo.invoke.input@1.0.1")]},
+        Reason.SCHEMA_REF,
+    ),
+    "a-wrong-schema-after-right-ones": (
+        {"capabilities": [ECHO, *echoes(5), {**METRICS, "schema_ref": ECHO["schema_ref"]}]},
+        Reason.SCHEMA_REF,
     ),
     "echo-that-is-reversible": ({"capabilities": [echo(safety_class="reversible")]}, Reason.SCHEMA),
     "echo-that-can-be-set": ({"capabilities": [echo(verbs=["invoke", "set"])]}, Reason.SCHEMA),
@@ -363,18 +396,28 @@ def test_a_leaf_of_low_order_would_not_verify_even_if_it_were_known(rules: Trust
 
 
 def test_an_older_manifest_of_a_connected_node_is_a_stale_copy(rules: TrustRules) -> None:
-    verdict = rules.accept(NODE.manifest(), NODE_ID, NOW_MS, marked(NOW_MS + 1, session_alive=True))
-    assert verdict == Verdict(Outcome.STALE)
+    known = marked(NOW_MS + 1, session_alive=True)
+    verdict = rules.accept(NODE.manifest(), NODE_ID, NOW_MS, known)
+    assert verdict == Verdict(Outcome.STALE, mark=known.mark)
 
 
 def test_an_older_manifest_of_a_node_without_a_session_is_a_rollback(rules: TrustRules) -> None:
-    assert rules.accept(NODE.manifest(), NODE_ID, NOW_MS, marked(NOW_MS + 1)) == rejected(Reason.ROLLBACK)
+    known = marked(NOW_MS + 1)
+    verdict = rules.accept(NODE.manifest(), NODE_ID, NOW_MS, known)
+    assert verdict == rejected(Reason.ROLLBACK, known.mark)
+
+
+def test_a_node_of_which_nothing_is_said_has_no_session(rules: TrustRules) -> None:
+    known = Known(identities=KNOWN.identities, mark=Mark(NOW_MS + 1, "00" * 32))
+    verdict = rules.accept(NODE.manifest(), NODE_ID, NOW_MS, known)
+    assert verdict == rejected(Reason.ROLLBACK, known.mark)
 
 
 @pytest.mark.parametrize("session_alive", [False, True], ids=["without-a-session", "connected"])
 def test_other_bytes_of_the_same_time_are_a_conflict(rules: TrustRules, session_alive: bool) -> None:  # noqa: FBT001 - a case
     known = marked(NOW_MS, etag_of(NODE.manifest(capabilities=[ECHO])), session_alive=session_alive)
-    assert rules.accept(NODE.manifest(), NODE_ID, NOW_MS, known) == rejected(Reason.CONFLICT)
+    verdict = rules.accept(NODE.manifest(), NODE_ID, NOW_MS, known)
+    assert verdict == rejected(Reason.CONFLICT, known.mark)
 
 
 @pytest.mark.parametrize("session_alive", [False, True], ids=["without-a-session", "connected"])
@@ -383,11 +426,45 @@ def test_a_manifest_from_the_future_is_refused_and_leaves_the_way_free(
     session_alive: bool,  # noqa: FBT001 - a case
 ) -> None:
     known = marked(NOW_MS - 1, session_alive=session_alive)
-    future = NODE.manifest(issued_at_ms=NOW_MS + MAX_FUTURE_MS + 1)
+    future = NODE.manifest(issued_at_ms=NOW_MS + FIVE_MINUTES_MS + 1)
     verdict = rules.accept(future, NODE_ID, NOW_MS, known)
-    # Only an accepted manifest brings a mark, so the next honest one is not a rollback.
-    assert verdict == rejected(Reason.FUTURE)
-    assert rules.accept(NODE.manifest(), NODE_ID, NOW_MS, known).outcome is Outcome.ACCEPTED
+    assert verdict == rejected(Reason.FUTURE, known.mark)
+    # Only an accepted manifest moves the mark, so the next honest one is not a rollback.
+    next_known = replace(known, mark=verdict.mark)
+    assert rules.accept(NODE.manifest(), NODE_ID, NOW_MS, next_known).outcome is Outcome.ACCEPTED
+
+
+BEFORE = Mark(NOW_MS - 1, "00" * 32)
+AFTER = Mark(NOW_MS + 1, "00" * 32)
+EVERY_OUTCOME: dict[str, tuple[Known, Outcome]] = {
+    "accepted": (replace(KNOWN, mark=BEFORE), Outcome.ACCEPTED),
+    "accepted-as-the-first": (KNOWN, Outcome.ACCEPTED),
+    "unchanged": (replace(KNOWN, mark=BEFORE, current_etag=etag_of(WIRE)), Outcome.UNCHANGED),
+    "stale": (replace(KNOWN, mark=AFTER, session_alive=True), Outcome.STALE),
+    "parked": (Known(identities={}, mark=AFTER), Outcome.PARKED),
+    "parked-as-the-first": (Known(identities={}), Outcome.PARKED),
+    "rejected-by-its-history": (replace(KNOWN, mark=AFTER), Outcome.REJECTED),
+    "rejected-for-its-leaf": (replace(KNOWN, mark=BEFORE, revoked={NODE.kid}), Outcome.REJECTED),
+    "rejected-as-the-first": (replace(KNOWN, revoked={NODE.kid}), Outcome.REJECTED),
+}
+
+
+@pytest.mark.parametrize(("known", "outcome"), EVERY_OUTCOME.values(), ids=EVERY_OUTCOME)
+def test_every_verdict_says_what_was_known_before(rules: TrustRules, known: Known, outcome: Outcome) -> None:
+    verdict = rules.accept(WIRE, NODE_ID, NOW_MS, known)
+    assert verdict.outcome is outcome
+    assert verdict.mark == known.mark
+
+
+def test_the_mark_that_was_known_is_asked_of_every_outcome() -> None:
+    assert {outcome for _, outcome in EVERY_OUTCOME.values()} == set(Outcome)
+
+
+def test_an_accepted_manifest_has_overtaken_the_mark_that_its_verdict_carries(rules: TrustRules) -> None:
+    verdict = rules.accept(WIRE, NODE_ID, NOW_MS, replace(KNOWN, mark=BEFORE))
+    assert verdict.manifest is not None
+    assert verdict.mark == BEFORE
+    assert verdict.manifest.mark == Mark(NOW_MS, etag_of(WIRE))
 
 
 def every_bad_manifest() -> Iterator[bytes]:
@@ -396,9 +473,14 @@ def every_bad_manifest() -> Iterator[bytes]:
     yield from (wire for wire, _ in BAD_ATTESTATIONS.values())
 
 
-def test_nothing_that_is_not_accepted_carries_a_manifest_or_a_mark(rules: TrustRules) -> None:
-    verdicts = [rules.accept(wire, NODE_ID, NOW_MS, KNOWN) for wire in every_bad_manifest()]
+@pytest.mark.parametrize("mark", [None, Mark(0, "00" * 32)], ids=["without-a-mark", "with-a-mark"])
+def test_nothing_that_is_not_accepted_carries_a_manifest_or_moves_the_mark(
+    rules: TrustRules, mark: Mark | None
+) -> None:
+    known = replace(KNOWN, mark=mark)
+    verdicts = [rules.accept(wire, NODE_ID, NOW_MS, known) for wire in every_bad_manifest()]
     assert all(verdict.manifest is None for verdict in verdicts)
+    assert {verdict.mark for verdict in verdicts} == {mark}
     assert {verdict.outcome for verdict in verdicts} == {Outcome.REJECTED}
 
 
@@ -419,29 +501,41 @@ def test_a_kind_that_this_process_knows_and_the_document_does_not_admit_is_refus
     assert with_gpio.accept(wire, NODE_ID, NOW_MS, KNOWN) == rejected(Reason.SCHEMA)
 
 
+def test_the_schema_that_a_capability_cites_is_the_one_that_this_process_has_for_its_kind(
+    registry: SchemaRegistry,
+) -> None:
+    newer = "mcp://schemas/system.echo.invoke.input@2.0.0"
+    kinds = KindRegistry([SYSTEM_METRICS, replace(SYSTEM_ECHO, schema_ref=newer)])
+    with_newer = TrustRules(registry, kinds)
+    assert with_newer.accept(NODE.manifest(), NODE_ID, NOW_MS, KNOWN) == rejected(Reason.SCHEMA_REF)
+    citing_newer = NODE.manifest(capabilities=[METRICS, echo(schema_ref=newer)])
+    assert with_newer.accept(citing_newer, NODE_ID, NOW_MS, KNOWN).outcome is Outcome.ACCEPTED
+
+
 # --- what the node and its callers are told -----------------------------------------------------------
 
+TOLD_AS = {
+    Reason.NOT_JSON: Failure.MANIFEST_INVALID,
+    Reason.NOT_CANONICAL: Failure.MANIFEST_INVALID,
+    Reason.SCHEMA: Failure.MANIFEST_INVALID,
+    Reason.KIND_UNSUPPORTED: Failure.KIND_UNSUPPORTED,
+    Reason.CAPABILITY_TWICE: Failure.MANIFEST_INVALID,
+    Reason.SCHEMA_REF: Failure.MANIFEST_INVALID,
+    Reason.ID_MISMATCH: Failure.ATTESTATION_FAILED,
+    Reason.LIFETIME: Failure.MANIFEST_INVALID,
+    Reason.REVOKED: Failure.ATTESTATION_FAILED,
+    Reason.CERTIFICATE_EXPIRED: Failure.ATTESTATION_FAILED,
+    Reason.SIGNATURE: Failure.ATTESTATION_FAILED,
+    Reason.EXPIRED: Failure.MANIFEST_INVALID,
+    Reason.FUTURE: Failure.MANIFEST_INVALID,
+    Reason.ROLLBACK: Failure.MANIFEST_INVALID,
+    Reason.CONFLICT: Failure.MANIFEST_INVALID,
+}
 
-@pytest.mark.parametrize(
-    ("reason", "failure"),
-    [
-        (Reason.NOT_JSON, Failure.MANIFEST_INVALID),
-        (Reason.NOT_CANONICAL, Failure.MANIFEST_INVALID),
-        (Reason.SCHEMA, Failure.MANIFEST_INVALID),
-        (Reason.KIND_UNSUPPORTED, Failure.KIND_UNSUPPORTED),
-        (Reason.ID_MISMATCH, Failure.ATTESTATION_FAILED),
-        (Reason.LIFETIME, Failure.MANIFEST_INVALID),
-        (Reason.REVOKED, Failure.ATTESTATION_FAILED),
-        (Reason.CERTIFICATE_EXPIRED, Failure.ATTESTATION_FAILED),
-        (Reason.SIGNATURE, Failure.ATTESTATION_FAILED),
-        (Reason.EXPIRED, Failure.MANIFEST_INVALID),
-        (Reason.FUTURE, Failure.MANIFEST_INVALID),
-        (Reason.ROLLBACK, Failure.MANIFEST_INVALID),
-        (Reason.CONFLICT, Failure.MANIFEST_INVALID),
-    ],
-)
-def test_a_reason_is_told_as_a_row_of_the_error_table(reason: Reason, failure: Failure) -> None:
-    assert reason.failure is failure
+
+@pytest.mark.parametrize("reason", Reason)
+def test_a_reason_is_told_as_a_row_of_the_error_table(reason: Reason) -> None:
+    assert reason.failure is TOLD_AS[reason]
 
 
 def test_every_reason_can_happen(rules: TrustRules) -> None:

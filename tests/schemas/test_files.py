@@ -1,0 +1,299 @@
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from schemas.files import (
+    PRIVATE,
+    PUBLIC,
+    ExposedFileError,
+    make_private_directory,
+    read_private,
+    write_atomic,
+)
+
+
+@pytest.fixture(params=[0o000, 0o022, 0o077], ids=["umask-000", "umask-022", "umask-077"])
+def _umask(request: pytest.FixtureRequest) -> Iterator[None]:
+    before = os.umask(request.param)
+    yield
+    os.umask(before)
+
+
+@dataclass
+class Watched:
+    """What was synced: what it is, what it held, and what was read under the file's own name just then."""
+
+    synced: list[tuple[str, str, str]] = field(default_factory=list)
+    temporary: list[str] = field(default_factory=list)
+    failures: dict[str, BaseException] = field(default_factory=dict)
+
+
+@pytest.fixture
+def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Watched:
+    """Return what ``os.fsync`` is asked for while ``tmp_path / "file"`` is written."""
+    seen = Watched()
+    path = tmp_path / "file"
+    sync = os.fsync
+
+    def watching(descriptor: int) -> None:
+        synced = Path(f"/proc/self/fd/{descriptor}").readlink()
+        kind = "directory" if synced == tmp_path else "file"
+        if kind == "file":
+            seen.temporary.append(synced.name)
+        if kind in seen.failures:
+            raise seen.failures[kind]
+        content = synced.read_text() if kind == "file" else ""
+        seen.synced.append((kind, content, path.read_text() if path.exists() else ""))
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", watching)
+    return seen
+
+
+def open_descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def mode_of(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_text_and_bytes_are_written(tmp_path: Path) -> None:
+    write_atomic(tmp_path / "text", "caf\xe9\n")
+    write_atomic(tmp_path / "bytes", b"\x00\xff")
+    assert (tmp_path / "text").read_bytes() == b"caf\xc3\xa9\n"
+    assert (tmp_path / "bytes").read_bytes() == b"\x00\xff"
+
+
+def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    write_atomic(path, "a long first content")
+    write_atomic(path, "short")
+    assert path.read_text() == "short"
+
+
+def test_who_still_reads_the_old_file_reads_the_old_content(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    write_atomic(path, "old")
+    with path.open() as reading:
+        write_atomic(path, "new")
+        assert reading.read() == "old"
+    assert path.read_text() == "new"
+
+
+def test_nothing_is_left_beside_the_file(tmp_path: Path) -> None:
+    write_atomic(tmp_path / "file", "content")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.usefixtures("_umask")
+@pytest.mark.parametrize("mode", [PUBLIC, PRIVATE], ids=oct)
+def test_a_file_has_the_mode_that_was_asked_for_whatever_the_umask(tmp_path: Path, mode: int) -> None:
+    write_atomic(tmp_path / "file", "content", mode)
+    assert mode_of(tmp_path / "file") == mode
+
+
+def test_a_file_is_public_unless_told_otherwise(tmp_path: Path) -> None:
+    write_atomic(tmp_path / "file", "content")
+    assert mode_of(tmp_path / "file") == 0o644
+
+
+def test_a_secret_that_replaces_an_open_file_is_private(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    write_atomic(path, "public", PUBLIC)
+    write_atomic(path, "secret", PRIVATE)
+    assert mode_of(path) == 0o600
+
+
+def test_a_write_that_fails_leaves_things_as_they_were(tmp_path: Path) -> None:
+    path = tmp_path / "taken"
+    path.mkdir()
+    with pytest.raises(IsADirectoryError):
+        write_atomic(path, "content")
+    assert list(tmp_path.iterdir()) == [path]
+    assert list(path.iterdir()) == []
+
+
+def test_a_write_below_a_missing_directory_fails(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        write_atomic(tmp_path / "missing" / "file", "content")
+
+
+def test_a_file_below_the_working_directory_needs_no_directory_in_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_atomic(Path("file"), "content")
+    assert (tmp_path / "file").read_text() == "content"
+
+
+@pytest.mark.parametrize("content", ["short", "a content that is longer"])
+@pytest.mark.parametrize("plant", ["file", "link"])
+def test_what_lies_under_the_names_of_temporary_files_is_left_alone(
+    tmp_path: Path, watched: Watched, plant: str, content: str
+) -> None:
+    write_atomic(tmp_path / "file", "before")
+    [used] = watched.temporary
+    victim = tmp_path / "victim"
+    victim.write_text("untouched")
+    # Each name that one could guess: the one of last time, and the one made of the process id.
+    for planted in (tmp_path / used, tmp_path / f".file.{os.getpid()}.tmp"):
+        planted.symlink_to(victim) if plant == "link" else planted.write_text("untouched")
+    write_atomic(tmp_path / "file", content)
+    assert (tmp_path / "file").read_text() == content
+    assert not (tmp_path / "file").is_symlink()
+    assert victim.read_text() == "untouched"
+    assert (tmp_path / used).read_text() == (tmp_path / f".file.{os.getpid()}.tmp").read_text() == "untouched"
+
+
+def test_a_temporary_file_is_hidden_beside_the_one_that_it_becomes(tmp_path: Path, watched: Watched) -> None:
+    write_atomic(tmp_path / "file", "content")
+    [used] = watched.temporary
+    assert used.startswith(".file.")
+
+
+def test_who_writes_the_same_file_at_the_same_time_does_not_disturb(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "file"
+    sync = os.fsync
+
+    def another_writes_meanwhile(descriptor: int) -> None:
+        monkeypatch.setattr(os, "fsync", sync)
+        write_atomic(path, "of the other")
+        assert path.read_text() == "of the other"
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", another_writes_meanwhile)
+    write_atomic(path, "of the first")
+    assert path.read_text() == "of the first"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.usefixtures("_umask")
+def test_nobody_else_can_read_the_temporary_file_before_it_has_its_mode(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before: list[tuple[int, int]] = []
+    set_mode = os.fchmod
+
+    def watching(descriptor: int, mode: int) -> None:
+        made = os.fstat(descriptor)
+        before.append((stat.S_IMODE(made.st_mode) & 0o077, made.st_size))
+        set_mode(descriptor, mode)
+
+    monkeypatch.setattr(os, "fchmod", watching)
+    write_atomic(tmp_path / "file", "secret", PRIVATE)
+    assert before == [(0, 0)]
+
+
+# --- what a power cut leaves --------------------------------------------------------------------------
+
+
+def test_the_content_is_on_the_disk_before_the_name_and_then_the_name_is(
+    tmp_path: Path, watched: Watched
+) -> None:
+    write_atomic(tmp_path / "file", "old")
+    watched.synced.clear()
+    write_atomic(tmp_path / "file", "the new content")
+    assert watched.synced == [("file", "the new content", "old"), ("directory", "", "the new content")]
+
+
+@pytest.mark.parametrize("failure", [OSError("the disk is full"), KeyboardInterrupt()], ids=repr)
+def test_a_content_that_cannot_be_synced_leaves_things_as_they_were(
+    tmp_path: Path, watched: Watched, failure: BaseException
+) -> None:
+    path = tmp_path / "file"
+    write_atomic(path, "old")
+    open_before = open_descriptors()
+    watched.failures["file"] = failure
+    with pytest.raises(type(failure)):
+        write_atomic(path, "new")
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+    assert open_descriptors() == open_before
+
+
+def test_a_name_that_cannot_be_synced_is_an_error_and_the_file_is_whole(
+    tmp_path: Path, watched: Watched
+) -> None:
+    path = tmp_path / "file"
+    write_atomic(path, "old")
+    open_before = open_descriptors()
+    watched.failures["directory"] = OSError("the disk is gone")
+    with pytest.raises(OSError, match="the disk is gone"):
+        write_atomic(path, "new")
+    assert path.read_text() == "new"
+    assert list(tmp_path.iterdir()) == [path]
+    assert open_descriptors() == open_before
+
+
+# --- secrets ------------------------------------------------------------------------------------------
+
+
+def test_a_private_file_is_read(tmp_path: Path) -> None:
+    write_atomic(tmp_path / "key", "secret\n", PRIVATE)
+    assert read_private(tmp_path / "key") == "secret\n"
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o602, 0o610, 0o601, 0o644, 0o666], ids=oct)
+def test_a_secret_that_others_have_any_right_to_is_not_read(tmp_path: Path, mode: int) -> None:
+    path = tmp_path / "key"
+    write_atomic(path, "secret", mode)
+    with pytest.raises(ExposedFileError) as caught:
+        read_private(path)
+    assert str(caught.value) == f"{path} can be read by others: chmod 600 {path}"
+    assert isinstance(caught.value, OSError)
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o400, 0o700], ids=oct)
+def test_a_secret_that_only_its_owner_has_a_right_to_is_read(tmp_path: Path, mode: int) -> None:
+    write_atomic(tmp_path / "key", "secret", mode)
+    assert read_private(tmp_path / "key") == "secret"
+
+
+def test_the_mode_of_the_file_behind_a_link_counts(tmp_path: Path) -> None:
+    write_atomic(tmp_path / "key", "secret", PUBLIC)
+    (tmp_path / "link").symlink_to(tmp_path / "key")
+    with pytest.raises(ExposedFileError):
+        read_private(tmp_path / "link")
+
+
+def test_a_missing_secret_is_an_os_error(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        read_private(tmp_path / "key")
+
+
+@pytest.mark.usefixtures("_umask")
+def test_a_private_directory_and_what_was_missing_above_it_is_its_owners_alone(tmp_path: Path) -> None:
+    make_private_directory(tmp_path / "a" / "b" / "c")
+    assert [mode_of(tmp_path / name) for name in ("a", "a/b", "a/b/c")] == [0o700] * 3
+
+
+def test_a_directory_that_is_there_keeps_its_mode(tmp_path: Path) -> None:
+    there = tmp_path / "there"
+    there.mkdir()
+    there.chmod(0o755)
+    make_private_directory(there)
+    make_private_directory(there / "below")
+    assert mode_of(there) == 0o755
+    assert mode_of(there / "below") == 0o700
+
+
+def test_a_relative_directory_is_made_below_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    make_private_directory(Path("a/b"))
+    assert mode_of(tmp_path / "a" / "b") == 0o700
+
+
+@pytest.mark.parametrize("below", ["", "below"])
+def test_a_file_in_the_place_of_a_directory_is_an_error(tmp_path: Path, below: str) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises((FileExistsError, NotADirectoryError)):
+        make_private_directory(tmp_path / "file" / below)

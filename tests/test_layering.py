@@ -1,0 +1,67 @@
+"""The house stands as it was drawn: what imports what, and what stands alone."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+def run_python(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=60
+    )
+
+
+def modules_of(package: str) -> list[str]:
+    files = sorted((ROOT / package).rglob("*.py"))
+    names = [".".join(file.relative_to(ROOT).with_suffix("").parts) for file in files]
+    return [name for name in names if not name.endswith(("__init__", "__main__"))]
+
+
+BLOCKED = """
+import importlib, sys
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {blocked}:
+            raise ImportError(name + " is not here")
+sys.meta_path.insert(0, Blocker())
+for module in {modules}:
+    importlib.import_module(module)
+"""
+
+
+def test_schemas_stands_alone() -> None:
+    blocked = {"kubelet", "relay", "asyncio", "websockets", "paho", "structlog", "mcp", "starlette"}
+    done = run_python(BLOCKED.format(blocked=blocked, modules=modules_of("schemas")))
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_node_runs_without_the_relays_dependencies() -> None:
+    blocked = {"relay", "mcp", "mcp_types", "starlette", "uvicorn", "prometheus_client", "pydantic", "httpx2"}
+    done = run_python(BLOCKED.format(blocked=blocked, modules=modules_of("kubelet")))
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(("package", "other"), [("relay", "kubelet"), ("kubelet", "relay")])
+def test_the_relay_and_the_node_do_not_import_each_other(package: str, other: str) -> None:
+    done = run_python(BLOCKED.format(blocked={other}, modules=modules_of(package)))
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_daemon_does_not_load_the_certificate_library() -> None:
+    # It would be the largest thing in the daemon's memory, for work that only other commands do.
+    loaded = "import kubelet.agent, sys; sys.exit('cryptography' in sys.modules)"
+    assert run_python(loaded).returncode == 0
+
+
+@pytest.mark.parametrize("package", ["schemas", "kubelet", "relay"])
+def test_a_module_is_one_room(package: str) -> None:
+    longest = {
+        str(file.relative_to(ROOT)): lines
+        for file in (ROOT / package).rglob("*.py")
+        if (lines := len(file.read_text("utf-8").splitlines())) > 300
+    }
+    assert longest == {}
