@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types bench format lock clean
+.PHONY: help demo test lint types bench format lock wheel clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -39,9 +39,14 @@ format: $(READY) ## rewrite the sources in the house style
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-lock: ## renew requirements.lock (needs uv)
-	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
-		--no-header --extra dev pyproject.toml -o requirements.lock
+LOCK := uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header
+
+lock: ## renew the lock files (needs uv)
+	$(LOCK) --extra dev pyproject.toml -o requirements.lock
+	$(LOCK) pyproject.toml -o requirements-node.lock
+
+wheel: $(READY) ## build the wheel, and test what it installs
+	@PYTHON=$(PYTHON) .ci/wheel
 
 clean: ## remove the environment and what tools left behind
 	rm -rf $(VENV) bench/out dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
