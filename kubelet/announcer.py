@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from structlog.typing import FilteringBoundLogger
 
 from kubelet.signer import ClockNotSetError, ManifestSigner, SignedManifest
+from schemas.text import printable
 
 _JITTER = 0.1
 _CLOCK_RETRY_S = 5.0
@@ -28,12 +29,19 @@ class Announcer:
     """
 
     def __init__(
-        self, signer: ManifestSigner, interval_s: float, rng: random.Random, log: FilteringBoundLogger
+        self,
+        signer: ManifestSigner,
+        interval_s: float,
+        rng: random.Random,
+        log: FilteringBoundLogger,
+        *,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._signer = signer
         self._interval_s = interval_s
         self._rng = rng
         self._log = log
+        self._sleep = sleep
         self._carriers: list[Carrier] = []
         self._due = asyncio.Event()
         self.current: SignedManifest | None = None
@@ -54,19 +62,27 @@ class Announcer:
         self._due.set()
 
     def shorten_interval(self, interval_s: float) -> None:
-        """Heartbeat at least as often as the relay asks for."""
-        self._interval_s = min(self._interval_s, interval_s)
+        """Heartbeat at least as often as the relay asks for, from now on."""
+        if interval_s < self._interval_s:
+            self._interval_s = interval_s
+            self._due.set()
 
     async def run(self) -> None:
         """Announce until cancelled."""
         while True:
-            pause = await self._announce()
+            # Before announcing: a relay may ask for a newer manifest while this one is still being carried.
             self._due.clear()
-            try:
-                async with asyncio.timeout(pause):
-                    await self._due.wait()
-            except TimeoutError:
-                continue
+            await self._pause(await self._announce())
+
+    async def _pause(self, seconds: float) -> None:
+        """Wait for ``seconds``, or until there is something to announce at once."""
+        over = asyncio.ensure_future(self._sleep(seconds))
+        due = asyncio.ensure_future(self._due.wait())
+        try:
+            await asyncio.wait((over, due), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            over.cancel()
+            due.cancel()
 
     async def _announce(self) -> float:
         try:
@@ -76,5 +92,8 @@ class Announcer:
             return _CLOCK_RETRY_S
         self.current = manifest
         for carrier in self._carriers:
-            await self.carry(carrier)
+            try:
+                await self.carry(carrier)
+            except Exception as error:  # noqa: BLE001 - one road that is broken must not close the others
+                self._log.error("manifest not carried", error=printable(repr(error)))
         return self._interval_s * self._rng.uniform(1 - _JITTER, 1 + _JITTER)

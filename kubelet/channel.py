@@ -28,11 +28,13 @@ class Channel:
         return self._session.state is State.OPEN
 
     async def send(self, type_: str, payload: Mapping[str, Any], in_reply_to: str | None = None) -> bool:
-        """Send a frame; tell whether the connection was still there to take it.
+        """Send a frame; tell whether the connection was still there to take it, and no goodbye said.
 
         Raises:
             ProtocolError: this end may not send it now, or it is larger than a frame may be.
         """
+        if self._session.state is State.CLOSED:
+            return False
         text = self._session.send(type_, self._ulids.new(), payload, in_reply_to)
         try:
             await self._socket.send(text)

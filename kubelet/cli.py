@@ -24,7 +24,6 @@ from kubelet.config import (
     default_state_dir,
 )
 from schemas.addresses import AddressError, normal_url, parse_host_port
-from schemas.files import ExposedFileError
 from schemas.identity_files import IdentityFiles, IdentityFilesError
 
 EXIT_NO = 1
@@ -57,7 +56,7 @@ def main() -> None:
         app()
     except AddressError as error:
         _fail(str(error), EXIT_USAGE)
-    except (IdentityFilesError, ExposedFileError, OSError) as error:
+    except (IdentityFilesError, OSError, ValueError) as error:
         _fail(str(error), EXIT_CANNOT_RUN)
 
 
@@ -109,13 +108,13 @@ def announce(
     if identity.root_pem is None:
         _say("the leaf is only self-signed: no relay will trust this manifest")
     if dry_run:
-        sys.stdout.buffer.write(sign_once(identity, directory, ttl_ms, remember=False).wire)
+        sys.stdout.buffer.write(sign_once(identity, directory, ttl_ms, sys.stderr, remember=False).wire)
         sys.stdout.buffer.flush()
         return
     if broker is None:
         _fail("say where to publish with --broker HOST:PORT, or use --dry-run", EXIT_USAGE)
     address = parse_host_port(broker)
-    manifest = sign_once(identity, directory, ttl_ms, remember=True)
+    manifest = sign_once(identity, directory, ttl_ms, sys.stderr, remember=True)
     if not asyncio.run(publish_once(identity, manifest, address, sys.stderr)):
         _fail(f"the broker at {address} did not take the manifest", EXIT_NO)
     _say(f"published {manifest.etag}")
@@ -200,10 +199,17 @@ def _run_until_told(work: Coroutine[Any, Any, None]) -> None:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, task.cancel)
         await asyncio.wait([task])
-        if not task.cancelled():
-            task.result()
+        if not task.cancelled() and (error := task.exception()) is not None:
+            raise _first(error)
 
     asyncio.run(supervised())
+
+
+def _first(error: BaseException) -> BaseException:
+    """Return what went wrong first in the task groups that ``error`` came through."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 def _directory(state_dir: Path | None) -> Path:

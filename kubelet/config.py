@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from schemas.addresses import HostPort
+from schemas.addresses import HostPort, connect_url
 
 DEFAULT_LOOPBACK_PORT = 8701
 DEFAULT_HEARTBEAT_S = 60.0
@@ -18,12 +18,18 @@ class NodeConfig:
         relay_url: in its normal form; it is the audience that this node signs for.
         heartbeat_s: seconds between two heartbeats, give or take a tenth.
         ttl_ms: how long a manifest is good for, in milliseconds.
+
+    Raises:
+        AddressError: the relay may not be reached like this.
     """
 
     broker: HostPort
     relay_url: str
     heartbeat_s: float = DEFAULT_HEARTBEAT_S
     ttl_ms: int = DEFAULT_TTL_MS
+
+    def __post_init__(self) -> None:
+        connect_url(self.relay_url)
 
 
 def default_state_dir(home: Path, *, is_root: bool) -> Path:

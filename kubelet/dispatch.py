@@ -7,17 +7,19 @@ it is the node that acts. Must not know the connection: answers go to a callback
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from structlog.typing import FilteringBoundLogger
 
 from kubelet.handlers.base import Handler
-from schemas.delivery import AnswerMemory
+from schemas.delivery import Admission, AnswerMemory
 from schemas.errors import Failure, ToolError
 from schemas.frames import Frame
 from schemas.kinds import KindRegistry
 from schemas.projection import ToolName
 from schemas.registry import SchemaRegistry, Validator
+from schemas.session import ProtocolError
 from schemas.text import printable
 
 Reply = Callable[[str, Mapping[str, Any]], Awaitable[None]]
@@ -70,13 +72,18 @@ class Dispatcher:
     async def submit(self, frame: Frame, budget_ms: int, reply: Reply) -> None:
         """Run the command in ``frame`` within ``budget_ms``, or answer again if it was seen before."""
         msg_id = frame.msg_id
-        if not self._memory.admit(msg_id):
+        admission = self._memory.admit(msg_id)
+        if admission is Admission.SEEN:
             if (answer := self._memory.recall(msg_id)) is not None:
                 await reply(msg_id, answer)
             return
+        if admission is Admission.FULL:
+            full = ToolError(Failure.RATE_LIMITED, retry_after_ms=_BUSY_RETRY_MS)
+            await reply(msg_id, _refusal(full, frame.payload["correlation_id"]))
+            return
         task = asyncio.create_task(self._run(frame, budget_ms, reply))
         self._running[msg_id] = task
-        task.add_done_callback(lambda _: self._running.pop(msg_id, None))
+        task.add_done_callback(partial(self._ended, frame))
 
     def cancel(self, msg_id: str) -> None:
         """Stop the command ``msg_id``: nobody waits for it any more."""
@@ -98,14 +105,25 @@ class Dispatcher:
         except ToolError as error:
             self._log.info("command refused", code=error.failure.value.code, correlation_id=correlation_id)
             answer = _refusal(error, correlation_id)
-        except asyncio.CancelledError:
-            # Nobody waits, but the same command may come again: it must not run a second time.
-            self._memory.remember(
-                frame.msg_id, _refusal(ToolError(Failure.DEADLINE_EXCEEDED), correlation_id)
-            )
-            raise
         self._memory.remember(frame.msg_id, answer)
-        await reply(frame.msg_id, answer)
+        try:
+            await reply(frame.msg_id, answer)
+        except (ProtocolError, TypeError, ValueError) as error:
+            # Larger than a frame, or not JSON: that is the handler's fault, and costs its caller an error.
+            self._log.error(
+                "answer cannot be sent", error=printable(repr(error)), correlation_id=correlation_id
+            )
+            answer = _refusal(ToolError(Failure.INTERNAL), correlation_id)
+            self._memory.remember(frame.msg_id, answer)
+            await reply(frame.msg_id, answer)
+
+    def _ended(self, frame: Frame, task: asyncio.Task[None]) -> None:
+        del self._running[frame.msg_id]
+        if task.cancelled() and self._memory.recall(frame.msg_id) is None:
+            # Nobody waits, but the same command may come again: it must not run a second time. Noted here,
+            # because a task that is cancelled before its first step never reaches an except of its own.
+            refusal = _refusal(ToolError(Failure.DEADLINE_EXCEEDED), frame.payload["correlation_id"])
+            self._memory.remember(frame.msg_id, refusal)
 
     async def _invoke(self, command: Mapping[str, Any], budget_ms: int) -> dict[str, Any]:
         tool = self._tools.get(command["tool"])
@@ -122,14 +140,15 @@ class Dispatcher:
         if slots.running >= slots.limit:
             raise ToolError(Failure.RATE_LIMITED, retry_after_ms=_BUSY_RETRY_MS)
         slots.running += 1
+        deadline = asyncio.timeout(budget_ms / 1000)
         try:
-            async with asyncio.timeout(budget_ms / 1000):
+            async with deadline:
                 return await tool.handler.invoke(tool.verb, arguments)
         except ToolError:
             raise
-        except TimeoutError:
-            raise ToolError(Failure.DEADLINE_EXCEEDED) from None
         except Exception as error:
+            if deadline.expired() and isinstance(error, TimeoutError):
+                raise ToolError(Failure.DEADLINE_EXCEEDED) from None
             # One broken handler must cost its caller an error, not the node its daemon.
             self._log.error("handler failed", tool=command["tool"], error=printable(repr(error)))
             raise ToolError(Failure.INTERNAL) from error

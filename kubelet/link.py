@@ -5,14 +5,15 @@ a challenge that names another audience than the one this node has pinned: a rog
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, NoReturn
 
 from structlog.typing import FilteringBoundLogger
 from websockets.asyncio.client import connect
-from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidURI
+from websockets.exceptions import ConnectionClosed, WebSocketException
 
 from kubelet.announcer import Announcer
 from kubelet.backoff import Backoff
@@ -29,7 +30,7 @@ from schemas.text import printable
 from schemas.tokens import sign_token
 from schemas.ulids import UlidSource
 
-_HANDSHAKE_TIMEOUT_S = 10
+_HANDSHAKE_TIMEOUT_S = 10.0
 _CLOSE_TIMEOUT_S = 2
 _PING_INTERVAL_S = 15
 _PING_TIMEOUT_S = 10
@@ -49,9 +50,18 @@ class LinkState(Enum):
     SUPERSEDED = "another machine uses this identity"
 
 
+def _ticks_ms() -> int:
+    return time.monotonic_ns() // 1_000_000
+
+
 @dataclass(frozen=True, slots=True)
 class LinkParts:
-    """What a link works with."""
+    """What a link works with.
+
+    Attributes:
+        ticks_ms: milliseconds that only ever go forward. They tell how long a command was on its way: the
+            clock of a board without a battery leaps when it is set, and every command would look late.
+    """
 
     identity: NodeIdentity
     relay_url: str
@@ -59,9 +69,11 @@ class LinkParts:
     announcer: Announcer
     dispatcher: Dispatcher
     ulids: UlidSource
-    now_ms: Callable[[], int]
     backoff: Backoff
     log: FilteringBoundLogger
+    ticks_ms: Callable[[], int] = _ticks_ms
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    handshake_timeout_s: float = _HANDSHAKE_TIMEOUT_S
 
 
 class _AudienceError(Exception):
@@ -99,13 +111,13 @@ class RelayLink:
             except ProtocolError as error:
                 self.state = LinkState.CONNECTING
                 log.warning("relay broke the protocol", reason=printable(error.reason))
-            except (OSError, InvalidHandshake, InvalidURI, TimeoutError) as error:
+            except (OSError, WebSocketException) as error:
                 self.state = LinkState.CONNECTING
                 log.info("relay not reached", relay=self._parts.relay_url, reason=printable(str(error)))
             finally:
                 self._channel = None
             if self.state is not LinkState.REVOKED:
-                await asyncio.sleep(self._parts.backoff.next_s(self._asked_wait_s))
+                await self._parts.sleep(self._parts.backoff.next_s(self._asked_wait_s))
 
     async def carry(self, manifest: SignedManifest) -> bool:
         """Send ``manifest``, and the heartbeat that goes with it, if a session is open."""
@@ -127,26 +139,32 @@ class RelayLink:
             compression=None,
             max_size=MAX_FRAME_BYTES,
             close_timeout=_CLOSE_TIMEOUT_S,
-            open_timeout=_HANDSHAKE_TIMEOUT_S,
+            open_timeout=self._parts.handshake_timeout_s,
             ping_interval=_PING_INTERVAL_S,
             ping_timeout=_PING_TIMEOUT_S,
             user_agent_header=None,
         ) as socket:
             channel = Channel(socket, Session(Role.NODE, self._parts.reader), self._parts.ulids)
-            async with asyncio.timeout(_HANDSHAKE_TIMEOUT_S):
-                await self._authenticate(channel)
-            self._channel = channel
-            await self._serve(channel)
+            try:
+                async with asyncio.timeout(self._parts.handshake_timeout_s):
+                    await self._authenticate(channel)
+                self._channel = channel
+                await self._serve(channel)
+            except ProtocolError as error:
+                await channel.close(error.code)
+                raise
+            except _AudienceError:
+                await channel.close(CloseCode.NORMAL)
+                raise
 
     async def _authenticate(self, channel: Channel) -> None:
-        challenge = await _receive(channel)
+        challenge = await self._receive(channel)
         await channel.send("auth", self._auth(challenge), challenge.msg_id)
-        payload = (await _receive(channel)).payload
+        payload = (await self._receive(channel)).payload
         self._session_id = payload["session_id"]
         if not payload["resumed"]:
             self._gauge = TransitGauge()
-        self._gauge.delay_ms(payload["server_time_ms"], self._parts.now_ms())
-        self._parts.backoff.reset()
+        self._gauge.delay_ms(payload["server_time_ms"], self._parts.ticks_ms())
         self._parts.announcer.shorten_interval(payload["heartbeat_interval_ms"] / 1000)
         self.state = LinkState.OPEN
         self._parts.log.info("relay connected", relay=self._parts.relay_url, resumed=payload["resumed"])
@@ -182,36 +200,52 @@ class RelayLink:
     async def _serve(self, channel: Channel) -> None:
         try:
             await self._parts.announcer.carry(self.carry)
-            while channel.is_open:
+            while True:
                 frame = await channel.receive()
                 if frame is not None:
-                    await self._handle(frame)
-        except ProtocolError as error:
-            await channel.close(error.code)
-            raise
+                    await self._handle(channel, frame)
         except asyncio.CancelledError:
             if channel.is_open:
                 await channel.send("bye", {"reason": "shutting_down"})
+                await channel.close(CloseCode.NORMAL)
             raise
 
-    async def _handle(self, frame: Frame) -> None:
+    async def _receive(self, channel: Channel) -> Frame:
+        frame = await channel.receive()
+        if frame is None:
+            raise ProtocolError("an unexpected frame in the handshake")
+        if frame.type == "bye":
+            await self._until_closed(channel, frame)
+        return frame
+
+    async def _until_closed(self, channel: Channel, bye: Frame) -> NoReturn:
+        """Wait for the close that follows ``bye``: only its code says what to do next."""
+        self._asked_wait_s = bye.payload.get("retry_after_ms", 0) / 1000
+        async with asyncio.timeout(_CLOSE_TIMEOUT_S):
+            await channel.receive()
+        raise ProtocolError("a frame after bye")
+
+    async def _handle(self, channel: Channel, frame: Frame) -> None:
         payload = frame.payload
         match frame.type:
             case "cmd":
-                delay = self._gauge.delay_ms(payload["sent_at_ms"], self._parts.now_ms())
+                delay = self._gauge.delay_ms(payload["sent_at_ms"], self._parts.ticks_ms())
                 await self._parts.dispatcher.submit(frame, payload["deadline_ms"] - delay, self._answer)
             case "cmd_cancel":
                 self._parts.dispatcher.cancel(frame.in_reply_to or "")
             case "heartbeat_ack":
-                self._gauge.delay_ms(payload["server_time_ms"], self._parts.now_ms())
+                self._gauge.renew()
+                self._gauge.delay_ms(payload["server_time_ms"], self._parts.ticks_ms())
             case "announce_ack":
                 self._announced(frame)
-            case _:  # bye: the relay closes next, with a code that says why
-                self._asked_wait_s = payload.get("retry_after_ms", 0) / 1000
+            case _:  # bye
+                await self._until_closed(channel, frame)
 
     def _announced(self, frame: Frame) -> None:
         payload = frame.payload
         if payload["ok"]:
+            # Not before: a relay that takes the node in and throws it out again must not be hammered.
+            self._parts.backoff.reset()
             self.state = LinkState.ANNOUNCED
             return
         self.state = LinkState.OPEN
@@ -240,10 +274,3 @@ class RelayLink:
                 self._parts.log.info("relay lost", code=code)
                 return
         self._parts.log.error("relay closed the session", code=code, what=self.state.value)
-
-
-async def _receive(channel: Channel) -> Frame:
-    frame = await channel.receive()
-    if frame is None or frame.type == "bye":
-        raise ProtocolError("an unexpected frame in the handshake")
-    return frame

@@ -70,8 +70,11 @@ class MqttPublisher:
     async def publish_confirmed(self, topic: str, payload: bytes) -> bool:
         """Publish a retained message and wait until the broker has taken it; tell whether it has."""
         info = self._client.publish(topic, payload, qos=1, retain=True)
-        await asyncio.to_thread(info.wait_for_publish, _CONFIRM_TIMEOUT_S)
-        return info.is_published()
+        try:
+            await asyncio.to_thread(info.wait_for_publish, _CONFIRM_TIMEOUT_S)
+            return info.is_published()
+        except (RuntimeError, ValueError):  # there is no connection, or it was lost
+            return False
 
     def _paho_connected(
         self, _client: object, _data: object, _flags: object, code: ReasonCode, _properties: object

@@ -67,6 +67,7 @@ class Node:
             now_ms=around.now_ms,
             registry=around.registry,
             last_issued=last_issued,
+            log=around.log,
         )
         self.announcer = Announcer(signer, around.config.heartbeat_s, around.rng, around.log)
         self.dispatcher = Dispatcher(identity.node_id, handlers, around.kinds, around.registry, around.log)
@@ -78,7 +79,6 @@ class Node:
                 announcer=self.announcer,
                 dispatcher=self.dispatcher,
                 ulids=UlidSource(around.now_ms, around.random_bytes),
-                now_ms=around.now_ms,
                 backoff=Backoff(around.rng),
                 log=around.log,
             )

@@ -21,7 +21,9 @@ from schemas.registry import SchemaRegistry
 _CONNECT_TIMEOUT_S = 10
 
 
-def sign_once(identity: NodeIdentity, state_dir: Path, ttl_ms: int, *, remember: bool) -> SignedManifest:
+def sign_once(
+    identity: NodeIdentity, state_dir: Path, ttl_ms: int, stream: TextIO, *, remember: bool
+) -> SignedManifest:
     """Return a manifest of this machine, signed now."""
     signer = ManifestSigner(
         identity=identity,
@@ -31,6 +33,7 @@ def sign_once(identity: NodeIdentity, state_dir: Path, ttl_ms: int, *, remember:
         now_ms=now_ms,
         registry=SchemaRegistry(),
         last_issued=last_issued_file(state_dir) if remember else None,
+        log=make_logger(stream),
     )
     return signer.sign()
 

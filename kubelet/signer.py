@@ -9,11 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from structlog.typing import FilteringBoundLogger
+
 from schemas.files import write_atomic
 from schemas.identity_files import NodeIdentity
 from schemas.kinds import MANIFEST_REF
 from schemas.manifest import FIRST_CREDIBLE_MS, etag_of, sign_manifest
 from schemas.registry import SchemaRegistry
+from schemas.strict_json import MAX_SAFE_INTEGER
+from schemas.text import printable
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +37,8 @@ class ClockNotSetError(RuntimeError):
 class ManifestSigner:
     """Makes the manifests of one node.
 
-    ``last_issued`` is the file that remembers the newest ``issued_at_ms``, or None for a node without disk.
+    ``last_issued`` is the file that remembers the newest ``issued_at_ms``, or None for a node without disk. A
+    file that cannot be written is no reason to fall silent: after a restart, the relay tells its mark.
     """
 
     def __init__(  # noqa: PLR0913 - the facts that a manifest states
@@ -46,6 +51,7 @@ class ManifestSigner:
         now_ms: Callable[[], int],
         registry: SchemaRegistry,
         last_issued: Path | None,
+        log: FilteringBoundLogger,
     ) -> None:
         self._identity = identity
         self._hw_fingerprint = hw_fingerprint
@@ -54,6 +60,7 @@ class ManifestSigner:
         self._now_ms = now_ms
         self._schema = registry.load(MANIFEST_REF)
         self._file = last_issued
+        self._log = log
         self._last = self._read_last()
 
     def sign(self) -> SignedManifest:
@@ -82,15 +89,23 @@ class ManifestSigner:
 
     def overtake(self, mark_ms: int) -> None:
         """Make the next manifest newer than ``mark_ms``, the newest that the relay has accepted."""
-        self._last = max(self._last, mark_ms)
+        self._last = max(self._last, self._possible(mark_ms))
+
+    def _possible(self, last_ms: int) -> int:
+        """Return ``last_ms``, or 0 where no manifest can be later: numbers in it end at 2^53-1."""
+        return last_ms if last_ms + self._ttl_ms < MAX_SAFE_INTEGER else 0
 
     def _read_last(self) -> int:
         try:
-            return int(self._file.read_text("ascii")) if self._file else 0
+            return self._possible(int(self._file.read_text("ascii"))) if self._file else 0
         except (FileNotFoundError, ValueError):
             return 0
 
     def _remember(self, issued_at_ms: int) -> None:
         self._last = issued_at_ms
-        if self._file is not None:
+        if self._file is None:
+            return
+        try:
             write_atomic(self._file, f"{issued_at_ms}\n")
+        except OSError as error:
+            self._log.warning("the time of the newest manifest is not kept", reason=printable(str(error)))

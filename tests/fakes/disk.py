@@ -1,0 +1,16 @@
+"""A disk that is full: writes fail, or stop half way, because the kernel says so."""
+
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def full_disk(size: int = 0) -> Iterator[None]:
+    """Let no file of this process grow beyond ``size`` bytes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

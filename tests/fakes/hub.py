@@ -1,0 +1,163 @@
+"""The parts of a relay around one fleet: all real, on a clock that stands still.
+
+A test takes the parts that it needs; those that reach nodes or agents it makes itself.
+"""
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from relay.admission import Admission
+from relay.audit import AuditLog
+from relay.auth import Authenticator, TokenIssuer, key_id
+from relay.calls import Door
+from relay.catalog import Projector
+from relay.fleet import Fleet, Trust
+from relay.logs import make_logger
+from relay.marks import MarkStore
+from relay.meters import Meters
+from relay.reach import Reach
+from relay.sessions import AUTH_TIMEOUT_S, NodeSessions
+from schemas.addresses import mcp_url
+from schemas.frames import FrameReader
+from schemas.kinds import KindRegistry
+from schemas.registry import SchemaRegistry
+from schemas.tokens import AGENT_REF, DEVICE_REF, TokenVerifier
+from schemas.trust import TrustRules
+from schemas.ulids import UlidSource
+from tests.fakes.clock import FakeClock
+from tests.fakes.lines import LogLines
+from tests.fakes.signer import NOW_MS, TENANT, SimulatedCa, SimulatedNode, key_named
+
+PUBLIC_URL = "https://relay.example"
+READ_ONLY = "tools:call:read_only"
+
+
+class Hub:
+    """What a relay has before anybody connects to it."""
+
+    def __init__(  # noqa: PLR0913 - what a test may want to have otherwise
+        self,
+        directory: Path,
+        registry: SchemaRegistry,
+        *,
+        public_url: str = PUBLIC_URL,
+        revoked: Iterable[str] = (),
+        ca: SimulatedCa | None = None,
+        fleet_type: type[Fleet] = Fleet,
+    ) -> None:
+        self.registry = registry
+        self.public_url = public_url
+        self.clock = FakeClock(NOW_MS)
+        self.ca = ca or SimulatedCa()
+        self.lines = LogLines()
+        self.log = make_logger(self.lines)
+        self.meters = Meters()
+        self.ulids = UlidSource(self.clock, os.urandom)
+        self.marks = MarkStore(directory / "marks.sqlite3")
+        self.audit_file = directory / "audit.jsonl"
+        self.audit = AuditLog(self.audit_file, self.clock)
+        kinds = KindRegistry()
+        self.fleet = fleet_type(
+            trust=Trust(TrustRules(registry, kinds), [self.ca.root_pem], frozenset(revoked)),
+            projector=Projector(registry, kinds),
+            marks=self.marks,
+            meters=self.meters,
+            now_ms=self.clock,
+            log=self.log,
+        )
+        key = key_named("the relay's token key")
+        public_key = bytes(key.verify_key)
+        self.issuer = TokenIssuer(key, public_url, mcp_url(public_url), registry)
+        self.authenticator = Authenticator(
+            TokenVerifier(registry, AGENT_REF),
+            {key_id(public_key): public_key},
+            issuer=public_url,
+            audience=mcp_url(public_url),
+            now_ms=self.clock,
+        )
+
+    def close(self) -> None:
+        """Give back what the parts hold."""
+        self.audit.close()
+
+    def token(
+        self,
+        scopes: Sequence[str] = (READ_ONLY,),
+        *,
+        tenant: str = TENANT,
+        sub: str = "agent-1",
+        ttl_s: int = 3600,
+    ) -> str:
+        """Return an agent's token."""
+        now_s = self.clock() // 1000
+        return self.issuer.issue(
+            sub=sub, tenant=tenant, scopes=list(scopes), now_s=now_s, ttl_s=ttl_s, jti=self.ulids.new()
+        )
+
+    def announce(self, node: SimulatedNode, **members: Any) -> bytes:
+        """Let ``node``'s identity and manifest come from the broker, and return the manifest."""
+        wire = node.manifest(**members)
+        self.fleet.offer_identity(node.node_id, node.leaf_pem)
+        self.fleet.offer_manifest(node.node_id, wire, "broker")
+        return wire
+
+    def connect(self, node: SimulatedNode, **members: Any) -> bytes:
+        """Let ``node`` announce itself and be connected; return its manifest."""
+        wire = self.announce(node, **members)
+        self.fleet.set_connected(node.node_id, connected=True)
+        return wire
+
+    def door(self, reach: Reach, monotonic: Callable[[], float] = time.monotonic) -> Door:
+        """Return the door in front of ``reach``."""
+        return Door(
+            authenticator=self.authenticator,
+            fleet=self.fleet,
+            reach=reach,
+            audit=self.audit,
+            meters=self.meters,
+            ulids=self.ulids,
+            monotonic=monotonic,
+            log=self.log,
+        )
+
+    def admission(self) -> Admission:
+        """Return who judges nodes."""
+        verifier = TokenVerifier(self.registry, DEVICE_REF)
+        return Admission(self.fleet, verifier, self.public_url, self.clock, os.urandom)
+
+    def sessions(self, auth_timeout_s: float = AUTH_TIMEOUT_S) -> NodeSessions:
+        """Return the nodes' sessions."""
+        return NodeSessions(
+            admission=self.admission(),
+            fleet=self.fleet,
+            reader=FrameReader(self.registry),
+            ulids=self.ulids,
+            meters=self.meters,
+            now_ms=self.clock,
+            log=self.log,
+            auth_timeout_s=auth_timeout_s,
+        )
+
+    def audited(self) -> list[dict[str, Any]]:
+        """Return the lines of the audit."""
+        return [json.loads(line) for line in self.audit_file.read_text("ascii").splitlines()]
+
+    def counted(self, name: str, **labels: str) -> float:
+        """Return what the counter ``edge_relay_{name}`` with ``labels`` stands at; 0 if it never moved."""
+        return counted(self.meters, name, **labels)
+
+
+def counted(meters: Meters, name: str, **labels: str) -> float:
+    """Return the sum of the samples ``edge_relay_{name}`` whose labels hold ``labels``."""
+    return sum(
+        sample.value
+        for family in text_string_to_metric_families(meters.render().decode())
+        for sample in family.samples
+        if sample.name == f"edge_relay_{name}" and labels.items() <= sample.labels.items()
+    )

@@ -1,0 +1,36 @@
+"""A log that tests can read, and wait for."""
+
+import asyncio
+import io
+import json
+from typing import Any
+
+BOUND_S = 10
+
+
+class LogLines(io.StringIO):
+    """The stream of a logger that writes JSON lines."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._written = asyncio.Event()
+
+    def write(self, text: str) -> int:
+        """Take in a part of a line."""
+        count = super().write(text)
+        self._written.set()
+        return count
+
+    def entries(self, event: str | None = None) -> list[dict[str, Any]]:
+        """Return every whole line, or those of one event."""
+        whole = self.getvalue().rpartition("\n")[0]
+        entries = [json.loads(line) for line in whole.splitlines()]
+        return [entry for entry in entries if event is None or entry["event"] == event]
+
+    async def until(self, event: str, count: int = 1) -> dict[str, Any]:
+        """Wait until ``event`` has been logged ``count`` times, and return the last of them."""
+        async with asyncio.timeout(BOUND_S):
+            while len(found := self.entries(event)) < count:
+                self._written.clear()
+                await self._written.wait()
+        return found[-1]

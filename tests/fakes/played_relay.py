@@ -1,0 +1,147 @@
+"""The relay's end of node connections, played by a test over real WebSockets."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager
+from http import HTTPStatus
+from itertools import count
+from typing import Any
+
+from websockets.asyncio.server import ServerConnection, serve
+from websockets.exceptions import ConnectionClosed
+from websockets.http11 import Request, Response
+
+from schemas.frames import SUBPROTOCOL, Frame, FrameReader
+from schemas.session import Role, Session
+from tests.fakes.frames import PAYLOADS, message_id
+
+BOUND_S = 10
+SESSION_ID = PAYLOADS["welcome"]["session_id"]
+
+
+class RelayEnd:
+    """One connection of a node."""
+
+    def __init__(
+        self, socket: ServerConnection, session: Session, audience: str, numbers: Iterator[int]
+    ) -> None:
+        self.socket = socket
+        self.session = session
+        self._audience = audience
+        self._numbers = numbers
+
+    async def send(
+        self, type_: str, *, answers: str | None = None, msg_id: str | None = None, **payload: Any
+    ) -> str:
+        """Send a good frame with members of its payload overridden, and return its ``msg_id``."""
+        return await self.send_payload(type_, {**PAYLOADS[type_], **payload}, answers=answers, msg_id=msg_id)
+
+    async def send_payload(
+        self,
+        type_: str,
+        payload: Mapping[str, Any],
+        *,
+        answers: str | None = None,
+        msg_id: str | None = None,
+    ) -> str:
+        """Send a frame with just this payload, and return its ``msg_id``."""
+        msg_id = msg_id or message_id(next(self._numbers))
+        await self.socket.send(self.session.send(type_, msg_id, payload, answers))
+        return msg_id
+
+    async def receive(self, type_: str | None = None) -> Frame:
+        """Return the next frame, or the next of ``type_``."""
+        async with asyncio.timeout(BOUND_S):
+            while True:
+                frame = self.session.receive(await self.socket.recv())
+                if frame is not None and type_ in {None, frame.type}:
+                    return frame
+
+    async def challenge(self, **payload: Any) -> str:
+        """Send a challenge under the relay's own name, and return its ``msg_id``."""
+        return await self.send("challenge", **{"audience": self._audience, **payload})
+
+    async def admit(self, **welcome: Any) -> Frame:
+        """Go through the handshake, and return the node's ``auth``."""
+        await self.challenge()
+        auth = await self.receive()
+        await self.send("welcome", answers=auth.msg_id, **welcome)
+        return auth
+
+    async def accept(self) -> Frame:
+        """Accept the manifest that comes next, and return its ``announce``."""
+        announce = await self.receive("announce")
+        await self.send("announce_ack", answers=announce.msg_id)
+        return announce
+
+    async def command(self, msg_id: str | None = None, **payload: Any) -> Frame:
+        """Send a command and return the answer to it."""
+        msg_id = await self.send("cmd", msg_id=msg_id, **payload)
+        while True:
+            answer = await self.receive("cmd_ack")
+            if answer.in_reply_to == msg_id:
+                return answer
+
+    def drop(self) -> None:
+        """Lose the connection, without a word."""
+        self.socket.transport.abort()
+
+    async def until_closed(self) -> int | None:
+        """Return the code that the node closed with, whatever it says before; None for a lost connection."""
+        return (await self.rest())[1]
+
+    async def rest(self) -> tuple[list[str | bytes], int | None]:
+        """Return what the node still says, raw, and the code that it closes with."""
+        said: list[str | bytes] = []
+        async with asyncio.timeout(BOUND_S):
+            try:
+                while True:
+                    said.append(await self.socket.recv())
+            except ConnectionClosed as error:
+                return said, error.rcvd.code if error.rcvd is not None else None
+
+
+class PlayedRelay:
+    """A WebSocket server; each connection waits to be played."""
+
+    def __init__(self, reader: FrameReader) -> None:
+        self._reader = reader
+        self._connections: asyncio.Queue[RelayEnd] = asyncio.Queue()
+        self._numbers = count(1)
+        self._port: int | None = None
+        self.refusal: int | None = None
+
+    @property
+    def url(self) -> str:
+        """The relay's public URL."""
+        if self._port is None:
+            raise RuntimeError("not started")
+        return f"http://127.0.0.1:{self._port}"
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator["PlayedRelay"]:
+        """Serve until the end of the block."""
+        async with serve(
+            self._connected,
+            "127.0.0.1",
+            0,
+            subprotocols=[SUBPROTOCOL],  # type: ignore[list-item]  # a NewType over str
+            compression=None,
+            process_request=self._upgrade,
+            close_timeout=1,
+        ) as server:
+            self._port = server.sockets[0].getsockname()[1]
+            yield self
+
+    async def next(self) -> RelayEnd:
+        """Return the next connection that a node has opened."""
+        return await asyncio.wait_for(self._connections.get(), BOUND_S)
+
+    async def _connected(self, socket: ServerConnection) -> None:
+        await self._connections.put(
+            RelayEnd(socket, Session(Role.RELAY, self._reader), self.url, self._numbers)
+        )
+        await socket.wait_closed()
+
+    def _upgrade(self, socket: ServerConnection, _request: Request) -> Response | None:
+        return None if self.refusal is None else socket.respond(HTTPStatus(self.refusal), "")

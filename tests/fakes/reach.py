@@ -1,0 +1,54 @@
+"""A node at the end of a string: it answers what a test says."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from relay.reach import Command
+
+Answer = Callable[[Command], Mapping[str, Any]]
+
+
+def echoed(command: Command) -> dict[str, Any]:
+    """Answer as a good node answers ``system.echo``."""
+    result = {
+        "message": command.arguments["message"],
+        "received_at_ms": 1_760_000_000_000,
+        "node_id": command.node_id,
+    }
+    return {"ok": True, "result": result}
+
+
+class ScriptedReach:
+    """Stands for ``relay.reach.Reach``: notes the commands and gives the answer that ``answer`` makes."""
+
+    def __init__(self, answer: Answer = echoed) -> None:
+        self.answer = answer
+        self.commands: list[Command] = []
+
+    async def run(self, command: Command) -> Mapping[str, Any]:
+        """Answer, or raise, as the script says."""
+        self.commands.append(command)
+        return self.answer(command)
+
+
+class SilentReach:
+    """A node that never answers.
+
+    Attributes:
+        asked: set when a command has come.
+        given_up: set when nobody waits for it any more.
+    """
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+        self.given_up = asyncio.Event()
+
+    async def run(self, command: Command) -> Mapping[str, Any]:  # noqa: ARG002 - it is not even read
+        """Wait until cancelled."""
+        self.asked.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.given_up.set()
+        raise AssertionError

@@ -1,0 +1,139 @@
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from kubelet.provisioning import create_identity, install_certificate
+from schemas.certificates import IdentityError, read_csr, verify_leaf
+from schemas.identity_files import IdentityFiles, IdentityFilesError
+from schemas.projection import is_node_id
+from tests.fakes.signer import DAY_MS, NOW_MS, OTHER_NODE_ID, SimulatedCa, SimulatedNode, key_named
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> IdentityFiles:
+    return IdentityFiles(tmp_path / "state")
+
+
+@pytest.fixture
+def made(files: IdentityFiles) -> IdentityFiles:
+    create_identity(files, NOW_MS, os.urandom)
+    return files
+
+
+def issued(ca: SimulatedCa, files: IdentityFiles, node_id: str | None = None) -> SimulatedNode:
+    """Return a leaf of ``ca`` for the node and the key in ``files``."""
+    own = files.read()
+    return ca.issue(node_id or own.node_id, key=own.key)
+
+
+def everything_in(files: IdentityFiles) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in files.root.iterdir()}
+
+
+def test_an_identity_is_made_of_what_comes_in(files: IdentityFiles) -> None:
+    node_id = create_identity(files, NOW_MS, bytes)
+    identity = files.read()
+    assert is_node_id(node_id)
+    assert (identity.node_id, identity.root_pem) == (node_id, None)
+    assert bytes(identity.key) == bytes(32)
+
+
+def test_two_nodes_are_never_the_same(tmp_path: Path) -> None:
+    first, second = IdentityFiles(tmp_path / "1"), IdentityFiles(tmp_path / "2")
+    ids = {create_identity(files, NOW_MS, os.urandom) for files in (first, second)}
+    assert len(ids) == 2
+    assert bytes(first.read().key) != bytes(second.read().key)
+    assert first.read().kid != second.read().kid
+
+
+def test_the_request_proves_the_key_to_a_ca(made: IdentityFiles) -> None:
+    own = made.read()
+    assert read_csr(made.csr.read_text()) == (own.node_id, bytes(own.key.verify_key))
+
+
+def test_the_first_leaf_is_believed_by_the_node_alone(made: IdentityFiles, ca: SimulatedCa) -> None:
+    own = made.read()
+    leaf = verify_leaf(own.leaf_pem, [own.leaf_pem], NOW_MS)
+    assert (leaf.node_id, leaf.public_key) == (own.node_id, bytes(own.key.verify_key))
+    with pytest.raises(IdentityError, match="chain"):
+        verify_leaf(own.leaf_pem, [ca.root_pem], NOW_MS)
+
+
+def test_only_the_owner_can_read_the_key(made: IdentityFiles) -> None:
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in made.root.iterdir()}
+    assert modes == {"node_id": 0o644, "node.key": 0o600, "node.csr": 0o644, "leaf.pem": 0o644}
+    assert stat.S_IMODE(made.root.stat().st_mode) == 0o700
+
+
+def test_an_identity_is_never_overwritten(made: IdentityFiles) -> None:
+    before = everything_in(made)
+    with pytest.raises(IdentityFilesError, match="holds an identity already"):
+        create_identity(made, NOW_MS, os.urandom)
+    assert everything_in(made) == before
+
+
+def test_a_certificate_of_a_ca_takes_the_place_of_the_first(made: IdentityFiles, ca: SimulatedCa) -> None:
+    node = issued(ca, made)
+    identity = install_certificate(made, node.leaf_pem, ca.root_pem, NOW_MS)
+    own = made.read()
+    assert (own.kid, own.root_pem) == (node.kid, ca.root_pem)
+    assert own.chain_pem == node.leaf_pem + ca.root_pem
+    assert (identity.node_id, identity.kid, identity.tenant) == (own.node_id, own.kid, node.tenant)
+
+
+def test_text_around_a_leaf_is_left_behind(made: IdentityFiles, ca: SimulatedCa) -> None:
+    node = issued(ca, made)
+    install_certificate(made, f"Certificate:\n  Data\n{node.leaf_pem}{ca.root_pem}", ca.root_pem, NOW_MS)
+    assert made.leaf.read_text() == node.leaf_pem
+
+
+def test_a_certificate_can_be_renewed(made: IdentityFiles, ca: SimulatedCa) -> None:
+    first, second = issued(ca, made), issued(ca, made)
+    install_certificate(made, first.leaf_pem, ca.root_pem, NOW_MS)
+    install_certificate(made, second.leaf_pem, ca.root_pem, NOW_MS)
+    assert made.read().kid == second.kid != first.kid
+
+
+def test_a_certificate_for_another_node_is_refused(made: IdentityFiles, ca: SimulatedCa) -> None:
+    check_refused(made, issued(ca, made, OTHER_NODE_ID).leaf_pem, ca.root_pem, "for another node")
+
+
+def test_a_certificate_for_another_key_is_refused(made: IdentityFiles, ca: SimulatedCa) -> None:
+    stranger = ca.issue(made.read().node_id, key=key_named("a stranger"))
+    check_refused(made, stranger.leaf_pem, ca.root_pem, "for another key")
+
+
+def test_a_certificate_of_another_root_is_refused(made: IdentityFiles, ca: SimulatedCa) -> None:
+    check_refused(made, issued(ca, made).leaf_pem, SimulatedCa("other").root_pem, "not accepted: chain")
+
+
+@pytest.mark.parametrize("now_ms", [NOW_MS - DAY_MS, NOW_MS + 91 * DAY_MS], ids=["not yet", "no more"])
+def test_a_certificate_that_is_not_valid_now_is_refused(
+    made: IdentityFiles, ca: SimulatedCa, now_ms: int
+) -> None:
+    check_refused(made, issued(ca, made).leaf_pem, ca.root_pem, "not accepted: validity", now_ms)
+
+
+@pytest.mark.parametrize(
+    "leaf_pem",
+    [
+        pytest.param("", id="nothing"),
+        pytest.param("hello", id="no certificate"),
+        pytest.param(
+            "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n", id="not a certificate"
+        ),
+    ],
+)
+def test_what_is_no_certificate_is_refused(made: IdentityFiles, ca: SimulatedCa, leaf_pem: str) -> None:
+    check_refused(made, leaf_pem, ca.root_pem, "not accepted: bad_certificate")
+
+
+def check_refused(
+    files: IdentityFiles, leaf_pem: str, root_pem: str, reason: str, now_ms: int = NOW_MS
+) -> None:
+    before = everything_in(files)
+    with pytest.raises(IdentityFilesError, match=reason):
+        install_certificate(files, leaf_pem, root_pem, now_ms)
+    assert everything_in(files) == before

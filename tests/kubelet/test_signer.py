@@ -1,0 +1,215 @@
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kubelet.logs import make_logger
+from kubelet.signer import ClockNotSetError, ManifestSigner
+from schemas.kinds import KindRegistry
+from schemas.manifest import FIRST_CREDIBLE_MS, etag_of
+from schemas.registry import SchemaRegistry, ViolationError
+from schemas.trust import Known, Outcome, TrustRules
+from tests.fakes.clock import FakeClock
+from tests.fakes.lines import LogLines
+from tests.fakes.node import identity_of
+from tests.fakes.signer import DAY_MS, ECHO, NOW_MS, TTL_MS, SimulatedNode
+
+HARDWARE = {"algo": "blake3-256", "value": "ab" * 32, "sources": ["machine_id"]}
+GREATEST = 2**53 - 1
+
+MakeSigner = Callable[..., ManifestSigner]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "last_issued_ms"
+
+
+@pytest.fixture
+def make(
+    node: SimulatedNode, clock: FakeClock, registry: SchemaRegistry, log: LogLines, file: Path
+) -> MakeSigner:
+    def make(
+        *,
+        capabilities: Sequence[Mapping[str, Any]] = (ECHO,),
+        last_issued: Path | None = file,
+        ttl_ms: int = TTL_MS,
+    ) -> ManifestSigner:
+        return ManifestSigner(
+            identity=identity_of(node),
+            hw_fingerprint=HARDWARE,
+            capabilities=capabilities,
+            ttl_ms=ttl_ms,
+            now_ms=clock,
+            registry=registry,
+            last_issued=last_issued,
+            log=make_logger(log),
+        )
+
+    return make
+
+
+def test_a_manifest_says_when_it_was_signed_and_when_it_ends(make: MakeSigner) -> None:
+    manifest = make().sign()
+    document = json.loads(manifest.wire)
+    assert (document["issued_at_ms"], document["expires_at_ms"]) == (NOW_MS, NOW_MS + TTL_MS)
+    assert (manifest.issued_at_ms, manifest.expires_at_ms) == (NOW_MS, NOW_MS + TTL_MS)
+    assert manifest.etag == etag_of(manifest.wire)
+
+
+def test_a_manifest_is_what_a_second_implementation_signs(make: MakeSigner, node: SimulatedNode) -> None:
+    assert make().sign().wire == node.manifest(hw_fingerprint=HARDWARE, capabilities=[ECHO])
+
+
+def test_a_manifest_is_trusted_with_the_leaf_of_the_node(
+    make: MakeSigner, node: SimulatedNode, registry: SchemaRegistry, kinds: KindRegistry
+) -> None:
+    known = Known({node.kid: node.identity()})
+    verdict = TrustRules(registry, kinds).accept(make().sign().wire, node.node_id, NOW_MS, known)
+    assert (verdict.outcome, verdict.reason) == (Outcome.ACCEPTED, None)
+
+
+@pytest.mark.parametrize(
+    ("passed_ms", "issued_at_ms"),
+    [
+        pytest.param(60_000, NOW_MS + 60_000, id="the clock goes on"),
+        pytest.param(0, NOW_MS + 1, id="the clock stands still"),
+        pytest.param(-3_600_000, NOW_MS + 1, id="the clock is set back"),
+    ],
+)
+@pytest.mark.parametrize("restart", [False, True], ids=["same process", "after a restart"])
+def test_every_manifest_is_newer_than_the_one_before(
+    make: MakeSigner, clock: FakeClock, passed_ms: int, issued_at_ms: int, *, restart: bool
+) -> None:
+    signer = make()
+    signer.sign()
+    clock.advance(passed_ms)
+    manifest = (make() if restart else signer).sign()
+    assert (manifest.issued_at_ms, manifest.expires_at_ms) == (issued_at_ms, issued_at_ms + TTL_MS)
+
+
+@pytest.mark.parametrize(
+    ("mark_ms", "issued_at_ms"),
+    [
+        pytest.param(NOW_MS + 5_000, NOW_MS + 5_001, id="a mark ahead of the clock is passed by one"),
+        pytest.param(NOW_MS, NOW_MS + 1, id="a mark at the clock too"),
+        pytest.param(NOW_MS - 1, NOW_MS, id="a mark behind the clock changes nothing"),
+        pytest.param(0, NOW_MS, id="no mark"),
+        pytest.param(GREATEST, NOW_MS, id="a mark that nothing can pass"),
+        pytest.param(GREATEST - TTL_MS, NOW_MS, id="a mark that no expiry can pass"),
+    ],
+)
+def test_overtaking_signs_after_the_mark(make: MakeSigner, mark_ms: int, issued_at_ms: int) -> None:
+    signer = make()
+    signer.overtake(mark_ms)
+    assert signer.sign().issued_at_ms == issued_at_ms
+
+
+def test_overtaking_an_older_mark_does_not_go_back(make: MakeSigner, clock: FakeClock) -> None:
+    signer = make()
+    signer.sign()
+    signer.overtake(NOW_MS - DAY_MS)
+    clock.advance(-DAY_MS)
+    assert signer.sign().issued_at_ms == NOW_MS + 1
+
+
+def test_what_was_overtaken_is_not_forgotten_by_a_restart(make: MakeSigner) -> None:
+    signer = make()
+    signer.overtake(NOW_MS + DAY_MS)
+    signer.sign()
+    assert make().sign().issued_at_ms == NOW_MS + DAY_MS + 2
+
+
+@pytest.mark.parametrize("now_ms", [0, FIRST_CREDIBLE_MS - 1])
+def test_a_clock_that_is_not_set_signs_nothing(
+    make: MakeSigner, clock: FakeClock, file: Path, now_ms: int
+) -> None:
+    clock.now_ms = now_ms
+    signer = make()
+    signer.overtake(NOW_MS)
+    with pytest.raises(ClockNotSetError, match="the clock is not set"):
+        signer.sign()
+    assert not file.exists()
+
+
+def test_a_clock_is_believed_from_the_first_credible_moment_on(make: MakeSigner, clock: FakeClock) -> None:
+    clock.now_ms = FIRST_CREDIBLE_MS
+    assert make().sign().issued_at_ms == FIRST_CREDIBLE_MS
+
+
+@pytest.mark.parametrize(
+    ("members", "rule"),
+    [
+        pytest.param({"cap_id": "Echo"}, "pattern", id="a bad id"),
+        pytest.param({"kind": "system.shell"}, "enum", id="a kind that nobody registered"),
+        pytest.param({"safety_class": "physical_actuation"}, "const", id="beyond the clamp of its kind"),
+        pytest.param({"note": "hello"}, "additionalProperties", id="an unknown member"),
+    ],
+)
+def test_a_capability_that_the_document_refuses_is_never_signed_off(
+    make: MakeSigner, file: Path, members: Mapping[str, Any], rule: str
+) -> None:
+    signer = make(capabilities=[{**ECHO, **members}])
+    with pytest.raises(ViolationError) as refusal:
+        signer.sign()
+    assert refusal.value.rule == rule
+    assert not file.exists()
+
+
+def test_a_node_without_capabilities_has_nothing_to_sign(make: MakeSigner) -> None:
+    with pytest.raises(ViolationError, match="minItems"):
+        make(capabilities=[]).sign()
+
+
+def test_the_file_holds_the_time_of_the_newest_and_nothing_else_is_left(
+    make: MakeSigner, file: Path, clock: FakeClock
+) -> None:
+    signer = make()
+    signer.sign()
+    clock.advance(60_000)
+    signer.sign()
+    assert file.read_text() == f"{NOW_MS + 60_000}\n"
+    assert list(file.parent.iterdir()) == [file]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        pytest.param(b"", id="empty"),
+        pytest.param(b"yesterday\n", id="words"),
+        pytest.param(b"1760000000000.5\n", id="a fraction"),
+        pytest.param(b"1760000000001 1760000000002\n", id="two numbers"),
+        pytest.param(b"\x00" * 14, id="a block that the card lost"),
+        pytest.param("١٧٦٠٠٠٠٠٠٠٠٠١".encode(), id="digits of another script"),
+        pytest.param(b"\xff\xfe", id="not text"),
+        pytest.param(b"-1\n", id="negative"),
+        pytest.param(b"9" * 30, id="a number beyond every manifest"),
+        pytest.param(
+            str(GREATEST - TTL_MS).encode(), id="the first number after which nothing can be signed"
+        ),
+        pytest.param(b"9" * 10_000, id="a number too long to be read"),
+    ],
+)
+def test_a_damaged_file_is_as_good_as_none(make: MakeSigner, file: Path, content: bytes) -> None:
+    file.write_bytes(content)
+    assert make().sign().issued_at_ms == NOW_MS
+    assert file.read_text() == f"{NOW_MS}\n"
+
+
+def test_a_file_that_cannot_be_written_silences_nobody(
+    make: MakeSigner, log: LogLines, tmp_path: Path
+) -> None:
+    signer = make(last_issued=tmp_path / "gone" / "last_issued_ms")
+    assert [signer.sign().issued_at_ms, signer.sign().issued_at_ms] == [NOW_MS, NOW_MS + 1]
+    assert [line["level"] for line in log.entries("the time of the newest manifest is not kept")] == [
+        "warning",
+        "warning",
+    ]
+
+
+def test_a_node_without_disk_writes_nothing(make: MakeSigner, tmp_path: Path) -> None:
+    signer = make(last_issued=None)
+    assert [signer.sign().issued_at_ms, signer.sign().issued_at_ms] == [NOW_MS, NOW_MS + 1]
+    assert list(tmp_path.iterdir()) == []
