@@ -17,6 +17,7 @@ from kubelet.handlers.echo import EchoHandler
 from kubelet.handlers.metrics import MetricsHandler
 from kubelet.hardware import read_hardware_ids
 from kubelet.link import LinkState
+from kubelet.lock import held_alone
 from kubelet.logs import make_logger
 from kubelet.loopback import LoopbackServer, Readiness
 from kubelet.mqtt import MqttPublisher
@@ -67,11 +68,18 @@ async def run_agent(config: NodeConfig, state_dir: Path, loopback_port: int, str
     """Run the daemon of the node in ``state_dir`` until cancelled.
 
     Raises:
-        IdentityFilesError: the identity cannot be used.
+        IdentityFilesError: the identity cannot be used, or another daemon uses it.
         OSError: the loopback port is taken.
         ValueError: no hardware id can be read.
     """
     identity = IdentityFiles(state_dir).read()
+    with held_alone(state_dir):
+        await _run(config, identity, state_dir, loopback_port, stream)
+
+
+async def _run(
+    config: NodeConfig, identity: NodeIdentity, state_dir: Path, loopback_port: int, stream: TextIO
+) -> None:
     around = surroundings(config, f"edge-kubelet-{identity.node_id}", stream)
     node = Node(
         identity,

@@ -57,9 +57,13 @@ class Announcer:
             self.published = self.current
 
     def overtake(self, mark_ms: int) -> None:
-        """Announce again at once, newer than ``mark_ms``: the relay has seen one from a later clock."""
+        """Make what is announced next newer than ``mark_ms``, the newest that the relay has accepted.
+
+        At once, if that is what was wrong with the current one.
+        """
         self._signer.overtake(mark_ms)
-        self._due.set()
+        if self.current is not None and mark_ms >= self.current.issued_at_ms:
+            self._due.set()
 
     def shorten_interval(self, interval_s: float) -> None:
         """Heartbeat at least as often as the relay asks for, from now on."""

@@ -25,6 +25,7 @@ from kubelet.config import (
 )
 from schemas.addresses import AddressError, normal_url, parse_host_port
 from schemas.identity_files import IdentityFiles, IdentityFilesError
+from schemas.manifest import MAX_MANIFEST_BYTES
 
 EXIT_NO = 1
 EXIT_USAGE = 2
@@ -133,7 +134,9 @@ def verify(
     from kubelet.verification import verify_manifest  # noqa: PLC0415
 
     files = IdentityFiles(_directory(state_dir))
-    wire = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+    # One byte over the limit is enough to be refused, and all that is read.
+    with sys.stdin.buffer if file == "-" else Path(file).open("rb") as source:
+        wire = source.read(MAX_MANIFEST_BYTES + 1)
     leaf_pem = (identity or files.leaf).read_text("utf-8")
     if root is None and not files.root_certificate.exists():
         _say("no root is given or installed: this checks the node's own signature, not who it is")
@@ -168,7 +171,7 @@ def run(
     """Run the daemon."""
     from kubelet.agent import run_agent  # noqa: PLC0415
 
-    config = NodeConfig(parse_host_port(broker), normal_url(relay), heartbeat, ttl_ms)
+    config = _config(broker, relay, heartbeat, ttl_ms)
     _run_until_told(run_agent(config, _directory(state_dir), loopback_port, sys.stderr))
 
 
@@ -184,10 +187,16 @@ def fleet(
     from kubelet.agent import surroundings  # noqa: PLC0415
     from kubelet.fleet import read_identities, run_fleet  # noqa: PLC0415
 
-    config = NodeConfig(parse_host_port(broker), normal_url(relay), heartbeat, ttl_ms)
+    config = _config(broker, relay, heartbeat, ttl_ms)
     nodes = read_identities(identities)
     around = surroundings(config, f"edge-fleet-{os.getpid()}", sys.stderr)
     _run_until_told(run_fleet(nodes, around))
+
+
+def _config(broker: str, relay: str, heartbeat_s: float, ttl_ms: int) -> NodeConfig:
+    if ttl_ms < heartbeat_s * 1000 * 2:
+        _fail("--ttl-ms must span two heartbeats, or one late heartbeat unlists the node", EXIT_USAGE)
+    return NodeConfig(parse_host_port(broker), normal_url(relay), heartbeat_s, ttl_ms)
 
 
 def _run_until_told(work: Coroutine[Any, Any, None]) -> None:

@@ -250,10 +250,7 @@ class RelayLink:
             return
         self.state = LinkState.OPEN
         self._parts.log.error("relay rejects the manifest", code=payload["error"]["code"])
-        mark = payload.get("mark_issued_at_ms", 0)
-        current = self._parts.announcer.current
-        if current is not None and mark >= current.issued_at_ms:
-            self._parts.announcer.overtake(mark)
+        self._parts.announcer.overtake(payload.get("mark_issued_at_ms", 0))
 
     async def _answer(self, msg_id: str, payload: Mapping[str, Any]) -> None:
         if self._channel is not None and self._channel.is_open:

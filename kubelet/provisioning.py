@@ -8,7 +8,7 @@ from collections.abc import Callable
 from nacl.signing import SigningKey
 
 from schemas.certificates import IdentityError, make_csr, self_signed_leaf, verify_leaf
-from schemas.identity import Identity
+from schemas.identity import Identity, certificates_in, to_pem
 from schemas.identity_files import IdentityFiles, IdentityFilesError
 from schemas.ulids import UlidSource
 
@@ -47,5 +47,6 @@ def install_certificate(files: IdentityFiles, leaf_pem: str, root_pem: str, now_
         raise IdentityFilesError("the certificate is for another node")
     if identity.public_key != bytes(own.key.verify_key):
         raise IdentityFilesError("the certificate is for another key")
-    files.install(identity.pem, root_pem)
+    # Re-written: a key that somebody left in the root's file would be published with it.
+    files.install(identity.pem, to_pem(certificates_in(root_pem)))
     return identity

@@ -88,8 +88,12 @@ class ManifestSigner:
         return SignedManifest(wire, etag_of(wire), issued, issued + self._ttl_ms)
 
     def overtake(self, mark_ms: int) -> None:
-        """Make the next manifest newer than ``mark_ms``, the newest that the relay has accepted."""
-        self._last = max(self._last, self._possible(mark_ms))
+        """Make the next manifest newer than ``mark_ms``, the newest that the relay says it has accepted.
+
+        Also backwards: by a clock that was once far ahead this node may have issued manifests from a future
+        that no relay accepts, and must not have to wait for it.
+        """
+        self._last = self._possible(mark_ms)
 
     def _possible(self, last_ms: int) -> int:
         """Return ``last_ms``, or 0 where no manifest can be later: numbers in it end at 2^53-1."""

@@ -4,6 +4,7 @@ The relay's public URL, in its normal form, is also its audience: what a node pi
 ``/mcp``, what an agent's token is for. Must not resolve or connect.
 """
 
+import re
 from dataclasses import dataclass
 from ipaddress import ip_address
 from urllib.parse import urlsplit
@@ -15,6 +16,8 @@ MCP_PATH = "/mcp"
 _SCHEMES = {"http": "http", "ws": "http", "https": "https", "wss": "https"}
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 _MAX_PORT = 65535
+_MAX_HOST = 253
+_LABEL = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
 
 
 class AddressError(ValueError):
@@ -38,10 +41,9 @@ def parse_host_port(text: str) -> HostPort:
     Raises:
         AddressError: it is not of that form.
     """
-    host, separator, port = text.rpartition(":")
-    bare = host.removeprefix("[").removesuffix("]")
-    if separator and bare and port.isascii() and port.isdigit() and 0 < int(port) <= _MAX_PORT:
-        return HostPort(bare, int(port))
+    host, _, port = text.rpartition(":")
+    if _is_host(host) and port.isascii() and port.isdigit() and 0 < int(port) <= _MAX_PORT:
+        return HostPort(host.strip("[]"), int(port))
     raise AddressError(f"{text!r} is not HOST:PORT, for example 127.0.0.1:1883")
 
 
@@ -74,8 +76,20 @@ def normal_url(text: str) -> str:
     if parts.username is not None or not text.isascii() or not text.isprintable() or " " in text:
         raise wrong
     host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    if not _is_host(host) or port == 0:
+        raise wrong
     usual = port is None or port == _DEFAULT_PORTS[scheme]
     return f"{scheme}://{host}" if usual else f"{scheme}://{host}:{port}"
+
+
+def _is_host(text: str) -> bool:
+    """Tell whether ``text`` is a host name, an IPv4 address, or an IPv6 address in brackets."""
+    if text.startswith("[") and text.endswith("]"):
+        try:
+            return ip_address(text[1:-1]).version == 6  # noqa: PLR2004 - the version of IPv6
+        except ValueError:
+            return False
+    return len(text) <= _MAX_HOST and all(_LABEL.fullmatch(label) for label in text.split("."))
 
 
 def connect_url(relay_url: str) -> str:

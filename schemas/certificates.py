@@ -165,8 +165,8 @@ def _issued(leaf: x509.Certificate, leaf_der: bytes, root_pem: str, now_ms: int)
     for der in certificates_in(root_pem):
         if der == leaf_der:
             return True  # the anchor is this very certificate: a node that checks its own self-signed leaf
-        root = x509.load_der_x509_certificate(der)
         try:
+            root = x509.load_der_x509_certificate(der)
             basic = root.extensions.get_extension_for_class(x509.BasicConstraints).value
             if basic.ca and root.not_valid_before_utc <= _datetime(now_ms) < root.not_valid_after_utc:
                 leaf.verify_directly_issued_by(root)

@@ -16,7 +16,7 @@ CONNECT_PATH = "/devices/connect"
 MAX_FRAME_BYTES = 256 * 1024
 MAX_FRAME_BYTES_BEFORE_WELCOME = 8 * 1024
 
-_ENCODER = json.JSONEncoder(separators=(",", ":"))
+_ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 
 FRAME_TYPES = (
     "challenge",
@@ -52,7 +52,11 @@ class Frame:
     in_reply_to: str | None = None
 
     def encode(self) -> str:
-        """Return the frame as the text that travels: ASCII, no spaces."""
+        """Return the frame as the text that travels: ASCII, no spaces.
+
+        Raises:
+            ValueError: the payload holds a number that JSON has no word for.
+        """
         message: dict[str, Any] = {"type": self.type, "msg_id": self.msg_id}
         if self.in_reply_to is not None:
             message["in_reply_to"] = self.in_reply_to

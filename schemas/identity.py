@@ -7,8 +7,10 @@ which a running node never imports. Must not trust a certificate.
 import base64
 import binascii
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from hashlib import sha256
+from ssl import DER_cert_to_PEM_cert
 
 TENANT_PATTERN = r"[a-z0-9][a-z0-9_-]{0,62}"
 MAX_PEM_BYTES = 16 * 1024
@@ -50,6 +52,11 @@ def certificates_in(pem: str) -> list[bytes]:
         return [base64.b64decode(match, validate=False) for match in _CERTIFICATE.findall(pem)]
     except binascii.Error:
         raise ValueError("a certificate is not base64") from None
+
+
+def to_pem(ders: Iterable[bytes]) -> str:
+    """Return certificates as PEM, and nothing else: what stood around them where they came from is gone."""
+    return "".join(map(DER_cert_to_PEM_cert, ders))
 
 
 def kid_of(der: bytes) -> str:

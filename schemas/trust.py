@@ -14,11 +14,9 @@ from schemas.canonical import jcs
 from schemas.errors import Failure
 from schemas.identity import Identity
 from schemas.kinds import MANIFEST_REF, KindRegistry
-from schemas.manifest import MAX_MANIFEST_BYTES, MAX_TTL_MS, etag_of, signature_holds
+from schemas.manifest import MAX_FUTURE_MS, MAX_MANIFEST_BYTES, MAX_TTL_MS, etag_of, signature_holds
 from schemas.registry import SchemaRegistry
 from schemas.strict_json import StrictJsonError, loads
-
-MAX_FUTURE_MS = 5 * 60_000
 
 
 class Outcome(Enum):

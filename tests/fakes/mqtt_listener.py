@@ -45,7 +45,7 @@ class MqttListener:
             loop.call_soon_threadsafe(subscribed.set)
 
         def on_message(_client: object, _data: object, message: paho.MQTTMessage) -> None:
-            came = Message(message.topic, message.payload, message.retain, message.qos)
+            came = Message(message.topic, bytes(message.payload), message.retain, message.qos)
             loop.call_soon_threadsafe(self._messages.put_nowait, came)
 
         client.on_connect, client.on_subscribe, client.on_message = on_connect, on_subscribe, on_message

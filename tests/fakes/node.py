@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from kubelet.announcer import Announcer
 from schemas.identity_files import IdentityFiles, NodeIdentity
 from tests.fakes.signer import SimulatedNode
 
@@ -17,3 +18,9 @@ def write_identity(directory: Path, node: SimulatedNode) -> IdentityFiles:
     files.write(node.node_id, node.key, node.leaf_pem)
     files.install(node.leaf_pem, node.root_pem)
     return files
+
+
+def announce_again(announcer: Announcer) -> None:
+    """Make ``announcer`` announce at once: as if a relay had accepted what is current already."""
+    assert announcer.current is not None
+    announcer.overtake(announcer.current.issued_at_ms)

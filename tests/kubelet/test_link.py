@@ -26,7 +26,7 @@ from tests.fakes.chance import FixedChance
 from tests.fakes.clock import FakeClock
 from tests.fakes.frames import PAYLOADS, frame_text, message_id
 from tests.fakes.lines import LogLines
-from tests.fakes.node import identity_of
+from tests.fakes.node import announce_again, identity_of
 from tests.fakes.pauses import Pauses
 from tests.fakes.played_relay import SESSION_ID, PlayedRelay, RelayEnd
 from tests.fakes.signer import ECHO, NODE_ID, NOW_MS, TTL_MS, SimulatedNode
@@ -424,7 +424,7 @@ async def test_a_clock_of_the_relay_that_was_set_back_is_believed_after_two_hear
     async with rig.running():
         end = await rig.opened()
         for _ in range(2):
-            rig.parts.announcer.overtake(0)
+            announce_again(rig.parts.announcer)
             beat = await end.receive("heartbeat")
             await end.send("heartbeat_ack", answers=beat.msg_id, server_time_ms=NOW_MS - HOUR_MS)
         assert (await end.command(sent_at_ms=NOW_MS - HOUR_MS)).payload["ok"] is True

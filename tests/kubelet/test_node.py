@@ -24,7 +24,7 @@ from tests.fakes.clock import FakeClock
 from tests.fakes.fault_proxy import FaultProxy
 from tests.fakes.lines import LogLines
 from tests.fakes.mqtt_listener import Message, MqttListener
-from tests.fakes.node import identity_of
+from tests.fakes.node import announce_again, identity_of
 from tests.fakes.played_relay import PlayedRelay
 from tests.fakes.signer import ECHO, NODE_ID, NOW_MS, TTL_MS, SimulatedNode
 
@@ -122,7 +122,7 @@ async def test_identity_and_manifest_are_kept_by_the_broker_byte_for_byte_and_he
         assert manifest is not None
         async with MqttListener(broker, f"$devices/{NODE_ID}/#").listening() as late:
             kept = {message.topic: message for message in [await late.next(), await late.next()]}
-            node.announcer.overtake(0)
+            announce_again(node.announcer)
             fresh = await three(late)
     assert set(kept) == set(TOPICS[:2])
     assert all(message.retained for message in kept.values())
@@ -137,7 +137,7 @@ async def test_heartbeats_are_counted(world: World, broker: HostPort) -> None:
     async with listener.listening(), world.running(broker) as node:
         beats = [json.loads((await listener.next()).payload)]
         for _ in range(2):
-            node.announcer.overtake(0)
+            announce_again(node.announcer)
             beats.append(json.loads((await listener.next()).payload))
     first = beats[0]["seq"]
     assert [beat["seq"] for beat in beats] == [first, first + 1, first + 2]

@@ -1,0 +1,43 @@
+"""One daemon a state directory."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kubelet.lock import held_alone
+from schemas.identity_files import IdentityFilesError
+
+HOLD = "import sys; from pathlib import Path; from kubelet.lock import held_alone\n"
+HOLD += "with held_alone(Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"
+
+
+def test_a_second_holder_is_told_what_to_do(tmp_path: Path) -> None:
+    with (
+        held_alone(tmp_path),
+        pytest.raises(IdentityFilesError, match="another kubelet runs with"),
+        held_alone(tmp_path),
+    ):
+        pytest.fail("held twice")
+
+
+def test_what_was_let_go_of_can_be_held_again(tmp_path: Path) -> None:
+    for _ in range(2):
+        with held_alone(tmp_path):
+            pass
+    assert [file.name for file in tmp_path.iterdir()] == ["lock"]
+
+
+def test_a_daemon_that_was_killed_holds_nothing(tmp_path: Path) -> None:
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == b"held\n"
+    with pytest.raises(IdentityFilesError), held_alone(tmp_path):
+        pytest.fail("held twice")
+    holder.kill()
+    holder.communicate()
+    with held_alone(tmp_path):
+        pass
