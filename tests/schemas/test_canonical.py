@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.canonical import blake3_hex, jcs
+from schemas.canonical import blake3_hex, is_canonical, jcs
 from schemas.strict_json import MAX_SAFE_INTEGER, loads
 
 # Beyond 2^53 the canonical form of a float is a row of digits, which strict JSON refuses as an integer.
@@ -23,6 +23,36 @@ def test_the_canonical_form_means_the_same_and_is_its_own_canonical_form(value: 
     parsed = loads(canonical, max_bytes=1 << 20)
     assert parsed == value
     assert jcs(parsed) == canonical
+
+
+@given(VALUES, st.booleans(), st.booleans(), st.sampled_from([(",", ":"), (", ", ": ")]))
+def test_bytes_are_canonical_exactly_when_they_are_the_canonical_form(
+    value: Any,
+    sort_keys: bool,  # noqa: FBT001 - hypothesis chooses it
+    ensure_ascii: bool,  # noqa: FBT001 - as above
+    separators: tuple[str, str],
+) -> None:
+    other = json.dumps(value, sort_keys=sort_keys, ensure_ascii=ensure_ascii, separators=separators)
+    for data in (jcs(value), other.encode("utf-8")):
+        assert is_canonical(data, value) is (jcs(value) == data)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param(b'{"b":1,"a":2}', id="order"),
+        pytest.param(b'{"a": 1}', id="space"),
+        pytest.param(b'{"a":1.0}', id="a-whole-number-as-a-fraction"),
+        pytest.param(b'{"a":1e-07}', id="an-exponent-with-a-zero"),
+        pytest.param(b'{"a":"\\u0041"}', id="a-letter-escaped"),
+        pytest.param(b'{"a":"\\u00e9"}', id="another-alphabet-escaped"),
+        pytest.param(b'{"a":"\\/"}', id="a-slash-escaped"),
+        pytest.param(b'{"a":-0}', id="minus-zero"),
+        pytest.param(b'{"a":1}\n', id="a-newline-behind"),
+    ],
+)
+def test_another_spelling_of_the_same_value_is_not_canonical(data: bytes) -> None:
+    assert not is_canonical(data, loads(data, max_bytes=100))
 
 
 @given(st.dictionaries(st.text(max_size=8), st.integers(0, 9), max_size=8), st.randoms(use_true_random=False))
