@@ -31,7 +31,7 @@ class AuditLog:
         self._now_ms = now_ms
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, PRIVATE)
         os.fchmod(self._descriptor, PRIVATE)
-        self._torn = False
+        self._torn = not _ends_with_a_line(path)
         self.available = True
 
     def write(self, **facts: Any) -> None:
@@ -56,3 +56,11 @@ class AuditLog:
     def close(self) -> None:
         """Close the file."""
         os.close(self._descriptor)
+
+
+def _ends_with_a_line(path: Path) -> bool:
+    with path.open("rb") as file:
+        if file.seek(0, os.SEEK_END) == 0:
+            return True
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) == b"\n"

@@ -138,9 +138,13 @@ def load_or_create_token_key(path: Path) -> SigningKey:
 
     Raises:
         ExposedFileError: others can read it.
+        OSError: it holds no key, or cannot be read.
     """
     try:
         return private_key_from_pem(read_private(path))
+    except ValueError:
+        # Without the error's own text, which can show a byte of the key.
+        raise OSError(f"{path} is damaged: it holds no Ed25519 key in PEM") from None
     except FileNotFoundError:
         make_private_directory(path.parent)
         key = SigningKey(os.urandom(32))

@@ -49,7 +49,7 @@ class CertificateAuthority:
         Raises:
             AuthorityError: there is one already. It is never overwritten.
         """
-        if self._key_file.exists():
+        if self._key_file.exists() or self.root_file.exists():
             raise AuthorityError(f"{self._directory} holds a CA already")
         make_private_directory(self._directory)
         key = SigningKey(self._random_bytes(_SEED_BYTES))
@@ -61,12 +61,19 @@ class CertificateAuthority:
         """Return the root's certificate.
 
         Raises:
-            AuthorityError: there is no CA here.
+            AuthorityError: there is no CA here, or its certificate is damaged.
         """
         try:
-            return self.root_file.read_text("utf-8")
+            root = self.root_file.read_text("utf-8", "replace")
+            certificates = certificates_in(root)
         except FileNotFoundError:
             raise AuthorityError(f"{self._directory} holds no CA: run `relay ca init`") from None
+        except ValueError:
+            certificates = []
+        if not certificates:
+            # Nobody would be believed, without a word.
+            raise AuthorityError(f"{self.root_file} is damaged: it holds no certificate")
+        return root
 
     def issue(self, csr_pem: str, tenant: str, *, replace: bool = False) -> str:
         """Return a leaf for the node that the request names, in PEM.
@@ -125,6 +132,9 @@ class CertificateAuthority:
             )
         except IdentityError as error:
             raise AuthorityError(f"not issued for tenant {tenant!r}: {error.reason}") from None
+        except ValueError:
+            # Without the error's own text, which can show a byte of the key.
+            raise AuthorityError(f"{self._key_file} or {self.root_file} is damaged") from None
 
     def _serial(self) -> int:
         # RFC 5280 wants a positive integer of at most 20 octets.
@@ -140,10 +150,11 @@ class CertificateAuthority:
 
     def _entries(self) -> list[dict[str, Any]]:
         try:
-            lines = self._ledger_file.read_text("utf-8").splitlines()
+            return [json.loads(line) for line in self._ledger_file.read_text("utf-8").splitlines()]
         except FileNotFoundError:
             return []
-        return [json.loads(line) for line in lines]
+        except ValueError as error:
+            raise AuthorityError(f"{self._ledger_file} is damaged: {error}") from None
 
     def _append(self, entry: dict[str, Any]) -> None:
         with self._ledger_file.open("a", encoding="utf-8") as file:

@@ -176,6 +176,8 @@ def _checked(answer: Mapping[str, Any], tool: Tool) -> CallAnswer:
         # Something had to be escaped for JSON, and a client would unescape it: a mount point is named by
         # whoever plugs in a stick, and no control character of it may reach a terminal or a model.
         result = printable_values(result)
+        if not tool.result.is_valid(result):
+            raise ToolError(Failure.RESULT_INVALID)  # escaped it is longer, and a client would refuse it
         text = json.dumps(result)
     return CallAnswer(text, result=result)
 

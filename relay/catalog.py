@@ -27,8 +27,8 @@ _DEFAULT_DEADLINE_MS = 2000
 class Tool:
     """One verb of one capability of one node.
 
-    ``listed`` and ``listed_dashed`` are the entries of ``tools/list``; ``fingerprint`` changes when what an
-    agent would see of the tool does.
+    ``listed`` and ``listed_dashed`` are the entries of ``tools/list``, each of ``listed_bytes`` bytes;
+    ``fingerprint`` changes when what an agent would see of the tool does.
     """
 
     canonical: str
@@ -41,6 +41,7 @@ class Tool:
     result: Validator
     listed: Mapping[str, Any]
     listed_dashed: Mapping[str, Any]
+    listed_bytes: int
     fingerprint: str
 
 
@@ -112,6 +113,7 @@ class Projector:
             result=self._registry.load(verb.output_ref),
             listed=listed,
             listed_dashed={**listed, "name": name.alias},
+            listed_bytes=len(jcs(listed)),
             fingerprint=f"{name.canonical} {verb.input_ref} {verb.output_ref} {safety_class}",
         )
 

@@ -83,7 +83,7 @@ def ca_issue(
         return
     if csr is None:
         _fail("name the CSR, or say --mock N --out DIR", EXIT_USAGE)
-    leaf = ca.issue(csr.read_text("utf-8"), tenant, replace=replace)
+    leaf = ca.issue(csr.read_text("utf-8", "replace"), tenant, replace=replace)
     if output is None:
         typer.echo(leaf, nl=False)
     else:

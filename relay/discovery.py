@@ -34,7 +34,7 @@ class Discovery:
     """Feeds the fleet from one broker.
 
     Attributes:
-        connected: whether the broker is there.
+        connected: whether the broker is there and lets the relay listen.
     """
 
     def __init__(  # noqa: PLR0913 - what comes in from outside
@@ -86,10 +86,17 @@ class Discovery:
         def on_connect(
             client: paho.Client, _data: object, _flags: object, code: ReasonCode, _properties: object
         ) -> None:
-            if not code.is_failure:
-                wanted = (topics.ALL_IDENTITIES, topics.ALL_ANNOUNCES, topics.ALL_HEARTBEATS)
-                client.subscribe([(topic, 1) for topic in wanted])
-            hand_over(self._connected, not code.is_failure, str(code))
+            if code.is_failure:
+                hand_over(self._connected, False, str(code))  # noqa: FBT003 - positional through the loop
+                return
+            wanted = (topics.ALL_IDENTITIES, topics.ALL_ANNOUNCES, topics.ALL_HEARTBEATS)
+            client.subscribe([(topic, 1) for topic in wanted])
+
+        def on_subscribe(
+            _client: object, _data: object, _mid: int, codes: list[ReasonCode], _properties: object
+        ) -> None:
+            refused = [code for code in codes if code.is_failure]
+            hand_over(self._subscribed, str(refused[0]) if refused else None)
 
         def on_disconnect(
             _client: object, _data: object, _flags: object, code: ReasonCode, _properties: object
@@ -105,6 +112,7 @@ class Discovery:
             hand_over(self._arrived.set)
 
         self._client.on_connect = on_connect
+        self._client.on_subscribe = on_subscribe
         self._client.on_disconnect = on_disconnect
         self._client.on_connect_fail = on_connect_fail
         self._client.on_message = on_message
@@ -144,6 +152,13 @@ class Discovery:
             self._meters.heartbeats.labels("malformed").inc()
             return
         self._fleet.heartbeat(node_id, beat["manifest_etag"])
+
+    def _subscribed(self, refusal: str | None) -> None:
+        if refusal is not None:
+            self._log.error(
+                "broker refuses the subscription", broker=str(self._broker), reason=printable(refusal)
+            )
+        self._connected(refusal is None, refusal or "subscribed")
 
     def _connected(self, connected: bool, reason: str) -> None:  # noqa: FBT001 - positional through the loop
         if connected != self.connected:

@@ -63,6 +63,8 @@ class Guard:
         if scope["type"] == "lifespan":
             await self._other(scope, receive, send)
             return
+        # RFC 9110 section 5.5: white space around a value is no part of it; httptools leaves what is behind it.
+        scope["headers"] = [(name, value.strip(b" \t")) for name, value in scope["headers"]]
         host, origin, authorization = _headers(scope)
         if host not in self._allowed.hosts:
             await self._refuse(scope, send, 421, "host", "This server has another name.")

@@ -2,7 +2,7 @@
 
 Without it, whoever can write to the broker could bring back an older manifest after a restart. Writes are
 gathered and made once in a while, off the event loop: a crash forgets at most that long, and a manifest
-replayed within it is younger than a heartbeat. Must not judge.
+replayed within it is younger than a heartbeat. What a full disk refuses is tried again. Must not judge.
 """
 
 import asyncio
@@ -17,10 +17,15 @@ _FLUSH_INTERVAL_S = 1.0
 
 
 class MarkStore:
-    """The marks in one SQLite file."""
+    """The marks in one SQLite file.
 
-    def __init__(self, path: Path) -> None:
+    Raises:
+        OSError: the file cannot be used; from ``load`` too.
+    """
+
+    def __init__(self, path: Path, flush_interval_s: float = _FLUSH_INTERVAL_S) -> None:
         self._path = path
+        self._flush_interval_s = flush_interval_s
         self._pending: dict[str, tuple[str, Mark]] = {}
         with self._transaction() as database:
             database.execute(
@@ -43,11 +48,18 @@ class MarkStore:
         """Flush once in a while until cancelled, and then a last time."""
         try:
             while True:
-                await asyncio.sleep(_FLUSH_INTERVAL_S)
+                await asyncio.sleep(self._flush_interval_s)
                 if self._pending:
-                    await asyncio.to_thread(self._write, self._take())
+                    await self._flush()
         finally:
             self._write(self._take())
+
+    async def _flush(self) -> None:
+        taken = self._take()
+        try:
+            await asyncio.to_thread(self._write, taken)
+        except OSError:
+            self._pending = {**taken, **self._pending}
 
     def _take(self) -> dict[str, tuple[str, Mark]]:
         taken, self._pending = self._pending, {}
@@ -66,5 +78,8 @@ class MarkStore:
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
         """Open a connection for one transaction: in the thread that uses it, and not kept."""
-        with closing(sqlite3.connect(self._path)) as database, database:
-            yield database
+        try:
+            with closing(sqlite3.connect(self._path)) as database, database:
+                yield database
+        except sqlite3.Error as error:
+            raise OSError(f"{self._path} cannot be used: {error}") from None

@@ -40,6 +40,7 @@ from starlette.types import Receive, Scope, Send
 
 from relay.auth import Authenticator, Principal
 from relay.calls import CallAnswer, CallRequest, Door
+from relay.catalog import Tool
 from relay.fleet import Fleet
 from relay.guard import TOKEN_IN_SCOPE
 from relay.notifier import Audience, Notifier
@@ -50,6 +51,8 @@ from schemas.tokens import TokenError
 
 META_ERROR = "edge-kubelet/error"
 PAGE_SIZE = 1000
+MAX_PAGE_BYTES = 768 * 1024
+"""Clients refuse an event of more than a mebibyte: the official one closes the stream."""
 LIST_TTL_MS = 5000
 MAX_BODY_BYTES = 1024 * 1024
 MAX_LISTENERS = 1024
@@ -157,7 +160,7 @@ class McpServer:
         tools = self._fleet.listed(principal.tenant, principal.safety_classes)
         after = _after((context.params or {}).get("cursor"))
         rest = [tool for tool in tools if tool.canonical > after]
-        page = rest[:PAGE_SIZE]
+        page = _first_page(rest)
         result: dict[str, Any] = {
             "tools": [tool.listed_dashed if dashed else tool.listed for tool in page],
         }
@@ -223,9 +226,12 @@ class McpServer:
     def _follow(self, context: Context) -> None:
         """Tell a session of the old era about changes for as long as it lasts."""
         session = context.session
+        # The SDK has no public way to keep something for a session, nor to learn that it ended.
+        connection = session._connection  # noqa: SLF001
+        if connection.state.setdefault("followed_since", context) is not context:
+            return  # a client may say twice that it is ready
         stop = self._notifier.listen(_audience(self._principal(context)), session.send_tool_list_changed)
-        # The SDK has no public way to learn that a session ended.
-        session._connection.exit_stack.callback(stop)  # noqa: SLF001
+        connection.exit_stack.callback(stop)
 
     def _principal(self, context: Context) -> Principal:
         try:
@@ -278,6 +284,15 @@ def _wants_dashed(context: Context) -> bool:
     if names not in {"dotted", "dashed"}:
         raise MCPError(INVALID_PARAMS, "names must be dotted or dashed")
     return names == "dashed"
+
+
+def _first_page(tools: list[Tool]) -> list[Tool]:
+    size = 0
+    for count, tool in enumerate(tools[:PAGE_SIZE]):
+        size += tool.listed_bytes
+        if size > MAX_PAGE_BYTES and count:
+            return tools[:count]
+    return tools[:PAGE_SIZE]
 
 
 def _after(cursor: object) -> str:

@@ -6,12 +6,14 @@ not know how a listener is told.
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 
 from relay.fleet import Fleet
 
 INTERVAL_S = 1.0
+_TELL_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +30,9 @@ Listener = Callable[[], Awaitable[None]]
 class Notifier:
     """Watches the fleet for the audiences that have listeners."""
 
-    def __init__(self, fleet: Fleet) -> None:
+    def __init__(self, fleet: Fleet, interval_s: float = INTERVAL_S) -> None:
         self._fleet = fleet
+        self._interval_s = interval_s
         self._listeners: dict[Audience, dict[object, Listener]] = {}
         self._seen: dict[Audience, bytes] = {}
 
@@ -52,7 +55,7 @@ class Notifier:
     async def run(self) -> None:
         """Look once a second until cancelled: expiries and graces end by themselves."""
         while True:
-            await asyncio.sleep(INTERVAL_S)
+            await asyncio.sleep(self._interval_s)
             self._fleet.sweep()
             for audience in list(self._listeners):
                 await self._look(audience)
@@ -62,9 +65,15 @@ class Notifier:
         if digest == self._seen.get(audience):
             return
         self._seen[audience] = digest
-        for listener in list(self._listeners.get(audience, {}).values()):
-            await listener()
+        await asyncio.gather(*map(_tell, self._listeners.get(audience, {}).values()))
 
     def _digest(self, audience: Audience) -> bytes:
         tools = self._fleet.listed(audience.tenant, audience.safety_classes)
         return sha256("\n".join(tool.fingerprint for tool in tools).encode("ascii")).digest()
+
+
+async def _tell(listener: Listener) -> None:
+    # One agent that has stopped reading, or is half gone, must cost the others nothing.
+    with suppress(Exception):
+        async with asyncio.timeout(_TELL_TIMEOUT_S):
+            await listener()

@@ -30,7 +30,7 @@ from schemas.text import printable
 from schemas.trust import Outcome
 from schemas.ulids import UlidSource
 
-_AUTH_TIMEOUT_S = 5
+AUTH_TIMEOUT_S = 5
 _MAX_REJECTED_IN_A_ROW = 3
 
 _Answer = Mapping[str, Any]
@@ -60,6 +60,7 @@ class NodeSessions:
         meters: Meters,
         now_ms: Callable[[], int],
         log: FilteringBoundLogger,
+        auth_timeout_s: float = AUTH_TIMEOUT_S,
     ) -> None:
         self._admission = admission
         self._fleet = fleet
@@ -68,6 +69,7 @@ class NodeSessions:
         self._meters = meters
         self._now_ms = now_ms
         self._log = log
+        self._auth_timeout_s = auth_timeout_s
         self._live: dict[str, _Live] = {}
         self._cancels: set[asyncio.Task[None]] = set()
 
@@ -79,13 +81,16 @@ class NodeSessions:
         await socket.accept(SUBPROTOCOL)
         link = NodeLink(socket, Session(Role.RELAY, self._reader), self._ulids)
         try:
-            async with asyncio.timeout(_AUTH_TIMEOUT_S):
+            async with asyncio.timeout(self._auth_timeout_s):
                 identity, auth = await self._admit(link)
         except (AdmissionError, ProtocolError, TimeoutError, WebSocketDisconnect) as error:
             await self._refuse(link, error)
             return
-        live = await self._enter(identity, auth, link)
+        live, before = self._take_place(identity.node_id, auth, link)
         try:
+            if before is not None:
+                await before.close(CloseCode.SUPERSEDED)
+            await self._welcome(identity.node_id, live, link, auth)
             await self._serve_frames(identity.node_id, live, link)
         except ProtocolError as error:
             self._meters.sessions.labels("protocol_violation").inc()
@@ -173,27 +178,26 @@ class NodeSessions:
         self._log.warning("node refused", reason=reason)
         await link.close(code)
 
-    async def _enter(self, identity: Identity, auth: Frame, link: NodeLink) -> _Live:
-        node_id = identity.node_id
+    def _take_place(self, node_id: str, auth: Frame, link: NodeLink) -> tuple[_Live, NodeLink | None]:
+        """Give the node's place to ``link``; return the session that it serves and the link before it."""
         boot_id = auth.payload["boot_id"]
-        before = self._live.get(node_id)
-        resumed = (
-            before is not None
-            and before.boot_id == boot_id
-            and before.session_id == auth.payload.get("resume")
-        )
-        if before is not None and resumed:
-            live, superseded = before, before.link
-            live.link = link
-        else:
-            live, superseded = _Live(self._ulids.new(), boot_id, link), before.link if before else None
-            self._live[node_id] = live
-        if superseded is None:
+        known = self._live.get(node_id)
+        before = known.link if known is not None else None
+        same_process = known is not None and known.boot_id == boot_id
+        if before is None:
             self._meters.nodes_connected.inc()
-        else:
-            await self._supersede(
-                node_id, superseded, same_process=bool(before and before.boot_id == boot_id)
-            )
+        elif before.is_open and not same_process:
+            self._meters.sessions.labels("duplicate_identity").inc()
+            self._log.warning("two machines use one identity; the newer stays", node_id=node_id)
+        if known is not None and same_process and known.session_id == auth.payload.get("resume"):
+            known.link = link
+            return known, before
+        live = self._live[node_id] = _Live(self._ulids.new(), boot_id, link)
+        return live, before
+
+    async def _welcome(self, node_id: str, live: _Live, link: NodeLink, auth: Frame) -> None:
+        # A new session has a new id, which nobody can have asked for.
+        resumed = live.session_id == auth.payload.get("resume")
         welcome = {
             "session_id": live.session_id,
             "heartbeat_interval_ms": HEARTBEAT_INTERVAL_MS,
@@ -206,13 +210,6 @@ class NodeSessions:
         self._meters.sessions.labels("resumed" if resumed else "opened").inc()
         for msg_id, payload in live.ledger.resendable(self._now_ms()):
             await self._send_command(link, msg_id, payload)
-        return live
-
-    async def _supersede(self, node_id: str, link: NodeLink, *, same_process: bool) -> None:
-        if not same_process and link.is_open:
-            self._meters.sessions.labels("duplicate_identity").inc()
-            self._log.warning("two machines use one identity; the newer stays", node_id=node_id)
-        await link.close(CloseCode.SUPERSEDED)
 
     async def _serve_frames(self, node_id: str, live: _Live, link: NodeLink) -> None:
         while link.is_open:
@@ -234,8 +231,9 @@ class NodeSessions:
             case "heartbeat":
                 self._fleet.heartbeat(node_id, frame.payload["manifest_etag"])
                 await link.send("heartbeat_ack", {"server_time_ms": self._now_ms()}, frame.msg_id)
-            case _:  # bye: the node closes next
+            case _:  # bye
                 self._meters.sessions.labels("bye").inc()
+                await link.close(CloseCode.NORMAL)
 
     async def _announced(self, node_id: str, live: _Live, link: NodeLink, frame: Frame) -> None:
         wire = jcs(frame.payload)

@@ -19,22 +19,31 @@ server_name: test
 listen: "127.0.0.1:-1"
 jetstream {{ store_dir: {store} }}
 mqtt {{ listen: "127.0.0.1:{port}" }}
+{extra}
 """
+DEAF = """\
+accounts { A { jetstream: enabled, users: [{
+  user: guest, password: guest, permissions: { subscribe: { deny: ["$devices.>"] } }
+}] } }
+no_auth_user: guest
+"""
+"""What a broker's configuration says besides when nobody may read what the devices publish."""
 
 
 class Broker:
     """A broker that keeps its messages in ``directory``, and its address when it is started again."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, extra: str = "") -> None:
         self.address = HostPort("127.0.0.1", free_port(0))
         self._directory = directory
+        self._extra = extra
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         """Start, and return when it accepts connections."""
         config = self._directory / "broker.conf"
         store = json.dumps(str(self._directory / "store"))
-        config.write_text(_CONFIG.format(store=store, port=self.address.port), "utf-8")
+        config.write_text(_CONFIG.format(store=store, port=self.address.port, extra=self._extra), "utf-8")
         with (self._directory / "broker.log").open("ab") as log:
             command = [find_program("nats-server"), "-c", str(config)]
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)

@@ -1,0 +1,54 @@
+"""What is refused or dropped, in the audit as one counted line for each source, reason and second.
+
+A stranger can make the relay refuse as fast as he can send; what he cannot do is fill the disk with it.
+Must not be used for calls: each of those has lines of its own.
+"""
+
+import asyncio
+from collections import Counter
+
+from structlog.typing import FilteringBoundLogger
+
+from relay.audit import AuditLog, AuditUnavailableError
+
+_INTERVAL_S = 1.0
+_MAX_KEYS = 1000
+_THE_REST = "others"
+
+
+class Tally:
+    """Counts until the second is over, then writes."""
+
+    def __init__(self, audit: AuditLog, log: FilteringBoundLogger) -> None:
+        self._audit = audit
+        self._log = log
+        self._counts: Counter[tuple[str, str, str]] = Counter()
+
+    def count(self, event: str, source: str, reason: str, times: int = 1) -> None:
+        """Count ``event`` (``token_refused``, ``node_refused``, ``frame_dropped``) from ``source``.
+
+        ``source`` is a node id that was proven or is well formed, or a network address; ``reason`` a fixed word.
+        """
+        key = (event, source, reason)
+        if key not in self._counts and len(self._counts) >= _MAX_KEYS:
+            key = (event, _THE_REST, reason)
+        self._counts[key] += times
+
+    async def run(self) -> None:
+        """Write once a second until cancelled, and then a last time."""
+        try:
+            while True:
+                await asyncio.sleep(_INTERVAL_S)
+                self._write()
+        finally:
+            self._write()
+
+    def _write(self) -> None:
+        for key in list(self._counts):
+            event, source, reason = key
+            try:
+                self._audit.write(event=event, source=source, reason=reason, count=self._counts[key])
+            except AuditUnavailableError as error:
+                self._log.error("refusals not recorded yet", reason=str(error))
+                return
+            del self._counts[key]

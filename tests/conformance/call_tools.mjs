@@ -1,0 +1,81 @@
+// Lists the tools and makes the calls that stdin asks for, through one of the two TypeScript SDKs; prints one JSON
+// object. Both clients check structuredContent against the tool's output schema by themselves.
+//
+//   node call_tools.mjs sdk | client URL ERA      ERA: legacy, or a version to pin (only `client` knows it)
+//   stdin: [{"name": …, "arguments": {…}, "spoil": true?}, …]      EDGE_TOKEN: the bearer token
+//
+// `spoil` renames a member of the answer on its way in, so that a test can see that the client does look.
+import { readFileSync } from "node:fs";
+import process from "node:process";
+
+import { Ajv } from "ajv";
+
+const [flavour, url, era] = process.argv.slice(2);
+const ME = { name: "edge-conformance", version: "1" };
+
+let spoiling = false;
+
+async function spoilingFetch(input, init) {
+  const response = await fetch(input, init);
+  if (!spoiling || init?.method !== "POST") {
+    return response;
+  }
+  const text = (await response.text()).replaceAll('"received_at_ms"', '"received_at"');
+  return new Response(text, { status: response.status, headers: response.headers });
+}
+
+async function connect() {
+  const options = {
+    fetch: spoilingFetch,
+    requestInit: { headers: { Authorization: `Bearer ${process.env.EDGE_TOKEN}` } },
+  };
+  if (flavour === "sdk") {
+    const { Client } = await import("@modelcontextprotocol/sdk/client/index.js");
+    const { StreamableHTTPClientTransport } = await import("@modelcontextprotocol/sdk/client/streamableHttp.js");
+    const client = new Client(ME);
+    const transport = new StreamableHTTPClientTransport(new URL(url), options);
+    await client.connect(transport);
+    return { client, version: transport.protocolVersion };
+  }
+  const { Client, StreamableHTTPClientTransport } = await import("@modelcontextprotocol/client");
+  const mode = era === "legacy" ? "legacy" : { pin: era };
+  const client = new Client(ME, { versionNegotiation: { mode } });
+  await client.connect(new StreamableHTTPClientTransport(new URL(url), options));
+  return { client, version: client.getNegotiatedProtocolVersion() };
+}
+
+async function call(client, { name, arguments: given, spoil }) {
+  spoiling = spoil === true;
+  try {
+    return { result: await client.callTool({ name, arguments: given }) };
+  } catch (error) {
+    return { thrown: `${error.constructor.name}: ${error.message}` };
+  } finally {
+    spoiling = false;
+  }
+}
+
+// Compiles the schemas of all tools in one validator, as many clients do, and returns what it refuses.
+function refusedByOneValidator(tools) {
+  const validator = new Ajv({ strict: true, strictRequired: false, logger: false });
+  const refused = [];
+  for (const tool of tools) {
+    for (const schema of [tool.inputSchema, tool.outputSchema]) {
+      try {
+        validator.compile(schema);
+      } catch (error) {
+        refused.push(`${tool.name}: ${error.message}`);
+      }
+    }
+  }
+  return refused;
+}
+
+const { client, version } = await connect();
+const { tools } = await client.listTools();
+const outcomes = [];
+for (const wanted of JSON.parse(readFileSync(0, "utf8"))) {
+  outcomes.push(await call(client, wanted));
+}
+await client.close();
+process.stdout.write(JSON.stringify({ version, tools, outcomes, refused: refusedByOneValidator(tools) }));

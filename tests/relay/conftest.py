@@ -1,0 +1,34 @@
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from schemas.frames import FrameReader
+from schemas.registry import SchemaRegistry
+from tests.fakes.hub import Hub
+from tests.fakes.serving import Server
+
+
+@pytest.fixture(scope="session")
+def registry() -> SchemaRegistry:
+    return SchemaRegistry()
+
+
+@pytest.fixture(scope="session")
+def reader(registry: SchemaRegistry) -> FrameReader:
+    return FrameReader(registry)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def server() -> AsyncIterator[Server]:
+    """A real server for the tests of one file, which must run on the file's own loop to use it."""
+    async with Server.running() as server:
+        yield server
+
+
+@pytest.fixture
+def hub(tmp_path: Path, registry: SchemaRegistry) -> Iterator[Hub]:
+    hub = Hub(tmp_path, registry)
+    yield hub
+    hub.close()

@@ -1,0 +1,272 @@
+import asyncio
+import json
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from relay.discovery import Discovery
+from relay.fleet import Fleet
+from schemas import topics
+from schemas.addresses import HostPort
+from schemas.manifest import MAX_MANIFEST_BYTES, etag_of
+from schemas.registry import SchemaRegistry
+from schemas.trust import Verdict
+from tests.fakes.broker import DEAF, Broker, publish
+from tests.fakes.hub import Hub
+from tests.fakes.signer import NODE_ID, NOW_MS, OTHER_NODE_ID, TENANT, SimulatedNode
+
+BOUND_S = 30
+
+
+class WatchedFleet(Fleet):
+    """A fleet that tells what was handed to it, after it has dealt with it."""
+
+    def __init__(self, **parts: Any) -> None:
+        super().__init__(**parts)
+        self.handed: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
+
+    def offer_identity(self, node_id: str, pem: str) -> None:
+        super().offer_identity(node_id, pem)
+        self.handed.put_nowait(("identity", node_id))
+
+    def offer_manifest(self, node_id: str, wire: bytes, way: str) -> Verdict:
+        verdict = super().offer_manifest(node_id, wire, way)
+        self.handed.put_nowait((verdict.outcome.value, node_id))
+        return verdict
+
+    def tombstone(self, node_id: str) -> None:
+        super().tombstone(node_id)
+        self.handed.put_nowait(("tombstone", node_id))
+
+    def heartbeat(self, node_id: str, etag: str) -> None:
+        super().heartbeat(node_id, etag)
+        self.handed.put_nowait(("heartbeat", node_id))
+
+
+class Stage:
+    """A relay's subscription, and what comes of it."""
+
+    def __init__(self, hub: Hub) -> None:
+        self.hub = hub
+        self.node = hub.ca.issue()
+
+    async def next(self) -> tuple[str, str]:
+        assert isinstance(self.hub.fleet, WatchedFleet)
+        return await asyncio.wait_for(self.hub.fleet.handed.get(), BOUND_S)
+
+    async def until(self, event: str, node_id: str = NODE_ID) -> None:
+        while await self.next() != (event, node_id):
+            pass
+
+    @asynccontextmanager
+    async def subscribed(self, address: HostPort) -> AsyncIterator[Discovery]:
+        discovery = Discovery(
+            broker=address,
+            client_id="edge-relay-test",
+            fleet=self.hub.fleet,
+            registry=self.hub.registry,
+            meters=self.hub.meters,
+            log=self.hub.log,
+        )
+        running = asyncio.create_task(discovery.run())
+        try:
+            yield discovery
+            assert not running.done()
+        finally:
+            running.cancel()
+            with suppress(asyncio.CancelledError):
+                await running
+
+
+@pytest.fixture
+def stage(tmp_path: Path, registry: SchemaRegistry) -> Iterator[Stage]:
+    hub = Hub(tmp_path, registry, fleet_type=WatchedFleet)
+    yield Stage(hub)
+    hub.close()
+
+
+def introduction(node: SimulatedNode) -> list[tuple[str, bytes]]:
+    return [
+        (topics.identity(node.node_id), node.leaf_pem.encode()),
+        (topics.announce(node.node_id), node.manifest()),
+    ]
+
+
+def beat(node: SimulatedNode, **members: object) -> bytes:
+    good = {
+        "node_id": node.node_id,
+        "ts_ms": NOW_MS,
+        "seq": 1,
+        "manifest_etag": etag_of(node.manifest()),
+        "expires_at_ms": NOW_MS + 60_000,
+    }
+    return json.dumps(good | members).encode()
+
+
+async def send(address: HostPort, *messages: tuple[str, bytes], retain: bool = True) -> None:
+    await asyncio.to_thread(publish, address, *messages, retain=retain)
+
+
+def announced(stage: Stage) -> list[str]:
+    return [node.node_id for node in stage.hub.fleet.nodes_of(TENANT) if node.manifest is not None]
+
+
+async def test_nodes_that_announced_themselves_before_are_found(stage: Stage, broker: HostPort) -> None:
+    other = stage.hub.ca.issue(OTHER_NODE_ID)
+    await send(broker, *introduction(stage.node), *introduction(other))
+    async with stage.subscribed(broker):
+        expected = {("accepted", NODE_ID), ("accepted", OTHER_NODE_ID)}
+        while expected:
+            expected.discard(await stage.next())
+        assert announced(stage) == [NODE_ID, OTHER_NODE_ID]
+
+
+async def test_a_node_that_comes_later_is_found_whichever_of_its_messages_is_first(
+    stage: Stage, broker: HostPort
+) -> None:
+    async with stage.subscribed(broker):
+        await stage.hub.lines.until("broker connected")
+        identity, announce = introduction(stage.node)
+        await send(broker, announce)
+        await stage.until("parked")
+        assert announced(stage) == []
+        await send(broker, identity)
+        await stage.until("accepted")
+        assert announced(stage) == [NODE_ID]
+
+
+async def test_a_tombstone_takes_a_node_away(stage: Stage, broker: HostPort) -> None:
+    async with stage.subscribed(broker):
+        await stage.hub.lines.until("broker connected")
+        await send(broker, *introduction(stage.node))
+        await stage.until("accepted")
+        await send(broker, (topics.announce(NODE_ID), b""), (topics.identity(NODE_ID), b""))
+        await stage.until("tombstone")
+        assert announced(stage) == []
+
+
+async def test_heartbeats_are_counted_by_whether_they_fit(stage: Stage, broker: HostPort) -> None:
+    topic = topics.heartbeat(NODE_ID)
+    bad = [b"", b"{", b"null", beat(stage.node, node_id=OTHER_NODE_ID), beat(stage.node, more=1)]
+    async with stage.subscribed(broker):
+        await stage.hub.lines.until("broker connected")
+        await send(broker, *introduction(stage.node))
+        await stage.until("accepted")
+        messages = [(topic, payload) for payload in (*bad, beat(stage.node, manifest_etag="00" * 32))]
+        await send(broker, *messages, (topic, beat(stage.node)), retain=False)
+        await stage.until("heartbeat")
+        await stage.until("heartbeat")
+    verdicts = {
+        verdict: stage.hub.counted("heartbeats_total", verdict=verdict)
+        for verdict in ("fits", "unknown_manifest", "malformed")
+    }
+    assert verdicts == {"fits": 1, "unknown_manifest": 1, "malformed": len(bad)}
+
+
+@pytest.mark.parametrize(
+    ("topic", "payload", "reason"),
+    [
+        pytest.param("$devices/nobody/announce", b"{}", "topic", id="no node id"),
+        pytest.param(f"$devices/{NODE_ID.upper()}/announce", b"{}", "topic", id="upper case"),
+        pytest.param(
+            topics.announce(OTHER_NODE_ID), b"x" * (MAX_MANIFEST_BYTES + 1), "size", id="enormous manifest"
+        ),
+        pytest.param(topics.identity(OTHER_NODE_ID), b"x" * 20_000, "size", id="enormous identity"),
+        pytest.param(topics.heartbeat(OTHER_NODE_ID), b"x" * 2000, "size", id="enormous heartbeat"),
+    ],
+)
+async def test_what_cannot_be_meant_for_the_relay_is_dropped_unread_and_the_rest_goes_on(
+    stage: Stage, broker: HostPort, topic: str, payload: bytes, reason: str
+) -> None:
+    async with stage.subscribed(broker):
+        await stage.hub.lines.until("broker connected")
+        await send(broker, (topic, payload), *introduction(stage.node))
+        await stage.until("accepted")
+        assert stage.hub.counted("messages_dropped_total", reason=reason) == 1
+        assert announced(stage) == [NODE_ID]
+
+
+@pytest.mark.parametrize("payload", [b"\x00\xff", b"-----BEGIN CERTIFICATE-----\xff", b"{}"])
+async def test_garbage_on_the_topics_of_one_node_costs_the_others_nothing(
+    stage: Stage, broker: HostPort, payload: bytes
+) -> None:
+    async with stage.subscribed(broker):
+        await stage.hub.lines.until("broker connected")
+        garbage = [(topic(OTHER_NODE_ID), payload) for topic in (topics.identity, topics.announce)]
+        await send(broker, *garbage, *introduction(stage.node))
+        await stage.until("accepted")
+        assert announced(stage) == [NODE_ID]
+        assert stage.hub.counted("identities_total", verdict="bad_certificate") == 1
+
+
+async def test_a_manifest_on_another_nodes_topic_is_rejected(stage: Stage, broker: HostPort) -> None:
+    async with stage.subscribed(broker):
+        await stage.hub.lines.until("broker connected")
+        await send(broker, (topics.announce(OTHER_NODE_ID), stage.node.manifest()))
+        await stage.until("rejected", OTHER_NODE_ID)
+        assert stage.hub.counted("manifests_total", reason="id_mismatch") == 1
+
+
+async def test_hundreds_of_retained_messages_all_arrive(stage: Stage, broker: HostPort) -> None:
+    count = 150
+    nodes = [f"{number:026d}" for number in range(count)]
+    await send(broker, *((topics.announce(node_id), b"{}") for node_id in nodes))
+    async with stage.subscribed(broker):
+        seen = {await stage.next() for _ in range(count)}
+    assert seen == {("rejected", node_id) for node_id in nodes}
+
+
+async def test_a_broker_that_goes_away_is_noticed_and_found_again(
+    stage: Stage, stoppable_broker: Broker
+) -> None:
+    address = stoppable_broker.address
+    async with stage.subscribed(address) as discovery:
+        await stage.hub.lines.until("broker connected")
+        states = [discovery.connected]
+        await asyncio.to_thread(stoppable_broker.stop)
+        await stage.hub.lines.until("broker lost")
+        states.append(discovery.connected)
+        await asyncio.to_thread(stoppable_broker.start)
+        await stage.hub.lines.until("broker connected", 2)
+        states.append(discovery.connected)
+        assert states == [True, False, True]
+        await send(address, *introduction(stage.node))
+        await stage.until("accepted")
+
+
+async def test_a_broker_that_comes_later_than_the_relay_is_found(
+    stage: Stage, stoppable_broker: Broker
+) -> None:
+    await asyncio.to_thread(stoppable_broker.stop)
+    async with stage.subscribed(stoppable_broker.address) as discovery:
+        assert not discovery.connected
+        await asyncio.to_thread(stoppable_broker.start)
+        await stage.hub.lines.until("broker connected")
+        assert discovery.connected
+
+
+async def test_a_broker_that_lets_nobody_listen_does_not_count_as_connected(
+    stage: Stage, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    deaf = Broker(tmp_path_factory.mktemp("deaf"), DEAF)
+    await asyncio.to_thread(deaf.start)
+    try:
+        async with stage.subscribed(deaf.address) as discovery:
+            line = await stage.hub.lines.until("broker refuses the subscription")
+            assert line["broker"] == str(deaf.address)
+            assert not discovery.connected
+    finally:
+        await asyncio.to_thread(deaf.stop)
+
+
+async def test_nothing_is_left_behind(stage: Stage, broker: HostPort) -> None:
+    before = set(threading.enumerate())
+    async with stage.subscribed(broker):
+        await stage.hub.lines.until("broker connected")
+        assert [thread.name for thread in threading.enumerate() if "paho" in thread.name]
+    left = {thread.name for thread in set(threading.enumerate()) - before}
+    assert not [name for name in left if "paho" in name]

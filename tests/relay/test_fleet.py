@@ -1,0 +1,365 @@
+import asyncio
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from relay.fleet import GRACE_MS, MAX_PARKED, PARKED_FOR_MS
+from schemas.certificates import IdentityError
+from schemas.errors import Failure, ToolError
+from schemas.manifest import etag_of
+from schemas.registry import SchemaRegistry
+from schemas.trust import Mark, Outcome, Reason
+from tests.fakes.hub import Hub
+from tests.fakes.signer import (
+    DAY_MS,
+    ECHO,
+    METRICS,
+    NODE_ID,
+    NOW_MS,
+    OTHER_NODE_ID,
+    TENANT,
+    TTL_MS,
+    SimulatedCa,
+    SimulatedNode,
+    key_named,
+)
+
+ECHO_NAME = f"sysecho.{NODE_ID}.echo.invoke"
+METRICS_NAME = f"sys.{NODE_ID}.sysmetrics.snapshot"
+READ_ONLY = frozenset({"read_only"})
+OTHER_TENANT = "globex"
+
+
+@pytest.fixture
+def node(hub: Hub) -> SimulatedNode:
+    return hub.ca.issue()
+
+
+def listed(hub: Hub, tenant: str = TENANT) -> list[str]:
+    return [tool.canonical for tool in hub.fleet.listed(tenant, READ_ONLY)]
+
+
+def failure(hub: Hub, name: str, tenant: str = TENANT) -> Failure:
+    with pytest.raises(ToolError) as caught:
+        hub.fleet.resolve(name, tenant)
+    return caught.value.failure
+
+
+# --- identities ---------------------------------------------------------------------------------------
+
+
+def test_a_leaf_of_the_root_identifies_its_node(hub: Hub, node: SimulatedNode) -> None:
+    assert hub.fleet.identify(NODE_ID, node.leaf_pem) == node.identity()
+
+
+@pytest.mark.parametrize(
+    ("pem", "reason"),
+    [
+        pytest.param("", "bad_certificate", id="nothing"),
+        pytest.param("garbage", "bad_certificate", id="garbage"),
+        pytest.param(SimulatedCa("elsewhere").issue().leaf_pem, "chain", id="a foreign root"),
+        pytest.param(SimulatedCa().issue(OTHER_NODE_ID).leaf_pem, "id_mismatch", id="another node's"),
+        pytest.param(SimulatedCa().issue(now_ms=NOW_MS - 91 * DAY_MS).leaf_pem, "validity", id="expired"),
+    ],
+)
+def test_a_leaf_that_proves_nothing_displaces_nothing(
+    hub: Hub, node: SimulatedNode, pem: str, reason: str
+) -> None:
+    hub.connect(node)
+    with pytest.raises(IdentityError) as caught:
+        hub.fleet.identify(NODE_ID, pem)
+    assert caught.value.reason == reason
+    hub.fleet.offer_identity(NODE_ID, pem)
+    assert hub.counted("identities_total", verdict=reason) == 1
+    wire = node.manifest(issued_at_ms=NOW_MS + 1)
+    assert hub.fleet.offer_manifest(NODE_ID, wire, "broker").outcome is Outcome.ACCEPTED
+
+
+def test_a_revoked_leaf_is_refused_and_so_is_what_it_signed(tmp_path: Path, registry: SchemaRegistry) -> None:
+    node = SimulatedCa().issue()
+    hub = Hub(tmp_path, registry, revoked=[node.kid])
+    with pytest.raises(IdentityError, match="revoked"):
+        hub.fleet.identify(NODE_ID, node.leaf_pem)
+    verdict = hub.fleet.offer_manifest(NODE_ID, node.manifest(), "broker")
+    assert verdict.reason is Reason.REVOKED
+    hub.close()
+
+
+def test_at_renewal_both_leaves_are_known_and_the_oldest_goes_first(hub: Hub) -> None:
+    leaves = [hub.ca.issue(now_ms=NOW_MS + day * DAY_MS, key=key_named(f"key {day}")) for day in range(-3, 0)]
+    for leaf in leaves:
+        hub.fleet.identify(NODE_ID, leaf.leaf_pem)
+    outcomes = [
+        hub.fleet.offer_manifest(NODE_ID, leaf.manifest(issued_at_ms=NOW_MS + at), "broker").outcome
+        for at, leaf in enumerate(leaves)
+    ]
+    assert outcomes == [Outcome.PARKED, Outcome.ACCEPTED, Outcome.ACCEPTED]
+
+
+def test_an_old_leaf_that_somebody_retains_again_pushes_out_no_newer_one(hub: Hub) -> None:
+    leaves = [hub.ca.issue(now_ms=NOW_MS + day * DAY_MS, key=key_named(f"key {day}")) for day in range(-3, 0)]
+    for leaf in reversed(leaves):
+        hub.fleet.identify(NODE_ID, leaf.leaf_pem)
+    for at, leaf in enumerate(leaves[1:]):
+        wire = leaf.manifest(issued_at_ms=NOW_MS + at)
+        assert hub.fleet.offer_manifest(NODE_ID, wire, "broker").outcome is Outcome.ACCEPTED
+
+
+# --- manifests ----------------------------------------------------------------------------------------
+
+
+def test_a_manifest_before_its_leaf_waits_for_it(hub: Hub, node: SimulatedNode) -> None:
+    assert hub.fleet.offer_manifest(NODE_ID, node.manifest(), "broker").outcome is Outcome.PARKED
+    assert failure(hub, ECHO_NAME) is Failure.SAFETY_DENIED
+    hub.fleet.offer_identity(NODE_ID, node.leaf_pem)
+    assert hub.fleet.resolve(ECHO_NAME, TENANT).canonical == ECHO_NAME
+
+
+def test_a_manifest_waits_half_a_minute_and_no_longer(hub: Hub, node: SimulatedNode) -> None:
+    hub.fleet.offer_manifest(NODE_ID, node.manifest(), "broker")
+    hub.clock.advance(PARKED_FOR_MS)
+    hub.fleet.offer_identity(NODE_ID, node.leaf_pem)
+    assert failure(hub, ECHO_NAME) is Failure.MANIFEST_NOT_FOUND
+
+
+def test_sweeping_makes_room_for_others_to_wait(hub: Hub, node: SimulatedNode) -> None:
+    for number in range(MAX_PARKED):
+        # Signing thousands of manifests would say the same.
+        hub.fleet._park(f"{number:026d}", b"", hub.clock())  # noqa: SLF001
+    hub.fleet.offer_manifest(NODE_ID, node.manifest(), "broker")
+    assert hub.counted("messages_dropped_total", reason="too_many_parked") == 1
+    hub.clock.advance(PARKED_FOR_MS)
+    hub.fleet.sweep()
+    hub.fleet.offer_manifest(NODE_ID, node.manifest(), "broker")
+    hub.fleet.offer_identity(NODE_ID, node.leaf_pem)
+    assert hub.fleet.resolve(ECHO_NAME, TENANT).node_id == NODE_ID
+
+
+def test_the_newest_manifest_that_waits_is_the_one_that_counts(hub: Hub, node: SimulatedNode) -> None:
+    hub.fleet.offer_manifest(NODE_ID, node.manifest(), "broker")
+    newer = node.manifest(issued_at_ms=NOW_MS + 1, capabilities=[METRICS])
+    hub.fleet.offer_manifest(NODE_ID, newer, "broker")
+    hub.fleet.offer_identity(NODE_ID, node.leaf_pem)
+    assert hub.fleet.mark_of(NODE_ID) == Mark(NOW_MS + 1, etag_of(newer))
+
+
+def test_a_new_manifest_replaces_the_tools_of_the_one_before(hub: Hub, node: SimulatedNode) -> None:
+    hub.connect(node)
+    assert listed(hub) == [METRICS_NAME, ECHO_NAME]
+    hub.announce(node, issued_at_ms=NOW_MS + 1, capabilities=[ECHO])
+    assert listed(hub) == [ECHO_NAME]
+    assert failure(hub, METRICS_NAME) is Failure.NAME_UNKNOWN
+
+
+def test_a_rejected_manifest_leaves_the_one_in_force(hub: Hub, node: SimulatedNode) -> None:
+    wire = hub.connect(node)
+    forged = node.manifest(issued_at_ms=NOW_MS + 1, signer=key_named("a thief"), capabilities=[ECHO])
+    assert hub.fleet.offer_manifest(NODE_ID, forged, "broker").reason is Reason.SIGNATURE
+    assert listed(hub) == [METRICS_NAME, ECHO_NAME]
+    assert hub.fleet.mark_of(NODE_ID) == Mark(NOW_MS, etag_of(wire))
+    assert hub.lines.entries("manifest rejected")[0]["reason"] == "signature"
+
+
+def test_a_stale_copy_of_a_connected_node_is_ignored_without_an_alarm(hub: Hub, node: SimulatedNode) -> None:
+    hub.connect(node)
+    old = node.manifest(issued_at_ms=NOW_MS - 1, capabilities=[ECHO])
+    assert hub.fleet.offer_manifest(NODE_ID, old, "broker").outcome is Outcome.STALE
+    assert hub.lines.entries("manifest rejected") == []
+    hub.fleet.set_connected(NODE_ID, connected=False)
+    assert hub.fleet.offer_manifest(NODE_ID, old, "broker").reason is Reason.ROLLBACK
+
+
+def test_manifests_are_counted_by_verdict_and_way(hub: Hub, node: SimulatedNode) -> None:
+    wire = hub.connect(node)
+    hub.fleet.offer_manifest(NODE_ID, wire, "session")
+    hub.fleet.offer_manifest(NODE_ID, b"{", "broker")
+    assert hub.counted("manifests_total", outcome="accepted", way="broker") == 1
+    assert hub.counted("manifests_total", outcome="unchanged", way="session") == 1
+    assert hub.counted("manifests_total", outcome="rejected", reason="not_json", way="broker") == 1
+
+
+async def test_after_a_restart_an_older_manifest_is_a_rollback(
+    tmp_path: Path, registry: SchemaRegistry
+) -> None:
+    before = Hub(tmp_path, registry)
+    node = before.ca.issue()
+    before.announce(node, issued_at_ms=NOW_MS + 1)
+    flushing = asyncio.create_task(before.marks.run())
+    await asyncio.sleep(0)
+    flushing.cancel()
+    with suppress(asyncio.CancelledError):
+        await flushing
+    before.close()
+
+    after = Hub(tmp_path, registry, ca=before.ca)
+    assert failure(after, ECHO_NAME) is Failure.MANIFEST_NOT_FOUND
+    after.fleet.offer_identity(NODE_ID, node.leaf_pem)
+    older, same = node.manifest(), node.manifest(issued_at_ms=NOW_MS + 1)
+    assert after.fleet.offer_manifest(NODE_ID, older, "broker").reason is Reason.ROLLBACK
+    assert after.fleet.offer_manifest(NODE_ID, same, "broker").outcome is Outcome.ACCEPTED
+    after.close()
+
+
+def test_a_tombstone_delists_a_node_without_a_session_and_keeps_its_mark(
+    hub: Hub, node: SimulatedNode
+) -> None:
+    wire = hub.announce(node)
+    hub.fleet.tombstone(NODE_ID)
+    assert failure(hub, ECHO_NAME) is Failure.MANIFEST_NOT_FOUND
+    assert hub.fleet.mark_of(NODE_ID) == Mark(NOW_MS, etag_of(wire))
+
+
+def test_a_tombstone_never_delists_a_node_that_is_connected(hub: Hub, node: SimulatedNode) -> None:
+    hub.connect(node)
+    hub.fleet.tombstone(NODE_ID)
+    assert listed(hub) == [METRICS_NAME, ECHO_NAME]
+
+
+def test_a_tombstone_of_a_node_that_nobody_knows_is_nothing(hub: Hub) -> None:
+    hub.fleet.tombstone(NODE_ID)
+    assert hub.fleet.nodes_of(TENANT) == []
+
+
+def test_after_a_tombstone_the_same_manifest_brings_the_tools_back(hub: Hub, node: SimulatedNode) -> None:
+    wire = hub.announce(node)
+    hub.fleet.tombstone(NODE_ID)
+    assert hub.fleet.offer_manifest(NODE_ID, wire, "broker").outcome is Outcome.ACCEPTED
+    assert hub.fleet.resolve(ECHO_NAME, TENANT).canonical == ECHO_NAME
+
+
+@pytest.mark.parametrize(
+    ("etag", "verdict"),
+    [pytest.param(None, "fits", id="current"), pytest.param("00" * 32, "unknown_manifest", id="another")],
+)
+def test_a_heartbeat_informs_and_moves_no_expiry(
+    hub: Hub, node: SimulatedNode, etag: str | None, verdict: str
+) -> None:
+    wire = hub.connect(node)
+    hub.fleet.heartbeat(NODE_ID, etag or etag_of(wire))
+    assert hub.counted("heartbeats_total", verdict=verdict) == 1
+    hub.clock.advance(TTL_MS)
+    assert failure(hub, ECHO_NAME) is Failure.MANIFEST_INVALID
+
+
+# --- what is listed -----------------------------------------------------------------------------------
+
+
+def test_a_node_that_never_connected_is_not_listed(hub: Hub, node: SimulatedNode) -> None:
+    hub.announce(node)
+    assert listed(hub) == []
+
+
+def test_tools_stay_listed_for_a_grace_after_the_connection_is_lost(hub: Hub, node: SimulatedNode) -> None:
+    hub.connect(node)
+    hub.fleet.set_connected(NODE_ID, connected=False)
+    hub.clock.advance(GRACE_MS - 1)
+    assert listed(hub) == [METRICS_NAME, ECHO_NAME]
+    hub.clock.advance(1)
+    assert listed(hub) == []
+
+
+def test_an_expired_manifest_is_not_listed_though_its_node_is_connected(
+    hub: Hub, node: SimulatedNode
+) -> None:
+    hub.connect(node)
+    hub.clock.advance(TTL_MS - 1)
+    assert listed(hub) != []
+    hub.clock.advance(1)
+    assert listed(hub) == []
+
+
+def test_the_list_is_sorted_and_holds_the_tenants_own_nodes_only(hub: Hub) -> None:
+    hub.connect(hub.ca.issue(OTHER_NODE_ID))
+    hub.connect(hub.ca.issue(NODE_ID))
+    hub.connect(hub.ca.issue("01hzx9k3m4p7q8r9s0t1v2w3x0", OTHER_TENANT))
+    names = listed(hub)
+    assert names == sorted(names)
+    assert len(names) == 4
+    assert all("w3x0" in name for name in listed(hub, OTHER_TENANT))
+    assert len(listed(hub, OTHER_TENANT)) == 2
+
+
+def test_nothing_is_listed_for_whom_no_safety_class_is_within_reach(hub: Hub, node: SimulatedNode) -> None:
+    hub.connect(node)
+    assert hub.fleet.listed(TENANT, frozenset({"reversible", "physical_actuation"})) == []
+    assert hub.fleet.listed(TENANT, frozenset()) == []
+
+
+# --- resolving ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [ECHO_NAME, ECHO_NAME.replace(".", "-")], ids=["canonical", "dashed"])
+def test_both_forms_of_a_name_are_the_same_tool(hub: Hub, node: SimulatedNode, name: str) -> None:
+    hub.connect(node)
+    assert hub.fleet.resolve(name, TENANT).canonical == ECHO_NAME
+
+
+NODE_NAMES = {
+    "a verb": f"sysecho.{NODE_ID}.echo.snapshot",
+    "a capability": f"sysecho.{NODE_ID}.other.invoke",
+    "a verb without a row": f"sys.{NODE_ID}.sysmetrics.subscribe",
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(pytest.param(name, id=f"{what} that the node has not") for what, name in NODE_NAMES.items()),
+        pytest.param("", id="empty"),
+        pytest.param("echo", id="no name of a tool"),
+        pytest.param(ECHO_NAME.upper(), id="upper case"),
+        pytest.param(ECHO_NAME + " ", id="with a tail"),
+        pytest.param(ECHO_NAME.replace(".", "-", 1), id="mixed"),
+        pytest.param("\x1b[31m" * 1000, id="hostile"),
+    ],
+)
+def test_a_name_that_is_none_is_unknown(hub: Hub, node: SimulatedNode, name: str) -> None:
+    hub.connect(node)
+    assert failure(hub, name) is Failure.NAME_UNKNOWN
+
+
+def test_a_kind_that_is_not_registered_is_said_so(hub: Hub, node: SimulatedNode) -> None:
+    hub.connect(node)
+    assert failure(hub, f"gpio.{NODE_ID}.echo.invoke") is Failure.KIND_UNSUPPORTED
+
+
+def test_another_tenants_node_cannot_be_told_from_one_that_exists_nowhere(
+    hub: Hub, node: SimulatedNode
+) -> None:
+    hub.connect(node)
+    absent = f"sysecho.{OTHER_NODE_ID}.echo.invoke"
+    for name in (ECHO_NAME, *NODE_NAMES.values(), f"gpio.{NODE_ID}.echo.invoke", absent):
+        with pytest.raises(ToolError) as caught:
+            hub.fleet.resolve(name, OTHER_TENANT)
+        assert caught.value.failure is Failure.SAFETY_DENIED
+        assert caught.value.detail is None
+
+
+def test_a_manifest_that_has_expired_or_was_rejected_is_invalid(hub: Hub, node: SimulatedNode) -> None:
+    hub.fleet.offer_identity(NODE_ID, node.leaf_pem)
+    assert failure(hub, ECHO_NAME) is Failure.MANIFEST_NOT_FOUND
+    hub.fleet.offer_manifest(NODE_ID, b"{}", "broker")
+    assert failure(hub, ECHO_NAME) is Failure.MANIFEST_INVALID
+    hub.connect(node)
+    hub.fleet.resolve(ECHO_NAME, TENANT)
+    hub.clock.advance(TTL_MS)
+    assert failure(hub, ECHO_NAME) is Failure.MANIFEST_INVALID
+
+
+def test_a_node_whose_manifest_is_trusted_can_be_resolved_though_it_is_not_connected(
+    hub: Hub, node: SimulatedNode
+) -> None:
+    hub.announce(node)
+    assert hub.fleet.resolve(ECHO_NAME, TENANT).node_id == NODE_ID
+
+
+def test_no_text_of_a_stranger_gets_into_the_log(hub: Hub, node: SimulatedNode) -> None:
+    hub.announce(node)
+    hostile: dict[str, Any] = {**ECHO, "cap_id": "\x1b[31m\u202e"}
+    hub.fleet.offer_manifest(NODE_ID, node.manifest(capabilities=[hostile]), "broker")
+    hub.fleet.offer_identity(NODE_ID, "\x1b[31m")
+    text = hub.lines.getvalue()
+    assert "[31m" not in text
+    assert len(hub.lines.entries()) == 3

@@ -1,0 +1,162 @@
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import suppress
+
+import pytest
+
+from relay.fleet import GRACE_MS
+from relay.notifier import Audience, Notifier
+from tests.fakes.hub import Hub
+from tests.fakes.signer import ECHO, NODE_ID, NOW_MS, OTHER_NODE_ID, TENANT, TTL_MS, SimulatedNode
+
+BOUND_S = 10
+READERS = Audience(TENANT, frozenset({"read_only"}))
+OTHERS = Audience("globex", frozenset({"read_only"}))
+ACTORS = Audience(TENANT, frozenset({"physical_actuation"}))
+
+
+class Ear:
+    """A listener; counts what it hears."""
+
+    def __init__(self) -> None:
+        self.heard = 0
+        self._events: asyncio.Queue[None] = asyncio.Queue()
+
+    async def __call__(self) -> None:
+        self.heard += 1
+        self._events.put_nowait(None)
+
+    async def next(self) -> None:
+        await asyncio.wait_for(self._events.get(), BOUND_S)
+
+
+@pytest.fixture
+def node(hub: Hub) -> SimulatedNode:
+    return hub.ca.issue()
+
+
+@pytest.fixture
+async def notifier(hub: Hub) -> AsyncIterator[Notifier]:
+    notifier = Notifier(hub.fleet, interval_s=0)
+    running = asyncio.create_task(notifier.run())
+    yield notifier
+    assert not running.done()
+    running.cancel()
+    with suppress(asyncio.CancelledError):
+        await running
+
+
+async def test_a_listener_hears_of_a_node_that_comes_and_goes(
+    hub: Hub, notifier: Notifier, node: SimulatedNode
+) -> None:
+    ear = Ear()
+    notifier.listen(READERS, ear)
+    hub.connect(node)
+    await ear.next()
+    hub.fleet.set_connected(NODE_ID, connected=False)
+    hub.clock.advance(GRACE_MS)
+    await ear.next()
+    assert ear.heard == 2
+
+
+async def test_an_expiry_is_heard_though_nothing_happened(
+    hub: Hub, notifier: Notifier, node: SimulatedNode
+) -> None:
+    hub.connect(node)
+    ear = Ear()
+    notifier.listen(READERS, ear)
+    hub.clock.advance(TTL_MS)
+    await ear.next()
+
+
+async def test_what_changes_between_two_looks_is_told_once(
+    hub: Hub, notifier: Notifier, node: SimulatedNode
+) -> None:
+    ear = Ear()
+    notifier.listen(READERS, ear)
+    hub.connect(node)
+    hub.connect(hub.ca.issue(OTHER_NODE_ID))
+    hub.announce(node, issued_at_ms=NOW_MS + 1, capabilities=[ECHO])
+    await ear.next()
+    hub.announce(node, issued_at_ms=NOW_MS + 2)
+    await ear.next()
+    assert ear.heard == 2
+
+
+async def test_a_renewal_that_nobody_can_see_is_not_told(
+    hub: Hub, notifier: Notifier, node: SimulatedNode
+) -> None:
+    hub.connect(node)
+    ear = Ear()
+    notifier.listen(READERS, ear)
+    slower = {**ECHO, "constraints": {"rate_limit_rps": 1}}
+    hub.announce(node, issued_at_ms=NOW_MS + 1, capabilities=[ECHO])
+    await ear.next()
+    hub.announce(node, issued_at_ms=NOW_MS + 2, capabilities=[slower])
+    hub.fleet.set_connected(NODE_ID, connected=False)
+    other = Ear()
+    notifier.listen(OTHERS, other)
+    hub.connect(hub.ca.issue(OTHER_NODE_ID, "globex"))
+    await other.next()
+    assert ear.heard == 1
+
+
+async def test_only_those_hear_who_can_see_the_change(
+    hub: Hub, notifier: Notifier, node: SimulatedNode
+) -> None:
+    readers, others, actors = Ear(), Ear(), Ear()
+    for audience, ear in ((READERS, readers), (OTHERS, others), (ACTORS, actors)):
+        notifier.listen(audience, ear)
+    hub.connect(node)
+    await readers.next()
+    hub.connect(hub.ca.issue(OTHER_NODE_ID, "globex"))
+    await others.next()
+    assert (readers.heard, others.heard, actors.heard) == (1, 1, 0)
+
+
+async def test_who_has_stopped_listening_hears_nothing_and_the_others_go_on(
+    hub: Hub, notifier: Notifier, node: SimulatedNode
+) -> None:
+    leaver, stayer = Ear(), Ear()
+    stop = notifier.listen(READERS, leaver)
+    notifier.listen(READERS, stayer)
+    stop()
+    stop()
+    hub.connect(node)
+    await stayer.next()
+    assert leaver.heard == 0
+
+
+async def test_who_listens_again_hears_only_of_what_changes_from_then_on(
+    hub: Hub, notifier: Notifier, node: SimulatedNode
+) -> None:
+    early = Ear()
+    notifier.listen(READERS, early)()
+    hub.connect(node)
+    late = Ear()
+    notifier.listen(READERS, late)
+    hub.connect(hub.ca.issue(OTHER_NODE_ID))
+    await late.next()
+    assert (early.heard, late.heard) == (0, 1)
+
+
+async def test_a_listener_that_fails_or_never_returns_costs_the_others_nothing(
+    hub: Hub, notifier: Notifier, node: SimulatedNode
+) -> None:
+    async def broken() -> None:
+        raise ConnectionResetError
+
+    freed = asyncio.Event()
+
+    async def stuck() -> None:
+        await freed.wait()
+
+    ear = Ear()
+    notifier.listen(READERS, broken)
+    notifier.listen(READERS, stuck)
+    notifier.listen(READERS, ear)
+    hub.connect(node)
+    await ear.next()
+    freed.set()
+    hub.announce(node, issued_at_ms=NOW_MS + 1, capabilities=[ECHO])
+    await ear.next()
