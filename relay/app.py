@@ -36,6 +36,7 @@ from relay.meters import Meters
 from relay.notifier import Notifier
 from relay.resources import ResourceCatalog
 from relay.sessions import NodeSessions
+from relay.tally import Tally
 from schemas.addresses import HostPort, mcp_url
 from schemas.frames import MAX_FRAME_BYTES, FrameReader
 from schemas.kinds import KindRegistry
@@ -89,12 +90,14 @@ class Relay:
             now_ms=now_ms,
         )
         device_tokens = TokenVerifier(registry, DEVICE_REF)
+        self.tally = Tally(self.audit, log)
         sessions = NodeSessions(
             admission=Admission(fleet, device_tokens, config.public_url, now_ms, os.urandom),
             fleet=fleet,
             reader=FrameReader(registry),
             ulids=ulids,
             meters=meters,
+            tally=self.tally,
             now_ms=now_ms,
             log=log,
         )
@@ -111,7 +114,8 @@ class Relay:
         self.notifier = Notifier(fleet)
         self.discovery = Discovery(
             broker=config.broker,
-            client_id=f"edge-relay-{os.getpid()}",
+            # Not the process id: in containers that is often 1, and a broker keeps one of two alike.
+            client_id=f"edge-relay-{os.urandom(4).hex()}",
             fleet=fleet,
             registry=registry,
             meters=meters,
@@ -131,6 +135,7 @@ class Relay:
             authenticator=authenticator,
             public_url=config.public_url,
             meters=meters,
+            tally=self.tally,
             mcp=mcp,
             other=make_routes(
                 public_url=config.public_url,
@@ -169,7 +174,8 @@ async def run_relay(config: RelayConfig, listener: socket.socket, stream: TextIO
     try:
         async with asyncio.TaskGroup() as tasks:
             background = [
-                tasks.create_task(work.run()) for work in (relay.marks, relay.notifier, relay.discovery)
+                tasks.create_task(work.run())
+                for work in (relay.marks, relay.tally, relay.notifier, relay.discovery)
             ]
             try:
                 await serve(relay.application, listener)

@@ -33,7 +33,6 @@ class Tool:
 
     canonical: str
     node_id: str
-    tenant: str
     safety_class: str
     idempotent: bool
     deadline_ms: int
@@ -105,7 +104,6 @@ class Projector:
         return Tool(
             canonical=name.canonical,
             node_id=identity.node_id,
-            tenant=identity.tenant,
             safety_class=safety_class,
             idempotent=verb.idempotent,
             deadline_ms=capability["constraints"].get("deadline_ms_default", _DEFAULT_DEADLINE_MS),

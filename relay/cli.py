@@ -83,6 +83,8 @@ def ca_issue(
         return
     if csr is None:
         _fail("name the CSR, or say --mock N --out DIR", EXIT_USAGE)
+    if output is not None:
+        output.touch()  # what cannot be written must be known before the ledger says that it was issued
     leaf = ca.issue(csr.read_text("utf-8", "replace"), tenant, replace=replace)
     if output is None:
         typer.echo(leaf, nl=False)

@@ -100,7 +100,7 @@ def _show_how_to_connect(system: LocalSystem) -> None:
     header = f"Authorization: Bearer {system.token}"
     _say(f"\nServing until Ctrl-C.\n\n  MCP URL  {url}\n  token    {system.token}\n")
     _say("Paste this to give Claude Code these tools:\n")
-    _say(f'  claude mcp add --transport http edge "{url}" --header "{header}"\n')
+    _say(f'  claude mcp add --transport http edge "{url}?names=dashed" --header "{header}"\n')
     _say(f"What the node says of itself: curl http://127.0.0.1:{system.plan.loopback_port}/readyz")
 
 

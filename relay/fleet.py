@@ -12,24 +12,15 @@ from structlog.typing import FilteringBoundLogger
 from relay.catalog import Projector, Tool
 from relay.marks import MarkStore
 from relay.meters import Meters
+from relay.parking import Parking
 from schemas.certificates import IdentityError, verify_leaf
 from schemas.errors import Failure, ToolError
 from schemas.identity import Identity
 from schemas.projection import ToolName, parse
 from schemas.trust import Known, Mark, Outcome, TrustedManifest, TrustRules, Verdict
 
-PARKED_FOR_MS = 30_000
 GRACE_MS = 30_000
-MAX_PARKED = 4096
 _MAX_IDENTITIES = 2
-
-
-@dataclass(slots=True)
-class _Parked:
-    """A manifest whose leaf is not known yet."""
-
-    wire: bytes
-    until_ms: int
 
 
 @dataclass(slots=True)
@@ -82,7 +73,7 @@ class Fleet:
         self._now_ms = now_ms
         self._log = log
         self._nodes = {node_id: Node(node_id, tenant, mark=mark) for node_id, tenant, mark in marks.load()}
-        self._parked: dict[str, _Parked] = {}
+        self._parked = Parking()
         self._tools: dict[str, Tool] = {}
 
     def identify(self, node_id: str, pem: str) -> Identity:
@@ -97,11 +88,12 @@ class Fleet:
         if identity.kid in self._trust.revoked:
             raise IdentityError("revoked")
         node = self._nodes.setdefault(node_id, Node(node_id, identity.tenant))
-        node.tenant = identity.tenant
         node.identities[identity.kid] = identity
         if len(node.identities) > _MAX_IDENTITIES:
             # At renewal there are two; an old leaf that somebody retains again must not push out a newer.
-            del node.identities[min(node.identities.values(), key=lambda known: known.not_before_ms).kid]
+            del node.identities[min(node.identities.values(), key=_age).kid]
+        # Leaves are public: the newest says whose the node is, not the one that came last.
+        node.tenant = max(node.identities.values(), key=_age).tenant
         return identity
 
     def offer_identity(self, node_id: str, pem: str) -> None:
@@ -113,9 +105,9 @@ class Fleet:
             self._log.warning("identity not accepted", node_id=node_id, reason=error.reason)
             return
         self._meters.identities.labels("accepted").inc()
-        parked = self._parked.pop(node_id, None)
-        if parked is not None and parked.until_ms > self._now_ms():
-            self.offer_manifest(node_id, parked.wire, "broker")
+        parked = self._parked.take(node_id, self._now_ms())
+        if parked is not None:
+            self.offer_manifest(node_id, parked, "broker")
 
     def offer_manifest(self, node_id: str, wire: bytes, way: str) -> Verdict:
         """Judge a manifest that came by ``way`` (``broker`` or ``session``) and act on the verdict."""
@@ -125,7 +117,8 @@ class Fleet:
         reason = verdict.reason.value if verdict.reason else ""
         self._meters.manifests.labels(verdict.outcome.value, reason, way).inc()
         if verdict.outcome is Outcome.PARKED:
-            self._park(node_id, wire, now)
+            if not self._parked.put(node_id, wire, now):
+                self._meters.messages_dropped.labels("too_much_parked").inc()
         elif verdict.outcome is Outcome.REJECTED:
             self._log.warning("manifest rejected", node_id=node_id, reason=reason, way=way)
             if node is not None:
@@ -151,11 +144,6 @@ class Fleet:
         node = self._nodes[node_id]
         node.connected = connected
         node.listed_until_ms = self._now_ms() + GRACE_MS
-
-    def mark_of(self, node_id: str) -> Mark | None:
-        """Return the newest manifest ever accepted from the node."""
-        node = self._nodes.get(node_id)
-        return node.mark if node else None
 
     def resolve(self, name: str, tenant: str) -> Tool:
         """Return the tool that ``name``, canonical or dashed, is for a caller of ``tenant``.
@@ -197,9 +185,7 @@ class Fleet:
 
     def sweep(self) -> None:
         """Forget what has waited too long."""
-        now = self._now_ms()
-        for node_id in [key for key, parked in self._parked.items() if parked.until_ms <= now]:
-            del self._parked[node_id]
+        self._parked.sweep(self._now_ms())
 
     def _known(self, node: Node | None) -> Known:
         if node is None:
@@ -230,12 +216,6 @@ class Fleet:
         node.tools = {}
         node.manifest = None
 
-    def _park(self, node_id: str, wire: bytes, now: int) -> None:
-        if len(self._parked) >= MAX_PARKED and node_id not in self._parked:
-            self._meters.messages_dropped.labels("too_many_parked").inc()
-            return
-        self._parked[node_id] = _Parked(wire, now + PARKED_FOR_MS)
-
     def _absent(self, name: ToolName, tenant: str) -> ToolError:
         node = self._nodes.get(name.node_id)
         if node is None or node.tenant != tenant:
@@ -244,3 +224,7 @@ class Fleet:
             return ToolError(Failure.MANIFEST_INVALID if node.rejected else Failure.MANIFEST_NOT_FOUND)
         known_kind = self._projector.knows(name.kind_short)
         return ToolError(Failure.NAME_UNKNOWN if known_kind else Failure.KIND_UNSUPPORTED)
+
+
+def _age(identity: Identity) -> int:
+    return identity.not_before_ms

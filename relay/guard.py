@@ -11,6 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from relay.auth import SCOPES, Authenticator
 from relay.meters import Meters
+from relay.tally import Tally
 from schemas.addresses import MCP_PATH, HostPort
 from schemas.tokens import TokenError
 
@@ -32,10 +33,12 @@ class AllowedHosts:
     @classmethod
     def of(cls, public_url: str, listen: HostPort) -> "AllowedHosts":
         """Return the names of a relay: its public one, and those of its loopback."""
-        public_host = public_url.partition("://")[2]
+        scheme, _, public_host = public_url.partition("://")
+        usual_port = {"http": "80", "https": "443"}[scheme]
         loopback = frozenset(f"{name}:{listen.port}" for name in ("127.0.0.1", "localhost", "[::1]"))
         origins = frozenset({public_url, *(f"http://{host}" for host in loopback)})
-        return cls(loopback | {public_host, str(listen)}, origins, loopback)
+        public = {public_host, f"{public_host}:{usual_port}", str(listen)}
+        return cls(loopback | public, origins, loopback)
 
 
 class Guard:
@@ -48,12 +51,14 @@ class Guard:
         authenticator: Authenticator,
         public_url: str,
         meters: Meters,
+        tally: Tally,
         mcp: ASGIApp,
         other: ASGIApp,
     ) -> None:
         self._allowed = allowed
         self._authenticator = authenticator
         self._meters = meters
+        self._tally = tally
         self._mcp = mcp
         self._other = other
         self._challenge = f'resource_metadata="{public_url}{METADATA_PATH}", scope="{" ".join(SCOPES)}"'
@@ -63,7 +68,7 @@ class Guard:
         if scope["type"] == "lifespan":
             await self._other(scope, receive, send)
             return
-        # RFC 9110 section 5.5: white space around a value is no part of it; httptools leaves what is behind it.
+        # RFC 9110 section 5.5: white space around a value is no part of it. httptools leaves it behind one.
         scope["headers"] = [(name, value.strip(b" \t")) for name, value in scope["headers"]]
         host, origin, authorization = _headers(scope)
         if host not in self._allowed.hosts:
@@ -92,6 +97,8 @@ class Guard:
             self._authenticator.identify(token)
         except TokenError as error:
             self._meters.tokens_refused.labels(error.reason).inc()
+            address = scope["client"][0] if scope.get("client") else "unknown"
+            self._tally.count("token_refused", address, error.reason)
             challenge = f'Bearer error="invalid_token", {self._challenge}'
             await self._refuse(scope, send, 401, "token", "The token is not accepted.", challenge)
             return
@@ -119,5 +126,6 @@ def _headers(scope: Scope) -> tuple[str, str | None, str | None]:
     for name, value in scope["headers"]:
         if name in {b"host", b"origin", b"authorization"}:
             text = value.decode("latin-1")
+            text = text if name == b"authorization" else text.lower()
             found[name] = text if name not in found else "\n"
     return found.get(b"host", ""), found.get(b"origin"), found.get(b"authorization")

@@ -8,7 +8,7 @@ replayed within it is younger than a heartbeat. What a full disk refuses is trie
 import asyncio
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 from schemas.trust import Mark
@@ -52,7 +52,9 @@ class MarkStore:
                 if self._pending:
                     await self._flush()
         finally:
-            self._write(self._take())
+            # What the disk refuses now is lost as in a crash; the relay ends as it was told.
+            with suppress(OSError):
+                self._write(self._take())
 
     async def _flush(self) -> None:
         taken = self._take()

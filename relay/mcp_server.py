@@ -11,6 +11,7 @@ from contextlib import AbstractAsyncContextManager
 from functools import lru_cache
 from typing import Any
 
+import mcp_types as types
 from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
 from mcp.server.auth.provider import AccessToken
 from mcp.server.context import CallNext, HandlerResult, ServerRequestContext
@@ -19,40 +20,21 @@ from mcp.server.models import InitializationOptions
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.server.subscriptions import InMemorySubscriptionBus, ListenHandler, ToolsListChanged
 from mcp.shared.exceptions import MCPError
-from mcp_types import (
-    INTERNAL_ERROR,
-    INVALID_PARAMS,
-    SERVER_INFO_META_KEY,
-    ListPromptsResult,
-    ListResourcesResult,
-    ListResourceTemplatesResult,
-    ReadResourceRequestParams,
-    ReadResourceResult,
-    Resource,
-    ResourceTemplate,
-    SubscriptionsListenRequestParams,
-    SubscriptionsListenResult,
-    TextResourceContents,
-)
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
 from relay.auth import Authenticator, Principal
 from relay.calls import CallAnswer, CallRequest, Door
-from relay.catalog import Tool
 from relay.fleet import Fleet
 from relay.guard import TOKEN_IN_SCOPE
 from relay.notifier import Audience, Notifier
+from relay.paging import CursorError, page_of
 from relay.resources import TEMPLATES, ResourceCatalog
-from schemas.keys import base64url, from_base64url
 from schemas.text import printable
 from schemas.tokens import TokenError
 
 META_ERROR = "edge-kubelet/error"
-PAGE_SIZE = 1000
-MAX_PAGE_BYTES = 768 * 1024
-"""Clients refuse an event of more than a mebibyte: the official one closes the stream."""
 LIST_TTL_MS = 5000
 MAX_BODY_BYTES = 1024 * 1024
 MAX_LISTENERS = 1024
@@ -66,6 +48,24 @@ Context = ServerRequestContext[Any, Any]
 
 
 class _Server(Server[Any]):
+    """The SDK's server, which says of itself what is true: the tools change, prompts and resources do not."""
+
+    def get_capabilities(
+        self,
+        notification_options: NotificationOptions | None = None,
+        experimental_capabilities: dict[str, dict[str, Any]] | None = None,
+        extensions: dict[str, dict[str, Any]] | None = None,
+        *,
+        protocol_version: str | None = None,
+    ) -> types.ServerCapabilities:
+        # In the new era the SDK derives all three from the one method that serves them.
+        capabilities = super().get_capabilities(
+            notification_options, experimental_capabilities, extensions, protocol_version=protocol_version
+        )
+        capabilities.prompts = types.PromptsCapability(list_changed=False)
+        capabilities.resources = types.ResourcesCapability(list_changed=False, subscribe=False)
+        return capabilities
+
     def create_initialization_options(
         self,
         notification_options: NotificationOptions | None = None,
@@ -114,7 +114,7 @@ class McpServer:
             on_list_prompts=self._list_prompts,
         )
         server.middleware = [self._answer]
-        self._stamp = {SERVER_INFO_META_KEY: server.server_info_stamp}
+        self._stamp = {types.SERVER_INFO_META_KEY: server.server_info_stamp}
         self._manager = StreamableHTTPSessionManager(
             app=server,
             # Host and Origin are checked in front of every route, this one among them.
@@ -149,7 +149,7 @@ class McpServer:
         params = context.params or {}
         name = params.get("name")
         if not isinstance(name, str):
-            raise MCPError(INVALID_PARAMS, "name must be a string")
+            raise MCPError(types.INVALID_PARAMS, "name must be a string")
         arguments = params.get("arguments")
         request = CallRequest(_token(context), name, {} if arguments is None else arguments)
         return self._shaped(context, _tool_result(await self._door.call(request)))
@@ -158,14 +158,15 @@ class McpServer:
         principal = self._principal(context)
         dashed = _wants_dashed(context)
         tools = self._fleet.listed(principal.tenant, principal.safety_classes)
-        after = _after((context.params or {}).get("cursor"))
-        rest = [tool for tool in tools if tool.canonical > after]
-        page = _first_page(rest)
+        try:
+            page, following = page_of(tools, (context.params or {}).get("cursor"))
+        except CursorError as error:
+            raise MCPError(types.INVALID_PARAMS, str(error)) from None
         result: dict[str, Any] = {
             "tools": [tool.listed_dashed if dashed else tool.listed for tool in page],
         }
-        if len(rest) > len(page):
-            result["nextCursor"] = base64url(page[-1].canonical.encode("ascii"))
+        if following is not None:
+            result["nextCursor"] = following
         if context.protocol_version in MODERN_PROTOCOL_VERSIONS:
             result |= {"ttlMs": LIST_TTL_MS, "cacheScope": "private"}
         return self._shaped(context, result)
@@ -178,11 +179,11 @@ class McpServer:
         return result
 
     async def _listen(
-        self, context: Context, params: SubscriptionsListenRequestParams
-    ) -> SubscriptionsListenResult:
+        self, context: Context, params: types.SubscriptionsListenRequestParams
+    ) -> types.SubscriptionsListenResult:
         """Serve a subscription of the new era until the client goes, or its token ends."""
         if self._listening >= MAX_LISTENERS:
-            raise MCPError(INTERNAL_ERROR, "too many subscriptions; close one")
+            raise MCPError(types.INTERNAL_ERROR, "too many subscriptions; close one")
         principal = self._principal(context)
         bus = InMemorySubscriptionBus()
         handler = ListenHandler(bus)
@@ -197,31 +198,35 @@ class McpServer:
             ending.cancel()
             stop()
 
-    async def _list_resources(self, context: Context, _params: object) -> ListResourcesResult:
+    async def _list_resources(self, context: Context, _params: object) -> types.ListResourcesResult:
         listed = self._resources.listed(self._principal(context))
         resources = [
-            Resource(uri=item.uri, name=item.name, mime_type=item.mime_type, description=item.description)
+            types.Resource(
+                uri=item.uri, name=item.name, mime_type=item.mime_type, description=item.description
+            )
             for item in listed
         ]
-        return ListResourcesResult(resources=resources, ttl_ms=LIST_TTL_MS, cache_scope="private")
+        return types.ListResourcesResult(resources=resources, ttl_ms=LIST_TTL_MS, cache_scope="private")
 
-    async def _list_templates(self, _context: Context, _params: object) -> ListResourceTemplatesResult:
+    async def _list_templates(self, _context: Context, _params: object) -> types.ListResourceTemplatesResult:
         templates = [
-            ResourceTemplate(uri_template=uri, name=name, mime_type=mime_type, description=description)
+            types.ResourceTemplate(uri_template=uri, name=name, mime_type=mime_type, description=description)
             for name, (uri, mime_type, description) in TEMPLATES.items()
         ]
-        return ListResourceTemplatesResult(resource_templates=templates, cache_scope="private")
+        return types.ListResourceTemplatesResult(resource_templates=templates, cache_scope="private")
 
-    async def _read_resource(self, context: Context, params: ReadResourceRequestParams) -> ReadResourceResult:
+    async def _read_resource(
+        self, context: Context, params: types.ReadResourceRequestParams
+    ) -> types.ReadResourceResult:
         uri = str(params.uri)
         content = self._resources.read(self._principal(context), uri)
         if content is None:
-            raise MCPError(INVALID_PARAMS, "Resource not found", {"uri": printable(uri)})
-        text = TextResourceContents(uri=uri, mime_type=content.mime_type, text=content.text)
-        return ReadResourceResult(contents=[text], cache_scope="private")
+            raise MCPError(types.INVALID_PARAMS, "Resource not found", {"uri": printable(uri)})
+        text = types.TextResourceContents(uri=uri, mime_type=content.mime_type, text=content.text)
+        return types.ReadResourceResult(contents=[text], cache_scope="private")
 
-    async def _list_prompts(self, _context: Context, _params: object) -> ListPromptsResult:
-        return ListPromptsResult(prompts=[], cache_scope="private")
+    async def _list_prompts(self, _context: Context, _params: object) -> types.ListPromptsResult:
+        return types.ListPromptsResult(prompts=[], cache_scope="private")
 
     def _follow(self, context: Context) -> None:
         """Tell a session of the old era about changes for as long as it lasts."""
@@ -237,7 +242,7 @@ class McpServer:
         try:
             return self._authenticator.identify(_token(context))
         except TokenError:
-            raise MCPError(INVALID_PARAMS, "the token has expired; get a new one") from None
+            raise MCPError(types.INVALID_PARAMS, "the token has expired; get a new one") from None
 
 
 @lru_cache(maxsize=1024)
@@ -248,12 +253,12 @@ def _session_owner(tenant: str, sub: str) -> AuthenticatedUser:
 
 async def _answered_before(_context: Context, _params: object) -> Any:
     """Stand for a method that the middleware answers: the SDK advertises what has a handler."""
-    raise MCPError(INTERNAL_ERROR, "answered by the middleware")
+    raise MCPError(types.INTERNAL_ERROR, "answered by the middleware")
 
 
 def _request(context: Context) -> Request:
     if context.request is None:
-        raise MCPError(INTERNAL_ERROR, "this transport brings no request")
+        raise MCPError(types.INTERNAL_ERROR, "this transport brings no request")
     request: Request = context.request
     return request
 
@@ -282,23 +287,5 @@ def _tool_result(answer: CallAnswer) -> dict[str, Any]:
 def _wants_dashed(context: Context) -> bool:
     names = _request(context).query_params.get("names", "dotted")
     if names not in {"dotted", "dashed"}:
-        raise MCPError(INVALID_PARAMS, "names must be dotted or dashed")
+        raise MCPError(types.INVALID_PARAMS, "names must be dotted or dashed")
     return names == "dashed"
-
-
-def _first_page(tools: list[Tool]) -> list[Tool]:
-    size = 0
-    for count, tool in enumerate(tools[:PAGE_SIZE]):
-        size += tool.listed_bytes
-        if size > MAX_PAGE_BYTES and count:
-            return tools[:count]
-    return tools[:PAGE_SIZE]
-
-
-def _after(cursor: object) -> str:
-    if cursor is None:
-        return ""
-    try:
-        return from_base64url(str(cursor)).decode("ascii")
-    except ValueError:
-        raise MCPError(INVALID_PARAMS, "cursor is not one that this server gave") from None

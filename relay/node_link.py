@@ -27,6 +27,12 @@ class NodeLink:
         self._ulids = ulids
 
     @property
+    def peer(self) -> str:
+        """The network address at the other end."""
+        client = self._socket.client
+        return client.host if client else "unknown"
+
+    @property
     def is_open(self) -> bool:
         """Whether the handshake is done and nobody has closed."""
         return self._machine.state is State.OPEN

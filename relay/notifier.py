@@ -13,7 +13,7 @@ from hashlib import sha256
 from relay.fleet import Fleet
 
 INTERVAL_S = 1.0
-_TELL_TIMEOUT_S = 5.0
+_PATIENCE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +30,10 @@ Listener = Callable[[], Awaitable[None]]
 class Notifier:
     """Watches the fleet for the audiences that have listeners."""
 
-    def __init__(self, fleet: Fleet, interval_s: float = INTERVAL_S) -> None:
+    def __init__(self, fleet: Fleet, interval_s: float = INTERVAL_S, patience_s: float = _PATIENCE_S) -> None:
         self._fleet = fleet
         self._interval_s = interval_s
+        self._patience_s = patience_s
         self._listeners: dict[Audience, dict[object, Listener]] = {}
         self._seen: dict[Audience, bytes] = {}
 
@@ -65,15 +66,14 @@ class Notifier:
         if digest == self._seen.get(audience):
             return
         self._seen[audience] = digest
-        await asyncio.gather(*map(_tell, self._listeners.get(audience, {}).values()))
+        await asyncio.gather(*map(self._tell, self._listeners.get(audience, {}).values()))
+
+    async def _tell(self, listener: Listener) -> None:
+        # One agent that has stopped reading, or is half gone, must cost the others nothing.
+        with suppress(Exception):
+            async with asyncio.timeout(self._patience_s):
+                await listener()
 
     def _digest(self, audience: Audience) -> bytes:
         tools = self._fleet.listed(audience.tenant, audience.safety_classes)
         return sha256("\n".join(tool.fingerprint for tool in tools).encode("ascii")).digest()
-
-
-async def _tell(listener: Listener) -> None:
-    # One agent that has stopped reading, or is half gone, must cost the others nothing.
-    with suppress(Exception):
-        async with asyncio.timeout(_TELL_TIMEOUT_S):
-            await listener()

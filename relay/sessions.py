@@ -6,7 +6,7 @@ Must not decide who may call, nor look into arguments and results.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +19,7 @@ from relay.fleet import Fleet
 from relay.meters import Meters
 from relay.node_link import NodeLink
 from relay.reach import Command
+from relay.tally import Tally
 from schemas.canonical import jcs
 from schemas.delivery import Ledger
 from schemas.errors import Failure, ToolError
@@ -58,6 +59,7 @@ class NodeSessions:
         reader: FrameReader,
         ulids: UlidSource,
         meters: Meters,
+        tally: Tally,
         now_ms: Callable[[], int],
         log: FilteringBoundLogger,
         auth_timeout_s: float = AUTH_TIMEOUT_S,
@@ -67,11 +69,12 @@ class NodeSessions:
         self._reader = reader
         self._ulids = ulids
         self._meters = meters
+        self._tally = tally
         self._now_ms = now_ms
         self._log = log
         self._auth_timeout_s = auth_timeout_s
         self._live: dict[str, _Live] = {}
-        self._cancels: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
 
     async def serve(self, socket: WebSocket) -> None:
         """Hold one node's connection from the upgrade to its end."""
@@ -89,7 +92,8 @@ class NodeSessions:
         live, before = self._take_place(identity.node_id, auth, link)
         try:
             if before is not None:
-                await before.close(CloseCode.SUPERSEDED)
+                # Not waited for: a connection that is half gone takes as long to close as to notice.
+                self._aside(before.close(CloseCode.SUPERSEDED))
             await self._welcome(identity.node_id, live, link, auth)
             await self._serve_frames(identity.node_id, live, link)
         except ProtocolError as error:
@@ -148,9 +152,13 @@ class NodeSessions:
         if link is None or not link.is_open:
             return
         link.forget(msg_id)
-        task = asyncio.create_task(self._tell(link, msg_id, reason))
-        self._cancels.add(task)
-        task.add_done_callback(self._cancels.discard)
+        self._aside(self._tell(link, msg_id, reason))
+
+    def _aside(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do ``work``, which raises nothing, while whoever asked goes on."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _tell(self, link: NodeLink, msg_id: str, reason: str) -> None:
         try:
@@ -176,6 +184,7 @@ class NodeSessions:
             reason = "gone"
         self._meters.sessions.labels(f"refused_{reason}").inc()
         self._log.warning("node refused", reason=reason)
+        self._tally.count("node_refused", link.peer, reason)
         await link.close(code)
 
     def _take_place(self, node_id: str, auth: Frame, link: NodeLink) -> tuple[_Live, NodeLink | None]:
@@ -217,6 +226,7 @@ class NodeSessions:
             for reason, count in link.take_dropped().items():
                 self._meters.frames_dropped.labels(reason).inc(count)
                 self._log.warning("answer dropped", node_id=node_id, reason=reason)
+                self._tally.count("frame_dropped", node_id, reason, count)
             if frame is not None:
                 await self._handle(node_id, live, link, frame)
 
@@ -251,8 +261,8 @@ class NodeSessions:
         why = verdict.reason.value if verdict.reason else verdict.outcome.value
         detail = f"The manifest was not accepted: {why}."
         refusal: dict[str, Any] = {"ok": False, "error": ToolError(failure, detail).envelope()}
-        if (mark := self._fleet.mark_of(node_id)) is not None:
-            refusal["mark_issued_at_ms"] = mark.issued_at_ms
+        if verdict.mark is not None:
+            refusal["mark_issued_at_ms"] = verdict.mark.issued_at_ms
         await link.send("announce_ack", refusal, frame.msg_id)
         if live.rejected_in_a_row >= _MAX_REJECTED_IN_A_ROW:
             await link.close(CloseCode.MANIFEST_REJECTED)

@@ -19,7 +19,8 @@ _THE_REST = "others"
 class Tally:
     """Counts until the second is over, then writes."""
 
-    def __init__(self, audit: AuditLog, log: FilteringBoundLogger) -> None:
+    def __init__(self, audit: AuditLog, log: FilteringBoundLogger, interval_s: float = _INTERVAL_S) -> None:
+        self._interval_s = interval_s
         self._audit = audit
         self._log = log
         self._counts: Counter[tuple[str, str, str]] = Counter()
@@ -27,7 +28,7 @@ class Tally:
     def count(self, event: str, source: str, reason: str, times: int = 1) -> None:
         """Count ``event`` (``token_refused``, ``node_refused``, ``frame_dropped``) from ``source``.
 
-        ``source`` is a node id that was proven or is well formed, or a network address; ``reason`` a fixed word.
+        ``source`` is a node id that was proven, or a network address; ``reason`` is a fixed word.
         """
         key = (event, source, reason)
         if key not in self._counts and len(self._counts) >= _MAX_KEYS:
@@ -38,12 +39,13 @@ class Tally:
         """Write once a second until cancelled, and then a last time."""
         try:
             while True:
-                await asyncio.sleep(_INTERVAL_S)
-                self._write()
+                await asyncio.sleep(self._interval_s)
+                self.write()
         finally:
-            self._write()
+            self.write()
 
-    def _write(self) -> None:
+    def write(self) -> None:
+        """Write what was counted; what cannot be written is kept and counted on."""
         for key in list(self._counts):
             event, source, reason = key
             try:

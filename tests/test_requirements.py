@@ -14,7 +14,7 @@ REQUIREMENTS: list[dict[str, Any]] = tomllib.loads((ROOT / "tests" / "requiremen
 ]
 
 
-def tests_in(path: Path) -> set[str]:
+def names_in(path: Path) -> set[str]:
     tree = ast.parse(path.read_text("utf-8"))
     functions = (ast.FunctionDef, ast.AsyncFunctionDef)
     return {
@@ -32,7 +32,7 @@ def test_a_clause_is_held_by_tests_that_exist_or_says_why_not(requirement: dict[
     assert requirement["tests"]
     for test in requirement["tests"]:
         path, _, name = test.partition("::")
-        assert name in tests_in(ROOT / path), f"{test} does not exist"
+        assert name in names_in(ROOT / path), f"{test} does not exist"
 
 
 def test_no_clause_stands_twice() -> None:

@@ -23,6 +23,7 @@ from relay.marks import MarkStore
 from relay.meters import Meters
 from relay.reach import Reach
 from relay.sessions import AUTH_TIMEOUT_S, NodeSessions
+from relay.tally import Tally
 from schemas.addresses import mcp_url
 from schemas.frames import FrameReader
 from schemas.kinds import KindRegistry
@@ -62,6 +63,7 @@ class Hub:
         self.marks = MarkStore(directory / "marks.sqlite3")
         self.audit_file = directory / "audit.jsonl"
         self.audit = AuditLog(self.audit_file, self.clock)
+        self.tally = Tally(self.audit, self.log)
         kinds = KindRegistry()
         self.fleet = fleet_type(
             trust=Trust(TrustRules(registry, kinds), [self.ca.root_pem], frozenset(revoked)),
@@ -139,6 +141,7 @@ class Hub:
             reader=FrameReader(self.registry),
             ulids=self.ulids,
             meters=self.meters,
+            tally=self.tally,
             now_ms=self.clock,
             log=self.log,
             auth_timeout_s=auth_timeout_s,

@@ -223,6 +223,13 @@ def test_a_damaged_file_is_an_error_that_names_it(
         ca.issue(CSR, "acme")
 
 
+@pytest.mark.parametrize("content", [b"", b"no root", b"\xff\xfe"])
+def test_a_root_that_would_vouch_for_nobody_is_an_error(ca: CertificateAuthority, content: bytes) -> None:
+    ca.root_file.write_bytes(content)
+    with pytest.raises(AuthorityError, match=r"root\.pem is damaged"):
+        ca.root_pem()
+
+
 def test_a_key_that_others_can_read_is_not_used(ca: CertificateAuthority) -> None:
     ca.root_file.with_name("root.key").chmod(0o644)
     with pytest.raises(PermissionError, match=r"root\.key"):

@@ -15,7 +15,7 @@ from schemas.kinds import SYSTEM_ECHO, Kind, KindRegistry
 from schemas.manifest import etag_of
 from schemas.registry import SchemaRegistry
 from schemas.trust import TrustedManifest
-from tests.fakes.signer import ECHO, METRICS, NODE_ID, NOW_MS, OTHER_NODE_ID, TENANT, TTL_MS, SimulatedCa
+from tests.fakes.signer import ECHO, METRICS, NODE_ID, NOW_MS, OTHER_NODE_ID, TTL_MS, SimulatedCa
 
 CA = SimulatedCa()
 NODE = CA.issue()
@@ -54,7 +54,7 @@ def test_each_capability_and_verb_that_has_a_row_is_one_tool(tools: dict[str, To
 
 def test_a_tool_knows_whose_it_is_and_what_it_needs(tools: dict[str, Tool]) -> None:
     echo = tools[ECHO_NAME]
-    assert (echo.node_id, echo.tenant) == (NODE_ID, TENANT)
+    assert echo.node_id == NODE_ID
     assert (echo.safety_class, echo.idempotent, echo.deadline_ms) == ("read_only", True, 2000)
     assert tools[METRICS_NAME].deadline_ms == 1500
 

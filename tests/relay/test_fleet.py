@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from relay.fleet import GRACE_MS, MAX_PARKED, PARKED_FOR_MS
+from relay.fleet import GRACE_MS
+from relay.parking import PARKED_FOR_MS
 from schemas.certificates import IdentityError
 from schemas.errors import Failure, ToolError
 from schemas.manifest import etag_of
@@ -124,12 +125,8 @@ def test_a_manifest_waits_half_a_minute_and_no_longer(hub: Hub, node: SimulatedN
     assert failure(hub, ECHO_NAME) is Failure.MANIFEST_NOT_FOUND
 
 
-def test_sweeping_makes_room_for_others_to_wait(hub: Hub, node: SimulatedNode) -> None:
-    for number in range(MAX_PARKED):
-        # Signing thousands of manifests would say the same.
-        hub.fleet._park(f"{number:026d}", b"", hub.clock())  # noqa: SLF001
+def test_sweeping_ends_the_wait_of_what_has_waited_too_long(hub: Hub, node: SimulatedNode) -> None:
     hub.fleet.offer_manifest(NODE_ID, node.manifest(), "broker")
-    assert hub.counted("messages_dropped_total", reason="too_many_parked") == 1
     hub.clock.advance(PARKED_FOR_MS)
     hub.fleet.sweep()
     hub.fleet.offer_manifest(NODE_ID, node.manifest(), "broker")
@@ -137,12 +134,22 @@ def test_sweeping_makes_room_for_others_to_wait(hub: Hub, node: SimulatedNode) -
     assert hub.fleet.resolve(ECHO_NAME, TENANT).node_id == NODE_ID
 
 
+def test_an_old_leaf_of_another_tenant_gives_the_node_to_nobody(hub: Hub) -> None:
+    key = key_named("a node that moved")
+    old = hub.ca.issue(NODE_ID, "before", key=key, now_ms=NOW_MS - DAY_MS)
+    new = hub.ca.issue(NODE_ID, TENANT, key=key)
+    for leaf in (old, new, old):
+        hub.fleet.offer_identity(NODE_ID, leaf.leaf_pem)
+    assert [node.node_id for node in hub.fleet.nodes_of(TENANT)] == [NODE_ID]
+    assert hub.fleet.nodes_of("before") == []
+
+
 def test_the_newest_manifest_that_waits_is_the_one_that_counts(hub: Hub, node: SimulatedNode) -> None:
     hub.fleet.offer_manifest(NODE_ID, node.manifest(), "broker")
     newer = node.manifest(issued_at_ms=NOW_MS + 1, capabilities=[METRICS])
     hub.fleet.offer_manifest(NODE_ID, newer, "broker")
     hub.fleet.offer_identity(NODE_ID, node.leaf_pem)
-    assert hub.fleet.mark_of(NODE_ID) == Mark(NOW_MS + 1, etag_of(newer))
+    assert hub.fleet.nodes_of(TENANT)[0].mark == Mark(NOW_MS + 1, etag_of(newer))
 
 
 def test_a_new_manifest_replaces_the_tools_of_the_one_before(hub: Hub, node: SimulatedNode) -> None:
@@ -158,7 +165,7 @@ def test_a_rejected_manifest_leaves_the_one_in_force(hub: Hub, node: SimulatedNo
     forged = node.manifest(issued_at_ms=NOW_MS + 1, signer=key_named("a thief"), capabilities=[ECHO])
     assert hub.fleet.offer_manifest(NODE_ID, forged, "broker").reason is Reason.SIGNATURE
     assert listed(hub) == [METRICS_NAME, ECHO_NAME]
-    assert hub.fleet.mark_of(NODE_ID) == Mark(NOW_MS, etag_of(wire))
+    assert hub.fleet.nodes_of(TENANT)[0].mark == Mark(NOW_MS, etag_of(wire))
     assert hub.lines.entries("manifest rejected")[0]["reason"] == "signature"
 
 
@@ -208,7 +215,7 @@ def test_a_tombstone_delists_a_node_without_a_session_and_keeps_its_mark(
     wire = hub.announce(node)
     hub.fleet.tombstone(NODE_ID)
     assert failure(hub, ECHO_NAME) is Failure.MANIFEST_NOT_FOUND
-    assert hub.fleet.mark_of(NODE_ID) == Mark(NOW_MS, etag_of(wire))
+    assert hub.fleet.nodes_of(TENANT)[0].mark == Mark(NOW_MS, etag_of(wire))
 
 
 def test_a_tombstone_never_delists_a_node_that_is_connected(hub: Hub, node: SimulatedNode) -> None:

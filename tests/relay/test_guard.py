@@ -40,6 +40,7 @@ class Bench:
             authenticator=hub.authenticator,
             public_url=PUBLIC_URL,
             meters=hub.meters,
+            tally=hub.tally,
             mcp=self.mcp,
             other=self.other,
         )

@@ -28,12 +28,11 @@ from relay.guard import AllowedHosts, Guard
 from relay.mcp_server import (
     LIST_TTL_MS,
     MAX_BODY_BYTES,
-    MAX_PAGE_BYTES,
     META_ERROR,
-    PAGE_SIZE,
     McpServer,
 )
 from relay.notifier import Audience, Listener, Notifier
+from relay.paging import MAX_PAGE_BYTES, PAGE_SIZE
 from relay.reach import Reach
 from relay.resources import ResourceCatalog
 from schemas.errors import Failure, ToolError
@@ -89,6 +88,7 @@ class Stage:
             authenticator=self.hub.authenticator,
             public_url=PUBLIC_URL,
             meters=self.hub.meters,
+            tally=self.hub.tally,
             mcp=self._mcp,
             other=Starlette(),
         )

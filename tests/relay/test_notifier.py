@@ -1,6 +1,6 @@
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 
 import pytest
 
@@ -35,15 +35,21 @@ def node(hub: Hub) -> SimulatedNode:
     return hub.ca.issue()
 
 
+@asynccontextmanager
+async def running(notifier: Notifier) -> AsyncIterator[None]:
+    task = asyncio.create_task(notifier.run())
+    yield
+    assert not task.done()
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
+
+
 @pytest.fixture
 async def notifier(hub: Hub) -> AsyncIterator[Notifier]:
-    notifier = Notifier(hub.fleet, interval_s=0)
-    running = asyncio.create_task(notifier.run())
-    yield notifier
-    assert not running.done()
-    running.cancel()
-    with suppress(asyncio.CancelledError):
-        await running
+    notifier = Notifier(hub.fleet, interval_s=0, patience_s=1000)
+    async with running(notifier):
+        yield notifier
 
 
 async def test_a_listener_hears_of_a_node_that_comes_and_goes(
@@ -140,23 +146,44 @@ async def test_who_listens_again_hears_only_of_what_changes_from_then_on(
     assert (early.heard, late.heard) == (0, 1)
 
 
-async def test_a_listener_that_fails_or_never_returns_costs_the_others_nothing(
+async def never_returns() -> None:
+    await asyncio.Event().wait()
+
+
+async def test_a_listener_that_fails_costs_the_others_nothing(
     hub: Hub, notifier: Notifier, node: SimulatedNode
 ) -> None:
-    async def broken() -> None:
+    async def fails() -> None:
         raise ConnectionResetError
 
-    freed = asyncio.Event()
-
-    async def stuck() -> None:
-        await freed.wait()
-
     ear = Ear()
-    notifier.listen(READERS, broken)
-    notifier.listen(READERS, stuck)
+    notifier.listen(READERS, fails)
     notifier.listen(READERS, ear)
     hub.connect(node)
     await ear.next()
-    freed.set()
     hub.announce(node, issued_at_ms=NOW_MS + 1, capabilities=[ECHO])
     await ear.next()
+
+
+async def test_nobody_waits_for_a_listener_that_does_not_return(
+    hub: Hub, notifier: Notifier, node: SimulatedNode
+) -> None:
+    ear = Ear()
+    notifier.listen(READERS, never_returns)
+    notifier.listen(READERS, ear)
+    hub.connect(node)
+    await ear.next()
+
+
+async def test_a_listener_that_does_not_return_is_given_up_and_the_next_change_is_told(
+    hub: Hub, node: SimulatedNode
+) -> None:
+    notifier = Notifier(hub.fleet, interval_s=0, patience_s=0.001)
+    ear = Ear()
+    notifier.listen(READERS, never_returns)
+    notifier.listen(READERS, ear)
+    async with running(notifier):
+        hub.connect(node)
+        await ear.next()
+        hub.announce(node, issued_at_ms=NOW_MS + 1, capabilities=[ECHO])
+        await ear.next()

@@ -448,9 +448,17 @@ async def dropped(stage: Stage, reason: str, count: int = 1) -> None:
     line = await stage.hub.lines.until("answer dropped", count)
     assert (line["reason"], line["node_id"]) == (reason, NODE_ID)
     assert stage.hub.counted("frames_dropped_total", reason=reason) == count
+    stage.hub.tally.write()
+    assert stage.hub.audited()[-1] == {
+        "ts_ms": NOW_MS,
+        "event": "frame_dropped",
+        "source": NODE_ID,
+        "reason": reason,
+        "count": count,
+    }
 
 
-async def test_a_late_answer_is_dropped_and_counted(stage: Stage) -> None:
+async def test_a_late_answer_is_dropped_and_stands_in_the_audit(stage: Stage) -> None:
     async with stage.open() as end:
         task = stage.run(command(deadline_ms=20))
         frame = await end.receive("cmd")

@@ -1,0 +1,62 @@
+"""The pages of ``tools/list``. What clients make of them is in ``test_mcp_server``."""
+
+from dataclasses import replace
+
+import pytest
+
+from relay.catalog import Tool
+from relay.paging import MAX_PAGE_BYTES, PAGE_SIZE, CursorError, page_of
+from tests.fakes.hub import Hub
+from tests.fakes.signer import TENANT
+
+
+@pytest.fixture
+def tool(hub: Hub) -> Tool:
+    hub.connect(hub.ca.issue())
+    return hub.fleet.listed(TENANT, frozenset({"read_only"}))[0]
+
+
+def many(tool: Tool, count: int, size: int) -> list[Tool]:
+    return [replace(tool, canonical=f"tool.{number:05}", listed_bytes=size) for number in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("count", "size", "pages"),
+    [
+        pytest.param(0, 100, [0], id="none"),
+        pytest.param(PAGE_SIZE, 1, [PAGE_SIZE], id="just-one-page"),
+        pytest.param(PAGE_SIZE + 1, 1, [PAGE_SIZE, 1], id="one-more"),
+        pytest.param(5, MAX_PAGE_BYTES // 2, [2, 2, 1], id="large-ones"),
+        pytest.param(2, MAX_PAGE_BYTES * 2, [1, 1], id="larger-than-a-page"),
+    ],
+)
+def test_following_the_cursor_gives_every_tool_once(
+    tool: Tool, count: int, size: int, pages: list[int]
+) -> None:
+    tools = many(tool, count, size)
+    seen: list[Tool] = []
+    sizes: list[int] = []
+    cursor: str | None = None
+    while True:
+        page, cursor = page_of(tools, cursor)
+        seen += page
+        sizes.append(len(page))
+        if cursor is None:
+            break
+    assert seen == tools
+    assert sizes == pages
+
+
+def test_a_cursor_goes_on_behind_its_tool_even_when_that_is_gone(tool: Tool) -> None:
+    tools = many(tool, 3, MAX_PAGE_BYTES)
+    _, cursor = page_of(tools, None)
+    page, _ = page_of(tools[1:], cursor)
+    assert [item.canonical for item in page] == ["tool.00001"]
+
+
+@pytest.mark.parametrize(
+    "cursor", ["!", "w6k", 7, ["x"]], ids=["not base64url", "not ASCII", "number", "list"]
+)
+def test_a_cursor_that_was_never_given_is_refused(tool: Tool, cursor: object) -> None:
+    with pytest.raises(CursorError, match="not one that this server gave"):
+        page_of([tool], cursor)
