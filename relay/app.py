@@ -137,10 +137,10 @@ class Relay:
             meters=meters,
             tally=self.tally,
             mcp=mcp,
+            node_door=sessions,
             other=make_routes(
                 public_url=config.public_url,
                 registry=registry,
-                sessions=sessions,
                 meters=meters,
                 readiness=lambda: {
                     "broker": self.discovery.connected,

@@ -13,6 +13,7 @@ from relay.auth import SCOPES, Authenticator
 from relay.meters import Meters
 from relay.tally import Tally
 from schemas.addresses import MCP_PATH, HostPort
+from schemas.frames import CONNECT_PATH
 from schemas.tokens import TokenError
 
 METADATA_PATH = "/.well-known/oauth-protected-resource" + MCP_PATH
@@ -42,7 +43,7 @@ class AllowedHosts:
 
 
 class Guard:
-    """An ASGI application that lets requests through to ``mcp`` or to ``other``."""
+    """An ASGI application that lets requests through to ``mcp``, ``node_door`` or ``other``."""
 
     def __init__(  # noqa: PLR0913 - what comes in from outside
         self,
@@ -53,6 +54,7 @@ class Guard:
         meters: Meters,
         tally: Tally,
         mcp: ASGIApp,
+        node_door: ASGIApp,
         other: ASGIApp,
     ) -> None:
         self._allowed = allowed
@@ -60,6 +62,7 @@ class Guard:
         self._meters = meters
         self._tally = tally
         self._mcp = mcp
+        self._node_door = node_door
         self._other = other
         self._challenge = f'resource_metadata="{public_url}{METADATA_PATH}", scope="{" ".join(SCOPES)}"'
 
@@ -78,10 +81,19 @@ class Guard:
         elif scope["path"] == METRICS_PATH and host not in self._allowed.loopback:
             # The same port faces the internet: what the relay counts is for the machine that it runs on.
             await self._refuse(scope, send, 404, "metrics", "Not found.")
-        elif scope["path"] == MCP_PATH and scope["type"] == "http":
+        elif scope["type"] == "websocket":
+            await self._to_node_door(scope, receive, send)
+        elif scope["path"] == MCP_PATH:
             await self._with_token(authorization, scope, receive, send)
         else:
             await self._other(scope, receive, send)
+
+    async def _to_node_door(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # Straight through: thousands of these stay, and every layer in between would stay with each.
+        if scope["path"] == CONNECT_PATH:
+            await self._node_door(scope, receive, send)
+        else:
+            await self._refuse(scope, send, 404, "websocket", "Not found.")
 
     async def _with_token(
         self, authorization: str | None, scope: Scope, receive: Receive, send: Send

@@ -1,6 +1,6 @@
-"""The relay's other HTTP routes: schemas, health, metrics, the OAuth metadata, and the nodes' door.
+"""The relay's other HTTP routes: schemas, health, metrics and the OAuth metadata.
 
-Must not serve agents: that is ``mcp_server``.
+Must not serve agents or nodes: those are ``mcp_server`` and ``sessions``.
 """
 
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -10,25 +10,22 @@ from typing import Any
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route, WebSocketRoute
+from starlette.routing import Route
 
 from relay.auth import SCOPES
 from relay.guard import METADATA_PATH, METRICS_PATH
 from relay.meters import Meters
-from relay.sessions import NodeSessions
 from schemas.addresses import mcp_url
 from schemas.canonical import blake3_hex
-from schemas.frames import CONNECT_PATH
 from schemas.registry import SchemaRegistry
 
 _YEAR_S = 31_536_000
 
 
-def make_routes(  # noqa: PLR0913 - what comes in from outside
+def make_routes(
     *,
     public_url: str,
     registry: SchemaRegistry,
-    sessions: NodeSessions,
     meters: Meters,
     readiness: Callable[[], Mapping[str, bool]],
     running: Callable[[], AbstractAsyncContextManager[None]],
@@ -76,7 +73,6 @@ def make_routes(  # noqa: PLR0913 - what comes in from outside
             yield
 
     routes = [
-        WebSocketRoute(CONNECT_PATH, sessions.serve),
         Route("/schemas/", list_schemas),
         Route("/schemas/{ref}", get_schema),
         Route("/healthz", healthz),

@@ -10,6 +10,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect
 from structlog.typing import FilteringBoundLogger
 
@@ -75,6 +76,10 @@ class NodeSessions:
         self._auth_timeout_s = auth_timeout_s
         self._live: dict[str, _Live] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one WebSocket: what an ASGI application is."""
+        await self.serve(WebSocket(scope, receive, send))
 
     async def serve(self, socket: WebSocket) -> None:
         """Hold one node's connection from the upgrade to its end."""

@@ -34,7 +34,7 @@ class Bench:
 
     def __init__(self, hub: Hub) -> None:
         self.hub = hub
-        self.mcp, self.other = Served(), Served()
+        self.mcp, self.node_door, self.other = Served(), Served(), Served()
         self.guard = Guard(
             allowed=AllowedHosts.of(PUBLIC_URL, LISTEN),
             authenticator=hub.authenticator,
@@ -42,6 +42,7 @@ class Bench:
             meters=hub.meters,
             tally=hub.tally,
             mcp=self.mcp,
+            node_door=self.node_door,
             other=self.other,
         )
 
@@ -65,9 +66,10 @@ class Bench:
         return int((await self.ask(path, headers))[0]["status"])
 
     async def reached(self, path: str, headers: Headers, type_: str = "http") -> bool:
-        before = len(self.mcp.scopes) + len(self.other.scopes)
+        applications = (self.mcp, self.node_door, self.other)
+        before = sum(len(application.scopes) for application in applications)
         await self.ask(path, headers, type_)
-        return len(self.mcp.scopes) + len(self.other.scopes) > before
+        return sum(len(application.scopes) for application in applications) > before
 
 
 @pytest.fixture
@@ -227,9 +229,22 @@ async def test_no_other_spelling_of_the_path_gets_around_the_token(bench: Bench,
     assert bench.mcp.scopes == []
 
 
-async def test_mcp_is_not_served_over_a_websocket(bench: Bench) -> None:
-    await bench.ask("/mcp", [PUBLIC], "websocket")
-    assert bench.mcp.scopes == []
+async def test_a_websocket_on_the_nodes_path_goes_straight_to_the_nodes_door(bench: Bench) -> None:
+    await bench.ask("/devices/connect", [PUBLIC], "websocket")
+    assert [scope["path"] for scope in bench.node_door.scopes] == ["/devices/connect"]
+    assert bench.other.scopes == []
+
+
+@pytest.mark.parametrize("path", ["/mcp", "/devices/connect/", "/"])
+async def test_there_is_no_other_websocket(bench: Bench, path: str) -> None:
+    (message,) = await bench.ask(path, [PUBLIC], "websocket")
+    assert message["type"] == "websocket.close"
+    assert bench.mcp.scopes == bench.node_door.scopes == bench.other.scopes == []
+
+
+async def test_the_nodes_door_is_for_websockets_only(bench: Bench) -> None:
+    await bench.ask("/devices/connect", [PUBLIC])
+    assert bench.node_door.scopes == []
 
 
 # --- metrics and life ---------------------------------------------------------------------------------

@@ -28,7 +28,6 @@ class Site:
         self.routes = make_routes(
             public_url=PUBLIC_URL,
             registry=hub.registry,
-            sessions=hub.sessions(),
             meters=hub.meters,
             readiness=lambda: self.parts,
             running=nullcontext,

@@ -90,6 +90,7 @@ class Stage:
             meters=self.hub.meters,
             tally=self.hub.tally,
             mcp=self._mcp,
+            node_door=Starlette(),
             other=Starlette(),
         )
         ready = asyncio.Event()
