@@ -4,6 +4,8 @@ import asyncio
 from pathlib import Path
 
 from bench.calls import measure_calls
+from bench.footprint import measure_footprint
+from bench.memory import measure_memory
 from bench.results import table, write_json
 from bench.verification import measure_verification
 
@@ -16,6 +18,10 @@ def main() -> None:
     figures = [measure_verification()]
     print("calls through a relay and 1 000 mock nodes ...", flush=True)
     figures = asyncio.run(measure_calls()) + figures
+    print("memory of 5 000 connected nodes ...", flush=True)
+    figures.append(asyncio.run(measure_memory()))
+    print("what a node costs its board ...", flush=True)
+    figures += asyncio.run(measure_footprint())
     write_json(figures, OUT)
     print(f"\n{table(figures)}\n\nwritten to {OUT.relative_to(Path.cwd())}")
 

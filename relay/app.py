@@ -58,14 +58,22 @@ def now_ms() -> int:
 class Relay:
     """The parts of one relay, put together.
 
+    ``registry`` and ``kinds`` are the documents and kinds that it knows, by default those that ship.
+
     Raises:
         AuthorityError: there is no CA.
         ExposedFileError: others can read the token key.
         OSError: the state directory cannot be used.
     """
 
-    def __init__(self, config: RelayConfig, log: FilteringBoundLogger) -> None:
-        registry, kinds, meters = SchemaRegistry(), KindRegistry(), Meters()
+    def __init__(
+        self,
+        config: RelayConfig,
+        log: FilteringBoundLogger,
+        registry: SchemaRegistry | None = None,
+        kinds: KindRegistry | None = None,
+    ) -> None:
+        registry, kinds, meters = registry or SchemaRegistry(), kinds or KindRegistry(), Meters()
         ulids = UlidSource(now_ms, os.urandom)
         state = config.state
         ca = CertificateAuthority(state.ca, now_ms, os.urandom)
@@ -159,8 +167,14 @@ class _Server(uvicorn.Server):
         yield
 
 
-async def run_relay(config: RelayConfig, listener: socket.socket, stream: TextIO) -> None:
-    """Serve on ``listener``, which is bound, until cancelled.
+async def run_relay(
+    config: RelayConfig,
+    listener: socket.socket,
+    stream: TextIO,
+    registry: SchemaRegistry | None = None,
+    kinds: KindRegistry | None = None,
+) -> None:
+    """Serve on ``listener``, which is bound, until cancelled. ``registry`` and ``kinds`` are ``Relay``'s.
 
     Raises:
         AuthorityError, ExposedFileError, OSError: as ``Relay``.
@@ -168,7 +182,7 @@ async def run_relay(config: RelayConfig, listener: socket.socket, stream: TextIO
     log = make_logger(stream)
     # What the libraries have to say is for their developers; what an operator needs is in our own log.
     logging.getLogger("mcp").setLevel(logging.CRITICAL)
-    relay = Relay(config, log)
+    relay = Relay(config, log, registry, kinds)
     _calm_collector()
     log.info("relay started", url=config.public_url, listen=str(config.listen), broker=str(config.broker))
     try:

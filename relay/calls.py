@@ -122,7 +122,7 @@ class Door:
         tool = self._fleet.resolve(request.name, principal.tenant)
         if SCOPE_OF_SAFETY_CLASS.get(tool.safety_class) not in principal.scopes:
             raise ToolError(Failure.SAFETY_DENIED)
-        if not tool.arguments.is_valid(request.arguments):
+        if not tool.surface.arguments.is_valid(request.arguments):
             raise ToolError(Failure.ARGUMENTS_INVALID)
         return tool
 
@@ -167,7 +167,7 @@ def _checked(answer: Mapping[str, Any], tool: Tool) -> CallAnswer:
     if not answer["ok"]:
         raise ToolError.from_node(answer["error"])
     result: Mapping[str, Any] = answer["result"]
-    if not tool.result.is_valid(result):
+    if not tool.surface.result.is_valid(result):
         raise ToolError(Failure.RESULT_INVALID)
     if result.get("node_id") != tool.node_id:
         raise ToolError(Failure.RESULT_INVALID, "The result names another node than the one that was called.")
@@ -176,7 +176,7 @@ def _checked(answer: Mapping[str, Any], tool: Tool) -> CallAnswer:
         # Something had to be escaped for JSON, and a client would unescape it: a mount point is named by
         # whoever plugs in a stick, and no control character of it may reach a terminal or a model.
         result = printable_values(result)
-        if not tool.result.is_valid(result):
+        if not tool.surface.result.is_valid(result):
             raise ToolError(Failure.RESULT_INVALID)  # escaped it is longer, and a client would refuse it
         text = json.dumps(result)
     return CallAnswer(text, result=result)

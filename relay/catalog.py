@@ -5,6 +5,7 @@ our tables: of what the node wrote, only the tokens of the name pass, and their 
 Must not know who is connected or who may see what.
 """
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -21,42 +22,79 @@ META_CANONICAL_NAME = "edge-kubelet/canonical-name"
 META_SCHEMA_REF = "edge-kubelet/schema-ref"
 
 _DEFAULT_DEADLINE_MS = 2000
+_ENTRY_BYTES = 768
+
+
+@dataclass(frozen=True, slots=True)
+class Surface:
+    """What all tools of one kind and verb share. Thousands of nodes share one of these."""
+
+    kind: Kind
+    verb: Verb
+    arguments: Validator
+    result: Validator
+    input_schema: Mapping[str, Any]
+    output_schema: Mapping[str, Any]
+    schema_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """One verb of one capability of one node.
-
-    ``listed`` and ``listed_dashed`` are the entries of ``tools/list``, each of ``listed_bytes`` bytes;
-    ``fingerprint`` changes when what an agent would see of the tool does.
-    """
+    """One verb of one capability of one node. ``etag`` is the capability's, without attestation and times."""
 
     canonical: str
     node_id: str
     safety_class: str
-    idempotent: bool
     deadline_ms: int
-    arguments: Validator
-    result: Validator
-    listed: Mapping[str, Any]
-    listed_dashed: Mapping[str, Any]
-    listed_bytes: int
-    fingerprint: str
+    etag: str
+    surface: Surface
+
+    @property
+    def fingerprint(self) -> str:
+        """What changes when what an agent sees of the tool does: name, schemas, safety class."""
+        verb = self.surface.verb
+        return f"{self.canonical} {verb.input_ref} {verb.output_ref} {self.safety_class}"
+
+    @property
+    def listed_bytes(self) -> int:
+        """About how many bytes the tool's entry in ``tools/list`` has."""
+        return self.surface.schema_bytes + _ENTRY_BYTES
+
+    def listed(self, *, dashed: bool = False) -> dict[str, Any]:
+        """Return the tool's entry in ``tools/list``, under its canonical name or its alias."""
+        verb = self.surface.verb
+        return {
+            "name": self.canonical.replace(".", "-") if dashed else self.canonical,
+            "title": verb.title,
+            "description": verb.description,
+            "inputSchema": self.surface.input_schema,
+            "outputSchema": self.surface.output_schema,
+            "annotations": {
+                "title": verb.title,
+                "readOnlyHint": self.safety_class == "read_only",
+                "destructiveHint": self.safety_class == "physical_actuation",
+                "idempotentHint": verb.idempotent,
+                "openWorldHint": False,
+                "x-safety-class": self.safety_class,
+            },
+            "_meta": {
+                META_SAFETY_CLASS: self.safety_class,
+                META_CAPABILITY_ETAG: self.etag,
+                META_CANONICAL_NAME: self.canonical,
+                META_SCHEMA_REF: SCHEME + verb.input_ref,
+            },
+        }
 
 
 class Projector:
     """Projects manifests by one set of kinds and documents."""
 
     def __init__(self, registry: SchemaRegistry, kinds: KindRegistry) -> None:
-        self._registry = registry
         self._kinds = kinds
-        # Clients compile every tool's schema into one validator, which refuses an id that it has seen, and
-        # some do not know the dialect's URI. What the schema is stands in `_meta` instead.
-        self._bare = {
-            ref: _without(registry.document(ref), "$id", "$schema")
+        self._surfaces = {
+            (kind.name, verb.name): _surface(registry, kind, verb)
             for kind in kinds
             for verb in kind.verbs.values()
-            for ref in (verb.input_ref, verb.output_ref)
         }
 
     def knows(self, kind_short: str) -> bool:
@@ -66,54 +104,42 @@ class Projector:
     def project(self, manifest: TrustedManifest) -> dict[str, Tool]:
         """Return the tools of ``manifest`` by canonical name. A verb that has no row is left out."""
         tools: dict[str, Tool] = {}
-        for capability in manifest.capabilities:
-            kind = self._kinds.get(capability["kind"])
+        for capability in manifest.capabilities():
+            etag = blake3_hex(jcs(capability))
             for verb_name in capability["verbs"]:
-                verb = kind.verbs.get(verb_name) if kind else None
-                if kind is not None and verb is not None:
-                    tool = self._tool(manifest, capability, kind, verb)
+                surface = self._surfaces.get((capability["kind"], verb_name))
+                if surface is not None:
+                    tool = _tool(manifest.identity.node_id, capability, etag, surface)
                     tools[tool.canonical] = tool
         return tools
 
-    def _tool(self, manifest: TrustedManifest, capability: Mapping[str, Any], kind: Kind, verb: Verb) -> Tool:
-        identity = manifest.identity
-        name = ToolName(kind.short, identity.node_id, capability["cap_id"], verb.name)
-        safety_class = capability["safety_class"]
-        etag = blake3_hex(jcs(capability))
-        listed = {
-            "name": name.canonical,
-            "title": verb.title,
-            "description": verb.description,
-            "inputSchema": self._bare[verb.input_ref],
-            "outputSchema": self._bare[verb.output_ref],
-            "annotations": {
-                "title": verb.title,
-                "readOnlyHint": safety_class == "read_only",
-                "destructiveHint": safety_class == "physical_actuation",
-                "idempotentHint": verb.idempotent,
-                "openWorldHint": False,
-                "x-safety-class": safety_class,
-            },
-            "_meta": {
-                META_SAFETY_CLASS: safety_class,
-                META_CAPABILITY_ETAG: etag,
-                META_CANONICAL_NAME: name.canonical,
-                META_SCHEMA_REF: SCHEME + verb.input_ref,
-            },
-        }
-        return Tool(
-            canonical=name.canonical,
-            node_id=identity.node_id,
-            safety_class=safety_class,
-            idempotent=verb.idempotent,
-            deadline_ms=capability["constraints"].get("deadline_ms_default", _DEFAULT_DEADLINE_MS),
-            arguments=self._registry.load(verb.input_ref),
-            result=self._registry.load(verb.output_ref),
-            listed=listed,
-            listed_dashed={**listed, "name": name.alias},
-            listed_bytes=len(jcs(listed)),
-            fingerprint=f"{name.canonical} {verb.input_ref} {verb.output_ref} {safety_class}",
-        )
+
+def _tool(node_id: str, capability: Mapping[str, Any], etag: str, surface: Surface) -> Tool:
+    name = ToolName(surface.kind.short, node_id, capability["cap_id"], surface.verb.name)
+    return Tool(
+        canonical=name.canonical,
+        node_id=node_id,
+        safety_class=sys.intern(capability["safety_class"]),
+        deadline_ms=capability["constraints"].get("deadline_ms_default", _DEFAULT_DEADLINE_MS),
+        etag=etag,
+        surface=surface,
+    )
+
+
+def _surface(registry: SchemaRegistry, kind: Kind, verb: Verb) -> Surface:
+    # Clients compile every tool's schema into one validator, which refuses an id that it has seen, and some
+    # do not know the dialect's URI. What the schema is stands in `_meta` instead.
+    input_schema = _without(registry.document(verb.input_ref), "$id", "$schema")
+    output_schema = _without(registry.document(verb.output_ref), "$id", "$schema")
+    return Surface(
+        kind=kind,
+        verb=verb,
+        arguments=registry.load(verb.input_ref),
+        result=registry.load(verb.output_ref),
+        input_schema=input_schema,
+        output_schema=output_schema,
+        schema_bytes=len(jcs([verb.description, input_schema, output_schema])),
+    )
 
 
 def _without(document: dict[str, Any], *keys: str) -> dict[str, Any]:

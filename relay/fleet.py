@@ -12,6 +12,7 @@ from structlog.typing import FilteringBoundLogger
 from relay.catalog import Projector, Tool
 from relay.marks import MarkStore
 from relay.meters import Meters
+from relay.missing import MissingManifests
 from relay.parking import Parking
 from schemas.certificates import IdentityError, verify_leaf
 from schemas.errors import Failure, ToolError
@@ -74,6 +75,7 @@ class Fleet:
         self._log = log
         self._nodes = {node_id: Node(node_id, tenant, mark=mark) for node_id, tenant, mark in marks.load()}
         self._parked = Parking()
+        self._missing = MissingManifests(log)
         self._tools: dict[str, Tool] = {}
 
     def identify(self, node_id: str, pem: str) -> Identity:
@@ -138,6 +140,9 @@ class Fleet:
         node = self._nodes.get(node_id)
         current = node.manifest.etag if node is not None and node.manifest is not None else None
         self._meters.heartbeats.labels("fits" if current == etag else "unknown_manifest").inc()
+        # A rejected manifest is there, and its reason in the log.
+        if current is None and not (node is not None and node.rejected):
+            self._missing.missed(node_id, self._now_ms())
 
     def set_connected(self, node_id: str, *, connected: bool) -> None:
         """Note that the node's session began or ended; its tools stay listed for a grace."""
@@ -199,13 +204,14 @@ class Fleet:
         )
 
     def _accept(self, node: Node, manifest: TrustedManifest) -> None:
-        changed = node.manifest is None or node.manifest.capabilities != manifest.capabilities
+        changed = node.manifest is None or node.manifest.capabilities_bytes != manifest.capabilities_bytes
         if changed:
             self._drop_manifest(node)
             node.tools = self._projector.project(manifest)
             self._tools.update(node.tools)
             self._log.info("node announced", node_id=node.node_id, tools=len(node.tools))
         node.manifest = manifest
+        self._missing.found(node.node_id)
         node.rejected = False
         node.mark = manifest.mark
         self._marks.put(node.node_id, node.tenant, manifest.mark)

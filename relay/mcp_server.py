@@ -163,7 +163,7 @@ class McpServer:
         except CursorError as error:
             raise MCPError(types.INVALID_PARAMS, str(error)) from None
         result: dict[str, Any] = {
-            "tools": [tool.listed_dashed if dashed else tool.listed for tool in page],
+            "tools": [tool.listed(dashed=dashed) for tool in page],
         }
         if following is not None:
             result["nextCursor"] = following

@@ -21,6 +21,8 @@ _BYE_REASONS = {
 class NodeLink:
     """One connection: a socket and the machine that says what may go over it."""
 
+    __slots__ = ("_machine", "_socket", "_ulids")
+
     def __init__(self, socket: WebSocket, machine: Session, ulids: UlidSource) -> None:
         self._socket = socket
         self._machine = machine

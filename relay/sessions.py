@@ -100,6 +100,7 @@ class NodeSessions:
                 # Not waited for: a connection that is half gone takes as long to close as to notice.
                 self._aside(before.close(CloseCode.SUPERSEDED))
             await self._welcome(identity.node_id, live, link, auth)
+            del auth  # a certificate and a token, which would otherwise stay as long as the connection
             await self._serve_frames(identity.node_id, live, link)
         except ProtocolError as error:
             self._meters.sessions.labels("protocol_violation").inc()

@@ -12,7 +12,6 @@ Answers are paired with what they answer here, so a late, doubled, foreign or ma
 reaches a caller: it is dropped and counted. Must not know sockets, clocks or who is trusted.
 """
 
-from collections import Counter
 from collections.abc import Mapping
 from enum import Enum, IntEnum
 from types import MappingProxyType
@@ -101,6 +100,9 @@ class Session:
         dropped: how many frames were dropped, by reason.
     """
 
+    # A relay holds one for each of thousands of nodes.
+    __slots__ = ("_max_frame_bytes", "_reader", "_receives", "_sends", "_unanswered", "dropped", "state")
+
     def __init__(self, role: Role, reader: FrameReader, max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
         self._sends = SENDS[role]
         self._receives = SENDS[Role.NODE if role is Role.RELAY else Role.RELAY]
@@ -108,7 +110,7 @@ class Session:
         self._max_frame_bytes = max_frame_bytes
         self._unanswered: dict[str, str] = {}
         self.state = State.CHALLENGING
-        self.dropped: Counter[str] = Counter()
+        self.dropped: dict[str, int] = {}
 
     def send(
         self, type_: str, msg_id: str, payload: Mapping[str, Any], in_reply_to: str | None = None
@@ -137,7 +139,7 @@ class Session:
             frame = self._reader.read(text, self._limit())
         except FrameError as error:
             if error.type == "cmd_ack" and "cmd_ack" in self._receives.get(self.state, {}):
-                self.dropped["malformed"] += 1
+                self._drop("malformed")
                 return None
             raise ProtocolError(error.reason) from None
         following = self._next(self._receives, frame.type)
@@ -146,7 +148,7 @@ class Session:
             asked = self._unanswered.get(frame.in_reply_to or "")
             if asked != question:
                 if self.state is State.OPEN:
-                    self.dropped["unasked"] += 1
+                    self._drop("unasked")
                     return None
                 raise ProtocolError("an answer to nothing that was asked")
             del self._unanswered[frame.in_reply_to or ""]
@@ -160,6 +162,9 @@ class Session:
     def close(self) -> None:
         """Note that the connection is over."""
         self.state = State.CLOSED
+
+    def _drop(self, reason: str) -> None:
+        self.dropped[reason] = self.dropped.get(reason, 0) + 1
 
     def _limit(self) -> int:
         return self._max_frame_bytes if self.state is State.OPEN else MAX_FRAME_BYTES_BEFORE_WELCOME

@@ -5,6 +5,7 @@ the time and what it knows, and acts on the verdict. Must not do I/O, and must n
 verdict rejected be used for more than counting.
 """
 
+import json
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -95,8 +96,17 @@ class TrustedManifest:
     etag: str
     issued_at_ms: int
     expires_at_ms: int
-    capabilities: tuple[Mapping[str, Any], ...]
     wire: bytes
+
+    @property
+    def capabilities_bytes(self) -> bytes:
+        """The capabilities as they stand in ``wire``: the first member of the canonical form."""
+        return self.wire.partition(b',"expires_at_ms":')[0]
+
+    def capabilities(self) -> list[dict[str, Any]]:
+        """Return the capabilities, read anew: of thousands of nodes, the bytes are kept and no more."""
+        capabilities: list[dict[str, Any]] = json.loads(self.wire)["capabilities"]
+        return capabilities
 
     @property
     def mark(self) -> Mark:
@@ -160,7 +170,6 @@ class TrustRules:
             etag=etag,
             issued_at_ms=manifest["issued_at_ms"],
             expires_at_ms=manifest["expires_at_ms"],
-            capabilities=tuple(manifest["capabilities"]),
             wire=wire,
         )
         if _is_stale(trusted, now_ms, known):

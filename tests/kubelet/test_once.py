@@ -28,7 +28,7 @@ def test_what_is_signed_by_hand_is_what_the_daemon_would_announce(
     finding = verify_manifest(manifest.wire, node_of_today.leaf_pem, node_of_today.root_pem, after)
     assert finding.reason is None
     assert finding.manifest is not None
-    assert {capability["kind"] for capability in finding.manifest.capabilities} == {
+    assert {capability["kind"] for capability in finding.manifest.capabilities()} == {
         "system.echo",
         "system.metrics",
     }

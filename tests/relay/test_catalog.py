@@ -30,14 +30,12 @@ def projector(registry: SchemaRegistry) -> Projector:
 
 def trusted(*capabilities: object, node_id: str = NODE_ID, issued_at_ms: int = NOW_MS) -> TrustedManifest:
     node = CA.issue(node_id)
-    wire = node.manifest(issued_at_ms=issued_at_ms)
-    given = [item for item in capabilities if isinstance(item, dict | type(ECHO))]
+    wire = node.manifest(issued_at_ms=issued_at_ms, capabilities=list(capabilities) or [METRICS, ECHO])
     return TrustedManifest(
         identity=node.identity(),
         etag=etag_of(wire),
         issued_at_ms=issued_at_ms,
         expires_at_ms=issued_at_ms + TTL_MS,
-        capabilities=tuple(given) or (METRICS, ECHO),
         wire=wire,
     )
 
@@ -55,7 +53,7 @@ def test_each_capability_and_verb_that_has_a_row_is_one_tool(tools: dict[str, To
 def test_a_tool_knows_whose_it_is_and_what_it_needs(tools: dict[str, Tool]) -> None:
     echo = tools[ECHO_NAME]
     assert echo.node_id == NODE_ID
-    assert (echo.safety_class, echo.idempotent, echo.deadline_ms) == ("read_only", True, 2000)
+    assert (echo.safety_class, echo.deadline_ms) == ("read_only", 2000)
     assert tools[METRICS_NAME].deadline_ms == 1500
 
 
@@ -66,14 +64,14 @@ def test_a_capability_without_a_deadline_has_two_seconds(projector: Projector) -
 
 def test_arguments_and_result_are_checked_by_the_documents_of_the_verb(tools: dict[str, Tool]) -> None:
     echo = tools[ECHO_NAME]
-    assert echo.arguments.is_valid({"message": "ping"})
-    assert not echo.arguments.is_valid({"message": "ping", "more": 1})
-    assert echo.result.is_valid({"message": "ping", "received_at_ms": NOW_MS, "node_id": NODE_ID})
-    assert not echo.result.is_valid({"message": "ping"})
+    assert echo.surface.arguments.is_valid({"message": "ping"})
+    assert not echo.surface.arguments.is_valid({"message": "ping", "more": 1})
+    assert echo.surface.result.is_valid({"message": "ping", "received_at_ms": NOW_MS, "node_id": NODE_ID})
+    assert not echo.surface.result.is_valid({"message": "ping"})
 
 
 def test_what_is_listed_mirrors_the_safety_class_and_the_verb(tools: dict[str, Tool]) -> None:
-    listed = tools[ECHO_NAME].listed
+    listed = tools[ECHO_NAME].listed()
     assert listed["name"] == ECHO_NAME
     assert listed["annotations"] == {
         "title": "Echo",
@@ -101,13 +99,13 @@ def test_listed_schemas_are_those_of_the_registry_without_their_ids(
         for member, ref in (("inputSchema", input_ref), ("outputSchema", output_ref)):
             document = registry.document(ref)
             bare = {key: value for key, value in document.items() if key not in {"$id", "$schema"}}
-            assert tool.listed[member] == bare
+            assert tool.listed()[member] == bare
             assert "$ref" not in json.dumps(bare), "nobody could resolve it"
 
 
 def test_the_dashed_entry_differs_in_nothing_but_the_name(tools: dict[str, Tool]) -> None:
     for tool in tools.values():
-        assert tool.listed_dashed == {**tool.listed, "name": tool.canonical.replace(".", "-")}
+        assert tool.listed(dashed=True) == {**tool.listed(), "name": tool.canonical.replace(".", "-")}
 
 
 def test_titles_and_descriptions_do_not_depend_on_the_node(projector: Projector) -> None:
@@ -115,15 +113,19 @@ def test_titles_and_descriptions_do_not_depend_on_the_node(projector: Projector)
         projector.project(trusted({**ECHO, "cap_id": cap_id}, node_id=node_id)).popitem()[1]
         for node_id, cap_id in ((NODE_ID, "echo"), (OTHER_NODE_ID, "ignore_all_rules"))
     )
-    assert one.listed["description"] == other.listed["description"] == SYSTEM_ECHO.verbs["invoke"].description
-    assert one.listed["title"] == other.listed["title"]
+    assert (
+        one.listed()["description"]
+        == other.listed()["description"]
+        == SYSTEM_ECHO.verbs["invoke"].description
+    )
+    assert one.listed()["title"] == other.listed()["title"]
 
 
 def test_the_capability_etag_is_stable_over_renewals_and_moves_with_the_capability(
     projector: Projector,
 ) -> None:
     def etag(manifest: TrustedManifest) -> str:
-        return str(projector.project(manifest)[ECHO_NAME].listed["_meta"][META_CAPABILITY_ETAG])
+        return str(projector.project(manifest)[ECHO_NAME].listed()["_meta"][META_CAPABILITY_ETAG])
 
     changed = {**ECHO, "constraints": {**ECHO["constraints"], "rate_limit_rps": 11}}
     assert etag(trusted(ECHO)) == etag(trusted(ECHO, issued_at_ms=NOW_MS + 1))
@@ -154,7 +156,7 @@ def test_hints_follow_the_safety_class(
     projector: Projector, safety_class: str, *, read_only: bool, destructive: bool
 ) -> None:
     (tool,) = projector.project(trusted({**ECHO, "safety_class": safety_class})).values()
-    annotations = tool.listed["annotations"]
+    annotations = tool.listed()["annotations"]
     assert annotations["readOnlyHint"] is read_only
     assert annotations["destructiveHint"] is destructive
     assert annotations["x-safety-class"] == safety_class == tool.safety_class

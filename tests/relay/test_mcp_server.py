@@ -229,7 +229,7 @@ async def test_the_list_on_the_wire_is_what_the_catalog_says_safety_class_and_al
     tools = stage.hub.fleet.listed(TENANT, frozenset({"read_only"}))
     async with stage.wire(era) as wire:
         listed = (await wire.result("tools/list"))["tools"]
-    assert listed == [tool.listed for tool in tools]
+    assert listed == [tool.listed() for tool in tools]
     assert [tool["name"] for tool in listed] == [METRICS_NAME, ECHO_NAME]
     for tool in listed:
         assert tool["annotations"]["x-safety-class"] == "read_only"

@@ -17,7 +17,9 @@ def tool(hub: Hub) -> Tool:
 
 
 def many(tool: Tool, count: int, size: int) -> list[Tool]:
-    return [replace(tool, canonical=f"tool.{number:05}", listed_bytes=size) for number in range(count)]
+    rest = tool.listed_bytes - tool.surface.schema_bytes
+    surface = replace(tool.surface, schema_bytes=size - rest)
+    return [replace(tool, canonical=f"tool.{number:05}", surface=surface) for number in range(count)]
 
 
 @pytest.mark.parametrize(

@@ -420,4 +420,4 @@ def test_an_answer_reaches_the_caller_exactly_once_however_often_it_comes(
     ]
     assert len(taken) == len(set(taken))
     assert set(taken) == asked & set(arriving)
-    assert relay.dropped["unasked"] == len(arriving) - len(taken)
+    assert relay.dropped.get("unasked", 0) == len(arriving) - len(taken)

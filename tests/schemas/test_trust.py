@@ -74,7 +74,7 @@ def test_a_good_manifest_is_accepted_with_everything_that_it_says(rules: TrustRu
     assert verdict.manifest.etag == etag_of(wire)
     assert verdict.manifest.issued_at_ms == NOW_MS
     assert verdict.manifest.expires_at_ms == NOW_MS + TTL_MS
-    assert verdict.manifest.capabilities == (METRICS, ECHO)
+    assert verdict.manifest.capabilities() == [METRICS, ECHO]
     assert verdict.manifest.mark == Mark(NOW_MS, etag_of(wire))
 
 
