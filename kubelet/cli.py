@@ -8,11 +8,9 @@ Must not hold what the commands do: each calls one function of another module, i
 import asyncio
 import json
 import os
-import signal
 import sys
-from collections.abc import Coroutine
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 
@@ -20,16 +18,14 @@ from kubelet.config import (
     DEFAULT_HEARTBEAT_S,
     DEFAULT_LOOPBACK_PORT,
     DEFAULT_TTL_MS,
+    DaemonPlan,
     NodeConfig,
     default_state_dir,
 )
-from schemas.addresses import AddressError, normal_url, parse_host_port
-from schemas.identity_files import IdentityFiles, IdentityFilesError
+from kubelet.process import EXIT_NO, EXIT_USAGE, errors_in_one_line, fail, run_until_told
+from schemas.addresses import normal_url, parse_host_port
+from schemas.identity_files import IdentityFiles
 from schemas.manifest import MAX_MANIFEST_BYTES
-
-EXIT_NO = 1
-EXIT_USAGE = 2
-EXIT_CANNOT_RUN = 3
 
 app = typer.Typer(
     name="kubelet",
@@ -53,12 +49,8 @@ Ttl = Annotated[
 
 def main() -> None:
     """Run the command line, and say an error in one line."""
-    try:
+    with errors_in_one_line():
         app()
-    except AddressError as error:
-        _fail(str(error), EXIT_USAGE)
-    except (IdentityFilesError, OSError, ValueError) as error:
-        _fail(str(error), EXIT_CANNOT_RUN)
 
 
 @app.command()
@@ -73,7 +65,7 @@ def init(
     from kubelet.provisioning import create_identity, install_certificate  # noqa: PLC0415
 
     if (certificate is None) != (root is None):
-        _fail("--certificate and --root go together", EXIT_USAGE)
+        fail("--certificate and --root go together", EXIT_USAGE)
     files = IdentityFiles(_directory(state_dir))
     if not files.exists():
         create_identity(files, now_ms(), os.urandom)
@@ -113,11 +105,11 @@ def announce(
         sys.stdout.buffer.flush()
         return
     if broker is None:
-        _fail("say where to publish with --broker HOST:PORT, or use --dry-run", EXIT_USAGE)
+        fail("say where to publish with --broker HOST:PORT, or use --dry-run", EXIT_USAGE)
     address = parse_host_port(broker)
     manifest = sign_once(identity, directory, ttl_ms, sys.stderr, remember=True)
     if not asyncio.run(publish_once(identity, manifest, address, sys.stderr)):
-        _fail(f"the broker at {address} did not take the manifest", EXIT_NO)
+        fail(f"the broker at {address} did not take the manifest", EXIT_NO)
     _say(f"published {manifest.etag}")
 
 
@@ -146,7 +138,7 @@ def verify(
     if finding.manifest is None:
         if as_json:
             _print({"valid": False, "reason": finding.reason}, as_json=True)
-        _fail(f"not valid: {finding.reason}", EXIT_NO)
+        fail(f"not valid: {finding.reason}", EXIT_NO)
     manifest = finding.manifest
     facts = {
         "valid": True,
@@ -169,10 +161,10 @@ def run(
     ttl_ms: Ttl = DEFAULT_TTL_MS,
 ) -> None:
     """Run the daemon."""
-    from kubelet.agent import run_agent  # noqa: PLC0415
-
-    config = _config(broker, relay, heartbeat, ttl_ms)
-    _run_until_told(run_agent(config, _directory(state_dir), loopback_port, sys.stderr))
+    plan = DaemonPlan(_config(broker, relay, heartbeat, ttl_ms), _directory(state_dir), loopback_port)
+    # The same process goes on as the daemon, without what only a command line needs.
+    command = [sys.executable, "-m", "kubelet.daemon", plan.to_json()]
+    os.execv(command[0], command)  # noqa: S606 - our own interpreter, with what was just checked
 
 
 @app.command()
@@ -190,35 +182,13 @@ def fleet(
     config = _config(broker, relay, heartbeat, ttl_ms)
     nodes = read_identities(identities)
     around = surroundings(config, f"edge-fleet-{os.getpid()}", sys.stderr)
-    _run_until_told(run_fleet(nodes, around))
+    run_until_told(run_fleet(nodes, around))
 
 
 def _config(broker: str, relay: str, heartbeat_s: float, ttl_ms: int) -> NodeConfig:
     if ttl_ms < heartbeat_s * 1000 * 2:
-        _fail("--ttl-ms must span two heartbeats, or one late heartbeat unlists the node", EXIT_USAGE)
+        fail("--ttl-ms must span two heartbeats, or one late heartbeat unlists the node", EXIT_USAGE)
     return NodeConfig(parse_host_port(broker), normal_url(relay), heartbeat_s, ttl_ms)
-
-
-def _run_until_told(work: Coroutine[Any, Any, None]) -> None:
-    """Run ``work`` until SIGINT or SIGTERM; a daemon that is told to stop has done its job."""
-
-    async def supervised() -> None:
-        task = asyncio.ensure_future(work)
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, task.cancel)
-        await asyncio.wait([task])
-        if not task.cancelled() and (error := task.exception()) is not None:
-            raise _first(error)
-
-    asyncio.run(supervised())
-
-
-def _first(error: BaseException) -> BaseException:
-    """Return what went wrong first in the task groups that ``error`` came through."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
 
 
 def _directory(state_dir: Path | None) -> Path:
@@ -236,8 +206,3 @@ def _print(facts: dict[str, Any], *, as_json: bool) -> None:
 
 def _say(text: str) -> None:
     typer.echo(text, err=True)
-
-
-def _fail(text: str, code: int) -> NoReturn:
-    typer.echo(f"kubelet: {text}", err=True)
-    raise SystemExit(code)

@@ -1,6 +1,7 @@
 """What the operator decides about a node, checked before anything starts."""
 
-from dataclasses import dataclass
+import json
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from schemas.addresses import HostPort, connect_url
@@ -30,6 +31,30 @@ class NodeConfig:
 
     def __post_init__(self) -> None:
         connect_url(self.relay_url)
+
+
+@dataclass(frozen=True, slots=True)
+class DaemonPlan:
+    """All that the daemon is told. It holds no secret, so it may stand on a command line."""
+
+    config: NodeConfig
+    state_dir: Path
+    loopback_port: int
+
+    def to_json(self) -> str:
+        """Return the plan as text, for ``python -m kubelet.daemon``."""
+        return json.dumps({**asdict(self), "state_dir": str(self.state_dir)})
+
+    @classmethod
+    def from_json(cls, text: str) -> "DaemonPlan":
+        """Return the plan that ``to_json`` wrote."""
+        plan = json.loads(text)
+        config = plan["config"]
+        return cls(
+            config=NodeConfig(**{**config, "broker": HostPort(**config["broker"])}),
+            state_dir=Path(plan["state_dir"]),
+            loopback_port=plan["loopback_port"],
+        )
 
 
 def default_state_dir(home: Path, *, is_root: bool) -> Path:

@@ -17,8 +17,11 @@ import pytest
 
 import kubelet.agent
 import kubelet.once
+from kubelet.agent import run_agent
 from kubelet.cli import main
+from kubelet.config import NodeConfig
 from kubelet.handlers.echo import EchoHandler
+from kubelet.process import errors_in_one_line, run_until_told
 from schemas.addresses import HostPort
 from schemas.identity_files import IdentityFiles
 from schemas.manifest import etag_of
@@ -53,11 +56,21 @@ class Ran:
 Run = Callable[..., Ran]
 
 
+def run_as_process(*arguments: str | Path) -> Ran:
+    done = subprocess.run(
+        [sys.executable, "-m", "kubelet", *map(str, arguments)], check=False, capture_output=True, timeout=60
+    )
+    assert b"Traceback" not in done.stderr
+    return Ran(done.returncode, done.stdout, done.stderr.decode())
+
+
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]) -> Run:
     """Return what runs a command line in this process, from its entry point to its exit code."""
 
     def run(*arguments: str | Path, stdin: bytes = b"") -> Ran:
+        if arguments[:1] == ("run",):
+            return run_as_process(*arguments)  # it becomes the daemon, in whatever process it is
         monkeypatch.setattr(sys, "argv", ["kubelet", *map(str, arguments)])
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
         code: object = 0
@@ -473,15 +486,18 @@ def test_a_port_that_is_taken_is_said_in_one_line(run: Run, enrolled: IdentityFi
 
 
 def test_a_daemon_that_cannot_go_on_says_why_in_its_last_line(
-    run: Run, enrolled: IdentityFiles, monkeypatch: pytest.MonkeyPatch
+    enrolled: IdentityFiles, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     class Misfit(EchoHandler):
         capability = {**EchoHandler(NODE_ID, int).capability, "cap_id": "Not An Id"}  # noqa: RUF012
 
     monkeypatch.setattr(kubelet.agent, "make_handlers", lambda node_id: [Misfit(node_id, int)])
-    ran = run("run", *NOWHERE, "--state-dir", enrolled.root, "--loopback-port", "0")
-    assert ran.code == CANNOT_RUN
-    assert ran.err.splitlines()[-1] == "kubelet: /capabilities/0/cap_id violates pattern"
+    config = NodeConfig(HostPort("127.0.0.1", 9), "http://127.0.0.1:9")
+    with pytest.raises(SystemExit) as ended, errors_in_one_line():
+        run_until_told(run_agent(config, enrolled.root, 0, sys.stderr))
+    assert ended.value.code == CANNOT_RUN
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last == "kubelet: /capabilities/0/cap_id violates pattern"
 
 
 def test_a_fleet_without_identities_is_told_where_they_come_from(run: Run, tmp_path: Path) -> None:

@@ -1,0 +1,58 @@
+"""The edges of a process of the node: its exit codes, its signals, and an error in one line.
+
+Must not import the command line's library: the daemon does without it.
+"""
+
+import asyncio
+import signal
+import sys
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+from schemas.addresses import AddressError
+from schemas.files import ExposedFileError
+from schemas.identity_files import IdentityFilesError
+
+EXIT_NO = 1
+EXIT_USAGE = 2
+EXIT_CANNOT_RUN = 3
+
+
+def fail(text: str, code: int) -> NoReturn:
+    """End with ``code`` and one line that says what to do."""
+    print(f"kubelet: {text}", file=sys.stderr)  # noqa: T201 - what a person asked to be told
+    raise SystemExit(code)
+
+
+@contextmanager
+def errors_in_one_line() -> Iterator[None]:
+    """End with one line and the right code when something goes wrong that an operator can mend."""
+    try:
+        yield
+    except AddressError as error:
+        fail(str(error), EXIT_USAGE)
+    except (IdentityFilesError, ExposedFileError, OSError, ValueError) as error:
+        fail(str(error), EXIT_CANNOT_RUN)
+
+
+def run_until_told(work: Coroutine[Any, Any, None]) -> None:
+    """Run ``work`` until SIGINT or SIGTERM; a daemon that is told to stop has done its job."""
+
+    async def supervised() -> None:
+        task = asyncio.ensure_future(work)
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, task.cancel)
+        await asyncio.wait([task])
+        if not task.cancelled() and (error := task.exception()) is not None:
+            raise _first(error)
+
+    asyncio.run(supervised())
+
+
+def _first(error: BaseException) -> BaseException:
+    """Return what went wrong first in the task groups that ``error`` came through."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

@@ -1,0 +1,58 @@
+"""The daemon's own process."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from kubelet.config import DaemonPlan, NodeConfig
+from schemas.addresses import HostPort
+from tests.fakes.demo import STOP_TIMEOUT_S
+
+PLAN = DaemonPlan(
+    NodeConfig(HostPort("mqtt.example", 8883), "https://relay.example", 30.0, 120_000),
+    Path("/state dir"),
+    18701,
+)
+
+LOADED = """
+import sys
+sys.argv = ["kubelet.daemon", {plan!r}]
+from kubelet.daemon import main
+try:
+    main()
+except SystemExit:
+    pass
+print(*sorted(name for name, module in sys.modules.items() if module and "." not in name))
+"""
+
+
+def test_a_plan_survives_the_command_line() -> None:
+    assert DaemonPlan.from_json(PLAN.to_json()) == PLAN
+
+
+def test_the_daemon_loads_nothing_that_only_the_command_line_needs(tmp_path: Path) -> None:
+    # Without an identity it ends at once, with everything loaded that it would run with.
+    plan = DaemonPlan(PLAN.config, tmp_path, 0).to_json()
+    done = subprocess.run(
+        [sys.executable, "-c", LOADED.format(plan=plan)],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=STOP_TIMEOUT_S,
+    )
+    loaded = set(done.stdout.split())
+    assert {"structlog", "websockets", "paho", "psutil"} <= loaded
+    assert loaded.isdisjoint({"typer", "rich", "pydantic", "cryptography", "pygments"})
+
+
+def test_what_the_daemon_cannot_do_is_said_in_one_line(tmp_path: Path) -> None:
+    plan = DaemonPlan(PLAN.config, tmp_path, 0).to_json()
+    done = subprocess.run(
+        [sys.executable, "-m", "kubelet.daemon", plan],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=STOP_TIMEOUT_S,
+    )
+    assert done.returncode == 3
+    assert done.stderr == f"kubelet: {tmp_path / 'node_id'} is missing: run `kubelet init`\n"
