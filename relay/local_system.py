@@ -36,6 +36,7 @@ _BROKER_PORT = 1883
 _TOKEN_TTL_S = 12 * 3600
 _POLL_S = 0.1
 
+# Not docs/brokers/nats-server.conf: the wheel holds no docs, and a demo's broker needs no more than this.
 _BROKER_CONFIG = """\
 server_name: demo
 listen: "127.0.0.1:-1"

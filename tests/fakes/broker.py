@@ -1,6 +1,10 @@
-"""A real broker for a test: ``nats-server``, its MQTT side, in a process of its own."""
+"""A real broker for a test, ``nats-server`` or ``mosquitto``, in a process of its own.
 
-import json
+Each runs with the configuration that ships in ``docs/brokers``, with only ports and directories put in.
+"""
+
+import os
+import shutil
 import socket
 import subprocess
 import time
@@ -12,40 +16,71 @@ from paho.mqtt.enums import CallbackAPIVersion
 from relay.processes import find_program, free_port
 from schemas.addresses import HostPort
 
+KINDS = ("nats-server", "mosquitto")
+INSTALL = "apt-get install --no-install-recommends mosquitto"
 BOUND_S = 20
+
 _POLL_S = 0.01
-_CONFIG = """\
-server_name: test
-listen: "127.0.0.1:-1"
-jetstream {{ store_dir: {store} }}
-mqtt {{ listen: "127.0.0.1:{port}" }}
-{extra}
-"""
-DEAF = """\
+_SHIPPED = Path(__file__).parent.parent.parent / "docs" / "brokers"
+_PUT_IN = {
+    "nats-server": {
+        "127.0.0.1:1883": "127.0.0.1:{port}",
+        "127.0.0.1:4222": "127.0.0.1:-1",
+        "/var/lib/nats/jetstream": "{store}",
+    },
+    "mosquitto": {"listener 1883 ": "listener {port} ", "/var/lib/mosquitto/": "{store}/"},
+}
+# As root, mosquitto would become another user, who may not write below a test's directory.
+_BESIDES = {"nats-server": "", "mosquitto": "user root\n"}
+_DEAF = {
+    "nats-server": """\
 accounts { A { jetstream: enabled, users: [{
   user: guest, password: guest, permissions: { subscribe: { deny: ["$devices.>"] } }
 }] } }
 no_auth_user: guest
-"""
-"""What a broker's configuration says besides when nobody may read what the devices publish."""
+""",
+    # Not an acl_file, which refuses no subscription.
+    "mosquitto": "plugin {plugin}\nplugin_opt_config_file {rules}\n",
+}
+_DEAF_RULES = '{"defaultACLAccess": {"publishClientSend": true, "subscribe": false}}'
+
+
+def missing(kind: str) -> str | None:
+    """Return why a broker of this kind cannot be run, or None if it can."""
+    if kind == "mosquitto" and _mosquitto() is None:
+        return f"not installed: mosquitto. Run: {INSTALL}"
+    return None
+
+
+def shipped_config(kind: str, port: int, store: Path) -> str:
+    """Return the configuration that ships, but for ``port`` and ``store``."""
+    config = (_SHIPPED / f"{kind}.conf").read_text("utf-8")
+    for theirs, ours in _PUT_IN[kind].items():
+        count = config.count(theirs)
+        assert count == 1, f"{kind}.conf holds {theirs!r} {count} times: which is to be replaced?"
+        config = config.replace(theirs, ours.format(port=port, store=store))
+    return config
 
 
 class Broker:
-    """A broker that keeps its messages in ``directory``, and its address when it is started again."""
+    """A broker that keeps its messages in ``directory``, and its address when it is started again.
 
-    def __init__(self, directory: Path, extra: str = "") -> None:
+    ``deaf``: it refuses every subscription to what the devices publish.
+    """
+
+    def __init__(self, kind: str, directory: Path, *, deaf: bool = False) -> None:
         self.address = HostPort("127.0.0.1", free_port(0))
+        self._kind = kind
         self._directory = directory
-        self._extra = extra
+        self._deaf = deaf
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         """Start, and return when it accepts connections."""
         config = self._directory / "broker.conf"
-        store = json.dumps(str(self._directory / "store"))
-        config.write_text(_CONFIG.format(store=store, port=self.address.port, extra=self._extra), "utf-8")
+        config.write_text(self._config(), "utf-8")
         with (self._directory / "broker.log").open("ab") as log:
-            command = [find_program("nats-server"), "-c", str(config)]
+            command = [_program(self._kind), "-c", str(config)]
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         give_up = time.monotonic() + BOUND_S
         while self._process.poll() is None and time.monotonic() < give_up:
@@ -65,6 +100,18 @@ class Broker:
             self._process.wait(BOUND_S)
             self._process = None
 
+    def _config(self) -> str:
+        store = self._directory / "store"
+        store.mkdir(exist_ok=True)
+        config = shipped_config(self._kind, self.address.port, store) + _BESIDES[self._kind]
+        if not self._deaf:
+            return config
+        if self._kind == "nats-server":
+            return config + _DEAF[self._kind]
+        rules = self._directory / "rules.json"
+        rules.write_text(_DEAF_RULES, "utf-8")
+        return config + _DEAF[self._kind].format(plugin=_dynamic_security(), rules=rules)
+
 
 def publish(address: HostPort, *messages: tuple[str, bytes], retain: bool = True) -> None:
     """Publish each ``(topic, payload)`` in order, and return when the broker has them all."""
@@ -72,8 +119,26 @@ def publish(address: HostPort, *messages: tuple[str, bytes], retain: bool = True
     client.connect(address.host, address.port)
     client.loop_start()
     try:
-        for topic, payload in messages:
-            client.publish(topic, payload, qos=1, retain=retain).wait_for_publish(BOUND_S)
+        sent = [client.publish(topic, payload, qos=1, retain=retain) for topic, payload in messages]
+        for message in sent:
+            message.wait_for_publish(BOUND_S)
+            assert message.is_published()
     finally:
         client.disconnect()
         client.loop_stop()
+
+
+def _program(kind: str) -> str:
+    return (_mosquitto() or kind) if kind == "mosquitto" else find_program(kind)
+
+
+def _mosquitto() -> str | None:
+    # Debian puts it where the PATH of an ordinary user does not look.
+    path = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/local/sbin", "/usr/sbin"])
+    return shutil.which("mosquitto", path=path)
+
+
+def _dynamic_security() -> Path:
+    """Return the plugin that lets mosquitto refuse a subscription; it comes in the same package."""
+    name = "mosquitto_dynamic_security.so"
+    return next(found for pattern in ("lib*", "lib*/*") for found in Path("/usr").glob(f"{pattern}/{name}"))

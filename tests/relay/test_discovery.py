@@ -10,16 +10,18 @@ import pytest
 
 from relay.discovery import Discovery
 from relay.fleet import Fleet
+from relay.missing import WINDOW_MS
 from schemas import topics
 from schemas.addresses import HostPort
 from schemas.manifest import MAX_MANIFEST_BYTES, etag_of
 from schemas.registry import SchemaRegistry
 from schemas.trust import Verdict
-from tests.fakes.broker import DEAF, Broker, publish
+from tests.fakes.broker import Broker, publish
 from tests.fakes.hub import Hub
 from tests.fakes.signer import NODE_ID, NOW_MS, OTHER_NODE_ID, TENANT, SimulatedNode
 
 BOUND_S = 30
+MISSING = "manifests are missing: does the broker hold back retained messages? see docs/brokers.md"
 
 
 class WatchedFleet(Fleet):
@@ -211,13 +213,39 @@ async def test_a_manifest_on_another_nodes_topic_is_rejected(stage: Stage, broke
         assert stage.hub.counted("manifests_total", reason="id_mismatch") == 1
 
 
-async def test_hundreds_of_retained_messages_all_arrive(stage: Stage, broker: HostPort) -> None:
-    count = 150
+async def test_a_fleet_of_more_nodes_than_brokers_queue_by_default_is_found_whole(
+    stage: Stage, broker: HostPort
+) -> None:
+    count = 1500
     nodes = [f"{number:026d}" for number in range(count)]
     await send(broker, *((topics.announce(node_id), b"{}") for node_id in nodes))
     async with stage.subscribed(broker):
         seen = {await stage.next() for _ in range(count)}
     assert seen == {("rejected", node_id) for node_id in nodes}
+
+
+async def test_what_was_retained_before_the_broker_was_stopped_is_found_after_it(
+    stage: Stage, stoppable_broker: Broker
+) -> None:
+    await send(stoppable_broker.address, *introduction(stage.node))
+    await asyncio.to_thread(stoppable_broker.stop)
+    await asyncio.to_thread(stoppable_broker.start)
+    async with stage.subscribed(stoppable_broker.address):
+        await stage.until("accepted")
+
+
+async def test_heartbeats_tell_of_nodes_whose_manifests_the_broker_holds_back(
+    stage: Stage, broker: HostPort
+) -> None:
+    topic = topics.heartbeat(NODE_ID)
+    async with stage.subscribed(broker):
+        await stage.hub.lines.until("broker connected")
+        await send(broker, (topic, beat(stage.node)), retain=False)
+        await stage.until("heartbeat")
+        stage.hub.clock.advance(WINDOW_MS)
+        await send(broker, (topic, beat(stage.node)), retain=False)
+        await stage.until("heartbeat")
+    assert [line["nodes"] for line in stage.hub.lines.entries(MISSING)] == [1]
 
 
 async def test_a_broker_that_goes_away_is_noticed_and_found_again(
@@ -250,9 +278,9 @@ async def test_a_broker_that_comes_later_than_the_relay_is_found(
 
 
 async def test_a_broker_that_lets_nobody_listen_does_not_count_as_connected(
-    stage: Stage, tmp_path_factory: pytest.TempPathFactory
+    stage: Stage, broker_kind: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    deaf = Broker(tmp_path_factory.mktemp("deaf"), DEAF)
+    deaf = Broker(broker_kind, tmp_path_factory.mktemp("deaf"), deaf=True)
     await asyncio.to_thread(deaf.start)
     try:
         async with stage.subscribed(deaf.address) as discovery:
