@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types bench format lock wheel clean
+.PHONY: help demo test lint types coverage bench format lock wheel clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -31,6 +31,9 @@ lint: $(READY) ## style and layering
 
 types: $(READY) ## strict types
 	@$(BIN)/mypy
+
+coverage: $(READY) ## how much of each module its own tests cover, branches included
+	@$(BIN)/python tests/coverage_by_own_tests.py
 
 bench: $(READY) ## ratios against named references, measured in one run
 	@$(BIN)/python -m bench

@@ -1,5 +1,6 @@
 """The house stands as it was drawn: what imports what, and what stands alone."""
 
+import ast
 import subprocess
 import sys
 from pathlib import Path
@@ -55,6 +56,13 @@ def test_the_daemon_does_not_load_the_certificate_library() -> None:
     # It would be the largest thing in the daemon's memory, for work that only other commands do.
     loaded = "import kubelet.agent, sys; sys.exit('cryptography' in sys.modules)"
     assert run_python(loaded).returncode == 0
+
+
+@pytest.mark.parametrize("package", ["schemas", "kubelet", "kubelet.handlers", "relay"])
+def test_a_package_exports_its_modules_and_nothing_by_another_name(package: str) -> None:
+    source = ROOT.joinpath(*package.split("."), "__init__.py").read_text("utf-8")
+    (docstring,) = ast.parse(source).body
+    assert isinstance(docstring, ast.Expr)
 
 
 @pytest.mark.parametrize("package", ["schemas", "kubelet", "relay"])

@@ -1,0 +1,66 @@
+"""``make coverage``: how much of each module its own test file covers, lines and branches.
+
+A module that only other modules' tests reach is not tested, whatever a total says. A module's own tests are
+in the file of its name; what they start as processes counts.
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = ("schemas", "kubelet", "relay")
+SETTINGS = """
+[run]
+branch = true
+parallel = true
+patch = subprocess, execv, _exit
+include = {module}
+data_file = {data}
+sigterm = true
+"""
+
+
+def own_tests(module: Path) -> Path | None:
+    """Return the test file of ``module``, if it has one of its name."""
+    package = module.relative_to(ROOT).parts[0]
+    candidate = ROOT / "tests" / package / f"test_{module.stem}.py"
+    return candidate if candidate.exists() else None
+
+
+def measure(module: Path, tests: Path, directory: Path) -> float:
+    """Return the percentage of lines and branches of ``module`` that ``tests`` cover, in any process."""
+    settings, report = directory / "coveragerc", directory / "report.json"
+    settings.write_text(SETTINGS.format(module=module, data=directory / "data"), "utf-8")
+    coverage = [sys.executable, "-m", "coverage"]
+    for step in (
+        ["run", f"--rcfile={settings}", "-m", "pytest", "-q", str(tests)],
+        ["combine", f"--rcfile={settings}"],
+        ["json", f"--rcfile={settings}", "-o", str(report)],
+    ):
+        subprocess.run([*coverage, *step], cwd=ROOT, check=True, capture_output=True)
+    return float(json.loads(report.read_text("utf-8"))["totals"]["percent_covered"])
+
+
+def main() -> None:
+    """Print a line for each module, the least covered last."""
+    modules = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
+    modules = [path for path in modules if not path.stem.startswith("__")]
+    found: list[tuple[float, str]] = []
+    with tempfile.TemporaryDirectory() as name:
+        for number, module in enumerate(modules, 1):
+            tests = own_tests(module)
+            shown = str(module.relative_to(ROOT))
+            print(f"\r{number}/{len(modules)} {shown:<40}", end="", file=sys.stderr, flush=True)
+            directory = Path(name) / str(number)
+            directory.mkdir()
+            found.append((measure(module, tests, directory) if tests else -1, shown))
+    print(file=sys.stderr)
+    for percent, shown in sorted(found, reverse=True):
+        print(f"{shown:<34} {'no tests of its own' if percent < 0 else f'{percent:5.1f} %'}")
+
+
+if __name__ == "__main__":
+    main()
