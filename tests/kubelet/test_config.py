@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from kubelet.config import NodeConfig, default_state_dir
+from kubelet.config import DaemonPlan, NodeConfig, default_state_dir
 from schemas.addresses import AddressError, HostPort
 from schemas.manifest import MAX_TTL_MS
 
@@ -29,3 +29,14 @@ def test_the_state_lies_where_its_owner_may_write() -> None:
     home = Path("/home/ada")
     assert default_state_dir(home, is_root=True) == Path("/var/lib/edge-kubelet")
     assert default_state_dir(home, is_root=False) == Path("/home/ada/.local/state/edge-kubelet")
+
+
+PLAN = DaemonPlan(
+    NodeConfig(HostPort("mqtt.example", 8883), "https://relay.example", 30.0, 120_000),
+    Path("/state dir"),
+    18701,
+)
+
+
+def test_a_plan_survives_the_command_line() -> None:
+    assert DaemonPlan.from_json(PLAN.to_json()) == PLAN

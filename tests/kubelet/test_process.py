@@ -1,0 +1,79 @@
+"""The edges of a process of the node."""
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from kubelet.process import EXIT_CANNOT_RUN, EXIT_NO, EXIT_USAGE, errors_in_one_line, fail, run_until_told
+from schemas.addresses import AddressError
+from schemas.files import ExposedFileError
+from schemas.identity_files import IdentityFilesError
+
+
+def test_failing_says_one_line_and_ends_with_its_code(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        fail("it cannot be", EXIT_NO)
+    assert ended.value.code == EXIT_NO
+    assert capsys.readouterr() == ("", "kubelet: it cannot be\n")
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        pytest.param(AddressError("no HOST:PORT"), EXIT_USAGE, id="an address"),
+        pytest.param(IdentityFilesError("run init"), EXIT_CANNOT_RUN, id="an identity"),
+        pytest.param(ExposedFileError(Path("node.key")), EXIT_CANNOT_RUN, id="a key that others can read"),
+        pytest.param(OSError("in use"), EXIT_CANNOT_RUN, id="the system"),
+        pytest.param(ValueError("damaged"), EXIT_CANNOT_RUN, id="a file's content"),
+    ],
+)
+def test_what_an_operator_can_mend_is_one_line(
+    capsys: pytest.CaptureFixture[str], error: Exception, code: int
+) -> None:
+    with pytest.raises(SystemExit) as ended, errors_in_one_line():
+        raise error
+    assert ended.value.code == code
+    assert capsys.readouterr().err == f"kubelet: {error}\n"
+
+
+def test_a_bug_is_shown_as_the_bug_it_is() -> None:
+    with pytest.raises(RuntimeError, match="a bug"), errors_in_one_line():
+        raise RuntimeError("a bug")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_work_that_is_told_to_stop_may_tidy_up_and_has_done_its_job(number: signal.Signals) -> None:
+    tidied: list[str] = []
+
+    async def work() -> None:
+        try:
+            os.kill(os.getpid(), number)
+            await asyncio.Event().wait()
+        finally:
+            tidied.append("tidied")
+
+    run_until_told(work())
+    assert tidied == ["tidied"]
+
+
+def test_work_may_end_by_itself() -> None:
+    run_until_told(asyncio.sleep(0))
+
+
+def test_of_what_went_wrong_in_task_groups_the_first_is_told() -> None:
+    async def breaks() -> None:
+        raise OSError("the port is taken")
+
+    async def work() -> None:
+        async with asyncio.TaskGroup() as outer:
+            outer.create_task(inner())
+
+    async def inner() -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(breaks())
+
+    with pytest.raises(OSError, match="the port is taken"):
+        run_until_told(work())
