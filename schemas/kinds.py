@@ -84,6 +84,9 @@ SYSTEM_ECHO = Kind(
     ),
 )
 
+KINDS = (SYSTEM_METRICS, SYSTEM_ECHO)
+"""Every kind that ships."""
+
 
 class KindRegistry:
     """The kinds that a process knows, by name and by short token.
@@ -92,7 +95,7 @@ class KindRegistry:
         ValueError: two kinds share a name or a short token.
     """
 
-    def __init__(self, kinds: Iterable[Kind] = (SYSTEM_METRICS, SYSTEM_ECHO)) -> None:
+    def __init__(self, kinds: Iterable[Kind] = KINDS) -> None:
         self._kinds = tuple(kinds)
         self._by_name = {kind.name: kind for kind in self._kinds}
         self._by_short = {kind.short: kind for kind in self._kinds}

@@ -1,6 +1,7 @@
 """A demo that runs: the system that the end-to-end stories are told about."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -14,6 +15,11 @@ import httpx2
 from mcp.client.client import Client
 from mcp.client.streamable_http import streamable_http_client
 from mcp_types import CallToolResult, TextContent
+
+from kubelet.agent import make_handlers
+from kubelet.handlers.echo import CAPABILITY as ECHO
+from kubelet.handlers.metrics import CAPABILITY as METRICS
+from schemas.kinds import KINDS
 
 STOP_TIMEOUT_S = 30
 
@@ -40,6 +46,19 @@ class Demo:
         """The node ids of the mock nodes."""
         return [str(node["node_id"]) for node in self.facts["nodes"] if not node["real"]]
 
+    @property
+    def tool_names(self) -> list[str]:
+        """The canonical name of each tool, sorted: this machine's, and echo and metrics of each mock node."""
+        of_this_machine = [handler.capability for handler in make_handlers(self.real_node)]
+        pairs = [(self.real_node, capability) for capability in of_this_machine]
+        pairs += [(node, capability) for node in self.mock_nodes for capability in (ECHO, METRICS)]
+        kinds = {kind.name: kind.short for kind in KINDS}
+        return sorted(
+            f"{kinds[capability['kind']]}.{node}.{capability['cap_id']}.{verb}"
+            for node, capability in pairs
+            for verb in capability["verbs"]
+        )
+
     def audit(self) -> list[dict[str, Any]]:
         """Return the audit as it is now."""
         lines = Path(self.facts["audit"]).read_text("utf-8").splitlines()
@@ -55,9 +74,17 @@ class Demo:
                 yield client
 
 
+def environment_of(sources: Path) -> dict[str, str]:
+    """Return the environment in which the packages below ``sources`` come before those that are installed."""
+    return {**os.environ, "PYTHONPATH": str(sources)}
+
+
 @contextmanager
-def running_demo(directory: Path, *arguments: str) -> Iterator[Demo]:
-    """Run ``relay demo`` until it serves; Ctrl-C it on the way out, and expect that it ends well."""
+def running_demo(directory: Path, *arguments: str, sources: Path | None = None) -> Iterator[Demo]:
+    """Run ``relay demo`` until it serves; Ctrl-C it on the way out, and expect that it ends well.
+
+    With the packages below ``sources`` where that is given, instead of those that are installed.
+    """
     ready = directory / "ready.json"
     process = subprocess.Popen(
         [sys.executable, "-m", "relay", "demo", "--ready-file", str(ready), *arguments],
@@ -65,6 +92,8 @@ def running_demo(directory: Path, *arguments: str) -> Iterator[Demo]:
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
+        cwd=sources,
+        env=environment_of(sources) if sources else None,
     )
     assert process.stdout is not None
     try:

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from schemas.kinds import MANIFEST_REF, SYSTEM_ECHO, SYSTEM_METRICS, Kind, KindRegistry
+from schemas.kinds import KINDS, MANIFEST_REF, SYSTEM_ECHO, SYSTEM_METRICS, Kind, KindRegistry
 from schemas.registry import SCHEME, SchemaRegistry
 from tests.fakes.signer import ECHO, METRICS
 
@@ -28,7 +28,8 @@ def test_an_unregistered_short_token_is_no_kind(kinds: KindRegistry, short: str)
 
 
 def test_the_kinds_come_in_the_order_of_registration(kinds: KindRegistry) -> None:
-    assert list(kinds) == [SYSTEM_METRICS, SYSTEM_ECHO]
+    assert list(kinds) == list(KINDS)
+    assert list(KindRegistry([SYSTEM_ECHO, SYSTEM_METRICS])) == [SYSTEM_ECHO, SYSTEM_METRICS]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,163 @@
+"""A broker, a relay and nodes that know the official conformance suite's tools besides their own.
+
+The relay and the nodes are composed of the parts that ship; only the documents and the kinds are other ones.
+"""
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from kubelet.agent import surroundings
+from kubelet.config import NodeConfig
+from kubelet.fleet import read_identities
+from kubelet.handlers.base import Handler
+from kubelet.handlers.echo import EchoHandler
+from kubelet.handlers.metrics import MetricsHandler
+from kubelet.node import Node, Surroundings
+from relay.app import bind, now_ms, run_relay
+from relay.auth import TokenIssuer, load_or_create_token_key
+from relay.ca import CertificateAuthority
+from relay.config import RelayConfig, StateFiles
+from schemas.addresses import HostPort, mcp_url
+from schemas.identity_files import NodeIdentity
+from schemas.manifest import fingerprint
+from schemas.registry import SchemaRegistry
+from tests.fakes.broker import Broker
+from tests.fakes.lines import LogLines
+from tests.fakes.suite_kinds import (
+    SuiteTool,
+    kinds_with_the_suites,
+    suite_names,
+    suite_tools,
+    write_documents,
+)
+
+TENANT = "suite"
+SPARE_NODES = 8
+"""Nodes that are not there at first: one comes whenever the suite wants the list of tools to change."""
+
+
+@dataclass(frozen=True, slots=True)
+class SuiteSystem:
+    """What runs: where the relay is, how to get in, and what its one full node was made to do."""
+
+    port: int
+    token: str
+    names: dict[str, str]
+    tools: Sequence[SuiteTool]
+    audit_file: Path
+
+    def audit(self) -> list[dict[str, Any]]:
+        """Return the audit as it is now."""
+        return [json.loads(line) for line in self.audit_file.read_text("ascii").splitlines()]
+
+
+@asynccontextmanager
+async def suite_system(directory: Path) -> AsyncIterator[SuiteSystem]:
+    """Hold a system whose files lie in ``directory``, once its tools are listed."""
+    write_documents(directory / "documents")
+    registry, kinds = SchemaRegistry(directory / "documents"), kinds_with_the_suites()
+    state = StateFiles(directory / "relay")
+    ca = CertificateAuthority(state.ca, now_ms, os.urandom)
+    ca.create()
+    ca.issue_mock(1 + SPARE_NODES, directory / "nodes", TENANT)
+    identity, *spare = read_identities(directory / "nodes")
+    relay_log, node_log = LogLines(), LogLines()
+    async with _broker(directory) as broker:
+        with bind(HostPort("127.0.0.1", 0)) as listener:
+            listener.listen()
+            address = HostPort(*listener.getsockname())
+            url = f"http://{address}"
+            config = RelayConfig(broker, url, address, state)
+            async with _running(run_relay(config, listener, relay_log, registry, kinds)):
+                around = replace(
+                    surroundings(NodeConfig(broker, url), "suite-nodes", node_log),
+                    registry=registry,
+                    kinds=kinds,
+                )
+                tools = suite_tools(identity.node_id, change := _Change(spare, around))
+                async with _nodes(identity, tools, around), change.running():
+                    await relay_log.until("node announced")
+                    await node_log.until("relay connected")
+                    names = suite_names(identity.node_id)
+                    yield SuiteSystem(address.port, _token(config, registry), names, tools, state.audit)
+
+
+class _Change:
+    """Plugs in one more node at every call: what changes the list of tools in the field."""
+
+    def __init__(self, spare: Sequence[NodeIdentity], around: Surroundings) -> None:
+        self._spare = list(spare)
+        self._around = around
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def __call__(self) -> None:
+        identity = self._spare.pop()
+        handler = EchoHandler(identity.node_id, self._around.now_ms)
+        self._tasks.append(asyncio.create_task(_node(identity, [handler], self._around).run()))
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        try:
+            yield
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+@asynccontextmanager
+async def _broker(directory: Path) -> AsyncIterator[HostPort]:
+    (directory / "broker").mkdir()
+    broker = Broker("nats-server", directory / "broker")
+    await asyncio.to_thread(broker.start)
+    try:
+        yield broker.address
+    finally:
+        await asyncio.to_thread(broker.stop)
+
+
+@asynccontextmanager
+async def _nodes(
+    identity: NodeIdentity, tools: Sequence[SuiteTool], around: Surroundings
+) -> AsyncIterator[None]:
+    own = [EchoHandler(identity.node_id, around.now_ms), MetricsHandler(identity.node_id, around.now_ms)]
+    around.publisher.start()
+    try:
+        async with _running(_node(identity, [*own, *tools], around).run()):
+            yield
+    finally:
+        await around.publisher.stop()
+
+
+def _node(identity: NodeIdentity, handlers: Sequence[Handler], around: Surroundings) -> Node:
+    return Node(identity, handlers, fingerprint({"machine_id": identity.node_id}), around, last_issued=None)
+
+
+@asynccontextmanager
+async def _running(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    task = asyncio.create_task(work)
+    try:
+        yield
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+def _token(config: RelayConfig, registry: SchemaRegistry) -> str:
+    key = load_or_create_token_key(config.state.token_key)
+    issuer = TokenIssuer(key, config.public_url, mcp_url(config.public_url), registry)
+    return issuer.issue(
+        sub="suite",
+        tenant=TENANT,
+        scopes=["tools:call:read_only"],
+        now_s=now_ms() // 1000,
+        ttl_s=3600,
+        jti=os.urandom(16).hex(),
+    )
