@@ -23,6 +23,7 @@ from schemas.addresses import parse_host_port
 
 EXPORTER = "prometheus-node-exporter"
 
+_SETTLE_S = 5.0
 _REST_S = 65.0
 _STARTS = 3
 
@@ -52,16 +53,16 @@ async def measure_footprint() -> list[Figure]:
                 )
                 await processes.kill("kubelet")
                 await processes.kill("exporter")
+            await _start(processes, "kubelet", kubelet_command(plan), announced.wait)
+            await _start(processes, "exporter", command, lambda: processes.until_listening(port))
             await announced.close()
-            await processes.start("kubelet", kubelet_command(plan))
-            await processes.start("exporter", command)
-            await system.until_listed()
             at_rest = await _at_rest([processes.pid("kubelet"), processes.pid("exporter")])
             return [*at_rest, _figure("kubelet_start_to_announce_s", min(ours), "s", min(theirs), "<= 1.5")]
 
 
 async def _at_rest(pids: list[int]) -> list[Figure]:
     kubelet, exporter = (psutil.Process(pid) for pid in pids)
+    await asyncio.sleep(_SETTLE_S)
     before = [_cpu_s(process) for process in (kubelet, exporter)]
     await asyncio.sleep(_REST_S)
     used = [
