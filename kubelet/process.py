@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from schemas.addresses import AddressError
-from schemas.files import ExposedFileError
 from schemas.identity_files import IdentityFilesError
 
 EXIT_NO = 1
@@ -32,7 +31,9 @@ def errors_in_one_line() -> Iterator[None]:
         yield
     except AddressError as error:
         fail(str(error), EXIT_USAGE)
-    except (IdentityFilesError, ExposedFileError, OSError, ValueError) as error:
+    except OSError as error:
+        fail(f"{error.filename}: {error.strerror}" if error.filename else str(error), EXIT_CANNOT_RUN)
+    except (IdentityFilesError, ValueError) as error:
         fail(str(error), EXIT_CANNOT_RUN)
 
 

@@ -49,7 +49,9 @@ def main() -> None:
         app()
     except AddressError as error:
         _fail(str(error), EXIT_USAGE)
-    except (AuthorityError, OSError) as error:
+    except OSError as error:
+        _fail(f"{error.filename}: {error.strerror}" if error.filename else str(error), EXIT_CANNOT_RUN)
+    except AuthorityError as error:
         _fail(str(error), EXIT_CANNOT_RUN)
 
 
