@@ -20,7 +20,6 @@ from schemas.kinds import KindRegistry
 from schemas.projection import ToolName
 from schemas.registry import SchemaRegistry, Validator
 from schemas.session import ProtocolError
-from schemas.text import printable
 
 Reply = Callable[[str, Mapping[str, Any]], Awaitable[None]]
 """Sends the payload of a ``cmd_ack`` in answer to a ``msg_id``, if there is a connection."""
@@ -111,7 +110,7 @@ class Dispatcher:
         except (ProtocolError, TypeError, ValueError) as error:
             # Larger than a frame, or not JSON: that is the handler's fault, and costs its caller an error.
             self._log.error(
-                "answer cannot be sent", error=printable(repr(error)), correlation_id=correlation_id
+                "answer cannot be sent", error=type(error).__name__, correlation_id=correlation_id
             )
             answer = _refusal(ToolError(Failure.INTERNAL), correlation_id)
             self._memory.remember(frame.msg_id, answer)
@@ -150,7 +149,7 @@ class Dispatcher:
             if deadline.expired() and isinstance(error, TimeoutError):
                 raise ToolError(Failure.DEADLINE_EXCEEDED) from None
             # One broken handler must cost its caller an error, not the node its daemon.
-            self._log.error("handler failed", tool=command["tool"], error=printable(repr(error)))
+            self._log.error("handler failed", tool=command["tool"], error=type(error).__name__)
             raise ToolError(Failure.INTERNAL) from error
         finally:
             slots.running -= 1

@@ -37,6 +37,7 @@ from relay.notifier import Notifier
 from relay.resources import ResourceCatalog
 from relay.sessions import NodeSessions
 from relay.tally import Tally
+from relay.transport import BoundedHttp, BoundedWebSocket
 from schemas.addresses import HostPort, mcp_url
 from schemas.frames import MAX_FRAME_BYTES, FrameReader
 from schemas.kinds import KindRegistry
@@ -216,8 +217,8 @@ async def serve(application: ASGIApp, listener: socket.socket) -> None:
     server = _Server(
         uvicorn.Config(
             application,
-            http="httptools",
-            ws="websockets-sansio",
+            http=BoundedHttp,
+            ws=BoundedWebSocket,
             ws_max_size=MAX_FRAME_BYTES,
             ws_ping_interval=_PING_INTERVAL_S,
             ws_ping_timeout=_PING_TIMEOUT_S,

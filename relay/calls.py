@@ -85,7 +85,7 @@ class Door:
             failed = ToolError(Failure.INTERNAL, "The call could not be recorded, so it was not made.")
             answer, code = _refusal(failed, record), Failure.INTERNAL.value.code
         except Exception as error:  # noqa: BLE001 - a bug must cost one caller an error, not the others the relay
-            self._log.error("call failed", error=printable(repr(error)), correlation_id=record.correlation_id)
+            self._log.error("call failed", error=type(error).__name__, correlation_id=record.correlation_id)
             answer, code = _refusal(ToolError(Failure.INTERNAL), record), Failure.INTERNAL.value.code
         finally:
             duration_s = self._monotonic() - started

@@ -121,7 +121,11 @@ class Discovery:
         while not self._messages.empty():
             for _ in range(min(_BATCH, self._messages.qsize())):
                 topic, payload = self._messages.get_nowait()
-                self._take(topic, payload)
+                try:
+                    self._take(topic, payload)
+                except Exception as error:  # noqa: BLE001 - it is retained: it would end the relay at every start
+                    self._meters.messages_dropped.labels("internal").inc()
+                    self._log.error("message not understood", error=type(error).__name__)
             await asyncio.sleep(0)
 
     def _take(self, topic: str, payload: bytes) -> None:

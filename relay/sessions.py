@@ -21,6 +21,7 @@ from relay.meters import Meters
 from relay.node_link import NodeLink
 from relay.reach import Command
 from relay.tally import Tally
+from relay.transport import ADMITTED_IN_SCOPE
 from schemas.canonical import jcs
 from schemas.delivery import Ledger
 from schemas.errors import Failure, ToolError
@@ -99,6 +100,7 @@ class NodeSessions:
             if before is not None:
                 # Not waited for: a connection that is half gone takes as long to close as to notice.
                 self._aside(before.close(CloseCode.SUPERSEDED))
+            socket.scope[ADMITTED_IN_SCOPE] = True
             await self._welcome(identity.node_id, live, link, auth)
             del auth  # a certificate and a token, which would otherwise stay as long as the connection
             await self._serve_frames(identity.node_id, live, link)
@@ -108,7 +110,7 @@ class NodeSessions:
                 "node broke the protocol", node_id=identity.node_id, reason=printable(error.reason)
             )
             await link.close(error.code)
-        except (WebSocketDisconnect, RuntimeError):
+        except (WebSocketDisconnect, RuntimeError, ToolError):
             pass  # lost, or closed by us: what follows is the same
         finally:
             self._leave(identity.node_id, live, link)
@@ -224,7 +226,9 @@ class NodeSessions:
         self._fleet.set_connected(node_id, connected=True)
         self._meters.sessions.labels("resumed" if resumed else "opened").inc()
         for msg_id, payload in live.ledger.resendable(self._now_ms()):
-            await self._send_command(link, msg_id, payload)
+            # Sending can take a while: what nobody waits for any more must not follow its own cancel.
+            if msg_id in live.ledger:
+                await self._send_command(link, msg_id, payload)
 
     async def _serve_frames(self, node_id: str, live: _Live, link: NodeLink) -> None:
         while link.is_open:

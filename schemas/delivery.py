@@ -34,6 +34,9 @@ class Ledger(Generic[WaiterT]):
     def __iter__(self) -> Iterator[str]:
         return iter(tuple(self._sent))
 
+    def __contains__(self, msg_id: object) -> bool:
+        return msg_id in self._sent
+
     def enter(self, msg_id: str, payload: Mapping[str, Any], expires_at_ms: int, waiter: WaiterT) -> None:
         """Note that the command was sent."""
         self._sent[msg_id] = Sent(payload, expires_at_ms, waiter)

@@ -39,8 +39,11 @@ class Validator:
         self._compiled = jsonschema_rs.Draft202012Validator(document, registry=resources)
 
     def is_valid(self, value: object) -> bool:
-        """Tell whether ``value`` fits."""
-        return self._compiled.is_valid(value)
+        """Tell whether ``value`` fits. What cannot even be read as text, a lone surrogate, fits nothing."""
+        try:
+            return self._compiled.is_valid(value)
+        except ValueError:
+            return False
 
     def check(self, value: object) -> None:
         """Return when ``value`` fits.
@@ -48,9 +51,12 @@ class Validator:
         Raises:
             ViolationError: it does not; names the first rule that it breaks and where.
         """
-        if self._compiled.is_valid(value):
+        try:
+            error = next(self._compiled.iter_errors(value), None)
+        except ValueError:
+            raise ViolationError("/", "text") from None
+        if error is None:
             return
-        error = next(self._compiled.iter_errors(value))
         where = "/" + "/".join(str(part) for part in error.instance_path)
         rule = str(error.schema_path[-1]) if error.schema_path else "schema"
         raise ViolationError(printable(where, 128), printable(rule, 64))
