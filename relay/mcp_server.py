@@ -38,6 +38,7 @@ META_ERROR = "edge-kubelet/error"
 LIST_TTL_MS = 5000
 MAX_BODY_BYTES = 1024 * 1024
 MAX_LISTENERS = 1024
+SESSION_IDLE_S = 300
 
 _INSTRUCTIONS = (
     "Each tool is one capability of one Linux node, named kind.node.capability.verb. "
@@ -120,6 +121,8 @@ class McpServer:
             # Host and Origin are checked in front of every route, this one among them.
             security_settings=None,
             max_request_body_size=MAX_BODY_BYTES,
+            # Sessions of the old era are few enough to be worth forgetting soon; an open stream is not idle.
+            session_idle_timeout=SESSION_IDLE_S,
         )
 
     def running(self) -> AbstractAsyncContextManager[None]:

@@ -159,6 +159,12 @@ REFUSALS = [
     pytest.param(remove_and_reject, {}, Failure.MANIFEST_INVALID, id="the manifest was rejected"),
     pytest.param(nothing, {"arguments": {}}, Failure.ARGUMENTS_INVALID, id="an argument is missing"),
     pytest.param(
+        nothing,
+        {"arguments": {"message": "a secret \ud800"}},
+        Failure.ARGUMENTS_INVALID,
+        id="a text that is none",
+    ),
+    pytest.param(
         nothing, {"arguments": {**PING, "more": 1}}, Failure.ARGUMENTS_INVALID, id="one argument more"
     ),
     pytest.param(

@@ -205,6 +205,26 @@ async def test_garbage_on_the_topics_of_one_node_costs_the_others_nothing(
         assert stage.hub.counted("identities_total", verdict="bad_certificate") == 1
 
 
+async def test_a_message_that_brings_out_a_bug_does_not_end_the_relay(
+    stage: Stage, broker: HostPort, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tombstone = stage.hub.fleet.tombstone
+
+    def broken(node_id: str) -> None:
+        tombstone(node_id)
+        raise RuntimeError("a secret of the message")
+
+    monkeypatch.setattr(stage.hub.fleet, "tombstone", broken)
+    async with stage.subscribed(broker):
+        await stage.hub.lines.until("broker connected")
+        await send(broker, (topics.announce(OTHER_NODE_ID), b""), *introduction(stage.node), retain=False)
+        await stage.until("accepted")
+        line = await stage.hub.lines.until("message not understood")
+    assert line["error"] == "RuntimeError"
+    assert "secret" not in json.dumps(line)
+    assert stage.hub.counted("messages_dropped_total", reason="internal") == 1
+
+
 async def test_a_manifest_on_another_nodes_topic_is_rejected(stage: Stage, broker: HostPort) -> None:
     async with stage.subscribed(broker):
         await stage.hub.lines.until("broker connected")

@@ -278,3 +278,11 @@ def test_a_delay_is_what_exceeds_the_fastest_journey_of_this_window_and_the_one_
             assert delay == journey - min(before + journeys[:count])
         gauge.renew()
         before = journeys
+
+
+def test_a_book_knows_whether_a_command_still_waits() -> None:
+    book: Ledger[str] = Ledger()
+    book.enter("waits", {}, NOW_MS, "caller")
+    assert "waits" in book
+    book.settle("waits")
+    assert "waits" not in book

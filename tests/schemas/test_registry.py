@@ -303,3 +303,11 @@ def test_what_is_handed_out_cannot_be_used_to_change_the_registry(registry: Sche
 def test_a_document_is_compiled_once(registry: SchemaRegistry) -> None:
     assert registry.load("error@1.0.0") is registry.load("error@1.0.0")
     assert registry.load("error@1.0.0") is not registry.load("heartbeat@1.0.0")
+
+
+def test_a_text_that_is_none_fits_nothing_and_is_not_repeated(registry: SchemaRegistry) -> None:
+    validator = registry.load("system.echo.invoke.input@1.0.0")
+    assert not validator.is_valid({"message": "a secret \ud800"})
+    with pytest.raises(ViolationError) as caught:
+        validator.check({"message": "a secret \ud800"})
+    assert "secret" not in str(caught.value)
