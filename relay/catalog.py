@@ -12,7 +12,7 @@ from typing import Any
 
 from schemas.canonical import blake3_hex, jcs
 from schemas.kinds import Kind, KindRegistry, Verb
-from schemas.projection import ToolName
+from schemas.projection import ToolName, alias_of
 from schemas.registry import SCHEME, SchemaRegistry, Validator
 from schemas.trust import TrustedManifest
 
@@ -64,7 +64,7 @@ class Tool:
         """Return the tool's entry in ``tools/list``, under its canonical name or its alias."""
         verb = self.surface.verb
         return {
-            "name": self.canonical.replace(".", "-") if dashed else self.canonical,
+            "name": alias_of(self.canonical) if dashed else self.canonical,
             "title": verb.title,
             "description": verb.description,
             "inputSchema": self.surface.input_schema,

@@ -37,7 +37,12 @@ class ToolName:
     @property
     def alias(self) -> str:
         """The dashed form, for clients that refuse dots."""
-        return self.canonical.replace(".", "-")
+        return alias_of(self.canonical)
+
+
+def alias_of(canonical: str) -> str:
+    """Return the dashed form of a canonical name."""
+    return canonical.replace(".", "-")
 
 
 def parse(name: str) -> ToolName | None:
