@@ -1,0 +1,1 @@
+"""The relay's groups of commands, one module each."""

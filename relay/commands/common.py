@@ -1,0 +1,44 @@
+"""What the commands of the relay share: exit codes, options, and how an error is said.
+
+Exit codes: 0 done; 1 the answer is no; 2 the command line is wrong; 3 it cannot run as things are (a file
+is missing or exposed, a port is taken). Standard output holds results, standard error the rest. Must not
+hold what a command does.
+"""
+
+import os
+import re
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+from relay.config import StateFiles, default_state_dir
+from schemas.text import printable
+
+EXIT_NO = 1
+EXIT_USAGE = 2
+EXIT_CANNOT_RUN = 3
+
+StateDir = Annotated[Path | None, typer.Option("--state-dir", help="Where the relay's state lies.")]
+Tenant = Annotated[str, typer.Option(help="Whose it is.")]
+PublicUrl = Annotated[str, typer.Option("--public-url", metavar="URL", help="The relay as others see it.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+
+
+def state_files(state_dir: Path | None) -> StateFiles:
+    """Return the state directory that was named, or the usual one."""
+    return StateFiles(state_dir or default_state_dir(Path.home(), is_root=os.geteuid() == 0))
+
+
+def seconds(text: str) -> int:
+    """Return the seconds of a duration such as ``90s``, ``15m``, ``12h`` or ``30d``."""
+    match = re.fullmatch(r"([1-9][0-9]{0,8})([smhd])", text)
+    if match is None:
+        fail(f"{printable(text)!r} is not a duration: write 90s, 15m, 12h or 30d", EXIT_USAGE)
+    return int(match[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]]
+
+
+def fail(text: str, code: int) -> NoReturn:
+    """End with ``code`` and one line that says what to do."""
+    typer.echo(f"relay: {text}", err=True)
+    raise SystemExit(code)
