@@ -9,7 +9,8 @@ from nacl.signing import SigningKey
 from bench.results import Figure
 from kubelet.handlers.echo import CAPABILITY as ECHO
 from kubelet.handlers.metrics import CAPABILITY as METRICS
-from schemas.certificates import issue_leaf, make_root, verify_leaf
+from schemas.certificates import verify_leaf
+from schemas.issuing import issue_leaf, make_root
 from schemas.keys import verifies
 from schemas.kinds import KindRegistry
 from schemas.manifest import fingerprint, sign_manifest

@@ -23,7 +23,7 @@ from kubelet.config import (
     default_state_dir,
 )
 from kubelet.process import EXIT_NO, EXIT_USAGE, errors_in_one_line, fail, run_until_told
-from schemas.addresses import normal_url, parse_host_port
+from schemas.addresses import normal_url, parse_broker
 from schemas.identity_files import IdentityFiles
 from schemas.manifest import MAX_MANIFEST_BYTES
 
@@ -106,7 +106,7 @@ def announce(
         return
     if broker is None:
         fail("say where to publish with --broker HOST:PORT, or use --dry-run", EXIT_USAGE)
-    address = parse_host_port(broker)
+    address = parse_broker(broker)
     manifest = sign_once(identity, directory, ttl_ms, sys.stderr, remember=True)
     if not asyncio.run(publish_once(identity, manifest, address, sys.stderr)):
         fail(f"the broker at {address} did not take the manifest", EXIT_NO)
@@ -188,7 +188,7 @@ def fleet(
 def _config(broker: str, relay: str, heartbeat_s: float, ttl_ms: int) -> NodeConfig:
     if ttl_ms < heartbeat_s * 1000 * 2:
         fail("--ttl-ms must span two heartbeats, or one late heartbeat unlists the node", EXIT_USAGE)
-    return NodeConfig(parse_host_port(broker), normal_url(relay), heartbeat_s, ttl_ms)
+    return NodeConfig(parse_broker(broker), normal_url(relay), heartbeat_s, ttl_ms)
 
 
 def _directory(state_dir: Path | None) -> Path:

@@ -4,7 +4,7 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from schemas.addresses import HostPort, connect_url
+from schemas.addresses import BrokerAddress, check_private
 
 DEFAULT_LOOPBACK_PORT = 8701
 DEFAULT_HEARTBEAT_S = 60.0
@@ -19,18 +19,23 @@ class NodeConfig:
         relay_url: in its normal form; it is the audience that this node signs for.
         heartbeat_s: seconds between two heartbeats, give or take a tenth.
         ttl_ms: how long a manifest is good for, in milliseconds.
+        plain_allowed: whether the operator has said that others may read along.
+        own_root: whether the relay and the broker are believed by the root of this node's leaf alone; else
+            by what this machine trusts.
 
     Raises:
-        AddressError: the relay may not be reached like this.
+        AddressError: relay or broker may not be reached like this.
     """
 
-    broker: HostPort
+    broker: BrokerAddress
     relay_url: str
     heartbeat_s: float = DEFAULT_HEARTBEAT_S
     ttl_ms: int = DEFAULT_TTL_MS
+    plain_allowed: bool = False
+    own_root: bool = False
 
     def __post_init__(self) -> None:
-        connect_url(self.relay_url)
+        check_private(self.relay_url, self.broker, plain_allowed=self.plain_allowed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +56,7 @@ class DaemonPlan:
         plan = json.loads(text)
         config = plan["config"]
         return cls(
-            config=NodeConfig(**{**config, "broker": HostPort(**config["broker"])}),
+            config=NodeConfig(**{**config, "broker": BrokerAddress(**config["broker"])}),
             state_dir=Path(plan["state_dir"]),
             loopback_port=plan["loopback_port"],
         )

@@ -13,7 +13,7 @@ from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 from paho.mqtt.reasoncodes import ReasonCode
 from structlog.typing import FilteringBoundLogger
 
-from schemas.addresses import HostPort
+from schemas.addresses import BrokerAddress
 from schemas.text import printable
 
 _KEEPALIVE_S = 30
@@ -29,7 +29,7 @@ class MqttPublisher:
     """
 
     def __init__(
-        self, broker: HostPort, client_id: str, log: FilteringBoundLogger, shortest_wait_s: int = 1
+        self, broker: BrokerAddress, client_id: str, log: FilteringBoundLogger, shortest_wait_s: int = 1
     ) -> None:
         self._broker = broker
         self._log = log

@@ -13,7 +13,7 @@ from kubelet.logs import make_logger
 from kubelet.mqtt import MqttPublisher
 from kubelet.signer import ManifestSigner, SignedManifest
 from schemas import topics
-from schemas.addresses import HostPort
+from schemas.addresses import BrokerAddress
 from schemas.identity_files import NodeIdentity
 from schemas.manifest import fingerprint
 from schemas.registry import SchemaRegistry
@@ -39,7 +39,7 @@ def sign_once(
 
 
 async def publish_once(
-    identity: NodeIdentity, manifest: SignedManifest, broker: HostPort, stream: TextIO
+    identity: NodeIdentity, manifest: SignedManifest, broker: BrokerAddress, stream: TextIO
 ) -> bool:
     """Put identity and ``manifest`` on the broker, retained; tell whether the broker confirmed both."""
     publisher = MqttPublisher(broker, f"edge-announce-{identity.node_id}", make_logger(stream))

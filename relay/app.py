@@ -82,11 +82,13 @@ class Relay:
         trust = Trust(TrustRules(registry, kinds), [ca.root_pem()], ca.revoked_kids())
         self.marks = MarkStore(state.marks)
         self.audit = AuditLog(state.audit, now_ms)
+        self.tally = Tally(self.audit, log)
         fleet = Fleet(
             trust=trust,
             projector=Projector(registry, kinds),
             marks=self.marks,
             meters=meters,
+            tally=self.tally,
             now_ms=now_ms,
             log=log,
         )
@@ -99,7 +101,6 @@ class Relay:
             now_ms=now_ms,
         )
         device_tokens = TokenVerifier(registry, DEVICE_REF)
-        self.tally = Tally(self.audit, log)
         sessions = NodeSessions(
             admission=Admission(fleet, device_tokens, config.public_url, now_ms, os.urandom),
             fleet=fleet,

@@ -13,10 +13,11 @@ from typing import Any
 
 from nacl.signing import SigningKey
 
-from schemas.certificates import IdentityError, issue_leaf, make_root, read_csr
+from schemas.certificates import IdentityError, read_csr
 from schemas.files import PRIVATE, make_private_directory, read_private, write_atomic
 from schemas.identity import certificates_in, kid_of
 from schemas.identity_files import IdentityFiles
+from schemas.issuing import issue_leaf, make_root
 from schemas.keys import private_key_from_pem, private_key_to_pem
 from schemas.ulids import UlidSource
 

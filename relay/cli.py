@@ -24,7 +24,7 @@ from relay.commands.common import (
     state_files,
 )
 from relay.config import DEFAULT_LISTEN, DEFAULT_PUBLIC_URL, RelayConfig
-from schemas.addresses import AddressError, is_loopback, normal_url, parse_host_port
+from schemas.addresses import AddressError, is_loopback, normal_url, parse_broker, parse_host_port
 
 app = typer.Typer(
     name="relay",
@@ -67,7 +67,7 @@ def run(
             f"{address} is open to others and this port speaks plain HTTP: put a TLS proxy in front",
             EXIT_USAGE,
         )
-    config = RelayConfig(parse_host_port(broker), normal_url(public_url), address, state_files(state_dir))
+    config = RelayConfig(parse_broker(broker), normal_url(public_url), address, state_files(state_dir))
     with bind(address) as listener:
         _run_until_told(run_relay(config, listener, sys.stderr), uvloop.new_event_loop)
 

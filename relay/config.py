@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from schemas.addresses import HostPort
+from schemas.addresses import BrokerAddress, HostPort
 
 DEFAULT_LISTEN = "127.0.0.1:8700"
 DEFAULT_PUBLIC_URL = f"http://{DEFAULT_LISTEN}"
@@ -19,7 +19,7 @@ class RelayConfig:
         listen: the one address that everything is served on.
     """
 
-    broker: HostPort
+    broker: BrokerAddress
     public_url: str
     listen: HostPort
     state: "StateFiles"

@@ -16,7 +16,7 @@ from structlog.typing import FilteringBoundLogger
 from relay.fleet import Fleet
 from relay.meters import Meters
 from schemas import topics
-from schemas.addresses import HostPort
+from schemas.addresses import BrokerAddress
 from schemas.identity import MAX_PEM_BYTES
 from schemas.manifest import MAX_MANIFEST_BYTES
 from schemas.registry import SchemaRegistry
@@ -40,7 +40,7 @@ class Discovery:
     def __init__(  # noqa: PLR0913 - what comes in from outside
         self,
         *,
-        broker: HostPort,
+        broker: BrokerAddress,
         client_id: str,
         fleet: Fleet,
         registry: SchemaRegistry,

@@ -14,6 +14,7 @@ from relay.marks import MarkStore
 from relay.meters import Meters
 from relay.missing import MissingManifests
 from relay.parking import Parking
+from relay.tally import Tally
 from schemas.certificates import IdentityError, verify_leaf
 from schemas.errors import Failure, ToolError
 from schemas.identity import Identity
@@ -64,6 +65,7 @@ class Fleet:
         projector: Projector,
         marks: MarkStore,
         meters: Meters,
+        tally: Tally,
         now_ms: Callable[[], int],
         log: FilteringBoundLogger,
     ) -> None:
@@ -71,6 +73,7 @@ class Fleet:
         self._projector = projector
         self._marks = marks
         self._meters = meters
+        self._tally = tally
         self._now_ms = now_ms
         self._log = log
         self._nodes = {node_id: Node(node_id, tenant, mark=mark) for node_id, tenant, mark in marks.load()}
@@ -105,6 +108,7 @@ class Fleet:
         except IdentityError as error:
             self._meters.identities.labels(error.reason).inc()
             self._log.warning("identity not accepted", node_id=node_id, reason=error.reason)
+            self._tally.count("identity_refused", node_id, error.reason)
             return
         self._meters.identities.labels("accepted").inc()
         parked = self._parked.take(node_id, self._now_ms())
@@ -123,6 +127,7 @@ class Fleet:
                 self._meters.messages_dropped.labels("too_much_parked").inc()
         elif verdict.outcome is Outcome.REJECTED:
             self._log.warning("manifest rejected", node_id=node_id, reason=reason, way=way)
+            self._tally.count("manifest_refused", node_id, reason)
             if node is not None:
                 node.rejected = True
         elif verdict.manifest is not None and node is not None:

@@ -21,6 +21,8 @@ TOKEN_IN_SCOPE = "edge.token"  # noqa: S105 - the name of a key, not a secret
 METRICS_PATH = "/metrics"
 
 _BEARER = "bearer "
+# What no client that means well does; a path that is not there or a token that is not sent is no attack.
+_HOSTILE = frozenset({"host", "origin"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +111,7 @@ class Guard:
             self._authenticator.identify(token)
         except TokenError as error:
             self._meters.tokens_refused.labels(error.reason).inc()
-            address = scope["client"][0] if scope.get("client") else "unknown"
-            self._tally.count("token_refused", address, error.reason)
+            self._tally.count("token_refused", _address(scope), error.reason)
             challenge = f'Bearer error="invalid_token", {self._challenge}'
             await self._refuse(scope, send, 401, "token", "The token is not accepted.", challenge)
             return
@@ -121,6 +122,8 @@ class Guard:
         self, scope: Scope, send: Send, status: int, reason: str, text: str, challenge: str | None = None
     ) -> None:
         self._meters.requests_refused.labels(reason).inc()
+        if reason in _HOSTILE:
+            self._tally.count("request_refused", _address(scope), reason)
         if scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008, "reason": ""})
             return
@@ -130,6 +133,11 @@ class Guard:
             headers.append((b"www-authenticate", challenge.encode("ascii")))
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": body})
+
+
+def _address(scope: Scope) -> str:
+    client = scope.get("client")
+    return client[0] if client else "unknown"
 
 
 def _headers(scope: Scope) -> tuple[str, str | None, str | None]:

@@ -26,9 +26,13 @@ class Tally:
         self._counts: Counter[tuple[str, str, str]] = Counter()
 
     def count(self, event: str, source: str, reason: str, times: int = 1) -> None:
-        """Count ``event`` (``token_refused``, ``node_refused``, ``frame_dropped``) from ``source``.
+        """Count ``event`` from ``source``, for ``reason``, which is a fixed word.
 
-        ``source`` is a node id that was proven, or a network address; ``reason`` is a fixed word.
+        | event | source |
+        |---|---|
+        | ``request_refused``, ``token_refused``, ``node_refused`` | the network address |
+        | ``identity_refused``, ``manifest_refused`` | the node whose topic or session it came on |
+        | ``frame_dropped`` | the node |
         """
         key = (event, source, reason)
         if key not in self._counts and len(self._counts) >= _MAX_KEYS:

@@ -1,4 +1,4 @@
-"""Addresses that people type: the broker's ``HOST:PORT`` and the relay's URL, and what follows from them.
+"""Addresses that people type: the broker's and the relay's, and what follows from them.
 
 The relay's public URL, in its normal form, is also its audience: what a node pins and signs for, and, with
 ``/mcp``, what an agent's token is for. Must not resolve or connect.
@@ -12,9 +12,12 @@ from urllib.parse import urlsplit
 from schemas.frames import CONNECT_PATH
 
 MCP_PATH = "/mcp"
+PLAIN_OPTION = "--insecure-plain-transports"
+"""What an operator says, in so many words, to let others on the network read along and write."""
 
 _SCHEMES = {"http": "http", "ws": "http", "https": "https", "wss": "https"}
 _DEFAULT_PORTS = {"http": 80, "https": 443}
+_BROKER_PORTS = {"mqtt": 1883, "mqtts": 8883}
 _MAX_PORT = 65535
 _MAX_HOST = 253
 _LABEL = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
@@ -35,6 +38,44 @@ class HostPort:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
+@dataclass(frozen=True, slots=True)
+class BrokerAddress:
+    """Where an MQTT broker is, and whether it is spoken to over TLS."""
+
+    host: str
+    port: int
+    tls: bool = False
+
+    def __str__(self) -> str:
+        return f"{'mqtts' if self.tls else 'mqtt'}://{HostPort(self.host, self.port)}"
+
+    @property
+    def is_private(self) -> bool:
+        """Whether nobody in between can read along: over TLS, or within this machine."""
+        return self.tls or is_loopback(self.host)
+
+
+def parse_broker(text: str) -> BrokerAddress:
+    """Return the broker of ``mqtts://HOST[:PORT]``, ``mqtt://HOST[:PORT]``, or ``HOST:PORT`` without TLS.
+
+    >>> str(parse_broker("mqtts://mqtt.example"))
+    'mqtts://mqtt.example:8883'
+
+    Raises:
+        AddressError: it is not of that form.
+    """
+    scheme, separator, rest = text.rpartition("://")
+    if not separator:
+        address = parse_host_port(text)
+        return BrokerAddress(address.host, address.port)
+    port = _BROKER_PORTS.get(scheme)
+    if port is None:
+        raise AddressError(f"{text!r} is not a broker, for example mqtts://mqtt.example:8883")
+    bare = ":" not in rest or rest.endswith("]")
+    address = parse_host_port(f"{rest}:{port}" if bare else rest)
+    return BrokerAddress(address.host, address.port, tls=scheme == "mqtts")
+
+
 def parse_host_port(text: str) -> HostPort:
     """Return the host and port of ``HOST:PORT``, an IPv6 address in brackets.
 
@@ -42,7 +83,7 @@ def parse_host_port(text: str) -> HostPort:
         AddressError: it is not of that form.
     """
     host, _, port = text.rpartition(":")
-    if _is_host(host) and port.isascii() and port.isdigit() and 0 < int(port) <= _MAX_PORT:
+    if is_host(host) and port.isascii() and port.isdigit() and 0 < int(port) <= _MAX_PORT:
         return HostPort(host.strip("[]"), int(port))
     raise AddressError(f"{text!r} is not HOST:PORT, for example 127.0.0.1:1883")
 
@@ -76,13 +117,13 @@ def normal_url(text: str) -> str:
     if parts.username is not None or not text.isascii() or not text.isprintable() or " " in text:
         raise wrong
     host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
-    if not _is_host(host) or port == 0:
+    if not is_host(host) or port == 0:
         raise wrong
     usual = port is None or port == _DEFAULT_PORTS[scheme]
     return f"{scheme}://{host}" if usual else f"{scheme}://{host}:{port}"
 
 
-def _is_host(text: str) -> bool:
+def is_host(text: str) -> bool:
     """Tell whether ``text`` is a host name, an IPv4 address, or an IPv6 address in brackets."""
     if text.startswith("[") and text.endswith("]"):
         try:
@@ -92,15 +133,33 @@ def _is_host(text: str) -> bool:
     return len(text) <= _MAX_HOST and all(_LABEL.fullmatch(label) for label in text.split("."))
 
 
-def connect_url(relay_url: str) -> str:
-    """Return the WebSocket URL of the node's door on the relay with the normal URL ``relay_url``.
+def is_private_url(relay_url: str) -> bool:
+    """Tell whether nobody in between can read along: over TLS, or within this machine."""
+    parts = urlsplit(relay_url)
+    return parts.scheme == "https" or is_loopback(parts.hostname or "")
+
+
+def check_private(relay_url: str, broker: BrokerAddress, *, plain_allowed: bool) -> None:
+    """Return if nothing would travel in the clear between machines, or the operator has said that it may.
 
     Raises:
-        AddressError: it would send commands in the clear over a network.
+        AddressError: it would.
     """
-    parts = urlsplit(relay_url)
-    if parts.scheme == "http" and not is_loopback(parts.hostname or ""):
-        raise AddressError(f"{relay_url} is not encrypted: use https, http is for this machine alone")
+    if plain_allowed:
+        return
+    if not is_private_url(relay_url):
+        raise AddressError(f"{relay_url} is not encrypted: use https, or say {PLAIN_OPTION}")
+    if not broker.is_private:
+        raise AddressError(f"{broker} is not encrypted: use mqtts, or say {PLAIN_OPTION}")
+
+
+def host_of(relay_url: str) -> str:
+    """Return the host of a relay's URL, an IPv6 address without brackets."""
+    return urlsplit(relay_url).hostname or ""
+
+
+def connect_url(relay_url: str) -> str:
+    """Return the WebSocket URL of the node's door on the relay with the normal URL ``relay_url``."""
     return "ws" + relay_url.removeprefix("http") + CONNECT_PATH
 
 

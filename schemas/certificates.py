@@ -1,4 +1,4 @@
-"""The X.509 certificates of the system: how they are written, and the one way in which a leaf is believed.
+"""The X.509 certificates of a node: what it asks with, and the one way in which a leaf is believed.
 
 A leaf is Ed25519, its CN is the node id, its only SAN is ``urn:edge-kubelet:tenant:<tenant>:node:<node_id>``,
 and a root issued it directly. Imports the X.509 library, which is large: a running node must not import
@@ -7,11 +7,11 @@ this module. Must not read files, clocks or randomness.
 
 import re
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from cryptography.x509.oid import NameOID
 from nacl.signing import SigningKey
@@ -19,12 +19,12 @@ from nacl.signing import SigningKey
 from schemas.identity import MAX_PEM_BYTES, TENANT_PATTERN, Identity, certificates_in, kid_of, san_uri
 from schemas.keys import is_sound_public_key
 from schemas.projection import NODE_ID_PATTERN, is_node_id
+from schemas.x509_forms import leaf_builder, moment, name_of, pem_of, private
 
 UNENROLLED_TENANT = "unenrolled"
 """The tenant in a leaf that a node signed for itself, until a CA's arrives."""
 
 _SAN = re.compile(rf"urn:edge-kubelet:tenant:(?P<tenant>{TENANT_PATTERN}):node:(?P<node>{NODE_ID_PATTERN})")
-_CLOCK_SKEW = timedelta(minutes=5)
 # What the library raises for DER that is hostile or merely odd; most of these are no ValueError.
 _UNREADABLE = (
     ValueError,
@@ -43,28 +43,10 @@ class IdentityError(ValueError):
         self.reason = reason
 
 
-def make_root(key: SigningKey, name: str, now_ms: int, valid_days: int, serial: int) -> str:
-    """Return a self-signed root certificate in PEM."""
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-    start = _datetime(now_ms)
-    builder = (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(subject)
-        .public_key(_private(key).public_key())
-        .serial_number(serial)
-        .not_valid_before(start - _CLOCK_SKEW)
-        .not_valid_after(start + timedelta(days=valid_days))
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(_key_usage(ca=True), critical=True)
-    )
-    return _pem(builder.sign(_private(key), None))
-
-
 def make_csr(key: SigningKey, node_id: str) -> str:
     """Return a certificate request for ``node_id`` in PEM; its signature proves possession of ``key``."""
-    builder = x509.CertificateSigningRequestBuilder().subject_name(_common_name(node_id))
-    return builder.sign(_private(key), None).public_bytes(Encoding.PEM).decode("ascii")
+    builder = x509.CertificateSigningRequestBuilder().subject_name(name_of(node_id))
+    return builder.sign(private(key), None).public_bytes(Encoding.PEM).decode("ascii")
 
 
 def read_csr(pem: str) -> tuple[str, bytes]:
@@ -91,40 +73,8 @@ def read_csr(pem: str) -> tuple[str, bytes]:
 def self_signed_leaf(key: SigningKey, node_id: str, now_ms: int, valid_days: int, serial: int) -> str:
     """Return the leaf that serves a node until a CA's arrives. Nobody but the node itself believes it."""
     san = san_uri(UNENROLLED_TENANT, node_id)
-    builder = _leaf_builder(bytes(key.verify_key), node_id, san, now_ms, valid_days)
-    return _pem(builder.issuer_name(_common_name(node_id)).serial_number(serial).sign(_private(key), None))
-
-
-def issue_leaf(  # noqa: PLR0913 - a certificate has this many facts
-    root_pem: str,
-    root_key: SigningKey,
-    *,
-    node_id: str,
-    tenant: str,
-    public_key: bytes,
-    now_ms: int,
-    valid_days: int,
-    serial: int,
-) -> str:
-    """Return a leaf in PEM for ``public_key`` (32 raw bytes), issued by the root.
-
-    Raises:
-        IdentityError: the key is of low order, tenant or node id are not of their form, or the root ends
-            within a day.
-    """
-    if not is_sound_public_key(public_key):
-        raise IdentityError("low_order_key")
-    if not is_node_id(node_id):
-        raise IdentityError("not_a_node_id")
-    if not re.fullmatch(TENANT_PATTERN, tenant) or tenant == UNENROLLED_TENANT:
-        raise IdentityError("not_a_tenant")
-    root = x509.load_pem_x509_certificate(root_pem.encode("ascii"))
-    # A leaf that outlives its root would be believed by nobody from then on, without a word.
-    days_left = (root.not_valid_after_utc - _datetime(now_ms)).days
-    if days_left < 1:
-        raise IdentityError("root_too_old")
-    builder = _leaf_builder(public_key, node_id, san_uri(tenant, node_id), now_ms, min(valid_days, days_left))
-    return _pem(builder.issuer_name(root.subject).serial_number(serial).sign(_private(root_key), None))
+    builder = leaf_builder(bytes(key.verify_key), node_id, san, now_ms, valid_days)
+    return pem_of(builder.issuer_name(name_of(node_id)).serial_number(serial).sign(private(key), None))
 
 
 def verify_leaf(pem: str, roots: Sequence[str], now_ms: int) -> Identity:
@@ -154,7 +104,7 @@ def verify_leaf(pem: str, roots: Sequence[str], now_ms: int) -> Identity:
         public_key=public,
         not_before_ms=_milliseconds(leaf.not_valid_before_utc),
         not_after_ms=_milliseconds(leaf.not_valid_after_utc),
-        pem=_pem(leaf),
+        pem=pem_of(leaf),
     )
     if not identity.valid_at(now_ms):
         raise IdentityError("validity")
@@ -168,7 +118,7 @@ def _issued(leaf: x509.Certificate, leaf_der: bytes, root_pem: str, now_ms: int)
         try:
             root = x509.load_der_x509_certificate(der)
             basic = root.extensions.get_extension_for_class(x509.BasicConstraints).value
-            if basic.ca and root.not_valid_before_utc <= _datetime(now_ms) < root.not_valid_after_utc:
+            if basic.ca and root.not_valid_before_utc <= moment(now_ms) < root.not_valid_after_utc:
                 leaf.verify_directly_issued_by(root)
                 return True
         except (ValueError, TypeError, InvalidSignature, x509.ExtensionNotFound):
@@ -192,22 +142,6 @@ def _subject_of(leaf: x509.Certificate, extensions: x509.Extensions) -> tuple[st
     return match["tenant"], match["node"]
 
 
-def _leaf_builder(
-    public_key: bytes, node_id: str, san: str, now_ms: int, valid_days: int
-) -> x509.CertificateBuilder:
-    start = _datetime(now_ms)
-    return (
-        x509.CertificateBuilder()
-        .subject_name(_common_name(node_id))
-        .public_key(Ed25519PublicKey.from_public_bytes(public_key))
-        .not_valid_before(start - _CLOCK_SKEW)
-        .not_valid_after(start + timedelta(days=valid_days))
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(_key_usage(ca=False), critical=True)
-        .add_extension(x509.SubjectAlternativeName([x509.UniformResourceIdentifier(san)]), critical=False)
-    )
-
-
 def _sound_key(key: object) -> bytes:
     if not isinstance(key, Ed25519PublicKey):
         raise IdentityError("not_ed25519")
@@ -215,36 +149,6 @@ def _sound_key(key: object) -> bytes:
     if not is_sound_public_key(raw):
         raise IdentityError("low_order_key")
     return raw
-
-
-def _key_usage(*, ca: bool) -> x509.KeyUsage:
-    return x509.KeyUsage(
-        digital_signature=not ca,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        key_cert_sign=ca,
-        crl_sign=ca,
-        encipher_only=False,
-        decipher_only=False,
-    )
-
-
-def _private(key: SigningKey) -> Ed25519PrivateKey:
-    return Ed25519PrivateKey.from_private_bytes(bytes(key))
-
-
-def _common_name(node_id: str) -> x509.Name:
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, node_id)])
-
-
-def _pem(certificate: x509.Certificate) -> str:
-    return certificate.public_bytes(Encoding.PEM).decode("ascii")
-
-
-def _datetime(now_ms: int) -> datetime:
-    return datetime.fromtimestamp(now_ms // 1000, UTC)
 
 
 def _milliseconds(moment: datetime) -> int:

@@ -3,7 +3,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from schemas.addresses import HostPort
+from schemas.addresses import BrokerAddress
 from tests.fakes.broker import KINDS, Broker, missing
 
 
@@ -30,6 +30,6 @@ def stoppable_broker(broker_kind: str, tmp_path_factory: pytest.TempPathFactory)
 
 
 @pytest.fixture
-def broker(stoppable_broker: Broker) -> HostPort:
+def broker(stoppable_broker: Broker) -> BrokerAddress:
     """The address of a broker of this test's own, empty at first."""
     return stoppable_broker.address

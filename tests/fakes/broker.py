@@ -14,7 +14,7 @@ import paho.mqtt.client as paho
 from paho.mqtt.enums import CallbackAPIVersion
 
 from relay.processes import find_program, free_port
-from schemas.addresses import HostPort
+from schemas.addresses import BrokerAddress
 
 KINDS = ("nats-server", "mosquitto")
 INSTALL = "apt-get install --no-install-recommends mosquitto"
@@ -69,7 +69,7 @@ class Broker:
     """
 
     def __init__(self, kind: str, directory: Path, *, deaf: bool = False) -> None:
-        self.address = HostPort("127.0.0.1", free_port(0))
+        self.address = BrokerAddress("127.0.0.1", free_port(0))
         self._kind = kind
         self._directory = directory
         self._deaf = deaf
@@ -113,7 +113,7 @@ class Broker:
         return config + _DEAF[self._kind].format(plugin=_dynamic_security(), rules=rules)
 
 
-def publish(address: HostPort, *messages: tuple[str, bytes], retain: bool = True) -> None:
+def publish(address: BrokerAddress, *messages: tuple[str, bytes], retain: bool = True) -> None:
     """Publish each ``(topic, payload)`` in order, and return when the broker has them all."""
     client = paho.Client(CallbackAPIVersion.VERSION2)
     client.connect(address.host, address.port)

@@ -4,24 +4,24 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
-from schemas.addresses import HostPort
+from schemas.addresses import BrokerAddress
 
 
 class FaultProxy:
     """Passes bytes on to ``target``, both ways, until told otherwise."""
 
-    def __init__(self, target: HostPort) -> None:
+    def __init__(self, target: BrokerAddress) -> None:
         self._target = target
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
-    def address(self) -> HostPort:
+    def address(self) -> BrokerAddress:
         """Where it listens."""
         if self._server is None:
             raise RuntimeError("not started")
-        return HostPort("127.0.0.1", self._server.sockets[0].getsockname()[1])
+        return BrokerAddress("127.0.0.1", self._server.sockets[0].getsockname()[1])
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator["FaultProxy"]:

@@ -70,6 +70,7 @@ class Hub:
             projector=Projector(registry, kinds),
             marks=self.marks,
             meters=self.meters,
+            tally=self.tally,
             now_ms=self.clock,
             log=self.log,
         )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import paho.mqtt.client as paho
 from paho.mqtt.enums import CallbackAPIVersion
 
-from schemas.addresses import HostPort
+from schemas.addresses import BrokerAddress
 
 BOUND_S = 10
 
@@ -26,7 +26,7 @@ class Message:
 class MqttListener:
     """Subscribes to ``topic`` with QoS 1."""
 
-    def __init__(self, broker: HostPort, topic: str) -> None:
+    def __init__(self, broker: BrokerAddress, topic: str) -> None:
         self._broker = broker
         self._topic = topic
         self._messages: asyncio.Queue[Message] = asyncio.Queue()

@@ -23,7 +23,7 @@ from relay.app import bind, now_ms, run_relay
 from relay.auth import TokenIssuer, load_or_create_token_key
 from relay.ca import CertificateAuthority
 from relay.config import RelayConfig, StateFiles
-from schemas.addresses import HostPort, mcp_url
+from schemas.addresses import BrokerAddress, HostPort, mcp_url
 from schemas.identity_files import NodeIdentity
 from schemas.manifest import fingerprint
 from schemas.registry import SchemaRegistry
@@ -112,7 +112,7 @@ class _Change:
 
 
 @asynccontextmanager
-async def _broker(directory: Path) -> AsyncIterator[HostPort]:
+async def _broker(directory: Path) -> AsyncIterator[BrokerAddress]:
     (directory / "broker").mkdir()
     broker = Broker("nats-server", directory / "broker")
     await asyncio.to_thread(broker.start)

@@ -15,7 +15,7 @@ import pytest
 from kubelet.agent import last_issued_file, make_handlers, run_agent
 from kubelet.config import NodeConfig
 from kubelet.provisioning import create_identity
-from schemas.addresses import HostPort
+from schemas.addresses import BrokerAddress
 from schemas.canonical import jcs
 from schemas.files import ExposedFileError
 from schemas.frames import FrameReader
@@ -28,7 +28,7 @@ from tests.fakes.played_relay import PlayedRelay
 from tests.fakes.signer import NODE_ID, NOW_MS, SimulatedNode
 
 BOUND_S = 10
-NO_BROKER = HostPort("127.0.0.1", 9)
+NO_BROKER = BrokerAddress("127.0.0.1", 9)
 NO_RELAY = "http://127.0.0.1:9"
 
 
@@ -63,7 +63,7 @@ class Daemon:
 
 @asynccontextmanager
 async def daemon(
-    state_dir: Path, log: LogLines, broker: HostPort = NO_BROKER, relay_url: str = NO_RELAY
+    state_dir: Path, log: LogLines, broker: BrokerAddress = NO_BROKER, relay_url: str = NO_RELAY
 ) -> AsyncIterator[Daemon]:
     task = asyncio.create_task(run_agent(NodeConfig(broker, relay_url), state_dir, 0, log))
     try:
@@ -110,7 +110,7 @@ async def test_a_daemon_without_broker_and_relay_lives_and_says_what_is_missing(
 
 
 async def test_a_daemon_is_ready_when_the_relay_has_taken_its_manifest(
-    state_dir: Path, log: LogLines, broker: HostPort, reader: FrameReader
+    state_dir: Path, log: LogLines, broker: BrokerAddress, reader: FrameReader
 ) -> None:
     async with PlayedRelay(reader).running() as relay, daemon(state_dir, log, broker, relay.url) as running:
         end = await relay.next()
@@ -128,7 +128,7 @@ async def test_a_daemon_is_ready_when_the_relay_has_taken_its_manifest(
 
 
 async def test_a_daemon_whose_relay_went_away_is_not_ready(
-    state_dir: Path, log: LogLines, broker: HostPort, reader: FrameReader
+    state_dir: Path, log: LogLines, broker: BrokerAddress, reader: FrameReader
 ) -> None:
     async with PlayedRelay(reader).running() as relay, daemon(state_dir, log, broker, relay.url) as running:
         end = await relay.next()
@@ -142,7 +142,7 @@ async def test_a_daemon_whose_relay_went_away_is_not_ready(
 
 
 async def test_a_node_that_was_revoked_stays_to_be_looked_at(
-    state_dir: Path, log: LogLines, broker: HostPort, reader: FrameReader
+    state_dir: Path, log: LogLines, broker: BrokerAddress, reader: FrameReader
 ) -> None:
     async with PlayedRelay(reader).running() as relay, daemon(state_dir, log, broker, relay.url) as running:
         end = await relay.next()
@@ -154,7 +154,7 @@ async def test_a_node_that_was_revoked_stays_to_be_looked_at(
 
 
 async def test_a_node_that_no_ca_has_vouched_for_says_so(
-    tmp_path: Path, log: LogLines, broker: HostPort
+    tmp_path: Path, log: LogLines, broker: BrokerAddress
 ) -> None:
     files = IdentityFiles(tmp_path / "state")
     create_identity(files, NOW_MS, os.urandom)

@@ -22,7 +22,7 @@ from kubelet.cli import main
 from kubelet.config import NodeConfig
 from kubelet.handlers.echo import EchoHandler
 from kubelet.process import errors_in_one_line, run_until_told
-from schemas.addresses import HostPort
+from schemas.addresses import BrokerAddress
 from schemas.identity_files import IdentityFiles
 from schemas.manifest import etag_of
 from tests.fakes.mqtt_listener import MqttListener
@@ -331,7 +331,9 @@ def test_announcing_to_what_is_no_address_is_refused(run: Run, enrolled: Identit
     assert (ran.code, ran.said_in_one_line("is not HOST:PORT")) == (USAGE, True)
 
 
-def test_what_is_announced_lies_on_the_broker(run: Run, enrolled: IdentityFiles, broker: HostPort) -> None:
+def test_what_is_announced_lies_on_the_broker(
+    run: Run, enrolled: IdentityFiles, broker: BrokerAddress
+) -> None:
     ran = run("announce", "--state-dir", enrolled.root, "--broker", str(broker))
     assert (ran.code, ran.out) == (DONE, b"")
 
@@ -492,7 +494,7 @@ def test_a_daemon_that_cannot_go_on_says_why_in_its_last_line(
         capability = {**EchoHandler(NODE_ID, int).capability, "cap_id": "Not An Id"}  # noqa: RUF012
 
     monkeypatch.setattr(kubelet.agent, "make_handlers", lambda node_id: [Misfit(node_id, int)])
-    config = NodeConfig(HostPort("127.0.0.1", 9), "http://127.0.0.1:9")
+    config = NodeConfig(BrokerAddress("127.0.0.1", 9), "http://127.0.0.1:9")
     with pytest.raises(SystemExit) as ended, errors_in_one_line():
         run_until_told(run_agent(config, enrolled.root, 0, sys.stderr))
     assert ended.value.code == CANNOT_RUN

@@ -3,10 +3,10 @@ from pathlib import Path
 import pytest
 
 from kubelet.config import DaemonPlan, NodeConfig, default_state_dir
-from schemas.addresses import AddressError, HostPort
+from schemas.addresses import AddressError, BrokerAddress
 from schemas.manifest import MAX_TTL_MS
 
-BROKER = HostPort("127.0.0.1", 1883)
+BROKER = BrokerAddress("127.0.0.1", 1883)
 
 
 def test_a_manifest_outlives_several_heartbeats_unless_the_operator_says_otherwise() -> None:
@@ -32,7 +32,7 @@ def test_the_state_lies_where_its_owner_may_write() -> None:
 
 
 PLAN = DaemonPlan(
-    NodeConfig(HostPort("mqtt.example", 8883), "https://relay.example", 30.0, 120_000),
+    NodeConfig(BrokerAddress("mqtt.example", 8883, tls=True), "https://relay.example", 30.0, 120_000),
     Path("/state dir"),
     18701,
 )

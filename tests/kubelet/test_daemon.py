@@ -5,10 +5,10 @@ import sys
 from pathlib import Path
 
 from kubelet.config import DaemonPlan, NodeConfig
-from schemas.addresses import HostPort
+from schemas.addresses import BrokerAddress
 from tests.fakes.demo import STOP_TIMEOUT_S
 
-CONFIG = NodeConfig(HostPort("mqtt.example", 8883), "https://relay.example")
+CONFIG = NodeConfig(BrokerAddress("mqtt.example", 8883, tls=True), "https://relay.example")
 
 LOADED = """
 import sys

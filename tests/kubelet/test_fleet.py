@@ -12,7 +12,7 @@ from kubelet.handlers.metrics import CAPABILITY as REAL_METRICS
 from kubelet.logs import make_logger
 from kubelet.mqtt import MqttPublisher
 from kubelet.node import Surroundings
-from schemas.addresses import HostPort
+from schemas.addresses import BrokerAddress
 from schemas.canonical import jcs
 from schemas.frames import FrameReader
 from schemas.identity_files import IdentityFilesError
@@ -91,7 +91,7 @@ def test_one_damaged_identity_is_not_passed_over(tmp_path: Path, nodes: list[Sim
 
 async def test_every_mock_node_announces_and_answers_for_itself(  # noqa: PLR0913, PLR0917 - a whole fleet
     nodes: list[SimulatedNode],
-    broker: HostPort,
+    broker: BrokerAddress,
     reader: FrameReader,
     registry: SchemaRegistry,
     kinds: KindRegistry,

@@ -6,14 +6,14 @@ import pytest
 
 from kubelet.logs import make_logger
 from kubelet.mqtt import MqttPublisher
-from schemas.addresses import HostPort
+from schemas.addresses import BrokerAddress
 from tests.fakes.fault_proxy import FaultProxy
 from tests.fakes.lines import LogLines
 from tests.fakes.mqtt_listener import MqttListener
 
 BOUND_S = 10
 TOPIC = "$devices/01hzx9k3m4p7q8r9s0t1v2w3xy/announce"
-NOBODY = HostPort("127.0.0.1", 9)  # the discard port, which no CI machine serves
+NOBODY = BrokerAddress("127.0.0.1", 9)  # the discard port, which no CI machine serves
 CONNECT, DISCONNECT = 0x10, 0xE0
 NOT_AUTHORISED = b"\x20\x02\x00\x05"
 
@@ -43,12 +43,12 @@ async def started(publisher: MqttPublisher) -> AsyncIterator[Connections]:
         await publisher.stop()
 
 
-def publisher_to(broker: HostPort, log: LogLines) -> MqttPublisher:
+def publisher_to(broker: BrokerAddress, log: LogLines) -> MqttPublisher:
     return MqttPublisher(broker, "edge-kubelet-test", make_logger(log))
 
 
 async def test_a_retained_message_waits_at_the_broker_for_those_who_come_later(
-    broker: HostPort, log: LogLines
+    broker: BrokerAddress, log: LogLines
 ) -> None:
     publisher = publisher_to(broker, log)
     async with started(publisher) as connections:
@@ -63,7 +63,7 @@ async def test_a_retained_message_waits_at_the_broker_for_those_who_come_later(
 
 @pytest.mark.parametrize(("retain", "qos"), [(True, 1), (False, 0)])
 async def test_what_is_kept_is_confirmed_and_what_passes_is_not(
-    broker: HostPort, log: LogLines, *, retain: bool, qos: int
+    broker: BrokerAddress, log: LogLines, *, retain: bool, qos: int
 ) -> None:
     publisher = publisher_to(broker, log)
     async with MqttListener(broker, TOPIC).listening() as listener, started(publisher) as connections:
@@ -75,7 +75,7 @@ async def test_what_is_kept_is_confirmed_and_what_passes_is_not(
         assert (await listener.next()).payload == b"two"
 
 
-async def test_a_message_that_passes_is_not_kept(broker: HostPort, log: LogLines) -> None:
+async def test_a_message_that_passes_is_not_kept(broker: BrokerAddress, log: LogLines) -> None:
     publisher = publisher_to(broker, log)
     async with started(publisher) as connections:
         await connections.next()
@@ -86,7 +86,7 @@ async def test_a_message_that_passes_is_not_kept(broker: HostPort, log: LogLines
 
 
 async def test_what_is_published_without_a_connection_is_told_and_not_queued(
-    broker: HostPort, log: LogLines
+    broker: BrokerAddress, log: LogLines
 ) -> None:
     publisher = publisher_to(broker, log)
     assert publisher.publish(TOPIC, b"too early", retain=True) is False
@@ -103,7 +103,9 @@ async def test_a_confirmation_that_cannot_come_is_no_confirmation(log: LogLines)
     assert await publisher_to(NOBODY, log).publish_confirmed(TOPIC, b"manifest") is False
 
 
-async def test_a_lost_broker_is_found_again_and_everybody_is_told(broker: HostPort, log: LogLines) -> None:
+async def test_a_lost_broker_is_found_again_and_everybody_is_told(
+    broker: BrokerAddress, log: LogLines
+) -> None:
     async with FaultProxy(broker).running() as proxy:
         publisher = publisher_to(proxy.address, log)
         async with started(publisher) as connections:
@@ -129,7 +131,7 @@ async def test_a_broker_that_is_not_there_stops_nobody(log: LogLines) -> None:
 
 
 @asynccontextmanager
-async def raw_broker(answer: bytes) -> AsyncIterator[tuple[HostPort, asyncio.Queue[bytes]]]:
+async def raw_broker(answer: bytes) -> AsyncIterator[tuple[BrokerAddress, asyncio.Queue[bytes]]]:
     """Serve whatever ``answer`` is to a CONNECT, and hand over the first byte of each packet that comes."""
     packets: asyncio.Queue[bytes] = asyncio.Queue()
 
@@ -143,7 +145,7 @@ async def raw_broker(answer: bytes) -> AsyncIterator[tuple[HostPort, asyncio.Que
 
     server = await asyncio.start_server(connected, "127.0.0.1", 0)
     async with server:
-        yield HostPort("127.0.0.1", server.sockets[0].getsockname()[1]), packets
+        yield BrokerAddress("127.0.0.1", server.sockets[0].getsockname()[1]), packets
 
 
 async def test_a_broker_that_refuses_is_not_taken_for_one_that_accepts(log: LogLines) -> None:

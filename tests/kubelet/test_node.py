@@ -14,7 +14,7 @@ from kubelet.handlers.echo import EchoHandler
 from kubelet.logs import make_logger
 from kubelet.mqtt import MqttPublisher
 from kubelet.node import Node, Surroundings
-from schemas.addresses import HostPort
+from schemas.addresses import BrokerAddress
 from schemas.canonical import jcs
 from schemas.frames import FrameReader
 from schemas.kinds import KindRegistry
@@ -31,7 +31,7 @@ from tests.fakes.signer import ECHO, NODE_ID, NOW_MS, TTL_MS, SimulatedNode
 BOUND_S = 10
 HARDWARE = {"algo": "blake3-256", "value": "ab" * 32, "sources": ["machine_id"]}
 NOBODY = "http://127.0.0.1:9"
-NO_BROKER = HostPort("127.0.0.1", 9)
+NO_BROKER = BrokerAddress("127.0.0.1", 9)
 TOPICS = [f"$devices/{NODE_ID}/{channel}" for channel in ("identity", "announce", "heartbeat")]
 
 
@@ -49,7 +49,7 @@ class World:
 
     @asynccontextmanager
     async def running(
-        self, broker: HostPort = NO_BROKER, relay_url: str = NOBODY, handler: Handler | None = None
+        self, broker: BrokerAddress = NO_BROKER, relay_url: str = NOBODY, handler: Handler | None = None
     ) -> AsyncIterator[Node]:
         logger = make_logger(self._log)
         around = Surroundings(
@@ -91,7 +91,7 @@ async def three(listener: MqttListener) -> list[Message]:
 
 
 async def test_the_identity_comes_before_the_manifest_and_a_heartbeat_says_so(
-    world: World, broker: HostPort, registry: SchemaRegistry
+    world: World, broker: BrokerAddress, registry: SchemaRegistry
 ) -> None:
     listener = MqttListener(broker, f"$devices/{NODE_ID}/#")
     async with listener.listening(), world.running(broker) as node:
@@ -113,7 +113,7 @@ async def test_the_identity_comes_before_the_manifest_and_a_heartbeat_says_so(
 
 
 async def test_identity_and_manifest_are_kept_by_the_broker_byte_for_byte_and_heartbeats_are_not(
-    world: World, broker: HostPort
+    world: World, broker: BrokerAddress
 ) -> None:
     listener = MqttListener(broker, f"$devices/{NODE_ID}/#")
     async with listener.listening(), world.running(broker) as node:
@@ -132,7 +132,7 @@ async def test_identity_and_manifest_are_kept_by_the_broker_byte_for_byte_and_he
     assert [(message.topic, message.retained) for message in fresh] == [(topic, False) for topic in TOPICS]
 
 
-async def test_heartbeats_are_counted(world: World, broker: HostPort) -> None:
+async def test_heartbeats_are_counted(world: World, broker: BrokerAddress) -> None:
     listener = MqttListener(broker, f"$devices/{NODE_ID}/heartbeat")
     async with listener.listening(), world.running(broker) as node:
         beats = [json.loads((await listener.next()).payload)]
@@ -144,7 +144,7 @@ async def test_heartbeats_are_counted(world: World, broker: HostPort) -> None:
     assert len({beat["manifest_etag"] for beat in beats}) == 3
 
 
-async def test_everything_is_published_again_after_a_reconnect(world: World, broker: HostPort) -> None:
+async def test_everything_is_published_again_after_a_reconnect(world: World, broker: BrokerAddress) -> None:
     listener = MqttListener(broker, f"$devices/{NODE_ID}/#")
     async with (
         FaultProxy(broker).running() as proxy,
@@ -162,7 +162,7 @@ async def test_everything_is_published_again_after_a_reconnect(world: World, bro
 
 
 async def test_the_broker_and_the_relay_get_the_same_manifest(
-    world: World, broker: HostPort, reader: FrameReader
+    world: World, broker: BrokerAddress, reader: FrameReader
 ) -> None:
     listener = MqttListener(broker, TOPICS[1])
     async with (
@@ -190,7 +190,7 @@ async def test_a_node_without_a_broker_serves_its_relay(world: World, reader: Fr
 
 
 async def test_a_clock_that_is_set_while_the_node_runs_makes_no_command_late(
-    world: World, broker: HostPort, reader: FrameReader, clock: FakeClock
+    world: World, broker: BrokerAddress, reader: FrameReader, clock: FakeClock
 ) -> None:
     async with PlayedRelay(reader).running() as relay, world.running(broker, relay.url):
         end = await relay.next()
@@ -201,7 +201,7 @@ async def test_a_clock_that_is_set_while_the_node_runs_makes_no_command_late(
 
 
 async def test_a_node_remembers_its_newest_manifest(
-    world: World, broker: HostPort, reader: FrameReader, tmp_path: Path
+    world: World, broker: BrokerAddress, reader: FrameReader, tmp_path: Path
 ) -> None:
     world.last_issued = tmp_path / "last_issued_ms"
     issued = []
@@ -240,7 +240,7 @@ class Hanging(Handler):
 
 
 async def test_when_a_node_ends_everything_in_it_ends(
-    world: World, broker: HostPort, reader: FrameReader
+    world: World, broker: BrokerAddress, reader: FrameReader
 ) -> None:
     handler = Hanging()
     async with PlayedRelay(reader).running() as relay:

@@ -8,7 +8,7 @@ import kubelet.once
 from kubelet.agent import last_issued_file, make_handlers, now_ms
 from kubelet.once import publish_once, sign_once
 from kubelet.verification import verify_manifest
-from schemas.addresses import HostPort
+from schemas.addresses import BrokerAddress
 from schemas.manifest import etag_of
 from tests.fakes.lines import LogLines
 from tests.fakes.mqtt_listener import MqttListener
@@ -16,7 +16,7 @@ from tests.fakes.node import identity_of
 from tests.fakes.signer import SimulatedNode
 
 TTL_MS = 60_000
-NOBODY = HostPort("127.0.0.1", 9)
+NOBODY = BrokerAddress("127.0.0.1", 9)
 
 
 def test_what_is_signed_by_hand_is_what_the_daemon_would_announce(
@@ -46,7 +46,7 @@ def test_only_what_is_published_is_remembered(
 
 
 async def test_identity_and_manifest_are_put_on_the_broker_to_stay(
-    node_of_today: SimulatedNode, broker: HostPort, tmp_path: Path, log: LogLines
+    node_of_today: SimulatedNode, broker: BrokerAddress, tmp_path: Path, log: LogLines
 ) -> None:
     identity = identity_of(node_of_today)
     manifest = sign_once(identity, tmp_path, TTL_MS, log, remember=True)

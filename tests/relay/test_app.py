@@ -11,13 +11,13 @@ import pytest
 from relay.app import bind, now_ms, run_relay
 from relay.ca import AuthorityError, CertificateAuthority
 from relay.config import RelayConfig, StateFiles
-from schemas.addresses import HostPort
+from schemas.addresses import BrokerAddress, HostPort
 from tests.fakes.lines import LogLines
 
 BOUND_S = 30
 
 
-def config(state: Path, listen: HostPort, broker: HostPort) -> RelayConfig:
+def config(state: Path, listen: HostPort, broker: BrokerAddress) -> RelayConfig:
     return RelayConfig(broker, f"http://{listen}", listen, StateFiles(state))
 
 
@@ -37,13 +37,13 @@ def test_a_port_that_is_taken_is_said_by_its_address() -> None:
 async def test_a_relay_without_a_ca_does_not_start(tmp_path: Path) -> None:
     with bind(HostPort("127.0.0.1", 0)) as listener:
         address = HostPort(*listener.getsockname())
-        wanted = config(tmp_path, address, HostPort("127.0.0.1", 1))
+        wanted = config(tmp_path, address, BrokerAddress("127.0.0.1", 1))
         with pytest.raises(AuthorityError, match="relay ca init"):
             await run_relay(wanted, listener, io.StringIO())
 
 
 async def test_the_parts_together_are_ready_when_the_broker_is_there_and_stop_when_told(
-    tmp_path: Path, broker: HostPort
+    tmp_path: Path, broker: BrokerAddress
 ) -> None:
     CertificateAuthority(tmp_path / "ca", now_ms, os.urandom).create()
     lines = LogLines()

@@ -12,7 +12,7 @@ from relay.discovery import Discovery
 from relay.fleet import Fleet
 from relay.missing import WINDOW_MS
 from schemas import topics
-from schemas.addresses import HostPort
+from schemas.addresses import BrokerAddress
 from schemas.manifest import MAX_MANIFEST_BYTES, etag_of
 from schemas.registry import SchemaRegistry
 from schemas.trust import Verdict
@@ -65,7 +65,7 @@ class Stage:
             pass
 
     @asynccontextmanager
-    async def subscribed(self, address: HostPort) -> AsyncIterator[Discovery]:
+    async def subscribed(self, address: BrokerAddress) -> AsyncIterator[Discovery]:
         discovery = Discovery(
             broker=address,
             client_id="edge-relay-test",
@@ -109,7 +109,7 @@ def beat(node: SimulatedNode, **members: object) -> bytes:
     return json.dumps(good | members).encode()
 
 
-async def send(address: HostPort, *messages: tuple[str, bytes], retain: bool = True) -> None:
+async def send(address: BrokerAddress, *messages: tuple[str, bytes], retain: bool = True) -> None:
     await asyncio.to_thread(publish, address, *messages, retain=retain)
 
 
@@ -117,7 +117,7 @@ def announced(stage: Stage) -> list[str]:
     return [node.node_id for node in stage.hub.fleet.nodes_of(TENANT) if node.manifest is not None]
 
 
-async def test_nodes_that_announced_themselves_before_are_found(stage: Stage, broker: HostPort) -> None:
+async def test_nodes_that_announced_themselves_before_are_found(stage: Stage, broker: BrokerAddress) -> None:
     other = stage.hub.ca.issue(OTHER_NODE_ID)
     await send(broker, *introduction(stage.node), *introduction(other))
     async with stage.subscribed(broker):
@@ -128,7 +128,7 @@ async def test_nodes_that_announced_themselves_before_are_found(stage: Stage, br
 
 
 async def test_a_node_that_comes_later_is_found_whichever_of_its_messages_is_first(
-    stage: Stage, broker: HostPort
+    stage: Stage, broker: BrokerAddress
 ) -> None:
     async with stage.subscribed(broker):
         await stage.hub.lines.until("broker connected")
@@ -141,7 +141,7 @@ async def test_a_node_that_comes_later_is_found_whichever_of_its_messages_is_fir
         assert announced(stage) == [NODE_ID]
 
 
-async def test_a_tombstone_takes_a_node_away(stage: Stage, broker: HostPort) -> None:
+async def test_a_tombstone_takes_a_node_away(stage: Stage, broker: BrokerAddress) -> None:
     async with stage.subscribed(broker):
         await stage.hub.lines.until("broker connected")
         await send(broker, *introduction(stage.node))
@@ -151,7 +151,7 @@ async def test_a_tombstone_takes_a_node_away(stage: Stage, broker: HostPort) -> 
         assert announced(stage) == []
 
 
-async def test_heartbeats_are_counted_by_whether_they_fit(stage: Stage, broker: HostPort) -> None:
+async def test_heartbeats_are_counted_by_whether_they_fit(stage: Stage, broker: BrokerAddress) -> None:
     topic = topics.heartbeat(NODE_ID)
     bad = [b"", b"{", b"null", beat(stage.node, node_id=OTHER_NODE_ID), beat(stage.node, more=1)]
     async with stage.subscribed(broker):
@@ -182,7 +182,7 @@ async def test_heartbeats_are_counted_by_whether_they_fit(stage: Stage, broker: 
     ],
 )
 async def test_what_cannot_be_meant_for_the_relay_is_dropped_unread_and_the_rest_goes_on(
-    stage: Stage, broker: HostPort, topic: str, payload: bytes, reason: str
+    stage: Stage, broker: BrokerAddress, topic: str, payload: bytes, reason: str
 ) -> None:
     async with stage.subscribed(broker):
         await stage.hub.lines.until("broker connected")
@@ -194,7 +194,7 @@ async def test_what_cannot_be_meant_for_the_relay_is_dropped_unread_and_the_rest
 
 @pytest.mark.parametrize("payload", [b"\x00\xff", b"-----BEGIN CERTIFICATE-----\xff", b"{}"])
 async def test_garbage_on_the_topics_of_one_node_costs_the_others_nothing(
-    stage: Stage, broker: HostPort, payload: bytes
+    stage: Stage, broker: BrokerAddress, payload: bytes
 ) -> None:
     async with stage.subscribed(broker):
         await stage.hub.lines.until("broker connected")
@@ -206,7 +206,7 @@ async def test_garbage_on_the_topics_of_one_node_costs_the_others_nothing(
 
 
 async def test_a_message_that_brings_out_a_bug_does_not_end_the_relay(
-    stage: Stage, broker: HostPort, monkeypatch: pytest.MonkeyPatch
+    stage: Stage, broker: BrokerAddress, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tombstone = stage.hub.fleet.tombstone
 
@@ -225,7 +225,7 @@ async def test_a_message_that_brings_out_a_bug_does_not_end_the_relay(
     assert stage.hub.counted("messages_dropped_total", reason="internal") == 1
 
 
-async def test_a_manifest_on_another_nodes_topic_is_rejected(stage: Stage, broker: HostPort) -> None:
+async def test_a_manifest_on_another_nodes_topic_is_rejected(stage: Stage, broker: BrokerAddress) -> None:
     async with stage.subscribed(broker):
         await stage.hub.lines.until("broker connected")
         await send(broker, (topics.announce(OTHER_NODE_ID), stage.node.manifest()))
@@ -234,7 +234,7 @@ async def test_a_manifest_on_another_nodes_topic_is_rejected(stage: Stage, broke
 
 
 async def test_a_fleet_of_more_nodes_than_brokers_queue_by_default_is_found_whole(
-    stage: Stage, broker: HostPort
+    stage: Stage, broker: BrokerAddress
 ) -> None:
     count = 1500
     nodes = [f"{number:026d}" for number in range(count)]
@@ -255,7 +255,7 @@ async def test_what_was_retained_before_the_broker_was_stopped_is_found_after_it
 
 
 async def test_heartbeats_tell_of_nodes_whose_manifests_the_broker_holds_back(
-    stage: Stage, broker: HostPort
+    stage: Stage, broker: BrokerAddress
 ) -> None:
     topic = topics.heartbeat(NODE_ID)
     async with stage.subscribed(broker):
@@ -311,7 +311,7 @@ async def test_a_broker_that_lets_nobody_listen_does_not_count_as_connected(
         await asyncio.to_thread(deaf.stop)
 
 
-async def test_nothing_is_left_behind(stage: Stage, broker: HostPort) -> None:
+async def test_nothing_is_left_behind(stage: Stage, broker: BrokerAddress) -> None:
     before = set(threading.enumerate())
     async with stage.subscribed(broker):
         await stage.hub.lines.until("broker connected")

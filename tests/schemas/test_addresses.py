@@ -2,7 +2,9 @@ import pytest
 
 from schemas.addresses import (
     AddressError,
+    BrokerAddress,
     HostPort,
+    check_private,
     connect_url,
     is_loopback,
     mcp_url,
@@ -132,8 +134,9 @@ def test_the_nodes_door_lies_behind_the_relays_url(relay: str, url: str) -> None
     ],
 )
 def test_no_command_travels_in_the_clear_over_a_network(relay: str) -> None:
-    with pytest.raises(AddressError, match="is not encrypted: use https"):
-        connect_url(relay)
+    with pytest.raises(AddressError, match="is not encrypted: use https, or say --insecure-plain-transports"):
+        check_private(relay, BrokerAddress("127.0.0.1", 1883), plain_allowed=False)
+    check_private(relay, BrokerAddress("127.0.0.1", 1883), plain_allowed=True)
 
 
 @pytest.mark.parametrize(

@@ -12,14 +12,13 @@ from cryptography.x509.oid import NameOID
 from schemas.certificates import (
     UNENROLLED_TENANT,
     IdentityError,
-    issue_leaf,
     make_csr,
-    make_root,
     read_csr,
     self_signed_leaf,
     verify_leaf,
 )
 from schemas.identity import MAX_PEM_BYTES, certificates_in, kid_of, san_uri
+from schemas.issuing import issue_leaf, make_root
 from tests.fakes.signer import (
     DAY_MS,
     LOW_ORDER_KEYS,

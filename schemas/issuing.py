@@ -1,0 +1,163 @@
+"""What the certificate authority issues: roots, nodes' leaves, servers' certificates, lists of the revoked.
+
+Must not decide who gets one, and must not read files, clocks or randomness.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from datetime import timedelta
+from ipaddress import ip_address
+
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.x509.oid import ExtendedKeyUsageOID
+from nacl.signing import SigningKey
+
+from schemas.addresses import is_host
+from schemas.certificates import UNENROLLED_TENANT, IdentityError
+from schemas.identity import TENANT_PATTERN, san_uri
+from schemas.keys import is_sound_public_key
+from schemas.projection import is_node_id
+from schemas.x509_forms import (
+    CLOCK_SKEW,
+    builder_for,
+    key_usage,
+    leaf_builder,
+    moment,
+    name_of,
+    pem_of,
+    private,
+)
+
+
+def make_root(key: SigningKey, name: str, now_ms: int, valid_days: int, serial: int) -> str:
+    """Return a self-signed root certificate in PEM."""
+    subject = name_of(name)
+    public = private(key).public_key()
+    start = moment(now_ms)
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject)
+        .public_key(public)
+        .serial_number(serial)
+        .not_valid_before(start - CLOCK_SKEW)
+        .not_valid_after(start + timedelta(days=valid_days))
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(key_usage(ca=True), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
+    )
+    return pem_of(builder.sign(private(key), None))
+
+
+def issue_leaf(  # noqa: PLR0913 - a certificate has this many facts
+    root_pem: str,
+    root_key: SigningKey,
+    *,
+    node_id: str,
+    tenant: str,
+    public_key: bytes,
+    now_ms: int,
+    valid_days: int,
+    serial: int,
+) -> str:
+    """Return a leaf in PEM for ``public_key`` (32 raw bytes), issued by the root.
+
+    Raises:
+        IdentityError: the key is of low order, tenant or node id are not of their form, or the root ends
+            within a day.
+    """
+    if not is_sound_public_key(public_key):
+        raise IdentityError("low_order_key")
+    if not is_node_id(node_id):
+        raise IdentityError("not_a_node_id")
+    if not re.fullmatch(TENANT_PATTERN, tenant) or tenant == UNENROLLED_TENANT:
+        raise IdentityError("not_a_tenant")
+    root, days = _root_for(root_pem, now_ms, valid_days)
+    builder = leaf_builder(public_key, node_id, san_uri(tenant, node_id), now_ms, days)
+    return _signed(builder, root, root_key, serial)
+
+
+def issue_server(  # noqa: PLR0913 - a certificate has this many facts
+    root_pem: str,
+    root_key: SigningKey,
+    *,
+    name: str,
+    hosts: Sequence[str],
+    public_key: bytes,
+    now_ms: int,
+    valid_days: int,
+    serial: int,
+) -> str:
+    """Return a certificate in PEM for a server that is reached under ``hosts``: names and addresses.
+
+    It serves as a client's too: the relay shows it to the broker, which knows it by its common name
+    ``name``. No node can have it: a leaf's only name is the URN of the node.
+
+    Raises:
+        IdentityError: a host is none, there is no host, or the root ends within a day.
+    """
+    if not hosts:
+        raise IdentityError("not_a_host")
+    root, days = _root_for(root_pem, now_ms, valid_days)
+    usages = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
+    names = [_host_name(host) for host in hosts]
+    return _signed(builder_for(public_key, name, names, usages, now_ms, days), root, root_key, serial)
+
+
+def make_crl(root_pem: str, root_key: SigningKey, serials: Iterable[int], now_ms: int, number: int) -> str:
+    """Return the list of revoked ``serials`` in PEM, signed by the root that issued them.
+
+    It is good for as long as the root is: a broker refuses everybody once its list has run out, and what
+    keeps a list young is that a new one is written with each revocation.
+    """
+    root = x509.load_pem_x509_certificate(root_pem.encode("ascii"))
+    builder = (
+        x509.CertificateRevocationListBuilder()
+        .issuer_name(root.subject)
+        .last_update(moment(now_ms) - CLOCK_SKEW)
+        .next_update(root.not_valid_after_utc)
+        .add_extension(x509.CRLNumber(number), critical=False)
+        .add_extension(_authority_of(root), critical=False)
+    )
+    for serial in serials:
+        revoked = x509.RevokedCertificateBuilder().serial_number(serial).revocation_date(moment(now_ms))
+        builder = builder.add_revoked_certificate(revoked.build())
+    return builder.sign(private(root_key), None).public_bytes(Encoding.PEM).decode("ascii")
+
+
+def _root_for(root_pem: str, now_ms: int, valid_days: int) -> tuple[x509.Certificate, int]:
+    """Return the root, and how many of ``valid_days`` are within its life."""
+    root = x509.load_pem_x509_certificate(root_pem.encode("ascii"))
+    # What outlives its root would be believed by nobody from then on, without a word.
+    days_left = (root.not_valid_after_utc - moment(now_ms)).days
+    if days_left < 1:
+        raise IdentityError("root_too_old")
+    return root, min(valid_days, days_left)
+
+
+def _signed(
+    builder: x509.CertificateBuilder, root: x509.Certificate, root_key: SigningKey, serial: int
+) -> str:
+    builder = builder.issuer_name(root.subject).serial_number(serial)
+    builder = builder.add_extension(_authority_of(root), critical=False)
+    return pem_of(builder.sign(private(root_key), None))
+
+
+def _authority_of(root: x509.Certificate) -> x509.AuthorityKeyIdentifier:
+    # RFC 5280 section 4.2.1.1; without it strict verifiers refuse, and two roots could be mixed up.
+    key = root.public_key()
+    if not isinstance(key, Ed25519PublicKey):
+        raise IdentityError("not_ed25519")
+    return x509.AuthorityKeyIdentifier.from_issuer_public_key(key)
+
+
+def _host_name(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ip_address(host.strip("[]")))
+    except ValueError:
+        pass
+    if not is_host(host):
+        raise IdentityError("not_a_host")
+    return x509.DNSName(host)

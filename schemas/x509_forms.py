@@ -1,0 +1,81 @@
+"""The shape of the system's X.509 certificates: what roots, leaves and requests are built from.
+
+Must not sign, and must not judge.
+"""
+
+from datetime import UTC, datetime, timedelta
+
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+from nacl.signing import SigningKey
+
+CLOCK_SKEW = timedelta(minutes=5)
+
+
+def builder_for(  # noqa: PLR0913, PLR0917 - the facts that all end certificates have
+    public_key: bytes,
+    common_name: str,
+    names: list[x509.GeneralName],
+    usages: list[x509.ObjectIdentifier],
+    now_ms: int,
+    valid_days: int,
+) -> x509.CertificateBuilder:
+    """Return the unsigned form of a certificate that is no CA's, without issuer and serial."""
+    start = moment(now_ms)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(name_of(common_name))
+        .public_key(Ed25519PublicKey.from_public_bytes(public_key))
+        .not_valid_before(start - CLOCK_SKEW)
+        .not_valid_after(start + timedelta(days=valid_days))
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(key_usage(ca=False), critical=True)
+        .add_extension(x509.ExtendedKeyUsage(usages), critical=False)
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
+    )
+
+
+def leaf_builder(
+    public_key: bytes, node_id: str, san: str, now_ms: int, valid_days: int
+) -> x509.CertificateBuilder:
+    """Return the unsigned form of a node's leaf, without issuer and serial."""
+    names: list[x509.GeneralName] = [x509.UniformResourceIdentifier(san)]
+    usages = [ExtendedKeyUsageOID.CLIENT_AUTH]  # a node never serves
+    return builder_for(public_key, node_id, names, usages, now_ms, valid_days)
+
+
+def key_usage(*, ca: bool) -> x509.KeyUsage:
+    """Return what a key may be used for: a CA's signs certificates, any other the rest."""
+    return x509.KeyUsage(
+        digital_signature=not ca,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=ca,
+        crl_sign=ca,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def private(key: SigningKey) -> Ed25519PrivateKey:
+    """Return ``key`` as the X.509 library has it."""
+    return Ed25519PrivateKey.from_private_bytes(bytes(key))
+
+
+def name_of(common_name: str) -> x509.Name:
+    """Return a name that is a common name and nothing else."""
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
+
+
+def pem_of(certificate: x509.Certificate) -> str:
+    """Return ``certificate`` in PEM."""
+    return certificate.public_bytes(Encoding.PEM).decode("ascii")
+
+
+def moment(now_ms: int) -> datetime:
+    """Return the whole second of ``now_ms``: certificates know no fractions."""
+    return datetime.fromtimestamp(now_ms // 1000, UTC)
