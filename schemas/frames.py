@@ -29,6 +29,10 @@ FRAME_TYPES = (
     "cmd",
     "cmd_ack",
     "cmd_cancel",
+    "renew",
+    "renew_ack",
+    "retire",
+    "retire_ack",
     "bye",
 )
 

@@ -58,12 +58,20 @@ _RELAY_SENDS: Mapping[State, _Moves] = {
         "heartbeat_ack": State.OPEN,
         "cmd": State.OPEN,
         "cmd_cancel": State.OPEN,
+        "renew_ack": State.OPEN,
+        "retire_ack": State.OPEN,
     },
 }
 _NODE_SENDS: Mapping[State, _Moves] = {
     State.CHALLENGING: {"auth": State.AUTHENTICATING},
     State.AUTHENTICATING: {},
-    State.OPEN: {"announce": State.OPEN, "heartbeat": State.OPEN, "cmd_ack": State.OPEN},
+    State.OPEN: {
+        "announce": State.OPEN,
+        "heartbeat": State.OPEN,
+        "cmd_ack": State.OPEN,
+        "renew": State.OPEN,
+        "retire": State.OPEN,
+    },
 }
 SENDS: Mapping[Role, Mapping[State, _Moves]] = MappingProxyType(
     {Role.RELAY: _RELAY_SENDS, Role.NODE: _NODE_SENDS}
@@ -78,6 +86,8 @@ ANSWERED_BY: Mapping[str, str] = MappingProxyType(
         "announce": "announce_ack",
         "heartbeat": "heartbeat_ack",
         "cmd": "cmd_ack",
+        "renew": "renew_ack",
+        "retire": "retire_ack",
     }
 )
 _ANSWERS = MappingProxyType({answer: question for question, answer in ANSWERED_BY.items()})

@@ -36,10 +36,29 @@ PAYLOADS: Final[Mapping[str, Mapping[str, Any]]] = {
     },
     "cmd_ack": {"ok": True, "result": {"message": "ping"}},
     "cmd_cancel": {"reason": "deadline"},
+    "renew": {"csr": "-----BEGIN CERTIFICATE REQUEST-----\nAAAA\n-----END CERTIFICATE REQUEST-----\n"},
+    "renew_ack": {
+        "ok": True,
+        "certificate": "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n",
+        "roots": "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n",
+    },
+    "retire": {},
+    "retire_ack": {"ok": True},
     "bye": {"reason": "shutting_down"},
 }
 
-REPLIES: Final = frozenset({"auth", "welcome", "announce_ack", "heartbeat_ack", "cmd_ack", "cmd_cancel"})
+REPLIES: Final = frozenset(
+    {
+        "auth",
+        "welcome",
+        "announce_ack",
+        "heartbeat_ack",
+        "cmd_ack",
+        "cmd_cancel",
+        "renew_ack",
+        "retire_ack",
+    }
+)
 """The types that must say what they answer."""
 
 

@@ -352,7 +352,7 @@ def test_a_broker_that_takes_nothing_is_a_no(
     monkeypatch.setattr(kubelet.once, "_CONNECT_TIMEOUT_S", 0.05)
     ran = run("announce", "--state-dir", enrolled.root, "--broker", "127.0.0.1:9")
     assert (ran.code, ran.out) == (NO, b"")
-    assert ran.err.splitlines()[-1] == "kubelet: the broker at 127.0.0.1:9 did not take the manifest"
+    assert ran.err.splitlines()[-1] == "kubelet: the broker at mqtt://127.0.0.1:9 did not take the manifest"
 
 
 @pytest.mark.parametrize(
