@@ -1,48 +1,62 @@
-"""The certificate authority: one root, and a ledger that binds each node id to its tenant and key.
+"""The certificate authority: its roots, and a ledger that binds each node id to its tenant and key.
 
-An id once issued is issued again only when the operator says so, and then the old leaf is revoked: nobody
-becomes a node that exists. Must not hold the root's key in memory longer than an issue takes.
+An id once issued is issued again only when the operator says so, and then its old leaves are revoked, or to
+the key that has it: nobody becomes a node that exists, or ever did. Must not hold a root's key in memory
+longer than an issue takes.
 """
 
-import fcntl
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from nacl.signing import SigningKey
 
-from schemas.certificates import IdentityError, read_csr
-from schemas.files import PRIVATE, make_private_directory, read_private, write_atomic
-from schemas.identity import certificates_in, kid_of
+from relay.ca_backup import write_backup
+from relay.ca_issuing import Issuing, Signer, asked
+from relay.ca_records import IssuedLeaf, IssuedServer, RecordError, Records, rotation
+from relay.ca_roots import AuthorityError, RootFiles
+from relay.ledger import Entry, Ledger, LedgerError
+from schemas.files import make_private_directory
 from schemas.identity_files import IdentityFiles
-from schemas.issuing import issue_leaf, make_root
-from schemas.keys import private_key_from_pem, private_key_to_pem
+from schemas.issuing import make_crl
+from schemas.text import printable
 from schemas.ulids import UlidSource
 
-_ROOT_DAYS = 3650
-_LEAF_DAYS = 90
-_SERIAL_BYTES = 16
+__all__ = ["AuthorityError", "CertificateAuthority", "IdTakenError", "IssuedLeaf", "UnknownTargetError"]
+
+MAX_OVERLAP_DAYS = 3650
+_DAY_MS = 86_400_000
 _SEED_BYTES = 32
+# More than answers that were lost on the way can explain; each is an entry that stays.
+_MAX_LEAVES = 32
 
 
-class AuthorityError(Exception):
-    """The CA cannot, or will not, do it; the text says what to do."""
+class IdTakenError(AuthorityError):
+    """The node id belongs to another key, or to another enrolment."""
+
+
+class UnknownTargetError(AuthorityError):
+    """Nothing was ever issued under that name."""
 
 
 class CertificateAuthority:
-    """The CA in ``directory``. Time and randomness come in from outside."""
+    """The CA in ``directory``. Time and randomness come in from outside.
+
+    What issues and revokes waits for whoever holds the ledger, and for the disk: call it on a thread where
+    nothing may wait. Everything raises AuthorityError if the CA is missing or a file of it is damaged.
+    """
 
     def __init__(
         self, directory: Path, now_ms: Callable[[], int], random_bytes: Callable[[int], bytes]
     ) -> None:
-        self._directory = directory
+        self._roots = RootFiles(directory)
+        self._ledger = Ledger(directory / "ledger.jsonl")
+        self._issuing = Issuing(now_ms, random_bytes)
         self._now_ms = now_ms
         self._random_bytes = random_bytes
-        self._key_file = directory / "root.key"
-        self._ledger_file = directory / "ledger.jsonl"
-        self.root_file = directory / "root.pem"
+        self.root_file = self._roots.certificate
+
+    # --- roots ------------------------------------------------------------------------------------------
 
     def create(self) -> None:
         """Make the root.
@@ -50,31 +64,46 @@ class CertificateAuthority:
         Raises:
             AuthorityError: there is one already. It is never overwritten.
         """
-        if self._key_file.exists() or self.root_file.exists():
-            raise AuthorityError(f"{self._directory} holds a CA already")
-        make_private_directory(self._directory)
-        key = SigningKey(self._random_bytes(_SEED_BYTES))
-        root = make_root(key, "edge-kubelet root", self._now_ms(), _ROOT_DAYS, self._serial())
-        write_atomic(self._key_file, private_key_to_pem(key), PRIVATE)
-        write_atomic(self.root_file, root)
+        make_private_directory(self._roots.directory)
+        with self._ledger.held():
+            root = self._issuing.root()
+            self._roots.create(root.pem, root.key)
 
     def root_pem(self) -> str:
-        """Return the root's certificate.
+        """Return the certificate of the root that issues."""
+        return self._roots.current()
+
+    def roots(self) -> list[str]:
+        """Return every root that is trusted now, in PEM: the one that issues, then the one before it."""
+        return self._roots.trusted(self._now_ms())
+
+    def can_issue(self) -> bool:
+        """Tell whether the root's key is here: it may be kept elsewhere."""
+        try:
+            self._signer()
+        except (AuthorityError, OSError):
+            return False
+        return True
+
+    def rotate_root(self, overlap_days: int = 90) -> int:
+        """Make a new root that issues from now on; return until when, in ms, the old one is trusted too.
 
         Raises:
-            AuthorityError: there is no CA here, or its certificate is damaged.
+            AuthorityError: the last rotation is still under way, or the old root's key is not here.
         """
-        try:
-            root = self.root_file.read_text("utf-8", "replace")
-            certificates = certificates_in(root)
-        except FileNotFoundError:
-            raise AuthorityError(f"{self._directory} holds no CA: run `relay ca init`") from None
-        except ValueError:
-            certificates = []
-        if not certificates:
-            # Nobody would be believed, without a word.
-            raise AuthorityError(f"{self.root_file} is damaged: it holds no certificate")
-        return root
+        if not 1 <= overlap_days <= MAX_OVERLAP_DAYS:
+            raise AuthorityError(f"both roots can be trusted for 1 to {MAX_OVERLAP_DAYS} days")
+        with self._held():
+            now = self._now_ms()
+            if len(self._roots.trusted(now)) > 1:
+                raise AuthorityError("the root before this one is still trusted: rotate when its time is up")
+            old, new = self._signer(), self._issuing.root()
+            until_ms = now + overlap_days * _DAY_MS
+            self._ledger.append(rotation(new.kid, old.kid, until_ms, now))
+            self._roots.rotate(new.pem, new.key, until_ms)
+        return until_ms
+
+    # --- leaves -----------------------------------------------------------------------------------------
 
     def issue(self, csr_pem: str, tenant: str, *, replace: bool = False) -> str:
         """Return a leaf for the node that the request names, in PEM.
@@ -82,102 +111,182 @@ class CertificateAuthority:
         Raises:
             AuthorityError: the request proves nothing, or the node id is taken and ``replace`` is not said.
         """
-        try:
-            node_id, public_key = read_csr(csr_pem)
-        except IdentityError as error:
-            raise AuthorityError(f"the certificate request is not accepted: {error.reason}") from None
-        with self._ledger() as entries:
-            held = _in_force(entries).get(node_id)
-            if held is not None and not replace:
-                raise AuthorityError(f"{node_id} has a certificate: say --replace to revoke it")
-            leaf = self._sign(node_id, tenant, public_key)
-            if held is not None:
-                self._append({"action": "revoke", "node_id": node_id, "kid": held["kid"]})
-            self._append_issue(node_id, tenant, public_key, leaf)
-        return leaf
+        node_id, public_key = asked(csr_pem)
+        with self._held() as records:
+            held = records.unrevoked(node_id)
+            if records.existed(node_id) and not replace:
+                todo = (
+                    "has a certificate: say --replace to revoke it" if held else "was revoked: say --replace"
+                )
+                raise IdTakenError(f"{node_id} {todo} and issue another")
+            leaf, pem = self._issuing.leaf(self._signer(), node_id, tenant, public_key)
+            self._ledger.append(*self._revocations(held, "replaced"), leaf.entry())
+        return pem
+
+    def enrol(self, csr_pem: str, tenant: str, join_id: str) -> str:
+        """Return a leaf for a node that never was one, or that lost the answer to the same enrolment.
+
+        Raises:
+            IdTakenError: the id was issued before; only the operator gives it away again.
+            AuthorityError: the request proves nothing.
+        """
+        node_id, public_key = asked(csr_pem)
+        with self._held() as records:
+            if records.existed(node_id):
+                held = self._in_use(records, node_id)
+                if (held.public_key, held.tenant, held.join_id) != (public_key, tenant, join_id):
+                    raise IdTakenError(f"{node_id} has a certificate")
+            leaf, pem = self._issuing.leaf(self._signer(), node_id, tenant, public_key, join_id)
+            self._ledger.append(leaf.entry())
+        return pem
+
+    def renew(self, csr_pem: str, node_id: str) -> str:
+        """Return another leaf for ``node_id`` with the key that it has; the old one stays valid.
+
+        Raises:
+            AuthorityError: the node has none in force, or the request is not for this node and this key.
+        """
+        asked_id, public_key = asked(csr_pem)
+        with self._held() as records:
+            held = self._in_use(records, node_id)
+            if (asked_id, public_key) != (node_id, held.public_key):
+                raise AuthorityError(f"the request is not for {node_id} with the key that it has")
+            leaf, pem = self._issuing.leaf(self._signer(), node_id, held.tenant, public_key)
+            self._ledger.append(leaf.entry())
+        return pem
 
     def issue_mock(self, count: int, out: Path, tenant: str) -> list[str]:
         """Make ``count`` whole identities below ``out`` for ``kubelet fleet``; return their node ids."""
         ulids = UlidSource(self._now_ms, self._random_bytes)
-        root = self.root_pem()
-        node_ids = []
-        with self._ledger():
+        made = []
+        with self._held():
+            signer = self._signer()
             for _ in range(count):
-                node_id = ulids.new_node_id()
                 key = SigningKey(self._random_bytes(_SEED_BYTES))
-                public_key = bytes(key.verify_key)
-                leaf = self._sign(node_id, tenant, public_key)
-                self._append_issue(node_id, tenant, public_key, leaf)
-                files = IdentityFiles(out / node_id)
-                files.write(node_id, key, leaf)
-                files.install(leaf, root)
-                node_ids.append(node_id)
-        return node_ids
+                node_id, public_key = ulids.new_node_id(), bytes(key.verify_key)
+                made.append((key, *self._issuing.leaf(signer, node_id, tenant, public_key)))
+            self._ledger.append(*(leaf.entry() for _, leaf, _ in made))
+        for key, leaf, pem in made:
+            files = IdentityFiles(out / leaf.node_id)
+            files.write(leaf.node_id, key, pem)
+            files.install(pem, signer.pem)
+        return [leaf.node_id for _, leaf, _ in made]
+
+    def issue_server(self, name: str, hosts: Sequence[str], public_key: bytes) -> str:
+        """Return a certificate for a broker or a relay that is reached under ``hosts``, in PEM.
+
+        Of the roots that are trusted the oldest issues it, for that is the one that every node knows.
+
+        Raises:
+            AuthorityError: name, hosts or key are not of their form.
+        """
+        with self._held():
+            server, pem = self._issuing.server(self._signer(self.roots()[-1]), name, hosts, public_key)
+            self._ledger.append(server.entry())
+        return pem
+
+    # --- what is known of them --------------------------------------------------------------------------
+
+    def revoke(self, target: str, reason: str = "revoked") -> list[str]:
+        """Revoke every leaf of a node, or the one certificate of a kid; return the kids newly revoked.
+
+        Raises:
+            UnknownTargetError: there never was such a node or kid.
+        """
+        with self._held() as records:
+            held = records.named(target)
+            if held is None:
+                raise UnknownTargetError(f"no node and no kid is {printable(target)!r}: see `relay ca list`")
+            if held:
+                self._ledger.append(*self._revocations(held, reason))
+        return [each.kid for each in held]
+
+    def records(self) -> Records:
+        """Return what the ledger says now."""
+        self._check_there()
+        try:
+            return self._understood(self._ledger.entries())
+        except LedgerError as error:
+            raise AuthorityError(str(error)) from None
+
+    def in_force(self) -> dict[str, IssuedLeaf]:
+        """Return the newest leaf of each node that has one that is not revoked."""
+        return self.records().in_force()
 
     def revoked_kids(self) -> frozenset[str]:
-        """Return the kid of every revoked leaf."""
-        return frozenset(entry["kid"] for entry in self._entries() if entry["action"] == "revoke")
+        """Return the kid of every revoked certificate."""
+        return frozenset(self.records().revoked)
 
-    def _sign(self, node_id: str, tenant: str, public_key: bytes) -> str:
-        root = self.root_pem()
-        try:
-            return issue_leaf(
-                root,
-                private_key_from_pem(read_private(self._key_file)),
-                node_id=node_id,
-                tenant=tenant,
-                public_key=public_key,
-                now_ms=self._now_ms(),
-                valid_days=_LEAF_DAYS,
-                serial=self._serial(),
-            )
-        except IdentityError as error:
-            raise AuthorityError(f"not issued for tenant {tenant!r}: {error.reason}") from None
-        except ValueError:
-            # Without the error's own text, which can show a byte of the key.
-            raise AuthorityError(f"{self._key_file} or {self.root_file} is damaged") from None
+    def crl_pem(self) -> str:
+        """Return a list of the revoked for each root that is trusted, one after the other, in PEM.
 
-    def _serial(self) -> int:
-        # RFC 5280 wants a positive integer of at most 20 octets.
-        return int.from_bytes(self._random_bytes(_SERIAL_BYTES), "big") | 1
-
-    @contextmanager
-    def _ledger(self) -> Iterator[list[dict[str, Any]]]:
-        """Hold the ledger alone: two issues at once must not both find an id free."""
-        self.root_pem()
-        with self._ledger_file.open("a") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            yield self._entries()
-
-    def _entries(self) -> list[dict[str, Any]]:
-        try:
-            return [json.loads(line) for line in self._ledger_file.read_text("utf-8").splitlines()]
-        except FileNotFoundError:
-            return []
-        except ValueError as error:
-            raise AuthorityError(f"{self._ledger_file} is damaged: {error}") from None
-
-    def _append(self, entry: dict[str, Any]) -> None:
-        with self._ledger_file.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"ts_ms": self._now_ms(), **entry}) + "\n")
-
-    def _append_issue(self, node_id: str, tenant: str, public_key: bytes, leaf: str) -> None:
-        self._append(
-            {
-                "action": "issue",
-                "node_id": node_id,
-                "tenant": tenant,
-                "public_key": public_key.hex(),
-                "kid": kid_of(certificates_in(leaf)[0]),
-            }
+        Each names all of them: serial numbers are random, so one that another root issued does no harm.
+        """
+        records, now = self.records(), self._now_ms()
+        serials, number = records.revoked_serials(), len(records.revoked)
+        return "".join(
+            make_crl(root, self._roots.key_of(root), serials, now, number) for root in self.roots()
         )
 
+    @property
+    def stamp(self) -> tuple[object, ...]:
+        """What differs after any change, and when a root's time is up. Take it before what it stands for."""
+        return (*self._ledger.stamp, *self.roots())
 
-def _in_force(entries: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    held: dict[str, dict[str, Any]] = {}
-    for entry in entries:
-        if entry["action"] == "issue":
-            held[entry["node_id"]] = entry
-        elif held.get(entry["node_id"], {}).get("kid") == entry["kid"]:
-            del held[entry["node_id"]]
-    return held
+    def backup(self, path: Path) -> None:
+        """Write all that the CA is made of into a new archive at ``path``.
+
+        Raises:
+            AuthorityError: the root's key is not here.
+            OSError: there is a file already, or the disk does not take it.
+        """
+        with self._held():
+            self._signer()  # an archive without the key would be none
+            files = [*self._roots.files, self._ledger.path]
+            write_backup(path, self._roots.directory.name, files, self._now_ms())
+
+    # --- how --------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _held(self) -> Iterator[Records]:
+        """Hold the ledger alone: two issues at once must not both find an id free."""
+        self._check_there()
+        try:
+            with self._ledger.held() as entries:
+                yield self._understood(entries)
+        except LedgerError as error:
+            raise AuthorityError(str(error)) from None
+
+    def _check_there(self) -> None:
+        self.root_pem()
+        if not self._ledger.path.exists():
+            # An empty one would know of no revocation.
+            raise AuthorityError(f"{self._ledger.path} is missing: restore it from a backup")
+
+    def _understood(self, entries: list[Entry]) -> Records:
+        try:
+            return Records(entries)
+        except RecordError as error:
+            raise AuthorityError(f"{self._ledger.path} is damaged: {error}") from None
+
+    def _revocations(self, held: Sequence[IssuedLeaf | IssuedServer], reason: str) -> list[Entry]:
+        now, reason = self._now_ms(), printable(reason, 64)
+        return [{"action": "revoke", "ts_ms": now, **each.subject(), "reason": reason} for each in held]
+
+    def _in_use(self, records: Records, node_id: str) -> IssuedLeaf:
+        """Return the leaf that another may follow.
+
+        Raises:
+            AuthorityError: none is in force, or there are so many that something is wrong.
+        """
+        now = self._now_ms()
+        held = [leaf for leaf in records.unrevoked(node_id) if leaf.not_after_ms > now]
+        if not held:
+            raise IdTakenError(f"{node_id} has no certificate in force: only the operator can issue it again")
+        if len(held) >= _MAX_LEAVES:
+            raise AuthorityError(f"{node_id} has {len(held)} certificates in force: revoke them by their kid")
+        return held[-1]
+
+    def _signer(self, root: str | None = None) -> Signer:
+        root = root or self.root_pem()
+        return Signer(root, self._roots.key_of(root))

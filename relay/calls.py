@@ -1,23 +1,27 @@
 """The one door: every call, whatever transport it came by, goes through ``Door.call``.
 
-identify, resolve, authorise, validate, record the decision, dispatch, await, validate the result,
+identify, resolve, authorise, validate, limit, record the decision, dispatch, await, validate the result,
 cross-check, record the outcome, answer. Nothing that a caller can be refused for happens before it. Must
 not know transports: they are thin adapters around it.
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from structlog.typing import FilteringBoundLogger
 
 from relay.audit import AuditLog, AuditUnavailableError
-from relay.auth import SCOPE_OF_SAFETY_CLASS, Authenticator, Principal
+from relay.auth import Authenticator, Principal
 from relay.catalog import Tool
 from relay.fleet import Fleet
+from relay.inflight import InFlight
+from relay.limits import Allowance, Gates
 from relay.meters import Meters
 from relay.reach import Command, Reach
+from relay.tally import Tally
 from schemas.errors import Failure, ToolError
 from schemas.projection import parse
 from schemas.text import printable, printable_values
@@ -56,8 +60,10 @@ class Door:
         fleet: Fleet,
         reach: Reach,
         audit: AuditLog,
+        tally: Tally,
         meters: Meters,
         ulids: UlidSource,
+        per_agent: Allowance,
         monotonic: Callable[[], float],
         log: FilteringBoundLogger,
     ) -> None:
@@ -65,8 +71,13 @@ class Door:
         self._fleet = fleet
         self._reach = reach
         self._audit = audit
+        self._tally = tally
         self._meters = meters
         self._ulids = ulids
+        self._per_agent = per_agent
+        self._agents: Gates[tuple[str, str, str]] = Gates(monotonic)
+        self._capabilities: Gates[tuple[str, str]] = Gates(monotonic)
+        self._in_flight = InFlight()
         self._monotonic = monotonic
         self._log = log
 
@@ -94,34 +105,70 @@ class Door:
             self._record_outcome(record, code, duration_s)
         return answer
 
+    def charge(self, principal: Principal, cost: float) -> None:
+        """Count something else than a call, of the weight of ``cost`` calls, towards the agent's share.
+
+        Raises:
+            ToolError: RATE_LIMITED, with ``retry_after_ms``.
+        """
+        with self._share_of(principal, min(cost, self._per_agent.burst)):
+            pass
+
+    def revoke(self, jtis: Collection[str]) -> None:
+        """End the calls under way that were made with one of these tokens: E_SAFETY_DENIED."""
+        self._in_flight.revoke(jtis)
+
     async def _run(self, request: CallRequest, record: "_Record", started: float) -> CallAnswer:
+        principal = self._identify(request, record)
+        with self._share_of(principal), ExitStack() as gates:
+            try:
+                tool = self._decide(request, principal)
+                gates.enter_context(self._capabilities.passed(tool.capability, tool.allowance))
+            except ToolError as error:
+                self._audit.write(**record.facts(), decision="deny", code=error.failure.value.code)
+                raise
+            record.tool = tool
+            self._audit.write(**record.facts(), decision="allow", code="ok")
+            record.allowed = True
+            command = self._command(request, tool, record, started)
+            async with self._in_flight.under(principal.jti):
+                answer = await self._reach.run(command)
+            return _checked(answer, tool)
+
+    def _identify(self, request: CallRequest, record: "_Record") -> Principal:
         try:
-            principal = self._authenticator.identify(request.token)
+            record.principal = self._authenticator.identify(request.token)
         except TokenError:
-            raise ToolError(Failure.SAFETY_DENIED, "The token is not accepted.") from None
-        record.principal = principal
-        try:
-            tool = self._decide(request, principal)
-        except ToolError as error:
-            self._audit.write(**record.facts(), decision="deny", code=error.failure.value.code)
-            raise
-        record.tool = tool
-        self._audit.write(**record.facts(), decision="allow", code="ok")
-        record.allowed = True
+            # It was accepted when the request came in: it has expired or was revoked since.
+            denied = ToolError(Failure.SAFETY_DENIED, "The token is not accepted.")
+            self._audit.write(**record.facts(), decision="deny", code=denied.failure.value.code)
+            raise denied from None
+        return record.principal
+
+    @contextmanager
+    def _share_of(self, principal: Principal, cost: float = 1) -> Iterator[None]:
+        """Be within what one agent may take. Refusals are counted: one that does not stop fills no disk."""
+        with ExitStack() as gates:
+            try:
+                gates.enter_context(self._agents.passed(principal.name, self._per_agent, cost))
+            except ToolError as error:
+                who = f"{principal.tenant}/{principal.sub}"
+                self._tally.count("call_refused", who, error.failure.value.code)
+                raise
+            yield
+
+    def _command(self, request: CallRequest, tool: Tool, record: "_Record", started: float) -> Command:
         spent_ms = int((self._monotonic() - started) * 1000)
-        command = Command(
+        return Command(
             node_id=tool.node_id,
             tool=tool.canonical,
             arguments=request.arguments,
             deadline_ms=max(1, min(tool.deadline_ms, GATEWAY_BUDGET_MS - spent_ms)),
             correlation_id=record.correlation_id,
         )
-        return _checked(await self._reach.run(command), tool)
 
     def _decide(self, request: CallRequest, principal: Principal) -> Tool:
-        tool = self._fleet.resolve(request.name, principal.tenant)
-        if SCOPE_OF_SAFETY_CLASS.get(tool.safety_class) not in principal.scopes:
-            raise ToolError(Failure.SAFETY_DENIED)
+        tool = self._fleet.resolve(request.name, principal.rights)
         if not tool.surface.arguments.is_valid(request.arguments):
             raise ToolError(Failure.ARGUMENTS_INVALID)
         return tool
@@ -155,6 +202,7 @@ class _Record:
         return {
             "correlation_id": self.correlation_id,
             "tenant": principal.tenant if principal else None,
+            "iss": principal.issuer if principal else None,
             "sub": principal.sub if principal else None,
             "jti": principal.jti if principal else None,
             "tool": self.tool.canonical if self.tool else printable(self.name, 64),

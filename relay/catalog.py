@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from relay.limits import Allowance
 from schemas.canonical import blake3_hex, jcs
 from schemas.kinds import Kind, KindRegistry, Verb
 from schemas.projection import ToolName, alias_of
@@ -21,7 +22,9 @@ META_CAPABILITY_ETAG = "edge-kubelet/capability-etag"
 META_CANONICAL_NAME = "edge-kubelet/canonical-name"
 META_SCHEMA_REF = "edge-kubelet/schema-ref"
 
+# What the manifest's document says of members that are left out.
 _DEFAULT_DEADLINE_MS = 2000
+_DEFAULT_CONCURRENCY = 1
 _ENTRY_BYTES = 768
 
 
@@ -44,10 +47,23 @@ class Tool:
 
     canonical: str
     node_id: str
+    cap_id: str
     safety_class: str
     deadline_ms: int
+    rate_limit_rps: float
+    max_concurrency: int
     etag: str
     surface: Surface
+
+    @property
+    def capability(self) -> tuple[str, str]:
+        """Which capability of which node: what its limits are counted for, whatever the verb."""
+        return self.node_id, self.cap_id
+
+    @property
+    def allowance(self) -> Allowance:
+        """What the capability says that it bears (RFC-0001 section 2); one may always come at once."""
+        return Allowance(self.rate_limit_rps, max(1.0, self.rate_limit_rps), self.max_concurrency)
 
     @property
     def fingerprint(self) -> str:
@@ -115,12 +131,16 @@ class Projector:
 
 
 def _tool(node_id: str, capability: Mapping[str, Any], etag: str, surface: Surface) -> Tool:
+    constraints = capability["constraints"]
     name = ToolName(surface.kind.short, node_id, capability["cap_id"], surface.verb.name)
     return Tool(
         canonical=name.canonical,
         node_id=node_id,
+        cap_id=sys.intern(capability["cap_id"]),
         safety_class=sys.intern(capability["safety_class"]),
-        deadline_ms=capability["constraints"].get("deadline_ms_default", _DEFAULT_DEADLINE_MS),
+        deadline_ms=constraints.get("deadline_ms_default", _DEFAULT_DEADLINE_MS),
+        rate_limit_rps=constraints["rate_limit_rps"],
+        max_concurrency=constraints.get("max_concurrency", _DEFAULT_CONCURRENCY),
         etag=etag,
         surface=surface,
     )

@@ -8,14 +8,20 @@ import errno
 import fcntl
 import json
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from schemas.files import PRIVATE
+from schemas.files import PRIVATE, ExposedFileError, sync_directory
 
 Entry = dict[str, Any]
+
+# No link: what is appended to must be the file that lies here.
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+_WRITE = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class LedgerError(Exception):
@@ -23,16 +29,20 @@ class LedgerError(Exception):
 
 
 class Ledger:
-    """The ledger in ``path``, which is made with the first entry."""
+    """The ledger in ``path``, which is made with the first entry.
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    ``secret``: its entries hold secrets, and a file that others can read is not used.
+    """
+
+    def __init__(self, path: Path, *, secret: bool = False) -> None:
+        self.path = path
+        self._secret = secret
 
     @property
     def stamp(self) -> tuple[int, int, int]:
         """What differs after every append: a cheap look for whoever watches."""
         try:
-            facts = self._path.stat()
+            facts = self.path.stat()
         except FileNotFoundError:
             return (0, 0, 0)
         return (facts.st_ino, facts.st_size, facts.st_mtime_ns)
@@ -42,65 +52,80 @@ class Ledger:
 
         Raises:
             LedgerError: a line is not a JSON object.
+            OSError: it cannot be read, or is exposed.
         """
         try:
-            text = self._path.read_text("utf-8")
+            with self._opened(_READ) as file:
+                return self._parsed(_whole_lines(file.readall()))
         except FileNotFoundError:
             return []
-        except UnicodeDecodeError:
-            raise LedgerError(f"{self._path} is damaged: it is not text") from None
-        # What stands behind the last line end was never said to be done.
-        lines = text.split("\n")[:-1]
-        return [self._parsed(number, line) for number, line in enumerate(lines, 1)]
 
     @contextmanager
     def held(self) -> Iterator[list[Entry]]:
         """Hold the ledger alone, and return its entries: what follows from them stays true until written.
 
-        Raises:
-            LedgerError: as ``entries``.
-        """
-        with self._opened() as descriptor:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            _cut_torn_end(descriptor)
-            yield self.entries()
-
-    def append(self, entry: Entry) -> None:
-        """Add ``entry`` so that a power cut cannot undo it. Only while the ledger is ``held``.
+        Waits for whoever holds it: not to be called where nothing may wait.
 
         Raises:
-            OSError: the disk did not take all of it; what it took will not count.
+            LedgerError, OSError: as ``entries``.
         """
-        line = (json.dumps(entry, separators=(",", ":")) + "\n").encode("ascii")
-        with self._opened() as descriptor:
-            if os.write(descriptor, line) != len(line):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
-            os.fsync(descriptor)
+        with self._opened(_WRITE) as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            data = file.readall()
+            whole = _whole_lines(data)
+            if whole != data:
+                # What a power cut left behind the last entry must not become the beginning of the next.
+                file.truncate(len(whole))
+            yield self._parsed(whole)
+
+    def append(self, *entries: Entry) -> None:
+        """Add ``entries``, all or none, so that a power cut cannot undo it. Only while it is ``held``.
+
+        Raises:
+            OSError: the disk did not take all of it; the ledger is as it was.
+        """
+        lines = "".join(json.dumps(entry, separators=(",", ":")) + "\n" for entry in entries).encode("ascii")
+        with self._opened(_WRITE) as file:
+            before = os.fstat(file.fileno()).st_size
+            try:
+                _write_through(file, lines)
+                if not before:
+                    sync_directory(self.path.parent)
+            except OSError as error:
+                file.truncate(before)
+                raise OSError(error.errno, error.strerror, str(self.path)) from None
 
     @contextmanager
-    def _opened(self) -> Iterator[int]:
-        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
-        descriptor = os.open(self._path, flags, PRIVATE)
-        try:
-            yield descriptor
-        finally:
-            os.close(descriptor)
+    def _opened(self, flags: int) -> Iterator[FileIO]:
+        def opener(name: str, _: int) -> int:
+            return os.open(name, flags, PRIVATE)
 
-    def _parsed(self, number: int, line: str) -> Entry:
+        mode: Literal["rb", "rb+"] = "rb" if flags == _READ else "rb+"
+        # Unbuffered: a write is one write, and what came of it is known at once.
+        with open(self.path, mode, buffering=0, opener=opener) as file:
+            if self._secret and stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o077:
+                raise ExposedFileError(self.path)
+            yield file
+
+    def _parsed(self, lines: bytes) -> list[Entry]:
+        return [self._entry(number, line) for number, line in enumerate(lines.split(b"\n")[:-1], 1)]
+
+    def _entry(self, number: int, line: bytes) -> Entry:
         try:
-            entry = json.loads(line)
+            entry = json.loads(line.decode("ascii"))
         except (ValueError, RecursionError):
             entry = None
         if not isinstance(entry, dict):
-            raise LedgerError(f"{self._path} is damaged: line {number} is no entry")
+            raise LedgerError(f"{self.path} is damaged: line {number} is no entry")
         return entry
 
 
-def _cut_torn_end(descriptor: int) -> None:
-    """Remove what a full disk or a power cut left behind the last whole line."""
-    size = os.fstat(descriptor).st_size
-    end = size
-    while end and os.pread(descriptor, 1, end - 1) != b"\n":
-        end -= 1
-    if end != size:
-        os.ftruncate(descriptor, end)
+def _write_through(file: FileIO, data: bytes) -> None:
+    if file.write(data) != len(data):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    os.fsync(file.fileno())
+
+
+def _whole_lines(data: bytes) -> bytes:
+    """Return ``data`` without what stands behind its last line end: that was never said to be done."""
+    return data[: data.rfind(b"\n") + 1]

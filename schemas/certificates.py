@@ -16,7 +16,15 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from cryptography.x509.oid import NameOID
 from nacl.signing import SigningKey
 
-from schemas.identity import MAX_PEM_BYTES, TENANT_PATTERN, Identity, certificates_in, kid_of, san_uri
+from schemas.identity import (
+    MAX_PEM_BYTES,
+    TENANT_PATTERN,
+    Identity,
+    certificates_in,
+    has_positive_serial,
+    kid_of,
+    san_uri,
+)
 from schemas.keys import is_sound_public_key
 from schemas.projection import NODE_ID_PATTERN, is_node_id
 from schemas.x509_forms import leaf_builder, moment, name_of, pem_of, private
@@ -88,6 +96,8 @@ def verify_leaf(pem: str, roots: Sequence[str], now_ms: int) -> Identity:
     """
     try:
         der = certificates_in(pem)[0]
+        if not has_positive_serial(der):
+            raise IdentityError("bad_certificate")
         leaf = x509.load_der_x509_certificate(der)
         key = leaf.public_key()
         extensions = leaf.extensions
@@ -109,6 +119,11 @@ def verify_leaf(pem: str, roots: Sequence[str], now_ms: int) -> Identity:
     if not identity.valid_at(now_ms):
         raise IdentityError("validity")
     return identity
+
+
+def end_of(pem: str) -> int:
+    """Return when the validity of one's own certificate ends, in ms since the epoch."""
+    return _milliseconds(x509.load_pem_x509_certificate(pem.encode("ascii")).not_valid_after_utc)
 
 
 def _issued(leaf: x509.Certificate, leaf_der: bytes, root_pem: str, now_ms: int) -> bool:

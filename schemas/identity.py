@@ -9,6 +9,7 @@ import binascii
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from hashlib import sha256
 from ssl import DER_cert_to_PEM_cert
 
@@ -16,6 +17,9 @@ TENANT_PATTERN = r"[a-z0-9][a-z0-9_-]{0,62}"
 MAX_PEM_BYTES = 16 * 1024
 
 _SPKI_ED25519 = bytes.fromhex("302a300506032b6570032100")
+_VERSION = 0xA0
+_UTC_TIME = 0x17
+_GENERALIZED_TIME = 0x18
 _CERTIFICATE = re.compile(r"-----BEGIN CERTIFICATE-----([A-Za-z0-9+/=\s]+?)-----END CERTIFICATE-----")
 
 
@@ -57,6 +61,61 @@ def certificates_in(pem: str) -> list[bytes]:
 def to_pem(ders: Iterable[bytes]) -> str:
     """Return certificates as PEM, and nothing else: what stood around them where they came from is gone."""
     return "".join(map(DER_cert_to_PEM_cert, ders))
+
+
+def validity_of(der: bytes) -> tuple[int, int]:
+    """Return when the certificate ``der`` begins and ends, in milliseconds since the epoch.
+
+    For a certificate of one's own: nothing is verified, and no X.509 library is needed.
+
+    Raises:
+        ValueError: it is no certificate.
+    """
+    # RFC 5280 section 4.1: in the certificate, in what is signed of it, behind version, serial number,
+    # algorithm and issuer.
+    signed = _content(_content(der)[1])[1]
+    for _ in range(4):
+        signed = _content(signed)[2]
+    _, validity, _ = _content(signed)
+    tag, start, rest = _content(validity)
+    end_tag, end, _ = _content(rest)
+    return _time_ms(tag, start), _time_ms(end_tag, end)
+
+
+def has_positive_serial(der: bytes) -> bool:
+    """Tell whether the certificate ``der`` has a serial number as RFC 5280 section 4.1.2.2 wants it.
+
+    Asked before the X.509 library is: it warns of others on standard error, and will not read them one day.
+    """
+    try:
+        signed = _content(_content(der)[1])[1]
+        tag, serial, rest = _content(signed)
+        if tag == _VERSION:
+            _, serial, _ = _content(rest)
+    except ValueError:
+        return False
+    return bool(serial.strip(b"\0")) and serial[0] < 0x80  # noqa: PLR2004 - the bit of a sign
+
+
+def _content(der: bytes) -> tuple[int, bytes, bytes]:
+    """Return the tag and the content of the first element of ``der``, and what follows it."""
+    if len(der) < 2:  # noqa: PLR2004 - a tag and a length
+        raise ValueError("not a certificate")
+    size, start = der[1], 2
+    if size & 0x80:
+        start += size & 0x7F
+        size = int.from_bytes(der[2:start], "big")
+    if len(der) < start + size:
+        raise ValueError("not a certificate")
+    return der[0], der[start : start + size], der[start + size :]
+
+
+def _time_ms(tag: int, text: bytes) -> int:
+    form = {_UTC_TIME: "%y%m%d%H%M%SZ", _GENERALIZED_TIME: "%Y%m%d%H%M%SZ"}.get(tag)
+    if form is None:
+        raise ValueError("not a certificate")
+    moment = datetime.strptime(text.decode("ascii"), form).replace(tzinfo=UTC)
+    return int(moment.timestamp()) * 1000
 
 
 def kid_of(der: bytes) -> str:

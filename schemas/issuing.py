@@ -30,6 +30,8 @@ from schemas.x509_forms import (
     private,
 )
 
+_MAX_COMMON_NAME = 64  # RFC 5280, ub-common-name
+
 
 def make_root(key: SigningKey, name: str, now_ms: int, valid_days: int, serial: int) -> str:
     """Return a self-signed root certificate in PEM."""
@@ -96,10 +98,16 @@ def issue_server(  # noqa: PLR0913 - a certificate has this many facts
     ``name``. No node can have it: a leaf's only name is the URN of the node.
 
     Raises:
-        IdentityError: a host is none, there is no host, or the root ends within a day.
+        IdentityError: the key is of low order, name or host is none, there is no host, or the root ends
+            within a day.
     """
+    if not is_sound_public_key(public_key):
+        raise IdentityError("low_order_key")
     if not hosts:
         raise IdentityError("not_a_host")
+    _host_name(name)
+    if len(name) > _MAX_COMMON_NAME:
+        raise IdentityError("not_a_name")
     root, days = _root_for(root_pem, now_ms, valid_days)
     usages = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
     names = [_host_name(host) for host in hosts]
@@ -154,10 +162,13 @@ def _authority_of(root: x509.Certificate) -> x509.AuthorityKeyIdentifier:
 
 
 def _host_name(host: str) -> x509.GeneralName:
+    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
     try:
-        return x509.IPAddress(ip_address(host.strip("[]")))
+        address = ip_address(bare)
     except ValueError:
-        pass
+        address = None
+    if address is not None and "%" not in bare:  # a zone means something on one machine alone
+        return x509.IPAddress(address)
     if not is_host(host):
         raise IdentityError("not_a_host")
     return x509.DNSName(host)

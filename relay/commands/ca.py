@@ -1,13 +1,27 @@
 """``relay ca``: the certificate authority that nodes are enrolled with."""
 
+import json
 import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from relay.ca import CertificateAuthority
-from relay.commands.common import EXIT_USAGE, StateDir, Tenant, fail, state_files
+from relay.ca import MAX_OVERLAP_DAYS, CertificateAuthority, UnknownTargetError
+from relay.ca_records import KID_DIGITS
+from relay.commands.common import (
+    EXIT_CANNOT_RUN,
+    EXIT_NO,
+    EXIT_USAGE,
+    AsJson,
+    StateDir,
+    Tenant,
+    fail,
+    seconds,
+    show_table,
+    state_files,
+    utc,
+)
 
 app = typer.Typer(help="The certificate authority that nodes are enrolled with.", no_args_is_help=True)
 
@@ -50,6 +64,99 @@ def ca_issue(
     else:
         output.write_text(leaf, "utf-8")
         typer.echo(f"{output}; its root is {ca.root_file}", err=True)
+
+
+@app.command("list")
+def ca_list(as_json: AsJson = False, state_dir: StateDir = None) -> None:
+    """Show every certificate that was issued, and what has become of it."""
+    from relay.app import now_ms  # noqa: PLC0415 - the server's parts only when they are needed
+
+    records, now = authority(state_dir).records(), now_ms()
+    if as_json:
+        facts = [{**each.facts(), "state": records.state(each, now)} for each in records.issued.values()]
+        typer.echo(json.dumps(facts))
+        return
+    show_table(
+        ("NODE OR SERVER", "TENANT", "KID", "ISSUED (UTC)", "EXPIRES (UTC)", "STATE"),
+        [
+            (
+                each.name,
+                each.tenant or "-",
+                each.kid[:KID_DIGITS],
+                utc(each.issued_ms),
+                utc(each.not_after_ms),
+                records.state(each, now),
+            )
+            for each in records.issued.values()
+        ],
+    )
+
+
+@app.command("revoke")
+def ca_revoke(
+    target: Annotated[
+        str,
+        typer.Argument(metavar="NODE|KID", help="A node, or a certificate by its kid as `list` shows it."),
+    ],
+    state_dir: StateDir = None,
+) -> None:
+    """Revoke every leaf of a node, or one certificate; a relay that runs shuts it out within a second."""
+    try:
+        kids = authority(state_dir).revoke(target)
+    except UnknownTargetError as error:
+        fail(str(error), EXIT_NO)
+    for kid in kids:
+        typer.echo(kid)
+    if not kids:
+        typer.echo("nothing of it is in force: it was revoked before", err=True)
+
+
+@app.command("rotate-root")
+def ca_rotate_root(
+    overlap: Annotated[str, typer.Option(help="How long both roots are trusted, in days.")] = "90d",
+    state_dir: StateDir = None,
+) -> None:
+    """Make a new root. Nodes get it when they renew; until then the old one is trusted too."""
+    days, rest = divmod(seconds(overlap), 86_400)
+    if rest or days > MAX_OVERLAP_DAYS:
+        fail(f"--overlap is 1 to {MAX_OVERLAP_DAYS} whole days, for example 90d", EXIT_USAGE)
+    ca = authority(state_dir)
+    until_ms = ca.rotate_root(days)
+    typer.echo(ca.root_file)
+    typer.echo(
+        f"the old root is trusted until {utc(until_ms)} UTC: make a backup now, and on that day issue again "
+        "what brokers and other servers show",
+        err=True,
+    )
+
+
+@app.command("backup")
+def ca_backup(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The archive to make; it must not exist.")],
+    state_dir: StateDir = None,
+) -> None:
+    """Write all that the authority is made of into one archive."""
+    try:
+        authority(state_dir).backup(file)
+    except FileExistsError:
+        fail(f"{file} exists, and is not overwritten: name another file", EXIT_CANNOT_RUN)
+    typer.echo(
+        f"{file} holds the root's key: who reads it can be any node. Restore: tar -xpf {file} -C STATE_DIR",
+        err=True,
+    )
+
+
+@app.command("issue-server")
+def ca_issue_server(
+    hosts: Annotated[list[str], typer.Argument(metavar="HOST...", help="The names and addresses it is for.")],
+    out: Annotated[Path, typer.Option(help="Where server.key, server.pem and roots.pem go.")],
+    state_dir: StateDir = None,
+) -> None:
+    """Issue a broker's or another server's certificate. A key that lies in --out already is kept."""
+    from relay.server_files import issue_server_files  # noqa: PLC0415 - as above
+
+    issue_server_files(authority(state_dir), hosts, out, os.urandom)
+    typer.echo(f"server.key, server.pem and roots.pem are in {out}", err=True)
 
 
 def authority(state_dir: Path | None) -> CertificateAuthority:

@@ -7,6 +7,8 @@ hold what a command does.
 
 import os
 import re
+from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -36,6 +38,20 @@ def seconds(text: str) -> int:
     if match is None:
         fail(f"{printable(text)!r} is not a duration: write 90s, 15m, 12h or 30d", EXIT_USAGE)
     return int(match[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]]
+
+
+def utc(time_ms: int) -> str:
+    """Return a time as people read it."""
+    return datetime.fromtimestamp(time_ms // 1000, UTC).strftime("%Y-%m-%d %H:%M")
+
+
+def show_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print ``rows`` in columns below ``header``."""
+    lines = [header, *([printable(cell) for cell in row] for row in rows)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
+    for line in lines:
+        padded = (f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True))
+        typer.echo("  ".join(padded).rstrip())
 
 
 def fail(text: str, code: int) -> NoReturn:

@@ -1,18 +1,25 @@
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from relay.auth import Principal
 from relay.calls import CallAnswer, CallRequest, Door
-from relay.reach import Command
+from relay.limits import Allowance
+from relay.reach import Command, Reach
 from schemas.errors import Failure, ToolError
+from schemas.kinds import KINDS, MANIFEST_REF, KindRegistry
 from schemas.registry import SchemaRegistry
 from tests.fakes.disk import full_disk
 from tests.fakes.hub import Hub
 from tests.fakes.reach import ScriptedReach, SilentReach, echoed
+from tests.fakes.refusals import audited_refusals, refusal
 from tests.fakes.signer import (
     ECHO,
     METRICS,
@@ -24,6 +31,7 @@ from tests.fakes.signer import (
     SimulatedNode,
     key_named,
 )
+from tests.fakes.suite_kinds import write_documents
 
 ECHO_NAME = f"sysecho.{NODE_ID}.echo.invoke"
 METRICS_NAME = f"sys.{NODE_ID}.sysmetrics.snapshot"
@@ -498,8 +506,10 @@ async def test_no_control_character_of_a_mount_reaches_the_agent(
 
 
 async def test_a_result_that_no_longer_fits_once_it_is_escaped_is_not_passed_on(
-    hub: Hub, door: Door, reach: ScriptedReach, registry: SchemaRegistry
+    hub: Hub, node: SimulatedNode, reach: ScriptedReach, registry: SchemaRegistry
 ) -> None:
+    assert node.node_id == NODE_ID
+    door = hub.door(reach, count(0, 60).__next__)  # metrics may not be asked for more often
     sample = registry.load("system.metrics.sample@1.0.0")
     reach.answer = lambda _: disk("\x1b" * 256)
     assert sample.is_valid(disk("\x1b" * 256)["result"])
@@ -568,3 +578,362 @@ async def test_calls_do_not_wait_for_one_another(hub: Hub, node: SimulatedNode) 
     calling.cancel()
     with pytest.raises(asyncio.CancelledError):
         await calling
+
+
+# --- how often, and how much at once ------------------------------------------------------------------
+
+SLOW_ECHO = {**ECHO, "constraints": {"rate_limit_rps": 0.5, "max_concurrency": 1}}
+BRISK_ECHO = {**ECHO, "constraints": {"rate_limit_rps": 50, "max_concurrency": 2}}
+
+
+class Seconds:
+    """A monotonic clock that a test sets."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def seconds() -> Seconds:
+    return Seconds()
+
+
+def slowed(hub: Hub, reach: Reach, seconds: Seconds, *capabilities: Mapping[str, Any]) -> Door:
+    hub.connect(hub.ca.issue(), capabilities=list(capabilities))
+    return hub.door(reach, seconds)
+
+
+async def codes(door: Door, *requests: CallRequest) -> list[str]:
+    answers = [await door.call(each) for each in requests]
+    return [answer.error["code"] if answer.error else "ok" for answer in answers]
+
+
+async def test_a_capability_that_is_called_too_often_says_when_to_come_again(
+    hub: Hub, reach: ScriptedReach, seconds: Seconds
+) -> None:
+    door = slowed(hub, reach, seconds, SLOW_ECHO)
+    assert (await door.call(request(hub))).error is None
+    seconds.now += 0.5
+    envelope = error(await door.call(request(hub)))
+    assert (envelope["code"], envelope["retry_after_ms"]) == ("E_RATE_LIMITED", 1500)
+    assert hub.registry.load("error@1.0.0").is_valid(envelope)
+    assert audited(hub, "decision", "outcome", "code") == [
+        ("allow", None, "ok"),
+        (None, "ok", "ok"),
+        ("deny", None, "E_RATE_LIMITED"),
+    ]
+    assert len(reach.commands) == 1
+    seconds.now += 1.5
+    assert (await door.call(request(hub))).error is None
+
+
+async def test_a_capability_of_next_to_no_rate_is_told_as_a_day_and_breaks_nothing(
+    hub: Hub, reach: ScriptedReach, seconds: Seconds
+) -> None:
+    never = {**ECHO, "constraints": {"rate_limit_rps": 5e-324}}
+    door = slowed(hub, reach, seconds, never)
+    await door.call(request(hub))
+    assert error(await door.call(request(hub)))["retry_after_ms"] == 86_400_000
+
+
+async def test_all_agents_share_what_a_capability_bears(
+    hub: Hub, reach: ScriptedReach, seconds: Seconds
+) -> None:
+    door = slowed(hub, reach, seconds, SLOW_ECHO)
+    first, second = request(hub, sub="agent-1"), request(hub, sub="agent-2")
+    assert await codes(door, first, second) == ["ok", "E_RATE_LIMITED"]
+
+
+async def test_capabilities_do_not_share(hub: Hub, reach: ScriptedReach, seconds: Seconds) -> None:
+    door = slowed(hub, reach, seconds, SLOW_ECHO, {**SLOW_ECHO, "cap_id": "echo2"})
+    other = ECHO_NAME.replace(".echo.", ".echo2.")
+    assert await codes(door, request(hub), request(hub, other)) == ["ok", "ok"]
+    assert await codes(door, request(hub), request(hub, other)) == ["E_RATE_LIMITED"] * 2
+
+
+async def test_two_verbs_of_one_capability_share(
+    tmp_path: Path, reach: ScriptedReach, seconds: Seconds
+) -> None:
+    echo = next(kind for kind in KINDS if kind.name == "system.echo")
+    verb = echo.verbs["invoke"]
+    twice = replace(echo, verbs={**echo.verbs, "get": replace(verb, name="get")})
+    write_documents(tmp_path / "documents")
+    manifest = json.loads((tmp_path / "documents" / f"{MANIFEST_REF}.json").read_text())
+    for clamp in manifest["$defs"]["Capability"]["allOf"]:
+        if clamp["if"]["properties"]["kind"]["const"] == "system.echo":
+            clamp["then"]["properties"]["verbs"]["items"]["enum"] = ["invoke", "get"]
+    (tmp_path / "documents" / f"{MANIFEST_REF}.json").write_text(json.dumps(manifest))
+    kinds = KindRegistry([*(kind for kind in KINDS if kind != echo), twice])
+    hub = Hub(tmp_path, SchemaRegistry(tmp_path / "documents"), kinds=kinds)
+    door = slowed(hub, reach, seconds, {**SLOW_ECHO, "verbs": ["invoke", "get"]})
+    calls = [request(hub), request(hub, ECHO_NAME.replace("invoke", "get"))]
+    assert await codes(door, *calls) == ["ok", "E_RATE_LIMITED"]
+    seconds.now += 2
+    assert await codes(door, *reversed(calls)) == ["ok", "E_RATE_LIMITED"]
+    assert [command.tool.rpartition(".")[2] for command in reach.commands] == ["invoke", "get"]
+    hub.close()
+
+
+async def test_what_a_node_now_says_that_it_bears_counts_at_once(
+    hub: Hub, reach: ScriptedReach, seconds: Seconds
+) -> None:
+    node = hub.ca.issue()
+    hub.connect(node, capabilities=[SLOW_ECHO])
+    door = hub.door(reach, seconds)
+    assert await codes(door, request(hub), request(hub)) == ["ok", "E_RATE_LIMITED"]
+    hub.announce(node, issued_at_ms=NOW_MS + 1, capabilities=[BRISK_ECHO])
+    seconds.now += 0.02
+    assert await codes(door, request(hub)) == ["ok"]
+
+
+async def test_a_refusal_uses_up_nothing_of_the_capability(
+    hub: Hub, reach: ScriptedReach, seconds: Seconds
+) -> None:
+    door = slowed(hub, reach, seconds, SLOW_ECHO)
+    refused = [
+        request(hub, arguments={}),
+        request(hub, scopes=["tools:call:reversible"]),
+        request(hub, tenant="globex"),
+        request(hub, ECHO_NAME.replace("invoke", "get")),
+    ]
+    assert "ok" not in await codes(door, *refused)
+    assert await codes(door, request(hub)) == ["ok"]
+
+
+async def test_a_stranger_learns_nothing_from_a_capability_that_is_busy(
+    hub: Hub, reach: ScriptedReach, seconds: Seconds
+) -> None:
+    door = slowed(hub, reach, seconds, SLOW_ECHO)
+    await door.call(request(hub))
+    assert await codes(door, request(hub, tenant="globex"), request(hub)) == [
+        "E_SAFETY_DENIED",
+        "E_RATE_LIMITED",
+    ]
+
+
+class Held:
+    """Calls that wait in the node until the test answers them."""
+
+    def __init__(self) -> None:
+        self.waiting: asyncio.Queue[tuple[Command, asyncio.Future[Mapping[str, Any]]]] = asyncio.Queue()
+
+    async def run(self, command: Command) -> Mapping[str, Any]:
+        answer: asyncio.Future[Mapping[str, Any]] = asyncio.get_running_loop().create_future()
+        self.waiting.put_nowait((command, answer))
+        return await answer
+
+    async def next(self) -> tuple[Command, asyncio.Future[Mapping[str, Any]]]:
+        return await asyncio.wait_for(self.waiting.get(), 10)
+
+
+async def begun(door: Door, reach: Held, call: CallRequest) -> tuple[asyncio.Task[CallAnswer], Any]:
+    """Return the task of a call that waits in the node, and what answers it."""
+    task = asyncio.create_task(door.call(call))
+    command, answer = await reach.next()
+    return task, lambda: answer.set_result(echoed(command))
+
+
+async def test_no_more_calls_are_under_way_than_the_capability_bears(hub: Hub, seconds: Seconds) -> None:
+    reach = Held()
+    door = slowed(hub, reach, seconds, BRISK_ECHO)
+    (first, answer_first), (second, answer_second) = [
+        await begun(door, reach, request(hub, sub=sub)) for sub in ("agent-1", "agent-2")
+    ]
+    envelope = error(await door.call(request(hub, sub="agent-3")))
+    assert (envelope["code"], envelope["retry_after_ms"]) == ("E_RATE_LIMITED", 100)
+    answer_first()
+    assert (await first).error is None
+    third, answer_third = await begun(door, reach, request(hub, sub="agent-3"))
+    for answer in (answer_second, answer_third):
+        answer()
+    assert [(await each).error for each in (second, third)] == [None, None]
+
+
+def fails(answer: asyncio.Future[Mapping[str, Any]], *_: Any) -> None:
+    answer.set_exception(ToolError(Failure.NODE_OFFLINE))
+
+
+def breaks(answer: asyncio.Future[Mapping[str, Any]], *_: Any) -> None:
+    answer.set_exception(ZeroDivisionError())
+
+
+def misfits(answer: asyncio.Future[Mapping[str, Any]], *_: Any) -> None:
+    answer.set_result({"ok": True, "result": {}})
+
+
+def gives_up(_: Any, task: asyncio.Task[CallAnswer], __: Any) -> None:
+    task.cancel()
+
+
+def revokes(_: Any, __: Any, revoke: Callable[[], None]) -> None:
+    revoke()
+
+
+@pytest.mark.parametrize("ending", [fails, breaks, misfits, gives_up, revokes])
+async def test_every_way_out_of_a_call_leaves_the_gates(
+    hub: Hub, seconds: Seconds, ending: Callable[..., None]
+) -> None:
+    reach = Held()
+    one_at_a_time = {**ECHO, "constraints": {"rate_limit_rps": 50, "max_concurrency": 1}}
+    hub.connect(hub.ca.issue(), capabilities=[one_at_a_time])
+    door = hub.door(reach, seconds, Allowance(1000, 1000, 1))
+    call = request(hub)
+    task = asyncio.create_task(door.call(call))
+    _, answer = await reach.next()
+    assert await codes(door, request(hub), request(hub, sub="agent-2")) == ["E_RATE_LIMITED"] * 2
+    ending(answer, task, lambda: door.revoke({hub.authenticator.identify(call.token).jti}))
+    await asyncio.wait([task], timeout=10)
+    again, answer_again = await begun(door, reach, request(hub))
+    answer_again()
+    assert (await again).error is None
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        pytest.param({"name": "echo"}, id="no such tool"),
+        pytest.param({"arguments": {}}, id="no arguments"),
+        pytest.param({"tenant": "globex"}, id="not for them"),
+    ],
+)
+async def test_a_refused_call_leaves_the_agents_gate(
+    hub: Hub, reach: ScriptedReach, node: SimulatedNode, seconds: Seconds, call: dict[str, Any]
+) -> None:
+    assert node.node_id == NODE_ID
+    door = hub.door(reach, seconds, Allowance(1000, 1000, 1))
+    first = await codes(door, request(hub, **call))
+    assert first != ["E_RATE_LIMITED"]
+    assert await codes(door, request(hub, **call)) == first
+
+
+async def test_an_agent_that_calls_too_often_is_counted_in_the_audit_and_not_written_down_each_time(
+    hub: Hub, reach: ScriptedReach, node: SimulatedNode, seconds: Seconds
+) -> None:
+    assert node.node_id == NODE_ID
+    door = hub.door(reach, seconds, Allowance(2, 2, 9))
+    assert await codes(door, request(hub), request(hub)) == ["ok", "ok"]
+    written = len(hub.audited())
+    for _ in range(50):
+        envelope = error(await door.call(request(hub)))
+        assert (envelope["code"], envelope["retry_after_ms"]) == ("E_RATE_LIMITED", 500)
+    assert len(hub.audited()) == written
+    assert audited_refusals(hub) == [refusal("call_refused", f"{TENANT}/agent-1", "E_RATE_LIMITED", 50)]
+    assert hub.counted("calls_total", code="E_RATE_LIMITED") == 50
+
+
+async def test_an_agent_has_one_share_whatever_tokens_it_holds_and_the_others_have_theirs(
+    hub: Hub, reach: ScriptedReach, node: SimulatedNode, seconds: Seconds
+) -> None:
+    hub.connect(hub.ca.issue(OTHER_NODE_ID, "globex"))
+    assert node.node_id == NODE_ID
+    door = hub.door(reach, seconds, Allowance(1, 1, 9))
+    assert await codes(door, request(hub), request(hub)) == ["ok", "E_RATE_LIMITED"]
+    theirs = ECHO_NAME.replace(NODE_ID, OTHER_NODE_ID)
+    others = [request(hub, sub="agent-2"), request(hub, theirs, tenant="globex")]
+    assert await codes(door, *others) == ["ok", "ok"]
+    seconds.now += 1
+    assert await codes(door, request(hub), *others) == ["ok", "ok", "ok"]
+
+
+async def test_an_agents_calls_at_a_time_are_bounded_without_touching_anothers(
+    hub: Hub, node: SimulatedNode, seconds: Seconds
+) -> None:
+    assert node.node_id == NODE_ID
+    reach = Held()
+    door = hub.door(reach, seconds, Allowance(1000, 1000, 2))
+    held = [await begun(door, reach, request(hub)) for _ in range(2)]
+    assert await codes(door, request(hub)) == ["E_RATE_LIMITED"]
+    held.append(await begun(door, reach, request(hub, sub="agent-2")))
+    for task, answer in held:
+        answer()
+        assert (await task).error is None
+
+
+# --- what is no call, but counts as some --------------------------------------------------------------
+
+
+def charged(door: Door, who: Principal, cost: float) -> int | None:
+    """Return when to come again, or None."""
+    try:
+        door.charge(who, cost)
+    except ToolError as refused:
+        return refused.retry_after_ms
+    return None
+
+
+async def test_what_is_charged_counts_towards_the_share_and_is_counted_when_refused(
+    hub: Hub, reach: ScriptedReach, node: SimulatedNode, seconds: Seconds
+) -> None:
+    assert node.node_id == NODE_ID
+    door = hub.door(reach, seconds, Allowance(10, 10, 1))
+    who = hub.authenticator.identify(hub.token())
+    assert charged(door, who, 9.5) is None
+    assert error(await door.call(request(hub)))["retry_after_ms"] == 50
+    assert charged(door, who, 2) == 150
+    assert audited_refusals(hub) == [refusal("call_refused", f"{TENANT}/agent-1", "E_RATE_LIMITED", 2)]
+    assert await codes(door, request(hub, sub="agent-2")) == ["ok"]
+
+
+async def test_what_costs_more_than_the_whole_share_takes_the_whole_share(
+    hub: Hub, reach: ScriptedReach, seconds: Seconds
+) -> None:
+    door = hub.door(reach, seconds, Allowance(10, 10, 1))
+    who = hub.authenticator.identify(hub.token())
+    assert charged(door, who, 1000) is None
+    assert charged(door, who, 1000) == 1000
+    seconds.now += 1
+    assert charged(door, who, 1000) is None
+
+
+# --- a token that is revoked --------------------------------------------------------------------------
+
+
+async def test_revoking_a_token_ends_its_calls_with_an_outcome_in_the_audit_and_no_others(
+    hub: Hub, node: SimulatedNode
+) -> None:
+    assert node.node_id == NODE_ID
+    reach = Held()
+    door = hub.door(reach)
+    revoked, other = request(hub), request(hub)
+    jti = hub.authenticator.identify(revoked.token).jti
+    ended, _ = await begun(door, reach, revoked)
+    goes_on, answer = await begun(door, reach, other)
+    door.revoke(frozenset({jti}))
+    envelope = error(await asyncio.wait_for(ended, 10))
+    assert (envelope["code"], envelope["message"]) == (
+        "E_SAFETY_DENIED",
+        "The token was revoked during the call.",
+    )
+    line = hub.audited()[-1]
+    assert (line["outcome"], line["code"], line["jti"]) == ("error", "E_SAFETY_DENIED", jti)
+    assert line["correlation_id"] == envelope["correlation_id"]
+    answer()
+    assert (await goes_on).error is None
+
+
+async def test_a_revoked_call_is_given_up_where_it_waits(hub: Hub, node: SimulatedNode) -> None:
+    assert node.node_id == NODE_ID
+    reach = SilentReach()
+    door = hub.door(reach)
+    call = request(hub)
+    task = asyncio.create_task(door.call(call))
+    async with asyncio.timeout(10):
+        await reach.asked.wait()
+        door.revoke({hub.authenticator.identify(call.token).jti})
+        await reach.given_up.wait()
+        assert error(await task)["code"] == "E_SAFETY_DENIED"
+
+
+async def test_with_a_revoked_token_no_further_call_begins(
+    hub: Hub, door: Door, reach: ScriptedReach
+) -> None:
+    call = request(hub)
+    jti = hub.authenticator.identify(call.token).jti
+    hub.authenticator.revoke(frozenset({jti}))
+    envelope = error(await door.call(call))
+    assert (envelope["code"], envelope["message"]) == ("E_SAFETY_DENIED", "The token is not accepted.")
+    assert reach.commands == []
+    assert await codes(door, request(hub)) == ["ok"]

@@ -1,14 +1,19 @@
 import base64
+from contextlib import suppress
 from dataclasses import FrozenInstanceError, replace
+from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 
 import pytest
 from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from schemas.certificates import self_signed_leaf
-from schemas.identity import certificates_in, is_for_key, kid_of, san_uri
+from schemas.identity import certificates_in, is_for_key, kid_of, san_uri, validity_of
 from tests.fakes.signer import DAY_MS, NODE_ID, NOW_MS, SimulatedCa, key_named
 
 CA = SimulatedCa()
@@ -140,3 +145,109 @@ def test_an_identity_is_valid_from_its_beginning_until_before_its_end(now_ms: in
 def test_a_verified_identity_cannot_be_changed() -> None:
     with pytest.raises(FrozenInstanceError):
         NODE.identity().tenant = "other"  # type: ignore[misc]
+
+
+# --- how long a certificate is good -------------------------------------------------------------------
+
+
+def milliseconds(moment: datetime) -> int:
+    return int(moment.timestamp()) * 1000
+
+
+def certificate(not_before: datetime, not_after: datetime, serial: int = 1) -> bytes:
+    """Return the DER of a certificate with these times, as the library encodes them."""
+    key = Ed25519PrivateKey.from_private_bytes(bytes(NODE.key))
+    name = x509.Name([x509.NameAttribute(x509.oid.NameOID.COMMON_NAME, "x" * 40)])
+    builder = x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
+    builder = builder.serial_number(serial).not_valid_before(not_before).not_valid_after(not_after)
+    return builder.sign(key, None).public_bytes(Encoding.DER)
+
+
+@pytest.mark.parametrize(
+    "der",
+    [
+        pytest.param(LEAF_DER, id="a-leaf"),
+        pytest.param(certificates_in(CA.root_pem)[0], id="a-root"),
+        pytest.param(
+            certificates_in(self_signed_leaf(NODE.key, NODE_ID, NOW_MS, 3650, 5))[0], id="self-signed"
+        ),
+    ],
+)
+def test_the_validity_is_what_the_x_509_library_reads(der: bytes) -> None:
+    read = x509.load_der_x509_certificate(der)
+    expected = (milliseconds(read.not_valid_before_utc), milliseconds(read.not_valid_after_utc))
+    assert validity_of(der) == expected
+
+
+@given(
+    st.datetimes(datetime(1970, 1, 1), datetime(9999, 12, 31)),  # noqa: DTZ001 - hypothesis adds the zone
+    st.timedeltas(timedelta(0), timedelta(days=365 * 60)),
+    st.integers(1, 2**159 - 1),
+)
+def test_times_of_both_encodings_are_read_to_the_second(
+    start: datetime, life: timedelta, serial: int
+) -> None:
+    begins = start.replace(microsecond=0, tzinfo=UTC)
+    try:
+        ends = begins + timedelta(seconds=int(life.total_seconds()))
+    except OverflowError:
+        ends = begins
+    assert validity_of(certificate(begins, ends, serial)) == (milliseconds(begins), milliseconds(ends))
+
+
+def test_utc_time_ends_with_2049_and_generalized_time_goes_on() -> None:
+    last, first = datetime(2049, 12, 31, 23, 59, 59, tzinfo=UTC), datetime(2050, 1, 1, tzinfo=UTC)
+    der = certificate(last, first)
+    assert b"\x17\x0d491231235959Z\x18\x0f20500101000000Z" in der
+    assert validity_of(der) == (milliseconds(last), milliseconds(first))
+
+
+@pytest.mark.parametrize(
+    "der",
+    [
+        pytest.param(b"", id="nothing"),
+        pytest.param(b"0", id="a-tag-alone"),
+        pytest.param(b"0\x80", id="no-length"),
+        pytest.param(b"0\x84\xff\xff\xff\xff", id="longer-than-it-is"),
+        pytest.param(b"0\xff" + b"\xff" * 200, id="a-length-beyond-all-numbers"),
+        pytest.param(b"hello, this is no certificate", id="prose"),
+        pytest.param(LEAF_DER[:-1], id="cut-short"),
+        pytest.param(LEAF_DER[1:], id="the-first-byte-is-missing"),
+        pytest.param(LEAF_DER.replace(b"\x17\x0d", b"\x04\x0d"), id="a-time-that-is-none"),
+        pytest.param(
+            certificate(datetime(2026, 1, 1, tzinfo=UTC), datetime(2026, 2, 2, tzinfo=UTC)).replace(
+                b"260101000000Z", b"261301000000Z"
+            ),
+            id="a-month-that-is-none",
+        ),
+        pytest.param(
+            certificate(datetime(2026, 1, 1, tzinfo=UTC), datetime(2026, 2, 2, tzinfo=UTC)).replace(
+                b"260101000000Z", b"\xff60101000000Z"
+            ),
+            id="a-time-that-is-not-ascii",
+        ),
+    ],
+)
+def test_of_what_is_no_certificate_the_validity_is_a_value_error(der: bytes) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011 - whatever it says
+        validity_of(der)
+
+
+def only_value_errors(der: bytes) -> None:
+    with suppress(ValueError):
+        start, end = validity_of(der)
+        assert isinstance(start, int)
+        assert isinstance(end, int)
+
+
+@settings(max_examples=500)
+@given(st.binary(max_size=200))
+def test_garbage_is_a_value_error_and_nothing_else(der: bytes) -> None:
+    only_value_errors(der)
+
+
+@settings(max_examples=1000)
+@given(st.integers(0, len(LEAF_DER) - 1), st.binary(min_size=1, max_size=4))
+def test_a_damaged_certificate_is_a_value_error_or_still_one(at: int, damage: bytes) -> None:
+    only_value_errors(LEAF_DER[:at] + damage + LEAF_DER[at + len(damage) :])
+    only_value_errors(LEAF_DER[:at])

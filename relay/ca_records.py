@@ -1,0 +1,212 @@
+"""What the CA's ledger says, entry by entry: which certificates there are, whose they are, which are revoked.
+
+| action | members besides ``ts_ms`` |
+|---|---|
+| `issue` | `node_id`, `tenant`, `public_key`, `kid`, `serial`, `not_after_ms`, `join_id` if it was enrolled |
+| `serve` | `name`, `kid`, `serial`, `not_after_ms`: a certificate for a broker or a relay |
+| `revoke` | `node_id` or `name`, `kid`, `reason` |
+| `rotate` | `root`, `previous`, `previous_until_ms` |
+
+Serial numbers are in hex, for they are longer than JSON's numbers. Must not read or write files.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+KID_DIGITS = 16
+"""As many of a kid as are shown to people, and tell one from another."""
+_KID = re.compile(rf"[0-9a-f]{{{KID_DIGITS},64}}")
+_OLD_LEAF_MS = 90 * 86_400_000
+
+
+class RecordError(ValueError):
+    """An entry is none that the CA writes; the text says which."""
+
+
+@dataclass(frozen=True, slots=True)
+class IssuedLeaf:
+    """A node's leaf as the ledger has it.
+
+    ``serial`` is 0 for a leaf of the first version, which wrote none down: a list of the revoked cannot
+    name it, the kid can. ``join_id`` names the join token that it was enrolled with, if it was.
+    """
+
+    node_id: str
+    tenant: str
+    kid: str
+    public_key: bytes
+    serial: int
+    not_after_ms: int
+    issued_ms: int
+    join_id: str | None = None
+
+    @property
+    def name(self) -> str:
+        """Whose it is."""
+        return self.node_id
+
+    def subject(self) -> dict[str, str]:
+        """Return what names it in other entries."""
+        return {"node_id": self.node_id, "kid": self.kid}
+
+    def facts(self) -> dict[str, Any]:
+        """Return what a program wants to know of it."""
+        times = {"issued_ms": self.issued_ms, "not_after_ms": self.not_after_ms}
+        return {**self.subject(), "tenant": self.tenant, **times, "join_id": self.join_id}
+
+    def entry(self) -> dict[str, Any]:
+        """Return the entry that records it."""
+        entry: dict[str, Any] = {
+            "action": "issue",
+            "ts_ms": self.issued_ms,
+            "node_id": self.node_id,
+            "tenant": self.tenant,
+            "public_key": self.public_key.hex(),
+            "kid": self.kid,
+            "serial": f"{self.serial:x}",
+            "not_after_ms": self.not_after_ms,
+        }
+        return entry if self.join_id is None else {**entry, "join_id": self.join_id}
+
+    @classmethod
+    def of(cls, entry: Mapping[str, Any]) -> "IssuedLeaf":
+        """Return the leaf that ``entry`` records."""
+        issued_ms = int(entry["ts_ms"])
+        return cls(
+            node_id=str(entry["node_id"]),
+            tenant=str(entry["tenant"]),
+            kid=str(entry["kid"]),
+            public_key=bytes.fromhex(entry["public_key"]),
+            serial=int(entry.get("serial", "0"), 16),
+            not_after_ms=int(entry.get("not_after_ms", issued_ms + _OLD_LEAF_MS)),
+            issued_ms=issued_ms,
+            join_id=entry.get("join_id"),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class IssuedServer:
+    """A broker's or relay's certificate as the ledger has it."""
+
+    name: str
+    kid: str
+    serial: int
+    not_after_ms: int
+    issued_ms: int
+
+    @property
+    def tenant(self) -> None:
+        """A server is nobody's tenant."""
+
+    def subject(self) -> dict[str, str]:
+        """Return what names it in other entries."""
+        return {"name": self.name, "kid": self.kid}
+
+    def facts(self) -> dict[str, Any]:
+        """Return what a program wants to know of it."""
+        return {**self.subject(), "issued_ms": self.issued_ms, "not_after_ms": self.not_after_ms}
+
+    def entry(self) -> dict[str, Any]:
+        """Return the entry that records it."""
+        return {
+            "action": "serve",
+            "ts_ms": self.issued_ms,
+            "name": self.name,
+            "kid": self.kid,
+            "serial": f"{self.serial:x}",
+            "not_after_ms": self.not_after_ms,
+        }
+
+    @classmethod
+    def of(cls, entry: Mapping[str, Any]) -> "IssuedServer":
+        """Return the certificate that ``entry`` records."""
+        return cls(
+            name=str(entry["name"]),
+            kid=str(entry["kid"]),
+            serial=int(entry["serial"], 16),
+            not_after_ms=int(entry["not_after_ms"]),
+            issued_ms=int(entry["ts_ms"]),
+        )
+
+
+def rotation(root: str, previous: str, previous_until_ms: int, now_ms: int) -> dict[str, Any]:
+    """Return the entry that records another root; both are named by their thumbprints."""
+    return {
+        "action": "rotate",
+        "ts_ms": now_ms,
+        "root": root,
+        "previous": previous,
+        "previous_until_ms": previous_until_ms,
+    }
+
+
+class Records:
+    """All that the entries come to.
+
+    Raises:
+        RecordError: one of them is none that the CA writes. What it did not understand it must not overlook:
+            it may be a revocation.
+    """
+
+    def __init__(self, entries: Iterable[Mapping[str, Any]]) -> None:
+        self.issued: dict[str, IssuedLeaf | IssuedServer] = {}
+        """By kid, oldest first."""
+        self.revoked: dict[str, int] = {}
+        """The kids of the revoked, and when that was."""
+        self._of_node: dict[str, list[IssuedLeaf]] = {}
+        for number, entry in enumerate(entries, 1):
+            try:
+                self._take(entry)
+            except (KeyError, ValueError, TypeError, AttributeError):
+                raise RecordError(f"line {number} is no entry of a CA") from None
+
+    def _take(self, entry: Mapping[str, Any]) -> None:
+        match entry["action"]:
+            case "issue":
+                leaf = IssuedLeaf.of(entry)
+                self.issued[leaf.kid] = leaf
+                self._of_node.setdefault(leaf.node_id, []).append(leaf)
+            case "serve":
+                server = IssuedServer.of(entry)
+                self.issued[server.kid] = server
+            case "revoke":
+                self.revoked.setdefault(str(entry["kid"]), int(entry.get("ts_ms", 0)))
+            case "rotate":
+                pass
+            case other:
+                raise ValueError(other)
+
+    def state(self, issued: IssuedLeaf | IssuedServer, now_ms: int) -> str:
+        """Return, in words, what has become of a certificate."""
+        if issued.kid in self.revoked:
+            return "revoked"
+        return "in force" if now_ms < issued.not_after_ms else "expired"
+
+    def existed(self, node_id: str) -> bool:
+        """Tell whether the id was ever issued: then it belongs to a key, even if that is revoked."""
+        return node_id in self._of_node
+
+    def unrevoked(self, node_id: str) -> list[IssuedLeaf]:
+        """Return the node's leaves that are not revoked, oldest first."""
+        return [leaf for leaf in self._of_node.get(node_id, []) if leaf.kid not in self.revoked]
+
+    def in_force(self) -> dict[str, IssuedLeaf]:
+        """Return the newest leaf of each node that has one that is not revoked."""
+        leaves = {node_id: self.unrevoked(node_id) for node_id in self._of_node}
+        return {node_id: held[-1] for node_id, held in leaves.items() if held}
+
+    def named(self, target: str) -> list[IssuedLeaf | IssuedServer] | None:
+        """Return what is unrevoked of a node, or of a kid or its first 16 digits; None if that is unknown."""
+        if self.existed(target):
+            return [*self.unrevoked(target)]
+        found = [kid for kid in self.issued if kid.startswith(target)] if _KID.fullmatch(target) else []
+        if len(found) != 1:
+            return None
+        return [self.issued[kid] for kid in found if kid not in self.revoked]
+
+    def revoked_serials(self) -> list[int]:
+        """Return the serial number of every revoked certificate that has one on record."""
+        found = (self.issued.get(kid) for kid in self.revoked)
+        return [each.serial for each in found if each is not None and each.serial]

@@ -1,0 +1,144 @@
+"""The roots of the CA as files: the one that issues, the one before it while it is trusted, and their keys.
+
+| file | mode | holds |
+|---|---|---|
+| `root.pem` | 0644 | the root that issues |
+| `root.key` | 0600 | its key |
+| `previous.pem` | 0644 | the root before it, and until when that is trusted |
+| `previous.key` | 0600 | its key |
+| `next.key` | 0600 | the key of `root.pem` if a rotation was cut short, or nobody's |
+
+A key is found by the root that it fits, not by its name: so a rotation needs one rename to be done, and
+whatever stops it, each root has its key. Must not decide who gets what from a root.
+"""
+
+import re
+from pathlib import Path
+
+from nacl.signing import SigningKey
+
+from schemas.files import PRIVATE, read_private, write_atomic
+from schemas.identity import certificates_in, is_for_key, to_pem
+from schemas.keys import private_key_from_pem, private_key_to_pem
+
+_UNTIL = "trusted-until-ms: "
+_UNTIL_LINE = re.compile(rf"{_UNTIL}([0-9]{{1,15}})\n")
+
+
+class AuthorityError(Exception):
+    """The CA cannot, or will not, do it; the text says what to do."""
+
+
+class RootFiles:
+    """The roots in ``directory``. Whoever writes holds the ledger beside them."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.certificate = directory / "root.pem"
+        self._key = directory / "root.key"
+        self._next_key = directory / "next.key"
+        self._previous = directory / "previous.pem"
+        self._previous_key = directory / "previous.key"
+
+    @property
+    def files(self) -> list[Path]:
+        """Every file that is there, keys last."""
+        places = (self.certificate, self._previous, self._key, self._next_key, self._previous_key)
+        return [path for path in places if path.exists()]
+
+    def create(self, root_pem: str, key: SigningKey) -> None:
+        """Write the first root.
+
+        Raises:
+            AuthorityError: there is one already, or its key. They are never overwritten.
+        """
+        if self.certificate.exists():
+            raise AuthorityError(f"{self.directory} holds a CA already")
+        if self._key.exists():
+            raise AuthorityError(f"{self._key} is there without its root: restore that, or remove the key")
+        write_atomic(self._key, private_key_to_pem(key), PRIVATE)
+        write_atomic(self.certificate, root_pem)
+
+    def current(self) -> str:
+        """Return the root that issues, in PEM.
+
+        Raises:
+            AuthorityError: there is no CA here, or its certificate is damaged.
+        """
+        try:
+            return _certificate_of(self.certificate)
+        except FileNotFoundError:
+            raise AuthorityError(f"{self.directory} holds no CA: run `relay ca init`") from None
+
+    def trusted(self, now_ms: int) -> list[str]:
+        """Return the current root, and the one before it until its time is up.
+
+        Raises:
+            AuthorityError: as ``current``.
+        """
+        # The current one first: a rotation that goes on meanwhile has written the previous one before it.
+        current = self.current()
+        previous = self._before(current)
+        return [current] if previous is None or previous[1] <= now_ms else [current, previous[0]]
+
+    def _before(self, current: str) -> tuple[str, int] | None:
+        try:
+            root = _certificate_of(self._previous)
+            until = _UNTIL_LINE.match(self._previous.read_text("utf-8", "replace"))
+        except FileNotFoundError:
+            return None
+        if until is None:
+            raise AuthorityError(f"{self._previous} is damaged: it does not say until when it is trusted")
+        # A rotation that was cut short before its end has put the current root there too.
+        return None if root == current else (root, int(until[1]))
+
+    def key_of(self, root_pem: str) -> SigningKey:
+        """Return the key of a root that lies here.
+
+        Raises:
+            AuthorityError: it does not lie here, or is damaged.
+            ExposedFileError: others can read it.
+        """
+        der = certificates_in(root_pem)[0]
+        # The first a second time: a rotation may just now have given it the name.
+        for path in (self._key, self._next_key, self._key, self._previous_key):
+            key = _key_in(path)
+            if key is not None and is_for_key(der, bytes(key.verify_key)):
+                return key
+        where = self._key if root_pem == self.current() else self._previous_key
+        raise AuthorityError(f"{where} is not the key of its root: put that back")
+
+    def rotate(self, root_pem: str, key: SigningKey, until_ms: int) -> None:
+        """Put a new root in the place of the current one, which is trusted until ``until_ms``.
+
+        Raises:
+            AuthorityError: as ``key_of``; nothing has changed then.
+            OSError: it was cut short; whether the new root is in force, ``current`` says. It can be repeated.
+        """
+        old = self.current()
+        write_atomic(self._previous_key, private_key_to_pem(self.key_of(old)), PRIVATE)
+        write_atomic(self._previous, f"{_UNTIL}{until_ms}\n{old}")
+        write_atomic(self._next_key, private_key_to_pem(key), PRIVATE)
+        write_atomic(self.certificate, root_pem)  # here it is done
+        self._next_key.replace(self._key)
+
+
+def _certificate_of(path: Path) -> str:
+    try:
+        certificates = certificates_in(path.read_text("utf-8", "replace"))
+    except ValueError:
+        certificates = []
+    if not certificates:
+        # Nobody would be believed, without a word.
+        raise AuthorityError(f"{path} is damaged: it holds no certificate")
+    return to_pem(certificates[:1])
+
+
+def _key_in(path: Path) -> SigningKey | None:
+    try:
+        return private_key_from_pem(read_private(path))
+    except FileNotFoundError:
+        return None
+    except ValueError:
+        # Without the error's own text, which can show a byte of the key.
+        raise AuthorityError(f"{path} is damaged: it holds no key") from None

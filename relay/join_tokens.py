@@ -1,0 +1,213 @@
+"""The join tokens that the operator made: who may still enrol with one, and into which tenant.
+
+| action | members besides ``ts_ms`` and ``id`` |
+|---|---|
+| `create` | `tenant`, `key`, `expires_at_ms`, `uses` |
+| `spend` | `node_id` |
+| `revoke` | |
+
+The file holds the tokens' keys, so it is for its owner alone. Must not judge proofs, and must not issue.
+"""
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from relay.ledger import Ledger, LedgerError
+from schemas.certificates import UNENROLLED_TENANT
+from schemas.enrolment import JoinToken
+from schemas.identity import TENANT_PATTERN, certificates_in
+from schemas.keys import base64url, from_base64url
+from schemas.text import printable
+from schemas.ulids import UlidSource
+
+MAX_TTL_S = 30 * 86_400
+MAX_USES = 10_000
+_KEY_BYTES = 32
+
+
+class JoinError(Exception):
+    """A join token is not made, or is not good for this; the text says why."""
+
+
+class JoinState(StrEnum):
+    """What has become of a join token."""
+
+    OPEN = "open"
+    USED_UP = "used up"
+    EXPIRED = "expired"
+    REVOKED = "revoked"
+
+
+@dataclass(slots=True)
+class JoinGrant:
+    """What a join token is good for. ``node_ids``: who has enrolled with it, oldest first."""
+
+    id: str
+    tenant: str
+    key: bytes = field(repr=False)
+    created_ms: int
+    expires_at_ms: int
+    uses: int
+    node_ids: list[str] = field(default_factory=list)
+    revoked: bool = False
+
+    def state(self, now_ms: int) -> JoinState:
+        """Return what has become of it."""
+        if self.revoked:
+            return JoinState.REVOKED
+        if now_ms >= self.expires_at_ms:
+            return JoinState.EXPIRED
+        return JoinState.OPEN if len(self.node_ids) < self.uses else JoinState.USED_UP
+
+    def facts(self, now_ms: int) -> dict[str, Any]:
+        """Return what a program wants to know of it; the key is no part of that."""
+        return {
+            "id": self.id,
+            "tenant": self.tenant,
+            "created_ms": self.created_ms,
+            "expires_at_ms": self.expires_at_ms,
+            "uses": self.uses,
+            "node_ids": self.node_ids,
+            "state": self.state(now_ms),
+        }
+
+    def admits(self, node_id: str, now_ms: int) -> bool:
+        """Tell whether ``node_id`` may enrol with it: who has done so may again, for answers are lost."""
+        state = self.state(now_ms)
+        return state is JoinState.OPEN or (state is JoinState.USED_UP and node_id in self.node_ids)
+
+
+class JoinTokens:
+    """The join tokens in ``path``. Time and randomness come in from outside.
+
+    Everything raises LedgerError if the file is damaged, and OSError if it cannot be used.
+    """
+
+    def __init__(self, path: Path, now_ms: Callable[[], int], random_bytes: Callable[[int], bytes]) -> None:
+        self._ledger = Ledger(path, secret=True)
+        self._now_ms = now_ms
+        self._random_bytes = random_bytes
+        self._ulids = UlidSource(now_ms, random_bytes)
+        self._seen: tuple[object, dict[str, JoinGrant]] = (None, {})
+
+    def create(self, tenant: str, ttl_s: int, uses: int, root_pem: str) -> JoinToken:
+        """Make a token for ``uses`` nodes, which tells them that ``root_pem`` is the root of this relay's CA.
+
+        Raises:
+            JoinError: tenant, time or number are out of bounds.
+        """
+        if not re.fullmatch(TENANT_PATTERN, tenant) or tenant == UNENROLLED_TENANT:
+            raise JoinError(f"{printable(tenant)!r} is not a tenant: use a-z, 0-9, - and _")
+        if not 1 <= ttl_s <= MAX_TTL_S:
+            raise JoinError(f"a join token is good for at most {MAX_TTL_S // 86_400} days")
+        if not 1 <= uses <= MAX_USES:
+            raise JoinError(f"a join token is good for 1 to {MAX_USES} nodes")
+        key = self._random_bytes(_KEY_BYTES)
+        token = JoinToken(self._ulids.new(), key, sha256(certificates_in(root_pem)[0]).digest())
+        now = self._now_ms()
+        with self._ledger.held():
+            self._ledger.append(
+                {
+                    "action": "create",
+                    "ts_ms": now,
+                    "id": token.id,
+                    "tenant": tenant,
+                    "key": base64url(key),
+                    "expires_at_ms": now + ttl_s * 1000,
+                    "uses": uses,
+                }
+            )
+        return token
+
+    def find(self, join_id: str) -> JoinGrant | None:
+        """Return what the token is good for; None if it is unknown, expired or revoked.
+
+        A token that is used up is found, for the sake of a node that lost the answer: see ``spend``.
+        """
+        grant = self._grants().get(join_id)
+        dead = grant is None or grant.state(self._now_ms()) in {JoinState.EXPIRED, JoinState.REVOKED}
+        return None if dead else grant
+
+    def spend(self, join_id: str, node_id: str) -> None:
+        """Count ``node_id``, once, against what the token is good for.
+
+        Raises:
+            JoinError: the token is unknown, expired, revoked, or used up by others.
+        """
+        with self._ledger.held() as entries:
+            grant = self._read(entries).get(join_id)
+            if grant is None or not grant.admits(node_id, self._now_ms()):
+                raise JoinError("the join token is not good for another node")
+            if node_id not in grant.node_ids:
+                self._append("spend", join_id, node_id=node_id)
+
+    def revoke(self, join_id: str) -> bool:
+        """Make the token void; tell whether it was not already.
+
+        Raises:
+            JoinError: there never was such a token.
+        """
+        with self._ledger.held() as entries:
+            grant = self._read(entries).get(join_id)
+            if grant is None:
+                raise JoinError(f"there is no join token {printable(join_id)!r}: see `relay join-token list`")
+            if not grant.revoked:
+                self._append("revoke", join_id)
+            return not grant.revoked
+
+    def all(self) -> list[JoinGrant]:
+        """Return every token that was ever made, oldest first."""
+        return list(self._read(self._ledger.entries()).values())
+
+    def _grants(self) -> dict[str, JoinGrant]:
+        """Return what is written, read anew only when it has changed: strangers ask as often as they like."""
+        stamp = self._ledger.stamp
+        if stamp != self._seen[0]:
+            self._seen = (stamp, self._read(self._ledger.entries()))
+        return self._seen[1]
+
+    def _append(self, action: str, join_id: str, **facts: str) -> None:
+        self._ledger.append({"action": action, "ts_ms": self._now_ms(), "id": join_id, **facts})
+
+    def _read(self, entries: Iterable[dict[str, Any]]) -> dict[str, JoinGrant]:
+        grants: dict[str, JoinGrant] = {}
+        for number, entry in enumerate(entries, 1):
+            try:
+                _take(entry, grants)
+            except (KeyError, ValueError, TypeError):
+                # What is not understood may be what makes a token void.
+                reason = f"line {number} is no entry of a join token"
+                raise LedgerError(f"{self._ledger.path} is damaged: {reason}") from None
+        return grants
+
+
+def _take(entry: dict[str, Any], grants: dict[str, JoinGrant]) -> None:
+    match entry["action"]:
+        case "create":
+            grants[entry["id"]] = JoinGrant(
+                id=entry["id"],
+                tenant=str(entry["tenant"]),
+                key=_key(entry["key"]),
+                created_ms=int(entry["ts_ms"]),
+                expires_at_ms=int(entry["expires_at_ms"]),
+                uses=int(entry["uses"]),
+            )
+        case "spend":
+            grants[entry["id"]].node_ids.append(str(entry["node_id"]))
+        case "revoke":
+            grants[entry["id"]].revoked = True
+        case other:
+            raise ValueError(other)
+
+
+def _key(text: str) -> bytes:
+    key = from_base64url(text)
+    if len(key) != _KEY_BYTES:
+        # An empty key would be one that everybody has.
+        raise ValueError("not a key")
+    return key
