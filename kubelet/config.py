@@ -1,14 +1,23 @@
-"""What the operator decides about a node, checked before anything starts."""
+"""What the operator decides about a node, or has decided at its enrolment, checked before anything starts."""
 
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from schemas.addresses import BrokerAddress, check_private
+from schemas.addresses import AddressError, BrokerAddress, check_private, normal_url, parse_broker
+from schemas.files import write_atomic
+from schemas.strict_json import StrictJsonError, loads
 
 DEFAULT_LOOPBACK_PORT = 8701
 DEFAULT_HEARTBEAT_S = 60.0
 DEFAULT_TTL_MS = 15 * 60_000
+
+_STORED = "kubelet.json"
+_MAX_STORED_BYTES = 4096
+
+
+class StoredConfigError(ValueError):
+    """What enrolment stored cannot be used; the text says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +69,44 @@ class DaemonPlan:
             state_dir=Path(plan["state_dir"]),
             loopback_port=plan["loopback_port"],
         )
+
+
+def store(config: NodeConfig, state_dir: Path) -> None:
+    """Write what ``kubelet run`` needs to know of ``config``. It holds no secret."""
+    stored = {
+        "relay": config.relay_url,
+        "broker": str(config.broker),
+        "own_root": config.own_root,
+        "insecure_plain_transports": config.plain_allowed,
+    }
+    write_atomic(state_dir / _STORED, json.dumps(stored, indent=2) + "\n")
+
+
+def forget(state_dir: Path) -> None:
+    """Remove what ``store`` wrote."""
+    (state_dir / _STORED).unlink(missing_ok=True)
+
+
+def read_stored(state_dir: Path) -> NodeConfig | None:
+    """Return what ``store`` wrote; None if nothing did.
+
+    Raises:
+        StoredConfigError: it is damaged, or was changed into what may not be.
+    """
+    file = state_dir / _STORED
+    try:
+        told = loads(file.read_bytes(), max_bytes=_MAX_STORED_BYTES)
+        flags = (told["insecure_plain_transports"], told["own_root"])
+        if not all(isinstance(flag, bool) for flag in flags):
+            raise StoredConfigError(f"{file} is damaged: a flag is neither true nor false")
+        broker, relay_url = parse_broker(told["broker"]), normal_url(told["relay"])
+        return NodeConfig(broker, relay_url, plain_allowed=flags[0], own_root=flags[1])
+    except FileNotFoundError:
+        return None
+    except AddressError as error:
+        raise StoredConfigError(f"{file}: {error}") from None
+    except (StrictJsonError, KeyError, TypeError, AttributeError):
+        raise StoredConfigError(f"{file} is damaged: remove it, and say --broker and --relay") from None
 
 
 def default_state_dir(home: Path, *, is_root: bool) -> Path:

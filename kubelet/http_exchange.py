@@ -1,0 +1,118 @@
+"""One HTTP request and its answer, bounded in time and size, for the commands of the node.
+
+Asks with asyncio's streams, because one timeout then bounds all of it: a server that sends a byte a second
+is given up on like one that sends none. Must not follow redirects, go through proxies, or keep connections.
+Must not be imported by the running daemon, which has no use for it.
+"""
+
+import asyncio
+import io
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from http.client import HTTPException, HTTPResponse
+from ssl import SSLCertVerificationError, SSLContext, SSLError
+from urllib.parse import urlsplit
+
+from schemas.text import printable
+
+_TIMEOUT_S = 10.0
+_MAX_BYTES = 64 * 1024
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+
+
+class NoAnswerError(ConnectionError):
+    """There was no answer that can be read; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What is asked: a GET without a body, a POST of JSON with one.
+
+    Attributes:
+        url: the server's, in its normal form.
+    """
+
+    url: str
+    path: str
+    body: bytes | None = None
+
+    def wire(self) -> bytes:
+        """Return the bytes of it."""
+        headers = {"Host": urlsplit(self.url).netloc, "Connection": "close", "Accept-Encoding": "identity"}
+        if self.body is not None:
+            headers |= {"Content-Type": "application/json", "Content-Length": str(len(self.body))}
+        return _head("GET" if self.body is None else "POST", self.path, headers) + (self.body or b"")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came. It is believed as far as the connection was verified, and no further."""
+
+    status: int
+    body: bytes = field(repr=False)
+
+
+async def exchange(request: Request, tls: SSLContext, timeout_s: float = _TIMEOUT_S) -> Answer:
+    """Ask, and return the answer. ``tls`` says whom to believe where the URL is https.
+
+    Raises:
+        SSLCertVerificationError: ``tls`` does not believe the server. Nothing was said to it.
+        NoAnswerError: it cannot be reached, does not answer in time, or with too much, or not in HTTP.
+    """
+    try:
+        async with asyncio.timeout(timeout_s):
+            return _parsed(await _exchanged(request, tls), request.url)
+    except SSLCertVerificationError:
+        raise
+    except TimeoutError:
+        raise NoAnswerError(f"{request.url} does not answer within {timeout_s:g} s") from None
+    except SSLError:
+        raise NoAnswerError(f"{request.url} does not speak TLS as it should") from None
+    except NoAnswerError:
+        raise
+    except OSError as error:
+        raise NoAnswerError(f"{request.url} cannot be reached: {printable(str(error))}") from None
+
+
+async def _exchanged(request: Request, tls: SSLContext) -> bytes:
+    parts = urlsplit(request.url)
+    port = parts.port or _DEFAULT_PORTS[parts.scheme]
+    encrypted = tls if parts.scheme == "https" else None
+    reader, writer = await asyncio.open_connection(parts.hostname, port, ssl=encrypted)
+    try:
+        writer.write(request.wire())
+        received = bytearray()
+        while piece := await reader.read(_MAX_BYTES):
+            received += piece
+            if len(received) > _MAX_BYTES:
+                raise NoAnswerError(f"{request.url} answers with more than a relay would")
+        return bytes(received)
+    finally:
+        writer.transport.abort()
+        with suppress(OSError):
+            await writer.wait_closed()
+
+
+def _parsed(received: bytes, url: str) -> Answer:
+    response = HTTPResponse(_Received(received))  # type: ignore[arg-type]  # it asks no more of a socket
+    try:
+        response.begin()
+        return Answer(response.status, response.read())
+    except (HTTPException, ValueError):
+        raise NoAnswerError(f"what answers at {url} does not speak HTTP as it should") from None
+
+
+class _Received:
+    """What the standard library's parser takes for a socket."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def makefile(self, _mode: str) -> io.BytesIO:
+        return io.BytesIO(self._data)
+
+
+def _head(method: str, path: str, headers: Mapping[str, str]) -> bytes:
+    lines = [f"{method} {path} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
+    return ("\r\n".join(lines) + "\r\n\r\n").encode("ascii")

@@ -1,0 +1,71 @@
+"""The options of the node's commands, and what they amount to with what the enrolment wrote.
+
+Must not run anything.
+"""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kubelet.config import NodeConfig, default_state_dir, read_stored
+from kubelet.process import EXIT_USAGE, fail
+from schemas.addresses import PLAIN_OPTION, normal_url, parse_broker
+from schemas.enrolment import JoinToken, JoinTokenError
+
+_TOKEN_VARIABLE = "EDGE_JOIN_TOKEN"  # noqa: S105 - the name of a variable, not a secret
+
+StateDir = Annotated[Path | None, typer.Option("--state-dir", help="Where the node's identity lies.")]
+Broker = Annotated[str, typer.Option("--broker", metavar="HOST:PORT", help="The MQTT broker.")]
+Relay = Annotated[str, typer.Option("--relay", metavar="URL", help="The relay's public URL.")]
+MaybeBroker = Annotated[str | None, typer.Option("--broker", metavar="HOST:PORT", help="The MQTT broker.")]
+MaybeRelay = Annotated[str | None, typer.Option("--relay", metavar="URL", help="The relay's public URL.")]
+Plain = Annotated[bool, typer.Option(PLAIN_OPTION, help="Let others on the network read along, and write.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+Heartbeat = Annotated[
+    float, typer.Option("--heartbeat", min=1.0, max=3600.0, help="Seconds between two heartbeats.")
+]
+Ttl = Annotated[
+    int, typer.Option("--ttl-ms", min=1000, max=86_400_000, help="How long a manifest is good for.")
+]
+
+
+def stored_config(
+    directory: Path, broker: str | None, relay: str | None, heartbeat_s: float, ttl_ms: int, *, plain: bool
+) -> NodeConfig:
+    """Return the configuration of the enrolment, but for what the command line says otherwise."""
+    stored = read_stored(directory)
+    if stored is not None:
+        broker, relay = broker or str(stored.broker), relay or stored.relay_url
+        plain = plain or stored.plain_allowed
+    if broker is None or relay is None:
+        fail("enrol first with `kubelet enroll`, or say --broker and --relay", EXIT_USAGE)
+    own_root = stored is not None and stored.own_root
+    return typed_config(broker, relay, heartbeat_s, ttl_ms, plain=plain, own_root=own_root)
+
+
+def typed_config(
+    broker: str, relay: str, heartbeat_s: float, ttl_ms: int, *, plain: bool = False, own_root: bool = False
+) -> NodeConfig:
+    """Return the configuration that was typed."""
+    if ttl_ms < heartbeat_s * 1000 * 2:
+        fail("--ttl-ms must span two heartbeats, or one late heartbeat unlists the node", EXIT_USAGE)
+    return NodeConfig(parse_broker(broker), normal_url(relay), heartbeat_s, ttl_ms, plain, own_root)
+
+
+def join_token(text: str | None, file: Path | None) -> JoinToken:
+    """Return the join token that was typed, or lies in ``file``, or in the environment."""
+    if text is not None and file is not None:
+        fail("--token and --token-file exclude each other", EXIT_USAGE)
+    if file is not None:
+        text = file.read_text("utf-8", "replace")
+    try:
+        return JoinToken.parse(text or os.environ.get(_TOKEN_VARIABLE) or "")
+    except JoinTokenError as error:
+        fail(f"{error}; give it in {_TOKEN_VARIABLE}, with --token-file or with --token", EXIT_USAGE)
+
+
+def directory_of(state_dir: Path | None) -> Path:
+    """Return the state directory that was named, or the usual one."""
+    return state_dir or default_state_dir(Path.home(), is_root=os.geteuid() == 0)

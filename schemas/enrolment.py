@@ -1,0 +1,85 @@
+"""Enrolment: the join token that an operator carries to a node, and the proofs that both ends make with it.
+
+The token's key never travels. Each message carries an HMAC under it over its own canonical form, so that
+whoever is in between, or plays the relay, learns nothing that is worth anything and changes nothing unseen.
+Must not decide who is enrolled, and must not read files, clocks or randomness.
+"""
+
+import hmac
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from schemas.canonical import jcs
+from schemas.keys import base64url, from_base64url
+
+REQUEST_REF = "enrol.request@1.0.0"
+RESPONSE_REF = "enrol.response@1.0.0"
+ENROL_PATH = "/enroll"
+MAX_REQUEST_BYTES = 16 * 1024
+MAX_RESPONSE_BYTES = 64 * 1024
+
+# Whom a proof speaks for: none that one end made can be sent back to it as the other's.
+NODE = b"edge-kubelet enrol request\n"
+RELAY = b"edge-kubelet enrol response\n"
+
+_PROOF = "proof"
+_TOKEN = re.compile(r"ekj1\.([0-9A-HJKMNP-TV-Z]{26})\.([A-Za-z0-9_-]{43})\.([A-Za-z0-9_-]{43})")
+
+
+class JoinTokenError(ValueError):
+    """The text is not a join token. It is not repeated: what is nearly one is nearly a secret."""
+
+
+@dataclass(frozen=True, slots=True)
+class JoinToken:
+    """What lets a node enrol, and tells it with whom.
+
+    Attributes:
+        id: a ULID in upper case, which names the token at the relay and is no secret.
+        key: 32 secret bytes.
+        fingerprint: the SHA-256 of the DER of the root that the relay's CA had when it made the token.
+    """
+
+    id: str
+    key: bytes = field(repr=False)
+    fingerprint: bytes
+
+    def text(self) -> str:
+        """Return the token as an operator carries it."""
+        return f"ekj1.{self.id}.{base64url(self.key)}.{base64url(self.fingerprint)}"
+
+    @classmethod
+    def parse(cls, text: str) -> "JoinToken":
+        """Return the token that ``text`` is, white space around it aside.
+
+        Raises:
+            JoinTokenError: it is none.
+        """
+        match = _TOKEN.fullmatch(text.strip())
+        if match is None:
+            raise JoinTokenError("that is no join token: it begins with ekj1. and has four parts")
+        try:
+            return cls(match[1], from_base64url(match[2]), from_base64url(match[3]))
+        except ValueError:
+            raise JoinTokenError("the join token is damaged: copy it again, whole") from None
+
+
+def proven(message: Mapping[str, Any], key: bytes, speaker: bytes) -> dict[str, Any]:
+    """Return ``message`` with the proof of ``speaker``, ``NODE`` or ``RELAY``, that it has the ``key``."""
+    return {**message, _PROOF: base64url(_mac(message, key, speaker))}
+
+
+def is_proven(message: Mapping[str, Any], key: bytes, speaker: bytes) -> bool:
+    """Tell whether ``speaker`` has the ``key`` and said exactly this. ``message`` fits its schema."""
+    try:
+        proof = from_base64url(message[_PROOF])
+    except ValueError:
+        return False
+    said = {name: value for name, value in message.items() if name != _PROOF}
+    return hmac.compare_digest(proof, _mac(said, key, speaker))
+
+
+def _mac(message: Mapping[str, Any], key: bytes, speaker: bytes) -> bytes:
+    return hmac.digest(key, speaker + jcs(dict(message)), "sha256")

@@ -1,0 +1,179 @@
+"""7. An operator takes a node in with two commands, and everybody else stays outside.
+
+Steps: make a join token on the relay · enrol on the node · run it without another word · call it as an
+agent · try the token a second time, and at another relay · read in the audit what was decided.
+"""
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx2
+import pytest
+from mcp.client.client import Client
+from mcp.client.streamable_http import streamable_http_client
+
+from relay.local_system import Plan, list_tools, start_broker
+from relay.processes import Processes
+from schemas.addresses import mcp_url
+from schemas.tls import client_context
+
+BOUND_S = 60
+TENANT = "acme"
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What a command left."""
+
+    code: int
+    out: str
+    err: str
+
+
+async def run(*arguments: str | Path) -> Ran:
+    """Run ``python -m`` with ``arguments`` to its end."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        *map(str, arguments),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    async with asyncio.timeout(BOUND_S):
+        out, err = await process.communicate()
+    assert process.returncode is not None
+    return Ran(process.returncode, out.decode(), err.decode())
+
+
+@dataclass(frozen=True)
+class Site:
+    """A relay that serves over TLS with a certificate of its own CA, and a broker beside it."""
+
+    plan: Plan
+    processes: Processes
+    url: str
+
+    async def relay(self, *arguments: str) -> Ran:
+        """Run a command of the relay."""
+        return await run("relay", *arguments, "--state-dir", self.plan.state.root)
+
+    async def join_token(self, name: str = "join-token") -> Path:
+        """Make a join token for one node, and return the file that it was carried in."""
+        created = await self.relay("join-token", "create", "--tenant", TENANT, "--public-url", self.url)
+        assert created.code == 0, created.err
+        file = self.plan.directory / name
+        file.write_text(created.out)
+        return file
+
+    async def enroll(self, name: str, token_file: Path, *options: str) -> Ran:
+        """Enrol the node called ``name``."""
+        state = self.plan.directory / name
+        return await run(
+            "kubelet", "enroll", self.url, "--token-file", token_file, "--state-dir", state, *options
+        )
+
+    async def start_node(self, name: str) -> None:
+        """Start the daemon of the node called ``name``, which is told where it lies, and nothing else."""
+        state = str(self.plan.directory / name)
+        command = [sys.executable, "-m", "kubelet", "run", "--state-dir", state, "--loopback-port", "0"]
+        await self.processes.start(name, command)
+
+    @asynccontextmanager
+    async def agent(self) -> AsyncIterator[Client]:
+        """Hold an official MCP client that believes the relay by its root."""
+        issued = await self.relay(
+            "token", "issue", "--sub", "agent", "--tenant", TENANT, "--public-url", self.url
+        )
+        assert issued.code == 0, issued.err
+        headers = {"Authorization": f"Bearer {issued.out.strip()}"}
+        root = (self.plan.state.ca / "root.pem").read_text()
+        async with httpx2.AsyncClient(headers=headers, verify=client_context(root)) as http:
+            transport = streamable_http_client(mcp_url(self.url), http_client=http)
+            async with Client(transport) as client:
+                yield client
+
+    async def echo(self, node_id: str, message: str) -> object:
+        """Call the node's echo as soon as it is listed, and return what comes."""
+        name = f"sysecho.{node_id}.echo.invoke"
+        async with asyncio.timeout(BOUND_S), self.agent() as client:
+            while name not in {tool.name for tool in await list_tools(client)}:
+                self.processes.check()
+            result = await client.call_tool(name, {"message": message})
+        assert not result.is_error, result
+        return (result.structured_content or {})["message"]
+
+
+@asynccontextmanager
+async def running_site(directory: Path, processes: Processes) -> AsyncIterator[Site]:
+    directory.mkdir()  # noqa: ASYNC240 - nothing else runs yet
+    plan = Plan.below(directory)
+    site = Site(plan, processes, f"https://127.0.0.1:{plan.relay_port}")
+    await start_broker(plan, processes)
+    assert (await site.relay("ca", "init")).code == 0
+    serving = ["--public-url", site.url, "--listen", f"127.0.0.1:{plan.relay_port}", "--tls-own"]
+    brokers = ["--broker", plan.broker, "--node-broker", f"mqtt://localhost:{plan.broker_port}"]
+    command = ["relay", "run", *brokers, *serving, "--state-dir", str(plan.state.root)]
+    await processes.start("relay", [sys.executable, "-m", *command])
+    await processes.until_listening(plan.relay_port)
+    yield site
+
+
+@pytest.fixture
+async def site(tmp_path: Path) -> AsyncIterator[Site]:
+    async with Processes.running(tmp_path) as processes, running_site(tmp_path / "site", processes) as site:
+        yield site
+
+
+async def test_a_node_is_taken_in_with_two_commands_and_runs_without_another_word(site: Site) -> None:
+    token_file = await site.join_token()
+    enrolled = await site.enroll("kitchen", token_file, "--json")
+    assert enrolled.code == 0, enrolled.err
+    facts = json.loads(enrolled.out)
+    assert (facts["tenant"], facts["relay"]) == (TENANT, site.url)
+    assert facts["broker"] == f"mqtt://localhost:{site.plan.broker_port}"
+
+    await site.start_node("kitchen")
+    assert await site.echo(facts["node_id"], "hello") == "hello"
+
+    # What the operator typed for the one node is of no use for another, nor a second time.
+    other = await site.enroll("garage", token_file)
+    assert (other.code, other.out) == (1, "")
+    assert "the join token is used up, expired or withdrawn" in other.err
+    await site.processes.kill("kitchen")
+    again = await site.enroll("kitchen", token_file)
+    assert (again.code, again.out) == (3, "")
+    assert "is enrolled already" in again.err
+    await site.start_node("kitchen")
+    assert await site.echo(facts["node_id"], "still here") == "still here"
+
+    # With a token of its own it comes in beside the first.
+    second = await site.enroll("garage", await site.join_token("another"), "--json")
+    assert second.code == 0, second.err
+    await site.start_node("garage")
+    assert await site.echo(json.loads(second.out)["node_id"], "hello too") == "hello too"
+
+    audited = [json.loads(line) for line in site.plan.state.audit.read_text().splitlines()]
+    found = [line for line in audited if line.get("event") in {"enrolled", "enrolment_refused"}]
+    assert [(line["event"], line.get("node_id"), line.get("reason")) for line in found] == [
+        ("enrolled", facts["node_id"], None),
+        ("enrolment_refused", None, "used_up"),
+        ("enrolled", json.loads(second.out)["node_id"], None),
+    ]
+    assert found[0]["join_id"] == token_file.read_text().split(".")[1]
+    assert token_file.read_text().split(".")[2] not in site.plan.state.audit.read_text()
+
+
+async def test_a_token_of_another_relay_says_nothing_to_this_one(site: Site, tmp_path: Path) -> None:
+    async with Processes.running(tmp_path / "site") as processes:
+        async with running_site(tmp_path / "elsewhere", processes) as elsewhere:
+            token_file = await elsewhere.join_token()
+        refused = await site.enroll("kitchen", token_file)
+    assert (refused.code, refused.out) == (1, "")
+    assert f"{site.url} is another relay than the one that made this join token" in refused.err
+    assert not (site.plan.directory / "kitchen" / "node.key").exists()

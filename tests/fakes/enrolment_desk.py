@@ -1,0 +1,119 @@
+"""A relay's ``/enroll`` as the node sees it: honest by default, and crooked in whatever way a test wants."""
+
+import asyncio
+import json
+import ssl
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from hashlib import sha256
+from typing import Any
+
+from schemas.certificates import read_csr
+from schemas.enrolment import NODE, RELAY, JoinToken, is_proven, proven
+from schemas.identity import certificates_in
+from schemas.issuing import issue_leaf
+from tests.fakes.raw_http_server import BOUND_S, Asked, RawServer, http_answer
+from tests.fakes.signer import TENANT, SimulatedCa
+
+JOIN_ID = "01HZX9K3M4P7Q8R9S0T1V2W3XY"
+
+
+class Desk:
+    """Enrols whoever proves to have the key of its token.
+
+    Attributes:
+        told: members that the relay itself puts in place of the true ones, before it proves what it says.
+        tamper: what somebody in between does to the bytes of the answer.
+        shown_roots: what ``GET`` answers.
+        status: what is answered instead, if anything.
+        lost: how many answers get lost on the way.
+        genuine: the requests whose proof holds.
+    """
+
+    def __init__(self, ca: SimulatedCa, now_ms: Callable[[], int]) -> None:
+        self.ca = ca
+        self.token = JoinToken(JOIN_ID, bytes(range(32)), sha256(certificates_in(ca.root_pem)[0]).digest())
+        self.told: dict[str, Any] = {}
+        self.tamper: Callable[[dict[str, Any]], Any] = dict
+        self.shown_roots = ca.root_pem
+        self.status: int | None = None
+        self.lost = 0
+        self.genuine: list[dict[str, Any]] = []
+        self.server = RawServer("")
+        self._now_ms = now_ms
+
+    @asynccontextmanager
+    async def open(self, tls: ssl.SSLContext | None = None) -> AsyncIterator["Desk"]:
+        """Serve."""
+        async with RawServer.running(self._respond, tls) as self.server:
+            yield self
+
+    @contextmanager
+    def open_aside(self) -> Iterator["Desk"]:
+        """Serve in a thread, for who runs a command line in this one."""
+        opened, closing = threading.Event(), asyncio.Event()
+        loop = asyncio.new_event_loop()
+
+        async def serve() -> None:
+            async with self.open():
+                opened.set()
+                await closing.wait()
+
+        thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
+        thread.start()
+        try:
+            assert opened.wait(BOUND_S)
+            yield self
+        finally:
+            loop.call_soon_threadsafe(closing.set)
+            thread.join(BOUND_S)
+            loop.close()
+
+    @property
+    def url(self) -> str:
+        """Where it serves."""
+        return self.server.url
+
+    @property
+    def methods(self) -> list[str]:
+        """What was asked, in order."""
+        return [asked.method for asked in self.server.asked]
+
+    async def _respond(self, asked: Asked, writer: asyncio.StreamWriter) -> None:
+        if asked.method == "GET":
+            writer.write(http_answer(200, self.shown_roots.encode("ascii")))
+            return
+        answer = self._enrolled(json.loads(asked.body))
+        if self.lost > 0:
+            self.lost -= 1
+        elif self.status is not None:
+            writer.write(http_answer(self.status, b"whatever"))
+        else:
+            writer.write(http_answer(200, json.dumps(answer).encode("ascii")))
+
+    def _enrolled(self, request: dict[str, Any]) -> Any:
+        if is_proven(request, self.token.key, NODE):
+            self.genuine.append(request)
+        node_id, public_key = read_csr(request["csr"])
+        leaf = issue_leaf(
+            self.ca.root_pem,
+            self.ca.key,
+            node_id=node_id,
+            tenant=TENANT,
+            public_key=public_key,
+            now_ms=self._now_ms(),
+            valid_days=90,
+            serial=len(self.server.asked) + 1,
+        )
+        answer = {
+            "certificate": leaf,
+            "roots": self.ca.root_pem,
+            "relay_url": self.url,
+            "broker": "mqtt://127.0.0.1:1883",
+            "own_root": False,
+            "nonce": request["nonce"],
+            "server_time_ms": self._now_ms(),
+            **self.told,
+        }
+        return self.tamper(proven(answer, self.token.key, RELAY))
