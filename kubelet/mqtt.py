@@ -5,6 +5,7 @@ event loop before it touches our state. Must not queue: what matters is publishe
 """
 
 import asyncio
+import ssl
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -25,13 +26,21 @@ class MqttPublisher:
     """A connection that is kept up from ``start`` to ``stop``.
 
     ``shortest_wait_s`` is what the waits between attempts double from: different nodes should have different
-    ones, so that they do not all return in the same second.
+    ones, so that they do not all return in the same second. ``tls`` is whom to believe and what to show, for
+    a broker over TLS.
     """
 
     def __init__(
-        self, broker: BrokerAddress, client_id: str, log: FilteringBoundLogger, shortest_wait_s: int = 1
+        self,
+        broker: BrokerAddress,
+        client_id: str,
+        log: FilteringBoundLogger,
+        shortest_wait_s: int = 1,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self._broker = broker
+        # paho does not tell one from the other.
+        self._unreached = "no answer, or no certificate that is believed" if tls else "no answer"
         self._log = log
         self._on_connect: list[Callable[[], Awaitable[None]]] = []
         self._tasks: set[asyncio.Task[None]] = set()
@@ -40,6 +49,8 @@ class MqttPublisher:
         self._client = paho.Client(
             CallbackAPIVersion.VERSION2, client_id=client_id, protocol=MQTTProtocolVersion.MQTTv311
         )
+        if tls is not None:
+            self._client.tls_set_context(tls)
         self._client.reconnect_delay_set(shortest_wait_s, _LONGEST_WAIT_S)
         self._client.on_connect = self._paho_connected
         self._client.on_connect_fail = self._paho_failed
@@ -82,7 +93,7 @@ class MqttPublisher:
         self._hand_over(self._connected, code)
 
     def _paho_failed(self, _client: object, _data: object) -> None:
-        self._hand_over(self._disconnected, "no answer")
+        self._hand_over(self._disconnected, self._unreached)
 
     def _paho_disconnected(
         self, _client: object, _data: object, _flags: object, code: ReasonCode, _properties: object

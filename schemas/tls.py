@@ -1,0 +1,78 @@
+"""What both programs demand of whoever they connect to over TLS.
+
+Version 1.2 or newer, a certificate for the very name or address that was asked for, from a root that is
+named, or else one that this machine trusts. Must not connect, and must not read the files of certificates
+by itself: when a context is made is when they are looked at.
+"""
+
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+
+class TlsFilesError(OSError):
+    """What lies in files is of no use for TLS; the text says what."""
+
+
+def client_context(
+    roots_pem: str | None = None, shown: tuple[Path, Path] | None = None, *, system_too: bool = False
+) -> ssl.SSLContext:
+    """Return a context that believes servers of ``roots_pem`` alone, by default those this machine trusts.
+
+    ``shown``: the files of the certificate that is shown to the server, and of its key. ``system_too``: those
+    that this machine trusts are believed besides.
+
+    Raises:
+        OSError: the roots hold no certificate, or the files cannot be used.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # it demands a certificate, and the right name
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.hostname_checks_common_name = False
+    if roots_pem is None or system_too:
+        context.load_default_certs(ssl.Purpose.SERVER_AUTH)
+    if roots_pem is not None:
+        try:
+            context.load_verify_locations(cadata=roots_pem)
+        except (ValueError, TypeError, ssl.SSLError):  # no text, none of ASCII, or none of a certificate
+            raise TlsFilesError("the root holds no certificate") from None
+    if shown is not None:
+        load_chain(context, *shown)
+    return context
+
+
+def load_chain(context: ssl.SSLContext, certificate: Path, key: Path) -> None:
+    """Let ``context`` show ``certificate``, with those above it in the same file.
+
+    Raises:
+        OSError: the files cannot be used. A locked key is never asked about: nobody sits there to answer.
+    """
+    try:
+        context.load_cert_chain(certificate, key, password="")
+    except ssl.SSLError:
+        # Without the library's text, which names a line of its own source.
+        raise TlsFilesError(f"{certificate} and {key} are not a certificate and its key, in PEM") from None
+
+
+class FreshContext(ssl.SSLContext):
+    """A context that is made anew for every connection, so that it knows the files as they are then.
+
+    For who keeps one context for a life, while leaves are renewed and roots change.
+    """
+
+    _make: Callable[[], ssl.SSLContext]
+
+    @classmethod
+    def of(cls, make: Callable[[], ssl.SSLContext]) -> "FreshContext":
+        """Return a context that is ``make()`` each time."""
+        context = cls(ssl.PROTOCOL_TLS_CLIENT)
+        context._make = make
+        return context
+
+    def wrap_socket(self, *arguments: Any, **options: Any) -> ssl.SSLSocket:
+        """Wrap a socket in a context of this moment.
+
+        Raises:
+            OSError: there is none now.
+        """
+        return self._make().wrap_socket(*arguments, **options)

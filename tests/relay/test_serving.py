@@ -1,0 +1,201 @@
+"""The relay's own server, with and without TLS, on both of the loops that it may run on."""
+
+import asyncio
+import contextlib
+import ssl
+import time
+import warnings
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvloop
+from starlette.applications import Starlette
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from relay.config import TlsFiles
+from relay.serving import bind
+from relay.tls import LiveContext
+from relay.transport import MAX_HEAD_BYTES
+from schemas.addresses import HostPort
+from schemas.tls import client_context
+from tests.fakes.serving import Server
+from tests.fakes.tls_broker import PlayedAuthority
+
+BOUND_S = 10
+SOON_S = 0.1
+HTTP = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
+HELLO = b"\x16\x03\x01\x02\x00\x01\x00"  # how a handshake begins
+UPGRADE = (
+    b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
+)
+EMPTY_FRAME = b"\x81\x80\x00\x00\x00\x00"
+
+Run = Callable[[Coroutine[Any, Any, None]], None]
+
+
+@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def run(request: pytest.FixtureRequest) -> Iterator[Run]:
+    """Run a scene on each of the loops."""
+    with asyncio.Runner(loop_factory=request.param) as runner:
+
+        def run(scene: Coroutine[Any, Any, None]) -> None:
+            async def bounded() -> None:
+                async with asyncio.timeout(BOUND_S):
+                    await scene
+
+            runner.run(bounded())
+
+        yield run
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> PlayedAuthority:
+    return PlayedAuthority(tmp_path, time.time_ns() // 1_000_000)
+
+
+@pytest.fixture
+def tls(authority: PlayedAuthority) -> ssl.SSLContext:
+    shown = authority.server("relay")
+    return LiveContext(TlsFiles(shown.certificate, shown.key)).context
+
+
+async def hello(_request: object) -> PlainTextResponse:
+    return PlainTextResponse("hello")
+
+
+APP = Starlette(routes=[Route("/", hello)])
+
+
+class Listener:
+    """An application that lets WebSockets in, and tells when one is over."""
+
+    def __init__(self) -> None:
+        self.ended = asyncio.Event()
+
+    async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        await send({"type": "websocket.accept"})
+        while (await receive())["type"] != "websocket.disconnect":
+            pass
+        self.ended.set()
+
+
+async def connected(
+    server: Server, context: ssl.SSLContext | None = None
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    return await asyncio.open_connection(server.address.host, server.address.port, ssl=context)
+
+
+async def flood(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, chunk: bytes) -> None:
+    """Send ``chunk`` until the server hangs up."""
+    with contextlib.suppress(OSError):
+        while not reader.at_eof():
+            writer.write(chunk)
+            await writer.drain()
+    writer.transport.abort()
+
+
+def test_a_port_that_is_taken_is_said_by_its_address() -> None:
+    with bind(HostPort("127.0.0.1", 0)) as taken:
+        taken.listen()
+        address = HostPort(*taken.getsockname())
+        with pytest.raises(OSError, match=f"cannot listen on {address}"):
+            bind(address)
+
+
+def test_over_tls_whoever_believes_the_root_is_served(
+    run: Run, tls: ssl.SSLContext, authority: PlayedAuthority
+) -> None:
+    async def scene() -> None:
+        async with Server.running(tls) as server:
+            server.app = APP
+            reader, writer = await connected(server, client_context(authority.ca.root_pem))
+            writer.write(HTTP)
+            assert (await reader.readuntil(b"hello")).startswith(b"HTTP/1.1 200")
+            writer.close()
+            with pytest.raises(ssl.SSLCertVerificationError):
+                await connected(server, client_context())
+
+    run(scene())
+
+
+@pytest.mark.parametrize("said", [b"", HELLO], ids=["nothing", "its beginning"])
+def test_a_handshake_that_does_not_end_is_given_up(run: Run, tls: ssl.SSLContext, said: bytes) -> None:
+    async def scene() -> None:
+        async with Server.running(tls, handshake_timeout_s=SOON_S) as server:
+            reader, writer = await connected(server)
+            writer.write(said)
+            with contextlib.suppress(ConnectionError):
+                await reader.read()
+            writer.close()
+
+    run(scene())
+
+
+def test_what_is_no_tls_is_not_answered(run: Run, tls: ssl.SSLContext) -> None:
+    async def scene() -> None:
+        async with Server.running(tls) as server:
+            server.app = APP
+            reader, writer = await connected(server)
+            writer.write(HTTP)
+            answer = b""
+            with contextlib.suppress(ConnectionError):
+                answer = await reader.read()
+            assert b"HTTP" not in answer
+            writer.close()
+
+    run(scene())
+
+
+def test_an_old_version_of_tls_is_refused(run: Run, tls: ssl.SSLContext, authority: PlayedAuthority) -> None:
+    def only(version: ssl.TLSVersion) -> ssl.SSLContext:
+        context = client_context(authority.ca.root_pem)
+        context.set_ciphers("ALL:@SECLEVEL=0")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            context.minimum_version = context.maximum_version = version
+        return context
+
+    async def scene() -> None:
+        async with Server.running(tls) as server:
+            _, writer = await connected(server, only(ssl.TLSVersion.TLSv1_2))
+            writer.close()
+            # Without a word, or with one that says so.
+            with pytest.raises((ConnectionResetError, ssl.SSLError)):
+                await connected(server, only(ssl.TLSVersion.TLSv1_1))
+
+    run(scene())
+
+
+def test_the_limits_of_a_head_hold_over_tls(
+    run: Run, tls: ssl.SSLContext, authority: PlayedAuthority
+) -> None:
+    async def scene() -> None:
+        async with Server.running(tls) as server:
+            server.app = APP
+            reader, writer = await connected(server, client_context(authority.ca.root_pem))
+            writer.write(b"GET / HTTP/1.1\r\nX: ")
+            await flood(reader, writer, b"x" * (MAX_HEAD_BYTES // 4))
+
+    run(scene())
+
+
+def test_a_stranger_cannot_flood_a_websocket_over_tls(
+    run: Run, tls: ssl.SSLContext, authority: PlayedAuthority
+) -> None:
+    async def scene() -> None:
+        listener = Listener()
+        async with Server.running(tls) as server:
+            server.app = listener
+            reader, writer = await connected(server, client_context(authority.ca.root_pem))
+            writer.write(UPGRADE)
+            await reader.readuntil(b"\r\n\r\n")
+            await flood(reader, writer, EMPTY_FRAME * 1000)
+            await listener.ended.wait()
+
+    run(scene())
