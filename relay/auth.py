@@ -9,22 +9,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+from typing import Any, Protocol
 
 from nacl.signing import SigningKey
 
+from relay.permissions import SCOPES, Rights
 from schemas.files import PRIVATE, make_private_directory, read_private, write_atomic
 from schemas.keys import private_key_from_pem, private_key_to_pem
 from schemas.registry import SchemaRegistry
 from schemas.tokens import AGENT_REF, TokenError, TokenVerifier, sign_token
-
-SCOPE_OF_SAFETY_CLASS: Mapping[str, str] = {
-    "read_only": "tools:call:read_only",
-    "reversible": "tools:call:reversible",
-    "physical_actuation": "tools:call:physical_actuation",
-}
-"""The scope that a caller needs for a tool of each safety class. A class without one is never allowed."""
-
-SCOPES = (*SCOPE_OF_SAFETY_CLASS.values(), "sessions:message")
 
 _CACHE_SIZE = 4096
 
@@ -41,9 +34,14 @@ class Principal:
     expires_s: int
 
     @property
-    def safety_classes(self) -> frozenset[str]:
-        """The safety classes that the scopes reach."""
-        return frozenset(cls for cls, scope in SCOPE_OF_SAFETY_CLASS.items() if scope in self.scopes)
+    def rights(self) -> Rights:
+        """What the scopes reach."""
+        return Rights.of(self.tenant, self.scopes)
+
+    @property
+    def name(self) -> tuple[str, str, str]:
+        """Who it is, whatever token it holds: issuer, tenant and subject."""
+        return self.issuer, self.tenant, self.sub
 
 
 class TokenIssuer:
@@ -78,23 +76,76 @@ class TokenIssuer:
         return sign_token(self._key, key_id(bytes(self._key.verify_key)), claims)
 
 
-class Authenticator:
-    """Knows the keys that agents' tokens may be signed with, and remembers what it has verified."""
+class OutsideKeys(Protocol):
+    """The keys of another issuer, which come and go."""
 
-    def __init__(
+    def get(self, kid: str) -> bytes | None:
+        """Return the 32-byte public key of ``kid``, or None."""
+
+    async def learn(self) -> None:
+        """Ask for the keys, unless that was done a moment ago."""
+
+    async def run(self) -> None:
+        """Ask for the keys again and again until cancelled."""
+
+    def follow(self, changed: Callable[[], None]) -> None:
+        """Call ``changed`` whenever the keys are others than before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outside:
+    """Another issuer whose tokens count: what it is called, how its tokens read, and its keys."""
+
+    issuer: str
+    verifier: TokenVerifier
+    keys: OutsideKeys
+
+
+class Authenticator:
+    """Knows the keys that agents' tokens may be signed with, and remembers what it has verified.
+
+    A key speaks for one issuer: the relay's own for the relay, those of ``outside`` for that issuer.
+    """
+
+    def __init__(  # noqa: PLR0913, PLR0917 - what comes in from outside
         self,
         verifier: TokenVerifier,
         keys: Mapping[str, bytes],
         issuer: str,
         audience: str,
         now_ms: Callable[[], int],
+        outside: Outside | None = None,
     ) -> None:
         self._verifier = verifier
         self._keys = keys
         self._issuer = issuer
         self._audience = audience
         self._now_ms = now_ms
+        self._outside = outside
+        self._revoked: frozenset[str] = frozenset()
         self._verified: dict[str, Principal] = {}
+        if outside is not None:
+            outside.keys.follow(self._verified.clear)
+
+    def revoke(self, jtis: frozenset[str]) -> None:
+        """Let the tokens ``jtis`` be void from now on, and no others."""
+        if jtis != self._revoked:
+            self._revoked = jtis
+            self._verified.clear()
+
+    async def recognise(self, token: str) -> Principal:
+        """Return who holds ``token``, if need be after asking the outside issuer for a key that is new.
+
+        Raises:
+            TokenError: the token is not accepted.
+        """
+        try:
+            return self.identify(token)
+        except TokenError as error:
+            if error.reason != "unknown_key" or self._outside is None:
+                raise
+        await self._outside.keys.learn()
+        return self.identify(token)
 
     def identify(self, token: str) -> Principal:
         """Return who holds ``token``. The signature is checked once a token, the expiry at every call.
@@ -115,17 +166,27 @@ class Authenticator:
         return principal
 
     def _verify(self, token: str, now_s: int) -> Principal:
-        claims = self._verifier.verify(token, self._keys.get, audience=self._audience, now_s=now_s)
-        if claims["iss"] != self._issuer:
-            raise TokenError("issuer")
+        claims = self._claims(token, now_s)
+        if claims["jti"] in self._revoked:
+            raise TokenError("revoked")
         return Principal(
             tenant=claims["tenant"],
             sub=claims["sub"],
             jti=claims["jti"],
             issuer=claims["iss"],
-            scopes=frozenset(claims["scope"].split(" ")),
-            expires_s=claims["exp"],
+            scopes=frozenset(claims["scope"].split(" ")).intersection(SCOPES),
+            expires_s=int(claims["exp"]),
         )
+
+    def _claims(self, token: str, now_s: int) -> dict[str, Any]:
+        issuer, verifier, outside = self._issuer, self._verifier, self._outside
+        key_of: Callable[[str], bytes | None] = self._keys.get
+        if outside is not None and outside.verifier.kid_of(token) not in self._keys:
+            issuer, verifier, key_of = outside.issuer, outside.verifier, outside.keys.get
+        claims = verifier.verify(token, key_of, audience=self._audience, now_s=now_s)
+        if claims["iss"] != issuer:
+            raise TokenError("issuer")
+        return claims
 
 
 def key_id(public_key: bytes) -> str:

@@ -9,18 +9,33 @@ from dataclasses import dataclass
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from relay.auth import SCOPES, Authenticator
+from relay.auth import Authenticator
 from relay.meters import Meters
+from relay.permissions import SCOPE_OF_SAFETY_CLASS
 from relay.tally import Tally
 from schemas.addresses import MCP_PATH, HostPort
 from schemas.frames import CONNECT_PATH
 from schemas.tokens import TokenError
 
-METADATA_PATH = "/.well-known/oauth-protected-resource" + MCP_PATH
+_METADATA_ROOT = "/.well-known/oauth-protected-resource"
+METADATA_PATH = _METADATA_ROOT + MCP_PATH
+METADATA_PATHS = (METADATA_PATH, _METADATA_ROOT)
+"""Where RFC 9728 puts the metadata of ``/mcp``, and where clients look that were told nothing."""
 TOKEN_IN_SCOPE = "edge.token"  # noqa: S105 - the name of a key, not a secret
 METRICS_PATH = "/metrics"
 
 _BEARER = "bearer "
+_TWICE = "\n"  # no header has this value
+_CHALLENGED = SCOPE_OF_SAFETY_CLASS["read_only"]
+"""What a client asks for that nobody told otherwise (docs/decisions/0013)."""
+
+_REFUSED = "The token is not accepted."
+_REFUSALS = {
+    "expired": "The token has expired; get a new one.",
+    "revoked": "The token has been revoked.",
+    "not_yet": "The token is not good yet.",
+    "audience": "The token is for another resource.",
+}
 # What no client that means well does; a path that is not there or a token that is not sent is no attack.
 _HOSTILE = frozenset({"host", "origin"})
 
@@ -34,12 +49,13 @@ class AllowedHosts:
     loopback: frozenset[str]
 
     @classmethod
-    def of(cls, public_url: str, listen: HostPort) -> "AllowedHosts":
-        """Return the names of a relay: its public one, and those of its loopback."""
+    def of(cls, public_url: str, listen: HostPort, *, tls: bool = False) -> "AllowedHosts":
+        """Return the names of a relay: its public one, and those of its loopback. ``tls``: it speaks that."""
         scheme, _, public_host = public_url.partition("://")
         usual_port = {"http": "80", "https": "443"}[scheme]
         loopback = frozenset(f"{name}:{listen.port}" for name in ("127.0.0.1", "localhost", "[::1]"))
-        origins = frozenset({public_url, *(f"http://{host}" for host in loopback)})
+        local = "https" if tls else "http"
+        origins = frozenset({public_url, *(f"{local}://{host}" for host in loopback)})
         public = {public_host, f"{public_host}:{usual_port}", str(listen)}
         return cls(loopback | public, origins, loopback)
 
@@ -66,7 +82,7 @@ class Guard:
         self._mcp = mcp
         self._node_door = node_door
         self._other = other
-        self._challenge = f'resource_metadata="{public_url}{METADATA_PATH}", scope="{" ".join(SCOPES)}"'
+        self._challenge = f'resource_metadata="{public_url}{METADATA_PATH}", scope="{_CHALLENGED}"'
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request, connection or lifespan."""
@@ -100,6 +116,8 @@ class Guard:
     async def _with_token(
         self, authorization: str | None, scope: Scope, receive: Receive, send: Send
     ) -> None:
+        if authorization == _TWICE:
+            self._tally.count("token_refused", _address(scope), "twice")
         if authorization is None or not authorization.lower().startswith(_BEARER):
             # RFC 6750 section 3.1: a request without credentials is told no error code.
             await self._refuse(
@@ -108,12 +126,13 @@ class Guard:
             return
         token = authorization[len(_BEARER) :].strip()
         try:
-            self._authenticator.identify(token)
+            await self._authenticator.recognise(token)
         except TokenError as error:
             self._meters.tokens_refused.labels(error.reason).inc()
             self._tally.count("token_refused", _address(scope), error.reason)
-            challenge = f'Bearer error="invalid_token", {self._challenge}'
-            await self._refuse(scope, send, 401, "token", "The token is not accepted.", challenge)
+            text = _REFUSALS.get(error.reason, _REFUSED)
+            challenge = f'Bearer error="invalid_token", error_description="{text}", {self._challenge}'
+            await self._refuse(scope, send, 401, "token", text, challenge)
             return
         scope[TOKEN_IN_SCOPE] = token
         await self._mcp(scope, receive, send)
@@ -147,5 +166,5 @@ def _headers(scope: Scope) -> tuple[str, str | None, str | None]:
         if name in {b"host", b"origin", b"authorization"}:
             text = value.decode("latin-1")
             text = text if name == b"authorization" else text.lower()
-            found[name] = text if name not in found else "\n"
+            found[name] = text if name not in found else _TWICE
     return found.get(b"host", ""), found.get(b"origin"), found.get(b"authorization")

@@ -3,7 +3,7 @@
 Must not serve agents or nodes: those are ``mcp_server`` and ``sessions``.
 """
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
@@ -12,9 +12,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from relay.auth import SCOPES
-from relay.guard import METADATA_PATH, METRICS_PATH
+from relay.guard import METADATA_PATHS, METRICS_PATH
 from relay.meters import Meters
+from relay.permissions import SCOPES
 from schemas.addresses import mcp_url
 from schemas.canonical import blake3_hex
 from schemas.registry import SchemaRegistry
@@ -22,16 +22,23 @@ from schemas.registry import SchemaRegistry
 _YEAR_S = 31_536_000
 
 
-def make_routes(
+def make_routes(  # noqa: PLR0913 - what comes in from outside
     *,
     public_url: str,
     registry: SchemaRegistry,
     meters: Meters,
     readiness: Callable[[], Mapping[str, bool]],
     running: Callable[[], AbstractAsyncContextManager[None]],
+    issuers: Sequence[str] = (),
+    more: Sequence[Route] = (),
 ) -> Starlette:
-    """Return the application; ``running`` is entered for as long as it serves."""
+    """Return the application; ``running`` is entered for as long as it serves.
+
+    ``issuers`` are the authorization servers that agents can get a token from by themselves; ``more`` are
+    the routes of other modules.
+    """
     documents = registry.documents
+    metadata = _metadata(public_url, issuers)
     etags = {ref: f'"{blake3_hex(document)}"' for ref, document in documents.items()}
 
     async def list_schemas(_request: Request) -> Response:
@@ -60,11 +67,6 @@ def make_routes(
         return Response(meters.render(), media_type="text/plain; version=0.0.4")
 
     async def resource_metadata(_request: Request) -> Response:
-        metadata: dict[str, Any] = {
-            "resource": mcp_url(public_url),
-            "scopes_supported": list(SCOPES),
-            "bearer_methods_supported": ["header"],
-        }
         return JSONResponse(metadata)
 
     @asynccontextmanager
@@ -78,6 +80,23 @@ def make_routes(
         Route("/healthz", healthz),
         Route("/readyz", readyz),
         Route(METRICS_PATH, metrics),
-        Route(METADATA_PATH, resource_metadata),
+        *(Route(path, resource_metadata) for path in METADATA_PATHS),
+        *more,
     ]
-    return Starlette(routes=routes, lifespan=lifespan)
+    application = Starlette(routes=routes, lifespan=lifespan)
+    # A path that is none is not found. Starlette would send the client to another, under http.
+    application.router.redirect_slashes = False
+    return application
+
+
+def _metadata(public_url: str, issuers: Sequence[str]) -> dict[str, Any]:
+    """Return what RFC 9728 has a resource say of itself."""
+    metadata: dict[str, Any] = {
+        "resource": mcp_url(public_url),
+        "resource_name": "Edge relay",
+        "scopes_supported": list(SCOPES),
+        "bearer_methods_supported": ["header"],
+    }
+    if issuers:
+        metadata["authorization_servers"] = list(issuers)
+    return metadata

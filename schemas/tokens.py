@@ -1,8 +1,9 @@
-"""JSON Web Tokens as this system has them: compact JWS, EdDSA, closed header, closed claims.
+"""JSON Web Tokens as this system has them: compact JWS, Ed25519, and a schema for header and for claims.
 
-One algorithm, one key per ``kid`` that the verifier already holds, and a schema for header and claims, so
-that there is nothing in a token to negotiate (no ``jku``, ``jwk``, ``x5u``, ``crit``). Must not read a key
-from a token, and must never put a token or a part of one into an exception.
+One algorithm, one key per ``kid`` that the verifier already holds, and a header without ``jku``, ``jwk``,
+``x5u`` or ``crit``: there is nothing in a token to negotiate. Tokens of our own have no claim that is not
+named; those of outside issuers may. Must not read a key from a token, and must never put a token or a part
+of one into an exception.
 """
 
 import json
@@ -18,6 +19,9 @@ from schemas.strict_json import StrictJsonError, loads
 HEADER_REF = "token.header@1.0.0"
 DEVICE_REF = "token.device_runtime@1.0.0"
 AGENT_REF = "token.agent_runtime@1.0.0"
+EXTERNAL_HEADER_REF = "token.header_external@1.0.0"
+EXTERNAL_AGENT_REF = "token.agent_external@1.0.0"
+EXTERNAL_KEY_REF = "token.key_external@1.0.0"
 
 MAX_TOKEN_BYTES = 4096
 CLOCK_LEEWAY_S = 5
@@ -40,10 +44,10 @@ def sign_token(key: SigningKey, kid: str, claims: Mapping[str, Any]) -> str:
 
 
 class TokenVerifier:
-    """Verifies tokens of one class, named by the reference of its claims' document."""
+    """Verifies tokens of one class, named by the references of its claims' and its header's document."""
 
-    def __init__(self, registry: SchemaRegistry, claims_ref: str) -> None:
-        self._header = registry.load(HEADER_REF)
+    def __init__(self, registry: SchemaRegistry, claims_ref: str, header_ref: str = HEADER_REF) -> None:
+        self._header = registry.load(header_ref)
         self._claims = registry.load(claims_ref)
 
     def verify(
@@ -57,36 +61,46 @@ class TokenVerifier:
             TokenError: with reason ``malformed``, ``unknown_key``, ``signature``, ``claims``, ``audience``,
                 ``expired`` or ``not_yet``.
         """
-        # ASCII first: the claims are encoded before anything has looked at them.
-        if len(token) > MAX_TOKEN_BYTES or not token.isascii() or token.count(".") != 2:  # noqa: PLR2004 - header, claims, signature
-            raise TokenError("malformed")
-        signing_input, _, signature = token.rpartition(".")
-        header_segment, _, claims_segment = signing_input.partition(".")
-        header = _object(header_segment)
-        if not self._header.is_valid(header):
-            raise TokenError("malformed")
-        public_key = key_of(header["kid"])
+        public_key = key_of(self.kid_of(token))
         if public_key is None:
             raise TokenError("unknown_key")
+        signing_input, _, signature = token.rpartition(".")
         try:
             raw_signature = from_base64url(signature)
         except ValueError:
             raise TokenError("malformed") from None
         if not verifies(public_key, signing_input.encode("ascii"), raw_signature):
             raise TokenError("signature")
-        claims = _object(claims_segment)
+        claims = _object(signing_input.partition(".")[2])
         if not self._claims.is_valid(claims):
             raise TokenError("claims")
         _check_claims(claims, audience, now_s)
         return claims
 
+    def kid_of(self, token: str) -> str:
+        """Return the name of the key that ``token`` says it is signed with: nothing of it is proven.
+
+        Raises:
+            TokenError: with reason ``malformed``.
+        """
+        # ASCII first: the claims are encoded before anything has looked at them.
+        if len(token) > MAX_TOKEN_BYTES or not token.isascii() or token.count(".") != 2:  # noqa: PLR2004 - header, claims, signature
+            raise TokenError("malformed")
+        header = _object(token.partition(".")[0])
+        if not self._header.is_valid(header):
+            raise TokenError("malformed")
+        kid: str = header["kid"]
+        return kid
+
 
 def _check_claims(claims: Mapping[str, Any], audience: str, now_s: int) -> None:
-    if claims["aud"] != audience:
+    named = claims["aud"]
+    if audience not in (named if isinstance(named, list) else [named]):
         raise TokenError("audience")
     if claims["exp"] + CLOCK_LEEWAY_S <= now_s:
         raise TokenError("expired")
-    if claims["iat"] - CLOCK_LEEWAY_S > now_s or claims["exp"] <= claims["iat"]:
+    begins = max(claims["iat"], claims.get("nbf", 0))
+    if begins - CLOCK_LEEWAY_S > now_s or claims["exp"] <= begins:
         raise TokenError("not_yet")
 
 

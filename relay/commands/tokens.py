@@ -1,4 +1,7 @@
-"""``relay token``: agents' bearer tokens."""
+"""``relay token``: agents' bearer tokens.
+
+Must not print anything but the token itself on standard output.
+"""
 
 import os
 from typing import Annotated
@@ -7,6 +10,7 @@ import typer
 
 from relay.commands.common import EXIT_USAGE, PublicUrl, StateDir, Tenant, fail, seconds, state_files
 from relay.config import DEFAULT_PUBLIC_URL
+from relay.permissions import SCOPES
 from schemas.addresses import mcp_url, normal_url
 from schemas.registry import ViolationError
 from schemas.text import printable
@@ -25,9 +29,9 @@ def token_issue(
     public_url: PublicUrl = DEFAULT_PUBLIC_URL,
     state_dir: StateDir = None,
 ) -> None:
-    """Sign a token for an agent, and print it."""
+    """Sign a token for an agent, and print it; by its jti it can be revoked."""
     from relay.app import now_ms  # noqa: PLC0415 - the server's parts only when they are needed
-    from relay.auth import SCOPES, TokenIssuer, load_or_create_token_key  # noqa: PLC0415
+    from relay.auth import TokenIssuer, load_or_create_token_key  # noqa: PLC0415
     from schemas.registry import SchemaRegistry  # noqa: PLC0415
     from schemas.ulids import UlidSource  # noqa: PLC0415
 
@@ -39,6 +43,7 @@ def token_issue(
         load_or_create_token_key(state_files(state_dir).token_key), url, mcp_url(url), SchemaRegistry()
     )
     now = now_ms()
+    jti = UlidSource(lambda: now, os.urandom).new()
     try:
         token = issuer.issue(
             sub=sub,
@@ -46,8 +51,24 @@ def token_issue(
             scopes=scopes,
             now_s=now // 1000,
             ttl_s=seconds(ttl),
-            jti=UlidSource(lambda: now, os.urandom).new(),
+            jti=jti,
         )
     except ViolationError as error:
         fail(f"--sub, --tenant or --ttl is not of its form: {error}", EXIT_USAGE)
+    typer.echo(f"jti {jti}", err=True)
     typer.echo(token)
+
+
+@app.command("revoke")
+def token_revoke(
+    jti: Annotated[str, typer.Argument(metavar="JTI", help="The token's id: its claim jti.")],
+    state_dir: StateDir = None,
+) -> None:
+    """Make a token void for good, whoever issued it; a relay that runs refuses it within a second."""
+    from relay.app import now_ms  # noqa: PLC0415 - as above
+    from relay.revoked_tokens import RevokedTokens, is_jti  # noqa: PLC0415
+
+    if not is_jti(jti):
+        fail(f"{printable(jti)!r} is no jti: 1 to 128 printable ASCII characters", EXIT_USAGE)
+    RevokedTokens(state_files(state_dir).revoked_tokens).revoke(jti, now_ms())
+    typer.echo(f"revoked {jti}", err=True)

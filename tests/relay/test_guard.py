@@ -1,14 +1,16 @@
 import asyncio
+import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from relay.auth import SCOPES
 from relay.guard import TOKEN_IN_SCOPE, AllowedHosts, Guard
 from schemas.addresses import HostPort
+from schemas.registry import SchemaRegistry
 from tests.fakes.hub import Hub
+from tests.fakes.issuer import BOUND_S, OutsideWorld, outside_token
 
 PUBLIC_URL = "https://relay.example"
 LISTEN = HostPort("127.0.0.1", 8700)
@@ -46,12 +48,13 @@ class Bench:
             other=self.other,
         )
 
-    async def ask(self, path: str, headers: Headers, type_: str = "http") -> list[Message]:
+    async def ask(self, path: str, headers: Headers, type_: str = "http", query: str = "") -> list[Message]:
         sent: asyncio.Queue[Message] = asyncio.Queue()
         scope: dict[str, Any] = {
             "type": type_,
             "method": "POST",
             "path": path,
+            "query_string": query.encode(),
             "client": ("127.0.0.1", 40000),
             "headers": [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers],
         }
@@ -178,7 +181,7 @@ async def test_without_a_token_the_challenge_says_where_to_learn_more_and_names_
 ) -> None:
     status, text = challenge(await bench.ask("/mcp", [PUBLIC, *headers]))
     assert status == 401
-    assert text == f'Bearer resource_metadata="{METADATA}", scope="{" ".join(SCOPES)}"'
+    assert text == f'Bearer resource_metadata="{METADATA}", scope="tools:call:read_only"'
     assert bench.mcp.scopes == []
 
 
@@ -204,7 +207,10 @@ async def test_a_token_that_is_not_accepted_is_challenged_as_invalid(
     messages = await bench.ask("/mcp", [PUBLIC, ("Authorization", f"Bearer {token}")])
     status, text = challenge(messages)
     assert status == 401
-    assert text.startswith(f'Bearer error="invalid_token", resource_metadata="{METADATA}"')
+    assert text == (
+        'Bearer error="invalid_token", error_description="The token is not accepted.", '
+        f'resource_metadata="{METADATA}", scope="tools:call:read_only"'
+    )
     assert token.encode("latin-1") not in messages[1]["body"]
     assert bench.mcp.scopes == []
     assert bench.hub.counted("tokens_refused_total", reason=reason) == 1
@@ -214,10 +220,72 @@ async def test_a_token_that_has_expired_is_challenged_as_invalid(bench: Bench) -
     header = ("Authorization", f"Bearer {bench.hub.token(ttl_s=60)}")
     assert await bench.status("/mcp", [PUBLIC, header]) == 200
     bench.hub.clock.advance(60_000)
-    assert challenge(await bench.ask("/mcp", [PUBLIC, header]))[1].startswith('Bearer error="invalid_token"')
+    messages = await bench.ask("/mcp", [PUBLIC, header])
+    status, text = challenge(messages)
+    assert status == 401
+    assert text.startswith('Bearer error="invalid_token", error_description="The token has expired; get')
+    assert json.loads(messages[1]["body"])["message"] == "The token has expired; get a new one."
 
 
-@pytest.mark.parametrize("path", ["/healthz", "/schemas/", "/.well-known/oauth-protected-resource/mcp"])
+async def test_a_token_that_was_revoked_is_challenged_as_invalid(bench: Bench) -> None:
+    token = bench.hub.token()
+    bench.hub.authenticator.revoke(frozenset({bench.hub.authenticator.identify(token).jti}))
+    status, text = challenge(await bench.ask("/mcp", [PUBLIC, ("Authorization", f"Bearer {token}")]))
+    assert status == 401
+    assert text.startswith('Bearer error="invalid_token", error_description="The token has been revoked."')
+    assert bench.hub.counted("tokens_refused_total", reason="revoked") == 1
+
+
+@pytest.mark.parametrize("place", ["query", "query of a form", "cookie", "proxy"])
+async def test_a_token_anywhere_but_in_its_header_is_none(bench: Bench, place: str) -> None:
+    token = bench.hub.token()
+    headers, query = [PUBLIC], ""
+    match place:
+        case "query":
+            query = f"access_token={token}"
+        case "query of a form":
+            query = f"access_token={token}&names=dashed"
+            headers.append(("Content-Type", "application/x-www-form-urlencoded"))
+        case "cookie":
+            headers.append(("Cookie", f"Authorization=Bearer {token}; access_token={token}"))
+        case "proxy":
+            headers.append(("Proxy-Authorization", f"Bearer {token}"))
+    status, text = challenge(await bench.ask("/mcp", headers, query=query))
+    assert status == 401
+    assert "error=" not in text
+    assert bench.mcp.scopes == []
+
+
+async def test_the_scheme_is_the_same_in_any_case(bench: Bench) -> None:
+    for scheme in ("bearer", "BEARER", "Bearer"):
+        assert await bench.reached("/mcp", [PUBLIC, ("Authorization", f"{scheme} {bench.hub.token()}")])
+
+
+async def test_the_first_token_of_a_new_key_of_the_outside_issuer_gets_through(
+    hub: Hub, registry: SchemaRegistry
+) -> None:
+    async with OutsideWorld.running(registry) as world, asyncio.timeout(BOUND_S):
+        hub.authenticator = world.authenticator
+        bench = Bench(hub)
+        header = ("Authorization", f"Bearer {outside_token()}")
+        assert await bench.status("/mcp", [PUBLIC, header]) == 200
+        assert await bench.status("/mcp", [PUBLIC, header]) == 200
+        assert world.fetches == 1
+        stranger = ("Authorization", f"Bearer {outside_token(kid='unknown')}")
+        assert await bench.status("/mcp", [PUBLIC, stranger]) == 401
+        assert world.fetches == 1
+    assert hub.counted("tokens_refused_total", reason="unknown_key") == 1
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/healthz",
+        "/schemas/",
+        "/.well-known/oauth-protected-resource/mcp",
+        "/.well-known/oauth-protected-resource",
+    ],
+)
 async def test_public_routes_need_no_token(bench: Bench, path: str) -> None:
     assert await bench.status(path, [PUBLIC]) == 200
     assert bench.mcp.scopes == []
@@ -289,3 +357,13 @@ def test_the_names_of_a_relay_are_its_public_one_and_its_loopbacks(
     assert origin in allowed.origins
     assert "relay.example" not in allowed.loopback
     assert allowed.loopback <= allowed.hosts
+
+
+@pytest.mark.parametrize(("tls", "ours", "others"), [(False, "http", "https"), (True, "https", "http")])
+def test_a_page_of_this_machine_is_one_that_came_as_the_relay_serves(
+    *, tls: bool, ours: str, others: str
+) -> None:
+    allowed = AllowedHosts.of("https://relay.example", HostPort("127.0.0.1", 8700), tls=tls)
+    for name in ("127.0.0.1", "localhost", "[::1]"):
+        assert f"{ours}://{name}:8700" in allowed.origins
+        assert f"{others}://{name}:8700" not in allowed.origins

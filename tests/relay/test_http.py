@@ -1,13 +1,13 @@
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import nullcontext
 
 import httpx2
 import pytest
 import pytest_asyncio
 
-from relay.auth import SCOPES
 from relay.http import make_routes
+from relay.permissions import SCOPES
 from schemas.addresses import HostPort
 from schemas.canonical import blake3_hex
 from schemas.registry import SchemaRegistry
@@ -23,7 +23,7 @@ REF = "system.echo.invoke.input@1.0.0"
 class Site:
     """The routes, and how ready the parts say they are."""
 
-    def __init__(self, hub: Hub) -> None:
+    def __init__(self, hub: Hub, issuers: Sequence[str] = ()) -> None:
         self.parts = {"broker": True, "audit": True}
         self.routes = make_routes(
             public_url=PUBLIC_URL,
@@ -31,6 +31,7 @@ class Site:
             meters=hub.meters,
             readiness=lambda: self.parts,
             running=nullcontext,
+            issuers=issuers,
         )
         self.http = httpx2.AsyncClient(
             transport=httpx2.ASGITransport(self.routes), base_url=PUBLIC_URL, trust_env=False
@@ -165,11 +166,26 @@ async def test_metrics_are_what_the_meters_say(site: Site, hub: Hub) -> None:
     assert 'edge_relay_calls_total{code="ok"} 1.0' in response.text
 
 
-async def test_the_metadata_names_the_resource_and_the_scopes(site: Site) -> None:
-    metadata = (await site.get("/.well-known/oauth-protected-resource/mcp")).json()
-    assert metadata["resource"] == f"{PUBLIC_URL}/mcp"
-    assert metadata["scopes_supported"] == list(SCOPES)
-    assert metadata["bearer_methods_supported"] == ["header"]
+METADATA_PATHS = ["/.well-known/oauth-protected-resource/mcp", "/.well-known/oauth-protected-resource"]
+
+
+@pytest.mark.parametrize("path", METADATA_PATHS)
+@pytest.mark.parametrize("issuers", [[], ["https://issuer.example"]])
+async def test_the_metadata_names_the_resource_and_where_to_get_a_token_for_it(
+    hub: Hub, path: str, issuers: list[str]
+) -> None:
+    site = Site(hub, issuers)
+    async with site.http:
+        response = await site.get(path)
+    assert response.headers["content-type"] == "application/json"
+    assert response.json() == {
+        "resource": f"{PUBLIC_URL}/mcp",
+        "resource_name": "Edge relay",
+        "scopes_supported": list(SCOPES),
+        "bearer_methods_supported": ["header"],
+        # RFC 9728 section 2: a member without values is left out.
+        **({"authorization_servers": issuers} if issuers else {}),
+    }
 
 
 async def test_the_nodes_door_is_for_websockets_only(site: Site) -> None:

@@ -10,6 +10,8 @@ from schemas.registry import SchemaRegistry
 from schemas.tokens import (
     AGENT_REF,
     DEVICE_REF,
+    EXTERNAL_AGENT_REF,
+    EXTERNAL_HEADER_REF,
     TokenError,
     TokenVerifier,
     sign_token,
@@ -250,3 +252,106 @@ def test_no_token_with_a_character_changed_is_accepted(agents: TokenVerifier) ->
         changed = GOOD[:index] + ALPHABET[ALPHABET.index(character) ^ 1] + GOOD[index + 1 :]
         with pytest.raises(TokenError):
             verify(agents, changed)
+
+
+# --- tokens of outside issuers ------------------------------------------------------------------------
+
+OUTSIDE_HEADER = {"alg": "EdDSA", "kid": "signing/1:a=", "typ": "at+jwt"}
+OUTSIDE_CLAIMS: dict[str, Any] = {**CLAIMS, "iss": "https://issuer.example", "azp": "client", "amr": ["pwd"]}
+
+
+@pytest.fixture(scope="module")
+def outside(registry: SchemaRegistry) -> TokenVerifier:
+    return TokenVerifier(registry, EXTERNAL_AGENT_REF, EXTERNAL_HEADER_REF)
+
+
+def outside_token(header: dict[str, Any], changes: dict[str, Any]) -> str:
+    members = {name: value for name, value in {**OUTSIDE_CLAIMS, **changes}.items() if value is not ABSENT}
+    head = {name: value for name, value in {**OUTSIDE_HEADER, **header}.items() if value is not ABSENT}
+    return signed_parts(head, members)
+
+
+def outside_key(kid: str) -> bytes | None:
+    return bytes(KEY.verify_key) if kid == OUTSIDE_HEADER["kid"] else None
+
+
+@pytest.mark.parametrize(
+    ("header", "changes"),
+    [
+        pytest.param({}, {}, id="with claims of its own"),
+        pytest.param({"typ": ABSENT}, {}, id="without a type"),
+        pytest.param({"typ": "JWT"}, {}, id="of the plain type"),
+        pytest.param({"typ": "application/at+jwt"}, {}, id="of the type in full"),
+        pytest.param({"alg": "Ed25519"}, {}, id="with the algorithm's other name"),
+        pytest.param({}, {"aud": [AUDIENCE]}, id="for us in a list"),
+        pytest.param({}, {"aud": ["https://a.example", AUDIENCE]}, id="for us among others"),
+        pytest.param({}, {"nbf": NOW_S}, id="good from now on"),
+        pytest.param({}, {"nbf": NOW_S + LEEWAY_S}, id="good soon, within the leeway"),
+        pytest.param({}, {"sub": "auth0|an agent"}, id="a subject of another alphabet"),
+        pytest.param({}, {"sub": "x" * 255}, id="a long subject"),
+        pytest.param({}, {"jti": "a/b+c=:" + "x" * 121}, id="a jti of another alphabet"),
+        pytest.param({}, {"scope": "openid https://a.example/x"}, id="other scopes"),
+    ],
+)
+def test_a_token_of_an_outside_issuer_is_read_as_such_issuers_write_them(
+    outside: TokenVerifier, agents: TokenVerifier, header: dict[str, Any], changes: dict[str, Any]
+) -> None:
+    text = outside_token(header, changes)
+    assert verify(outside, text, outside_key) == {**OUTSIDE_CLAIMS, **changes}
+    with pytest.raises(TokenError):
+        verify(agents, text, outside_key)
+
+
+BAD_OUTSIDE: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "no algorithm": ({"alg": "none"}, {}, "malformed"),
+    "a shared secret": ({"alg": "HS256"}, {}, "malformed"),
+    "RSA": ({"alg": "RS256"}, {}, "malformed"),
+    "a key url": ({"jku": "https://a.example"}, {}, "malformed"),
+    "a key of its own": ({"jwk": {"kty": "OKP"}}, {}, "malformed"),
+    "a certificate url": ({"x5u": "https://a.example"}, {}, "malformed"),
+    "a certificate": ({"x5c": ["MII"]}, {}, "malformed"),
+    "a critical extension": ({"crit": ["b64"], "b64": False}, {}, "malformed"),
+    "an identity token's type": ({"typ": "id+jwt"}, {}, "malformed"),
+    "no kid": ({"kid": ABSENT}, {}, "malformed"),
+    "a kid with a line feed": ({"kid": "a\n"}, {}, "malformed"),
+    "a kid that is too long": ({"kid": "x" * 129}, {}, "malformed"),
+    "a kid of nobody": ({"kid": "signing/2"}, {}, "unknown_key"),
+    "for another": ({}, {"aud": "https://relay.example"}, "audience"),
+    "for others": ({}, {"aud": [AUDIENCE + "/", AUDIENCE.upper()]}, "audience"),
+    "for nobody": ({}, {"aud": []}, "claims"),
+    "for a list of lists": ({}, {"aud": [[AUDIENCE]]}, "claims"),
+    "for an object": ({}, {"aud": {AUDIENCE: 1}}, "claims"),
+    "for too many": ({}, {"aud": [AUDIENCE] * 17}, "claims"),
+    "good later": ({}, {"nbf": NOW_S + LEEWAY_S + 1}, "not_yet"),
+    "good only when it has ended": ({}, {"nbf": NOW_S + 4, "exp": NOW_S + 3}, "not_yet"),
+    "a beginning that is text": ({}, {"nbf": str(NOW_S)}, "claims"),
+    "an end beyond numbers": ({}, {"exp": 1e300}, "claims"),
+    "expired": ({}, {"iat": NOW_S - 60, "exp": NOW_S - LEEWAY_S}, "expired"),
+    "a subject with a control character": ({}, {"sub": "a\x1b[31m"}, "claims"),
+    "a subject with a line feed": ({}, {"sub": "a\n"}, "claims"),
+    "a subject beyond ASCII": ({}, {"sub": "caf\xe9"}, "claims"),
+    "a subject that is too long": ({}, {"sub": "x" * 256}, "claims"),
+    "no subject": ({}, {"sub": ""}, "claims"),
+    "a jti with a control character": ({}, {"jti": "a\x00"}, "claims"),
+    "a jti that is too long": ({}, {"jti": "x" * 129}, "claims"),
+    "a tenant of another alphabet": ({}, {"tenant": "Acme Inc"}, "claims"),
+    "scopes in a list": ({}, {"scope": ["tools:call:read_only"]}, "claims"),
+    "a node's class": ({}, {"token_class": "device_runtime"}, "claims"),
+    **{f"without {name}": ({}, {name: ABSENT}, "claims") for name in CLAIMS},
+}
+
+
+@pytest.mark.parametrize(("header", "changes", "reason"), BAD_OUTSIDE.values(), ids=BAD_OUTSIDE)
+def test_a_bad_token_of_an_outside_issuer_is_refused_with_a_fixed_word(
+    outside: TokenVerifier, header: dict[str, Any], changes: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(TokenError) as caught:
+        verify(outside, outside_token(header, changes), outside_key)
+    assert caught.value.reason == reason
+
+
+def test_the_name_of_a_key_is_read_without_a_look_at_the_signature(outside: TokenVerifier) -> None:
+    header, _, _ = outside_token({}, {}).partition(".")
+    assert outside.kid_of(f"{header}..") == OUTSIDE_HEADER["kid"]
+    with pytest.raises(TokenError, match="malformed"):
+        outside.kid_of(header)
