@@ -6,76 +6,44 @@ as long. Must not decide anything: who may call what is the door's, and what is 
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import AbstractAsyncContextManager
-from functools import lru_cache
 from typing import Any
 
 import mcp_types as types
-from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
-from mcp.server.auth.provider import AccessToken
-from mcp.server.context import CallNext, HandlerResult, ServerRequestContext
-from mcp.server.lowlevel import NotificationOptions, Server
-from mcp.server.models import InitializationOptions
+from mcp.server.context import CallNext, HandlerResult
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.server.subscriptions import InMemorySubscriptionBus, ListenHandler, ToolsListChanged
 from mcp.shared.exceptions import MCPError
-from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from starlette.requests import Request
+from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
 from relay.auth import Authenticator, Principal
 from relay.calls import CallAnswer, CallRequest, Door
 from relay.fleet import Fleet
 from relay.guard import TOKEN_IN_SCOPE
-from relay.notifier import Audience, Notifier
+from relay.mcp_sdk import Context, HonestServer, connection_of, is_modern, opens_session, session_owner
+from relay.notifier import Notifier
 from relay.paging import CursorError, page_of
 from relay.resources import TEMPLATES, ResourceCatalog
+from relay.streams import NoRoomError, Streams
+from schemas.errors import ToolError
 from schemas.text import printable
 from schemas.tokens import TokenError
 
 META_ERROR = "edge-kubelet/error"
 LIST_TTL_MS = 5000
 MAX_BODY_BYTES = 1024 * 1024
-MAX_LISTENERS = 1024
 SESSION_IDLE_S = 300
+
+_NO_ROOM = "Too many sessions and subscriptions are open; close one."
+_TOOLS_LIKE_A_CALL = 20  # listing so many costs about as much as one call
 
 _INSTRUCTIONS = (
     "Each tool is one capability of one Linux node, named kind.node.capability.verb. "
     "Errors are JSON with code, message and suggested_fix; do what suggested_fix says."
 )
-
-Context = ServerRequestContext[Any, Any]
-
-
-class _Server(Server[Any]):
-    """The SDK's server, which says of itself what is true: the tools change, prompts and resources do not."""
-
-    def get_capabilities(
-        self,
-        notification_options: NotificationOptions | None = None,
-        experimental_capabilities: dict[str, dict[str, Any]] | None = None,
-        extensions: dict[str, dict[str, Any]] | None = None,
-        *,
-        protocol_version: str | None = None,
-    ) -> types.ServerCapabilities:
-        # In the new era the SDK derives all three from the one method that serves them.
-        capabilities = super().get_capabilities(
-            notification_options, experimental_capabilities, extensions, protocol_version=protocol_version
-        )
-        capabilities.prompts = types.PromptsCapability(list_changed=False)
-        capabilities.resources = types.ResourcesCapability(list_changed=False, subscribe=False)
-        return capabilities
-
-    def create_initialization_options(
-        self,
-        notification_options: NotificationOptions | None = None,
-        experimental_capabilities: dict[str, dict[str, Any]] | None = None,
-        extensions: dict[str, dict[str, Any]] | None = None,
-    ) -> InitializationOptions:
-        # Over HTTP the SDK asks for this without options, and would then deny that the list ever changes.
-        options = notification_options or NotificationOptions(tools_changed=True)
-        return super().create_initialization_options(options, experimental_capabilities, extensions)
 
 
 class McpServer:
@@ -90,6 +58,7 @@ class McpServer:
         authenticator: Authenticator,
         notifier: Notifier,
         resources: ResourceCatalog,
+        streams: Streams,
         now_ms: Callable[[], int],
     ) -> None:
         self._door = door
@@ -98,8 +67,8 @@ class McpServer:
         self._notifier = notifier
         self._resources = resources
         self._now_ms = now_ms
-        self._listening = 0
-        server = _Server(
+        self._streams = streams
+        server = HonestServer(
             "edge-kubelet",
             version=version,
             title="Edge kubelet",
@@ -132,8 +101,26 @@ class McpServer:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one HTTP request, whose token the guard has put into the scope and identified."""
         principal = self._authenticator.identify(scope[TOKEN_IN_SCOPE])
-        scope["user"] = _session_owner(principal.tenant, principal.sub)
-        await self._manager.handle_request(scope, receive, send)
+        scope["user"] = session_owner(*principal.name)
+        if not opens_session(scope):
+            await self._manager.handle_request(scope, receive, send)
+            return
+        try:
+            self._streams.check(principal)
+        except NoRoomError:
+            refusal = JSONResponse({"error": "sessions", "message": _NO_ROOM}, status_code=429)
+            await refusal(scope, receive, send)
+            return
+        # Counted from the first byte: the SDK keeps room for a session before it has read who opens it.
+        release = self._streams.hold(principal, _nothing)
+        try:
+            await self._manager.handle_request(scope, receive, send)
+        finally:
+            release()
+
+    def revoke(self, jtis: Collection[str]) -> None:
+        """End the streams that were opened with one of these tokens."""
+        self._streams.revoke(jtis)
 
     async def _answer(self, ctx: Context, call_next: CallNext) -> HandlerResult:
         match ctx.method:
@@ -141,6 +128,9 @@ class McpServer:
                 return await self._call(ctx)
             case "tools/list":
                 return self._list(ctx)
+            case "initialize":
+                self._count(ctx)
+                return await call_next(ctx)
             case "notifications/initialized":
                 result = await call_next(ctx)
                 self._follow(ctx)
@@ -160,7 +150,8 @@ class McpServer:
     def _list(self, context: Context) -> dict[str, Any]:
         principal = self._principal(context)
         dashed = _wants_dashed(context)
-        tools = self._fleet.listed(principal.tenant, principal.safety_classes)
+        tools = self._fleet.listed(principal.rights)
+        self._charge(principal, 1 + len(tools) / _TOOLS_LIKE_A_CALL)
         try:
             page, following = page_of(tools, (context.params or {}).get("cursor"))
         except CursorError as error:
@@ -170,13 +161,13 @@ class McpServer:
         }
         if following is not None:
             result["nextCursor"] = following
-        if context.protocol_version in MODERN_PROTOCOL_VERSIONS:
+        if is_modern(context.protocol_version):
             result |= {"ttlMs": LIST_TTL_MS, "cacheScope": "private"}
         return self._shaped(context, result)
 
     def _shaped(self, context: Context, result: dict[str, Any]) -> dict[str, Any]:
         """Add what the SDK would have added to a result that came through it."""
-        if context.protocol_version in MODERN_PROTOCOL_VERSIONS:
+        if is_modern(context.protocol_version):
             result["resultType"] = "complete"
             result["_meta"] = {**result.get("_meta", {}), **self._stamp}
         return result
@@ -185,19 +176,21 @@ class McpServer:
         self, context: Context, params: types.SubscriptionsListenRequestParams
     ) -> types.SubscriptionsListenResult:
         """Serve a subscription of the new era until the client goes, or its token ends."""
-        if self._listening >= MAX_LISTENERS:
-            raise MCPError(types.INTERNAL_ERROR, "too many subscriptions; close one")
         principal = self._principal(context)
+        try:
+            self._streams.check(principal)
+        except NoRoomError:
+            raise MCPError(types.INTERNAL_ERROR, _NO_ROOM) from None
         bus = InMemorySubscriptionBus()
         handler = ListenHandler(bus)
-        stop = self._notifier.listen(_audience(principal), lambda: bus.publish(ToolsListChanged()))
+        stop = self._notifier.listen(principal.rights, lambda: bus.publish(ToolsListChanged()))
         ends_in_s = principal.expires_s - self._now_ms() / 1000
         ending = asyncio.get_running_loop().call_later(ends_in_s, handler.close)
-        self._listening += 1
+        release = self._streams.hold(principal, handler.close)
         try:
             return await handler(context, params)
         finally:
-            self._listening -= 1
+            release()
             ending.cancel()
             stop()
 
@@ -231,27 +224,36 @@ class McpServer:
     async def _list_prompts(self, _context: Context, _params: object) -> types.ListPromptsResult:
         return types.ListPromptsResult(prompts=[], cache_scope="private")
 
+    def _count(self, context: Context) -> None:
+        """Count a session of the old era for as long as it lasts."""
+        release = self._streams.hold(self._principal(context), _nothing)
+        connection_of(context).exit_stack.callback(release)
+
     def _follow(self, context: Context) -> None:
-        """Tell a session of the old era about changes for as long as it lasts."""
-        session = context.session
-        # The SDK has no public way to keep something for a session, nor to learn that it ended.
-        connection = session._connection  # noqa: SLF001
+        """Tell a session of the old era about changes for as long as it lasts, and its token is good."""
+        connection, principal = connection_of(context), self._principal(context)
         if connection.state.setdefault("followed_since", context) is not context:
             return  # a client may say twice that it is ready
-        stop = self._notifier.listen(_audience(self._principal(context)), session.send_tool_list_changed)
+        stop = self._notifier.listen(principal.rights, context.session.send_tool_list_changed)
+        release = self._streams.hold(principal, stop)
         connection.exit_stack.callback(stop)
+        connection.exit_stack.callback(release)
+
+    def _charge(self, principal: Principal, cost: float) -> None:
+        try:
+            self._door.charge(principal, cost)
+        except ToolError as error:
+            raise MCPError(types.INTERNAL_ERROR, str(error), error.envelope()) from None
 
     def _principal(self, context: Context) -> Principal:
         try:
             return self._authenticator.identify(_token(context))
         except TokenError:
-            raise MCPError(types.INVALID_PARAMS, "the token has expired; get a new one") from None
+            raise MCPError(types.INVALID_PARAMS, "the token is no longer accepted; get a new one") from None
 
 
-@lru_cache(maxsize=1024)
-def _session_owner(tenant: str, sub: str) -> AuthenticatedUser:
-    """Return who a session of the old era belongs to. The token itself must not get into this record."""
-    return AuthenticatedUser(AccessToken(token="", client_id=f"{tenant}/{sub}", scopes=[], subject=sub))
+def _nothing() -> None:
+    """End nothing: a session whose token is revoked is refused with its next request."""
 
 
 async def _answered_before(_context: Context, _params: object) -> Any:
@@ -269,10 +271,6 @@ def _request(context: Context) -> Request:
 def _token(context: Context) -> str:
     token: str = _request(context).scope[TOKEN_IN_SCOPE]
     return token
-
-
-def _audience(principal: Principal) -> Audience:
-    return Audience(principal.tenant, principal.safety_classes)
 
 
 def _tool_result(answer: CallAnswer) -> dict[str, Any]:

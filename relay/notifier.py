@@ -7,21 +7,13 @@ not know how a listener is told.
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from hashlib import sha256
 
 from relay.fleet import Fleet
+from relay.permissions import Rights
 
 INTERVAL_S = 1.0
 _PATIENCE_S = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class Audience:
-    """All callers that see the same tools."""
-
-    tenant: str
-    safety_classes: frozenset[str]
 
 
 Listener = Callable[[], Awaitable[None]]
@@ -34,10 +26,12 @@ class Notifier:
         self._fleet = fleet
         self._interval_s = interval_s
         self._patience_s = patience_s
-        self._listeners: dict[Audience, dict[object, Listener]] = {}
-        self._seen: dict[Audience, bytes] = {}
+        self._woken = asyncio.Event()
+        self._listeners: dict[Rights, dict[object, Listener]] = {}
+        self._seen: dict[Rights, bytes] = {}
+        self._quiet_until: dict[Rights, float] = {}
 
-    def listen(self, audience: Audience, listener: Listener) -> Callable[[], None]:
+    def listen(self, audience: Rights, listener: Listener) -> Callable[[], None]:
         """Call ``listener`` after every change that ``audience`` can see; return what stops it."""
         token = object()
         if audience not in self._listeners:
@@ -50,22 +44,31 @@ class Notifier:
             if not listeners:
                 self._listeners.pop(audience, None)
                 self._seen.pop(audience, None)
+                self._quiet_until.pop(audience, None)
 
         return stop
 
+    def wake(self) -> None:
+        """Look at once: tools have gone that must not be believed in for another second."""
+        self._woken.set()
+
     async def run(self) -> None:
-        """Look once a second until cancelled: expiries and graces end by themselves."""
+        """Look once a second until cancelled, and when woken: expiries and graces end by themselves."""
         while True:
-            await asyncio.sleep(self._interval_s)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._interval_s):
+                    await self._woken.wait()
+            self._woken.clear()
             self._fleet.sweep()
             for audience in list(self._listeners):
                 await self._look(audience)
 
-    async def _look(self, audience: Audience) -> None:
-        digest = self._digest(audience)
-        if digest == self._seen.get(audience):
+    async def _look(self, audience: Rights) -> None:
+        digest, now = self._digest(audience), asyncio.get_running_loop().time()
+        if digest == self._seen.get(audience) or now < self._quiet_until.get(audience, 0.0):
             return
         self._seen[audience] = digest
+        self._quiet_until[audience] = now + self._interval_s
         await asyncio.gather(*map(self._tell, self._listeners.get(audience, {}).values()))
 
     async def _tell(self, listener: Listener) -> None:
@@ -74,6 +77,6 @@ class Notifier:
             async with asyncio.timeout(self._patience_s):
                 await listener()
 
-    def _digest(self, audience: Audience) -> bytes:
-        tools = self._fleet.listed(audience.tenant, audience.safety_classes)
+    def _digest(self, audience: Rights) -> bytes:
+        tools = self._fleet.listed(audience)
         return sha256("\n".join(tool.fingerprint for tool in tools).encode("ascii")).digest()

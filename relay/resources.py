@@ -14,7 +14,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from relay.auth import SCOPE_OF_SAFETY_CLASS, Principal
+from relay.auth import Principal
 from relay.fleet import Fleet, Node
 from schemas.registry import SchemaRegistry
 
@@ -25,8 +25,6 @@ TEMPLATES = {
     "node-identity": ("node://{node_id}/identity", PEM, "The leaf certificate of a node"),
     "schema": ("schema://{kind}@{semver}", JSON, "A document of the schema registry"),
 }
-
-_READING_SCOPE = SCOPE_OF_SAFETY_CLASS["read_only"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +54,7 @@ class ResourceCatalog:
 
     def listed(self, principal: Principal) -> Iterator[Resource]:
         """Yield what ``principal`` can read; reading needs the scope that reading a tool needs."""
-        if _READING_SCOPE not in principal.scopes:
+        if not principal.rights.may_read:
             return
         yield Resource("fleet://nodes", "nodes", JSON, "The nodes of this tenant")
         for node in self._fleet.nodes_of(principal.tenant):
@@ -71,7 +69,7 @@ class ResourceCatalog:
 
     def read(self, principal: Principal, uri: str) -> Content | None:
         """Return what ``uri`` holds for ``principal``; None when there is no such thing for them."""
-        if _READING_SCOPE not in principal.scopes:
+        if not principal.rights.may_read:
             return None
         scheme, _, rest = uri.partition("://")
         match scheme:

@@ -31,12 +31,15 @@ from relay.mcp_server import (
     META_ERROR,
     McpServer,
 )
-from relay.notifier import Audience, Listener, Notifier
+from relay.notifier import Listener, Notifier
 from relay.paging import MAX_PAGE_BYTES, PAGE_SIZE
+from relay.permissions import Rights
 from relay.reach import Reach
 from relay.resources import ResourceCatalog
+from relay.streams import Streams
 from schemas.errors import Failure, ToolError
 from tests.fakes.hub import PUBLIC_URL, Hub
+from tests.fakes.issuer import OutsideWorld, outside_token
 from tests.fakes.reach import ScriptedReach, SilentReach
 from tests.fakes.serving import Server
 from tests.fakes.signer import ECHO, METRICS, NODE_ID, NOW_MS, OTHER_NODE_ID, TENANT, SimulatedNode
@@ -58,7 +61,7 @@ class CountingNotifier(Notifier):
 
     listeners = 0
 
-    def listen(self, audience: Audience, listener: Listener) -> Callable[[], None]:
+    def listen(self, audience: Rights, listener: Listener) -> Callable[[], None]:
         self.listeners += 1
         return super().listen(audience, listener)
 
@@ -70,6 +73,7 @@ class Stage:
         self.hub = hub
         self.address = server.address
         self.notifier = CountingNotifier(hub.fleet, interval_s=0.001)
+        self.streams = Streams()
         self._server = server
         self._mcp = McpServer(
             version="0.0.0",
@@ -78,6 +82,7 @@ class Stage:
             authenticator=hub.authenticator,
             notifier=self.notifier,
             resources=ResourceCatalog(hub.fleet, hub.registry),
+            streams=self.streams,
             now_ms=hub.clock,
         )
 
@@ -226,7 +231,7 @@ async def stage(hub: Hub, node: SimulatedNode, reach: ScriptedReach, server: Ser
 async def test_the_list_on_the_wire_is_what_the_catalog_says_safety_class_and_all(
     stage: Stage, era: Era
 ) -> None:
-    tools = stage.hub.fleet.listed(TENANT, frozenset({"read_only"}))
+    tools = stage.hub.fleet.listed(Rights(TENANT, frozenset({"read_only"})))
     async with stage.wire(era) as wire:
         listed = (await wire.result("tools/list"))["tools"]
     assert listed == [tool.listed() for tool in tools]
@@ -471,9 +476,9 @@ async def test_a_subscription_ends_in_good_order_with_its_token(stage: Stage) ->
 
 
 async def test_subscriptions_are_bounded(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("relay.mcp_server.MAX_LISTENERS", 1)
+    monkeypatch.setattr(stage.streams, "_per_agent", 1)
     async with stage.client(NEW) as client, client.listen(tools_list_changed=True):
-        with pytest.raises(MCPError, match="too many subscriptions"):
+        with pytest.raises(MCPError, match="Too many sessions and subscriptions"):
             async with client.listen(tools_list_changed=True):
                 raise AssertionError
 
@@ -546,6 +551,18 @@ async def test_a_session_of_the_old_era_is_its_owners_alone(stage: Stage, strang
         assert (await wire.post("tools/list")).status_code == 404
         wire.http.headers["Authorization"] = f"Bearer {stage.hub.token()}"
         assert (await wire.result("tools/list"))["tools"]
+
+
+async def test_agents_of_one_name_from_two_issuers_have_no_session_in_common(
+    hub: Hub, reach: ScriptedReach, server: Server
+) -> None:
+    async with OutsideWorld.running(hub.registry) as world:
+        hub.authenticator = world.authenticator
+        async with Stage(hub, reach, server).running() as stage, stage.wire("legacy") as wire:
+            wire.http.headers["Authorization"] = f"Bearer {outside_token(sub='agent-1', tenant=TENANT)}"
+            assert (await wire.post("tools/list")).status_code == 404
+            wire.http.headers["Authorization"] = f"Bearer {hub.token()}"
+            assert (await wire.post("tools/list")).status_code == 200
 
 
 @pytest.mark.parametrize("era", ERAS)

@@ -5,14 +5,15 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 
 from relay.fleet import GRACE_MS
-from relay.notifier import Audience, Notifier
+from relay.notifier import Notifier
+from relay.permissions import Rights
 from tests.fakes.hub import Hub
 from tests.fakes.signer import ECHO, NODE_ID, NOW_MS, OTHER_NODE_ID, TENANT, TTL_MS, SimulatedNode
 
 BOUND_S = 10
-READERS = Audience(TENANT, frozenset({"read_only"}))
-OTHERS = Audience("globex", frozenset({"read_only"}))
-ACTORS = Audience(TENANT, frozenset({"physical_actuation"}))
+READERS = Rights(TENANT, frozenset({"read_only"}))
+OTHERS = Rights("globex", frozenset({"read_only"}))
+ACTORS = Rights(TENANT, frozenset({"physical_actuation"}))
 
 
 class Ear:

@@ -6,6 +6,7 @@ import pytest
 
 from relay.catalog import Tool
 from relay.paging import MAX_PAGE_BYTES, PAGE_SIZE, CursorError, page_of
+from relay.permissions import Rights
 from tests.fakes.hub import Hub
 from tests.fakes.signer import TENANT
 
@@ -13,7 +14,7 @@ from tests.fakes.signer import TENANT
 @pytest.fixture
 def tool(hub: Hub) -> Tool:
     hub.connect(hub.ca.issue())
-    return hub.fleet.listed(TENANT, frozenset({"read_only"}))[0]
+    return hub.fleet.listed(Rights(TENANT, frozenset({"read_only"})))[0]
 
 
 def many(tool: Tool, count: int, size: int) -> list[Tool]:

@@ -1,0 +1,79 @@
+"""The calls that wait for a node, by the token that they were made with: what revoking a token ends.
+
+Must not know what is called, nor what becomes of the answer.
+"""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Collection
+from contextlib import suppress
+from types import TracebackType
+
+from schemas.errors import Failure, ToolError
+
+
+class InFlight:
+    """Every call that is under way."""
+
+    def __init__(self) -> None:
+        self._calls: defaultdict[str, set[RevocableCall]] = defaultdict(set)
+
+    def under(self, jti: str) -> "RevocableCall":
+        """Return the context of one call that was made with the token ``jti``.
+
+        It raises SAFETY_DENIED in the place of whatever would have come when the token is revoked meanwhile.
+        """
+        return RevocableCall(jti, self)
+
+    def revoke(self, jtis: Collection[str]) -> None:
+        """End every call that was made with one of the tokens."""
+        for jti in self._calls.keys() & set(jtis):
+            for call in self._calls[jti]:
+                call.revoke()
+
+    def enter(self, call: "RevocableCall") -> None:
+        """Note that ``call`` has begun."""
+        self._calls[call.jti].add(call)
+
+    def leave(self, call: "RevocableCall") -> None:
+        """Note that ``call`` has ended."""
+        calls = self._calls[call.jti]
+        calls.discard(call)
+        if not calls:
+            del self._calls[call.jti]
+
+
+class RevocableCall:
+    """The context of one call. Works as ``asyncio.timeout`` does: by cancelling the task that it is in."""
+
+    def __init__(self, jti: str, calls: InFlight) -> None:
+        self.jti = jti
+        self._calls = calls
+        self._task: asyncio.Task[object] | None = None
+        self._cancelling = 0
+        self._revoked = False
+
+    def revoke(self) -> None:
+        """End the call."""
+        if self._task is not None and not self._revoked:
+            self._revoked = True
+            self._task.cancel()
+
+    async def __aenter__(self) -> None:
+        self._task = asyncio.current_task()
+        self._cancelling = self._task.cancelling() if self._task is not None else 0
+        self._calls.enter(self)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._calls.leave(self)
+        if not self._revoked or self._task is None:
+            return
+        if kind is None or not issubclass(kind, asyncio.CancelledError):
+            # It ended in the same moment: the cancellation is still to come, and must not hit anything else.
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(0)
+        if self._task.uncancel() > self._cancelling:
+            raise asyncio.CancelledError from error  # its caller has ended it too
+        raise ToolError(Failure.SAFETY_DENIED, "The token was revoked during the call.") from None

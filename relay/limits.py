@@ -1,0 +1,157 @@
+"""How often, and how much at once: what a node has said that it bears, and what one agent may take.
+
+Token buckets and counts, on a clock that comes in from outside. A full gate answers at once, and says when
+to come again; nobody queues. Must not know what is called.
+"""
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from schemas.errors import Failure, ToolError
+
+BUSY_RETRY_MS = 100
+"""What is said of a gate that is full: nobody knows when a call will end."""
+_ROUNDING = 1e-6
+_LONGEST_RETRY_MS = 24 * 3_600_000
+# What sums of fractions may be off by: whoever comes when it was told to must not be sent away again.
+_TOLERANCE = 1e-6
+
+_LONGEST_RETRY_MS = 86_400_000
+_MAX_GATES = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class Allowance:
+    """What passes a gate: ``rate`` a second, after ``burst`` at once, and ``concurrency`` at a time."""
+
+    rate: float
+    burst: float
+    concurrency: int
+
+
+class TokenBucket:
+    """``rate`` a second, after ``burst`` at once. Times are seconds of one clock."""
+
+    __slots__ = ("_at", "_burst", "_rate", "_tokens")
+
+    def __init__(self, rate: float, burst: float, now: float) -> None:
+        self._rate = rate
+        self._burst = burst
+        self._tokens = burst
+        self._at = now
+
+    def take(self, now: float, cost: float = 1.0) -> float:
+        """Take ``cost`` and return 0, or take nothing and return in how many seconds it would be there."""
+        self._fill(now)
+        # Whoever waited as long as told must not be sent away again by a rounding error.
+        if self._tokens + _ROUNDING < cost:
+            return (cost - self._tokens) / self._rate
+        self._tokens -= cost
+        return 0.0
+
+    def is_full(self, now: float) -> bool:
+        """Tell whether a new one would be no different."""
+        self._fill(now)
+        return self._tokens >= self._burst
+
+    def change(self, rate: float, burst: float) -> None:
+        """Go by another rate from now on; what has been used up stays used up."""
+        self._rate, self._burst = rate, burst
+        self._tokens = min(self._tokens, burst)
+
+    def _fill(self, now: float) -> None:
+        # A clock that goes back fills nothing.
+        passed = max(0.0, now - self._at)
+        self._at = now
+        self._tokens = min(self._burst, self._tokens + passed * self._rate)
+
+
+class Gate:
+    """One gate: a token bucket, and a count of those inside."""
+
+    __slots__ = ("_allowance", "_bucket", "_inside")
+
+    def __init__(self, allowance: Allowance, now: float) -> None:
+        self._allowance = allowance
+        self._bucket = TokenBucket(allowance.rate, allowance.burst, now)
+        self._inside = 0
+
+    def enter(self, now: float, cost: float = 1.0) -> None:
+        """Let one in.
+
+        Raises:
+            ToolError: RATE_LIMITED, with ``retry_after_ms``. Whoever is refused uses nothing up.
+        """
+        if self._inside >= self._allowance.concurrency:
+            raise ToolError(Failure.RATE_LIMITED, retry_after_ms=BUSY_RETRY_MS)
+        if (wait_s := self._bucket.take(now, cost)) > 0:
+            # A node may announce a rate next to nothing, and the envelope has no word for ages.
+            retry_ms = math.ceil(min(wait_s * 1000, _LONGEST_RETRY_MS))
+            raise ToolError(Failure.RATE_LIMITED, retry_after_ms=max(1, retry_ms))
+        self._inside += 1
+
+    def leave(self) -> None:
+        """Let one out."""
+        self._inside -= 1
+
+    def change(self, allowance: Allowance) -> None:
+        """Go by ``allowance`` from now on; what has been used up stays used up."""
+        if allowance != self._allowance:
+            self._allowance = allowance
+            self._bucket.change(allowance.rate, allowance.burst)
+
+    def is_idle(self, now: float) -> bool:
+        """Tell whether a new gate would be no different."""
+        return self._inside == 0 and self._bucket.is_full(now)
+
+
+KeyT = TypeVar("KeyT", bound=Hashable)
+
+
+class Gates(Generic[KeyT]):
+    """A gate for each key, made when it is first needed, forgotten when it is idle and there are many."""
+
+    def __init__(self, clock: Callable[[], float], max_gates: int = _MAX_GATES) -> None:
+        self._clock = clock
+        self._max_gates = max_gates
+        self._gates: OrderedDict[KeyT, Gate] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._gates)
+
+    @contextmanager
+    def passed(self, key: KeyT, allowance: Allowance, cost: float = 1.0) -> Iterator[None]:
+        """Be inside the gate of ``key`` for the length of the block.
+
+        Raises:
+            ToolError: RATE_LIMITED, with ``retry_after_ms``.
+        """
+        now = self._clock()
+        gate = self._gate(key, allowance, now)
+        gate.enter(now, cost)
+        try:
+            yield
+        finally:
+            gate.leave()
+
+    def _gate(self, key: KeyT, allowance: Allowance, now: float) -> Gate:
+        gate = self._gates.get(key)
+        if gate is None:
+            self._make_room(now)
+            gate = self._gates[key] = Gate(allowance, now)
+        else:
+            gate.change(allowance)
+            self._gates.move_to_end(key)
+        return gate
+
+    def _make_room(self, now: float) -> None:
+        """Forget the gates longest unused that are idle; one that is not idle is never forgotten."""
+        while len(self._gates) >= self._max_gates:
+            key, gate = next(iter(self._gates.items()))
+            if not gate.is_idle(now):
+                return
+            del self._gates[key]

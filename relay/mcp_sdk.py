@@ -1,0 +1,76 @@
+"""The SDK's server, made to say of itself what is true, and who a session of the old era belongs to.
+
+Beside ``mcp_server`` the only module that imports the MCP SDK. Must not answer anything.
+"""
+
+from functools import lru_cache
+from typing import Any
+
+import mcp_types as types
+from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
+from mcp.server.auth.provider import AccessToken
+from mcp.server.context import ServerRequestContext
+from mcp.server.lowlevel import NotificationOptions, Server
+from mcp.server.models import InitializationOptions
+from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+from starlette.datastructures import Headers
+from starlette.types import Scope
+
+Context = ServerRequestContext[Any, Any]
+
+
+class HonestServer(Server[Any]):
+    """The tools change; prompts and resources do not."""
+
+    def get_capabilities(
+        self,
+        notification_options: NotificationOptions | None = None,
+        experimental_capabilities: dict[str, dict[str, Any]] | None = None,
+        extensions: dict[str, dict[str, Any]] | None = None,
+        *,
+        protocol_version: str | None = None,
+    ) -> types.ServerCapabilities:
+        """Return what the server can do, as the era of ``protocol_version`` says it."""
+        # In the new era the SDK derives all three from the one method that serves them.
+        capabilities = super().get_capabilities(
+            notification_options, experimental_capabilities, extensions, protocol_version=protocol_version
+        )
+        capabilities.prompts = types.PromptsCapability(list_changed=False)
+        capabilities.resources = types.ResourcesCapability(list_changed=False, subscribe=False)
+        return capabilities
+
+    def create_initialization_options(
+        self,
+        notification_options: NotificationOptions | None = None,
+        experimental_capabilities: dict[str, dict[str, Any]] | None = None,
+        extensions: dict[str, dict[str, Any]] | None = None,
+    ) -> InitializationOptions:
+        """Return what is said in answer to ``initialize``."""
+        # Over HTTP the SDK asks for this without options, and would then deny that the list ever changes.
+        options = notification_options or NotificationOptions(tools_changed=True)
+        return super().create_initialization_options(options, experimental_capabilities, extensions)
+
+
+@lru_cache(maxsize=1024)
+def session_owner(issuer: str, tenant: str, sub: str) -> AuthenticatedUser:
+    """Return who a session of the old era belongs to. The token itself must not get into this record."""
+    claims = {"iss": issuer}
+    owner = AccessToken(token="", client_id=f"{tenant}/{sub}", scopes=[], subject=sub, claims=claims)
+    return AuthenticatedUser(owner)
+
+
+def is_modern(protocol_version: str | None) -> bool:
+    """Tell whether a version is of the new era, in which there are no sessions."""
+    return protocol_version in MODERN_PROTOCOL_VERSIONS
+
+
+def opens_session(scope: Scope) -> bool:
+    """Tell whether a request can only be the first of a session of the old era."""
+    headers = Headers(scope=scope)
+    return "mcp-session-id" not in headers and not is_modern(headers.get("mcp-protocol-version"))
+
+
+def connection_of(context: Context) -> Any:
+    """Return what lasts as long as a session of the old era does."""
+    # The SDK has no public way to keep something for a session, nor to learn that it ended.
+    return context.session._connection  # noqa: SLF001

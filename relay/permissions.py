@@ -1,0 +1,45 @@
+"""Who may do what: the one table, which listing, calling, listening and reading all ask.
+
+A caller reaches a tool of its own tenant whose safety class has a scope that the caller's token names. All
+that the table does not say is denied. Must not know where a token or a tool came from.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+SCOPE_OF_SAFETY_CLASS: Mapping[str, str] = MappingProxyType(
+    {
+        "read_only": "tools:call:read_only",
+        "reversible": "tools:call:reversible",
+        "physical_actuation": "tools:call:physical_actuation",
+    }
+)
+"""The scope that a caller needs for a tool of each safety class. A class without one is never allowed."""
+
+SESSION_SCOPE = "sessions:message"
+SCOPES = (*SCOPE_OF_SAFETY_CLASS.values(), SESSION_SCOPE)
+"""Every scope that there is. A token may name others; they allow nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rights:
+    """What a caller reaches. Callers with equal rights see the same tools."""
+
+    tenant: str
+    safety_classes: frozenset[str]
+
+    @classmethod
+    def of(cls, tenant: str, scopes: Collection[str]) -> "Rights":
+        """Return the rights of a caller of ``tenant`` whose token names ``scopes``."""
+        reached = {name for name, scope in SCOPE_OF_SAFETY_CLASS.items() if scope in scopes}
+        return cls(tenant, frozenset(reached))
+
+    def allow(self, owner: str, safety_class: str) -> bool:
+        """Tell whether they reach a tool of ``safety_class`` on a node of the tenant ``owner``."""
+        return owner == self.tenant and safety_class in self.safety_classes
+
+    @property
+    def may_read(self) -> bool:
+        """Whether they reach the tenant's resources: what reading a tool needs."""
+        return "read_only" in self.safety_classes
