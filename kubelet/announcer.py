@@ -65,6 +65,10 @@ class Announcer:
         if self.current is not None and mark_ms >= self.current.issued_at_ms:
             self._due.set()
 
+    def announce_now(self) -> None:
+        """Announce at once: the leaf has changed."""
+        self._due.set()
+
     def shorten_interval(self, interval_s: float) -> None:
         """Heartbeat at least as often as the relay asks for, from now on."""
         if interval_s < self._interval_s:

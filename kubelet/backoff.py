@@ -22,7 +22,9 @@ class Backoff:
 
     def next_s(self, at_least_s: float = 0.0) -> float:
         """Return the next wait in seconds, no shorter than what the relay has asked for."""
+        if at_least_s > 0:
+            # Asked for the same wait, thousands must still not return in the same moment.
+            return at_least_s + self._rng.uniform(0, FIRST_S)
         wait = self._rng.uniform(0, self._ceiling_s)
         self._ceiling_s = min(self._ceiling_s * 2, LONGEST_S)
-        # Asked for the same wait, thousands must still not return in the same moment.
-        return at_least_s + wait
+        return wait

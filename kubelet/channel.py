@@ -3,15 +3,53 @@
 Must not know what a frame means.
 """
 
-from collections.abc import Mapping
+import ssl
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from typing import Any
 
-from websockets.asyncio.client import ClientConnection
-from websockets.exceptions import ConnectionClosed
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, WebSocketException
 
-from schemas.frames import Frame
-from schemas.session import CloseCode, Session, State
+from schemas.addresses import connect_url
+from schemas.frames import MAX_FRAME_BYTES, SUBPROTOCOL, Frame, FrameReader
+from schemas.session import CloseCode, Role, Session, State
 from schemas.ulids import UlidSource
+
+NOT_REACHED = (OSError, WebSocketException)
+"""What ``opened`` raises when there is no connection, or it does not hold."""
+
+CLOSE_TIMEOUT_S = 2
+_PING_INTERVAL_S = 15
+_PING_TIMEOUT_S = 10
+
+
+@asynccontextmanager
+async def opened(
+    relay_url: str,
+    tls: ssl.SSLContext | None,
+    reader: FrameReader,
+    ulids: UlidSource,
+    open_timeout_s: float,
+) -> AsyncIterator["Channel"]:
+    """Connect to the nodes' door of the relay, for the length of the block.
+
+    Raises:
+        NOT_REACHED: it is not reached, or does not speak the protocol.
+    """
+    async with connect(
+        connect_url(relay_url),
+        subprotocols=[SUBPROTOCOL],  # type: ignore[list-item]  # a NewType over str
+        ssl=tls,
+        compression=None,
+        max_size=MAX_FRAME_BYTES,
+        close_timeout=CLOSE_TIMEOUT_S,
+        open_timeout=open_timeout_s,
+        ping_interval=_PING_INTERVAL_S,
+        ping_timeout=_PING_TIMEOUT_S,
+        user_agent_header=None,
+    ) as socket:
+        yield Channel(socket, Session(Role.NODE, reader), ulids)
 
 
 class Channel:

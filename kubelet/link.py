@@ -1,10 +1,10 @@
 """The node's one outbound connection to the relay: connects, proves who it is, and moves frames.
 
-What may be said when is the session machine's; what a command does is the dispatcher's. Must never answer
-a challenge that names another audience than the one this node has pinned: a rogue relay could forward it.
+What may be said when is the session machine's; what a command does is the dispatcher's.
 """
 
 import asyncio
+import ssl
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -12,29 +12,24 @@ from enum import Enum
 from typing import Any, NoReturn
 
 from structlog.typing import FilteringBoundLogger
-from websockets.asyncio.client import connect
-from websockets.exceptions import ConnectionClosed, WebSocketException
+from websockets.exceptions import ConnectionClosed
 
 from kubelet.announcer import Announcer
+from kubelet.authentication import AudienceError, answer_to
 from kubelet.backoff import Backoff
-from kubelet.channel import Channel
+from kubelet.channel import CLOSE_TIMEOUT_S, NOT_REACHED, Channel, opened
 from kubelet.dispatch import Dispatcher
+from kubelet.renewal import Renewal
 from kubelet.signer import SignedManifest
-from schemas.addresses import connect_url
 from schemas.delivery import TransitGauge
-from schemas.frames import MAX_FRAME_BYTES, SUBPROTOCOL, Frame, FrameReader
+from schemas.frames import Frame, FrameReader
 from schemas.identity_files import NodeIdentity
-from schemas.session import CloseCode, ProtocolError, Role, Session
+from schemas.session import CloseCode, ProtocolError
 from schemas.strict_json import loads
 from schemas.text import printable
-from schemas.tokens import sign_token
 from schemas.ulids import UlidSource
 
 _HANDSHAKE_TIMEOUT_S = 10.0
-_CLOSE_TIMEOUT_S = 2
-_PING_INTERVAL_S = 15
-_PING_TIMEOUT_S = 10
-_TOKEN_LIFE_S = 60
 _SUPERSEDED_WAIT_S = 300.0
 
 
@@ -59,6 +54,8 @@ class LinkParts:
     """What a link works with.
 
     Attributes:
+        tls: how the relay is believed; None where the connection is not over TLS.
+        renewal: renews the leaf; None for a node that has no files.
         ticks_ms: milliseconds that only ever go forward. They tell how long a command was on its way: the
             clock of a board without a battery leaps when it is set, and every command would look late.
     """
@@ -73,11 +70,9 @@ class LinkParts:
     log: FilteringBoundLogger
     ticks_ms: Callable[[], int] = _ticks_ms
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    tls: Callable[[], ssl.SSLContext | None] = lambda: None
+    renewal: Renewal | None = None
     handshake_timeout_s: float = _HANDSHAKE_TIMEOUT_S
-
-
-class _AudienceError(Exception):
-    """The relay named an audience that this node has not pinned."""
 
 
 class RelayLink:
@@ -94,6 +89,7 @@ class RelayLink:
         self._channel: Channel | None = None
         self._gauge = TransitGauge()
         self._asked_wait_s = 0.0
+        self._tasks: set[asyncio.Task[None]] = set()
         self.state = LinkState.CONNECTING
 
     async def run(self) -> None:
@@ -105,13 +101,13 @@ class RelayLink:
                 await self._connect()
             except ConnectionClosed as error:
                 self._closed(error)
-            except _AudienceError:
+            except AudienceError:
                 self.state = LinkState.WRONG_AUDIENCE
                 log.warning("relay names another audience", pinned=self._parts.relay_url)
             except ProtocolError as error:
                 self.state = LinkState.CONNECTING
                 log.warning("relay broke the protocol", reason=printable(error.reason))
-            except (OSError, WebSocketException) as error:
+            except NOT_REACHED as error:
                 self.state = LinkState.CONNECTING
                 log.info("relay not reached", relay=self._parts.relay_url, reason=printable(str(error)))
             finally:
@@ -133,33 +129,28 @@ class RelayLink:
         return await channel.send("announce", document) and await channel.send("heartbeat", beat)
 
     async def _connect(self) -> None:
-        async with connect(
-            connect_url(self._parts.relay_url),
-            subprotocols=[SUBPROTOCOL],  # type: ignore[list-item]  # a NewType over str
-            compression=None,
-            max_size=MAX_FRAME_BYTES,
-            close_timeout=_CLOSE_TIMEOUT_S,
-            open_timeout=self._parts.handshake_timeout_s,
-            ping_interval=_PING_INTERVAL_S,
-            ping_timeout=_PING_TIMEOUT_S,
-            user_agent_header=None,
-        ) as socket:
-            channel = Channel(socket, Session(Role.NODE, self._parts.reader), self._parts.ulids)
+        parts = self._parts
+        timeout_s = parts.handshake_timeout_s
+        async with opened(parts.relay_url, parts.tls(), parts.reader, parts.ulids, timeout_s) as channel:
             try:
-                async with asyncio.timeout(self._parts.handshake_timeout_s):
+                async with asyncio.timeout(timeout_s):
                     await self._authenticate(channel)
                 self._channel = channel
                 await self._serve(channel)
             except ProtocolError as error:
                 await channel.close(error.code)
                 raise
-            except _AudienceError:
+            except AudienceError:
                 await channel.close(CloseCode.NORMAL)
                 raise
 
     async def _authenticate(self, channel: Channel) -> None:
         challenge = await self._receive(channel)
-        await channel.send("auth", self._auth(challenge), challenge.msg_id)
+        parts = self._parts
+        auth = answer_to(challenge.payload, parts.identity, parts.relay_url, parts.ulids.new(), self._boot_id)
+        if self._session_id is not None:
+            auth["resume"] = self._session_id
+        await channel.send("auth", auth, challenge.msg_id)
         payload = (await self._receive(channel)).payload
         self._session_id = payload["session_id"]
         if not payload["resumed"]:
@@ -168,34 +159,6 @@ class RelayLink:
         self._parts.announcer.shorten_interval(payload["heartbeat_interval_ms"] / 1000)
         self.state = LinkState.OPEN
         self._parts.log.info("relay connected", relay=self._parts.relay_url, resumed=payload["resumed"])
-
-    def _auth(self, challenge: Frame) -> dict[str, Any]:
-        parts = self._parts
-        if challenge.payload["audience"] != parts.relay_url:
-            raise _AudienceError
-        # Counted from the relay's clock: a node's own may be off by more than a token lives.
-        issued_s = challenge.payload["server_time_ms"] // 1000
-        node_id = parts.identity.node_id
-        claims = {
-            "iss": node_id,
-            "sub": node_id,
-            "aud": parts.relay_url,
-            "nonce": challenge.payload["nonce"],
-            "iat": issued_s,
-            "exp": issued_s + _TOKEN_LIFE_S,
-            "jti": parts.ulids.new(),
-            "scope": "device:connect",
-            "token_class": "device_runtime",
-        }
-        payload: dict[str, Any] = {
-            "node_id": node_id,
-            "certificate": parts.identity.chain_pem,
-            "token": sign_token(parts.identity.key, parts.identity.kid, claims),
-            "boot_id": self._boot_id,
-        }
-        if self._session_id is not None:
-            payload["resume"] = self._session_id
-        return payload
 
     async def _serve(self, channel: Channel) -> None:
         try:
@@ -221,7 +184,7 @@ class RelayLink:
     async def _until_closed(self, channel: Channel, bye: Frame) -> NoReturn:
         """Wait for the close that follows ``bye``: only its code says what to do next."""
         self._asked_wait_s = bye.payload.get("retry_after_ms", 0) / 1000
-        async with asyncio.timeout(_CLOSE_TIMEOUT_S):
+        async with asyncio.timeout(CLOSE_TIMEOUT_S):
             await channel.receive()
         raise ProtocolError("a frame after bye")
 
@@ -236,8 +199,12 @@ class RelayLink:
             case "heartbeat_ack":
                 self._gauge.renew()
                 self._gauge.delay_ms(payload["server_time_ms"], self._parts.ticks_ms())
+                await self._renew(channel)
             case "announce_ack":
                 self._announced(frame)
+                await self._renew(channel)
+            case "renew_ack":
+                self._renewed(payload)
             case _:  # bye
                 await self._until_closed(channel, frame)
 
@@ -251,6 +218,19 @@ class RelayLink:
         self.state = LinkState.OPEN
         self._parts.log.error("relay rejects the manifest", code=payload["error"]["code"])
         self._parts.announcer.overtake(payload.get("mark_issued_at_ms", 0))
+
+    async def _renew(self, channel: Channel) -> None:
+        renewal = self._parts.renewal
+        if renewal is not None and (asked := renewal.request()) is not None:
+            await channel.send("renew", asked)
+
+    def _renewed(self, payload: Mapping[str, Any]) -> None:
+        if self._parts.renewal is None:
+            return
+        # Aside: installing takes a while, and commands must go on meanwhile.
+        task = asyncio.create_task(self._parts.renewal.answered(payload))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _answer(self, msg_id: str, payload: Mapping[str, Any]) -> None:
         if self._channel is not None and self._channel.is_open:

@@ -6,6 +6,7 @@ Used once by the daemon and many times by the mock fleet. Must not open anything
 import asyncio
 import json
 import random
+import ssl
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,10 +21,11 @@ from kubelet.dispatch import Dispatcher
 from kubelet.handlers.base import Handler
 from kubelet.link import LinkParts, RelayLink
 from kubelet.mqtt import MqttPublisher
+from kubelet.renewal import Renewal, installer
 from kubelet.signer import ManifestSigner, SignedManifest
 from schemas import topics
 from schemas.frames import FrameReader
-from schemas.identity_files import NodeIdentity
+from schemas.identity_files import IdentityFiles, NodeIdentity
 from schemas.kinds import KindRegistry
 from schemas.registry import SchemaRegistry
 from schemas.ulids import UlidSource
@@ -31,7 +33,11 @@ from schemas.ulids import UlidSource
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What nodes of one process share, and what comes in from outside."""
+    """What nodes of one process share, and what comes in from outside.
+
+    Attributes:
+        relay_tls: makes a context for one connection to the relay; None where that is not over TLS.
+    """
 
     config: NodeConfig
     publisher: MqttPublisher
@@ -42,18 +48,23 @@ class Surroundings:
     random_bytes: Callable[[int], bytes]
     rng: random.Random
     log: FilteringBoundLogger
+    relay_tls: Callable[[], ssl.SSLContext | None] = lambda: None
 
 
 class Node:
-    """The parts of one node and the tasks that they need."""
+    """The parts of one node and the tasks that they need.
 
-    def __init__(
+    ``files`` is where a renewed leaf goes; a node without them does not renew.
+    """
+
+    def __init__(  # noqa: PLR0913, PLR0917 - what a node is made of
         self,
         identity: NodeIdentity,
         handlers: Sequence[Handler],
         hw_fingerprint: Mapping[str, Any],
         around: Surroundings,
         last_issued: Path | None,
+        files: IdentityFiles | None = None,
     ) -> None:
         self.identity = identity
         self._handlers = handlers
@@ -71,6 +82,10 @@ class Node:
         )
         self.announcer = Announcer(signer, around.config.heartbeat_s, around.rng, around.log)
         self.dispatcher = Dispatcher(identity.node_id, handlers, around.kinds, around.registry, around.log)
+        renewal = None
+        if files is not None:
+            done = self.announcer.announce_now
+            renewal = Renewal(identity, files, installer(files), done, around.now_ms, around.log)
         self.link = RelayLink(
             LinkParts(
                 identity=identity,
@@ -81,6 +96,8 @@ class Node:
                 ulids=UlidSource(around.now_ms, around.random_bytes),
                 backoff=Backoff(around.rng),
                 log=around.log,
+                tls=around.relay_tls,
+                renewal=renewal,
             )
         )
         self.announcer.add_carrier(self._publish)
@@ -93,8 +110,12 @@ class Node:
             async with asyncio.TaskGroup() as tasks:
                 for handler in self._handlers:
                     tasks.create_task(handler.run())
-                tasks.create_task(self.announcer.run())
-                tasks.create_task(self.link.run())
+                announcing = tasks.create_task(self.announcer.run())
+                await self.link.run()
+                # It ends only when the node was revoked. Nobody believes what it would announce; what is left
+                # is to be there, and to say so, until an operator acts.
+                announcing.cancel()
+                await asyncio.Event().wait()
         finally:
             await self.dispatcher.close()
 

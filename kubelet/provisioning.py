@@ -32,6 +32,19 @@ def create_identity(files: IdentityFiles, now_ms: int, random_bytes: Callable[[i
     return node_id
 
 
+def install_renewed(files: IdentityFiles, leaf_pem: str, roots_pem: str, now_ms: int) -> Identity:
+    """Install a leaf that came over the session, and the roots that are trusted from now on.
+
+    Raises:
+        IdentityFilesError: as ``install_certificate``, or none of the roots is one that this node trusts now:
+            whoever can pose as the relay for a moment must not become its root for good.
+    """
+    trusted = files.read().root_pem or ""
+    if not set(certificates_in(trusted)) & set(certificates_in(roots_pem)):
+        raise IdentityFilesError("none of the roots is one that this node trusts")
+    return install_certificate(files, leaf_pem, roots_pem, now_ms)
+
+
 def install_certificate(files: IdentityFiles, leaf_pem: str, root_pem: str, now_ms: int) -> Identity:
     """Install a leaf that a CA issued, and the root that vouches for it.
 

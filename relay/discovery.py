@@ -6,6 +6,8 @@ delivers thousands of retained manifests at once waits for us, and calls in betw
 
 import asyncio
 import queue
+import ssl
+import time
 from collections.abc import Callable
 
 import paho.mqtt.client as paho
@@ -14,9 +16,12 @@ from paho.mqtt.reasoncodes import ReasonCode
 from structlog.typing import FilteringBoundLogger
 
 from relay.fleet import Fleet
+from relay.limits import Allowance, Gates
 from relay.meters import Meters
+from relay.tally import Tally
 from schemas import topics
 from schemas.addresses import BrokerAddress
+from schemas.errors import ToolError
 from schemas.identity import MAX_PEM_BYTES
 from schemas.manifest import MAX_MANIFEST_BYTES
 from schemas.registry import SchemaRegistry
@@ -28,10 +33,12 @@ _LONGEST_WAIT_S = 30
 _QUEUE_SIZE = 10_000
 _BATCH = 20
 _MAX_HEARTBEAT_BYTES = 1024
+# A node says three things a heartbeat, and everything again with each reconnect.
+PACE = Allowance(rate=10, burst=60, concurrency=1)
 
 
 class Discovery:
-    """Feeds the fleet from one broker.
+    """Feeds the fleet from one broker; ``tls`` is whom to believe and what to show, for one over TLS.
 
     Attributes:
         connected: whether the broker is there and lets the relay listen.
@@ -45,19 +52,29 @@ class Discovery:
         fleet: Fleet,
         registry: SchemaRegistry,
         meters: Meters,
+        tally: Tally,
         log: FilteringBoundLogger,
+        pace: Allowance = PACE,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self._broker = broker
+        # paho does not tell one from the other.
+        self._unreached = "no answer, or no certificate that is believed" if tls else "no answer"
         self._fleet = fleet
         self._heartbeat = registry.load("heartbeat@1.0.0")
         self._meters = meters
+        self._tally = tally
         self._log = log
         self._messages: queue.Queue[tuple[str, bytes]] = queue.Queue(_QUEUE_SIZE)
+        self._pace = pace
+        self._paces: Gates[str] = Gates(time.monotonic)
         self._arrived = asyncio.Event()
         self.connected = False
         self._client = paho.Client(
             CallbackAPIVersion.VERSION2, client_id=client_id, protocol=MQTTProtocolVersion.MQTTv311
         )
+        if tls is not None:
+            self._client.tls_set_context(tls)
         self._client.reconnect_delay_set(1, _LONGEST_WAIT_S)
 
     async def run(self) -> None:
@@ -104,7 +121,7 @@ class Discovery:
             hand_over(self._connected, False, str(code))  # noqa: FBT003 - positional through the loop
 
         def on_connect_fail(_client: object, _data: object) -> None:
-            hand_over(self._connected, False, "no answer")  # noqa: FBT003 - as above
+            hand_over(self._connected, False, self._unreached)  # noqa: FBT003 - as above
 
         def on_message(_client: object, _data: object, message: paho.MQTTMessage) -> None:
             # Blocks this thread when the queue is full: the broker waits, nothing is lost.
@@ -134,6 +151,14 @@ class Discovery:
             self._meters.messages_dropped.labels("topic").inc()
             return
         node_id, channel = parsed
+        try:
+            with self._paces.passed(node_id, self._pace):
+                self._hand_on(node_id, channel, payload)
+        except ToolError:
+            # One node that floods its topic must not take the time of the others; what is new comes again.
+            self._meters.messages_dropped.labels("too_many").inc()
+
+    def _hand_on(self, node_id: str, channel: str, payload: bytes) -> None:
         match channel:
             case "announce" if not payload:
                 self._fleet.tombstone(node_id)
@@ -154,6 +179,7 @@ class Discovery:
             beat = None
         if not self._heartbeat.is_valid(beat) or beat["node_id"] != node_id:
             self._meters.heartbeats.labels("malformed").inc()
+            self._tally.count("heartbeat_refused", node_id, "malformed")
             return
         self._fleet.heartbeat(node_id, beat["manifest_etag"])
 

@@ -5,6 +5,7 @@ not let through. Must not do I/O: marks go to a store that writes them when it c
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from structlog.typing import FilteringBoundLogger
@@ -14,10 +15,11 @@ from relay.marks import MarkStore
 from relay.meters import Meters
 from relay.missing import MissingManifests
 from relay.parking import Parking
+from relay.permissions import Rights
 from relay.tally import Tally
 from schemas.certificates import IdentityError, verify_leaf
 from schemas.errors import Failure, ToolError
-from schemas.identity import Identity
+from schemas.identity import Identity, certificates_in, kid_of, to_pem
 from schemas.projection import ToolName, parse
 from schemas.trust import Known, Mark, Outcome, TrustedManifest, TrustRules, Verdict
 
@@ -27,7 +29,10 @@ _MAX_IDENTITIES = 2
 
 @dataclass(slots=True)
 class Node:
-    """What is known of one node. ``tenant`` comes from a leaf that was verified, now or before a restart."""
+    """What is known of one node. ``tenant`` comes from a leaf that was verified, now or before a restart.
+
+    ``barred`` says that its manifest was dropped because its leaf is not believed any more.
+    """
 
     node_id: str
     tenant: str
@@ -35,13 +40,14 @@ class Node:
     mark: Mark | None = None
     manifest: TrustedManifest | None = None
     rejected: bool = False
+    barred: bool = False
     tools: Mapping[str, Tool] = field(default_factory=dict)
     connected: bool = False
     listed_until_ms: int = 0
 
     def is_listed(self, now_ms: int) -> bool:
         """Tell whether its tools are shown: a live manifest, and a connection now or moments ago."""
-        if self.manifest is None or self.manifest.expires_at_ms <= now_ms:
+        if self.manifest is None or self.manifest.good_until_ms <= now_ms:
             return False
         return self.connected or now_ms < self.listed_until_ms
 
@@ -77,7 +83,7 @@ class Fleet:
         self._now_ms = now_ms
         self._log = log
         self._nodes = {node_id: Node(node_id, tenant, mark=mark) for node_id, tenant, mark in marks.load()}
-        self._parked = Parking()
+        self._parked = Parking(lambda node_id: self._tally.count("manifest_refused", node_id, "unvouched"))
         self._missing = MissingManifests(log)
         self._tools: dict[str, Tool] = {}
 
@@ -87,11 +93,29 @@ class Fleet:
         Raises:
             IdentityError: it proves nothing, or another node; nothing is displaced.
         """
-        identity = verify_leaf(pem, self._trust.roots, self._now_ms())
+        now = self._now_ms()
+        known = self._known_leaf(node_id, pem)
+        if known is not None and known.valid_at(now):
+            return known  # thousands that reconnect show what was verified before
+        identity = verify_leaf(pem, self._trust.roots, now)
         if identity.node_id != node_id:
             raise IdentityError("id_mismatch")
         if identity.kid in self._trust.revoked:
             raise IdentityError("revoked")
+        self._keep(identity)
+        return identity
+
+    def _known_leaf(self, node_id: str, pem: str) -> Identity | None:
+        node = self._nodes.get(node_id)
+        if node is None:
+            return None
+        try:
+            return node.identities.get(kid_of(certificates_in(pem)[0]))
+        except (ValueError, IndexError):
+            return None
+
+    def _keep(self, identity: Identity) -> None:
+        node_id = identity.node_id
         node = self._nodes.setdefault(node_id, Node(node_id, identity.tenant))
         node.identities[identity.kid] = identity
         if len(node.identities) > _MAX_IDENTITIES:
@@ -99,16 +123,20 @@ class Fleet:
             del node.identities[min(node.identities.values(), key=_age).kid]
         # Leaves are public: the newest says whose the node is, not the one that came last.
         node.tenant = max(node.identities.values(), key=_age).tenant
-        return identity
 
     def offer_identity(self, node_id: str, pem: str) -> None:
-        """Take in what came on a node's identity topic, and look again at what waited for it."""
+        """Take in what came on a node's identity topic, and look again at what waited for it.
+
+        At renewal there are two leaves, the new one first; what follows them is the chain.
+        """
         try:
             self.identify(node_id, pem)
+            with suppress(IdentityError, ValueError, IndexError):
+                self.identify(node_id, to_pem(certificates_in(pem)[1:2]))
         except IdentityError as error:
             self._meters.identities.labels(error.reason).inc()
-            self._log.warning("identity not accepted", node_id=node_id, reason=error.reason)
-            self._tally.count("identity_refused", node_id, error.reason)
+            if self._tally.count("identity_refused", node_id, error.reason):
+                self._log.warning("identity not accepted", node_id=node_id, reason=error.reason)
             return
         self._meters.identities.labels("accepted").inc()
         parked = self._parked.take(node_id, self._now_ms())
@@ -126,13 +154,30 @@ class Fleet:
             if not self._parked.put(node_id, wire, now):
                 self._meters.messages_dropped.labels("too_much_parked").inc()
         elif verdict.outcome is Outcome.REJECTED:
-            self._log.warning("manifest rejected", node_id=node_id, reason=reason, way=way)
-            self._tally.count("manifest_refused", node_id, reason)
+            if self._tally.count("manifest_refused", node_id, reason):
+                self._log.warning("manifest rejected", node_id=node_id, reason=reason, way=way)
             if node is not None:
                 node.rejected = True
         elif verdict.manifest is not None and node is not None:
             self._accept(node, verdict.manifest)
         return verdict
+
+    def signer_of(self, node_id: str) -> Identity | None:
+        """Return the leaf that signed the manifest of ``node_id`` that is in force."""
+        manifest = self._nodes[node_id].manifest
+        return manifest.identity if manifest is not None else None
+
+    def believe(self, roots: Sequence[str], revoked: frozenset[str]) -> None:
+        """Go by these roots and revocations from now on; what they do not bear out is to be ``bar``-red."""
+        self._trust = Trust(self._trust.rules, roots, revoked)
+
+    def bar(self, is_barred: Callable[[Identity], bool]) -> None:
+        """Forget every leaf that is not believed any more, and what it signed."""
+        for node in self._nodes.values():
+            node.identities = {kid: leaf for kid, leaf in node.identities.items() if not is_barred(leaf)}
+            if node.manifest is not None and is_barred(node.manifest.identity):
+                self._drop_manifest(node)
+                node.barred = True
 
     def tombstone(self, node_id: str) -> None:
         """Take the hint of an empty retained announce: nobody signed it, so a connected node stays."""
@@ -155,11 +200,12 @@ class Fleet:
         node.connected = connected
         node.listed_until_ms = self._now_ms() + GRACE_MS
 
-    def resolve(self, name: str, tenant: str) -> Tool:
-        """Return the tool that ``name``, canonical or dashed, is for a caller of ``tenant``.
+    def resolve(self, name: str, rights: Rights) -> Tool:
+        """Return the tool that ``name``, canonical or dashed, is for a caller with ``rights``.
 
         Raises:
-            ToolError: there is none. For another tenant's node exactly as for one that exists nowhere.
+            ToolError: there is none, or it is not for them. Another tenant's node is refused exactly as one
+                that exists nowhere.
         """
         tool = self._tools.get(name)
         if tool is None:
@@ -168,23 +214,23 @@ class Fleet:
                 raise ToolError(Failure.NAME_UNKNOWN)
             tool = self._tools.get(parsed.canonical)
             if tool is None:
-                raise self._absent(parsed, tenant)
+                raise self._absent(parsed, rights.tenant)
         node = self._nodes[tool.node_id]
-        if node.tenant != tenant:
+        if not rights.allow(node.tenant, tool.safety_class):
             raise ToolError(Failure.SAFETY_DENIED)
-        if node.manifest is None or node.manifest.expires_at_ms <= self._now_ms():
+        if node.manifest is None or node.manifest.good_until_ms <= self._now_ms():
             raise ToolError(Failure.MANIFEST_INVALID)
         return tool
 
-    def listed(self, tenant: str, safety_classes: frozenset[str]) -> list[Tool]:
-        """Return the tools that such a caller sees, by canonical name."""
+    def listed(self, rights: Rights) -> list[Tool]:
+        """Return the tools that a caller with ``rights`` sees, by canonical name."""
         now = self._now_ms()
         tools = [
             tool
             for node in self._nodes.values()
-            if node.tenant == tenant and node.is_listed(now)
+            if node.tenant == rights.tenant and node.is_listed(now)
             for tool in node.tools.values()
-            if tool.safety_class in safety_classes
+            if rights.allow(node.tenant, tool.safety_class)
         ]
         return sorted(tools, key=lambda tool: tool.canonical)
 
@@ -217,7 +263,7 @@ class Fleet:
             self._log.info("node announced", node_id=node.node_id, tools=len(node.tools))
         node.manifest = manifest
         self._missing.found(node.node_id)
-        node.rejected = False
+        node.rejected = node.barred = False
         node.mark = manifest.mark
         self._marks.put(node.node_id, node.tenant, manifest.mark)
 
@@ -231,6 +277,8 @@ class Fleet:
         node = self._nodes.get(name.node_id)
         if node is None or node.tenant != tenant:
             return ToolError(Failure.SAFETY_DENIED)
+        if node.barred:
+            return ToolError(Failure.ATTESTATION_FAILED)
         if node.manifest is None:
             return ToolError(Failure.MANIFEST_INVALID if node.rejected else Failure.MANIFEST_NOT_FOUND)
         known_kind = self._projector.knows(name.kind_short)

@@ -15,6 +15,8 @@ from schemas.ulids import UlidSource
 _BYE_REASONS = {
     CloseCode.SUPERSEDED: "superseded",
     CloseCode.MANIFEST_REJECTED: "manifest_rejected",
+    CloseCode.REVOKED: "revoked",
+    CloseCode.OVER_CAPACITY: "over_capacity",
 }
 
 
@@ -71,11 +73,14 @@ class NodeLink:
         self._machine.dropped.clear()
         return dropped
 
-    async def close(self, code: CloseCode) -> None:
-        """Say goodbye where there is a word for it, and close."""
+    async def close(self, code: CloseCode, retry_after_ms: int | None = None) -> None:
+        """Say goodbye where there is a word for it, and when to come again, and close."""
         try:
-            if self.is_open and code in _BYE_REASONS:
-                await self.send("bye", {"reason": _BYE_REASONS[code]})
+            if code in _BYE_REASONS and self._machine.state is not State.CLOSED:
+                bye: dict[str, Any] = {"reason": _BYE_REASONS[code]}
+                if retry_after_ms is not None:
+                    bye["retry_after_ms"] = retry_after_ms
+                await self.send("bye", bye)
             self._machine.close()
             await self._socket.close(code)
         except (RuntimeError, WebSocketDisconnect):

@@ -7,7 +7,6 @@ Must not decide who may call, nor look into arguments and results.
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.types import Receive, Scope, Send
@@ -17,37 +16,27 @@ from structlog.typing import FilteringBoundLogger
 from relay.admission import Admission, AdmissionError
 from relay.config import HEARTBEAT_INTERVAL_MS
 from relay.fleet import Fleet
+from relay.limits import TokenBucket
+from relay.live_session import Answer, LiveSession
 from relay.meters import Meters
+from relay.node_frames import NodeFrames
 from relay.node_link import NodeLink
 from relay.reach import Command
 from relay.tally import Tally
 from relay.transport import ADMITTED_IN_SCOPE
-from schemas.canonical import jcs
-from schemas.delivery import Ledger
+from relay.turnstile import Turnstile
 from schemas.errors import Failure, ToolError
 from schemas.frames import MAX_FRAME_BYTES, SUBPROTOCOL, Frame, FrameReader
 from schemas.identity import Identity
-from schemas.manifest import etag_of
 from schemas.session import CloseCode, ProtocolError, Role, Session
 from schemas.text import printable
-from schemas.trust import Outcome
 from schemas.ulids import UlidSource
 
 AUTH_TIMEOUT_S = 5
-_MAX_REJECTED_IN_A_ROW = 3
 
-_Answer = Mapping[str, Any]
-
-
-@dataclass(slots=True)
-class _Live:
-    """The session of one process of one node. ``link`` is None while its connection is lost."""
-
-    session_id: str
-    boot_id: str
-    link: NodeLink | None
-    ledger: Ledger[asyncio.Future[_Answer]] = field(default_factory=Ledger)
-    rejected_in_a_row: int = 0
+_TOO_LARGE = 1009  # the server's own: a frame over the cap never comes up to here
+_FRAMES_PER_S = 20
+_FRAMES_AT_ONCE = 60
 
 
 class NodeSessions:
@@ -58,24 +47,30 @@ class NodeSessions:
         *,
         admission: Admission,
         fleet: Fleet,
+        frames: NodeFrames,
+        turnstile: Turnstile,
         reader: FrameReader,
         ulids: UlidSource,
         meters: Meters,
         tally: Tally,
         now_ms: Callable[[], int],
+        monotonic: Callable[[], float],
         log: FilteringBoundLogger,
         auth_timeout_s: float = AUTH_TIMEOUT_S,
     ) -> None:
         self._admission = admission
         self._fleet = fleet
+        self._frames = frames
+        self._turnstile = turnstile
         self._reader = reader
         self._ulids = ulids
         self._meters = meters
         self._tally = tally
         self._now_ms = now_ms
+        self._monotonic = monotonic
         self._log = log
         self._auth_timeout_s = auth_timeout_s
-        self._live: dict[str, _Live] = {}
+        self._live: dict[str, LiveSession] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -89,13 +84,17 @@ class NodeSessions:
             return
         await socket.accept(SUBPROTOCOL)
         link = NodeLink(socket, Session(Role.RELAY, self._reader), self._ulids)
+        if (wait_s := self._turnstile.enter(self._monotonic())) > 0:
+            self._meters.sessions.labels("sent_away").inc()
+            await link.close(CloseCode.OVER_CAPACITY, retry_after_ms=int(wait_s * 1000) + 1)
+            return
         try:
             async with asyncio.timeout(self._auth_timeout_s):
                 identity, auth = await self._admit(link)
         except (AdmissionError, ProtocolError, TimeoutError, WebSocketDisconnect) as error:
             await self._refuse(link, error)
             return
-        live, before = self._take_place(identity.node_id, auth, link)
+        live, before = self._take_place(identity, auth, link)
         try:
             if before is not None:
                 # Not waited for: a connection that is half gone takes as long to close as to notice.
@@ -103,19 +102,22 @@ class NodeSessions:
             socket.scope[ADMITTED_IN_SCOPE] = True
             await self._welcome(identity.node_id, live, link, auth)
             del auth  # a certificate and a token, which would otherwise stay as long as the connection
-            await self._serve_frames(identity.node_id, live, link)
+            await self._serve_frames(live, link)
         except ProtocolError as error:
             self._meters.sessions.labels("protocol_violation").inc()
-            self._log.warning(
-                "node broke the protocol", node_id=identity.node_id, reason=printable(error.reason)
-            )
+            if self._tally.count("session_broken", identity.node_id, "protocol"):
+                reason = printable(error.reason)
+                self._log.warning("node broke the protocol", node_id=identity.node_id, reason=reason)
             await link.close(error.code)
-        except (WebSocketDisconnect, RuntimeError, ToolError):
-            pass  # lost, or closed by us: what follows is the same
+        except WebSocketDisconnect as error:
+            if error.code == _TOO_LARGE:
+                self._tally.count("session_broken", identity.node_id, "frame_too_large")
+        except (RuntimeError, ToolError):
+            pass  # closed by us: what follows is the same
         finally:
             self._leave(identity.node_id, live, link)
 
-    async def run(self, command: Command) -> _Answer:
+    async def run(self, command: Command) -> Answer:
         """Send ``command`` and return the node's answer, as ``relay.reach.Reach`` describes."""
         live = self._live.get(command.node_id)
         link = live.link if live else None
@@ -130,7 +132,7 @@ class NodeSessions:
             "sent_at_ms": now,
             "correlation_id": command.correlation_id,
         }
-        answer: asyncio.Future[_Answer] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         live.ledger.enter(msg_id, payload, now + command.deadline_ms, answer)
         try:
             async with asyncio.timeout(command.deadline_ms / 1000):
@@ -145,6 +147,21 @@ class NodeSessions:
         finally:
             live.ledger.settle(msg_id)
 
+    def shut_out(self, is_shut_out: Callable[[Identity], bool], code: CloseCode) -> list[str]:
+        """End the sessions that stand on such a leaf, and the calls under way in them; return the nodes."""
+        ended = [node_id for node_id, live in self._live.items() if is_shut_out(live.identity)]
+        for node_id in ended:
+            live = self._live[node_id]
+            live.fail_all(ToolError(Failure.ATTESTATION_FAILED))
+            self._log.warning("session ended by the relay", node_id=node_id, code=int(code))
+            self._meters.sessions.labels("shut_out").inc()
+            if live.link is not None:
+                # Not waited for: a node that does not read must not keep the others in.
+                self._aside(live.link.close(code))
+                self._leave(node_id, live, live.link)
+            del self._live[node_id]
+        return ended
+
     async def _send_command(self, link: NodeLink, msg_id: str, payload: Mapping[str, Any]) -> None:
         try:
             await link.send_as(msg_id, "cmd", payload)
@@ -155,7 +172,7 @@ class NodeSessions:
             # Part of it may have left. The same process may still come back for it before the deadline.
             return
 
-    def _cancel(self, live: _Live, msg_id: str, reason: str) -> None:
+    def _cancel(self, live: LiveSession, msg_id: str, reason: str) -> None:
         link = live.link
         if link is None or not link.is_open:
             return
@@ -191,13 +208,15 @@ class NodeSessions:
         elif isinstance(error, WebSocketDisconnect):
             reason = "gone"
         self._meters.sessions.labels(f"refused_{reason}").inc()
-        self._log.warning("node refused", reason=reason)
-        self._tally.count("node_refused", link.peer, reason)
+        if self._tally.count("node_refused", link.peer, reason):
+            self._log.warning("node refused", address=link.peer, reason=reason)
         await link.close(code)
 
-    def _take_place(self, node_id: str, auth: Frame, link: NodeLink) -> tuple[_Live, NodeLink | None]:
+    def _take_place(
+        self, identity: Identity, auth: Frame, link: NodeLink
+    ) -> tuple[LiveSession, NodeLink | None]:
         """Give the node's place to ``link``; return the session that it serves and the link before it."""
-        boot_id = auth.payload["boot_id"]
+        node_id, boot_id = identity.node_id, auth.payload["boot_id"]
         known = self._live.get(node_id)
         before = known.link if known is not None else None
         same_process = known is not None and known.boot_id == boot_id
@@ -205,14 +224,15 @@ class NodeSessions:
             self._meters.nodes_connected.inc()
         elif before.is_open and not same_process:
             self._meters.sessions.labels("duplicate_identity").inc()
-            self._log.warning("two machines use one identity; the newer stays", node_id=node_id)
+            if self._tally.count("identity_twice", node_id, "superseded"):
+                self._log.warning("two machines use one identity; the newer stays", node_id=node_id)
         if known is not None and same_process and known.session_id == auth.payload.get("resume"):
-            known.link = link
+            known.link, known.identity = link, identity
             return known, before
-        live = self._live[node_id] = _Live(self._ulids.new(), boot_id, link)
+        live = self._live[node_id] = LiveSession(self._ulids.new(), boot_id, identity, link)
         return live, before
 
-    async def _welcome(self, node_id: str, live: _Live, link: NodeLink, auth: Frame) -> None:
+    async def _welcome(self, node_id: str, live: LiveSession, link: NodeLink, auth: Frame) -> None:
         # A new session has a new id, which nobody can have asked for.
         resumed = live.session_id == auth.payload.get("resume")
         welcome = {
@@ -230,54 +250,26 @@ class NodeSessions:
             if msg_id in live.ledger:
                 await self._send_command(link, msg_id, payload)
 
-    async def _serve_frames(self, node_id: str, live: _Live, link: NodeLink) -> None:
+    async def _serve_frames(self, live: LiveSession, link: NodeLink) -> None:
+        node_id = live.identity.node_id
+        pace = TokenBucket(_FRAMES_PER_S, _FRAMES_AT_ONCE, self._monotonic())
         while link.is_open:
             frame = await link.receive()
+            # An answer that somebody waits for is paid by the call. For the rest, a node that says too much
+            # is not listened to for a while, and once too much waits its connection ends.
+            if frame is None or frame.type != "cmd_ack":
+                await asyncio.sleep(pace.take(self._monotonic()))
             for reason, count in link.take_dropped().items():
                 self._meters.frames_dropped.labels(reason).inc(count)
-                self._log.warning("answer dropped", node_id=node_id, reason=reason)
-                self._tally.count("frame_dropped", node_id, reason, count)
-            if frame is not None:
-                await self._handle(node_id, live, link, frame)
-
-    async def _handle(self, node_id: str, live: _Live, link: NodeLink, frame: Frame) -> None:
-        match frame.type:
-            case "cmd_ack":
-                waiter = live.ledger.settle(frame.in_reply_to or "")
-                if waiter is not None and not waiter.done():
-                    waiter.set_result(frame.payload)
-            case "announce":
-                await self._announced(node_id, live, link, frame)
-            case "heartbeat":
-                self._fleet.heartbeat(node_id, frame.payload["manifest_etag"])
-                await link.send("heartbeat_ack", {"server_time_ms": self._now_ms()}, frame.msg_id)
-            case _:  # bye
+                if self._tally.count("frame_dropped", node_id, reason, count):
+                    self._log.warning("answer dropped", node_id=node_id, reason=reason)
+            if frame is not None and frame.type == "bye":
                 self._meters.sessions.labels("bye").inc()
                 await link.close(CloseCode.NORMAL)
+            elif frame is not None:
+                await self._frames.handle(live, link, frame)
 
-    async def _announced(self, node_id: str, live: _Live, link: NodeLink, frame: Frame) -> None:
-        wire = jcs(frame.payload)
-        verdict = self._fleet.offer_manifest(node_id, wire, "session")
-        if verdict.outcome in {Outcome.ACCEPTED, Outcome.UNCHANGED}:
-            live.rejected_in_a_row = 0
-            await link.send("announce_ack", {"ok": True, "manifest_etag": etag_of(wire)}, frame.msg_id)
-            return
-        live.rejected_in_a_row += 1
-        # Parked: the node itself is here, so no other leaf of its own will follow to vouch for it.
-        unvouched = (
-            Failure.ATTESTATION_FAILED if verdict.outcome is Outcome.PARKED else Failure.MANIFEST_INVALID
-        )
-        failure = verdict.reason.failure if verdict.reason else unvouched
-        why = verdict.reason.value if verdict.reason else verdict.outcome.value
-        detail = f"The manifest was not accepted: {why}."
-        refusal: dict[str, Any] = {"ok": False, "error": ToolError(failure, detail).envelope()}
-        if verdict.mark is not None:
-            refusal["mark_issued_at_ms"] = verdict.mark.issued_at_ms
-        await link.send("announce_ack", refusal, frame.msg_id)
-        if live.rejected_in_a_row >= _MAX_REJECTED_IN_A_ROW:
-            await link.close(CloseCode.MANIFEST_REJECTED)
-
-    def _leave(self, node_id: str, live: _Live, link: NodeLink) -> None:
+    def _leave(self, node_id: str, live: LiveSession, link: NodeLink) -> None:
         if self._live.get(node_id) is not live or live.link is not link:
             return  # superseded: the node goes on over another connection
         live.link = None

@@ -25,19 +25,25 @@ class Tally:
         self._log = log
         self._counts: Counter[tuple[str, str, str]] = Counter()
 
-    def count(self, event: str, source: str, reason: str, times: int = 1) -> None:
+    def count(self, event: str, source: str, reason: str, times: int = 1) -> bool:
         """Count ``event`` from ``source``, for ``reason``, which is a fixed word.
+
+        Returns whether it is the first since the last line: a log that says it each time would fill the disk.
 
         | event | source |
         |---|---|
         | ``request_refused``, ``token_refused``, ``node_refused`` | the network address |
+        | ``enrolment_refused`` | the network address |
         | ``identity_refused``, ``manifest_refused`` | the node whose topic or session it came on |
-        | ``frame_dropped`` | the node |
+        | ``heartbeat_refused`` | the node whose topic it came on |
+        | ``frame_dropped``, ``session_broken``, ``identity_twice`` | the node |
         """
         key = (event, source, reason)
         if key not in self._counts and len(self._counts) >= _MAX_KEYS:
             key = (event, _THE_REST, reason)
+        first = key not in self._counts
         self._counts[key] += times
+        return first
 
     async def run(self) -> None:
         """Write once a second until cancelled, and then a last time."""

@@ -4,14 +4,17 @@ uvicorn bounds bodies and frames, but not what comes before them: a head that ne
 faster than they are looked at, answers that nobody reads. Must not look into what it bounds.
 """
 
+import asyncio
 from typing import Any
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 ADMITTED_IN_SCOPE = "edge.admitted"
 """Set in a WebSocket's scope once its node is known: from then on it may send more."""
 
+REQUEST_TIMEOUT_S = 10.0
 MAX_HEAD_BYTES = 64 * 1024
 MAX_BYTES_BEFORE_ADMISSION = 32 * 1024
 MAX_UNREAD_BYTES = 1024 * 1024
@@ -20,12 +23,24 @@ MAX_QUEUED_FRAMES = 1024
 
 
 class BoundedHttp(HttpToolsProtocol):
-    """HTTP whose request line and headers end, or the connection does."""
+    """HTTP whose requests end, and come in within a time, or the connection does."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._head_bytes = 0
         self._in_head = False
+        self._in_body = False
+        self._patience: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
+        """Wait for the first request, but not for ever."""
+        super().connection_made(transport)
+        self._mind()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Wait no more."""
+        self._forget()
+        super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         """Take what came, and give up on a head that does not end."""
@@ -34,6 +49,7 @@ class BoundedHttp(HttpToolsProtocol):
             self._head_bytes += len(data)
             if self._head_bytes > MAX_HEAD_BYTES:
                 self.transport.abort()
+        self._mind()
 
     def on_message_begin(self) -> None:
         """Note that a head begins."""
@@ -41,9 +57,41 @@ class BoundedHttp(HttpToolsProtocol):
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
-        """Note that the head is over."""
-        self._in_head = False
+        """Note that the head is over, and whom it is for."""
+        self._in_head, self._in_body = False, True
+        if not self.url.startswith(b"/"):
+            self._take_host_from_target()
         super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """Note that the request is over."""
+        self._in_body = False
+        super().on_message_complete()
+
+    def _take_host_from_target(self) -> None:
+        """Let no request be for two hosts: a name in the target counts too (RFC 9112 section 3.2.2)."""
+        try:
+            target = httptools.parse_url(self.url)
+        except httptools.HttpParserInvalidURLError:
+            return  # uvicorn answers 400
+        if target.host:
+            name = target.host if target.port is None else target.host + b":%d" % target.port
+            hosts = {value.strip(b" \t").lower() for header, value in self.headers if header == b"host"}
+            if hosts != {name.lower()}:
+                self.headers.append((b"host", name))  # which is one too many, unless there was none
+
+    def _mind(self) -> None:
+        """Run out of patience while a request is on its way, and while nothing is; not while it is served."""
+        served = bool(self.cycle) and not self.cycle.response_complete  # there is none before the first
+        if self.transport.get_protocol() is not self or (served and not (self._in_head or self._in_body)):
+            self._forget()
+        elif self._patience is None:
+            self._patience = self.loop.call_later(REQUEST_TIMEOUT_S, self.transport.abort)
+
+    def _forget(self) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
 
 
 class BoundedWebSocket(WebSocketsSansIOProtocol):

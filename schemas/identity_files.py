@@ -26,14 +26,20 @@ class IdentityFilesError(Exception):
     """The identity cannot be used; the text says what to do."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class NodeIdentity:
-    """A node's own identity: it holds the secret, so it must not be logged or sent."""
+    """A node's own identity: it holds the secret, so it must not be logged or sent.
+
+    Attributes:
+        root_pem: every root that this node trusts; None while the leaf is self-signed.
+        previous_leaf_pem: the leaf before the one that was renewed, until the process ends.
+    """
 
     node_id: str
     key: SigningKey
     leaf_pem: str
     root_pem: str | None
+    previous_leaf_pem: str = ""
 
     @property
     def kid(self) -> str:
@@ -42,8 +48,12 @@ class NodeIdentity:
 
     @property
     def chain_pem(self) -> str:
-        """What the node publishes of itself: the leaf, then the root."""
-        return self.leaf_pem + (self.root_pem or "")
+        """What the node publishes of itself: the leaf, at renewal the one before, then the roots."""
+        return self.leaf_pem + self.previous_leaf_pem + (self.root_pem or "")
+
+    def renew(self, leaf_pem: str, root_pem: str | None) -> None:
+        """Go on with another leaf for the same key, wherever this identity is used."""
+        self.previous_leaf_pem, self.leaf_pem, self.root_pem = self.leaf_pem, leaf_pem, root_pem
 
     def sign(self, message: bytes) -> bytes:
         """Return the 64-byte signature of ``message`` with the leaf's key."""
@@ -81,6 +91,11 @@ class IdentityFiles:
         """Replace leaf and root by those that a CA issued; the caller has verified them."""
         write_atomic(self.root_certificate, root_pem)
         write_atomic(self.leaf, leaf_pem)
+
+    def remove(self) -> None:
+        """Remove the identity for good, the key first: nothing can be signed with it any more."""
+        for path in (self.key, self.leaf, self.csr, self.root_certificate, self.node_id):
+            path.unlink(missing_ok=True)
 
     def read(self) -> NodeIdentity:
         """Return the identity.

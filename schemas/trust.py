@@ -99,6 +99,11 @@ class TrustedManifest:
     wire: bytes
 
     @property
+    def good_until_ms(self) -> int:
+        """When it ends: by itself, or with the leaf that signed it."""
+        return min(self.expires_at_ms, self.identity.not_after_ms)
+
+    @property
     def capabilities_bytes(self) -> bytes:
         """The capabilities as they stand in ``wire``: the first member of the canonical form."""
         return self.wire.partition(b',"expires_at_ms":')[0]

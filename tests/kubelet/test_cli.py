@@ -3,12 +3,13 @@ import base64
 import io
 import json
 import os
+import shutil
 import signal
 import socket
 import stat
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,12 +20,13 @@ import kubelet.agent
 import kubelet.once
 from kubelet.agent import run_agent
 from kubelet.cli import main
-from kubelet.config import NodeConfig
+from kubelet.config import DaemonPlan, NodeConfig
 from kubelet.handlers.echo import EchoHandler
 from kubelet.process import errors_in_one_line, run_until_told
 from schemas.addresses import BrokerAddress
 from schemas.identity_files import IdentityFiles
 from schemas.manifest import etag_of
+from tests.fakes.enrolment_desk import Desk
 from tests.fakes.mqtt_listener import MqttListener
 from tests.fakes.node import write_identity
 from tests.fakes.signer import DAY_MS, NODE_ID, OTHER_NODE_ID, SimulatedCa, SimulatedNode, key_named
@@ -114,7 +116,7 @@ def test_a_command_line_without_a_command_shows_the_help(run: Run) -> None:
     ran = run()
     assert ran.code == USAGE
     shown = ran.out.decode() + ran.err
-    assert all(command in shown for command in ("init", "announce", "verify", "run", "fleet"))
+    assert all(command in shown for command in ("init", "enroll", "announce", "verify", "run", "fleet"))
 
 
 @pytest.mark.parametrize(
@@ -295,6 +297,166 @@ def test_a_place_that_cannot_hold_an_identity_is_refused(run: Run, tmp_path: Pat
     (tmp_path / "file").write_text("")
     ran = run("init", "--state-dir", tmp_path / "file" / "state")
     assert (ran.code, ran.said_in_one_line(str(tmp_path / "file"))) == (CANNOT_RUN, True)
+
+
+# --- enroll
+
+
+@pytest.fixture
+def desk(ca_of_today: SimulatedCa) -> Iterator[Desk]:
+    with Desk(ca_of_today, kubelet.agent.now_ms).open_aside() as desk:
+        yield desk
+
+
+def test_enrolling_takes_one_command_and_says_what_comes_next(
+    run: Run, state: IdentityFiles, desk: Desk
+) -> None:
+    ran = run("enroll", desk.url, "--token", desk.token.text(), "--state-dir", state.root)
+    assert ran.code == DONE
+    assert state.read().node_id in ran.out.decode()
+    assert ran.err == "\nnext: kubelet run, or: systemctl enable --now edge-kubelet\n"
+    assert state.read().root_pem == desk.ca.root_pem
+    assert stat.S_IMODE(state.key.stat().st_mode) == 0o600
+
+
+def test_enrolling_tells_programs_the_facts(run: Run, state: IdentityFiles, desk: Desk) -> None:
+    ran = run("enroll", desk.url, "--token", desk.token.text(), "--state-dir", state.root, "--json")
+    assert (ran.code, ran.err) == (DONE, "")
+    assert ran.facts == {
+        "node_id": state.read().node_id,
+        "tenant": "acme",
+        "kid": state.read().kid,
+        "relay": desk.url,
+        "broker": "mqtt://127.0.0.1:1883",
+        "state_dir": str(state.root),
+    }
+
+
+def test_a_public_url_that_is_another_than_what_was_typed_is_said(
+    run: Run, state: IdentityFiles, desk: Desk
+) -> None:
+    desk.told = {"relay_url": "https://relay.example"}
+    ran = run("enroll", desk.url, "--token", desk.token.text(), "--state-dir", state.root)
+    assert ran.code == DONE
+    assert "the relay's public URL is https://relay.example: this node will use that" in ran.err
+    assert "ask for `relay run --node-broker`" in ran.err
+
+
+@pytest.mark.parametrize("way", ["file", "environment"])
+def test_a_join_token_need_not_stand_on_the_command_line(  # noqa: PLR0913, PLR0917 - what it takes
+    run: Run,
+    state: IdentityFiles,
+    desk: Desk,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    way: str,
+) -> None:
+    options: list[str | Path] = []
+    if way == "file":
+        (tmp_path / "token").write_text(desk.token.text() + "\n")
+        options = ["--token-file", tmp_path / "token"]
+    else:
+        monkeypatch.setenv("EDGE_JOIN_TOKEN", desk.token.text())
+    ran = run("enroll", desk.url, *options, "--state-dir", state.root)
+    assert ran.code == DONE
+    assert desk.token.text() not in ran.out.decode() + ran.err
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "text"),
+    [
+        pytest.param([], USAGE, "with --token-file or with --token", id="no token"),
+        pytest.param(["--token", "ekj1.a.b.c"], USAGE, "that is no join token", id="no join token"),
+        pytest.param(["--token", "a", "--token-file", "b"], USAGE, "exclude each other", id="two"),
+        pytest.param(["--token-file", "/not/there"], CANNOT_RUN, "/not/there", id="no file"),
+    ],
+)
+def test_without_a_join_token_there_is_no_enrolling(
+    run: Run, state: IdentityFiles, options: list[str], code: int, text: str
+) -> None:
+    ran = run("enroll", "https://relay.example", *options, "--state-dir", state.root)
+    assert (ran.code, ran.out) == (code, b"")
+    assert ran.said_in_one_line(text)
+    assert "ekj1.a" not in ran.err
+    assert not state.root.exists()
+
+
+@pytest.mark.parametrize(
+    ("url", "text"),
+    [
+        ("relay.example", "is not the URL of a relay"),
+        ("http://relay.example", "use https, or say --insecure-plain-transports"),
+    ],
+)
+def test_a_relay_that_cannot_be_spoken_to_is_not(
+    run: Run, state: IdentityFiles, desk: Desk, url: str, text: str
+) -> None:
+    ran = run("enroll", url, "--token", desk.token.text(), "--state-dir", state.root)
+    assert (ran.code, ran.said_in_one_line(text)) == (USAGE, True)
+    assert not state.root.exists()
+
+
+def test_a_relay_that_refuses_is_a_no(run: Run, state: IdentityFiles, desk: Desk) -> None:
+    desk.status = 403
+    ran = run("enroll", desk.url, "--token", desk.token.text(), "--state-dir", state.root)
+    assert (ran.code, ran.out) == (NO, b"")
+    assert ran.said_in_one_line("refuses: the join token is used up, expired or withdrawn")
+
+
+def test_a_relay_that_is_not_there_or_a_node_that_is_enrolled_cannot(
+    run: Run, state: IdentityFiles, enrolled: IdentityFiles, desk: Desk
+) -> None:
+    ran = run("enroll", desk.url, "--token", desk.token.text(), "--state-dir", enrolled.root)
+    assert (ran.code, ran.said_in_one_line("is enrolled already")) == (CANNOT_RUN, True)
+    shutil.rmtree(state.root)
+    ran = run("enroll", "http://127.0.0.1:9", "--token", desk.token.text(), "--state-dir", state.root)
+    assert (ran.code, ran.said_in_one_line("cannot be reached")) == (CANNOT_RUN, True)
+
+
+class Became(BaseException):
+    """The process would have become the daemon."""
+
+
+@pytest.fixture
+def plan_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., DaemonPlan]:
+    """Return what tells the plan with which ``kubelet run`` would become the daemon."""
+
+    def become(_program: str, command: list[str]) -> None:
+        raise Became(command[-1])
+
+    def plan_of(*arguments: str | Path) -> DaemonPlan:
+        monkeypatch.setattr(os, "execv", become)
+        monkeypatch.setattr(sys, "argv", ["kubelet", "run", *map(str, arguments)])
+        with pytest.raises(Became) as became:
+            main()
+        return DaemonPlan.from_json(str(became.value))
+
+    return plan_of
+
+
+def test_after_enrolling_the_daemon_needs_to_be_told_nothing(
+    run: Run, state: IdentityFiles, desk: Desk, plan_of: Callable[..., DaemonPlan]
+) -> None:
+    desk.told = {"own_root": True, "broker": "mqtts://mqtt.example:8883"}
+    run("enroll", desk.url, "--token", desk.token.text(), "--state-dir", state.root)
+    config = plan_of("--state-dir", state.root).config
+    assert (config.relay_url, str(config.broker)) == (desk.url, "mqtts://mqtt.example:8883")
+    assert (config.own_root, config.plain_allowed) == (True, False)
+
+
+def test_options_come_before_what_was_stored(
+    run: Run, state: IdentityFiles, desk: Desk, plan_of: Callable[..., DaemonPlan]
+) -> None:
+    run("enroll", desk.url, "--token", desk.token.text(), "--state-dir", state.root)
+    config = plan_of("--state-dir", state.root, "--broker", "mqtts://mqtt.example").config
+    assert (config.relay_url, str(config.broker)) == (desk.url, "mqtts://mqtt.example:8883")
+    config = plan_of("--state-dir", state.root, "--relay", "wss://relay.example/").config
+    assert (config.relay_url, str(config.broker)) == ("https://relay.example", "mqtt://127.0.0.1:1883")
+
+
+def test_a_node_that_is_told_nothing_is_told_what_to_do(run: Run, state: IdentityFiles) -> None:
+    ran = run("run", "--state-dir", state.root)
+    assert (ran.code, ran.said_in_one_line("enrol first with `kubelet enroll`")) == (USAGE, True)
 
 
 # --- announce
@@ -500,6 +662,21 @@ def test_a_daemon_that_cannot_go_on_says_why_in_its_last_line(
     assert ended.value.code == CANNOT_RUN
     last = capsys.readouterr().err.splitlines()[-1]
     assert last == "kubelet: /capabilities/0/cap_id violates pattern"
+
+
+def test_a_fleet_cannot_show_the_certificate_of_each_node(run: Run, tmp_path: Path) -> None:
+    ran = run("fleet", *NOWHERE, "--broker", "mqtts://127.0.0.1:8883", "--identities", tmp_path)
+    assert (ran.code, ran.out) == (USAGE, b"")
+    assert ran.said_in_one_line("use a broker without TLS, on this machine")
+
+
+def test_a_manifest_is_not_published_in_the_clear_unless_the_operator_says_so(
+    run: Run, enrolled: IdentityFiles
+) -> None:
+    ran = run("announce", "--state-dir", enrolled.root, "--broker", "mqtt.example:1883")
+    assert (ran.code, ran.out) == (USAGE, b"")
+    assert ran.said_in_one_line("--insecure-plain-transports")
+    assert not (enrolled.root / "last_issued_ms").exists()
 
 
 def test_a_fleet_without_identities_is_told_where_they_come_from(run: Run, tmp_path: Path) -> None:

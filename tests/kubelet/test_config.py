@@ -1,8 +1,17 @@
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from kubelet.config import DaemonPlan, NodeConfig, default_state_dir
+from kubelet.config import (
+    DaemonPlan,
+    NodeConfig,
+    StoredConfigError,
+    default_state_dir,
+    read_stored,
+    store,
+)
 from schemas.addresses import AddressError, BrokerAddress
 from schemas.manifest import MAX_TTL_MS
 
@@ -40,3 +49,76 @@ PLAN = DaemonPlan(
 
 def test_a_plan_survives_the_command_line() -> None:
     assert DaemonPlan.from_json(PLAN.to_json()) == PLAN
+
+
+STORED: dict[str, Any] = {
+    "relay": "https://relay.example",
+    "broker": "mqtts://mqtt.example:8883",
+    "own_root": True,
+    "insecure_plain_transports": False,
+}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        NodeConfig(BrokerAddress("mqtt.example", 8883, tls=True), "https://relay.example", own_root=True),
+        NodeConfig(BROKER, "http://127.0.0.1:8700"),
+        NodeConfig(BrokerAddress("::1", 1883), "http://[::1]:8700"),
+        NodeConfig(BrokerAddress("mqtt.example", 1883), "http://relay.example", plain_allowed=True),
+    ],
+)
+def test_what_enrolment_stores_is_read_again(tmp_path: Path, config: NodeConfig) -> None:
+    store(config, tmp_path)
+    assert read_stored(tmp_path) == config
+    assert [path.name for path in tmp_path.iterdir()] == ["kubelet.json"]
+
+
+def test_where_nothing_was_stored_there_is_nothing(tmp_path: Path) -> None:
+    assert read_stored(tmp_path) is None
+    assert read_stored(tmp_path / "not there") is None
+
+
+def test_a_person_can_read_and_edit_what_is_stored(tmp_path: Path) -> None:
+    (tmp_path / "kubelet.json").write_text(json.dumps(STORED))
+    stored = read_stored(tmp_path)
+    assert stored is not None
+    store(stored, tmp_path)
+    assert json.loads((tmp_path / "kubelet.json").read_text()) == STORED
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param({"relay": "http://relay.example"}, id="a relay in the clear"),
+        pytest.param({"broker": "mqtt.example:1883"}, id="a broker in the clear"),
+        pytest.param({"relay": "relay.example"}, id="no relay"),
+        pytest.param({"relay": 1}, id="a number for a relay"),
+        pytest.param({"broker": None}, id="no broker"),
+        pytest.param({"insecure_plain_transports": "false"}, id="a word for a flag"),
+        pytest.param({"own_root": 0}, id="a number for a flag"),
+    ],
+)
+def test_what_was_edited_into_what_may_not_be_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
+    (tmp_path / "kubelet.json").write_text(json.dumps({**STORED, **change}))
+    with pytest.raises(StoredConfigError, match=r"kubelet\.json"):
+        read_stored(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{", b"[]", b'"text"', b"{}", b"\xff", b" " * 5000, json.dumps(STORED).encode() + b"{}"],
+    ids=["empty", "torn", "a list", "a word", "no member", "no text", "endless", "two"],
+)
+def test_a_stored_config_that_is_damaged_says_what_to_do(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "kubelet.json").write_bytes(content)
+    with pytest.raises(StoredConfigError, match="is damaged: remove it, and say --broker and --relay"):
+        read_stored(tmp_path)
+
+
+@pytest.mark.parametrize("name", sorted(STORED))
+def test_a_stored_config_that_lacks_a_member_is_damaged(tmp_path: Path, name: str) -> None:
+    lacking = {member: value for member, value in STORED.items() if member != name}
+    (tmp_path / "kubelet.json").write_text(json.dumps(lacking))
+    with pytest.raises(StoredConfigError, match="is damaged"):
+        read_stored(tmp_path)

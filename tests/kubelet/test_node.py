@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from kubelet.agent import now_ms
 from kubelet.config import NodeConfig
 from kubelet.handlers.base import Handler
 from kubelet.handlers.echo import EchoHandler
@@ -16,7 +17,9 @@ from kubelet.mqtt import MqttPublisher
 from kubelet.node import Node, Surroundings
 from schemas.addresses import BrokerAddress
 from schemas.canonical import jcs
+from schemas.certificates import make_csr
 from schemas.frames import FrameReader
+from schemas.identity_files import IdentityFiles
 from schemas.kinds import KindRegistry
 from schemas.registry import SchemaRegistry
 from tests.fakes.chance import FixedChance
@@ -24,9 +27,9 @@ from tests.fakes.clock import FakeClock
 from tests.fakes.fault_proxy import FaultProxy
 from tests.fakes.lines import LogLines
 from tests.fakes.mqtt_listener import Message, MqttListener
-from tests.fakes.node import announce_again, identity_of
+from tests.fakes.node import announce_again, identity_of, write_identity
 from tests.fakes.played_relay import PlayedRelay
-from tests.fakes.signer import ECHO, NODE_ID, NOW_MS, TTL_MS, SimulatedNode
+from tests.fakes.signer import DAY_MS, ECHO, NODE_ID, NOW_MS, TTL_MS, SimulatedCa, SimulatedNode
 
 BOUND_S = 10
 HARDWARE = {"algo": "blake3-256", "value": "ab" * 32, "sources": ["machine_id"]}
@@ -39,13 +42,19 @@ class World:
     """Makes nodes that differ in where they connect."""
 
     def __init__(
-        self, node: SimulatedNode, registry: SchemaRegistry, clock: FakeClock, log: LogLines
+        self,
+        node: SimulatedNode,
+        registry: SchemaRegistry,
+        clock: FakeClock,
+        log: LogLines,
+        files: IdentityFiles | None = None,
     ) -> None:
         self.simulated = node
         self._registry = registry
         self._clock = clock
         self._log = log
         self.last_issued: Path | None = None
+        self.files = files
 
     @asynccontextmanager
     async def running(
@@ -64,7 +73,8 @@ class World:
             log=logger,
         )
         handlers = [handler or EchoHandler(NODE_ID, self._clock)]
-        node = Node(identity_of(self.simulated), handlers, HARDWARE, around, self.last_issued)
+        identity = identity_of(self.simulated)
+        node = Node(identity, handlers, HARDWARE, around, self.last_issued, self.files)
         around.publisher.start()
         task = asyncio.create_task(node.run())
         try:
@@ -211,6 +221,39 @@ async def test_a_node_remembers_its_newest_manifest(
             await end.admit()
             issued.append((await end.accept()).payload["issued_at_ms"])
     assert issued[1] > issued[0]
+
+
+async def test_a_renewed_leaf_is_published_with_the_one_before_and_then_what_it_signed(
+    broker: BrokerAddress, registry: SchemaRegistry, reader: FrameReader, log: LogLines, tmp_path: Path
+) -> None:
+    # Today's: the leaf is verified by a process of its own, which goes by the system's clock.
+    today = now_ms()
+    ca = SimulatedCa("root of today", today)
+    node = ca.issue(now_ms=today - 70 * DAY_MS)
+    files = write_identity(tmp_path / "state", node)
+    files.csr.write_text(make_csr(node.key, NODE_ID))
+    world = World(node, registry, FakeClock(today), log, files)
+    fresh = ca.issue(key=node.key, now_ms=today)
+    listener = MqttListener(broker, f"$devices/{NODE_ID}/#")
+    async with (
+        PlayedRelay(reader).running() as relay,
+        listener.listening(),
+        world.running(broker, relay.url),
+    ):
+        end = await relay.next()
+        await end.admit()
+        await end.accept()
+        before = await three(listener)
+        asked = await end.receive("renew")
+        await end.send("renew_ack", answers=asked.msg_id, certificate=fresh.leaf_pem, roots=ca.root_pem)
+        announced = await end.accept()
+        after = await three(listener)
+    assert announced.payload["node_attestation"]["kid"] == fresh.kid != node.kid
+    assert json.loads(before[1].payload)["node_attestation"]["kid"] == node.kid
+    assert [message.topic for message in after] == TOPICS
+    assert after[0].payload.decode() == fresh.leaf_pem + node.leaf_pem + ca.root_pem
+    assert after[1].payload == jcs(announced.payload)
+    assert files.read().kid == fresh.kid
 
 
 class Hanging(Handler):

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from kubelet.provisioning import create_identity, install_certificate
+from kubelet.provisioning import create_identity, install_certificate, install_renewed
 from schemas.certificates import IdentityError, read_csr, verify_leaf
 from schemas.identity_files import IdentityFiles, IdentityFilesError
 from schemas.projection import is_node_id
@@ -137,3 +137,73 @@ def check_refused(
     with pytest.raises(IdentityFilesError, match=reason):
         install_certificate(files, leaf_pem, root_pem, now_ms)
     assert everything_in(files) == before
+
+
+# --- what comes over the session ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def enrolled(made: IdentityFiles, ca: SimulatedCa) -> IdentityFiles:
+    install_certificate(made, issued(ca, made).leaf_pem, ca.root_pem, NOW_MS)
+    return made
+
+
+def test_a_renewed_leaf_is_installed_with_the_roots_that_came_with_it(
+    enrolled: IdentityFiles, ca: SimulatedCa
+) -> None:
+    fresh = issued(ca, enrolled)
+    identity = install_renewed(enrolled, fresh.leaf_pem, ca.root_pem, NOW_MS)
+    own = enrolled.read()
+    assert (own.kid, own.root_pem, identity.kid) == (fresh.kid, ca.root_pem, fresh.kid)
+
+
+def test_at_a_rotation_the_new_root_comes_with_the_one_that_the_node_trusts(
+    enrolled: IdentityFiles, ca: SimulatedCa
+) -> None:
+    new = SimulatedCa("the next root")
+    fresh = issued(new, enrolled)
+    install_renewed(enrolled, fresh.leaf_pem, new.root_pem + ca.root_pem, NOW_MS)
+    assert enrolled.read().root_pem == new.root_pem + ca.root_pem
+    # And later with the new one alone: the old one's time is up.
+    install_renewed(enrolled, issued(new, enrolled).leaf_pem, new.root_pem, NOW_MS)
+    assert enrolled.read().root_pem == new.root_pem
+
+
+@pytest.mark.parametrize(
+    "roots", ["", "garbage", SimulatedCa("another").root_pem], ids=["none", "no", "other"]
+)
+def test_roots_of_which_the_node_trusts_none_are_refused(enrolled: IdentityFiles, roots: str) -> None:
+    fresh = issued(SimulatedCa("another"), enrolled)
+    before = everything_in(enrolled)
+    with pytest.raises(IdentityFilesError, match="none of the roots is one that this node trusts"):
+        install_renewed(enrolled, fresh.leaf_pem, roots, NOW_MS)
+    assert everything_in(enrolled) == before
+
+
+def test_a_node_that_was_never_enrolled_is_not_enrolled_over_the_session(
+    made: IdentityFiles, ca: SimulatedCa
+) -> None:
+    before = everything_in(made)
+    with pytest.raises(IdentityFilesError, match="none of the roots"):
+        install_renewed(made, issued(ca, made).leaf_pem, ca.root_pem, NOW_MS)
+    assert everything_in(made) == before
+
+
+def test_what_is_renewed_is_verified_as_what_is_installed(enrolled: IdentityFiles, ca: SimulatedCa) -> None:
+    before = everything_in(enrolled)
+    stranger = ca.issue(enrolled.read().node_id, key=key_named("a stranger"))
+    for leaf_pem, reason in (
+        (stranger.leaf_pem, "for another key"),
+        (issued(ca, enrolled, OTHER_NODE_ID).leaf_pem, "for another node"),
+        (issued(SimulatedCa("another"), enrolled).leaf_pem, "not accepted: chain"),
+        ("", "not accepted: bad_certificate"),
+    ):
+        with pytest.raises(IdentityFilesError, match=reason):
+            install_renewed(enrolled, leaf_pem, ca.root_pem, NOW_MS)
+    assert everything_in(enrolled) == before
+
+
+def test_a_key_that_stands_among_the_roots_is_not_kept(enrolled: IdentityFiles, ca: SimulatedCa) -> None:
+    secret = "-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n"
+    install_renewed(enrolled, issued(ca, enrolled).leaf_pem, secret + ca.root_pem + "# text", NOW_MS)
+    assert enrolled.read().root_pem == ca.root_pem

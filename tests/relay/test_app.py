@@ -1,17 +1,22 @@
 import asyncio
+import hashlib
 import io
 import os
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import pytest
 
-from relay.app import bind, now_ms, run_relay
+from relay.app import now_ms, run_relay
 from relay.ca import AuthorityError, CertificateAuthority
-from relay.config import RelayConfig, StateFiles
+from relay.config import OutsideIssuer, RelayConfig, StateFiles
+from relay.serving import bind
 from schemas.addresses import BrokerAddress, HostPort
+from tests.fakes.issuer import ISSUER, IssuerServer, outside_token
 from tests.fakes.lines import LogLines
 
 BOUND_S = 30
@@ -24,14 +29,6 @@ def config(state: Path, listen: HostPort, broker: BrokerAddress) -> RelayConfig:
 def test_the_time_is_the_systems_in_milliseconds() -> None:
     before = time.time_ns() // 1_000_000
     assert before <= now_ms() <= time.time_ns() // 1_000_000
-
-
-def test_a_port_that_is_taken_is_said_by_its_address() -> None:
-    with bind(HostPort("127.0.0.1", 0)) as taken:
-        taken.listen()
-        address = HostPort(*taken.getsockname())
-        with pytest.raises(OSError, match=f"cannot listen on {address}"):
-            bind(address)
 
 
 async def test_a_relay_without_a_ca_does_not_start(tmp_path: Path) -> None:
@@ -65,3 +62,42 @@ async def test_the_parts_together_are_ready_when_the_broker_is_there_and_stop_wh
     assert refused.status_code == 401
     assert f"http://{address}/.well-known/" in refused.headers["www-authenticate"]
     assert lines.entries("relay started")[0]["url"] == f"http://{address}"
+    # The anchors outside the audit: what it ended with, then and now.
+    assert lines.entries("relay started")[0]["audit_head"] == "0" * 64
+    *_, newest = (tmp_path / "audit.jsonl").read_bytes().splitlines()
+    assert lines.entries("relay ended")[0]["audit_head"] == hashlib.sha256(newest).hexdigest()
+
+
+async def test_a_relay_that_was_told_of_an_outside_issuer_takes_its_tokens_and_names_it(
+    tmp_path: Path,
+) -> None:
+    CertificateAuthority(tmp_path / "ca", now_ms, os.urandom).create()
+    lines = LogLines()
+    with bind(HostPort("127.0.0.1", 0)) as listener:
+        listener.listen()
+        address = HostPort(*listener.getsockname())
+        async with (
+            asyncio.timeout(BOUND_S),
+            IssuerServer.running() as server,
+            httpx2.AsyncClient(base_url=f"http://{address}", trust_env=False) as http,
+        ):
+            named = OutsideIssuer(ISSUER, server.url)
+            wanted = replace(config(tmp_path, address, BrokerAddress("127.0.0.1", 1)), outside=named)
+            running = asyncio.create_task(run_relay(wanted, listener, lines))
+            fetched = await lines.until("outside issuer's keys fetched")
+            now_s = now_ms() // 1000
+            times: dict[str, Any] = {"iat": now_s, "nbf": now_s, "exp": now_s + 60}
+            answers = [
+                await http.get("/mcp", headers={"Authorization": f"Bearer {text}"})
+                for text in (
+                    outside_token(aud=f"http://{address}/mcp", **times),
+                    outside_token(aud=f"http://{address}", **times),
+                )
+            ]
+            metadata = await http.get("/.well-known/oauth-protected-resource/mcp")
+            running.cancel()
+            with suppress(asyncio.CancelledError):
+                await running
+    assert fetched["keys"] == 1
+    assert [answer.status_code == 401 for answer in answers] == [False, True]
+    assert metadata.json()["authorization_servers"] == [ISSUER]

@@ -1,24 +1,31 @@
+import asyncio
 import json
+import signal
 import stat
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
 
-from relay.app import bind
 from relay.auth import key_id, load_or_create_token_key
 from relay.cli import main
 from relay.processes import free_port
-from schemas.addresses import HostPort
+from relay.revoked_tokens import RevokedTokens
+from relay.serving import bind
+from schemas.addresses import PLAIN_OPTION, HostPort
 from schemas.certificates import make_csr, verify_leaf
+from schemas.enrolment import JoinToken
+from schemas.identity import certificates_in
 from schemas.identity_files import IdentityFiles
 from schemas.keys import from_base64url
 from schemas.registry import SchemaRegistry
 from schemas.tokens import AGENT_REF, TokenVerifier
-from tests.fakes.signer import NODE_ID, key_named
+from tests.fakes.audits import WrittenAudit
+from tests.fakes.signer import NODE_ID, NOW_MS, key_named
 
 CSR = make_csr(key_named("the node"), NODE_ID)
 
@@ -150,10 +157,255 @@ def test_a_request_that_is_none_is_an_error_of_one_line(relay: Relay, csr: Path,
     assert "not_a_request" in outcome.error
 
 
+def listed(relay: Relay) -> list[dict[str, object]]:
+    outcome = relay("ca", "list", "--json")
+    assert (outcome.code, outcome.err) == (0, "")
+    found: list[dict[str, object]] = json.loads(outcome.out)
+    return found
+
+
+def test_ca_list_shows_what_was_issued_and_what_became_of_it(relay: Relay, csr: Path, tmp_path: Path) -> None:
+    relay("ca", "init")
+    assert relay("ca", "list").out.split() == [
+        "NODE",
+        "OR",
+        "SERVER",
+        "TENANT",
+        "KID",
+        "ISSUED",
+        "(UTC)",
+        "EXPIRES",
+        "(UTC)",
+        "STATE",
+    ]
+    relay("ca", "issue", csr, "--tenant", "acme")
+    relay("ca", "issue", csr, "--tenant", "acme", "--replace")
+    relay("ca", "issue-server", "mqtt.example", "--out", tmp_path / "broker")
+    first, second, server = listed(relay)
+    assert (first["node_id"], first["tenant"], first["state"]) == (NODE_ID, "acme", "revoked")
+    assert (second["node_id"], second["tenant"], second["state"]) == (NODE_ID, "acme", "in force")
+    assert (server["name"], server["state"]) == ("mqtt.example", "in force")
+    lines = relay("ca", "list").out.splitlines()
+    kids = [str(each["kid"])[:16] for each in (first, second, server)]
+    assert [line.split()[:3] for line in lines[1:]] == [
+        [NODE_ID, "acme", kids[0]],
+        [NODE_ID, "acme", kids[1]],
+        ["mqtt.example", "-", kids[2]],
+    ]
+    assert len({line.index(kid) for line, kid in zip(lines[1:], kids, strict=True)}) == 1
+    assert [line.endswith("revoked") for line in lines[1:]] == [True, False, False]
+
+
+def test_ca_revoke_prints_the_kids_that_are_void_from_now_on(relay: Relay, csr: Path) -> None:
+    relay("ca", "init")
+    relay("ca", "issue", csr)
+    [leaf] = listed(relay)
+    outcome = relay("ca", "revoke", NODE_ID)
+    assert (outcome.code, outcome.out, outcome.err) == (0, f"{leaf['kid']}\n", "")
+    again = relay("ca", "revoke", NODE_ID)
+    assert (again.code, again.out) == (0, "")
+    assert "was revoked before" in again.err
+    relay("ca", "issue", csr, "--replace")
+    kid = str(listed(relay)[1]["kid"])
+    assert relay("ca", "revoke", kid[:16]).out == f"{kid}\n"
+
+
+@pytest.mark.parametrize("target", ["nobody", NODE_ID, "0" * 64, "\x1b[31m"])
+def test_ca_revoke_of_what_never_was_is_a_no(relay: Relay, target: str) -> None:
+    relay("ca", "init")
+    outcome = relay("ca", "revoke", target)
+    assert outcome.code == 1
+    assert "relay ca list" in outcome.error
+    assert outcome.error.isprintable()
+
+
+def test_ca_rotate_root_says_until_when_the_old_root_is_trusted(relay: Relay, state: Path) -> None:
+    relay("ca", "init")
+    before = (state / "ca" / "root.pem").read_text()
+    outcome = relay("ca", "rotate-root", "--overlap", "30d")
+    assert (outcome.code, outcome.out) == (0, f"{state}/ca/root.pem\n")
+    assert "UTC" in outcome.err
+    assert (state / "ca" / "root.pem").read_text() != before
+    assert before in (state / "ca" / "previous.pem").read_text()
+    again = relay("ca", "rotate-root")
+    assert again.code == 3
+    assert "still trusted" in again.error
+
+
+@pytest.mark.parametrize("overlap", ["12h", "0d", "3651d", "36h", "forever"])
+def test_an_overlap_that_cannot_be_is_a_wrong_command_line(relay: Relay, state: Path, overlap: str) -> None:
+    relay("ca", "init")
+    outcome = relay("ca", "rotate-root", "--overlap", overlap)
+    assert outcome.code == 2
+    assert "90d" in outcome.error or "30d" in outcome.error
+    assert not (state / "ca" / "previous.pem").exists()
+
+
+def test_ca_backup_makes_an_archive_once_and_says_what_is_in_it(relay: Relay, tmp_path: Path) -> None:
+    relay("ca", "init")
+    archive = tmp_path / "ca.tar"
+    outcome = relay("ca", "backup", archive)
+    assert (outcome.code, outcome.out) == (0, "")
+    assert outcome.err.count("\n") == 1
+    assert "holds the root's key" in outcome.err
+    assert mode(archive) == 0o600
+    before = archive.read_bytes()
+    again = relay("ca", "backup", archive)
+    assert again.code == 3
+    assert "not overwritten" in again.error
+    assert archive.read_bytes() == before
+
+
+def test_what_the_backup_says_restores_the_authority(relay: Relay, state: Path, tmp_path: Path) -> None:
+    relay("ca", "init")
+    said = relay("ca", "backup", tmp_path / "ca.tar").err
+    root = (state / "ca" / "root.pem").read_text()
+    (state / "ca").rename(tmp_path / "lost")
+    command = said.partition("Restore: ")[2].strip().replace("STATE_DIR", str(state))
+    subprocess.run(command.split(), check=True, timeout=60)
+    assert (state / "ca" / "root.pem").read_text() == root
+    assert mode(state / "ca") == 0o700
+    assert mode(state / "ca" / "root.key") == 0o600
+    assert relay("ca", "issue", "--mock", "1", "--out", tmp_path / "mocks").code == 0
+
+
+def test_ca_issue_server_writes_what_a_broker_reads(relay: Relay, tmp_path: Path) -> None:
+    relay("ca", "init")
+    outcome = relay("ca", "issue-server", "mqtt.example", "127.0.0.1", "::1", "--out", tmp_path / "broker")
+    assert (outcome.code, outcome.out) == (0, "")
+    names = sorted(path.name for path in (tmp_path / "broker").iterdir())
+    assert names == ["roots.pem", "server.key", "server.pem"]
+    assert mode(tmp_path / "broker" / "server.key") == 0o600
+
+
+@pytest.mark.parametrize("host", [NODE_ID, "*.example", "https://mqtt.example"])
+def test_ca_issue_server_does_not_issue_for_what_is_no_host(relay: Relay, tmp_path: Path, host: str) -> None:
+    relay("ca", "init")
+    outcome = relay("ca", "issue-server", host, "--out", tmp_path)
+    assert outcome.code == 3
+    assert outcome.error.isprintable()
+    assert listed(relay) == []
+
+
+# --- join tokens --------------------------------------------------------------------------------------
+
+
+def joins(relay: Relay) -> list[dict[str, object]]:
+    outcome = relay("join-token", "list", "--json")
+    assert (outcome.code, outcome.err) == (0, "")
+    found: list[dict[str, object]] = json.loads(outcome.out)
+    return found
+
+
+def test_join_token_create_prints_the_token_alone_and_says_besides_what_to_type(
+    relay: Relay, state: Path
+) -> None:
+    relay("ca", "init")
+    outcome = relay(
+        *("join-token", "create", "--tenant", "acme", "--ttl", "2h", "--uses", "3"),
+        *("--public-url", "https://relay.example/"),
+    )
+    assert outcome.code == 0
+    token = JoinToken.parse(outcome.out)
+    assert outcome.out == token.text() + "\n"
+    root = (state / "ca" / "root.pem").read_text()
+    assert token.fingerprint == sha256(certificates_in(root)[0]).digest()
+    assert "  kubelet enroll https://relay.example --token-file FILE\n" in outcome.err
+    assert token.text() not in outcome.err
+    assert mode(state / "join_tokens.jsonl") == 0o600
+    [join] = joins(relay)
+    assert (join["id"], join["tenant"], join["uses"], join["state"]) == (token.id, "acme", 3, "open")
+    assert int(str(join["expires_at_ms"])) - int(str(join["created_ms"])) == 7_200_000
+
+
+def test_a_join_token_is_for_one_node_and_an_hour_unless_told(relay: Relay) -> None:
+    relay("ca", "init")
+    relay("join-token", "create")
+    [join] = joins(relay)
+    assert (join["tenant"], join["uses"]) == ("default", 1)
+    assert int(str(join["expires_at_ms"])) - int(str(join["created_ms"])) == 3_600_000
+
+
+def test_the_command_to_type_is_one_that_the_node_accepts(relay: Relay) -> None:
+    relay("ca", "init")
+    plain = relay("join-token", "create", "--public-url", "http://192.0.2.1:8700")
+    assert f"kubelet enroll http://192.0.2.1:8700 --token-file FILE {PLAIN_OPTION}\n" in plain.err
+
+
+def test_during_a_rotation_a_join_token_names_the_root_that_the_relay_still_shows(
+    relay: Relay, state: Path
+) -> None:
+    relay("ca", "init")
+    old = (state / "ca" / "root.pem").read_text()
+    relay("ca", "rotate-root")
+    token = JoinToken.parse(relay("join-token", "create").out)
+    assert token.fingerprint == sha256(certificates_in(old)[0]).digest()
+
+
+def test_join_token_list_shows_no_secret(relay: Relay) -> None:
+    relay("ca", "init")
+    assert relay("join-token", "list").out.split()[0] == "ID"
+    token = relay("join-token", "create", "--tenant", "acme").out.strip()
+    _, join_id, secret, _ = token.split(".")
+    for outcome in (relay("join-token", "list"), relay("join-token", "list", "--json")):
+        assert join_id in outcome.out
+        assert secret not in outcome.out
+    assert relay("join-token", "list").out.splitlines()[1].split()[0:2] == [join_id, "acme"]
+    assert relay("join-token", "list").out.splitlines()[1].split()[-2:] == ["0/1", "open"]
+
+
+def test_join_token_revoke_makes_it_void(relay: Relay) -> None:
+    relay("ca", "init")
+    join_id = relay("join-token", "create").out.split(".")[1]
+    outcome = relay("join-token", "revoke", join_id)
+    assert (outcome.code, outcome.out, outcome.err) == (0, "", f"revoked {join_id}\n")
+    assert relay("join-token", "revoke", join_id).err == f"{join_id} was revoked before\n"
+    assert joins(relay)[0]["state"] == "revoked"
+
+
+def test_join_token_revoke_of_what_never_was_is_a_no(relay: Relay) -> None:
+    relay("ca", "init")
+    outcome = relay("join-token", "revoke", "\x1b[31m")
+    assert outcome.code == 1
+    assert outcome.error.isprintable()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        pytest.param(["--ttl", "31d"], id="too long"),
+        pytest.param(["--ttl", "soon"], id="no time"),
+        pytest.param(["--uses", "0"], id="nobody"),
+        pytest.param(["--uses", "10001"], id="too many"),
+        pytest.param(["--tenant", "Not A Tenant\x1b[31m"], id="no tenant"),
+        pytest.param(["--tenant", "unenrolled"], id="the tenant of who has none"),
+        pytest.param(["--public-url", "ftp://relay.example"], id="no URL of a relay"),
+    ],
+)
+def test_a_join_token_that_cannot_be_is_a_wrong_command_line(
+    relay: Relay, state: Path, arguments: list[str]
+) -> None:
+    relay("ca", "init")
+    outcome = relay("join-token", "create", *arguments)
+    assert outcome.code == 2
+    assert outcome.error.isprintable()
+    assert not (state / "join_tokens.jsonl").exists()
+
+
+@pytest.mark.parametrize("command", [["create"], ["list"], ["revoke", "x"]])
+def test_join_tokens_that_others_can_read_are_not_used(relay: Relay, state: Path, command: list[str]) -> None:
+    relay("ca", "init")
+    relay("join-token", "create")
+    (state / "join_tokens.jsonl").chmod(0o644)
+    outcome = relay("join-token", *command)
+    assert outcome.code == 3
+    assert f"chmod 600 {state / 'join_tokens.jsonl'}" in outcome.error
+
+
 # --- tokens -------------------------------------------------------------------------------------------
 
 
-def test_token_issue_prints_the_token_and_nothing_else(
+def test_token_issue_prints_the_token_alone_and_says_besides_by_what_it_can_be_revoked(
     relay: Relay, state: Path, registry: SchemaRegistry
 ) -> None:
     outcome = relay(
@@ -161,7 +413,7 @@ def test_token_issue_prints_the_token_and_nothing_else(
         *("--scope", "tools:call:read_only", "--scope", "sessions:message"),
         *("--public-url", "https://relay.example/"),
     )
-    assert (outcome.code, outcome.err) == (0, "")
+    assert outcome.code == 0
     token = outcome.out.removesuffix("\n")
     assert token.count(".") == 2
     assert mode(state / "token.key") == 0o600
@@ -175,12 +427,40 @@ def test_token_issue_prints_the_token_and_nothing_else(
     assert (claims["iss"], claims["sub"], claims["tenant"]) == ("https://relay.example", "agent-1", "acme")
     assert claims["scope"] == "tools:call:read_only sessions:message"
     assert claims["exp"] - claims["iat"] == 7200
+    assert outcome.err == f"jti {claims['jti']}\n"
 
 
 def test_a_token_allows_reading_and_nothing_more_unless_told(relay: Relay) -> None:
     token = relay("token", "issue", "--sub", "agent-1").out
     claims = token.split(".")[1]
     assert json.loads(from_base64url(claims))["scope"] == "tools:call:read_only"
+
+
+def test_a_token_is_revoked_by_its_jti_once_and_for_all(relay: Relay, state: Path) -> None:
+    jti = relay("token", "issue", "--sub", "agent-1").err.removeprefix("jti ").strip()
+    for _ in range(2):
+        outcome = relay("token", "revoke", jti)
+        assert (outcome.code, outcome.out, outcome.err) == (0, "", f"revoked {jti}\n")
+    relay("token", "revoke", "a foreign/jti=")
+    file = state / "revoked_tokens.jsonl"
+    assert RevokedTokens(file).jtis() == {jti, "a foreign/jti="}
+    assert len(file.read_text().splitlines()) == 2
+    assert mode(file) == 0o600
+
+
+@pytest.mark.parametrize("jti", ["", "a\n", "caf\xe9", "\x1b[31m", "x" * 129])
+def test_what_is_no_jti_is_a_wrong_command_line(relay: Relay, state: Path, jti: str) -> None:
+    relay("token", "issue", "--sub", "agent-1")
+    outcome = relay("token", "revoke", jti)
+    assert outcome.code == 2
+    assert outcome.error.isprintable()
+    assert not (state / "revoked_tokens.jsonl").exists()
+
+
+def test_nothing_is_revoked_where_there_is_no_relay(relay: Relay, state: Path) -> None:
+    outcome = relay("token", "revoke", "a-jti")
+    assert outcome.code == 3
+    assert str(state) in outcome.error
 
 
 @pytest.mark.parametrize(
@@ -217,6 +497,11 @@ RUN = ["run", "--broker", "127.0.0.1:1", "--listen", f"127.0.0.1:{FREE_PORT}"]
         pytest.param(RUN, "relay ca init", id="run without a CA"),
         pytest.param(["ca", "issue", "--mock", "1", "--out", "/nowhere"], "relay ca init", id="no CA"),
         pytest.param(["ca", "issue", "/nowhere/node.csr"], "/nowhere/node.csr", id="no such file"),
+        pytest.param(["ca", "list"], "relay ca init", id="nothing to list"),
+        pytest.param(["ca", "revoke", NODE_ID], "relay ca init", id="nothing to revoke"),
+        pytest.param(["ca", "rotate-root"], "relay ca init", id="nothing to rotate"),
+        pytest.param(["ca", "backup", "/nowhere/ca.tar"], "relay ca init", id="nothing to keep"),
+        pytest.param(["join-token", "create"], "relay ca init", id="nothing to join"),
     ],
 )
 def test_what_is_missing_is_said_in_one_line(relay: Relay, arguments: list[str], word: str) -> None:
@@ -231,8 +516,16 @@ def test_what_is_missing_is_said_in_one_line(relay: Relay, arguments: list[str],
         pytest.param("marks.sqlite3", b"no database" * 100, RUN, id="marks"),
         pytest.param("token.key", b"no key", RUN, id="token key"),
         pytest.param("token.key", b"\xff", ["token", "issue", "--sub", "x"], id="token key, issuing"),
+        pytest.param("revoked_tokens.jsonl", b"no entry\n", RUN, id="revoked tokens"),
+        pytest.param("revoked_tokens.jsonl", b'{"jti":1}\n', ["token", "revoke", "x"], id="revoking"),
         pytest.param("ca/root.pem", b"no root", RUN, id="root"),
-        pytest.param("ca/ledger.jsonl", b'{"action":"rev', RUN, id="ledger"),
+        pytest.param("ca/ledger.jsonl", b'{"action":"rev\n', RUN, id="ledger"),
+        pytest.param("ca/ledger.jsonl", b"{}\n", ["ca", "list"], id="ledger, listing"),
+        pytest.param("ca/ledger.jsonl", b"[]\n", ["ca", "revoke", NODE_ID], id="ledger, revoking"),
+        pytest.param("join_tokens.jsonl", b"{}\n", ["join-token", "list"], id="join tokens"),
+        pytest.param(
+            "join_tokens.jsonl", b"damaged\n", ["join-token", "revoke", "x"], id="join tokens, revoking"
+        ),
         pytest.param("ca/root.key", b"no key", ["ca", "issue", "--mock", "1", "--out", "."], id="root key"),
     ],
 )
@@ -297,6 +590,32 @@ def test_a_state_directory_that_is_none_is_said_in_one_line(relay: Relay, state:
     assert str(state) in outcome.error
 
 
+TLS = [*RUN, "--public-url", "https://127.0.0.1:8700", "--tls-certificate", "PEM", "--tls-key", "KEY"]
+
+
+@pytest.mark.parametrize(
+    ("pem", "key", "mode", "word"),
+    [
+        pytest.param(None, "key", 0o600, "relay.pem", id="no certificate"),
+        pytest.param("pem", None, 0o600, "relay.key", id="no key"),
+        pytest.param("pem", "key", 0o640, "chmod 600", id="a key that others can read"),
+        pytest.param("pem", "key", 0o600, "are not a certificate and its key", id="something else"),
+    ],
+)
+def test_a_certificate_that_cannot_be_served_is_said_in_one_line(  # noqa: PLR0913, PLR0917 - a table's columns
+    relay: Relay, tmp_path: Path, pem: str | None, key: str | None, mode: int, word: str
+) -> None:
+    relay("ca", "init")
+    files = {"PEM": tmp_path / "relay.pem", "KEY": tmp_path / "relay.key"}
+    for path, content in zip(files.values(), (pem, key), strict=True):
+        if content is not None:
+            path.write_text(content)
+            path.chmod(mode)
+    outcome = relay(*(files.get(argument, argument) for argument in TLS))
+    assert outcome.code == 3
+    assert word in outcome.error
+
+
 # --- what is wrong with the command line --------------------------------------------------------------
 
 
@@ -306,10 +625,24 @@ def test_a_state_directory_that_is_none_is_said_in_one_line(relay: Relay, state:
         pytest.param(["run", "--broker", "nowhere"], "nowhere", id="no port"),
         pytest.param(["run", "--broker", "127.0.0.1:99999"], "99999", id="no such port"),
         pytest.param([*RUN, "--listen", "8700"], "8700", id="no host"),
-        pytest.param([*RUN, "--listen", "0.0.0.0:8700"], "TLS proxy", id="open to others"),
-        pytest.param([*RUN, "--listen", "192.0.2.1:8700"], "TLS proxy", id="another address"),
+        pytest.param([*RUN, "--listen", "0.0.0.0:8700"], "--tls-own", id="open to others"),
+        pytest.param([*RUN, "--listen", "192.0.2.1:8700"], "--tls-own", id="another address"),
+        pytest.param([*RUN, "--public-url", "http://relay.example"], "use https", id="a URL in the clear"),
+        pytest.param([*RUN, "--broker", "mqtt.example:1883"], "use mqtts", id="a broker in the clear"),
+        pytest.param([*RUN, "--node-broker", "nowhere"], "nowhere", id="no port for nodes"),
+        pytest.param([*RUN, "--node-broker", "mqtt://mqtt.example"], "use mqtts", id="nodes in the clear"),
+        pytest.param([*RUN, "--tls-own"], "--public-url", id="TLS under a URL without"),
+        pytest.param([*RUN, "--tls-key", "relay.key"], "--tls-certificate", id="a key alone"),
+        pytest.param([*RUN, "--tls-certificate", "relay.pem"], "--tls-key", id="a certificate alone"),
+        pytest.param([*RUN, "--tls-own", "--tls-key", "relay.key"], "--tls-own", id="two certificates"),
         pytest.param([*RUN, "--public-url", "relay.example"], "relay.example", id="no URL"),
         pytest.param([*RUN, "--public-url", "https://relay.example/x"], "relay.example/x", id="a path"),
+        pytest.param([*RUN, "--jwks", "https://issuer.example/keys"], "--issuer", id="keys of nobody"),
+        pytest.param([*RUN, "--issuer", "https://issuer.example"], "--jwks", id="an issuer without keys"),
+        pytest.param([*RUN, "--jwks", "", "--issuer", ""], "--issuer", id="an issuer without a name"),
+        pytest.param(
+            [*RUN, "--jwks", "file:///etc/keys", "--issuer", "https://issuer.example"], "--jwks", id="a file"
+        ),
         pytest.param(["ca", "issue"], "CSR", id="nothing to issue for"),
         pytest.param(["ca", "issue", "--mock", "1"], "--out", id="mocks without a place"),
         pytest.param(["ca", "issue", "x.csr", "--mock", "1", "--out", "."], "without a CSR", id="both"),
@@ -355,3 +688,184 @@ def test_the_module_is_the_same_command(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("relay: ")
     assert done.stderr.count("\n") == 1
+
+
+# --- the audit ----------------------------------------------------------------------------------------
+
+HOSTILE = "\x1b[2J\u202e"
+
+
+@pytest.fixture
+def audit(state: Path) -> Iterator[WrittenAudit]:
+    """An audit of three lines, and a relay that goes on writing it."""
+    state.mkdir()
+    audit = WrittenAudit(state)
+    audit.write(3)
+    yield audit
+    audit.close()
+
+
+def test_audit_verify_says_what_stands_there(relay: Relay, audit: WrittenAudit) -> None:
+    head = audit.write()
+    outcome = relay("audit", "verify")
+    assert (outcome.code, outcome.err) == (0, "")
+    assert outcome.out.startswith("audit    intact\n")
+    assert f"head     {head}\n" in outcome.out
+    facts = json.loads(relay("audit", "verify", "--json").out)
+    assert (facts["intact"], facts["lines"], facts["head"], facts["broken"]) == (True, 4, head, None)
+
+
+def test_audit_verify_exits_1_and_names_the_line_when_the_chain_is_broken(
+    relay: Relay, audit: WrittenAudit
+) -> None:
+    audit.change(lambda lines: lines.pop(1))
+    outcome = relay("audit", "verify")
+    assert (outcome.code, outcome.err) == (1, "")
+    assert "broken   audit.jsonl line 2: " in outcome.out
+    facts = json.loads(relay("audit", "verify", "--json").out)
+    assert (facts["intact"], facts["broken"]["file"], facts["broken"]["line"]) == (False, "audit.jsonl", 2)
+
+
+def test_audit_verify_proves_with_a_hash_noted_earlier_that_nothing_was_cut_off(
+    relay: Relay, audit: WrittenAudit
+) -> None:
+    head = audit.write()
+    assert relay("audit", "verify", "--expect", head).code == 0
+    audit.change(lambda lines: lines.pop())
+    assert relay("audit", "verify").code == 0
+    outcome = relay("audit", "verify", "--expect", head)
+    assert outcome.code == 1
+    assert "cut off" in outcome.out
+
+
+def test_audit_verify_shows_how_far_it_is_to_a_person_alone(
+    relay: Relay, audit: WrittenAudit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("relay.commands.audit._QUIET_S", -1)
+    assert audit.path.exists()
+    assert relay("audit", "verify").err == ""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    outcome = relay("audit", "verify")
+    assert "%" in outcome.err
+    assert outcome.err.endswith("\r     \r")
+    assert "%" not in outcome.out
+
+
+def test_audit_tail_shows_the_newest_lines(relay: Relay, audit: WrittenAudit) -> None:
+    audit.rotate()
+    audit.write(30)
+    assert len(relay("audit", "tail").out.splitlines()) == 20
+    lines = [line for file in audit.files for line in file.read_text().splitlines()]
+    outcome = relay("audit", "tail", "-n", "31", "--json")
+    assert (outcome.code, outcome.err) == (0, "")
+    assert outcome.out.splitlines() == lines[-31:]
+
+
+def test_audit_tail_json_prints_no_byte_that_a_terminal_obeys(relay: Relay, audit: WrittenAudit) -> None:
+    raw = json.dumps({"tool": HOSTILE}, ensure_ascii=False).encode()
+    audit.change(lambda lines: lines.extend([raw, b'{"tool":"\xc2\x9b31m"}', b"\x1b[2J"]))
+    outcome = relay("audit", "tail", "-n", "3", "--json")
+    assert [json.loads(line) for line in outcome.out.splitlines()] == [{"tool": HOSTILE}, {"tool": "\x9b31m"}]
+    assert all(line.isascii() and line.isprintable() for line in (outcome.out + outcome.err).splitlines())
+    assert "left out" in outcome.err
+
+
+def test_audit_grep_shows_the_lines_that_say_all_of_it(relay: Relay, audit: WrittenAudit) -> None:
+    assert audit.path.exists()
+    outcome = relay("audit", "grep", "number=2", f"ts_ms={NOW_MS}", "--json")
+    assert (outcome.code, outcome.err) == (0, "")
+    assert json.loads(outcome.out)["number"] == 2
+    assert len(relay("audit", "grep").out.splitlines()) == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        pytest.param(["tenant=acme"], "", id="a field that lines can have"),
+        pytest.param(["tennant=acme"], "no line has a field tennant; there are ts_ms, ", id="a slip"),
+        pytest.param(["--since", "1s"], "", id="nothing so new"),
+        pytest.param(["--since", "2999-01-01"], "", id="nothing from the future"),
+    ],
+)
+def test_audit_grep_exits_1_when_no_line_says_it(
+    relay: Relay, audit: WrittenAudit, arguments: list[str], said: str
+) -> None:
+    assert audit.path.exists()
+    outcome = relay("audit", "grep", *arguments)
+    assert (outcome.code, outcome.out) == (1, "")
+    assert said in outcome.err
+    assert bool(outcome.err) == bool(said)
+
+
+@pytest.mark.parametrize(
+    "since", ["99999d", "2025-10-09T08:53:20", "2025-10-09 10:53:20+02:00", "2025-10-09"]
+)
+def test_audit_grep_knows_times_in_several_forms(relay: Relay, audit: WrittenAudit, since: str) -> None:
+    assert audit.path.exists()  # lines of 2025-10-09 08:53:20 UTC
+    assert len(relay("audit", "grep", "--since", since).out.splitlines()) == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        pytest.param(["grep", "acme"], "FIELD=VALUE", id="no field"),
+        pytest.param(["grep", "=acme"], "FIELD=VALUE", id="a field without a name"),
+        pytest.param(["grep", "--since", f"soon{HOSTILE}"], "soon\\x1b", id="no time"),
+        pytest.param(["grep", "--since", "0s"], "0s", id="no duration"),
+        pytest.param(["verify", "--expect", "abc"], "--expect", id="no hash"),
+        pytest.param(["verify", "--expect", "A" * 64], "--expect", id="a hash in capitals"),
+    ],
+)
+def test_a_question_to_the_audit_that_is_none_is_a_wrong_command_line(
+    relay: Relay, arguments: list[str], word: str
+) -> None:
+    outcome = relay("audit", *arguments)
+    assert outcome.code == 2
+    assert word in outcome.error
+
+
+@pytest.mark.parametrize("command", ["verify", "tail", "grep"])
+def test_where_there_is_no_audit_that_is_said_in_one_line(relay: Relay, state: Path, command: str) -> None:
+    outcome = relay("audit", command)
+    assert outcome.code == 3
+    assert f"there is no audit in {state}" in outcome.error
+
+
+def test_rows_have_colour_on_a_terminal_alone(
+    relay: Relay, audit: WrittenAudit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert audit.path.exists()
+    assert "\x1b" not in relay("audit", "tail").out
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert "\x1b" in relay("audit", "tail").out
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b" not in relay("audit", "tail").out
+
+
+async def test_audit_tail_follows_across_rotation_until_ctrl_c(state: Path, audit: WrittenAudit) -> None:
+    command = [*("-m", "relay", "audit", "tail", "-n", "1", "--follow", "--json"), "--state-dir", str(state)]
+    process = await asyncio.create_subprocess_exec(sys.executable, *command, stdout=asyncio.subprocess.PIPE)
+    assert process.stdout is not None
+    numbers = []
+    async with asyncio.timeout(60):
+        for _ in range(3):
+            numbers.append(json.loads(await process.stdout.readline())["number"])
+            audit.rotate()
+            audit.write()
+        numbers.append(json.loads(await process.stdout.readline())["number"])
+        process.send_signal(signal.SIGINT)
+        assert await process.stdout.read() == b""
+        assert await process.wait() == 0
+    assert numbers == [3, 4, 5, 6]
+
+
+def test_a_relay_does_not_run_beside_another_in_one_state_directory(
+    relay: Relay, audit: WrittenAudit
+) -> None:
+    relay("ca", "init")
+    before = audit.path.read_bytes()
+    outcome = relay(*RUN)
+    assert outcome.code == 3
+    assert "another relay uses the state directory" in outcome.error
+    assert audit.path.read_bytes() == before

@@ -1,6 +1,7 @@
 import asyncio
 import json
 import threading
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -8,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from relay.broker_access import BrokerAccess
 from relay.discovery import Discovery
 from relay.fleet import Fleet
+from relay.logs import make_logger
 from relay.missing import WINDOW_MS
 from schemas import topics
 from schemas.addresses import BrokerAddress
@@ -18,7 +21,9 @@ from schemas.registry import SchemaRegistry
 from schemas.trust import Verdict
 from tests.fakes.broker import Broker, publish
 from tests.fakes.hub import Hub
+from tests.fakes.lines import LogLines
 from tests.fakes.signer import NODE_ID, NOW_MS, OTHER_NODE_ID, TENANT, SimulatedNode
+from tests.fakes.tls_broker import PlayedAuthority, TlsBroker
 
 BOUND_S = 30
 MISSING = "manifests are missing: does the broker hold back retained messages? see docs/brokers.md"
@@ -72,6 +77,7 @@ class Stage:
             fleet=self.hub.fleet,
             registry=self.hub.registry,
             meters=self.hub.meters,
+            tally=self.hub.tally,
             log=self.hub.log,
         )
         running = asyncio.create_task(discovery.run())
@@ -318,3 +324,35 @@ async def test_nothing_is_left_behind(stage: Stage, broker: BrokerAddress) -> No
         assert [thread.name for thread in threading.enumerate() if "paho" in thread.name]
     left = {thread.name for thread in set(threading.enumerate()) - before}
     assert not [name for name in left if "paho" in name]
+
+
+# --- over TLS -----------------------------------------------------------------------------------------
+
+
+async def test_over_tls_the_relay_listens_as_who_its_certificate_says(
+    hub: Hub, broker_kind: str, tmp_path: Path
+) -> None:
+    authority = PlayedAuthority(tmp_path, time.time_ns() // 1_000_000)
+    authority.nodes = {NODE_ID}
+    broker = TlsBroker(broker_kind, tmp_path, authority.server("edge-broker"))
+    BrokerAccess(authority, broker.edge, None, make_logger(LogLines())).refresh()
+    broker.start()
+    discovery = Discovery(
+        broker=broker.address,
+        client_id="edge-relay-test",
+        fleet=hub.fleet,
+        registry=hub.registry,
+        meters=hub.meters,
+        tally=hub.tally,
+        log=hub.log,
+        tls=authority.relay_context(),
+    )
+    running = asyncio.create_task(discovery.run())
+    try:
+        await hub.lines.until("broker connected")
+        assert discovery.connected
+    finally:
+        running.cancel()
+        with suppress(asyncio.CancelledError):
+            await running
+        broker.stop()

@@ -7,6 +7,7 @@ import pytest
 
 from relay.fleet import GRACE_MS
 from relay.parking import PARKED_FOR_MS
+from relay.permissions import Rights
 from schemas.certificates import IdentityError
 from schemas.errors import Failure, ToolError
 from schemas.manifest import etag_of
@@ -39,12 +40,12 @@ def node(hub: Hub) -> SimulatedNode:
 
 
 def listed(hub: Hub, tenant: str = TENANT) -> list[str]:
-    return [tool.canonical for tool in hub.fleet.listed(tenant, READ_ONLY)]
+    return [tool.canonical for tool in hub.fleet.listed(Rights(tenant, READ_ONLY))]
 
 
 def failure(hub: Hub, name: str, tenant: str = TENANT) -> Failure:
     with pytest.raises(ToolError) as caught:
-        hub.fleet.resolve(name, tenant)
+        hub.fleet.resolve(name, Rights(tenant, READ_ONLY))
     return caught.value.failure
 
 
@@ -115,7 +116,7 @@ def test_a_manifest_before_its_leaf_waits_for_it(hub: Hub, node: SimulatedNode) 
     assert hub.fleet.offer_manifest(NODE_ID, node.manifest(), "broker").outcome is Outcome.PARKED
     assert failure(hub, ECHO_NAME) is Failure.SAFETY_DENIED
     hub.fleet.offer_identity(NODE_ID, node.leaf_pem)
-    assert hub.fleet.resolve(ECHO_NAME, TENANT).canonical == ECHO_NAME
+    assert hub.fleet.resolve(ECHO_NAME, Rights(TENANT, READ_ONLY)).canonical == ECHO_NAME
 
 
 def test_a_manifest_waits_half_a_minute_and_no_longer(hub: Hub, node: SimulatedNode) -> None:
@@ -131,7 +132,7 @@ def test_sweeping_ends_the_wait_of_what_has_waited_too_long(hub: Hub, node: Simu
     hub.fleet.sweep()
     hub.fleet.offer_manifest(NODE_ID, node.manifest(), "broker")
     hub.fleet.offer_identity(NODE_ID, node.leaf_pem)
-    assert hub.fleet.resolve(ECHO_NAME, TENANT).node_id == NODE_ID
+    assert hub.fleet.resolve(ECHO_NAME, Rights(TENANT, READ_ONLY)).node_id == NODE_ID
 
 
 def test_an_old_leaf_of_another_tenant_gives_the_node_to_nobody(hub: Hub) -> None:
@@ -233,7 +234,7 @@ def test_after_a_tombstone_the_same_manifest_brings_the_tools_back(hub: Hub, nod
     wire = hub.announce(node)
     hub.fleet.tombstone(NODE_ID)
     assert hub.fleet.offer_manifest(NODE_ID, wire, "broker").outcome is Outcome.ACCEPTED
-    assert hub.fleet.resolve(ECHO_NAME, TENANT).canonical == ECHO_NAME
+    assert hub.fleet.resolve(ECHO_NAME, Rights(TENANT, READ_ONLY)).canonical == ECHO_NAME
 
 
 @pytest.mark.parametrize(
@@ -290,8 +291,8 @@ def test_the_list_is_sorted_and_holds_the_tenants_own_nodes_only(hub: Hub) -> No
 
 def test_nothing_is_listed_for_whom_no_safety_class_is_within_reach(hub: Hub, node: SimulatedNode) -> None:
     hub.connect(node)
-    assert hub.fleet.listed(TENANT, frozenset({"reversible", "physical_actuation"})) == []
-    assert hub.fleet.listed(TENANT, frozenset()) == []
+    assert hub.fleet.listed(Rights(TENANT, frozenset({"reversible", "physical_actuation"}))) == []
+    assert hub.fleet.listed(Rights(TENANT, frozenset())) == []
 
 
 # --- resolving ----------------------------------------------------------------------------------------
@@ -300,7 +301,7 @@ def test_nothing_is_listed_for_whom_no_safety_class_is_within_reach(hub: Hub, no
 @pytest.mark.parametrize("name", [ECHO_NAME, ECHO_NAME.replace(".", "-")], ids=["canonical", "dashed"])
 def test_both_forms_of_a_name_are_the_same_tool(hub: Hub, node: SimulatedNode, name: str) -> None:
     hub.connect(node)
-    assert hub.fleet.resolve(name, TENANT).canonical == ECHO_NAME
+    assert hub.fleet.resolve(name, Rights(TENANT, READ_ONLY)).canonical == ECHO_NAME
 
 
 NODE_NAMES = {
@@ -339,7 +340,7 @@ def test_another_tenants_node_cannot_be_told_from_one_that_exists_nowhere(
     absent = f"sysecho.{OTHER_NODE_ID}.echo.invoke"
     for name in (ECHO_NAME, *NODE_NAMES.values(), f"gpio.{NODE_ID}.echo.invoke", absent):
         with pytest.raises(ToolError) as caught:
-            hub.fleet.resolve(name, OTHER_TENANT)
+            hub.fleet.resolve(name, Rights(OTHER_TENANT, READ_ONLY))
         assert caught.value.failure is Failure.SAFETY_DENIED
         assert caught.value.detail is None
 
@@ -350,7 +351,7 @@ def test_a_manifest_that_has_expired_or_was_rejected_is_invalid(hub: Hub, node: 
     hub.fleet.offer_manifest(NODE_ID, b"{}", "broker")
     assert failure(hub, ECHO_NAME) is Failure.MANIFEST_INVALID
     hub.connect(node)
-    hub.fleet.resolve(ECHO_NAME, TENANT)
+    hub.fleet.resolve(ECHO_NAME, Rights(TENANT, READ_ONLY))
     hub.clock.advance(TTL_MS)
     assert failure(hub, ECHO_NAME) is Failure.MANIFEST_INVALID
 
@@ -359,7 +360,7 @@ def test_a_node_whose_manifest_is_trusted_can_be_resolved_though_it_is_not_conne
     hub: Hub, node: SimulatedNode
 ) -> None:
     hub.announce(node)
-    assert hub.fleet.resolve(ECHO_NAME, TENANT).node_id == NODE_ID
+    assert hub.fleet.resolve(ECHO_NAME, Rights(TENANT, READ_ONLY)).node_id == NODE_ID
 
 
 def test_no_text_of_a_stranger_gets_into_the_log(hub: Hub, node: SimulatedNode) -> None:

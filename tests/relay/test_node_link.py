@@ -114,13 +114,15 @@ async def test_closing_says_goodbye_where_there_is_a_word_for_it(
     assert (socket.sent[-1]["type"], socket.sent[-1]["code"]) == ("websocket.close", code)
 
 
-async def test_before_the_handshake_is_done_there_is_no_goodbye(reader: FrameReader) -> None:
+async def test_before_the_handshake_a_node_can_be_told_to_come_again(reader: FrameReader) -> None:
     socket = AsgiSocket()
     link = NodeLink(socket.websocket, Session(Role.RELAY, reader), ULIDS)
     await socket.websocket.accept()
-    await link.close(CloseCode.SUPERSEDED)
-    assert texts(socket) == []
-    assert socket.sent[-1]["code"] == CloseCode.SUPERSEDED
+    await link.close(CloseCode.OVER_CAPACITY, retry_after_ms=1500)
+    assert [text["payload"] for text in texts(socket)] == [
+        {"reason": "over_capacity", "retry_after_ms": 1500}
+    ]
+    assert socket.sent[-1]["code"] == CloseCode.OVER_CAPACITY
 
 
 async def test_closing_twice_or_what_is_already_gone_is_nothing(reader: FrameReader) -> None:

@@ -14,6 +14,7 @@ from websockets.exceptions import InvalidStatus
 from websockets.typing import Subprotocol
 
 from relay.fleet import Node
+from relay.permissions import Rights
 from relay.reach import Command
 from relay.sessions import NodeSessions
 from schemas.errors import Failure, ToolError
@@ -184,7 +185,8 @@ async def test_a_revoked_node_is_closed_with_4003(
     stage = Stage(hub, hub.sessions(), reader, server)
     async with stage.end() as end:
         await end.answer_challenge()
-        assert await end.until_closed() == (4003, [])
+        code, frames = await end.until_closed()
+        assert (code, [frame.payload for frame in frames]) == (4003, [{"reason": "revoked"}])
     hub.close()
 
 
@@ -271,7 +273,7 @@ async def test_an_accepted_manifest_is_acknowledged_and_its_tools_are_listed(sta
             acknowledged = await end.receive("announce_ack")
             assert acknowledged.in_reply_to == msg_id
             assert acknowledged.payload == {"ok": True, "manifest_etag": etag_of(wire)}
-        tools = stage.hub.fleet.listed(TENANT, frozenset({"read_only"}))
+        tools = stage.hub.fleet.listed(Rights(TENANT, frozenset({"read_only"})))
         assert ECHO_NAME in [tool.canonical for tool in tools]
 
 
@@ -445,7 +447,7 @@ async def test_a_command_that_does_not_fit_a_frame_fails_and_costs_the_session_n
 
 
 async def dropped(stage: Stage, reason: str, count: int = 1) -> None:
-    line = await stage.hub.lines.until("answer dropped", count)
+    line = await stage.hub.lines.until("answer dropped")
     assert (line["reason"], line["node_id"]) == (reason, NODE_ID)
     assert stage.hub.counted("frames_dropped_total", reason=reason) == count
     stage.hub.tally.write()

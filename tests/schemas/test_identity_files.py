@@ -249,3 +249,32 @@ def test_a_directory_in_the_place_of_a_file_is_an_error_of_ours(fresh: IdentityF
 def test_white_space_around_the_id_does_not_matter(fresh: IdentityFiles) -> None:
     fresh.node_id.write_text(f"  {NODE_ID}\r\n")
     assert fresh.read().node_id == NODE_ID
+
+
+# --- going on with another leaf -----------------------------------------------------------------------
+
+
+def test_a_renewed_identity_shows_the_new_leaf_the_one_before_and_the_roots(enrolled: IdentityFiles) -> None:
+    identity, fresh = enrolled.read(), CA.issue(key=NODE.key)
+    identity.renew(fresh.leaf_pem, CA.root_pem)
+    assert identity.kid == fresh.kid
+    assert identity.chain_pem == fresh.leaf_pem + NODE.leaf_pem + CA.root_pem
+    assert verifies(NODE.identity().public_key, b"message", identity.sign(b"message"))
+
+
+def test_of_several_renewals_the_last_two_leaves_are_shown(enrolled: IdentityFiles) -> None:
+    identity = enrolled.read()
+    second, third = CA.issue(key=NODE.key), CA.issue(key=NODE.key)
+    for leaf in (second, third):
+        identity.renew(leaf.leaf_pem, CA.root_pem)
+    assert identity.chain_pem == third.leaf_pem + second.leaf_pem + CA.root_pem
+    assert NODE.leaf_pem not in identity.chain_pem
+
+
+def test_after_a_restart_only_the_leaf_in_the_file_is_shown(enrolled: IdentityFiles) -> None:
+    identity, fresh = enrolled.read(), CA.issue(key=NODE.key)
+    identity.renew(fresh.leaf_pem, CA.root_pem)
+    enrolled.install(fresh.leaf_pem, CA.root_pem)
+    again = enrolled.read()
+    assert again.previous_leaf_pem == ""
+    assert again.chain_pem == fresh.leaf_pem + CA.root_pem

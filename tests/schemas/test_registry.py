@@ -29,6 +29,22 @@ SAMPLE = {
 CLAIMS = {"aud": "relay", "iat": 1, "exp": 2, "jti": "j"}
 MANIFEST = json.loads(SimulatedCa().issue().manifest())
 EXAMPLES: dict[str, Any] = {
+    "enrol.request@1.0.0": {
+        "join_id": "01HZX9K3M4P7Q8R9S0T1V2W3XY",
+        "csr": "PEM",
+        "nonce": "n" * 43,
+        "proof": "p" * 43,
+    },
+    "enrol.response@1.0.0": {
+        "certificate": "PEM",
+        "roots": "PEM",
+        "relay_url": "https://relay.example",
+        "broker": "mqtts://mqtt.example:8883",
+        "own_root": True,
+        "nonce": "n" * 43,
+        "server_time_ms": NOW_MS,
+        "proof": "p" * 43,
+    },
     "error@1.0.0": ERROR,
     "heartbeat@1.0.0": {
         "node_id": NODE_ID,
@@ -60,9 +76,25 @@ EXAMPLES: dict[str, Any] = {
         "scope": "device:connect",
         "token_class": "device_runtime",
     },
+    "token.agent_external@1.0.0": {
+        **CLAIMS,
+        "aud": ["relay", "another"],
+        "nbf": 1,
+        "iss": "https://issuer.example",
+        "sub": "auth0|an agent",
+        "tenant": "acme",
+        "scope": "openid tools:call:read_only [x]",
+        "token_class": "agent_runtime",
+    },
     "token.header@1.0.0": {"alg": "EdDSA", "kid": "k", "typ": "JWT"},
+    "token.header_external@1.0.0": {"alg": "Ed25519", "kid": "a:b/1=", "typ": "at+jwt"},
+    "token.key_external@1.0.0": {"kty": "OKP", "crv": "Ed25519", "kid": "k", "x": "x" * 43, "use": "sig"},
     **{f"session.{type_}@1.0.0": message(type_) for type_ in PAYLOADS},
 }
+
+
+# What outside issuers write holds members that nobody here reads.
+OPEN = {"token.agent_external@1.0.0", "token.key_external@1.0.0"}
 
 
 def second_opinion(registry: SchemaRegistry, ref: str) -> jsonschema.Draft202012Validator:
@@ -88,15 +120,15 @@ def test_a_document_compiles_under_both_validators(registry: SchemaRegistry, ref
 
 
 @pytest.mark.parametrize("ref", sorted(EXAMPLES))
-def test_both_validators_take_a_good_example_and_refuse_a_stray_member(
+def test_both_validators_take_a_good_example_and_refuse_a_stray_member_unless_the_document_is_open(
     registry: SchemaRegistry, ref: str
 ) -> None:
     good = EXAMPLES[ref]
     registry.load(ref).check(good)
     second_opinion(registry, ref).validate(good)
     stray = {**good, "stray": 1}
-    assert not registry.load(ref).is_valid(stray)
-    assert not second_opinion(registry, ref).is_valid(stray)
+    assert registry.load(ref).is_valid(stray) == (ref in OPEN)
+    assert second_opinion(registry, ref).is_valid(stray) == (ref in OPEN)
 
 
 @pytest.mark.parametrize("ref", sorted(EXAMPLES))
@@ -130,7 +162,7 @@ def test_every_object_that_a_document_describes_is_closed_or_says_why_not(
 
     walk(registry.document(ref), ref)
     # Judged by a document of their own: the manifest, a tool's arguments and a tool's result.
-    assert set(open_objects) <= {
+    assert set(open_objects) <= OPEN | {
         "session.announce@1.0.0/properties/payload",
         "session.cmd@1.0.0/properties/payload/properties/arguments",
         "session.cmd_ack@1.0.0/properties/payload/oneOf/0/properties/result",

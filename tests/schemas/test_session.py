@@ -118,8 +118,8 @@ def test_an_end_may_receive_what_the_other_end_may_send_and_nothing_else(
     answers = None
     if type_ in REPLIES:
         answers = {"auth": CHALLENGE, "welcome": AUTH}.get(type_, 40)
-        question = {"cmd_ack": "cmd", "announce_ack": "announce", "heartbeat_ack": "heartbeat"}.get(type_)
-        if question in MAY_SEND[role, state]:
+        question = {answer: asked for asked, answer in ANSWERED_BY.items()}.get(type_)
+        if answers == 40 and question in MAY_SEND[role, state]:
             assert question is not None
             send(session, question, answers)
     following = MAY_SEND[OTHER_END[role], state].get(type_)

@@ -1,0 +1,46 @@
+"""The session of one process of one node: what outlives its connections.
+
+Must not send or receive: that is ``node_link``.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from relay.node_link import NodeLink
+from schemas.delivery import Ledger
+from schemas.errors import ToolError
+from schemas.identity import Identity
+
+Answer = Mapping[str, Any]
+"""The payload of a ``cmd_ack``."""
+
+
+@dataclass(slots=True)
+class LiveSession:
+    """A session. ``link`` is None while its connection is lost.
+
+    Attributes:
+        identity: the leaf that the node proved last: in the handshake, or with a manifest since.
+    """
+
+    session_id: str
+    boot_id: str
+    identity: Identity
+    link: NodeLink | None
+    ledger: Ledger[asyncio.Future[Answer]] = field(default_factory=Ledger)
+    rejected_in_a_row: int = 0
+
+    def settle(self, msg_id: str, answer: Answer) -> None:
+        """Hand ``answer`` to whoever waits for it, once."""
+        waiter = self.ledger.settle(msg_id)
+        if waiter is not None and not waiter.done():
+            waiter.set_result(answer)
+
+    def fail_all(self, error: ToolError) -> None:
+        """End every command that is not answered with ``error``."""
+        for msg_id in self.ledger:
+            waiter = self.ledger.settle(msg_id)
+            if waiter is not None and not waiter.done():
+                waiter.set_exception(error)

@@ -1,0 +1,99 @@
+"""What a connected node says, and what it is answered.
+
+Must not decide who is connected: that is ``sessions``.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from relay.authority import Renewals
+from relay.fleet import Fleet
+from relay.live_session import LiveSession
+from relay.node_link import NodeLink
+from schemas.canonical import jcs
+from schemas.errors import Failure, ToolError
+from schemas.frames import Frame
+from schemas.manifest import etag_of
+from schemas.session import CloseCode
+from schemas.trust import Outcome, Verdict
+
+_MAX_REJECTED_IN_A_ROW = 3
+
+
+class NodeFrames:
+    """Acts on the frames of an open session, but for ``bye``."""
+
+    def __init__(self, fleet: Fleet, renewals: Renewals, now_ms: Callable[[], int]) -> None:
+        self._fleet = fleet
+        self._renewals = renewals
+        self._now_ms = now_ms
+
+    async def handle(self, live: LiveSession, link: NodeLink, frame: Frame) -> None:
+        """Act on ``frame``, which came over ``link``, and answer it."""
+        match frame.type:
+            case "cmd_ack":
+                live.settle(frame.in_reply_to or "", frame.payload)
+            case "announce":
+                await self._announced(live, link, frame)
+            case "heartbeat":
+                self._fleet.heartbeat(live.identity.node_id, frame.payload["manifest_etag"])
+                await link.send("heartbeat_ack", {"server_time_ms": self._now_ms()}, frame.msg_id)
+            case "renew":
+                await self._renew(live, link, frame)
+            case _:  # retire
+                await self._retire(live, link, frame)
+
+    async def _announced(self, live: LiveSession, link: NodeLink, frame: Frame) -> None:
+        wire = jcs(frame.payload)
+        verdict = self._fleet.offer_manifest(live.identity.node_id, wire, "session")
+        if verdict.outcome in {Outcome.ACCEPTED, Outcome.UNCHANGED}:
+            live.rejected_in_a_row = 0
+            self._follow_renewal(live)
+            await link.send("announce_ack", {"ok": True, "manifest_etag": etag_of(wire)}, frame.msg_id)
+            return
+        live.rejected_in_a_row += 1
+        await link.send("announce_ack", _refusal(verdict), frame.msg_id)
+        if live.rejected_in_a_row >= _MAX_REJECTED_IN_A_ROW:
+            await link.close(CloseCode.MANIFEST_REJECTED)
+
+    def _follow_renewal(self, live: LiveSession) -> None:
+        """Let the session stand on the leaf that its node announces with: the old one may be revoked now.
+
+        Only on one for the same key. Manifests are public: whoever holds a key that is about to be revoked
+        could otherwise show one of the leaf that took its place.
+        """
+        signer = self._fleet.signer_of(live.identity.node_id)
+        if signer is not None and signer.public_key == live.identity.public_key:
+            live.identity = signer
+
+    async def _renew(self, live: LiveSession, link: NodeLink, frame: Frame) -> None:
+        answer: dict[str, Any]
+        try:
+            issued = await self._renewals.renew(live.identity, frame.payload["csr"])
+            # The node will announce itself with it over this session, and nothing must wait for the broker.
+            self._fleet.offer_identity(live.identity.node_id, issued["certificate"])
+            answer = {"ok": True, **issued}
+        except ToolError as error:
+            answer = {"ok": False, "error": error.envelope()}
+        await link.send("renew_ack", answer, frame.msg_id)
+
+    async def _retire(self, live: LiveSession, link: NodeLink, frame: Frame) -> None:
+        try:
+            await self._renewals.retire(live.identity)
+        except ToolError as error:
+            await link.send("retire_ack", {"ok": False, "error": error.envelope()}, frame.msg_id)
+            return
+        await link.send("retire_ack", {"ok": True}, frame.msg_id)
+        await link.close(CloseCode.REVOKED)
+
+
+def _refusal(verdict: Verdict) -> dict[str, Any]:
+    # Parked: the node itself is here, so no other leaf of its own will follow to vouch for it.
+    unvouched = Failure.ATTESTATION_FAILED if verdict.outcome is Outcome.PARKED else Failure.MANIFEST_INVALID
+    failure = verdict.reason.failure if verdict.reason else unvouched
+    why = verdict.reason.value if verdict.reason else verdict.outcome.value
+    detail = f"The manifest was not accepted: {why}."
+    refusal: dict[str, Any] = {"ok": False, "error": ToolError(failure, detail).envelope()}
+    if verdict.mark is not None:
+        refusal["mark_issued_at_ms"] = verdict.mark.issued_at_ms
+    return refusal
