@@ -22,6 +22,7 @@ from kubelet.logs import make_logger
 from kubelet.loopback import LoopbackServer, Readiness
 from kubelet.mqtt import MqttPublisher
 from kubelet.node import Node, Surroundings
+from kubelet.tls import NodeTls
 from schemas.frames import FrameReader
 from schemas.identity_files import IdentityFiles, NodeIdentity
 from schemas.kinds import KindRegistry
@@ -36,14 +37,20 @@ def now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def surroundings(config: NodeConfig, client_id: str, stream: TextIO) -> Surroundings:
-    """Return what nodes of this process share, with the system's clock and randomness."""
+def surroundings(config: NodeConfig, client_id: str, stream: TextIO, files: IdentityFiles) -> Surroundings:
+    """Return what nodes of this process share, with the system's clock and randomness.
+
+    ``files``: whose root is believed, if the operator wants that, and whose leaf the broker is shown.
+    """
+    tls = NodeTls(files, own_root=config.own_root)
     log = make_logger(stream)
     rng = random.Random(os.urandom(16))  # noqa: S311 - jitter, not a secret
     registry = SchemaRegistry()
     return Surroundings(
         config=config,
-        publisher=MqttPublisher(config.broker, client_id, log, rng.randint(1, _MQTT_SPREAD_S)),
+        publisher=MqttPublisher(
+            config.broker, client_id, log, rng.randint(1, _MQTT_SPREAD_S), tls.to_broker(config.broker)
+        ),
         registry=registry,
         reader=FrameReader(registry),
         kinds=KindRegistry(),
@@ -51,6 +58,7 @@ def surroundings(config: NodeConfig, client_id: str, stream: TextIO) -> Surround
         random_bytes=os.urandom,
         rng=rng,
         log=log,
+        relay_tls=lambda: tls.to_relay(config.relay_url),
     )
 
 
@@ -80,13 +88,14 @@ async def run_agent(config: NodeConfig, state_dir: Path, loopback_port: int, str
 async def _run(
     config: NodeConfig, identity: NodeIdentity, state_dir: Path, loopback_port: int, stream: TextIO
 ) -> None:
-    around = surroundings(config, f"edge-kubelet-{identity.node_id}", stream)
+    around = surroundings(config, f"edge-kubelet-{identity.node_id}", stream, IdentityFiles(state_dir))
     node = Node(
         identity,
         make_handlers(identity.node_id),
         fingerprint(read_hardware_ids(Path("/"))),
         around,
         last_issued_file(state_dir),
+        IdentityFiles(state_dir),
     )
     loopback = LoopbackServer(
         lambda: (sent.wire, sent.etag) if (sent := node.announcer.published) else None,

@@ -19,11 +19,25 @@ from kubelet.config import (
     DEFAULT_LOOPBACK_PORT,
     DEFAULT_TTL_MS,
     DaemonPlan,
-    NodeConfig,
-    default_state_dir,
+    read_stored,
+)
+from kubelet.options import (
+    AsJson,
+    Broker,
+    Heartbeat,
+    MaybeBroker,
+    MaybeRelay,
+    Plain,
+    Relay,
+    StateDir,
+    Ttl,
+    directory_of,
+    join_token,
+    stored_config,
+    typed_config,
 )
 from kubelet.process import EXIT_NO, EXIT_USAGE, errors_in_one_line, fail, run_until_told
-from schemas.addresses import normal_url, parse_broker
+from schemas.addresses import PLAIN_OPTION, host_of, is_loopback, normal_url, parse_broker
 from schemas.identity_files import IdentityFiles
 from schemas.manifest import MAX_MANIFEST_BYTES
 
@@ -34,17 +48,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-
-StateDir = Annotated[Path | None, typer.Option("--state-dir", help="Where the node's identity lies.")]
-Broker = Annotated[str, typer.Option("--broker", metavar="HOST:PORT", help="The MQTT broker.")]
-Relay = Annotated[str, typer.Option("--relay", metavar="URL", help="The relay's public URL.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
-Heartbeat = Annotated[
-    float, typer.Option("--heartbeat", min=1.0, max=3600.0, help="Seconds between two heartbeats.")
-]
-Ttl = Annotated[
-    int, typer.Option("--ttl-ms", min=1000, max=86_400_000, help="How long a manifest is good for.")
-]
 
 
 def main() -> None:
@@ -66,7 +69,7 @@ def init(
 
     if (certificate is None) != (root is None):
         fail("--certificate and --root go together", EXIT_USAGE)
-    files = IdentityFiles(_directory(state_dir))
+    files = IdentityFiles(directory_of(state_dir))
     if not files.exists():
         create_identity(files, now_ms(), os.urandom)
     if certificate is not None and root is not None:
@@ -87,17 +90,61 @@ def init(
 
 
 @app.command()
+def enroll(
+    relay: Annotated[str, typer.Argument(metavar="URL", help="The relay.")],
+    token: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="The join token; others here can see it.")
+    ] = None,
+    token_file: Annotated[Path | None, typer.Option(help="The file that holds the join token.")] = None,
+    state_dir: StateDir = None,
+    plain: Plain = False,
+    as_json: AsJson = False,
+) -> None:
+    """Enrol this node at a relay. The join token may also be in EDGE_JOIN_TOKEN."""
+    from kubelet.agent import now_ms  # noqa: PLC0415
+    from kubelet.enrolment import Enroller, EnrolmentError  # noqa: PLC0415
+
+    files, url = IdentityFiles(directory_of(state_dir)), normal_url(relay)
+    enroller = Enroller(files, join_token(token, token_file), url, plain, now_ms, os.urandom)
+    try:
+        enrolled = asyncio.run(enroller.run())
+    except EnrolmentError as error:
+        fail(str(error), EXIT_NO)
+    identity, config = enrolled.identity, enrolled.config
+    facts = {
+        "node_id": identity.node_id,
+        "tenant": identity.tenant,
+        "kid": identity.kid,
+        "relay": config.relay_url,
+        "broker": str(config.broker),
+        "state_dir": str(files.root),
+    }
+    _print(facts, as_json=as_json)
+    if config.relay_url != url:
+        _say(f"\nthe relay's public URL is {config.relay_url}: this node will use that")
+    if is_loopback(config.broker.host) and not is_loopback(host_of(config.relay_url)):
+        _say(
+            "\nthe relay names a broker on this machine: if there is none, ask for `relay run --node-broker`"
+        )
+    if not as_json:
+        _say("\nnext: kubelet run, or: systemctl enable --now edge-kubelet")
+
+
+@app.command()
 def announce(
     state_dir: StateDir = None,
-    broker: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="The MQTT broker.")] = None,
+    broker: MaybeBroker = None,
     dry_run: Annotated[bool, typer.Option(help="Print the manifest, publish nothing.")] = False,
     ttl_ms: Ttl = DEFAULT_TTL_MS,
+    plain: Plain = False,
 ) -> None:
     """Sign a manifest now, and publish it once or print it."""
     from kubelet.once import publish_once, sign_once  # noqa: PLC0415
+    from kubelet.tls import NodeTls  # noqa: PLC0415
 
-    directory = _directory(state_dir)
-    identity = IdentityFiles(directory).read()
+    directory = directory_of(state_dir)
+    files, stored = IdentityFiles(directory), read_stored(directory)
+    identity = files.read()
     if identity.root_pem is None:
         _say("the leaf is only self-signed: no relay will trust this manifest")
     if dry_run:
@@ -107,8 +154,11 @@ def announce(
     if broker is None:
         fail("say where to publish with --broker HOST:PORT, or use --dry-run", EXIT_USAGE)
     address = parse_broker(broker)
+    if not (plain or address.is_private):
+        fail(f"{address} is not encrypted: use mqtts, or say {PLAIN_OPTION}", EXIT_USAGE)
+    tls = NodeTls(files, own_root=stored is not None and stored.own_root).to_broker(address)
     manifest = sign_once(identity, directory, ttl_ms, sys.stderr, remember=True)
-    if not asyncio.run(publish_once(identity, manifest, address, sys.stderr)):
+    if not asyncio.run(publish_once(identity, manifest, address, sys.stderr, tls)):
         fail(f"the broker at {address} did not take the manifest", EXIT_NO)
     _say(f"published {manifest.etag}")
 
@@ -125,7 +175,7 @@ def verify(
     from kubelet.agent import now_ms  # noqa: PLC0415
     from kubelet.verification import verify_manifest  # noqa: PLC0415
 
-    files = IdentityFiles(_directory(state_dir))
+    files = IdentityFiles(directory_of(state_dir))
     # One byte over the limit is enough to be refused, and all that is read.
     with sys.stdin.buffer if file == "-" else Path(file).open("rb") as source:
         wire = source.read(MAX_MANIFEST_BYTES + 1)
@@ -153,18 +203,47 @@ def verify(
 
 @app.command()
 def run(
-    broker: Broker,
-    relay: Relay,
+    broker: MaybeBroker = None,
+    relay: MaybeRelay = None,
     state_dir: StateDir = None,
     loopback_port: Annotated[int, typer.Option(min=0, max=65535)] = DEFAULT_LOOPBACK_PORT,
     heartbeat: Heartbeat = DEFAULT_HEARTBEAT_S,
     ttl_ms: Ttl = DEFAULT_TTL_MS,
+    plain: Plain = False,
 ) -> None:
-    """Run the daemon."""
-    plan = DaemonPlan(_config(broker, relay, heartbeat, ttl_ms), _directory(state_dir), loopback_port)
+    """Run the daemon. Broker and relay are those of the enrolment unless said otherwise."""
+    directory = directory_of(state_dir)
+    config = stored_config(directory, broker, relay, heartbeat, ttl_ms, plain=plain)
+    plan = DaemonPlan(config, directory, loopback_port)
     # The same process goes on as the daemon, without what only a command line needs.
     command = [sys.executable, "-m", "kubelet.daemon", plan.to_json()]
     os.execv(command[0], command)  # noqa: S606 - our own interpreter, with what was just checked
+
+
+@app.command()
+def retire(
+    broker: MaybeBroker = None,
+    relay: MaybeRelay = None,
+    state_dir: StateDir = None,
+    plain: Plain = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+) -> None:
+    """Leave for good: the leaf is revoked, and the identity removed. Stop the daemon first."""
+    from kubelet.retirement import RetirementError  # noqa: PLC0415
+    from kubelet.retirement import retire as take_leave  # noqa: PLC0415
+
+    directory = directory_of(state_dir)
+    config = stored_config(directory, broker, relay, DEFAULT_HEARTBEAT_S, DEFAULT_TTL_MS, plain=plain)
+    node_id = IdentityFiles(directory).read().node_id
+    if not yes and not typer.confirm(f"Retire {node_id} for good?", err=True):
+        fail("not retired", EXIT_NO)
+    try:
+        forgotten = asyncio.run(take_leave(config, directory, sys.stderr))
+    except RetirementError as error:
+        fail(str(error), EXIT_NO)
+    if not forgotten:
+        _say(f"the broker at {config.broker} still holds the last manifest, which nobody believes any more")
+    typer.echo(f"{node_id} is retired")
 
 
 @app.command()
@@ -179,20 +258,16 @@ def fleet(
     from kubelet.agent import surroundings  # noqa: PLC0415
     from kubelet.fleet import read_identities, run_fleet  # noqa: PLC0415
 
-    config = _config(broker, relay, heartbeat, ttl_ms)
+    config = typed_config(broker, relay, heartbeat, ttl_ms)
+    if config.broker.tls:
+        fail(
+            "a fleet shares one connection, which cannot show the certificate of each node: "
+            "use a broker without TLS, on this machine",
+            EXIT_USAGE,
+        )
     nodes = read_identities(identities)
-    around = surroundings(config, f"edge-fleet-{os.getpid()}", sys.stderr)
+    around = surroundings(config, f"edge-fleet-{os.getpid()}", sys.stderr, IdentityFiles(identities))
     run_until_told(run_fleet(nodes, around))
-
-
-def _config(broker: str, relay: str, heartbeat_s: float, ttl_ms: int) -> NodeConfig:
-    if ttl_ms < heartbeat_s * 1000 * 2:
-        fail("--ttl-ms must span two heartbeats, or one late heartbeat unlists the node", EXIT_USAGE)
-    return NodeConfig(parse_broker(broker), normal_url(relay), heartbeat_s, ttl_ms)
-
-
-def _directory(state_dir: Path | None) -> Path:
-    return state_dir or default_state_dir(Path.home(), is_root=os.geteuid() == 0)
 
 
 def _print(facts: dict[str, Any], *, as_json: bool) -> None:

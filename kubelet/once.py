@@ -4,6 +4,7 @@ Must not leave anything running.
 """
 
 import asyncio
+import ssl
 from pathlib import Path
 from typing import TextIO
 
@@ -39,10 +40,14 @@ def sign_once(
 
 
 async def publish_once(
-    identity: NodeIdentity, manifest: SignedManifest, broker: BrokerAddress, stream: TextIO
+    identity: NodeIdentity,
+    manifest: SignedManifest,
+    broker: BrokerAddress,
+    stream: TextIO,
+    tls: ssl.SSLContext | None = None,
 ) -> bool:
     """Put identity and ``manifest`` on the broker, retained; tell whether the broker confirmed both."""
-    publisher = MqttPublisher(broker, f"edge-announce-{identity.node_id}", make_logger(stream))
+    publisher = MqttPublisher(broker, f"edge-announce-{identity.node_id}", make_logger(stream), tls=tls)
     connected = asyncio.Event()
 
     async def greet() -> None:

@@ -4,51 +4,55 @@ Must not hold behaviour of its own.
 """
 
 import asyncio
-import contextlib
 import gc
 import logging
 import os
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Mapping
 from importlib.metadata import version
 from typing import TextIO
 
-import uvicorn
-from starlette.types import ASGIApp
 from structlog.typing import FilteringBoundLogger
 
 from relay.admission import Admission
 from relay.audit import AuditLog
-from relay.auth import Authenticator, key_id, load_or_create_token_key
+from relay.auth import Authenticator, Outside, key_id, load_or_create_token_key
+from relay.authority import Renewals
+from relay.broker_access import BrokerAccess
 from relay.ca import CertificateAuthority
 from relay.calls import Door
 from relay.catalog import Projector
-from relay.config import RelayConfig
+from relay.config import OutsideIssuer, RelayConfig
 from relay.discovery import Discovery
+from relay.enrolment import Enrolment, Told
 from relay.fleet import Fleet, Trust
 from relay.guard import AllowedHosts, Guard
 from relay.http import make_routes
+from relay.join_tokens import JoinTokens
+from relay.jwks import IssuerKeys, JwksReader, JwksSource
 from relay.logs import make_logger
 from relay.marks import MarkStore
 from relay.mcp_server import McpServer
 from relay.meters import Meters
+from relay.node_frames import NodeFrames
 from relay.notifier import Notifier
 from relay.resources import ResourceCatalog
+from relay.revoked_tokens import RevokedTokens
+from relay.serving import serve
 from relay.sessions import NodeSessions
+from relay.streams import Streams
 from relay.tally import Tally
-from relay.transport import BoundedHttp, BoundedWebSocket
-from schemas.addresses import HostPort, mcp_url
-from schemas.frames import MAX_FRAME_BYTES, FrameReader
+from relay.tls import RelayTls
+from relay.turnstile import Turnstile
+from relay.watch import TrustWatch
+from schemas.addresses import mcp_url
+from schemas.frames import FrameReader
 from schemas.kinds import KindRegistry
 from schemas.registry import SchemaRegistry
-from schemas.tokens import AGENT_REF, DEVICE_REF, TokenVerifier
+from schemas.tokens import AGENT_REF, DEVICE_REF, EXTERNAL_AGENT_REF, EXTERNAL_HEADER_REF, TokenVerifier
 from schemas.trust import TrustRules
 from schemas.ulids import UlidSource
-
-_PING_INTERVAL_S = 15
-_PING_TIMEOUT_S = 10
-_SHUTDOWN_S = 3
 
 
 def now_ms() -> int:
@@ -80,6 +84,8 @@ class Relay:
         ca = CertificateAuthority(state.ca, now_ms, os.urandom)
         # First of all, for this error says what to do.
         trust = Trust(TrustRules(registry, kinds), [ca.root_pem()], ca.revoked_kids())
+        self.tls = RelayTls(config, ca, now_ms=now_ms, random_bytes=os.urandom, log=log)
+        broker_access = BrokerAccess(ca, state.broker, config.broker_pid_file, log)
         self.marks = MarkStore(state.marks)
         self.audit = AuditLog(state.audit, now_ms)
         self.tally = Tally(self.audit, log)
@@ -93,22 +99,29 @@ class Relay:
             log=log,
         )
         token_key = bytes(load_or_create_token_key(state.token_key).verify_key)
+        token_keys = {key_id(token_key): token_key}
+        named = config.outside
+        self.outside = _outside(named, token_keys, registry, meters, log) if named else None
         authenticator = Authenticator(
             TokenVerifier(registry, AGENT_REF),
-            {key_id(token_key): token_key},
+            token_keys,
             issuer=config.public_url,
             audience=mcp_url(config.public_url),
             now_ms=now_ms,
+            outside=self.outside,
         )
         device_tokens = TokenVerifier(registry, DEVICE_REF)
         sessions = NodeSessions(
             admission=Admission(fleet, device_tokens, config.public_url, now_ms, os.urandom),
             fleet=fleet,
+            frames=NodeFrames(fleet, Renewals(ca, self.audit, now_ms, log), now_ms),
+            turnstile=Turnstile(),
             reader=FrameReader(registry),
             ulids=ulids,
             meters=meters,
             tally=self.tally,
             now_ms=now_ms,
+            monotonic=time.monotonic,
             log=log,
         )
         door = Door(
@@ -116,8 +129,10 @@ class Relay:
             fleet=fleet,
             reach=sessions,
             audit=self.audit,
+            tally=self.tally,
             meters=meters,
             ulids=ulids,
+            per_agent=config.per_agent,
             monotonic=time.monotonic,
             log=log,
         )
@@ -129,7 +144,9 @@ class Relay:
             fleet=fleet,
             registry=registry,
             meters=meters,
+            tally=self.tally,
             log=log,
+            tls=self.tls.to_broker,
         )
         mcp = McpServer(
             version=version("edge-kubelet"),
@@ -138,10 +155,34 @@ class Relay:
             authenticator=authenticator,
             notifier=self.notifier,
             resources=ResourceCatalog(fleet, registry),
+            streams=Streams(),
+            now_ms=now_ms,
+        )
+        self.watch = TrustWatch(
+            ca=ca,
+            tokens=RevokedTokens(state.revoked_tokens),
+            fleet=fleet,
+            sessions=sessions,
+            notifier=self.notifier,
+            audit=self.audit,
+            on_leaves=[self.tls.refresh, *([broker_access.refresh] if config.broker.tls else [])],
+            on_tokens=[authenticator.revoke, door.revoke, mcp.revoke],
+            now_ms=now_ms,
+            log=log,
+        )
+        self.watch.begin()
+        enrolment = Enrolment(
+            ca=ca,
+            join_tokens=JoinTokens(state.join_tokens, now_ms, os.urandom),
+            registry=registry,
+            told=Told(config.public_url, config.node_broker or config.broker, config.own_root),
+            tally=self.tally,
+            audit=self.audit,
+            log=log,
             now_ms=now_ms,
         )
         self.application = Guard(
-            allowed=AllowedHosts.of(config.public_url, config.listen),
+            allowed=AllowedHosts.of(config.public_url, config.listen, tls=config.tls is not None),
             authenticator=authenticator,
             public_url=config.public_url,
             meters=meters,
@@ -157,16 +198,28 @@ class Relay:
                     "audit": self.audit.available,
                 },
                 running=mcp.running,
+                issuers=[named.issuer] if named else [],
+                more=enrolment.routes(),
             ),
         )
 
 
-class _Server(uvicorn.Server):
-    """uvicorn without its signal handlers: who runs the relay decides when it ends."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
+def _outside(
+    named: OutsideIssuer,
+    ours: Mapping[str, bytes],
+    registry: SchemaRegistry,
+    meters: Meters,
+    log: FilteringBoundLogger,
+) -> Outside:
+    """Return the issuer that the operator named besides the relay, whose own keys are ``ours``."""
+    keys = IssuerKeys(
+        fetch=JwksSource(named.jwks_url).fetch,
+        read=JwksReader(registry, ours).keys,
+        monotonic=time.monotonic,
+        meters=meters,
+        log=log,
+    )
+    return Outside(named.issuer, TokenVerifier(registry, EXTERNAL_AGENT_REF, EXTERNAL_HEADER_REF), keys)
 
 
 async def run_relay(
@@ -186,19 +239,35 @@ async def run_relay(
     logging.getLogger("mcp").setLevel(logging.CRITICAL)
     relay = Relay(config, log, registry, kinds)
     _calm_collector()
-    log.info("relay started", url=config.public_url, listen=str(config.listen), broker=str(config.broker))
+    log.info(
+        "relay started",
+        url=config.public_url,
+        listen=str(config.listen),
+        broker=str(config.broker),
+        audit_head=relay.audit.head,
+    )
     try:
         async with asyncio.TaskGroup() as tasks:
             background = [
                 tasks.create_task(work.run())
-                for work in (relay.marks, relay.tally, relay.notifier, relay.discovery)
+                for work in (
+                    relay.marks,
+                    relay.tally,
+                    relay.notifier,
+                    relay.discovery,
+                    relay.tls,
+                    relay.watch,
+                )
             ]
+            if relay.outside is not None:
+                background.append(tasks.create_task(relay.outside.keys.run()))
             try:
-                await serve(relay.application, listener)
+                await serve(relay.application, listener, relay.tls.served)
             finally:
                 for task in background:
                     task.cancel()
     finally:
+        log.info("relay ended", audit_head=relay.audit.head)
         relay.audit.close()
 
 
@@ -211,48 +280,3 @@ def _calm_collector() -> None:
     """
     gc.freeze()
     gc.set_threshold(10_000, 20, 100)
-
-
-async def serve(application: ASGIApp, listener: socket.socket) -> None:
-    """Serve ``application`` on ``listener``, which is bound, until cancelled."""
-    server = _Server(
-        uvicorn.Config(
-            application,
-            http=BoundedHttp,
-            ws=BoundedWebSocket,
-            ws_max_size=MAX_FRAME_BYTES,
-            ws_ping_interval=_PING_INTERVAL_S,
-            ws_ping_timeout=_PING_TIMEOUT_S,
-            ws_per_message_deflate=False,
-            log_config=None,
-            log_level=logging.CRITICAL,
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-            timeout_graceful_shutdown=_SHUTDOWN_S,
-        )
-    )
-    serving = asyncio.create_task(server.serve(sockets=[listener]))
-    try:
-        await asyncio.shield(serving)
-    except asyncio.CancelledError:
-        server.should_exit = True
-        await serving
-        raise
-
-
-def bind(listen: HostPort) -> socket.socket:
-    """Return a listening socket.
-
-    Raises:
-        OSError: the port is taken, or the address is not this machine's.
-    """
-    family = socket.AF_INET6 if ":" in listen.host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((listen.host, listen.port))
-    except OSError as error:
-        listener.close()
-        raise OSError(error.errno, f"cannot listen on {listen}: {os.strerror(error.errno or 0)}") from None
-    return listener

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from relay.ca import AuthorityError
-from relay.commands import ca, tokens
+from relay.commands import audit, ca, join_tokens, tokens
 from relay.commands.common import (
     EXIT_CANNOT_RUN,
     EXIT_NO,
@@ -23,8 +23,17 @@ from relay.commands.common import (
     fail,
     state_files,
 )
-from relay.config import DEFAULT_LISTEN, DEFAULT_PUBLIC_URL, RelayConfig
-from schemas.addresses import AddressError, is_loopback, normal_url, parse_broker, parse_host_port
+from relay.config import (
+    DEFAULT_LISTEN,
+    DEFAULT_PUBLIC_URL,
+    PER_AGENT,
+    OutsideIssuer,
+    RelayConfig,
+    TlsFiles,
+)
+from relay.ledger import LedgerError
+from relay.limits import Allowance
+from schemas.addresses import PLAIN_OPTION, AddressError, normal_url, parse_broker, parse_host_port
 
 app = typer.Typer(
     name="relay",
@@ -34,7 +43,9 @@ app = typer.Typer(
     add_completion=False,
 )
 app.add_typer(ca.app, name="ca")
+app.add_typer(join_tokens.app, name="join-token")
 app.add_typer(tokens.app, name="token")
+app.add_typer(audit.app, name="audit")
 
 
 def main() -> None:
@@ -45,7 +56,7 @@ def main() -> None:
         fail(str(error), EXIT_USAGE)
     except OSError as error:
         fail(f"{error.filename}: {error.strerror}" if error.filename else str(error), EXIT_CANNOT_RUN)
-    except AuthorityError as error:
+    except (AuthorityError, LedgerError) as error:
         fail(str(error), EXIT_CANNOT_RUN)
 
 
@@ -54,20 +65,65 @@ def run(
     broker: Annotated[str, typer.Option(metavar="HOST:PORT", help="The MQTT broker.")],
     public_url: PublicUrl = DEFAULT_PUBLIC_URL,
     listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where to serve.")] = DEFAULT_LISTEN,
+    jwks: Annotated[
+        str | None, typer.Option(metavar="URL", help="The keys of another issuer of agents' tokens.")
+    ] = None,
+    issuer: Annotated[str | None, typer.Option(metavar="ISS", help="That issuer, as in its tokens.")] = None,
+    tls_certificate: Annotated[
+        Path | None, typer.Option(help="Serve over TLS with this certificate, PEM.")
+    ] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="Its key, PEM; nobody else may read it.")] = None,
+    tls_own: Annotated[
+        bool, typer.Option("--tls-own", help="Serve over TLS with a certificate of the relay's own CA.")
+    ] = False,
+    broker_ca: Annotated[
+        Path | None, typer.Option(help="The root of the broker's certificate, PEM. Default: that of the CA.")
+    ] = None,
+    node_broker: Annotated[
+        str | None, typer.Option(metavar="URL", help="The broker as nodes reach it. Default: --broker.")
+    ] = None,
+    broker_pid_file: Annotated[
+        Path | None, typer.Option(help="Where to find the broker, to tell it of new access lists.")
+    ] = None,
+    agent_rps: Annotated[
+        float, typer.Option(min=1, help="Calls that one agent may make a second.")
+    ] = PER_AGENT.rate,
+    agent_concurrency: Annotated[
+        int, typer.Option(min=1, help="Calls that one agent may have under way.")
+    ] = PER_AGENT.concurrency,
+    plain: Annotated[
+        bool, typer.Option(PLAIN_OPTION, help="Let others on the network read along, and write.")
+    ] = False,
     state_dir: StateDir = None,
 ) -> None:
     """Run the relay."""
     import uvloop  # noqa: PLC0415 - the server's parts only when they are needed
 
-    from relay.app import bind, run_relay  # noqa: PLC0415
+    from relay.app import run_relay  # noqa: PLC0415
+    from relay.serving import bind  # noqa: PLC0415
 
     address = parse_host_port(listen)
-    if not is_loopback(address.host):
-        fail(
-            f"{address} is open to others and this port speaks plain HTTP: put a TLS proxy in front",
-            EXIT_USAGE,
-        )
-    config = RelayConfig(parse_broker(broker), normal_url(public_url), address, state_files(state_dir))
+    url = normal_url(public_url)
+    if (jwks is None) != (issuer is None):
+        fail("--jwks and --issuer go together: the keys, and whose they are", EXIT_USAGE)
+    outside = None if jwks is None or issuer is None else OutsideIssuer.parse(issuer, jwks, url)
+    state = state_files(state_dir)
+    if tls_own and (tls_certificate or tls_key):
+        fail("--tls-own is one certificate, --tls-certificate another: say one of them", EXIT_USAGE)
+    config = RelayConfig(
+        parse_broker(broker),
+        url,
+        address,
+        state,
+        outside=outside,
+        tls=state.own_tls if tls_own else _tls_files(tls_certificate, tls_key),
+        own_root=tls_own,
+        plain_allowed=plain,
+        broker_ca=broker_ca,
+        broker_pid_file=broker_pid_file,
+        node_broker=parse_broker(node_broker) if node_broker else None,
+        per_agent=Allowance(agent_rps, agent_rps, agent_concurrency),
+    )
     with bind(address) as listener:
         _run_until_told(run_relay(config, listener, sys.stderr), uvloop.new_event_loop)
 
@@ -92,6 +148,14 @@ def demo(
         fail(str(error), EXIT_NO)
     if any(failed):
         raise SystemExit(EXIT_NO)
+
+
+def _tls_files(certificate: Path | None, key: Path | None) -> TlsFiles | None:
+    if certificate is not None and key is not None:
+        return TlsFiles(certificate, key)
+    if certificate is not None or key is not None:
+        fail("--tls-certificate and --tls-key go together", EXIT_USAGE)
+    return None
 
 
 def _run_until_told(

@@ -2,12 +2,54 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
-from schemas.addresses import BrokerAddress, HostPort
+from relay.limits import Allowance
+from schemas.addresses import PLAIN_OPTION, AddressError, BrokerAddress, HostPort, check_private, is_loopback
 
 DEFAULT_LISTEN = "127.0.0.1:8700"
 DEFAULT_PUBLIC_URL = f"http://{DEFAULT_LISTEN}"
 HEARTBEAT_INTERVAL_MS = 60_000
+PER_AGENT = Allowance(rate=300, burst=300, concurrency=64)
+"""What one agent may take of a relay that carries about a thousand calls a second."""
+
+_MAX_URL = 256  # what fits into a token's iss
+
+
+@dataclass(frozen=True, slots=True)
+class OutsideIssuer:
+    """Who besides the relay itself issues agents' tokens.
+
+    Attributes:
+        issuer: as it stands in ``iss``, to the letter, and in the metadata for clients.
+        jwks_url: where its keys are.
+    """
+
+    issuer: str
+    jwks_url: str
+
+    @classmethod
+    def parse(cls, issuer: str, jwks_url: str, public_url: str) -> "OutsideIssuer":
+        """Return the issuer, once nobody in between can put keys of his own in place of its.
+
+        Raises:
+            AddressError: one of the two is no URL for that, or the issuer has the relay's own name.
+        """
+        for option, url in (("--issuer", issuer), ("--jwks", jwks_url)):
+            if not _is_trustworthy(url):
+                # Not repeated: what is wrong with it may be the password in it.
+                raise AddressError(f"{option} must be an https URL without credentials, or http on loopback")
+        if issuer == public_url:
+            raise AddressError(f"--issuer {issuer} is this relay, whose own tokens are accepted without it")
+        return cls(issuer, jwks_url)
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """A certificate, with those above it in the same file, and its key; both PEM."""
+
+    certificate: Path
+    key: Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,12 +59,42 @@ class RelayConfig:
     Attributes:
         public_url: in its normal form; nodes sign for it, and agents' tokens are for its ``/mcp``.
         listen: the one address that everything is served on.
+        per_agent: what one agent may take, whatever tokens it holds.
+        outside: who else issues agents' tokens, if anybody.
+        tls: what is served with; None where a proxy in front, or nobody, speaks TLS.
+        own_root: whether ``tls`` is issued by the relay's own CA: then nodes believe its root alone.
+        plain_allowed: whether the operator has said that others may read along.
+        broker_ca: the roots that vouch for the broker, PEM; None: those of the relay's own CA.
+        broker_pid_file: where the process is found that is told of new access lists; None: nobody is told.
+        node_broker: the broker as nodes reach it, which they are told at enrolment; None: as the relay does.
+
+    Raises:
+        AddressError: something would travel in the clear between machines, or the URL says so.
     """
 
     broker: BrokerAddress
     public_url: str
     listen: HostPort
     state: "StateFiles"
+    per_agent: Allowance = PER_AGENT
+    outside: OutsideIssuer | None = None
+    tls: TlsFiles | None = None
+    own_root: bool = False
+    plain_allowed: bool = False
+    broker_ca: Path | None = None
+    broker_pid_file: Path | None = None
+    node_broker: BrokerAddress | None = None
+
+    def __post_init__(self) -> None:
+        for broker in (self.broker, self.node_broker or self.broker):
+            check_private(self.public_url, broker, plain_allowed=self.plain_allowed)
+        if self.tls is not None and not self.public_url.startswith("https://"):
+            raise AddressError(f"{self.public_url} is not over TLS, but is served so: --public-url is https")
+        if self.tls is None and not (self.plain_allowed or is_loopback(self.listen.host)):
+            raise AddressError(
+                f"{self.listen} is open to others and would speak plain HTTP: "
+                f"use --tls-own, or --tls-certificate and --tls-key, or say {PLAIN_OPTION}"
+            )
 
 
 class StateFiles:
@@ -30,18 +102,38 @@ class StateFiles:
 
     | path | holds |
     |---|---|
-    | `ca/` | the CA: `root.key` (0600), `root.pem`, `ledger.jsonl` |
+    | `ca/` | the CA: `root.pem`, `root.key` (0600), those before them, `ledger.jsonl` |
     | `token.key` | the key that agent tokens are signed with (0600) |
+    | `join_tokens.jsonl` | who may still enrol: the join tokens and their keys (0600) |
     | `marks.sqlite3` | the newest manifest accepted from each node |
-    | `audit.jsonl` | one line a decision and one an outcome (0600) |
+    | `revoked_tokens.jsonl` | the agent tokens that are void before their time (0600) |
+    | `tls/` | the certificate of the relay's own CA: `relay.pem`, `relay.key` (0600) |
+    | `broker/` | what a broker reads: `roots.pem`, `revoked.pem`, `nats-users.conf` |
+    | `audit.jsonl` | one line a decision and one an outcome (0600); when full, `audit-000001.jsonl`, … |
     """
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self.ca = root / "ca"
         self.token_key = root / "token.key"
+        self.join_tokens = root / "join_tokens.jsonl"
         self.marks = root / "marks.sqlite3"
+        self.revoked_tokens = root / "revoked_tokens.jsonl"
+        self.own_tls = TlsFiles(root / "tls" / "relay.pem", root / "tls" / "relay.key")
+        self.broker = root / "broker"
         self.audit = root / "audit.jsonl"
+
+
+def _is_trustworthy(url: str) -> bool:
+    """Tell whether ``url`` is https, or http within this machine, and holds no secret."""
+    try:
+        parts = urlsplit(url)
+        _ = parts.port  # what is no port shows only now
+    except ValueError:
+        return False
+    private = parts.scheme == "https" or (parts.scheme == "http" and is_loopback(parts.hostname or ""))
+    plain = url.isascii() and url.isprintable() and not set(url) & set(' "\\#') and len(url) <= _MAX_URL
+    return private and plain and bool(parts.hostname) and "@" not in parts.netloc
 
 
 def default_state_dir(home: Path, *, is_root: bool) -> Path:

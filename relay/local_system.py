@@ -146,7 +146,7 @@ async def start_system(plan: Plan, nodes: int, processes: Processes, step: Step)
     if mock_nodes:
         await processes.start("fleet", fleet_command(plan))
         step(f"fleet       {len(mock_nodes)} mock nodes")
-    token = _issue_token(plan)
+    token = issue_token(plan, "demo-agent")
     return LocalSystem(plan, processes, token, real_node, mock_nodes)
 
 
@@ -218,11 +218,12 @@ def fleet_command(plan: Plan) -> list[str]:
     ]
 
 
-def _issue_token(plan: Plan) -> str:
+def issue_token(plan: Plan, sub: str) -> str:
+    """Return a token for the agent ``sub``, good for the demo's lifetime and reading only."""
     key = load_or_create_token_key(plan.state.token_key)
     issuer = TokenIssuer(key, plan.public_url, mcp_url(plan.public_url), SchemaRegistry())
     return issuer.issue(
-        sub="demo-agent",
+        sub=sub,
         tenant=TENANT,
         scopes=["tools:call:read_only"],
         now_s=_now_ms() // 1000,

@@ -20,6 +20,9 @@ class Meters:
         self.frames_dropped = self._counter("frames_dropped", "Answers that nobody waits for", "reason")
         self.calls = self._counter("calls", "Calls by code; ok when they worked", "code")
         self.tokens_refused = self._counter("tokens_refused", "Agents' tokens refused", "reason")
+        self.issuer_fetches = self._counter(
+            "issuer_fetches", "Fetches of the outside issuer's keys", "outcome"
+        )
         self.requests_refused = self._counter("requests_refused", "HTTP requests refused", "reason")
         self.nodes_connected = Gauge(
             "edge_relay_nodes_connected", "Nodes with an open session", registry=self._registry

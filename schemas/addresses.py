@@ -19,6 +19,7 @@ _SCHEMES = {"http": "http", "ws": "http", "https": "https", "wss": "https"}
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 _BROKER_PORTS = {"mqtt": 1883, "mqtts": 8883}
 _MAX_PORT = 65535
+_PORT = re.compile(r"[0-9]{1,5}")
 _MAX_HOST = 253
 _LABEL = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
 
@@ -83,7 +84,7 @@ def parse_host_port(text: str) -> HostPort:
         AddressError: it is not of that form.
     """
     host, _, port = text.rpartition(":")
-    if is_host(host) and port.isascii() and port.isdigit() and 0 < int(port) <= _MAX_PORT:
+    if is_host(host) and _PORT.fullmatch(port) and 0 < int(port) <= _MAX_PORT:
         return HostPort(host.strip("[]"), int(port))
     raise AddressError(f"{text!r} is not HOST:PORT, for example 127.0.0.1:1883")
 
@@ -139,17 +140,24 @@ def is_private_url(relay_url: str) -> bool:
     return parts.scheme == "https" or is_loopback(parts.hostname or "")
 
 
+def check_private_url(relay_url: str, *, plain_allowed: bool) -> None:
+    """Return if the relay is not spoken to in the clear from another machine, or the operator allows it.
+
+    Raises:
+        AddressError: it would be.
+    """
+    if not (plain_allowed or is_private_url(relay_url)):
+        raise AddressError(f"{relay_url} is not encrypted: use https, or say {PLAIN_OPTION}")
+
+
 def check_private(relay_url: str, broker: BrokerAddress, *, plain_allowed: bool) -> None:
     """Return if nothing would travel in the clear between machines, or the operator has said that it may.
 
     Raises:
         AddressError: it would.
     """
-    if plain_allowed:
-        return
-    if not is_private_url(relay_url):
-        raise AddressError(f"{relay_url} is not encrypted: use https, or say {PLAIN_OPTION}")
-    if not broker.is_private:
+    check_private_url(relay_url, plain_allowed=plain_allowed)
+    if not (plain_allowed or broker.is_private):
         raise AddressError(f"{broker} is not encrypted: use mqtts, or say {PLAIN_OPTION}")
 
 

@@ -21,7 +21,7 @@ INSTALL = "apt-get install --no-install-recommends mosquitto"
 BOUND_S = 20
 
 _POLL_S = 0.01
-_SHIPPED = Path(__file__).parent.parent.parent / "docs" / "brokers"
+SHIPPED = Path(__file__).parent.parent.parent / "docs" / "brokers"
 _PUT_IN = {
     "nats-server": {
         "127.0.0.1:1883": "127.0.0.1:{port}",
@@ -54,7 +54,7 @@ def missing(kind: str) -> str | None:
 
 def shipped_config(kind: str, port: int, store: Path) -> str:
     """Return the configuration that ships, but for ``port`` and ``store``."""
-    config = (_SHIPPED / f"{kind}.conf").read_text("utf-8")
+    config = (SHIPPED / f"{kind}.conf").read_text("utf-8")
     for theirs, ours in _PUT_IN[kind].items():
         count = config.count(theirs)
         assert count == 1, f"{kind}.conf holds {theirs!r} {count} times: which is to be replaced?"

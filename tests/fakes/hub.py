@@ -15,15 +15,21 @@ from prometheus_client.parser import text_string_to_metric_families
 from relay.admission import Admission
 from relay.audit import AuditLog
 from relay.auth import Authenticator, TokenIssuer, key_id
+from relay.authority import LeafAuthority, Renewals
+from relay.ca import AuthorityError
 from relay.calls import Door
 from relay.catalog import Projector
+from relay.config import PER_AGENT
 from relay.fleet import Fleet, Trust
+from relay.limits import Allowance
 from relay.logs import make_logger
 from relay.marks import MarkStore
 from relay.meters import Meters
+from relay.node_frames import NodeFrames
 from relay.reach import Reach
 from relay.sessions import AUTH_TIMEOUT_S, NodeSessions
 from relay.tally import Tally
+from relay.turnstile import Turnstile
 from schemas.addresses import mcp_url
 from schemas.frames import FrameReader
 from schemas.kinds import KindRegistry
@@ -39,6 +45,19 @@ PUBLIC_URL = "https://relay.example"
 READ_ONLY = "tools:call:read_only"
 
 
+class NoAuthority:
+    """A CA that is not on this machine."""
+
+    def renew(self, csr_pem: str, node_id: str) -> str:
+        raise AuthorityError(f"no key to renew {node_id} with, asked by {len(csr_pem)} characters")
+
+    def roots(self) -> list[str]:
+        return []
+
+    def revoke(self, target: str, reason: str = "revoked") -> list[str]:
+        raise AuthorityError(f"no key to record that {target} is {reason}")
+
+
 class Hub:
     """What a relay has before anybody connects to it."""
 
@@ -51,6 +70,7 @@ class Hub:
         revoked: Iterable[str] = (),
         ca: SimulatedCa | None = None,
         fleet_type: type[Fleet] = Fleet,
+        kinds: KindRegistry | None = None,
     ) -> None:
         self.registry = registry
         self.public_url = public_url
@@ -64,7 +84,7 @@ class Hub:
         self.audit_file = directory / "audit.jsonl"
         self.audit = AuditLog(self.audit_file, self.clock)
         self.tally = Tally(self.audit, self.log)
-        kinds = KindRegistry()
+        kinds = kinds or KindRegistry()
         self.fleet = fleet_type(
             trust=Trust(TrustRules(registry, kinds), [self.ca.root_pem], frozenset(revoked)),
             projector=Projector(registry, kinds),
@@ -116,15 +136,22 @@ class Hub:
         self.fleet.set_connected(node.node_id, connected=True)
         return wire
 
-    def door(self, reach: Reach, monotonic: Callable[[], float] = time.monotonic) -> Door:
+    def door(
+        self,
+        reach: Reach,
+        monotonic: Callable[[], float] = time.monotonic,
+        per_agent: Allowance = PER_AGENT,
+    ) -> Door:
         """Return the door in front of ``reach``."""
         return Door(
             authenticator=self.authenticator,
             fleet=self.fleet,
             reach=reach,
             audit=self.audit,
+            tally=self.tally,
             meters=self.meters,
             ulids=self.ulids,
+            per_agent=per_agent,
             monotonic=monotonic,
             log=self.log,
         )
@@ -134,23 +161,33 @@ class Hub:
         verifier = TokenVerifier(self.registry, DEVICE_REF)
         return Admission(self.fleet, verifier, self.public_url, self.clock, os.urandom)
 
-    def sessions(self, auth_timeout_s: float = AUTH_TIMEOUT_S) -> NodeSessions:
-        """Return the nodes' sessions."""
+    def sessions(
+        self,
+        auth_timeout_s: float = AUTH_TIMEOUT_S,
+        turnstile: Turnstile | None = None,
+        authority: LeafAuthority | None = None,
+    ) -> NodeSessions:
+        """Return the nodes' sessions; without an ``authority`` nobody renews."""
+        renewals = Renewals(authority or NoAuthority(), self.audit, self.clock, self.log)
         return NodeSessions(
             admission=self.admission(),
             fleet=self.fleet,
+            frames=NodeFrames(self.fleet, renewals, self.clock),
+            turnstile=turnstile or Turnstile(),
             reader=FrameReader(self.registry),
             ulids=self.ulids,
             meters=self.meters,
             tally=self.tally,
             now_ms=self.clock,
+            monotonic=time.monotonic,
             log=self.log,
             auth_timeout_s=auth_timeout_s,
         )
 
     def audited(self) -> list[dict[str, Any]]:
-        """Return the lines of the audit."""
-        return [json.loads(line) for line in self.audit_file.read_text("ascii").splitlines()]
+        """Return the lines of the audit, but for what chains them."""
+        lines = [json.loads(line) for line in self.audit_file.read_text("ascii").splitlines()]
+        return [{name: value for name, value in line.items() if name != "prev"} for line in lines]
 
     def counted(self, name: str, **labels: str) -> float:
         """Return what the counter ``edge_relay_{name}`` with ``labels`` stands at; 0 if it never moved."""

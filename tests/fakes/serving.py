@@ -1,13 +1,14 @@
 """Applications on a free loopback port, served as the relay serves its own."""
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
 from starlette.applications import Starlette
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from relay.app import bind, serve
+from relay.serving import HANDSHAKE_TIMEOUT_S, bind, serve
 from schemas.addresses import HostPort
 
 
@@ -29,12 +30,14 @@ class Server:
 
     @classmethod
     @asynccontextmanager
-    async def running(cls) -> AsyncIterator["Server"]:
+    async def running(
+        cls, tls: ssl.SSLContext | None = None, handshake_timeout_s: float = HANDSHAKE_TIMEOUT_S
+    ) -> AsyncIterator["Server"]:
         """Hold a server."""
         with bind(HostPort("127.0.0.1", 0)) as listener:
             listener.listen()
             server = cls(Starlette(), HostPort(*listener.getsockname()))
-            task = asyncio.create_task(serve(server, listener))
+            task = asyncio.create_task(serve(server, listener, tls, handshake_timeout_s))
             try:
                 yield server
             finally:

@@ -19,12 +19,13 @@ from kubelet.handlers.base import Handler
 from kubelet.handlers.echo import EchoHandler
 from kubelet.handlers.metrics import MetricsHandler
 from kubelet.node import Node, Surroundings
-from relay.app import bind, now_ms, run_relay
+from relay.app import now_ms, run_relay
 from relay.auth import TokenIssuer, load_or_create_token_key
 from relay.ca import CertificateAuthority
 from relay.config import RelayConfig, StateFiles
+from relay.serving import bind
 from schemas.addresses import BrokerAddress, HostPort, mcp_url
-from schemas.identity_files import NodeIdentity
+from schemas.identity_files import IdentityFiles, NodeIdentity
 from schemas.manifest import fingerprint
 from schemas.registry import SchemaRegistry
 from tests.fakes.broker import Broker
@@ -75,8 +76,9 @@ async def suite_system(directory: Path) -> AsyncIterator[SuiteSystem]:
             url = f"http://{address}"
             config = RelayConfig(broker, url, address, state)
             async with _running(run_relay(config, listener, relay_log, registry, kinds)):
+                files = IdentityFiles(directory / "nodes" / identity.node_id)
                 around = replace(
-                    surroundings(NodeConfig(broker, url), "suite-nodes", node_log),
+                    surroundings(NodeConfig(broker, url), "suite-nodes", node_log, files),
                     registry=registry,
                     kinds=kinds,
                 )

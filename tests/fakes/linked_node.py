@@ -1,0 +1,94 @@
+"""A node's end of the session as it really is, around an identity in memory; its waits end when a test says
+so.
+"""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+
+from kubelet.announcer import Announcer
+from kubelet.backoff import Backoff
+from kubelet.dispatch import Dispatcher
+from kubelet.link import LinkParts, LinkState, RelayLink
+from kubelet.logs import make_logger
+from kubelet.signer import ManifestSigner
+from schemas.frames import FrameReader
+from schemas.kinds import KindRegistry
+from schemas.registry import SchemaRegistry
+from schemas.ulids import UlidSource
+from tests.fakes.chance import FixedChance
+from tests.fakes.clock import FakeClock
+from tests.fakes.lines import LogLines
+from tests.fakes.node import identity_of
+from tests.fakes.pauses import Pauses
+from tests.fakes.signer import METRICS, NOW_MS, TTL_MS, SimulatedNode
+
+BOUND_S = 10
+
+
+@dataclass(frozen=True, slots=True)
+class LinkedNode:
+    """A node that connects to ``relay_url``, which is also the audience that it has pinned.
+
+    Attributes:
+        waits: the pauses between its attempts.
+    """
+
+    link: RelayLink
+    waits: Pauses
+    log: LogLines
+
+    @classmethod
+    @asynccontextmanager
+    async def running(
+        cls, node: SimulatedNode, relay_url: str, registry: SchemaRegistry
+    ) -> AsyncIterator["LinkedNode"]:
+        """Run until the end of the block."""
+        lines, waits, heartbeats, chance = LogLines(), Pauses(), Pauses(), FixedChance(0.5)
+        log, clock, kinds = make_logger(lines), FakeClock(NOW_MS), KindRegistry()
+        identity = identity_of(node)
+        signer = ManifestSigner(
+            identity=identity,
+            hw_fingerprint={"algo": "blake3-256", "value": "ab" * 32, "sources": ["machine_id"]},
+            capabilities=[METRICS],
+            ttl_ms=TTL_MS,
+            now_ms=clock,
+            registry=registry,
+            last_issued=None,
+            log=log,
+        )
+        announcer = Announcer(signer, 60.0, chance, log, sleep=heartbeats.sleep)
+        dispatcher = Dispatcher(node.node_id, [], kinds, registry, log)
+        link = RelayLink(
+            LinkParts(
+                identity=identity,
+                relay_url=relay_url,
+                reader=FrameReader(registry),
+                announcer=announcer,
+                dispatcher=dispatcher,
+                ulids=UlidSource(clock, os.urandom),
+                backoff=Backoff(chance),
+                log=log,
+                sleep=waits.sleep,
+            )
+        )
+        announcer.add_carrier(link.carry)
+        tasks = [asyncio.create_task(announcer.run())]
+        await heartbeats.next()  # the first manifest is there before the first connection
+        tasks.append(asyncio.create_task(link.run()))
+        try:
+            yield cls(link, waits, lines)
+        finally:
+            for task in tasks:
+                task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await task
+            await dispatcher.close()
+
+    async def until(self, state: LinkState) -> None:
+        """Wait until the link is in ``state``."""
+        async with asyncio.timeout(BOUND_S):
+            while self.link.state is not state:  # noqa: ASYNC110 - readiness is read, it calls nobody
+                await asyncio.sleep(0)
