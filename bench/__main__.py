@@ -7,6 +7,10 @@ from bench.calls import measure_calls
 from bench.footprint import measure_footprint
 from bench.memory import measure_memory
 from bench.results import table, write_json
+from bench.revocation import measure_revocation
+from bench.slow_clients import measure_slow_clients
+from bench.storm import measure_storm
+from bench.tokens import measure_tokens
 from bench.verification import measure_verification
 
 OUT = Path(__file__).parent / "out" / "latest.json"
@@ -15,9 +19,15 @@ OUT = Path(__file__).parent / "out" / "latest.json"
 def main() -> None:
     """Measure, show and keep."""
     print("manifests ...", flush=True)
-    figures = [measure_verification()]
+    figures = [measure_verification(), *measure_tokens()]
     print("calls through a relay and 1 000 mock nodes ...", flush=True)
     figures = asyncio.run(measure_calls()) + figures
+    print("calls beside 1 000 slow clients ...", flush=True)
+    figures.append(asyncio.run(measure_slow_clients()))
+    print("the time until a revoked node is out ...", flush=True)
+    figures.append(asyncio.run(measure_revocation()))
+    print("5 000 nodes that come back at once ...", flush=True)
+    figures += asyncio.run(measure_storm())
     print("memory of 5 000 connected nodes ...", flush=True)
     figures.append(asyncio.run(measure_memory()))
     print("what a node costs its board ...", flush=True)

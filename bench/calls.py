@@ -5,6 +5,7 @@ bound. The two servers are measured in alternation, so that what else the machin
 """
 
 import asyncio
+import itertools
 import statistics
 import sys
 import tempfile
@@ -13,7 +14,7 @@ from pathlib import Path
 from bench.bare_server import TOOL
 from bench.load import Target, calls_per_second, latencies_ms, tool_call
 from bench.results import Figure
-from relay.local_system import Plan, start_system
+from relay.local_system import Plan, issue_token, start_system
 from relay.processes import Processes, free_port
 
 _NODES = 1000
@@ -40,7 +41,11 @@ async def measure_calls() -> list[Figure]:
             names = [
                 tool.name for tool in tools if ".echo." in tool.name and system.real_node not in tool.name
             ]
-            ours = Target(port, [tool_call(port, tool, system.token) for tool in names])
+            # Each connection is an agent of its own: what one may take is bounded.
+            tokens = itertools.cycle(issue_token(system.plan, f"agent-{n}") for n in range(_CONNECTIONS))
+            ours = Target(
+                port, [tool_call(port, tool, token) for tool, token in zip(names, tokens, strict=False)]
+            )
             bare = Target(bare_port, [tool_call(bare_port, TOOL, None)])
             return [await _throughput(ours, bare), await _latency(ours, bare)]
 

@@ -69,8 +69,8 @@ async def calls_per_second(target: Target, connections: int, seconds: float) -> 
     return sum(counts) / (time.perf_counter() - started)
 
 
-async def latencies_ms(target: Target, count: int) -> list[float]:
-    """Return how long each of ``count`` calls took, one after the other on one connection."""
+async def latencies_ms(target: Target, count: int, pause_s: float = 0.0) -> list[float]:
+    """Return how long each of ``count`` calls took, one after the other on one connection, with pauses."""
     turns = itertools.cycle(target.requests)
     reader, writer = await asyncio.open_connection("127.0.0.1", target.port)
     took = []
@@ -78,17 +78,31 @@ async def latencies_ms(target: Target, count: int) -> list[float]:
         started = time.perf_counter()
         await _exchange(reader, writer, next(turns))
         took.append((time.perf_counter() - started) * 1000)
+        if pause_s:
+            await asyncio.sleep(pause_s)
     writer.close()
     return took
 
 
+async def call_once(port: int, request: bytes) -> bytes:
+    """Return the body of the answer to one call, whatever it says."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    body = await _answer(reader, writer, request)
+    writer.close()
+    return body
+
+
 async def _exchange(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: bytes) -> None:
+    body = await _answer(reader, writer, request)
+    # A refusal is quick: a bench that counted it would praise a server that does nothing.
+    if b'"isError":false' not in body:
+        raise RuntimeError(f"a call failed: {body[:500]!r}")
+
+
+async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: bytes) -> bytes:
     writer.write(request)
     head = await reader.readuntil(_HEADERS_END)
     length = next(
         int(line[len(_LENGTH) :]) for line in head.lower().split(b"\r\n") if line.startswith(_LENGTH)
     )
-    body = await reader.readexactly(length)
-    # A refusal is quick: a bench that counted it would praise a server that does nothing.
-    if b'"isError":false' not in body:
-        raise RuntimeError(f"a call failed: {body[:500]!r}")
+    return await reader.readexactly(length)

@@ -1,0 +1,53 @@
+"""How long a revoked node can still be called, from the moment that the CA's ledger says so."""
+
+import asyncio
+import os
+import tempfile
+import time
+from pathlib import Path
+
+from bench.load import call_once, tool_call
+from bench.results import Figure
+from relay.ca import CertificateAuthority
+from relay.local_system import Plan, start_system
+from relay.processes import Processes
+
+_NODES = 200
+_REVOKED = 20
+_READY_TIMEOUT_S = 120
+_REFERENCE_MS = 1000.0
+
+
+async def measure_revocation() -> Figure:
+    """Return ``revocation_to_shutout_ms``: the longest of those that were measured."""
+    with tempfile.TemporaryDirectory(prefix="edge-kubelet-bench-") as name:
+        async with Processes.running(Path(name)) as processes:
+            async with asyncio.timeout(_READY_TIMEOUT_S):
+                system = await start_system(Plan.below(Path(name)), _NODES, processes, lambda _text: None)
+                await system.until_listed()
+            ca = CertificateAuthority(system.plan.state.ca, lambda: time.time_ns() // 1_000_000, os.urandom)
+            port = system.plan.relay_port
+            took = []
+            for node_id in system.mock_nodes[:_REVOKED]:
+                call = tool_call(port, f"sysecho.{node_id}.echo.invoke", system.token)
+                if b"E_ATTESTATION_FAILED" in await call_once(port, call):
+                    raise RuntimeError("a node was shut out before it was revoked")
+                await asyncio.to_thread(ca.revoke, node_id)
+                took.append(await _ms_until_shut_out(port, call))
+    return Figure(
+        name="revocation_to_shutout_ms",
+        value=max(took),
+        unit="ms",
+        reference="the second that is promised",
+        reference_value=_REFERENCE_MS,
+        wanted="<= 1000 ms",
+    )
+
+
+async def _ms_until_shut_out(port: int, call: bytes) -> float:
+    started = time.perf_counter()
+    while b"E_ATTESTATION_FAILED" not in await call_once(port, call):
+        if time.perf_counter() - started > _READY_TIMEOUT_S:
+            raise RuntimeError("a revoked node is still called")
+        await asyncio.sleep(0.01)
+    return (time.perf_counter() - started) * 1000

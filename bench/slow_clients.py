@@ -1,0 +1,64 @@
+"""How long a call of a good client takes beside a thousand slow ones, and how long without them."""
+
+import asyncio
+import itertools
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+
+from bench.load import Target, latencies_ms, tool_call
+from bench.results import Figure
+from relay.local_system import Plan, issue_token, start_system
+from relay.processes import Processes, free_port
+from schemas.files import PRIVATE, write_atomic
+
+_NODES = 200
+_AGENTS = 8
+_SLOW_CLIENTS = 1000
+_WARM_UP_CALLS = 200
+_CALLS = 1500
+_PAUSE_S = 0.01
+"""With it the calls last until the relay has lost its patience with the others, more than once."""
+_READY_TIMEOUT_S = 120
+
+
+async def measure_slow_clients() -> Figure:
+    """Return ``slow_clients_p99_ms``."""
+    with tempfile.TemporaryDirectory(prefix="edge-kubelet-bench-") as name:
+        directory = Path(name)
+        async with Processes.running(directory) as processes:
+            async with asyncio.timeout(_READY_TIMEOUT_S):
+                system = await start_system(Plan.below(directory), _NODES, processes, lambda _text: None)
+                tools = await system.until_listed()
+            port = system.plan.relay_port
+            # Mock nodes in turn, so that echo's own ten a second is not the bound.
+            names = [
+                tool.name for tool in tools if ".echo." in tool.name and system.real_node not in tool.name
+            ]
+            # And agents in turn, for what one may take is bounded too.
+            tokens = itertools.cycle(issue_token(system.plan, f"agent-{n}") for n in range(_AGENTS))
+            target = Target(
+                port, [tool_call(port, tool, token) for tool, token in zip(names, tokens, strict=False)]
+            )
+            await latencies_ms(target, _WARM_UP_CALLS)
+            alone = await latencies_ms(target, _CALLS, _PAUSE_S)
+            token_file, ready_port = directory / "token", free_port(0)
+            write_atomic(token_file, system.token, PRIVATE)
+            slow = [sys.executable, "-m", "bench.slow", str(port), str(_SLOW_CLIENTS), str(token_file)]
+            await processes.start("slow", [*slow, str(ready_port)])
+            async with asyncio.timeout(_READY_TIMEOUT_S):
+                await processes.until_listening(ready_port)
+            beside = await latencies_ms(target, _CALLS, _PAUSE_S)
+    return Figure(
+        name="slow_clients_p99_ms",
+        value=_p99(beside),
+        unit="ms",
+        reference="the same client alone",
+        reference_value=_p99(alone),
+        wanted="<= 250 ms",
+    )
+
+
+def _p99(values: list[float]) -> float:
+    return statistics.quantiles(values, n=100)[98]
