@@ -140,7 +140,7 @@ def _tool(node_id: str, capability: Mapping[str, Any], etag: str, surface: Surfa
         safety_class=sys.intern(capability["safety_class"]),
         deadline_ms=constraints.get("deadline_ms_default", _DEFAULT_DEADLINE_MS),
         rate_limit_rps=constraints["rate_limit_rps"],
-        max_concurrency=constraints.get("max_concurrency", _DEFAULT_CONCURRENCY),
+        max_concurrency=int(constraints.get("max_concurrency", _DEFAULT_CONCURRENCY)),
         etag=etag,
         surface=surface,
     )

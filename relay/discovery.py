@@ -157,6 +157,7 @@ class Discovery:
         except ToolError:
             # One node that floods its topic must not take the time of the others; what is new comes again.
             self._meters.messages_dropped.labels("too_many").inc()
+            self._tally.count("message_dropped", node_id, "too_many")
 
     def _hand_on(self, node_id: str, channel: str, payload: bytes) -> None:
         match channel:

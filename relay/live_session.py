@@ -23,6 +23,7 @@ class LiveSession:
 
     Attributes:
         identity: the leaf that the node proved last: in the handshake, or with a manifest since.
+        leaving: whether the node retires: it is told that it is done before its connection is closed.
     """
 
     session_id: str
@@ -31,6 +32,7 @@ class LiveSession:
     link: NodeLink | None
     ledger: Ledger[asyncio.Future[Answer]] = field(default_factory=Ledger)
     rejected_in_a_row: int = 0
+    leaving: bool = False
 
     def settle(self, msg_id: str, answer: Answer) -> None:
         """Hand ``answer`` to whoever waits for it, once."""

@@ -78,9 +78,12 @@ class NodeFrames:
         await link.send("renew_ack", answer, frame.msg_id)
 
     async def _retire(self, live: LiveSession, link: NodeLink, frame: Frame) -> None:
+        # The revocation may be put into effect before it is acknowledged here.
+        live.leaving = True
         try:
             await self._renewals.retire(live.identity)
         except ToolError as error:
+            live.leaving = False
             await link.send("retire_ack", {"ok": False, "error": error.envelope()}, frame.msg_id)
             return
         await link.send("retire_ack", {"ok": True}, frame.msg_id)

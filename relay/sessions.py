@@ -156,8 +156,9 @@ class NodeSessions:
             self._log.warning("session ended by the relay", node_id=node_id, code=int(code))
             self._meters.sessions.labels("shut_out").inc()
             if live.link is not None:
-                # Not waited for: a node that does not read must not keep the others in.
-                self._aside(live.link.close(code))
+                if not live.leaving:
+                    # Not waited for: a node that does not read must not keep the others in.
+                    self._aside(live.link.close(code))
                 self._leave(node_id, live, live.link)
             del self._live[node_id]
         return ended
@@ -243,6 +244,8 @@ class NodeSessions:
             "resumed": resumed,
         }
         await link.send("welcome", welcome, auth.msg_id)
+        if self._live.get(node_id) is not live or live.link is not link:
+            return  # shut out or superseded while it was being sent
         self._fleet.set_connected(node_id, connected=True)
         self._meters.sessions.labels("resumed" if resumed else "opened").inc()
         for msg_id, payload in live.ledger.resendable(self._now_ms()):

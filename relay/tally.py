@@ -35,7 +35,7 @@ class Tally:
         | ``request_refused``, ``token_refused``, ``node_refused`` | the network address |
         | ``enrolment_refused`` | the network address |
         | ``identity_refused``, ``manifest_refused`` | the node whose topic or session it came on |
-        | ``heartbeat_refused`` | the node whose topic it came on |
+        | ``heartbeat_refused``, ``message_dropped`` | the node whose topic it came on |
         | ``frame_dropped``, ``session_broken``, ``identity_twice`` | the node |
         """
         key = (event, source, reason)

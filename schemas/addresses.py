@@ -19,6 +19,7 @@ _SCHEMES = {"http": "http", "ws": "http", "https": "https", "wss": "https"}
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 _BROKER_PORTS = {"mqtt": 1883, "mqtts": 8883}
 _MAX_PORT = 65535
+_ZONE = re.compile(r"[A-Za-z0-9._-]{1,16}")
 _PORT = re.compile(r"[0-9]{1,5}")
 _MAX_HOST = 253
 _LABEL = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
@@ -127,10 +128,13 @@ def normal_url(text: str) -> str:
 def is_host(text: str) -> bool:
     """Tell whether ``text`` is a host name, an IPv4 address, or an IPv6 address in brackets."""
     if text.startswith("[") and text.endswith("]"):
+        # The library takes anything for a zone, escapes and brackets too.
+        address, percent, zone = text[1:-1].partition("%")
         try:
-            return ip_address(text[1:-1]).version == 6  # noqa: PLR2004 - the version of IPv6
+            known = ip_address(address).version == 6  # noqa: PLR2004 - the version of IPv6
         except ValueError:
             return False
+        return known and (not percent or _ZONE.fullmatch(zone) is not None)
     return len(text) <= _MAX_HOST and all(_LABEL.fullmatch(label) for label in text.split("."))
 
 

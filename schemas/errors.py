@@ -91,6 +91,14 @@ class Failure(Enum):
         "The arguments do not fit the input schema of the tool.",
         "Read the input schema of the tool and send arguments that fit it.",
     )
+    ENVELOPE_INVALID = Row(
+        "E_MANIFEST_INVALID",
+        Canonical.INVALID_INPUT,
+        "invalid_arguments",
+        Retry.NO,
+        "The request is not a call as the relay accepts it.",
+        "Send tools/call with a name, an object of arguments and nothing that MCP does not define.",
+    )
     MANIFEST_INVALID = Row(
         "E_MANIFEST_INVALID",
         Canonical.INVALID_INPUT,

@@ -1,0 +1,50 @@
+"""What the attacks are tried on: one relay with every part real, on a clock that stands still."""
+
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from schemas.frames import FrameReader
+from schemas.registry import SchemaRegistry
+from tests.fakes.doors import Doors
+from tests.fakes.hub import Hub
+from tests.fakes.serving import Server
+from tests.fakes.signer import SimulatedNode
+
+
+@pytest.fixture(scope="session")
+def registry() -> SchemaRegistry:
+    return SchemaRegistry()
+
+
+@pytest.fixture(scope="session")
+def reader(registry: SchemaRegistry) -> FrameReader:
+    return FrameReader(registry)
+
+
+@pytest.fixture
+def hub(tmp_path: Path, registry: SchemaRegistry) -> Iterator[Hub]:
+    hub = Hub(tmp_path, registry)
+    yield hub
+    hub.close()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def server() -> AsyncIterator[Server]:
+    """A real server for the attacks of one file, which must run on the file's own loop to use it."""
+    async with Server.running() as server:
+        yield server
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def doors(hub: Hub, server: Server) -> AsyncIterator[Doors]:
+    """The doors of ``hub``, served."""
+    async with Doors.open(hub, server) as doors:
+        yield doors
+
+
+@pytest.fixture
+def node(hub: Hub) -> SimulatedNode:
+    return hub.ca.issue()

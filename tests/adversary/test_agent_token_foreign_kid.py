@@ -1,0 +1,53 @@
+"""Attacker: somebody with a key of his own. Tried: a perfect token, signed with it, under his own ``kid``,
+under the relay's, and under one that looks like a path or a statement to whoever would look it up
+carelessly.
+
+What must happen: 401, nothing called, a ``token_refused`` line that says which of it was wrong.
+"""
+
+from typing import Any
+
+import pytest
+
+from tests.fakes.doors import HERE, Doors
+from tests.fakes.forged import RELAY_KEY, agent_token, kid_of
+from tests.fakes.signer import ABSENT, NODE_ID, key_named
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+HIS_KEY = key_named("an attacker's own")
+
+
+@pytest.mark.parametrize(
+    ("kid", "reason"),
+    [
+        pytest.param(kid_of(HIS_KEY), "unknown_key", id="his own"),
+        pytest.param(kid_of(RELAY_KEY), "signature", id="the relay's"),
+        pytest.param(kid_of(RELAY_KEY).upper(), "unknown_key", id="the relay's in capitals"),
+        pytest.param(kid_of(RELAY_KEY)[:-1], "unknown_key", id="the relay's but for a letter"),
+        pytest.param("", "malformed", id="empty"),
+        pytest.param(ABSENT, "malformed", id="none"),
+        pytest.param(None, "malformed", id="null"),
+        pytest.param(7, "malformed", id="a number"),
+        pytest.param(["a", "b"], "malformed", id="a list"),
+        pytest.param("../../../dev/null", "malformed", id="a path"),
+        pytest.param("x' UNION SELECT 'y", "malformed", id="a statement"),
+        pytest.param("x\x00y", "malformed", id="a null byte"),
+        pytest.param("k" * 65, "malformed", id="too long"),
+    ],
+)
+async def test_a_token_of_another_key_is_refused_whatever_it_calls_the_key(
+    doors: Doors, kid: Any, reason: str
+) -> None:
+    token = agent_token(doors.hub, header={"kid": kid}, key=HIS_KEY)
+    reply = await doors.call(f"sysecho.{NODE_ID}.echo.invoke", token)
+    assert reply.status == 401
+    assert doors.refusals() == [("token_refused", HERE, reason, 1)]
+    assert doors.calls() == []
+
+
+async def test_a_nodes_key_signs_no_agents_token(doors: Doors) -> None:
+    node = doors.hub.ca.issue()
+    token = agent_token(doors.hub, header={"kid": node.kid}, key=node.key)
+    assert (await doors.mcp("tools/list", token=token)).status == 401
+    assert doors.refusals() == [("token_refused", HERE, "unknown_key", 1)]

@@ -1,0 +1,85 @@
+"""Attacker: somebody who wants a token to be read that others do not see, or to be seen that is not read.
+Tried: a good token in the query, in a cookie, in headers of proxies, and in two Authorization headers, one
+of them bad.
+
+What must happen: 401 that names no error (for no credentials were sent as they must be), and nothing called.
+What was merely not sent is not in the audit; two Authorization headers are no client's mistake, and are.
+"""
+
+import pytest
+
+from tests.fakes.doors import HERE, Doors
+from tests.fakes.hub import PUBLIC_URL
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+METADATA = f'resource_metadata="{PUBLIC_URL}/.well-known/oauth-protected-resource/mcp"'
+
+
+@pytest.mark.parametrize("name", ["access_token", "token", "bearer", "authorization", "Authorization"])
+async def test_a_token_in_the_query_is_no_token(doors: Doors, name: str) -> None:
+    reply = await doors.mcp("tools/list", path=f"/mcp?{name}={doors.hub.token()}")
+    assert reply.status == 401
+    assert reply.headers["www-authenticate"].startswith(f"Bearer {METADATA}")
+    assert "error=" not in reply.headers["www-authenticate"]
+    assert doors.refusals() == []
+    assert doors.calls() == []
+
+
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [
+        ("Cookie", "access_token={}"),
+        ("Proxy-Authorization", "Bearer {}"),
+        ("X-Forwarded-Authorization", "Bearer {}"),
+        ("X-Authorization", "Bearer {}"),
+        ("X-Api-Key", "{}"),
+        ("Sec-WebSocket-Protocol", "bearer, {}"),
+        ("Authorization", "{}"),
+        ("Authorization", "Token {}"),
+        ("Authorization", "Basic {}"),
+        ("Authorization", "Bearer\xa0{}"),
+        ("Authorization", "Bearer{}"),
+    ],
+)
+async def test_a_token_in_another_header_or_under_another_word_is_no_token(
+    doors: Doors, name: str, form: str
+) -> None:
+    reply = await doors.mcp("tools/list", headers=[(name, form.format(doors.hub.token()))])
+    assert reply.status == 401
+    assert "error=" not in reply.headers["www-authenticate"]
+    assert doors.refusals() == []
+    assert doors.calls() == []
+
+
+async def test_a_token_in_the_body_is_no_token(doors: Doors) -> None:
+    body = f"access_token={doors.hub.token()}".encode()
+    form = ("Content-Type", "application/x-www-form-urlencoded")
+    assert (await doors.ask("POST /mcp", [form], body)).status == 401
+    assert doors.refusals() == []
+
+
+def doubled(doors: Doors, which: str) -> list[tuple[str, str]]:
+    good, bad = f"Bearer {doors.hub.token()}", "Bearer x"
+    values = {"good, bad": [good, bad], "bad, good": [bad, good], "good, good": [good, good]}[which]
+    return [("Authorization", value) for value in values]
+
+
+@pytest.mark.parametrize("which", ["good, bad", "bad, good", "good, good"])
+async def test_two_tokens_are_no_token(doors: Doors, which: str) -> None:
+    reply = await doors.mcp("tools/list", headers=doubled(doors, which))
+    assert reply.status == 401
+    assert "error=" not in reply.headers["www-authenticate"]
+    assert doors.calls() == []
+
+
+async def test_two_tokens_in_one_header_are_a_bad_one(doors: Doors) -> None:
+    token = doors.hub.token()
+    reply = await doors.mcp("tools/list", token=f"{token}, Bearer {token}")
+    assert reply.status == 401
+    assert doors.refusals() == [("token_refused", HERE, "malformed", 1)]
+
+
+async def test_two_tokens_stand_in_the_audit(doors: Doors) -> None:
+    await doors.mcp("tools/list", headers=doubled(doors, "good, bad"))
+    assert [line[0] for line in doors.refusals()] == ["token_refused"]

@@ -1,0 +1,43 @@
+"""Attacker: somebody who found a token, or has one from an issuer whose clock is wrong. Tried: tokens that
+have expired, that are not valid yet, that live backwards, and one that expires while it is being used.
+
+What must happen: 401, nothing called, a ``token_refused`` line; what was verified before counts for nothing.
+"""
+
+import pytest
+
+from schemas.tokens import CLOCK_LEEWAY_S
+from tests.fakes.doors import HERE, Doors
+from tests.fakes.forged import NOW_S, agent_token
+from tests.fakes.signer import NODE_ID
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+ECHO_NAME = f"sysecho.{NODE_ID}.echo.invoke"
+
+
+@pytest.mark.parametrize(
+    ("iat", "exp", "reason"),
+    [
+        pytest.param(NOW_S - 3600, NOW_S - CLOCK_LEEWAY_S, "expired", id="expired"),
+        pytest.param(0, 1, "expired", id="of 1970"),
+        pytest.param(NOW_S - 60, NOW_S, "expired", id="expired this second"),
+        pytest.param(NOW_S + CLOCK_LEEWAY_S + 1, NOW_S + 3600, "not_yet", id="from the future"),
+        pytest.param(NOW_S, NOW_S, "not_yet", id="of no length"),
+        pytest.param(NOW_S + 3, NOW_S + 2, "not_yet", id="backwards"),
+    ],
+)
+async def test_a_token_out_of_its_time_is_refused(doors: Doors, iat: int, exp: int, reason: str) -> None:
+    reply = await doors.call(ECHO_NAME, agent_token(doors.hub, iat=iat, exp=exp))
+    assert reply.status == 401
+    assert doors.refusals() == [("token_refused", HERE, reason, 1)]
+    assert doors.calls() == []
+
+
+async def test_a_token_that_expires_while_it_is_used_is_refused_from_then_on(doors: Doors) -> None:
+    token = agent_token(doors.hub, exp=NOW_S + 60)
+    assert (await doors.mcp("tools/list", token=token)).status == 200
+    doors.hub.clock.advance(60_000)
+    for _ in range(3):
+        assert (await doors.mcp("tools/list", token=token)).status == 401
+    assert doors.refusals() == [("token_refused", HERE, "expired", 3)]

@@ -1,0 +1,91 @@
+"""Attacker: anybody who can reach the relay's port, as fast as he can, from as many addresses as he has; and
+a node that was admitted. Tried: to fill the disk with what is written about him: bad tokens, foreign
+names, sessions that come to nothing, answers that nobody asked for.
+
+What must happen: in a second, one counted line for each address, reason and kind of refusal, and at most a
+thousand and a few lines in all; nothing is lost from the counts.
+"""
+
+import asyncio
+from collections import Counter
+
+import pytest
+
+from tests.fakes.disk import full_disk
+from tests.fakes.doors import HERE, Doors
+from tests.fakes.frames import message_id
+from tests.fakes.signer import NODE_ID, SimulatedNode
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+MANY = 200
+
+
+async def test_many_bad_requests_of_one_address_are_one_line_a_reason(doors: Doors) -> None:
+    for number in range(MANY):
+        assert (await doors.mcp("tools/list", token=f"bad{number}")).status == 401
+        assert (await doors.ask("GET /", host=f"evil{number}.example")).status == 421
+        origin = ("Origin", f"https://evil{number}.example")
+        assert (await doors.ask("GET /", [origin])).status == 403
+    assert doors.hub.audited() == []
+    assert doors.refusals() == [
+        ("token_refused", HERE, "malformed", MANY),
+        ("request_refused", HERE, "host", MANY),
+        ("request_refused", HERE, "origin", MANY),
+    ]
+    doors.hub.tally.write()
+    assert len(doors.hub.audited()) == 3
+
+
+async def test_many_sessions_that_come_to_nothing_are_one_line(doors: Doors, node: SimulatedNode) -> None:
+    async def one() -> None:
+        async with doors.end(node) as end:
+            await end.answer_challenge(token={"nonce": "A" * 43})
+            assert await end.until_closed() == (4001, [])
+
+    for _ in range(5):
+        await asyncio.gather(*(one() for _ in range(10)))
+    assert doors.refusals() == [("node_refused", HERE, "token_nonce", 50)]
+
+
+async def flood_of_answers(doors: Doors, node: SimulatedNode) -> None:
+    async with doors.session(node) as end:
+        for number in range(MANY):
+            await end.send("cmd_ack", {"ok": True, "result": {}}, message_id(number))
+        await end.send("bye", {"reason": "shutting_down"})
+        await end.until_closed()
+    await doors.until_idle()
+
+
+async def test_many_answers_that_nobody_asked_for_are_one_line(doors: Doors, node: SimulatedNode) -> None:
+    await flood_of_answers(doors, node)
+    assert doors.refusals() == [("frame_dropped", NODE_ID, "unasked", MANY)]
+
+
+async def test_the_log_does_not_grow_by_a_line_an_answer(doors: Doors, node: SimulatedNode) -> None:
+    await flood_of_answers(doors, node)
+    assert len(doors.hub.lines.entries("answer dropped")) <= MANY // 10
+
+
+async def test_more_addresses_than_are_told_apart_are_counted_together(doors: Doors) -> None:
+    reasons = ("malformed", "expired", "signature")
+    for number in range(50_000):
+        doors.hub.tally.count("token_refused", f"2001:db8::{number:x}", reasons[number % 3])
+    refusals = doors.refusals()
+    assert len(refusals) == 1003
+    by_reason: Counter[str] = Counter()
+    for _, _, reason, count in refusals:
+        by_reason[reason] += count
+    assert by_reason == {"malformed": 16_667, "expired": 16_667, "signature": 16_666}
+    assert doors.hub.audit_file.stat().st_size < 512 * 1024
+
+
+async def test_a_disk_that_is_full_already_does_not_make_the_counts_grow(doors: Doors) -> None:
+    with full_disk():
+        for second in range(10):
+            for number in range(2000):
+                doors.hub.tally.count("token_refused", f"2001:db8:{second}::{number:x}", "expired")
+            doors.hub.tally.write()
+    refusals = doors.refusals()
+    assert len(refusals) == 1001
+    assert sum(count for _, _, _, count in refusals) == 20_000

@@ -1,0 +1,133 @@
+"""Attacker: node A, or whoever can publish. Tried: B's heartbeat on A's topic, A's on B's, and telemetry.
+
+What must happen: a heartbeat whose topic and id disagree counts for nobody; one that agrees informs and moves
+no expiry; nobody listens to telemetry while no lease asks for it.
+"""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from relay.discovery import Discovery
+from relay.fleet import Fleet
+from schemas import topics
+from schemas.addresses import BrokerAddress
+from schemas.manifest import etag_of
+from schemas.registry import SchemaRegistry
+from tests.fakes.broker import publish
+from tests.fakes.hub import Hub
+from tests.fakes.refusals import audited_refusals, manifest_in_force, metrics_of
+from tests.fakes.signer import NODE_ID, NOW_MS, OTHER_NODE_ID, TTL_MS, SimulatedNode
+
+BOUND_S = 60
+
+
+class WatchedFleet(Fleet):
+    """A fleet that notes the heartbeats that were believed to be a node's own."""
+
+    def __init__(self, **parts: object) -> None:
+        super().__init__(**parts)  # type: ignore[arg-type]  # handed on as they are
+        self.beats: asyncio.Queue[str] = asyncio.Queue()
+
+    def heartbeat(self, node_id: str, etag: str) -> None:
+        super().heartbeat(node_id, etag)
+        self.beats.put_nowait(node_id)
+
+
+@pytest.fixture
+def hub(tmp_path: Path, registry: SchemaRegistry) -> Iterator[Hub]:
+    hub = Hub(tmp_path, registry, fleet_type=WatchedFleet)
+    yield hub
+    hub.close()
+
+
+def beat(node_id: str, etag: str) -> bytes:
+    members = {
+        "node_id": node_id,
+        "ts_ms": NOW_MS,
+        "seq": 1,
+        "manifest_etag": etag,
+        "expires_at_ms": NOW_MS + 86_400_000,
+    }
+    return json.dumps(members).encode()
+
+
+async def listen(hub: Hub, broker: BrokerAddress, *messages: tuple[str, bytes]) -> None:
+    """Let the relay hear ``messages``, and B's own heartbeat after them."""
+    discovery = Discovery(
+        broker=broker,
+        client_id="edge-relay-test",
+        fleet=hub.fleet,
+        registry=hub.registry,
+        meters=hub.meters,
+        tally=hub.tally,
+        log=hub.log,
+    )
+    running = asyncio.create_task(discovery.run())
+    assert isinstance(hub.fleet, WatchedFleet)
+    last = (topics.heartbeat(NODE_ID), beat(NODE_ID, "00" * 32))
+    try:
+        async with asyncio.timeout(BOUND_S):
+            await hub.lines.until("broker connected")
+            await asyncio.to_thread(publish, broker, *messages, last, retain=False)
+            # What the broker passed on before it was dealt with before it.
+            assert await hub.fleet.beats.get() == NODE_ID
+    finally:
+        running.cancel()
+        with suppress(asyncio.CancelledError):
+            await running
+
+
+def in_anothers_name(etag: str) -> list[tuple[str, bytes]]:
+    return [
+        (topics.heartbeat(OTHER_NODE_ID), beat(NODE_ID, etag)),
+        (topics.heartbeat(NODE_ID), beat(OTHER_NODE_ID, etag)),
+        (topics.heartbeat(NODE_ID), beat(NODE_ID.upper(), etag)),
+        (topics.heartbeat(NODE_ID), beat("", etag)),
+    ]
+
+
+async def test_it_counts_for_nobody(hub: Hub, node: SimulatedNode, broker: BrokerAddress) -> None:
+    good = hub.connect(node)
+    await listen(hub, broker, *in_anothers_name(etag_of(good)))
+    assert hub.counted("heartbeats_total", verdict="malformed") == 4
+    assert hub.counted("heartbeats_total", verdict="fits") == 0
+    # The last one was the node's own, of a manifest that the relay does not know.
+    assert hub.counted("heartbeats_total", verdict="unknown_manifest") == 1
+
+
+async def test_it_is_said_in_the_audit(hub: Hub, node: SimulatedNode, broker: BrokerAddress) -> None:
+    good = hub.connect(node)
+    await listen(hub, broker, *in_anothers_name(etag_of(good)))
+    counts = {line["source"]: line["count"] for line in audited_refusals(hub)}
+    assert counts == {OTHER_NODE_ID: 1, NODE_ID: 3}
+
+
+async def test_a_heartbeat_moves_no_expiry_and_brings_nobody_back(hub: Hub, node: SimulatedNode) -> None:
+    good = hub.connect(node)
+    hub.clock.advance(TTL_MS - 1)
+    hub.fleet.heartbeat(NODE_ID, etag_of(good))
+    (known,) = hub.fleet.nodes_of(node.tenant)
+    assert known.is_listed(hub.clock())
+    hub.clock.advance(1)
+    hub.fleet.heartbeat(NODE_ID, etag_of(good))
+    assert not known.is_listed(hub.clock())
+
+
+async def test_nobody_listens_to_telemetry(hub: Hub, node: SimulatedNode, broker: BrokerAddress) -> None:
+    good = hub.connect(node)
+    sample = json.dumps({"ts_ms": NOW_MS, "node_id": OTHER_NODE_ID, "uptime_s": 1}).encode()
+    await listen(hub, broker, (f"$devices/{NODE_ID}/telemetry", sample))
+    assert hub.counted("messages_dropped_total") == 0
+    assert manifest_in_force(hub, node) == good
+    assert audited_refusals(hub) == []
+    assert metrics_of(node) not in hub.audit_file.read_text("ascii")
+
+
+async def test_telemetry_is_not_even_subscribed_to() -> None:
+    wanted = [value for name, value in vars(topics).items() if name.startswith("ALL_")]
+    assert sorted(wanted) == ["$devices/+/announce", "$devices/+/heartbeat", "$devices/+/identity"]

@@ -1,0 +1,71 @@
+"""Attacker: somebody with a copy of a node's SD card. Tried: to be the node beside the node.
+
+What must happen: the newer session wins and the older is closed with 4008; both ends flag it, the older waits
+five minutes, and a command goes to one of them only.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from kubelet.link import LinkState
+from schemas.registry import SchemaRegistry
+from tests.fakes.doors import Doors
+from tests.fakes.hub import Hub
+from tests.fakes.linked_node import LinkedNode
+from tests.fakes.node_end import OTHER_BOOT_ID
+from tests.fakes.serving import Server
+from tests.fakes.signer import NODE_ID, NOW_MS, SimulatedNode
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+RESULT = {"message": "ping", "received_at_ms": NOW_MS, "node_id": NODE_ID}
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def doors(tmp_path: Path, registry: SchemaRegistry, server: Server) -> AsyncIterator[Doors]:
+    """A relay whose public URL is where it is served, so that real nodes find it."""
+    hub = Hub(tmp_path, registry, public_url=f"http://{server.address}")
+    async with Doors.open(hub, server) as doors:
+        yield doors
+    hub.close()
+
+
+@pytest.fixture
+def node(doors: Doors) -> SimulatedNode:
+    return doors.hub.ca.issue()
+
+
+async def test_the_older_machine_is_closed_and_both_ends_flag_it(
+    doors: Doors, node: SimulatedNode, registry: SchemaRegistry
+) -> None:
+    url = doors.hub.public_url
+    async with LinkedNode.running(node, url, registry) as owner:
+        await owner.until(LinkState.ANNOUNCED)
+        async with LinkedNode.running(node, url, registry) as thief:
+            await owner.until(LinkState.SUPERSEDED)
+            assert (await owner.waits.next()).seconds >= 300
+            await thief.until(LinkState.ANNOUNCED)
+        line = owner.log.entries("relay closed the session")[0]
+        assert (line["code"], line["what"]) == (4008, "another machine uses this identity")
+    (flagged,) = doors.hub.lines.entries("two machines use one identity; the newer stays")
+    assert flagged["node_id"] == NODE_ID
+    assert doors.hub.counted("sessions_total", event="duplicate_identity") == 1
+
+
+async def test_a_command_goes_to_the_newer_machine_only(doors: Doors, node: SimulatedNode) -> None:
+    async with doors.session(node) as older, doors.session(node, OTHER_BOOT_ID) as newer:
+        call = asyncio.create_task(doors.call(f"sysecho.{NODE_ID}.echo.invoke"))
+        await newer.acknowledge(await newer.receive("cmd"), RESULT)
+        assert (await call).json()["result"]["structuredContent"] == RESULT
+        code, frames = await older.until_closed()
+        assert (code, [frame.type for frame in frames]) == (4008, ["bye"])
+    assert doors.calls() == [("allow", "ok", NODE_ID), ("ok", "ok", NODE_ID)]
+
+
+async def test_an_identity_that_is_used_twice_stands_in_the_audit(doors: Doors, node: SimulatedNode) -> None:
+    async with doors.session(node), doors.session(node, OTHER_BOOT_ID):
+        assert [(source, count) for _, source, _, count in doors.refusals()] == [(NODE_ID, 1)]

@@ -1,0 +1,100 @@
+"""Attacker: whoever has a good join token and a key of his own. Tried: enrolling under the id of a node that
+exists, in its tenant and in his own, with a request that the node once made, and after the node was revoked.
+
+What must happen: 403, in the same words as for a token out of thin air; the ledger stays as it was, the token
+is not used up, and the audit says ``enrolment_refused``, ``id_taken``.
+"""
+
+import os
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from relay.ca import CertificateAuthority
+from relay.enrolment import Enrolment, Told
+from relay.http import make_routes
+from relay.join_tokens import JoinTokens
+from schemas.addresses import BrokerAddress
+from schemas.certificates import make_csr, verify_leaf
+from schemas.enrolment import NODE, JoinToken, proven
+from tests.fakes.hub import PUBLIC_URL, Hub
+from tests.fakes.signer import NODE_ID, NOW_MS, OTHER_NODE_ID, TENANT, key_named
+
+VICTIM, ATTACKER = key_named("the victim"), key_named("the attacker")
+
+
+class Attack:
+    """A relay on which the victim is enrolled, and what the attacker sends to it."""
+
+    def __init__(self, hub: Hub, directory: Path) -> None:
+        self.hub = hub
+        self.ca = CertificateAuthority(directory / "ca", hub.clock, os.urandom)
+        self.ca.create()
+        self.join_tokens = JoinTokens(directory / "join_tokens.jsonl", hub.clock, os.urandom)
+        self.victims_csr = make_csr(VICTIM, NODE_ID)
+        self.ca.enrol(self.victims_csr, TENANT, self.token().id)
+        enrolment = Enrolment(
+            ca=self.ca,
+            join_tokens=self.join_tokens,
+            registry=hub.registry,
+            told=Told(PUBLIC_URL, BrokerAddress("127.0.0.1", 1883), own_root=False),
+            tally=hub.tally,
+            audit=hub.audit,
+            log=hub.log,
+            now_ms=hub.clock,
+        )
+        self.routes = make_routes(
+            public_url=PUBLIC_URL,
+            registry=hub.registry,
+            meters=hub.meters,
+            readiness=dict,
+            running=nullcontext,
+            more=enrolment.routes(),
+        )
+
+    def token(self, tenant: str = TENANT) -> JoinToken:
+        return self.join_tokens.create(tenant, 3600, 1, self.ca.root_pem())
+
+    async def send(self, token: JoinToken, csr: str) -> httpx2.Response:
+        message: dict[str, Any] = {"join_id": token.id, "csr": csr, "nonce": "n" * 43}
+        transport = httpx2.ASGITransport(self.routes)
+        async with httpx2.AsyncClient(transport=transport, base_url=PUBLIC_URL, trust_env=False) as http:
+            return await http.post("/enroll", json=proven(message, token.key, NODE))
+
+    def audited(self) -> list[tuple[str, str]]:
+        """Return what the audit says."""
+        self.hub.tally.write()
+        return [(line["event"], line.get("reason", "")) for line in self.hub.audited()]
+
+
+@pytest.fixture
+def attack(hub: Hub, tmp_path: Path) -> Attack:
+    return Attack(hub, tmp_path)
+
+
+@pytest.mark.parametrize("tenant", [TENANT, "the-attackers"])
+@pytest.mark.parametrize("whose", ["his own request", "the victim's request"])
+@pytest.mark.parametrize("revoked", [False, True], ids=["while it is trusted", "after it was revoked"])
+async def test_nobody_becomes_a_node_that_exists(
+    attack: Attack, tenant: str, whose: str, *, revoked: bool
+) -> None:
+    if revoked:
+        attack.ca.revoke(NODE_ID)
+    held, token = attack.ca.in_force(), attack.token(tenant)
+    csr = make_csr(ATTACKER, NODE_ID) if whose == "his own request" else attack.victims_csr
+    refused = await attack.send(token, csr)
+    assert refused.status_code == 403
+    assert attack.audited() == [("enrolment_refused", "id_taken")]
+    assert attack.ca.in_force() == held
+
+    unknown = await attack.send(JoinToken("0" * 26, os.urandom(32), bytes(32)), csr)
+    assert (unknown.status_code, unknown.content) == (refused.status_code, refused.content)
+    assert attack.audited()[1:] == [("enrolment_refused", "unknown_token")]
+
+    # Under an id of his own the same token still is good: nothing was used up, and nothing was won.
+    good = await attack.send(token, make_csr(ATTACKER, OTHER_NODE_ID))
+    leaf = verify_leaf(good.json()["certificate"], attack.ca.roots(), NOW_MS)
+    assert (leaf.node_id, leaf.tenant) == (OTHER_NODE_ID, tenant)
