@@ -4,6 +4,7 @@ import asyncio
 from pathlib import Path
 
 from bench.calls import measure_calls
+from bench.envelope import measure_envelope
 from bench.footprint import measure_footprint
 from bench.memory import measure_memory
 from bench.results import table, write_json
@@ -18,8 +19,8 @@ OUT = Path(__file__).parent / "out" / "latest.json"
 
 def main() -> None:
     """Measure, show and keep."""
-    print("manifests ...", flush=True)
-    figures = [measure_verification(), *measure_tokens()]
+    print("manifests, tokens and envelopes ...", flush=True)
+    figures = [measure_verification(), *measure_tokens(), measure_envelope()]
     print("calls through a relay and 1 000 mock nodes ...", flush=True)
     figures = asyncio.run(measure_calls()) + figures
     print("calls beside 1 000 slow clients ...", flush=True)

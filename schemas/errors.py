@@ -15,14 +15,14 @@ MAX_TEXT = 512
 
 
 class Canonical(Enum):
-    """The canonical codes; a value is ``(HTTP status, JSON-RPC code)``."""
+    """The canonical codes; a value is ``(HTTP status, JSON-RPC code, message)``."""
 
-    INVALID_INPUT = (400, -32602)
-    INVALID_OUTPUT = (502, -32000)
-    NOT_FOUND = (404, -32601)
-    TIMEOUT = (504, -32003)
-    UNAUTHORIZED = (401, -32001)
-    INTERNAL_ERROR = (500, -32603)
+    INVALID_INPUT = (400, -32602, "The request or its arguments are not valid.")
+    INVALID_OUTPUT = (502, -32000, "The tool gave a result that is not valid.")
+    NOT_FOUND = (404, -32601, "There is no such tool, or it is not there at the moment.")
+    TIMEOUT = (504, -32003, "There was no answer in time, or no room for the call.")
+    UNAUTHORIZED = (401, -32001, "The caller may not do this, or the node could not prove who it is.")
+    INTERNAL_ERROR = (500, -32603, "Something went wrong on the way, or the node is not connected.")
 
 
 class Retry(Enum):
@@ -162,6 +162,46 @@ class Failure(Enum):
         "Something went wrong inside the system.",
         "Report the correlation_id to the operator.",
     )  # fmt: skip
+
+
+def codes() -> tuple[str, ...]:
+    """Return the canonical codes, in the order of the table."""
+    return tuple(canonical.name for canonical in Canonical)
+
+
+def to_http_status(code: str) -> int:
+    """Return the HTTP status of the canonical ``code``.
+
+    Raises:
+        KeyError: there is no such code.
+    """
+    return Canonical[code].value[0]
+
+
+def to_jsonrpc_error(code: str) -> dict[str, Any]:
+    """Return the JSON-RPC error object of the canonical ``code``; the taker's own, and always the same.
+
+    A canonical code stands for several rows. ``retryable`` is true if one of them is ``Retry.YES``: nothing
+    ran, and the cause passes (too many calls, a node that is away). It is a hint that the call may succeed
+    later, and no leave to repeat it unasked: by another row of the same code the command may have run, which
+    only the error envelope tells. INVALID_OUTPUT is not retryable, because there it always has run.
+
+    Raises:
+        KeyError: there is no such code.
+    """
+    canonical = Canonical[code]
+    http_status, jsonrpc_code, message = canonical.value
+    retries = {failure.value.retry for failure in Failure if failure.value.canonical is canonical}
+    return {
+        "code": jsonrpc_code,
+        "message": message,
+        "data": {
+            "canonical": code,
+            "httpStatus": http_status,
+            "message": message,
+            "retryable": Retry.YES in retries,
+        },
+    }
 
 
 CODES: frozenset[str] = frozenset(failure.value.code for failure in Failure)

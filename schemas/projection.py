@@ -12,8 +12,8 @@ NODE_ID_PATTERN = r"[0-9a-hjkmnp-tv-z]{26}"
 MAX_NAME = 64
 
 _TOKENS = (
-    rf"(?P<kind_short>[a-z][a-z0-9_]{{0,7}})%s(?P<node_id>{NODE_ID_PATTERN})"
-    r"%s(?P<cap_id>[a-z][a-z0-9_]{0,17})%s(?P<verb>[a-z]{1,9})"
+    rf"([a-z][a-z0-9_]{{0,7}})%s({NODE_ID_PATTERN})"
+    r"%s([a-z][a-z0-9_]{0,17})%s([a-z]{1,9})"
 )
 _NAME = re.compile(_TOKENS % (r"\.", r"\.", r"\."))
 _ALIAS = re.compile(_TOKENS % ("-", "-", "-"))
@@ -22,7 +22,7 @@ _NODE_ID = re.compile(NODE_ID_PATTERN)
 
 @dataclass(frozen=True, slots=True)
 class ToolName:
-    """A tool's name in its four tokens."""
+    """A tool's name in its four tokens, as they follow in it."""
 
     kind_short: str
     node_id: str
@@ -54,7 +54,7 @@ def parse(name: str) -> ToolName | None:
     if len(name) > MAX_NAME:
         return None
     match = _NAME.fullmatch(name) or _ALIAS.fullmatch(name)
-    return ToolName(**match.groupdict()) if match else None
+    return ToolName(*match.groups()) if match else None
 
 
 def is_node_id(text: str) -> bool:

@@ -5,7 +5,8 @@ look-ups, never paths. Must not hand out anything that its taker could change fo
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, MutableMapping
+from dataclasses import dataclass
 from hashlib import sha256
 from importlib.resources import files
 from pathlib import Path
@@ -15,9 +16,16 @@ from typing import Any, Protocol
 import jsonschema_rs
 
 from schemas.canonical import jcs
+from schemas.kinds import KindRegistry
+from schemas.projection import parse
 from schemas.text import printable
 
 SCHEME = "mcp://schemas/"
+TOOL_PREFIX = "mcp.tool:"
+ENVELOPE_REF = "envelope@1.0.0"
+
+# What makes a document depend on another; a value of one of them that is no text is a property of that name.
+_REFERENCES = ("$ref", "$dynamicRef")
 
 
 class ViolationError(ValueError):
@@ -32,14 +40,14 @@ class ViolationError(ValueError):
         return f"{self.where} violates {self.rule}"
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class Validator:
-    """One compiled document."""
+    """One compiled document. Frozen, because all who ask for the document share it."""
 
-    def __init__(self, document: dict[str, Any], resources: jsonschema_rs.Registry) -> None:
-        self._compiled = jsonschema_rs.Draft202012Validator(document, registry=resources)
+    _compiled: jsonschema_rs.Draft202012Validator
 
     def is_valid(self, value: object) -> bool:
-        """Tell whether ``value`` fits. What cannot even be read as text, a lone surrogate, fits nothing."""
+        """Tell whether ``value`` fits. A lone surrogate, which no rule can read, fits none that reads it."""
         try:
             return self._compiled.is_valid(value)
         except ValueError:
@@ -51,15 +59,24 @@ class Validator:
         Raises:
             ViolationError: it does not; names the first rule that it breaks and where.
         """
+        # The plain verdict is the cheaper question, and nearly always the last one.
+        if self.is_valid(value):
+            return
         try:
-            error = next(self._compiled.iter_errors(value), None)
+            error = next(self._compiled.iter_errors(value))
         except ValueError:
             raise ViolationError("/", "text") from None
-        if error is None:
-            return
         where = "/" + "/".join(str(part) for part in error.instance_path)
         rule = str(error.schema_path[-1]) if error.schema_path else "schema"
         raise ViolationError(printable(where, 128), printable(rule, 64))
+
+
+@dataclass(frozen=True, slots=True)
+class ToolIo:
+    """What goes into a tool, and what comes out."""
+
+    input: Validator
+    output: Validator
 
 
 class Source(Protocol):
@@ -71,26 +88,28 @@ class Source(Protocol):
 class SchemaRegistry:
     """The documents below ``schema_root`` (default: those that ship with this package).
 
+    ``kinds`` says which documents a tool has (default: the kinds that ship). Registries that are given the
+    same ``compiled`` compile what they have in common once; without it each has its own.
+
     Raises:
-        ValueError: a document is not JSON, has no ``$id`` of ours, or one that another has.
+        ValueError: a document is not JSON, has no ``$id`` of ours, or one that another has; or it refers to
+            what is none of these documents.
     """
 
-    def __init__(self, schema_root: Path | None = None) -> None:
-        source: Source = schema_root or files("schemas").joinpath("documents")
-        documents: dict[str, dict[str, Any]] = {}
-        for entry in sorted(source.iterdir(), key=lambda item: str(item.name)):
-            if not entry.name.endswith(".json"):
-                continue
-            document = json.loads(entry.read_text(encoding="utf-8"))
-            ref = entry.name.removesuffix(".json")
-            # A file's name is unique in its directory, so an id that must equal it is unique too.
-            if not isinstance(document, dict) or document.get("$id") != SCHEME + ref:
-                raise ValueError(f"{entry.name}: its $id must be {SCHEME}{ref}")
-            documents[ref] = document
-        self._documents = documents
-        self._bytes = MappingProxyType({ref: jcs(document) for ref, document in documents.items()})
-        self._resources = jsonschema_rs.Registry([(SCHEME + ref, doc) for ref, doc in documents.items()])
-        self._compiled: dict[str, Validator] = {}
+    def __init__(
+        self,
+        schema_root: Path | None = None,
+        kinds: KindRegistry | None = None,
+        compiled: MutableMapping[str, Validator] | None = None,
+    ) -> None:
+        self._documents = _read(schema_root or files("schemas").joinpath("documents"))
+        self._bytes = MappingProxyType({ref: jcs(document) for ref, document in self._documents.items()})
+        direct = {ref: _referred(ref, self._documents) for ref in self._documents}
+        by_id = [(SCHEME + ref, document) for ref, document in self._documents.items()]
+        self._resources = jsonschema_rs.Registry(by_id)
+        self._fingerprints = {ref: _fingerprint(ref, direct, self._bytes) for ref in self._documents}
+        self._kinds = kinds or KindRegistry()
+        self._compiled: MutableMapping[str, Validator] = {} if compiled is None else compiled
 
     @property
     def documents(self) -> Mapping[str, bytes]:
@@ -109,13 +128,85 @@ class SchemaRegistry:
     def load(self, ref: str) -> Validator:
         """Return the compiled validator of the document ``ref``.
 
-        Compiled once per content: the cache is keyed by the SHA-256 of the canonical bytes.
+        Compiled once per content: the cache is keyed by the SHA-256 of the canonical bytes, those of every
+        document that it refers to among them, for they decide as much as its own.
 
         Raises:
             KeyError: there is no such document.
         """
-        key = sha256(self._bytes[ref]).hexdigest()
+        key = self._fingerprints[ref]
         if (known := self._compiled.get(key)) is not None:
             return known
-        validator = self._compiled[key] = Validator(self._documents[ref], self._resources)
+        compiled = jsonschema_rs.Draft202012Validator(self._documents[ref], registry=self._resources)
+        validator = self._compiled[key] = Validator(compiled)
         return validator
+
+    def load_envelope(self) -> Validator:
+        """Return the validator of what stands around a call."""
+        return self.load(ENVELOPE_REF)
+
+    def load_tool_io(self, tool_id: str) -> ToolIo:
+        """Return the validators of the tool ``mcp.tool:{canonical name}``, which its kind and verb decide.
+
+        Whether there is such a node or capability is not looked at.
+
+        Raises:
+            KeyError: this is not the canonical name of a tool, or of a kind or verb that is not registered.
+        """
+        name = parse(tool_id.removeprefix(TOOL_PREFIX))
+        if name is None or tool_id != TOOL_PREFIX + name.canonical:
+            raise KeyError(printable(tool_id))
+        kind = self._kinds.by_short(name.kind_short)
+        if kind is None or name.verb not in kind.verbs:
+            raise KeyError(tool_id)
+        verb = kind.verbs[name.verb]
+        return ToolIo(self.load(verb.input_ref), self.load(verb.output_ref))
+
+
+def _read(source: Source) -> dict[str, dict[str, Any]]:
+    documents: dict[str, dict[str, Any]] = {}
+    for entry in sorted(source.iterdir(), key=lambda item: str(item.name)):
+        if not entry.name.endswith(".json"):
+            continue
+        document = json.loads(entry.read_text(encoding="utf-8"))
+        ref = entry.name.removesuffix(".json")
+        # A file's name is unique in its directory, so an id that must equal it is unique too.
+        if not isinstance(document, dict) or document.get("$id") != SCHEME + ref:
+            raise ValueError(f"{entry.name}: its $id must be {SCHEME}{ref}")
+        documents[ref] = document
+    return documents
+
+
+def _referred(ref: str, documents: Mapping[str, Any]) -> set[str]:
+    """Return the other documents that the document ``ref`` itself refers to."""
+    found = set()
+    for text in _references(documents[ref]):
+        other, _, _ = text.removeprefix(SCHEME).partition("#")
+        # A relative reference would have to be resolved as a URL to know what it stands for.
+        if other and (not text.startswith(SCHEME) or other not in documents):
+            raise ValueError(f"{ref}.json: refers to {printable(text)}, which is no document here by its $id")
+        found.add(other or ref)
+    return found
+
+
+def _references(schema: object) -> Iterator[str]:
+    if isinstance(schema, list):
+        for item in schema:
+            yield from _references(item)
+    elif isinstance(schema, dict):
+        for name, item in schema.items():
+            if name in _REFERENCES and isinstance(item, str):
+                yield item
+            else:
+                yield from _references(item)
+
+
+def _fingerprint(ref: str, direct: Mapping[str, set[str]], documents: Mapping[str, bytes]) -> str:
+    reached, ahead = {ref}, [ref]
+    while ahead:
+        new = direct[ahead.pop()] - reached
+        reached |= new
+        ahead += new
+    # No line feed stands in canonical JSON, so what is joined by it can be read in one way only.
+    parts = [documents[ref], *(documents[other] for other in sorted(reached - {ref}))]
+    return sha256(b"\n".join(parts)).hexdigest()

@@ -1,6 +1,19 @@
+import re
+from pathlib import Path
+
 import pytest
 
-from schemas.errors import CODES, MAX_TEXT, Canonical, Failure, Retry, ToolError
+from schemas.errors import (
+    CODES,
+    MAX_TEXT,
+    Canonical,
+    Failure,
+    Retry,
+    ToolError,
+    codes,
+    to_http_status,
+    to_jsonrpc_error,
+)
 from schemas.registry import SchemaRegistry
 
 # Row for row: RFC-0001 code, canonical code, HTTP status, JSON-RPC code, remote-tool error, retryable.
@@ -16,6 +29,7 @@ TABLE = {
         "invalid_arguments",
         "no",
     ),
+    Failure.ENVELOPE_INVALID: ("E_MANIFEST_INVALID", "INVALID_INPUT", 400, -32602, "invalid_arguments", "no"),
     Failure.MANIFEST_INVALID: ("E_MANIFEST_INVALID", "INVALID_INPUT", 400, -32602, "provider_failure", "no"),
     Failure.ATTESTATION_FAILED: ("E_ATTESTATION_FAILED", "UNAUTHORIZED", 401, -32001, "unauthorized", "no"),
     Failure.SAFETY_DENIED: ("E_SAFETY_DENIED", "UNAUTHORIZED", 401, -32001, "unauthorized", "no"),
@@ -45,6 +59,15 @@ TABLE = {
         "provider_failure",
         "if the tool is idempotent",
     ),
+}
+# The canonical codes: HTTP status, JSON-RPC code, retryable.
+CANONICAL = {
+    "INVALID_INPUT": (400, -32602, False),
+    "INVALID_OUTPUT": (502, -32000, False),
+    "NOT_FOUND": (404, -32601, False),
+    "TIMEOUT": (504, -32003, True),
+    "UNAUTHORIZED": (401, -32001, False),
+    "INTERNAL_ERROR": (500, -32603, True),
 }
 CORRELATION_ID = "01HZX9K3M4P7Q8R9S0T1V2W3XY"
 
@@ -163,3 +186,71 @@ def test_a_nodes_delay_is_capped_at_a_minute(said: int | None, kept: int | None)
     envelope = {"code": "E_RATE_LIMITED", "message": "m", "suggested_fix": "f"}
     error = ToolError.from_node(envelope if said is None else {**envelope, "retry_after_ms": said})
     assert error.retry_after_ms == kept
+
+
+def test_the_canonical_codes_are_these_six() -> None:
+    assert codes() == tuple(CANONICAL)
+
+
+@pytest.mark.parametrize("code", CANONICAL)
+def test_a_canonical_code_is_said_in_http_and_in_json_rpc(code: str) -> None:
+    http_status, jsonrpc_code, retryable = CANONICAL[code]
+    error = to_jsonrpc_error(code)
+    message = error["message"]
+    assert to_http_status(code) == http_status
+    assert error == {
+        "code": jsonrpc_code,
+        "message": message,
+        "data": {"canonical": code, "httpStatus": http_status, "message": message, "retryable": retryable},
+    }
+    assert type(error["data"]["retryable"]) is bool
+    assert message.isascii()
+    assert message.isprintable()
+    assert 0 < len(message) <= MAX_TEXT
+
+
+def test_every_canonical_code_has_a_text_of_its_own() -> None:
+    assert len({to_jsonrpc_error(code)["message"] for code in codes()}) == len(CANONICAL)
+
+
+@pytest.mark.parametrize("code", CANONICAL)
+def test_a_canonical_code_is_retryable_if_by_one_of_its_rows_nothing_ran_and_the_cause_passes(
+    code: str,
+) -> None:
+    rows = [row for row in TABLE.values() if row[1] == code]
+    assert to_jsonrpc_error(code)["data"]["retryable"] == any(row[5] == "yes" for row in rows)
+
+
+@pytest.mark.parametrize("code", CANONICAL)
+def test_an_error_object_belongs_to_its_taker_and_the_next_one_is_as_the_first_was(code: str) -> None:
+    first, kept = to_jsonrpc_error(code), to_jsonrpc_error(code)
+    first["data"]["canonical"] = "SPOILED"
+    first["data"]["retryable"] = None
+    first["data"].clear()
+    first.clear()
+    assert to_jsonrpc_error(code) == kept
+
+
+@pytest.mark.parametrize(
+    "code",
+    ["", "invalid_input", "INVALID_INPUT ", "E_INTERNAL", "PARSE_ERROR", "name", "__class__", "-32602"],
+)
+def test_a_code_that_is_not_canonical_is_a_key_error(code: str) -> None:
+    with pytest.raises(KeyError):
+        to_http_status(code)
+    with pytest.raises(KeyError):
+        to_jsonrpc_error(code)
+
+
+def test_the_table_for_those_who_write_agents_says_the_same() -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "clients.md").read_text("utf-8")
+    said = re.findall(r"(?m)^\| ([A-Z_]+) \| (.+) \| (-\d+) \| (yes|no) \| ([A-Z_, ]+) \|$", guide)
+    expected = []
+    for code, (http_status, jsonrpc_code, retryable) in CANONICAL.items():
+        rows = {row[0]: row[2] for row in TABLE.values() if row[1] == code}
+        others = [f"{name} {status}" for name, status in rows.items() if status != http_status]
+        statuses = "; ".join([str(http_status), *others])
+        expected.append(
+            (code, statuses, str(jsonrpc_code), "yes" if retryable else "no", ", ".join(sorted(rows)))
+        )
+    assert said == expected

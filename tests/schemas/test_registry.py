@@ -1,18 +1,22 @@
 import json
+from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jsonschema
 import jsonschema_rs
 import pytest
-import referencing
-from referencing.jsonschema import DRAFT202012
 
 from schemas.errors import CODES
-from schemas.kinds import KindRegistry
-from schemas.registry import SCHEME, SchemaRegistry, ViolationError
+from schemas.kinds import SYSTEM_ECHO, KindRegistry
+from schemas.registry import SCHEME, TOOL_PREFIX, SchemaRegistry, ViolationError
 from tests.fakes.frames import ERROR, PAYLOADS, message
+from tests.fakes.second_opinion import second_opinion
 from tests.fakes.signer import NODE_ID, NOW_MS, SimulatedCa
+
+if TYPE_CHECKING:
+    from schemas.registry import Validator
 
 DOCUMENTS = Path(__file__).parents[2] / "schemas" / "documents"
 REFS = sorted(path.name.removesuffix(".json") for path in DOCUMENTS.iterdir())
@@ -26,6 +30,7 @@ SAMPLE = {
     "load": {"one": 0, "five": 0.5, "fifteen": 1.25},
     "disk": [{"mount": "/", "fs_type": "ext4", "total_bytes": 2, "available_bytes": 1}],
 }
+TOOL_ID = f"mcp.tool:sysecho.{NODE_ID}.echo.invoke"
 CLAIMS = {"aud": "relay", "iat": 1, "exp": 2, "jti": "j"}
 MANIFEST = json.loads(SimulatedCa().issue().manifest())
 EXAMPLES: dict[str, Any] = {
@@ -45,6 +50,14 @@ EXAMPLES: dict[str, Any] = {
         "server_time_ms": NOW_MS,
         "proof": "p" * 43,
     },
+    "envelope@1.0.0": {
+        "id": 1,
+        "jsonrpc": "2.0",
+        "method": "tools/call",
+        "params": {"name": f"sysecho.{NODE_ID}.echo.invoke", "arguments": {"message": "ping"}},
+        "meta": {},
+        "idempotencyKey": "k",
+    },
     "error@1.0.0": ERROR,
     "heartbeat@1.0.0": {
         "node_id": NODE_ID,
@@ -60,6 +73,12 @@ EXAMPLES: dict[str, Any] = {
     "system.metrics.sample@1.0.0": SAMPLE,
     "system.metrics.snapshot.input@1.0.0": {"include": ["cpu", "disk"]},
     "system.metrics.subscribe.input@1.0.0": {"interval_ms": 1000},
+    "tool_io@1.0.0": {
+        "tool": TOOL_ID,
+        "input": {"message": "ping"},
+        "version": {"major": 1, "minor": 0, "patch": 0},
+        "metadata": {},
+    },
     "token.agent_runtime@1.0.0": {
         **CLAIMS,
         "iss": "relay",
@@ -95,15 +114,6 @@ EXAMPLES: dict[str, Any] = {
 
 # What outside issuers write holds members that nobody here reads.
 OPEN = {"token.agent_external@1.0.0", "token.key_external@1.0.0"}
-
-
-def second_opinion(registry: SchemaRegistry, ref: str) -> jsonschema.Draft202012Validator:
-    resources = [
-        (SCHEME + other, DRAFT202012.create_resource(registry.document(other)))
-        for other in registry.documents
-    ]
-    known: Any = referencing.Registry().with_resources(resources)
-    return jsonschema.Draft202012Validator(registry.document(ref), registry=known)
 
 
 def test_every_file_is_served_by_its_reference_and_nothing_else_is(registry: SchemaRegistry) -> None:
@@ -161,8 +171,13 @@ def test_every_object_that_a_document_describes_is_closed_or_says_why_not(
                 walk(inner, f"{path}/{index}")
 
     walk(registry.document(ref), ref)
-    # Judged by a document of their own: the manifest, a tool's arguments and a tool's result.
+    # Judged by a document of their own: the manifest, a tool's arguments and a tool's result. What is said
+    # beside a call is for whoever put it there.
     assert set(open_objects) <= OPEN | {
+        "envelope@1.0.0/properties/params",
+        "envelope@1.0.0/properties/meta",
+        "tool_io@1.0.0/properties/input",
+        "tool_io@1.0.0/properties/metadata",
         "session.announce@1.0.0/properties/payload",
         "session.cmd@1.0.0/properties/payload/properties/arguments",
         "session.cmd_ack@1.0.0/properties/payload/oneOf/0/properties/result",
@@ -343,3 +358,162 @@ def test_a_text_that_is_none_fits_nothing_and_is_not_repeated(registry: SchemaRe
     with pytest.raises(ViolationError) as caught:
         validator.check({"message": "a secret \ud800"})
     assert "secret" not in str(caught.value)
+
+
+def number(ref: str, **rules: object) -> dict[str, object]:
+    return {"$id": SCHEME + ref, "type": "number", **rules}
+
+
+def test_equal_documents_of_two_registries_share_one_validator_and_a_changed_one_has_its_own(
+    tmp_path: Path,
+) -> None:
+    compiled: dict[str, Validator] = {}
+    document_file(tmp_path, "a@1.0.0.json", number("a@1.0.0", maximum=1))
+    before = SchemaRegistry(tmp_path, compiled=compiled)
+    first = before.load("a@1.0.0")
+    # Other spaces and another order: the same document.
+    text = json.dumps(dict(reversed(number("a@1.0.0", maximum=1).items())), indent=8)
+    document_file(tmp_path, "a@1.0.0.json", text)
+    assert SchemaRegistry(tmp_path, compiled=compiled).load("a@1.0.0") is first
+    assert len(compiled) == 1
+    document_file(tmp_path, "a@1.0.0.json", number("a@1.0.0", maximum=2))
+    changed = SchemaRegistry(tmp_path, compiled=compiled).load("a@1.0.0")
+    assert (first.is_valid(2), changed.is_valid(2)) == (False, True)
+    assert before.load("a@1.0.0") is first
+
+
+def test_the_key_of_a_validator_is_the_sha_256_of_the_canonical_document(tmp_path: Path) -> None:
+    compiled: dict[str, Validator] = {}
+    document_file(tmp_path, "a@1.0.0.json", number("a@1.0.0"))
+    SchemaRegistry(tmp_path, compiled=compiled).load("a@1.0.0")
+    assert list(compiled) == [sha256(b'{"$id":"mcp://schemas/a@1.0.0","type":"number"}').hexdigest()]
+
+
+def test_registries_share_nothing_unless_they_are_told_to(registry: SchemaRegistry) -> None:
+    assert SchemaRegistry().load("error@1.0.0") is not registry.load("error@1.0.0")
+
+
+@pytest.mark.parametrize(
+    "middle",
+    [
+        pytest.param({"$ref": "mcp://schemas/c@1.0.0"}, id="directly"),
+        pytest.param({"$ref": "mcp://schemas/c@1.0.0#"}, id="with-a-fragment"),
+        pytest.param({"allOf": [{"not": {"not": {"$ref": "mcp://schemas/c@1.0.0"}}}]}, id="deep-inside"),
+        pytest.param({"$dynamicRef": "mcp://schemas/c@1.0.0"}, id="dynamically"),
+    ],
+)
+def test_a_document_whose_referenced_document_differs_shares_no_validator(
+    tmp_path: Path, middle: dict[str, Any]
+) -> None:
+    compiled: dict[str, Validator] = {}
+    validators = []
+    for limit in (1, 2):
+        # Two steps away, and in a circle.
+        document_file(tmp_path, "a@1.0.0.json", {"$id": SCHEME + "a@1.0.0", "$ref": SCHEME + "b@1.0.0"})
+        document_file(tmp_path, "b@1.0.0.json", {"$id": SCHEME + "b@1.0.0", **middle})
+        properties = {"next": {"$ref": SCHEME + "a@1.0.0"}, "self": {"$ref": "#"}}
+        document_file(tmp_path, "c@1.0.0.json", number("c@1.0.0", maximum=limit, properties=properties))
+        document_file(tmp_path, "d@1.0.0.json", number("d@1.0.0"))
+        documents = SchemaRegistry(tmp_path, compiled=compiled)
+        validators.append(documents.load("a@1.0.0"))
+        documents.load("d@1.0.0")
+    assert [validator.is_valid(2) for validator in validators] == [False, True]
+    # `a` twice; `d`, which refers to nothing, once.
+    assert len(compiled) == 3
+
+
+@pytest.mark.parametrize(
+    "target",
+    ["mcp://schemas/b@1.0.0", "mcp://schemas/b@1.0.0#/$defs/x", "b@1.0.0", "a@1.0.0", "https://a.example/b"],
+)
+def test_a_reference_to_what_is_no_document_here_is_refused(tmp_path: Path, target: str) -> None:
+    document_file(tmp_path, "a@1.0.0.json", number("a@1.0.0", items={"$ref": target}))
+    with pytest.raises(ValueError, match=r"a@1\.0\.0\.json: refers to .*, which is no document here"):
+        SchemaRegistry(tmp_path)
+
+
+def test_a_property_that_is_called_like_a_reference_is_none(tmp_path: Path) -> None:
+    properties = {"$ref": {"type": "string"}}
+    document_file(tmp_path, "a@1.0.0.json", {"$id": SCHEME + "a@1.0.0", "properties": properties})
+    assert not SchemaRegistry(tmp_path).load("a@1.0.0").is_valid({"$ref": 1})
+
+
+def test_a_validator_cannot_be_changed_by_who_holds_it(registry: SchemaRegistry) -> None:
+    shared = registry.load_envelope()
+    for name in ("is_valid", "check", "_compiled", "more"):
+        with pytest.raises((AttributeError, TypeError)):
+            setattr(shared, name, lambda _: True)
+    assert not registry.load_envelope().is_valid({})
+
+
+def test_the_envelope_is_the_document_of_that_name(registry: SchemaRegistry) -> None:
+    assert registry.load_envelope() is registry.load("envelope@1.0.0")
+
+
+def test_the_documents_of_a_tool_are_those_of_its_kind_and_verb(
+    registry: SchemaRegistry, kinds: KindRegistry
+) -> None:
+    for kind in kinds:
+        for verb in kind.verbs.values():
+            tool = registry.load_tool_io(f"mcp.tool:{kind.short}.{NODE_ID}.any_cap.{verb.name}")
+            assert tool.input is registry.load(verb.input_ref)
+            assert tool.output is registry.load(verb.output_ref)
+
+
+def test_the_validators_of_a_tool_judge_what_that_tool_takes_and_gives(registry: SchemaRegistry) -> None:
+    echo = registry.load_tool_io(TOOL_ID)
+    echo.input.check(EXAMPLES["system.echo.invoke.input@1.0.0"])
+    echo.output.check(EXAMPLES["system.echo.invoke.output@1.0.0"])
+    assert not echo.input.is_valid(EXAMPLES["system.echo.invoke.output@1.0.0"])
+    assert not echo.output.is_valid(EXAMPLES["system.echo.invoke.input@1.0.0"])
+
+
+def test_the_pair_of_validators_cannot_be_changed_by_who_holds_it(registry: SchemaRegistry) -> None:
+    tool = registry.load_tool_io(TOOL_ID)
+    with pytest.raises(AttributeError):
+        tool.input = registry.load_envelope()  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    "tool_id",
+    [
+        pytest.param("", id="nothing"),
+        pytest.param("mcp.tool:", id="no-name"),
+        pytest.param(TOOL_ID.removeprefix(TOOL_PREFIX), id="no-prefix"),
+        pytest.param(TOOL_PREFIX + TOOL_ID, id="the-prefix-twice"),
+        pytest.param(TOOL_ID.upper(), id="upper-case"),
+        pytest.param(TOOL_PREFIX + TOOL_ID.removeprefix(TOOL_PREFIX).replace(".", "-"), id="the-dashed-name"),
+        pytest.param(TOOL_ID + "\n", id="a-line-feed-at-the-end"),
+        pytest.param(f" {TOOL_ID}", id="a-space-before"),
+        pytest.param(f"mcp.tool:nokind.{NODE_ID}.echo.invoke", id="an-unknown-kind"),
+        pytest.param(f"mcp.tool:system.echo.{NODE_ID}.echo.invoke", id="the-long-name-of-a-kind"),
+        pytest.param(f"mcp.tool:sysecho.{NODE_ID}.echo.snapshot", id="the-verb-of-another-kind"),
+        pytest.param(f"mcp.tool:sys.{NODE_ID}.sysmetrics.subscribe", id="a-verb-that-is-not-shown"),
+        pytest.param(f"mcp.tool:sysecho.{NODE_ID}.echo.__class__", id="a-name-of-the-machinery"),
+        pytest.param("mcp.tool:system.echo.invoke.input@1.0.0", id="a-document"),
+        pytest.param("mcp.tool:../documents/error@1.0.0", id="a-path"),
+        pytest.param("mcp.tool:" + "a" * 100_000, id="very-long"),
+    ],
+)
+def test_what_is_no_tool_has_no_documents(registry: SchemaRegistry, tool_id: str) -> None:
+    with pytest.raises(KeyError) as caught:
+        registry.load_tool_io(tool_id)
+    assert len(str(caught.value)) < 300
+    assert str(caught.value).isprintable()
+
+
+def test_a_tool_of_a_kind_that_only_this_process_knows_has_its_documents(tmp_path: Path) -> None:
+    verb = replace(SYSTEM_ECHO.verbs["invoke"], name="ring", input_ref="in@1.0.0", output_ref="out@1.0.0")
+    own = KindRegistry([replace(SYSTEM_ECHO, name="own.bell", short="bell", verbs={"ring": verb})])
+    for ref, kind in (("in@1.0.0", "integer"), ("out@1.0.0", "string")):
+        document_file(tmp_path, f"{ref}.json", {"$id": SCHEME + ref, "type": kind})
+    documents = SchemaRegistry(tmp_path, own)
+    bell = documents.load_tool_io(f"mcp.tool:bell.{NODE_ID}.door.ring")
+    assert (bell.input.is_valid(1), bell.output.is_valid("ding")) == (True, True)
+    with pytest.raises(KeyError):
+        documents.load_tool_io(TOOL_ID)
+
+
+def test_a_tool_whose_documents_are_not_here_has_none(tmp_path: Path) -> None:
+    with pytest.raises(KeyError):
+        SchemaRegistry(tmp_path).load_tool_io(TOOL_ID)
