@@ -2,6 +2,7 @@
 // object. Both clients check structuredContent against the tool's output schema by themselves.
 //
 //   node call_tools.mjs sdk | client URL ERA      ERA: legacy, or a version to pin (only `client` knows it)
+//   EDGE_STDIO: a command, as a JSON array, to be started and spoken to on its stdin and stdout instead of URL
 //   stdin: [{"name": …, "arguments": {…}, "spoil": true?}, …]      EDGE_TOKEN: the bearer token
 //
 // `spoil` renames a member of the answer on its way in, so that a test can see that the client does look.
@@ -24,6 +25,15 @@ async function spoilingFetch(input, init) {
   return new Response(text, { status: response.status, headers: response.headers });
 }
 
+// The server as a program that the client starts, or null: `Transport` is the SDK's own for that.
+function started(Transport) {
+  if (!process.env.EDGE_STDIO) {
+    return null;
+  }
+  const [command, ...args] = JSON.parse(process.env.EDGE_STDIO);
+  return new Transport({ command, args, env: { EDGE_TOKEN: process.env.EDGE_TOKEN } });
+}
+
 async function connect() {
   const options = {
     fetch: spoilingFetch,
@@ -32,15 +42,24 @@ async function connect() {
   if (flavour === "sdk") {
     const { Client } = await import("@modelcontextprotocol/sdk/client/index.js");
     const { StreamableHTTPClientTransport } = await import("@modelcontextprotocol/sdk/client/streamableHttp.js");
+    const { StdioClientTransport } = await import("@modelcontextprotocol/sdk/client/stdio.js");
     const client = new Client(ME);
-    const transport = new StreamableHTTPClientTransport(new URL(url), options);
+    const transport = started(StdioClientTransport) ?? new StreamableHTTPClientTransport(new URL(url), options);
+    // Not every transport keeps it, but each is told.
+    let version;
+    const tell = transport.setProtocolVersion?.bind(transport);
+    transport.setProtocolVersion = (negotiated) => {
+      version = negotiated;
+      tell?.(negotiated);
+    };
     await client.connect(transport);
-    return { client, version: transport.protocolVersion };
+    return { client, version };
   }
   const { Client, StreamableHTTPClientTransport } = await import("@modelcontextprotocol/client");
+  const { StdioClientTransport } = await import("@modelcontextprotocol/client/stdio");
   const mode = era === "legacy" ? "legacy" : { pin: era };
   const client = new Client(ME, { versionNegotiation: { mode } });
-  await client.connect(new StreamableHTTPClientTransport(new URL(url), options));
+  await client.connect(started(StdioClientTransport) ?? new StreamableHTTPClientTransport(new URL(url), options));
   return { client, version: client.getNegotiatedProtocolVersion() };
 }
 

@@ -11,7 +11,8 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from schemas.addresses import MCP_PATH
+from relay.stdio_http import TOKEN_VARIABLE
+from schemas.addresses import MCP_PATH, mcp_url, normal_url
 
 TEXT = (Path(__file__).parent.parent.parent / "docs" / "clients.md").read_text("utf-8")
 SECTIONS = {part.partition("\n")[0]: part for part in re.split(r"(?m)^## ", TEXT)[1:]}
@@ -69,7 +70,11 @@ def test_every_client_has_a_section_with_a_snippet(client: str) -> None:
 
 @EVERY_SNIPPET
 def test_a_snippet_has_the_relay_s_one_url_with_dashed_names(language: str, body: str) -> None:
-    [url] = [urlsplit(text) for text in strings_of(language, body) if "://" in text]
+    strings = strings_of(language, body)
+    [url] = [urlsplit(text) for text in strings if "://" in text]
+    if "stdio" in strings:
+        assert strings[:6] == ["relay", "stdio", "--url", url.geturl(), "--names", "dashed"]
+        url = urlsplit(mcp_url(normal_url(url.geturl())) + "?names=dashed")
     assert (url.scheme, url.netloc, url.path) == ("https", "relay.example", MCP_PATH)
     assert parse_qs(url.query, strict_parsing=True) == {"names": ["dashed"]}
 
@@ -78,7 +83,7 @@ def test_a_snippet_has_the_relay_s_one_url_with_dashed_names(language: str, body
 def test_a_snippet_brings_a_bearer_token_and_writes_none_down(language: str, body: str) -> None:
     strings = strings_of(language, body)
     headers = [text.partition("Bearer ")[2] for text in strings if "Bearer " in text]
-    variables = [text for text in strings if text == "EDGE_TOKEN"]
+    variables = [text for text in strings if text in {"EDGE_TOKEN", "<token>"}]
     [token] = headers + variables
     assert token in TOKENS
 
@@ -100,8 +105,9 @@ def test_a_variable_that_a_snippet_asks_for_is_one_that_it_declares() -> None:
     code = json.loads(re.findall(r"(?ms)^```json\n(.*?)^```$", SECTIONS["VS Code"])[0])
     asked = set(re.findall(r"\$\{input:([\w-]+)\}", json.dumps(code["servers"])))
     assert asked == {item["id"] for item in code["inputs"]}
-    desktop = json.loads(re.findall(r"(?ms)^```json\n(.*?)^```$", SECTIONS["Claude Desktop"])[0])
-    bridge = desktop["mcpServers"]["edge"]
+    own, other = map(json.loads, re.findall(r"(?ms)^```json\n(.*?)^```$", SECTIONS["Claude Desktop"]))
+    assert list(own["mcpServers"]["edge"]["env"]) == [TOKEN_VARIABLE]
+    bridge = other["mcpServers"]["edge"]
     assert set(re.findall(r"\$\{(\w+)\}", " ".join(bridge["args"]))) == set(bridge["env"])
     # A space in an argument is torn apart by the one platform, and a version that is not pinned by its maker.
     assert not any(" " in argument for argument in bridge["args"])

@@ -7,6 +7,7 @@ tests/end_to_end tell their stories with.
 
 import json
 import re
+import sys
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any
@@ -137,14 +138,22 @@ def test_the_inspector_without_a_token_is_refused(npm: NpmPrograms, demo: Demo) 
 # --- the TypeScript SDKs' clients
 
 
-def with_typescript(
-    npm: NpmPrograms, demo: Demo, typescript: TypeScript, calls: list[dict[str, Any]], query: str = ""
+def with_typescript(  # noqa: PLR0913, PLR0917 - what a test may want to have otherwise
+    npm: NpmPrograms,
+    demo: Demo,
+    typescript: TypeScript,
+    calls: list[dict[str, Any]],
+    query: str = "",
+    program: list[str] | None = None,
 ) -> dict[str, Any]:
     done = npm.run(
         "call_tools.mjs",
         *(typescript.sdk, demo.facts["mcp_url"] + query, typescript.era),
         stdin=json.dumps(calls),
-        environment={"EDGE_TOKEN": demo.facts["token"]},
+        environment={
+            "EDGE_TOKEN": demo.facts["token"],
+            **({"EDGE_STDIO": json.dumps(program)} if program else {}),
+        },
     )
     assert done.returncode == 0, done.stderr
     answer: dict[str, Any] = json.loads(done.stdout)
@@ -170,6 +179,20 @@ def test_a_typescript_client_reads_this_machine(
     assert other["structuredContent"]["message"] == "the other form"
     SchemaRegistry().load("system.metrics.sample@1.0.0").check(metrics["structuredContent"])
     assert metrics["structuredContent"]["node_id"] == demo.real_node
+
+
+@TYPESCRIPT
+def test_a_typescript_client_that_starts_a_program_reads_this_machine(
+    npm: NpmPrograms, demo: Demo, typescript: TypeScript
+) -> None:
+    program = [sys.executable, "-m", "relay", "stdio", "--url", demo.base_url, "--names", "dashed"]
+    calls = [{"name": echo_of(demo, "-"), "arguments": {"message": "from a pipe"}}]
+    calls.append({"name": echo_of(demo, "-"), "arguments": {}})
+    answer = with_typescript(npm, demo, typescript, calls, program=program)
+    assert {tool["name"] for tool in answer["tools"]} == all_names(demo, "-")
+    echo, refused = (outcome["result"] for outcome in answer["outcomes"])
+    assert echo["structuredContent"]["message"] == "from a pipe"
+    check_refusal(refused)
 
 
 @TYPESCRIPT

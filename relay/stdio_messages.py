@@ -1,0 +1,184 @@
+"""What a bridge must know of a line of MCP: whether an answer is waited for, and the headers it goes with.
+
+A message is never written anew: ``raw`` is what was read, and what is sent. Must not do any I/O, and must not
+judge: what is no message is the relay's to refuse, in the words that it uses over HTTP.
+"""
+
+import base64
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from schemas.errors import to_jsonrpc_error
+from schemas.strict_json import StrictJsonError, loads
+
+MAX_LINE_BYTES = 1024 * 1024
+"""As long as the relay lets a body be."""
+MAX_HEADER_CHARS = 8192
+
+INITIALIZE = "initialize"
+INITIALIZED = "notifications/initialized"
+CANCELLED = "notifications/cancelled"
+LISTEN = "subscriptions/listen"
+LIST_CHANGED = "notifications/tools/list_changed"
+ACKNOWLEDGED = "notifications/subscriptions/acknowledged"
+
+_INVALID_REQUEST = -32600
+_VERSION_KEY = "io.modelcontextprotocol/protocolVersion"
+_SUBSCRIPTION_KEY = "io.modelcontextprotocol/subscriptionId"
+_NAME_OF = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}
+_REPEATABLE = frozenset(
+    {INITIALIZE, LISTEN, "ping", "server/discover", "tools/list", "prompts/list", "prompts/get"}
+)
+_REPEATABLE_PREFIXES = ("resources/", "notifications/")
+_PLAIN = re.compile(r"(?!=\?base64\?.*\?=$)[!-~]([ -~]*[!-~])?")
+
+Id = str | int
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A line that was read.
+
+    Attributes:
+        raw: its bytes.
+        method: of a request or notification; None for all else.
+        id: of a request; whoever sent it waits for an answer with this id.
+        version: the protocol's, if the message says it, as each of the new era does.
+        name: what the method is about, if that stands in a header.
+        target: the request that a cancellation is for.
+        is_answer: it answers something that the relay asked.
+        follows_tools: it subscribes to changes of the tools.
+    """
+
+    raw: bytes
+    method: str | None = None
+    id: Id | None = None
+    version: str | None = None
+    name: str | None = None
+    target: Id | None = None
+    is_answer: bool = False
+    follows_tools: bool = False
+
+    @property
+    def may_repeat(self) -> bool:
+        """Whether sending it twice does no more than sending it once."""
+        method = self.method or ""
+        return method in _REPEATABLE or method.startswith(_REPEATABLE_PREFIXES)
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether nobody waits for an answer: a notification, or an answer itself."""
+        return self.id is None and (self.method is not None or self.is_answer)
+
+    def headers(self) -> dict[str, str]:
+        """Return the headers that Streamable HTTP mirrors the message in, in the new era."""
+        headers = {"mcp-method": self.method, "mcp-name": self.name, "mcp-protocol-version": self.version}
+        return {name: header_value(value) for name, value in headers.items() if value is not None}
+
+
+def read(raw: bytes) -> Message:
+    """Return what ``raw`` says of itself; of what is not JSON as the relay takes it, nothing."""
+    try:
+        value = loads(raw, max_bytes=MAX_LINE_BYTES)
+    except StrictJsonError:
+        return Message(raw)
+    if not isinstance(value, dict):
+        return Message(raw)
+    method, params = value.get("method"), value.get("params")
+    if not isinstance(method, str):
+        return Message(raw, is_answer="id" in value and ("result" in value or "error" in value))
+    own_id = _id(value.get("id"))
+    if own_id is None and "id" in value:
+        return Message(raw)  # an id that is none: the relay says so
+    params = params if isinstance(params, dict) else {}
+    meta, name = params.get("_meta"), params.get(_NAME_OF.get(method, ""))
+    version = meta.get(_VERSION_KEY) if isinstance(meta, dict) else None
+    filter_ = params.get("notifications")
+    return Message(
+        raw,
+        method,
+        own_id,
+        version=version if isinstance(version, str) else None,
+        name=name if isinstance(name, str) else None,
+        target=_id(params.get("requestId")),
+        follows_tools=isinstance(filter_, dict) and filter_.get("toolsListChanged") is True,
+    )
+
+
+def header_value(text: str) -> str:
+    """Return ``text`` as a header may hold it: what is not plain in the form of the protocol, in base64."""
+    if _PLAIN.fullmatch(text):
+        return text
+    return f"=?base64?{base64.b64encode(text.encode('utf-8')).decode('ascii')}?="
+
+
+def internal_error(request: Id | None, text: str, *, retryable: bool) -> bytes:
+    """Return the answer to a request that failed between the client and the relay."""
+    return canonical_error(request, "INTERNAL_ERROR", text, retryable=retryable)
+
+
+def canonical_error(request: Id | None, code: str, text: str, *, retryable: bool = False) -> bytes:
+    """Return an answer with the canonical ``code``, said in ``text``."""
+    body = to_jsonrpc_error(code)
+    data = body["data"] | {"message": text, "retryable": retryable}
+    return _error(request, body | {"message": text, "data": data})
+
+
+def invalid_request(text: str) -> bytes:
+    """Return what is said about a line that is no message."""
+    return _error(None, {"code": _INVALID_REQUEST, "message": text})
+
+
+def _error(request: Id | None, body: Mapping[str, Any]) -> bytes:
+    return encode({"jsonrpc": "2.0", "id": request, "error": body})
+
+
+def list_changed(subscription: Id | None = None) -> bytes:
+    """Return the notification that there may be other tools; of a ``subscription``, in the new era."""
+    value: dict[str, Any] = {"jsonrpc": "2.0", "method": LIST_CHANGED}
+    if subscription is not None:
+        value["params"] = {"_meta": {_SUBSCRIPTION_KEY: subscription}}
+    return encode(value)
+
+
+def encode(value: Any) -> bytes:
+    """Return ``value`` as one line of JSON."""
+    return json.dumps(value, separators=(",", ":")).encode("ascii")
+
+
+def _id(value: Any) -> Id | None:
+    return value if isinstance(value, str | int) and not isinstance(value, bool) else None
+
+
+class LineSplitter:
+    """Bytes cut into lines. Of one that is too long nothing is kept but that it was there."""
+
+    def __init__(self, max_bytes: int = MAX_LINE_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._rest = bytearray()
+        self._too_long = False
+
+    def feed(self, chunk: bytes) -> Iterator[bytes | None]:
+        """Take what came, and return the lines that ended with it; None for one that was too long."""
+        *ended, rest = chunk.split(b"\n")
+        for piece in ended:
+            self._take(piece)
+            yield self.end()
+        self._take(rest)
+
+    def end(self) -> bytes | None:
+        """End the line as if a newline had come, and return it."""
+        line = None if self._too_long else bytes(self._rest)
+        self._rest.clear()
+        self._too_long = False
+        return line
+
+    def _take(self, piece: bytes) -> None:
+        self._too_long = self._too_long or len(self._rest) + len(piece) > self._max_bytes
+        if self._too_long:
+            self._rest.clear()
+        else:
+            self._rest += piece
