@@ -19,7 +19,8 @@ def main() -> None:
     with errors_in_one_line():
         issued = json.load(sys.stdin)
         files = IdentityFiles(Path(sys.argv[1]))
-        install_renewed(files, issued["certificate"], issued["roots"], now_ms())
+        endorsement = issued.get("endorsement")
+        install_renewed(files, issued["certificate"], issued["roots"], now_ms(), endorsement)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from nacl.signing import SigningKey
 
 from schemas.certificates import IdentityError, make_csr, self_signed_leaf, verify_leaf
+from schemas.endorsement import is_endorsed
 from schemas.identity import Identity, certificates_in, to_pem
 from schemas.identity_files import IdentityFiles, IdentityFilesError
 from schemas.ulids import UlidSource
@@ -32,16 +33,20 @@ def create_identity(files: IdentityFiles, now_ms: int, random_bytes: Callable[[i
     return node_id
 
 
-def install_renewed(files: IdentityFiles, leaf_pem: str, roots_pem: str, now_ms: int) -> Identity:
+def install_renewed(
+    files: IdentityFiles, leaf_pem: str, roots_pem: str, now_ms: int, endorsement: str | None = None
+) -> Identity:
     """Install a leaf that came over the session, and the roots that are trusted from now on.
 
     Raises:
-        IdentityFilesError: as ``install_certificate``, or none of the roots is one that this node trusts now:
-            whoever can pose as the relay for a moment must not become its root for good.
+        IdentityFilesError: as ``install_certificate``, or one of the roots is neither trusted by this node
+            nor endorsed by one that is: roots are public, so a good one proves nothing of those beside it,
+            and whoever can pose as the relay for a moment must not become a root for good.
     """
-    trusted = files.read().root_pem or ""
-    if not set(certificates_in(trusted)) & set(certificates_in(roots_pem)):
-        raise IdentityFilesError("none of the roots is one that this node trusts")
+    trusted = certificates_in(files.read().root_pem or "")
+    for root in certificates_in(roots_pem):
+        if root not in trusted and not is_endorsed(root, trusted, endorsement or ""):
+            raise IdentityFilesError("a root is neither trusted by this node nor endorsed by one that is")
     return install_certificate(files, leaf_pem, roots_pem, now_ms)
 
 

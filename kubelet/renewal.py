@@ -18,9 +18,11 @@ from schemas.text import printable
 
 AGAIN_AFTER_MS = 3_600_000
 _INSTALL_TIMEOUT_S = 30
+_INSTALLED = ("certificate", "roots", "endorsement")
 
 Install = Callable[[Mapping[str, Any]], Awaitable[str | None]]
-"""Verifies and installs ``certificate`` and ``roots``; returns why not, or None when it is done."""
+"""Verifies and installs ``certificate`` and ``roots``, which may come with an ``endorsement`` of a new root;
+returns why not, or None when it is done."""
 
 
 class Renewal:
@@ -88,7 +90,7 @@ def installer(files: IdentityFiles) -> Install:
             )
         except OSError as error:  # a small board may have no memory left for it
             return str(error)
-        issued = json.dumps({"certificate": payload["certificate"], "roots": payload["roots"]})
+        issued = json.dumps({name: payload[name] for name in _INSTALLED if name in payload})
         try:
             async with asyncio.timeout(_INSTALL_TIMEOUT_S):
                 _, errors = await process.communicate(issued.encode("ascii"))

@@ -31,6 +31,10 @@ class LeafAuthority(Protocol):
         """Return the roots that are trusted now."""
         ...
 
+    def endorsement(self) -> str | None:
+        """Return by what the root before the current one vouches for it."""
+        ...
+
     def revoke(self, target: str, reason: str = "revoked") -> list[str]:
         """Revoke the leaves of a node; return their kids."""
         ...
@@ -50,7 +54,7 @@ class Renewals:
         self._turns = asyncio.Semaphore(_AT_ONCE)
 
     async def renew(self, identity: Identity, csr_pem: str) -> dict[str, str]:
-        """Return ``certificate`` and ``roots``, what the node installs.
+        """Return ``certificate`` and ``roots``, what the node installs; ``endorsement`` after a rotation.
 
         Raises:
             ToolError: ATTESTATION_FAILED: the request is not for this node and its key, or the CA cannot;
@@ -61,10 +65,13 @@ class Renewals:
             try:
                 leaf = await asyncio.to_thread(self._ca.renew, csr_pem, identity.node_id)
                 roots = await asyncio.to_thread(self._ca.roots)
+                # After the roots: one of a rotation that comes in between says nothing against them.
+                endorsement = await asyncio.to_thread(self._ca.endorsement)
             except (AuthorityError, LedgerError, OSError) as error:
                 raise self._refused("renewal refused", identity, error) from None
         self._record("renewed", identity, kid_of(certificates_in(leaf)[0]))
-        return {"certificate": leaf, "roots": "".join(roots)}
+        issued = {"certificate": leaf, "roots": "".join(roots)}
+        return issued if endorsement is None else {**issued, "endorsement": endorsement}
 
     def _check_due(self, identity: Identity) -> None:
         """Refuse what would only fill the ledger: each leaf is an entry that stays."""

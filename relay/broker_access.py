@@ -5,6 +5,7 @@ What a user may do stands here as well: a node writes below its own topic and re
 and writes nothing. Must not know how the broker is spoken to.
 """
 
+import asyncio
 import json
 import os
 import signal
@@ -53,19 +54,32 @@ class BrokerAccess:
         self._directory = directory
         self._pid_file = pid_file
         self._log = log
+        self._said: tuple[str, dict[str, str]] | None = None
 
-    def refresh(self) -> None:
-        """Write what is true now, and tell the broker.
+    async def follow(self) -> bool:
+        """Refresh on a thread: with thousands of nodes there is much to read, to sign and to write."""
+        return await asyncio.to_thread(self.refresh)
+
+    def refresh(self) -> bool:
+        """Write what is true now, and tell the broker; return whether that is done.
 
         What cannot be done is said in the log: it is no reason to stop serving.
         """
         try:
             self._write()
         except (AuthorityError, LedgerError, OSError) as error:
-            self._log.error("broker access not written", reason=printable(str(error)))
-            return
-        if self._pid_file is not None:
-            self._tell(self._pid_file)
+            self._say_once("broker access not written", reason=printable(str(error)))
+            return False
+        if self._pid_file is None or self._tell(self._pid_file):
+            self._said = None
+            return True
+        return False
+
+    def _say_once(self, event: str, **facts: str) -> None:
+        """Say why it failed, unless that is why it failed the last time: it is tried again and again."""
+        if self._said != (event, facts):
+            self._log.error(event, **facts)
+        self._said = (event, facts)
 
     def _write(self) -> None:
         make_private_directory(self._directory.parent)
@@ -75,8 +89,8 @@ class BrokerAccess:
         # Last: it takes the root's key, which an operator may keep elsewhere.
         write_atomic(self._directory / "revoked.pem", self._ca.crl_pem())
 
-    def _tell(self, pid_file: Path) -> None:
-        """Send SIGHUP to the broker, at which both kinds read their files again."""
+    def _tell(self, pid_file: Path) -> bool:
+        """Send SIGHUP to the broker, at which both kinds read their files again; return whether it went."""
         try:
             process = psutil.Process(int(pid_file.read_text("ascii")))
             if process.pid <= 1 or process.create_time() > pid_file.stat().st_mtime + _TOLERANCE_S:
@@ -85,7 +99,9 @@ class BrokerAccess:
             os.kill(process.pid, signal.SIGHUP)
         except (OSError, ValueError, OverflowError, psutil.Error) as error:
             reason = printable(f"{type(error).__name__}: {error}")
-            self._log.error("broker not told of new access lists", pid_file=str(pid_file), reason=reason)
+            self._say_once("broker not told of new access lists", pid_file=str(pid_file), reason=reason)
+            return False
+        return True
 
 
 def nats_users(node_ids: Iterable[str]) -> str:

@@ -77,6 +77,10 @@ class CertificateAuthority:
         """Return every root that is trusted now, in PEM: the one that issues, then the one before it."""
         return self._roots.trusted(self._now_ms())
 
+    def endorsement(self) -> str | None:
+        """Return by what the root before this one vouches for it; None if there was none before it."""
+        return self._roots.endorsement()
+
     def can_issue(self) -> bool:
         """Tell whether the root's key is here: it may be kept elsewhere."""
         try:

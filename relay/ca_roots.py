@@ -4,7 +4,7 @@
 |---|---|---|
 | `root.pem` | 0644 | the root that issues |
 | `root.key` | 0600 | its key |
-| `previous.pem` | 0644 | the root before it, and until when that is trusted |
+| `previous.pem` | 0644 | the root before it, until when that is trusted, and its endorsement of `root.pem` |
 | `previous.key` | 0600 | its key |
 | `next.key` | 0600 | the key of `root.pem` if a rotation was cut short, or nobody's |
 
@@ -14,19 +14,30 @@ whatever stops it, each root has its key. Must not decide who gets what from a r
 
 import re
 from pathlib import Path
+from typing import NamedTuple
 
 from nacl.signing import SigningKey
 
+from schemas.endorsement import endorse
 from schemas.files import PRIVATE, read_private, write_atomic
 from schemas.identity import certificates_in, is_for_key, to_pem
 from schemas.keys import private_key_from_pem, private_key_to_pem
 
 _UNTIL = "trusted-until-ms: "
-_UNTIL_LINE = re.compile(rf"{_UNTIL}([0-9]{{1,15}})\n")
+_ENDORSEMENT = "endorsement: "
+_HEAD = re.compile(rf"{_UNTIL}([0-9]{{1,15}})\n(?:{_ENDORSEMENT}([A-Za-z0-9_-]{{86}})\n)?")
 
 
 class AuthorityError(Exception):
     """The CA cannot, or will not, do it; the text says what to do."""
+
+
+class _Previous(NamedTuple):
+    """The root before the current one. Rotations of the first version endorsed nothing."""
+
+    pem: str
+    until_ms: int
+    endorsement: str | None
 
 
 class RootFiles:
@@ -66,7 +77,7 @@ class RootFiles:
             AuthorityError: there is no CA here, or its certificate is damaged.
         """
         try:
-            return _certificate_of(self.certificate)
+            return _certificate_of(self.certificate, self.certificate.read_text("utf-8", "replace"))
         except FileNotFoundError:
             raise AuthorityError(f"{self.directory} holds no CA: run `relay ca init`") from None
 
@@ -79,18 +90,27 @@ class RootFiles:
         # The current one first: a rotation that goes on meanwhile has written the previous one before it.
         current = self.current()
         previous = self._before(current)
-        return [current] if previous is None or previous[1] <= now_ms else [current, previous[0]]
+        return [current] if previous is None or previous.until_ms <= now_ms else [current, previous.pem]
 
-    def _before(self, current: str) -> tuple[str, int] | None:
+    def endorsement(self) -> str | None:
+        """Return what the root before the current one has signed of it; None if there was none before it.
+
+        Raises:
+            AuthorityError: as ``current``.
+        """
+        previous = self._before(self.current())
+        return None if previous is None else previous.endorsement
+
+    def _before(self, current: str) -> "_Previous | None":
         try:
-            root = _certificate_of(self._previous)
-            until = _UNTIL_LINE.match(self._previous.read_text("utf-8", "replace"))
+            text = self._previous.read_text("utf-8", "replace")
         except FileNotFoundError:
             return None
-        if until is None:
+        root, head = _certificate_of(self._previous, text), _HEAD.match(text)
+        if head is None:
             raise AuthorityError(f"{self._previous} is damaged: it does not say until when it is trusted")
         # A rotation that was cut short before its end has put the current root there too.
-        return None if root == current else (root, int(until[1]))
+        return None if root == current else _Previous(root, int(head[1]), head[2])
 
     def key_of(self, root_pem: str) -> SigningKey:
         """Return the key of a root that lies here.
@@ -116,16 +136,19 @@ class RootFiles:
             OSError: it was cut short; whether the new root is in force, ``current`` says. It can be repeated.
         """
         old = self.current()
-        write_atomic(self._previous_key, private_key_to_pem(self.key_of(old)), PRIVATE)
-        write_atomic(self._previous, f"{_UNTIL}{until_ms}\n{old}")
+        old_key = self.key_of(old)
+        # In one file with what it belongs to: cut short anywhere, there is no endorsement of another root.
+        head = f"{_UNTIL}{until_ms}\n{_ENDORSEMENT}{endorse(old_key, root_pem)}\n"
+        write_atomic(self._previous_key, private_key_to_pem(old_key), PRIVATE)
+        write_atomic(self._previous, head + old)
         write_atomic(self._next_key, private_key_to_pem(key), PRIVATE)
         write_atomic(self.certificate, root_pem)  # here it is done
         self._next_key.replace(self._key)
 
 
-def _certificate_of(path: Path) -> str:
+def _certificate_of(path: Path, text: str) -> str:
     try:
-        certificates = certificates_in(path.read_text("utf-8", "replace"))
+        certificates = certificates_in(text)
     except ValueError:
         certificates = []
     if not certificates:

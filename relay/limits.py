@@ -9,19 +9,18 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from itertools import islice
+from typing import Generic, Protocol, TypeVar
 
 from schemas.errors import Failure, ToolError
 
 BUSY_RETRY_MS = 100
 """What is said of a gate that is full: nobody knows when a call will end."""
-_ROUNDING = 1e-6
-_LONGEST_RETRY_MS = 24 * 3_600_000
 # What sums of fractions may be off by: whoever comes when it was told to must not be sent away again.
-_TOLERANCE = 1e-6
-
+_ROUNDING = 1e-6
 _LONGEST_RETRY_MS = 86_400_000
 _MAX_GATES = 20_000
+_LOOKED_AT = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +111,33 @@ class Gate:
 KeyT = TypeVar("KeyT", bound=Hashable)
 
 
+class _Idle(Protocol):
+    """What can be forgotten when it is idle."""
+
+    def is_idle(self, now: float) -> bool:
+        """Tell whether a new one would be no different."""
+        ...
+
+
+_IdleT = TypeVar("_IdleT", bound=_Idle)
+
+
+def forget_idle(kept: OrderedDict[KeyT, _IdleT], at_most: int, now: float) -> bool:
+    """Make room for one more if there are ``at_most``; tell whether there is any.
+
+    Looks at a few only, the longest unused first. Those that are not idle are put behind the others: they
+    must not stand for ever before what could be forgotten.
+    """
+    for key in list(islice(kept, _LOOKED_AT)) if len(kept) >= at_most else ():
+        if not kept[key].is_idle(now):
+            kept.move_to_end(key)
+            continue
+        del kept[key]
+        if len(kept) < at_most:
+            break
+    return len(kept) < at_most
+
+
 class Gates(Generic[KeyT]):
     """A gate for each key, made when it is first needed, forgotten when it is idle and there are many."""
 
@@ -130,28 +156,30 @@ class Gates(Generic[KeyT]):
         Raises:
             ToolError: RATE_LIMITED, with ``retry_after_ms``.
         """
-        now = self._clock()
-        gate = self._gate(key, allowance, now)
-        gate.enter(now, cost)
+        gate = self.enter(key, allowance, cost)
         try:
             yield
         finally:
             gate.leave()
 
+    def enter(self, key: KeyT, allowance: Allowance, cost: float = 1.0) -> Gate:
+        """Go through the gate of ``key``, and return it: it is to be left again.
+
+        Raises:
+            ToolError: RATE_LIMITED, with ``retry_after_ms``.
+        """
+        now = self._clock()
+        gate = self._gate(key, allowance, now)
+        gate.enter(now, cost)
+        return gate
+
     def _gate(self, key: KeyT, allowance: Allowance, now: float) -> Gate:
         gate = self._gates.get(key)
         if gate is None:
-            self._make_room(now)
+            # One that is not idle is never forgotten, and then there are more than there should be.
+            forget_idle(self._gates, self._max_gates, now)
             gate = self._gates[key] = Gate(allowance, now)
         else:
             gate.change(allowance)
             self._gates.move_to_end(key)
         return gate
-
-    def _make_room(self, now: float) -> None:
-        """Forget the gates longest unused that are idle; one that is not idle is never forgotten."""
-        while len(self._gates) >= self._max_gates:
-            key, gate = next(iter(self._gates.items()))
-            if not gate.is_idle(now):
-                return
-            del self._gates[key]

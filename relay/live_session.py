@@ -23,6 +23,7 @@ class LiveSession:
 
     Attributes:
         identity: the leaf that the node proved last: in the handshake, or with a manifest since.
+        asking: the types of the frames that wait for the certificate authority, one of each at a time.
         leaving: whether the node retires: it is told that it is done before its connection is closed.
     """
 
@@ -32,6 +33,7 @@ class LiveSession:
     link: NodeLink | None
     ledger: Ledger[asyncio.Future[Answer]] = field(default_factory=Ledger)
     rejected_in_a_row: int = 0
+    asking: set[str] = field(default_factory=set)
     leaving: bool = False
 
     def settle(self, msg_id: str, answer: Answer) -> None:

@@ -1,10 +1,14 @@
 """What a connected node says, and what it is answered.
 
-Must not decide who is connected: that is ``sessions``.
+What is asked of the certificate authority is done aside: it can take a while, and the answers of the same
+node to its calls must not wait for it. Must not decide who is connected: that is ``sessions``.
 """
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any
+
+from starlette.websockets import WebSocketDisconnect
 
 from relay.authority import Renewals
 from relay.fleet import Fleet
@@ -14,10 +18,13 @@ from schemas.canonical import jcs
 from schemas.errors import Failure, ToolError
 from schemas.frames import Frame
 from schemas.manifest import etag_of
-from schemas.session import CloseCode
+from schemas.session import CloseCode, ProtocolError
 from schemas.trust import Outcome, Verdict
 
 _MAX_REJECTED_IN_A_ROW = 3
+_AGAIN_AFTER_MS = 60_000
+
+_Act = Callable[[LiveSession, NodeLink, Frame], Awaitable[None]]
 
 
 class NodeFrames:
@@ -27,6 +34,7 @@ class NodeFrames:
         self._fleet = fleet
         self._renewals = renewals
         self._now_ms = now_ms
+        self._tasks: set[asyncio.Task[None]] = set()
 
     async def handle(self, live: LiveSession, link: NodeLink, frame: Frame) -> None:
         """Act on ``frame``, which came over ``link``, and answer it."""
@@ -39,9 +47,9 @@ class NodeFrames:
                 self._fleet.heartbeat(live.identity.node_id, frame.payload["manifest_etag"])
                 await link.send("heartbeat_ack", {"server_time_ms": self._now_ms()}, frame.msg_id)
             case "renew":
-                await self._renew(live, link, frame)
+                await self._aside(live, link, frame, self._renew)
             case _:  # retire
-                await self._retire(live, link, frame)
+                await self._aside(live, link, frame, self._retire)
 
     async def _announced(self, live: LiveSession, link: NodeLink, frame: Frame) -> None:
         wire = jcs(frame.payload)
@@ -65,6 +73,25 @@ class NodeFrames:
         signer = self._fleet.signer_of(live.identity.node_id)
         if signer is not None and signer.public_key == live.identity.public_key:
             live.identity = signer
+
+    async def _aside(self, live: LiveSession, link: NodeLink, frame: Frame, act: _Act) -> None:
+        """Let ``act`` answer ``frame`` while others are read, unless it does so already in this session."""
+        if frame.type in live.asking:
+            early = ToolError(Failure.RATE_LIMITED, "That is under way.", retry_after_ms=_AGAIN_AFTER_MS)
+            await link.send(f"{frame.type}_ack", {"ok": False, "error": early.envelope()}, frame.msg_id)
+            return
+        live.asking.add(frame.type)
+        task = asyncio.create_task(self._acted(live, link, frame, act))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _acted(self, live: LiveSession, link: NodeLink, frame: Frame, act: _Act) -> None:
+        try:
+            await act(live, link, frame)
+        except (RuntimeError, WebSocketDisconnect, ProtocolError):
+            pass  # the connection ended first: what was decided stands, and the node asks again
+        finally:
+            live.asking.discard(frame.type)
 
     async def _renew(self, live: LiveSession, link: NodeLink, frame: Frame) -> None:
         answer: dict[str, Any]

@@ -41,6 +41,11 @@ class NodeLink:
         """Whether the handshake is done and nobody has closed."""
         return self._machine.state is State.OPEN
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether somebody has closed."""
+        return self._machine.state is State.CLOSED
+
     async def send(self, type_: str, payload: Mapping[str, Any], in_reply_to: str | None = None) -> str:
         """Send a frame and return its ``msg_id``."""
         msg_id = self._ulids.new()

@@ -1,7 +1,7 @@
 """Tells agents when what they see has changed: at most once a second, and only those for whom it did.
 
-What counts is the visible set of names, schemas and safety classes, for each audience that listens. Must
-not know how a listener is told.
+What counts is the visible set of names, schemas and safety classes, for each audience that listens; none
+waits for another. Must not know how a listener is told.
 """
 
 import asyncio
@@ -14,22 +14,35 @@ from relay.permissions import Rights
 
 INTERVAL_S = 1.0
 _PATIENCE_S = 5.0
-
+# A tenant has a handful of audiences: none can take all of these.
+_AUDIENCES_AT_ONCE = 256
 
 Listener = Callable[[], Awaitable[None]]
 
 
 class Notifier:
-    """Watches the fleet for the audiences that have listeners."""
+    """Watches the fleet for the audiences that have listeners.
 
-    def __init__(self, fleet: Fleet, interval_s: float = INTERVAL_S, patience_s: float = _PATIENCE_S) -> None:
+    It looks every ``interval_s``, and tells an audience once in ``quiet_s``, by default as often as it looks.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        interval_s: float = INTERVAL_S,
+        patience_s: float = _PATIENCE_S,
+        quiet_s: float | None = None,
+    ) -> None:
         self._fleet = fleet
         self._interval_s = interval_s
+        self._quiet_s = interval_s if quiet_s is None else quiet_s
         self._patience_s = patience_s
         self._woken = asyncio.Event()
         self._listeners: dict[Rights, dict[object, Listener]] = {}
         self._seen: dict[Rights, bytes] = {}
         self._quiet_until: dict[Rights, float] = {}
+        self._telling: set[Rights] = set()
+        self._turns = asyncio.Semaphore(_AUDIENCES_AT_ONCE)
 
     def listen(self, audience: Rights, listener: Listener) -> Callable[[], None]:
         """Call ``listener`` after every change that ``audience`` can see; return what stops it."""
@@ -54,22 +67,39 @@ class Notifier:
 
     async def run(self) -> None:
         """Look once a second until cancelled, and when woken: expiries and graces end by themselves."""
-        while True:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self._interval_s):
-                    await self._woken.wait()
-            self._woken.clear()
-            self._fleet.sweep()
-            for audience in list(self._listeners):
-                await self._look(audience)
+        pause_s = self._interval_s
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(pause_s):
+                        await self._woken.wait()
+                self._woken.clear()
+                self._fleet.sweep()
+                pauses = [self._look(audience, tasks) for audience in list(self._listeners)]
+                pause_s = min([self._interval_s, *pauses])
 
-    async def _look(self, audience: Rights) -> None:
+    def _look(self, audience: Rights, tasks: asyncio.TaskGroup) -> float:
+        """Have ``audience`` told if it is time to; return in how many seconds to look again."""
         digest, now = self._digest(audience), asyncio.get_running_loop().time()
-        if digest == self._seen.get(audience) or now < self._quiet_until.get(audience, 0.0):
-            return
+        if digest == self._seen.get(audience) or audience in self._telling:
+            return self._interval_s
+        if (quiet_s := self._quiet_until.get(audience, 0.0) - now) > 0:
+            return quiet_s
         self._seen[audience] = digest
-        self._quiet_until[audience] = now + self._interval_s
-        await asyncio.gather(*map(self._tell, self._listeners.get(audience, {}).values()))
+        self._quiet_until[audience] = now + self._quiet_s
+        self._telling.add(audience)
+        tasks.create_task(self._tell_all(audience))
+        return self._interval_s
+
+    async def _tell_all(self, audience: Rights) -> None:
+        """Tell an audience. Never twice at a time: what changes meanwhile is told when this is done."""
+        try:
+            async with self._turns:
+                await asyncio.gather(*map(self._tell, self._listeners.get(audience, {}).values()))
+        finally:
+            self._telling.discard(audience)
+        if self._digest(audience) != self._seen.get(audience):
+            self._woken.set()
 
     async def _tell(self, listener: Listener) -> None:
         # One agent that has stopped reading, or is half gone, must cost the others nothing.

@@ -84,7 +84,7 @@ class NodeSessions:
             return
         await socket.accept(SUBPROTOCOL)
         link = NodeLink(socket, Session(Role.RELAY, self._reader), self._ulids)
-        if (wait_s := self._turnstile.enter(self._monotonic())) > 0:
+        if (wait_s := self._turnstile.enter(self._monotonic(), link.peer)) > 0:
             self._meters.sessions.labels("sent_away").inc()
             await link.close(CloseCode.OVER_CAPACITY, retry_after_ms=int(wait_s * 1000) + 1)
             return
@@ -104,11 +104,9 @@ class NodeSessions:
             del auth  # a certificate and a token, which would otherwise stay as long as the connection
             await self._serve_frames(live, link)
         except ProtocolError as error:
-            self._meters.sessions.labels("protocol_violation").inc()
-            if self._tally.count("session_broken", identity.node_id, "protocol"):
-                reason = printable(error.reason)
-                self._log.warning("node broke the protocol", node_id=identity.node_id, reason=reason)
-            await link.close(error.code)
+            if not link.is_closed:  # else it was closed by us, and what is on the way is nobody's fault
+                self._broken(identity.node_id, error)
+                await link.close(error.code)
         except WebSocketDisconnect as error:
             if error.code == _TOO_LARGE:
                 self._tally.count("session_broken", identity.node_id, "frame_too_large")
@@ -125,13 +123,15 @@ class NodeSessions:
             raise ToolError(Failure.NODE_OFFLINE)
         msg_id = self._ulids.new()
         now = self._now_ms()
-        payload = {
+        payload: dict[str, Any] = {
             "tool": command.tool,
             "arguments": command.arguments,
             "deadline_ms": command.deadline_ms,
             "sent_at_ms": now,
             "correlation_id": command.correlation_id,
         }
+        if command.traceparent is not None:
+            payload["traceparent"] = command.traceparent
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         live.ledger.enter(msg_id, payload, now + command.deadline_ms, answer)
         try:
@@ -199,6 +199,11 @@ class NodeSessions:
         if auth is None or auth.type != "auth":
             raise AdmissionError("no_auth")
         return self._admission.judge(auth, challenge["nonce"]), auth
+
+    def _broken(self, node_id: str, error: ProtocolError) -> None:
+        self._meters.sessions.labels("protocol_violation").inc()
+        if self._tally.count("session_broken", node_id, "protocol"):
+            self._log.warning("node broke the protocol", node_id=node_id, reason=printable(error.reason))
 
     async def _refuse(self, link: NodeLink, error: Exception) -> None:
         reason, code = "late", CloseCode.AUTH_FAILED

@@ -82,6 +82,7 @@ class RelayTls:
         self._live: LiveContext | None = None
         self._log = log
         self._sleep = sleep
+        self._turn = asyncio.Lock()  # the interval and a change of the CA may come together
         self.to_broker: ssl.SSLContext | None = None
         if config.own_root or config.broker.tls:
             self._own = OwnCertificate(config.state.own_tls, ca, config.public_url, now_ms, random_bytes)
@@ -100,17 +101,22 @@ class RelayTls:
         """Look from time to time whether a certificate is to be renewed or loaded, until cancelled."""
         while True:
             await self._sleep(INTERVAL_S)
-            self.refresh()
+            await self.refresh()
 
-    def refresh(self) -> None:
-        """Look now. What cannot be done is said in the log, and tried again the next time."""
-        try:
-            if self._own is not None and self._own.renew():
-                self._log.info("own certificate issued")
-            if self._live is not None and self._live.refresh():
-                self._log.info("certificate loaded")
-        except (AuthorityError, LedgerError, OSError) as error:
-            self._log.error("certificate not renewed", reason=printable(str(error)))
+    async def refresh(self) -> bool:
+        """Look now; return whether all is as it should be. What cannot be done is said in the log."""
+        async with self._turn:
+            try:
+                # The CA may be held by somebody else, and issuing waits for the disk.
+                if self._own is not None and await asyncio.to_thread(self._own.renew):
+                    self._log.info("own certificate issued")
+                # Not on a thread: a context must not change while a connection is made with it.
+                if self._live is not None and self._live.refresh():
+                    self._log.info("certificate loaded")
+            except (AuthorityError, LedgerError, OSError) as error:
+                self._log.error("certificate not renewed", reason=printable(str(error)))
+                return False
+        return True
 
 
 def broker_context(shown: TlsFiles, roots: Callable[[], list[str]], broker_ca: Path | None) -> ssl.SSLContext:

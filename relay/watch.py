@@ -1,17 +1,22 @@
 """Puts into effect what the operator decides while the relay runs: revocations, and another root.
 
 The commands write ledgers; a look at them, four times a second, costs less than anything that would have to
-reach this process. Also ends the sessions whose leaf has run out. Must not decide who is revoked.
+reach this process. They are read on a thread: with thousands of nodes that takes a while, and calls go on.
+Also ends the sessions whose leaf has run out. Must not decide who is revoked.
 """
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 from structlog.typing import FilteringBoundLogger
 
 from relay.audit import AuditLog, AuditUnavailableError
 from relay.ca import AuthorityError, CertificateAuthority
 from relay.fleet import Fleet
+from relay.followers import Followers
 from relay.ledger import LedgerError
 from relay.notifier import Notifier
 from relay.revoked_tokens import RevokedTokens
@@ -22,13 +27,18 @@ from schemas.session import CloseCode
 from schemas.text import printable
 
 INTERVAL_S = 0.25
+MAX_UNRECORDED = 10_000
+
+_Content = TypeVar("_Content")
+_Leaves = tuple[list[str], frozenset[str]]
+"""The roots that are trusted, and the kids that are revoked."""
 
 
 class TrustWatch:
     """Watches the CA and the list of revoked tokens for one relay.
 
-    ``on_leaves`` is called after every change of who holds a leaf, ``on_tokens`` with all revoked tokens when
-    there is another.
+    ``followers`` are due after every change of who holds a leaf; ``on_tokens`` are called with all revoked
+    tokens when there is another.
     """
 
     def __init__(  # noqa: PLR0913 - what it moves
@@ -40,7 +50,7 @@ class TrustWatch:
         sessions: NodeSessions,
         notifier: Notifier,
         audit: AuditLog,
-        on_leaves: Sequence[Callable[[], None]],
+        followers: Followers,
         on_tokens: Sequence[Callable[[frozenset[str]], None]],
         now_ms: Callable[[], int],
         log: FilteringBoundLogger,
@@ -52,16 +62,20 @@ class TrustWatch:
         self._sessions = sessions
         self._notifier = notifier
         self._audit = audit
-        self._on_leaves = on_leaves
+        self._followers = followers
         self._on_tokens = on_tokens
         self._now_ms = now_ms
         self._log = log
         self._interval_s = interval_s
+        # Of its own: who waits for a ledger on the others, to enrol or to renew, must hold up no revocation.
+        self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="watch")
         self._seen: dict[str, object] = {}
         self._unread: dict[str, str] = {}
         self._roots: list[str] = []
         self._kids: frozenset[str] = frozenset()
         self._jtis: frozenset[str] = frozenset()
+        self._unrecorded: deque[dict[str, str]] = deque()
+        self._unwritten: dict[str, str] | None = None
 
     def begin(self) -> None:
         """Put into effect what was decided before the relay was started.
@@ -71,32 +85,48 @@ class TrustWatch:
                 must not run.
         """
         self._seen = {"leaves": self._ca.stamp, "tokens": self._tokens.stamp}
-        self._roots, self._kids = self._ca.roots(), self._ca.revoked_kids()
+        self._roots, self._kids = self._read_leaves()
         self._jtis = self._tokens.jtis()
         self._fleet.believe(self._roots, self._kids)
         for act in self._on_tokens:
             act(self._jtis)
-        for refresh in self._on_leaves:
-            refresh()
 
     async def run(self) -> None:
-        """Look again and again until cancelled."""
-        while True:
-            await asyncio.sleep(self._interval_s)
-            self.look()
+        """Look again and again, and let the followers follow, until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._followers.run())
+            while True:
+                await asyncio.sleep(self._interval_s)
+                await self.look()
 
-    def look(self) -> None:
+    async def look(self) -> None:
         """Put into effect what has been decided since the last look."""
-        self._when_changed("leaves", lambda: self._ca.stamp, self._leaves_changed)
-        self._when_changed("tokens", lambda: self._tokens.stamp, self._tokens_changed)
+        await asyncio.gather(
+            self._when_changed("leaves", lambda: self._ca.stamp, self._read_leaves, self._leaves_changed),
+            self._when_changed("tokens", lambda: self._tokens.stamp, self._tokens.jtis, self._tokens_changed),
+        )
         now = self._now_ms()
         self._sessions.shut_out(lambda leaf: not leaf.valid_at(now), CloseCode.AUTH_FAILED)
+        self._write_down()
 
-    def _when_changed(self, name: str, look: Callable[[], object], act: Callable[[], None]) -> None:
+    async def _when_changed(
+        self,
+        name: str,
+        look: Callable[[], object],
+        read: Callable[[], _Content],
+        act: Callable[[_Content], None],
+    ) -> None:
+        seen = self._seen.get(name)
+
+        def read_if_changed() -> tuple[object, _Content] | None:
+            # The stamp first: what changes while it is read is found at the next look.
+            return None if (stamp := look()) == seen else (stamp, read())
+
         try:
-            if (stamp := look()) != self._seen.get(name):
-                act()
-                self._seen[name] = stamp
+            found = await asyncio.get_running_loop().run_in_executor(self._threads, read_if_changed)
+            if found is not None:
+                act(found[1])
+                self._seen[name] = found[0]
             self._unread.pop(name, None)
         except (AuthorityError, LedgerError, OSError) as error:
             # What is in effect stays, and the next look tries again; one line a reason is enough.
@@ -105,8 +135,11 @@ class TrustWatch:
                 self._log.error("a change cannot be read", what=name, reason=reason)
             self._unread[name] = reason
 
-    def _leaves_changed(self) -> None:
-        roots, kids = self._ca.roots(), self._ca.revoked_kids()
+    def _read_leaves(self) -> _Leaves:
+        return self._ca.roots(), self._ca.revoked_kids()
+
+    def _leaves_changed(self, leaves: _Leaves) -> None:
+        roots, kids = leaves
         revoked, gone = kids - self._kids, set(self._roots) - set(roots)
         self._roots, self._kids = roots, kids
         self._fleet.believe(roots, kids)
@@ -117,8 +150,7 @@ class TrustWatch:
         if gone:
             self._end(self._is_orphan, CloseCode.AUTH_FAILED)
             self._record("root_withdrawn")
-        for refresh in self._on_leaves:
-            refresh()
+        self._followers.due()
 
     def _end(self, is_barred: Callable[[Identity], bool], code: CloseCode) -> None:
         self._fleet.bar(is_barred)
@@ -132,8 +164,7 @@ class TrustWatch:
             return True
         return False
 
-    def _tokens_changed(self) -> None:
-        jtis = self._tokens.jtis()
+    def _tokens_changed(self, jtis: frozenset[str]) -> None:
         revoked, self._jtis = jtis - self._jtis, jtis
         for act in self._on_tokens:
             act(jtis)
@@ -142,7 +173,19 @@ class TrustWatch:
 
     def _record(self, event: str, **facts: str) -> None:
         self._log.warning(event, **facts)
-        try:
-            self._audit.write(event=event, **facts)
-        except AuditUnavailableError as error:
-            self._log.error("not recorded", what=event, reason=str(error), **facts)
+        if len(self._unrecorded) >= MAX_UNRECORDED:
+            self._log.error("not recorded", reason="too much waits for that", what={"event": event, **facts})
+            return
+        self._unrecorded.append({"event": event, **facts})
+
+    def _write_down(self) -> None:
+        """Write what was decided into the audit, in order; what it does not take waits for the next look."""
+        while self._unrecorded:
+            try:
+                self._audit.write(**self._unrecorded[0])
+            except AuditUnavailableError as error:
+                if self._unwritten is not self._unrecorded[0]:
+                    self._unwritten = self._unrecorded[0]
+                    self._log.error("not recorded", reason=str(error), what=self._unwritten)
+                return
+            self._unrecorded.popleft()

@@ -17,7 +17,7 @@ class AsgiSocket:
         breaks_at: the number of messages after which the connection is gone.
     """
 
-    def __init__(self, breaks_at: int | None = None) -> None:
+    def __init__(self, breaks_at: int | None = None, address: str | None = None) -> None:
         self.sent: list[Message] = []
         self.breaks_at = breaks_at
         self._incoming: asyncio.Queue[Message] = asyncio.Queue()
@@ -27,6 +27,7 @@ class AsgiSocket:
             "path": CONNECT_PATH,
             "headers": [],
             "subprotocols": [SUBPROTOCOL],
+            "client": address and (address, 50_000),
         }
         self.websocket = WebSocket(scope, self._incoming.get, self._send)
 

@@ -41,6 +41,7 @@ PAYLOADS: Final[Mapping[str, Mapping[str, Any]]] = {
         "ok": True,
         "certificate": "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n",
         "roots": "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n",
+        "endorsement": "e" * 86,
     },
     "retire": {},
     "retire_ack": {"ok": True},

@@ -5,10 +5,15 @@ from pathlib import Path
 import pytest
 
 from kubelet.provisioning import create_identity, install_certificate, install_renewed
+from relay.ca import CertificateAuthority
 from schemas.certificates import IdentityError, read_csr, verify_leaf
+from schemas.endorsement import endorse
 from schemas.identity_files import IdentityFiles, IdentityFilesError
 from schemas.projection import is_node_id
-from tests.fakes.signer import DAY_MS, NOW_MS, OTHER_NODE_ID, SimulatedCa, SimulatedNode, key_named
+from tests.fakes.clock import FakeClock
+from tests.fakes.signer import DAY_MS, NOW_MS, OTHER_NODE_ID, TENANT, SimulatedCa, SimulatedNode, key_named
+
+NEXT_ROOT = SimulatedCa("the next root").root_pem
 
 
 @pytest.fixture
@@ -157,16 +162,93 @@ def test_a_renewed_leaf_is_installed_with_the_roots_that_came_with_it(
     assert (own.kid, own.root_pem, identity.kid) == (fresh.kid, ca.root_pem, fresh.kid)
 
 
-def test_at_a_rotation_the_new_root_comes_with_the_one_that_the_node_trusts(
+def check_not_renewed(
+    files: IdentityFiles, leaf_pem: str, roots_pem: str, reason: str, endorsement: str | None = None
+) -> None:
+    before = everything_in(files)
+    with pytest.raises(IdentityFilesError, match=reason):
+        install_renewed(files, leaf_pem, roots_pem, NOW_MS, endorsement)
+    assert everything_in(files) == before
+
+
+def test_at_a_rotation_the_new_root_comes_with_the_one_that_the_node_trusts_and_is_endorsed_by_it(
     enrolled: IdentityFiles, ca: SimulatedCa
 ) -> None:
     new = SimulatedCa("the next root")
     fresh = issued(new, enrolled)
-    install_renewed(enrolled, fresh.leaf_pem, new.root_pem + ca.root_pem, NOW_MS)
+    endorsement = endorse(ca.key, new.root_pem)
+    install_renewed(enrolled, fresh.leaf_pem, new.root_pem + ca.root_pem, NOW_MS, endorsement)
     assert enrolled.read().root_pem == new.root_pem + ca.root_pem
     # And later with the new one alone: the old one's time is up.
     install_renewed(enrolled, issued(new, enrolled).leaf_pem, new.root_pem, NOW_MS)
     assert enrolled.read().root_pem == new.root_pem
+
+
+def test_a_node_that_was_away_takes_an_endorsed_root_though_the_old_one_is_gone(
+    enrolled: IdentityFiles, ca: SimulatedCa
+) -> None:
+    new = SimulatedCa("the next root")
+    endorsement = endorse(ca.key, new.root_pem)
+    install_renewed(enrolled, issued(new, enrolled).leaf_pem, new.root_pem, NOW_MS, endorsement)
+    assert enrolled.read().root_pem == new.root_pem
+
+
+def test_a_node_follows_its_ca_from_root_to_root(tmp_path: Path, made: IdentityFiles) -> None:
+    clock = FakeClock(NOW_MS)
+    authority = CertificateAuthority(tmp_path / "ca", clock, os.urandom)
+    authority.create()
+    csr, node_id = made.csr.read_text(), made.read().node_id
+    install_certificate(made, authority.issue(csr, TENANT), authority.root_pem(), NOW_MS)
+    for _ in range(3):
+        authority.rotate_root(30)
+        for days in (29, 1):
+            clock.advance(days * DAY_MS)
+            leaf, roots = authority.renew(csr, node_id), authority.roots()
+            endorsement = authority.endorsement()
+            install_renewed(made, leaf, "".join(roots), clock(), endorsement)
+            assert made.read().root_pem == "".join(roots)
+    assert len(authority.roots()) == 1
+
+
+@pytest.mark.parametrize("of", ["the rogue", "the next root"])
+def test_a_rogue_root_beside_a_good_one_is_refused_whoever_issued_the_leaf(
+    enrolled: IdentityFiles, ca: SimulatedCa, of: str
+) -> None:
+    # Roots and endorsements are public: whoever poses as the relay can send both.
+    rogue, new = SimulatedCa("the rogue"), SimulatedCa("the next root")
+    endorsement = endorse(ca.key, new.root_pem)
+    leaf = issued(SimulatedCa(of), enrolled).leaf_pem
+    reason = "neither trusted by this node nor endorsed"
+    for roots in (rogue.root_pem, new.root_pem + rogue.root_pem, ca.root_pem + rogue.root_pem):
+        check_not_renewed(enrolled, leaf, roots, reason, endorsement)
+    check_not_renewed(enrolled, leaf, rogue.root_pem + ca.root_pem, reason)
+
+
+@pytest.mark.parametrize(
+    "endorsement",
+    [
+        pytest.param(None, id="none"),
+        pytest.param("", id="empty"),
+        pytest.param("A" * 86, id="no signature"),
+        pytest.param("\ud800", id="no text"),
+        pytest.param(endorse(key_named("ca the next root"), NEXT_ROOT), id="of its own"),
+        pytest.param(endorse(key_named("ca root"), SimulatedCa("another").root_pem), id="of another root"),
+    ],
+)
+def test_a_new_root_without_a_good_endorsement_is_refused(
+    enrolled: IdentityFiles, ca: SimulatedCa, endorsement: str | None
+) -> None:
+    leaf = issued(SimulatedCa("the next root"), enrolled).leaf_pem
+    reason = "neither trusted by this node nor endorsed"
+    check_not_renewed(enrolled, leaf, NEXT_ROOT + ca.root_pem, reason, endorsement)
+
+
+def test_a_root_that_an_endorsed_one_endorses_is_refused(enrolled: IdentityFiles, ca: SimulatedCa) -> None:
+    new, newest = SimulatedCa("the next root"), SimulatedCa("the one after it")
+    roots = newest.root_pem + new.root_pem + ca.root_pem
+    leaf = issued(newest, enrolled).leaf_pem
+    for endorsement in (endorse(ca.key, new.root_pem), endorse(new.key, newest.root_pem)):
+        check_not_renewed(enrolled, leaf, roots, "neither trusted by this node", endorsement)
 
 
 @pytest.mark.parametrize(
@@ -175,7 +257,7 @@ def test_at_a_rotation_the_new_root_comes_with_the_one_that_the_node_trusts(
 def test_roots_of_which_the_node_trusts_none_are_refused(enrolled: IdentityFiles, roots: str) -> None:
     fresh = issued(SimulatedCa("another"), enrolled)
     before = everything_in(enrolled)
-    with pytest.raises(IdentityFilesError, match="none of the roots is one that this node trusts"):
+    with pytest.raises(IdentityFilesError, match=r"neither trusted by this node|not accepted: chain"):
         install_renewed(enrolled, fresh.leaf_pem, roots, NOW_MS)
     assert everything_in(enrolled) == before
 
@@ -184,7 +266,7 @@ def test_a_node_that_was_never_enrolled_is_not_enrolled_over_the_session(
     made: IdentityFiles, ca: SimulatedCa
 ) -> None:
     before = everything_in(made)
-    with pytest.raises(IdentityFilesError, match="none of the roots"):
+    with pytest.raises(IdentityFilesError, match="neither trusted by this node"):
         install_renewed(made, issued(ca, made).leaf_pem, ca.root_pem, NOW_MS)
     assert everything_in(made) == before
 

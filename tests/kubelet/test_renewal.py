@@ -10,6 +10,7 @@ from kubelet.agent import now_ms
 from kubelet.logs import make_logger
 from kubelet.renewal import AGAIN_AFTER_MS, Renewal, installer
 from schemas.certificates import make_csr, read_csr, self_signed_leaf
+from schemas.endorsement import endorse
 from schemas.identity_files import IdentityFiles
 from tests.fakes.clock import FakeClock
 from tests.fakes.lines import LogLines
@@ -204,6 +205,16 @@ async def test_what_is_verified_is_installed(todays: IdentityFiles, ca_of_today:
     answer = {"certificate": fresh.leaf_pem, "roots": ca_of_today.root_pem, "ok": True}
     assert await installer(todays)(answer) is None
     assert todays.read().kid == fresh.kid != own.kid
+
+
+async def test_an_endorsement_is_handed_on(todays: IdentityFiles, ca_of_today: SimulatedCa) -> None:
+    own, new = todays.read(), SimulatedCa("root of tomorrow", now_ms())
+    fresh = new.issue(own.node_id, key=own.key, now_ms=now_ms())
+    answer = {"ok": True, "certificate": fresh.leaf_pem, "roots": new.root_pem}
+    assert "nor endorsed" in str(await installer(todays)(answer))
+    endorsement = endorse(ca_of_today.key, new.root_pem)
+    assert await installer(todays)({**answer, "endorsement": endorsement}) is None
+    assert todays.read().root_pem == new.root_pem
 
 
 async def test_what_is_not_believed_is_not_installed_and_the_reason_is_one_line(

@@ -9,6 +9,7 @@ import pytest
 from relay.authority import Renewals
 from relay.ca import CertificateAuthority
 from schemas.certificates import make_csr, verify_leaf
+from schemas.endorsement import is_endorsed
 from schemas.errors import Failure, ToolError
 from schemas.identity import Identity, certificates_in
 from tests.fakes.disk import full_disk
@@ -84,6 +85,8 @@ async def test_after_a_rotation_both_roots_come_and_the_new_one_has_signed(desk:
         *certificates_in(old_root),
     ]
     assert verify_leaf(issued["certificate"], [desk.ca.root_pem()], desk.hub.clock()).node_id == NODE_ID
+    old, new = certificates_in(old_root), certificates_in(desk.ca.root_pem())
+    assert is_endorsed(new[0], old, issued["endorsement"])
 
 
 async def test_before_half_of_its_life_a_leaf_is_not_renewed_and_the_node_is_told_when(desk: Desk) -> None:

@@ -1,5 +1,6 @@
 """Who may do what on a broker: with the files that ship and those that are generated, on both brokers."""
 
+import asyncio
 import os
 import signal
 import socket
@@ -9,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -251,7 +253,7 @@ def test_a_pid_file_that_names_no_broker_is_a_line_in_the_log(
     pid_file, log = tmp_path / "pid", LogLines()
     if content is not None:
         pid_file.write_text(content)
-    BrokerAccess(authority, tmp_path / "broker", pid_file, make_logger(log)).refresh()
+    assert not BrokerAccess(authority, tmp_path / "broker", pid_file, make_logger(log)).refresh()
     [line] = log.entries("broker not told of new access lists")
     assert line["pid_file"] == str(pid_file)
     assert (tmp_path / "broker" / "roots.pem").read_text() == authority.ca.root_pem
@@ -266,6 +268,25 @@ def test_a_process_that_is_younger_than_the_file_is_not_the_broker(
     os.utime(pid_file, (1, 1))
     BrokerAccess(authority, tmp_path / "broker", pid_file, make_logger(log)).refresh()
     assert log.entries("broker not told of new access lists")
+
+
+async def test_a_refresh_waits_on_a_thread_and_says_whether_it_is_done(
+    authority: PlayedAuthority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on = Event()
+
+    def slow() -> str:
+        assert go_on.wait(BOUND_S)
+        raise AuthorityError("no CA")
+
+    access = BrokerAccess(authority, tmp_path / "broker", None, make_logger(LogLines()))
+    with monkeypatch.context() as patch:
+        patch.setattr(authority, "crl_pem", slow)
+        task = asyncio.create_task(access.follow())
+        await asyncio.sleep(0)
+        go_on.set()  # on the loop itself it would never have come to this
+        assert await asyncio.wait_for(task, BOUND_S) is False
+    assert await access.follow() is True
 
 
 def failing(error: Exception) -> Callable[[], str]:
@@ -284,7 +305,14 @@ def test_what_cannot_be_written_is_a_line_in_the_log_and_the_old_files_stay(
     access.refresh()
     before = {path.name: path.read_bytes() for path in (tmp_path / "broker").iterdir()}
     assert set(before) == {"roots.pem", "revoked.pem", "nats-users.conf"}
-    monkeypatch.setattr(authority, "crl_pem", failing(error))
-    access.refresh()
+    with monkeypatch.context() as patch:
+        patch.setattr(authority, "crl_pem", failing(error))
+        assert not access.refresh()
+        assert not access.refresh()  # it is tried again and again, and said once
     assert [line["reason"] for line in log.entries("broker access not written")] == [str(error)]
     assert {path.name: path.read_bytes() for path in (tmp_path / "broker").iterdir()} == before
+    assert access.refresh()
+    with monkeypatch.context() as patch:
+        patch.setattr(authority, "crl_pem", failing(error))
+        assert not access.refresh()
+    assert len(log.entries("broker access not written")) == 2

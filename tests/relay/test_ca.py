@@ -17,6 +17,8 @@ from nacl.signing import SigningKey
 
 from relay.ca import AuthorityError, CertificateAuthority, IdTakenError, UnknownTargetError
 from schemas.certificates import make_csr, verify_leaf
+from schemas.endorsement import is_endorsed
+from schemas.identity import certificates_in
 from schemas.identity_files import IdentityFiles
 from tests.fakes.clock import FakeClock
 from tests.fakes.disk import full_disk
@@ -702,6 +704,21 @@ def test_a_rotation_makes_another_root_with_a_name_of_its_own(
         "previous": kid_of(old),
         "previous_until_ms": NOW_MS + 90 * DAY_MS,
     }
+
+
+def test_a_new_root_is_endorsed_with_the_key_of_the_old_one(
+    rotated: tuple[CertificateAuthority, str], clock: FakeClock
+) -> None:
+    ca, old = rotated
+    endorsement = ca.endorsement()
+    assert endorsement is not None
+    assert is_endorsed(certificates_in(ca.root_pem())[0], certificates_in(old), endorsement)
+    clock.advance(90 * DAY_MS)  # for whoever comes late
+    assert ca.endorsement() == endorsement
+
+
+def test_a_root_that_was_never_rotated_is_endorsed_by_nobody(ca: CertificateAuthority) -> None:
+    assert ca.endorsement() is None
 
 
 def test_the_name_of_a_root_is_that_of_its_key(ca: CertificateAuthority) -> None:

@@ -3,6 +3,7 @@ from pathlib import Path
 import pytest
 
 from relay.ca_roots import AuthorityError, RootFiles
+from schemas.endorsement import endorse
 from schemas.files import PRIVATE, ExposedFileError, read_private, write_atomic
 from schemas.issuing import make_root
 from schemas.keys import private_key_to_pem
@@ -41,6 +42,40 @@ def test_after_a_rotation_both_are_there_with_their_keys(rotated: RootFiles) -> 
     assert (rotated.key_of(SECOND), rotated.key_of(FIRST)) == (SECOND_KEY, FIRST_KEY)
     names = ["root.pem", "previous.pem", "root.key", "previous.key"]
     assert [path.name for path in rotated.files] == names
+
+
+def test_the_root_before_has_endorsed_the_one_that_issues(roots: RootFiles) -> None:
+    assert roots.endorsement() is None
+    roots.rotate(SECOND, SECOND_KEY, UNTIL_MS)
+    assert roots.endorsement() == endorse(FIRST_KEY, SECOND)
+    roots.certificate.with_name("previous.key").unlink()  # as one may when its time is up
+    assert roots.endorsement() == endorse(FIRST_KEY, SECOND)
+
+
+def test_a_rotation_that_was_cut_short_has_endorsed_nothing(
+    roots: RootFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replace = Path.replace
+
+    def cut(self: Path, target: Path) -> Path:
+        if target.name == "root.pem":
+            raise KeyboardInterrupt
+        return replace(self, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", cut)
+        with pytest.raises(KeyboardInterrupt):
+            roots.rotate(SECOND, SECOND_KEY, UNTIL_MS)
+    assert (roots.current(), roots.endorsement()) == (FIRST, None)
+    third_key = key_named("the third root")
+    third = make_root(third_key, "third", NOW_MS, 3650, 3)
+    roots.rotate(third, third_key, UNTIL_MS)
+    assert roots.endorsement() == endorse(FIRST_KEY, third)
+
+
+def test_a_rotation_of_the_first_version_counts_and_has_endorsed_nothing(rotated: RootFiles) -> None:
+    rotated.certificate.with_name("previous.pem").write_text(f"trusted-until-ms: {UNTIL_MS}\n{FIRST}")
+    assert (rotated.trusted(NOW_MS), rotated.endorsement()) == ([SECOND, FIRST], None)
 
 
 def test_text_around_a_certificate_is_no_part_of_it(roots: RootFiles) -> None:

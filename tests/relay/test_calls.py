@@ -10,16 +10,18 @@ from typing import Any
 import pytest
 
 from relay.auth import Principal
-from relay.calls import CallAnswer, CallRequest, Door
+from relay.call_record import CallAnswer, CallRequest
+from relay.calls import Door
 from relay.limits import Allowance
 from relay.reach import Command, Reach
 from schemas.errors import Failure, ToolError
 from schemas.kinds import KINDS, MANIFEST_REF, KindRegistry
 from schemas.registry import SchemaRegistry
 from tests.fakes.disk import full_disk
-from tests.fakes.hub import Hub
-from tests.fakes.reach import ScriptedReach, SilentReach, echoed
+from tests.fakes.hub import Hub, call_of
+from tests.fakes.reach import Held, ScriptedReach, SilentReach, echoed
 from tests.fakes.refusals import audited_refusals, refusal
+from tests.fakes.seconds import Seconds
 from tests.fakes.signer import (
     ECHO,
     METRICS,
@@ -58,7 +60,7 @@ def door(hub: Hub, node: SimulatedNode, reach: ScriptedReach) -> Door:
 
 
 def request(hub: Hub, name: str = ECHO_NAME, arguments: Any = None, **token: Any) -> CallRequest:
-    return CallRequest(hub.token(**token), name, PING if arguments is None else arguments)
+    return call_of(hub.token(**token), name, PING if arguments is None else arguments)
 
 
 def error(answer: CallAnswer) -> dict[str, Any]:
@@ -142,7 +144,7 @@ def nothing(_hub: Hub, _node: SimulatedNode) -> None:
 Before = Callable[[Hub, SimulatedNode], None]
 REFUSALS = [
     pytest.param(nothing, {"name": "echo"}, Failure.NAME_UNKNOWN, id="no name of a tool"),
-    pytest.param(nothing, {"name": ""}, Failure.NAME_UNKNOWN, id="no name"),
+    pytest.param(nothing, {"name": ""}, Failure.ENVELOPE_INVALID, id="no name"),
     pytest.param(
         nothing, {"name": f"sysecho.{NODE_ID}.other.invoke"}, Failure.NAME_UNKNOWN, id="no such capability"
     ),
@@ -181,9 +183,17 @@ REFUSALS = [
     pytest.param(
         nothing, {"arguments": {"message": "x" * 1025}}, Failure.ARGUMENTS_INVALID, id="too long a message"
     ),
-    pytest.param(nothing, {"arguments": ["ping"]}, Failure.ARGUMENTS_INVALID, id="a list of arguments"),
-    pytest.param(nothing, {"arguments": "ping"}, Failure.ARGUMENTS_INVALID, id="a text for arguments"),
+    pytest.param(nothing, {"arguments": ["ping"]}, Failure.ENVELOPE_INVALID, id="a list of arguments"),
+    pytest.param(nothing, {"arguments": "ping"}, Failure.ENVELOPE_INVALID, id="a text for arguments"),
 ]
+
+
+# What is not of the form of a call is told which rule it breaks.
+FORM = {
+    "{'name': ''}": "The request is not a call: /tool violates pattern.",
+    "{'arguments': ['ping']}": "The request is not a call: /input violates type.",
+    "{'arguments': 'ping'}": "The request is not a call: /input violates type.",
+}
 
 
 @pytest.mark.parametrize(("before", "call", "failure"), REFUSALS)
@@ -199,7 +209,7 @@ async def test_what_is_refused_is_refused_with_its_code_before_anything_is_sent(
     before(hub, node)
     envelope = error(await door.call(request(hub, **call)))
     assert envelope["code"] == failure.value.code
-    assert envelope["message"] == failure.value.message
+    assert envelope["message"] == FORM.get(str(call), failure.value.message)
     assert envelope["suggested_fix"] == failure.value.suggested_fix
     assert reach.commands == []
     (line,) = hub.audited()
@@ -221,7 +231,7 @@ async def test_another_tenants_node_answers_as_one_that_exists_nowhere(hub: Hub,
 async def test_a_token_that_is_not_accepted_is_refused_first_of_all(
     hub: Hub, door: Door, reach: ScriptedReach, token: str
 ) -> None:
-    envelope = error(await door.call(CallRequest(token, "no tool", "no arguments")))
+    envelope = error(await door.call(call_of(token, "no tool", "no arguments")))
     assert (envelope["code"], envelope["message"]) == ("E_SAFETY_DENIED", "The token is not accepted.")
     assert reach.commands == []
     assert all(line.get("decision") != "allow" for line in hub.audited())
@@ -240,10 +250,11 @@ WORST: dict[str, Any] = {"name": "echo", "scopes": ["sessions:message"], "argume
 @pytest.mark.parametrize(
     ("better", "failure"),
     [
-        pytest.param({}, Failure.NAME_UNKNOWN, id="the name comes first"),
-        pytest.param({"name": ECHO_NAME}, Failure.SAFETY_DENIED, id="then the scope"),
+        pytest.param({}, Failure.ENVELOPE_INVALID, id="the form comes first"),
+        pytest.param({"arguments": {}}, Failure.NAME_UNKNOWN, id="then the name"),
+        pytest.param({"arguments": {}, "name": ECHO_NAME}, Failure.SAFETY_DENIED, id="then the scope"),
         pytest.param(
-            {"name": ECHO_NAME, "scopes": ["tools:call:read_only"]},
+            {"arguments": {}, "name": ECHO_NAME, "scopes": ["tools:call:read_only"]},
             Failure.ARGUMENTS_INVALID,
             id="then the arguments",
         ),
@@ -252,7 +263,8 @@ WORST: dict[str, Any] = {"name": "echo", "scopes": ["sessions:message"], "argume
 async def test_of_all_that_is_wrong_the_first_in_order_is_told(
     hub: Hub, door: Door, better: dict[str, Any], failure: Failure
 ) -> None:
-    assert error(await door.call(request(hub, **WORST | better)))["code"] == failure.value.code
+    envelope = error(await door.call(request(hub, **WORST | better)))
+    assert (envelope["code"], envelope["suggested_fix"]) == (failure.value.code, failure.value.suggested_fix)
 
 
 # --- the audit ----------------------------------------------------------------------------------------
@@ -586,16 +598,6 @@ SLOW_ECHO = {**ECHO, "constraints": {"rate_limit_rps": 0.5, "max_concurrency": 1
 BRISK_ECHO = {**ECHO, "constraints": {"rate_limit_rps": 50, "max_concurrency": 2}}
 
 
-class Seconds:
-    """A monotonic clock that a test sets."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
 def seconds() -> Seconds:
     return Seconds()
@@ -712,21 +714,6 @@ async def test_a_stranger_learns_nothing_from_a_capability_that_is_busy(
         "E_SAFETY_DENIED",
         "E_RATE_LIMITED",
     ]
-
-
-class Held:
-    """Calls that wait in the node until the test answers them."""
-
-    def __init__(self) -> None:
-        self.waiting: asyncio.Queue[tuple[Command, asyncio.Future[Mapping[str, Any]]]] = asyncio.Queue()
-
-    async def run(self, command: Command) -> Mapping[str, Any]:
-        answer: asyncio.Future[Mapping[str, Any]] = asyncio.get_running_loop().create_future()
-        self.waiting.put_nowait((command, answer))
-        return await answer
-
-    async def next(self) -> tuple[Command, asyncio.Future[Mapping[str, Any]]]:
-        return await asyncio.wait_for(self.waiting.get(), 10)
 
 
 async def begun(door: Door, reach: Held, call: CallRequest) -> tuple[asyncio.Task[CallAnswer], Any]:

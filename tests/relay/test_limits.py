@@ -322,6 +322,23 @@ def test_a_gate_that_is_not_idle_is_never_forgotten() -> None:
     assert len(gates) == 1
 
 
+def test_gates_that_are_never_idle_do_not_keep_those_behind_them_from_being_forgotten() -> None:
+    clock = Seconds()
+    gates: Gates[int] = Gates(clock, max_gates=200)
+    hardly_ever = Allowance(1e-9, 1, 1)
+    for key in range(100):
+        with gates.passed(key, hardly_ever):
+            pass
+    for key in range(100, 1000):
+        clock.now += 2
+        with gates.passed(key, ONCE):
+            pass
+    assert len(gates) == 200
+    for key in range(100):
+        with pytest.raises(ToolError), gates.passed(key, hardly_ever):
+            raise AssertionError
+
+
 # --- what a capability says of itself -----------------------------------------------------------------
 
 

@@ -1,8 +1,9 @@
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from schemas.identity import Identity
 from schemas.manifest import etag_of
 from schemas.session import CloseCode
 from tests.fakes.frames import PAYLOADS
-from tests.fakes.hub import Hub
+from tests.fakes.hub import Hub, NoAuthority
 from tests.fakes.node_end import NodeEnd
 from tests.fakes.real_ca import RealCa, csr_of
 from tests.fakes.serving import Server
@@ -28,6 +29,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 BOUND_S = 10
 HALF_A_LIFE_MS = 45 * DAY_MS
+HOUR_MS = 3_600_000
 ECHO_NAME = f"sysecho.{NODE_ID}.echo.invoke"
 
 
@@ -259,6 +261,89 @@ async def test_a_request_for_another_node_or_key_is_refused_and_the_session_goes
     assert len(stage.real.ca.records().issued) == 1
 
 
+class Held(NoAuthority):
+    """A CA whose ledger somebody else holds until the test lets go."""
+
+    def __init__(self, real: RealCa) -> None:
+        self.free = Event()
+        self.asked = 0
+        self._ca = real.ca
+
+    def renew(self, csr_pem: str, node_id: str) -> str:
+        self.asked += 1
+        assert self.free.wait(BOUND_S)
+        return self._ca.renew(csr_pem, node_id)
+
+    def roots(self) -> list[str]:
+        return self._ca.roots()
+
+    def revoke(self, target: str, reason: str = "revoked") -> list[str]:
+        self.asked += 1
+        assert self.free.wait(BOUND_S)
+        return self._ca.revoke(target, reason)
+
+    async def until_asked(self) -> None:
+        async with asyncio.timeout(BOUND_S):
+            while not self.asked:  # noqa: ASYNC110 - the thread calls nobody
+                await asyncio.sleep(0)
+
+
+@pytest.fixture
+def held(stage: Stage, server: Server) -> Iterator[Held]:
+    held = Held(stage.real)
+    stage.sessions = stage.hub.sessions(authority=held)
+    server.app = Starlette(routes=[WebSocketRoute(CONNECT_PATH, stage.sessions.serve)])
+    stage.hub.clock.advance(HALF_A_LIFE_MS)
+    yield held
+    held.free.set()
+
+
+@pytest.mark.parametrize("what", ["renew", "retire"])
+async def test_while_the_ca_is_busy_the_node_is_heard_and_asks_for_no_more(
+    stage: Stage, held: Held, what: str
+) -> None:
+    wanted = Command(NODE_ID, ECHO_NAME, {"message": "ping"}, 10_000, "01HZX9K3M4P7Q8R9S0T1V2W3XW")
+    payload = {"csr": csr_of(stage.node)} if what == "renew" else {}
+    async with stage.open() as end:
+        first = await end.send(what, payload)
+        await held.until_asked()
+        task = asyncio.create_task(stage.sessions.run(wanted))
+        await end.acknowledge(await end.receive("cmd"), {"message": "pong"})
+        assert await asyncio.wait_for(task, BOUND_S) == {"ok": True, "result": {"message": "pong"}}
+        refused = await asked(end, what, payload)
+        assert (refused["ok"], refused["error"]["code"]) == (False, "E_RATE_LIMITED")
+        held.free.set()
+        answer = await end.receive(f"{what}_ack")
+        assert (answer.in_reply_to, answer.payload["ok"], held.asked) == (first, True, 1)
+
+
+async def test_who_was_answered_may_ask_again(stage: Stage, held: Held) -> None:
+    held.free.set()
+    async with stage.open() as end:
+        csr = {"csr": make_csr(key_named("a thief"), NODE_ID)}
+        assert (await asked(end, "renew", csr))["error"]["code"] == "E_ATTESTATION_FAILED"
+        stage.hub.clock.advance(HOUR_MS)
+        assert (await asked(end, "renew", {"csr": csr_of(stage.node)}))["ok"] is True
+
+
+async def test_a_session_that_the_relay_closes_while_the_ca_is_busy_breaks_no_protocol(
+    stage: Stage, held: Held
+) -> None:
+    async with stage.open() as end:
+        await end.send("renew", {"csr": csr_of(stage.node)})
+        await held.until_asked()
+        assert stage.shut_out(stage.node) == [NODE_ID]
+        assert (await end.until_closed())[0] == 4003
+    held.free.set()
+    async with asyncio.timeout(BOUND_S):
+        while "renewed" not in stage.hub.audit_file.read_text():  # noqa: ASYNC110 - the CA calls nobody
+            await asyncio.sleep(0)
+    for _ in range(20):
+        await asyncio.sleep(0)  # whatever was to be sent was tried
+    assert [line["event"] for line in stage.hub.audited()] == ["renewed"]
+    assert stage.hub.counted("sessions_total", event="protocol_violation") == 0
+
+
 # --- retiring -----------------------------------------------------------------------------------------
 
 
@@ -289,3 +374,51 @@ async def test_a_call_to_a_node_that_has_retired_finds_nobody(stage: Stage) -> N
     wanted = Command(NODE_ID, ECHO_NAME, {"message": "ping"}, 10_000, "01HZX9K3M4P7Q8R9S0T1V2W3XW")
     with pytest.raises(ToolError, match="E_NODE_OFFLINE"):
         await stage.sessions.run(wanted)
+
+
+class Beaten:
+    """A CA whose revocations take effect before whoever asked for them hears of it."""
+
+    def __init__(self, stage: Stage) -> None:
+        self._stage = stage
+        self._loop = asyncio.get_running_loop()
+
+    def renew(self, csr_pem: str, node_id: str) -> str:
+        return self._stage.real.ca.renew(csr_pem, node_id)
+
+    def roots(self) -> list[str]:
+        return self._stage.real.ca.roots()
+
+    def endorsement(self) -> str | None:
+        return self._stage.real.ca.endorsement()
+
+    def revoke(self, target: str, reason: str = "revoked") -> list[str]:
+        kids = self._stage.real.ca.revoke(target, reason)
+        asyncio.run_coroutine_threadsafe(self._shut_out(), self._loop).result(BOUND_S)
+        return kids
+
+    async def _shut_out(self) -> None:
+        assert self._stage.shut_out(self._stage.node) == [NODE_ID]
+        for _ in range(20):
+            await asyncio.sleep(0)  # whatever was to be done aside is done
+
+
+async def test_a_node_that_is_shut_out_as_it_retires_is_told_first_that_it_is_done(
+    stage: Stage, server: Server
+) -> None:
+    stage.sessions = stage.hub.sessions(authority=Beaten(stage))
+    server.app = Starlette(routes=[WebSocketRoute(CONNECT_PATH, stage.sessions.serve)])
+    async with stage.open() as end:
+        await end.send("retire", {})
+        code, frames = await end.until_closed()
+    assert (code, [frame.type for frame in frames]) == (4003, ["retire_ack", "bye"])
+    assert stage.hub.counted("sessions_total", event="protocol_violation") == 0
+    assert stage.hub.counted("nodes_connected") == 0
+
+
+async def test_a_node_that_could_not_retire_can_be_shut_out(stage: Stage) -> None:
+    stage.real.ca.root_file.unlink()
+    async with stage.open() as end:
+        assert (await asked(end, "retire", {}))["ok"] is False
+        assert stage.shut_out(stage.node) == [NODE_ID]
+        assert (await end.until_closed())[0] == 4003

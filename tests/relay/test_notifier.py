@@ -8,7 +8,7 @@ from relay.fleet import GRACE_MS
 from relay.notifier import Notifier
 from relay.permissions import Rights
 from tests.fakes.hub import Hub
-from tests.fakes.signer import ECHO, NODE_ID, NOW_MS, OTHER_NODE_ID, TENANT, TTL_MS, SimulatedNode
+from tests.fakes.signer import ECHO, METRICS, NODE_ID, NOW_MS, OTHER_NODE_ID, TENANT, TTL_MS, SimulatedNode
 
 BOUND_S = 10
 READERS = Rights(TENANT, frozenset({"read_only"}))
@@ -188,3 +188,139 @@ async def test_a_listener_that_does_not_return_is_given_up_and_the_next_change_i
         await ear.next()
         hub.announce(node, issued_at_ms=NOW_MS + 1, capabilities=[ECHO])
         await ear.next()
+
+
+async def test_an_audience_that_does_not_read_keeps_no_other_waiting(hub: Hub, node: SimulatedNode) -> None:
+    notifier = Notifier(hub.fleet, interval_s=0, patience_s=1000)
+    ear = Ear()
+    notifier.listen(READERS, never_returns)
+    notifier.listen(OTHERS, ear)
+    async with running(notifier):
+        for issued_at_ms in (NOW_MS, NOW_MS + 1, NOW_MS + 2):
+            capabilities = [ECHO] if issued_at_ms % 2 else [METRICS]
+            hub.connect(node, issued_at_ms=issued_at_ms, capabilities=capabilities)
+            other = hub.ca.issue(OTHER_NODE_ID, "globex")
+            hub.connect(other, issued_at_ms=issued_at_ms, capabilities=capabilities)
+            await ear.next()
+    assert ear.heard == 3
+
+
+async def test_an_audience_is_not_told_twice_at_a_time_and_what_changed_meanwhile_is_told_then(
+    hub: Hub, node: SimulatedNode
+) -> None:
+    notifier = Notifier(hub.fleet, interval_s=0.001, patience_s=1000)
+    told, read_on = asyncio.Queue[None](), asyncio.Event()
+    others = Ear()
+
+    async def slow() -> None:
+        told.put_nowait(None)
+        await read_on.wait()
+
+    notifier.listen(READERS, slow)
+    notifier.listen(OTHERS, others)
+    async with running(notifier):
+        hub.connect(node)
+        await asyncio.wait_for(told.get(), BOUND_S)
+        hub.announce(node, issued_at_ms=NOW_MS + 1, capabilities=[ECHO])
+        hub.connect(hub.ca.issue(OTHER_NODE_ID, "globex"))
+        await others.next()  # the notifier has looked at everybody since
+        assert told.empty()
+        read_on.set()
+        await asyncio.wait_for(told.get(), BOUND_S)
+
+
+async def test_what_changed_while_an_audience_was_told_does_not_wait_for_the_next_look(
+    hub: Hub, node: SimulatedNode
+) -> None:
+    notifier = Notifier(hub.fleet, interval_s=1000, patience_s=1000, quiet_s=0)
+    told, read_on = asyncio.Queue[None](), asyncio.Event()
+
+    async def slow() -> None:
+        told.put_nowait(None)
+        await read_on.wait()
+
+    notifier.listen(READERS, slow)
+    async with running(notifier):
+        hub.connect(node)
+        notifier.wake()
+        await asyncio.wait_for(told.get(), BOUND_S)
+        hub.announce(node, issued_at_ms=NOW_MS + 1, capabilities=[ECHO])
+        read_on.set()
+        await asyncio.wait_for(told.get(), BOUND_S)
+
+
+async def test_who_is_woken_within_the_quiet_while_tells_when_that_ends_and_not_at_the_next_look(
+    hub: Hub, node: SimulatedNode
+) -> None:
+    notifier = Notifier(hub.fleet, interval_s=1000, quiet_s=0.05)
+    ear = Ear()
+    notifier.listen(READERS, ear)
+    async with running(notifier):
+        for issued_at_ms in range(NOW_MS, NOW_MS + 4):
+            hub.connect(node, issued_at_ms=issued_at_ms, capabilities=[ECHO, METRICS][issued_at_ms % 2 :])
+            notifier.wake()
+            await ear.next()
+
+
+# --- at once, but not too often -----------------------------------------------------------------------
+
+
+async def test_who_is_woken_looks_at_once(hub: Hub, node: SimulatedNode) -> None:
+    notifier = Notifier(hub.fleet, interval_s=1000)
+    ear = Ear()
+    notifier.listen(READERS, ear)
+    async with running(notifier):
+        hub.connect(node)
+        notifier.wake()
+        await ear.next()
+
+
+async def test_to_be_woken_without_a_change_tells_nobody(hub: Hub, node: SimulatedNode) -> None:
+    notifier = Notifier(hub.fleet, interval_s=1000)
+    ears = {READERS: Ear(), OTHERS: Ear()}
+    for audience, ear in ears.items():
+        notifier.listen(audience, ear)
+    async with running(notifier):
+        notifier.wake()
+        hub.connect(hub.ca.issue(OTHER_NODE_ID, "globex"))
+        notifier.wake()
+        await ears[OTHERS].next()
+        hub.connect(node)
+        notifier.wake()
+        await ears[READERS].next()
+    assert [ear.heard for ear in ears.values()] == [1, 1]
+
+
+async def test_an_audience_hears_once_in_a_while_however_often_it_is_woken_and_others_are_not_held_up(
+    hub: Hub, node: SimulatedNode
+) -> None:
+    notifier = Notifier(hub.fleet, interval_s=1000)
+    ours, theirs = Ear(), Ear()
+    notifier.listen(READERS, ours)
+    notifier.listen(OTHERS, theirs)
+    async with running(notifier):
+        hub.connect(node)
+        notifier.wake()
+        await ours.next()
+        hub.announce(node, issued_at_ms=NOW_MS + 1, capabilities=[ECHO])
+        notifier.wake()
+        hub.connect(hub.ca.issue(OTHER_NODE_ID, "globex"))
+        notifier.wake()
+        await theirs.next()
+    assert (ours.heard, theirs.heard) == (1, 1)
+
+
+async def test_what_could_not_be_told_at_once_is_told_when_the_while_is_over(
+    hub: Hub, node: SimulatedNode
+) -> None:
+    notifier = Notifier(hub.fleet, interval_s=0.02)
+    ear = Ear()
+    notifier.listen(READERS, ear)
+    async with running(notifier):
+        hub.connect(node)
+        notifier.wake()
+        await ear.next()
+        hub.announce(node, issued_at_ms=NOW_MS + 1, capabilities=[ECHO])
+        notifier.wake()
+        await ear.next()
+    assert ear.heard == 2

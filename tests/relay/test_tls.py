@@ -146,7 +146,7 @@ def test_a_key_that_others_can_read_is_refused(files: TlsFiles) -> None:
 # --- a relay's -----------------------------------------------------------------------------------------
 
 
-def test_a_relay_without_tls_has_neither_contexts_nor_a_certificate(
+async def test_a_relay_without_tls_has_neither_contexts_nor_a_certificate(
     authority: PlayedAuthority, tmp_path: Path
 ) -> None:
     state = StateFiles(tmp_path / "state")
@@ -154,7 +154,7 @@ def test_a_relay_without_tls_has_neither_contexts_nor_a_certificate(
     tls = made(config, authority, FakeClock(NOW_MS), LogLines())
     assert (tls.served, tls.to_broker) == (None, None)
     assert not state.own_tls.certificate.exists()
-    tls.refresh()
+    await tls.refresh()
     assert not state.own_tls.certificate.exists()
 
 
@@ -190,15 +190,15 @@ async def test_its_certificate_is_renewed_in_time_and_when_its_root_is_gone(
     assert tls.served is not None
     async with Echo.running(tls.served) as echo:
         first = await echo.connect(authority.ca.root_pem)
-        tls.refresh()
+        await tls.refresh()
         assert log.entries() == []
         clock.advance(61 * DAY_MS)
-        tls.refresh()
+        await tls.refresh()
         second = await echo.connect(authority.ca.root_pem)
         assert second.serial != first.serial
         clock.advance(-61 * DAY_MS)
         authority.cas = [SimulatedCa("the next root", NOW_MS)]
-        tls.refresh()
+        await tls.refresh()
         third = await echo.connect(authority.cas[0].root_pem)
         assert await first.is_alive()
         for line in (first, second, third):

@@ -1,4 +1,5 @@
-from itertools import pairwise
+from heapq import heapify, heappop, heappush
+from itertools import cycle, pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -9,9 +10,15 @@ from relay.turnstile import BURST, LONGEST_WAIT_S, RATE_PER_S, Turnstile
 NOW = 5000.0
 
 
-def come(turnstile: Turnstile, count: int, now: float) -> list[float]:
-    """Let ``count`` come in the same moment and return what each is told."""
-    return [turnstile.enter(now) for _ in range(count)]
+CROWD = [f"10.1.{number // 256}.{number % 256}" for number in range(5000)]
+STRANGERS = cycle(range(1 << 16))
+HOST, OTHER_HOST = "192.0.2.1", "192.0.2.2"
+PROXY = "127.0.0.1"
+
+
+def come(turnstile: Turnstile, count: int, now: float, address: str | None = None) -> list[float]:
+    """Let ``count`` come in the same moment, by default strangers all, and return what each is told."""
+    return [turnstile.enter(now, address or f"2001:db8:0:{next(STRANGERS):x}::1") for _ in range(count)]
 
 
 def test_the_first_burst_goes_through_and_the_rest_is_sent_away() -> None:
@@ -19,10 +26,10 @@ def test_the_first_burst_goes_through_and_the_rest_is_sent_away() -> None:
     assert waits == pytest.approx([0, 0, 0, 0, 0, 0.1, 0.2, 0.3])
 
 
-def test_by_default_the_burst_is_what_the_relay_bears_in_a_second() -> None:
-    waits = come(Turnstile(), 201, NOW)
-    assert (RATE_PER_S, BURST) == (200, 200)
-    assert waits.count(0.0) == 200
+def test_by_default_the_burst_is_what_the_relay_bears_in_a_quarter_of_a_second() -> None:
+    waits = come(Turnstile(), 51, NOW)
+    assert (RATE_PER_S, BURST) == (200, 50)
+    assert waits.count(0.0) == 50
     assert waits[-1] == pytest.approx(0.005)
 
 
@@ -69,22 +76,22 @@ def test_nobody_is_sent_away_for_more_than_a_minute() -> None:
 def test_a_clock_that_goes_back_lets_nobody_in() -> None:
     turnstile = Turnstile(10, 5)
     come(turnstile, 5, NOW)
-    assert turnstile.enter(NOW - 3600) > 0
-    assert turnstile.enter(NOW - 3600 + 0.11) == 0
+    assert turnstile.enter(NOW - 3600, HOST) > 0
+    assert turnstile.enter(NOW - 3600 + 0.11, HOST) == 0
 
 
-def drain(turnstile: Turnstile, crowd: int, now: float) -> tuple[list[float], int]:
+def drain(turnstile: Turnstile, addresses: list[str], now: float) -> tuple[list[float], int]:
     """Let a crowd come at once, and each again when told; return when each got in, and all attempts."""
-    due = [now] * crowd
+    due = [(now, address) for address in addresses]
     entered: list[float] = []
     attempts = 0
+    heapify(due)
     while due:
-        due.sort()
-        moment = due.pop(0)
+        moment, address = heappop(due)
         attempts += 1
-        wait = turnstile.enter(moment)
+        wait = turnstile.enter(moment, address)
         if wait:
-            due.append(moment + wait)
+            heappush(due, (moment + wait, address))
         else:
             entered.append(moment)
     return entered, attempts
@@ -92,15 +99,90 @@ def drain(turnstile: Turnstile, crowd: int, now: float) -> tuple[list[float], in
 
 def test_a_crowd_that_returns_when_it_was_told_gets_in_at_the_rate_without_coming_often() -> None:
     rate, burst, crowd = 20.0, 20.0, 1000
-    entered, attempts = drain(Turnstile(rate, burst), crowd, NOW)
+    entered, attempts = drain(Turnstile(rate, burst), CROWD[:crowd], NOW)
     assert len(entered) == crowd
     assert entered[-1] - NOW <= crowd / rate + LONGEST_WAIT_S
     assert attempts <= 3 * crowd
 
 
 def test_five_thousand_nodes_are_in_within_half_a_minute() -> None:
-    entered, _ = drain(Turnstile(), 5000, NOW)
-    assert entered[-1] - NOW <= 30
+    for addresses in (CROWD, [PROXY] * 5000):
+        entered, _ = drain(Turnstile(), addresses, NOW)
+        assert entered[-1] - NOW <= 30
+
+
+# --- one address among others -------------------------------------------------------------------------
+
+
+def test_five_thousand_nodes_behind_one_address_come_in_at_half_the_rate() -> None:
+    entered, attempts = drain(Turnstile(), [HOST] * 5000, NOW)
+    assert 49 <= entered[-1] - NOW <= 51
+    assert attempts <= 3 * 5000
+
+
+def test_one_address_has_half_of_the_burst_and_of_the_rate() -> None:
+    turnstile = Turnstile(20, 10)
+    assert come(turnstile, 8, NOW, HOST) == pytest.approx([0] * 5 + [0.1, 0.2, 0.3])
+    assert come(turnstile, 5, NOW, OTHER_HOST) == [0] * 5
+    assert come(turnstile, 40, NOW + 1, HOST).count(0.0) == 5
+    assert come(turnstile, 40, NOW + 1.5, HOST).count(0.0) == 5
+
+
+def test_a_host_that_never_waits_keeps_nobody_out() -> None:
+    turnstile, waits = Turnstile(), []
+    for step in range(4000):  # 400 a second from one, 50 a second from all the others
+        now = NOW + step / 400
+        turnstile.enter(now, HOST)
+        if step % 8 == 0:
+            waits.append(turnstile.enter(now, CROWD[step]))
+    assert waits == [0.0] * 500
+
+
+def test_appointments_of_one_address_are_not_those_of_another() -> None:
+    turnstile = Turnstile(20, 10)
+    assert come(turnstile, 500, NOW, HOST)[-1] > 40
+    assert come(turnstile, 6, NOW, OTHER_HOST) == pytest.approx([0, 0, 0, 0, 0, 0.1])
+    assert turnstile.enter(NOW, CROWD[0]) == pytest.approx(0.05)
+
+
+def test_a_flood_puts_off_nobody_when_it_is_over() -> None:
+    turnstile = Turnstile()
+    for second in range(120):
+        for address in CROWD[:20]:
+            come(turnstile, 50, NOW + second, address)
+    later = NOW + 121
+    assert come(turnstile, 50, later) == [0.0] * 50
+    waits = [wait for wait in come(turnstile, 200, later + 61) if wait]
+    assert max(waits) < 1
+
+
+@pytest.mark.parametrize(
+    ("one", "same"),
+    [
+        pytest.param("2001:db8:1:2::1", "2001:db8:1:2:ffff::9", id="one network"),
+        pytest.param("::ffff:192.0.2.1", "192.0.2.1", id="mapped"),
+        pytest.param("fe80::1%eth0", "fe80::2", id="with a zone"),
+    ],
+)
+def test_addresses_of_one_subscriber_share(one: str, same: str) -> None:
+    turnstile = Turnstile(20, 10)
+    come(turnstile, 5, NOW, one)
+    assert turnstile.enter(NOW, same) > 0
+    assert turnstile.enter(NOW, "2001:db8:1:3::1") == 0
+
+
+@pytest.mark.parametrize("address", [PROXY, "::1", "::ffff:127.0.0.1", "unknown", "", "x" * 10_000])
+def test_who_has_no_address_of_its_own_has_what_all_have(address: str) -> None:
+    assert come(Turnstile(20, 10), 11, NOW, address).count(0.0) == 10
+
+
+def test_not_more_addresses_are_remembered_than_that_and_the_others_have_what_all_have() -> None:
+    turnstile = Turnstile(20, 10, max_addresses=1)
+    turnstile.enter(NOW, HOST)
+    assert come(turnstile, 9, NOW, OTHER_HOST) == [0.0] * 9
+    assert turnstile.enter(NOW, HOST) > 0
+    # When the first is idle, the second takes its place.
+    assert come(turnstile, 9, NOW + 10, OTHER_HOST).count(0.0) == 5
 
 
 @settings(max_examples=50)

@@ -3,6 +3,7 @@ import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -10,7 +11,8 @@ from starlette.applications import Starlette
 from starlette.routing import WebSocketRoute
 
 from relay.ca import AuthorityError
-from relay.calls import CallAnswer, CallRequest
+from relay.call_record import CallAnswer
+from relay.followers import Follow, Followers
 from relay.ledger import LedgerError
 from relay.notifier import Notifier
 from relay.permissions import Rights
@@ -22,7 +24,7 @@ from schemas.registry import SchemaRegistry
 from schemas.tokens import TokenError
 from tests.fakes.disk import full_disk
 from tests.fakes.frames import PAYLOADS
-from tests.fakes.hub import Hub
+from tests.fakes.hub import Hub, call_of
 from tests.fakes.node_end import NodeEnd
 from tests.fakes.real_ca import RealCa
 from tests.fakes.serving import Server
@@ -33,6 +35,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 BOUND_S = 10
 READERS = Rights(TENANT, frozenset({"read_only"}))
 LEAF_LIFE_MS = 90 * DAY_MS
+THIRD_NODE_ID = NODE_ID[:-1] + "1"
 
 
 class Stage:
@@ -52,7 +55,8 @@ class Stage:
         if server is not None:
             server.app = Starlette(routes=[WebSocketRoute(CONNECT_PATH, self.sessions.serve)])
 
-    def watching(self, *on_leaves: Callable[[], None], interval_s: float = 1000) -> TrustWatch:
+    def watching(self, *follows: Follow, interval_s: float = 1000) -> TrustWatch:
+        self.followers = Followers([self._follow, *follows], retry_s=1000)
         return TrustWatch(
             ca=self.real.ca,
             tokens=RevokedTokens(self.directory / "revoked_tokens.jsonl"),
@@ -60,15 +64,21 @@ class Stage:
             sessions=self.sessions,
             notifier=self.notifier,
             audit=self.hub.audit,
-            on_leaves=[self._leaves_changed, *on_leaves],
+            followers=self.followers,
             on_tokens=[self.hub.authenticator.revoke, self.door.revoke],
             now_ms=self.hub.clock,
             log=self.hub.log,
             interval_s=interval_s,
         )
 
-    def _leaves_changed(self) -> None:
+    async def _follow(self) -> bool:
         self.leaves_looked_at += 1
+        return True
+
+    async def look(self) -> None:
+        """Look, and let those follow who are behind."""
+        await self.watch.look()
+        assert await self.followers.follow()
 
     def revoke_token(self, jti: str) -> None:
         """Revoke a token as the command does."""
@@ -98,7 +108,7 @@ class Stage:
 
     def call(self, node: SimulatedNode, token: str | None = None) -> asyncio.Task[CallAnswer]:
         name = f"sysecho.{node.node_id}.echo.invoke"
-        request = CallRequest(token or self.hub.token(), name, {"message": "ping"})
+        request = call_of(token or self.hub.token(), name, {"message": "ping"})
         return asyncio.create_task(self.door.call(request))
 
 
@@ -138,7 +148,7 @@ async def test_what_an_operator_revokes_is_shut_out_at_the_next_look(stage: Stag
         await end.receive("cmd")
         stage.real.as_operator().revoke(node.node_id if by == "node" else node.kid)
         assert stage.listed() == {NODE_ID, OTHER_NODE_ID}
-        stage.watch.look()
+        await stage.watch.look()
         assert stage.listed() == {OTHER_NODE_ID}
         assert await code_of(calling) == "E_ATTESTATION_FAILED"
         code, frames = await end.until_closed()
@@ -155,7 +165,7 @@ async def test_a_revoked_node_does_not_come_back(stage: Stage) -> None:
     node = stage.real.node()
     async with stage.session(node) as end:
         stage.real.as_operator().revoke(NODE_ID)
-        stage.watch.look()
+        await stage.watch.look()
         await end.until_closed()
     stage.hub.fleet.offer_identity(NODE_ID, node.leaf_pem)
     wire = node.manifest(issued_at_ms=stage.hub.clock.advance(1))
@@ -172,7 +182,7 @@ async def test_a_node_that_is_not_connected_is_gone_too(stage: Stage) -> None:
     stage.hub.announce(node)
     assert failure(stage.hub, node) is None
     stage.real.as_operator().revoke(NODE_ID)
-    stage.watch.look()
+    await stage.watch.look()
     assert failure(stage.hub, node) is Failure.ATTESTATION_FAILED
 
 
@@ -185,7 +195,7 @@ async def test_a_session_that_waits_to_be_resumed_cannot_be(stage: Stage) -> Non
         while stage.hub.counted("nodes_connected"):  # noqa: ASYNC110 - the relay calls nobody
             await asyncio.sleep(0)
     stage.real.as_operator().revoke(NODE_ID)
-    stage.watch.look()
+    await stage.watch.look()
     assert await code_of(calling) == "E_ATTESTATION_FAILED"
 
 
@@ -197,11 +207,11 @@ async def test_a_node_that_renewed_goes_on_without_its_old_leaf(stage: Stage) ->
         await end.send("announce", json.loads(fresh.manifest(issued_at_ms=stage.hub.clock.advance(1))))
         await end.receive("announce_ack")
         stage.real.as_operator().revoke(node.kid)
-        stage.watch.look()
+        await stage.watch.look()
         await goes_on(end)
         assert stage.listed() == {NODE_ID}
         stage.real.as_operator().revoke(fresh.kid)
-        stage.watch.look()
+        await stage.watch.look()
         assert (await end.until_closed())[0] == 4003
     assert stage.listed() == set()
 
@@ -210,7 +220,7 @@ async def test_a_node_that_was_given_another_key_comes_in_with_that_alone(stage:
     node = stage.real.node()
     async with stage.session(node) as end:
         fresh = stage.real.node(key=key_named("another key"), replace=True)
-        stage.watch.look()
+        await stage.watch.look()
         assert (await end.until_closed())[0] == 4003
     async with stage.session(fresh) as end:
         await goes_on(end)
@@ -229,7 +239,7 @@ async def test_who_listens_is_told_at_once_and_does_not_wait_for_the_next_second
     stage.notifier.listen(READERS, listener)
     task = asyncio.create_task(stage.notifier.run())  # looks every thousand seconds unless it is woken
     stage.real.as_operator().revoke(NODE_ID)
-    stage.watch.look()
+    await stage.watch.look()
     await asyncio.wait_for(heard.wait(), BOUND_S)
     task.cancel()
     with suppress(asyncio.CancelledError):
@@ -237,16 +247,15 @@ async def test_who_listens_is_told_at_once_and_does_not_wait_for_the_next_second
 
 
 async def test_what_needs_to_know_of_leaves_is_told_of_every_change_and_of_nothing_else(stage: Stage) -> None:
+    await stage.look()
+    await stage.look()
     assert stage.leaves_looked_at == 1  # as it began
-    stage.watch.look()
-    stage.watch.look()
-    assert stage.leaves_looked_at == 1
     stage.real.node()
-    stage.watch.look()
+    await stage.look()
     assert stage.leaves_looked_at == 2
     stage.real.as_operator().revoke(NODE_ID)
-    stage.watch.look()
-    stage.watch.look()
+    await stage.look()
+    await stage.look()
     assert stage.leaves_looked_at == 3
     assert len(stage.events()) == 1
 
@@ -256,7 +265,7 @@ async def test_a_node_that_leaves_for_good_is_in_the_audit_as_revoked(stage: Sta
     async with stage.session(node) as end:
         await end.send("retire", {})
         assert (await end.until_closed())[0] == 4003
-    stage.watch.look()
+    await stage.watch.look()
     assert [event["event"] for event in stage.events()] == ["retired", "leaf_revoked"]
     assert failure(stage.hub, node) is Failure.ATTESTATION_FAILED
 
@@ -267,15 +276,14 @@ async def test_a_node_that_leaves_for_good_is_in_the_audit_as_revoked(stage: Sta
 async def test_when_a_root_is_withdrawn_the_sessions_of_its_leaves_end_with_4001(stage: Stage) -> None:
     node, other = stage.real.node(), stage.real.node(OTHER_NODE_ID)
     stage.real.as_operator().rotate_root(1)
-    stage.watch.look()
+    await stage.watch.look()
     renewed = stage.real.renewed(other)
     async with stage.session(node) as end, stage.session(renewed) as others_end:
         await goes_on(end)
         assert stage.events() == []
         stage.hub.clock.advance(DAY_MS)
-        calling = stage.call(node)
-        stage.watch.look()
-        assert await code_of(calling) == "E_ATTESTATION_FAILED"
+        await stage.watch.look()
+        assert await code_of(stage.call(node)) == "E_ATTESTATION_FAILED"
         assert (await end.until_closed())[0] == 4001
         await goes_on(others_end)
     assert stage.events() == [{"event": "root_withdrawn"}]
@@ -286,10 +294,10 @@ async def test_a_leaf_of_a_root_that_was_withdrawn_is_not_believed_again(stage: 
     node = stage.real.node()
     stage.hub.announce(node)
     stage.real.as_operator().rotate_root(1)
-    stage.watch.look()
+    await stage.watch.look()
     assert failure(stage.hub, node) is None
     stage.hub.clock.advance(DAY_MS)
-    stage.watch.look()
+    await stage.watch.look()
     stage.hub.announce(node, issued_at_ms=stage.hub.clock())
     assert failure(stage.hub, node) is Failure.ATTESTATION_FAILED
 
@@ -298,13 +306,13 @@ async def test_the_session_of_a_leaf_that_has_run_out_ends(stage: Stage) -> None
     node = stage.real.node()
     stage.hub.clock.advance(LEAF_LIFE_MS - 60_000)
     async with stage.session(node) as end:
-        stage.watch.look()
+        await stage.watch.look()
         await goes_on(end)
         calling = stage.call(node)
         await end.receive("cmd")
         stage.hub.clock.advance(60_000)
         assert stage.listed() == set()  # the manifest has ended with it
-        stage.watch.look()
+        await stage.watch.look()
         assert await code_of(calling) == "E_ATTESTATION_FAILED"
         assert (await end.until_closed())[0] == 4001
     assert failure(stage.hub, node) is Failure.MANIFEST_INVALID
@@ -325,14 +333,14 @@ async def test_a_token_that_an_operator_revokes_is_void_at_the_next_look_and_its
         answered = stage.call(node, other)
         command = await end.receive("cmd")
         stage.revoke_token(jti)
-        stage.watch.look()
+        await stage.watch.look()
         assert await code_of(ends) == "E_SAFETY_DENIED"
         with pytest.raises(TokenError, match="revoked"):
             stage.hub.authenticator.identify(revoked)
         result = {"message": "ping", "received_at_ms": stage.hub.clock(), "node_id": NODE_ID}
         await end.acknowledge(command, result)
         assert await code_of(answered) == "ok"
-        stage.watch.look()
+        await stage.watch.look()
     assert stage.events() == [{"event": "token_revoked", "jti": jti}]
 
 
@@ -375,10 +383,10 @@ async def test_what_is_damaged_changes_nothing_that_is_in_effect_and_is_said_onc
     stage.revoke_token(stage.hub.authenticator.identify(void).jti)
     stage.real.as_operator().revoke(OTHER_NODE_ID)
     async with stage.session(node) as end:
-        stage.watch.look()
+        await stage.watch.look()
         damage(stage.directory / name)
         for _ in range(4):
-            stage.watch.look()
+            await stage.watch.look()
         await goes_on(end)
         assert stage.listed() == {NODE_ID}
     assert failure(stage.hub, revoked) is Failure.ATTESTATION_FAILED
@@ -393,17 +401,17 @@ async def test_what_is_damaged_changes_nothing_that_is_in_effect_and_is_said_onc
 async def test_what_could_not_be_read_for_a_moment_takes_effect_as_soon_as_it_can(stage: Stage) -> None:
     node = stage.real.node()
     stage.hub.announce(node)
-    stage.watch.look()
+    await stage.watch.look()
     stage.real.as_operator().revoke(NODE_ID)
     ledger = stage.directory / "ca" / "ledger.jsonl"
     whole = ledger.read_bytes()
     in_the_way = ledger.rename(ledger.with_suffix(".aside"))
     ledger.mkdir()  # there, but not to be read
-    stage.watch.look()
+    await stage.watch.look()
     assert failure(stage.hub, node) is None
     ledger.rmdir()
     in_the_way.rename(ledger)  # the same file as before: nobody changes it again
-    stage.watch.look()
+    await stage.watch.look()
     assert ledger.read_bytes() == whole
     assert failure(stage.hub, node) is Failure.ATTESTATION_FAILED
 
@@ -413,7 +421,7 @@ async def test_a_look_that_fails_is_tried_again_without_another_change(
 ) -> None:
     node = stage.real.node()
     stage.hub.announce(node)
-    stage.watch.look()
+    await stage.watch.look()
     stage.real.as_operator().revoke(NODE_ID)
     with monkeypatch.context() as patch:
 
@@ -421,43 +429,108 @@ async def test_a_look_that_fails_is_tried_again_without_another_change(
             raise OSError(24, "Too many open files")
 
         patch.setattr(stage.real.ca, "revoked_kids", no_descriptor)
-        stage.watch.look()
+        await stage.watch.look()
         assert failure(stage.hub, node) is None
-    stage.watch.look()
+    await stage.watch.look()
     assert failure(stage.hub, node) is Failure.ATTESTATION_FAILED
 
 
-async def test_a_part_that_cannot_follow_is_told_again_and_stops_nothing(stage: Stage) -> None:
-    told: list[str] = []
+async def test_a_part_that_does_not_follow_yet_holds_up_no_revocation(stage: Stage) -> None:
+    began = asyncio.Queue[None]()
 
-    def follows() -> None:
-        told.append("asked")
-        if len(told) == 2:  # not as it begins
-            raise OSError(28, "No space left on device")
+    async def never_done() -> bool:
+        began.put_nowait(None)
+        await asyncio.Event().wait()
+        return True
 
-    watch = stage.watching(follows)
+    watch = stage.watching(never_done, interval_s=0)
     watch.begin()
+    task = asyncio.create_task(watch.run())
+    await asyncio.wait_for(began.get(), BOUND_S)
     node = stage.real.node()
     stage.hub.announce(node)
     stage.real.as_operator().revoke(NODE_ID)
-    watch.look()
-    assert failure(stage.hub, node) is Failure.ATTESTATION_FAILED
-    assert stage.hub.lines.entries("a change cannot be read")
-    watch.look()
-    watch.look()
-    assert told == ["asked"] * 3
-    assert len(stage.events()) == 1
+    async with asyncio.timeout(BOUND_S):
+        while failure(stage.hub, node) is not Failure.ATTESTATION_FAILED:  # noqa: ASYNC110 - it calls nobody
+            await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
 
 
-async def test_a_revocation_takes_effect_though_the_audit_cannot_be_written(stage: Stage) -> None:
+async def test_the_event_loop_goes_on_while_the_ledgers_are_read(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
     node = stage.real.node()
     stage.hub.announce(node)
     stage.real.as_operator().revoke(NODE_ID)
-    with full_disk(0):
-        stage.watch.look()
+    stage.revoke_token("jti-1")
+    read_on = Event()
+    revoked_kids = stage.real.ca.revoked_kids
+
+    def slow() -> frozenset[str]:
+        assert read_on.wait(BOUND_S)
+        return revoked_kids()
+
+    monkeypatch.setattr(stage.real.ca, "revoked_kids", slow)
+    looking = asyncio.create_task(stage.watch.look())
+    async with asyncio.timeout(BOUND_S):  # a token does not wait for the leaves
+        while not stage.hub.lines.entries("token_revoked"):  # noqa: ASYNC110 - it calls nobody
+            await asyncio.sleep(0)
+    assert not looking.done()
+    assert failure(stage.hub, node) is None
+    read_on.set()
+    await asyncio.wait_for(looking, BOUND_S)
     assert failure(stage.hub, node) is Failure.ATTESTATION_FAILED
+
+
+async def test_those_who_wait_for_the_ca_on_threads_hold_up_no_revocation(stage: Stage) -> None:
+    node = stage.real.node()
+    stage.hub.announce(node)
+    stage.real.as_operator().revoke(NODE_ID)
+    free = Event()
+    waiting = [asyncio.create_task(asyncio.to_thread(free.wait, BOUND_S)) for _ in range(40)]
+    await asyncio.sleep(0)
+    await asyncio.wait_for(stage.watch.look(), BOUND_S)
+    assert failure(stage.hub, node) is Failure.ATTESTATION_FAILED
+    assert not any(task.done() for task in waiting)
+    free.set()
+    await asyncio.gather(*waiting)
+
+
+async def test_a_revocation_takes_effect_though_the_audit_cannot_be_written_and_is_recorded_when_it_can(
+    stage: Stage,
+) -> None:
+    first, second, last = stage.real.node(), stage.real.node(OTHER_NODE_ID), stage.real.node(THIRD_NODE_ID)
+    stage.hub.announce(first)
+    for node in (first, second):
+        stage.real.as_operator().revoke(node.node_id)
+        with full_disk(0):
+            await stage.watch.look()
+            await stage.watch.look()
+        assert failure(stage.hub, first) is Failure.ATTESTATION_FAILED
+    assert stage.events() == []
+    stage.real.as_operator().revoke(THIRD_NODE_ID)
+    await stage.watch.look()
+    kids = [node.kid for node in (first, second, last)]
+    assert stage.events() == [{"event": "leaf_revoked", "kid": kid} for kid in kids]
     (line,) = stage.hub.lines.entries("not recorded")
-    assert (line["level"], line["kid"]) == ("error", node.kid)
+    assert (line["level"], line["what"]) == ("error", {"event": "leaf_revoked", "kid": first.kid})
+    await stage.watch.look()
+    assert len(stage.events()) == 3
+
+
+async def test_not_more_than_so_much_waits_to_be_recorded_and_what_is_left_out_is_in_the_log(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("relay.watch.MAX_UNRECORDED", 1)
+    for jti in ("jti-1", "jti-2"):
+        stage.revoke_token(jti)
+    with full_disk(0):
+        await stage.watch.look()
+    assert [line["what"]["jti"] for line in stage.hub.lines.entries("not recorded")] == ["jti-2", "jti-1"]
+    await stage.watch.look()
+    assert stage.events() == [{"event": "token_revoked", "jti": "jti-1"}]
 
 
 # --- from the beginning -------------------------------------------------------------------------------
@@ -497,13 +570,14 @@ async def test_revocations_survive_a_restart(
     (stage.directory / "again" / "ca.before").rename(stage.directory / "again" / "ca")
     (stage.directory / "revoked_tokens.jsonl").rename(stage.directory / "again" / "revoked_tokens.jsonl")
     again.watch.begin()
+    await again.look()
     for each in (node, good):
         hub.announce(each)
     assert (failure(hub, good), again.leaves_looked_at) == (None, 1)
     assert failure(hub, node) is not None
     with pytest.raises(TokenError, match="revoked"):
         hub.authenticator.identify(void)
-    again.watch.look()
+    await again.watch.look()
     assert again.events() == []  # it was recorded when it happened
     hub.close()
 
