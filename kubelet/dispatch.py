@@ -98,11 +98,18 @@ class Dispatcher:
 
     async def _run(self, frame: Frame, budget_ms: int, reply: Reply) -> None:
         correlation_id = frame.payload["correlation_id"]
+        traceparent = frame.payload.get("traceparent")
         try:
             result = await self._invoke(frame.payload, budget_ms)
             answer: dict[str, Any] = {"ok": True, "result": result}
+            if traceparent is not None:
+                # Only what somebody follows: a line for each command would be most of what a command costs.
+                self._log.info("command done", correlation_id=correlation_id, traceparent=traceparent)
         except ToolError as error:
-            self._log.info("command refused", code=error.failure.value.code, correlation_id=correlation_id)
+            code = error.failure.value.code
+            self._log.info(
+                "command refused", code=code, correlation_id=correlation_id, traceparent=traceparent
+            )
             answer = _refusal(error, correlation_id)
         self._memory.remember(frame.msg_id, answer)
         try:

@@ -21,14 +21,19 @@ from relay.auth import Authenticator, Outside, key_id, load_or_create_token_key
 from relay.authority import Renewals
 from relay.broker_access import BrokerAccess
 from relay.ca import CertificateAuthority
+from relay.call_log import CallLog
+from relay.call_record import CallAnswer
 from relay.calls import Door
 from relay.catalog import Projector
 from relay.config import OutsideIssuer, RelayConfig
 from relay.discovery import Discovery
 from relay.enrolment import Enrolment, Told
+from relay.envelope import EnvelopeCheck
 from relay.fleet import Fleet, Trust
+from relay.followers import Followers
 from relay.guard import AllowedHosts, Guard
 from relay.http import make_routes
+from relay.idempotency import IdempotencyStore
 from relay.join_tokens import JoinTokens
 from relay.jwks import IssuerKeys, JwksReader, JwksSource
 from relay.logs import make_logger
@@ -37,8 +42,10 @@ from relay.mcp_server import McpServer
 from relay.meters import Meters
 from relay.node_frames import NodeFrames
 from relay.notifier import Notifier
+from relay.once import Once
 from relay.resources import ResourceCatalog
 from relay.revoked_tokens import RevokedTokens
+from relay.runner import Runner
 from relay.serving import serve
 from relay.sessions import NodeSessions
 from relay.streams import Streams
@@ -75,6 +82,7 @@ class Relay:
         self,
         config: RelayConfig,
         log: FilteringBoundLogger,
+        stream: TextIO,
         registry: SchemaRegistry | None = None,
         kinds: KindRegistry | None = None,
     ) -> None:
@@ -124,15 +132,21 @@ class Relay:
             monotonic=time.monotonic,
             log=log,
         )
+        runner = Runner(sessions, self.audit, time.monotonic, os.urandom, log)
+        self.once = Once(runner, IdempotencyStore[CallAnswer](time.monotonic), self.audit)
         door = Door(
             authenticator=authenticator,
+            envelopes=EnvelopeCheck(registry, config.envelope_mode, log),
             fleet=fleet,
-            reach=sessions,
+            runner=runner,
+            once=self.once,
             audit=self.audit,
             tally=self.tally,
             meters=meters,
+            call_log=CallLog(stream),
             ulids=ulids,
             per_agent=config.per_agent,
+            now_ms=now_ms,
             monotonic=time.monotonic,
             log=log,
         )
@@ -165,7 +179,7 @@ class Relay:
             sessions=sessions,
             notifier=self.notifier,
             audit=self.audit,
-            on_leaves=[self.tls.refresh, *([broker_access.refresh] if config.broker.tls else [])],
+            followers=Followers([self.tls.refresh, *([broker_access.follow] if config.broker.tls else [])]),
             on_tokens=[authenticator.revoke, door.revoke, mcp.revoke],
             now_ms=now_ms,
             log=log,
@@ -237,7 +251,7 @@ async def run_relay(
     log = make_logger(stream)
     # What the libraries have to say is for their developers; what an operator needs is in our own log.
     logging.getLogger("mcp").setLevel(logging.CRITICAL)
-    relay = Relay(config, log, registry, kinds)
+    relay = Relay(config, log, stream, registry, kinds)
     _calm_collector()
     log.info(
         "relay started",
@@ -267,6 +281,7 @@ async def run_relay(
                 for task in background:
                     task.cancel()
     finally:
+        await relay.once.end()
         log.info("relay ended", audit_head=relay.audit.head)
         relay.audit.close()
 

@@ -10,7 +10,7 @@ import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,11 @@ _ENCODER = json.JSONEncoder(separators=(",", ":"))
 
 class AuditUnavailableError(Exception):
     """A line could not be written."""
+
+
+def members_of(facts: Mapping[str, Any]) -> str:
+    """Return ``facts`` as what stands between the braces of a JSON object, in ASCII."""
+    return _ENCODER.encode(facts)[1:-1]
 
 
 class AuditLog:
@@ -68,15 +73,22 @@ class AuditLog:
         Raises:
             AuditUnavailableError: it could not be written whole.
         """
+        self.append(members_of(facts))
+
+    def append(self, members: str) -> None:
+        """Append one line with the time and ``members``, facts that ``members_of`` has made text of.
+
+        Raises:
+            AuditUnavailableError: it could not be written whole.
+        """
         now = self._now_ms()
         if abs(now - self._looked_ms) >= _LOOK_INTERVAL_MS:  # a clock can be set back
             self._look_after_file(now)
-        link: dict[str, Any] = {"prev": self._prev}
+        after = ""
         if not self._begun and self._prev != GENESIS:
-            link["after"] = (
-                self._after
-            )  # so that a file whose first lines were cut off cannot pass for a new one
-        line = _ENCODER.encode({**link, "ts_ms": now, **facts}).encode("ascii")
+            # So that a file whose first lines were cut off cannot pass for a new one.
+            after = f'"after":{json.dumps(self._after)},'
+        line = f'{{"prev":"{self._prev}",{after}"ts_ms":{now},{members}}}'.encode("ascii")
         # What a full disk cut short must not swallow the next line too.
         data = b"\n%b\n" % line if self._torn else line + b"\n"
         self.available = False

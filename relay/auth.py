@@ -6,7 +6,7 @@ Must not decide what a caller may do: that is ``calls``. Must never log a token.
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Protocol
@@ -24,7 +24,12 @@ _CACHE_SIZE = 4096
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Who calls, as the token proved it."""
+    """Who calls, as the token proved it.
+
+    Attributes:
+        rights: what the scopes reach.
+        name: who it is, whatever token it holds: issuer, tenant and subject.
+    """
 
     tenant: str
     sub: str
@@ -32,16 +37,13 @@ class Principal:
     issuer: str
     scopes: frozenset[str]
     expires_s: int
+    rights: Rights = field(init=False)
+    name: tuple[str, str, str] = field(init=False)
 
-    @property
-    def rights(self) -> Rights:
-        """What the scopes reach."""
-        return Rights.of(self.tenant, self.scopes)
-
-    @property
-    def name(self) -> tuple[str, str, str]:
-        """Who it is, whatever token it holds: issuer, tenant and subject."""
-        return self.issuer, self.tenant, self.sub
+    def __post_init__(self) -> None:
+        # Asked for at every call, and the same for as long as the token is good.
+        object.__setattr__(self, "rights", Rights.of(self.tenant, self.scopes))
+        object.__setattr__(self, "name", (self.issuer, self.tenant, self.sub))
 
 
 class TokenIssuer:

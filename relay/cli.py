@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from relay.ca import AuthorityError
-from relay.commands import audit, ca, join_tokens, tokens
+from relay.commands import audit, ca, join_tokens, stdio, tokens
 from relay.commands.common import (
     EXIT_CANNOT_RUN,
     EXIT_NO,
@@ -24,6 +24,7 @@ from relay.commands.common import (
     state_files,
 )
 from relay.config import (
+    AGENT_BURST_S,
     DEFAULT_LISTEN,
     DEFAULT_PUBLIC_URL,
     PER_AGENT,
@@ -31,6 +32,7 @@ from relay.config import (
     RelayConfig,
     TlsFiles,
 )
+from relay.envelope import Mode
 from relay.ledger import LedgerError
 from relay.limits import Allowance
 from schemas.addresses import PLAIN_OPTION, AddressError, normal_url, parse_broker, parse_host_port
@@ -46,6 +48,7 @@ app.add_typer(ca.app, name="ca")
 app.add_typer(join_tokens.app, name="join-token")
 app.add_typer(tokens.app, name="token")
 app.add_typer(audit.app, name="audit")
+app.command()(stdio.stdio)
 
 
 def main() -> None:
@@ -91,6 +94,9 @@ def run(
     agent_concurrency: Annotated[
         int, typer.Option(min=1, help="Calls that one agent may have under way.")
     ] = PER_AGENT.concurrency,
+    envelope: Annotated[
+        Mode, typer.Option(help="What to do about a call whose envelope is not of the form.")
+    ] = Mode.ENFORCE,
     plain: Annotated[
         bool, typer.Option(PLAIN_OPTION, help="Let others on the network read along, and write.")
     ] = False,
@@ -122,7 +128,8 @@ def run(
         broker_ca=broker_ca,
         broker_pid_file=broker_pid_file,
         node_broker=parse_broker(node_broker) if node_broker else None,
-        per_agent=Allowance(agent_rps, agent_rps, agent_concurrency),
+        envelope_mode=envelope,
+        per_agent=Allowance(agent_rps, agent_rps * AGENT_BURST_S, agent_concurrency),
     )
     with bind(address) as listener:
         _run_until_told(run_relay(config, listener, sys.stderr), uvloop.new_event_loop)

@@ -4,13 +4,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from relay.envelope import Mode
 from relay.limits import Allowance
 from schemas.addresses import PLAIN_OPTION, AddressError, BrokerAddress, HostPort, check_private, is_loopback
 
 DEFAULT_LISTEN = "127.0.0.1:8700"
 DEFAULT_PUBLIC_URL = f"http://{DEFAULT_LISTEN}"
 HEARTBEAT_INTERVAL_MS = 60_000
-PER_AGENT = Allowance(rate=300, burst=300, concurrency=64)
+AGENT_BURST_S = 3
+"""How many seconds' worth an agent may take at once: listing all that thousands of nodes offer is one go."""
+
+PER_AGENT = Allowance(rate=300, burst=300 * AGENT_BURST_S, concurrency=64)
 """What one agent may take of a relay that carries about a thousand calls a second."""
 
 _MAX_URL = 256  # what fits into a token's iss
@@ -60,6 +64,7 @@ class RelayConfig:
         public_url: in its normal form; nodes sign for it, and agents' tokens are for its ``/mcp``.
         listen: the one address that everything is served on.
         per_agent: what one agent may take, whatever tokens it holds.
+        envelope_mode: what is done about a call that is not of the form.
         outside: who else issues agents' tokens, if anybody.
         tls: what is served with; None where a proxy in front, or nobody, speaks TLS.
         own_root: whether ``tls`` is issued by the relay's own CA: then nodes believe its root alone.
@@ -77,6 +82,7 @@ class RelayConfig:
     listen: HostPort
     state: "StateFiles"
     per_agent: Allowance = PER_AGENT
+    envelope_mode: Mode = Mode.ENFORCE
     outside: OutsideIssuer | None = None
     tls: TlsFiles | None = None
     own_root: bool = False

@@ -22,9 +22,20 @@ METADATA_PATH = _METADATA_ROOT + MCP_PATH
 METADATA_PATHS = (METADATA_PATH, _METADATA_ROOT)
 """Where RFC 9728 puts the metadata of ``/mcp``, and where clients look that were told nothing."""
 TOKEN_IN_SCOPE = "edge.token"  # noqa: S105 - the name of a key, not a secret
+HEADERS_IN_SCOPE = "edge.headers"
+"""Where the headers are that anybody here asks for, by name, read once: each other look walks them all."""
+
 METRICS_PATH = "/metrics"
 
 _BEARER = "bearer "
+_NAMES = frozenset({b"host", b"origin"})  # of hosts: upper and lower case are one
+_READ_HEADERS = _NAMES | {
+    b"authorization",
+    b"edge-transport",
+    b"mcp-protocol-version",
+    b"mcp-session-id",
+    b"traceparent",
+}
 _TWICE = "\n"  # no header has this value
 _CHALLENGED = SCOPE_OF_SAFETY_CLASS["read_only"]
 """What a client asks for that nobody told otherwise (docs/decisions/0013)."""
@@ -163,8 +174,9 @@ def _headers(scope: Scope) -> tuple[str, str | None, str | None]:
     """Return Host, Origin and Authorization. A header that stands twice is as good as none that fits."""
     found: dict[bytes, str] = {}
     for name, value in scope["headers"]:
-        if name in {b"host", b"origin", b"authorization"}:
+        if name in _READ_HEADERS:
             text = value.decode("latin-1")
-            text = text if name == b"authorization" else text.lower()
+            text = text.lower() if name in _NAMES else text
             found[name] = text if name not in found else _TWICE
+    scope[HEADERS_IN_SCOPE] = found
     return found.get(b"host", ""), found.get(b"origin"), found.get(b"authorization")

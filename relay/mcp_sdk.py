@@ -12,9 +12,12 @@ from mcp.server.auth.provider import AccessToken
 from mcp.server.context import ServerRequestContext
 from mcp.server.lowlevel import NotificationOptions, Server
 from mcp.server.models import InitializationOptions
+from mcp.shared.exceptions import MCPError
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
-from starlette.datastructures import Headers
+from starlette.requests import Request
 from starlette.types import Scope
+
+from relay.guard import HEADERS_IN_SCOPE, TOKEN_IN_SCOPE
 
 Context = ServerRequestContext[Any, Any]
 
@@ -66,11 +69,25 @@ def is_modern(protocol_version: str | None) -> bool:
 
 def opens_session(scope: Scope) -> bool:
     """Tell whether a request can only be the first of a session of the old era."""
-    headers = Headers(scope=scope)
-    return "mcp-session-id" not in headers and not is_modern(headers.get("mcp-protocol-version"))
+    headers = scope[HEADERS_IN_SCOPE]
+    return b"mcp-session-id" not in headers and not is_modern(headers.get(b"mcp-protocol-version"))
 
 
 def connection_of(context: Context) -> Any:
     """Return what lasts as long as a session of the old era does."""
     # The SDK has no public way to keep something for a session, nor to learn that it ended.
     return context.session._connection  # noqa: SLF001
+
+
+def request_of(context: Context) -> Request:
+    """Return the HTTP request that a message came in."""
+    if context.request is None:
+        raise MCPError(types.INTERNAL_ERROR, "this transport brings no request")
+    request: Request = context.request
+    return request
+
+
+def token_of(context: Context) -> str:
+    """Return the token that the guard has accepted."""
+    token: str = request_of(context).scope[TOKEN_IN_SCOPE]
+    return token

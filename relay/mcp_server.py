@@ -7,7 +7,7 @@ as long. Must not decide anything: who may call what is the door's, and what is 
 
 import asyncio
 from collections.abc import Callable, Collection
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, ExitStack
 from typing import Any
 
 import mcp_types as types
@@ -15,29 +15,43 @@ from mcp.server.context import CallNext, HandlerResult
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.server.subscriptions import InMemorySubscriptionBus, ListenHandler, ToolsListChanged
 from mcp.shared.exceptions import MCPError
-from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
 from relay.auth import Authenticator, Principal
-from relay.calls import CallAnswer, CallRequest, Door
+from relay.call_record import CallAnswer, CallRequest
+from relay.calls import Door
+from relay.envelope import Call
 from relay.fleet import Fleet
-from relay.guard import TOKEN_IN_SCOPE
-from relay.mcp_sdk import Context, HonestServer, connection_of, is_modern, opens_session, session_owner
+from relay.guard import HEADERS_IN_SCOPE, TOKEN_IN_SCOPE
+from relay.mcp_sdk import (
+    Context,
+    HonestServer,
+    connection_of,
+    is_modern,
+    opens_session,
+    request_of,
+    session_owner,
+    token_of,
+)
 from relay.notifier import Notifier
 from relay.paging import CursorError, page_of
 from relay.resources import TEMPLATES, ResourceCatalog
 from relay.streams import NoRoomError, Streams
+from relay.strict_body import MAX_BODY_BYTES, MESSAGE_IN_SCOPE, SIZE_IN_SCOPE, StrictBodies
 from schemas.errors import ToolError
 from schemas.text import printable
 from schemas.tokens import TokenError
 
 META_ERROR = "edge-kubelet/error"
 LIST_TTL_MS = 5000
-MAX_BODY_BYTES = 1024 * 1024
+TRANSPORT_HEADER = b"edge-transport"
+"""What the stdio bridge says of itself; it only goes into the log."""
 SESSION_IDLE_S = 300
 
 _NO_ROOM = "Too many sessions and subscriptions are open; close one."
+_PRINCIPAL_IN_SCOPE = "edge.principal"
+_TOLD = "told"  # under which a session of the old era keeps what tells it of changes
 _TOOLS_LIKE_A_CALL = 20  # listing so many costs about as much as one call
 
 _INSTRUCTIONS = (
@@ -68,6 +82,7 @@ class McpServer:
         self._resources = resources
         self._now_ms = now_ms
         self._streams = streams
+        self._bodies = StrictBodies(self._serve)
         server = HonestServer(
             "edge-kubelet",
             version=version,
@@ -100,8 +115,13 @@ class McpServer:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one HTTP request, whose token the guard has put into the scope and identified."""
-        principal = self._authenticator.identify(scope[TOKEN_IN_SCOPE])
+        # Before the body, for which a client may take so long that its token has ended when it is whole.
+        principal = scope[_PRINCIPAL_IN_SCOPE] = self._authenticator.identify(scope[TOKEN_IN_SCOPE])
         scope["user"] = session_owner(*principal.name)
+        await self._bodies(scope, receive, send)
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        principal: Principal = scope[_PRINCIPAL_IN_SCOPE]
         if not opens_session(scope):
             await self._manager.handle_request(scope, receive, send)
             return
@@ -112,7 +132,7 @@ class McpServer:
             await refusal(scope, receive, send)
             return
         # Counted from the first byte: the SDK keeps room for a session before it has read who opens it.
-        release = self._streams.hold(principal, _nothing)
+        release = self._streams.hold(principal)
         try:
             await self._manager.handle_request(scope, receive, send)
         finally:
@@ -139,26 +159,26 @@ class McpServer:
                 return await call_next(ctx)
 
     async def _call(self, context: Context) -> dict[str, Any]:
-        params = context.params or {}
-        name = params.get("name")
-        if not isinstance(name, str):
-            raise MCPError(types.INVALID_PARAMS, "name must be a string")
-        arguments = params.get("arguments")
-        request = CallRequest(_token(context), name, {} if arguments is None else arguments)
+        scope = request_of(context).scope
+        headers = scope[HEADERS_IN_SCOPE]
+        request = CallRequest(
+            token=scope[TOKEN_IN_SCOPE],
+            call=Call(scope[MESSAGE_IN_SCOPE], headers.get(b"traceparent")),
+            transport="stdio" if headers.get(TRANSPORT_HEADER) == "stdio" else "http",
+            input_bytes=scope[SIZE_IN_SCOPE],
+        )
         return self._shaped(context, _tool_result(await self._door.call(request)))
 
     def _list(self, context: Context) -> dict[str, Any]:
         principal = self._principal(context)
         dashed = _wants_dashed(context)
         tools = self._fleet.listed(principal.rights)
-        self._charge(principal, 1 + len(tools) / _TOOLS_LIKE_A_CALL)
         try:
             page, following = page_of(tools, (context.params or {}).get("cursor"))
         except CursorError as error:
             raise MCPError(types.INVALID_PARAMS, str(error)) from None
-        result: dict[str, Any] = {
-            "tools": [tool.listed(dashed=dashed) for tool in page],
-        }
+        self._charge(principal, 1 + len(page) / _TOOLS_LIKE_A_CALL)
+        result: dict[str, Any] = {"tools": [tool.listed(dashed=dashed) for tool in page]}
         if following is not None:
             result["nextCursor"] = following
         if is_modern(context.protocol_version):
@@ -225,9 +245,13 @@ class McpServer:
         return types.ListPromptsResult(prompts=[], cache_scope="private")
 
     def _count(self, context: Context) -> None:
-        """Count a session of the old era for as long as it lasts."""
-        release = self._streams.hold(self._principal(context), _nothing)
-        connection_of(context).exit_stack.callback(release)
+        """Count a session of the old era for as long as it lasts; what it is told ends with its token."""
+        connection = connection_of(context)
+        if _TOLD in connection.state:
+            return  # a client may begin as often as it likes: one session takes one place
+        told = connection.state[_TOLD] = ExitStack()
+        release = self._streams.hold(self._principal(context), told.close)
+        connection.exit_stack.callback(release)
 
     def _follow(self, context: Context) -> None:
         """Tell a session of the old era about changes for as long as it lasts, and its token is good."""
@@ -235,9 +259,8 @@ class McpServer:
         if connection.state.setdefault("followed_since", context) is not context:
             return  # a client may say twice that it is ready
         stop = self._notifier.listen(principal.rights, context.session.send_tool_list_changed)
-        release = self._streams.hold(principal, stop)
+        connection.state.setdefault(_TOLD, ExitStack()).callback(stop)
         connection.exit_stack.callback(stop)
-        connection.exit_stack.callback(release)
 
     def _charge(self, principal: Principal, cost: float) -> None:
         try:
@@ -247,30 +270,14 @@ class McpServer:
 
     def _principal(self, context: Context) -> Principal:
         try:
-            return self._authenticator.identify(_token(context))
+            return self._authenticator.identify(token_of(context))
         except TokenError:
             raise MCPError(types.INVALID_PARAMS, "the token is no longer accepted; get a new one") from None
-
-
-def _nothing() -> None:
-    """End nothing: a session whose token is revoked is refused with its next request."""
 
 
 async def _answered_before(_context: Context, _params: object) -> Any:
     """Stand for a method that the middleware answers: the SDK advertises what has a handler."""
     raise MCPError(types.INTERNAL_ERROR, "answered by the middleware")
-
-
-def _request(context: Context) -> Request:
-    if context.request is None:
-        raise MCPError(types.INTERNAL_ERROR, "this transport brings no request")
-    request: Request = context.request
-    return request
-
-
-def _token(context: Context) -> str:
-    token: str = _request(context).scope[TOKEN_IN_SCOPE]
-    return token
 
 
 def _tool_result(answer: CallAnswer) -> dict[str, Any]:
@@ -286,7 +293,7 @@ def _tool_result(answer: CallAnswer) -> dict[str, Any]:
 
 
 def _wants_dashed(context: Context) -> bool:
-    names = _request(context).query_params.get("names", "dotted")
+    names = request_of(context).query_params.get("names", "dotted")
     if names not in {"dotted", "dashed"}:
         raise MCPError(types.INVALID_PARAMS, "names must be dotted or dashed")
     return names == "dashed"

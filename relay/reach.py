@@ -18,6 +18,7 @@ class Command:
     arguments: Mapping[str, Any]
     deadline_ms: int
     correlation_id: str
+    traceparent: str | None = None
 
 
 class Reach(Protocol):

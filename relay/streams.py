@@ -37,7 +37,7 @@ class Streams:
         if self._held[principal.name] >= self._per_agent or self._held.total() >= self._in_all:
             raise NoRoomError
 
-    def hold(self, principal: Principal, end: Callable[[], None]) -> Callable[[], None]:
+    def hold(self, principal: Principal, end: Callable[[], None] = lambda: None) -> Callable[[], None]:
         """Count one that ``principal`` has opened; ``end`` is called if its token is revoked.
 
         Returns what is to be called, once or more, when it is closed.

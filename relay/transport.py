@@ -75,7 +75,7 @@ class BoundedHttp(HttpToolsProtocol):
         except httptools.HttpParserInvalidURLError:
             return  # uvicorn answers 400
         if target.host:
-            name = target.host if target.port is None else target.host + b":%d" % target.port
+            name = target.host + (b":%d" % target.port if target.port else b"")
             hosts = {value.strip(b" \t").lower() for header, value in self.headers if header == b"host"}
             if hosts != {name.lower()}:
                 self.headers.append((b"host", name))  # which is one too many, unless there was none

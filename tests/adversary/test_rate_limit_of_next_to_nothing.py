@@ -6,9 +6,8 @@ deny is in the audit; a bug must not be what answers.
 
 import pytest
 
-from relay.calls import CallRequest
 from schemas.strict_json import loads
-from tests.fakes.hub import Hub
+from tests.fakes.hub import Hub, call_of
 from tests.fakes.reach import ScriptedReach
 from tests.fakes.refusals import echo_of
 from tests.fakes.signer import ECHO, NODE_ID, SimulatedNode
@@ -23,7 +22,7 @@ async def test_the_time_to_wait_is_a_number_that_clients_can_read(
     reach = ScriptedReach()
     door = hub.door(reach)
     token = hub.token()
-    answers = [await door.call(CallRequest(token, echo_of(node), {"message": "ping"})) for _ in range(2)]
+    answers = [await door.call(call_of(token, echo_of(node), {"message": "ping"})) for _ in range(2)]
     assert answers[0].error is None
     error = loads(answers[1].text, max_bytes=4096)
     assert error["code"] == "E_RATE_LIMITED"

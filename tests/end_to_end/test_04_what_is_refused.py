@@ -66,13 +66,22 @@ async def test_a_name_that_is_no_tool_of_this_caller(demo: Demo, era: str, name:
     assert error["code"] == code
 
 
-async def test_control_characters_in_a_name_reach_no_error_and_no_audit(demo: Demo) -> None:
+@pytest.mark.parametrize(
+    ("name", "code", "shown"),
+    [
+        pytest.param("\x1b[31mred", "E_VERB_UNSUPPORTED", "\\x1b[31mred", id="a name that is none"),
+        pytest.param("red\n", "E_MANIFEST_INVALID", "red\\n", id="not even a name: it has two lines"),
+    ],
+)
+async def test_control_characters_in_a_name_reach_no_error_and_no_audit(
+    demo: Demo, name: str, code: str, shown: str
+) -> None:
     # Only in the old era: the new one repeats the name in a header, and the client refuses such a header.
-    error = await failed_call(demo, "legacy", "\x1b[31mred\n", {})
-    assert error["code"] == "E_VERB_UNSUPPORTED"
+    error = await failed_call(demo, "legacy", name, {})
+    assert error["code"] == code
     assert "red" not in error["message"]
     [line] = [line for line in demo.audit() if line["correlation_id"] == error["correlation_id"]]
-    assert line["tool"] == "\\x1b[31mred\\n"
+    assert line["tool"] == shown
 
 
 @pytest.mark.parametrize(

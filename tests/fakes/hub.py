@@ -17,16 +17,22 @@ from relay.audit import AuditLog
 from relay.auth import Authenticator, TokenIssuer, key_id
 from relay.authority import LeafAuthority, Renewals
 from relay.ca import AuthorityError
+from relay.call_log import CallLog
+from relay.call_record import CallAnswer, CallRequest
 from relay.calls import Door
 from relay.catalog import Projector
 from relay.config import PER_AGENT
+from relay.envelope import Call, EnvelopeCheck, Mode
 from relay.fleet import Fleet, Trust
+from relay.idempotency import MAX_KEYS, IdempotencyStore
 from relay.limits import Allowance
 from relay.logs import make_logger
 from relay.marks import MarkStore
 from relay.meters import Meters
 from relay.node_frames import NodeFrames
+from relay.once import Once
 from relay.reach import Reach
+from relay.runner import Runner
 from relay.sessions import AUTH_TIMEOUT_S, NodeSessions
 from relay.tally import Tally
 from relay.turnstile import Turnstile
@@ -45,6 +51,15 @@ PUBLIC_URL = "https://relay.example"
 READ_ONLY = "tools:call:read_only"
 
 
+def call_of(token: str, name: object, arguments: object, **meta: object) -> CallRequest:
+    """Return a call as a transport brings it."""
+    params: dict[str, object] = {"name": name, "arguments": arguments}
+    if meta:
+        params["_meta"] = {key.replace("__", "/").replace("_", "-"): value for key, value in meta.items()}
+    message = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
+    return CallRequest(token, Call(message), input_bytes=len(json.dumps(message, default=str)))
+
+
 class NoAuthority:
     """A CA that is not on this machine."""
 
@@ -53,6 +68,9 @@ class NoAuthority:
 
     def roots(self) -> list[str]:
         return []
+
+    def endorsement(self) -> str | None:
+        return None
 
     def revoke(self, target: str, reason: str = "revoked") -> list[str]:
         raise AuthorityError(f"no key to record that {target} is {reason}")
@@ -78,6 +96,7 @@ class Hub:
         self.ca = ca or SimulatedCa()
         self.lines = LogLines()
         self.log = make_logger(self.lines)
+        self.call_lines = LogLines()
         self.meters = Meters()
         self.ulids = UlidSource(self.clock, os.urandom)
         self.marks = MarkStore(directory / "marks.sqlite3")
@@ -141,17 +160,25 @@ class Hub:
         reach: Reach,
         monotonic: Callable[[], float] = time.monotonic,
         per_agent: Allowance = PER_AGENT,
+        mode: Mode = Mode.ENFORCE,
+        max_keys: int = MAX_KEYS,
     ) -> Door:
-        """Return the door in front of ``reach``."""
+        """Return the door in front of ``reach``, whose ``once`` is that of the hub."""
+        runner = Runner(reach, self.audit, monotonic, os.urandom, self.log)
+        self.once = Once(runner, IdempotencyStore[CallAnswer](monotonic, max_keys), self.audit)
         return Door(
             authenticator=self.authenticator,
+            envelopes=EnvelopeCheck(self.registry, mode, self.log),
             fleet=self.fleet,
-            reach=reach,
+            runner=runner,
+            once=self.once,
             audit=self.audit,
             tally=self.tally,
             meters=self.meters,
+            call_log=CallLog(self.call_lines),
             ulids=self.ulids,
             per_agent=per_agent,
+            now_ms=self.clock,
             monotonic=monotonic,
             log=self.log,
         )

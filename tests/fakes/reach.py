@@ -6,6 +6,8 @@ from typing import Any
 
 from relay.reach import Command
 
+_BOUND_S = 10
+
 Answer = Callable[[Command], Mapping[str, Any]]
 
 
@@ -52,3 +54,20 @@ class SilentReach:
         finally:
             self.given_up.set()
         raise AssertionError
+
+
+class Held:
+    """Calls that wait in the node until the test answers them."""
+
+    def __init__(self) -> None:
+        self.waiting: asyncio.Queue[tuple[Command, asyncio.Future[Mapping[str, Any]]]] = asyncio.Queue()
+
+    async def run(self, command: Command) -> Mapping[str, Any]:
+        """Wait for what the test says."""
+        answer: asyncio.Future[Mapping[str, Any]] = asyncio.get_running_loop().create_future()
+        self.waiting.put_nowait((command, answer))
+        return await answer
+
+    async def next(self) -> tuple[Command, asyncio.Future[Mapping[str, Any]]]:
+        """Return the next command that has come, and what takes its answer."""
+        return await asyncio.wait_for(self.waiting.get(), _BOUND_S)

@@ -15,6 +15,7 @@ from mcp.shared.exceptions import MCPError
 from mcp_types import (
     CLIENT_CAPABILITIES_META_KEY,
     CLIENT_INFO_META_KEY,
+    HEADER_MISMATCH,
     INVALID_PARAMS,
     PROTOCOL_VERSION_META_KEY,
     TextContent,
@@ -24,23 +25,22 @@ from mcp_types import (
 from starlette.applications import Starlette
 
 from relay.catalog import META_CANONICAL_NAME, META_SAFETY_CLASS
+from relay.config import PER_AGENT
 from relay.guard import AllowedHosts, Guard
-from relay.mcp_server import (
-    LIST_TTL_MS,
-    MAX_BODY_BYTES,
-    META_ERROR,
-    McpServer,
-)
+from relay.limits import Allowance
+from relay.mcp_server import LIST_TTL_MS, META_ERROR, McpServer
 from relay.notifier import Listener, Notifier
 from relay.paging import MAX_PAGE_BYTES, PAGE_SIZE
 from relay.permissions import Rights
 from relay.reach import Reach
 from relay.resources import ResourceCatalog
 from relay.streams import Streams
+from relay.strict_body import MAX_BODY_BYTES
 from schemas.errors import Failure, ToolError
 from tests.fakes.hub import PUBLIC_URL, Hub
 from tests.fakes.issuer import OutsideWorld, outside_token
 from tests.fakes.reach import ScriptedReach, SilentReach
+from tests.fakes.refusals import audited_refusals, refusal
 from tests.fakes.serving import Server
 from tests.fakes.signer import ECHO, METRICS, NODE_ID, NOW_MS, OTHER_NODE_ID, TENANT, SimulatedNode
 
@@ -69,15 +69,15 @@ class CountingNotifier(Notifier):
 class Stage:
     """A relay's side of MCP behind its guard, on a real server."""
 
-    def __init__(self, hub: Hub, reach: Reach, server: Server) -> None:
+    def __init__(self, hub: Hub, reach: Reach, server: Server, per_agent: Allowance = PER_AGENT) -> None:
         self.hub = hub
         self.address = server.address
         self.notifier = CountingNotifier(hub.fleet, interval_s=0.001)
         self.streams = Streams()
         self._server = server
-        self._mcp = McpServer(
+        self.mcp = McpServer(
             version="0.0.0",
-            door=hub.door(reach),
+            door=hub.door(reach, per_agent=per_agent),
             fleet=hub.fleet,
             authenticator=hub.authenticator,
             notifier=self.notifier,
@@ -94,7 +94,7 @@ class Stage:
             public_url=PUBLIC_URL,
             meters=self.hub.meters,
             tally=self.hub.tally,
-            mcp=self._mcp,
+            mcp=self.mcp,
             node_door=Starlette(),
             other=Starlette(),
         )
@@ -108,7 +108,7 @@ class Stage:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _serve(self, ready: asyncio.Event) -> None:
-        async with self._mcp.running():
+        async with self.mcp.running():
             ready.set()
             await asyncio.Event().wait()
 
@@ -150,6 +150,10 @@ class Ear:
 
     async def next(self) -> IncomingMessage:
         return await asyncio.wait_for(self._heard.get(), BOUND_S)
+
+    @property
+    def is_empty(self) -> bool:
+        return self._heard.empty()
 
 
 class Wire:
@@ -400,9 +404,14 @@ async def test_a_call_without_a_name_is_no_call(
     stage: Stage, reach: ScriptedReach, era: Era, params: dict[str, Any]
 ) -> None:
     async with stage.wire(era) as wire:
-        response = await wire.post("tools/call", {**params, "arguments": PING})
-    assert '"result"' not in response.text
-    assert '"error"' in response.text
+        answer = await wire.ask("tools/call", {**params, "arguments": PING})
+    if era == NEW and params.get("name") is not None:
+        # The SDK compares the name with its header, before anything else.
+        assert answer["error"]["code"] == HEADER_MISMATCH
+    else:
+        envelope = answer["result"]["_meta"][META_ERROR]
+        assert envelope["code"] == "E_MANIFEST_INVALID"
+        assert envelope["message"] == "The request is not a call: /tool violates pattern."
     assert reach.commands == []
 
 
@@ -589,3 +598,158 @@ async def test_a_client_that_says_again_that_it_is_ready_is_followed_once(stage:
             await wire.notify("notifications/initialized")
         await wire.result("tools/list")
         assert stage.notifier.listeners == 1
+
+
+# --- shares of what is open ---------------------------------------------------------------------------
+
+OTHER: dict[str, Any] = {"sub": "agent-2"}
+
+
+async def opening(stage: Stage, token: str | None = None) -> httpx2.Response:
+    """Try to open a session of the old era by hand."""
+    async with stage.http(token) as http:
+        params = {"protocolVersion": OLD, "capabilities": {}, "clientInfo": {"name": "wire", "version": "0"}}
+        return await Wire(http, "/mcp", "legacy").post("initialize", params)
+
+
+@pytest.fixture
+def one_each(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Stage:
+    """The relay, on which each agent may hold one session or subscription."""
+    monkeypatch.setattr(stage.streams, "_per_agent", 1)
+    return stage
+
+
+async def test_an_agents_sessions_are_bounded_and_anothers_are_not_touched(one_each: Stage) -> None:
+    async with one_each.wire("legacy") as wire:
+        refused = await opening(one_each)
+        assert refused.status_code == 429
+        assert refused.json() == {
+            "error": "sessions",
+            "message": "Too many sessions and subscriptions are open; close one.",
+        }
+        for stranger in (OTHER, {"tenant": "globex"}):
+            assert (await opening(one_each, one_each.hub.token(**stranger))).status_code == 200
+        assert (await wire.result("tools/list"))["tools"]
+
+
+async def test_a_second_token_of_the_same_agent_opens_no_more(one_each: Stage) -> None:
+    async with one_each.wire("legacy"):
+        assert (await opening(one_each, one_each.hub.token(ttl_s=60))).status_code == 429
+
+
+async def test_a_session_that_has_ended_gives_its_place_back(one_each: Stage) -> None:
+    for _ in range(3):
+        async with one_each.wire("legacy") as wire:
+            ended = await wire.http.delete("/mcp", headers=wire.headers)
+            assert ended.status_code == 200
+    async with asyncio.timeout(BOUND_S):
+        while (await opening(one_each)).status_code == 429:
+            pass
+        assert (await opening(one_each)).status_code == 429
+
+
+async def test_what_opens_no_session_leaves_no_place_taken(one_each: Stage) -> None:
+    async with one_each.http() as http:
+        wire = Wire(http, "/mcp", "legacy")
+        assert (await http.get("/mcp", headers={"accept": "text/event-stream"})).status_code == 400
+        assert (await wire.post("tools/list")).status_code == 400
+        assert (await http.post("/mcp", content=b"{", headers=wire.headers)).status_code == 400
+        assert (await http.delete("/mcp")).status_code >= 400
+    assert (await opening(one_each)).status_code == 200
+
+
+async def test_one_session_takes_one_place_however_often_it_begins(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Each would otherwise be one of the places of all, which a single agent could use up.
+    monkeypatch.setattr(stage.streams, "_per_agent", 2)
+    params = {"protocolVersion": OLD, "capabilities": {}, "clientInfo": {"name": "wire", "version": "0"}}
+    async with stage.wire("legacy") as wire:
+        for _ in range(5):
+            await wire.post("initialize", params)
+            await wire.notify("notifications/initialized")
+        assert (await opening(stage)).status_code == 200
+        assert (await opening(stage)).status_code == 429
+
+
+async def test_subscriptions_and_sessions_share_an_agents_room(one_each: Stage) -> None:
+    async with one_each.client(NEW) as client:
+        async with client.listen(tools_list_changed=True):
+            assert (await opening(one_each)).status_code == 429
+            theirs = one_each.hub.token(**OTHER)
+            async with one_each.client(NEW, token=theirs) as other, other.listen(tools_list_changed=True):
+                pass
+        async with asyncio.timeout(BOUND_S):
+            while (await opening(one_each)).status_code == 429:
+                pass
+
+
+async def test_a_subscription_that_its_client_has_left_gives_its_place_back(one_each: Stage) -> None:
+    for _ in range(3):
+        async with one_each.client(NEW) as client, asyncio.timeout(BOUND_S):
+            while True:
+                try:
+                    async with client.listen(tools_list_changed=True):
+                        break
+                except MCPError as error:
+                    assert "Too many sessions" in error.error.message  # noqa: PT017 - until it is noticed
+
+
+# --- a token that is revoked --------------------------------------------------------------------------
+
+
+async def test_revoking_its_token_ends_a_subscription_in_good_order_and_no_other(stage: Stage) -> None:
+    revoked, other = stage.hub.token(), stage.hub.token()
+    jti = stage.hub.authenticator.identify(revoked).jti
+    async with AsyncExitStack() as stack:
+        client = await stack.enter_async_context(stage.client(NEW, token=revoked))
+        changes = await stack.enter_async_context(client.listen(tools_list_changed=True))
+        theirs = await stack.enter_async_context(stage.client(NEW, token=other))
+        their_changes = await stack.enter_async_context(theirs.listen(tools_list_changed=True))
+        stage.mcp.revoke({jti})
+        assert [event async for event in changes] == []
+        stage.hub.connect(stage.hub.ca.issue(OTHER_NODE_ID))
+        assert isinstance(await anext(their_changes), ToolsListChanged)
+
+
+async def test_revoking_its_token_ends_what_a_session_of_the_old_era_is_told(stage: Stage) -> None:
+    ear, other_ear = Ear(), Ear()
+    revoked, other = stage.hub.token(), stage.hub.token(**OTHER)
+    async with (
+        stage.client("legacy", token=revoked, heard=ear) as client,
+        stage.client("legacy", token=other, heard=other_ear) as others_client,
+    ):
+        await client.list_tools()
+        await others_client.list_tools()
+        jti = stage.hub.authenticator.identify(revoked).jti
+        stage.mcp.revoke({jti})
+        stage.hub.connect(stage.hub.ca.issue(OTHER_NODE_ID))
+        assert isinstance(await other_ear.next(), ToolListChangedNotification)
+        assert ear.is_empty
+        stage.hub.authenticator.revoke(frozenset({jti}))
+        async with stage.http(revoked) as http:
+            assert (await Wire(http, "/mcp", NEW).post("tools/list")).status_code == 401
+
+
+# --- listing costs too --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("era", ERAS)
+async def test_listing_counts_towards_the_agents_share_as_a_call_does(
+    hub: Hub, node: SimulatedNode, reach: ScriptedReach, server: Server, era: Era
+) -> None:
+    assert node.node_id == NODE_ID
+    narrow = Allowance(0.001, 2.5, 9)  # two lists of two tools each are 2.2 calls
+    async with Stage(hub, reach, server, narrow).running() as stage:
+        async with stage.wire(era) as wire:
+            for _ in range(2):
+                assert len((await wire.result("tools/list"))["tools"]) == 2
+            error = (await wire.ask("tools/list"))["error"]
+            assert "E_RATE_LIMITED" in error["message"]
+            assert error["data"]["code"] == "E_RATE_LIMITED"
+            assert error["data"]["retry_after_ms"] > 0
+            called = await wire.result("tools/call", {"name": ECHO_NAME, "arguments": PING})
+            assert called["_meta"][META_ERROR]["code"] == "E_RATE_LIMITED"
+        async with stage.wire(era, token=hub.token(**OTHER)) as wire:
+            assert len((await wire.result("tools/list"))["tools"]) == 2
+    assert audited_refusals(hub) == [refusal("call_refused", f"{TENANT}/agent-1", "E_RATE_LIMITED", 2)]

@@ -10,14 +10,13 @@ from typing import Any
 import pytest
 
 from relay.auth import Principal
-from relay.calls import CallRequest
 from relay.catalog import Tool
 from relay.permissions import SCOPE_OF_SAFETY_CLASS, SCOPES, Rights
 from relay.resources import ResourceCatalog
 from schemas.errors import Failure, ToolError
 from schemas.kinds import KINDS, MANIFEST_REF, Kind, KindRegistry, Verb
 from schemas.registry import SCHEME, SchemaRegistry
-from tests.fakes.hub import Hub
+from tests.fakes.hub import Hub, call_of
 from tests.fakes.reach import ScriptedReach
 from tests.fakes.signer import NODE_ID, OTHER_NODE_ID
 from tests.fakes.suite_kinds import write_documents
@@ -173,7 +172,7 @@ class Doors:
 
     async def called(self, name: str, tenant: str, scopes: tuple[str, ...]) -> dict[str, Any]:
         token = self.hub.token(scopes, tenant=tenant)
-        answer = await self.door.call(CallRequest(token, name, {}))
+        answer = await self.door.call(call_of(token, name, {}))
         return dict(answer.error or {"result": answer.result})
 
     def read(self, uri: str, tenant: str, scopes: tuple[str, ...]) -> str | None:
@@ -251,7 +250,7 @@ async def test_another_tenants_node_answers_byte_for_byte_as_one_that_exists_now
     ]
     texts = set()
     for name in [*names, *(name.replace(".", "-") for name in names)]:
-        answer = await doors.door.call(CallRequest(doors.hub.token(scopes, tenant=ANOTHER), name, {}))
+        answer = await doors.door.call(call_of(doors.hub.token(scopes, tenant=ANOTHER), name, {}))
         assert answer.error is not None
         texts.add(answer.text.replace(answer.error["correlation_id"], ""))
     assert len(texts) == 1
@@ -264,7 +263,7 @@ async def test_another_tenants_node_answers_byte_for_byte_as_one_that_exists_now
 async def test_however_a_node_of_another_tenant_fares_nobody_else_notices(doors: Doors) -> None:
     async def seen() -> str:
         answer = await doors.door.call(
-            CallRequest(doors.hub.token(ALL_SCOPES[:4], tenant=ANOTHER), name_of("read_only"), {})
+            call_of(doors.hub.token(ALL_SCOPES[:4], tenant=ANOTHER), name_of("read_only"), {})
         )
         assert answer.error is not None
         return answer.text.replace(answer.error["correlation_id"], "")

@@ -1,0 +1,155 @@
+"""The relay's reading of a call: what came in, by whatever transport, as one closed envelope and one tool IO.
+
+MCP itself is loose about what stands around a call; this is what a call must look like to be made. Must not
+look into a tool's own arguments: its schema does, in every mode.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from structlog.typing import FilteringBoundLogger
+
+from schemas.errors import Failure, ToolError
+from schemas.projection import parse
+from schemas.registry import SchemaRegistry, ViolationError
+
+META_IDEMPOTENCY_KEY = "edge-kubelet/idempotency-key"
+META_TASK_ID = "edge-kubelet/task-id"
+META_STEP_ID = "edge-kubelet/step-id"
+META_TRACEPARENT = "traceparent"
+TOOL_PREFIX = "mcp.tool:"
+TOOL_IO_REF = "tool_io@1.0.0"
+
+_MAX_LABEL = 128
+# W3C Trace Context, section 3.2; an id of zeros alone is none. Of the flags two have a meaning, sampled and
+# random, and the others must not be passed on.
+_FLAGS = 0b11
+_TRACEPARENT = re.compile(
+    r"(?!ff)[0-9a-f]{2}-(?!0{32})(?P<trace>[0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-(?P<flags>[0-9a-f]{2})"
+)
+
+
+class Mode(Enum):
+    """What is done about a call that is not of the form: nothing, a line in the log, or a refusal."""
+
+    OFF = "off"
+    SHADOW = "shadow"
+    ENFORCE = "enforce"
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """Where a call belongs, as its caller said: 32 hex digits, and two of flags."""
+
+    trace_id: str
+    flags: str
+
+    def traceparent(self, span_id: str) -> str:
+        """Return the header for whatever is done in the span ``span_id``."""
+        return f"00-{self.trace_id}-{span_id}-{self.flags}"
+
+
+class Call:
+    """A call as it came, taken apart once. Nothing in it has been checked.
+
+    Attributes:
+        message: the JSON-RPC message.
+        params: the parameters; empty if they are none.
+        meta: what the caller says besides; empty if it is nothing.
+        name: the tool's name as the caller has it.
+        arguments: the arguments; none are no arguments.
+        idempotency_key: the key under which the call counts once, if it has one.
+        parsed: the tokens of the name; None if it is the name of no tool.
+        tool_id: the tool as tool IO names it, by its canonical name where it has one.
+        trace: the trace that the call belongs to: as ``_meta`` says, else as the header ``traceparent`` does.
+    """
+
+    __slots__ = (
+        "arguments",
+        "idempotency_key",
+        "message",
+        "meta",
+        "name",
+        "params",
+        "parsed",
+        "tool_id",
+        "trace",
+    )
+
+    def __init__(self, message: Mapping[str, Any], traceparent: str | None = None) -> None:
+        self.message = message
+        self.params = _object(message.get("params"))
+        self.meta = _object(self.params.get("_meta"))
+        self.name: Any = self.params.get("name")
+        arguments = self.params.get("arguments")
+        self.arguments: Any = {} if arguments is None else arguments
+        self.idempotency_key: Any = message.get("idempotencyKey", self.meta.get(META_IDEMPOTENCY_KEY))
+        name = self.name if isinstance(self.name, str) else ""
+        self.parsed = parse(name)
+        self.tool_id = TOOL_PREFIX + (self.parsed.canonical if self.parsed else name)
+        self.trace = _trace(self.meta.get(META_TRACEPARENT, traceparent))
+
+    def label(self, key: str) -> str | None:
+        """Return a short text that the caller's ``_meta`` has under ``key``, for logs."""
+        value = self.meta.get(key)
+        return value if isinstance(value, str) and len(value) <= _MAX_LABEL else None
+
+
+def _object(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _trace(said: object) -> Trace | None:
+    match = _TRACEPARENT.fullmatch(said) if isinstance(said, str) else None
+    return Trace(match["trace"], f"{int(match['flags'], 16) & _FLAGS:02x}") if match else None
+
+
+class EnvelopeCheck:
+    """Checks the form of calls, as ``mode`` says."""
+
+    def __init__(self, registry: SchemaRegistry, mode: Mode, log: FilteringBoundLogger) -> None:
+        self._envelope = registry.load_envelope()
+        self._tool_io = registry.load(TOOL_IO_REF)
+        self._mode = mode
+        self._log = log
+
+    def check(self, call: Call) -> None:
+        """Return if ``call`` is of the form, or need not be.
+
+        Raises:
+            ToolError: ENVELOPE_INVALID; names the first rule that is broken, and nothing of the call.
+        """
+        if self._mode is Mode.OFF:
+            return
+        violation = self.violation(call)
+        if violation is None:
+            return
+        if self._mode is Mode.SHADOW:
+            self._log.warning("a call that would be refused", reason=violation)
+            return
+        raise ToolError(Failure.ENVELOPE_INVALID, f"The request is not a call: {violation}.")
+
+    def violation(self, call: Call) -> str | None:
+        """Return where ``call`` breaks which rule; None if it breaks none."""
+        envelope, tool_io = _envelope_of(call), {"tool": call.tool_id, "input": call.arguments}
+        try:
+            self._envelope.check(envelope)
+            self._tool_io.check(tool_io)
+        except ViolationError as error:
+            return str(error)
+        return "two idempotency keys" if _has_two_keys(call) else None
+
+
+def _envelope_of(call: Call) -> Mapping[str, Any]:
+    key = call.idempotency_key
+    if key is None:
+        return call.message
+    return {**call.message, "idempotencyKey": key}
+
+
+def _has_two_keys(call: Call) -> bool:
+    said = call.meta.get(META_IDEMPOTENCY_KEY)
+    return said is not None and said != call.idempotency_key

@@ -1,0 +1,138 @@
+"""Makes a call that was decided: limit, record the decision, dispatch, await, check, record the outcome.
+
+Must not decide who may call.
+"""
+
+import json
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from structlog.typing import FilteringBoundLogger
+
+from relay.audit import AuditLog, AuditUnavailableError
+from relay.call_record import CallAnswer, CallRecord
+from relay.catalog import Tool
+from relay.inflight import InFlight, RevocableCall
+from relay.limits import Gates
+from relay.reach import Command, Reach
+from schemas.errors import Failure, ToolError
+from schemas.text import printable_values
+
+GATEWAY_BUDGET_MS = 5000
+"""RFC-0005 section 7: end to end, as the caller sees it."""
+
+_SPAN_BYTES = 8
+
+
+class Runner:
+    """Makes calls over ``reach``. ``monotonic`` is in seconds."""
+
+    def __init__(
+        self,
+        reach: Reach,
+        audit: AuditLog,
+        monotonic: Callable[[], float],
+        random_bytes: Callable[[int], bytes],
+        log: FilteringBoundLogger,
+    ) -> None:
+        self._reach = reach
+        self._audit = audit
+        self._capabilities: Gates[tuple[str, str]] = Gates(monotonic)
+        self._in_flight = InFlight()
+        self._monotonic = monotonic
+        self._random_bytes = random_bytes
+        self._log = log
+
+    def revoke(self, jtis: Collection[str]) -> None:
+        """End the calls under way that were made with one of these tokens: E_SAFETY_DENIED."""
+        self._in_flight.revoke(jtis)
+
+    def under_way(self, record: CallRecord) -> RevocableCall:
+        """Return the context of a call that waits, which ends when its token is revoked."""
+        return self._in_flight.under(record.principal.jti if record.principal else "")
+
+    def budget_ms(self, tool: Tool, record: CallRecord) -> int:
+        """Return how much time is left for the call (RFC-0005 section 7, DESIGN section 8)."""
+        spent_ms = int((self._monotonic() - record.started) * 1000)
+        return max(1, min(tool.deadline_ms, GATEWAY_BUDGET_MS - spent_ms))
+
+    async def run(self, tool: Tool, record: CallRecord) -> CallAnswer:
+        """Make the call of ``record``, which is to ``tool``.
+
+        Raises:
+            ToolError: it failed; ``record.answered`` tells whether the node has said so.
+            AuditUnavailableError: it was not made, since it cannot be recorded.
+        """
+        try:
+            gate = self._capabilities.enter(tool.capability, tool.allowance)
+        except ToolError as error:
+            record.denied(self._audit, error)
+            raise
+        try:
+            with self.recorded(record):
+                async with self.under_way(record):
+                    answer = await self._reach.run(self._command(tool, record))
+                record.answered = True
+                return _checked(answer, tool)
+        finally:
+            gate.leave()
+
+    @contextmanager
+    def recorded(self, record: CallRecord) -> Iterator[None]:
+        """Record that the call is made, and at the end what became of it.
+
+        Raises:
+            AuditUnavailableError: it cannot be recorded; the block has not begun.
+        """
+        record.allowed(self._audit)
+        code = "cancelled"
+        try:
+            yield
+            code = "ok"
+        except ToolError as error:
+            code = error.failure.value.code
+            raise
+        except Exception:
+            code = Failure.INTERNAL.value.code
+            raise
+        finally:
+            try:
+                record.ended(self._audit, code, self._monotonic())
+            except AuditUnavailableError as error:
+                # It has run; the caller gets the truth. The next call finds the door shut.
+                reason, correlation_id = str(error), record.correlation_id
+                self._log.error("outcome not recorded", reason=reason, correlation_id=correlation_id)
+
+    def _command(self, tool: Tool, record: CallRecord) -> Command:
+        trace = record.call.trace
+        if trace is not None:
+            record.span_id = self._random_bytes(_SPAN_BYTES).hex()
+        return Command(
+            node_id=tool.node_id,
+            tool=tool.canonical,
+            arguments=record.call.arguments,
+            deadline_ms=self.budget_ms(tool, record),
+            correlation_id=record.correlation_id,
+            traceparent=trace.traceparent(record.span_id) if trace and record.span_id else None,
+        )
+
+
+def _checked(answer: Mapping[str, Any], tool: Tool) -> CallAnswer:
+    """Answer with the node's result if it fits the tool and is this node's own (RFC-0005 section 6.8)."""
+    if not answer["ok"]:
+        raise ToolError.from_node(answer["error"])
+    result: Mapping[str, Any] = answer["result"]
+    if not tool.surface.result.is_valid(result):
+        raise ToolError(Failure.RESULT_INVALID)
+    if result.get("node_id") != tool.node_id:
+        raise ToolError(Failure.RESULT_INVALID, "The result names another node than the one that was called.")
+    text = json.dumps(result)
+    if "\\" in text or "\x7f" in text:
+        # Something had to be escaped for JSON, and a client would unescape it: a mount point is named by
+        # whoever plugs in a stick, and no control character of it may reach a terminal or a model.
+        result = printable_values(result)
+        if not tool.surface.result.is_valid(result):
+            raise ToolError(Failure.RESULT_INVALID)  # escaped it is longer, and a client would refuse it
+        text = json.dumps(result)
+    return CallAnswer(text, result=result)

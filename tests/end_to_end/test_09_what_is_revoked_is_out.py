@@ -1,0 +1,188 @@
+"""9. A node or a token falls into the wrong hands: one command, and it is out.
+
+Steps: list, and have calls under way · `relay ca revoke NODE`, or `relay token revoke JTI` · what was under
+way ends, what was listed is gone, and who listens is told · start the relay again: it is still out. The node
+is stopped while calls are under way, so that none of them can be answered.
+"""
+
+import asyncio
+import base64
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from mcp.client.client import Client
+from mcp.client.subscriptions import ToolsListChanged
+from mcp.shared.exceptions import MCPError
+
+from kubelet.link import LinkState
+from relay.local_system import LocalSystem, Plan, list_tools, relay_command, start_system
+from relay.processes import Processes
+from tests.fakes.demo import error_of
+
+BOUND_S = 60
+AT_ONCE = 3
+UNDER_WAY = "E_DEADLINE_EXCEEDED"
+
+
+@pytest.fixture
+async def system(tmp_path: Path) -> AsyncIterator[LocalSystem]:
+    async with Processes.running(tmp_path) as processes:
+        started = await start_system(Plan.below(tmp_path), 1, processes, lambda _text: None)
+        async with asyncio.timeout(BOUND_S):
+            await started.until_listed()
+        yield started
+
+
+async def relay_cli(system: LocalSystem, *arguments: str) -> str:
+    """Run a command of the relay on its own machine, and return what it printed."""
+    command = [sys.executable, "-m", "relay", *arguments, "--state-dir", str(system.plan.state.root)]
+    return await system.processes.output(command)
+
+
+def jti_of(token: str) -> str:
+    claims = token.split(".")[1]
+    return str(json.loads(base64.urlsafe_b64decode(claims + "=" * (-len(claims) % 4)))["jti"])
+
+
+async def listed(client: Client) -> set[str]:
+    """Return the nodes whose tools are listed."""
+    return {tool.name.split(".")[1] for tool in await list_tools(client)}
+
+
+async def echo(client: Client, node_id: str) -> str:
+    """Call, and return how it ended."""
+    result = await client.call_tool(f"sysecho.{node_id}.echo.invoke", {"message": "still there?"})
+    return str(error_of(result)["code"]) if result.is_error else "ok"
+
+
+async def echo_until_it_ends_otherwise(client: Client, node_id: str) -> str:
+    """Have a call under way, always, until one ends otherwise than for want of an answer."""
+    while (code := await echo(client, node_id)) == UNDER_WAY:
+        pass
+    return code
+
+
+@asynccontextmanager
+async def stopped(system: LocalSystem) -> AsyncIterator[None]:
+    """Keep this machine's kubelet from running for a while, without its connection noticing."""
+    pid = system.processes.pid("kubelet")
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def outcomes(system: LocalSystem, jti: str) -> list[str]:
+    """Return how the calls with the token ended that had been let through."""
+    lines = map(json.loads, system.plan.state.audit.read_text("ascii").splitlines())
+    return [line["code"] for line in lines if "outcome" in line and line["jti"] == jti]
+
+
+def events(system: LocalSystem, event: str) -> list[dict[str, Any]]:
+    lines = map(json.loads, system.plan.state.audit.read_text("ascii").splitlines())
+    return [line for line in lines if line.get("event") == event]
+
+
+async def until_under_way(system: LocalSystem, jti: str) -> None:
+    """Wait until calls have been let through that the stopped node cannot answer."""
+    while UNDER_WAY not in outcomes(system, jti):  # noqa: ASYNC110 - the audit is a file, it calls nobody
+        await asyncio.sleep(0.05)
+
+
+async def until_relay_state(system: LocalSystem, state: LinkState) -> None:
+    """Wait until this machine's kubelet shows ``state``."""
+    url = f"http://127.0.0.1:{system.plan.loopback_port}/readyz"
+    async with httpx2.AsyncClient(trust_env=False) as http:
+        while (await http.get(url)).json()["subsystems"]["relay"] != state.value:
+            pass
+
+
+async def restart_relay(system: LocalSystem) -> None:
+    await system.processes.kill("relay")
+    await system.processes.start("relay", relay_command(system.plan))
+    await system.processes.until_listening(system.plan.relay_port)
+
+
+async def until_listed(client: Client, node_id: str) -> set[str]:
+    while node_id not in (nodes := await listed(client)):
+        pass
+    return nodes
+
+
+async def test_a_revoked_node_is_out_and_stays_out(system: LocalSystem) -> None:
+    revoked, (other,) = system.real_node, system.mock_nodes
+    jti = jti_of(system.token)
+    async with asyncio.timeout(BOUND_S):
+        async with system.client() as client, client.listen(tools_list_changed=True) as changes:
+            assert await listed(client) == {revoked, other}
+            async with stopped(system), asyncio.TaskGroup() as tasks:
+                calls = [
+                    tasks.create_task(echo_until_it_ends_otherwise(client, revoked)) for _ in range(AT_ONCE)
+                ]
+                await until_under_way(system, jti)
+                (kid,) = (await relay_cli(system, "ca", "revoke", revoked)).split()
+                assert isinstance(await anext(changes), ToolsListChanged)
+                assert await listed(client) == {other}
+            assert {call.result() for call in calls} == {"E_ATTESTATION_FAILED"}
+            # Not only refused from then on: what was under way has ended so.
+            assert "E_ATTESTATION_FAILED" in outcomes(system, jti)
+            assert [line["kid"] for line in events(system, "leaf_revoked")] == [kid]
+            await until_relay_state(system, LinkState.REVOKED)
+            assert await echo(client, other) == "ok"
+
+        await restart_relay(system)
+        async with system.client() as client:
+            assert await until_listed(client, other) == {other}
+            assert await echo(client, revoked) not in {"ok", UNDER_WAY}
+            assert await echo(client, other) == "ok"
+            await system.processes.kill("kubelet")
+
+
+async def test_a_revoked_token_is_void_and_stays_void(system: LocalSystem) -> None:
+    issue = ["token", "issue", "--sub", "other-agent", "--tenant", "demo"]
+    other_token = (await relay_cli(system, *issue, "--public-url", system.plan.public_url)).strip()
+    jti, node = jti_of(system.token), system.real_node
+    other = LocalSystem(system.plan, system.processes, other_token, node, system.mock_nodes)
+    async with asyncio.timeout(BOUND_S):
+        async with other.client() as others_client:
+            async with system.client() as client, client.listen(tools_list_changed=True) as changes:
+                async with stopped(system), asyncio.TaskGroup() as tasks:
+                    call = tasks.create_task(until_denied(client, node))
+                    await until_under_way(system, jti)
+                    await relay_cli(system, "token", "revoke", jti)
+                    assert [change async for change in changes] == []  # it ends, in good order
+                assert call.result() == "E_SAFETY_DENIED"
+            assert outcomes(system, jti)[-1] == "E_SAFETY_DENIED"
+            assert [line["jti"] for line in events(system, "token_revoked")] == [jti]
+            assert await status_of(system, system.token) == 401
+            assert await echo_until_it_ends_otherwise(others_client, node) == "ok"
+        await restart_relay(system)
+        assert await status_of(system, system.token) == 401
+        async with other.client() as others_client:
+            await until_listed(others_client, node)
+            assert await echo(others_client, node) == "ok"
+
+
+async def until_denied(client: Client, node_id: str) -> str:
+    """As ``echo_until_it_ends_otherwise``, whose next call would not even be let in."""
+    try:
+        return await echo_until_it_ends_otherwise(client, node_id)
+    except MCPError as error:
+        return str(error)
+
+
+async def status_of(system: LocalSystem, token: str) -> int:
+    """Return the HTTP status that a request with ``token`` gets."""
+    headers = {"Authorization": f"Bearer {token}", "Accept": "application/json, text/event-stream"}
+    async with httpx2.AsyncClient(headers=headers, trust_env=False) as http:
+        body = {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}
+        return (await http.post(f"{system.plan.public_url}/mcp", json=body)).status_code

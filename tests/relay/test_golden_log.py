@@ -1,0 +1,198 @@
+"""What the relay logs of calls whose form is wrong, by HTTP and by stdio, against a reference.
+
+The reference has a line for each failure, first those by HTTP and then the same by stdio. A failure is real:
+it is made over a socket, and through a ``relay stdio`` that runs as its users run it.
+"""
+
+import asyncio
+import json
+import os
+import sys
+from asyncio.subprocess import DEVNULL, PIPE, Process
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import pytest_asyncio
+
+from relay.envelope import META_IDEMPOTENCY_KEY, META_STEP_ID, META_TASK_ID, META_TRACEPARENT
+from relay.mcp_server import META_ERROR
+from schemas.errors import to_http_status, to_jsonrpc_error
+from tests.fakes.doors import Doors
+from tests.fakes.hub import Hub
+from tests.fakes.mcp_wire import ERA_META, NEW, McpWire
+from tests.fakes.serving import Server
+from tests.fakes.signer import NODE_ID
+
+SERVED = pytest.mark.asyncio(loop_scope="module")
+
+BOUND_S: Final = 60
+GOLDEN: Final = Path(__file__).parent.parent / "fixtures" / "mcp" / "envelope_validation_golden.jsonl"
+OF_THE_RUN: Final = {"ts", "traceId", "spanId", "durationMs", "requestId"}
+REQUIRED: Final = {
+    *("ts", "agentId", "taskId", "stepId", "transport", "route", "method", "status", "durationMs"),
+    *("attempt", "inputBytes", "outputBytes", "requestId", "traceId", "spanId", "metadata", "error"),
+}
+ECHO_NAME = f"sysecho.{NODE_ID}.echo.invoke"
+PING = {"message": "ping"}
+TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+LABELS = {META_TASK_ID: "task-7", META_STEP_ID: "step-8"}
+Ask = Callable[[Mapping[str, Any]], Any]
+
+
+def message(name: object = ECHO_NAME, arguments: object = PING, **members: Any) -> dict[str, Any]:
+    """Return a call of the new era; ``...`` for a name or arguments leaves them out."""
+    meta = {**ERA_META, **members.pop("meta_members", {})}
+    params = {"name": name, "arguments": arguments, "_meta": meta}
+    return {
+        "jsonrpc": "2.0",
+        "id": 1,
+        "method": "tools/call",
+        "params": {key: value for key, value in params.items() if value is not ...},
+    } | members
+
+
+CASES: Final[Mapping[str, Mapping[str, Any]]] = {
+    "no name": message(...),
+    "an empty name": message(""),
+    "arguments in a list": message(arguments=["ping"]),
+    "a text for arguments": message(arguments="ping"),
+    "a member too many": message(more=1),
+    "meta that is no object": message(meta="x"),
+    "a key of null": message(idempotencyKey=None),
+    "a key that is a number": message(meta_members={META_IDEMPOTENCY_KEY: 7}),
+    "an empty key": message(idempotencyKey=""),
+    "a key that is too long": message(meta_members={META_IDEMPOTENCY_KEY: "k" * 129}),
+    "two keys": message(idempotencyKey="k", meta_members={META_IDEMPOTENCY_KEY: "l"}),
+    "an alias, arguments in a list": message(ECHO_NAME.replace(".", "-"), ["ping"]),
+    "a tool that nobody has, arguments in a list": message("echo", ["ping"]),
+    "an argument that is missing": message(arguments={}),
+    "an argument of another type": message(arguments={"message": 7}),
+    "labelled and traced": message(arguments=[], meta_members={**LABELS, META_TRACEPARENT: TRACEPARENT}),
+}
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def doors(hub: Hub, server: Server) -> AsyncIterator[Doors]:
+    hub.connect(hub.ca.issue())
+    async with Doors.open(hub, server) as doors:
+        yield doors
+
+
+@asynccontextmanager
+async def over_http(doors: Doors) -> AsyncIterator[Ask]:
+    async with McpWire.open(doors.address, NEW, doors.hub.token()) as wire:
+        yield wire.ask
+
+
+@asynccontextmanager
+async def over_stdio(doors: Doors) -> AsyncIterator[Ask]:
+    """Hold the client's end of a ``relay stdio``."""
+    bridge = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "relay", "stdio", "--url", f"http://{doors.address}"),
+        stdin=PIPE,
+        stdout=PIPE,
+        stderr=DEVNULL,
+        env={**os.environ, "EDGE_TOKEN": doors.hub.token()},
+    )
+
+    async def ask(document: Mapping[str, Any]) -> dict[str, Any]:
+        return await _asked(bridge, document)
+
+    try:
+        yield ask
+        assert bridge.stdin is not None
+        bridge.stdin.close()
+        assert await bridge.wait() == 0
+    finally:
+        if bridge.returncode is None:
+            bridge.kill()
+            await bridge.wait()
+
+
+async def _asked(bridge: Process, document: Mapping[str, Any]) -> dict[str, Any]:
+    assert bridge.stdin is not None
+    assert bridge.stdout is not None
+    bridge.stdin.write(json.dumps(document).encode() + b"\n")
+    answer: dict[str, Any] = json.loads(await bridge.stdout.readline())
+    return answer
+
+
+TRANSPORTS = {"http": over_http, "stdio": over_stdio}
+
+
+async def made(doors: Doors, transport: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Make every failure by ``transport``; return what the clients were told and what was logged."""
+    before = len(doors.hub.call_lines.entries())
+    async with asyncio.timeout(BOUND_S), TRANSPORTS[transport](doors) as ask:
+        answers = [await ask(document) for document in CASES.values()]
+    return answers, doors.hub.call_lines.entries()[before:]
+
+
+def comparable(line: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in line.items() if name not in OF_THE_RUN}
+
+
+def golden(transport: str) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in GOLDEN.read_text("utf-8").splitlines()]
+    return [line for line in lines if line["transport"] == transport]
+
+
+def told(answer: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return a refusal in both of its forms, less the id that is each call's own."""
+    result = answer["result"]
+    assert result["isError"] is True
+    (content,) = result["content"]
+    forms = json.loads(content["text"]), dict(result["_meta"][META_ERROR])
+    for form in forms:
+        assert len(form.pop("correlation_id")) == 26
+    return forms
+
+
+@SERVED
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_a_failure_is_logged_as_the_reference_has_it(doors: Doors, transport: str) -> None:
+    _, lines = await made(doors, transport)
+    reference = golden(transport)
+    assert [line.keys() for line in lines] == [REQUIRED] * len(CASES)
+    for case, line, expected in zip(CASES, lines, reference, strict=True):
+        assert (case, comparable(line)) == (case, comparable(expected))
+
+
+@SERVED
+async def test_both_transports_tell_and_log_the_same_failure(doors: Doors) -> None:
+    by_http, http_lines = await made(doors, "http")
+    by_stdio, stdio_lines = await made(doors, "stdio")
+    for case, one, other in zip(CASES, by_http, by_stdio, strict=True):
+        assert (case, told(one)) == (case, told(other))
+        assert (one["id"], one["jsonrpc"]) == (other["id"], other["jsonrpc"])
+    for case, one, other in zip(CASES, http_lines, stdio_lines, strict=True):
+        assert (case, one["error"]) == (case, other["error"])
+        assert comparable(one) == comparable(other) | {"transport": "http"}
+        assert (one["traceId"], one["requestId"]) == (other["traceId"], other["requestId"])
+
+
+@SERVED
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_what_is_logged_and_what_is_told_is_one_row_of_the_table(doors: Doors, transport: str) -> None:
+    answers, lines = await made(doors, transport)
+    for answer, line in zip(answers, lines, strict=True):
+        text, meta = told(answer)
+        assert text == meta
+        canonical = line["error"]["canonical"]
+        assert (
+            line["status"] == to_http_status(canonical) == to_jsonrpc_error(canonical)["data"]["httpStatus"]
+        )
+        assert line["error"]["message"] == meta["message"]
+        assert line["outputBytes"] == len(answer["result"]["content"][0]["text"])
+
+
+def test_the_reference_has_every_failure_by_both_transports_and_nothing_of_arguments() -> None:
+    text = GOLDEN.read_text("utf-8")
+    assert [len(golden(transport)) for transport in TRANSPORTS] == [len(CASES)] * 2
+    assert len(text.splitlines()) == 2 * len(CASES)
+    assert all(json.loads(line).keys() == REQUIRED for line in text.splitlines())
+    assert text.isascii()
+    assert "ping" not in text
