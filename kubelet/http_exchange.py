@@ -99,7 +99,7 @@ def _parsed(received: bytes, url: str) -> Answer:
     try:
         response.begin()
         return Answer(response.status, response.read())
-    except (HTTPException, ValueError):
+    except (HTTPException, ValueError, OverflowError):
         raise NoAnswerError(f"what answers at {url} does not speak HTTP as it should") from None
 
 

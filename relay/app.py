@@ -179,7 +179,10 @@ class Relay:
             sessions=sessions,
             notifier=self.notifier,
             audit=self.audit,
-            followers=Followers([self.tls.refresh, *([broker_access.follow] if config.broker.tls else [])]),
+            followers=Followers(
+                [self.tls.refresh, *([broker_access.follow] if config.broker.tls else [])],
+                on_bug=lambda error: log.error("a change was not followed", error=type(error).__name__),
+            ),
             on_tokens=[authenticator.revoke, door.revoke, mcp.revoke],
             now_ms=now_ms,
             log=log,

@@ -108,7 +108,7 @@ class Door:
             tool = self._decided(request.call, principal, record)
             key = request.call.idempotency_key
             if isinstance(key, str):
-                return await self._once.run(key, tool, principal, record)
+                return await self._once.run(key, tool, principal, record, share)
             return await self._runner.run(tool, record)
         finally:
             share.leave()

@@ -33,6 +33,7 @@ _LONGEST_WAIT_S = 30
 _QUEUE_SIZE = 10_000
 _BATCH = 20
 _MAX_HEARTBEAT_BYTES = 1024
+_BYTES_LIKE_A_MESSAGE = 8192
 # A node says three things a heartbeat, and everything again with each reconnect.
 PACE = Allowance(rate=10, burst=60, concurrency=1)
 
@@ -152,7 +153,7 @@ class Discovery:
             return
         node_id, channel = parsed
         try:
-            with self._paces.passed(node_id, self._pace):
+            with self._paces.passed(node_id, self._pace, 1 + len(payload) / _BYTES_LIKE_A_MESSAGE):
                 self._hand_on(node_id, channel, payload)
         except ToolError:
             # One node that floods its topic must not take the time of the others; what is new comes again.

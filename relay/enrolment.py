@@ -38,6 +38,7 @@ from schemas.text import printable
 
 _BODY_TIMEOUT_S = 10.0
 _AT_ONCE = 4
+_MAX_ANSWERS = 5  # as many may be lost on the way
 _MAX_WAITING = 1000
 
 _TEXTS = {
@@ -170,7 +171,8 @@ class Enrolment:
             async with self._slots:
                 return await asyncio.to_thread(self._decide, message)
         except (AuthorityError, LedgerError, OSError) as error:
-            self._log.error("a node cannot be enrolled", reason=printable(str(error)))
+            if self._tally.count("enrolment_failing", "relay", "failing"):
+                self._log.error("a node cannot be enrolled", reason=printable(str(error)))
             raise _RefusedError("failing", 500) from None
         finally:
             self._waiting -= 1
@@ -206,6 +208,9 @@ class Enrolment:
             held = {(leaf.public_key, leaf.join_id) for leaf in records.unrevoked(node_id)}
             if (public_key, join_id) not in held:
                 raise _RefusedError("id_taken")
+            # Each is an entry that stays, and one that was recorded on its way can be sent again.
+            if sum(leaf.join_id == join_id for leaf in records.unrevoked(node_id)) >= _MAX_ANSWERS:
+                raise _RefusedError("used_up")
 
     def _answered(self, message: dict[str, Any], issued: _Issued) -> dict[str, Any]:
         """Return the answer, once the audit has it: what is not recorded is not handed out."""

@@ -15,11 +15,21 @@ Follow = Callable[[], Awaitable[bool]]
 
 
 class Followers:
-    """Those who follow. They are behind until they have followed once."""
+    """Those who follow. They are behind until they have followed once.
 
-    def __init__(self, follows: Sequence[Follow] = (), retry_s: float = RETRY_S) -> None:
+    ``on_bug`` is told what one of them raised against its promise: it must not end the relay, and is tried
+    again.
+    """
+
+    def __init__(
+        self,
+        follows: Sequence[Follow] = (),
+        retry_s: float = RETRY_S,
+        on_bug: Callable[[Exception], None] = lambda _: None,
+    ) -> None:
         self._follows = follows
         self._retry_s = retry_s
+        self._on_bug = on_bug
         self._behind = list(follows)
         self._changed = asyncio.Event()
 
@@ -44,7 +54,14 @@ class Followers:
     async def follow(self) -> bool:
         """Let those follow that are behind; tell whether none is any more."""
         behind, self._behind = self._behind, []
-        failed = [follow for follow in behind if not await follow()]
+        failed = [follow for follow in behind if not await self._done(follow)]
         # What has changed meanwhile makes all of them behind once more.
         self._behind = self._behind or failed
         return not self._behind
+
+    async def _done(self, follow: Follow) -> bool:
+        try:
+            return await follow()
+        except Exception as error:  # noqa: BLE001 - see on_bug
+            self._on_bug(error)
+            return False

@@ -13,7 +13,7 @@ from relay.auth import Authenticator
 from relay.meters import Meters
 from relay.permissions import SCOPE_OF_SAFETY_CLASS
 from relay.tally import Tally
-from schemas.addresses import MCP_PATH, HostPort
+from schemas.addresses import MCP_PATH, HostPort, is_loopback
 from schemas.frames import CONNECT_PATH
 from schemas.tokens import TokenError
 
@@ -53,9 +53,13 @@ _HOSTILE = frozenset({"host", "origin"})
 
 @dataclass(frozen=True, slots=True)
 class AllowedHosts:
-    """The names under which a relay may be spoken to. ``loopback`` are those that only this machine has."""
+    """The names under which a relay may be spoken to: by this machine ``hosts``, by others ``public``.
+
+    ``loopback`` are those that only this machine has.
+    """
 
     hosts: frozenset[str]
+    public: frozenset[str]
     origins: frozenset[str]
     loopback: frozenset[str]
 
@@ -67,8 +71,8 @@ class AllowedHosts:
         loopback = frozenset(f"{name}:{listen.port}" for name in ("127.0.0.1", "localhost", "[::1]"))
         local = "https" if tls else "http"
         origins = frozenset({public_url, *(f"{local}://{host}" for host in loopback)})
-        public = {public_host, f"{public_host}:{usual_port}", str(listen)}
-        return cls(loopback | public, origins, loopback)
+        public = frozenset({public_host, f"{public_host}:{usual_port}", str(listen)})
+        return cls(loopback | public, public, origins, loopback)
 
 
 class Guard:
@@ -103,7 +107,7 @@ class Guard:
         # RFC 9110 section 5.5: white space around a value is no part of it. httptools leaves it behind one.
         scope["headers"] = [(name, value.strip(b" \t")) for name, value in scope["headers"]]
         host, origin, authorization = _headers(scope)
-        if host not in self._allowed.hosts:
+        if host not in (self._allowed.hosts if _is_local(scope) else self._allowed.public):
             await self._refuse(scope, send, 421, "host", "This server has another name.")
         elif origin is not None and origin not in self._allowed.origins:
             await self._refuse(scope, send, 403, "origin", "This origin may not use this server.")
@@ -163,6 +167,11 @@ class Guard:
             headers.append((b"www-authenticate", challenge.encode("ascii")))
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": body})
+
+
+def _is_local(scope: Scope) -> bool:
+    """Tell whether this machine asks: a name that only it has is nothing that another may go by."""
+    return is_loopback(_address(scope))
 
 
 def _address(scope: Scope) -> str:

@@ -7,18 +7,26 @@ sent; one that is under way is joined. Must not decide who may call, nor send an
 import asyncio
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from schemas.errors import Failure, ToolError
 
 REMEMBERED_S = 600.0
-MAX_KEYS = 10_000
-MAX_KEYS_OF_ONE = 1000
-"""How many keys one caller may have in use: nobody can take the room of all."""
 
-MAX_BYTES = 64 * 1024 * 1024
-"""How much the remembered answers may be in all, as text."""
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """How many keys may be in use, and how much the remembered answers may be, as text."""
+
+    keys: int
+    size: int
+
+
+ROOM_OF_ALL = Room(10_000, 64 * 1024 * 1024)
+ROOM_OF_TENANT = Room(2500, 16 * 1024 * 1024)
+ROOM_OF_CALLER = Room(1000, 8 * 1024 * 1024)
+"""Nobody can take the room of all: neither one agent, nor one tenant with many."""
 
 Caller = tuple[str, str, str]
 """Issuer, tenant, subject."""
@@ -52,22 +60,27 @@ class Memory(Generic[AnswerT]):
     size: int = 0
 
 
+@dataclass(slots=True)
+class _Holding:
+    """What one holder has in use: its keys, oldest first, and the size of its answers."""
+
+    keys: dict[Key, None] = field(default_factory=dict)
+    size: int = 0
+
+
 class IdempotencyStore(Generic[AnswerT]):
     """The keys of all callers, in the order in which they were first used. ``clock`` is in seconds."""
 
     def __init__(
         self,
         clock: Callable[[], float],
-        max_keys: int = MAX_KEYS,
-        max_keys_of_one: int = MAX_KEYS_OF_ONE,
-        max_bytes: int = MAX_BYTES,
+        of_all: Room = ROOM_OF_ALL,
+        of_tenant: Room = ROOM_OF_TENANT,
+        of_caller: Room = ROOM_OF_CALLER,
     ) -> None:
         self._clock = clock
-        self._max_keys = max_keys
-        self._max_keys_of_one = max_keys_of_one
-        self._max_bytes = max_bytes
-        self._bytes = 0
-        self._held: defaultdict[Caller, dict[Key, None]] = defaultdict(dict)
+        self._rooms = (of_all, of_tenant, of_caller)
+        self._holdings: defaultdict[object, _Holding] = defaultdict(_Holding)
         self._memories: OrderedDict[Key, Memory[AnswerT]] = OrderedDict()
 
     def __len__(self) -> int:
@@ -86,10 +99,11 @@ class IdempotencyStore(Generic[AnswerT]):
             self.forget(key)
             memory = None
         if memory is None:
-            self._make_room(now, key[0])
+            self._make_room(now, key)
             memory = Memory(arguments, correlation_id, now + REMEMBERED_S)
             self._memories[key] = memory
-            self._held[key[0]][key] = None
+            for holder in _holders(key):
+                self._holdings[holder].keys[key] = None
         elif memory.arguments != arguments:
             raise ToolError(
                 Failure.ENVELOPE_INVALID, "The idempotency key was used for other arguments of this tool."
@@ -101,30 +115,38 @@ class IdempotencyStore(Generic[AnswerT]):
         memory = self._memories.pop(key, None)
         if memory is None:
             return
-        self._bytes -= memory.size
-        held = self._held[key[0]]
-        del held[key]
-        if not held:
-            del self._held[key[0]]
+        for holder in _holders(key):
+            holding = self._holdings[holder]
+            del holding.keys[key]
+            holding.size -= memory.size
+            if not holding.keys:
+                del self._holdings[holder]
 
     def keep(self, key: Key, answer: AnswerT, size: int) -> None:
         """Remember ``answer``, of ``size`` bytes, as what became of the call under ``key``."""
         memory = self._memories[key]
         memory.outcome, memory.size = answer, size
-        self._bytes += size
+        for holder in _holders(key):
+            self._holdings[holder].size += size
 
-    def _make_room(self, now: float, caller: Caller) -> None:
+    def _make_room(self, now: float, new: Key) -> None:
         while self._memories:
             key, memory = next(iter(self._memories.items()))
             if memory.expires_at > now or memory.running is not None:
                 break
             self.forget(key)
-        held = self._held.get(caller, {})
-        if len(held) >= self._max_keys_of_one:
-            oldest = next(iter(held))
-        elif len(self._memories) >= self._max_keys or self._bytes >= self._max_bytes:
-            oldest = next(iter(self._memories))
-        else:
-            return
-        wait_ms = max(1, int((self._memories[oldest].expires_at - now) * 1000))
-        raise ToolError(Failure.RATE_LIMITED, "Too many idempotency keys are in use.", retry_after_ms=wait_ms)
+        for holder, room in zip(_holders(new), self._rooms, strict=True):
+            holding = self._holdings.get(holder)
+            if holding is None or (len(holding.keys) < room.keys and holding.size < room.size):
+                continue
+            oldest = self._memories[next(iter(holding.keys))]
+            wait_ms = max(1, int((oldest.expires_at - now) * 1000))
+            raise ToolError(
+                Failure.RATE_LIMITED, "Too many idempotency keys are in use.", retry_after_ms=wait_ms
+            )
+
+
+def _holders(key: Key) -> tuple[object, object, object]:
+    """Return whose room a key takes: that of all, of its tenant, and of its caller."""
+    caller = key[0]
+    return "all", caller[1], caller

@@ -17,6 +17,7 @@ class InFlight:
 
     def __init__(self) -> None:
         self._calls: defaultdict[str, set[RevocableCall]] = defaultdict(set)
+        self._revoked: frozenset[str] = frozenset()
 
     def under(self, jti: str) -> "RevocableCall":
         """Return the context of one call that was made with the token ``jti``.
@@ -26,13 +27,20 @@ class InFlight:
         return RevocableCall(jti, self)
 
     def revoke(self, jtis: Collection[str]) -> None:
-        """End every call that was made with one of the tokens."""
+        """End every call that was made with one of the tokens, which are all that are void."""
+        self._revoked = frozenset(jtis)
         for jti in self._calls.keys() & set(jtis):
             for call in self._calls[jti]:
                 call.revoke()
 
     def enter(self, call: "RevocableCall") -> None:
-        """Note that ``call`` has begun."""
+        """Note that ``call`` has begun.
+
+        Raises:
+            ToolError: SAFETY_DENIED, if its token was revoked since the call was allowed.
+        """
+        if call.jti in self._revoked:
+            raise ToolError(Failure.SAFETY_DENIED, "The token was revoked.")
         self._calls[call.jti].add(call)
 
     def leave(self, call: "RevocableCall") -> None:

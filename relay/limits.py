@@ -93,6 +93,10 @@ class Gate:
             raise ToolError(Failure.RATE_LIMITED, retry_after_ms=max(1, retry_ms))
         self._inside += 1
 
+    def enter_too(self) -> None:
+        """Let in what somebody inside has brought along, which may stay longer than they do."""
+        self._inside += 1
+
     def leave(self) -> None:
         """Let one out."""
         self._inside -= 1

@@ -22,6 +22,7 @@ class LiveSession:
     """A session. ``link`` is None while its connection is lost.
 
     Attributes:
+        credit: how much the node may say, in frames, for the commands that it was sent.
         identity: the leaf that the node proved last: in the handshake, or with a manifest since.
         asking: the types of the frames that wait for the certificate authority, one of each at a time.
         leaving: whether the node retires: it is told that it is done before its connection is closed.
@@ -33,6 +34,7 @@ class LiveSession:
     link: NodeLink | None
     ledger: Ledger[asyncio.Future[Answer]] = field(default_factory=Ledger)
     rejected_in_a_row: int = 0
+    credit: float = 0.0
     asking: set[str] = field(default_factory=set)
     leaving: bool = False
 

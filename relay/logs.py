@@ -4,9 +4,21 @@ Must not be given raw text from outside: escape it with ``schemas.text.printable
 """
 
 import logging
+from contextlib import suppress
 from typing import TextIO
 
 import structlog
+
+
+class _Forgiving(structlog.PrintLogger):
+    """Writes lines, and loses those that cannot be written: a full disk or a dead reader must end nothing."""
+
+    def msg(self, message: str) -> None:
+        """Write a line if that can be done."""
+        with suppress(OSError, ValueError):
+            super().msg(message)
+
+    log = debug = info = warn = warning = fatal = failure = err = error = critical = exception = msg
 
 
 def make_logger(stream: TextIO) -> structlog.typing.FilteringBoundLogger:
@@ -15,7 +27,7 @@ def make_logger(stream: TextIO) -> structlog.typing.FilteringBoundLogger:
         structlog.dev.ConsoleRenderer(colors=True) if stream.isatty() else structlog.processors.JSONRenderer()
     )
     logger: structlog.typing.FilteringBoundLogger = structlog.wrap_logger(
-        structlog.PrintLogger(stream),
+        _Forgiving(stream),
         processors=[
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),

@@ -24,6 +24,7 @@ from relay.calls import Door
 from relay.envelope import Call
 from relay.fleet import Fleet
 from relay.guard import HEADERS_IN_SCOPE, TOKEN_IN_SCOPE
+from relay.mcp_resources import BYTES_LIKE_A_CALL, LIST_TTL_MS, McpResources
 from relay.mcp_sdk import (
     Context,
     HonestServer,
@@ -36,15 +37,13 @@ from relay.mcp_sdk import (
 )
 from relay.notifier import Notifier
 from relay.paging import CursorError, page_of
-from relay.resources import TEMPLATES, ResourceCatalog
+from relay.resources import ResourceCatalog
 from relay.streams import NoRoomError, Streams
 from relay.strict_body import MAX_BODY_BYTES, MESSAGE_IN_SCOPE, SIZE_IN_SCOPE, StrictBodies
 from schemas.errors import ToolError
-from schemas.text import printable
 from schemas.tokens import TokenError
 
 META_ERROR = "edge-kubelet/error"
-LIST_TTL_MS = 5000
 TRANSPORT_HEADER = b"edge-transport"
 """What the stdio bridge says of itself; it only goes into the log."""
 SESSION_IDLE_S = 300
@@ -79,10 +78,10 @@ class McpServer:
         self._fleet = fleet
         self._authenticator = authenticator
         self._notifier = notifier
-        self._resources = resources
         self._now_ms = now_ms
         self._streams = streams
-        self._bodies = StrictBodies(self._serve)
+        self._bodies = StrictBodies(self._serve, self._charge_body)
+        readable = McpResources(resources, self._principal, self._charge)
         server = HonestServer(
             "edge-kubelet",
             version=version,
@@ -93,10 +92,10 @@ class McpServer:
             on_list_tools=_answered_before,
             on_call_tool=_answered_before,
             on_subscriptions_listen=self._listen,
-            on_list_resources=self._list_resources,
-            on_list_resource_templates=self._list_templates,
-            on_read_resource=self._read_resource,
-            on_list_prompts=self._list_prompts,
+            on_list_resources=readable.list,
+            on_list_resource_templates=readable.templates,
+            on_read_resource=readable.read,
+            on_list_prompts=_list_prompts,
         )
         server.middleware = [self._answer]
         self._stamp = {types.SERVER_INFO_META_KEY: server.server_info_stamp}
@@ -119,6 +118,11 @@ class McpServer:
         principal = scope[_PRINCIPAL_IN_SCOPE] = self._authenticator.identify(scope[TOKEN_IN_SCOPE])
         scope["user"] = session_owner(*principal.name)
         await self._bodies(scope, receive, send)
+
+    def _charge_body(self, scope: Scope, size: int) -> None:
+        # A call has its own price; a body that is larger than one has to be costs more to parse than that.
+        if size > BYTES_LIKE_A_CALL:
+            self._door.charge(scope[_PRINCIPAL_IN_SCOPE], size / BYTES_LIKE_A_CALL)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         principal: Principal = scope[_PRINCIPAL_IN_SCOPE]
@@ -172,12 +176,13 @@ class McpServer:
     def _list(self, context: Context) -> dict[str, Any]:
         principal = self._principal(context)
         dashed = _wants_dashed(context)
+        self._charge(principal, 1)
         tools = self._fleet.listed(principal.rights)
         try:
             page, following = page_of(tools, (context.params or {}).get("cursor"))
         except CursorError as error:
             raise MCPError(types.INVALID_PARAMS, str(error)) from None
-        self._charge(principal, 1 + len(page) / _TOOLS_LIKE_A_CALL)
+        self._charge(principal, len(page) / _TOOLS_LIKE_A_CALL)
         result: dict[str, Any] = {"tools": [tool.listed(dashed=dashed) for tool in page]}
         if following is not None:
             result["nextCursor"] = following
@@ -214,36 +219,6 @@ class McpServer:
             ending.cancel()
             stop()
 
-    async def _list_resources(self, context: Context, _params: object) -> types.ListResourcesResult:
-        listed = self._resources.listed(self._principal(context))
-        resources = [
-            types.Resource(
-                uri=item.uri, name=item.name, mime_type=item.mime_type, description=item.description
-            )
-            for item in listed
-        ]
-        return types.ListResourcesResult(resources=resources, ttl_ms=LIST_TTL_MS, cache_scope="private")
-
-    async def _list_templates(self, _context: Context, _params: object) -> types.ListResourceTemplatesResult:
-        templates = [
-            types.ResourceTemplate(uri_template=uri, name=name, mime_type=mime_type, description=description)
-            for name, (uri, mime_type, description) in TEMPLATES.items()
-        ]
-        return types.ListResourceTemplatesResult(resource_templates=templates, cache_scope="private")
-
-    async def _read_resource(
-        self, context: Context, params: types.ReadResourceRequestParams
-    ) -> types.ReadResourceResult:
-        uri = str(params.uri)
-        content = self._resources.read(self._principal(context), uri)
-        if content is None:
-            raise MCPError(types.INVALID_PARAMS, "Resource not found", {"uri": printable(uri)})
-        text = types.TextResourceContents(uri=uri, mime_type=content.mime_type, text=content.text)
-        return types.ReadResourceResult(contents=[text], cache_scope="private")
-
-    async def _list_prompts(self, _context: Context, _params: object) -> types.ListPromptsResult:
-        return types.ListPromptsResult(prompts=[], cache_scope="private")
-
     def _count(self, context: Context) -> None:
         """Count a session of the old era for as long as it lasts; what it is told ends with its token."""
         connection = connection_of(context)
@@ -259,7 +234,11 @@ class McpServer:
         if connection.state.setdefault("followed_since", context) is not context:
             return  # a client may say twice that it is ready
         stop = self._notifier.listen(principal.rights, context.session.send_tool_list_changed)
-        connection.state.setdefault(_TOLD, ExitStack()).callback(stop)
+        told = connection.state.setdefault(_TOLD, ExitStack())
+        told.callback(stop)
+        ends_in_s = principal.expires_s - self._now_ms() / 1000
+        ending = asyncio.get_running_loop().call_later(ends_in_s, told.close)
+        connection.exit_stack.callback(ending.cancel)
         connection.exit_stack.callback(stop)
 
     def _charge(self, principal: Principal, cost: float) -> None:
@@ -273,6 +252,10 @@ class McpServer:
             return self._authenticator.identify(token_of(context))
         except TokenError:
             raise MCPError(types.INVALID_PARAMS, "the token is no longer accepted; get a new one") from None
+
+
+async def _list_prompts(_context: Context, _params: object) -> types.ListPromptsResult:
+    return types.ListPromptsResult(prompts=[], cache_scope="private")
 
 
 async def _answered_before(_context: Context, _params: object) -> Any:

@@ -60,13 +60,21 @@ class NodeLink:
 
     async def receive(self) -> Frame | None:
         """Return the next frame; None for an answer that was dropped."""
+        return self.read(await self.next_text())
+
+    def read(self, text: str) -> Frame | None:
+        """Return the frame that ``text`` is; None for an answer that was dropped."""
+        return self._machine.receive(text)
+
+    async def next_text(self) -> str:
+        """Return what comes next, before anything has looked into it."""
         message = await self._socket.receive()
         if message["type"] == "websocket.disconnect":
             raise WebSocketDisconnect(message.get("code") or CloseCode.NORMAL)
         text = message.get("text")
         if text is None:
             raise ProtocolError("a binary frame")
-        return self._machine.receive(text)
+        return str(text)
 
     def forget(self, msg_id: str) -> None:
         """Stop waiting for the answer to ``msg_id``."""

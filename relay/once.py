@@ -4,6 +4,7 @@ Must not decide who may call: a key counts only for a caller who may.
 """
 
 import asyncio
+import json
 from hashlib import sha256
 
 from relay.audit import AuditLog, AuditUnavailableError
@@ -11,6 +12,7 @@ from relay.auth import Principal
 from relay.call_record import CallAnswer, CallRecord
 from relay.catalog import Tool
 from relay.idempotency import IdempotencyStore, Key, Memory
+from relay.limits import Gate
 from relay.runner import Runner
 from schemas.canonical import jcs
 from schemas.errors import Failure, ToolError
@@ -30,8 +32,12 @@ class Once:
         self._audit = audit
         self._running: set[asyncio.Task[CallAnswer]] = set()
 
-    async def run(self, key: str, tool: Tool, principal: Principal, record: CallRecord) -> CallAnswer:
+    async def run(
+        self, key: str, tool: Tool, principal: Principal, record: CallRecord, share: Gate
+    ) -> CallAnswer:
         """Make the call, or join the one that is under way, or answer with what became of it.
+
+        A call that is made keeps a place in the agent's ``share`` of its own, until it is over.
 
         Raises:
             ToolError, AuditUnavailableError: as ``Runner.run``; ENVELOPE_INVALID if the key stands for other
@@ -53,6 +59,8 @@ class Once:
         memory.running = asyncio.create_task(self._sent(place, memory, tool, record))
         self._running.add(memory.running)
         memory.running.add_done_callback(self._ended)
+        share.enter_too()
+        memory.running.add_done_callback(lambda _: share.leave())
         # A caller who goes away leaves it to whoever repeats the call: that is what the key is for.
         return await asyncio.shield(memory.running)
 
@@ -74,7 +82,8 @@ class Once:
         memory.unknown = True
         try:
             answer = await self._runner.run(tool, record)
-            self._store.keep(place, answer, len(answer.text))
+            # The text alone: taken apart it is some three times as large.
+            self._store.keep(place, CallAnswer(answer.text), len(answer.text))
         except AuditUnavailableError:
             self._forget(place, memory)
             raise
@@ -103,7 +112,7 @@ class Once:
                 raise ToolError(Failure.DEADLINE_EXCEEDED, _UNKNOWN)
             if isinstance(memory.outcome, ToolError):
                 raise _afresh(memory.outcome)
-            return memory.outcome
+            return CallAnswer(memory.outcome.text, result=json.loads(memory.outcome.text))
 
     async def _joined(
         self, running: "asyncio.Task[CallAnswer]", tool: Tool, record: CallRecord

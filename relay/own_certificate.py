@@ -17,7 +17,7 @@ from nacl.signing import SigningKey
 from relay.config import TlsFiles
 from schemas.addresses import host_of
 from schemas.files import PRIVATE, make_private_directory, read_private, write_atomic
-from schemas.keys import KeyFormatError, private_key_from_pem, private_key_to_pem
+from schemas.keys import private_key_from_pem, private_key_to_pem
 from schemas.x509_forms import moment
 
 RELAY_NAME = "edge-relay"
@@ -89,8 +89,9 @@ class OwnCertificate:
             return private_key_from_pem(read_private(self.files.key))
         except FileNotFoundError:
             pass
-        except KeyFormatError as error:
-            raise OSError(f"{self.files.key} is damaged, {error}: remove it, and another is made") from None
+        except ValueError:
+            # Without the error's own text, which can show a byte of the key.
+            raise OSError(f"{self.files.key} is damaged: remove it, and another is made") from None
         key = SigningKey(self._random_bytes(_SEED_BYTES))
         write_atomic(self.files.key, private_key_to_pem(key), PRIVATE)
         return key

@@ -36,7 +36,10 @@ AUTH_TIMEOUT_S = 5
 
 _TOO_LARGE = 1009  # the server's own: a frame over the cap never comes up to here
 _FRAMES_PER_S = 20
-_FRAMES_AT_ONCE = 60
+_FRAMES_AT_ONCE = 120
+_BYTES_LIKE_A_FRAME = 4096
+_CREDIT_OF_A_COMMAND = 16.0
+_MOST_CREDIT = 1024.0
 
 
 class NodeSessions:
@@ -133,6 +136,7 @@ class NodeSessions:
         if command.traceparent is not None:
             payload["traceparent"] = command.traceparent
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        live.credit = min(_MOST_CREDIT, live.credit + _CREDIT_OF_A_COMMAND)
         live.ledger.enter(msg_id, payload, now + command.deadline_ms, answer)
         try:
             async with asyncio.timeout(command.deadline_ms / 1000):
@@ -262,11 +266,14 @@ class NodeSessions:
         node_id = live.identity.node_id
         pace = TokenBucket(_FRAMES_PER_S, _FRAMES_AT_ONCE, self._monotonic())
         while link.is_open:
-            frame = await link.receive()
-            # An answer that somebody waits for is paid by the call. For the rest, a node that says too much
-            # is not listened to for a while, and once too much waits its connection ends.
-            if frame is None or frame.type != "cmd_ack":
-                await asyncio.sleep(pace.take(self._monotonic()))
+            text = await link.next_text()
+            # Before it is parsed, which is what it costs. Each command pays for an answer; for the rest, a
+            # node that says too much is not listened to for a while, and once too much waits it is cut off.
+            cost = 1 + len(text) / _BYTES_LIKE_A_FRAME
+            paid = min(cost, live.credit)
+            live.credit -= paid
+            await asyncio.sleep(pace.take(self._monotonic(), cost - paid))
+            frame = link.read(text)
             for reason, count in link.take_dropped().items():
                 self._meters.frames_dropped.labels(reason).inc(count)
                 if self._tally.count("frame_dropped", node_id, reason, count):

@@ -42,7 +42,7 @@ DRAIN_S = 5.0
 HURRY_S = 1.0
 """And so long when the program is told to end: clients kill it after 2 s."""
 
-_TOO_LONG = "The request is larger than 1 MiB."
+_TOO_LONG = "The request is larger than 256 KiB."
 _NO_SUCH_NAME = "The name is longer than any that there is."
 _BUG = "Something went wrong in the bridge to the relay; its log says what."
 _TOO_MANY = "Too many subscriptions are open; close one."

@@ -14,7 +14,7 @@ from typing import Any
 from schemas.errors import to_jsonrpc_error
 from schemas.strict_json import StrictJsonError, loads
 
-MAX_LINE_BYTES = 1024 * 1024
+MAX_LINE_BYTES = 256 * 1024
 """As long as the relay lets a body be."""
 MAX_HEADER_CHARS = 8192
 

@@ -5,13 +5,17 @@ the message says.
 """
 
 import json
+from collections.abc import Callable
 
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from schemas.errors import ToolError
 from schemas.strict_json import StrictJsonError, loads
 
-MAX_BODY_BYTES = 1024 * 1024
+MAX_BODY_BYTES = 256 * 1024
+"""As much as a frame to a node: larger arguments would not get there."""
+
 MESSAGE_IN_SCOPE = "edge.message"
 """What the body holds, in the scope of the request."""
 
@@ -21,14 +25,20 @@ SIZE_IN_SCOPE = "edge.size"
 _LENGTH_DIGITS = 20  # of the greatest length that a server reads
 _PARSE_ERROR = -32700
 _INVALID_REQUEST = -32600
-_TOO_LARGE = (413, _INVALID_REQUEST, "The request is larger than 1 MiB.")
+_TIMEOUT = -32003
+_TOO_LARGE = (413, _INVALID_REQUEST, "The request is larger than 256 KiB.")
 
 
 class StrictBodies:
-    """An ASGI application that lets requests through to ``app`` once their body is whole and was parsed."""
+    """An ASGI application that lets requests through to ``app`` once their body is whole and was parsed.
 
-    def __init__(self, app: ASGIApp) -> None:
+    ``charge`` is told how large a body is before it is parsed, which for a large one takes a while; what it
+    raises is the answer.
+    """
+
+    def __init__(self, app: ASGIApp, charge: Callable[[Scope, int], None]) -> None:
         self._app = app
+        self._charge = charge
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request: -32700 for what is not JSON as this system accepts it."""
@@ -43,6 +53,14 @@ class StrictBodies:
             return  # nobody is there any more
         if len(body) > MAX_BODY_BYTES:
             await _refusal(*_TOO_LARGE)(scope, receive, send)
+            return
+        try:
+            self._charge(scope, len(body))
+        except ToolError as error:
+            wait_s = -(-(error.retry_after_ms or 0) // 1000)
+            refusal = _refusal(429, _TIMEOUT, str(error))
+            refusal.headers["retry-after"] = str(wait_s)
+            await refusal(scope, receive, send)
             return
         try:
             scope[MESSAGE_IN_SCOPE] = loads(body, max_bytes=MAX_BODY_BYTES)

@@ -21,8 +21,7 @@ from relay.ledger import LedgerError
 from relay.notifier import Notifier
 from relay.revoked_tokens import RevokedTokens
 from relay.sessions import NodeSessions
-from schemas.certificates import IdentityError, verify_leaf
-from schemas.identity import Identity
+from schemas.identity import Identity, certificates_in, kid_of
 from schemas.session import CloseCode
 from schemas.text import printable
 
@@ -148,7 +147,8 @@ class TrustWatch:
             for kid in sorted(revoked):
                 self._record("leaf_revoked", kid=kid)
         if gone:
-            self._end(self._is_orphan, CloseCode.AUTH_FAILED)
+            trusted = {kid_of(certificates_in(root)[0]) for root in roots}
+            self._end(lambda leaf: leaf.root_kid not in trusted, CloseCode.AUTH_FAILED)
             self._record("root_withdrawn")
         self._followers.due()
 
@@ -157,17 +157,13 @@ class TrustWatch:
         self._sessions.shut_out(is_barred, code)
         self._notifier.wake()
 
-    def _is_orphan(self, leaf: Identity) -> bool:
-        try:
-            verify_leaf(leaf.pem, self._roots, self._now_ms())
-        except IdentityError:
-            return True
-        return False
-
     def _tokens_changed(self, jtis: frozenset[str]) -> None:
-        revoked, self._jtis = jtis - self._jtis, jtis
+        if not self._jtis <= jtis:
+            # A list that has shrunk was lost or put back: what was void stays so for as long as this runs.
+            self._log.error("revoked tokens are missing from the list", count=len(self._jtis - jtis))
+        revoked, self._jtis = jtis - self._jtis, jtis | self._jtis
         for act in self._on_tokens:
-            act(jtis)
+            act(self._jtis)
         for jti in sorted(revoked):
             self._record("token_revoked", jti=jti)
 

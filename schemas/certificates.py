@@ -6,6 +6,7 @@ this module. Must not read files, clocks or randomness.
 """
 
 import re
+import sys
 from collections.abc import Sequence
 from datetime import datetime
 
@@ -104,7 +105,9 @@ def verify_leaf(pem: str, roots: Sequence[str], now_ms: int) -> Identity:
     except (*_UNREADABLE, IndexError):
         raise IdentityError("bad_certificate") from None
     public = _sound_key(key)
-    if not any(_issued(leaf, der, root, now_ms) for root in roots):
+    issuers = (_issuer(leaf, der, root, now_ms) for root in roots)
+    issuer = next((kid for kid in issuers if kid is not None), None)
+    if issuer is None:
         raise IdentityError("chain")
     tenant, node_id = _subject_of(leaf, extensions)
     identity = Identity(
@@ -115,6 +118,7 @@ def verify_leaf(pem: str, roots: Sequence[str], now_ms: int) -> Identity:
         not_before_ms=_milliseconds(leaf.not_valid_before_utc),
         not_after_ms=_milliseconds(leaf.not_valid_after_utc),
         pem=pem_of(leaf),
+        root_kid=sys.intern(issuer),
     )
     if not identity.valid_at(now_ms):
         raise IdentityError("validity")
@@ -126,19 +130,22 @@ def end_of(pem: str) -> int:
     return _milliseconds(x509.load_pem_x509_certificate(pem.encode("ascii")).not_valid_after_utc)
 
 
-def _issued(leaf: x509.Certificate, leaf_der: bytes, root_pem: str, now_ms: int) -> bool:
+def _issuer(leaf: x509.Certificate, leaf_der: bytes, root_pem: str, now_ms: int) -> str | None:
+    """Return the thumbprint of the certificate in ``root_pem`` that issued ``leaf``; None if none did."""
     for der in certificates_in(root_pem):
         if der == leaf_der:
-            return True  # the anchor is this very certificate: a node that checks its own self-signed leaf
+            return kid_of(
+                der
+            )  # the anchor is this very certificate: a node that checks its own self-signed leaf
         try:
             root = x509.load_der_x509_certificate(der)
             basic = root.extensions.get_extension_for_class(x509.BasicConstraints).value
             if basic.ca and root.not_valid_before_utc <= moment(now_ms) < root.not_valid_after_utc:
                 leaf.verify_directly_issued_by(root)
-                return True
+                return kid_of(der)
         except (ValueError, TypeError, InvalidSignature, x509.ExtensionNotFound):
             continue
-    return False
+    return None
 
 
 def _subject_of(leaf: x509.Certificate, extensions: x509.Extensions) -> tuple[str, str]:

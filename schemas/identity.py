@@ -27,8 +27,8 @@ _CERTIFICATE = re.compile(r"-----BEGIN CERTIFICATE-----([A-Za-z0-9+/=\s]+?)-----
 class Identity:
     """A leaf that chains to a trusted root (RFC-0001 decision 1): built by ``certificates.verify_leaf``.
 
-    ``kid`` is the SHA-256 of the leaf's DER in hex, ``public_key`` 32 raw bytes, times are milliseconds
-    since the epoch, ``pem`` is the leaf alone.
+    ``kid`` is the SHA-256 of the leaf's DER in hex, ``root_kid`` that of the root that issued it,
+    ``public_key`` 32 raw bytes, times are milliseconds since the epoch, ``pem`` is the leaf alone.
     """
 
     node_id: str
@@ -38,6 +38,7 @@ class Identity:
     not_before_ms: int
     not_after_ms: int
     pem: str
+    root_kid: str = ""
 
     def valid_at(self, now_ms: int) -> bool:
         """Tell whether the leaf is within its validity."""

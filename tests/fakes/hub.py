@@ -24,7 +24,7 @@ from relay.catalog import Projector
 from relay.config import PER_AGENT
 from relay.envelope import Call, EnvelopeCheck, Mode
 from relay.fleet import Fleet, Trust
-from relay.idempotency import MAX_KEYS, IdempotencyStore
+from relay.idempotency import ROOM_OF_ALL, IdempotencyStore, Room
 from relay.limits import Allowance
 from relay.logs import make_logger
 from relay.marks import MarkStore
@@ -161,11 +161,11 @@ class Hub:
         monotonic: Callable[[], float] = time.monotonic,
         per_agent: Allowance = PER_AGENT,
         mode: Mode = Mode.ENFORCE,
-        max_keys: int = MAX_KEYS,
+        max_keys: int = ROOM_OF_ALL.keys,
     ) -> Door:
         """Return the door in front of ``reach``, whose ``once`` is that of the hub."""
         runner = Runner(reach, self.audit, monotonic, os.urandom, self.log)
-        self.once = Once(runner, IdempotencyStore[CallAnswer](monotonic, max_keys), self.audit)
+        self.once = Once(runner, IdempotencyStore[CallAnswer](monotonic, Room(max_keys, 1 << 26)), self.audit)
         return Door(
             authenticator=self.authenticator,
             envelopes=EnvelopeCheck(self.registry, mode, self.log),

@@ -3,7 +3,15 @@ from contextlib import suppress
 
 import pytest
 
-from relay.idempotency import MAX_KEYS, MAX_KEYS_OF_ONE, REMEMBERED_S, IdempotencyStore, Key
+from relay.idempotency import (
+    REMEMBERED_S,
+    ROOM_OF_ALL,
+    ROOM_OF_CALLER,
+    ROOM_OF_TENANT,
+    IdempotencyStore,
+    Key,
+    Room,
+)
 from schemas.errors import Failure, ToolError
 from tests.fakes.seconds import Seconds
 
@@ -23,7 +31,7 @@ def seconds() -> Seconds:
 
 @pytest.fixture
 def store(seconds: Seconds) -> IdempotencyStore[str]:
-    return IdempotencyStore(seconds, max_keys=3)
+    return IdempotencyStore(seconds, of_all=Room(3, 100))
 
 
 def refused(store: IdempotencyStore[str], key: Key, arguments: str = ARGUMENTS) -> ToolError:
@@ -106,16 +114,16 @@ def filled(store: IdempotencyStore[str], seconds: Seconds) -> None:
 
 def test_there_is_room_for_ten_thousand_keys_and_no_more(seconds: Seconds) -> None:
     store = IdempotencyStore[str](seconds)
-    for number in range(MAX_KEYS):
-        agent = ("iss", "acme", f"agent-{number // MAX_KEYS_OF_ONE}")
-        store.open(place(str(number), agent), ARGUMENTS, "first")
-    assert MAX_KEYS == len(store) == 10_000
+    for number in range(ROOM_OF_ALL.keys):
+        tenant, agent = f"tenant-{number // ROOM_OF_TENANT.keys}", f"agent-{number // ROOM_OF_CALLER.keys}"
+        store.open(place(str(number), ("iss", tenant, agent)), ARGUMENTS, "first")
+    assert ROOM_OF_ALL.keys == len(store) == 10_000
     assert refused(store, place("one more")).failure is Failure.RATE_LIMITED
-    assert len(store) == MAX_KEYS
+    assert len(store) == ROOM_OF_ALL.keys
 
 
 def test_one_caller_cannot_take_the_room_of_all(seconds: Seconds) -> None:
-    store = IdempotencyStore[str](seconds, max_keys_of_one=2)
+    store = IdempotencyStore[str](seconds, of_caller=Room(2, 100))
     store.open(place("first"), ARGUMENTS, "first")
     seconds.now += 10
     store.open(place("second"), ARGUMENTS, "second")
@@ -127,7 +135,7 @@ def test_one_caller_cannot_take_the_room_of_all(seconds: Seconds) -> None:
 
 
 def test_answers_are_remembered_up_to_so_many_bytes(seconds: Seconds) -> None:
-    store = IdempotencyStore[str](seconds, max_bytes=10)
+    store = IdempotencyStore[str](seconds, of_tenant=Room(10, 10))
     store.open(place("large"), ARGUMENTS, "first")
     store.keep(place("large"), "x" * 10, 10)
     assert refused(store, place("new")).failure is Failure.RATE_LIMITED

@@ -101,11 +101,13 @@ async def test_revoking_twice_is_as_good_as_once(calls: Calls) -> None:
     assert calls.held == 0
 
 
-async def test_a_token_that_was_revoked_and_given_out_again_is_not_remembered(calls: Calls) -> None:
+async def test_a_token_that_is_void_begins_nothing_more(calls: Calls) -> None:
     await denied_at_once(calls)
-    task = await calls.begin("jti-1")
-    calls.answers["call"].set_result("done")
-    assert await task == "done"
+    with pytest.raises(ToolError) as caught:
+        async with calls.inflight.under("jti-1"):
+            raise AssertionError
+    assert caught.value.failure is Failure.SAFETY_DENIED
+    assert calls.held == 0
 
 
 async def denied_at_once(calls: Calls) -> None:
@@ -294,10 +296,11 @@ async def test_to_look_for_a_token_that_calls_nothing_leaves_nothing(calls: Call
     assert calls.held == 0
 
 
-async def test_a_call_that_has_not_begun_cannot_be_ended() -> None:
+async def test_a_call_that_was_allowed_and_has_not_begun_is_not_made() -> None:
     inflight = InFlight()
     call = inflight.under("jti")
     call.revoke()
     inflight.revoke({"jti"})
-    async with call:
-        await asyncio.sleep(0)
+    with pytest.raises(ToolError):
+        async with call:
+            raise AssertionError

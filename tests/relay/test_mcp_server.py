@@ -28,7 +28,8 @@ from relay.catalog import META_CANONICAL_NAME, META_SAFETY_CLASS
 from relay.config import PER_AGENT
 from relay.guard import AllowedHosts, Guard
 from relay.limits import Allowance
-from relay.mcp_server import LIST_TTL_MS, META_ERROR, McpServer
+from relay.mcp_resources import LIST_TTL_MS
+from relay.mcp_server import META_ERROR, McpServer
 from relay.notifier import Listener, Notifier
 from relay.paging import MAX_PAGE_BYTES, PAGE_SIZE
 from relay.permissions import Rights

@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
 from relay.call_record import CallAnswer, CallRecord, CallRequest
+from relay.config import PER_AGENT
 from relay.envelope import Mode
-from relay.idempotency import MAX_KEYS
+from relay.idempotency import ROOM_OF_ALL
+from relay.limits import Gate
 from relay.reach import Command, Reach
 from schemas.errors import Failure, ToolError
 from schemas.kinds import KINDS, KindRegistry
@@ -60,7 +62,7 @@ class Stage:
         seconds: Seconds,
         *,
         capability: Mapping[str, Any] = WIDE_ECHO,
-        max_keys: int = MAX_KEYS,
+        max_keys: int = ROOM_OF_ALL.keys,
         mode: Mode = Mode.ENFORCE,
     ) -> None:
         self.hub = hub
@@ -286,7 +288,7 @@ async def test_every_part_of_who_calls_counts_even_where_the_tool_is_the_same(
     tool = stage.hub.fleet.resolve(ECHO_NAME, who.rights)
     for principal in (who, replace(who, **other), who):
         record = CallRecord(stage.hub.ulids.new(), stage.request().call, stage.seconds())
-        assert (await stage.hub.once.run("k", tool, principal, record)).error is None
+        assert (await stage.hub.once.run("k", tool, principal, record, Gate(PER_AGENT, 0.0))).error is None
     assert len(reach.commands) == 2
 
 

@@ -18,7 +18,7 @@ from relay.logs import make_logger
 from relay.processes import free_port
 from relay.stdio import DRAIN_S, IN_FLIGHT, LISTENING, Bridge
 from relay.stdio_http import RelayHttp, Token
-from relay.stdio_messages import header_value
+from relay.stdio_messages import MAX_LINE_BYTES, header_value
 from relay.stdio_session import Conversation
 from schemas.addresses import mcp_url
 from schemas.tls import client_context
@@ -201,9 +201,9 @@ async def test_a_line_over_a_mebibyte_is_refused_and_the_next_one_served(
     assert "result" in await client.ask("tools/list", era)
 
 
-async def test_a_line_of_a_mebibyte_goes_through(client: LineClient) -> None:
+async def test_the_longest_line_goes_through(client: LineClient) -> None:
     fill = len(json.dumps({"jsonrpc": "2.0", "id": 1, "method": "x", "params": {"_meta": META, "x": ""}}))
-    params = {"_meta": META, "x": "x" * (1024 * 1024 - fill)}
+    params = {"_meta": META, "x": "x" * (MAX_LINE_BYTES - fill)}
     client.say({"id": 1, "method": "x", "params": params})
     assert (await client.next())["error"]["code"] == -32601
 
