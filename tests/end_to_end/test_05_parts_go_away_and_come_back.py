@@ -53,6 +53,7 @@ async def until_echo_answers(system: LocalSystem) -> dict[str, Any]:
                 "E_NODE_OFFLINE",
                 "E_MANIFEST_NOT_FOUND",
                 "E_DEADLINE_EXCEEDED",
+                "E_RATE_LIMITED",  # asked more often than echo bears
             }
 
 
