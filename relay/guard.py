@@ -6,6 +6,7 @@ Host and Origin are how that shows, on the WebSocket too. Must not know MCP or t
 
 import json
 from dataclasses import dataclass
+from functools import lru_cache
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -171,7 +172,13 @@ class Guard:
 
 def _is_local(scope: Scope) -> bool:
     """Tell whether this machine asks: a name that only it has is nothing that another may go by."""
-    return is_loopback(_address(scope))
+    return _is_loopback(_address(scope))
+
+
+@lru_cache(maxsize=1024)
+def _is_loopback(address: str) -> bool:
+    # The same few addresses ask again and again, and to read one takes longer than the rest of the look.
+    return is_loopback(address)
 
 
 def _address(scope: Scope) -> str:

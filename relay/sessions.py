@@ -272,7 +272,8 @@ class NodeSessions:
             cost = 1 + len(text) / _BYTES_LIKE_A_FRAME
             paid = min(cost, live.credit)
             live.credit -= paid
-            await asyncio.sleep(pace.take(self._monotonic(), cost - paid))
+            if (wait_s := pace.take(self._monotonic(), cost - paid)) > 0:
+                await asyncio.sleep(wait_s)
             frame = link.read(text)
             for reason, count in link.take_dropped().items():
                 self._meters.frames_dropped.labels(reason).inc(count)
