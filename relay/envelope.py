@@ -14,13 +14,12 @@ from structlog.typing import FilteringBoundLogger
 
 from schemas.errors import Failure, ToolError
 from schemas.projection import parse
-from schemas.registry import SchemaRegistry, ViolationError
+from schemas.registry import TOOL_PREFIX, SchemaRegistry, ViolationError
 
 META_IDEMPOTENCY_KEY = "edge-kubelet/idempotency-key"
 META_TASK_ID = "edge-kubelet/task-id"
 META_STEP_ID = "edge-kubelet/step-id"
 META_TRACEPARENT = "traceparent"
-TOOL_PREFIX = "mcp.tool:"
 TOOL_IO_REF = "tool_io@1.0.0"
 
 _MAX_LABEL = 128
