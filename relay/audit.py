@@ -10,26 +10,21 @@ import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
+from relay.ascii_json import members_of
 from relay.audit_chain import GENESIS, end_of_chain, line_hash, number_before, numbered
 from schemas.files import PRIVATE
 
 MAX_FILE_BYTES = 64 * 1024 * 1024
 _LOOK_INTERVAL_MS = 1000
-_ENCODER = json.JSONEncoder(separators=(",", ":"))
 
 
 class AuditUnavailableError(Exception):
     """A line could not be written."""
-
-
-def members_of(facts: Mapping[str, Any]) -> str:
-    """Return ``facts`` as what stands between the braces of a JSON object, in ASCII."""
-    return _ENCODER.encode(facts)[1:-1]
 
 
 class AuditLog:

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from nacl.signing import SigningKey
 
+from relay.ascii_json import members_of
 from relay.permissions import SCOPES, Rights
 from schemas.files import PRIVATE, make_private_directory, read_private, write_atomic
 from schemas.keys import private_key_from_pem, private_key_to_pem
@@ -29,6 +30,7 @@ class Principal:
     Attributes:
         rights: what the scopes reach.
         name: who it is, whatever token it holds: issuer, tenant and subject.
+        members: what the audit says of it, as ``members_of`` has it.
     """
 
     tenant: str
@@ -39,11 +41,14 @@ class Principal:
     expires_s: int
     rights: Rights = field(init=False)
     name: tuple[str, str, str] = field(init=False)
+    members: str = field(init=False)
 
     def __post_init__(self) -> None:
         # Asked for at every call, and the same for as long as the token is good.
         object.__setattr__(self, "rights", Rights.of(self.tenant, self.scopes))
         object.__setattr__(self, "name", (self.issuer, self.tenant, self.sub))
+        facts = {"tenant": self.tenant, "iss": self.issuer, "sub": self.sub, "jti": self.jti}
+        object.__setattr__(self, "members", members_of(facts))
 
 
 class TokenIssuer:

@@ -7,12 +7,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from relay.audit import AuditLog, members_of
+from relay.ascii_json import members_of
+from relay.audit import AuditLog
 from relay.auth import Principal
 from relay.catalog import Tool
 from relay.envelope import Call
 from schemas.errors import ToolError
 from schemas.text import printable
+
+_NOBODY = members_of({"tenant": None, "iss": None, "sub": None, "jti": None})
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +63,6 @@ class CallRecord:
     span_id: str | None = None
     answered: bool = False
     error: ToolError | None = None
-    _said: tuple[object, str] | None = None
 
     def denied(self, audit: AuditLog, error: ToolError) -> None:
         """Write down that the call is refused.
@@ -89,23 +91,14 @@ class CallRecord:
         audit.append(f'{self._members()},"outcome":"{outcome}","code":"{code}","duration_ms":{duration_ms}')
 
     def _members(self) -> str:
-        """Return what both lines of a call say alike, made text of once."""
-        key = (self.principal, self.tool, self.first)
-        if self._said is None or self._said[0] != key:
-            self._said = (key, members_of(self._facts()))
-        return self._said[1]
+        """Return what both lines of a call say alike."""
+        who = self.principal.members if self.principal else _NOBODY
+        members = f'"correlation_id":"{self.correlation_id}",{who},{members_of(self._called())}'
+        return members if self.first is None else f'{members},"first":"{self.first}"'
 
-    def _facts(self) -> dict[str, Any]:
-        principal, tool = self.principal, self.tool
-        name = self.call.name if isinstance(self.call.name, str) else ""
-        parsed = self.call.parsed
-        facts = {
-            "correlation_id": self.correlation_id,
-            "tenant": principal.tenant if principal else None,
-            "iss": principal.issuer if principal else None,
-            "sub": principal.sub if principal else None,
-            "jti": principal.jti if principal else None,
-            "tool": tool.canonical if tool else printable(name, 64),
-            "node_id": tool.node_id if tool else parsed.node_id if parsed else None,
-        }
-        return facts if self.first is None else {**facts, "first": self.first}
+    def _called(self) -> dict[str, str | None]:
+        if self.tool is not None:
+            return {"tool": self.tool.canonical, "node_id": self.tool.node_id}
+        name, parsed = self.call.name, self.call.parsed
+        shown = printable(name, 64) if isinstance(name, str) else ""
+        return {"tool": shown, "node_id": parsed.node_id if parsed else None}

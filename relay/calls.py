@@ -5,15 +5,15 @@ result, cross-check, record the outcome, answer. Nothing that a caller can be re
 Must not know transports: they are thin adapters around it.
 """
 
-import json
 from collections.abc import Callable, Collection
 from contextlib import suppress
 
 from structlog.typing import FilteringBoundLogger
 
+from relay.ascii_json import encoded
 from relay.audit import AuditLog, AuditUnavailableError
 from relay.auth import Authenticator, Principal
-from relay.call_log import CallLog, Finished
+from relay.call_log import CallLog
 from relay.call_record import CallAnswer, CallRecord, CallRequest
 from relay.catalog import Tool
 from relay.envelope import Call, EnvelopeCheck
@@ -87,7 +87,7 @@ class Door:
             self._log.error("call failed", error=type(error).__name__, correlation_id=record.correlation_id)
             record.error = ToolError(Failure.INTERNAL)
         envelope = record.error.envelope(record.correlation_id)
-        return CallAnswer(json.dumps(envelope), error=envelope)
+        return CallAnswer(encoded(envelope), error=envelope)
 
     def charge(self, principal: Principal, cost: float) -> None:
         """Count something else than a call, of the weight of ``cost`` calls, towards the agent's share.
@@ -154,21 +154,7 @@ class Door:
         """Count the call, and write its line; without an answer its caller has gone."""
         duration_s = self._monotonic() - record.started
         failed = record.error.failure.value.code if record.error else "ok"
-        self._meters.calls.labels(failed if answer else "cancelled").inc()
+        self._meters.calls(failed if answer else "cancelled").inc()
         self._meters.call_seconds.observe(duration_s)
-        finished = Finished(
-            call=request.call,
-            transport=request.transport,
-            agent_id=record.principal.sub if record.principal else None,
-            deterministic=record.tool.surface.verb.idempotent if record.tool else None,
-            attempt=record.attempt,
-            error=record.error,
-            answered=answer is not None,
-            duration_s=duration_s,
-            input_bytes=request.input_bytes,
-            output_bytes=len(answer.text) if answer else 0,
-            trace=request.call.trace,
-            span_id=record.span_id,
-        )
         with suppress(OSError, ValueError):  # a log that cannot be written is no reason to fail a call
-            self._call_log.write(finished, self._now_ms())
+            self._call_log.write(request, record, answer, duration_s, self._now_ms())

@@ -8,6 +8,7 @@ Must not know who is connected or who may see what.
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from relay.limits import Allowance
@@ -43,15 +44,19 @@ class Surface:
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """One verb of one capability of one node. ``etag`` is the capability's, without attestation and times."""
+    """One verb of one capability of one node.
+
+    Attributes:
+        allowance: what the capability says that it bears (RFC-0001 section 2).
+        etag: the capability's, without attestation and times.
+    """
 
     canonical: str
     node_id: str
     cap_id: str
     safety_class: str
     deadline_ms: int
-    rate_limit_rps: float
-    max_concurrency: int
+    allowance: Allowance
     etag: str
     surface: Surface
 
@@ -59,11 +64,6 @@ class Tool:
     def capability(self) -> tuple[str, str]:
         """Which capability of which node: what its limits are counted for, whatever the verb."""
         return self.node_id, self.cap_id
-
-    @property
-    def allowance(self) -> Allowance:
-        """What the capability says that it bears (RFC-0001 section 2); one may always come at once."""
-        return Allowance(self.rate_limit_rps, max(1.0, self.rate_limit_rps), self.max_concurrency)
 
     @property
     def fingerprint(self) -> str:
@@ -139,11 +139,17 @@ def _tool(node_id: str, capability: Mapping[str, Any], etag: str, surface: Surfa
         cap_id=sys.intern(capability["cap_id"]),
         safety_class=sys.intern(capability["safety_class"]),
         deadline_ms=constraints.get("deadline_ms_default", _DEFAULT_DEADLINE_MS),
-        rate_limit_rps=constraints["rate_limit_rps"],
-        max_concurrency=int(constraints.get("max_concurrency", _DEFAULT_CONCURRENCY)),
+        allowance=_allowance(
+            constraints["rate_limit_rps"], int(constraints.get("max_concurrency", _DEFAULT_CONCURRENCY))
+        ),
         etag=etag,
         surface=surface,
     )
+
+
+@lru_cache(maxsize=1024)  # a fleet of thousands has a handful of them
+def _allowance(rate_limit_rps: float, max_concurrency: int) -> Allowance:
+    return Allowance(rate_limit_rps, max(1.0, rate_limit_rps), max_concurrency)  # one may always come at once
 
 
 def _surface(registry: SchemaRegistry, kind: Kind, verb: Verb) -> Surface:

@@ -3,13 +3,13 @@
 Must not decide who may call.
 """
 
-import json
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping
+from types import TracebackType
 from typing import Any
 
 from structlog.typing import FilteringBoundLogger
 
+from relay.ascii_json import encoded
 from relay.audit import AuditLog, AuditUnavailableError
 from relay.call_record import CallAnswer, CallRecord
 from relay.catalog import Tool
@@ -78,31 +78,9 @@ class Runner:
         finally:
             gate.leave()
 
-    @contextmanager
-    def recorded(self, record: CallRecord) -> Iterator[None]:
-        """Record that the call is made, and at the end what became of it.
-
-        Raises:
-            AuditUnavailableError: it cannot be recorded; the block has not begun.
-        """
-        record.allowed(self._audit)
-        code = "cancelled"
-        try:
-            yield
-            code = "ok"
-        except ToolError as error:
-            code = error.failure.value.code
-            raise
-        except Exception:
-            code = Failure.INTERNAL.value.code
-            raise
-        finally:
-            try:
-                record.ended(self._audit, code, self._monotonic())
-            except AuditUnavailableError as error:
-                # It has run; the caller gets the truth. The next call finds the door shut.
-                reason, correlation_id = str(error), record.correlation_id
-                self._log.error("outcome not recorded", reason=reason, correlation_id=correlation_id)
+    def recorded(self, record: CallRecord) -> "RecordedCall":
+        """Return the context of a call that is made, which records that it is and what becomes of it."""
+        return RecordedCall(record, self._audit, self._monotonic, self._log)
 
     def _command(self, tool: Tool, record: CallRecord) -> Command:
         trace = record.call.trace
@@ -118,6 +96,52 @@ class Runner:
         )
 
 
+class RecordedCall:
+    """The context of one call that is made: recorded before it begins, and when it has ended."""
+
+    def __init__(
+        self,
+        record: CallRecord,
+        audit: AuditLog,
+        monotonic: Callable[[], float],
+        log: FilteringBoundLogger,
+    ) -> None:
+        self._record = record
+        self._audit = audit
+        self._monotonic = monotonic
+        self._log = log
+
+    def __enter__(self) -> None:
+        """Record that the call is made.
+
+        Raises:
+            AuditUnavailableError: it cannot be recorded; the block has not begun.
+        """
+        self._record.allowed(self._audit)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self._record.ended(self._audit, _code_of(error), self._monotonic())
+        except AuditUnavailableError as failed:
+            # It has run; the caller gets the truth. The next call finds the door shut.
+            reason, correlation_id = str(failed), self._record.correlation_id
+            self._log.error("outcome not recorded", reason=reason, correlation_id=correlation_id)
+
+
+def _code_of(error: BaseException | None) -> str:
+    match error:
+        case None:
+            return "ok"
+        case ToolError():
+            return error.failure.value.code
+        case Exception():
+            return Failure.INTERNAL.value.code
+        case _:
+            return "cancelled"
+
+
 def _checked(answer: Mapping[str, Any], tool: Tool) -> CallAnswer:
     """Answer with the node's result if it fits the tool and is this node's own (RFC-0005 section 6.8)."""
     if not answer["ok"]:
@@ -127,12 +151,12 @@ def _checked(answer: Mapping[str, Any], tool: Tool) -> CallAnswer:
         raise ToolError(Failure.RESULT_INVALID)
     if result.get("node_id") != tool.node_id:
         raise ToolError(Failure.RESULT_INVALID, "The result names another node than the one that was called.")
-    text = json.dumps(result)
+    text = encoded(result)
     if "\\" in text or "\x7f" in text:
         # Something had to be escaped for JSON, and a client would unescape it: a mount point is named by
         # whoever plugs in a stick, and no control character of it may reach a terminal or a model.
         result = printable_values(result)
         if not tool.surface.result.is_valid(result):
             raise ToolError(Failure.RESULT_INVALID)  # escaped it is longer, and a client would refuse it
-        text = json.dumps(result)
+        text = encoded(result)
     return CallAnswer(text, result=result)

@@ -1,10 +1,11 @@
 import io
 import json
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
 
-from relay.call_log import CallLog, Finished
+from relay.call_log import CallLog
+from relay.call_record import CallAnswer, CallRecord, CallRequest
 from relay.envelope import META_STEP_ID, META_TASK_ID, META_TRACEPARENT, Call
 from schemas.errors import Canonical, Failure, ToolError
 from tests.fakes.hub import Hub, call_of
@@ -19,6 +20,7 @@ FIELDS = [
     *("ts", "agentId", "taskId", "stepId", "transport", "route", "method", "status", "durationMs"),
     *("attempt", "inputBytes", "outputBytes", "requestId", "traceId", "spanId", "metadata", "error"),
 ]
+ANSWER = CallAnswer("x" * 100, result={})
 NASTY = '\n{"ts":1}\x1b[31m\u202e\x00'
 
 
@@ -27,39 +29,43 @@ def message(request_id: object = 1, name: object = ECHO_NAME, **meta: object) ->
     return {"jsonrpc": "2.0", "id": request_id, "method": "tools/call", "params": params}
 
 
-def finished(document: dict[str, Any] | None = None, **members: Any) -> Finished:
-    """Return a call that went well, but for ``members``."""
-    call = Call(message() if document is None else document)
-    good: dict[str, Any] = {
-        "call": call,
-        "transport": "http",
-        "agent_id": "agent-1",
-        "deterministic": True,
-        "attempt": 1,
-        "error": None,
-        "answered": True,
-        "duration_s": 0.0123456,
-        "input_bytes": 200,
-        "output_bytes": 100,
-        "trace": call.trace,
-        "span_id": None,
-    }
-    return Finished(**(good | members))
+class Written(Protocol):
+    """Writes a line, and returns what it says."""
+
+    def __call__(self, document: dict[str, Any] | None = None, **members: Any) -> dict[str, Any]: ...
 
 
-def written(document: dict[str, Any] | None = None, **members: Any) -> dict[str, Any]:
-    """Return the line of ``finished``."""
-    stream = io.StringIO()
-    CallLog(stream).write(finished(document, **members), NOW_MS)
-    text = stream.getvalue()
-    assert text.endswith("\n")
-    assert text[:-1].isprintable()
-    assert text.isascii()
-    line: dict[str, Any] = json.loads(text)
-    return line
+@pytest.fixture
+def written(hub: Hub) -> Written:
+    """Return what writes the line of a call that went well, but for what it is given."""
+    hub.connect(hub.ca.issue())
+    principal = hub.authenticator.identify(hub.token())
+    tool = hub.fleet.resolve(ECHO_NAME, principal.rights)
+
+    def write(
+        document: dict[str, Any] | None = None,
+        *,
+        transport: str = "http",
+        answer: CallAnswer | None = ANSWER,
+        now_ms: int = NOW_MS,
+        **members: Any,
+    ) -> dict[str, Any]:
+        stream = io.StringIO()
+        request = CallRequest("", Call(message() if document is None else document), transport, 200)
+        known: dict[str, Any] = {"principal": principal, "tool": tool}
+        record = CallRecord(hub.ulids.new(), request.call, 0.0, **(known | members))
+        CallLog(stream).write(request, record, answer, 0.0123456, now_ms)
+        text = stream.getvalue()
+        assert text.endswith("\n")
+        assert text[:-1].isprintable()
+        assert text.isascii()
+        line: dict[str, Any] = json.loads(text)
+        return line
+
+    return write
 
 
-def test_a_line_has_these_fields_and_no_others() -> None:
+def test_a_line_has_these_fields_and_no_others(written: Written) -> None:
     line = written()
     assert list(line) == FIELDS
     assert line == {
@@ -87,19 +93,20 @@ def test_a_line_has_these_fields_and_no_others() -> None:
     }
 
 
-def test_the_time_has_its_milliseconds() -> None:
-    stream = io.StringIO()
-    for now_ms in (NOW_MS + 7, NOW_MS + 999, NOW_MS + 1000):
-        CallLog(stream).write(finished(), now_ms)
-    assert [json.loads(line)["ts"] for line in stream.getvalue().splitlines()] == [
-        "2025-10-09T08:53:20.007Z",
-        "2025-10-09T08:53:20.999Z",
-        "2025-10-09T08:53:21.000Z",
-    ]
+@pytest.mark.parametrize(
+    ("now_ms", "shown"),
+    [
+        (NOW_MS + 7, "2025-10-09T08:53:20.007Z"),
+        (NOW_MS + 999, "2025-10-09T08:53:20.999Z"),
+        (NOW_MS + 1000, "2025-10-09T08:53:21.000Z"),
+    ],
+)
+def test_the_time_has_its_milliseconds(written: Written, now_ms: int, shown: str) -> None:
+    assert written(now_ms=now_ms)["ts"] == shown
 
 
 @pytest.mark.parametrize("failure", Failure)
-def test_a_failure_is_told_by_its_canonical_code_and_its_status(failure: Failure) -> None:
+def test_a_failure_is_told_by_its_canonical_code_and_its_status(written: Written, failure: Failure) -> None:
     line = written(error=ToolError(failure))
     assert line["status"] == failure.value.http_status
     assert line["error"] == {
@@ -109,24 +116,24 @@ def test_a_failure_is_told_by_its_canonical_code_and_its_status(failure: Failure
     assert line["error"]["canonical"] in Canonical.__members__
 
 
-def test_where_more_is_known_of_a_failure_that_is_told() -> None:
+def test_where_more_is_known_of_a_failure_that_is_told(written: Written) -> None:
     error = ToolError(Failure.ENVELOPE_INVALID, "The request is not a call: / violates required.")
     assert written(error=error)["error"]["message"] == "The request is not a call: / violates required."
 
 
 @pytest.mark.parametrize("error", [None, ToolError(Failure.INTERNAL)], ids=["no error", "an error"])
-def test_a_caller_who_went_away_is_a_499(error: ToolError | None) -> None:
-    line = written(answered=False, error=error, output_bytes=0)
+def test_a_caller_who_went_away_is_a_499(written: Written, error: ToolError | None) -> None:
+    line = written(answer=None, error=error)
     assert (line["status"], line["outputBytes"]) == (499, 0)
 
 
-def test_the_callers_own_names_for_its_work_are_in_the_line() -> None:
+def test_the_callers_own_names_for_its_work_are_in_the_line(written: Written) -> None:
     line = written(message(**{META_TASK_ID: "task-7", META_STEP_ID: "step-8"}), transport="stdio", attempt=2)
     assert (line["taskId"], line["stepId"]) == ("task-7", "step-8")
     assert (line["transport"], line["attempt"]) == ("stdio", 2)
 
 
-def test_a_call_that_is_traced_has_its_trace_and_the_relays_span() -> None:
+def test_a_call_that_is_traced_has_its_trace_and_the_relays_span(written: Written) -> None:
     line = written(message(**{META_TRACEPARENT: TRACEPARENT}), span_id="00f067aa0ba902b7")
     assert (line["traceId"], line["spanId"]) == (TRACE_ID, "00f067aa0ba902b7")
 
@@ -145,20 +152,22 @@ def test_a_call_that_is_traced_has_its_trace_and_the_relays_span() -> None:
         pytest.param({"x": "y"}, None, id="an object"),
     ],
 )
-def test_a_request_id_is_a_short_text_or_a_number(request_id: object, shown: object) -> None:
+def test_a_request_id_is_a_short_text_or_a_number(
+    written: Written, request_id: object, shown: object
+) -> None:
     line = written(message(request_id))
     assert line["requestId"] == shown
     assert not isinstance(line["requestId"], bool)
 
 
-def test_what_is_no_message_has_its_line_too() -> None:
-    line = written({"params": [NASTY]}, agent_id=None, deterministic=None, error=ToolError(Failure.INTERNAL))
+def test_what_is_no_message_has_its_line_too(written: Written) -> None:
+    line = written({"params": [NASTY]}, principal=None, tool=None, error=ToolError(Failure.INTERNAL))
     assert list(line) == FIELDS
     assert (line["requestId"], line["metadata"]["toolId"], line["agentId"]) == (None, "mcp.tool:", None)
     assert line["metadata"]["deterministic"] is None
 
 
-def test_no_control_character_of_a_caller_gets_into_the_log() -> None:
+def test_no_control_character_of_a_caller_gets_into_the_log(written: Written) -> None:
     nasty = message(NASTY, NASTY * 100, **{META_TASK_ID: NASTY, META_STEP_ID: NASTY, META_TRACEPARENT: NASTY})
     line = written(nasty)
     assert line["taskId"] == line["stepId"] == '\\n{"ts":1}\\x1b[31m\\u202e\\x00'
