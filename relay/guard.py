@@ -31,8 +31,12 @@ METRICS_PATH = "/metrics"
 _BEARER = "bearer "
 _NAMES = frozenset({b"host", b"origin"})  # of hosts: upper and lower case are one
 _READ_HEADERS = _NAMES | {
+    b"accept",
     b"authorization",
+    b"content-type",
     b"edge-transport",
+    b"mcp-method",
+    b"mcp-name",
     b"mcp-protocol-version",
     b"mcp-session-id",
     b"traceparent",
@@ -105,8 +109,6 @@ class Guard:
         if scope["type"] == "lifespan":
             await self._other(scope, receive, send)
             return
-        # RFC 9110 section 5.5: white space around a value is no part of it. httptools leaves it behind one.
-        scope["headers"] = [(name, value.strip(b" \t")) for name, value in scope["headers"]]
         host, origin, authorization = _headers(scope)
         if host not in (self._allowed.hosts if _is_local(scope) else self._allowed.public):
             await self._refuse(scope, send, 421, "host", "This server has another name.")
@@ -189,10 +191,14 @@ def _address(scope: Scope) -> str:
 def _headers(scope: Scope) -> tuple[str, str | None, str | None]:
     """Return Host, Origin and Authorization. A header that stands twice is as good as none that fits."""
     found: dict[bytes, str] = {}
-    for name, value in scope["headers"]:
+    headers: list[tuple[bytes, bytes]] = []
+    for name, untidy in scope["headers"]:
+        # RFC 9110 section 5.5: white space around a value is no part of it. httptools leaves it behind one.
+        value = untidy.strip(b" \t")
+        headers.append((name, value))
         if name in _READ_HEADERS:
             text = value.decode("latin-1")
             text = text.lower() if name in _NAMES else text
             found[name] = text if name not in found else _TWICE
-    scope[HEADERS_IN_SCOPE] = found
+    scope["headers"], scope[HEADERS_IN_SCOPE] = headers, found
     return found.get(b"host", ""), found.get(b"origin"), found.get(b"authorization")

@@ -12,7 +12,15 @@ from mcp.server.auth.provider import AccessToken
 from mcp.server.context import ServerRequestContext
 from mcp.server.lowlevel import NotificationOptions, Server
 from mcp.server.models import InitializationOptions
+from mcp.server.streamable_http import check_accept_headers
 from mcp.shared.exceptions import MCPError
+from mcp.shared.inbound import (
+    MCP_METHOD_HEADER,
+    MCP_NAME_HEADER,
+    MCP_PROTOCOL_VERSION_HEADER,
+    InboundModernRoute,
+    classify_inbound_request,
+)
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from starlette.requests import Request
 from starlette.types import Scope
@@ -20,6 +28,11 @@ from starlette.types import Scope
 from relay.guard import HEADERS_IN_SCOPE, TOKEN_IN_SCOPE
 
 Context = ServerRequestContext[Any, Any]
+
+_ROUTING_HEADERS = {
+    name.encode("ascii"): name for name in (MCP_METHOD_HEADER, MCP_NAME_HEADER, MCP_PROTOCOL_VERSION_HEADER)
+}
+_MAX_ACCEPT = 256  # clients send some fifty characters
 
 
 class HonestServer(Server[Any]):
@@ -71,6 +84,32 @@ def opens_session(scope: Scope) -> bool:
     """Tell whether a request can only be the first of a session of the old era."""
     headers = scope[HEADERS_IN_SCOPE]
     return b"mcp-session-id" not in headers and not is_modern(headers.get(b"mcp-protocol-version"))
+
+
+def is_plain_call(scope: Scope, message: object) -> bool:
+    """Tell whether a request is a call of the new era in which the SDK finds no fault.
+
+    ``message`` is its body. By the SDK's own rules, and rather no than yes: on a no the SDK decides.
+    """
+    if not isinstance(message, dict) or message.get("method") != "tools/call":
+        return False
+    headers = scope[HEADERS_IN_SCOPE]
+    if not headers.get(b"content-type", "").lower().startswith("application/json"):
+        return False
+    accept = headers.get(b"accept", "")
+    if len(accept) > _MAX_ACCEPT or not _accepts_all(accept):
+        return False
+    if message.get("jsonrpc") != "2.0" or type(message.get("id")) not in {int, str}:
+        return False
+    routing = {name: headers[key] for key, name in _ROUTING_HEADERS.items() if key in headers}
+    return isinstance(classify_inbound_request(message, headers=routing), InboundModernRoute)
+
+
+@lru_cache(maxsize=256)  # a client says the same each time
+def _accepts_all(accept: str) -> bool:
+    """Tell whether a client takes an answer that is whole, and one that is a stream."""
+    headers = [(b"accept", accept.encode("latin-1"))]
+    return all(check_accept_headers(Request({"type": "http", "headers": headers})))
 
 
 def connection_of(context: Context) -> Any:

@@ -1,8 +1,9 @@
 """MCP on top of the one door: Streamable HTTP in both protocol eras.
 
-The only module of the server side that imports the MCP SDK. ``tools/list`` and ``tools/call`` are answered
-in a middleware: the SDK's typed models would drop ``x-safety-class``, and the way through them takes twice
-as long. Must not decide anything: who may call what is the door's, and what is listed is the fleet's.
+Beside ``mcp_sdk`` the only module of the server side that imports the MCP SDK. ``tools/list`` and
+``tools/call`` are answered in a middleware: the SDK's typed models would drop ``x-safety-class``, and the way
+through them takes twice as long. A plain call does not even get there (``mcp_calls``). Must not decide
+anything: who may call what is the door's, and what is listed is the fleet's.
 """
 
 import asyncio
@@ -18,6 +19,7 @@ from mcp.shared.exceptions import MCPError
 from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
+from relay import mcp_calls
 from relay.auth import Authenticator, Principal
 from relay.call_record import CallAnswer, CallRequest
 from relay.calls import Door
@@ -30,6 +32,7 @@ from relay.mcp_sdk import (
     HonestServer,
     connection_of,
     is_modern,
+    is_plain_call,
     opens_session,
     request_of,
     session_owner,
@@ -126,6 +129,9 @@ class McpServer:
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         principal: Principal = scope[_PRINCIPAL_IN_SCOPE]
+        if is_plain_call(scope, scope.get(MESSAGE_IN_SCOPE)):
+            await mcp_calls.answer(self._called(scope, modern=True), scope, receive, send)
+            return
         if not opens_session(scope):
             await self._manager.handle_request(scope, receive, send)
             return
@@ -149,7 +155,7 @@ class McpServer:
     async def _answer(self, ctx: Context, call_next: CallNext) -> HandlerResult:
         match ctx.method:
             case "tools/call":
-                return await self._call(ctx)
+                return await self._called(request_of(ctx).scope, modern=is_modern(ctx.protocol_version))
             case "tools/list":
                 return self._list(ctx)
             case "initialize":
@@ -162,8 +168,7 @@ class McpServer:
             case _:
                 return await call_next(ctx)
 
-    async def _call(self, context: Context) -> dict[str, Any]:
-        scope = request_of(context).scope
+    async def _called(self, scope: Scope, *, modern: bool) -> dict[str, Any]:
         headers = scope[HEADERS_IN_SCOPE]
         request = CallRequest(
             token=scope[TOKEN_IN_SCOPE],
@@ -171,7 +176,7 @@ class McpServer:
             transport="stdio" if headers.get(TRANSPORT_HEADER) == "stdio" else "http",
             input_bytes=scope[SIZE_IN_SCOPE],
         )
-        return self._shaped(context, _tool_result(await self._door.call(request)))
+        return self._shaped(_tool_result(await self._door.call(request)), modern=modern)
 
     def _list(self, context: Context) -> dict[str, Any]:
         principal = self._principal(context)
@@ -186,13 +191,14 @@ class McpServer:
         result: dict[str, Any] = {"tools": [tool.listed(dashed=dashed) for tool in page]}
         if following is not None:
             result["nextCursor"] = following
-        if is_modern(context.protocol_version):
+        modern = is_modern(context.protocol_version)
+        if modern:
             result |= {"ttlMs": LIST_TTL_MS, "cacheScope": "private"}
-        return self._shaped(context, result)
+        return self._shaped(result, modern=modern)
 
-    def _shaped(self, context: Context, result: dict[str, Any]) -> dict[str, Any]:
+    def _shaped(self, result: dict[str, Any], *, modern: bool) -> dict[str, Any]:
         """Add what the SDK would have added to a result that came through it."""
-        if is_modern(context.protocol_version):
+        if modern:
             result["resultType"] = "complete"
             result["_meta"] = {**result.get("_meta", {}), **self._stamp}
         return result

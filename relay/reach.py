@@ -11,7 +11,13 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """What is asked of a node. ``tool`` is the canonical name, ``deadline_ms`` the budget from now."""
+    """What is asked of a node, once.
+
+    Attributes:
+        tool: the canonical name.
+        deadline_ms: the budget from now.
+        correlation_id: the ULID, in upper case, of the call that this command is for, and of no other.
+    """
 
     node_id: str
     tool: str
