@@ -64,6 +64,7 @@ class Call:
         parsed: the tokens of the name; None if it is the name of no tool.
         tool_id: the tool as tool IO names it, by its canonical name where it has one.
         trace: the trace that the call belongs to: as ``_meta`` says, else as the header ``traceparent`` does.
+            What is none counts as not said.
     """
 
     __slots__ = (
@@ -89,7 +90,7 @@ class Call:
         name = self.name if isinstance(self.name, str) else ""
         self.parsed = parse(name)
         self.tool_id = TOOL_PREFIX + (self.parsed.canonical if self.parsed else name)
-        self.trace = _trace(self.meta.get(META_TRACEPARENT, traceparent))
+        self.trace = _trace(self.meta.get(META_TRACEPARENT)) or _trace(traceparent)
 
     def label(self, key: str) -> str | None:
         """Return a short text that the caller's ``_meta`` has under ``key``, for logs."""

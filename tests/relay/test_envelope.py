@@ -375,9 +375,10 @@ def test_what_is_no_traceparent_is_no_trace_and_no_reason_to_refuse(strict: Stri
     assert strict.told(Call(called(_meta={META_TRACEPARENT: text}), text)) is None
 
 
-@pytest.mark.parametrize("value", [None, 7, [], {}], ids=str)
-def test_a_traceparent_that_is_no_text_is_no_trace(value: object) -> None:
-    assert traced(value, TRACEPARENT) is None
+@pytest.mark.parametrize("value", [None, 7, [], {}, "x"], ids=str)
+def test_what_is_no_trace_in_meta_leaves_it_to_the_header(value: object) -> None:
+    assert traced(value, None) is None
+    assert traced(value, TRACEPARENT) == traced(..., TRACEPARENT) is not None
 
 
 @pytest.mark.parametrize(
