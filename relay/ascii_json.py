@@ -11,12 +11,13 @@ from pydantic_core import to_json
 
 
 def encoded(value: object) -> str:
-    """Return ``value`` as JSON without spaces, in ASCII.
+    """Return ``value``, which is what strict JSON or we ourselves made, as JSON without spaces, in ASCII.
 
     Raises:
-        ValueError: JSON has no word for something in it.
+        ValueError: it holds a lone surrogate, or something that JSON has no form for at all.
     """
-    return to_json(value, ensure_ascii=True).decode("ascii")
+    # Only in a string can this stand, and a terminal must not be sent it.
+    return to_json(value, ensure_ascii=True).decode("ascii").replace("\x7f", "\\u007f")
 
 
 def members_of(facts: Mapping[str, Any]) -> str:

@@ -41,7 +41,9 @@ _READ_HEADERS = _NAMES | {
     b"mcp-session-id",
     b"traceparent",
 }
-_TWICE = "\n"  # no header has this value
+TWICE = "\n"
+"""Stands there for a header that came twice; no header that came once has this value."""
+
 _CHALLENGED = SCOPE_OF_SAFETY_CLASS["read_only"]
 """What a client asks for that nobody told otherwise (docs/decisions/0013)."""
 
@@ -134,7 +136,7 @@ class Guard:
     async def _with_token(
         self, authorization: str | None, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        if authorization == _TWICE:
+        if authorization == TWICE:
             self._tally.count("token_refused", _address(scope), "twice")
         if authorization is None or not authorization.lower().startswith(_BEARER):
             # RFC 6750 section 3.1: a request without credentials is told no error code.
@@ -199,6 +201,6 @@ def _headers(scope: Scope) -> tuple[str, str | None, str | None]:
         if name in _READ_HEADERS:
             text = value.decode("latin-1")
             text = text.lower() if name in _NAMES else text
-            found[name] = text if name not in found else _TWICE
+            found[name] = text if name not in found else TWICE
     scope["headers"], scope[HEADERS_IN_SCOPE] = headers, found
     return found.get(b"host", ""), found.get(b"origin"), found.get(b"authorization")

@@ -35,9 +35,10 @@ async def until_gone(work: Coroutine[Any, Any, ResultT], receive: Receive) -> Re
     try:
         return await working
     except asyncio.CancelledError:
-        if gone.done():
+        this = asyncio.current_task()
+        if gone.done() and not (this and this.cancelling()):
             return None
-        raise
+        raise  # somebody else has ended it
     finally:
         gone.cancel()
 

@@ -1,6 +1,7 @@
 """The SDK's server, made to say of itself what is true, and who a session of the old era belongs to.
 
-Beside ``mcp_server`` the only module that imports the MCP SDK. Must not answer anything.
+With ``mcp_server`` and ``mcp_resources`` all that imports the MCP SDK on the server side. Must not answer
+anything.
 """
 
 from functools import lru_cache
@@ -25,7 +26,7 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from starlette.requests import Request
 from starlette.types import Scope
 
-from relay.guard import HEADERS_IN_SCOPE, TOKEN_IN_SCOPE
+from relay.guard import HEADERS_IN_SCOPE, TOKEN_IN_SCOPE, TWICE
 
 Context = ServerRequestContext[Any, Any]
 
@@ -102,6 +103,8 @@ def is_plain_call(scope: Scope, message: object) -> bool:
     if message.get("jsonrpc") != "2.0" or type(message.get("id")) not in {int, str}:
         return False
     routing = {name: headers[key] for key, name in _ROUTING_HEADERS.items() if key in headers}
+    if TWICE in routing.values():
+        return False
     return isinstance(classify_inbound_request(message, headers=routing), InboundModernRoute)
 
 

@@ -1,6 +1,6 @@
 """MCP on top of the one door: Streamable HTTP in both protocol eras.
 
-Beside ``mcp_sdk`` the only module of the server side that imports the MCP SDK. ``tools/list`` and
+With ``mcp_sdk`` and ``mcp_resources`` all that imports the MCP SDK on the server side. ``tools/list`` and
 ``tools/call`` are answered in a middleware: the SDK's typed models would drop ``x-safety-class``, and the way
 through them takes twice as long. A plain call does not even get there (``mcp_calls``). Must not decide
 anything: who may call what is the door's, and what is listed is the fleet's.

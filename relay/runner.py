@@ -152,7 +152,7 @@ def _checked(answer: Mapping[str, Any], tool: Tool) -> CallAnswer:
     if result.get("node_id") != tool.node_id:
         raise ToolError(Failure.RESULT_INVALID, "The result names another node than the one that was called.")
     text = encoded(result)
-    if "\\" in text or "\x7f" in text:
+    if "\\" in text:
         # Something had to be escaped for JSON, and a client would unescape it: a mount point is named by
         # whoever plugs in a stick, and no control character of it may reach a terminal or a model.
         result = printable_values(result)

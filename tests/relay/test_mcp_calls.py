@@ -10,10 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.shared.inbound import encode_header_value
 from mcp_types import CLIENT_CAPABILITIES_META_KEY, CLIENT_INFO_META_KEY, PROTOCOL_VERSION_META_KEY
 from starlette.applications import Starlette
@@ -23,13 +25,11 @@ from relay.envelope import META_IDEMPOTENCY_KEY, META_TRACEPARENT
 from relay.guard import AllowedHosts, Guard
 from relay.limits import Allowance
 from relay.mcp_calls import until_gone
-from relay.mcp_sdk import is_plain_call
 from relay.mcp_server import McpServer
 from relay.notifier import Notifier
 from relay.reach import Reach
 from relay.resources import ResourceCatalog
 from relay.streams import Streams
-from relay.strict_body import MESSAGE_IN_SCOPE
 from schemas.addresses import HostPort
 from schemas.registry import SchemaRegistry
 from tests.fakes.hub import PUBLIC_URL, Hub
@@ -52,9 +52,9 @@ ULID: Final = re.compile(rb"[0-9A-HJKMNP-TV-Z]{26}")
 
 @dataclass
 class Reply:
-    """What a client is told, and whether its request was plain."""
+    """What a client is told, and whether its request was plain: whether the SDK never saw it."""
 
-    plain: bool = False
+    plain: bool = True
     status: int = 0
     headers: dict[bytes, bytes] = field(default_factory=dict)
     body: bytes = b""
@@ -88,7 +88,7 @@ class Stage:
             public_url=PUBLIC_URL,
             meters=hub.meters,
             tally=hub.tally,
-            mcp=self._look_and_serve,
+            mcp=self._mcp,
             node_door=Starlette(),
             other=Starlette(),
         )
@@ -99,26 +99,31 @@ class Stage:
     async def running(cls, hub: Hub, reach: Reach) -> AsyncIterator["Stage"]:
         hub.connect(hub.ca.issue())
         stage = cls(hub, reach)
-        async with asyncio.timeout(BOUND_S), stage._mcp.running():
-            yield stage
+        by_sdk = StreamableHTTPSessionManager.handle_request
 
-    async def _look_and_serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._mcp(scope, receive, send)
-        self._reply.plain = is_plain_call(scope, scope.get(MESSAGE_IN_SCOPE))
+        async def seen(
+            manager: StreamableHTTPSessionManager, scope: Scope, receive: Receive, send: Send
+        ) -> None:
+            stage._reply.plain = False
+            await by_sdk(manager, scope, receive, send)
+
+        with patch.object(StreamableHTTPSessionManager, "handle_request", seen):
+            async with asyncio.timeout(BOUND_S), stage._mcp.running():
+                yield stage
 
     async def ask(
         self,
         message: object,
         headers: Mapping[str, str] = PLAIN_HEADERS,
         *,
-        accept_twice: bool = False,
+        twice: str | None = None,
         gone: asyncio.Event | None = None,
     ) -> Reply:
-        """Send one request; with ``accept_twice`` it is none that is plain, and means the same."""
+        """Send one request, with one header ``twice``. With that of what is accepted it means the same."""
         lines = [(b"host", b"127.0.0.1:8700"), (b"authorization", f"Bearer {self._token}".encode())]
         lines += [(name.encode("ascii"), value.encode("latin-1")) for name, value in headers.items()]
-        if accept_twice:
-            lines.append((b"accept", headers.get("accept", "").encode("latin-1")))
+        if twice is not None:
+            lines.append((twice.encode("ascii"), headers.get(twice, "").encode("latin-1")))
         scope = {"type": "http", "method": "POST", "path": "/mcp", "query_string": b"", "headers": lines}
         incoming = [{"type": "http.request", "body": json.dumps(message).encode(), "more_body": False}]
         reply = self._reply = Reply()
@@ -156,6 +161,7 @@ PLAIN: Final[Mapping[str, tuple[object, Mapping[str, str]]]] = {
     "a text for an id": (call(id="seven"), PLAIN_HEADERS),
     "an empty id": (call(id=""), PLAIN_HEADERS),
     "a negative id": (call(id=-1), PLAIN_HEADERS),
+    "an id that a terminal would obey": (call(id="\x7f\x1b[31m\u202e"), PLAIN_HEADERS),
     "no name": (NO_NAME, PLAIN_HEADERS),
     "arguments that do not fit": (call(arguments={"message": 7}), PLAIN_HEADERS),
     "arguments in a list": (call(arguments=["ping"]), PLAIN_HEADERS),
@@ -225,7 +231,7 @@ async def test_a_plain_call_is_answered_as_the_sdk_answers_it(
 ) -> None:
     async with Stage.running(hub, ScriptedReach()) as stage:
         ours = await stage.ask(message, headers)
-        sdks = await stage.ask(message, headers, accept_twice=True)
+        sdks = await stage.ask(message, headers, twice="accept")
     assert (ours.plain, sdks.plain) == (True, False)
     assert ours.status == 200
     assert json.loads(ours.body)["result"]["resultType"] == "complete"
@@ -240,7 +246,17 @@ async def test_what_is_not_plainly_a_call_is_left_to_the_sdk(
         assert (await stage.ask(message, headers)).plain is False
 
 
-ODD_VALUES: Final = st.none() | st.booleans() | st.integers(-2, 2) | st.sampled_from(["", "x", ERA, [], {}])
+@pytest.mark.parametrize("name", [ECHO_NAME, None, "\n"], ids=repr)
+@pytest.mark.parametrize("twice", PLAIN_HEADERS)
+async def test_a_header_that_stands_twice_is_left_to_the_sdk(hub: Hub, twice: str, name: str | None) -> None:
+    async with Stage.running(hub, ScriptedReach()) as stage:
+        reply = await stage.ask(call(name), twice=twice)
+    assert reply.plain is False
+
+
+ODD_VALUES: Final = (
+    st.none() | st.booleans() | st.integers(-2, 2) | st.sampled_from(["", "x", "\x7f", ERA, [], {}])
+)
 
 
 def some(
@@ -273,7 +289,7 @@ def test_whatever_is_plain_the_sdk_answers_alike(
         with TemporaryDirectory() as directory:
             hub = Hub(Path(directory), registry)
             async with Stage.running(hub, ScriptedReach()) as stage:
-                replies = await stage.ask(message, said), await stage.ask(message, said, accept_twice=True)
+                replies = await stage.ask(message, said), await stage.ask(message, said, twice="accept")
             hub.close()
             return replies
 
@@ -338,6 +354,25 @@ async def test_more_of_the_request_is_no_goodbye() -> None:
     assert await asyncio.wait_for(until_gone(waits(), receive), BOUND_S) is None
     assert messages == []
     assert ended.is_set()
+
+
+async def test_who_is_ended_from_outside_is_ended_also_when_the_client_has_gone() -> None:
+    begun, gone = asyncio.Event(), asyncio.Event()
+
+    async def receive() -> Message:
+        await gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def waits() -> Message:
+        begun.set()
+        return await never()
+
+    task = asyncio.create_task(until_gone(waits(), receive))
+    await asyncio.wait_for(begun.wait(), BOUND_S)
+    gone.set()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(task, BOUND_S)
 
 
 async def test_who_is_ended_from_outside_ends_the_work() -> None:
