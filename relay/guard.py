@@ -111,6 +111,8 @@ class Guard:
         if scope["type"] == "lifespan":
             await self._other(scope, receive, send)
             return
+        # RFC 9110 section 5.5: white space around a value is no part of it. httptools leaves it behind one.
+        scope["headers"] = [(name, value.strip(b" \t")) for name, value in scope["headers"]]
         host, origin, authorization = _headers(scope)
         if host not in (self._allowed.hosts if _is_local(scope) else self._allowed.public):
             await self._refuse(scope, send, 421, "host", "This server has another name.")
@@ -193,14 +195,10 @@ def _address(scope: Scope) -> str:
 def _headers(scope: Scope) -> tuple[str, str | None, str | None]:
     """Return Host, Origin and Authorization. A header that stands twice is as good as none that fits."""
     found: dict[bytes, str] = {}
-    headers: list[tuple[bytes, bytes]] = []
-    for name, untidy in scope["headers"]:
-        # RFC 9110 section 5.5: white space around a value is no part of it. httptools leaves it behind one.
-        value = untidy.strip(b" \t")
-        headers.append((name, value))
+    for name, value in scope["headers"]:
         if name in _READ_HEADERS:
             text = value.decode("latin-1")
             text = text.lower() if name in _NAMES else text
             found[name] = text if name not in found else TWICE
-    scope["headers"], scope[HEADERS_IN_SCOPE] = headers, found
+    scope[HEADERS_IN_SCOPE] = found
     return found.get(b"host", ""), found.get(b"origin"), found.get(b"authorization")

@@ -103,7 +103,7 @@ class Gate:
 
     def change(self, allowance: Allowance) -> None:
         """Go by ``allowance`` from now on; what has been used up stays used up."""
-        if allowance is not self._allowance and allowance != self._allowance:
+        if allowance != self._allowance:
             self._allowance = allowance
             self._bucket.change(allowance.rate, allowance.burst)
 

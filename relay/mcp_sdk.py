@@ -1,4 +1,4 @@
-"""The SDK's server, made to say of itself what is true, and who a session of the old era belongs to.
+"""The SDK's server, made to say of itself what is true; what it thinks of a request; whose a session is.
 
 With ``mcp_server`` and ``mcp_resources`` all that imports the MCP SDK on the server side. Must not answer
 anything.
