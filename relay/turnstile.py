@@ -6,8 +6,8 @@ who they are: that is found out behind it, and costs the most.
 """
 
 from collections import OrderedDict
-from ipaddress import IPv6Address, ip_address
 
+from relay.address_groups import address_group
 from relay.limits import TokenBucket, forget_idle
 
 RATE_PER_S = 200.0
@@ -15,7 +15,6 @@ BURST = 50.0
 LONGEST_WAIT_S = 60.0
 _SHARE = 0.5
 _MAX_ADDRESSES = 4096
-_SUBSCRIBERS_BITS = 64
 
 
 class Turnstile:
@@ -40,7 +39,7 @@ class Turnstile:
 
     def _line_of(self, address: str, now: float) -> "_Line | None":
         """Return the line of an address; None for those that only stand in the line of all."""
-        key = _key_of(address)
+        key = address_group(address)
         if key is None:
             return None
         line = self._lines.get(key)
@@ -73,18 +72,3 @@ class _Line:
     def is_idle(self, now: float) -> bool:
         """Tell whether a new one would be no different."""
         return self._next_free <= now and self._bucket.is_full(now)
-
-
-def _key_of(address: str) -> str | None:
-    """Return what shares with ``address``: of IPv6 its network, of which one subscriber has all addresses.
-
-    None for this machine: who stands there is a proxy, and those behind it are many.
-    """
-    try:
-        ip = ip_address(address.partition("%")[0])
-    except ValueError:
-        return None
-    ip = (ip.ipv4_mapped or ip) if isinstance(ip, IPv6Address) else ip
-    if ip.is_loopback:
-        return None
-    return f"{int(ip) >> _SUBSCRIBERS_BITS:x}/64" if isinstance(ip, IPv6Address) else str(ip)
