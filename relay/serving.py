@@ -14,7 +14,8 @@ from collections.abc import Iterator
 import uvicorn
 from starlette.types import ASGIApp
 
-from relay.transport import BoundedHttp, BoundedWebSocket
+from relay.http_protocol import BoundedHttp
+from relay.websocket_protocol import BoundedWebSocket
 from schemas.addresses import HostPort
 from schemas.frames import MAX_FRAME_BYTES
 

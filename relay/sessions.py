@@ -23,8 +23,8 @@ from relay.node_frames import NodeFrames
 from relay.node_link import NodeLink
 from relay.reach import Command
 from relay.tally import Tally
-from relay.transport import ADMITTED_IN_SCOPE
 from relay.turnstile import Turnstile
+from relay.websocket_protocol import ADMITTED_IN_SCOPE
 from schemas.errors import Failure, ToolError
 from schemas.frames import MAX_FRAME_BYTES, SUBPROTOCOL, Frame, FrameReader
 from schemas.identity import Identity

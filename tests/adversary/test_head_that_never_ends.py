@@ -9,7 +9,7 @@ import asyncio
 
 import pytest
 
-from relay.transport import MAX_HEAD_BYTES
+from relay.http_protocol import MAX_HEAD_BYTES
 from tests.fakes.doors import BOUND_S, Doors
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -49,7 +49,7 @@ async def test_a_head_without_end_is_cut_off(doors: Doors, start: bytes, more: b
 async def test_half_a_head_is_not_waited_for_without_an_end(
     doors: Doors, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("relay.transport.REQUEST_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("relay.http_protocol.REQUEST_TIMEOUT_S", 0.2)
     connections = []
     head = b"POST /mcp HTTP/1.1\r\nHost: 127.0.0.1\r\n"
     for start in (b"", b"\r\n" * MAX_HEAD_BYTES, b"GET", head, head + b"Content-Length: 9\r\n\r\nhalf"):

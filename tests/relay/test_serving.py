@@ -17,9 +17,9 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from relay.config import TlsFiles
+from relay.http_protocol import MAX_HEAD_BYTES
 from relay.serving import bind
 from relay.tls import LiveContext
-from relay.transport import MAX_HEAD_BYTES
 from schemas.addresses import HostPort
 from schemas.tls import client_context
 from tests.fakes.serving import Server
