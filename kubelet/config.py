@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from schemas.addresses import AddressError, BrokerAddress, check_private, normal_url, parse_broker
-from schemas.files import write_atomic
+from schemas.files import read_state, write_atomic
 from schemas.strict_json import StrictJsonError, loads
 
 DEFAULT_LOOPBACK_PORT = 8701
@@ -95,7 +95,7 @@ def read_stored(state_dir: Path) -> NodeConfig | None:
     """
     file = state_dir / _STORED
     try:
-        told = loads(file.read_bytes(), max_bytes=_MAX_STORED_BYTES)
+        told = loads(read_state(file), max_bytes=_MAX_STORED_BYTES)
         flags = (told["insecure_plain_transports"], told["own_root"])
         if not all(isinstance(flag, bool) for flag in flags):
             raise StoredConfigError(f"{file} is damaged: a flag is neither true nor false")

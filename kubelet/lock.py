@@ -1,10 +1,12 @@
-"""One daemon a state directory: two with one identity would shut each other out of the relay for ever."""
+"""One daemon a state directory: two with one identity would end each other's sessions again and again."""
 
 import fcntl
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from schemas.files import open_state
 from schemas.identity_files import IdentityFilesError
 
 
@@ -14,10 +16,14 @@ def held_alone(state_dir: Path) -> Iterator[None]:
 
     Raises:
         IdentityFilesError: another process holds it.
+        OSError: its lock file cannot be used.
     """
-    with (state_dir / "lock").open("w") as file:
+    descriptor = open_state(state_dir / "lock", os.O_RDWR | os.O_CREAT)
+    try:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise IdentityFilesError(f"another kubelet runs with {state_dir}: stop it first") from None
         yield
+    finally:
+        os.close(descriptor)

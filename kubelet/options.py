@@ -13,6 +13,7 @@ from kubelet.config import NodeConfig, default_state_dir, read_stored
 from kubelet.process import EXIT_USAGE, fail
 from schemas.addresses import PLAIN_OPTION, normal_url, parse_broker
 from schemas.enrolment import JoinToken, JoinTokenError
+from schemas.files import read_named_secret
 
 _TOKEN_VARIABLE = "EDGE_JOIN_TOKEN"  # noqa: S105 - the name of a variable, not a secret
 
@@ -59,11 +60,18 @@ def join_token(text: str | None, file: Path | None) -> JoinToken:
     if text is not None and file is not None:
         fail("--token and --token-file exclude each other", EXIT_USAGE)
     if file is not None:
-        text = file.read_text("utf-8", "replace")
+        text = _token_in(file)
     try:
         return JoinToken.parse(text or os.environ.get(_TOKEN_VARIABLE) or "")
     except JoinTokenError as error:
         fail(f"{error}; give it in {_TOKEN_VARIABLE}, with --token-file or with --token", EXIT_USAGE)
+
+
+def _token_in(file: Path) -> str:
+    try:
+        return read_named_secret(file)
+    except UnicodeDecodeError:
+        fail(f"{file} holds no join token", EXIT_USAGE)
 
 
 def directory_of(state_dir: Path | None) -> Path:

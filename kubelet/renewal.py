@@ -12,6 +12,7 @@ from typing import Any
 
 from structlog.typing import FilteringBoundLogger
 
+from schemas.files import read_state
 from schemas.identity import certificates_in, validity_of
 from schemas.identity_files import IdentityFiles, IdentityFilesError, NodeIdentity
 from schemas.text import printable
@@ -53,7 +54,7 @@ class Renewal:
             return None
         self._not_before_ms = now + AGAIN_AFTER_MS
         try:
-            return {"csr": self._files.csr.read_text("ascii")}
+            return {"csr": read_state(self._files.csr).decode("ascii")}
         except (OSError, UnicodeDecodeError) as error:
             self._log.error("the leaf cannot be renewed", reason=printable(str(error)))
             return None

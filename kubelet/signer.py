@@ -11,7 +11,7 @@ from typing import Any
 
 from structlog.typing import FilteringBoundLogger
 
-from schemas.files import write_atomic
+from schemas.files import read_state, write_atomic
 from schemas.identity_files import NodeIdentity
 from schemas.kinds import MANIFEST_REF
 from schemas.manifest import FIRST_CREDIBLE_MS, etag_of, sign_manifest
@@ -101,7 +101,7 @@ class ManifestSigner:
 
     def _read_last(self) -> int:
         try:
-            return self._possible(int(self._file.read_text("ascii"))) if self._file else 0
+            return self._possible(int(read_state(self._file))) if self._file else 0
         except (FileNotFoundError, ValueError):
             return 0
 

@@ -7,6 +7,7 @@ count from the next one on. Must not import the certificate library: the daemon 
 import ssl
 
 from schemas.addresses import BrokerAddress
+from schemas.files import read_state
 from schemas.identity_files import IdentityFiles
 from schemas.tls import FreshContext, client_context
 
@@ -47,4 +48,4 @@ class NodeTls:
         return FreshContext.of(lambda: client_context(self._root(), shown, system_too=not self._own_root))
 
     def _root(self) -> str:
-        return self._files.root_certificate.read_text("ascii", "replace")
+        return read_state(self._files.root_certificate).decode("ascii", "replace")

@@ -17,7 +17,7 @@ from typing import Any
 
 from relay.ascii_json import members_of
 from relay.audit_chain import GENESIS, end_of_chain, line_hash, number_before, numbered
-from schemas.files import PRIVATE
+from schemas.files import PRIVATE, open_state
 
 MAX_FILE_BYTES = 64 * 1024 * 1024
 _LOOK_INTERVAL_MS = 1000
@@ -136,7 +136,7 @@ class AuditLog:
             if os.fstat(self._descriptor).st_nlink:
                 return  # the old file has another name, and lines in it count
             self.available = False
-            raise AuditUnavailableError(f"its file was deleted: {os.strerror(error.errno or 0)}") from None
+            raise AuditUnavailableError(f"its file was deleted: {error.strerror or error}") from None
         os.close(self._descriptor)
         self._descriptor = descriptor
         self._after, self._left = self._left, None
@@ -152,7 +152,7 @@ class AuditLog:
 
 
 def _opened(path: Path) -> int:
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, PRIVATE)
+    descriptor = open_state(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
     try:
         os.fchmod(descriptor, PRIVATE)
     except BaseException:

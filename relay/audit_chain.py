@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from schemas.files import open_state
+
 GENESIS = "0" * 64
 """What the first line of all names."""
 
@@ -103,7 +105,7 @@ def end_of_chain(files: Sequence[Path]) -> ChainEnd:
     if not files:
         return ChainEnd(GENESIS)
     *older, newest = files
-    with newest.open("rb") as file:
+    with os.fdopen(open_state(newest), "rb") as file:
         near = _near_the_end(file)
         return near or _walked(file, end_of_chain(older).prev)
 
@@ -142,6 +144,6 @@ def numbered(path: Path) -> list[tuple[int, Path]]:
 
 def number_before(path: Path) -> int:
     """Return the number of the file that ``path`` says it was begun after; 0 if it says none."""
-    with path.open("rb") as file:
+    with os.fdopen(open_state(path), "rb") as file:
         match = _AFTER.match(file.read(1024))
     return int(match[1]) if match else 0

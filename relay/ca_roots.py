@@ -19,7 +19,7 @@ from typing import NamedTuple
 from nacl.signing import SigningKey
 
 from schemas.endorsement import endorse
-from schemas.files import PRIVATE, read_private, write_atomic
+from schemas.files import PRIVATE, read_private, read_state, write_atomic
 from schemas.identity import certificates_in, is_for_key, to_pem
 from schemas.keys import private_key_from_pem, private_key_to_pem
 
@@ -77,7 +77,7 @@ class RootFiles:
             AuthorityError: there is no CA here, or its certificate is damaged.
         """
         try:
-            return _certificate_of(self.certificate, self.certificate.read_text("utf-8", "replace"))
+            return _certificate_of(self.certificate, read_state(self.certificate).decode("utf-8", "replace"))
         except FileNotFoundError:
             raise AuthorityError(f"{self.directory} holds no CA: run `relay ca init`") from None
 
@@ -103,7 +103,7 @@ class RootFiles:
 
     def _before(self, current: str) -> "_Previous | None":
         try:
-            text = self._previous.read_text("utf-8", "replace")
+            text = read_state(self._previous).decode("utf-8", "replace")
         except FileNotFoundError:
             return None
         root, head = _certificate_of(self._previous, text), _HEAD.match(text)

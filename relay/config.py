@@ -111,7 +111,7 @@ class StateFiles:
     | `ca/` | the CA: `root.pem`, `root.key` (0600), those before them, `ledger.jsonl` |
     | `token.key` | the key that agent tokens are signed with (0600) |
     | `join_tokens.jsonl` | who may still enrol: the join tokens and their keys (0600) |
-    | `marks.sqlite3` | the newest manifest accepted from each node |
+    | `marks/` | `marks.sqlite3`, the newest manifest accepted from each node (0700) |
     | `revoked_tokens.jsonl` | the agent tokens that are void before their time (0600) |
     | `tls/` | the certificate of the relay's own CA: `relay.pem`, `relay.key` (0600) |
     | `broker/` | what a broker reads: `roots.pem`, `revoked.pem`, `nats-users.conf` |
@@ -123,7 +123,7 @@ class StateFiles:
         self.ca = root / "ca"
         self.token_key = root / "token.key"
         self.join_tokens = root / "join_tokens.jsonl"
-        self.marks = root / "marks.sqlite3"
+        self.marks = root / "marks"
         self.revoked_tokens = root / "revoked_tokens.jsonl"
         self.own_tls = TlsFiles(root / "tls" / "relay.pem", root / "tls" / "relay.key")
         self.broker = root / "broker"

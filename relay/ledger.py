@@ -8,20 +8,18 @@ import errno
 import fcntl
 import json
 import os
-import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
 from typing import Any, Literal
 
-from schemas.files import PRIVATE, ExposedFileError, sync_directory
+from schemas.files import open_state, sync_directory
 
 Entry = dict[str, Any]
 
-# No link: what is appended to must be the file that lies here.
-_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
-_WRITE = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+_READ = os.O_RDONLY
+_WRITE = os.O_RDWR | os.O_CREAT | os.O_APPEND
 
 
 class LedgerError(Exception):
@@ -97,14 +95,10 @@ class Ledger:
 
     @contextmanager
     def _opened(self, flags: int) -> Iterator[FileIO]:
-        def opener(name: str, _: int) -> int:
-            return os.open(name, flags, PRIVATE)
-
         mode: Literal["rb", "rb+"] = "rb" if flags == _READ else "rb+"
+        descriptor = open_state(self.path, flags, secret=self._secret)
         # Unbuffered: a write is one write, and what came of it is known at once.
-        with open(self.path, mode, buffering=0, opener=opener) as file:
-            if self._secret and stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o077:
-                raise ExposedFileError(self.path)
+        with os.fdopen(descriptor, mode, buffering=0) as file:
             yield file
 
     def _parsed(self, lines: bytes) -> list[Entry]:

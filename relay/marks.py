@@ -3,28 +3,39 @@
 Without it, whoever can write to the broker could bring back an older manifest after a restart. Writes are
 gathered and made once in a while, off the event loop: a crash forgets at most that long, and a manifest
 replayed within it is younger than a heartbeat. What a full disk refuses is tried again. Must not judge.
+
+SQLite opens its files by name, follows links, and makes others beside them. So they lie in a directory that
+is the relay's alone, and are looked at before SQLite first opens them.
 """
 
 import asyncio
+import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
+from schemas.files import check_private_directory, make_private_directory, open_state
 from schemas.trust import Mark
 
 _FLUSH_INTERVAL_S = 1.0
+_FILE = "marks.sqlite3"
+_BESIDE = ("-journal", "-wal", "-shm")
 
 
 class MarkStore:
-    """The marks in one SQLite file.
+    """The marks in one SQLite file in ``directory``. A file of earlier versions is moved there.
 
     Raises:
         OSError: the file cannot be used; from ``load`` too.
     """
 
-    def __init__(self, path: Path, flush_interval_s: float = _FLUSH_INTERVAL_S) -> None:
-        self._path = path
+    def __init__(self, directory: Path, flush_interval_s: float = _FLUSH_INTERVAL_S) -> None:
+        make_private_directory(directory)
+        check_private_directory(directory)
+        _move_in(directory)
+        self._path = directory / _FILE
+        _check_files(self._path)
         self._flush_interval_s = flush_interval_s
         self._pending: dict[str, tuple[str, Mark]] = {}
         with self._transaction() as database:
@@ -85,3 +96,31 @@ class MarkStore:
                 yield database
         except sqlite3.Error as error:
             raise OSError(f"{self._path} cannot be used: {error}") from None
+
+
+def _move_in(directory: Path) -> None:
+    """Move the file that earlier versions kept beside ``directory``, with its journal.
+
+    Raises:
+        OSError: it is not to be believed, or there is one in ``directory`` as well.
+    """
+    former, path = directory.with_name(_FILE), directory / _FILE
+    if not os.path.lexists(former):
+        return
+    if os.path.lexists(path):
+        raise OSError(f"{former} and {path} are both there: remove the one that the relay did not use last")
+    # The journal first: cut short in between, the database is moved at the next start, and finds it there.
+    for suffix in (*_BESIDE, ""):
+        old = former.with_name(former.name + suffix)
+        if os.path.lexists(old):
+            os.close(open_state(old))
+            old.rename(path.with_name(path.name + suffix))
+
+
+def _check_files(path: Path) -> None:
+    """See that the database's files can be used, and make an empty database that is private."""
+    os.close(open_state(path, os.O_RDWR | os.O_CREAT))
+    for suffix in _BESIDE:
+        beside = path.with_name(path.name + suffix)
+        if os.path.lexists(beside):
+            os.close(open_state(beside))

@@ -16,7 +16,7 @@ from nacl.signing import SigningKey
 
 from relay.config import TlsFiles
 from schemas.addresses import host_of
-from schemas.files import PRIVATE, make_private_directory, read_private, write_atomic
+from schemas.files import PRIVATE, make_private_directory, read_private, read_state, write_atomic
 from schemas.keys import private_key_from_pem, private_key_to_pem
 from schemas.x509_forms import moment
 
@@ -75,7 +75,7 @@ class OwnCertificate:
         make_private_directory(self.files.key.parent)
         wanted = Wanted(RELAY_NAME, self._hosts, bytes(self._key().verify_key))
         try:
-            held = self.files.certificate.read_text("utf-8", "replace")
+            held = read_state(self.files.certificate).decode("utf-8", "replace")
         except FileNotFoundError:
             held = ""
         if reason_to_renew(held, wanted, self._ca.roots(), self._now_ms()) is None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx2
 
-from schemas.files import read_private
+from schemas.files import read_named_secret
 from schemas.strict_json import StrictJsonError, loads
 from schemas.text import printable
 
@@ -87,7 +87,7 @@ class Token:
 
 def _read_token(file: Path) -> str:
     try:
-        return read_private(file).strip()
+        return read_named_secret(file).strip()
     except UnicodeDecodeError:
         return ""
 

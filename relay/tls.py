@@ -15,7 +15,6 @@ from relay.ca import AuthorityError
 from relay.config import RelayConfig, TlsFiles
 from relay.ledger import LedgerError
 from relay.own_certificate import OwnCertificate, ServerAuthority
-from schemas.files import read_private
 from schemas.text import printable
 from schemas.tls import FreshContext, TlsFilesError, client_context, load_chain
 
@@ -46,10 +45,6 @@ class LiveContext:
         stamp = _stamp_of(self._files)
         if stamp == self._stamp:
             return False
-        try:
-            read_private(self._files.key)
-        except UnicodeDecodeError:
-            raise TlsFilesError(f"{self._files.key} is not PEM") from None
         # On trial first: half a chain that does not fit would be the end of what is in use.
         load_chain(_server_context(), self._files.certificate, self._files.key)
         load_chain(self.context, self._files.certificate, self._files.key)

@@ -1,8 +1,15 @@
-"""Files that must be whole or absent, and files that nobody else may read.
+"""How state is opened, read and written: the one place that decides which files are believed.
 
-Must not be used for logs or audits: those are appended to.
+A file of the state directory is opened without following a link, and is used only if it is a regular file,
+belongs to the user that the program runs as or to root, and cannot be changed by others; a secret cannot be
+read by others either. What is checked is what was opened, not its name. Root does not use what belongs to
+another user: that user could change it, or put a link in its place, while root reads and writes.
+
+A secret that the operator names (a TLS key, a file with a token) may lie behind a link, as certificate tools
+lay them, or come through a pipe; owner and mode are checked all the same. Must not know what a file holds.
 """
 
+import errno
 import os
 import stat
 import tempfile
@@ -11,13 +18,108 @@ from pathlib import Path
 PRIVATE = 0o600
 PUBLIC = 0o644
 PRIVATE_DIRECTORY = 0o700
+MAX_STATE_BYTES = 1 << 20
+"""More than any file holds that is read as a whole."""
+
+_OTHERS = 0o077
+_OTHERS_WRITE = 0o022
+_ROOT = 0
 
 
-class ExposedFileError(PermissionError):
+class UntrustedFileError(PermissionError):
+    """A file is not used, because somebody else may have put it there; the text says what to do."""
+
+
+class ExposedFileError(UntrustedFileError):
     """A secret lies in a file that others can read."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(f"{path} can be read by others: chmod 600 {path}")
+
+
+def open_state(path: Path, flags: int = os.O_RDONLY, *, secret: bool = False) -> int:
+    """Open a file of the state directory, and return its descriptor; what ``flags`` create is private.
+
+    Never with ``O_TRUNC``: the file would be emptied before it is looked at.
+
+    Raises:
+        UntrustedFileError: it is a link or no regular file, belongs to another user, or others can change it.
+        ExposedFileError: ``secret``, and others have any right to it.
+        OSError: it cannot be opened.
+    """
+    try:
+        # Without blocking: a pipe in the file's place must be refused, and not waited for.
+        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, PRIVATE)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise UntrustedFileError(f"{path} is a symbolic link: no state is behind one") from None
+        raise
+    try:
+        _check_regular(path, os.fstat(descriptor), secret=secret)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def read_state(path: Path, max_bytes: int = MAX_STATE_BYTES) -> bytes:
+    """Return what a file of the state directory holds.
+
+    Raises:
+        OSError: as ``open_state``, or it is longer than ``max_bytes``.
+    """
+    return _read(path, open_state(path), max_bytes)
+
+
+def read_private(path: Path) -> str:
+    """Return the text of a secret of the state directory.
+
+    Raises:
+        OSError: as ``open_state``; an ExposedFileError if group or others have any right to it.
+    """
+    return _read(path, open_state(path, secret=True), MAX_STATE_BYTES).decode("utf-8")
+
+
+def read_named_secret(path: Path) -> str:
+    """Return the text of a secret's file that the operator named: a link is followed, a pipe is read.
+
+    Raises:
+        OSError: as ``read_private``.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        _check(path, os.fstat(descriptor), secret=True)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return _read(path, descriptor, MAX_STATE_BYTES).decode("utf-8")
+
+
+def _check_regular(path: Path, facts: os.stat_result, *, secret: bool) -> None:
+    if not stat.S_ISREG(facts.st_mode):
+        raise UntrustedFileError(f"{path} is no regular file")
+    _check(path, facts, secret=secret)
+
+
+def _check(path: Path, facts: os.stat_result, *, secret: bool) -> None:
+    user = os.geteuid()
+    if facts.st_uid not in {user, _ROOT}:
+        raise UntrustedFileError(
+            f"{path} belongs to user {facts.st_uid}, and this runs as user {user}: run it as that user"
+        )
+    rights = stat.S_IMODE(facts.st_mode)
+    if secret and rights & _OTHERS:
+        raise ExposedFileError(path)
+    if rights & _OTHERS_WRITE:
+        raise UntrustedFileError(f"{path} can be changed by others: chmod go-w {path}")
+
+
+def _read(path: Path, descriptor: int, max_bytes: int) -> bytes:
+    with os.fdopen(descriptor, "rb") as file:
+        data = file.read(max_bytes + 1)
+    if len(data) > max_bytes:
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))
+    return data
 
 
 def write_atomic(path: Path, content: str | bytes, mode: int = PUBLIC) -> None:
@@ -48,22 +150,23 @@ def sync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
-def read_private(path: Path) -> str:
-    """Return the text of a secret's file.
-
-    Raises:
-        ExposedFileError: group or others have any right to it.
-        OSError: it cannot be read.
-    """
-    # The mode of what was opened, not of the name: the name can change in between.
-    with path.open("rb") as file:
-        if stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o077:
-            raise ExposedFileError(path)
-        return file.read().decode("utf-8")
-
-
 def make_private_directory(path: Path) -> None:
     """Make ``path``, and what is missing above it, readable by its owner alone."""
     # One by one: `parents=True` would make those above with the default mode.
     for directory in (*reversed(path.parents), path):
         directory.mkdir(mode=PRIVATE_DIRECTORY, exist_ok=True)
+
+
+def check_private_directory(path: Path) -> None:
+    """See that ``path`` is a directory into which nobody else can put anything, and no link to one.
+
+    Raises:
+        UntrustedFileError: it is something else.
+        OSError: it is not there.
+    """
+    facts = path.lstat()
+    if not stat.S_ISDIR(facts.st_mode):
+        raise UntrustedFileError(f"{path} is no directory: remove it")
+    _check(path, facts, secret=False)
+    if stat.S_IMODE(facts.st_mode) & _OTHERS:
+        raise UntrustedFileError(f"{path} is open to others: chmod 700 {path}")

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from nacl.signing import SigningKey
 
-from schemas.files import PRIVATE, make_private_directory, read_private, write_atomic
+from schemas.files import PRIVATE, make_private_directory, read_private, read_state, write_atomic
 from schemas.identity import certificates_in, is_for_key, kid_of
 from schemas.keys import KeyFormatError, private_key_from_pem, private_key_to_pem
 from schemas.projection import is_node_id
@@ -97,17 +97,29 @@ class IdentityFiles:
         for path in (self.key, self.leaf, self.csr, self.root_certificate, self.node_id):
             path.unlink(missing_ok=True)
 
+    def root_pem(self) -> str | None:
+        """Return the roots that this node trusts; None while its leaf is self-signed.
+
+        Raises:
+            OSError: they cannot be read.
+            UnicodeDecodeError: they are not text.
+        """
+        try:
+            return read_state(self.root_certificate).decode("utf-8")
+        except FileNotFoundError:
+            return None
+
     def read(self) -> NodeIdentity:
         """Return the identity.
 
         Raises:
-            IdentityFilesError: it is missing, damaged, or its key can be read by others.
+            IdentityFilesError: it is missing, damaged, or a file of it is not to be believed.
         """
         try:
-            node_id = self.node_id.read_text("utf-8").strip()
+            node_id = read_state(self.node_id).decode("utf-8").strip()
             key = private_key_from_pem(read_private(self.key))
-            leaf = self.leaf.read_text("utf-8")
-            root = self.root_certificate.read_text("utf-8") if self.root_certificate.exists() else None
+            leaf = read_state(self.leaf).decode("utf-8")
+            root = self.root_pem()
         except FileNotFoundError as error:
             raise IdentityFilesError(f"{error.filename} is missing: run `kubelet init`") from None
         except KeyFormatError as error:

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from schemas.files import read_named_secret
+
 
 class TlsFilesError(OSError):
     """What lies in files is of no use for TLS; the text says what."""
@@ -45,8 +47,13 @@ def load_chain(context: ssl.SSLContext, certificate: Path, key: Path) -> None:
     """Let ``context`` show ``certificate``, with those above it in the same file.
 
     Raises:
-        OSError: the files cannot be used. A locked key is never asked about: nobody sits there to answer.
+        OSError: the files cannot be used; the key may be another user's, or readable by others. A locked key
+            is never asked about: there is no terminal to ask at.
     """
+    try:
+        read_named_secret(key)
+    except UnicodeDecodeError:
+        raise TlsFilesError(f"{key} is not PEM") from None
     try:
         context.load_cert_chain(certificate, key, password="")
     except ssl.SSLError:

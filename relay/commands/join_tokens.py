@@ -49,7 +49,8 @@ def join_token_create(
         fail(str(error), EXIT_USAGE)
     plain = "" if is_private_url(url) else f" {PLAIN_OPTION}"
     typer.echo(
-        f"join token {token.id} for tenant {tenant}. Put it into a file on the node, and there type:\n"
+        f"join token {token.id} for tenant {tenant}. Put it on the node into a file of mode 0600, "
+        "and there type:\n"
         f"  kubelet enroll {url} --token-file FILE{plain}",
         err=True,
     )

@@ -20,6 +20,7 @@ from mcp.client.streamable_http import streamable_http_client
 from relay.local_system import Plan, list_tools, start_broker
 from relay.processes import Processes
 from schemas.addresses import mcp_url
+from schemas.files import PRIVATE, write_atomic
 from schemas.tls import client_context
 
 BOUND_S = 60
@@ -68,7 +69,7 @@ class Site:
         created = await self.relay("join-token", "create", "--tenant", TENANT, "--public-url", self.url)
         assert created.code == 0, created.err
         file = self.plan.directory / name
-        file.write_text(created.out)
+        write_atomic(file, created.out, PRIVATE)
         return file
 
     async def enroll(self, name: str, token_file: Path, *options: str) -> Ran:

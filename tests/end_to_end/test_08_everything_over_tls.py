@@ -21,6 +21,7 @@ from relay.config import StateFiles
 from relay.local_system import list_tools
 from relay.processes import Processes, free_port
 from schemas.addresses import mcp_url
+from schemas.files import PRIVATE, write_atomic
 from schemas.identity_files import IdentityFiles
 from schemas.tls import client_context
 from tests.fakes.tls_broker import Peer, TlsBroker, until
@@ -63,9 +64,8 @@ class Site:
     async def start_node(self) -> str:
         """Enrol a node and start it; return its node id."""
         token = self._directory / "join-token"
-        token.write_text(
-            await self.relay("join-token", "create", "--tenant", TENANT, "--public-url", self.url)
-        )
+        made = await self.relay("join-token", "create", "--tenant", TENANT, "--public-url", self.url)
+        write_atomic(token, made, PRIVATE)
         facts = json.loads(await self.kubelet("enroll", self.url, "--token-file", str(token), "--json"))
         command = [sys.executable, "-m", "kubelet", "run", "--loopback-port", "0"]
         await self.processes.start("kubelet", [*command, "--state-dir", str(self.node_state)])

@@ -99,7 +99,7 @@ class Hub:
         self.call_lines = LogLines()
         self.meters = Meters()
         self.ulids = UlidSource(self.clock, os.urandom)
-        self.marks = MarkStore(directory / "marks.sqlite3")
+        self.marks = MarkStore(directory / "marks")
         self.audit_file = directory / "audit.jsonl"
         self.audit = AuditLog(self.audit_file, self.clock)
         self.tally = Tally(self.audit, self.log)

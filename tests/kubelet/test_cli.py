@@ -24,6 +24,7 @@ from kubelet.config import DaemonPlan, NodeConfig
 from kubelet.handlers.echo import EchoHandler
 from kubelet.process import errors_in_one_line, run_until_told
 from schemas.addresses import BrokerAddress
+from schemas.files import PRIVATE, write_atomic
 from schemas.identity_files import IdentityFiles
 from schemas.manifest import etag_of
 from tests.fakes.enrolment_desk import Desk
@@ -353,13 +354,33 @@ def test_a_join_token_need_not_stand_on_the_command_line(  # noqa: PLR0913, PLR0
 ) -> None:
     options: list[str | Path] = []
     if way == "file":
-        (tmp_path / "token").write_text(desk.token.text() + "\n")
+        write_atomic(tmp_path / "token", desk.token.text() + "\n", PRIVATE)
         options = ["--token-file", tmp_path / "token"]
     else:
         monkeypatch.setenv("EDGE_JOIN_TOKEN", desk.token.text())
     ran = run("enroll", desk.url, *options, "--state-dir", state.root)
     assert ran.code == DONE
     assert desk.token.text() not in ran.out.decode() + ran.err
+
+
+@pytest.mark.parametrize("mode", [0o666, 0o644, 0o640], ids=oct)
+def test_a_join_token_that_others_can_read_or_change_is_not_used(
+    run: Run, state: IdentityFiles, desk: Desk, tmp_path: Path, mode: int
+) -> None:
+    write_atomic(tmp_path / "token", desk.token.text(), mode)
+    ran = run("enroll", desk.url, "--token-file", tmp_path / "token", "--state-dir", state.root)
+    assert ran.code == CANNOT_RUN
+    assert f"chmod 600 {tmp_path / 'token'}" in ran.err
+    assert not state.exists()
+
+
+def test_a_join_token_that_is_no_text_is_said_in_one_line(
+    run: Run, state: IdentityFiles, desk: Desk, tmp_path: Path
+) -> None:
+    write_atomic(tmp_path / "token", b"\xff", PRIVATE)
+    ran = run("enroll", desk.url, "--token-file", tmp_path / "token", "--state-dir", state.root)
+    assert ran.code == USAGE
+    assert "holds no join token" in ran.err
 
 
 @pytest.mark.parametrize(

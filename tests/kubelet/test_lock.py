@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from kubelet.lock import held_alone
+from schemas.files import UntrustedFileError
 from schemas.identity_files import IdentityFilesError
+from tests.fakes.owners import give_away
 
 HOLD = "import sys; from pathlib import Path; from kubelet.lock import held_alone\n"
 HOLD += "with held_alone(Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"
@@ -27,6 +29,23 @@ def test_what_was_let_go_of_can_be_held_again(tmp_path: Path) -> None:
         with held_alone(tmp_path):
             pass
     assert [file.name for file in tmp_path.iterdir()] == ["lock"]
+
+
+def test_a_link_in_the_place_of_the_lock_is_refused_and_its_target_is_not_emptied(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("untouched")
+    (tmp_path / "lock").symlink_to(victim)
+    with pytest.raises(UntrustedFileError, match="lock is a symbolic link"), held_alone(tmp_path):
+        pytest.fail("held")
+    assert victim.read_text() == "untouched"
+
+
+def test_the_lock_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with held_alone(tmp_path):
+        pass
+    give_away(tmp_path / "lock", monkeypatch)
+    with pytest.raises(UntrustedFileError, match="belongs to user"), held_alone(tmp_path):
+        pytest.fail("held")
 
 
 def test_a_daemon_that_was_killed_holds_nothing(tmp_path: Path) -> None:

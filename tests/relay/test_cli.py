@@ -19,6 +19,7 @@ from relay.serving import bind
 from schemas.addresses import PLAIN_OPTION, HostPort
 from schemas.certificates import make_csr, verify_leaf
 from schemas.enrolment import JoinToken
+from schemas.files import make_private_directory
 from schemas.identity import certificates_in
 from schemas.identity_files import IdentityFiles
 from schemas.keys import from_base64url
@@ -513,7 +514,7 @@ def test_what_is_missing_is_said_in_one_line(relay: Relay, arguments: list[str],
 @pytest.mark.parametrize(
     ("name", "content", "arguments"),
     [
-        pytest.param("marks.sqlite3", b"no database" * 100, RUN, id="marks"),
+        pytest.param("marks/marks.sqlite3", b"no database" * 100, RUN, id="marks"),
         pytest.param("token.key", b"no key", RUN, id="token key"),
         pytest.param("token.key", b"\xff", ["token", "issue", "--sub", "x"], id="token key, issuing"),
         pytest.param("revoked_tokens.jsonl", b"no entry\n", RUN, id="revoked tokens"),
@@ -541,6 +542,7 @@ def test_a_damaged_file_is_said_in_one_line_that_names_it(  # noqa: PLR0913, PLR
     monkeypatch.chdir(tmp_path)
     relay("ca", "init")
     damaged = state / name
+    make_private_directory(damaged.parent)
     damaged.touch(mode=0o600)
     damaged.write_bytes(content)
     outcome = relay(*arguments)

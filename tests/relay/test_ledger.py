@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from relay.ledger import Ledger, LedgerError
-from schemas.files import ExposedFileError
+from schemas.files import ExposedFileError, UntrustedFileError
 from tests.fakes.disk import full_disk
 
 ONE, TWO, THREE = {"n": 1}, {"n": 2}, {"n": 3}
@@ -190,15 +190,30 @@ def test_what_is_no_file_is_an_error_that_names_it(path: Path) -> None:
         Ledger(path).entries()
 
 
+@pytest.mark.usefixtures("ledger")
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o602])
-def test_secrets_that_others_have_a_right_to_are_not_used(ledger: Ledger, path: Path, mode: int) -> None:
+def test_secrets_that_others_have_a_right_to_are_not_used(path: Path, mode: int) -> None:
     path.chmod(mode)
     secret = Ledger(path, secret=True)
     with pytest.raises(ExposedFileError, match=f"chmod 600 {path}"):
         secret.entries()
     with pytest.raises(ExposedFileError), secret.held():
         pass
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o644])
+def test_what_is_no_secret_may_be_read_by_others(ledger: Ledger, path: Path, mode: int) -> None:
+    path.chmod(mode)
     assert ledger.entries() == [ONE, TWO]
+
+
+@pytest.mark.parametrize("mode", [0o620, 0o602, 0o666])
+def test_a_ledger_that_others_can_change_is_not_used(ledger: Ledger, path: Path, mode: int) -> None:
+    path.chmod(mode)
+    with pytest.raises(UntrustedFileError, match=f"chmod go-w {path}"):
+        ledger.entries()
+    with pytest.raises(UntrustedFileError), ledger.held():
+        pass
 
 
 def test_secrets_are_used_when_they_are_private(path: Path) -> None:

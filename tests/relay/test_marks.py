@@ -1,4 +1,7 @@
 import asyncio
+import stat
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
@@ -6,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from relay.marks import MarkStore
+from schemas.files import UntrustedFileError, make_private_directory, write_atomic
 from schemas.trust import Mark
 from tests.fakes.disk import full_disk
 from tests.fakes.signer import NODE_ID, NOW_MS, OTHER_NODE_ID
@@ -13,6 +17,17 @@ from tests.fakes.signer import NODE_ID, NOW_MS, OTHER_NODE_ID
 BOUND_S = 10
 OLD = Mark(NOW_MS, "aa" * 32)
 NEW = Mark(NOW_MS + 1, "bb" * 32)
+
+# A cache of one page, so that the rows reach the file, and the end of the process before they are committed.
+CRASH = """
+import os, sqlite3, sys
+
+database = sqlite3.connect(sys.argv[1])
+database.execute("PRAGMA cache_size = 1")
+rows = [(f"node {number}", "globex", 1, "x" * 500) for number in range(500)]
+database.executemany("INSERT INTO marks VALUES (?, ?, ?, ?)", rows)
+os._exit(1)
+"""
 
 
 async def stopped(store: MarkStore) -> None:
@@ -57,7 +72,7 @@ async def store(path: Path) -> AsyncIterator[WatchedStore]:
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    return tmp_path / "marks.sqlite3"
+    return tmp_path / "state" / "marks"
 
 
 def test_a_new_store_is_empty(path: Path) -> None:
@@ -122,11 +137,96 @@ async def test_a_mark_that_came_while_the_disk_was_full_is_not_overwritten_by_th
 
 
 def test_a_file_that_is_no_database_is_an_error_of_the_operating_system(path: Path) -> None:
-    path.write_bytes(b"no database" * 100)
+    make_private_directory(path)
+    write_atomic(path / "marks.sqlite3", b"no database" * 100)
     with pytest.raises(OSError, match=r"marks\.sqlite3 cannot be used"):
         MarkStore(path)
 
 
-def test_a_directory_that_is_not_there_is_an_error_of_the_operating_system(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="cannot be used"):
-        MarkStore(tmp_path / "nowhere" / "marks.sqlite3")
+# --- where it lies --------------------------------------------------------------------------------------
+
+
+def test_the_database_is_private_in_a_directory_that_is_private(path: Path) -> None:
+    MarkStore(path)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o700
+    assert stat.S_IMODE((path / "marks.sqlite3").stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize("name", ["marks.sqlite3", "marks.sqlite3-journal", "marks.sqlite3-wal"])
+@pytest.mark.parametrize("there", [True, False], ids=["to a file", "to nothing"])
+def test_a_link_in_the_place_of_a_file_is_refused_and_not_followed(
+    path: Path, tmp_path: Path, name: str, *, there: bool
+) -> None:
+    make_private_directory(path)
+    victim = tmp_path / "victim"
+    if there:
+        victim.write_bytes(b"")
+    (path / name).symlink_to(victim)
+    with pytest.raises(UntrustedFileError, match="is a symbolic link"):
+        MarkStore(path)
+    assert (victim.read_bytes() if victim.exists() else None) == (b"" if there else None)
+
+
+def test_a_link_in_the_place_of_the_directory_is_refused(path: Path, tmp_path: Path) -> None:
+    make_private_directory(path.parent)
+    make_private_directory(tmp_path / "elsewhere")
+    path.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UntrustedFileError, match="no directory"):
+        MarkStore(path)
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+def test_a_directory_that_is_open_to_others_is_refused(path: Path) -> None:
+    make_private_directory(path)
+    path.chmod(0o755)
+    with pytest.raises(UntrustedFileError, match="chmod 700"):
+        MarkStore(path)
+
+
+@pytest.fixture
+def former(path: Path) -> Path:
+    """Return a file with one mark where earlier versions kept it."""
+    store = MarkStore(path)
+    store.put(NODE_ID, "acme", OLD)
+    asyncio.run(stopped(store))
+    former = path.with_name("marks.sqlite3")
+    (path / "marks.sqlite3").rename(former)
+    path.rmdir()
+    return former
+
+
+def test_the_file_of_an_earlier_version_is_moved_in(path: Path, former: Path) -> None:
+    assert list(MarkStore(path).load()) == [(NODE_ID, "acme", OLD)]
+    assert not former.exists()
+    assert list(MarkStore(path).load()) == [(NODE_ID, "acme", OLD)]
+
+
+@pytest.mark.parametrize("cut_short", [False, True], ids=["at once", "after the journal was moved"])
+def test_what_a_crash_left_in_the_journal_of_an_earlier_version_is_rolled_back(
+    path: Path, former: Path, *, cut_short: bool
+) -> None:
+    subprocess.run([sys.executable, "-c", CRASH, str(former)], check=False)
+    journal = former.with_name("marks.sqlite3-journal")
+    assert journal.stat().st_size
+    if cut_short:
+        make_private_directory(path)
+        journal.rename(path / journal.name)
+    assert list(MarkStore(path).load()) == [(NODE_ID, "acme", OLD)]
+
+
+def test_of_two_databases_none_is_chosen(path: Path, former: Path) -> None:
+    write_atomic(former.with_name("copy"), former.read_bytes())
+    MarkStore(path)
+    former.with_name("copy").rename(former)
+    with pytest.raises(OSError, match="both there"):
+        MarkStore(path)
+
+
+def test_a_link_in_the_place_of_an_earlier_versions_file_is_not_moved_in(
+    path: Path, former: Path, tmp_path: Path
+) -> None:
+    former.rename(tmp_path / "elsewhere")
+    former.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UntrustedFileError, match="is a symbolic link"):
+        MarkStore(path)
+    assert former.is_symlink()

@@ -1,6 +1,6 @@
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -10,10 +10,16 @@ from schemas.files import (
     PRIVATE,
     PUBLIC,
     ExposedFileError,
+    UntrustedFileError,
+    check_private_directory,
     make_private_directory,
+    open_state,
+    read_named_secret,
     read_private,
+    read_state,
     write_atomic,
 )
+from tests.fakes.owners import give_away
 
 
 @pytest.fixture(params=[0o000, 0o022, 0o077], ids=["umask-000", "umask-022", "umask-077"])
@@ -256,16 +262,137 @@ def test_a_secret_that_only_its_owner_has_a_right_to_is_read(tmp_path: Path, mod
     assert read_private(tmp_path / "key") == "secret"
 
 
-def test_the_mode_of_the_file_behind_a_link_counts(tmp_path: Path) -> None:
-    write_atomic(tmp_path / "key", "secret", PUBLIC)
-    (tmp_path / "link").symlink_to(tmp_path / "key")
-    with pytest.raises(ExposedFileError):
-        read_private(tmp_path / "link")
-
-
 def test_a_missing_secret_is_an_os_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         read_private(tmp_path / "key")
+
+
+# --- what is believed ---------------------------------------------------------------------------------
+
+READERS = pytest.mark.parametrize("read", [read_state, read_private, open_state])
+
+
+@READERS
+@pytest.mark.parametrize("there", [True, False], ids=["to a file", "to nothing"])
+def test_a_link_is_not_followed(tmp_path: Path, read: Callable[[Path], object], *, there: bool) -> None:
+    if there:
+        write_atomic(tmp_path / "key", "secret", PRIVATE)
+    (tmp_path / "link").symlink_to(tmp_path / "key")
+    with pytest.raises(UntrustedFileError, match=f"{tmp_path / 'link'} is a symbolic link"):
+        read(tmp_path / "link")
+
+
+@pytest.mark.parametrize("flags", [os.O_RDWR | os.O_CREAT, os.O_WRONLY | os.O_APPEND | os.O_CREAT])
+def test_nothing_is_made_or_written_through_a_link(tmp_path: Path, flags: int) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "victim")
+    with pytest.raises(UntrustedFileError):
+        open_state(tmp_path / "link", flags)
+    assert not (tmp_path / "victim").exists()
+
+
+@READERS
+def test_a_file_of_another_user_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: Callable[[Path], object]
+) -> None:
+    path = tmp_path / "key"
+    write_atomic(path, "secret", PRIVATE)
+    give_away(path, monkeypatch)
+    before = open_descriptors()
+    with pytest.raises(UntrustedFileError, match=r"belongs to user .* run it as that user"):
+        read(path)
+    assert open_descriptors() == before
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a file of root's")
+def test_a_file_of_roots_is_used_by_every_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_atomic(tmp_path / "file", "content")
+    monkeypatch.setattr(os, "geteuid", lambda: 54_321)
+    assert read_state(tmp_path / "file") == b"content"
+
+
+@pytest.mark.parametrize("mode", [0o664, 0o646, 0o666, 0o620], ids=oct)
+def test_a_file_that_others_can_change_is_not_used(tmp_path: Path, mode: int) -> None:
+    path = tmp_path / "file"
+    write_atomic(path, "content", mode)
+    with pytest.raises(UntrustedFileError, match=f"chmod go-w {path}"):
+        read_state(path)
+
+
+@pytest.mark.parametrize("read", [read_state, read_private])
+def test_a_pipe_in_the_place_of_a_file_is_refused_without_waiting_for_its_other_end(
+    tmp_path: Path, read: Callable[[Path], object]
+) -> None:
+    os.mkfifo(tmp_path / "pipe", PRIVATE)
+    with pytest.raises(UntrustedFileError, match="no regular file"):
+        read(tmp_path / "pipe")
+
+
+def test_a_directory_in_the_place_of_a_file_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="no regular file"):
+        read_state(tmp_path)
+
+
+def test_a_file_is_read_up_to_its_bound(tmp_path: Path) -> None:
+    write_atomic(tmp_path / "file", b"12345")
+    assert read_state(tmp_path / "file", 5) == b"12345"
+    with pytest.raises(OSError, match=r"too large.*file"):
+        read_state(tmp_path / "file", 4)
+
+
+@pytest.mark.usefixtures("_umask")
+def test_what_is_made_is_private_whatever_the_umask(tmp_path: Path) -> None:
+    os.close(open_state(tmp_path / "file", os.O_RDWR | os.O_CREAT))
+    assert mode_of(tmp_path / "file") & 0o077 == 0
+
+
+def test_a_named_secret_may_lie_behind_a_link_whose_target_must_be_private(tmp_path: Path) -> None:
+    write_atomic(tmp_path / "key", "secret", PRIVATE)
+    (tmp_path / "link").symlink_to(tmp_path / "key")
+    assert read_named_secret(tmp_path / "link") == "secret"
+    (tmp_path / "key").chmod(0o640)
+    with pytest.raises(ExposedFileError):
+        read_named_secret(tmp_path / "link")
+
+
+def test_a_named_secret_of_another_user_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_atomic(tmp_path / "key", "secret", PRIVATE)
+    give_away(tmp_path / "key", monkeypatch)
+    with pytest.raises(UntrustedFileError, match="belongs to user"):
+        read_named_secret(tmp_path / "key")
+
+
+def test_a_named_secret_may_come_through_a_pipe() -> None:
+    reading, writing = os.pipe()
+    os.write(writing, b"secret")
+    os.close(writing)
+    try:
+        assert read_named_secret(Path(f"/proc/self/fd/{reading}")) == "secret"
+    finally:
+        os.close(reading)
+
+
+@pytest.mark.parametrize("mode", [0o750, 0o705, 0o770, 0o777], ids=oct)
+def test_a_directory_that_is_open_to_others_is_not_private(tmp_path: Path, mode: int) -> None:
+    make_private_directory(tmp_path / "own")
+    check_private_directory(tmp_path / "own")
+    (tmp_path / "own").chmod(mode)
+    with pytest.raises(UntrustedFileError):
+        check_private_directory(tmp_path / "own")
+
+
+def test_a_directory_of_another_user_or_behind_a_link_is_not_private(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_private_directory(tmp_path / "own")
+    (tmp_path / "link").symlink_to(tmp_path / "own")
+    with pytest.raises(UntrustedFileError, match="no directory"):
+        check_private_directory(tmp_path / "link")
+    give_away(tmp_path / "own", monkeypatch)
+    with pytest.raises(UntrustedFileError, match="belongs to user"):
+        check_private_directory(tmp_path / "own")
+
+
+# --- directories --------------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("_umask")

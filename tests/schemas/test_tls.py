@@ -6,6 +6,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, Encoding, PrivateFormat
 
+from schemas.files import PRIVATE, write_atomic
 from schemas.keys import private_key_to_pem
 from schemas.tls import FreshContext, TlsFilesError, client_context, load_chain
 from tests.fakes.signer import SimulatedCa, SimulatedNode
@@ -24,7 +25,7 @@ def node(ca: SimulatedCa) -> SimulatedNode:
 def files_of(directory: Path, node: SimulatedNode) -> tuple[Path, Path]:
     certificate, key = directory / "leaf.pem", directory / "node.key"
     certificate.write_text(node.leaf_pem)
-    key.write_text(private_key_to_pem(node.key))
+    write_atomic(key, private_key_to_pem(node.key), PRIVATE)
     return certificate, key
 
 
@@ -62,7 +63,7 @@ def test_a_key_of_another_is_refused(node: SimulatedNode, ca: SimulatedCa, tmp_p
     certificate, key = files_of(tmp_path, node)
     client_context(ca.root_pem, (certificate, key))
     other = SimulatedCa("another").issue("01hzx9k3m4p7q8r9s0t1v2w3xz")
-    key.write_text(private_key_to_pem(other.key))
+    write_atomic(key, private_key_to_pem(other.key), PRIVATE)
     with pytest.raises(TlsFilesError, match=r"leaf\.pem and .*node\.key are not a certificate and its key"):
         client_context(ca.root_pem, (certificate, key))
 
@@ -72,7 +73,7 @@ def test_a_locked_key_is_refused_and_nobody_is_asked(node: SimulatedNode, tmp_pa
     locked = Ed25519PrivateKey.from_private_bytes(bytes(node.key)).private_bytes(
         Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"a secret")
     )
-    key.write_bytes(locked)
+    write_atomic(key, locked, PRIVATE)
     with pytest.raises(TlsFilesError):
         load_chain(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), certificate, key)
 

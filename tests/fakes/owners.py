@@ -1,0 +1,17 @@
+"""A file of another user: given away where the tests run as root, else by running as somebody else."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+SOMEBODY = 54_321
+"""A user that is neither this one nor root."""
+
+
+def give_away(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let ``path`` belong to another user than the one that runs."""
+    if os.geteuid() == 0:
+        os.chown(path, SOMEBODY, SOMEBODY)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: SOMEBODY)
