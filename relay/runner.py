@@ -3,21 +3,19 @@
 Must not decide who may call.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from types import TracebackType
-from typing import Any
 
 from structlog.typing import FilteringBoundLogger
 
-from relay.ascii_json import encoded
 from relay.audit import AuditLog, AuditUnavailableError
 from relay.call_record import CallAnswer, CallRecord
 from relay.catalog import Tool
 from relay.inflight import InFlight, RevocableCall
 from relay.limits import Gates
 from relay.reach import Command, Reach
+from relay.results import checked
 from schemas.errors import Failure, ToolError
-from schemas.text import printable_values
 
 GATEWAY_BUDGET_MS = 5000
 """RFC-0005 section 7: end to end, as the caller sees it."""
@@ -74,7 +72,7 @@ class Runner:
                 async with self.under_way(record):
                     answer = await self._reach.run(self._command(tool, record))
                 record.answered = True
-                return _checked(answer, tool)
+                return checked(answer, tool, record.call.arguments)
         finally:
             gate.leave()
 
@@ -140,23 +138,3 @@ def _code_of(error: BaseException | None) -> str:
             return Failure.INTERNAL.value.code
         case _:
             return "cancelled"
-
-
-def _checked(answer: Mapping[str, Any], tool: Tool) -> CallAnswer:
-    """Answer with the node's result if it fits the tool and is this node's own (RFC-0005 section 6.8)."""
-    if not answer["ok"]:
-        raise ToolError.from_node(answer["error"])
-    result: Mapping[str, Any] = answer["result"]
-    if not tool.surface.result.is_valid(result):
-        raise ToolError(Failure.RESULT_INVALID)
-    if result.get("node_id") != tool.node_id:
-        raise ToolError(Failure.RESULT_INVALID, "The result names another node than the one that was called.")
-    text = encoded(result)
-    if "\\" in text:
-        # Something had to be escaped for JSON, and a client would unescape it: a mount point is named by
-        # whoever plugs in a stick, and no control character of it may reach a terminal or a model.
-        result = printable_values(result)
-        if not tool.surface.result.is_valid(result):
-            raise ToolError(Failure.RESULT_INVALID)  # escaped it is longer, and a client would refuse it
-        text = encoded(result)
-    return CallAnswer(text, result=result)

@@ -4,6 +4,7 @@ RFC-0001 sections 2, 3.2 and 5, RFC-0005 sections 2 and 9. A new kind is one row
 the amendment of the manifest's enum and clamp) and one handler file on the node. Must not hold behaviour.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -12,8 +13,27 @@ MANIFEST_REF = "manifest@1.1.0"
 
 
 @dataclass(frozen=True, slots=True)
+class ForeignText:
+    """A text of a result that neither the node nor its operator need have chosen, and that a model reads.
+
+    ``path`` leads to it through objects; lists on the way are entered. A text that ``usual`` matches whole is
+    passed on as it is. Of any other, what is not a letter, a digit or one of ``._-/:@+`` is escaped, blanks
+    too, and it is cut to ``limit`` characters: enough to recognise it by, and no sentence.
+    """
+
+    path: tuple[str, ...]
+    usual: re.Pattern[str]
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
 class Verb:
-    """One verb of a kind. ``title`` and ``description`` are static: no node ever adds to them."""
+    """One verb of a kind. ``title`` and ``description`` are static: no node ever adds to them.
+
+    Attributes:
+        verbatim: the members of the result that must equal the argument of the same name.
+        foreign_texts: the texts of the result that are not passed on as they are unless they look usual.
+    """
 
     name: str
     input_ref: str
@@ -21,6 +41,8 @@ class Verb:
     title: str
     description: str
     idempotent: bool
+    verbatim: tuple[str, ...] = ()
+    foreign_texts: tuple[ForeignText, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +82,11 @@ SYSTEM_METRICS = Kind(
                 "Use `include` to ask for some of the parts only."
             ),
             idempotent=True,
+            foreign_texts=(
+                # Whoever labels a stick or exports a share names them.
+                ForeignText(("disk", "mount"), re.compile(r"/|(/[A-Za-z0-9._@+:-]{1,64}){1,12}"), limit=64),
+                ForeignText(("disk", "fs_type"), re.compile(r"[a-z0-9][a-z0-9._-]*"), limit=32),
+            ),
         ),
     ),
 )
@@ -80,6 +107,7 @@ SYSTEM_ECHO = Kind(
                 "the node received it. Use it to check that the node can be reached."
             ),
             idempotent=True,
+            verbatim=("message",),  # RFC-0005 section 4
         ),
     ),
 )

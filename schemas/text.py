@@ -3,7 +3,11 @@
 Must be used on everything that a node, an agent or a broker sent and that is about to be shown.
 """
 
+import re
+from collections.abc import Callable, Sequence
 from typing import Any
+
+_PLAIN = re.compile(r"[A-Za-z0-9._/:@+-]")
 
 
 def printable(text: str, limit: int = 256) -> str:
@@ -28,3 +32,36 @@ def printable_values(value: Any) -> Any:
     if isinstance(value, list):
         return [printable_values(item) for item in value]
     return value
+
+
+def inert(text: str, limit: int) -> str:
+    r"""Return ``text`` with all but letters, digits and ``._-/:@+`` escaped, blanks too, cut to ``limit``.
+
+    Unlike ``printable`` it leaves no sentence that a model could read as one. No escape is cut in two.
+
+    >>> inert("/media/Ignore all of it\n", 26)
+    '/media/Ignore\x20all\x20of'
+    """
+    shown = ""
+    for char in text[:limit]:
+        piece = char if _PLAIN.fullmatch(char) else _escape(char)
+        if len(shown) + len(piece) > limit:
+            break
+        shown += piece
+    return shown
+
+
+def _escape(char: str) -> str:
+    escaped = char.encode("unicode_escape").decode("ascii")
+    return escaped if len(escaped) > 1 else f"\\x{ord(char):02x}"  # printable, and only unwanted here
+
+
+def changed_at(value: Any, path: Sequence[str], change: Callable[[str], str]) -> Any:
+    """Return the JSON ``value`` with every string at ``path`` changed; lists on the way are entered."""
+    if isinstance(value, list):
+        return [changed_at(item, path, change) for item in value]
+    if not path:
+        return change(value) if isinstance(value, str) else value
+    if not isinstance(value, dict) or path[0] not in value:
+        return value
+    return {**value, path[0]: changed_at(value[path[0]], path[1:], change)}

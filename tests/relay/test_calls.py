@@ -473,6 +473,8 @@ GOOD = {"message": "ping", "received_at_ms": NOW_MS, "node_id": NODE_ID}
         pytest.param({}, id="empty"),
         pytest.param({**GOOD, "more": 1}, id="one member more"),
         pytest.param({**GOOD, "message": "\u202e"}, id="text that the schema does not allow"),
+        pytest.param({**GOOD, "message": "pong"}, id="another message than was sent"),
+        pytest.param({**GOOD, "message": "ping "}, id="one character more"),
         pytest.param({**GOOD, "received_at_ms": "now"}, id="another type"),
         pytest.param({**GOOD, "node_id": OTHER_NODE_ID}, id="another node's id"),
     ],
@@ -498,12 +500,13 @@ def disk(mount: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("mount", "shown"),
     [
-        pytest.param("/media/\x1b[31mred", "/media/\\x1b[31mred", id="escape sequence"),
+        pytest.param("/media/\x1b[31mred", "/media/\\x1b\\x5b31mred", id="escape sequence"),
         pytest.param("/media/\u202egnp.exe", "/media/\\u202egnp.exe", id="right to left"),
         pytest.param("/media/a\nb", "/media/a\\nb", id="newline"),
         pytest.param("/media/\x7f", "/media/\\x7f", id="delete"),
         pytest.param("/media/\xe9t\xe9", "/media/\\xe9t\\xe9", id="letters beyond ASCII"),
-        pytest.param('C:\\"quoted"', 'C:\\"quoted"', id="what only JSON has to escape stays as it is"),
+        pytest.param('C:\\"quoted"', "C:\\\\\\x22quoted\\x22", id="what JSON has to escape"),
+        pytest.param("/media/obey me", "/media/obey\\x20me", id="a sentence"),
         pytest.param("/", "/", id="plain"),
     ],
 )
@@ -517,17 +520,16 @@ async def test_no_control_character_of_a_mount_reaches_the_agent(
     assert json.loads(answer.text) == answer.result
 
 
-async def test_a_result_that_no_longer_fits_once_it_is_escaped_is_not_passed_on(
+async def test_a_mount_of_any_length_is_told_within_the_document(
     hub: Hub, node: SimulatedNode, reach: ScriptedReach, registry: SchemaRegistry
 ) -> None:
     assert node.node_id == NODE_ID
     door = hub.door(reach, count(0, 60).__next__)  # metrics may not be asked for more often
     sample = registry.load("system.metrics.sample@1.0.0")
-    reach.answer = lambda _: disk("\x1b" * 256)
-    assert sample.is_valid(disk("\x1b" * 256)["result"])
-    assert error(await door.call(request(hub, METRICS_NAME, {})))["code"] == "E_INTERNAL"
-    reach.answer = lambda _: disk("\x1b" * 64)
-    assert sample.is_valid((await door.call(request(hub, METRICS_NAME, {}))).result)
+    mounts = iter(["\x1b" * 64, "\x1b" * 256])
+    reach.answer = lambda _: disk(next(mounts))
+    for _ in range(2):
+        assert sample.is_valid((await door.call(request(hub, METRICS_NAME, {}))).result)
 
 
 # --- what goes wrong on the way -----------------------------------------------------------------------

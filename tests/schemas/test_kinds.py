@@ -79,6 +79,21 @@ def test_echo_is_the_tool_of_rfc_0005() -> None:
     assert SYSTEM_ECHO.verbs["invoke"].input_ref == "system.echo.invoke.input@1.0.0"
     assert SYSTEM_ECHO.verbs["invoke"].output_ref == "system.echo.invoke.output@1.0.0"
     assert SYSTEM_ECHO.safety_class == "read_only"
+    assert SYSTEM_ECHO.verbs["invoke"].verbatim == ("message",)
+
+
+def test_what_a_row_says_of_a_result_is_in_the_documents(
+    kinds: KindRegistry, registry: SchemaRegistry
+) -> None:
+    for verb in (verb for each in kinds for verb in each.verbs.values()):
+        sent, answered = (registry.document(ref)["properties"] for ref in (verb.input_ref, verb.output_ref))
+        assert set(verb.verbatim) <= set(sent) & set(answered)
+        for foreign in verb.foreign_texts:
+            found = {"properties": answered}
+            for member in foreign.path:
+                found = found.get("items", found)["properties"][member]
+            assert found["type"] == "string"
+            assert foreign.limit <= found["maxLength"]  # what is cut to it still fits
 
 
 @pytest.mark.parametrize("capability", [ECHO, METRICS], ids=["echo", "metrics"])

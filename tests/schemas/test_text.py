@@ -1,10 +1,11 @@
+import re
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.text import printable, printable_values
+from schemas.text import changed_at, inert, printable, printable_values
 
 ANYTHING = st.text(st.characters())
 ASCII = st.text(st.characters(min_codepoint=0x20, max_codepoint=0x7E))
@@ -78,3 +79,42 @@ def test_the_value_that_was_given_is_not_changed() -> None:
     value: dict[str, Any] = {"a": ["\n"]}
     printable_values(value)
     assert value == {"a": ["\n"]}
+
+
+@given(ANYTHING, st.integers(0, 80))
+def test_what_is_inert_has_no_blank_and_is_within_the_limit(text: str, limit: int) -> None:
+    shown = inert(text, limit)
+    assert re.fullmatch(r"[A-Za-z0-9._/:@+\\-]*", shown)
+    assert len(shown) <= limit
+
+
+@pytest.mark.parametrize(
+    ("text", "limit", "shown"),
+    [
+        pytest.param("/media/usb-1", 64, "/media/usb-1", id="plain"),
+        pytest.param("a b", 64, "a\\x20b", id="a blank"),
+        pytest.param(
+            "\n\x1b\u202e\U0001f600\ud800",
+            64,
+            "\\n\\x1b\\u202e\\U0001f600\\ud800",
+            id="what is not printable",
+        ),
+        pytest.param('"\\', 64, "\\x22\\\\", id="what JSON escapes"),
+        pytest.param("ab cd", 5, "ab", id="no half an escape"),
+        pytest.param("ab cd", 6, "ab\\x20", id="a whole one"),
+        pytest.param("abc", 2, "ab", id="cut"),
+    ],
+)
+def test_inert_text_is_escaped_and_cut(text: str, limit: int, shown: str) -> None:
+    assert inert(text, limit) == shown
+
+
+def test_only_the_strings_at_the_path_are_changed() -> None:
+    value = {"a": [{"b": "x", "c": "x"}, {"b": 1}, {}, "x"], "b": "x", "d": {"b": ["x", ["x"]]}}
+    assert changed_at(value, ("a", "b"), str.upper) == {
+        **value,
+        "a": [{"b": "X", "c": "x"}, {"b": 1}, {}, "x"],
+    }
+    assert changed_at(value, ("d", "b"), str.upper)["d"] == {"b": ["X", ["X"]]}
+    assert changed_at(value, ("nowhere",), str.upper) == value
+    assert value["a"][0] == {"b": "x", "c": "x"}  # type: ignore[index]
