@@ -7,7 +7,7 @@ Must not know who is connected or who may see what.
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -22,6 +22,9 @@ META_SAFETY_CLASS = "edge-kubelet/safety-class"
 META_CAPABILITY_ETAG = "edge-kubelet/capability-etag"
 META_CANONICAL_NAME = "edge-kubelet/canonical-name"
 META_SCHEMA_REF = "edge-kubelet/schema-ref"
+
+TOOLS_PER_TURN = 64
+"""How many tools of one node are listed before those of every other node have had as many."""
 
 # What the manifest's document says of members that are left out.
 _DEFAULT_DEADLINE_MS = 2000
@@ -49,6 +52,8 @@ class Tool:
     Attributes:
         allowance: what the capability says that it bears (RFC-0001 section 2).
         etag: the capability's, without attestation and times.
+        turn: which run of ``TOOLS_PER_TURN`` of its node's tools, by name, it is in. Counted over all of
+            them, whoever asks, so that a tool has one place in every list.
     """
 
     canonical: str
@@ -59,6 +64,12 @@ class Tool:
     allowance: Allowance
     etag: str
     surface: Surface
+    turn: int = 0
+
+    @property
+    def place(self) -> tuple[int, str]:
+        """What lists are sorted by: a node with hundreds of tools must not fill everybody's first page."""
+        return self.turn, self.canonical
 
     @property
     def capability(self) -> tuple[str, str]:
@@ -127,6 +138,9 @@ class Projector:
                 if surface is not None:
                     tool = _tool(manifest.identity.node_id, capability, etag, surface)
                     tools[tool.canonical] = tool
+        for rank, name in enumerate(sorted(tools)):
+            if turn := rank // TOOLS_PER_TURN:
+                tools[name] = replace(tools[name], turn=turn)
         return tools
 
 

@@ -50,6 +50,16 @@ def test_each_capability_and_verb_that_has_a_row_is_one_tool(tools: dict[str, To
     assert all(tool.canonical == name for name, tool in tools.items())
 
 
+def test_a_node_with_many_tools_lists_64_of_them_in_each_turn(projector: Projector) -> None:
+    many = [{**ECHO, "cap_id": f"echo{number}"} for number in range(130)]
+    tools = projector.project(trusted(*many))
+    assert [tools[name].turn for name in sorted(tools)] == [0] * 64 + [1] * 64 + [2] * 2
+    again = projector.project(trusted(*reversed(many), issued_at_ms=NOW_MS + 1))
+    assert {name: tool.turn for name, tool in again.items()} == {
+        name: tool.turn for name, tool in tools.items()
+    }
+
+
 def test_a_tool_knows_whose_it_is_and_what_it_needs(tools: dict[str, Tool]) -> None:
     echo = tools[ECHO_NAME]
     assert echo.node_id == NODE_ID

@@ -7,6 +7,7 @@ import pytest
 from relay.catalog import Tool
 from relay.paging import MAX_PAGE_BYTES, PAGE_SIZE, CursorError, page_of
 from relay.permissions import Rights
+from schemas.keys import base64url
 from tests.fakes.hub import Hub
 from tests.fakes.signer import TENANT
 
@@ -57,8 +58,34 @@ def test_a_cursor_goes_on_behind_its_tool_even_when_that_is_gone(tool: Tool) -> 
     assert [item.canonical for item in page] == ["tool.00001"]
 
 
+def test_pages_follow_the_turns_and_not_the_names_alone(tool: Tool) -> None:
+    first, second = (
+        [replace(tool, canonical=f"{name}.{number:04}", turn=turn) for name in "ab" for number in range(600)]
+        for turn in range(2)
+    )
+    tools = [*first, *(replace(each, canonical=f"0{each.canonical}") for each in second)]
+    assert tools == sorted(tools, key=lambda each: each.place)
+    seen: list[Tool] = []
+    cursor: str | None = None
+    while cursor is not None or not seen:
+        page, cursor = page_of(tools, cursor)
+        seen += page
+    assert seen == tools
+
+
 @pytest.mark.parametrize(
-    "cursor", ["!", "w6k", 7, ["x"]], ids=["not base64url", "not ASCII", "number", "list"]
+    "cursor",
+    [
+        "!",
+        "w6k",
+        7,
+        ["x"],
+        base64url(b"tool.1"),
+        base64url(b"1 Tool"),
+        base64url(b"1 a\n"),
+        base64url(b"x a"),
+    ],
+    ids=["not base64url", "not ASCII", "number", "list", "name alone", "no name", "a line end", "no turn"],
 )
 def test_a_cursor_that_was_never_given_is_refused(tool: Tool, cursor: object) -> None:
     with pytest.raises(CursorError, match="not one that this server gave"):
