@@ -24,6 +24,7 @@ from schemas.projection import ToolName, parse
 from schemas.trust import Known, Mark, Outcome, TrustedManifest, TrustRules, Verdict
 
 GRACE_MS = 30_000
+"""How long tools stay listed after a drop, and from the relay's own start: nodes need a moment to return."""
 _MAX_IDENTITIES = 2
 
 
@@ -46,7 +47,7 @@ class Node:
     listed_until_ms: int = 0
 
     def is_listed(self, now_ms: int) -> bool:
-        """Tell whether its tools are shown: a live manifest, and a connection now or moments ago."""
+        """Tell whether its tools are shown: a live manifest, and a connection now, or a grace without one."""
         if self.manifest is None or self.manifest.good_until_ms <= now_ms:
             return False
         return self.connected or now_ms < self.listed_until_ms
@@ -82,7 +83,8 @@ class Fleet:
         self._tally = tally
         self._now_ms = now_ms
         self._log = log
-        self._nodes = {node_id: Node(node_id, tenant, mark=mark) for node_id, tenant, mark in marks.load()}
+        self._grace_of_start_ms = now_ms() + GRACE_MS
+        self._nodes = {node_id: self._node(node_id, tenant, mark) for node_id, tenant, mark in marks.load()}
         self._parked = Parking(lambda node_id: self._tally.count("manifest_refused", node_id, "unvouched"))
         self._missing = MissingManifests(log)
         self._tools: dict[str, Tool] = {}
@@ -105,6 +107,9 @@ class Fleet:
         self._keep(identity)
         return identity
 
+    def _node(self, node_id: str, tenant: str, mark: Mark | None = None) -> Node:
+        return Node(node_id, tenant, mark=mark, listed_until_ms=self._grace_of_start_ms)
+
     def _known_leaf(self, node_id: str, pem: str) -> Identity | None:
         node = self._nodes.get(node_id)
         if node is None:
@@ -116,7 +121,7 @@ class Fleet:
 
     def _keep(self, identity: Identity) -> None:
         node_id = identity.node_id
-        node = self._nodes.setdefault(node_id, Node(node_id, identity.tenant))
+        node = self._nodes.setdefault(node_id, self._node(node_id, identity.tenant))
         node.identities[identity.kid] = identity
         if len(node.identities) > _MAX_IDENTITIES:
             # At renewal there are two; an old leaf that somebody retains again must not push out a newer.
@@ -223,7 +228,7 @@ class Fleet:
         return tool
 
     def listed(self, rights: Rights) -> list[Tool]:
-        """Return the tools that a caller with ``rights`` sees, by canonical name."""
+        """Return the tools that a caller with ``rights`` sees, in the order of their places."""
         now = self._now_ms()
         tools = [
             tool
@@ -232,7 +237,7 @@ class Fleet:
             for tool in node.tools.values()
             if rights.allow(node.tenant, tool.safety_class)
         ]
-        return sorted(tools, key=lambda tool: tool.canonical)
+        return sorted(tools, key=lambda tool: tool.place)
 
     def nodes_of(self, tenant: str) -> list[Node]:
         """Return the nodes of ``tenant``, by id."""

@@ -11,21 +11,23 @@ import pytest
 
 from relay.broker_access import BrokerAccess
 from relay.discovery import Discovery
-from relay.fleet import Fleet
+from relay.fleet import GRACE_MS, Fleet
 from relay.logs import make_logger
 from relay.missing import WINDOW_MS
+from relay.permissions import Rights
 from schemas import topics
 from schemas.addresses import BrokerAddress
 from schemas.manifest import MAX_MANIFEST_BYTES, etag_of
 from schemas.registry import SchemaRegistry
 from schemas.trust import Verdict
 from tests.fakes.broker import Broker, publish
-from tests.fakes.hub import Hub
+from tests.fakes.hub import Hub, call_of
 from tests.fakes.lines import LogLines
 from tests.fakes.signer import NODE_ID, NOW_MS, OTHER_NODE_ID, TENANT, SimulatedNode
 from tests.fakes.tls_broker import PlayedAuthority, TlsBroker
 
 BOUND_S = 30
+READERS = Rights(TENANT, frozenset({"read_only"}))
 MISSING = "manifests are missing: does the broker hold back retained messages? see docs/brokers.md"
 
 
@@ -131,6 +133,22 @@ async def test_nodes_that_announced_themselves_before_are_found(stage: Stage, br
         while expected:
             expected.discard(await stage.next())
         assert announced(stage) == [NODE_ID, OTHER_NODE_ID]
+
+
+async def test_after_a_restart_the_nodes_that_are_retained_are_listed_and_offline(
+    stage: Stage, broker: BrokerAddress
+) -> None:
+    hub = stage.hub
+    door, name = hub.door(hub.sessions()), f"sysecho.{NODE_ID}.echo.invoke"
+    await send(broker, *introduction(stage.node))
+    async with stage.subscribed(broker):
+        await stage.until("accepted")
+        assert name in [tool.canonical for tool in hub.fleet.listed(READERS)]
+        answer = await door.call(call_of(hub.token(), name, {"message": "ping"}))
+        assert answer.error is not None
+        assert answer.error["code"] == "E_NODE_OFFLINE"
+        hub.clock.advance(GRACE_MS)
+        assert hub.fleet.listed(READERS) == []
 
 
 async def test_a_node_that_comes_later_is_found_whichever_of_its_messages_is_first(

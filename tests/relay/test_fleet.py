@@ -256,7 +256,34 @@ def test_a_heartbeat_informs_and_moves_no_expiry(
 
 
 def test_a_node_that_never_connected_is_not_listed(hub: Hub, node: SimulatedNode) -> None:
+    hub.clock.advance(GRACE_MS)
     hub.announce(node)
+    assert listed(hub) == []
+
+
+def test_after_the_relays_start_what_is_trusted_is_listed_for_a_grace(hub: Hub, node: SimulatedNode) -> None:
+    hub.clock.advance(1)
+    hub.announce(node)
+    hub.clock.advance(GRACE_MS - 2)
+    assert listed(hub) == [METRICS_NAME, ECHO_NAME]
+    hub.clock.advance(1)
+    assert listed(hub) == []
+
+
+def test_a_node_that_returns_within_the_grace_of_the_start_stays(hub: Hub, node: SimulatedNode) -> None:
+    hub.announce(node)
+    hub.fleet.set_connected(NODE_ID, connected=True)
+    hub.clock.advance(GRACE_MS)
+    assert listed(hub) == [METRICS_NAME, ECHO_NAME]
+
+
+def test_what_is_not_trusted_has_no_grace(hub: Hub, node: SimulatedNode) -> None:
+    hub.fleet.offer_identity(NODE_ID, node.leaf_pem)
+    old = node.manifest(issued_at_ms=NOW_MS - TTL_MS, expires_at_ms=NOW_MS)
+    assert hub.fleet.offer_manifest(NODE_ID, old, "broker").reason is Reason.EXPIRED
+    assert listed(hub) == []
+    hub.announce(node)
+    hub.fleet.tombstone(NODE_ID)
     assert listed(hub) == []
 
 
@@ -288,6 +315,20 @@ def test_the_list_is_sorted_and_holds_the_tenants_own_nodes_only(hub: Hub) -> No
     assert len(names) == 4
     assert all("w3x0" in name for name in listed(hub, OTHER_TENANT))
     assert len(listed(hub, OTHER_TENANT)) == 2
+
+
+def test_a_node_with_many_tools_is_listed_behind_the_first_of_every_other(hub: Hub) -> None:
+    many = [{**ECHO, "cap_id": f"echo{number}"} for number in range(256)]
+    hub.connect(hub.ca.issue(NODE_ID), capabilities=many)
+    hub.connect(hub.ca.issue(OTHER_NODE_ID), capabilities=[METRICS, ECHO])
+    names = listed(hub)
+    assert len(set(names)) == len(names) == 258
+    assert names == listed(hub)
+    first_turn = names[: 64 + 2]
+    assert sum(OTHER_NODE_ID in name for name in first_turn) == 2
+    assert first_turn == sorted(first_turn)
+    for name in names:
+        assert hub.fleet.resolve(name, Rights(TENANT, READ_ONLY)).canonical == name
 
 
 def test_nothing_is_listed_for_whom_no_safety_class_is_within_reach(hub: Hub, node: SimulatedNode) -> None:
