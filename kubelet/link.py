@@ -16,7 +16,7 @@ from websockets.exceptions import ConnectionClosed
 
 from kubelet.announcer import Announcer
 from kubelet.authentication import AudienceError, answer_to
-from kubelet.backoff import Backoff
+from kubelet.backoff import LONGEST_ASKED_S, Backoff, RivalBackoff
 from kubelet.channel import CLOSE_TIMEOUT_S, NOT_REACHED, Channel, opened
 from kubelet.dispatch import Dispatcher
 from kubelet.renewal import Renewal
@@ -89,6 +89,8 @@ class RelayLink:
         self._channel: Channel | None = None
         self._gauge = TransitGauge()
         self._asked_wait_s = 0.0
+        self._rival = RivalBackoff(_SUPERSEDED_WAIT_S, LONGEST_ASKED_S)
+        self._opened_ms: int | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self.state = LinkState.CONNECTING
 
@@ -97,6 +99,7 @@ class RelayLink:
         log = self._parts.log
         while self.state is not LinkState.REVOKED:
             self._asked_wait_s = 0.0
+            self._opened_ms = None
             try:
                 await self._connect()
             except ConnectionClosed as error:
@@ -157,6 +160,7 @@ class RelayLink:
             self._gauge = TransitGauge()
         self._gauge.delay_ms(payload["server_time_ms"], self._parts.ticks_ms())
         self._parts.announcer.shorten_interval(payload["heartbeat_interval_ms"] / 1000)
+        self._opened_ms = self._parts.ticks_ms()
         self.state = LinkState.OPEN
         self._parts.log.info("relay connected", relay=self._parts.relay_url, resumed=payload["resumed"])
 
@@ -246,8 +250,11 @@ class RelayLink:
                 self.state = LinkState.REVOKED
             case CloseCode.SUPERSEDED:
                 self.state = LinkState.SUPERSEDED
-                self._asked_wait_s = max(self._asked_wait_s, _SUPERSEDED_WAIT_S)
+                self._asked_wait_s = max(self._asked_wait_s, self._rival.displaced(self._held_s()))
             case _:
                 self._parts.log.info("relay lost", code=code)
                 return
         self._parts.log.error("relay closed the session", code=code, what=self.state.value)
+
+    def _held_s(self) -> float:
+        return 0.0 if self._opened_ms is None else (self._parts.ticks_ms() - self._opened_ms) / 1000

@@ -601,7 +601,27 @@ async def test_a_superseded_node_that_is_asked_for_more_time_gives_more(rig: Rig
         end = await rig.opened()
         await end.send("bye", reason="superseded", retry_after_ms=600_000)
         await end.socket.close(CloseCode.SUPERSEDED)
-        assert (await rig.waits.next()).seconds == 600 + FIRST_WAIT_S
+        assert (await rig.waits.next()).seconds == 599 + FIRST_WAIT_S
+
+
+async def test_of_two_machines_with_one_identity_each_comes_back_more_slowly_every_time(rig: Rig) -> None:
+    async with rig.running():
+        for held_ms, at_least_s in ((0, 300), (310_000, 599), (599_000, 599), (600_001, 300), (0, 599)):
+            end = await rig.opened()
+            await rig.until_state(LinkState.ANNOUNCED)
+            rig.ticks.advance(held_ms)
+            await end.socket.close(CloseCode.SUPERSEDED)
+            wait = await rig.waits.next()
+            assert wait.seconds == at_least_s + FIRST_WAIT_S
+            wait.end()
+
+
+async def test_no_relay_sends_a_node_away_for_more_than_ten_minutes(rig: Rig) -> None:
+    async with rig.running():
+        end = await rig.opened()
+        await end.send("bye", reason="over_capacity", retry_after_ms=86_400_000)
+        await end.socket.close(CloseCode.OVER_CAPACITY)
+        assert (await rig.waits.next()).seconds <= 600
 
 
 async def test_a_relay_that_says_goodbye_and_stays_is_left(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
