@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import TextIO
 
+from kubelet.backoff import Backoff
 from kubelet.config import NodeConfig
 from kubelet.handlers.base import Handler
 from kubelet.handlers.echo import EchoHandler
@@ -20,7 +21,7 @@ from kubelet.link import LinkState
 from kubelet.lock import held_alone
 from kubelet.logs import make_logger
 from kubelet.loopback import LoopbackServer, Readiness
-from kubelet.mqtt import MqttPublisher
+from kubelet.mqtt import FIRST_WAIT_S, LONGEST_WAIT_S, MqttPublisher
 from kubelet.node import Node, Surroundings
 from kubelet.tls import NodeTls
 from schemas.frames import FrameReader
@@ -28,8 +29,6 @@ from schemas.identity_files import IdentityFiles, NodeIdentity
 from schemas.kinds import KindRegistry
 from schemas.manifest import fingerprint
 from schemas.registry import SchemaRegistry
-
-_MQTT_SPREAD_S = 5
 
 
 def now_ms() -> int:
@@ -49,7 +48,11 @@ def surroundings(config: NodeConfig, client_id: str, stream: TextIO, files: Iden
     return Surroundings(
         config=config,
         publisher=MqttPublisher(
-            config.broker, client_id, log, rng.randint(1, _MQTT_SPREAD_S), tls.to_broker(config.broker)
+            config.broker,
+            client_id,
+            log,
+            Backoff(rng, FIRST_WAIT_S, LONGEST_WAIT_S),
+            tls.to_broker(config.broker),
         ),
         registry=registry,
         reader=FrameReader(registry),

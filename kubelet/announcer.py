@@ -1,7 +1,8 @@
 """Keeps the node's manifest fresh, and hands every new one to those who carry it.
 
 A heartbeat signs a manifest with a new expiry, republishes it, then says that the node is alive (RFC-0001
-decision 6). Must not know what a carrier does with a manifest.
+decision 6). What is to be announced at once still waits until the signer may sign again: asking costs a relay
+less than signing costs a board. Must not know what a carrier does with a manifest.
 """
 
 import asyncio
@@ -61,8 +62,8 @@ class Announcer:
 
         At once, if that is what was wrong with the current one.
         """
-        self._signer.overtake(mark_ms)
-        if self.current is not None and mark_ms >= self.current.issued_at_ms:
+        overtaken = self._signer.overtake(mark_ms)
+        if overtaken and self.current is not None and mark_ms >= self.current.issued_at_ms:
             self._due.set()
 
     def announce_now(self) -> None:
@@ -78,6 +79,8 @@ class Announcer:
     async def run(self) -> None:
         """Announce until cancelled."""
         while True:
+            while (wait_s := self._signer.wait_s()) > 0:
+                await self._sleep(wait_s)
             # Before announcing: a relay may ask for a newer manifest while this one is still being carried.
             self._due.clear()
             await self._pause(await self._announce())

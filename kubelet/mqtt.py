@@ -5,7 +5,9 @@ event loop before it touches our state. Must not queue: what matters is publishe
 """
 
 import asyncio
+import math
 import ssl
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -14,34 +16,42 @@ from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 from paho.mqtt.reasoncodes import ReasonCode
 from structlog.typing import FilteringBoundLogger
 
+from kubelet.backoff import Backoff
 from schemas.addresses import BrokerAddress
 from schemas.text import printable
 
+FIRST_WAIT_S = 5.0
+LONGEST_WAIT_S = 60.0
 _KEEPALIVE_S = 30
-_LONGEST_WAIT_S = 60
 _CONFIRM_TIMEOUT_S = 5.0
 
 
 class MqttPublisher:
     """A connection that is kept up from ``start`` to ``stop``.
 
-    ``shortest_wait_s`` is what the waits between attempts double from: different nodes should have different
-    ones, so that they do not all return in the same second. ``tls`` is whom to believe and what to show, for
-    a broker over TLS.
+    ``backoff`` says how long to wait after an attempt that failed, and after a connection that was lost. It
+    starts over only when a connection held for longer than the longest wait: of two machines with one
+    identity the broker drops one whenever the other connects, so each of them succeeds every time. ``tls`` is
+    whom to believe and what to show, for a broker over TLS.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what comes in from outside
         self,
         broker: BrokerAddress,
         client_id: str,
         log: FilteringBoundLogger,
-        shortest_wait_s: int = 1,
+        backoff: Backoff,
         tls: ssl.SSLContext | None = None,
+        *,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._broker = broker
         # paho does not tell one from the other.
         self._unreached = "no answer, or no certificate that is believed" if tls else "no answer"
         self._log = log
+        self._backoff = backoff
+        self._monotonic = monotonic
+        self._connected_at: float | None = None
         self._on_connect: list[Callable[[], Awaitable[None]]] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -51,7 +61,7 @@ class MqttPublisher:
         )
         if tls is not None:
             self._client.tls_set_context(tls)
-        self._client.reconnect_delay_set(shortest_wait_s, _LONGEST_WAIT_S)
+        self._set_next_wait()
         self._client.on_connect = self._paho_connected
         self._client.on_connect_fail = self._paho_failed
         self._client.on_disconnect = self._paho_disconnected
@@ -90,15 +100,29 @@ class MqttPublisher:
     def _paho_connected(
         self, _client: object, _data: object, _flags: object, code: ReasonCode, _properties: object
     ) -> None:
+        if not code.is_failure:
+            self._connected_at = self._monotonic()
         self._hand_over(self._connected, code)
 
     def _paho_failed(self, _client: object, _data: object) -> None:
+        self._set_next_wait()
         self._hand_over(self._disconnected, self._unreached)
 
     def _paho_disconnected(
         self, _client: object, _data: object, _flags: object, code: ReasonCode, _properties: object
     ) -> None:
+        connected_at, self._connected_at = self._connected_at, None
+        if connected_at is not None and self._monotonic() - connected_at > LONGEST_WAIT_S:
+            self._backoff.reset()
+        self._set_next_wait()
         self._hand_over(self._disconnected, str(code))
+
+    def _set_next_wait(self) -> None:
+        """Decide on the next wait. On paho's thread, which waits only after it has called back."""
+        # paho counts in whole seconds, doubles what it is given, and starts over at every connect: both
+        # bounds the same leave it nothing to decide.
+        wait_s = max(1, math.ceil(self._backoff.next_s()))
+        self._client.reconnect_delay_set(wait_s, wait_s)
 
     def _hand_over(self, action: Callable[[Any], None], argument: object) -> None:
         if self._loop is not None and not self._loop.is_closed():

@@ -4,11 +4,13 @@ Must not leave anything running.
 """
 
 import asyncio
+import random
 import ssl
 from pathlib import Path
 from typing import TextIO
 
 from kubelet.agent import last_issued_file, make_handlers, now_ms
+from kubelet.backoff import Backoff
 from kubelet.hardware import read_hardware_ids
 from kubelet.logs import make_logger
 from kubelet.mqtt import MqttPublisher
@@ -47,7 +49,8 @@ async def publish_once(
     tls: ssl.SSLContext | None = None,
 ) -> bool:
     """Put identity and ``manifest`` on the broker, retained; tell whether the broker confirmed both."""
-    publisher = MqttPublisher(broker, f"edge-announce-{identity.node_id}", make_logger(stream), tls=tls)
+    backoff = Backoff(random.Random())  # noqa: S311 - jitter, not a secret
+    publisher = MqttPublisher(broker, f"edge-announce-{identity.node_id}", make_logger(stream), backoff, tls)
     connected = asyncio.Event()
 
     async def greet() -> None:

@@ -4,6 +4,7 @@ Must not publish: that is the announcer's.
 """
 
 import json
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,13 +12,14 @@ from typing import Any
 
 from structlog.typing import FilteringBoundLogger
 
-from schemas.files import read_state, write_atomic
+from kubelet.last_issued import LastIssued
 from schemas.identity_files import NodeIdentity
 from schemas.kinds import MANIFEST_REF
-from schemas.manifest import FIRST_CREDIBLE_MS, etag_of, sign_manifest
+from schemas.manifest import FIRST_CREDIBLE_MS, MAX_FUTURE_MS, etag_of, sign_manifest
 from schemas.registry import SchemaRegistry
 from schemas.strict_json import MAX_SAFE_INTEGER
-from schemas.text import printable
+
+_SHORTEST_MS = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +39,8 @@ class ClockNotSetError(RuntimeError):
 class ManifestSigner:
     """Makes the manifests of one node.
 
-    ``last_issued`` is the file that remembers the newest ``issued_at_ms``, or None for a node without disk. A
-    file that cannot be written is no reason to fall silent: after a restart, the relay tells its mark.
+    ``last_issued`` is the file that remembers the newest ``issued_at_ms``, or None for a node without disk.
+    ``ticks_ms`` are milliseconds that only ever go forward.
     """
 
     def __init__(  # noqa: PLR0913 - the facts that a manifest states
@@ -52,6 +54,7 @@ class ManifestSigner:
         registry: SchemaRegistry,
         last_issued: Path | None,
         log: FilteringBoundLogger,
+        ticks_ms: Callable[[], int] = lambda: time.monotonic_ns() // 1_000_000,
     ) -> None:
         self._identity = identity
         self._hw_fingerprint = hw_fingerprint
@@ -59,9 +62,21 @@ class ManifestSigner:
         self._ttl_ms = ttl_ms
         self._now_ms = now_ms
         self._schema = registry.load(MANIFEST_REF)
-        self._file = last_issued
         self._log = log
-        self._last = self._read_last()
+        self._ticks_ms = ticks_ms
+        self._signed_ticks: int | None = None
+        # A manifest later than the last one must still expire within the numbers that JSON can carry.
+        self._last = LastIssued(last_issued, MAX_SAFE_INTEGER - ttl_ms - 1, ticks_ms, log)
+
+    def wait_s(self) -> float:
+        """Return how long to wait before ``sign``: a relay that asks for more than this asks too much.
+
+        Once a second is enough for what is announced at once, and the file is written once in ten seconds.
+        """
+        wait_ms = self._last.wait_ms(self._next_ms())
+        if self._signed_ticks is not None:
+            wait_ms = max(wait_ms, self._signed_ticks + _SHORTEST_MS - self._ticks_ms())
+        return wait_ms / 1000
 
     def sign(self) -> SignedManifest:
         """Return a fresh manifest, newer than any before.
@@ -73,7 +88,8 @@ class ManifestSigner:
         now = self._now_ms()
         if now < FIRST_CREDIBLE_MS:
             raise ClockNotSetError("the clock is not set: wait for time synchronisation, or set it")
-        issued = max(now, self._last + 1)
+        self._signed_ticks = self._ticks_ms()
+        issued = self._next_ms()
         wire = sign_manifest(
             node_id=self._identity.node_id,
             kid=self._identity.kid,
@@ -84,32 +100,21 @@ class ManifestSigner:
             sign=self._identity.sign,
         )
         self._schema.check(json.loads(wire))
-        self._remember(issued)
+        self._last.advance(issued, now)
         return SignedManifest(wire, etag_of(wire), issued, issued + self._ttl_ms)
 
-    def overtake(self, mark_ms: int) -> None:
+    def overtake(self, mark_ms: int) -> bool:
         """Make the next manifest newer than ``mark_ms``, the newest that the relay says it has accepted.
 
         Also backwards: by a clock that was once far ahead this node may have issued manifests from a future
-        that no relay accepts, and must not have to wait for it.
+        that no relay accepts, and must not have to wait for it. Never further ahead than a relay accepts: one
+        that is not honest would otherwise get manifests that are good for months. Tells whether it is done.
         """
-        self._last = self._possible(mark_ms)
+        if mark_ms > self._now_ms() + MAX_FUTURE_MS:
+            self._log.error("the relay's mark is too far ahead of this clock", mark_ms=mark_ms)
+            return False
+        self._last.replace(mark_ms)
+        return True
 
-    def _possible(self, last_ms: int) -> int:
-        """Return ``last_ms``, or 0 where no manifest can be later: numbers in it end at 2^53-1."""
-        return last_ms if last_ms + self._ttl_ms < MAX_SAFE_INTEGER else 0
-
-    def _read_last(self) -> int:
-        try:
-            return self._possible(int(read_state(self._file))) if self._file else 0
-        except (FileNotFoundError, ValueError):
-            return 0
-
-    def _remember(self, issued_at_ms: int) -> None:
-        self._last = issued_at_ms
-        if self._file is None:
-            return
-        try:
-            write_atomic(self._file, f"{issued_at_ms}\n")
-        except OSError as error:
-            self._log.warning("the time of the newest manifest is not kept", reason=printable(str(error)))
+    def _next_ms(self) -> int:
+        return max(self._now_ms(), self._last.ms + 1)

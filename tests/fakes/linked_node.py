@@ -19,7 +19,7 @@ from schemas.kinds import KindRegistry
 from schemas.registry import SchemaRegistry
 from schemas.ulids import UlidSource
 from tests.fakes.chance import FixedChance
-from tests.fakes.clock import FakeClock
+from tests.fakes.clock import FakeClock, hurried_ticks
 from tests.fakes.lines import LogLines
 from tests.fakes.node import identity_of
 from tests.fakes.pauses import Pauses
@@ -58,6 +58,7 @@ class LinkedNode:
             registry=registry,
             last_issued=None,
             log=log,
+            ticks_ms=hurried_ticks(),
         )
         announcer = Announcer(signer, 60.0, chance, log, sleep=heartbeats.sleep)
         dispatcher = Dispatcher(node.node_id, [], kinds, registry, log)

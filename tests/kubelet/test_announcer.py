@@ -12,11 +12,11 @@ from schemas.kinds import KindRegistry
 from schemas.registry import SchemaRegistry
 from schemas.trust import Known, Outcome, TrustRules
 from tests.fakes.chance import FixedChance
-from tests.fakes.clock import FakeClock
+from tests.fakes.clock import FakeClock, hurried_ticks
 from tests.fakes.lines import LogLines
 from tests.fakes.node import identity_of
 from tests.fakes.pauses import Pauses
-from tests.fakes.signer import ECHO, NOW_MS, TTL_MS, SimulatedNode
+from tests.fakes.signer import DAY_MS, ECHO, NOW_MS, TTL_MS, SimulatedNode
 
 BOUND_S = 10
 INTERVAL_S = 60.0
@@ -54,8 +54,13 @@ class Rig:
                 await task
 
 
-@pytest.fixture
-def signer(node: SimulatedNode, clock: FakeClock, registry: SchemaRegistry, log: LogLines) -> ManifestSigner:
+def make_signer(
+    node: SimulatedNode,
+    clock: FakeClock,
+    registry: SchemaRegistry,
+    log: LogLines,
+    ticks: FakeClock | None = None,
+) -> ManifestSigner:
     return ManifestSigner(
         identity=identity_of(node),
         hw_fingerprint={"algo": "blake3-256", "value": "ab" * 32, "sources": ["machine_id"]},
@@ -65,7 +70,13 @@ def signer(node: SimulatedNode, clock: FakeClock, registry: SchemaRegistry, log:
         registry=registry,
         last_issued=None,
         log=make_logger(log),
+        ticks_ms=ticks or hurried_ticks(),
     )
+
+
+@pytest.fixture
+def signer(node: SimulatedNode, clock: FakeClock, registry: SchemaRegistry, log: LogLines) -> ManifestSigner:
+    return make_signer(node, clock, registry, log)
 
 
 def make_rig(signer: ManifestSigner, log: LogLines, *, share: float = 0.5) -> Rig:
@@ -131,6 +142,39 @@ async def test_overtaking_announces_at_once_and_newer(rig: Rig) -> None:
         await rig.pauses.next()
         rig.announcer.overtake(NOW_MS + 5_000)
         assert (await rig.road.next()).issued_at_ms == NOW_MS + 5_001
+
+
+async def test_a_relay_that_always_asks_for_a_newer_one_gets_one_a_second(
+    node: SimulatedNode, clock: FakeClock, registry: SchemaRegistry, log: LogLines
+) -> None:
+    ticks = FakeClock(0)
+    rig = make_rig(make_signer(node, clock, registry, log, ticks), log)
+
+    async def rejecting(manifest: SignedManifest) -> bool:
+        rig.announcer.overtake(manifest.issued_at_ms)
+        return True
+
+    rig.announcer.add_carrier(rejecting)
+    async with rig.running():
+        for count in range(1, 4):
+            await rig.road.next()
+            heartbeat, turn = await rig.pauses.next(), await rig.pauses.next()
+            assert (heartbeat.seconds, turn.seconds) == (INTERVAL_S, 1.0)
+            assert rig.road.carried.empty()
+            ticks.advance(1_000)
+            turn.end()
+            assert ticks() == 1_000 * count
+
+
+async def test_a_mark_that_is_too_far_ahead_announces_nothing(rig: Rig) -> None:
+    async with rig.running():
+        await rig.road.next()
+        pause = await rig.pauses.next()
+        rig.announcer.overtake(NOW_MS + 30 * DAY_MS)
+        pause.end()
+        assert (await rig.road.next()).issued_at_ms == NOW_MS + 1
+        await rig.pauses.next()
+        assert rig.road.carried.empty()
 
 
 async def test_after_overtaking_the_heart_beats_on_as_before(rig: Rig) -> None:

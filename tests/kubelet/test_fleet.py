@@ -19,7 +19,7 @@ from schemas.identity_files import IdentityFilesError
 from schemas.kinds import SYSTEM_METRICS, KindRegistry
 from schemas.registry import SchemaRegistry
 from schemas.trust import Known, Outcome, TrustRules
-from tests.fakes.chance import FixedChance
+from tests.fakes.chance import FixedChance, short_waits
 from tests.fakes.clock import FakeClock
 from tests.fakes.lines import LogLines
 from tests.fakes.mqtt_listener import MqttListener
@@ -104,7 +104,7 @@ async def test_every_mock_node_announces_and_answers_for_itself(  # noqa: PLR091
     async with PlayedRelay(reader).running() as relay, listener.listening():
         around = Surroundings(
             config=NodeConfig(broker, relay.url),
-            publisher=MqttPublisher(broker, "edge-fleet-test", make_logger(log)),
+            publisher=MqttPublisher(broker, "edge-fleet-test", make_logger(log), short_waits()),
             registry=registry,
             reader=reader,
             kinds=kinds,

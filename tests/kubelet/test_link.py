@@ -28,7 +28,7 @@ from schemas.session import CloseCode
 from schemas.tokens import DEVICE_REF, TokenVerifier
 from schemas.ulids import UlidSource
 from tests.fakes.chance import FixedChance
-from tests.fakes.clock import FakeClock
+from tests.fakes.clock import FakeClock, hurried_ticks
 from tests.fakes.frames import PAYLOADS, frame_text, message_id
 from tests.fakes.lines import LogLines
 from tests.fakes.node import announce_again, identity_of, write_identity
@@ -137,6 +137,7 @@ class World:
             registry=self.registry,
             last_issued=None,
             log=logger,
+            ticks_ms=hurried_ticks(),
         )
         worker, waits, heartbeats, ticks = EchoWorker(), Pauses(), Pauses(), FakeClock(1_000_000)
         chance = FixedChance(0.5)

@@ -1,15 +1,19 @@
 import asyncio
+import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
 
+from kubelet.backoff import Backoff
 from kubelet.logs import make_logger
-from kubelet.mqtt import MqttPublisher
+from kubelet.mqtt import FIRST_WAIT_S, LONGEST_WAIT_S, MqttPublisher
 from schemas.addresses import BrokerAddress
+from tests.fakes.chance import short_waits
 from tests.fakes.fault_proxy import FaultProxy
 from tests.fakes.lines import LogLines
 from tests.fakes.mqtt_listener import MqttListener
+from tests.fakes.seconds import Seconds
 
 BOUND_S = 10
 TOPIC = "$devices/01hzx9k3m4p7q8r9s0t1v2w3xy/announce"
@@ -44,7 +48,7 @@ async def started(publisher: MqttPublisher) -> AsyncIterator[Connections]:
 
 
 def publisher_to(broker: BrokerAddress, log: LogLines) -> MqttPublisher:
-    return MqttPublisher(broker, "edge-kubelet-test", make_logger(log))
+    return MqttPublisher(broker, "edge-kubelet-test", make_logger(log), short_waits())
 
 
 async def test_a_retained_message_waits_at_the_broker_for_those_who_come_later(
@@ -120,6 +124,41 @@ async def test_a_lost_broker_is_found_again_and_everybody_is_told(
             await other.next()
             assert [*states, publisher.connected] == [False, True]
             assert await publisher.publish_confirmed(TOPIC, b"found") is True
+
+
+class Ceilings(random.Random):
+    """Draws the shortest wait each time, and keeps what the longest would have been."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drawn: list[float] = []
+
+    def uniform(self, a: float, b: float) -> float:
+        self.drawn.append(b)
+        return a
+
+
+@pytest.mark.parametrize(
+    ("held_s", "ceilings"),
+    [
+        pytest.param(LONGEST_WAIT_S, [5, 10, 20], id="another machine has this identity"),
+        pytest.param(LONGEST_WAIT_S + 1, [5, 5, 5], id="the broker was restarted now and then"),
+    ],
+)
+async def test_waits_grow_although_every_connect_succeeds_until_one_holds(
+    broker: BrokerAddress, log: LogLines, held_s: float, ceilings: list[float]
+) -> None:
+    chance, clock = Ceilings(), Seconds()
+    async with FaultProxy(broker).running() as proxy:
+        backoff = Backoff(chance, FIRST_WAIT_S, LONGEST_WAIT_S)
+        publisher = MqttPublisher(proxy.address, "a-clone", make_logger(log), backoff, monotonic=clock)
+        async with started(publisher) as connections:
+            for _ in range(2):
+                await connections.next()
+                clock.now += held_s
+                proxy.cut()
+            await connections.next()
+            assert chance.drawn == ceilings
 
 
 async def test_a_broker_that_is_not_there_stops_nobody(log: LogLines) -> None:

@@ -22,7 +22,7 @@ from schemas.frames import FrameReader
 from schemas.identity_files import IdentityFiles
 from schemas.kinds import KindRegistry
 from schemas.registry import SchemaRegistry
-from tests.fakes.chance import FixedChance
+from tests.fakes.chance import FixedChance, short_waits
 from tests.fakes.clock import FakeClock
 from tests.fakes.fault_proxy import FaultProxy
 from tests.fakes.lines import LogLines
@@ -63,7 +63,7 @@ class World:
         logger = make_logger(self._log)
         around = Surroundings(
             config=NodeConfig(broker, relay_url),
-            publisher=MqttPublisher(broker, f"edge-kubelet-{NODE_ID}", logger),
+            publisher=MqttPublisher(broker, f"edge-kubelet-{NODE_ID}", logger, short_waits()),
             registry=self._registry,
             reader=FrameReader(self._registry),
             kinds=KindRegistry(),

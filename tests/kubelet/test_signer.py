@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 
+from kubelet.last_issued import RESERVED_MS
 from kubelet.logs import make_logger
 from kubelet.signer import ClockNotSetError, ManifestSigner
 from schemas.kinds import KindRegistry
-from schemas.manifest import FIRST_CREDIBLE_MS, etag_of
+from schemas.manifest import FIRST_CREDIBLE_MS, MAX_FUTURE_MS, etag_of
 from schemas.registry import SchemaRegistry, ViolationError
 from schemas.trust import Known, Outcome, TrustRules
 from tests.fakes.clock import FakeClock
@@ -28,8 +29,18 @@ def file(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def make(
-    node: SimulatedNode, clock: FakeClock, registry: SchemaRegistry, log: LogLines, file: Path
+def ticks() -> FakeClock:
+    return FakeClock(1_000_000)
+
+
+@pytest.fixture
+def make(  # noqa: PLR0913, PLR0917 - the fixtures that it bundles
+    node: SimulatedNode,
+    clock: FakeClock,
+    ticks: FakeClock,
+    registry: SchemaRegistry,
+    log: LogLines,
+    file: Path,
 ) -> MakeSigner:
     def make(
         *,
@@ -46,6 +57,7 @@ def make(
             registry=registry,
             last_issued=last_issued,
             log=make_logger(log),
+            ticks_ms=ticks,
         )
 
     return make
@@ -79,15 +91,27 @@ def test_a_manifest_is_trusted_with_the_leaf_of_the_node(
         pytest.param(-3_600_000, NOW_MS + 1, id="the clock is set back"),
     ],
 )
-@pytest.mark.parametrize("restart", [False, True], ids=["same process", "after a restart"])
 def test_every_manifest_is_newer_than_the_one_before(
-    make: MakeSigner, clock: FakeClock, passed_ms: int, issued_at_ms: int, *, restart: bool
+    make: MakeSigner, clock: FakeClock, passed_ms: int, issued_at_ms: int
 ) -> None:
     signer = make()
     signer.sign()
     clock.advance(passed_ms)
-    manifest = (make() if restart else signer).sign()
+    manifest = signer.sign()
     assert (manifest.issued_at_ms, manifest.expires_at_ms) == (issued_at_ms, issued_at_ms + TTL_MS)
+
+
+@pytest.mark.parametrize("passed_ms", [60_000, 3_000, 0, -3_600_000])
+def test_after_a_restart_too(make: MakeSigner, clock: FakeClock, passed_ms: int) -> None:
+    signer = make()
+    signer.sign()
+    clock.advance(2_000)
+    last = signer.sign()
+    clock.advance(passed_ms)
+    first = make().sign()
+    assert first.issued_at_ms > last.issued_at_ms
+    # No further ahead of the clock than was reserved.
+    assert first.issued_at_ms <= max(clock(), NOW_MS + RESERVED_MS + 1)
 
 
 @pytest.mark.parametrize(
@@ -97,8 +121,10 @@ def test_every_manifest_is_newer_than_the_one_before(
         pytest.param(NOW_MS, NOW_MS + 1, id="a mark at the clock too"),
         pytest.param(NOW_MS - 1, NOW_MS, id="a mark behind the clock changes nothing"),
         pytest.param(0, NOW_MS, id="no mark"),
+        pytest.param(NOW_MS + MAX_FUTURE_MS, NOW_MS + MAX_FUTURE_MS + 1, id="as far ahead as may be"),
+        pytest.param(NOW_MS + MAX_FUTURE_MS + 1, NOW_MS, id="a mark further ahead is refused"),
+        pytest.param(NOW_MS + 30 * DAY_MS, NOW_MS, id="a month ahead too"),
         pytest.param(GREATEST, NOW_MS, id="a mark that nothing can pass"),
-        pytest.param(GREATEST - TTL_MS, NOW_MS, id="a mark that no expiry can pass"),
     ],
 )
 def test_overtaking_signs_after_the_mark(make: MakeSigner, mark_ms: int, issued_at_ms: int) -> None:
@@ -121,9 +147,44 @@ def test_a_clock_that_was_once_far_ahead_does_not_silence_the_node(
 
 def test_what_was_overtaken_is_not_forgotten_by_a_restart(make: MakeSigner) -> None:
     signer = make()
-    signer.overtake(NOW_MS + DAY_MS)
+    signer.overtake(NOW_MS + MAX_FUTURE_MS)
     signer.sign()
-    assert make().sign().issued_at_ms == NOW_MS + DAY_MS + 2
+    assert make().sign().issued_at_ms == NOW_MS + MAX_FUTURE_MS + 2
+
+
+def test_a_mark_that_is_refused_is_told(make: MakeSigner, log: LogLines) -> None:
+    signer = make()
+    assert signer.overtake(NOW_MS + MAX_FUTURE_MS) is True
+    assert log.entries("the relay's mark is too far ahead of this clock") == []
+    assert signer.overtake(NOW_MS + DAY_MS) is False
+    assert log.entries("the relay's mark is too far ahead of this clock")[0]["level"] == "error"
+
+
+def test_signing_again_waits_until_a_second_has_passed(make: MakeSigner, ticks: FakeClock) -> None:
+    signer = make()
+    assert signer.wait_s() == 0
+    signer.sign()
+    assert signer.wait_s() == 1
+    ticks.advance(999)
+    assert signer.wait_s() == pytest.approx(0.001)
+    ticks.advance(1)
+    assert signer.wait_s() == 0
+
+
+def test_a_relay_that_moves_its_mark_gets_one_write_in_ten_seconds(
+    make: MakeSigner, clock: FakeClock, ticks: FakeClock, file: Path
+) -> None:
+    signer = make()
+    written = []
+    for _ in range(60):
+        if signer.wait_s() <= 0:
+            issued = signer.sign().issued_at_ms
+            assert int(file.read_text()) >= issued
+            signer.overtake(clock() + MAX_FUTURE_MS)
+            written.append(file.stat().st_mtime_ns)
+        clock.advance(1_000)
+        ticks.advance(1_000)
+    assert len(set(written)) == 6
 
 
 @pytest.mark.parametrize("now_ms", [0, FIRST_CREDIBLE_MS - 1])
@@ -167,14 +228,14 @@ def test_a_node_without_capabilities_has_nothing_to_sign(make: MakeSigner) -> No
         make(capabilities=[]).sign()
 
 
-def test_the_file_holds_the_time_of_the_newest_and_nothing_else_is_left(
+def test_the_file_holds_a_time_that_is_not_reached_and_nothing_else_is_left(
     make: MakeSigner, file: Path, clock: FakeClock
 ) -> None:
     signer = make()
     signer.sign()
     clock.advance(60_000)
     signer.sign()
-    assert file.read_text() == f"{NOW_MS + 60_000}\n"
+    assert file.read_text() == f"{NOW_MS + 60_000 + RESERVED_MS}\n"
     assert list(file.parent.iterdir()) == [file]
 
 
@@ -199,7 +260,7 @@ def test_the_file_holds_the_time_of_the_newest_and_nothing_else_is_left(
 def test_a_damaged_file_is_as_good_as_none(make: MakeSigner, file: Path, content: bytes) -> None:
     file.write_bytes(content)
     assert make().sign().issued_at_ms == NOW_MS
-    assert file.read_text() == f"{NOW_MS}\n"
+    assert file.read_text() == f"{NOW_MS + RESERVED_MS}\n"
 
 
 def test_a_file_that_cannot_be_written_silences_nobody(
@@ -207,10 +268,8 @@ def test_a_file_that_cannot_be_written_silences_nobody(
 ) -> None:
     signer = make(last_issued=tmp_path / "gone" / "last_issued_ms")
     assert [signer.sign().issued_at_ms, signer.sign().issued_at_ms] == [NOW_MS, NOW_MS + 1]
-    assert [line["level"] for line in log.entries("the time of the newest manifest is not kept")] == [
-        "warning",
-        "warning",
-    ]
+    lines = log.entries("the time of the newest manifest is not kept")
+    assert [line["level"] for line in lines] == ["warning"]
 
 
 def test_a_node_without_disk_writes_nothing(make: MakeSigner, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from relay.broker_access import BrokerAccess
 from schemas.addresses import BrokerAddress
 from schemas.identity_files import IdentityFiles
 from tests.fakes.broker import BOUND_S
+from tests.fakes.chance import short_waits
 from tests.fakes.lines import LogLines
 from tests.fakes.node import write_identity
 from tests.fakes.signer import NODE_ID, OTHER_NODE_ID, SimulatedCa, key_named
@@ -99,6 +100,10 @@ def listening_relay(authority: PlayedAuthority, broker: TlsBroker) -> Peer:
     return peer
 
 
+def publisher_to(broker: BrokerAddress, log: LogLines, tls: ssl.SSLContext | None) -> MqttPublisher:
+    return MqttPublisher(broker, "a-node", make_logger(log), short_waits(), tls)
+
+
 async def published(publisher: MqttPublisher, payload: bytes) -> bool:
     """Publish as soon as there is a connection; tell whether the broker confirmed it."""
     connected = asyncio.Event()
@@ -123,7 +128,7 @@ async def test_a_node_is_known_to_the_broker_by_its_leaf(
 ) -> None:
     relay = await asyncio.to_thread(listening_relay, authority, broker)
     tls = NodeTls(files, own_root=own_root).to_broker(broker.address)
-    assert await published(MqttPublisher(broker.address, "a-node", make_logger(log), tls=tls), b"announced")
+    assert await published(publisher_to(broker.address, log, tls), b"announced")
     assert await asyncio.to_thread(relay.next) == (TOPIC, b"announced")
     relay.close()
 
@@ -133,11 +138,11 @@ async def test_a_renewed_leaf_is_shown_at_the_next_connection(
 ) -> None:
     relay = await asyncio.to_thread(listening_relay, authority, broker)
     tls = NodeTls(files, own_root=True).to_broker(broker.address)
-    assert await published(MqttPublisher(broker.address, "a-node", make_logger(log), tls=tls), b"before")
+    assert await published(publisher_to(broker.address, log, tls), b"before")
     # Another node's, so that the broker tells them apart by what they may write.
     key = key_named(f"node {OTHER_NODE_ID}")
     files.write(OTHER_NODE_ID, key, authority.ca.issue(OTHER_NODE_ID, now_ms=NOW_MS).leaf_pem)
-    await published(MqttPublisher(broker.address, "a-node", make_logger(log), tls=tls), b"as another")
+    await published(publisher_to(broker.address, log, tls), b"as another")
     other = Peer(broker.address, authority.context_of(authority.node(OTHER_NODE_ID)))
     await asyncio.to_thread(other.publish, f"$devices/{OTHER_NODE_ID}/announce", b"the end")
     assert await asyncio.to_thread(relay.next) == (TOPIC, b"before")
@@ -155,7 +160,7 @@ async def test_a_broker_that_is_not_believed_is_told_nothing(
 ) -> None:
     files.root_certificate.write_text(SimulatedCa("a root of somebody else").root_pem)
     tls = NodeTls(files, own_root=False).to_broker(broker.address)
-    publisher = MqttPublisher(broker.address, "a-node", make_logger(log), tls=tls)
+    publisher = publisher_to(broker.address, log, tls)
     publisher.start()
     line = await log.until("broker not reached yet")
     await publisher.stop()
@@ -171,7 +176,7 @@ async def test_files_that_went_missing_are_waited_for(
     aside = files.leaf.with_suffix(".aside")
     files.leaf.rename(aside)
     tls = NodeTls(files, own_root=True).to_broker(broker.address)
-    publisher = MqttPublisher(broker.address, "a-node", make_logger(log), tls=tls)
+    publisher = publisher_to(broker.address, log, tls)
     publisher.start()
     await log.until("broker not reached yet")
     aside.rename(files.leaf)
