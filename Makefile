@@ -13,7 +13,7 @@ help: ## show this list
 # Hashes pin every package; --no-deps keeps the project itself from pulling anything that is not locked.
 $(READY): requirements.lock pyproject.toml
 	@echo "setting up $(VENV) (once)"
-	@$(PYTHON) -m venv $(VENV)
+	@$(PYTHON) -P -m venv $(VENV)
 	@$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
 	@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
@@ -33,10 +33,10 @@ types: $(READY) ## strict types
 	@$(BIN)/mypy
 
 coverage: $(READY) ## how much of each module its own tests cover, branches included
-	@$(BIN)/python tests/coverage_by_own_tests.py
+	@$(BIN)/python -P tests/coverage_by_own_tests.py
 
 bench: $(READY) ## ratios against named references, measured in one run
-	@$(BIN)/python -m bench
+	@$(BIN)/python -P -m bench
 
 format: $(READY) ## rewrite the sources in the house style
 	@$(BIN)/ruff check --fix .

@@ -32,7 +32,7 @@ async def measure_calls() -> list[Figure]:
         directory = Path(name)
         async with Processes.running(directory) as processes:
             bare_port = free_port(8690)
-            await processes.start("bare", [sys.executable, "-m", "bench.bare_server", str(bare_port)])
+            await processes.start("bare", [sys.executable, "-P", "-m", "bench.bare_server", str(bare_port)])
             async with asyncio.timeout(_READY_TIMEOUT_S):
                 system = await start_system(Plan.below(directory), _NODES, processes, lambda _text: None)
                 await processes.until_listening(bare_port)

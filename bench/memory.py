@@ -69,7 +69,7 @@ def _values(metrics: list[str], start: str) -> list[float]:
 
 async def _bare(processes: Processes) -> float:
     port = free_port(0)
-    await processes.start("bare", [sys.executable, "-m", "bench.bare_websockets", str(port)])
+    await processes.start("bare", [sys.executable, "-P", "-m", "bench.bare_websockets", str(port)])
     await processes.until_listening(port)
     before = _private_kib(processes.pid("bare"))
     gate = asyncio.Semaphore(_OPENING_AT_ONCE)

@@ -45,7 +45,7 @@ async def measure_slow_clients() -> Figure:
             alone = await latencies_ms(target, _CALLS, _PAUSE_S)
             token_file, ready_port = directory / "token", free_port(0)
             write_atomic(token_file, system.token, PRIVATE)
-            slow = [sys.executable, "-m", "bench.slow", str(port), str(_SLOW_CLIENTS), str(token_file)]
+            slow = [sys.executable, "-P", "-m", "bench.slow", str(port), str(_SLOW_CLIENTS), str(token_file)]
             await processes.start("slow", [*slow, str(ready_port)])
             async with asyncio.timeout(_READY_TIMEOUT_S):
                 await processes.until_listening(ready_port)

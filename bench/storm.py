@@ -88,7 +88,7 @@ async def _until(http: httpx2.AsyncClient, processes: Processes, enough: Callabl
 
 async def _bare_s(processes: Processes) -> float:
     port = free_port(0)
-    await processes.start("bare", [sys.executable, "-m", "bench.bare_websockets", str(port)])
+    await processes.start("bare", [sys.executable, "-P", "-m", "bench.bare_websockets", str(port)])
     await processes.until_listening(port)
     gate = asyncio.Semaphore(_OPENING_AT_ONCE)
 

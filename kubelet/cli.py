@@ -215,8 +215,9 @@ def run(
     directory = directory_of(state_dir)
     config = stored_config(directory, broker, relay, heartbeat, ttl_ms, plain=plain)
     plan = DaemonPlan(config, directory, loopback_port)
-    # The same process goes on as the daemon, without what only a command line needs.
-    command = [sys.executable, "-m", "kubelet.daemon", plan.to_json()]
+    # The same process goes on as the daemon, without what only a command line needs. -P: else Python would
+    # run a json.py that lies in the working directory, and run it as root.
+    command = [sys.executable, "-P", "-m", "kubelet.daemon", plan.to_json()]
     os.execv(command[0], command)  # noqa: S606 - our own interpreter, with what was just checked
 
 

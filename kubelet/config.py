@@ -56,7 +56,7 @@ class DaemonPlan:
     loopback_port: int
 
     def to_json(self) -> str:
-        """Return the plan as text, for ``python -m kubelet.daemon``."""
+        """Return the plan as text, for ``python -P -m kubelet.daemon``."""
         return json.dumps({**asdict(self), "state_dir": str(self.state_dir)})
 
     @classmethod

@@ -1,4 +1,4 @@
-"""``python -m kubelet.daemon PLAN``: the daemon in a process that never loads the command line's library.
+"""``python -P -m kubelet.daemon PLAN``: the daemon, without the command line's library.
 
 ``kubelet run`` checks the options and then becomes this process. The library that parses options, with what
 it needs, would stay in the memory of every board for as long as the daemon runs, and is a fifth of it.

@@ -1,4 +1,4 @@
-"""``python -m kubelet.install STATE_DIR``: installs a renewed leaf that comes in on standard input, as JSON.
+"""``python -P -m kubelet.install STATE_DIR``: installs a renewed leaf: JSON on standard input.
 
 A process of its own, since verifying takes the certificate library, which the daemon does without. Exit code
 0 when it is in place; else one line says why not, and nothing has changed.

@@ -84,7 +84,7 @@ def installer(files: IdentityFiles) -> Install:
     async def install(payload: Mapping[str, Any]) -> str | None:
         try:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "kubelet.install", str(files.root)),
+                *(sys.executable, "-P", "-m", "kubelet.install", str(files.root)),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.DEVNULL,
                 stderr=asyncio.subprocess.PIPE,

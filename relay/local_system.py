@@ -233,7 +233,8 @@ def issue_token(plan: Plan, sub: str) -> str:
 
 
 def _python(package: str) -> list[str]:
-    return [sys.executable, "-m", package]
+    # -P: else Python would take modules from the working directory first.
+    return [sys.executable, "-P", "-m", package]
 
 
 def _now_ms() -> int:

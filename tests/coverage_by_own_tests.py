@@ -34,7 +34,7 @@ def measure(module: Path, tests: Path, directory: Path) -> float:
     """Return the percentage of lines and branches of ``module`` that ``tests`` cover, in any process."""
     settings, report = directory / "coveragerc", directory / "report.json"
     settings.write_text(SETTINGS.format(module=module, data=directory / "data"), "utf-8")
-    coverage = [sys.executable, "-m", "coverage"]
+    coverage = [sys.executable, "-P", "-m", "coverage"]
     for step in (
         ["run", f"--rcfile={settings}", "-m", "pytest", "-q", str(tests)],
         ["combine", f"--rcfile={settings}"],

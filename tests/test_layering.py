@@ -12,7 +12,7 @@ ROOT = Path(__file__).parent.parent
 
 def run_python(code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=60
+        [sys.executable, "-P", "-c", code], check=False, capture_output=True, text=True, timeout=60
     )
 
 

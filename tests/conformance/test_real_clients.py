@@ -185,7 +185,7 @@ def test_a_typescript_client_reads_this_machine(
 def test_a_typescript_client_that_starts_a_program_reads_this_machine(
     npm: NpmPrograms, demo: Demo, typescript: TypeScript
 ) -> None:
-    program = [sys.executable, "-m", "relay", "stdio", "--url", demo.base_url, "--names", "dashed"]
+    program = [sys.executable, "-P", "-m", "relay", "stdio", "--url", demo.base_url, "--names", "dashed"]
     calls = [{"name": echo_of(demo, "-"), "arguments": {"message": "from a pipe"}}]
     calls.append({"name": echo_of(demo, "-"), "arguments": {}})
     answer = with_typescript(npm, demo, typescript, calls, program=program)

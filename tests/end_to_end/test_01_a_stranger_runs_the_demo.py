@@ -18,7 +18,7 @@ from tests.fakes.demo import running_demo
 
 def test_the_demo_calls_each_tool_and_leaves_nothing(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "relay", "demo", "--once"],
+        [sys.executable, "-P", "-m", "relay", "demo", "--once"],
         check=False,
         capture_output=True,
         text=True,

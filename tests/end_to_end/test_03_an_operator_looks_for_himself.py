@@ -59,7 +59,7 @@ async def test_anyone_with_the_root_can_verify_what_the_broker_holds(demo: Demo,
     manifest, identity = tmp_path / "manifest.json", tmp_path / "identity.pem"
     manifest.write_bytes(await retained(demo, f"$devices/{demo.real_node}/announce"))
     identity.write_bytes(await retained(demo, f"$devices/{demo.real_node}/identity"))
-    command = [sys.executable, "-m", "kubelet", "verify", str(manifest)]
+    command = [sys.executable, "-P", "-m", "kubelet", "verify", str(manifest)]
     command += ["--root", demo.facts["ca_root"], "--identity", str(identity)]
     good = await asyncio.to_thread(run, command)
     assert good.returncode == 0, good.stderr

@@ -64,7 +64,7 @@ def extended(sources: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 def run_in(sources: Path, *arguments: str) -> str:
     """Run Python with the packages of the copy, expect that it ends well, and return what it printed."""
     done = subprocess.run(
-        [sys.executable, *arguments],
+        [sys.executable, "-P", *arguments],
         cwd=sources,
         env=environment_of(sources),
         check=False,

@@ -39,8 +39,7 @@ class Ran:
 async def run(*arguments: str | Path) -> Ran:
     """Run ``python -m`` with ``arguments`` to its end."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
+        *(sys.executable, "-P", "-m"),
         *map(str, arguments),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
@@ -82,7 +81,7 @@ class Site:
     async def start_node(self, name: str) -> None:
         """Start the daemon of the node called ``name``, which is told where it lies, and nothing else."""
         state = str(self.plan.directory / name)
-        command = [sys.executable, "-m", "kubelet", "run", "--state-dir", state, "--loopback-port", "0"]
+        command = [sys.executable, "-P", "-m", "kubelet", "run", "--state-dir", state, "--loopback-port", "0"]
         await self.processes.start(name, command)
 
     @asynccontextmanager
@@ -120,7 +119,7 @@ async def running_site(directory: Path, processes: Processes) -> AsyncIterator[S
     serving = ["--public-url", site.url, "--listen", f"127.0.0.1:{plan.relay_port}", "--tls-own"]
     brokers = ["--broker", plan.broker, "--node-broker", f"mqtt://localhost:{plan.broker_port}"]
     command = ["relay", "run", *brokers, *serving, "--state-dir", str(plan.state.root)]
-    await processes.start("relay", [sys.executable, "-m", *command])
+    await processes.start("relay", [sys.executable, "-P", "-m", *command])
     await processes.until_listening(plan.relay_port)
     yield site
 

@@ -55,7 +55,7 @@ class Site:
     async def start_relay(self) -> None:
         """Start the relay, and return when it serves."""
         broker = f"mqtts://localhost:{self.broker.address.port}"
-        command = [sys.executable, "-m", "relay", "run", "--state-dir", str(self.state.root)]
+        command = [sys.executable, "-P", "-m", "relay", "run", "--state-dir", str(self.state.root)]
         command += ["--broker", broker, "--broker-pid-file", str(self.broker.pid_file)]
         command += ["--public-url", self.url, "--listen", f"127.0.0.1:{self.port}", "--tls-own"]
         await self.processes.start("relay", command)
@@ -67,7 +67,7 @@ class Site:
         made = await self.relay("join-token", "create", "--tenant", TENANT, "--public-url", self.url)
         write_atomic(token, made, PRIVATE)
         facts = json.loads(await self.kubelet("enroll", self.url, "--token-file", str(token), "--json"))
-        command = [sys.executable, "-m", "kubelet", "run", "--loopback-port", "0"]
+        command = [sys.executable, "-P", "-m", "kubelet", "run", "--loopback-port", "0"]
         await self.processes.start("kubelet", [*command, "--state-dir", str(self.node_state)])
         return str(facts["node_id"])
 
@@ -98,7 +98,7 @@ class Site:
                 self.processes.check()
 
     async def _output(self, package: str, *arguments: str) -> str:
-        return await self.processes.output([sys.executable, "-m", package, *arguments])
+        return await self.processes.output([sys.executable, "-P", "-m", package, *arguments])
 
 
 @pytest.fixture

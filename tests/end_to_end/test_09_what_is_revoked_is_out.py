@@ -43,7 +43,7 @@ async def system(tmp_path: Path) -> AsyncIterator[LocalSystem]:
 
 async def relay_cli(system: LocalSystem, *arguments: str) -> str:
     """Run a command of the relay on its own machine, and return what it printed."""
-    command = [sys.executable, "-m", "relay", *arguments, "--state-dir", str(system.plan.state.root)]
+    command = [sys.executable, "-P", "-m", "relay", *arguments, "--state-dir", str(system.plan.state.root)]
     return await system.processes.output(command)
 
 

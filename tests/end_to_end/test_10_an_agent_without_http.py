@@ -33,7 +33,7 @@ async def agent(url: str, token_file: Path, era: str, *options: str, **told: Any
     """Hold the official client, which starts the program by itself."""
     program = StdioServerParameters(
         command=sys.executable,
-        args=["-m", "relay", "stdio", "--url", url, "--token-file", str(token_file), *options],
+        args=["-P", "-m", "relay", "stdio", "--url", url, "--token-file", str(token_file), *options],
     )
     async with Client(stdio_client(program), mode=era, **told) as client:
         yield client
@@ -128,7 +128,7 @@ async def test_nothing_but_messages_comes_out_whatever_goes_in(demo: Demo) -> No
     call = {"name": name, "arguments": {"message": "by hand"}, "_meta": meta}
     lines.append(json.dumps({"jsonrpc": "2.0", "id": "c", "method": "tools/call", "params": call}).encode())
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "relay", "stdio", "--url", demo.base_url),
+        *(sys.executable, "-P", "-m", "relay", "stdio", "--url", demo.base_url),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         env={"EDGE_TOKEN": demo.facts["token"]},

@@ -30,7 +30,7 @@ async def system(tmp_path: Path) -> AsyncIterator[LocalSystem]:
 def retire_command(system: LocalSystem) -> list[str]:
     plan = system.plan
     return [
-        *(sys.executable, "-m", "kubelet", "retire", "--yes"),
+        *(sys.executable, "-P", "-m", "kubelet", "retire", "--yes"),
         *("--state-dir", str(plan.kubelet_state)),
         *("--broker", plan.broker, "--relay", plan.public_url),
     ]

@@ -87,7 +87,7 @@ def running_demo(directory: Path, *arguments: str, sources: Path | None = None) 
     """
     ready = directory / "ready.json"
     process = subprocess.Popen(
-        [sys.executable, "-m", "relay", "demo", "--ready-file", str(ready), *arguments],
+        [sys.executable, "-P", "-m", "relay", "demo", "--ready-file", str(ready), *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

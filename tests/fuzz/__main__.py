@@ -1,4 +1,4 @@
-"""Fuzz a parser for a while: ``python -m tests.fuzz TARGET --seconds N``. It prints the seed of a finding."""
+"""Fuzz a parser for a while: ``python -P -m tests.fuzz TARGET --seconds N``. Prints a finding's seed."""
 
 import argparse
 import random
@@ -12,7 +12,7 @@ from tests.fuzz.targets import TARGETS
 
 def main() -> int:
     """Run until the time is over, or until something is found; return the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -P -m tests.fuzz", description=__doc__)
     parser.add_argument("target", choices=TARGETS)
     parser.add_argument("--seconds", type=float, default=60, help="how long (default: 60)")
     parser.add_argument("--seed", type=int, default=None, help="begin with this seed (default: any)")

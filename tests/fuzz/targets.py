@@ -301,4 +301,4 @@ TARGETS: Final[Mapping[str, Target]] = MappingProxyType(
         "address": Target(address, samples.ADDRESSES),
     }
 )
-"""By name, as ``python -m tests.fuzz`` takes it."""
+"""By name, as ``python -P -m tests.fuzz`` takes it."""

@@ -38,6 +38,6 @@ def test_the_documents_to_begin_from_are_read(name: str) -> None:
 
 
 def test_one_target_can_be_run_for_longer_by_hand() -> None:
-    command = [sys.executable, "-m", "tests.fuzz", "topic", "--seconds", "0", "--seed", "7"]
+    command = [sys.executable, "-P", "-m", "tests.fuzz", "topic", "--seconds", "0", "--seed", "7"]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60, cwd=ROOT)
     assert (done.returncode, done.stdout) == (0, "1 inputs, nothing found\n"), done.stderr

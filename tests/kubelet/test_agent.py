@@ -186,7 +186,7 @@ async def test_a_loopback_port_that_is_taken_is_refused(state_dir: Path, log: Lo
 
 def test_a_daemon_loads_neither_the_certificate_library_nor_what_needs_it() -> None:
     listing = "import sys, kubelet.agent; print(*sys.modules)"
-    ran = subprocess.run([sys.executable, "-c", listing], capture_output=True, text=True, check=True)
+    ran = subprocess.run([sys.executable, "-P", "-c", listing], capture_output=True, text=True, check=True)
     loaded = set(ran.stdout.split())
     assert "kubelet.link" in loaded
     assert not loaded & {

@@ -61,7 +61,10 @@ Run = Callable[..., Ran]
 
 def run_as_process(*arguments: str | Path) -> Ran:
     done = subprocess.run(
-        [sys.executable, "-m", "kubelet", *map(str, arguments)], check=False, capture_output=True, timeout=60
+        [sys.executable, "-P", "-m", "kubelet", *map(str, arguments)],
+        check=False,
+        capture_output=True,
+        timeout=60,
     )
     assert b"Traceback" not in done.stderr
     return Ran(done.returncode, done.stdout, done.stderr.decode())
@@ -714,7 +717,7 @@ def test_a_daemon_that_is_told_to_stop_has_done_its_job(
     where = ("--state-dir", enrolled.root, "--loopback-port", "0")
     options = where if command == "run" else ("--identities", enrolled.root.parent)
     with subprocess.Popen(
-        [sys.executable, "-m", "kubelet", command, *NOWHERE, *map(str, options)],
+        [sys.executable, "-P", "-m", "kubelet", command, *NOWHERE, *map(str, options)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -730,7 +733,7 @@ def test_a_daemon_that_is_told_to_stop_has_done_its_job(
 
 
 def test_the_manifest_goes_through_a_pipe_of_two_processes(enrolled: IdentityFiles) -> None:
-    kubelet_ = [sys.executable, "-m", "kubelet"]
+    kubelet_ = [sys.executable, "-P", "-m", "kubelet"]
     where = ["--state-dir", str(enrolled.root)]
     with subprocess.Popen([*kubelet_, "announce", "--dry-run", *where], stdout=subprocess.PIPE) as announce:
         verify = subprocess.run(

@@ -26,7 +26,7 @@ def test_the_daemon_loads_nothing_that_only_the_command_line_needs(tmp_path: Pat
     # Without an identity it ends at once, with everything loaded that it would run with.
     plan = DaemonPlan(CONFIG, tmp_path, 0).to_json()
     done = subprocess.run(
-        [sys.executable, "-c", LOADED.format(plan=plan)],
+        [sys.executable, "-P", "-c", LOADED.format(plan=plan)],
         check=True,
         capture_output=True,
         text=True,
@@ -40,7 +40,7 @@ def test_the_daemon_loads_nothing_that_only_the_command_line_needs(tmp_path: Pat
 def test_what_the_daemon_cannot_do_is_said_in_one_line(tmp_path: Path) -> None:
     plan = DaemonPlan(CONFIG, tmp_path, 0).to_json()
     done = subprocess.run(
-        [sys.executable, "-m", "kubelet.daemon", plan],
+        [sys.executable, "-P", "-m", "kubelet.daemon", plan],
         check=False,
         capture_output=True,
         text=True,

@@ -28,7 +28,7 @@ def files(tmp_path: Path) -> IdentityFiles:
 
 def run(directory: Path, said: str) -> subprocess.CompletedProcess[str]:
     """Run the process with ``said`` on its standard input."""
-    command = [sys.executable, "-m", "kubelet.install", str(directory)]
+    command = [sys.executable, "-P", "-m", "kubelet.install", str(directory)]
     return subprocess.run(command, input=said, capture_output=True, text=True, timeout=BOUND_S, check=False)
 
 

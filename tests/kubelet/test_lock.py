@@ -50,7 +50,7 @@ def test_the_lock_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest
 
 def test_a_daemon_that_was_killed_holds_nothing(tmp_path: Path) -> None:
     holder = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [sys.executable, "-P", "-c", HOLD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     assert holder.stdout is not None
     assert holder.stdout.readline() == b"held\n"

@@ -406,7 +406,7 @@ def test_two_relays_never_write_one_chain(rotating: Rotating) -> None:
 
 
 def test_a_relay_that_was_killed_holds_nothing(path: Path) -> None:
-    command = [sys.executable, "-c", HOLD, str(path)]
+    command = [sys.executable, "-P", "-c", HOLD, str(path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"held\n"

@@ -225,7 +225,9 @@ def test_a_broker_is_told_by_the_process_id_in_its_file(authority: PlayedAuthori
     pid_file = tmp_path / "pid"
     waiting = "import signal; print(signal.sigwait([signal.SIGHUP]).name, flush=True)"
     blocked = f"import signal; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP]); {waiting}"
-    with subprocess.Popen([sys.executable, "-c", blocked], stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        [sys.executable, "-P", "-c", blocked], stdout=subprocess.PIPE, text=True
+    ) as process:
         pid_file.write_text(f"{process.pid}\n")
         # It may not have come to block the signal yet; then it dies of it, which tells as well that it came.
         BrokerAccess(authority, tmp_path / "broker", pid_file, make_logger(LogLines())).refresh()

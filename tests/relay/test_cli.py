@@ -685,7 +685,7 @@ def test_help_is_a_result(
 
 
 def test_the_module_is_the_same_command(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "relay", "run", "--broker", "x", "--state-dir", str(tmp_path)]
+    command = [sys.executable, "-P", "-m", "relay", "run", "--broker", "x", "--state-dir", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("relay: ")
@@ -846,8 +846,12 @@ def test_rows_have_colour_on_a_terminal_alone(
 
 
 async def test_audit_tail_follows_across_rotation_until_ctrl_c(state: Path, audit: WrittenAudit) -> None:
-    command = [*("-m", "relay", "audit", "tail", "-n", "1", "--follow", "--json"), "--state-dir", str(state)]
-    process = await asyncio.create_subprocess_exec(sys.executable, *command, stdout=asyncio.subprocess.PIPE)
+    command = [
+        *(sys.executable, "-P", "-m", "relay", "audit", "tail", "-n", "1", "--follow", "--json"),
+        "--state-dir",
+        str(state),
+    ]
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     assert process.stdout is not None
     numbers = []
     async with asyncio.timeout(60):

@@ -91,7 +91,7 @@ async def over_http(doors: Doors) -> AsyncIterator[Ask]:
 async def over_stdio(doors: Doors) -> AsyncIterator[Ask]:
     """Hold the client's end of a ``relay stdio``."""
     bridge = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "relay", "stdio", "--url", f"http://{doors.address}"),
+        *(sys.executable, "-P", "-m", "relay", "stdio", "--url", f"http://{doors.address}"),
         stdin=PIPE,
         stdout=PIPE,
         stderr=DEVNULL,

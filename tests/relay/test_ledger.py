@@ -238,7 +238,7 @@ for _ in range(50):
 
 
 def test_processes_that_write_at_once_see_what_the_others_wrote(path: Path) -> None:
-    command = [sys.executable, "-c", _COUNTER, str(path)]
+    command = [sys.executable, "-P", "-c", _COUNTER, str(path)]
     processes = [subprocess.Popen(command) for _ in range(3)]
     assert [process.wait(BOUND_S) for process in processes] == [0, 0, 0]
     assert [entry["n"] for entry in Ledger(path).entries()] == list(range(150))
@@ -255,7 +255,7 @@ print(json.dumps(Ledger(Path(sys.argv[1])).entries()))
 
 
 def test_who_reads_needs_not_wait_for_who_holds(ledger: Ledger, path: Path) -> None:
-    command = [sys.executable, "-c", _READER, str(path)]
+    command = [sys.executable, "-P", "-c", _READER, str(path)]
     with ledger.held():
         read = subprocess.run(command, capture_output=True, check=True, timeout=BOUND_S)
     assert json.loads(read.stdout) == [ONE, TWO]

@@ -20,7 +20,7 @@ LISTEN = (
 
 
 def python(code: str, *arguments: str) -> list[str]:
-    return [sys.executable, "-c", code, *arguments]
+    return [sys.executable, "-P", "-c", code, *arguments]
 
 
 def alive(pid: int) -> bool:

@@ -499,7 +499,7 @@ async def test_a_bug_is_an_answer_and_a_line_in_the_log(
 
 
 def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "relay", "stdio", *arguments]
+    return [sys.executable, "-P", "-m", "relay", "stdio", *arguments]
 
 
 def run(*arguments: str, token: str | None = None, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:

@@ -98,6 +98,6 @@ def test_what_anybody_prints_goes_elsewhere_once_the_output_is_claimed() -> None
         "print('a stray print', flush=True)\n"
         "os.write(own, b'{}\\n')\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, timeout=60)
+    done = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, check=True, timeout=60)
     assert done.stdout == b"{}\n"
     assert done.stderr == b"a stray print\n"

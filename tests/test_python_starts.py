@@ -1,0 +1,70 @@
+"""Wherever our sources start Python, it is told not to take modules from the working directory."""
+
+import ast
+import re
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+# The attack itself, which shows that it works where it is not prevented.
+ATTACK = Path("tests/adversary/test_code_in_the_working_directory.py")
+SOURCES = [
+    path.relative_to(ROOT)
+    for package in ("schemas", "kubelet", "relay", "bench", "tests")
+    for path in sorted((ROOT / package).rglob("*.py"))
+    if "node_modules" not in path.parts
+]
+TEXTS = [
+    path.relative_to(ROOT)
+    for pattern in ("Makefile", ".ci/*", "*.md", "docs/**/*.md", "systemd/*")
+    for path in sorted(ROOT.glob(pattern))
+]
+# Python with an option or a script; `python-` and `python3 or newer` are none.
+STARTED = re.compile(r"""(?:^|[/"\s`@)])(?:python3?|\$\(PYTHON\)|\$python)"?\s+(-\S+|\S+\.py)""")
+
+
+def unsafe_starts(tree: ast.AST) -> Iterator[int]:
+    """Yield the lines where ``sys.executable`` is followed by something else than ``-P``."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.List(elts=parts) | ast.Tuple(elts=parts) | ast.Call(args=parts) if len(parts) > 1:
+                for first, second in pairwise(parts):
+                    if ast.unparse(first) == "sys.executable" and ast.unparse(second) != "'-P'":
+                        yield first.lineno
+            case ast.Call(keywords=[*named]):
+                told = {each.arg: each.value for each in named}
+                if "sys.executable" in map(ast.unparse, told.values()):
+                    arguments = told.get("args")
+                    if not isinstance(arguments, ast.List) or ast.unparse(arguments.elts[0]) != "'-P'":
+                        yield node.lineno
+
+
+@pytest.mark.parametrize(
+    "code", ["[sys.executable, '-m', 'x']", "f(sys.executable, *y)", "f(a=sys.executable)"]
+)
+def test_a_start_without_the_option_is_found(code: str) -> None:
+    assert list(unsafe_starts(ast.parse(code))) == [1]
+
+
+def test_no_source_starts_python_without_it() -> None:
+    found = [
+        f"{path}:{line}"
+        for path in SOURCES
+        if path != ATTACK
+        for line in unsafe_starts(ast.parse((ROOT / path).read_text("utf-8")))
+    ]
+    assert found == []
+
+
+@pytest.mark.skipif(not (ROOT / "Makefile").is_file(), reason="this runs beside an installed wheel")
+def test_no_script_and_no_page_does() -> None:
+    found = [
+        f"{path}: {started.group(0)}"
+        for path in TEXTS
+        for started in STARTED.finditer((ROOT / path).read_text("utf-8"))
+        if started.group(1) != "-P"
+    ]
+    assert found == []
