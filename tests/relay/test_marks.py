@@ -205,7 +205,7 @@ def test_the_file_of_an_earlier_version_is_moved_in(path: Path, former: Path) ->
 def test_what_a_crash_left_in_the_journal_of_an_earlier_version_is_rolled_back(
     path: Path, former: Path, *, cut_short: bool
 ) -> None:
-    subprocess.run([sys.executable, "-c", CRASH, str(former)], check=False)
+    subprocess.run([sys.executable, "-P", "-c", CRASH, str(former)], check=False)
     journal = former.with_name("marks.sqlite3-journal")
     assert journal.stat().st_size
     if cut_short:
