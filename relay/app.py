@@ -4,7 +4,6 @@ Must not hold behaviour of its own.
 """
 
 import asyncio
-import gc
 import logging
 import os
 import socket
@@ -25,12 +24,15 @@ from relay.call_log import CallLog
 from relay.call_record import CallAnswer
 from relay.calls import Door
 from relay.catalog import Projector
+from relay.collector import calm_collector
 from relay.config import OutsideIssuer, RelayConfig
+from relay.descriptors import DescriptorReserve
 from relay.discovery import Discovery
 from relay.enrolment import Enrolment, Told
 from relay.envelope import EnvelopeCheck
 from relay.fleet import Fleet, Trust
 from relay.followers import Followers
+from relay.freshness import Freshness
 from relay.guard import AllowedHosts, Guard
 from relay.http import make_routes
 from relay.idempotency import IdempotencyStore
@@ -52,7 +54,7 @@ from relay.streams import Streams
 from relay.tally import Tally
 from relay.tls import RelayTls
 from relay.turnstile import Turnstile
-from relay.watch import TrustWatch
+from relay.watch import LEAVES, TOKENS, TrustWatch
 from schemas.addresses import mcp_url
 from schemas.frames import FrameReader
 from schemas.kinds import KindRegistry
@@ -132,6 +134,7 @@ class Relay:
             monotonic=time.monotonic,
             log=log,
         )
+        freshness = Freshness((LEAVES, TOKENS), time.monotonic)
         runner = Runner(sessions, self.audit, time.monotonic, os.urandom, log)
         self.once = Once(runner, IdempotencyStore[CallAnswer](time.monotonic), self.audit)
         door = Door(
@@ -146,6 +149,7 @@ class Relay:
             call_log=CallLog(stream),
             ulids=ulids,
             per_agent=config.per_agent,
+            revocations_known=freshness.is_fresh,
             now_ms=now_ms,
             monotonic=time.monotonic,
             log=log,
@@ -183,6 +187,8 @@ class Relay:
                 [self.tls.refresh, *([broker_access.follow] if config.broker.tls else [])],
                 on_bug=lambda error: log.error("a change was not followed", error=type(error).__name__),
             ),
+            freshness=freshness,
+            reserve=DescriptorReserve(),
             on_tokens=[authenticator.revoke, door.revoke, mcp.revoke],
             now_ms=now_ms,
             log=log,
@@ -213,6 +219,7 @@ class Relay:
                 readiness=lambda: {
                     "broker": self.discovery.connected,
                     "audit": self.audit.available,
+                    "revocations": freshness.is_fresh(),
                 },
                 running=mcp.running,
                 issuers=[named.issuer] if named else [],
@@ -255,7 +262,7 @@ async def run_relay(
     # What the libraries have to say is for their developers; what an operator needs is in our own log.
     logging.getLogger("mcp").setLevel(logging.CRITICAL)
     relay = Relay(config, log, stream, registry, kinds)
-    _calm_collector()
+    calm_collector()
     log.info(
         "relay started",
         url=config.public_url,
@@ -287,14 +294,3 @@ async def run_relay(
         await relay.once.end()
         log.info("relay ended", audit_head=relay.audit.head)
         relay.audit.close()
-
-
-def _calm_collector() -> None:
-    """Make the garbage collector look less often at what stays.
-
-    Thousands of nodes are a large heap that does not change, and every call leaves a few cycles behind in
-    the SDK. With the default thresholds the collector walks the whole heap so often that calls take nearly
-    half as long again; with these, a few megabytes of garbage wait a little longer.
-    """
-    gc.freeze()
-    gc.set_threshold(10_000, 20, 100)

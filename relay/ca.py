@@ -13,7 +13,7 @@ from nacl.signing import SigningKey
 
 from relay.ca_backup import write_backup
 from relay.ca_issuing import Issuing, Signer, asked
-from relay.ca_records import IssuedLeaf, IssuedServer, RecordError, Records, rotation
+from relay.ca_records import IssuedLeaf, IssuedServer, Records, rotation
 from relay.ca_roots import AuthorityError, RootFiles
 from relay.ledger import Entry, Ledger, LedgerError
 from schemas.files import make_private_directory
@@ -50,7 +50,7 @@ class CertificateAuthority:
         self, directory: Path, now_ms: Callable[[], int], random_bytes: Callable[[int], bytes]
     ) -> None:
         self._roots = RootFiles(directory)
-        self._ledger = Ledger(directory / "ledger.jsonl")
+        self._ledger = Ledger(directory / "ledger.jsonl", Records())
         self._issuing = Issuing(now_ms, random_bytes)
         self._now_ms = now_ms
         self._random_bytes = random_bytes
@@ -209,7 +209,7 @@ class CertificateAuthority:
         """Return what the ledger says now."""
         self._check_there()
         try:
-            return self._understood(self._ledger.entries())
+            return self._ledger.read()
         except LedgerError as error:
             raise AuthorityError(str(error)) from None
 
@@ -256,8 +256,8 @@ class CertificateAuthority:
         """Hold the ledger alone: two issues at once must not both find an id free."""
         self._check_there()
         try:
-            with self._ledger.held() as entries:
-                yield self._understood(entries)
+            with self._ledger.held() as records:
+                yield records
         except LedgerError as error:
             raise AuthorityError(str(error)) from None
 
@@ -266,12 +266,6 @@ class CertificateAuthority:
         if not self._ledger.path.exists():
             # An empty one would know of no revocation.
             raise AuthorityError(f"{self._ledger.path} is missing: restore it from a backup")
-
-    def _understood(self, entries: list[Entry]) -> Records:
-        try:
-            return Records(entries)
-        except RecordError as error:
-            raise AuthorityError(f"{self._ledger.path} is damaged: {error}") from None
 
     def _revocations(self, held: Sequence[IssuedLeaf | IssuedServer], reason: str) -> list[Entry]:
         now, reason = self._now_ms(), printable(reason, 64)

@@ -21,10 +21,6 @@ _KID = re.compile(rf"[0-9a-f]{{{KID_DIGITS},64}}")
 _OLD_LEAF_MS = 90 * 86_400_000
 
 
-class RecordError(ValueError):
-    """An entry is none that the CA writes; the text says which."""
-
-
 @dataclass(frozen=True, slots=True)
 class IssuedLeaf:
     """A node's leaf as the ledger has it.
@@ -143,31 +139,35 @@ def rotation(root: str, previous: str, previous_until_ms: int, now_ms: int) -> d
 
 
 class Records:
-    """All that the entries come to.
+    """All that the entries of the CA's ledger come to: a ``relay.ledger.Book``."""
 
-    Raises:
-        RecordError: one of them is none that the CA writes. What it did not understand it must not overlook:
-            it may be a revocation.
-    """
-
-    def __init__(self, entries: Iterable[Mapping[str, Any]]) -> None:
+    def __init__(self, entries: Iterable[Mapping[str, Any]] = ()) -> None:
         self.issued: dict[str, IssuedLeaf | IssuedServer] = {}
         """By kid, oldest first."""
         self.revoked: dict[str, int] = {}
         """The kids of the revoked, and when that was."""
-        self._of_node: dict[str, list[IssuedLeaf]] = {}
-        for number, entry in enumerate(entries, 1):
-            try:
-                self._take(entry)
-            except (KeyError, ValueError, TypeError, AttributeError):
-                raise RecordError(f"line {number} is no entry of a CA") from None
+        self._of_node: dict[str, tuple[IssuedLeaf, ...]] = {}
+        for entry in entries:
+            self.take(entry)
 
-    def _take(self, entry: Mapping[str, Any]) -> None:
+    def copy(self) -> "Records":
+        """Return other records with the same contents."""
+        other = Records()
+        other.issued, other.revoked = self.issued.copy(), self.revoked.copy()
+        other._of_node = self._of_node.copy()  # its values are tuples: ``take`` changes none of them
+        return other
+
+    def take(self, entry: Mapping[str, Any]) -> None:
+        """Take in the next entry.
+
+        Raises:
+            KeyError, ValueError, TypeError, AttributeError: it is none that the CA writes.
+        """
         match entry["action"]:
             case "issue":
                 leaf = IssuedLeaf.of(entry)
                 self.issued[leaf.kid] = leaf
-                self._of_node.setdefault(leaf.node_id, []).append(leaf)
+                self._of_node[leaf.node_id] = (*self._of_node.get(leaf.node_id, ()), leaf)
             case "serve":
                 server = IssuedServer.of(entry)
                 self.issued[server.kid] = server
@@ -190,7 +190,7 @@ class Records:
 
     def unrevoked(self, node_id: str) -> list[IssuedLeaf]:
         """Return the node's leaves that are not revoked, oldest first."""
-        return [leaf for leaf in self._of_node.get(node_id, []) if leaf.kid not in self.revoked]
+        return [leaf for leaf in self._of_node.get(node_id, ()) if leaf.kid not in self.revoked]
 
     def in_force(self) -> dict[str, IssuedLeaf]:
         """Return the newest leaf of each node that has one that is not revoked."""

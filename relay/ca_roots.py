@@ -50,6 +50,7 @@ class RootFiles:
         self._next_key = directory / "next.key"
         self._previous = directory / "previous.pem"
         self._previous_key = directory / "previous.key"
+        self._texts: dict[Path, tuple[tuple[int, ...], str]] = {}
 
     @property
     def files(self) -> list[Path]:
@@ -77,7 +78,7 @@ class RootFiles:
             AuthorityError: there is no CA here, or its certificate is damaged.
         """
         try:
-            return _certificate_of(self.certificate, read_state(self.certificate).decode("utf-8", "replace"))
+            return _certificate_of(self.certificate, self._text(self.certificate))
         except FileNotFoundError:
             raise AuthorityError(f"{self.directory} holds no CA: run `relay ca init`") from None
 
@@ -103,7 +104,7 @@ class RootFiles:
 
     def _before(self, current: str) -> "_Previous | None":
         try:
-            text = read_state(self._previous).decode("utf-8", "replace")
+            text = self._text(self._previous)
         except FileNotFoundError:
             return None
         root, head = _certificate_of(self._previous, text), _HEAD.match(text)
@@ -111,6 +112,16 @@ class RootFiles:
             raise AuthorityError(f"{self._previous} is damaged: it does not say until when it is trusted")
         # A rotation that was cut short before its end has put the current root there too.
         return None if root == current else _Previous(root, int(head[1]), head[2])
+
+    def _text(self, path: Path) -> str:
+        """Return what a certificate's file holds. A look at one that has not changed needs no descriptor."""
+        facts = path.lstat()
+        stamp = (facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_mode, facts.st_uid)
+        known = self._texts.get(path)
+        if known is None or known[0] != stamp:
+            # The stamp first: of what changes while it is read, the next look finds another.
+            known = self._texts[path] = (stamp, read_state(path).decode("utf-8", "replace"))
+        return known[1]
 
     def key_of(self, root_pem: str) -> SigningKey:
         """Return the key of a root that lies here.

@@ -45,6 +45,7 @@ class Door:
         call_log: CallLog,
         ulids: UlidSource,
         per_agent: Allowance,
+        revocations_known: Callable[[], bool],
         now_ms: Callable[[], int],
         monotonic: Callable[[], float],
         log: FilteringBoundLogger,
@@ -60,6 +61,7 @@ class Door:
         self._call_log = call_log
         self._ulids = ulids
         self._per_agent = per_agent
+        self._revocations_known = revocations_known
         self._agents: Gates[tuple[str, str, str]] = Gates(monotonic)
         self._now_ms = now_ms
         self._monotonic = monotonic
@@ -93,7 +95,7 @@ class Door:
         """Count something else than a call, of the weight of ``cost`` calls, towards the agent's share.
 
         Raises:
-            ToolError: RATE_LIMITED, with ``retry_after_ms``.
+            ToolError: RATE_LIMITED, with ``retry_after_ms``; INTERNAL while revocations cannot be read.
         """
         self._enter(principal, min(cost, self._per_agent.burst)).leave()
 
@@ -126,11 +128,18 @@ class Door:
     def _enter(self, principal: Principal, cost: float = 1) -> Gate:
         """Go into what one agent may take. Refusals are counted: one that does not stop fills no disk."""
         try:
+            self._check_revocations()
             return self._agents.enter(principal.name, self._per_agent, cost)
         except ToolError as error:
             who = f"{principal.tenant}/{principal.sub}"
             self._tally.count("call_refused", who, error.failure.value.code)
             raise
+
+    def _check_revocations(self) -> None:
+        if not self._revocations_known():
+            # The token, or the node, may be one of those that were revoked since.
+            text = "The relay cannot read what has been revoked, so it does nothing."
+            raise ToolError(Failure.INTERNAL, text)
 
     def _decided(self, call: Call, principal: Principal, record: CallRecord) -> Tool:
         try:

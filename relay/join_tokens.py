@@ -10,14 +10,14 @@ The file holds the tokens' keys, so it is for its owner alone. Must not judge pr
 """
 
 import re
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from relay.ledger import Ledger, LedgerError
+from relay.ledger import Entry, Ledger
 from schemas.certificates import UNENROLLED_TENANT
 from schemas.enrolment import JoinToken
 from schemas.identity import TENANT_PATTERN, certificates_in
@@ -43,7 +43,7 @@ class JoinState(StrEnum):
     REVOKED = "revoked"
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class JoinGrant:
     """What a join token is good for. ``node_ids``: who has enrolled with it, oldest first."""
 
@@ -53,7 +53,7 @@ class JoinGrant:
     created_ms: int
     expires_at_ms: int
     uses: int
-    node_ids: list[str] = field(default_factory=list)
+    node_ids: tuple[str, ...] = ()
     revoked: bool = False
 
     def state(self, now_ms: int) -> JoinState:
@@ -72,7 +72,7 @@ class JoinGrant:
             "created_ms": self.created_ms,
             "expires_at_ms": self.expires_at_ms,
             "uses": self.uses,
-            "node_ids": self.node_ids,
+            "node_ids": list(self.node_ids),
             "state": self.state(now_ms),
         }
 
@@ -82,6 +82,38 @@ class JoinGrant:
         return state is JoinState.OPEN or (state is JoinState.USED_UP and node_id in self.node_ids)
 
 
+class _Grants:
+    """What the entries come to."""
+
+    def __init__(self) -> None:
+        self.grants: dict[str, JoinGrant] = {}
+
+    def copy(self) -> "_Grants":
+        other = _Grants()
+        other.grants = self.grants.copy()
+        return other
+
+    def take(self, entry: Entry) -> None:
+        join_id = entry["id"]
+        match entry["action"]:
+            case "create":
+                self.grants[join_id] = JoinGrant(
+                    id=join_id,
+                    tenant=str(entry["tenant"]),
+                    key=_key(entry["key"]),
+                    created_ms=int(entry["ts_ms"]),
+                    expires_at_ms=int(entry["expires_at_ms"]),
+                    uses=int(entry["uses"]),
+                )
+            case "spend":
+                grant = self.grants[join_id]
+                self.grants[join_id] = replace(grant, node_ids=(*grant.node_ids, str(entry["node_id"])))
+            case "revoke":
+                self.grants[join_id] = replace(self.grants[join_id], revoked=True)
+            case other:
+                raise ValueError(other)
+
+
 class JoinTokens:
     """The join tokens in ``path``. Time and randomness come in from outside.
 
@@ -89,11 +121,10 @@ class JoinTokens:
     """
 
     def __init__(self, path: Path, now_ms: Callable[[], int], random_bytes: Callable[[int], bytes]) -> None:
-        self._ledger = Ledger(path, secret=True)
+        self._ledger = Ledger(path, _Grants(), secret=True)
         self._now_ms = now_ms
         self._random_bytes = random_bytes
         self._ulids = UlidSource(now_ms, random_bytes)
-        self._seen: tuple[object, dict[str, JoinGrant]] = (None, {})
 
     def create(self, tenant: str, ttl_s: int, uses: int, root_pem: str) -> JoinToken:
         """Make a token for ``uses`` nodes, which tells them that ``root_pem`` is the root of this relay's CA.
@@ -129,7 +160,7 @@ class JoinTokens:
 
         A token that is used up is found, for the sake of a node that lost the answer: see ``spend``.
         """
-        grant = self._grants().get(join_id)
+        grant = self._ledger.read().grants.get(join_id)
         dead = grant is None or grant.state(self._now_ms()) in {JoinState.EXPIRED, JoinState.REVOKED}
         return None if dead else grant
 
@@ -139,8 +170,8 @@ class JoinTokens:
         Raises:
             JoinError: the token is unknown, expired, revoked, or used up by others.
         """
-        with self._ledger.held() as entries:
-            grant = self._read(entries).get(join_id)
+        with self._ledger.held() as book:
+            grant = book.grants.get(join_id)
             if grant is None or not grant.admits(node_id, self._now_ms()):
                 raise JoinError("the join token is not good for another node")
             if node_id not in grant.node_ids:
@@ -152,8 +183,8 @@ class JoinTokens:
         Raises:
             JoinError: there never was such a token.
         """
-        with self._ledger.held() as entries:
-            grant = self._read(entries).get(join_id)
+        with self._ledger.held() as book:
+            grant = book.grants.get(join_id)
             if grant is None:
                 raise JoinError(f"there is no join token {printable(join_id)!r}: see `relay join-token list`")
             if not grant.revoked:
@@ -162,47 +193,10 @@ class JoinTokens:
 
     def all(self) -> list[JoinGrant]:
         """Return every token that was ever made, oldest first."""
-        return list(self._read(self._ledger.entries()).values())
-
-    def _grants(self) -> dict[str, JoinGrant]:
-        """Return what is written, read anew only when it has changed: strangers ask as often as they like."""
-        stamp = self._ledger.stamp
-        if stamp != self._seen[0]:
-            self._seen = (stamp, self._read(self._ledger.entries()))
-        return self._seen[1]
+        return list(self._ledger.read().grants.values())
 
     def _append(self, action: str, join_id: str, **facts: str) -> None:
         self._ledger.append({"action": action, "ts_ms": self._now_ms(), "id": join_id, **facts})
-
-    def _read(self, entries: Iterable[dict[str, Any]]) -> dict[str, JoinGrant]:
-        grants: dict[str, JoinGrant] = {}
-        for number, entry in enumerate(entries, 1):
-            try:
-                _take(entry, grants)
-            except (KeyError, ValueError, TypeError):
-                # What is not understood may be what makes a token void.
-                reason = f"line {number} is no entry of a join token"
-                raise LedgerError(f"{self._ledger.path} is damaged: {reason}") from None
-        return grants
-
-
-def _take(entry: dict[str, Any], grants: dict[str, JoinGrant]) -> None:
-    match entry["action"]:
-        case "create":
-            grants[entry["id"]] = JoinGrant(
-                id=entry["id"],
-                tenant=str(entry["tenant"]),
-                key=_key(entry["key"]),
-                created_ms=int(entry["ts_ms"]),
-                expires_at_ms=int(entry["expires_at_ms"]),
-                uses=int(entry["uses"]),
-            )
-        case "spend":
-            grants[entry["id"]].node_ids.append(str(entry["node_id"]))
-        case "revoke":
-            grants[entry["id"]].revoked = True
-        case other:
-            raise ValueError(other)
 
 
 def _key(text: str) -> bytes:

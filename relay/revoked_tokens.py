@@ -7,7 +7,7 @@ issuer signed would have ended. Must not hold a token, nor judge one.
 import re
 from pathlib import Path
 
-from relay.ledger import Entry, Ledger, LedgerError
+from relay.ledger import Entry, Ledger
 
 _JTI = re.compile(r"[\x20-\x7E]{1,128}")
 
@@ -17,12 +17,30 @@ def is_jti(text: str) -> bool:
     return _JTI.fullmatch(text) is not None
 
 
+class _Void:
+    """What the entries come to."""
+
+    def __init__(self, jtis: frozenset[str] | set[str] = frozenset()) -> None:
+        self._jtis = set(jtis)
+
+    def copy(self) -> "_Void":
+        return _Void(self._jtis)
+
+    def take(self, entry: Entry) -> None:
+        jti = entry["jti"]
+        if not isinstance(jti, str):
+            raise TypeError(jti)
+        self._jtis.add(jti)
+
+    def jtis(self) -> frozenset[str]:
+        return frozenset(self._jtis)
+
+
 class RevokedTokens:
     """The list in ``path``, which is made with the first entry."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._ledger = Ledger(path)
+        self._ledger = Ledger(path, _Void())
 
     @property
     def stamp(self) -> tuple[int, int, int]:
@@ -36,8 +54,8 @@ class RevokedTokens:
             LedgerError: the file is damaged.
             OSError: it cannot be written.
         """
-        with self._ledger.held():
-            if jti not in self.jtis():
+        with self._ledger.held() as void:
+            if jti not in void.jtis():
                 self._ledger.append({"jti": jti, "revoked_at_ms": now_ms})
 
     def jtis(self) -> frozenset[str]:
@@ -46,10 +64,4 @@ class RevokedTokens:
         Raises:
             LedgerError: the file is damaged.
         """
-        return frozenset(self._jti(entry) for entry in self._ledger.entries())
-
-    def _jti(self, entry: Entry) -> str:
-        jti = entry.get("jti")
-        if not isinstance(jti, str):
-            raise LedgerError(f"{self._path} is damaged: an entry names no token")
-        return jti
+        return self._ledger.read().jtis()

@@ -2,7 +2,8 @@
 
 The commands write ledgers; a look at them, four times a second, costs less than anything that would have to
 reach this process. They are read on a thread: with thousands of nodes that takes a while, and calls go on.
-Also ends the sessions whose leaf has run out. Must not decide who is revoked.
+``Freshness`` is told of every look that succeeds: without them, calls are refused. Also ends the sessions
+whose leaf has run out. Must not decide who is revoked.
 """
 
 import asyncio
@@ -15,8 +16,10 @@ from structlog.typing import FilteringBoundLogger
 
 from relay.audit import AuditLog, AuditUnavailableError
 from relay.ca import AuthorityError, CertificateAuthority
+from relay.descriptors import DescriptorReserve
 from relay.fleet import Fleet
 from relay.followers import Followers
+from relay.freshness import Freshness
 from relay.ledger import LedgerError
 from relay.notifier import Notifier
 from relay.revoked_tokens import RevokedTokens
@@ -26,6 +29,8 @@ from schemas.session import CloseCode
 from schemas.text import printable
 
 INTERVAL_S = 0.25
+LEAVES, TOKENS = "leaves", "tokens"
+"""What is watched: the CA, and the list of revoked tokens."""
 MAX_UNRECORDED = 10_000
 
 _Content = TypeVar("_Content")
@@ -50,6 +55,8 @@ class TrustWatch:
         notifier: Notifier,
         audit: AuditLog,
         followers: Followers,
+        freshness: Freshness,
+        reserve: DescriptorReserve,
         on_tokens: Sequence[Callable[[frozenset[str]], None]],
         now_ms: Callable[[], int],
         log: FilteringBoundLogger,
@@ -62,6 +69,9 @@ class TrustWatch:
         self._notifier = notifier
         self._audit = audit
         self._followers = followers
+        self._freshness = freshness
+        self._reserve = reserve
+        self._was_fresh = True
         self._on_tokens = on_tokens
         self._now_ms = now_ms
         self._log = log
@@ -83,12 +93,14 @@ class TrustWatch:
             AuthorityError, LedgerError, OSError: it cannot be read. A relay that does not know who is revoked
                 must not run.
         """
-        self._seen = {"leaves": self._ca.stamp, "tokens": self._tokens.stamp}
+        self._seen = {LEAVES: self._ca.stamp, TOKENS: self._tokens.stamp}
         self._roots, self._kids = self._read_leaves()
         self._jtis = self._tokens.jtis()
         self._fleet.believe(self._roots, self._kids)
         for act in self._on_tokens:
             act(self._jtis)
+        for source in (LEAVES, TOKENS):
+            self._freshness.read(source)
 
     async def run(self) -> None:
         """Look again and again, and let the followers follow, until cancelled."""
@@ -101,9 +113,10 @@ class TrustWatch:
     async def look(self) -> None:
         """Put into effect what has been decided since the last look."""
         await asyncio.gather(
-            self._when_changed("leaves", lambda: self._ca.stamp, self._read_leaves, self._leaves_changed),
-            self._when_changed("tokens", lambda: self._tokens.stamp, self._tokens.jtis, self._tokens_changed),
+            self._when_changed(LEAVES, lambda: self._ca.stamp, self._read_leaves, self._leaves_changed),
+            self._when_changed(TOKENS, lambda: self._tokens.stamp, self._tokens.jtis, self._tokens_changed),
         )
+        self._say_whether_fresh()
         now = self._now_ms()
         self._sessions.shut_out(lambda leaf: not leaf.valid_at(now), CloseCode.AUTH_FAILED)
         self._write_down()
@@ -122,10 +135,14 @@ class TrustWatch:
             return None if (stamp := look()) == seen else (stamp, read())
 
         try:
-            found = await asyncio.get_running_loop().run_in_executor(self._threads, read_if_changed)
+            reading = asyncio.get_running_loop().run_in_executor(
+                self._threads, self._reserve.run, read_if_changed
+            )
+            found = await reading
             if found is not None:
                 act(found[1])
                 self._seen[name] = found[0]
+            self._freshness.read(name)
             self._unread.pop(name, None)
         except (AuthorityError, LedgerError, OSError) as error:
             # What is in effect stays, and the next look tries again; one line a reason is enough.
@@ -134,14 +151,26 @@ class TrustWatch:
                 self._log.error("a change cannot be read", what=name, reason=reason)
             self._unread[name] = reason
 
+    def _say_whether_fresh(self) -> None:
+        is_fresh = self._freshness.is_fresh()
+        if is_fresh is not self._was_fresh:
+            self._was_fresh = is_fresh
+            if is_fresh:
+                self._log.info("revocations can be read again; calls are made")
+            else:
+                self._log.error("revocations cannot be read; calls are refused", unread=sorted(self._unread))
+
     def _read_leaves(self) -> _Leaves:
         return self._ca.roots(), self._ca.revoked_kids()
 
     def _leaves_changed(self, leaves: _Leaves) -> None:
         roots, kids = leaves
+        if not self._kids <= kids:
+            # A ledger that has shrunk was lost or restored: what was revoked stays so as long as this runs.
+            self._log.error("revoked certificates are missing from the ledger", count=len(self._kids - kids))
         revoked, gone = kids - self._kids, set(self._roots) - set(roots)
-        self._roots, self._kids = roots, kids
-        self._fleet.believe(roots, kids)
+        self._roots, self._kids = roots, kids | self._kids
+        self._fleet.believe(roots, self._kids)
         if revoked:
             self._end(lambda leaf: leaf.kid in kids, CloseCode.REVOKED)
             for kid in sorted(revoked):

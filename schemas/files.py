@@ -55,7 +55,7 @@ def open_state(path: Path, flags: int = os.O_RDONLY, *, secret: bool = False) ->
             raise UntrustedFileError(f"{path} is a symbolic link: no state is behind one") from None
         raise
     try:
-        _check_regular(path, os.fstat(descriptor), secret=secret)
+        check_state(path, os.fstat(descriptor), secret=secret)
     except BaseException:
         os.close(descriptor)
         raise
@@ -95,7 +95,12 @@ def read_named_secret(path: Path) -> str:
     return _read(path, descriptor, MAX_STATE_BYTES).decode("utf-8")
 
 
-def _check_regular(path: Path, facts: os.stat_result, *, secret: bool) -> None:
+def check_state(path: Path, facts: os.stat_result, *, secret: bool = False) -> None:
+    """Check again what ``open_state`` has opened and the program keeps open: its ``facts`` may have changed.
+
+    Raises:
+        UntrustedFileError, ExposedFileError: as ``open_state``.
+    """
     if not stat.S_ISREG(facts.st_mode):
         raise UntrustedFileError(f"{path} is no regular file")
     _check(path, facts, secret=secret)

@@ -24,6 +24,7 @@ from relay.catalog import Projector
 from relay.config import PER_AGENT
 from relay.envelope import Call, EnvelopeCheck, Mode
 from relay.fleet import Fleet, Trust
+from relay.freshness import Freshness
 from relay.idempotency import ROOM_OF_ALL, IdempotencyStore, Room
 from relay.limits import Allowance
 from relay.logs import make_logger
@@ -36,6 +37,7 @@ from relay.runner import Runner
 from relay.sessions import AUTH_TIMEOUT_S, NodeSessions
 from relay.tally import Tally
 from relay.turnstile import Turnstile
+from relay.watch import LEAVES, TOKENS
 from schemas.addresses import mcp_url
 from schemas.frames import FrameReader
 from schemas.kinds import KindRegistry
@@ -45,6 +47,7 @@ from schemas.trust import TrustRules
 from schemas.ulids import UlidSource
 from tests.fakes.clock import FakeClock
 from tests.fakes.lines import LogLines
+from tests.fakes.seconds import Seconds
 from tests.fakes.signer import NOW_MS, TENANT, SimulatedCa, SimulatedNode, key_named
 
 PUBLIC_URL = "https://relay.example"
@@ -103,6 +106,10 @@ class Hub:
         self.audit_file = directory / "audit.jsonl"
         self.audit = AuditLog(self.audit_file, self.clock)
         self.tally = Tally(self.audit, self.log)
+        self.seconds = Seconds()
+        self.freshness = Freshness((LEAVES, TOKENS), self.seconds)
+        for source in (LEAVES, TOKENS):
+            self.freshness.read(source)
         kinds = kinds or KindRegistry()
         self.fleet = fleet_type(
             trust=Trust(TrustRules(registry, kinds), [self.ca.root_pem], frozenset(revoked)),
@@ -178,6 +185,7 @@ class Hub:
             call_log=CallLog(self.call_lines),
             ulids=self.ulids,
             per_agent=per_agent,
+            revocations_known=self.freshness.is_fresh,
             now_ms=self.clock,
             monotonic=monotonic,
             log=self.log,

@@ -104,7 +104,7 @@ def test_a_token_for_one_node_is_used_up_by_one_that_may_come_again(tokens: Join
     with pytest.raises(JoinError):
         tokens.spend(token.id, OTHER_NODE_ID)
     [grant] = tokens.all()
-    assert grant.node_ids == [NODE_ID]
+    assert grant.node_ids == (NODE_ID,)
     assert tokens.find(token.id) is not None
 
 
@@ -114,14 +114,14 @@ def test_a_token_counts_nodes_and_not_attempts(tokens: JoinTokens) -> None:
         tokens.spend(token.id, node_id)
     with pytest.raises(JoinError):
         tokens.spend(token.id, "d")
-    assert tokens.all()[0].node_ids == ["a", "b", "c"]
+    assert tokens.all()[0].node_ids == ("a", "b", "c")
 
 
 def test_what_is_spent_on_one_token_is_not_spent_on_another(tokens: JoinTokens) -> None:
     first, second = (tokens.create("acme", HOUR_S, 1, ROOT) for _ in range(2))
     tokens.spend(first.id, NODE_ID)
     tokens.spend(second.id, OTHER_NODE_ID)
-    assert [grant.node_ids for grant in tokens.all()] == [[NODE_ID], [OTHER_NODE_ID]]
+    assert [grant.node_ids for grant in tokens.all()] == [(NODE_ID,), (OTHER_NODE_ID,)]
 
 
 def expire(tokens: JoinTokens, token: JoinToken, clock: FakeClock) -> None:
@@ -148,7 +148,7 @@ def test_a_token_that_is_over_is_found_and_spent_by_nobody(
     assert tokens.find(token.id) is None
     with pytest.raises(JoinError):
         tokens.spend(token.id, NODE_ID)
-    assert tokens.all()[0].node_ids == ([NODE_ID] if spent else [])
+    assert tokens.all()[0].node_ids == ((NODE_ID,) if spent else ())
 
 
 def test_a_token_is_good_until_its_last_millisecond(tokens: JoinTokens, clock: FakeClock) -> None:

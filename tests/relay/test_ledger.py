@@ -3,17 +3,42 @@ import os
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from relay.ledger import Ledger, LedgerError
+from relay.ledger import Entry, Ledger, LedgerError
 from schemas.files import ExposedFileError, UntrustedFileError
+from tests.fakes.demo import environment_of
 from tests.fakes.disk import full_disk
+
+
+class Numbers:
+    """A book that holds its entries, and counts how many were ever taken into it and the books before it."""
+
+    def __init__(self, entries: Sequence[Entry] = (), taken: list[object] | None = None) -> None:
+        self.entries = list(entries)
+        self.taken = [] if taken is None else taken
+
+    def copy(self) -> "Numbers":
+        return Numbers(self.entries, self.taken)
+
+    def take(self, entry: Entry) -> None:
+        self.taken.append(entry.get("n"))
+        self.entries.append(entry)
+
+
+def ledger_in(path: Path, *, secret: bool = False) -> Ledger[Numbers]:
+    return Ledger(path, Numbers(), secret=secret)
+
 
 ONE, TWO, THREE = {"n": 1}, {"n": 2}, {"n": 3}
 BOUND_S = 60
+WITH_TESTS = environment_of(Path(__file__).parents[2])
+"""For processes that use what stands here."""
 
 
 @pytest.fixture
@@ -22,8 +47,8 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def ledger(path: Path) -> Ledger:
-    ledger = Ledger(path)
+def ledger(path: Path) -> Ledger[Numbers]:
+    ledger = ledger_in(path)
     with ledger.held():
         ledger.append(ONE)
         ledger.append(TWO)
@@ -41,43 +66,43 @@ def _no_umask() -> Iterator[None]:
 
 
 def test_a_ledger_that_was_never_written_is_empty_and_stays_unmade(path: Path) -> None:
-    assert Ledger(path).entries() == []
-    assert Ledger(path).stamp == (0, 0, 0)
+    assert ledger_in(path).read().entries == []
+    assert ledger_in(path).stamp == (0, 0, 0)
     assert not path.exists()
 
 
-def test_entries_come_back_in_their_order_to_every_process(ledger: Ledger, path: Path) -> None:
-    assert ledger.entries() == Ledger(path).entries() == [ONE, TWO]
+def test_entries_come_back_in_their_order_to_every_process(ledger: Ledger[Numbers], path: Path) -> None:
+    assert ledger.read().entries == ledger_in(path).read().entries == [ONE, TWO]
 
 
-def test_who_holds_the_ledger_is_given_its_entries(ledger: Ledger) -> None:
-    with ledger.held() as entries:
-        assert entries == [ONE, TWO]
+def test_who_holds_the_ledger_is_given_its_entries(ledger: Ledger[Numbers]) -> None:
+    with ledger.held() as book:
+        assert book.entries == [ONE, TWO]
 
 
 def test_a_text_of_any_kind_is_one_line_of_ascii(path: Path) -> None:
     entry = {"text": "a\nb\r\u2028\u00e9\x1b[31m\x00"}
-    ledger = Ledger(path)
+    ledger = ledger_in(path)
     with ledger.held():
         ledger.append(entry)
     assert path.read_bytes().count(b"\n") == 1
     assert path.read_bytes().isascii()
-    assert ledger.entries() == [entry]
+    assert ledger.read().entries == [entry]
 
 
 @pytest.mark.usefixtures("_no_umask")
 def test_a_ledger_is_for_its_owner_alone(path: Path) -> None:
-    ledger = Ledger(path)
+    ledger = ledger_in(path)
     with ledger.held():
         ledger.append(ONE)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-def test_the_stamp_differs_after_every_append_and_only_then(ledger: Ledger, path: Path) -> None:
+def test_the_stamp_differs_after_every_append_and_only_then(ledger: Ledger[Numbers], path: Path) -> None:
     first = ledger.stamp
     with ledger.held():
         pass
-    assert ledger.stamp == Ledger(path).stamp == first
+    assert ledger.stamp == ledger_in(path).stamp == first
     with ledger.held():
         ledger.append(THREE)
     assert ledger.stamp != first
@@ -87,33 +112,37 @@ def test_the_stamp_differs_after_every_append_and_only_then(ledger: Ledger, path
 
 
 @pytest.mark.parametrize("torn", [b'{"n":', b'{"n":3}', b"\x00" * 4096, b"\xff\xfe"])
-def test_what_was_not_written_to_its_end_does_not_count(ledger: Ledger, path: Path, torn: bytes) -> None:
+def test_what_was_not_written_to_its_end_does_not_count(
+    ledger: Ledger[Numbers], path: Path, torn: bytes
+) -> None:
     with path.open("ab") as file:
         file.write(torn)
-    assert ledger.entries() == [ONE, TWO]
-    with ledger.held() as entries:
-        assert entries == [ONE, TWO]
+    assert ledger.read().entries == [ONE, TWO]
+    with ledger.held() as book:
+        assert book.entries == [ONE, TWO]
         ledger.append(THREE)
-    assert ledger.entries() == [ONE, TWO, THREE]
+    assert ledger.read().entries == [ONE, TWO, THREE]
 
 
 def test_a_first_entry_that_is_torn_leaves_an_empty_ledger(path: Path) -> None:
     path.write_bytes(b'{"n":1')
-    assert Ledger(path).entries() == []
-    with Ledger(path).held() as entries:
-        assert entries == []
+    assert ledger_in(path).read().entries == []
+    with ledger_in(path).held() as book:
+        assert book.entries == []
     assert path.read_bytes() == b""
 
 
 @pytest.mark.parametrize("room", range(1, 16))
-def test_a_disk_that_fills_up_takes_all_entries_or_none(ledger: Ledger, path: Path, room: int) -> None:
+def test_a_disk_that_fills_up_takes_all_entries_or_none(
+    ledger: Ledger[Numbers], path: Path, room: int
+) -> None:
     before = path.read_bytes()
     with ledger.held():
         with full_disk(len(before) + room - 1), pytest.raises(OSError, match=r"ledger\.jsonl"):
             ledger.append(THREE, THREE)
         assert path.read_bytes() == before
         ledger.append(THREE)
-    assert ledger.entries() == [ONE, TWO, THREE]
+    assert ledger.read().entries == [ONE, TWO, THREE]
 
 
 def test_an_entry_is_on_the_disk_before_it_is_said_to_be_there(
@@ -125,7 +154,7 @@ def test_an_entry_is_on_the_disk_before_it_is_said_to_be_there(
         synced.append((Path(f"/proc/self/fd/{descriptor}").readlink().name, path.read_bytes()))
 
     monkeypatch.setattr(os, "fsync", watching)
-    ledger = Ledger(path)
+    ledger = ledger_in(path)
     with ledger.held():
         ledger.append(ONE)
         # The name of a new file must survive as well.
@@ -136,7 +165,7 @@ def test_an_entry_is_on_the_disk_before_it_is_said_to_be_there(
 
 
 def test_an_entry_that_the_disk_does_not_confirm_is_taken_back(
-    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+    ledger: Ledger[Numbers], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def failing(_: int) -> None:
         raise OSError(5, "Input/output error")
@@ -145,7 +174,7 @@ def test_an_entry_that_the_disk_does_not_confirm_is_taken_back(
         patch.setattr(os, "fsync", failing)
         with pytest.raises(OSError, match=r"Input/output error: '.*ledger\.jsonl'"):
             ledger.append(THREE)
-    assert ledger.entries() == [ONE, TWO]
+    assert ledger.read().entries == [ONE, TWO]
 
 
 # --- damage -------------------------------------------------------------------------------------------
@@ -164,63 +193,271 @@ def test_an_entry_that_the_disk_does_not_confirm_is_taken_back(
         pytest.param(b"[" * 100_000, id="too deep"),
     ],
 )
-def test_a_line_that_is_no_entry_is_an_error_that_names_it(ledger: Ledger, path: Path, line: bytes) -> None:
+def test_a_line_that_is_no_entry_is_an_error_that_names_it(
+    ledger: Ledger[Numbers], path: Path, line: bytes
+) -> None:
     with path.open("ab") as file:
         file.write(line + b'\n{"n":4}\n')
     before = path.read_bytes()
-    for use in (ledger.entries, lambda: ledger.held().__enter__()):
+    for use in (ledger.read, lambda: ledger.held().__enter__()):
         with pytest.raises(LedgerError, match=rf"{path} is damaged: line 3"):
             use()
     assert path.read_bytes() == before
 
 
-def test_a_link_is_not_followed(ledger: Ledger, path: Path) -> None:
+def test_a_link_is_not_followed(ledger: Ledger[Numbers], path: Path) -> None:
     link = path.with_name("link")
     link.symlink_to(path)
     with pytest.raises(OSError, match="link"):
-        Ledger(link).entries()
-    with pytest.raises(OSError, match="link"), Ledger(link).held():
+        ledger_in(link).read()
+    with pytest.raises(OSError, match="link"), ledger_in(link).held():
         pass
-    assert ledger.entries() == [ONE, TWO]
+    assert ledger.read().entries == [ONE, TWO]
 
 
 def test_what_is_no_file_is_an_error_that_names_it(path: Path) -> None:
     path.mkdir()
     with pytest.raises(OSError, match=r"ledger\.jsonl"):
-        Ledger(path).entries()
+        ledger_in(path).read()
 
 
 @pytest.mark.usefixtures("ledger")
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o602])
 def test_secrets_that_others_have_a_right_to_are_not_used(path: Path, mode: int) -> None:
     path.chmod(mode)
-    secret = Ledger(path, secret=True)
+    secret = ledger_in(path, secret=True)
     with pytest.raises(ExposedFileError, match=f"chmod 600 {path}"):
-        secret.entries()
+        secret.read()
     with pytest.raises(ExposedFileError), secret.held():
         pass
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o644])
-def test_what_is_no_secret_may_be_read_by_others(ledger: Ledger, path: Path, mode: int) -> None:
+def test_what_is_no_secret_may_be_read_by_others(ledger: Ledger[Numbers], path: Path, mode: int) -> None:
     path.chmod(mode)
-    assert ledger.entries() == [ONE, TWO]
+    assert ledger.read().entries == [ONE, TWO]
 
 
 @pytest.mark.parametrize("mode", [0o620, 0o602, 0o666])
-def test_a_ledger_that_others_can_change_is_not_used(ledger: Ledger, path: Path, mode: int) -> None:
+def test_a_ledger_that_others_can_change_is_not_used(ledger: Ledger[Numbers], path: Path, mode: int) -> None:
     path.chmod(mode)
     with pytest.raises(UntrustedFileError, match=f"chmod go-w {path}"):
-        ledger.entries()
+        ledger.read()
     with pytest.raises(UntrustedFileError), ledger.held():
         pass
 
 
 def test_secrets_are_used_when_they_are_private(path: Path) -> None:
-    secret = Ledger(path, secret=True)
+    secret = ledger_in(path, secret=True)
     with secret.held():
         secret.append(ONE)
-    assert secret.entries() == [ONE]
+    assert secret.read().entries == [ONE]
+
+
+def line(number: int) -> bytes:
+    return b'{"n":%d}\n' % number
+
+
+@pytest.mark.parametrize("position", range(5))
+def test_damage_at_any_line_is_found_by_who_had_read_the_file_and_by_who_had_not(
+    path: Path, position: int
+) -> None:
+    path.write_bytes(b"".join(map(line, range(5))))
+    reader = ledger_in(path)
+    reader.read()
+    lines = path.read_bytes().splitlines(keepends=True)
+    lines[position] = b"X" + lines[position][1:]
+    for inode in ("the same", "another"):
+        if inode == "another":
+            path.rename(path.with_suffix(".before"))
+        path.write_bytes(b"".join(lines))
+        os.utime(path, ns=(position, position))  # a file system need not tell two writes in one instant apart
+        for ledger in (reader, reader, ledger_in(path)):
+            with pytest.raises(LedgerError, match=f"line {position + 1} is no entry"):
+                ledger.read()
+    path.write_bytes(b"".join(map(line, range(7))))
+    assert [entry["n"] for entry in reader.read().entries] == list(range(7))
+
+
+def test_damage_that_stays_is_parsed_once(ledger: Ledger[Numbers], path: Path) -> None:
+    taken = ledger.read().taken
+    with path.open("ab") as file:
+        file.write(line(3) + b"damaged\n")
+    for _ in range(3):
+        with pytest.raises(LedgerError):
+            ledger.read()
+    assert taken == [1, 2, 3]
+
+
+# --- what a look costs, and what it notices -----------------------------------------------------------
+
+
+def test_after_the_first_look_only_what_was_appended_is_parsed(path: Path) -> None:
+    path.write_bytes(b"".join(map(line, range(5000))))
+    ledger, command = ledger_in(path), ledger_in(path)
+    taken = ledger.read().taken
+    assert len(taken) == 5000
+    for number in (5000, 5001):
+        taken.clear()
+        ledger.read()
+        assert taken == []
+        with command.held():
+            command.append({"n": number})
+        assert [entry["n"] for entry in ledger.read().entries] == list(range(number + 1))
+        with ledger.held() as book:
+            assert len(book.entries) == number + 1
+        assert taken == [number]
+
+
+def test_a_book_that_was_handed_out_never_changes(ledger: Ledger[Numbers], path: Path) -> None:
+    book = ledger.read()
+    with ledger_in(path).held():
+        ledger_in(path).append(THREE)
+    assert ledger.read().entries == [ONE, TWO, THREE]
+    assert book.entries == [ONE, TWO]
+
+
+def test_a_line_counts_when_its_end_has_come_and_not_before(ledger: Ledger[Numbers], path: Path) -> None:
+    ledger.read()
+    for piece in (b'{"n"', b":3}"):
+        with path.open("ab") as file:
+            file.write(piece)
+        assert ledger.read().entries == [ONE, TWO]
+    with path.open("ab") as file:
+        file.write(b"\n")
+    assert ledger.read().entries == [ONE, TWO, THREE]
+    assert ledger.read().taken == [1, 2, 3]
+
+
+@pytest.mark.parametrize("left", range(3))
+def test_a_file_that_was_cut_off_is_read_anew(path: Path, left: int) -> None:
+    path.write_bytes(b"".join(map(line, range(3))))
+    ledger = ledger_in(path)
+    ledger.read()
+    os.truncate(path, left * len(line(0)))
+    assert [entry["n"] for entry in ledger.read().entries] == list(range(left))
+    with path.open("ab") as file:
+        file.write(line(7) + line(8) + line(9) + line(10))
+    assert [entry["n"] for entry in ledger.read().entries] == [*range(left), 7, 8, 9, 10]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_a_file_that_was_put_in_its_place_is_read_whether_longer_or_shorter(
+    ledger: Ledger[Numbers], path: Path, count: int
+) -> None:
+    ledger.read()
+    other = path.with_name("restored")
+    other.write_bytes(b"".join(map(line, range(5, 5 + count))))
+    other.replace(path)
+    assert [entry["n"] for entry in ledger.read().entries] == list(range(5, 5 + count))
+    with ledger.held():
+        ledger.append(ONE)
+    assert [entry["n"] for entry in ledger.read().entries] == [*range(5, 5 + count), 1]
+
+
+def test_a_file_that_was_taken_away_and_came_back_is_read_again(ledger: Ledger[Numbers], path: Path) -> None:
+    ledger.read()
+    aside = path.rename(path.with_name("aside"))
+    assert ledger.read().entries == []
+    aside.rename(path)
+    assert ledger.read().entries == [ONE, TWO]
+
+
+def test_a_pipe_in_the_place_of_the_file_is_an_error_and_does_not_block(
+    ledger: Ledger[Numbers], path: Path
+) -> None:
+    ledger.read()
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(OSError, match=r"ledger\.jsonl is no regular file"):
+        ledger.read()
+
+
+def test_who_waited_while_the_file_was_replaced_writes_into_the_new_one(
+    ledger: Ledger[Numbers], path: Path
+) -> None:
+    with ThreadPoolExecutor(1) as thread:
+
+        def add() -> None:
+            with ledger_in(path).held():
+                ledger_in(path).append(THREE)
+
+        with ledger.held():
+            waiting = thread.submit(add)
+            until_waited_for(path)
+            other = path.with_name("restored")
+            other.write_bytes(line(9))
+            other.replace(path)
+        waiting.result(BOUND_S)
+    assert ledger.read().entries == [{"n": 9}, THREE]
+
+
+def open_files() -> int:
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
+def until_waited_for(path: Path) -> None:
+    """Wait until somebody waits for the lock of ``path``."""
+    inode, ends = str(path.stat().st_ino), time.monotonic() + BOUND_S
+    while time.monotonic() < ends:
+        locks = Path("/proc/locks").read_text("ascii").splitlines()
+        if any("->" in lock and f":{inode} " in lock for lock in locks):
+            return
+    raise TimeoutError
+
+
+# --- no descriptors -----------------------------------------------------------------------------------
+
+_EXHAUSTED = """
+import os
+import resource
+import sys
+from pathlib import Path
+from tests.relay.test_ledger import ledger_in, line
+
+path = Path(sys.argv[1])
+ledger = ledger_in(path)
+ledger.read()
+writer = os.open(path, os.O_WRONLY | os.O_APPEND)
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+taken = []
+try:
+    while True:
+        taken.append(os.dup(writer))
+except OSError as error:
+    assert error.errno == 24, error
+for number in (3, 4):
+    os.write(writer, line(number))
+    print(len(ledger.read().entries))
+other = Path(sys.argv[2])
+other.replace(path)
+print(ledger.read().entries)
+"""
+
+
+def test_a_ledger_is_read_on_and_even_replaced_when_no_descriptor_is_left(
+    ledger: Ledger[Numbers], path: Path
+) -> None:
+    other = path.with_name("restored")
+    other.write_bytes(line(9))
+    command = [sys.executable, "-P", "-c", _EXHAUSTED, str(path), str(other)]
+    outcome = subprocess.run(
+        command, env=WITH_TESTS, capture_output=True, check=False, timeout=BOUND_S, text=True
+    )
+    assert (outcome.stdout.splitlines(), outcome.stderr) == (["3", "4", "[{'n': 9}]"], "")
+    assert ledger.read().entries == [{"n": 9}]
+
+
+def test_a_ledger_that_is_collected_gives_its_descriptor_back(path: Path) -> None:
+    path.write_bytes(line(1))
+    before = open_files()
+    readers = [ledger_in(path) for _ in range(5)]
+    for reader in readers:
+        reader.read()
+    assert open_files() == before + 5
+    del reader
+    readers.clear()
+    assert open_files() == before
 
 
 # --- several processes --------------------------------------------------------------------------------
@@ -228,34 +465,34 @@ def test_secrets_are_used_when_they_are_private(path: Path) -> None:
 _COUNTER = """
 import sys
 from pathlib import Path
-from relay.ledger import Ledger
+from tests.relay.test_ledger import ledger_in
 
-ledger = Ledger(Path(sys.argv[1]))
+ledger = ledger_in(Path(sys.argv[1]))
 for _ in range(50):
-    with ledger.held() as entries:
-        ledger.append({"n": len(entries)})
+    with ledger.held() as book:
+        ledger.append({"n": len(book.entries)})
 """
 
 
 def test_processes_that_write_at_once_see_what_the_others_wrote(path: Path) -> None:
     command = [sys.executable, "-P", "-c", _COUNTER, str(path)]
-    processes = [subprocess.Popen(command) for _ in range(3)]
+    processes = [subprocess.Popen(command, env=WITH_TESTS) for _ in range(3)]
     assert [process.wait(BOUND_S) for process in processes] == [0, 0, 0]
-    assert [entry["n"] for entry in Ledger(path).entries()] == list(range(150))
+    assert [entry["n"] for entry in ledger_in(path).read().entries] == list(range(150))
 
 
 _READER = """
 import json
 import sys
 from pathlib import Path
-from relay.ledger import Ledger
+from tests.relay.test_ledger import ledger_in
 
-print(json.dumps(Ledger(Path(sys.argv[1])).entries()))
+print(json.dumps(ledger_in(Path(sys.argv[1])).read().entries))
 """
 
 
-def test_who_reads_needs_not_wait_for_who_holds(ledger: Ledger, path: Path) -> None:
+def test_who_reads_needs_not_wait_for_who_holds(ledger: Ledger[Numbers], path: Path) -> None:
     command = [sys.executable, "-P", "-c", _READER, str(path)]
     with ledger.held():
-        read = subprocess.run(command, capture_output=True, check=True, timeout=BOUND_S)
+        read = subprocess.run(command, env=WITH_TESTS, capture_output=True, check=True, timeout=BOUND_S)
     assert json.loads(read.stdout) == [ONE, TWO]

@@ -1,6 +1,6 @@
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from threading import Event
@@ -12,13 +12,15 @@ from starlette.routing import WebSocketRoute
 
 from relay.ca import AuthorityError
 from relay.call_record import CallAnswer
+from relay.descriptors import DescriptorReserve
 from relay.followers import Follow, Followers
 from relay.ledger import LedgerError
 from relay.notifier import Notifier
 from relay.permissions import Rights
 from relay.revoked_tokens import RevokedTokens
-from relay.watch import TrustWatch
+from relay.watch import LEAVES, TOKENS, TrustWatch
 from schemas.errors import Failure, ToolError
+from schemas.files import write_atomic
 from schemas.frames import CONNECT_PATH, FrameReader
 from schemas.registry import SchemaRegistry
 from schemas.tokens import TokenError
@@ -45,6 +47,7 @@ class Stage:
         self.hub = hub
         self.directory = directory
         self.real = RealCa(hub, directory / "ca")
+        self.reserve = DescriptorReserve(1)
         self.sessions = hub.sessions(authority=self.real.ca)
         self.notifier = Notifier(hub.fleet, interval_s=1000)
         self.door = hub.door(self.sessions)
@@ -65,6 +68,8 @@ class Stage:
             notifier=self.notifier,
             audit=self.hub.audit,
             followers=self.followers,
+            freshness=self.hub.freshness,
+            reserve=self.reserve,
             on_tokens=[self.hub.authenticator.revoke, self.door.revoke],
             now_ms=self.hub.clock,
             log=self.hub.log,
@@ -79,6 +84,10 @@ class Stage:
         """Look, and let those follow who are behind."""
         await self.watch.look()
         assert await self.followers.follow()
+
+    def close(self) -> None:
+        """Give back what the operating system gave."""
+        self.reserve.close()
 
     def revoke_token(self, jti: str) -> None:
         """Revoke a token as the command does."""
@@ -113,10 +122,11 @@ class Stage:
 
 
 @pytest.fixture
-def stage(hub: Hub, tmp_path: Path, server: Server, reader: FrameReader) -> Stage:
+def stage(hub: Hub, tmp_path: Path, server: Server, reader: FrameReader) -> Iterator[Stage]:
     stage = Stage(hub, tmp_path, server, reader)
     stage.watch.begin()
-    return stage
+    yield stage
+    stage.close()
 
 
 async def code_of(task: asyncio.Task[CallAnswer]) -> str:
@@ -398,6 +408,91 @@ async def test_what_is_damaged_changes_nothing_that_is_in_effect_and_is_said_onc
     assert line["level"] == "error"
 
 
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        pytest.param("ca/ledger.jsonl", torn, id="the CA's ledger"),
+        pytest.param("ca/root.pem", emptied, id="the root"),
+        pytest.param("revoked_tokens.jsonl", torn, id="the list of tokens"),
+    ],
+)
+async def test_when_a_ledger_cannot_be_read_for_three_seconds_calls_are_refused_until_it_can(
+    stage: Stage, name: str, damage: Callable[[Path], None]
+) -> None:
+    node = stage.real.node()
+    stage.revoke_token("jti-1")
+    result = {"message": "ping", "received_at_ms": stage.hub.clock(), "node_id": NODE_ID}
+
+    async def goes_through(end: NodeEnd) -> None:
+        calling = stage.call(node)
+        await end.acknowledge(await end.receive("cmd"), result)
+        assert await code_of(calling) == "ok"
+
+    path = stage.directory / name
+    whole = path.read_bytes()
+    async with stage.session(node) as end:
+        await stage.watch.look()
+        damage(path)
+        stage.hub.seconds.now += 2.9
+        await stage.watch.look()
+        await goes_through(end)
+        stage.hub.seconds.now += 0.1
+        await stage.watch.look()
+        await stage.watch.look()
+        assert not stage.hub.freshness.is_fresh()
+        assert await code_of(stage.call(node)) == "E_INTERNAL"
+        principal = stage.hub.authenticator.identify(stage.hub.token())
+        with pytest.raises(ToolError, match="cannot read what has been revoked"):
+            stage.door.charge(principal, 1)  # as for a list of tools, or a resource
+        write_atomic(path, whole, 0o600)  # as an editor does
+        await stage.watch.look()
+        assert stage.hub.freshness.is_fresh()
+        await goes_through(end)
+    (line,) = stage.hub.lines.entries("revocations cannot be read; calls are refused")
+    assert line["level"] == "error"
+    assert line["unread"] == [TOKENS if name.startswith("revoked") else LEAVES]
+    assert len(stage.hub.lines.entries("revocations can be read again; calls are made")) == 1
+    stage.hub.tally.write()
+    [refusals] = [line for line in stage.hub.audited() if line.get("event") == "call_refused"]
+    assert (refusals["reason"], refusals["count"]) == ("E_INTERNAL", 2)
+
+
+async def test_a_ledger_whose_disk_hangs_is_one_that_cannot_be_read(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage.revoke_token("jti-1")
+    answers = Event()
+    jtis = RevokedTokens.jtis
+
+    def hanging(self: RevokedTokens) -> frozenset[str]:
+        assert answers.wait(BOUND_S)
+        return jtis(self)
+
+    monkeypatch.setattr(RevokedTokens, "jtis", hanging)
+    looking = asyncio.create_task(stage.watch.look())
+    stage.hub.seconds.now += 3
+    await asyncio.sleep(0)
+    assert not stage.hub.freshness.is_fresh()
+    answers.set()
+    await asyncio.wait_for(looking, BOUND_S)
+    assert stage.hub.freshness.is_fresh()
+
+
+async def test_a_ca_that_was_restored_from_an_older_backup_readmits_nobody(stage: Stage) -> None:
+    node = stage.real.node()
+    stage.hub.announce(node)
+    ledger = stage.directory / "ca" / "ledger.jsonl"
+    before = ledger.read_bytes()
+    stage.real.as_operator().revoke(NODE_ID)
+    await stage.watch.look()
+    write_atomic(ledger, before, 0o600)
+    await stage.watch.look()
+    stage.hub.announce(node, issued_at_ms=stage.hub.clock.advance(1))
+    assert failure(stage.hub, node) is Failure.ATTESTATION_FAILED
+    (line,) = stage.hub.lines.entries("revoked certificates are missing from the ledger")
+    assert (line["level"], line["count"]) == ("error", 1)
+
+
 async def test_what_could_not_be_read_for_a_moment_takes_effect_as_soon_as_it_can(stage: Stage) -> None:
     node = stage.real.node()
     stage.hub.announce(node)
@@ -579,6 +674,7 @@ async def test_revocations_survive_a_restart(
         hub.authenticator.identify(void)
     await again.watch.look()
     assert again.events() == []  # it was recorded when it happened
+    again.close()
     hub.close()
 
 
