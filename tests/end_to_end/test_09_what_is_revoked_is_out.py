@@ -9,6 +9,7 @@ import asyncio
 import base64
 import json
 import os
+import resource
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -23,6 +24,7 @@ from mcp.client.subscriptions import ToolsListChanged
 from mcp.shared.exceptions import MCPError
 
 from kubelet.link import LinkState
+from relay.descriptors import RESERVED
 from relay.local_system import LocalSystem, Plan, list_tools, relay_command, start_system
 from relay.processes import Processes
 from tests.fakes.demo import error_of
@@ -186,3 +188,33 @@ async def status_of(system: LocalSystem, token: str) -> int:
     async with httpx2.AsyncClient(headers=headers, trust_env=False) as http:
         body = {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}
         return (await http.post(f"{system.plan.public_url}/mcp", json=body)).status_code
+
+
+async def test_a_token_is_void_though_strangers_hold_every_descriptor(system: LocalSystem) -> None:
+    relay, strangers = system.processes.pid("relay"), list[asyncio.StreamWriter]()
+    headers = {"Authorization": f"Bearer {system.token}", "Accept": "application/json, text/event-stream"}
+    body = {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}
+    url, only = f"{system.plan.public_url}/mcp", httpx2.Limits(max_connections=1)
+    async with (
+        asyncio.timeout(BOUND_S),
+        httpx2.AsyncClient(headers=headers, trust_env=False, limits=only) as agent,
+    ):
+        assert (await agent.post(url, json=body)).status_code != 401
+        limit = max(descriptors(relay)) + 8
+        resource.prlimit(relay, resource.RLIMIT_NOFILE, (limit, limit))
+        while len(descriptors(relay)) < limit:
+            _, writer = await asyncio.open_connection("127.0.0.1", system.plan.relay_port)
+            strangers.append(writer)
+            assert len(strangers) < 4 * limit
+        await relay_cli(system, "token", "revoke", jti_of(system.token))
+        while (await agent.post(url, json=body)).status_code != 401:
+            await asyncio.sleep(0.05)
+            assert len(descriptors(relay)) >= limit - RESERVED
+        assert [line["jti"] for line in events(system, "token_revoked")] == [jti_of(system.token)]
+    for writer in strangers:
+        writer.close()
+
+
+def descriptors(pid: int) -> list[int]:
+    """Return the descriptors that a process has open."""
+    return [int(entry.name) for entry in Path(f"/proc/{pid}/fd").iterdir()]

@@ -47,7 +47,7 @@ def test_what_is_revoked_or_rotated_is_read_when_connections_hold_all_descriptor
     operator = CertificateAuthority(tmp_path / "ca", lambda: NOW_MS, os.urandom)
     operator.create()
     (node_id, *_) = operator.issue_mock(1, tmp_path / "mock", "acme")
-    command = [sys.executable, "-c", _EXHAUSTED, str(tmp_path), str(NOW_MS)]
+    command = [sys.executable, "-P", "-c", _EXHAUSTED, str(tmp_path), str(NOW_MS)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None
         assert process.stdout is not None
