@@ -13,18 +13,19 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.fakes.demo import running_demo
+from tests.fakes.demo import running_demo, usual_ports
 
 
 def test_the_demo_calls_each_tool_and_leaves_nothing(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", "relay", "demo", "--once"],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=90,
-        env={**os.environ, "TMPDIR": str(tmp_path)},
-    )
+    with usual_ports():
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", "relay", "demo", "--once"],
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=90,
+            env={**os.environ, "TMPDIR": str(tmp_path)},
+        )
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr == ""
     assert done.stdout.count(".echo.invoke\n") == 3

@@ -15,14 +15,13 @@ import pytest
 
 from relay.local_system import (
     LocalSystem,
-    Plan,
     kubelet_command,
     relay_command,
     start_broker,
     start_system,
 )
 from relay.processes import Processes
-from tests.fakes.demo import error_of
+from tests.fakes.demo import error_of, plan_below
 
 BOUND_S = 60
 
@@ -30,7 +29,7 @@ BOUND_S = 60
 @pytest.fixture
 async def system(tmp_path: Path) -> AsyncIterator[LocalSystem]:
     async with Processes.running(tmp_path) as processes:
-        started = await start_system(Plan.below(tmp_path), 0, processes, lambda _text: None)
+        started = await start_system(plan_below(tmp_path), 0, processes, lambda _text: None)
         async with asyncio.timeout(BOUND_S):
             await started.until_listed()
         yield started

@@ -22,6 +22,7 @@ from relay.processes import Processes
 from schemas.addresses import mcp_url
 from schemas.files import PRIVATE, write_atomic
 from schemas.tls import client_context
+from tests.fakes.demo import plan_below
 
 BOUND_S = 60
 TENANT = "acme"
@@ -112,7 +113,7 @@ class Site:
 @asynccontextmanager
 async def running_site(directory: Path, processes: Processes) -> AsyncIterator[Site]:
     directory.mkdir()  # noqa: ASYNC240 - nothing else runs yet
-    plan = Plan.below(directory)
+    plan = plan_below(directory)
     site = Site(plan, processes, f"https://127.0.0.1:{plan.relay_port}")
     await start_broker(plan, processes)
     assert (await site.relay("ca", "init")).code == 0

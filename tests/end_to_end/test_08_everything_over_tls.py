@@ -19,11 +19,12 @@ from mcp.client.streamable_http import streamable_http_client
 
 from relay.config import StateFiles
 from relay.local_system import list_tools
-from relay.processes import Processes, free_port
+from relay.processes import Processes
 from schemas.addresses import mcp_url
 from schemas.files import PRIVATE, write_atomic
 from schemas.identity_files import IdentityFiles
 from schemas.tls import client_context
+from tests.fakes.ports import unused_port
 from tests.fakes.tls_broker import Peer, TlsBroker, until
 
 BOUND_S = 60
@@ -36,7 +37,7 @@ class Site:
     def __init__(self, kind: str, directory: Path, processes: Processes) -> None:
         self.state = StateFiles(directory / "relay")
         self.node_state = directory / "node"
-        self.port = free_port(0)
+        self.port = unused_port()
         self.url = f"https://localhost:{self.port}"
         self.processes = processes
         self._directory = directory

@@ -25,9 +25,9 @@ from mcp.shared.exceptions import MCPError
 
 from kubelet.link import LinkState
 from relay.descriptors import RESERVED
-from relay.local_system import LocalSystem, Plan, list_tools, relay_command, start_system
+from relay.local_system import LocalSystem, list_tools, relay_command, start_system
 from relay.processes import Processes
-from tests.fakes.demo import error_of
+from tests.fakes.demo import error_of, plan_below
 
 BOUND_S = 60
 AT_ONCE = 3
@@ -37,7 +37,7 @@ UNDER_WAY = "E_DEADLINE_EXCEEDED"
 @pytest.fixture
 async def system(tmp_path: Path) -> AsyncIterator[LocalSystem]:
     async with Processes.running(tmp_path) as processes:
-        started = await start_system(Plan.below(tmp_path), 1, processes, lambda _text: None)
+        started = await start_system(plan_below(tmp_path), 1, processes, lambda _text: None)
         async with asyncio.timeout(BOUND_S):
             await started.until_listed()
         yield started

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from relay.local_system import LocalSystem, Plan, kubelet_command, start_system
+from relay.local_system import LocalSystem, kubelet_command, start_system
 from relay.processes import Processes
 from tests.fakes.broker import BOUND_S
+from tests.fakes.demo import plan_below
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -21,7 +22,7 @@ pytestmark = pytest.mark.timeout(120)
 @pytest.fixture
 async def system(tmp_path: Path) -> AsyncIterator[LocalSystem]:
     async with Processes.running(tmp_path) as processes:
-        started = await start_system(Plan.below(tmp_path), 0, processes, lambda _text: None)
+        started = await start_system(plan_below(tmp_path), 0, processes, lambda _text: None)
         async with asyncio.timeout(BOUND_S * 2):
             await started.until_listed()
         yield started

@@ -13,8 +13,9 @@ from pathlib import Path
 import paho.mqtt.client as paho
 from paho.mqtt.enums import CallbackAPIVersion
 
-from relay.processes import find_program, free_port
+from relay.processes import find_program
 from schemas.addresses import BrokerAddress
+from tests.fakes.ports import unused_port
 
 KINDS = ("nats-server", "mosquitto")
 INSTALL = "apt-get install --no-install-recommends mosquitto"
@@ -69,7 +70,7 @@ class Broker:
     """
 
     def __init__(self, kind: str, directory: Path, *, deaf: bool = False) -> None:
-        self.address = BrokerAddress("127.0.0.1", free_port(0))
+        self.address = BrokerAddress("127.0.0.1", unused_port())
         self._kind = kind
         self._directory = directory
         self._deaf = deaf

@@ -1,13 +1,15 @@
 """A demo that runs: the system that the end-to-end stories are told about."""
 
+import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+import tempfile
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,9 @@ from mcp_types import CallToolResult, TextContent
 from kubelet.agent import make_handlers
 from kubelet.handlers.echo import CAPABILITY as ECHO
 from kubelet.handlers.metrics import CAPABILITY as METRICS
+from relay.local_system import Plan
 from schemas.kinds import KINDS
+from tests.fakes.ports import unused_port
 
 STOP_TIMEOUT_S = 30
 
@@ -74,6 +78,28 @@ class Demo:
                 yield client
 
 
+def plan_below(directory: Path) -> Plan:
+    """Return a plan for a system whose parts a test may stop and start again: its ports stay its own."""
+    return replace(
+        Plan.below(directory),
+        relay_port=unused_port(),
+        loopback_port=unused_port(),
+        broker_port=unused_port(),
+    )
+
+
+@contextmanager
+def usual_ports() -> Iterator[None]:
+    """Keep other tests' demos from starting: two that look for the usual ports at once find the same ones.
+
+    A demo that serves holds its ports, and the next one finds others. The lock is the machine's: workers
+    and other runs of the tests are separate processes.
+    """
+    with (Path(tempfile.gettempdir()) / f"edge-kubelet-tests-{os.getuid()}.lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 def environment_of(sources: Path) -> dict[str, str]:
     """Return the environment in which the packages below ``sources`` come before those that are installed."""
     return {**os.environ, "PYTHONPATH": str(sources)}
@@ -86,6 +112,8 @@ def running_demo(directory: Path, *arguments: str, sources: Path | None = None) 
     With the packages below ``sources`` where that is given, instead of those that are installed.
     """
     ready = directory / "ready.json"
+    starting = ExitStack()
+    starting.enter_context(usual_ports())
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", "relay", "demo", "--ready-file", str(ready), *arguments],
         stdout=subprocess.PIPE,
@@ -97,19 +125,23 @@ def running_demo(directory: Path, *arguments: str, sources: Path | None = None) 
     )
     assert process.stdout is not None
     try:
-        output = []
-        for line in process.stdout:
-            output.append(line)
-            if line.startswith("Serving"):
-                break
-        else:
-            raise AssertionError("the demo ended by itself:\n" + "".join(output))
+        with starting:
+            _until_it_serves(process.stdout)
         yield Demo(json.loads(ready.read_text("utf-8")), process.pid)
     finally:
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=STOP_TIMEOUT_S)
     assert process.returncode == 0
     assert not ready.exists()
+
+
+def _until_it_serves(printed: Iterable[str]) -> None:
+    output = []
+    for line in printed:
+        output.append(line)
+        if line.startswith("Serving"):
+            return
+    raise AssertionError("the demo ended by itself:\n" + "".join(output))
 
 
 def error_of(result: CallToolResult) -> dict[str, Any]:

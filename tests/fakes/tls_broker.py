@@ -18,13 +18,13 @@ import paho.mqtt.client as paho
 from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 
 from relay.own_certificate import RELAY_NAME
-from relay.processes import free_port
 from schemas.addresses import BrokerAddress
 from schemas.files import PRIVATE, write_atomic
 from schemas.issuing import issue_server, make_crl
 from schemas.keys import private_key_to_pem
 from schemas.tls import client_context
 from tests.fakes.broker import BOUND_S, SHIPPED, Broker
+from tests.fakes.ports import unused_port
 from tests.fakes.signer import SimulatedCa, SimulatedNode, key_named
 
 _PUT_IN = {
@@ -140,8 +140,8 @@ class TlsBroker(Broker):
     def __init__(self, kind: str, directory: Path, certificate: Shown | None = None) -> None:
         super().__init__(kind, directory)
         self.kind = kind
-        self.address = BrokerAddress("127.0.0.1", free_port(0), tls=True)
-        self.own_port = free_port(0)
+        self.address = BrokerAddress("127.0.0.1", unused_port(), tls=True)
+        self.own_port = unused_port()
         self.edge = directory / "edge"
         self.pid_file = directory / "broker.pid"
         self.edge.mkdir(exist_ok=True)

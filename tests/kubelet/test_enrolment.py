@@ -395,7 +395,9 @@ async def test_a_clock_that_is_nearly_right_will_do(plain_bench: Bench, off_ms: 
 
 
 @pytest.mark.parametrize(
-    ("since_ms", "text"), [(NOW + 9 * DAY_MS, "not yet valid"), (NOW - 40 * DAY_MS, "expired")]
+    ("since_ms", "text"),
+    [(NOW + 9 * DAY_MS, "not yet valid"), (NOW - 40 * DAY_MS, "expired")],
+    ids=["not yet valid", "expired"],
 )
 async def test_a_certificate_of_another_time_speaks_of_the_clock(
     bench: Bench, since_ms: int, text: str

@@ -13,7 +13,6 @@ import pytest
 
 from relay.auth import key_id, load_or_create_token_key
 from relay.cli import main
-from relay.processes import free_port
 from relay.revoked_tokens import RevokedTokens
 from relay.serving import bind
 from schemas.addresses import PLAIN_OPTION, HostPort
@@ -26,6 +25,7 @@ from schemas.keys import from_base64url
 from schemas.registry import SchemaRegistry
 from schemas.tokens import AGENT_REF, TokenVerifier
 from tests.fakes.audits import WrittenAudit
+from tests.fakes.ports import unused_port
 from tests.fakes.signer import NODE_ID, NOW_MS, key_named
 
 CSR = make_csr(key_named("the node"), NODE_ID)
@@ -59,7 +59,7 @@ def relay(state: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
     """Run the command line in this process; its state lies in a directory of the test's own."""
 
     def run(*arguments: object) -> Outcome:
-        texts = [str(argument).replace(FREE_PORT, str(free_port(0))) for argument in arguments]
+        texts = [str(argument).replace(FREE_PORT, str(unused_port())) for argument in arguments]
         monkeypatch.setattr(sys, "argv", ["relay", *texts, "--state-dir", str(state)])
         with pytest.raises(SystemExit) as ended:
             main()

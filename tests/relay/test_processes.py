@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from relay.processes import Processes, StartError, find_program, free_port
+from tests.fakes.ports import unused_port
 
 BOUND_S = 20
 WAIT = "import signal; signal.pause()"
@@ -93,7 +94,7 @@ async def test_a_process_that_ended_is_said_with_its_last_words(processes: Proce
 
 
 async def test_waiting_for_a_port_ends_when_somebody_listens(processes: Processes) -> None:
-    port = free_port(0)
+    port = unused_port()
     await processes.start("listener", python(LISTEN, str(port)))
     await processes.until_listening(port)
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -105,7 +106,7 @@ async def test_waiting_for_a_port_ends_when_somebody_listens(processes: Processe
 async def test_waiting_for_a_port_ends_when_a_process_does(processes: Processes) -> None:
     await processes.start("broken", python("import sys; sys.exit(4)"))
     with pytest.raises(StartError, match="broken ended with status 4"):
-        await processes.until_listening(free_port(0))
+        await processes.until_listening(unused_port())
 
 
 async def test_the_output_of_a_command_is_returned(processes: Processes) -> None:
@@ -132,7 +133,7 @@ def test_a_program_that_is_not_there_is_an_error_that_says_what_to_install() -> 
 
 
 def test_a_port_that_is_free_is_kept_and_one_that_is_taken_is_not() -> None:
-    wanted = free_port(0)
+    wanted = unused_port()
     assert free_port(wanted) == wanted
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", wanted))

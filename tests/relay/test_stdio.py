@@ -15,7 +15,6 @@ import pytest_asyncio
 from starlette.types import Receive, Scope, Send
 
 from relay.logs import make_logger
-from relay.processes import free_port
 from relay.stdio import DRAIN_S, IN_FLIGHT, LISTENING, Bridge
 from relay.stdio_http import RelayHttp, Token
 from relay.stdio_messages import MAX_LINE_BYTES, header_value
@@ -26,6 +25,7 @@ from tests.fakes.bridged import ME, META, NEW, OLD, LineClient
 from tests.fakes.doors import Doors
 from tests.fakes.hub import Hub
 from tests.fakes.lines import LogLines
+from tests.fakes.ports import unused_port
 from tests.fakes.raw_http_server import Asked, RawServer, http_answer
 from tests.fakes.serving import Server
 from tests.fakes.signer import NOW_MS, SimulatedNode
@@ -348,7 +348,7 @@ async def test_a_call_that_is_taken_back_is_taken_back_at_the_node(
 
 
 async def test_what_was_never_sent_is_taken_back_without_the_relay() -> None:
-    url = mcp_url(f"http://127.0.0.1:{free_port(0)}")
+    url = mcp_url(f"http://127.0.0.1:{unused_port()}")
     waiting = asyncio.Event()
 
     async def wait(_seconds: float) -> None:

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from relay.processes import free_port
 from relay.stdio_delivery import LONGEST_WAIT_S, PATIENCE_S, REFUSED_WAIT_S, Waits
 from tests.fakes.bridged import OLD, LineClient
 from tests.fakes.pauses import Pauses
+from tests.fakes.ports import unused_port
 from tests.fakes.raw_http_server import Asked, RawServer, http_answer
 
 CALL: dict[str, Any] = {"name": "sysecho.x.echo.invoke", "arguments": {}}
@@ -86,7 +86,7 @@ async def test_what_was_never_sent_is_sent_again_until_it_is_taken(method: str) 
 
 async def test_a_relay_that_does_not_come_back_is_waited_for_so_long_and_no_longer() -> None:
     clock, pauses = StandingClock(), Pauses()
-    url = f"http://127.0.0.1:{free_port(0)}"
+    url = f"http://127.0.0.1:{unused_port()}"
     async with LineClient.over_bridge(url, "t", sleep=pauses.sleep, monotonic=clock) as client:
         request = client.request("tools/call", **CALL)
         first = await pauses.next()

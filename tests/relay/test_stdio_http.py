@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay.processes import free_port
 from relay.stdio_http import (
     MAX_ANSWER_BYTES,
     EventReader,
@@ -19,6 +18,7 @@ from relay.stdio_http import (
 )
 from schemas.files import ExposedFileError
 from schemas.tls import client_context
+from tests.fakes.ports import unused_port
 from tests.fakes.raw_http_server import Asked, RawServer, http_answer, server_context
 from tests.fakes.signer import NOW_MS, SimulatedCa
 
@@ -68,7 +68,7 @@ async def test_the_bytes_go_as_they_are_with_the_token_and_what_a_stream_needs()
 
 async def test_a_port_where_nobody_listens_was_never_sent_to() -> None:
     with pytest.raises(NotSentError):
-        await asked(f"http://127.0.0.1:{free_port(0)}/mcp")
+        await asked(f"http://127.0.0.1:{unused_port()}/mcp")
 
 
 async def test_a_relay_with_another_root_was_never_sent_to(tmp_path: Path) -> None:

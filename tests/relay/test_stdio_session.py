@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from relay.processes import free_port
 from relay.stdio_http import LostError, NotSentError, RelayHttp, Token
 from relay.stdio_messages import Message, read
 from relay.stdio_session import Conversation, RefusedError, SessionGoneError
@@ -17,6 +16,7 @@ from schemas.tls import client_context
 from tests.fakes.bridged import ME, META, NEW, OLD
 from tests.fakes.doors import Doors
 from tests.fakes.hub import Hub
+from tests.fakes.ports import unused_port
 from tests.fakes.raw_http_server import Asked, RawServer, http_answer
 from tests.fakes.serving import Server
 
@@ -278,7 +278,7 @@ async def test_an_answer_in_place_of_a_stream_is_no_stream() -> None:
 
 
 async def test_a_relay_that_is_away_is_no_refusal() -> None:
-    async with conversation(f"http://127.0.0.1:{free_port(0)}", "t") as talk:
+    async with conversation(f"http://127.0.0.1:{unused_port()}", "t") as talk:
         with pytest.raises(NotSentError):
             await told(talk, said("ping"))
         await talk.close()  # there is nothing to end
