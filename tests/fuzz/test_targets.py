@@ -4,19 +4,19 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.fakes.examples import examples
 from tests.fuzz.mutation import mutated
 from tests.fuzz.targets import TARGETS
 
 ROOT = Path(__file__).parent.parent.parent
-EXAMPLES = 400
 SEEDS = st.integers(0, 2**48)
 
 
 @pytest.mark.parametrize("name", TARGETS)
-@settings(deadline=None, derandomize=True, database=None, max_examples=EXAMPLES)
+@examples(100, 1600)
 @given(seed=SEEDS)
 def test_a_damaged_document_raises_nothing_but_what_is_documented(name: str, seed: int) -> None:
     target = TARGETS[name]
@@ -24,7 +24,7 @@ def test_a_damaged_document_raises_nothing_but_what_is_documented(name: str, see
 
 
 @pytest.mark.parametrize("name", TARGETS)
-@settings(deadline=None, derandomize=True, database=None, max_examples=EXAMPLES // 4)
+@examples(25, 400)
 @given(data=st.binary(max_size=200))
 def test_nor_does_any_input_at_all(name: str, data: bytes) -> None:
     TARGETS[name].parse(data)

@@ -13,7 +13,7 @@ from typing import Any, Final
 from unittest.mock import patch
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.shared.inbound import encode_header_value
@@ -32,6 +32,7 @@ from relay.resources import ResourceCatalog
 from relay.streams import Streams
 from schemas.addresses import HostPort
 from schemas.registry import SchemaRegistry
+from tests.fakes.examples import examples
 from tests.fakes.hub import PUBLIC_URL, Hub
 from tests.fakes.reach import ScriptedReach, SilentReach
 from tests.fakes.signer import NODE_ID
@@ -272,7 +273,7 @@ def some(
     meta=some([*META, CLIENT_INFO_META_KEY, "progressToken", META_IDEMPOTENCY_KEY]),
     headers=some(PLAIN_HEADERS, st.sampled_from(["", "x", "*/*", "application/json", ERA, "tools/list"])),
 )
-@settings(max_examples=150, deadline=None)
+@examples(40, 150)
 def test_whatever_is_plain_the_sdk_answers_alike(
     registry: SchemaRegistry,
     members: dict[str, Any],

@@ -21,6 +21,7 @@ from schemas.errors import Failure, ToolError
 from schemas.kinds import KINDS, KindRegistry
 from schemas.registry import SchemaRegistry
 from tests.fakes.disk import full_disk
+from tests.fakes.examples import examples
 from tests.fakes.hub import Hub, call_of
 from tests.fakes.reach import Held, ScriptedReach, echoed
 from tests.fakes.seconds import Seconds
@@ -893,6 +894,4 @@ class OnceMachine(RuleBasedStateMachine):
 
 
 def test_no_interleaving_sends_a_command_twice_under_one_key_or_tells_what_is_not_so() -> None:
-    run_state_machine_as_test(
-        OnceMachine, settings=settings(max_examples=60, stateful_step_count=40, deadline=None)
-    )
+    run_state_machine_as_test(OnceMachine, settings=settings(examples(20, 60), stateful_step_count=40))

@@ -2,10 +2,11 @@ from heapq import heapify, heappop, heappush
 from itertools import cycle, pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from relay.turnstile import BURST, LONGEST_WAIT_S, RATE_PER_S, Turnstile
+from tests.fakes.examples import examples
 
 NOW = 5000.0
 
@@ -185,7 +186,7 @@ def test_not_more_addresses_are_remembered_than_that_and_the_others_have_what_al
     assert come(turnstile, 9, NOW + 10, OTHER_HOST).count(0.0) == 5
 
 
-@settings(max_examples=50)
+@examples(20, 50)
 @given(st.floats(1, 100), st.lists(st.tuples(st.floats(0, 3), st.integers(1, 30)), min_size=1, max_size=30))
 def test_never_more_than_burst_and_rate_get_in_and_every_wait_is_more_than_none(
     rate: float, steps: list[tuple[float, int]]

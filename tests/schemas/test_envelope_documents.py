@@ -5,17 +5,18 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.registry import SchemaRegistry, ViolationError
+from tests.fakes.examples import examples
 from tests.fakes.schema_values import anything, nearly_fitting
 from tests.fakes.signer import NODE_ID
 
 REGISTRY = SchemaRegistry()
 ENVELOPE = REGISTRY.load_envelope()
 TOOL_IO = REGISTRY.load("tool_io@1.0.0")
-MANY = settings(max_examples=200)
+MANY = examples(50, 200)
 
 CALL: dict[str, Any] = {
     "id": 1,

@@ -9,11 +9,12 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.certificates import self_signed_leaf
 from schemas.identity import certificates_in, is_for_key, kid_of, san_uri, validity_of
+from tests.fakes.examples import examples
 from tests.fakes.signer import DAY_MS, NODE_ID, NOW_MS, SimulatedCa, key_named
 
 CA = SimulatedCa()
@@ -240,13 +241,13 @@ def only_value_errors(der: bytes) -> None:
         assert isinstance(end, int)
 
 
-@settings(max_examples=500)
+@examples(100, 500)
 @given(st.binary(max_size=200))
 def test_garbage_is_a_value_error_and_nothing_else(der: bytes) -> None:
     only_value_errors(der)
 
 
-@settings(max_examples=1000)
+@examples(200, 1000)
 @given(st.integers(0, len(LEAF_DER) - 1), st.binary(min_size=1, max_size=4))
 def test_a_damaged_certificate_is_a_value_error_or_still_one(at: int, damage: bytes) -> None:
     only_value_errors(LEAF_DER[:at] + damage + LEAF_DER[at + len(damage) :])

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import Phase, find, given, settings
 
 from schemas.registry import SchemaRegistry, ViolationError
+from tests.fakes.examples import examples
 from tests.fakes.schema_values import fitting, nearly, nearly_fitting
 from tests.fakes.second_opinion import second_opinion
 from tests.fakes.signer import NODE_ID, NOW_MS, SimulatedCa
@@ -23,7 +24,7 @@ REFS = sorted(REGISTRY.documents)
 # The bundle says nothing of a value.
 JUDGING = [ref for ref in REFS if ref != "system.metrics@1.0.0"]
 SECOND = {ref: second_opinion(REGISTRY, ref) for ref in REFS}
-FEW, MANY = settings(max_examples=15), settings(max_examples=30)
+FEW, MANY = examples(5, 15), examples(10, 30)
 # The first one found will do: to look for the smallest one takes most of the time.
 SEARCH = settings(max_examples=3000, phases=[Phase.generate])
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from schemas.delivery import Admission, AnswerMemory, Ledger
+from tests.fakes.examples import examples
 from tests.fakes.signer import NOW_MS
 
 CAPACITY = 4
@@ -150,7 +151,7 @@ class WithinMemory(DeliveryMachine):
         assert set(self.runs.values()) <= {1}
 
 
-SETTINGS = settings(deadline=None, derandomize=True, database=None, max_examples=60, stateful_step_count=50)
+SETTINGS = settings(examples(20, 60), stateful_step_count=50)
 TestDelivery = DeliveryMachine.TestCase
 TestDelivery.settings = SETTINGS
 TestDeliveryWithinMemory = WithinMemory.TestCase

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import rfc8785
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from schemas import projection, topics
@@ -34,7 +34,6 @@ from tests.fakes.hostile_texts import is_clean, strings_in
 from tests.fakes.signer import NOW_MS, key_named
 
 LIMIT = 1 << 20
-REPRODUCIBLE = settings(deadline=None, derandomize=True, database=None)
 KEY = key_named("a key that the verifier holds")
 KID = "ab" * 32
 TEXTS = st.text(max_size=20)
@@ -73,7 +72,6 @@ def depth(value: Any) -> int:
     return 0 if inner is None else 1 + max(map(depth, inner), default=0)
 
 
-@REPRODUCIBLE
 @given(VALUES, st.sampled_from([None, 1, "\t"]), st.booleans())
 def test_a_good_document_means_to_us_what_it_means_to_others(
     value: Any,
@@ -87,7 +85,6 @@ def test_a_good_document_means_to_us_what_it_means_to_others(
     assert json.dumps(read) == json.dumps(value)
 
 
-@REPRODUCIBLE
 @given(VALUES, st.integers(0, 200), st.integers(0, 200), st.binary(max_size=3))
 def test_a_document_that_was_tampered_with_has_one_reading_or_none(
     value: Any, start: int, length: int, put: bytes
@@ -112,7 +109,6 @@ def numbers_in(value: Any, kind: type) -> list[Any]:
     return [value] if type(value) is kind else []
 
 
-@REPRODUCIBLE
 @given(VALUES)
 def test_the_canonical_form_is_one_and_is_told_from_every_other(value: Any) -> None:
     # A fraction beyond 2^53 that is whole is spelt as an integer, and as that it is refused.
@@ -125,7 +121,6 @@ def test_the_canonical_form_is_one_and_is_told_from_every_other(value: Any) -> N
         assert is_canonical(other, loads(other, max_bytes=LIMIT)) is (other == wire)
 
 
-@REPRODUCIBLE
 @given(st.dictionaries(st.sampled_from("abc"), SCALARS, min_size=2), st.randoms(use_true_random=False))
 def test_the_order_of_members_is_the_writers_and_the_form_is_not(value: dict[str, Any], chance: Any) -> None:
     keys = list(value)
@@ -136,7 +131,6 @@ def test_the_order_of_members_is_the_writers_and_the_form_is_not(value: dict[str
 # --- frames -------------------------------------------------------------------------------------------
 
 
-@REPRODUCIBLE
 @given(st.sampled_from(FRAME_TYPES), st.text("0123456789ABCDEFGHJKMNPQRSTVWXYZ", min_size=26, max_size=26))
 def test_a_frame_that_was_written_is_read_back(reader: FrameReader, type_: str, msg_id: str) -> None:
     stated = message(type_)
@@ -144,7 +138,6 @@ def test_a_frame_that_was_written_is_read_back(reader: FrameReader, type_: str, 
     assert reader.read(frame.encode(), MAX_FRAME_BYTES) == frame
 
 
-@REPRODUCIBLE
 @given(
     st.sampled_from(FRAME_TYPES), st.sampled_from(["type", "msg_id", "in_reply_to", "payload", "x"]), VALUES
 )
@@ -188,7 +181,6 @@ def verify(verifier: TokenVerifier, token: str) -> dict[str, Any]:
     return verifier.verify(token, keys.get, audience="https://relay.example/mcp", now_s=NOW_MS // 1000)
 
 
-@REPRODUCIBLE
 @given(st.sampled_from([*claims(), "nbf", "x"]), VALUES)
 def test_a_signed_token_says_what_was_signed_or_nothing(
     verifier: TokenVerifier, name: str, value: Any
@@ -201,7 +193,6 @@ def test_a_signed_token_says_what_was_signed_or_nothing(
     assert read == stated
 
 
-@REPRODUCIBLE
 @given(st.integers(0, 600), st.characters())
 def test_a_token_with_one_character_changed_is_no_token(
     verifier: TokenVerifier, position: int, put: str
@@ -215,7 +206,6 @@ def test_a_token_with_one_character_changed_is_no_token(
     assert caught.value.reason in {"malformed", "unknown_key", "signature"}
 
 
-@REPRODUCIBLE
 @given(st.binary(max_size=40))
 def test_bytes_have_one_spelling_in_base64url(data: bytes) -> None:
     text = base64url(data)
@@ -223,7 +213,6 @@ def test_bytes_have_one_spelling_in_base64url(data: bytes) -> None:
     assert re.fullmatch(r"[A-Za-z0-9_-]*", text)
 
 
-@REPRODUCIBLE
 @given(st.text("AQgw_-=+/ \n", max_size=8) | ANY_TEXT)
 def test_another_spelling_is_refused(text: str) -> None:
     try:
@@ -236,7 +225,6 @@ def test_another_spelling_is_refused(text: str) -> None:
 # --- names and topics ---------------------------------------------------------------------------------
 
 
-@REPRODUCIBLE
 @given(NAMES)
 def test_a_name_and_its_alias_are_the_same_tool(name: ToolName) -> None:
     assert len(name.canonical) <= projection.MAX_NAME
@@ -245,7 +233,6 @@ def test_a_name_and_its_alias_are_the_same_tool(name: ToolName) -> None:
     assert alias_of(name.canonical) == name.alias
 
 
-@REPRODUCIBLE
 @given(NAMES, st.integers(0, 64), st.characters() | st.just(""), st.booleans())
 def test_what_is_nearly_a_name_is_another_name_or_none(
     name: ToolName,
@@ -261,14 +248,12 @@ def test_what_is_nearly_a_name_is_another_name_or_none(
         assert is_clean(changed)
 
 
-@REPRODUCIBLE
 @given(NAMES, NAMES)
 def test_two_tools_never_share_a_name(one: ToolName, other: ToolName) -> None:
     same = {one.canonical, one.alias} & {other.canonical, other.alias}
     assert bool(same) is (one == other)
 
 
-@REPRODUCIBLE
 @given(ANY_TEXT | st.lists(st.sampled_from(["$devices", "+", "#", "", "announce", "0" * 26]), max_size=5))
 def test_a_topic_names_a_node_or_nobody(text: str | list[str]) -> None:
     topic = text if isinstance(text, str) else "/".join(text)
@@ -288,7 +273,6 @@ HOSTS = st.from_regex(r"[a-z0-9]([a-z0-9-]{0,20}[a-z0-9])?(\.[a-z0-9]{1,8}){0,2}
 PORTS = st.integers(1, 65535)
 
 
-@REPRODUCIBLE
 @given(HOSTS, PORTS, st.booleans())
 def test_an_address_is_read_as_it_is_written(host: str, port: int, tls: bool) -> None:  # noqa: FBT001 - hypothesis
     address = BrokerAddress(host.strip("[]"), port, tls)
@@ -296,7 +280,6 @@ def test_an_address_is_read_as_it_is_written(host: str, port: int, tls: bool) ->
     assert str(parse_host_port(f"{host}:{port}")) == str(HostPort(host.strip("[]"), port))
 
 
-@REPRODUCIBLE
 @given(HOSTS, PORTS, st.sampled_from(["http", "https", "ws", "wss"]), st.sampled_from(["", "/"]))
 def test_a_relays_url_has_one_normal_form(host: str, port: int, scheme: str, slash: str) -> None:
     assume("%" not in host)
@@ -306,7 +289,6 @@ def test_a_relays_url_has_one_normal_form(host: str, port: int, scheme: str, sla
     assert normal_url(normal.upper().replace("HTTP", "http", 1).replace("S://", "s://", 1)) == normal
 
 
-@REPRODUCIBLE
 @given(st.text("htpsmqw:/.[]@#?%\\ \x00\n0aA-_\u0661\uff11", max_size=30) | ANY_TEXT)
 def test_any_other_text_is_an_address_or_is_refused(text: str) -> None:
     for parse in (parse_host_port, parse_broker, normal_url):
@@ -336,7 +318,6 @@ def test_a_zone_of_any_text_is_no_address(parse: Callable[[str], object], zone: 
 # --- what is shown ------------------------------------------------------------------------------------
 
 
-@REPRODUCIBLE
 @given(st.text(alphabet=st.characters(codec=None), max_size=60), st.integers(1, 80))
 def test_what_is_shown_can_be_shown(text: str, limit: int) -> None:
     shown = printable(text, limit)
@@ -346,7 +327,6 @@ def test_what_is_shown_can_be_shown(text: str, limit: int) -> None:
         assert shown == text
 
 
-@REPRODUCIBLE
 @given(VALUES)
 def test_so_can_every_string_of_a_value(value: Any) -> None:
     shown = printable_values(value)

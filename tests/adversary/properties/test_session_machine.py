@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from schemas.frames import FRAME_TYPES, FrameReader
 from schemas.registry import SchemaRegistry
 from schemas.session import ANSWERED_BY, SENDS, ProtocolError, Role, Session, State
+from tests.fakes.examples import examples
 from tests.fakes.frames import PAYLOADS, frame_text, message_id
 
 READER = FrameReader(SchemaRegistry())
@@ -212,6 +213,4 @@ class SessionMachine(RuleBasedStateMachine):
 
 
 TestSessionMachine = SessionMachine.TestCase
-TestSessionMachine.settings = settings(
-    deadline=None, derandomize=True, database=None, max_examples=300, stateful_step_count=40
-)
+TestSessionMachine.settings = settings(examples(60, 300), stateful_step_count=40)
