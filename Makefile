@@ -3,12 +3,13 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+WORKERS ?= auto
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types coverage bench format lock wheel clean
+.PHONY: help demo check test test-all lint types coverage bench format lock wheel clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # Hashes pin every package; --no-deps keeps the project itself from pulling anything that is not locked.
 $(READY): requirements.lock pyproject.toml
@@ -21,8 +22,17 @@ $(READY): requirements.lock pyproject.toml
 demo: $(READY) ## watch an MCP client call real tools on this machine, end to end
 	@$(BIN)/relay demo $(DEMO_ARGS)
 
-test: $(READY) lint types ## everything CI checks
-	@$(BIN)/pytest $(TEST_ARGS)
+# In parallel, for most tests wait longer than they compute; a worker that is done takes over tests of another.
+PYTEST := $(BIN)/pytest -q --numprocesses=$(WORKERS) --dist=worksteal
+
+check: $(READY) lint types ## style, layering, types, and the tests of single parts: the daily loop
+	@$(PYTEST) -m "not long and not processes" tests/schemas tests/kubelet tests/relay tests/test_*.py
+
+test: $(READY) lint types ## all that check does, and all tests but the long runs
+	@$(PYTEST) -m "not long" $(TEST_ARGS)
+
+test-all: $(READY) lint types ## everything CI checks: also storms, the official suite, other clients, more examples
+	@$(PYTEST) --hypothesis-profile=thorough $(TEST_ARGS)
 
 lint: $(READY) ## style and layering
 	@$(BIN)/ruff check .

@@ -5,6 +5,24 @@ import pytest
 
 from schemas.addresses import BrokerAddress
 from tests.fakes.broker import KINDS, Broker, missing
+from tests.fakes.examples import register_profiles
+
+STARTERS = {"broker_kind", "demo", "system", "extended", "npm"}
+"""The fixtures that start programs, or are the root of one that does."""
+
+register_profiles()
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """Return two workers a core: most tests wait for a peer longer than they compute."""
+    return 2 * len(os.sched_getaffinity(0))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what starts a broker or a whole system, so that the shortest loop can leave it out."""
+    for item in items:
+        if isinstance(item, pytest.Function) and STARTERS & set(item.fixturenames):
+            item.add_marker(pytest.mark.processes)
 
 
 @pytest.fixture(params=KINDS)

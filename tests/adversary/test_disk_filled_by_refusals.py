@@ -57,11 +57,13 @@ async def flood_of_answers(doors: Doors, node: SimulatedNode) -> None:
     await doors.until_idle()
 
 
+@pytest.mark.long
 async def test_many_answers_that_nobody_asked_for_are_one_line(doors: Doors, node: SimulatedNode) -> None:
     await flood_of_answers(doors, node)
     assert doors.refusals() == [("frame_dropped", NODE_ID, "unasked", MANY)]
 
 
+@pytest.mark.long
 async def test_the_log_does_not_grow_by_a_line_an_answer(doors: Doors, node: SimulatedNode) -> None:
     await flood_of_answers(doors, node)
     assert len(doors.hub.lines.entries("answer dropped")) <= MANY // 10

@@ -60,6 +60,7 @@ async def test_who_takes_his_time_is_closed_when_it_is_over(doors: Doors, pieces
     assert doors.refusals() == [("node_refused", HERE, "late", 1)]
 
 
+@pytest.mark.long
 async def test_who_does_not_answer_the_close_is_hung_up_on(doors: Doors) -> None:
     reader, writer = await doors.upgraded()
     assert await until_cut(reader, writer) == 4001

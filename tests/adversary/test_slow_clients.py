@@ -41,6 +41,7 @@ async def answer_everything(end: NodeEnd) -> None:
             await end.acknowledge(command, result)
 
 
+@pytest.mark.long
 async def test_a_good_client_is_served_while_a_thousand_slow_ones_are_connected(doors: Doors) -> None:
     token = doors.hub.token()
     async with AsyncExitStack() as stack:

@@ -30,7 +30,7 @@ Checks = list[dict[str, Any]]
 Results = Mapping[str, Checks]
 
 # The suite alone may take its full time, and the system that it runs against has to start first.
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,8 @@ from schemas.registry import SchemaRegistry
 from tests.fakes.demo import Demo
 from tests.fakes.npm import NpmPrograms
 
+pytestmark = pytest.mark.long
+
 STRICT_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 CLIENTS_PREFIX = "mcp__edge__"
 
