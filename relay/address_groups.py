@@ -4,7 +4,7 @@ Must not know what is bounded.
 """
 
 from functools import lru_cache
-from ipaddress import IPv6Address, ip_address
+from ipaddress import IPv6Address, IPv6Network, ip_address
 
 _SUBSCRIBERS_BITS = 64
 _REMEMBERED = 4096
@@ -23,4 +23,6 @@ def address_group(address: str) -> str | None:
     ip = (ip.ipv4_mapped or ip) if isinstance(ip, IPv6Address) else ip
     if ip.is_loopback:
         return None
-    return f"{int(ip) >> _SUBSCRIBERS_BITS:x}/64" if isinstance(ip, IPv6Address) else str(ip)
+    if isinstance(ip, IPv6Address):
+        return str(IPv6Network((int(ip), _SUBSCRIBERS_BITS), strict=False))
+    return str(ip)

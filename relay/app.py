@@ -98,7 +98,7 @@ class Relay:
         broker_access = BrokerAccess(ca, state.broker, config.broker_pid_file, log)
         self.marks = MarkStore(state.marks)
         self.audit = AuditLog(state.audit, now_ms)
-        self.tally = Tally(self.audit, log)
+        self.tally = Tally(self.audit, log, time.monotonic)
         fleet = Fleet(
             trust=trust,
             projector=Projector(registry, kinds),

@@ -20,6 +20,8 @@ from relay.audit_chain import GENESIS, end_of_chain, line_hash, number_before, n
 from schemas.files import PRIVATE, open_state
 
 MAX_FILE_BYTES = 64 * 1024 * 1024
+RESERVED_BYTES = 64 * 1024 * 1024
+"""As much of the disk is left to the lines of calls: about 200 000 of them."""
 _LOOK_INTERVAL_MS = 1000
 
 
@@ -38,10 +40,17 @@ class AuditLog:
         OSError: the file cannot be used, or another relay uses it.
     """
 
-    def __init__(self, path: Path, now_ms: Callable[[], int], max_bytes: int = MAX_FILE_BYTES) -> None:
+    def __init__(
+        self,
+        path: Path,
+        now_ms: Callable[[], int],
+        max_bytes: int = MAX_FILE_BYTES,
+        reserved_bytes: int = RESERVED_BYTES,
+    ) -> None:
         self._path = path
         self._now_ms = now_ms
         self._max_bytes = max_bytes
+        self._reserved_bytes = reserved_bytes
         self._looked_ms = now_ms()
         self.available = True
         with ExitStack() as held:
@@ -69,6 +78,18 @@ class AuditLog:
             AuditUnavailableError: it could not be written whole.
         """
         self.append(members_of(facts))
+
+    def write_if_room(self, **facts: Any) -> None:
+        """As ``write``, for what can wait: not into the room on the disk that is reserved for calls.
+
+        Raises:
+            AuditUnavailableError: it could not be written, or there is too little room.
+        """
+        disk = os.fstatvfs(self._descriptor)
+        if disk.f_bavail * disk.f_frsize < self._reserved_bytes:
+            text = f"the disk has less than {self._reserved_bytes >> 20} MiB left, which is kept for calls"
+            raise AuditUnavailableError(text)
+        self.write(**facts)
 
     def append(self, members: str) -> None:
         """Append one line with the time and ``members``, facts that ``members_of`` has made text of.

@@ -2,8 +2,9 @@
 a node that was admitted. Tried: to fill the disk with what is written about him: bad tokens, foreign
 names, sessions that come to nothing, answers that nobody asked for.
 
-What must happen: in a second, one counted line for each address, reason and kind of refusal, and at most a
-thousand and a few lines in all; nothing is lost from the counts.
+What must happen: one counted line for each address, reason and kind of refusal, then one a minute; at most
+120 a minute for strangers, however many addresses they have; nothing is lost from the counts; and the last
+room on the disk is for calls.
 """
 
 import asyncio
@@ -11,6 +12,7 @@ from collections import Counter
 
 import pytest
 
+from relay.tally import STRANGERS
 from tests.fakes.disk import full_disk
 from tests.fakes.doors import HERE, Doors
 from tests.fakes.frames import message_id
@@ -71,23 +73,33 @@ async def test_the_log_does_not_grow_by_a_line_an_answer(doors: Doors, node: Sim
 
 async def test_more_addresses_than_are_told_apart_are_counted_together(doors: Doors) -> None:
     reasons = ("malformed", "expired", "signature")
-    for number in range(50_000):
-        doors.hub.tally.count("token_refused", f"2001:db8::{number:x}", reasons[number % 3])
-    refusals = doors.refusals()
-    assert len(refusals) == 1003
+    for second in range(30):
+        for number in range(1500):
+            address = f"198.51.{number >> 8}.{number & 255}" if number % 2 else f"2001:db8:{number:x}::1"
+            doors.hub.tally.count("token_refused", address, reasons[number % 3])
+        doors.hub.tally.write_due()
+        doors.hub.seconds.now += 1
+        lines = doors.hub.audited()
+        assert len(lines) <= STRANGERS + len(reasons), second
     by_reason: Counter[str] = Counter()
-    for _, _, reason, count in refusals:
+    for _, _, reason, count in doors.refusals():
         by_reason[reason] += count
-    assert by_reason == {"malformed": 16_667, "expired": 16_667, "signature": 16_666}
-    assert doors.hub.audit_file.stat().st_size < 512 * 1024
+    assert by_reason == dict.fromkeys(reasons, 15_000)
+
+
+async def test_one_who_has_a_whole_ipv6_network_is_one_source(doors: Doors) -> None:
+    for number in range(5000):
+        doors.hub.tally.count("token_refused", f"2001:db8::{number:x}", "malformed")
+    assert doors.refusals() == [("token_refused", "2001:db8::/64", "malformed", 5000)]
 
 
 async def test_a_disk_that_is_full_already_does_not_make_the_counts_grow(doors: Doors) -> None:
     with full_disk():
         for second in range(10):
             for number in range(2000):
-                doors.hub.tally.count("token_refused", f"2001:db8:{second}::{number:x}", "expired")
-            doors.hub.tally.write()
+                doors.hub.tally.count("token_refused", f"2001:db8:{second}:{number:x}::1", "expired")
+            doors.hub.tally.write_due()
+            doors.hub.seconds.now += 1
     refusals = doors.refusals()
-    assert len(refusals) == 1001
+    assert len(refusals) == STRANGERS + 1
     assert sum(count for _, _, _, count in refusals) == 20_000

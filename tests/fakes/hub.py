@@ -105,8 +105,8 @@ class Hub:
         self.marks = MarkStore(directory / "marks")
         self.audit_file = directory / "audit.jsonl"
         self.audit = AuditLog(self.audit_file, self.clock)
-        self.tally = Tally(self.audit, self.log)
         self.seconds = Seconds()
+        self.tally = Tally(self.audit, self.log, self.seconds)
         self.freshness = Freshness((LEAVES, TOKENS), self.seconds)
         for source in (LEAVES, TOKENS):
             self.freshness.read(source)

@@ -26,6 +26,11 @@ def test_addresses_of_two_subscribers_are_two_groups(one: str, other: str) -> No
     assert address_group(one) != address_group(other)
 
 
+def test_a_group_reads_as_a_network() -> None:
+    assert address_group("2001:db8:1:2::1") == "2001:db8:1:2::/64"
+    assert address_group("::ffff:203.0.113.7") == "203.0.113.7"
+
+
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1", "", "unknown"])
 def test_this_machine_and_what_is_no_address_are_in_no_group(address: str) -> None:
     assert address_group(address) is None
