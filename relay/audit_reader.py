@@ -55,6 +55,7 @@ class Verdict:
         backwards: how often a line is older than the one before it: a clock was set back.
         unfinished: whether the newest line has no end yet.
         expected: whether the hash that was asked for is that of a line; nothing if none was.
+        last_verified: the same of the hash that was the newest at the last verification.
     """
 
     files: list[str] = field(default_factory=list)
@@ -71,27 +72,38 @@ class Verdict:
     first_backwards: Place | None = None
     unfinished: bool = False
     expected: bool | None = None
+    last_verified: bool | None = None
 
     @property
-    def intact(self) -> bool:
+    def holds(self) -> bool:
         """Whether the chain holds, and the line that was asked for stands in it."""
         return self.broken is None and self.expected is not False
 
+    @property
+    def intact(self) -> bool:
+        """Whether it holds, and the line that was verified last stands in it too."""
+        return self.holds and self.last_verified is not False
+
 
 def verify(
-    path: Path, expect: str | None = None, progress: Callable[[int], None] = lambda _: None
+    path: Path,
+    expect: str | None = None,
+    progress: Callable[[int], None] = lambda _: None,
+    *,
+    last: str | None = None,
 ) -> Verdict:
     """Walk the audit from the oldest line that is there; ``progress`` is told how many bytes were read.
 
     A line that was changed, taken out, put in or moved breaks the chain where it stood. Lines cut off at the
-    end break nothing: that they are missing shows only by ``expect``, a hash that was noted earlier.
+    end break nothing: that they are missing shows only by ``expect``, a hash that was noted earlier, and
+    by ``last``, the newest hash of the last verification.
 
     Raises:
         FileNotFoundError: there is no audit.
     """
     lines = AuditLines(path)
     try:
-        walk = _Walk(expect)
+        walk = _Walk(expect, last)
         for count, line in enumerate(lines.read()):
             walk.take(line)
             if count % _LINES_A_REPORT == 0:
@@ -107,9 +119,12 @@ def verify(
 class _Walk:
     """Holds each line against the one before."""
 
-    def __init__(self, expect: str | None) -> None:
-        self.verdict = Verdict(expected=None if expect is None else False)
+    def __init__(self, expect: str | None, last: str | None) -> None:
+        self.verdict = Verdict(
+            expected=None if expect is None else False, last_verified=None if last is None else False
+        )
         self._expect = expect
+        self._last = last
         self._linked = False  # whether a line was met that names another
 
     def take(self, line: Line) -> None:
@@ -131,9 +146,11 @@ class _Walk:
         self._note_time(line, facts)
 
     def compare(self) -> None:
-        """See whether the newest hash is the one that was asked for."""
+        """See whether the newest hash is one that was asked for."""
         if self.verdict.head == self._expect:
             self.verdict.expected = True
+        if self.verdict.head == self._last:
+            self.verdict.last_verified = True
 
     def _note_time(self, line: Line, facts: Mapping[str, Any] | None) -> None:
         verdict = self.verdict

@@ -76,6 +76,9 @@ def report(verdict: Verdict) -> Iterator[str]:
         yield _said(
             "missing", "no line here has the expected hash: lines were cut off or changed after it was noted"
         )
+    if verdict.last_verified is False:
+        text = "the newest line of the last verification is not here: it was cut off, or its file moved away"
+        yield _said("missing", text)
     yield _said("lines", f"{verdict.lines} in {len(verdict.files)} files, {verdict.files[0]} the oldest")
     if verdict.first_ms is not None:
         yield _said("first", moment(verdict.first_ms))

@@ -115,6 +115,7 @@ class StateFiles:
     | `revoked_tokens.jsonl` | the agent tokens that are void before their time (0600) |
     | `tls/` | the certificate of the relay's own CA: `relay.pem`, `relay.key` (0600) |
     | `broker/` | what a broker reads: `roots.pem`, `revoked.pem`, `nats-users.conf` |
+    | `audit-verified.json` | the newest line of the audit when it was last verified |
     | `audit.jsonl` | one line a decision and one an outcome (0600); when full, `audit-000001.jsonl`, … |
     """
 
@@ -128,6 +129,7 @@ class StateFiles:
         self.own_tls = TlsFiles(root / "tls" / "relay.pem", root / "tls" / "relay.key")
         self.broker = root / "broker"
         self.audit = root / "audit.jsonl"
+        self.audit_verified = root / "audit-verified.json"
 
 
 def _is_trustworthy(url: str) -> bool:

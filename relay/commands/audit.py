@@ -21,8 +21,9 @@ import typer
 from relay.audit_chain import numbered
 from relay.audit_lines import AuditLines, Line
 from relay.audit_reader import FIELDS, HASH_FORM, matching, parsed, verify
+from relay.audit_verified import keep_verified_head, read_verified_head
 from relay.audit_view import report, row
-from relay.commands.common import EXIT_NO, EXIT_USAGE, AsJson, StateDir, fail, seconds, state_files
+from relay.commands.common import EXIT_LOST, EXIT_NO, EXIT_USAGE, AsJson, StateDir, fail, seconds, state_files
 from schemas.text import printable
 
 app = typer.Typer(help="What was decided, and whether it still stands there.", no_args_is_help=True)
@@ -37,23 +38,35 @@ def audit_verify(
         str | None,
         typer.Option(metavar="HASH", help="A head noted earlier: its line must still be there."),
     ] = None,
+    accept_loss: Annotated[
+        bool,
+        typer.Option("--accept-loss", help="Go by the lines that are here, though others were here before."),
+    ] = False,
     as_json: AsJson = False,
     state_dir: StateDir = None,
 ) -> None:
-    """Walk the chain. Exit 0 if it is intact, 1 if not."""
+    """Walk the chain. Exit 0 if it is intact, 1 if not, 4 if the newest line of the last time is lost."""
     if expect is not None and HASH_FORM.fullmatch(expect) is None:
         fail("--expect wants the 64 hexadecimal digits of a line's hash", EXIT_USAGE)
-    path = state_files(state_dir).audit
-    progress = _Progress(path, time.monotonic)
-    verdict = verify(path, expect, progress)
+    files = state_files(state_dir)
+    last = None if accept_loss else read_verified_head(files.audit_verified)
+    progress = _Progress(files.audit, time.monotonic)
+    verdict = verify(files.audit, expect, progress, last=last.head if last else None)
     progress.clear()
     if as_json:
         typer.echo(json.dumps({"intact": verdict.intact, **asdict(verdict)}))
     else:
         for row in report(verdict):
             typer.echo(row)
-    if not verdict.intact:
+    if not verdict.holds:
         raise SystemExit(EXIT_NO)
+    if not verdict.intact:
+        raise SystemExit(EXIT_LOST)
+    try:
+        keep_verified_head(files.audit_verified, verdict.head, time.time_ns() // 1_000_000)
+    except OSError as error:
+        # As in an archive that is read only: what was asked is answered all the same.
+        typer.echo(f"relay: the head is not kept for the next time: {printable(str(error))}", err=True)
 
 
 @app.command("tail")

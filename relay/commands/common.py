@@ -1,8 +1,8 @@
 """What the commands of the relay share: exit codes, options, and how an error is said.
 
 Exit codes: 0 done; 1 the answer is no; 2 the command line is wrong; 3 it cannot run as things are (a file
-is missing or exposed, a port is taken). Standard output holds results, standard error the rest. Must not
-hold what a command does.
+is missing or exposed, a port is taken); 4 something that was there is lost. Standard output holds results,
+standard error the rest. Must not hold what a command does.
 """
 
 import os
@@ -20,6 +20,7 @@ from schemas.text import printable
 EXIT_NO = 1
 EXIT_USAGE = 2
 EXIT_CANNOT_RUN = 3
+EXIT_LOST = 4
 
 StateDir = Annotated[Path | None, typer.Option("--state-dir", help="Where the relay's state lies.")]
 Tenant = Annotated[str, typer.Option(help="Whose it is.")]

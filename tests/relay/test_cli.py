@@ -734,10 +734,61 @@ def test_audit_verify_proves_with_a_hash_noted_earlier_that_nothing_was_cut_off(
     head = audit.write()
     assert relay("audit", "verify", "--expect", head).code == 0
     audit.change(lambda lines: lines.pop())
-    assert relay("audit", "verify").code == 0
     outcome = relay("audit", "verify", "--expect", head)
     assert outcome.code == 1
     assert "cut off" in outcome.out
+
+
+@pytest.mark.parametrize(
+    "lose",
+    [
+        pytest.param(lambda audit: audit.change(lambda lines: lines.pop()), id="the last line is cut off"),
+        pytest.param(lambda audit: audit.change(lambda lines: lines.clear()), id="it was emptied"),
+        pytest.param(lambda audit: audit.path.unlink(), id="a file is gone"),
+    ],
+)
+def test_audit_verify_exits_4_when_what_it_verified_the_last_time_is_lost(
+    relay: Relay, audit: WrittenAudit, state: Path, lose: Callable[[WrittenAudit], object]
+) -> None:
+    audit.rotate()
+    audit.write(2)
+    assert relay("audit", "verify").code == 0
+    assert relay("audit", "verify").code == 0
+    whole = audit.path.read_bytes()
+    lose(audit)
+    outcome = relay("audit", "verify")
+    assert (outcome.code, outcome.err) == (4, "")
+    assert outcome.out.startswith("audit    NOT INTACT\nmissing  the newest line of the last verification")
+    assert relay("audit", "verify").code == 4  # said again until somebody has looked
+    facts = json.loads(relay("audit", "verify", "--json").out)
+    assert (facts["intact"], facts["last_verified"], facts["broken"]) == (False, False, None)
+    audit.path.write_bytes(whole)
+    assert relay("audit", "verify").code == 0
+    lose(audit)
+    assert relay("audit", "verify", "--accept-loss").code == 0
+    assert relay("audit", "verify").code == 0
+    assert stat.S_IMODE((state / "audit-verified.json").stat().st_mode) == 0o644
+
+
+def test_audit_verify_goes_on_when_the_files_before_the_last_verified_line_are_archived(
+    relay: Relay, audit: WrittenAudit
+) -> None:
+    assert relay("audit", "verify").code == 0
+    audit.rotate()
+    audit.write(2)
+    audit.files[0].unlink()  # its last line is the one that was verified: the next file names it
+    assert relay("audit", "verify").code == 0
+
+
+def test_audit_verify_of_a_broken_chain_exits_1_and_keeps_what_was_verified(
+    relay: Relay, audit: WrittenAudit, state: Path
+) -> None:
+    assert relay("audit", "verify").code == 0
+    kept = (state / "audit-verified.json").read_bytes()
+    audit.write()
+    audit.change(lambda lines: lines.pop(1))
+    assert relay("audit", "verify").code == 1
+    assert (state / "audit-verified.json").read_bytes() == kept
 
 
 def test_audit_verify_shows_how_far_it_is_to_a_person_alone(
