@@ -35,6 +35,8 @@ _LOOPBACK_PORT = 8701
 _BROKER_PORT = 1883
 _TOKEN_TTL_S = 12 * 3600
 _POLL_S = 0.1
+# As the MCP SDK has it for its own clients: a stream on which nothing is to be said yet is not broken.
+_TIMEOUT = httpx2.Timeout(30, read=300)
 
 # Not docs/brokers/nats-server.conf: the wheel holds no docs, and a demo's broker needs no more than this.
 _BROKER_CONFIG = """\
@@ -104,7 +106,7 @@ class LocalSystem:
     async def client(self, mode: str = "auto") -> AsyncIterator[Client]:
         """Hold an official MCP client; ``mode`` is as ``mcp.client.Client`` has it."""
         headers = {"Authorization": f"Bearer {self.token}"}
-        async with httpx2.AsyncClient(headers=headers) as http:
+        async with httpx2.AsyncClient(headers=headers, timeout=_TIMEOUT) as http:
             transport = streamable_http_client(mcp_url(self.plan.public_url), http_client=http)
             async with Client(transport, mode=mode) as client:
                 yield client

@@ -26,6 +26,8 @@ from schemas.kinds import KINDS
 from tests.fakes.ports import unused_port
 
 STOP_TIMEOUT_S = 30
+# As the MCP SDK has it for its own clients: a stream on which nothing is to be said yet is not broken.
+TIMEOUT = httpx2.Timeout(30, read=300)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +74,7 @@ class Demo:
     async def client(self, mode: str = "auto", query: str = "", **options: Any) -> AsyncIterator[Client]:
         """Hold the official client in the era that ``mode`` names, as ``mcp.client.Client`` has it."""
         headers = {"Authorization": f"Bearer {self.facts['token']}"}
-        async with httpx2.AsyncClient(headers=headers) as http:
+        async with httpx2.AsyncClient(headers=headers, timeout=TIMEOUT) as http:
             transport = streamable_http_client(self.facts["mcp_url"] + query, http_client=http)
             async with Client(transport, mode=mode, **options) as client:
                 yield client
