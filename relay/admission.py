@@ -29,23 +29,26 @@ class AdmissionError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """Challenges nodes, and judges their answers. ``audience`` is the relay's public URL."""
+    """Challenges nodes, and judges their answers. ``audience`` is the relay's public URL.
+
+    ``now_ms`` is the session's time, of the challenge and of the answer: the node counts the times of its
+    token from the one, and they are judged by the other.
+    """
 
     fleet: Fleet
     verifier: TokenVerifier
     audience: str
-    now_ms: Callable[[], int]
     random_bytes: Callable[[int], bytes]
 
-    def challenge(self) -> dict[str, object]:
+    def challenge(self, now_ms: int) -> dict[str, object]:
         """Return the payload of a fresh challenge."""
         return {
             "nonce": base64url(self.random_bytes(_NONCE_BYTES)),
             "audience": self.audience,
-            "server_time_ms": self.now_ms(),
+            "server_time_ms": now_ms,
         }
 
-    def judge(self, auth: Frame, nonce: object) -> Identity:
+    def judge(self, auth: Frame, nonce: object, now_ms: int) -> Identity:
         """Return the identity that ``auth``, the answer to the challenge with ``nonce``, proves.
 
         Raises:
@@ -62,7 +65,7 @@ class Admission:
                 auth.payload["token"],
                 {identity.kid: identity.public_key}.get,
                 audience=self.audience,
-                now_s=self.now_ms() // 1000,
+                now_s=now_ms // 1000,
             )
         except TokenError as error:
             raise AdmissionError(f"token_{error.reason}") from None

@@ -24,6 +24,7 @@ from relay.call_log import CallLog
 from relay.call_record import CallAnswer
 from relay.calls import Door
 from relay.catalog import Projector
+from relay.clock import RelayClock, now_ms, ticks_ms
 from relay.collector import calm_collector
 from relay.config import OutsideIssuer, RelayConfig
 from relay.descriptors import DescriptorReserve
@@ -64,11 +65,6 @@ from schemas.trust import TrustRules
 from schemas.ulids import UlidSource
 
 
-def now_ms() -> int:
-    """Return the system's time in milliseconds since the epoch."""
-    return time.time_ns() // 1_000_000
-
-
 class Relay:
     """The parts of one relay, put together.
 
@@ -90,6 +86,7 @@ class Relay:
     ) -> None:
         registry, kinds, meters = registry or SchemaRegistry(), kinds or KindRegistry(), Meters()
         ulids = UlidSource(now_ms, os.urandom)
+        self.clock = RelayClock(now_ms, ticks_ms, log)
         state = config.state
         ca = CertificateAuthority(state.ca, now_ms, os.urandom)
         # First of all, for this error says what to do.
@@ -105,7 +102,7 @@ class Relay:
             marks=self.marks,
             meters=meters,
             tally=self.tally,
-            now_ms=now_ms,
+            now_ms=self.clock,
             log=log,
         )
         token_key = bytes(load_or_create_token_key(state.token_key).verify_key)
@@ -117,20 +114,21 @@ class Relay:
             token_keys,
             issuer=config.public_url,
             audience=mcp_url(config.public_url),
-            now_ms=now_ms,
+            now_ms=self.clock,
             outside=self.outside,
         )
         device_tokens = TokenVerifier(registry, DEVICE_REF)
         sessions = NodeSessions(
-            admission=Admission(fleet, device_tokens, config.public_url, now_ms, os.urandom),
+            admission=Admission(fleet, device_tokens, config.public_url, os.urandom),
             fleet=fleet,
-            frames=NodeFrames(fleet, Renewals(ca, self.audit, now_ms, log), now_ms),
+            frames=NodeFrames(fleet, Renewals(ca, self.audit, now_ms, log), self.clock.compare),
             turnstile=Turnstile(),
             reader=FrameReader(registry),
             ulids=ulids,
             meters=meters,
             tally=self.tally,
-            now_ms=now_ms,
+            now_ms=self.clock,
+            ticks_ms=ticks_ms,
             monotonic=time.monotonic,
             log=log,
         )
@@ -174,7 +172,7 @@ class Relay:
             notifier=self.notifier,
             resources=ResourceCatalog(fleet, registry),
             streams=Streams(),
-            now_ms=now_ms,
+            now_ms=self.clock,
         )
         self.watch = TrustWatch(
             ca=ca,
@@ -190,7 +188,7 @@ class Relay:
             freshness=freshness,
             reserve=DescriptorReserve(),
             on_tokens=[authenticator.revoke, door.revoke, mcp.revoke],
-            now_ms=now_ms,
+            now_ms=self.clock,
             log=log,
         )
         self.watch.begin()
@@ -220,6 +218,7 @@ class Relay:
                     "broker": self.discovery.connected,
                     "audit": self.audit.available,
                     "revocations": freshness.is_fresh(),
+                    "clock": self.clock.is_trusted(),
                 },
                 running=mcp.running,
                 issuers=[named.issuer] if named else [],

@@ -17,10 +17,13 @@ from relay.ascii_json import members_of
 from relay.permissions import SCOPES, Rights
 from schemas.files import PRIVATE, make_private_directory, read_private, write_atomic
 from schemas.keys import private_key_from_pem, private_key_to_pem
+from schemas.manifest import MAX_FUTURE_MS
 from schemas.registry import SchemaRegistry
 from schemas.tokens import AGENT_REF, TokenError, TokenVerifier, sign_token
 
 _CACHE_SIZE = 4096
+# Its issuer's clock and ours may be as far apart as a node's and ours.
+_EARLY_S = MAX_FUTURE_MS // 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +193,7 @@ class Authenticator:
         key_of: Callable[[str], bytes | None] = self._keys.get
         if outside is not None and outside.verifier.kid_of(token) not in self._keys:
             issuer, verifier, key_of = outside.issuer, outside.verifier, outside.keys.get
-        claims = verifier.verify(token, key_of, audience=self._audience, now_s=now_s)
+        claims = verifier.verify(token, key_of, audience=self._audience, now_s=now_s, early_s=_EARLY_S)
         if claims["iss"] != issuer:
             raise TokenError("issuer")
         return claims

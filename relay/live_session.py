@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from relay.clock import SessionClock
 from relay.node_link import NodeLink
 from schemas.delivery import Ledger
 from schemas.errors import ToolError
@@ -22,6 +23,7 @@ class LiveSession:
     """A session. ``link`` is None while its connection is lost.
 
     Attributes:
+        now_ms: the session's time, which the node measures delays by; it goes on when the session is resumed.
         credit: how much the node may say, in frames, for the commands that it was sent.
         identity: the leaf that the node proved last: in the handshake, or with a manifest since.
         asking: the types of the frames that wait for the certificate authority, one of each at a time.
@@ -32,6 +34,7 @@ class LiveSession:
     boot_id: str
     identity: Identity
     link: NodeLink | None
+    now_ms: SessionClock
     ledger: Ledger[asyncio.Future[Answer]] = field(default_factory=Ledger)
     rejected_in_a_row: int = 0
     credit: float = 0.0

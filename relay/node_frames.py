@@ -28,12 +28,15 @@ _Act = Callable[[LiveSession, NodeLink, Frame], Awaitable[None]]
 
 
 class NodeFrames:
-    """Acts on the frames of an open session, but for ``bye``."""
+    """Acts on the frames of an open session, but for ``bye``.
 
-    def __init__(self, fleet: Fleet, renewals: Renewals, now_ms: Callable[[], int]) -> None:
+    ``signed_at`` is called with the time of every manifest that is accepted from one.
+    """
+
+    def __init__(self, fleet: Fleet, renewals: Renewals, signed_at: Callable[[int], None]) -> None:
         self._fleet = fleet
         self._renewals = renewals
-        self._now_ms = now_ms
+        self._signed_at = signed_at
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def handle(self, live: LiveSession, link: NodeLink, frame: Frame) -> None:
@@ -45,7 +48,7 @@ class NodeFrames:
                 await self._announced(live, link, frame)
             case "heartbeat":
                 self._fleet.heartbeat(live.identity.node_id, frame.payload["manifest_etag"])
-                await link.send("heartbeat_ack", {"server_time_ms": self._now_ms()}, frame.msg_id)
+                await link.send("heartbeat_ack", {"server_time_ms": live.now_ms()}, frame.msg_id)
             case "renew":
                 await self._aside(live, link, frame, self._renew)
             case _:  # retire
@@ -54,6 +57,8 @@ class NodeFrames:
     async def _announced(self, live: LiveSession, link: NodeLink, frame: Frame) -> None:
         wire = jcs(frame.payload)
         verdict = self._fleet.offer_manifest(live.identity.node_id, wire, "session")
+        if verdict.manifest is not None:
+            self._signed_at(verdict.manifest.issued_at_ms)
         if verdict.outcome in {Outcome.ACCEPTED, Outcome.UNCHANGED}:
             live.rejected_in_a_row = 0
             self._follow_renewal(live)

@@ -14,6 +14,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from structlog.typing import FilteringBoundLogger
 
 from relay.admission import Admission, AdmissionError
+from relay.clock import SessionClock
 from relay.config import HEARTBEAT_INTERVAL_MS
 from relay.fleet import Fleet
 from relay.limits import TokenBucket
@@ -57,6 +58,7 @@ class NodeSessions:
         meters: Meters,
         tally: Tally,
         now_ms: Callable[[], int],
+        ticks_ms: Callable[[], int],
         monotonic: Callable[[], float],
         log: FilteringBoundLogger,
         auth_timeout_s: float = AUTH_TIMEOUT_S,
@@ -70,6 +72,7 @@ class NodeSessions:
         self._meters = meters
         self._tally = tally
         self._now_ms = now_ms
+        self._ticks_ms = ticks_ms
         self._monotonic = monotonic
         self._log = log
         self._auth_timeout_s = auth_timeout_s
@@ -91,13 +94,14 @@ class NodeSessions:
             self._meters.sessions.labels("sent_away").inc()
             await link.close(CloseCode.OVER_CAPACITY, retry_after_ms=int(wait_s * 1000) + 1)
             return
+        clock = SessionClock(self._now_ms(), self._ticks_ms)
         try:
             async with asyncio.timeout(self._auth_timeout_s):
-                identity, auth = await self._admit(link)
+                identity, auth = await self._admit(link, clock)
         except (AdmissionError, ProtocolError, TimeoutError, WebSocketDisconnect) as error:
             await self._refuse(link, error)
             return
-        live, before = self._take_place(identity, auth, link)
+        live, before = self._take_place(identity, auth, link, clock)
         try:
             if before is not None:
                 # Not waited for: a connection that is half gone takes as long to close as to notice.
@@ -125,7 +129,7 @@ class NodeSessions:
         if live is None or link is None or not link.is_open:
             raise ToolError(Failure.NODE_OFFLINE)
         msg_id = self._ulids.new()
-        now = self._now_ms()
+        now = live.now_ms()
         payload: dict[str, Any] = {
             "tool": command.tool,
             "arguments": command.arguments,
@@ -196,13 +200,13 @@ class NodeSessions:
         except (RuntimeError, WebSocketDisconnect, ProtocolError):
             return  # the connection ended first: the node stops the command at its deadline
 
-    async def _admit(self, link: NodeLink) -> tuple[Identity, Frame]:
-        challenge = self._admission.challenge()
+    async def _admit(self, link: NodeLink, clock: SessionClock) -> tuple[Identity, Frame]:
+        challenge = self._admission.challenge(clock())
         await link.send("challenge", challenge)
         auth = await link.receive()
         if auth is None or auth.type != "auth":
             raise AdmissionError("no_auth")
-        return self._admission.judge(auth, challenge["nonce"]), auth
+        return self._admission.judge(auth, challenge["nonce"], clock()), auth
 
     def _broken(self, node_id: str, error: ProtocolError) -> None:
         self._meters.sessions.labels("protocol_violation").inc()
@@ -223,7 +227,7 @@ class NodeSessions:
         await link.close(code)
 
     def _take_place(
-        self, identity: Identity, auth: Frame, link: NodeLink
+        self, identity: Identity, auth: Frame, link: NodeLink, clock: SessionClock
     ) -> tuple[LiveSession, NodeLink | None]:
         """Give the node's place to ``link``; return the session that it serves and the link before it."""
         node_id, boot_id = identity.node_id, auth.payload["boot_id"]
@@ -239,7 +243,7 @@ class NodeSessions:
         if known is not None and same_process and known.session_id == auth.payload.get("resume"):
             known.link, known.identity = link, identity
             return known, before
-        live = self._live[node_id] = LiveSession(self._ulids.new(), boot_id, identity, link)
+        live = self._live[node_id] = LiveSession(self._ulids.new(), boot_id, identity, link, clock)
         return live, before
 
     async def _welcome(self, node_id: str, live: LiveSession, link: NodeLink, auth: Frame) -> None:
@@ -249,7 +253,7 @@ class NodeSessions:
             "session_id": live.session_id,
             "heartbeat_interval_ms": HEARTBEAT_INTERVAL_MS,
             "max_frame_bytes": MAX_FRAME_BYTES,
-            "server_time_ms": self._now_ms(),
+            "server_time_ms": live.now_ms(),
             "resumed": resumed,
         }
         await link.send("welcome", welcome, auth.msg_id)
@@ -257,7 +261,7 @@ class NodeSessions:
             return  # shut out or superseded while it was being sent
         self._fleet.set_connected(node_id, connected=True)
         self._meters.sessions.labels("resumed" if resumed else "opened").inc()
-        for msg_id, payload in live.ledger.resendable(self._now_ms()):
+        for msg_id, payload in live.ledger.resendable(live.now_ms()):
             # Sending can take a while: what nobody waits for any more must not follow its own cancel.
             if msg_id in live.ledger:
                 await self._send_command(link, msg_id, payload)

@@ -51,11 +51,18 @@ class TokenVerifier:
         self._claims = registry.load(claims_ref)
 
     def verify(
-        self, token: str, key_of: Callable[[str], bytes | None], *, audience: str, now_s: int
+        self,
+        token: str,
+        key_of: Callable[[str], bytes | None],
+        *,
+        audience: str,
+        now_s: int,
+        early_s: int = CLOCK_LEEWAY_S,
     ) -> dict[str, Any]:
         """Return the claims of ``token``.
 
-        ``key_of`` gives the 32-byte public key of a ``kid``, or None. ``now_s`` is in seconds, as claims are.
+        ``key_of`` gives the 32-byte public key of a ``kid``, or None. ``now_s`` is in seconds, as claims are;
+        ``early_s`` is how long before it begins a token is accepted.
 
         Raises:
             TokenError: with reason ``malformed``, ``unknown_key``, ``signature``, ``claims``, ``audience``,
@@ -74,7 +81,7 @@ class TokenVerifier:
         claims = _object(signing_input.partition(".")[2])
         if not self._claims.is_valid(claims):
             raise TokenError("claims")
-        _check_claims(claims, audience, now_s)
+        _check_claims(claims, audience, now_s, early_s)
         return claims
 
     def kid_of(self, token: str) -> str:
@@ -93,14 +100,14 @@ class TokenVerifier:
         return kid
 
 
-def _check_claims(claims: Mapping[str, Any], audience: str, now_s: int) -> None:
+def _check_claims(claims: Mapping[str, Any], audience: str, now_s: int, early_s: int) -> None:
     named = claims["aud"]
     if audience not in (named if isinstance(named, list) else [named]):
         raise TokenError("audience")
     if claims["exp"] + CLOCK_LEEWAY_S <= now_s:
         raise TokenError("expired")
     begins = max(claims["iat"], claims.get("nbf", 0))
-    if begins - CLOCK_LEEWAY_S > now_s or claims["exp"] <= begins:
+    if begins - early_s > now_s or claims["exp"] <= begins:
         raise TokenError("not_yet")
 
 

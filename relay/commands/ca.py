@@ -9,6 +9,7 @@ import typer
 
 from relay.ca import MAX_OVERLAP_DAYS, CertificateAuthority, UnknownTargetError
 from relay.ca_records import KID_DIGITS
+from relay.clock import now_ms
 from relay.commands.common import (
     EXIT_CANNOT_RUN,
     EXIT_NO,
@@ -69,8 +70,6 @@ def ca_issue(
 @app.command("list")
 def ca_list(as_json: AsJson = False, state_dir: StateDir = None) -> None:
     """Show every certificate that was issued, and what has become of it."""
-    from relay.app import now_ms  # noqa: PLC0415 - the server's parts only when they are needed
-
     records, now = authority(state_dir).records(), now_ms()
     if as_json:
         facts = [{**each.facts(), "state": records.state(each, now)} for each in records.issued.values()]
@@ -161,6 +160,4 @@ def ca_issue_server(
 
 def authority(state_dir: Path | None) -> CertificateAuthority:
     """Return the CA of that state directory."""
-    from relay.app import now_ms  # noqa: PLC0415 - the server's parts only when they are needed
-
     return CertificateAuthority(state_files(state_dir).ca, now_ms, os.urandom)

@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from relay.clock import now_ms
 from relay.commands.ca import authority
 from relay.commands.common import (
     EXIT_NO,
@@ -60,8 +61,6 @@ def join_token_create(
 @app.command("list")
 def join_token_list(as_json: AsJson = False, state_dir: StateDir = None) -> None:
     """Show every join token that was made, without its secret, and what has become of it."""
-    from relay.app import now_ms  # noqa: PLC0415 - the server's parts only when they are needed
-
     now, grants = now_ms(), _tokens(state_dir).all()
     if as_json:
         typer.echo(json.dumps([grant.facts(now) for grant in grants]))
@@ -96,6 +95,4 @@ def join_token_revoke(
 
 
 def _tokens(state_dir: Path | None) -> JoinTokens:
-    from relay.app import now_ms  # noqa: PLC0415 - as above
-
     return JoinTokens(state_files(state_dir).join_tokens, now_ms, os.urandom)

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from relay.clock import now_ms
 from relay.commands.common import EXIT_USAGE, PublicUrl, StateDir, Tenant, fail, seconds, state_files
 from relay.config import DEFAULT_PUBLIC_URL
 from relay.permissions import SCOPES
@@ -30,7 +31,6 @@ def token_issue(
     state_dir: StateDir = None,
 ) -> None:
     """Sign a token for an agent, and print it; by its jti it can be revoked."""
-    from relay.app import now_ms  # noqa: PLC0415 - the server's parts only when they are needed
     from relay.auth import TokenIssuer, load_or_create_token_key  # noqa: PLC0415
     from schemas.registry import SchemaRegistry  # noqa: PLC0415
     from schemas.ulids import UlidSource  # noqa: PLC0415
@@ -65,7 +65,6 @@ def token_revoke(
     state_dir: StateDir = None,
 ) -> None:
     """Make a token void for good, whoever issued it; a relay that runs refuses it within a second."""
-    from relay.app import now_ms  # noqa: PLC0415 - as above
     from relay.revoked_tokens import RevokedTokens, is_jti  # noqa: PLC0415
 
     if not is_jti(jti):

@@ -1,4 +1,4 @@
-"""A clock that stands still until it is told to move."""
+"""A clock that stands still until it is told to move, or is set."""
 
 import itertools
 from collections.abc import Callable
@@ -9,6 +9,7 @@ class FakeClock:
 
     def __init__(self, now_ms: int) -> None:
         self.now_ms = now_ms
+        self._set_by_ms = 0
 
     def __call__(self) -> int:
         return self.now_ms
@@ -17,6 +18,15 @@ class FakeClock:
         """Let ``ms`` milliseconds pass (negative: set the clock back) and return the new time."""
         self.now_ms += ms
         return self.now_ms
+
+    def step(self, ms: int) -> None:
+        """Set the clock by ``ms`` milliseconds while no time passes."""
+        self.now_ms += ms
+        self._set_by_ms += ms
+
+    def ticks_ms(self) -> int:
+        """Return the time as a clock has it that cannot be set."""
+        return self.now_ms - self._set_by_ms
 
 
 def hurried_ticks() -> Callable[[], int]:

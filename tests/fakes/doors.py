@@ -80,7 +80,7 @@ class Doors:
             notifier=self.notifier,
             resources=ResourceCatalog(hub.fleet, hub.registry),
             streams=Streams(),
-            now_ms=hub.clock,
+            now_ms=hub.judged_by,
         )
         self._guard = Guard(
             allowed=AllowedHosts.of(hub.public_url, self.address),
@@ -94,7 +94,7 @@ class Doors:
                 public_url=hub.public_url,
                 registry=hub.registry,
                 meters=hub.meters,
-                readiness=lambda: {"audit": hub.audit.available},
+                readiness=lambda: {"audit": hub.audit.available, "clock": hub.judged_by.is_trusted()},
                 running=self._mcp.running,
             ),
         )

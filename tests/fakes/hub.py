@@ -21,6 +21,7 @@ from relay.call_log import CallLog
 from relay.call_record import CallAnswer, CallRequest
 from relay.calls import Door
 from relay.catalog import Projector
+from relay.clock import RelayClock
 from relay.config import PER_AGENT
 from relay.envelope import Call, EnvelopeCheck, Mode
 from relay.fleet import Fleet, Trust
@@ -80,7 +81,12 @@ class NoAuthority:
 
 
 class Hub:
-    """What a relay has before anybody connects to it."""
+    """What a relay has before anybody connects to it.
+
+    Attributes:
+        clock: the system's clock, which the tests move.
+        judged_by: the relay's own, which the parts that judge go by.
+    """
 
     def __init__(  # noqa: PLR0913 - what a test may want to have otherwise
         self,
@@ -99,6 +105,7 @@ class Hub:
         self.ca = ca or SimulatedCa()
         self.lines = LogLines()
         self.log = make_logger(self.lines)
+        self.judged_by = RelayClock(self.clock, self.clock.ticks_ms, self.log)
         self.call_lines = LogLines()
         self.meters = Meters()
         self.ulids = UlidSource(self.clock, os.urandom)
@@ -117,7 +124,7 @@ class Hub:
             marks=self.marks,
             meters=self.meters,
             tally=self.tally,
-            now_ms=self.clock,
+            now_ms=self.judged_by,
             log=self.log,
         )
         key = key_named("the relay's token key")
@@ -128,7 +135,7 @@ class Hub:
             {key_id(public_key): public_key},
             issuer=public_url,
             audience=mcp_url(public_url),
-            now_ms=self.clock,
+            now_ms=self.judged_by,
         )
 
     def close(self) -> None:
@@ -194,7 +201,7 @@ class Hub:
     def admission(self) -> Admission:
         """Return who judges nodes."""
         verifier = TokenVerifier(self.registry, DEVICE_REF)
-        return Admission(self.fleet, verifier, self.public_url, self.clock, os.urandom)
+        return Admission(self.fleet, verifier, self.public_url, os.urandom)
 
     def sessions(
         self,
@@ -207,13 +214,14 @@ class Hub:
         return NodeSessions(
             admission=self.admission(),
             fleet=self.fleet,
-            frames=NodeFrames(self.fleet, renewals, self.clock),
+            frames=NodeFrames(self.fleet, renewals, self.judged_by.compare),
             turnstile=turnstile or Turnstile(),
             reader=FrameReader(self.registry),
             ulids=self.ulids,
             meters=self.meters,
             tally=self.tally,
-            now_ms=self.clock,
+            now_ms=self.judged_by,
+            ticks_ms=self.clock.ticks_ms,
             monotonic=time.monotonic,
             log=self.log,
             auth_timeout_s=auth_timeout_s,

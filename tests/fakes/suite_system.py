@@ -19,9 +19,10 @@ from kubelet.handlers.base import Handler
 from kubelet.handlers.echo import EchoHandler
 from kubelet.handlers.metrics import MetricsHandler
 from kubelet.node import Node, Surroundings
-from relay.app import now_ms, run_relay
+from relay.app import run_relay
 from relay.auth import TokenIssuer, load_or_create_token_key
 from relay.ca import CertificateAuthority
+from relay.clock import now_ms
 from relay.config import RelayConfig, StateFiles
 from relay.serving import bind
 from schemas.addresses import BrokerAddress, HostPort, mcp_url

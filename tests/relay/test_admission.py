@@ -40,13 +40,13 @@ def auth(reader: FrameReader, node: SimulatedNode, token: str, **members: Any) -
 
 def refusal(admission: Admission, frame: Frame, nonce: object) -> tuple[str, CloseCode]:
     with pytest.raises(AdmissionError) as caught:
-        admission.judge(frame, nonce)
+        admission.judge(frame, nonce, NOW_MS)
     return caught.value.reason, caught.value.code
 
 
 def test_a_challenge_fits_its_document_and_is_fresh(admission: Admission, reader: FrameReader) -> None:
-    first: dict[str, Any] = admission.challenge()
-    second = admission.challenge()
+    first: dict[str, Any] = admission.challenge(NOW_MS)
+    second = admission.challenge(NOW_MS)
     assert reader.read(frame_text("challenge", **first), 8192).payload == first
     assert first["audience"] == PUBLIC_URL
     assert first["server_time_ms"] == NOW_MS
@@ -56,16 +56,16 @@ def test_a_challenge_fits_its_document_and_is_fresh(admission: Admission, reader
 def test_who_answers_the_challenge_with_its_leafs_key_is_that_node(
     admission: Admission, reader: FrameReader, node: SimulatedNode
 ) -> None:
-    challenge = admission.challenge()
+    challenge = admission.challenge(NOW_MS)
     frame = auth(reader, node, device_token(node, challenge))
-    assert admission.judge(frame, challenge["nonce"]) == node.identity()
+    assert admission.judge(frame, challenge["nonce"], NOW_MS) == node.identity()
 
 
 def test_the_root_may_follow_the_leaf(admission: Admission, reader: FrameReader, node: SimulatedNode) -> None:
-    challenge = admission.challenge()
+    challenge = admission.challenge(NOW_MS)
     chain = node.leaf_pem + node.root_pem
     frame = auth(reader, node, device_token(node, challenge), certificate=chain)
-    assert admission.judge(frame, challenge["nonce"]).kid == node.kid
+    assert admission.judge(frame, challenge["nonce"], NOW_MS).kid == node.kid
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_a_token_that_does_not_answer_this_challenge_is_refused(
     claims: dict[str, Any],
     reason: str,
 ) -> None:
-    challenge = admission.challenge()
+    challenge = admission.challenge(NOW_MS)
     frame = auth(reader, node, device_token(node, challenge, **claims))
     assert refusal(admission, frame, challenge["nonce"]) == (reason, CloseCode.AUTH_FAILED)
 
@@ -104,8 +104,8 @@ def test_a_token_that_does_not_answer_this_challenge_is_refused(
 def test_the_answer_to_one_challenge_does_not_answer_the_next(
     admission: Admission, reader: FrameReader, node: SimulatedNode
 ) -> None:
-    seen = auth(reader, node, device_token(node, admission.challenge()))
-    nonce = admission.challenge()["nonce"]
+    seen = auth(reader, node, device_token(node, admission.challenge(NOW_MS)))
+    nonce = admission.challenge(NOW_MS)["nonce"]
     assert refusal(admission, seen, nonce) == ("token_nonce", CloseCode.AUTH_FAILED)
 
 
@@ -121,7 +121,7 @@ def test_the_answer_to_one_challenge_does_not_answer_the_next(
 def test_a_certificate_that_is_not_this_nodes_is_refused(
     admission: Admission, reader: FrameReader, node: SimulatedNode, pem: str, reason: str
 ) -> None:
-    challenge = admission.challenge()
+    challenge = admission.challenge(NOW_MS)
     frame = auth(reader, node, device_token(node, challenge), certificate=pem)
     assert refusal(admission, frame, challenge["nonce"]) == (reason, CloseCode.AUTH_FAILED)
 
@@ -130,7 +130,7 @@ def test_a_revoked_node_is_told_so(tmp_path: Path, registry: SchemaRegistry, rea
     node = SimulatedCa().issue()
     hub = Hub(tmp_path, registry, revoked=[node.kid])
     admission = hub.admission()
-    challenge = admission.challenge()
+    challenge = admission.challenge(NOW_MS)
     frame = auth(reader, node, device_token(node, challenge))
     assert refusal(admission, frame, challenge["nonce"]) == ("revoked", CloseCode.REVOKED)
     hub.close()
@@ -140,7 +140,7 @@ def test_who_only_has_the_public_leaf_gets_no_further(
     admission: Admission, reader: FrameReader, node: SimulatedNode, hub: Hub
 ) -> None:
     wire = hub.connect(node)
-    challenge = admission.challenge()
+    challenge = admission.challenge(NOW_MS)
     frame = auth(reader, node, device_token(node, challenge, key=THIEF))
     assert refusal(admission, frame, challenge["nonce"])[0] == "token_signature"
     (known,) = hub.fleet.nodes_of(node.tenant)

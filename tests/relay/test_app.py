@@ -11,8 +11,9 @@ from typing import Any
 import httpx2
 import pytest
 
-from relay.app import now_ms, run_relay
+from relay.app import run_relay
 from relay.ca import AuthorityError, CertificateAuthority
+from relay.clock import now_ms
 from relay.config import OutsideIssuer, RelayConfig, StateFiles
 from relay.serving import bind
 from schemas.addresses import BrokerAddress, HostPort

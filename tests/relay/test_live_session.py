@@ -2,6 +2,7 @@ import asyncio
 
 import pytest
 
+from relay.clock import SessionClock
 from relay.live_session import Answer, LiveSession
 from schemas.errors import Failure, ToolError
 from tests.fakes.signer import NOW_MS, SimulatedCa
@@ -12,7 +13,9 @@ REVOKED = ToolError(Failure.ATTESTATION_FAILED)
 
 @pytest.fixture
 def live() -> LiveSession:
-    return LiveSession("session-1", "boot-1", SimulatedCa().issue().identity(), None)
+    return LiveSession(
+        "session-1", "boot-1", SimulatedCa().issue().identity(), None, SessionClock(NOW_MS, lambda: 0)
+    )
 
 
 def sent(live: LiveSession, msg_id: str) -> asyncio.Future[Answer]:

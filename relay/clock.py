@@ -1,0 +1,94 @@
+"""The time that the relay judges by, and the time that one session counts in.
+
+The system's clock can be set while the relay runs: by an operator, by NTP at boot, by a hypervisor. Ticks,
+which only go forward, show by how much. Must not be used for what is written down (audit, logs, ledgers,
+leaves): that has the system's time, like every other program on the machine.
+"""
+
+import time
+from collections.abc import Callable
+
+from structlog.typing import FilteringBoundLogger
+
+TOLERANCE_MS = 240_000
+"""What a manifest may be ahead of us is 5 min: a minute is left for the node's own clock."""
+_CATCH_UP = 1 / 8
+
+
+def now_ms() -> int:
+    """Return the system's time in milliseconds since the epoch."""
+    return time.time_ns() // 1_000_000
+
+
+def ticks_ms() -> int:
+    """Return milliseconds since boot, which nobody can set; they go on while the machine is suspended."""
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
+
+
+class RelayClock:
+    """Follows the system's clock, and no step of it.
+
+    A step within the tolerance is made up over half an hour at most, so that nothing expires or begins at
+    once. A larger one is followed at once: a token that has expired by the system's clock must not be
+    accepted for hours. The clock is then in doubt until it is back, or a node's manifest agrees with it.
+    """
+
+    def __init__(
+        self, now_ms: Callable[[], int], ticks_ms: Callable[[], int], log: FilteringBoundLogger
+    ) -> None:
+        self._now_ms = now_ms
+        self._ticks_ms = ticks_ms
+        self._log = log
+        self._ticks = ticks_ms()
+        self._offset: float = now_ms() - self._ticks
+        self._before: float | None = None
+
+    def __call__(self) -> int:
+        """Return the time in milliseconds since the epoch."""
+        ticks = self._ticks_ms()
+        passed, self._ticks = max(0, ticks - self._ticks), ticks
+        offset = self._now_ms() - ticks
+        if self._before is not None:
+            if abs(offset - self._before) > TOLERANCE_MS:
+                self._offset = offset
+                return ticks + offset
+            self._offset, self._before = self._before, None
+            self._log.info("the system's clock is back where it was before it was set")
+        gap = offset - self._offset
+        if abs(gap) > TOLERANCE_MS:
+            self._before, self._offset = self._offset, offset
+            self._log.error(
+                "the system's clock was set by minutes: until it is right, manifests and tokens are refused",
+                by_ms=round(gap),
+            )
+        else:
+            most = passed * _CATCH_UP
+            self._offset += max(-most, min(most, gap))
+        return int(ticks + self._offset)
+
+    def is_trusted(self) -> bool:
+        """Tell whether the system's clock was not set by more than the tolerance, or was borne out since."""
+        self()
+        return self._before is None
+
+    def compare(self, issued_at_ms: int) -> None:
+        """Take note of when, by its own clock, a connected node has signed what it now announces."""
+        if not self.is_trusted() and abs(self() - issued_at_ms) <= TOLERANCE_MS:
+            self._before = None
+            self._log.info("the system's clock is right as it was set: a node's agrees with it")
+
+
+class SessionClock:
+    """The time at which a session began, and ticks since.
+
+    The node tells by it how long a command was on its way: a step would look like a delay, and every command
+    after it like a late one.
+    """
+
+    def __init__(self, began_ms: int, ticks_ms: Callable[[], int]) -> None:
+        self._ticks_ms = ticks_ms
+        self._offset = began_ms - ticks_ms()
+
+    def __call__(self) -> int:
+        """Return the session's time in milliseconds."""
+        return self._offset + self._ticks_ms()
