@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 from structlog.typing import FilteringBoundLogger
 
-TOLERANCE_MS = 240_000
-"""What a manifest may be ahead of us is 5 min: a minute is left for the node's own clock."""
+TOLERANCE_MS = 255_000
+"""4 min, and the rest of an earlier step. A manifest may be 5 min ahead: the node has 45 s of that."""
 _CATCH_UP = 1 / 8
 
 

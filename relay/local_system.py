@@ -18,7 +18,7 @@ from pathlib import Path
 import httpx2
 from mcp.client.client import Client
 from mcp.client.streamable_http import streamable_http_client
-from mcp_types import Tool
+from mcp_types import TextResourceContents, Tool
 
 from relay.auth import TokenIssuer, load_or_create_token_key
 from relay.ca import CertificateAuthority
@@ -112,7 +112,7 @@ class LocalSystem:
                 yield client
 
     async def until_listed(self) -> list[Tool]:
-        """Wait until every node's tools are listed, and return them: until then a call could only fail.
+        """Wait until every node is connected and listed, since calls could only fail; return the tools.
 
         Raises:
             StartError: a process ended first.
@@ -122,7 +122,8 @@ class LocalSystem:
             while True:
                 self.processes.check()
                 tools = await list_tools(client)
-                if wanted <= {name.node_id for tool in tools if (name := parse(tool.name))}:
+                listed = {name.node_id for tool in tools if (name := parse(tool.name))}
+                if wanted <= listed & await connected_nodes(client):
                     return tools
                 await asyncio.sleep(_POLL_S)
 
@@ -150,6 +151,13 @@ async def start_system(plan: Plan, nodes: int, processes: Processes, step: Step)
         step(f"fleet       {len(mock_nodes)} mock nodes")
     token = issue_token(plan, "demo-agent")
     return LocalSystem(plan, processes, token, real_node, mock_nodes)
+
+
+async def connected_nodes(client: Client) -> set[str]:
+    """Return the nodes that are connected: tools are listed for a grace without."""
+    contents = (await client.read_resource("fleet://nodes", cache_mode="bypass")).contents
+    text = "".join(item.text for item in contents if isinstance(item, TextResourceContents))
+    return {node["node_id"] for node in json.loads(text)["nodes"] if node["connected"]}
 
 
 async def list_tools(client: Client) -> list[Tool]:

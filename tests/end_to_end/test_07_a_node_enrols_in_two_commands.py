@@ -17,7 +17,7 @@ import pytest
 from mcp.client.client import Client
 from mcp.client.streamable_http import streamable_http_client
 
-from relay.local_system import Plan, list_tools, start_broker
+from relay.local_system import Plan, connected_nodes, list_tools, start_broker
 from relay.processes import Processes
 from schemas.addresses import mcp_url
 from schemas.files import PRIVATE, write_atomic
@@ -100,10 +100,12 @@ class Site:
                 yield client
 
     async def echo(self, node_id: str, message: str) -> object:
-        """Call the node's echo as soon as it is listed, and return what comes."""
+        """Call the node's echo as soon as it is connected and listed, and return what comes."""
         name = f"sysecho.{node_id}.echo.invoke"
         async with asyncio.timeout(BOUND_S), self.agent() as client:
             while name not in {tool.name for tool in await list_tools(client)}:
+                self.processes.check()
+            while node_id not in await connected_nodes(client):
                 self.processes.check()
             result = await client.call_tool(name, {"message": message})
         assert not result.is_error, result

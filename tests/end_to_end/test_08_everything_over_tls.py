@@ -18,7 +18,7 @@ from mcp.client.client import Client
 from mcp.client.streamable_http import streamable_http_client
 
 from relay.config import StateFiles
-from relay.local_system import list_tools
+from relay.local_system import connected_nodes, list_tools
 from relay.processes import Processes
 from schemas.addresses import mcp_url
 from schemas.files import PRIVATE, write_atomic
@@ -93,9 +93,11 @@ class Site:
                 yield client
 
     async def until_listed(self, client: Client, name: str, *, listed: bool = True) -> None:
-        """Wait until the tool is listed, or is not any longer."""
+        """Wait until the tool is listed and its node connected, or it is not listed any longer."""
         async with asyncio.timeout(BOUND_S):
             while (name in {tool.name for tool in await list_tools(client)}) is not listed:
+                self.processes.check()
+            while listed and name.split(".")[1] not in await connected_nodes(client):
                 self.processes.check()
 
     async def _output(self, package: str, *arguments: str) -> str:

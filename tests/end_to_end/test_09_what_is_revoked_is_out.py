@@ -25,7 +25,7 @@ from mcp.shared.exceptions import MCPError
 
 from kubelet.link import LinkState
 from relay.descriptors import RESERVED
-from relay.local_system import LocalSystem, list_tools, relay_command, start_system
+from relay.local_system import LocalSystem, connected_nodes, list_tools, relay_command, start_system
 from relay.processes import Processes
 from tests.fakes.demo import error_of, plan_below
 
@@ -122,7 +122,8 @@ async def restart_relay(system: LocalSystem) -> None:
 
 
 async def until_listed(client: Client, node_id: str) -> set[str]:
-    while node_id not in (nodes := await listed(client)):
+    """Wait until the node is back, and return the nodes whose tools are listed."""
+    while node_id not in (nodes := await listed(client)) & await connected_nodes(client):
         pass
     return nodes
 
