@@ -11,7 +11,6 @@ from pathlib import Path
 
 from nacl.signing import SigningKey
 
-from relay.ca_backup import write_backup
 from relay.ca_issuing import Issuing, Signer, asked
 from relay.ca_records import IssuedLeaf, IssuedServer, Records, rotation
 from relay.ca_roots import AuthorityError, RootFiles
@@ -25,6 +24,7 @@ from schemas.ulids import UlidSource
 __all__ = ["AuthorityError", "CertificateAuthority", "IdTakenError", "IssuedLeaf", "UnknownTargetError"]
 
 MAX_OVERLAP_DAYS = 3650
+DEFAULT_TENANT = "default"
 _DAY_MS = 86_400_000
 _SEED_BYTES = 32
 # More than answers that were lost on the way can explain; each is an entry that stays.
@@ -62,7 +62,7 @@ class CertificateAuthority:
         """Make the root.
 
         Raises:
-            AuthorityError: there is one already. It is never overwritten.
+            AuthorityError: there is one already, which is never overwritten; or the clock is wrong.
         """
         make_private_directory(self._roots.directory)
         with self._ledger.held():
@@ -109,8 +109,10 @@ class CertificateAuthority:
 
     # --- leaves -----------------------------------------------------------------------------------------
 
-    def issue(self, csr_pem: str, tenant: str, *, replace: bool = False) -> str:
+    def issue(self, csr_pem: str, tenant: str | None = None, *, replace: bool = False) -> str:
         """Return a leaf for the node that the request names, in PEM.
+
+        Without ``tenant``, a node that is replaced keeps its own; a new one is in the default one.
 
         Raises:
             AuthorityError: the request proves nothing, or the node id is taken and ``replace`` is not said.
@@ -123,6 +125,8 @@ class CertificateAuthority:
                     "has a certificate: say --replace to revoke it" if held else "was revoked: say --replace"
                 )
                 raise IdTakenError(f"{node_id} {todo} and issue another")
+            if tenant is None:
+                tenant = records.tenant_of(node_id) or DEFAULT_TENANT
             leaf, pem = self._issuing.leaf(self._signer(), node_id, tenant, public_key)
             self._ledger.append(*self._revocations(held, "replaced"), leaf.entry())
         return pem
@@ -237,17 +241,16 @@ class CertificateAuthority:
         """What differs after any change, and when a root's time is up. Take it before what it stands for."""
         return (*self._ledger.stamp, *self.roots())
 
-    def backup(self, path: Path) -> None:
-        """Write all that the CA is made of into a new archive at ``path``.
+    @contextmanager
+    def unchanged(self) -> Iterator[list[Path]]:
+        """Let nothing be issued or revoked, and yield the files that the CA is made of.
 
         Raises:
             AuthorityError: the root's key is not here.
-            OSError: there is a file already, or the disk does not take it.
         """
         with self._held():
-            self._signer()  # an archive without the key would be none
-            files = [*self._roots.files, self._ledger.path]
-            write_backup(path, self._roots.directory.name, files, self._now_ms())
+            self._signer()
+            yield [*self._roots.files, self._ledger.path]
 
     # --- how --------------------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from relay.ca_roots import AuthorityError
 from schemas.certificates import IdentityError, end_of, read_csr
 from schemas.identity import certificates_in, kid_of
 from schemas.issuing import issue_leaf, issue_server, make_root
+from schemas.manifest import FIRST_CREDIBLE_MS
 from schemas.projection import is_node_id
 from schemas.text import printable
 
@@ -47,7 +48,13 @@ class Issuing:
         self._random_bytes = random_bytes
 
     def root(self) -> Signer:
-        """Return a new root."""
+        """Return a new root.
+
+        Raises:
+            AuthorityError: the clock is wrong: the root would have ended, or would soon end, by a right one.
+        """
+        if self._now_ms() < FIRST_CREDIBLE_MS:
+            raise AuthorityError("this machine's clock reads a time before 2023-11-14: set the clock first")
         key = SigningKey(self._random_bytes(_SEED_BYTES))
         # As in the identifier by which certificates name it: two roots must differ in their names too.
         key_id = sha1(bytes(key.verify_key), usedforsecurity=False).hexdigest()[:_KEY_ID_DIGITS]

@@ -13,6 +13,7 @@ Serial numbers are in hex, for they are longer than JSON's numbers. Must not rea
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 KID_DIGITS = 16
@@ -191,6 +192,20 @@ class Records:
     def unrevoked(self, node_id: str) -> list[IssuedLeaf]:
         """Return the node's leaves that are not revoked, oldest first."""
         return [leaf for leaf in self._of_node.get(node_id, ()) if leaf.kid not in self.revoked]
+
+    def tenant_of(self, node_id: str) -> str | None:
+        """Return the tenant of the node's newest leaf, revoked or not; None if there never was one."""
+        leaves = self._of_node.get(node_id)
+        return leaves[-1].tenant if leaves else None
+
+    def moved(self) -> dict[str, IssuedLeaf]:
+        """Return, by kid, each leaf that is for another tenant than the same node's leaf before it."""
+        return {
+            leaf.kid: leaf
+            for leaves in self._of_node.values()
+            for before, leaf in pairwise(leaves)
+            if leaf.tenant != before.tenant
+        }
 
     def in_force(self) -> dict[str, IssuedLeaf]:
         """Return the newest leaf of each node that has one that is not revoked."""

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from relay.ca import AuthorityError
-from relay.commands import audit, ca, join_tokens, stdio, tokens
+from relay.commands import audit, backup, ca, join_tokens, stdio, tokens
 from relay.commands.common import (
     EXIT_CANNOT_RUN,
     EXIT_NO,
@@ -49,6 +49,8 @@ app.add_typer(join_tokens.app, name="join-token")
 app.add_typer(tokens.app, name="token")
 app.add_typer(audit.app, name="audit")
 app.command()(stdio.stdio)
+ca.app.command("backup")(backup.ca_backup)
+ca.app.command("restore")(backup.ca_restore)
 
 
 def main() -> None:

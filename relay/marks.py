@@ -98,6 +98,24 @@ class MarkStore:
             raise OSError(f"{self._path} cannot be used: {error}") from None
 
 
+def snapshot(directory: Path) -> bytes | None:
+    """Return the database as a file's content, whole, while a relay may write to it; None if there is none.
+
+    Raises:
+        OSError: it cannot be used.
+    """
+    places = (directory / _FILE, directory.with_name(_FILE))
+    path = next((place for place in places if os.path.lexists(place)), None)
+    if path is None:
+        return None
+    _check_files(path)
+    try:
+        with closing(sqlite3.connect(path)) as database:
+            return database.serialize()
+    except sqlite3.Error as error:
+        raise OSError(f"{path} cannot be used: {error}") from None
+
+
 def _move_in(directory: Path) -> None:
     """Move the file that earlier versions kept beside ``directory``, with its journal.
 

@@ -8,7 +8,7 @@ whose leaf has run out. Must not decide who is revoked.
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -16,6 +16,7 @@ from structlog.typing import FilteringBoundLogger
 
 from relay.audit import AuditLog, AuditUnavailableError
 from relay.ca import AuthorityError, CertificateAuthority
+from relay.ca_records import IssuedLeaf
 from relay.descriptors import DescriptorReserve
 from relay.fleet import Fleet
 from relay.followers import Followers
@@ -34,8 +35,8 @@ LEAVES, TOKENS = "leaves", "tokens"
 MAX_UNRECORDED = 10_000
 
 _Content = TypeVar("_Content")
-_Leaves = tuple[list[str], frozenset[str]]
-"""The roots that are trusted, and the kids that are revoked."""
+_Leaves = tuple[list[str], frozenset[str], Mapping[str, IssuedLeaf]]
+"""The roots that are trusted, the kids that are revoked, and the leaves that gave a node another tenant."""
 
 
 class TrustWatch:
@@ -82,6 +83,7 @@ class TrustWatch:
         self._unread: dict[str, str] = {}
         self._roots: list[str] = []
         self._kids: frozenset[str] = frozenset()
+        self._moved: Mapping[str, IssuedLeaf] = {}
         self._jtis: frozenset[str] = frozenset()
         self._unrecorded: deque[dict[str, str]] = deque()
         self._unwritten: dict[str, str] | None = None
@@ -94,7 +96,7 @@ class TrustWatch:
                 must not run.
         """
         self._seen = {LEAVES: self._ca.stamp, TOKENS: self._tokens.stamp}
-        self._roots, self._kids = self._read_leaves()
+        self._roots, self._kids, self._moved = self._read_leaves()
         self._jtis = self._tokens.jtis()
         self._fleet.believe(self._roots, self._kids)
         for act in self._on_tokens:
@@ -161,15 +163,16 @@ class TrustWatch:
                 self._log.error("revocations cannot be read; calls are refused", unread=sorted(self._unread))
 
     def _read_leaves(self) -> _Leaves:
-        return self._ca.roots(), self._ca.revoked_kids()
+        return self._ca.roots(), self._ca.revoked_kids(), self._ca.records().moved()
 
     def _leaves_changed(self, leaves: _Leaves) -> None:
-        roots, kids = leaves
+        roots, kids, moved = leaves
         if not self._kids <= kids:
             # A ledger that has shrunk was lost or restored: what was revoked stays so as long as this runs.
             self._log.error("revoked certificates are missing from the ledger", count=len(self._kids - kids))
         revoked, gone = kids - self._kids, set(self._roots) - set(roots)
-        self._roots, self._kids = roots, kids | self._kids
+        newly_moved = [leaf for kid, leaf in moved.items() if kid not in self._moved]
+        self._roots, self._kids, self._moved = roots, kids | self._kids, moved
         self._fleet.believe(roots, self._kids)
         if revoked:
             self._end(lambda leaf: leaf.kid in kids, CloseCode.REVOKED)
@@ -179,6 +182,8 @@ class TrustWatch:
             trusted = {kid_of(certificates_in(root)[0]) for root in roots}
             self._end(lambda leaf: leaf.root_kid not in trusted, CloseCode.AUTH_FAILED)
             self._record("root_withdrawn")
+        for leaf in newly_moved:
+            self._record("tenant_changed", node_id=leaf.node_id, tenant=leaf.tenant, kid=leaf.kid)
         self._followers.due()
 
     def _end(self, is_barred: Callable[[Identity], bool], code: CloseCode) -> None:

@@ -21,6 +21,7 @@ PRIVATE_DIRECTORY = 0o700
 MAX_STATE_BYTES = 1 << 20
 """More than any file holds that is read as a whole."""
 
+_PIECE_BYTES = 1 << 16
 _OTHERS = 0o077
 _OTHERS_WRITE = 0o022
 _ROOT = 0
@@ -86,13 +87,22 @@ def read_named_secret(path: Path) -> str:
     Raises:
         OSError: as ``read_private``.
     """
+    return read_named_private(path, MAX_STATE_BYTES).decode("utf-8")
+
+
+def read_named_private(path: Path, max_bytes: int) -> bytes:
+    """Return what a file holds that the operator named and only its owner may read.
+
+    Raises:
+        OSError: as ``read_private``, or it is longer than ``max_bytes``.
+    """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         _check(path, os.fstat(descriptor), secret=True)
     except BaseException:
         os.close(descriptor)
         raise
-    return _read(path, descriptor, MAX_STATE_BYTES).decode("utf-8")
+    return _read(path, descriptor, max_bytes)
 
 
 def check_state(path: Path, facts: os.stat_result, *, secret: bool = False) -> None:
@@ -120,11 +130,16 @@ def _check(path: Path, facts: os.stat_result, *, secret: bool) -> None:
 
 
 def _read(path: Path, descriptor: int, max_bytes: int) -> bytes:
-    with os.fdopen(descriptor, "rb") as file:
-        data = file.read(max_bytes + 1)
+    data = bytearray()
+    try:
+        # In pieces: one read of ``max_bytes`` would take that much memory for a file of one line.
+        while len(data) <= max_bytes and (piece := os.read(descriptor, _PIECE_BYTES)):
+            data += piece
+    finally:
+        os.close(descriptor)
     if len(data) > max_bytes:
         raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))
-    return data
+    return bytes(data)
 
 
 def write_atomic(path: Path, content: str | bytes, mode: int = PUBLIC) -> None:

@@ -7,16 +7,14 @@ from typing import Annotated
 
 import typer
 
-from relay.ca import MAX_OVERLAP_DAYS, CertificateAuthority, UnknownTargetError
+from relay.ca import DEFAULT_TENANT, MAX_OVERLAP_DAYS, CertificateAuthority, UnknownTargetError
 from relay.ca_records import KID_DIGITS
 from relay.clock import now_ms
 from relay.commands.common import (
-    EXIT_CANNOT_RUN,
     EXIT_NO,
     EXIT_USAGE,
     AsJson,
     StateDir,
-    Tenant,
     fail,
     seconds,
     show_table,
@@ -39,7 +37,9 @@ def ca_init(state_dir: StateDir = None) -> None:
 def ca_issue(
     csr: Annotated[Path | None, typer.Argument(metavar="CSR", help="A node's certificate request.")] = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Where the leaf goes.")] = None,
-    tenant: Tenant = "default",
+    tenant: Annotated[
+        str | None, typer.Option(help="Whose it is. Default: as it was with --replace, else `default`.")
+    ] = None,
     replace: Annotated[bool, typer.Option(help="Revoke the leaf that the node has.")] = False,
     mock: Annotated[
         int | None, typer.Option(min=1, max=100_000, help="Make N whole mock identities.")
@@ -52,7 +52,7 @@ def ca_issue(
     if mock is not None:
         if csr is not None or out is None:
             fail("--mock N goes with --out DIR, and without a CSR", EXIT_USAGE)
-        node_ids = ca.issue_mock(mock, out, tenant)
+        node_ids = ca.issue_mock(mock, out, DEFAULT_TENANT if tenant is None else tenant)
         typer.echo(f"{len(node_ids)} identities in {out}", err=True)
         return
     if csr is None:
@@ -125,22 +125,6 @@ def ca_rotate_root(
     typer.echo(
         f"the old root is trusted until {utc(until_ms)} UTC: make a backup now, and on that day issue again "
         "what brokers and other servers show",
-        err=True,
-    )
-
-
-@app.command("backup")
-def ca_backup(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="The archive to make; it must not exist.")],
-    state_dir: StateDir = None,
-) -> None:
-    """Write all that the authority is made of into one archive."""
-    try:
-        authority(state_dir).backup(file)
-    except FileExistsError:
-        fail(f"{file} exists, and is not overwritten: name another file", EXIT_CANNOT_RUN)
-    typer.echo(
-        f"{file} holds the root's key: who reads it can be any node. Restore: tar -xpf {file} -C STATE_DIR",
         err=True,
     )
 

@@ -4,7 +4,6 @@ import os
 import re
 import ssl
 import stat
-import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from threading import Thread
@@ -63,6 +62,18 @@ def mode(path: Path) -> int:
 
 
 # --- the root -----------------------------------------------------------------------------------------
+
+
+def test_a_root_is_not_made_while_the_clock_reads_a_time_before_the_first_credible_one(
+    tmp_path: Path,
+) -> None:
+    clock = FakeClock(1_700_000_000_000 - 1)
+    ca = authority(tmp_path / "ca", clock)
+    with pytest.raises(AuthorityError, match="set the clock"):
+        ca.create()
+    assert [path.name for path in (tmp_path / "ca").iterdir()] == ["ledger.jsonl"]
+    clock.advance(1)
+    ca.create()
 
 
 def test_the_key_of_the_root_is_for_its_owner_alone(ca: CertificateAuthority) -> None:
@@ -235,6 +246,28 @@ def test_a_tenant_that_is_not_of_its_form_gets_no_leaf(ca: CertificateAuthority,
     with pytest.raises(AuthorityError, match="not issued for tenant"):
         ca.issue(CSR, tenant)
     ca.issue(CSR, "acme")
+
+
+@pytest.mark.parametrize("revoked", [False, True], ids=["in force", "revoked"])
+def test_a_node_that_is_replaced_keeps_its_tenant(ca: CertificateAuthority, *, revoked: bool) -> None:
+    ca.issue(CSR, "acme")
+    if revoked:
+        ca.revoke(NODE_ID)
+    assert verify_leaf(ca.issue(CSR, replace=True), ca.roots(), NOW_MS).tenant == "acme"
+    assert ca.records().moved() == {}
+
+
+def test_a_node_comes_to_another_tenant_when_that_is_named(ca: CertificateAuthority) -> None:
+    ca.issue(CSR, "acme")
+    moved = verify_leaf(ca.issue(CSR, "globex", replace=True), ca.roots(), NOW_MS)
+    assert moved.tenant == "globex"
+    kept = verify_leaf(ca.issue(CSR, replace=True), ca.roots(), NOW_MS)
+    assert kept.tenant == "globex"
+    assert {kid: leaf.tenant for kid, leaf in ca.records().moved().items()} == {moved.kid: "globex"}
+
+
+def test_a_new_node_is_in_the_default_tenant(ca: CertificateAuthority) -> None:
+    assert verify_leaf(ca.issue(CSR), ca.roots(), NOW_MS).tenant == "default"
 
 
 def test_a_failed_replacement_leaves_the_old_leaf_in_force(ca: CertificateAuthority) -> None:
@@ -883,31 +916,27 @@ def test_the_stamp_differs_after_every_change_by_another_process(
     assert ca.stamp != before
 
 
-# --- the archive --------------------------------------------------------------------------------------
+# --- a backup -----------------------------------------------------------------------------------------
 
 
-def test_an_authority_is_restored_from_its_archive(
-    rotated: tuple[CertificateAuthority, str], tmp_path: Path, clock: FakeClock
+def test_nothing_is_issued_while_the_files_of_the_authority_are_read(
+    rotated: tuple[CertificateAuthority, str],
 ) -> None:
-    ca, old = rotated
-    kid = kid_of(ca.issue(CSR, "acme"))
-    ca.revoke(NODE_ID)
-    archive = tmp_path / "ca.tar"
-    ca.backup(archive)
-    assert mode(archive) == 0o600
-    (tmp_path / "state").mkdir()
-    with tarfile.open(archive) as tar:
-        tar.extractall(tmp_path / "state", filter="data")
-    restored = authority(tmp_path / "state" / "rotated", clock)
-    assert restored.roots() == [ca.root_pem(), old]
-    assert restored.revoked_kids() == {kid}
-    assert restored.can_issue()
-    restored.issue_server("mqtt.example", ["mqtt.example"], bytes(OTHER_KEY.verify_key))
-    assert mode(tmp_path / "state" / "rotated" / "root.key") == 0o600
+    ca, _ = rotated
+    issued: list[str] = []
+    other = Thread(target=lambda: issued.append(authority(ca.root_file.parent).issue(CSR, "acme")))
+    with ca.unchanged() as files:
+        other.start()
+        assert sorted(file.name for file in files) == [
+            *("ledger.jsonl", "previous.key", "previous.pem", "root.key", "root.pem")
+        ]
+        other.join(0.05)
+        assert not issued
+    other.join(60)
+    assert issued
 
 
-def test_there_is_no_archive_without_the_key(ca: CertificateAuthority, tmp_path: Path) -> None:
+def test_without_the_key_there_is_nothing_to_back_up(ca: CertificateAuthority) -> None:
     ca.root_file.with_name("root.key").unlink()
-    with pytest.raises(AuthorityError, match=r"root\.key"):
-        ca.backup(tmp_path / "ca.tar")
-    assert not (tmp_path / "ca.tar").exists()
+    with pytest.raises(AuthorityError, match=r"root\.key"), ca.unchanged():
+        pytest.fail("went on")

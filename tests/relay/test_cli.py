@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
+import pyrage  # type: ignore[import-untyped]  # the library brings no types
 import pytest
 
 from relay.auth import key_id, load_or_create_token_key
@@ -18,7 +19,7 @@ from relay.serving import bind
 from schemas.addresses import PLAIN_OPTION, HostPort
 from schemas.certificates import make_csr, verify_leaf
 from schemas.enrolment import JoinToken
-from schemas.files import make_private_directory
+from schemas.files import PRIVATE, make_private_directory, write_atomic
 from schemas.identity import certificates_in
 from schemas.identity_files import IdentityFiles
 from schemas.keys import from_base64url
@@ -128,6 +129,13 @@ def test_ca_issue_replaces_only_when_it_is_told(relay: Relay, csr: Path) -> None
     assert refused.code == 3
     assert "--replace" in refused.error
     assert relay("ca", "issue", csr, "--replace").code == 0
+
+
+def test_ca_issue_replaces_within_the_tenant_unless_another_is_named(relay: Relay, csr: Path) -> None:
+    relay("ca", "init")
+    for arguments in (["--tenant", "acme"], ["--replace"], ["--replace", "--tenant", "globex"]):
+        assert relay("ca", "issue", csr, *arguments).code == 0
+    assert [leaf["tenant"] for leaf in listed(relay)] == ["acme", "acme", "globex"]
 
 
 def test_ca_issue_mock_makes_whole_identities(relay: Relay, tmp_path: Path) -> None:
@@ -242,32 +250,112 @@ def test_an_overlap_that_cannot_be_is_a_wrong_command_line(relay: Relay, state: 
     assert not (state / "ca" / "previous.pem").exists()
 
 
-def test_ca_backup_makes_an_archive_once_and_says_what_is_in_it(relay: Relay, tmp_path: Path) -> None:
+def backup_key(tmp_path: Path) -> tuple[Path, str]:
+    """Return an identity file as age-keygen writes it, and its recipient."""
+    identity = pyrage.x25519.Identity.generate()
+    file = tmp_path / "identity"
+    write_atomic(file, f"# public key: {identity.to_public()}\n{identity}\n", PRIVATE)
+    return file, str(identity.to_public())
+
+
+def test_a_backup_is_encrypted_and_restored_into_an_empty_directory(
+    relay: Relay, state: Path, tmp_path: Path
+) -> None:
     relay("ca", "init")
-    archive = tmp_path / "ca.tar"
-    outcome = relay("ca", "backup", archive)
-    assert (outcome.code, outcome.out) == (0, "")
-    assert outcome.err.count("\n") == 1
-    assert "holds the root's key" in outcome.err
-    assert mode(archive) == 0o600
-    before = archive.read_bytes()
-    again = relay("ca", "backup", archive)
+    identity, recipient = backup_key(tmp_path)
+    made = relay("ca", "backup", tmp_path / "backup", "--recipient", recipient)
+    assert (made.code, made.out) == (0, "")
+    assert mode(tmp_path / "backup") == 0o600
+    assert b"PRIVATE KEY" not in (tmp_path / "backup").read_bytes()
+    state.rename(tmp_path / "lost")
+    restored = relay("ca", "restore", tmp_path / "backup", "--identity", identity)
+    assert (restored.code, restored.out) == (0, "")
+    assert "revoked since" in restored.err
+    for name in ("root.pem", "root.key", "ledger.jsonl"):
+        assert (state / "ca" / name).read_bytes() == (tmp_path / "lost" / "ca" / name).read_bytes()
+    again = relay("ca", "restore", tmp_path / "backup", "--identity", identity)
+    assert again.code == 3
+    assert "is not empty" in again.error
+
+
+@pytest.mark.parametrize("way", ["file", "environment"])
+def test_a_passphrase_is_read_from_where_others_cannot_see_it(
+    relay: Relay, state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    relay("ca", "init")
+    options: list[str | Path] = []
+    if way == "file":
+        write_atomic(tmp_path / "passphrase", "correct horse\n", PRIVATE)
+        options = ["--passphrase-file", tmp_path / "passphrase"]
+    else:
+        monkeypatch.setenv("EDGE_BACKUP_PASSPHRASE", "correct horse")
+    assert relay("ca", "backup", tmp_path / "backup", *options).code == 0
+    assert b"PRIVATE KEY" not in (tmp_path / "backup").read_bytes()
+    state.rename(tmp_path / "lost")
+    assert relay("ca", "restore", tmp_path / "backup", *options).code == 0
+    assert (state / "ca" / "root.key").exists()
+
+
+def test_a_backup_is_plain_only_when_it_is_told_and_then_says_so(
+    relay: Relay, state: Path, tmp_path: Path
+) -> None:
+    relay("ca", "init")
+    refused = relay("ca", "backup", tmp_path / "backup")
+    assert refused.code == 2
+    assert "passphrase" in refused.error
+    assert not (tmp_path / "backup").exists()
+    made = relay("ca", "backup", tmp_path / "backup", "--plain")
+    assert made.code == 0
+    assert "not encrypted" in made.err
+    state.rename(tmp_path / "lost")
+    unsaid = relay("ca", "restore", tmp_path / "backup", "--identity", backup_key(tmp_path)[0])
+    assert unsaid.code == 2
+    assert "--plain" in unsaid.error
+    assert not state.exists()
+    assert relay("ca", "restore", tmp_path / "backup", "--plain").code == 0
+
+
+def test_a_backup_is_never_overwritten(relay: Relay, tmp_path: Path) -> None:
+    relay("ca", "init")
+    relay("ca", "backup", tmp_path / "backup", "--plain")
+    before = (tmp_path / "backup").read_bytes()
+    again = relay("ca", "backup", tmp_path / "backup", "--plain")
     assert again.code == 3
     assert "not overwritten" in again.error
-    assert archive.read_bytes() == before
+    assert (tmp_path / "backup").read_bytes() == before
 
 
-def test_what_the_backup_says_restores_the_authority(relay: Relay, state: Path, tmp_path: Path) -> None:
+def test_a_backup_that_others_can_read_is_not_restored(relay: Relay, state: Path, tmp_path: Path) -> None:
     relay("ca", "init")
-    said = relay("ca", "backup", tmp_path / "ca.tar").err
-    root = (state / "ca" / "root.pem").read_text()
-    (state / "ca").rename(tmp_path / "lost")
-    command = said.partition("Restore: ")[2].strip().replace("STATE_DIR", str(state))
-    subprocess.run(command.split(), check=True, timeout=60)
-    assert (state / "ca" / "root.pem").read_text() == root
-    assert mode(state / "ca") == 0o700
-    assert mode(state / "ca" / "root.key") == 0o600
-    assert relay("ca", "issue", "--mock", "1", "--out", tmp_path / "mocks").code == 0
+    relay("ca", "backup", tmp_path / "backup", "--plain")
+    (tmp_path / "backup").chmod(0o644)
+    state.rename(tmp_path / "lost")
+    refused = relay("ca", "restore", tmp_path / "backup", "--plain")
+    assert refused.code == 3
+    assert "chmod 600" in refused.error
+    assert not state.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "text"),
+    [
+        pytest.param(["backup", "F", "--plain", "--recipient", "age1"], 2, "exclude", id="two ways"),
+        pytest.param(["restore", "F", "--plain", "--identity", "F"], 2, "exclude", id="two ways back"),
+        pytest.param(["backup", "F", "--recipient", "age1no"], 3, "age1", id="no recipient"),
+        pytest.param(["backup", "F", "--passphrase-file", "EMPTY"], 2, "empty", id="an empty passphrase"),
+        pytest.param(["restore", "F", "--plain"], 3, "No such file", id="no backup"),
+    ],
+)
+def test_what_cannot_be_backed_up_or_restored_is_said_in_one_line(
+    relay: Relay, tmp_path: Path, arguments: list[str], code: int, text: str
+) -> None:
+    relay("ca", "init")
+    write_atomic(tmp_path / "empty", "\n", PRIVATE)
+    places = {"F": tmp_path / "backup", "EMPTY": tmp_path / "empty"}
+    outcome = relay("ca", *(places.get(argument, argument) for argument in arguments))
+    assert outcome.code == code
+    assert text in outcome.error
+    assert not (tmp_path / "backup").exists()
 
 
 def test_ca_issue_server_writes_what_a_broker_reads(relay: Relay, tmp_path: Path) -> None:
@@ -501,7 +589,7 @@ RUN = ["run", "--broker", "127.0.0.1:1", "--listen", f"127.0.0.1:{FREE_PORT}"]
         pytest.param(["ca", "list"], "relay ca init", id="nothing to list"),
         pytest.param(["ca", "revoke", NODE_ID], "relay ca init", id="nothing to revoke"),
         pytest.param(["ca", "rotate-root"], "relay ca init", id="nothing to rotate"),
-        pytest.param(["ca", "backup", "/nowhere/ca.tar"], "relay ca init", id="nothing to keep"),
+        pytest.param(["ca", "backup", "/nowhere/backup", "--plain"], "relay ca init", id="nothing to keep"),
         pytest.param(["join-token", "create"], "relay ca init", id="nothing to join"),
     ],
 )

@@ -150,6 +150,18 @@ def failure(hub: Hub, node: SimulatedNode) -> Failure | None:
 # --- leaves -------------------------------------------------------------------------------------------
 
 
+async def test_a_node_that_comes_to_another_tenant_is_audited_once(stage: Stage) -> None:
+    before = stage.real.node(tenant="acme")
+    await stage.watch.look()
+    after = stage.real.node(tenant="globex", replace=True)
+    for _ in range(2):
+        await stage.watch.look()
+    assert stage.events() == [
+        {"event": "leaf_revoked", "kid": before.kid},
+        {"event": "tenant_changed", "node_id": NODE_ID, "tenant": "globex", "kid": after.kid},
+    ]
+
+
 @pytest.mark.parametrize("by", ["node", "kid"])
 async def test_what_an_operator_revokes_is_shut_out_at_the_next_look(stage: Stage, by: str) -> None:
     node, other = stage.real.node(), stage.real.node(OTHER_NODE_ID)

@@ -1,0 +1,67 @@
+"""Encrypts backups in the age format (age-encryption.org/v1), for recipients or with a passphrase.
+
+The one module that knows the library. Must not read secrets from anywhere, and must not log or repeat one.
+"""
+
+from collections.abc import Sequence
+
+import pyrage  # type: ignore[import-untyped]  # the library brings no types
+
+_HEADER = b"age-encryption.org/v1\n"
+
+
+class EncryptionError(Exception):
+    """A backup cannot be encrypted or decrypted with this; the text says why."""
+
+
+def is_encrypted(data: bytes) -> bool:
+    """Tell whether ``data`` begins as a file of the age format does."""
+    return data.startswith(_HEADER)
+
+
+def encrypt_for(data: bytes, recipients: Sequence[str]) -> bytes:
+    """Return ``data`` so that whoever has the identity of any of ``recipients`` (``age1…``) can read it.
+
+    Raises:
+        EncryptionError: one of them is no recipient.
+    """
+    try:
+        keys = [pyrage.x25519.Recipient.from_str(each) for each in recipients]
+    except pyrage.RecipientError:
+        raise EncryptionError("a recipient is not of the form age1…, as `age-keygen -y` prints it") from None
+    return bytes(pyrage.encrypt(data, keys))
+
+
+def encrypt_with(data: bytes, passphrase: str) -> bytes:
+    """Return ``data`` so that whoever knows ``passphrase`` can read it."""
+    return bytes(pyrage.passphrase.encrypt(data, passphrase))
+
+
+def decrypt_for(data: bytes, identities: str) -> bytes:
+    """Return what was encrypted for one of ``identities``, the text of a file that age-keygen wrote.
+
+    Raises:
+        EncryptionError: that is no identity file, or ``data`` is damaged or not for any of them.
+    """
+    lines = [line.strip() for line in identities.splitlines()]
+    try:
+        keys = [pyrage.x25519.Identity.from_str(line) for line in lines if line and not line.startswith("#")]
+    except pyrage.IdentityError:
+        # Without the library's text, which might repeat a secret.
+        raise EncryptionError("the identity file is not of the form that age-keygen writes") from None
+    try:
+        return bytes(pyrage.decrypt(data, keys))
+    except pyrage.DecryptError:
+        raise EncryptionError("the backup is not for this identity, or it is damaged") from None
+
+
+def decrypt_with(data: bytes, passphrase: str) -> bytes:
+    """Return what was encrypted with ``passphrase``.
+
+    Raises:
+        EncryptionError: it was another passphrase, or none, or ``data`` is damaged.
+    """
+    try:
+        return bytes(pyrage.passphrase.decrypt(data, passphrase))
+    except pyrage.DecryptError:
+        raise EncryptionError("the passphrase is another one, or the backup is damaged") from None
