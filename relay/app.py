@@ -6,6 +6,7 @@ Must not hold behaviour of its own.
 import asyncio
 import logging
 import os
+import resource
 import socket
 import time
 from collections.abc import Mapping
@@ -27,6 +28,7 @@ from relay.catalog import Projector
 from relay.clock import RelayClock, now_ms, ticks_ms
 from relay.collector import calm_collector
 from relay.config import OutsideIssuer, RelayConfig
+from relay.connections import Bounds, Connections
 from relay.descriptors import DescriptorReserve
 from relay.discovery import Discovery
 from relay.enrolment import Enrolment, Told
@@ -202,6 +204,8 @@ class Relay:
             log=log,
             now_ms=now_ms,
         )
+        descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self.connections = Connections(Bounds.below(descriptors), meters.connections_refused)
         self.application = Guard(
             allowed=AllowedHosts.of(config.public_url, config.listen, tls=config.tls is not None),
             authenticator=authenticator,
@@ -285,7 +289,7 @@ async def run_relay(
             if relay.outside is not None:
                 background.append(tasks.create_task(relay.outside.keys.run()))
             try:
-                await serve(relay.application, listener, relay.tls.served)
+                await serve(relay.application, listener, relay.connections, relay.tls.served)
             finally:
                 for task in background:
                     task.cancel()

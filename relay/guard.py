@@ -11,6 +11,7 @@ from functools import lru_cache
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from relay.auth import Authenticator
+from relay.connections import admit
 from relay.meters import Meters
 from relay.permissions import SCOPE_OF_SAFETY_CLASS
 from relay.tally import Tally
@@ -148,13 +149,16 @@ class Guard:
             return
         token = authorization[len(_BEARER) :].strip()
         try:
-            await self._authenticator.recognise(token)
+            principal = await self._authenticator.recognise(token)
         except TokenError as error:
             self._meters.tokens_refused.labels(error.reason).inc()
             self._tally.count("token_refused", _address(scope), error.reason)
             text = _REFUSALS.get(error.reason, _REFUSED)
             challenge = f'Bearer error="invalid_token", error_description="{text}", {self._challenge}'
             await self._refuse(scope, send, 401, "token", text, challenge)
+            return
+        if not admit(scope, principal.name):
+            await self._refuse(scope, send, 429, "connections", "This agent holds too many connections.")
             return
         scope[TOKEN_IN_SCOPE] = token
         await self._mcp(scope, receive, send)

@@ -1,37 +1,49 @@
-"""uvicorn's HTTP protocol with an end to its patience: what a stranger may make this process hold.
+"""uvicorn's HTTP protocol with limits: what a stranger may make this process hold.
 
-uvicorn bounds bodies, but not what comes before them: a head that never ends.
-Must not look into what it bounds.
+uvicorn bounds bodies, but neither a head that never ends nor the requests that wait behind another, and for a
+request it waits without an end. Must not look into what it bounds.
 """
 
 import asyncio
 from typing import Any
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn._types import ASGI3Application
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-REQUEST_TIMEOUT_S = 10.0
+from relay.connections import connection_in
+
 MAX_HEAD_BYTES = 64 * 1024
+MAX_PIPELINED = 8
+"""How many requests may wait on a connection while another is served."""
+
+
+class PipelineError(Exception):
+    """More requests wait on one connection than may: thrown to end the parsing of what came with them."""
 
 
 class BoundedHttp(HttpToolsProtocol):
-    """HTTP whose requests end, and come in within a time, or the connection does."""
+    """HTTP whose requests end, come in within a time, and do not pile up, or the connection ends."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
+        self._connection = connection_in(self.app_state)
         self._head_bytes = 0
         self._in_head = False
         self._in_body = False
-        self._patience: asyncio.TimerHandle | None = None
+        self._served: RequestResponseCycle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
-        """Wait for the first request, but not for ever."""
+        """Begin; the time for the first request runs since the connection was accepted."""
         super().connection_made(transport)
-        self._mind()
+        self._connection.open(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Wait no more."""
-        self._forget()
+        """End, and tell so what is served: uvicorn tells the request that came last, which may only wait."""
+        self._connection.end()
+        if self._served is not None and not self._served.response_complete:
+            self._served.disconnected = True
+            self._served.message_event.set()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -49,7 +61,10 @@ class BoundedHttp(HttpToolsProtocol):
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
-        """Note that the head is over, and whom it is for."""
+        """Note that the head is over, and whom it is for; end the connection if too many requests wait."""
+        if len(self.pipeline) >= MAX_PIPELINED:
+            self.transport.abort()
+            raise PipelineError
         self._in_head, self._in_body = False, True
         if not self.url.startswith(b"/"):
             self._take_host_from_target()
@@ -72,15 +87,16 @@ class BoundedHttp(HttpToolsProtocol):
             if hosts != {name.lower()}:
                 self.headers.append((b"host", name))  # which is one too many, unless there was none
 
-    def _mind(self) -> None:
-        """Run out of patience while a request is on its way, and while nothing is; not while it is served."""
-        served = bool(self.cycle) and not self.cycle.response_complete  # there is none before the first
-        if self.transport.get_protocol() is not self or (served and not (self._in_head or self._in_body)):
-            self._forget()
-        elif self._patience is None:
-            self._patience = self.loop.call_later(REQUEST_TIMEOUT_S, self.transport.abort)
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._served = cycle
+        super()._start_asgi_task(cycle, app)
 
-    def _forget(self) -> None:
-        if self._patience is not None:
-            self._patience.cancel()
-            self._patience = None
+    def _mind(self) -> None:
+        """Let the time run while a request is on its way, and while none is; not while one is served."""
+        served = self._served is not None and not self._served.response_complete
+        if self.transport.get_protocol() is not self:
+            self._connection.upgrade()
+        elif served and not (self._in_head or self._in_body):
+            self._connection.rest()
+        else:
+            self._connection.expect()

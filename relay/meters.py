@@ -28,6 +28,9 @@ class Meters:
             "issuer_fetches", "Fetches of the outside issuer's keys", "outcome"
         )
         self.requests_refused = self._counter("requests_refused", "HTTP requests refused", "reason")
+        self.connections_refused = self._counter(
+            "connections_refused", "Connections refused, by what there were too many of", "reason"
+        )
         self.nodes_connected = Gauge(
             "edge_relay_nodes_connected", "Nodes with an open session", registry=self._registry
         )

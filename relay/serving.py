@@ -14,54 +14,58 @@ from collections.abc import Iterator
 import uvicorn
 from starlette.types import ASGIApp
 
+from relay.acceptor import PATIENCE, Acceptor, Patience
+from relay.connections import CONNECTION_IN_STATE, Connection, Connections
 from relay.http_protocol import BoundedHttp
 from relay.websocket_protocol import BoundedWebSocket
 from schemas.addresses import HostPort
 from schemas.frames import MAX_FRAME_BYTES
 
-HANDSHAKE_TIMEOUT_S = 10.0
-"""Who does not get through TLS in this time is let go of."""
-
 _PING_INTERVAL_S = 15
 _PING_TIMEOUT_S = 10
 _SHUTDOWN_S = 3
-_TLS_GOODBYE_S = 2.0
 
 
 class _Server(uvicorn.Server):
-    """uvicorn on one socket, over TLS if there is a context, with an end to its patience with handshakes.
-
-    Without its signal handlers: who runs the relay decides when it ends.
-    """
+    """uvicorn behind our own acceptor, and without its signal handlers: who runs it decides when it ends."""
 
     def __init__(
         self,
         config: uvicorn.Config,
         listener: socket.socket,
+        connections: Connections,
         tls: ssl.SSLContext | None,
-        handshake_timeout_s: float,
+        patience: Patience,
     ) -> None:
         super().__init__(config)
-        self._listener = listener
-        self._tls = tls
-        self._handshake_timeout_s = handshake_timeout_s
+        self._connections = connections
+        self._acceptor = Acceptor(listener, connections, self._speak, tls, patience)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:  # noqa: ARG002 - ours is known
-        """Begin to serve, not as uvicorn does: it would wait a minute for each handshake."""
+        """Begin to serve. uvicorn's own way accepts without bounds, and waits a minute for a handshake."""
         await super().startup(sockets=[])
-        server = await asyncio.get_running_loop().create_server(
-            self._protocol,
-            sock=self._listener,
-            backlog=self.config.backlog,
-            ssl=self._tls,
-            # asyncio wants no limits to what there is not.
-            ssl_handshake_timeout=self._handshake_timeout_s if self._tls else None,
-            ssl_shutdown_timeout=_TLS_GOODBYE_S if self._tls else None,
-        )
-        self.servers.append(server)
+        self._accepting = asyncio.create_task(self._acceptor.run(self.config.backlog))
+        self._accepting.add_done_callback(self._end)
 
-    def _protocol(self) -> asyncio.Protocol:
-        return BoundedHttp(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept no more, let what is served come to its end for a while, and close what is left then.
+
+        Raises:
+            OSError: the listener broke, which is why this ends.
+        """
+        self._accepting.cancel()
+        await asyncio.wait([self._accepting])
+        await super().shutdown(sockets)
+        self._connections.abort()
+        if not self._accepting.cancelled():
+            self._accepting.result()
+
+    def _end(self, _accepting: "asyncio.Task[None]") -> None:
+        self.should_exit = True
+
+    def _speak(self, connection: Connection) -> asyncio.Protocol:
+        state = {**self.lifespan.state, CONNECTION_IN_STATE: connection}
+        return BoundedHttp(config=self.config, server_state=self.server_state, app_state=state)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -71,10 +75,15 @@ class _Server(uvicorn.Server):
 async def serve(
     application: ASGIApp,
     listener: socket.socket,
+    connections: Connections,
     tls: ssl.SSLContext | None = None,
-    handshake_timeout_s: float = HANDSHAKE_TIMEOUT_S,
+    patience: Patience = PATIENCE,
 ) -> None:
-    """Serve ``application`` on ``listener``, which is bound, until cancelled."""
+    """Serve ``application`` on ``listener``, which is bound, within ``connections``' bounds, until cancelled.
+
+    Raises:
+        OSError: the listener cannot be used.
+    """
     config = uvicorn.Config(
         application,
         http=BoundedHttp,
@@ -90,7 +99,7 @@ async def serve(
         proxy_headers=False,
         timeout_graceful_shutdown=_SHUTDOWN_S,
     )
-    server = _Server(config, listener, tls, handshake_timeout_s)
+    server = _Server(config, listener, connections, tls, patience)
     serving = asyncio.create_task(server.serve())
     try:
         await asyncio.shield(serving)

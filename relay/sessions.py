@@ -16,6 +16,7 @@ from structlog.typing import FilteringBoundLogger
 from relay.admission import Admission, AdmissionError
 from relay.clock import SessionClock
 from relay.config import HEARTBEAT_INTERVAL_MS
+from relay.connections import admit
 from relay.fleet import Fleet
 from relay.limits import TokenBucket
 from relay.live_session import Answer, LiveSession
@@ -97,7 +98,7 @@ class NodeSessions:
         clock = SessionClock(self._now_ms(), self._ticks_ms)
         try:
             async with asyncio.timeout(self._auth_timeout_s):
-                identity, auth = await self._admit(link, clock)
+                identity, auth = await self._admit(link, clock, socket.scope)
         except (AdmissionError, ProtocolError, TimeoutError, WebSocketDisconnect) as error:
             await self._refuse(link, error)
             return
@@ -200,13 +201,16 @@ class NodeSessions:
         except (RuntimeError, WebSocketDisconnect, ProtocolError):
             return  # the connection ended first: the node stops the command at its deadline
 
-    async def _admit(self, link: NodeLink, clock: SessionClock) -> tuple[Identity, Frame]:
+    async def _admit(self, link: NodeLink, clock: SessionClock, scope: Scope) -> tuple[Identity, Frame]:
         challenge = self._admission.challenge(clock())
         await link.send("challenge", challenge)
         auth = await link.receive()
         if auth is None or auth.type != "auth":
             raise AdmissionError("no_auth")
-        return self._admission.judge(auth, challenge["nonce"], clock()), auth
+        identity = self._admission.judge(auth, challenge["nonce"], clock())
+        if not admit(scope, identity.node_id):
+            raise AdmissionError("connections", CloseCode.OVER_CAPACITY)
+        return identity, auth
 
     def _broken(self, node_id: str, error: ProtocolError) -> None:
         self._meters.sessions.labels("protocol_violation").inc()

@@ -11,6 +11,8 @@ import pytest
 
 from relay.http_protocol import MAX_HEAD_BYTES
 from tests.fakes.doors import BOUND_S, Doors
+from tests.fakes.hub import Hub
+from tests.fakes.serving import Server
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -46,10 +48,12 @@ async def test_a_head_without_end_is_cut_off(doors: Doors, start: bytes, more: b
     assert doors.requests == []
 
 
-async def test_half_a_head_is_not_waited_for_without_an_end(
-    doors: Doors, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("relay.http_protocol.REQUEST_TIMEOUT_S", 0.2)
+async def test_half_a_head_is_not_waited_for_without_an_end(hub: Hub) -> None:
+    async with Server.running(request_timeout_s=0.2) as server, Doors.open(hub, server) as doors:
+        await hang_up_on_halves(doors)
+
+
+async def hang_up_on_halves(doors: Doors) -> None:
     connections = []
     head = b"POST /mcp HTTP/1.1\r\nHost: 127.0.0.1\r\n"
     for start in (b"", b"\r\n" * MAX_HEAD_BYTES, b"GET", head, head + b"Content-Length: 9\r\n\r\nhalf"):

@@ -1,6 +1,7 @@
 """Applications on a free loopback port, served as the relay serves its own."""
 
 import asyncio
+import resource
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -8,36 +9,58 @@ from contextlib import asynccontextmanager, suppress
 from starlette.applications import Starlette
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from relay.serving import HANDSHAKE_TIMEOUT_S, bind, serve
+from relay.acceptor import PATIENCE, Patience
+from relay.connections import REQUEST_TIMEOUT_S, Bounds, Connections
+from relay.meters import Meters
+from relay.serving import bind, serve
 from schemas.addresses import HostPort
+from tests.fakes.hub import counted
+
+_WITHOUT_REQUESTS = Starlette()
 
 
 class Server:
     """A server whose application each test puts there: starting one takes longer than most tests.
 
     Attributes:
-        app: what answers; its lifespan is the test's affair.
+        app: what answers requests; its lifespan is the test's affair.
         address: where.
+        connections: those that it holds.
     """
 
-    def __init__(self, app: ASGIApp, address: HostPort) -> None:
+    def __init__(
+        self, app: ASGIApp, address: HostPort, bounds: Bounds | None, request_timeout_s: float
+    ) -> None:
         self.app = app
         self.address = address
+        self._meters = Meters()
+        bounds = bounds or Bounds.below(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+        self.connections = Connections(bounds, self._meters.connections_refused, request_timeout_s)
+
+    def refused(self, reason: str) -> float:
+        """Return how many connections were refused for ``reason``."""
+        return counted(self._meters, "connections_refused_total", reason=reason)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on to the application of the moment."""
-        await self.app(scope, receive, send)
+        # Serving begins when the test has put its application there already.
+        app = _WITHOUT_REQUESTS if scope["type"] == "lifespan" else self.app
+        await app(scope, receive, send)
 
     @classmethod
     @asynccontextmanager
     async def running(
-        cls, tls: ssl.SSLContext | None = None, handshake_timeout_s: float = HANDSHAKE_TIMEOUT_S
+        cls,
+        tls: ssl.SSLContext | None = None,
+        patience: Patience = PATIENCE,
+        bounds: Bounds | None = None,
+        request_timeout_s: float = REQUEST_TIMEOUT_S,
     ) -> AsyncIterator["Server"]:
         """Hold a server."""
         with bind(HostPort("127.0.0.1", 0)) as listener:
             listener.listen()
-            server = cls(Starlette(), HostPort(*listener.getsockname()))
-            task = asyncio.create_task(serve(server, listener, tls, handshake_timeout_s))
+            server = cls(Starlette(), HostPort(*listener.getsockname()), bounds, request_timeout_s)
+            task = asyncio.create_task(serve(server, listener, server.connections, tls, patience))
             try:
                 yield server
             finally:

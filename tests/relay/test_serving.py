@@ -16,12 +16,14 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from relay.acceptor import Patience
 from relay.config import TlsFiles
 from relay.http_protocol import MAX_HEAD_BYTES
 from relay.serving import bind
 from relay.tls import LiveContext
 from schemas.addresses import HostPort
 from schemas.tls import client_context
+from tests.fakes.polling import until
 from tests.fakes.serving import Server
 from tests.fakes.tls_broker import PlayedAuthority
 
@@ -33,6 +35,8 @@ UPGRADE = (
     b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
     b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
 )
+GOODBYE = b"\x88\x80\x00\x00\x00\x00"
+LONG = b"x" * 1024 * 1024
 EMPTY_FRAME = b"\x81\x80\x00\x00\x00\x00"
 
 Run = Callable[[Coroutine[Any, Any, None]], None]
@@ -127,7 +131,7 @@ def test_over_tls_whoever_believes_the_root_is_served(
 @pytest.mark.parametrize("said", [b"", HELLO], ids=["nothing", "its beginning"])
 def test_a_handshake_that_does_not_end_is_given_up(run: Run, tls: ssl.SSLContext, said: bytes) -> None:
     async def scene() -> None:
-        async with Server.running(tls, handshake_timeout_s=SOON_S) as server:
+        async with Server.running(tls, patience=Patience(handshake_s=SOON_S)) as server:
             reader, writer = await connected(server)
             writer.write(said)
             with contextlib.suppress(ConnectionError):
@@ -197,5 +201,80 @@ def test_a_stranger_cannot_flood_a_websocket_over_tls(
             await reader.readuntil(b"\r\n\r\n")
             await flood(reader, writer, EMPTY_FRAME * 1000)
             await listener.ended.wait()
+
+    run(scene())
+
+
+class Sender:
+    """An application whose answers are longer than what buffers take, over HTTP and over WebSockets."""
+
+    def __init__(self) -> None:
+        self.ended = asyncio.Event()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            if scope["type"] == "http":
+                await send({"type": "http.response.start", "status": 200, "headers": []})
+                for _ in range(1000):
+                    await send({"type": "http.response.body", "body": LONG, "more_body": True})
+                return
+            await receive()
+            await send({"type": "websocket.accept"})
+            await send({"type": "websocket.send", "bytes": LONG * 32})
+            while (await receive())["type"] != "websocket.disconnect":
+                pass
+        finally:
+            self.ended.set()
+
+
+@pytest.mark.parametrize("asked", [HTTP, UPGRADE], ids=["http", "websocket"])
+@pytest.mark.parametrize("over_tls", [False, True], ids=["plain", "tls"])
+def test_who_does_not_read_is_let_go_of(
+    run: Run, tls: ssl.SSLContext, authority: PlayedAuthority, asked: bytes, *, over_tls: bool
+) -> None:
+    async def scene() -> None:
+        served, client = (tls, client_context(authority.ca.root_pem)) if over_tls else (None, None)
+        async with Server.running(served, Patience(write_s=SOON_S)) as server:
+            server.app = sender = Sender()
+            _, writer = await connected(server, client)
+            writer.write(asked)  # and nothing of the answer is read
+            await until(lambda: len(server.connections) == 1)
+            await until(lambda: not len(server.connections))
+            await sender.ended.wait()
+            writer.transport.abort()
+
+    run(scene())
+
+
+@pytest.mark.parametrize("over_tls", [False, True], ids=["plain", "tls"])
+def test_a_stop_closes_what_is_left(
+    run: Run,
+    tls: ssl.SSLContext,
+    authority: PlayedAuthority,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    over_tls: bool,
+) -> None:
+    monkeypatch.setattr("relay.serving._SHUTDOWN_S", SOON_S)
+
+    async def scene() -> None:
+        served, client = (tls, client_context(authority.ca.root_pem)) if over_tls else (None, None)
+        async with Server.running(served) as server:
+            server.app = Sender()
+            held: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+            malformed = UPGRADE.replace(b"\r\n\r\n", b"\r\nContent-Length: 5\r\n\r\n")
+            for said in (b"", b"GET / HT", HTTP * 2, UPGRADE, malformed):
+                held.append(await connected(server, client))
+                held[-1][1].write(said)  # and nothing of the answer is read
+            await until(lambda: len(server.connections) >= len(held) - 1)
+            server.app = sender = Sender()
+            held.append(await connected(server, client))
+            held[-1][1].write(UPGRADE)
+            await held[-1][0].readuntil(b"\r\n\r\n")
+            held[-1][1].write(GOODBYE)  # after which nothing may be said to it any more
+            await sender.ended.wait()
+        await until(lambda: not len(server.connections))
+        for _, writer in held:
+            writer.transport.abort()
 
     run(scene())

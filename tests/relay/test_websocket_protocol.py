@@ -1,11 +1,14 @@
 """What a stranger's WebSocket may make the relay hold: over real sockets, with the product's own server."""
 
 import asyncio
+from contextlib import suppress
 
 import pytest
 from starlette.types import Receive, Scope, Send
 
+from relay.connections import admit
 from relay.websocket_protocol import ADMITTED_IN_SCOPE, MAX_BYTES_BEFORE_ADMISSION
+from tests.fakes.polling import until
 from tests.fakes.raw_connection import connected, write_until_cut
 from tests.fakes.serving import Server
 
@@ -31,6 +34,7 @@ class Door:
         await receive()
         await send({"type": "websocket.accept"})
         if self._admitted:
+            assert admit(scope, "node")
             scope[ADMITTED_IN_SCOPE] = True
         while (await receive())["type"] != "websocket.disconnect":
             self.received.put_nowait(None)
@@ -66,3 +70,26 @@ async def test_a_node_that_was_admitted_may_send_more(server: Server) -> None:
     writer.close()
     async with asyncio.timeout(BOUND_S):
         await door.ended.wait()
+
+
+async def test_the_time_of_a_stranger_runs_on_through_the_upgrade_and_that_of_a_node_does_not() -> None:
+    async with Server.running(request_timeout_s=0.3) as server:
+        node, stranger = Door(admitted=True), Door(admitted=False)
+        server.app = node
+        node_reader, node_writer = await connected(server)
+        node_writer.write(UPGRADE)
+        async with asyncio.timeout(BOUND_S):
+            await node_reader.readuntil(b"\r\n\r\n")
+        server.app = stranger
+        reader, writer = await connected(server)
+        writer.write(UPGRADE)
+        async with asyncio.timeout(BOUND_S):
+            with suppress(ConnectionError):
+                await reader.read()
+            await stranger.ended.wait()
+        writer.close()
+        await until(lambda: len(server.connections) == 1)
+        node_writer.write(EMPTY_FRAME)
+        async with asyncio.timeout(BOUND_S):
+            await node.received.get()
+        node_writer.close()
