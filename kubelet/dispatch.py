@@ -5,6 +5,7 @@ it is the node that acts. Must not know the connection: answers go to a callback
 """
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -44,15 +45,16 @@ class _Slots:
 
 
 class Dispatcher:
-    """The tools of one node, by canonical name."""
+    """The tools of one node, by canonical name. ``ticks_ms`` only ever go forward."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - what comes in from outside
         self,
         node_id: str,
         handlers: Sequence[Handler],
         kinds: KindRegistry,
         registry: SchemaRegistry,
         log: FilteringBoundLogger,
+        ticks_ms: Callable[[], int] = lambda: time.monotonic_ns() // 1_000_000,
     ) -> None:
         self._tools = {
             name: tool
@@ -62,6 +64,7 @@ class Dispatcher:
         self._memory = AnswerMemory()
         self._running: dict[str, asyncio.Task[None]] = {}
         self._log = log
+        self._ticks_ms = ticks_ms
 
     @property
     def inflight(self) -> int:
@@ -71,18 +74,23 @@ class Dispatcher:
     async def submit(self, frame: Frame, budget_ms: int, reply: Reply) -> None:
         """Run the command in ``frame`` within ``budget_ms``, or answer again if it was seen before."""
         msg_id = frame.msg_id
-        admission = self._memory.admit(msg_id)
-        if admission is Admission.SEEN:
-            if (answer := self._memory.recall(msg_id)) is not None:
-                await reply(msg_id, answer)
-            return
-        if admission is Admission.FULL:
-            full = ToolError(Failure.RATE_LIMITED, retry_after_ms=_BUSY_RETRY_MS)
-            await reply(msg_id, _refusal(full, frame.payload["correlation_id"]))
-            return
-        task = asyncio.create_task(self._run(frame, budget_ms, reply))
-        self._running[msg_id] = task
-        task.add_done_callback(partial(self._ended, frame))
+        correlation_id = frame.payload["correlation_id"]
+        now = self._ticks_ms()
+        # Without what the way has taken: the relay's own deadline can only be earlier.
+        match self._memory.admit(msg_id, now + frame.payload["deadline_ms"], now):
+            case Admission.NEW:
+                task = asyncio.create_task(self._run(frame, budget_ms, reply))
+                self._running[msg_id] = task
+                task.add_done_callback(partial(self._ended, frame))
+            case Admission.SEEN:
+                if (answer := self._memory.recall(msg_id)) is not None:
+                    await reply(msg_id, answer)
+            case Admission.FORGOTTEN:
+                gone = ToolError(Failure.DEADLINE_EXCEEDED, "It ran before; its answer is not kept any more.")
+                await reply(msg_id, _refusal(gone, correlation_id))
+            case Admission.FULL:
+                full = ToolError(Failure.RATE_LIMITED, retry_after_ms=_BUSY_RETRY_MS)
+                await reply(msg_id, _refusal(full, correlation_id))
 
     def cancel(self, msg_id: str) -> None:
         """Stop the command ``msg_id``: nobody waits for it any more."""
@@ -111,8 +119,8 @@ class Dispatcher:
                 "command refused", code=code, correlation_id=correlation_id, traceparent=traceparent
             )
             answer = _refusal(error, correlation_id)
-        self._memory.remember(frame.msg_id, answer)
         try:
+            self._remember(frame, answer)
             await reply(frame.msg_id, answer)
         except (ProtocolError, TypeError, ValueError) as error:
             # Larger than a frame, or not JSON: that is the handler's fault, and costs its caller an error.
@@ -120,16 +128,19 @@ class Dispatcher:
                 "answer cannot be sent", error=type(error).__name__, correlation_id=correlation_id
             )
             answer = _refusal(ToolError(Failure.INTERNAL), correlation_id)
-            self._memory.remember(frame.msg_id, answer)
+            self._remember(frame, answer)
             await reply(frame.msg_id, answer)
 
     def _ended(self, frame: Frame, task: asyncio.Task[None]) -> None:
         del self._running[frame.msg_id]
-        if task.cancelled() and self._memory.recall(frame.msg_id) is None:
+        if task.cancelled() and self._memory.runs(frame.msg_id):
             # Nobody waits, but the same command may come again: it must not run a second time. Noted here,
             # because a task that is cancelled before its first step never reaches an except of its own.
             refusal = _refusal(ToolError(Failure.DEADLINE_EXCEEDED), frame.payload["correlation_id"])
-            self._memory.remember(frame.msg_id, refusal)
+            self._remember(frame, refusal)
+
+    def _remember(self, frame: Frame, answer: Mapping[str, Any]) -> None:
+        self._memory.remember(frame.msg_id, answer, self._ticks_ms())
 
     async def _invoke(self, command: Mapping[str, Any], budget_ms: int) -> dict[str, Any]:
         tool = self._tools.get(command["tool"])

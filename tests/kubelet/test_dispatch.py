@@ -9,11 +9,13 @@ import pytest
 from kubelet.dispatch import Dispatcher
 from kubelet.handlers.base import Handler
 from kubelet.logs import make_logger
+from schemas.delivery import ENTRY_BYTES
 from schemas.errors import Failure, ToolError
 from schemas.frames import Frame
 from schemas.kinds import KindRegistry
 from schemas.registry import SchemaRegistry
 from schemas.session import ProtocolError
+from tests.fakes.clock import FakeClock
 from tests.fakes.frames import PAYLOADS, message_id
 from tests.fakes.lines import LogLines
 from tests.fakes.signer import ECHO, METRICS, NODE_ID, OTHER_NODE_ID
@@ -466,7 +468,7 @@ async def test_a_node_that_can_remember_no_more_says_so(
 ) -> None:
     worker = Worker(capability(ECHO, limit=5000), forever)
     dispatcher = Dispatcher(NODE_ID, [worker], kinds, registry, make_logger(log))
-    remembered = 1024
+    remembered = (1 << 20) // ENTRY_BYTES
     for number in range(remembered):
         await dispatcher.submit(command(number), BUDGET_MS, answers.reply)
     await dispatcher.submit(command(remembered), BUDGET_MS, answers.reply)
@@ -474,6 +476,26 @@ async def test_a_node_that_can_remember_no_more_says_so(
     assert (code_of(answer), answer["error"]["retry_after_ms"] > 0) == ("E_RATE_LIMITED", True)
     assert dispatcher.inflight == remembered
     await dispatcher.close()
+
+
+async def test_a_command_whose_answer_is_not_kept_any_more_is_refused_and_never_runs_again(
+    kinds: KindRegistry, registry: SchemaRegistry, log: LogLines, answers: Answers
+) -> None:
+    async def lengthy() -> dict[str, Any]:
+        return {"message": "x" * 200_000}
+
+    worker, ticks = Worker(capability(ECHO, limit=1), lengthy), FakeClock(5_000)
+    dispatcher = Dispatcher(NODE_ID, [worker], kinds, registry, make_logger(log), ticks)
+    count = 6  # one more than the memory has room for
+    for number in range(count):
+        await dispatcher.submit(command(number), BUDGET_MS, answers.reply)
+        assert (await answers.next())["ok"] is True
+        await until_idle(dispatcher)
+    await dispatcher.submit(command(0), BUDGET_MS, answers.reply)
+    assert code_of(await answers.next()) == "E_DEADLINE_EXCEEDED"
+    await dispatcher.submit(command(count - 1), BUDGET_MS, answers.reply)
+    assert (await answers.next())["ok"] is True
+    assert worker.begun.qsize() == count
 
 
 def test_a_handler_of_a_kind_that_nobody_registered_is_a_bug(

@@ -1,8 +1,10 @@
+import tracemalloc
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.delivery import Admission, AnswerMemory, Ledger, TransitGauge
+from schemas.delivery import ENTRY_BYTES, Admission, AnswerMemory, Ledger, TransitGauge
 from tests.fakes.clock import FakeClock
 from tests.fakes.signer import NOW_MS
 
@@ -79,114 +81,163 @@ def test_sending_again_leaves_the_book_as_it_was() -> None:
 
 # --- the node's memory --------------------------------------------------------------------------------
 
+OVER_MS = NOW_MS + 2000
+PONG_BYTES = len('{"ok":true,"result":{"message":"ping"}}')
+
+
+def memory_of(commands: int, answers: int = 0) -> AnswerMemory:
+    """Return a memory with room for so many commands, and so many answers beside."""
+    return AnswerMemory(commands * ENTRY_BYTES + answers * PONG_BYTES)
+
+
+def admitted(memory: AnswerMemory, *msg_ids: str, now_ms: int = NOW_MS) -> list[Admission]:
+    return [memory.admit(msg_id, OVER_MS, now_ms) for msg_id in msg_ids]
+
+
+def ran(memory: AnswerMemory, *msg_ids: str, now_ms: int = NOW_MS) -> None:
+    for msg_id in msg_ids:
+        assert memory.admit(msg_id, OVER_MS, now_ms) is Admission.NEW
+        memory.remember(msg_id, PONG, now_ms)
+
 
 def test_a_command_is_new_once() -> None:
     memory = AnswerMemory()
-    assert memory.admit("a") is Admission.NEW
-    assert memory.admit("a") is Admission.SEEN
+    assert admitted(memory, "a", "a") == [Admission.NEW, Admission.SEEN]
 
 
 def test_a_command_that_runs_has_no_answer_yet() -> None:
     memory = AnswerMemory()
-    memory.admit("a")
+    assert not memory.runs("a")
+    admitted(memory, "a")
     assert memory.recall("a") is None
+    assert memory.runs("a")
     assert memory.recall("never seen") is None
 
 
 def test_a_command_that_ran_is_answered_from_memory_and_never_runs_again() -> None:
     memory = AnswerMemory()
-    memory.admit("a")
-    memory.remember("a", PONG)
-    assert memory.admit("a") is Admission.SEEN
+    ran(memory, "a")
+    assert admitted(memory, "a") == [Admission.SEEN]
     assert memory.recall("a") == PONG
+    assert not memory.runs("a")
 
 
-def test_a_full_memory_forgets_the_oldest_answer() -> None:
-    memory = AnswerMemory(capacity=2)
-    for msg_id in ("a", "b"):
-        memory.admit(msg_id)
-        memory.remember(msg_id, PONG)
-    assert memory.admit("c") is Admission.NEW
-    assert memory.recall("a") is None
-    assert memory.recall("b") == PONG
+def test_answers_make_room_for_newer_ones_the_oldest_first_and_stay_known() -> None:
+    memory = memory_of(3, answers=2)
+    ran(memory, "a", "b", "c")
+    assert [memory.recall(msg_id) for msg_id in "abc"] == [None, PONG, PONG]
+    assert admitted(memory, *"abc") == [Admission.FORGOTTEN, Admission.SEEN, Admission.SEEN]
+    assert not memory.runs("a")
 
 
-def test_a_memory_holds_1024_answers_unless_told_otherwise() -> None:
+def test_what_is_over_is_forgotten_before_any_answer_that_may_be_asked_for_again() -> None:
+    memory = memory_of(2, answers=2)
+    memory.admit("later", OVER_MS + 1, NOW_MS)
+    memory.remember("later", PONG, NOW_MS)
+    ran(memory, "over")
+    assert memory.admit("new", OVER_MS + 2000, OVER_MS) is Admission.NEW
+    assert memory.recall("over") is None
+    assert memory.recall("later") == PONG
+
+
+def test_a_command_is_known_until_its_deadline_whatever_comes() -> None:
+    memory = memory_of(2)
+    ran(memory, "a", "b")
+    assert admitted(memory, "c", now_ms=OVER_MS - 1) == [Admission.FULL]
+    assert admitted(memory, "a", "b", now_ms=OVER_MS - 1) == [Admission.FORGOTTEN] * 2
+    assert memory.admit("c", OVER_MS * 2, OVER_MS) is Admission.NEW
+
+
+def test_a_command_that_runs_is_known_beyond_its_deadline() -> None:
+    memory = memory_of(1)
+    admitted(memory, "running")
+    assert admitted(memory, "other", "running", now_ms=OVER_MS + 1) == [Admission.FULL, Admission.SEEN]
+    memory.remember("running", PONG, OVER_MS + 1)
+    assert admitted(memory, "other", now_ms=OVER_MS + 1) == [Admission.NEW]
+
+
+def test_a_memory_takes_a_mebibyte_with_the_longest_answers_too() -> None:
     memory = AnswerMemory()
-    for number in range(1025):
-        memory.admit(str(number))
-        memory.remember(str(number), PONG)
-    assert memory.recall("0") is None
-    assert memory.recall("1") == PONG
-
-
-def test_a_full_memory_never_forgets_a_command_that_runs() -> None:
-    memory = AnswerMemory(capacity=2)
-    memory.admit("running")
-    memory.admit("answered")
-    memory.remember("answered", PONG)
-    assert memory.admit("c") is Admission.NEW
-    assert memory.admit("running") is Admission.SEEN
-    assert memory.recall("answered") is None
-
-
-def test_a_memory_full_of_running_commands_admits_no_other() -> None:
-    memory = AnswerMemory(capacity=2)
-    assert memory.admit("a") is Admission.NEW
-    assert memory.admit("b") is Admission.NEW
-    assert memory.admit("c") is Admission.FULL
-    assert memory.admit("a") is Admission.SEEN
-    memory.remember("a", PONG)
-    assert memory.admit("c") is Admission.NEW
+    disks = [
+        {"mount": f"/mnt/{n}", "fs_type": "ext4", "total_bytes": 2**40, "available_bytes": n}
+        for n in range(64)
+    ]
+    answer = {"ok": True, "result": {"disk": disks}}
+    tracemalloc.start()
+    try:
+        for number in range(1024):
+            msg_id = f"{number:026}"
+            memory.admit(msg_id, OVER_MS, NOW_MS)
+            memory.remember(msg_id, answer, NOW_MS)
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert taken <= 1 << 20
+    assert memory.recall(f"{1023:026}") == answer
 
 
 def test_a_command_that_was_refused_for_want_of_room_is_not_remembered() -> None:
-    memory = AnswerMemory(capacity=1)
-    memory.admit("running")
-    memory.admit("refused")
-    memory.remember("refused", PONG)
+    memory = memory_of(1)
+    assert admitted(memory, "running", "refused") == [Admission.NEW, Admission.FULL]
+    memory.remember("refused", PONG, NOW_MS)
     assert memory.recall("refused") is None
-    assert memory.admit("refused") is Admission.FULL
+    assert admitted(memory, "refused") == [Admission.FULL]
 
 
 def test_an_answer_to_a_command_that_never_came_is_not_remembered() -> None:
     memory = AnswerMemory()
-    memory.remember("a", PONG)
+    memory.remember("a", PONG, NOW_MS)
     assert memory.recall("a") is None
-    assert memory.admit("a") is Admission.NEW
+    assert admitted(memory, "a") == [Admission.NEW]
 
 
-def test_an_answer_to_a_command_that_was_forgotten_does_not_bring_it_back() -> None:
-    memory = AnswerMemory(capacity=1)
-    memory.admit("a")
-    memory.remember("a", PONG)
-    memory.admit("b")
-    memory.remember("a", PONG)
-    assert memory.recall("a") is None
-    assert memory.admit("a") is Admission.FULL
+def test_an_answer_that_takes_the_place_of_another_gives_its_room_back() -> None:
+    memory = memory_of(2, answers=1)
+    admitted(memory, "a", "b")
+    for _ in range(5):
+        memory.remember("a", PONG, NOW_MS)
+    assert memory.recall("a") == PONG
+
+
+@pytest.mark.parametrize("answer", [{"ok": object()}, {"ok": float("nan")}])
+def test_what_is_not_json_is_refused_and_its_command_still_runs(answer: dict[str, object]) -> None:
+    memory = memory_of(1, answers=1)
+    admitted(memory, "a")
+    with pytest.raises((TypeError, ValueError)):
+        memory.remember("a", answer, NOW_MS)
+    assert memory.runs("a")
+    memory.remember("a", PONG, NOW_MS)
+    assert memory.recall("a") == PONG
 
 
 @given(
     st.lists(
-        st.tuples(st.sampled_from(["admit", "answer"]), st.sampled_from("abcdefgh")), min_size=1, max_size=60
+        st.tuples(st.sampled_from(["admit", "answer", "wait"]), st.sampled_from("abcdefgh")),
+        min_size=1,
+        max_size=60,
     )
 )
-def test_no_command_runs_a_second_time_while_it_is_remembered(steps: list[tuple[str, str]]) -> None:
-    memory = AnswerMemory(capacity=3)
+def test_no_command_runs_a_second_time_before_its_deadline(steps: list[tuple[str, str]]) -> None:
+    memory, now_ms = memory_of(3, answers=1), NOW_MS
+    over: dict[str, int] = {}
     running: set[str] = set()
     for step, msg_id in steps:
-        answered = memory.recall(msg_id) is not None
-        if step == "admit":
-            admission = memory.admit(msg_id)
-            assert (admission is Admission.SEEN) is (answered or msg_id in running)
-            assert (admission is Admission.FULL) is (len(running) == 3 and msg_id not in running)
-            if admission is Admission.NEW:
-                running.add(msg_id)
-        else:
-            memory.remember(msg_id, PONG)
-            assert (memory.recall(msg_id) is not None) is (answered or msg_id in running)
-            running.discard(msg_id)
-        assert len(running) <= 3
+        match step:
+            case "admit":
+                known = msg_id in running or over.get(msg_id, 0) > now_ms
+                admission = memory.admit(msg_id, now_ms + 10, now_ms)
+                assert not (known and admission in {Admission.NEW, Admission.FULL})
+                if admission is Admission.FULL:
+                    assert len(running | {each for each in over if over[each] > now_ms}) >= 3
+                if admission is Admission.NEW:
+                    running.add(msg_id)
+                    over[msg_id] = now_ms + 10
+                assert memory.runs(msg_id) is (msg_id in running)
+            case "answer":
+                memory.remember(msg_id, PONG, now_ms)
+                running.discard(msg_id)
+            case _:
+                now_ms += 4
 
 
 # --- the way ------------------------------------------------------------------------------------------
