@@ -11,18 +11,22 @@ import time
 from pathlib import Path
 from typing import TextIO
 
+from structlog.typing import FilteringBoundLogger
+
 from kubelet.backoff import Backoff
 from kubelet.config import NodeConfig
 from kubelet.handlers.base import Handler
 from kubelet.handlers.echo import EchoHandler
 from kubelet.handlers.metrics import MetricsHandler
 from kubelet.hardware import read_hardware_ids
+from kubelet.helper_threads import started_threads
 from kubelet.link import LinkState
 from kubelet.lock import held_alone
 from kubelet.logs import make_logger
-from kubelet.loopback import LoopbackServer, Readiness
+from kubelet.loopback import LoopbackServer
 from kubelet.mqtt import FIRST_WAIT_S, LONGEST_WAIT_S, MqttPublisher
 from kubelet.node import Node, Surroundings
+from kubelet.pages import Readiness
 from kubelet.tls import NodeTls
 from schemas.frames import FrameReader
 from schemas.identity_files import IdentityFiles, NodeIdentity
@@ -65,9 +69,9 @@ def surroundings(config: NodeConfig, client_id: str, stream: TextIO, files: Iden
     )
 
 
-def make_handlers(node_id: str) -> list[Handler]:
+def make_handlers(node_id: str, log: FilteringBoundLogger) -> list[Handler]:
     """Return what this node can do. An explicit list: nothing is found by scanning."""
-    return [EchoHandler(node_id, now_ms), MetricsHandler(node_id, now_ms)]
+    return [EchoHandler(node_id, now_ms), MetricsHandler(node_id, now_ms, log=log)]
 
 
 def last_issued_file(state_dir: Path) -> Path:
@@ -94,7 +98,7 @@ async def _run(
     around = surroundings(config, f"edge-kubelet-{identity.node_id}", stream, IdentityFiles(state_dir))
     node = Node(
         identity,
-        make_handlers(identity.node_id),
+        make_handlers(identity.node_id, around.log),
         fingerprint(read_hardware_ids(Path("/"))),
         around,
         last_issued_file(state_dir),
@@ -105,6 +109,7 @@ async def _run(
         lambda: _readiness(node, identity, around),
         loopback_port,
     )
+    asyncio.get_running_loop().set_default_executor(started_threads())
     loopback.start()
     around.publisher.start()
     around.log.info("kubelet started", node_id=identity.node_id, loopback=f"http://127.0.0.1:{loopback.port}")

@@ -1,127 +1,61 @@
-"""What the operator of a node can ask it over HTTP, from the node itself and from nowhere else.
+"""Serves the pages to the node itself and to nobody else: one request a connection, from a few threads.
 
-``Pages`` says what is answered and knows no socket; ``LoopbackServer`` moves the bytes. Other programs of the
-machine, and web pages in its browser, can reach the port: so nothing here changes anything, nothing secret is
-shown, a request made under a foreign name (DNS rebinding) or by a foreign page is refused, and no text of
-a request is ever answered or logged. Must not be bound to anything but 127.0.0.1.
+Any program of the machine can open connections: each is held for a bounded time, there is a bounded number of
+them, and those that hold theirs the longest give way. Must not be bound to anything but 127.0.0.1.
 """
 
-import json
-import re
+import io
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+import time
+from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socketserver import TCPServer
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any
+
+from kubelet.pages import Answer, Pages, Readiness, refusal
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
 
 ADDRESS = "127.0.0.1"
 TIMEOUT_S = 5.0
-MAX_CONNECTIONS = 32
+MAX_CONNECTIONS = 8
+_EVICTION_TIMEOUT_S = 1.0
 
-MANIFEST_PATH = "/.well-known/mcp.json"
-HEALTH_PATH = "/healthz"
-READINESS_PATH = "/readyz"
-
-# Any port: an operator may come through a tunnel that has another.
-_HOST = r"(?:127\.0\.0\.1|localhost|\[::1\])(?::[0-9]{1,5})?"
-_OUR_HOST = re.compile(_HOST, re.IGNORECASE)
-_OUR_ORIGIN = re.compile(f"https?://{_HOST}", re.IGNORECASE)
 _MAX_LINE = 65536
 
-_Fields: TypeAlias = dict[str, list[str]]
 
+class _Bounded(io.RawIOBase):
+    """Reads from ``connection`` until ``end``, however many reads that takes."""
 
-@dataclass(frozen=True, slots=True)
-class Readiness:
-    """Whether calls really flow, and the state of each subsystem in a word of ours."""
+    def __init__(self, connection: socket.socket, end: float) -> None:
+        self._connection = connection
+        self._end = end
 
-    ready: bool
-    subsystems: Mapping[str, str]
+    def readable(self) -> bool:
+        """Tell that this can be read: what a buffered reader asks."""
+        return True
 
+    def readinto(self, buffer: "WriteableBuffer") -> int:
+        """Fill ``buffer`` with what is there.
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """One response. ``body`` is what GET sends, and what HEAD only measures."""
+        Raises:
+            TimeoutError: the time is over.
+        """
+        self.limit_wait()
+        return self._connection.recv_into(buffer)
 
-    status: HTTPStatus
-    body: bytes
-    headers: Mapping[str, str]
-
-
-class Pages:
-    """The pages, made anew for every request from the state that two callables give.
-
-    ``manifest`` returns the wire bytes last published and their ETag, or None before the first. Both are
-    called from the server's threads.
-    """
-
-    def __init__(
-        self, manifest: Callable[[], tuple[bytes, str] | None], readiness: Callable[[], Readiness]
-    ) -> None:
-        self._manifest = manifest
-        self._readiness = readiness
-        self._pages: Mapping[str, Callable[[_Fields], Answer]] = {
-            MANIFEST_PATH: self._manifest_page,
-            HEALTH_PATH: self._healthz,
-            READINESS_PATH: self._readyz,
-        }
-
-    def answer(self, method: str, target: str, headers: Iterable[tuple[str, str]]) -> Answer:
-        """Return the answer to a request; ``headers`` are its fields as they came."""
-        fields: _Fields = {}
-        for name, value in headers:
-            fields.setdefault(name.lower(), []).append(value.strip())
-        if (status := _stranger(fields)) is not None:
-            return refusal(status)
-        page = self._pages.get(target.partition("?")[0])
-        if page is None:
-            return refusal(HTTPStatus.NOT_FOUND)
-        if method not in ("GET", "HEAD"):
-            return refusal(HTTPStatus.METHOD_NOT_ALLOWED, {"Allow": "GET, HEAD"})
-        return page(fields)
-
-    def _healthz(self, _fields: _Fields) -> Answer:
-        return _json(HTTPStatus.OK, {"status": "ok"})
-
-    def _readyz(self, _fields: _Fields) -> Answer:
-        readiness = self._readiness()
-        status = HTTPStatus.OK if readiness.ready else HTTPStatus.SERVICE_UNAVAILABLE
-        return _json(status, {"ready": readiness.ready, "subsystems": dict(readiness.subsystems)})
-
-    def _manifest_page(self, fields: _Fields) -> Answer:
-        published = self._manifest()
-        if published is None:
-            return _json(HTTPStatus.NOT_FOUND, {"error": "no manifest has been published yet"})
-        wire, etag = published
-        headers = {"ETag": f'"{etag}"'}
-        asked = ",".join(fields.get("if-none-match", []))
-        known = {tag.strip().removeprefix("W/") for tag in asked.split(",")}
-        if known & {"*", headers["ETag"]}:
-            return Answer(HTTPStatus.NOT_MODIFIED, b"", headers)
-        return Answer(HTTPStatus.OK, wire, headers)
-
-
-def _stranger(fields: _Fields) -> HTTPStatus | None:
-    hosts = fields.get("host", [])
-    if len(hosts) != 1 or not _OUR_HOST.fullmatch(hosts[0]):
-        return HTTPStatus.MISDIRECTED_REQUEST
-    if not all(_OUR_ORIGIN.fullmatch(origin) for origin in fields.get("origin", [])):
-        return HTTPStatus.FORBIDDEN
-    return None
-
-
-def refusal(status: HTTPStatus, headers: Mapping[str, str] | None = None) -> Answer:
-    """Return an answer that says ``status`` and nothing that came in."""
-    return _json(status, {"error": status.phrase}, headers)
-
-
-def _json(status: HTTPStatus, value: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> Answer:
-    return Answer(status, json.dumps(value).encode("ascii") + b"\n", headers or {})
+    def limit_wait(self) -> None:
+        """Let the next call on the connection wait for what is left of the time."""
+        left_s = self._end - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError
+        self._connection.settimeout(left_s)
 
 
 class _RequestHandler(BaseHTTPRequestHandler):
@@ -136,9 +70,11 @@ class _RequestHandler(BaseHTTPRequestHandler):
         super().__init__(*connection)
 
     def setup(self) -> None:
-        """Bound every wait for the other side."""
-        self.request.settimeout(self._timeout_s)
+        """Bound the whole request: to bound each read would let a byte now and then hold the connection."""
         super().setup()
+        self.rfile.close()
+        self._bounded = _Bounded(self.connection, time.monotonic() + self._timeout_s)
+        self.rfile = io.BufferedReader(self._bounded)
 
     def handle_one_request(self) -> None:
         """Answer any method, where the base class knows only those that it has a function for."""
@@ -163,6 +99,7 @@ class _RequestHandler(BaseHTTPRequestHandler):
         self._send(refusal(HTTPStatus(code)))
 
     def _send(self, answer: Answer) -> None:
+        self._bounded.limit_wait()
         self.send_response(answer.status)
         for name, value in answer.headers.items():
             self.send_header(name, value)
@@ -188,6 +125,8 @@ class _HttpServer(ThreadingHTTPServer):
 
     def __init__(self, port: int, pages: Pages, timeout_s: float, max_connections: int) -> None:
         self._free = threading.BoundedSemaphore(max_connections)
+        self._open: dict[socket.socket, None] = {}
+        self._lock = threading.Lock()
         super().__init__((ADDRESS, port), partial(_RequestHandler, pages=pages, timeout_s=timeout_s))
 
     def server_bind(self) -> None:
@@ -196,22 +135,35 @@ class _HttpServer(ThreadingHTTPServer):
         self.server_name, self.server_port = ADDRESS, self.server_address[1]
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Start a thread for a connection, or drop it where there are too many."""
+        """Start a thread for a connection. Where there are too many, the oldest gives way: the slowest."""
         if not self._free.acquire(blocking=False):
-            self.shutdown_request(request)
-            return
+            self._evict_oldest()
+            if not self._free.acquire(timeout=_EVICTION_TIMEOUT_S):
+                self.shutdown_request(request)
+                return
+        with self._lock:
+            self._open[request] = None
         try:
             super().process_request(request, client_address)
-        except BaseException:
-            self._free.release()
-            raise
+        except RuntimeError:
+            # No thread is left on this system. What the operator asks then is worth more than another's wait.
+            self.process_request_thread(request, client_address)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         """Serve one connection, in its thread."""
         try:
             super().process_request_thread(request, client_address)
         finally:
+            with self._lock:
+                self._open.pop(request, None)
             self._free.release()
+
+    def _evict_oldest(self) -> None:
+        # To the end of the table: while its thread has not let it go, the next one to give way is another.
+        with self._lock, suppress(OSError, StopIteration):
+            oldest = next(iter(self._open))
+            self._open[oldest] = self._open.pop(oldest)
+            oldest.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Report bugs, which are ours, but not clients that hang up or dawdle."""

@@ -28,15 +28,16 @@ def sign_once(
     identity: NodeIdentity, state_dir: Path, ttl_ms: int, stream: TextIO, *, remember: bool
 ) -> SignedManifest:
     """Return a manifest of this machine, signed now."""
+    log = make_logger(stream)
     signer = ManifestSigner(
         identity=identity,
         hw_fingerprint=fingerprint(read_hardware_ids(Path("/"))),
-        capabilities=[handler.capability for handler in make_handlers(identity.node_id)],
+        capabilities=[handler.capability for handler in make_handlers(identity.node_id, log)],
         ttl_ms=ttl_ms,
         now_ms=now_ms,
         registry=SchemaRegistry(),
         last_issued=last_issued_file(state_dir) if remember else None,
-        log=make_logger(stream),
+        log=log,
     )
     return signer.sign()
 

@@ -89,7 +89,7 @@ def installer(files: IdentityFiles) -> Install:
                 stdout=asyncio.subprocess.DEVNULL,
                 stderr=asyncio.subprocess.PIPE,
             )
-        except OSError as error:  # a small board may have no memory left for it
+        except (OSError, RuntimeError) as error:  # a small board may have no memory or thread left for it
             return str(error)
         issued = json.dumps({name: payload[name] for name in _INSTALLED if name in payload})
         try:

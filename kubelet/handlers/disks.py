@@ -1,23 +1,22 @@
 """The list of this node's disks, kept fresh although any one of them may hang.
 
-Asking a dead disk for its space can block for ever, so every disk is asked in a thread of its own, and one
-that does not answer keeps its last numbers and its one thread. They are daemon threads and not a pool's: a
-pool is joined at exit, and a dead disk would keep the daemon from ending. Must not touch a disk on the event
-loop.
+Asking a dead disk for its space can block without end, so disks are asked in threads; one that does not
+answer keeps its last numbers, and is not asked again until it does. A system without a thread to spare costs
+the readings of this round. Must not touch a disk on the event loop.
 """
 
 import asyncio
-import threading
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
+from structlog.typing import FilteringBoundLogger
+
+from kubelet.handlers.disk_threads import DiskThreads
 from kubelet.handlers.readings import Mount, Space
 from schemas.strict_json import MAX_SAFE_INTEGER
 from schemas.text import printable
-
-T = TypeVar("T")
 
 INTERVAL_S = 15.0
 PATIENCE_S = 0.5
@@ -64,27 +63,33 @@ def described(mount: Mount, space: Space) -> Disk:
 class Disks:
     """Keeps the last list.
 
-    ``mounts`` and ``space`` are called in threads, and ``space`` may never come back.
+    ``mounts`` and ``space`` are called in ``threads``, and may never come back.
 
     Attributes:
         first: set when every disk has been asked once, whether it answered or not.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what comes in from outside
         self,
         mounts: Callable[[], Sequence[Mount]],
         space: Callable[[str], Space],
+        log: FilteringBoundLogger,
         *,
+        threads: DiskThreads | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         patience_s: float = PATIENCE_S,
     ) -> None:
         self._mounts = mounts
         self._space = space
+        self._log = log
+        self._threads = threads or DiskThreads()
         self._sleep = sleep
         self._patience_s = patience_s
         self._mounted: list[Mount] = []
         self._known: dict[Mount, Disk] = {}
         self._asked: dict[Mount, asyncio.Future[Space]] = {}
+        self._asked_mounts: asyncio.Future[Sequence[Mount]] | None = None
+        self._short_of_threads = False
         self.first = asyncio.Event()
 
     @property
@@ -101,17 +106,38 @@ class Disks:
 
     async def refresh(self) -> None:
         """Ask every disk that does not still owe an answer, and wait a little for the answers."""
-        # A table of mounts that cannot be read now leaves the last list standing.
-        with suppress(OSError):
-            self._mounted = distinct(await _in_thread(self._mounts))
+        await self._read_mounts()
         self._known = {mount: disk for mount, disk in self._known.items() if mount in self._mounted}
         for mount in self._mounted:
             if mount not in self._asked:
-                self._asked[mount] = _in_thread(partial(self._space, mount.path))
+                self._asked[mount] = self._threads.ask(partial(self._space, mount.path))
                 self._asked[mount].add_done_callback(partial(self._answered, mount))
+        self._start_threads()
         if self._asked:
             await asyncio.wait(self._asked.values(), timeout=self._patience_s)
         self.first.set()
+
+    async def _read_mounts(self) -> None:
+        if self._asked_mounts is None:
+            self._asked_mounts = self._threads.ask(self._mounts)
+        self._start_threads()
+        await asyncio.wait((self._asked_mounts,), timeout=self._patience_s)
+        if not self._asked_mounts.done():
+            return
+        # A table of mounts that cannot be read now leaves the last list standing.
+        with suppress(OSError):
+            self._mounted = distinct(self._asked_mounts.result())
+        self._asked_mounts = None
+
+    def _start_threads(self) -> None:
+        try:
+            self._threads.start_missing()
+        except RuntimeError as error:
+            if not self._short_of_threads:
+                self._log.warning("disks are not read", reason=printable(str(error)))
+            self._short_of_threads = True
+        else:
+            self._short_of_threads = False
 
     def _answered(self, mount: Mount, answer: asyncio.Future[Space]) -> None:
         del self._asked[mount]
@@ -120,28 +146,3 @@ class Disks:
         except OSError:
             # Unmounted in between, or broken: its old numbers would be a lie.
             self._known.pop(mount, None)
-
-
-def _in_thread(call: Callable[[], T]) -> asyncio.Future[T]:
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[T] = loop.create_future()
-
-    def resolve(result: T) -> None:
-        if not future.done():
-            future.set_result(result)
-
-    def reject(error: Exception) -> None:
-        if not future.done():
-            future.set_exception(error)
-
-    def work() -> None:
-        try:
-            settle = partial(resolve, call())
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is the awaiting side's
-            settle = partial(reject, error)
-        # The loop may have closed while a disk hung; then nobody wants to know any more.
-        with suppress(RuntimeError):
-            loop.call_soon_threadsafe(settle)
-
-    threading.Thread(target=work, name="disk", daemon=True).start()
-    return future

@@ -9,6 +9,8 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import suppress
 from typing import Any
 
+from structlog.typing import FilteringBoundLogger
+
 from kubelet.handlers.base import Handler
 from kubelet.handlers.disks import Disks
 from kubelet.handlers.readings import LinuxReadings, Memory, Readings
@@ -36,12 +38,13 @@ class MetricsHandler(Handler):
     A part that is not known, because its first sample has not come in time, is left out: it is never made up.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what comes in from outside
         self,
         node_id: str,
         now_ms: Callable[[], int],
         readings: Readings | None = None,
         *,
+        log: FilteringBoundLogger,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         patience_s: float = PATIENCE_S,
     ) -> None:
@@ -50,7 +53,7 @@ class MetricsHandler(Handler):
         self._readings = readings or LinuxReadings()
         self._patience_s = patience_s
         self._cpu = CpuSampler(self._readings.cpu_times, sleep=sleep)
-        self._disks = Disks(self._readings.mounts, self._readings.space, sleep=sleep)
+        self._disks = Disks(self._readings.mounts, self._readings.space, log, sleep=sleep)
 
     @property
     def capability(self) -> Mapping[str, Any]:

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from kubelet.loopback import HEALTH_PATH, MANIFEST_PATH, LoopbackServer, Readiness
+from kubelet.loopback import LoopbackServer
+from kubelet.pages import HEALTH_PATH, MANIFEST_PATH, Readiness
 from tests.fakes.doors import HERE, Doors, parsed
 from tests.fakes.raw_http import exchange
 

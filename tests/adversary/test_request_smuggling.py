@@ -11,7 +11,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from kubelet.loopback import LoopbackServer, Readiness
+from kubelet.loopback import LoopbackServer
+from kubelet.pages import Readiness
 from tests.fakes.doors import Doors
 from tests.fakes.raw_http import exchange
 

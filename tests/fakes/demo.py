@@ -21,6 +21,7 @@ from mcp_types import CallToolResult, TextContent
 from kubelet.agent import make_handlers
 from kubelet.handlers.echo import CAPABILITY as ECHO
 from kubelet.handlers.metrics import CAPABILITY as METRICS
+from kubelet.logs import make_logger
 from relay.local_system import Plan
 from schemas.kinds import KINDS
 from tests.fakes.ports import unused_port
@@ -55,7 +56,9 @@ class Demo:
     @property
     def tool_names(self) -> list[str]:
         """The canonical name of each tool, sorted: this machine's, and echo and metrics of each mock node."""
-        of_this_machine = [handler.capability for handler in make_handlers(self.real_node)]
+        of_this_machine = [
+            handler.capability for handler in make_handlers(self.real_node, make_logger(sys.stderr))
+        ]
         pairs = [(self.real_node, capability) for capability in of_this_machine]
         pairs += [(node, capability) for node in self.mock_nodes for capability in (ECHO, METRICS)]
         kinds = {kind.name: kind.short for kind in KINDS}

@@ -129,7 +129,10 @@ async def _broker(directory: Path) -> AsyncIterator[BrokerAddress]:
 async def _nodes(
     identity: NodeIdentity, tools: Sequence[SuiteTool], around: Surroundings
 ) -> AsyncIterator[None]:
-    own = [EchoHandler(identity.node_id, around.now_ms), MetricsHandler(identity.node_id, around.now_ms)]
+    own = [
+        EchoHandler(identity.node_id, around.now_ms),
+        MetricsHandler(identity.node_id, around.now_ms, log=around.log),
+    ]
     around.publisher.start()
     try:
         async with _running(_node(identity, [*own, *tools], around).run()):

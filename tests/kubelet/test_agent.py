@@ -1,5 +1,6 @@
 import asyncio
 import http.client
+import io
 import json
 import os
 import socket
@@ -14,6 +15,7 @@ import pytest
 
 from kubelet.agent import last_issued_file, make_handlers, run_agent
 from kubelet.config import NodeConfig
+from kubelet.logs import make_logger
 from kubelet.provisioning import create_identity
 from schemas.addresses import BrokerAddress
 from schemas.canonical import jcs
@@ -201,7 +203,7 @@ def test_a_daemon_loads_neither_the_certificate_library_nor_what_needs_it() -> N
 
 
 def test_a_node_can_do_what_the_registry_knows(kinds: KindRegistry) -> None:
-    capabilities = [handler.capability for handler in make_handlers(NODE_ID)]
+    capabilities = [handler.capability for handler in make_handlers(NODE_ID, make_logger(io.StringIO()))]
     assert {capability["kind"] for capability in capabilities} == {kind.name for kind in kinds}
     for capability in capabilities:
         kind = kinds.get(capability["kind"])

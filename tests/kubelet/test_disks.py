@@ -1,14 +1,19 @@
 import asyncio
+import io
 import threading
 from collections.abc import Callable, Iterator
 
 import pytest
 
+from kubelet.handlers.disk_threads import MAX_THREADS, DiskThreads, start_daemon
 from kubelet.handlers.disks import INTERVAL_S, MAX_DISKS, Disk, Disks, described, distinct
 from kubelet.handlers.readings import Mount, Space
+from kubelet.logs import make_logger
 from schemas.strict_json import MAX_SAFE_INTEGER
+from tests.fakes.lines import LogLines
 
 BOUND_S = 10
+LOG = make_logger(io.StringIO())
 ROOT = Mount("/dev/sda1", "/", "ext4")
 STICK = Mount("/dev/sdb1", "/media/stick", "vfat")
 SPACE = Space(1000, 400)
@@ -52,7 +57,7 @@ def machine() -> Iterator[Machine]:
 
 
 def patient(machine: Machine) -> Disks:
-    return Disks(machine.mounts, machine.space, patience_s=BOUND_S)
+    return Disks(machine.mounts, machine.space, LOG, patience_s=BOUND_S)
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -105,7 +110,7 @@ async def test_nothing_is_read_on_the_event_loop_or_in_a_thread_that_keeps_the_d
     machine: Machine,
 ) -> None:
     await patient(machine).refresh()
-    assert len(machine.threads) == 3
+    assert machine.threads
     assert threading.main_thread() not in machine.threads
     assert all(thread.daemon for thread in machine.threads)
 
@@ -129,12 +134,74 @@ async def test_a_disk_that_hangs_delays_no_other_disk(machine: Machine) -> None:
 
 async def test_a_disk_that_hangs_is_waited_for_only_so_long_and_not_asked_again(machine: Machine) -> None:
     machine.hanging = {"/"}
-    disks = Disks(machine.mounts, machine.space, patience_s=0.01)
+    disks = Disks(machine.mounts, machine.space, LOG, patience_s=0.01)
     for _ in range(3):
         await asyncio.wait_for(disks.refresh(), BOUND_S)
     assert disks.first.is_set()
     assert machine.asked.count("/") == 1
     await until(lambda: disks.latest == [STICK_DISK])
+
+
+async def test_of_many_disks_most_may_hang_and_the_others_are_still_read() -> None:
+    many = [Mount(f"/dev/disk{n}", f"/mnt/{n}", "ext4") for n in range(MAX_DISKS)]
+    machine = Machine(*many)
+    machine.hanging = {mount.path for mount in many[: MAX_THREADS - 1]}
+    disks = Disks(machine.mounts, machine.space, LOG, patience_s=0.01)
+    try:
+        for _ in range(3):
+            await asyncio.wait_for(disks.refresh(), BOUND_S)
+        await until(lambda: len(disks.latest or ()) == MAX_DISKS - len(machine.hanging))
+        assert len(machine.threads) >= MAX_THREADS
+        assert sum(thread.is_alive() for thread in machine.threads) <= MAX_THREADS
+    finally:
+        machine.release.set()
+
+
+async def test_a_table_of_mounts_that_hangs_leaves_the_last_list_standing(machine: Machine) -> None:
+    held, answers = threading.Event(), 0
+
+    def mounts() -> list[Mount]:
+        nonlocal answers
+        answers += 1
+        if answers == 2:
+            assert held.wait(BOUND_S)
+            return [ROOT]
+        return machine.mounts()
+
+    disks = Disks(mounts, machine.space, LOG, patience_s=0.05)
+    for _ in range(4):
+        await asyncio.wait_for(disks.refresh(), BOUND_S)
+    assert (answers, disks.latest) == (2, [ROOT_DISK, STICK_DISK])
+    held.set()
+    await disks.refresh()
+    assert disks.latest == [ROOT_DISK]
+
+
+async def test_a_system_without_a_thread_left_costs_readings_and_nothing_else(
+    machine: Machine, log: LogLines
+) -> None:
+    left = [3]  # threads that the system still has
+
+    def start(work: Callable[[], None]) -> None:
+        if left[0] == 0:
+            raise RuntimeError("can't start new thread")
+        left[0] -= 1
+        start_daemon(work)
+
+    disks = Disks(
+        machine.mounts, machine.space, make_logger(log), threads=DiskThreads(start), patience_s=0.05
+    )
+    await disks.refresh()
+    await until(lambda: disks.latest == [ROOT_DISK, STICK_DISK])
+    left[0] = 0
+    machine.spaces["/"] = Space(1000, 1)
+    for _ in range(3):
+        await asyncio.wait_for(disks.refresh(), BOUND_S)
+    assert disks.latest == [ROOT_DISK, STICK_DISK]
+    assert [line["level"] for line in log.entries("disks are not read")] == ["warning"]
+    left[0] = 100
+    await disks.refresh()
+    await until(lambda: disks.latest == [Disk("/", "ext4", 1000, 1), STICK_DISK])
 
 
 async def test_a_disk_that_begins_to_hang_keeps_its_last_numbers_until_it_answers(machine: Machine) -> None:
@@ -190,7 +257,7 @@ async def test_a_mount_table_that_cannot_be_read_leaves_the_last_list_standing(m
 
 async def test_the_list_is_refreshed_again_and_again(machine: Machine) -> None:
     pauses: asyncio.Queue[float] = asyncio.Queue()
-    disks = Disks(machine.mounts, machine.space, sleep=pauses.put, patience_s=BOUND_S)
+    disks = Disks(machine.mounts, machine.space, LOG, sleep=pauses.put, patience_s=BOUND_S)
     task = asyncio.create_task(disks.run())
     for _ in range(2):
         assert await asyncio.wait_for(pauses.get(), BOUND_S) == INTERVAL_S
@@ -202,7 +269,7 @@ async def test_the_list_is_refreshed_again_and_again(machine: Machine) -> None:
 def test_an_answer_after_the_loop_has_closed_is_dropped_in_silence(machine: Machine) -> None:
     # An exception in a thread fails a test here, because every warning does.
     machine.hanging = {"/"}
-    asyncio.run(Disks(machine.mounts, machine.space, patience_s=0.01).refresh())
+    asyncio.run(Disks(machine.mounts, machine.space, LOG, patience_s=0.01).refresh())
     machine.release.set()
     for thread in machine.threads:
         thread.join(BOUND_S)

@@ -1,4 +1,5 @@
 import asyncio
+import io
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from itertools import count
@@ -9,6 +10,7 @@ import pytest
 from kubelet.handlers.metrics import CAPABILITY, MetricsHandler
 from kubelet.handlers.readings import CpuTimes, Memory, Mount, Space
 from kubelet.handlers.sampler import FIRST_INTERVAL_S
+from kubelet.logs import make_logger
 from schemas.canonical import jcs
 from schemas.kinds import SYSTEM_METRICS
 from schemas.registry import SchemaRegistry
@@ -17,6 +19,7 @@ BOUND_S = 10
 NODE_ID = "01hzx9k3m4p7q8r9s0t1v2w3xy"
 NOW_MS = 1_760_000_000_000
 ALL = {"cpu", "mem", "load", "disk"}
+LOG = make_logger(io.StringIO())
 REQUIRED = {"ts_ms", "node_id", "uptime_s"}
 
 
@@ -67,7 +70,9 @@ async def running(handler: MetricsHandler) -> AsyncIterator[None]:
 
 
 def handler_of(machine: Machine, patience_s: float = BOUND_S) -> MetricsHandler:
-    return MetricsHandler(NODE_ID, lambda: NOW_MS, machine, sleep=only_the_first, patience_s=patience_s)
+    return MetricsHandler(
+        NODE_ID, lambda: NOW_MS, machine, log=LOG, sleep=only_the_first, patience_s=patience_s
+    )
 
 
 async def snapshot(machine: Machine, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -143,7 +148,7 @@ async def test_a_snapshot_before_the_first_interval_waits_for_it() -> None:
         await first_interval.wait()
         await only_the_first(seconds)
 
-    handler = MetricsHandler(NODE_ID, lambda: NOW_MS, Machine(), sleep=pause, patience_s=BOUND_S)
+    handler = MetricsHandler(NODE_ID, lambda: NOW_MS, Machine(), log=LOG, sleep=pause, patience_s=BOUND_S)
     asked = asyncio.create_task(handler.invoke("snapshot", {"include": ["cpu"]}))
     async with running(handler):
         await asyncio.sleep(0)
@@ -174,7 +179,7 @@ async def test_a_caller_that_goes_away_stops_the_wait() -> None:
 
 
 async def test_this_machine_gives_a_valid_sample() -> None:
-    handler = MetricsHandler(NODE_ID, lambda: NOW_MS, patience_s=BOUND_S)
+    handler = MetricsHandler(NODE_ID, lambda: NOW_MS, log=LOG, patience_s=BOUND_S)
     async with running(handler):
         sample = await handler.invoke("snapshot", {})
     SchemaRegistry().load("system.metrics.sample@1.0.0").check(sample)

@@ -6,6 +6,7 @@ import pytest
 
 import kubelet.once
 from kubelet.agent import last_issued_file, make_handlers, now_ms
+from kubelet.logs import make_logger
 from kubelet.once import publish_once, sign_once
 from kubelet.verification import verify_manifest
 from schemas.addresses import BrokerAddress
@@ -28,7 +29,9 @@ def test_what_is_signed_by_hand_is_what_the_daemon_would_announce(
     finding = verify_manifest(manifest.wire, node_of_today.leaf_pem, node_of_today.root_pem, after)
     assert finding.reason is None
     assert finding.manifest is not None
-    announced = [handler.capability for handler in make_handlers(node_of_today.node_id)]
+    announced = [
+        handler.capability for handler in make_handlers(node_of_today.node_id, make_logger(io.StringIO()))
+    ]
     assert list(finding.manifest.capabilities()) == announced
     assert before <= manifest.issued_at_ms <= after
     assert manifest.expires_at_ms == manifest.issued_at_ms + TTL_MS

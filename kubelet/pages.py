@@ -1,0 +1,112 @@
+"""What the operator of a node can ask it over HTTP, as pages: what is answered, without a socket.
+
+Other programs of the machine, and web pages in its browser, can reach the port where these are served: so
+nothing here changes anything, nothing secret is shown, a request made under a foreign name (DNS rebinding) or
+by a foreign page is refused, and no text of a request is ever answered or logged.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any, TypeAlias
+
+MANIFEST_PATH = "/.well-known/mcp.json"
+HEALTH_PATH = "/healthz"
+READINESS_PATH = "/readyz"
+
+# Any port: an operator may come through a tunnel that has another.
+_HOST = r"(?:127\.0\.0\.1|localhost|\[::1\])(?::[0-9]{1,5})?"
+_OUR_HOST = re.compile(_HOST, re.IGNORECASE)
+_OUR_ORIGIN = re.compile(f"https?://{_HOST}", re.IGNORECASE)
+
+_Fields: TypeAlias = dict[str, list[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Readiness:
+    """Whether calls really flow, and the state of each subsystem in a word of ours."""
+
+    ready: bool
+    subsystems: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One response. ``body`` is what GET sends, and what HEAD only measures."""
+
+    status: HTTPStatus
+    body: bytes
+    headers: Mapping[str, str]
+
+
+class Pages:
+    """The pages, made anew for every request from the state that two callables give.
+
+    ``manifest`` returns the wire bytes last published and their ETag, or None before the first. Both are
+    called from the server's threads.
+    """
+
+    def __init__(
+        self, manifest: Callable[[], tuple[bytes, str] | None], readiness: Callable[[], Readiness]
+    ) -> None:
+        self._manifest = manifest
+        self._readiness = readiness
+        self._pages: Mapping[str, Callable[[_Fields], Answer]] = {
+            MANIFEST_PATH: self._manifest_page,
+            HEALTH_PATH: self._healthz,
+            READINESS_PATH: self._readyz,
+        }
+
+    def answer(self, method: str, target: str, headers: Iterable[tuple[str, str]]) -> Answer:
+        """Return the answer to a request; ``headers`` are its fields as they came."""
+        fields: _Fields = {}
+        for name, value in headers:
+            fields.setdefault(name.lower(), []).append(value.strip())
+        if (status := _stranger(fields)) is not None:
+            return refusal(status)
+        page = self._pages.get(target.partition("?")[0])
+        if page is None:
+            return refusal(HTTPStatus.NOT_FOUND)
+        if method not in ("GET", "HEAD"):
+            return refusal(HTTPStatus.METHOD_NOT_ALLOWED, {"Allow": "GET, HEAD"})
+        return page(fields)
+
+    def _healthz(self, _fields: _Fields) -> Answer:
+        return _json(HTTPStatus.OK, {"status": "ok"})
+
+    def _readyz(self, _fields: _Fields) -> Answer:
+        readiness = self._readiness()
+        status = HTTPStatus.OK if readiness.ready else HTTPStatus.SERVICE_UNAVAILABLE
+        return _json(status, {"ready": readiness.ready, "subsystems": dict(readiness.subsystems)})
+
+    def _manifest_page(self, fields: _Fields) -> Answer:
+        published = self._manifest()
+        if published is None:
+            return _json(HTTPStatus.NOT_FOUND, {"error": "no manifest has been published yet"})
+        wire, etag = published
+        headers = {"ETag": f'"{etag}"'}
+        asked = ",".join(fields.get("if-none-match", []))
+        known = {tag.strip().removeprefix("W/") for tag in asked.split(",")}
+        if known & {"*", headers["ETag"]}:
+            return Answer(HTTPStatus.NOT_MODIFIED, b"", headers)
+        return Answer(HTTPStatus.OK, wire, headers)
+
+
+def _stranger(fields: _Fields) -> HTTPStatus | None:
+    hosts = fields.get("host", [])
+    if len(hosts) != 1 or not _OUR_HOST.fullmatch(hosts[0]):
+        return HTTPStatus.MISDIRECTED_REQUEST
+    if not all(_OUR_ORIGIN.fullmatch(origin) for origin in fields.get("origin", [])):
+        return HTTPStatus.FORBIDDEN
+    return None
+
+
+def refusal(status: HTTPStatus, headers: Mapping[str, str] | None = None) -> Answer:
+    """Return an answer that says ``status`` and nothing that came in."""
+    return _json(status, {"error": status.phrase}, headers)
+
+
+def _json(status: HTTPStatus, value: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> Answer:
+    return Answer(status, json.dumps(value).encode("ascii") + b"\n", headers or {})

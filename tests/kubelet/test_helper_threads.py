@@ -1,0 +1,42 @@
+import asyncio
+import threading
+
+import pytest
+
+from kubelet.helper_threads import started_threads
+
+
+def no_thread_left(_thread: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+async def test_names_are_looked_up_when_no_thread_can_be_started_any_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loop = asyncio.get_running_loop()
+    pool = started_threads(2)
+    loop.set_default_executor(pool)
+    with monkeypatch.context() as context:
+        context.setattr(threading.Thread, "start", no_thread_left)
+        looked_up = await asyncio.gather(*(loop.getaddrinfo("localhost", 80 + n) for n in range(3)))
+    assert all(looked_up)
+    pool.shutdown()
+
+
+def test_a_system_without_so_many_threads_says_so_and_leaves_none_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    started: list[threading.Thread] = []
+    start = threading.Thread.start
+
+    def only_one(thread: threading.Thread) -> None:
+        if started:
+            no_thread_left(thread)
+        started.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", only_one)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        started_threads(3)
+    started[0].join(10)
+    assert not started[0].is_alive()
