@@ -94,7 +94,7 @@ class Relay:
         # First of all, for this error says what to do.
         trust = Trust(TrustRules(registry, kinds), [ca.root_pem()], ca.revoked_kids())
         self.tls = RelayTls(config, ca, now_ms=now_ms, random_bytes=os.urandom, log=log)
-        broker_access = BrokerAccess(ca, state.broker, config.broker_pid_file, log)
+        broker_access = BrokerAccess(ca, config.broker_directory or state.broker, config.broker_pid_file, log)
         self.marks = MarkStore(state.marks)
         self.audit = AuditLog(state.audit, now_ms)
         self.tally = Tally(self.audit, log, time.monotonic)

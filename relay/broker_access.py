@@ -1,8 +1,15 @@
 """What the broker must know of who may come in, as files that it reads, and the signal to read them.
 
-Both kinds of broker: nats-server gets its users, mosquitto the list of revoked leaves, and both the roots.
-What a user may do stands here as well: a node writes below its own topic and reads nothing, the relay reads
-and writes nothing. Must not know how the broker is spoken to.
+| file | mode | holds |
+|---|---|---|
+| `roots.pem` | 0640 | the roots that are trusted now |
+| `nats-users.conf` | 0640 | the users of a nats-server |
+| `revoked.pem` | 0640 | the list of the revoked, for mosquitto |
+| `generation` | 0640 | what differs after every change of the three; written last, when they are in place |
+
+The group is the directory's, which has the setgid bit where another user's broker reads it: so nothing has to
+be copied by root. What a user may do stands here as well: a node writes below its own topic and reads
+nothing, the relay reads and writes nothing. Must not know how the broker is spoken to.
 """
 
 import asyncio
@@ -10,6 +17,7 @@ import json
 import os
 import signal
 from collections.abc import Iterable, Mapping
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -25,7 +33,8 @@ from schemas.text import printable
 
 # A process writes its number down after it has started; clocks are a little apart.
 _TOLERANCE_S = 5.0
-_DIRECTORY_MODE = 0o755
+_DIRECTORY_MODE = 0o750
+_FILE_MODE = 0o640
 
 
 class AccessAuthority(Protocol):
@@ -54,6 +63,9 @@ class BrokerAccess:
         self._directory = directory
         self._pid_file = pid_file
         self._log = log
+        self._revoked = ""
+        self._generation = ""
+        self._told = ""
         self._said: tuple[str, dict[str, str]] | None = None
 
     async def follow(self) -> bool:
@@ -66,14 +78,17 @@ class BrokerAccess:
         What cannot be done is said in the log: it is no reason to stop serving.
         """
         try:
-            self._write()
+            whole = self._write()
         except (AuthorityError, LedgerError, OSError) as error:
             self._say_once("broker access not written", reason=printable(str(error)))
             return False
-        if self._pid_file is None or self._tell(self._pid_file):
+        if self._told != self._generation:
+            if self._pid_file is not None and not self._tell(self._pid_file):
+                return False
+            self._told = self._generation
+        if whole:
             self._said = None
-            return True
-        return False
+        return whole
 
     def _say_once(self, event: str, **facts: str) -> None:
         """Say why it failed, unless that is why it failed the last time: it is tried again and again."""
@@ -81,13 +96,33 @@ class BrokerAccess:
             self._log.error(event, **facts)
         self._said = (event, facts)
 
-    def _write(self) -> None:
+    def _write(self) -> bool:
+        """Write the files, and then the generation; return whether the list of the revoked is up to date.
+
+        That list takes the root's key, which an operator may keep elsewhere. A nats-server does without it:
+        it is told of its users all the same.
+        """
+        roots, users = "".join(self._ca.roots()), nats_users(self._ca.in_force())
+        whole = True
+        try:
+            self._revoked = self._ca.crl_pem()
+        except AuthorityError as error:
+            self._say_once("broker access not written", reason=printable(str(error)))
+            whole = False
         make_private_directory(self._directory.parent)
         self._directory.mkdir(_DIRECTORY_MODE, exist_ok=True)
-        write_atomic(self._directory / "roots.pem", "".join(self._ca.roots()))
-        write_atomic(self._directory / "nats-users.conf", nats_users(self._ca.in_force()))
-        # Last: it takes the root's key, which an operator may keep elsewhere.
-        write_atomic(self._directory / "revoked.pem", self._ca.crl_pem())
+        self._put("roots.pem", roots)
+        self._put("nats-users.conf", users)
+        if self._revoked:
+            self._put("revoked.pem", self._revoked)
+        generation = sha256(f"{roots}\0{users}\0{self._revoked}".encode()).hexdigest()
+        if generation != self._generation:
+            self._put("generation", generation + "\n")
+            self._generation = generation
+        return whole
+
+    def _put(self, name: str, text: str) -> None:
+        write_atomic(self._directory / name, text, _FILE_MODE)
 
     def _tell(self, pid_file: Path) -> bool:
         """Send SIGHUP to the broker, at which both kinds read their files again; return whether it went."""

@@ -87,6 +87,10 @@ def run(
     node_broker: Annotated[
         str | None, typer.Option(metavar="URL", help="The broker as nodes reach it. Default: --broker.")
     ] = None,
+    broker_directory: Annotated[
+        Path | None,
+        typer.Option(help="Where to write what the broker reads. Default: with the state."),
+    ] = None,
     broker_pid_file: Annotated[
         Path | None, typer.Option(help="Where to find the broker, to tell it of new access lists.")
     ] = None,
@@ -128,6 +132,7 @@ def run(
         own_root=tls_own,
         plain_allowed=plain,
         broker_ca=broker_ca,
+        broker_directory=broker_directory,
         broker_pid_file=broker_pid_file,
         node_broker=parse_broker(node_broker) if node_broker else None,
         envelope_mode=envelope,

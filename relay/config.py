@@ -70,6 +70,7 @@ class RelayConfig:
         own_root: whether ``tls`` is issued by the relay's own CA: then nodes believe its root alone.
         plain_allowed: whether the operator has said that others may read along.
         broker_ca: the roots that vouch for the broker, PEM; None: those of the relay's own CA.
+        broker_directory: where what the broker reads is written; None: in the state directory.
         broker_pid_file: where the process is found that is told of new access lists; None: nobody is told.
         node_broker: the broker as nodes reach it, which they are told at enrolment; None: as the relay does.
 
@@ -88,6 +89,7 @@ class RelayConfig:
     own_root: bool = False
     plain_allowed: bool = False
     broker_ca: Path | None = None
+    broker_directory: Path | None = None
     broker_pid_file: Path | None = None
     node_broker: BrokerAddress | None = None
 
@@ -114,7 +116,7 @@ class StateFiles:
     | `marks/` | `marks.sqlite3`, the newest manifest accepted from each node (0700) |
     | `revoked_tokens.jsonl` | the agent tokens that are void before their time (0600) |
     | `tls/` | the certificate of the relay's own CA: `relay.pem`, `relay.key` (0600) |
-    | `broker/` | what a broker reads: `roots.pem`, `revoked.pem`, `nats-users.conf` |
+    | `broker/` | what a broker reads, unless `--broker-directory` says otherwise: see `broker_access` |
     | `audit-verified.json` | the newest line of the audit when it was last verified |
     | `audit.jsonl` | one line a decision and one an outcome (0600); when full, `audit-000001.jsonl`, … |
     """

@@ -21,6 +21,7 @@ from relay.backup_encryption import (
     encrypt_with,
     is_encrypted,
 )
+from relay.clock import now_ms
 from relay.commands.ca import authority
 from relay.commands.common import EXIT_CANNOT_RUN, EXIT_USAGE, StateDir, fail, state_files
 from schemas.files import read_named_private, read_named_secret
@@ -44,8 +45,6 @@ def ca_backup(
     state_dir: StateDir = None,
 ) -> None:
     """Write all that another machine needs to take this relay's place into one encrypted file."""
-    from relay.app import now_ms  # noqa: PLC0415 - the server's parts only when they are needed
-
     if (recipient is not None) + (passphrase_file is not None) + plain > 1:
         fail("--recipient, --passphrase-file and --plain exclude each other", EXIT_USAGE)
     passphrase = None if recipient or plain else _passphrase(passphrase_file, confirm=True)

@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import time
@@ -21,6 +22,7 @@ from relay.ca import AuthorityError
 from relay.logs import make_logger
 from tests.fakes.broker import BOUND_S
 from tests.fakes.lines import LogLines
+from tests.fakes.owners import SOMEBODY
 from tests.fakes.signer import NODE_ID, OTHER_NODE_ID, SimulatedCa
 from tests.fakes.tls_broker import Peer, PlayedAuthority, Shown, TlsBroker, until
 
@@ -298,6 +300,62 @@ def failing(error: Exception) -> Callable[[], str]:
     return fail
 
 
+def test_the_generation_is_written_when_everything_else_is_in_place(
+    authority: PlayedAuthority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[str] = []
+    replace = Path.replace
+
+    def watching(self: Path, target: Path) -> Path:
+        written.append(target.name)
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", watching)
+    access = BrokerAccess(authority, tmp_path / "broker", None, make_logger(LogLines()))
+    assert access.refresh()
+    assert set(written[:-1]) == {"roots.pem", "nats-users.conf", "revoked.pem"}
+    assert written[-1] == "generation"
+    before = (tmp_path / "broker" / "generation").read_text()
+    authority.nodes.add(NODE_ID)
+    assert access.refresh()
+    assert (tmp_path / "broker" / "generation").read_text() != before
+
+
+def test_without_the_roots_key_the_users_are_written_and_the_broker_is_told_once(
+    authority: PlayedAuthority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, told = LogLines(), list[int]()
+    pid_file = tmp_path / "pid"
+    pid_file.write_text(str(os.getpid()))
+    monkeypatch.setattr(os, "kill", lambda pid, _: told.append(pid))
+    access = BrokerAccess(authority, tmp_path / "broker", pid_file, make_logger(log))
+    assert access.refresh()
+    told.clear()
+    generation = (tmp_path / "broker" / "generation").read_text()
+    monkeypatch.setattr(authority, "crl_pem", failing(AuthorityError("no key")))
+    authority.nodes.add(NODE_ID)
+    for _ in range(3):
+        assert not access.refresh()
+    assert NODE_ID in (tmp_path / "broker" / "nats-users.conf").read_text()
+    assert (tmp_path / "broker" / "generation").read_text() != generation
+    assert told == [os.getpid()]
+    assert len(log.entries("broker access not written")) == 1
+
+
+def test_a_directory_of_the_brokers_group_hands_that_group_what_is_written(
+    authority: PlayedAuthority, tmp_path: Path
+) -> None:
+    directory = tmp_path / "broker"
+    directory.mkdir()
+    group = SOMEBODY if os.geteuid() == 0 else os.getgid()
+    os.chown(directory, -1, group)
+    directory.chmod(0o2750)
+    assert BrokerAccess(authority, directory, None, make_logger(LogLines())).refresh()
+    facts = [path.stat() for path in directory.iterdir()]
+    assert {(fact.st_gid, stat.S_IMODE(fact.st_mode)) for fact in facts} == {(group, 0o640)}
+    assert stat.S_IMODE(directory.stat().st_mode) == 0o2750
+
+
 @pytest.mark.parametrize("error", [AuthorityError("no CA"), OSError("no disk")])
 def test_what_cannot_be_written_is_a_line_in_the_log_and_the_old_files_stay(
     authority: PlayedAuthority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
@@ -306,7 +364,7 @@ def test_what_cannot_be_written_is_a_line_in_the_log_and_the_old_files_stay(
     access = BrokerAccess(authority, tmp_path / "broker", None, make_logger(log))
     access.refresh()
     before = {path.name: path.read_bytes() for path in (tmp_path / "broker").iterdir()}
-    assert set(before) == {"roots.pem", "revoked.pem", "nats-users.conf"}
+    assert set(before) == {"roots.pem", "revoked.pem", "nats-users.conf", "generation"}
     with monkeypatch.context() as patch:
         patch.setattr(authority, "crl_pem", failing(error))
         assert not access.refresh()
