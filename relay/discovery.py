@@ -1,14 +1,14 @@
 """The relay's subscription to the broker: what comes on the devices' topics goes to the fleet.
 
-paho runs its own thread; messages cross to the event loop through a bounded queue, so that a broker that
-delivers thousands of retained manifests at once waits for us, and calls in between do not. Must not judge.
+paho runs its own thread; messages cross to the event loop through a bounded inbox, so that a broker that
+delivers thousands of retained manifests at once waits for us, and calls in between do not. What comes for
+nodes that the relay does not know has one common pace: ids cost nothing to invent. Must not judge.
 """
 
 import asyncio
-import queue
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import paho.mqtt.client as paho
 from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
@@ -16,7 +16,8 @@ from paho.mqtt.reasoncodes import ReasonCode
 from structlog.typing import FilteringBoundLogger
 
 from relay.fleet import Fleet
-from relay.limits import Allowance, Gates
+from relay.inbox import Inbox
+from relay.limits import Allowance, Gates, TokenBucket
 from relay.meters import Meters
 from relay.tally import Tally
 from schemas import topics
@@ -30,12 +31,18 @@ from schemas.text import printable
 
 _KEEPALIVE_S = 30
 _LONGEST_WAIT_S = 30
-_QUEUE_SIZE = 10_000
-_BATCH = 20
+_INBOX_MESSAGES = 10_000
+_INBOX_BYTES = 8 * 1024 * 1024
+# What is done without letting calls in between: whichever comes first.
+_BATCH_BYTES = 64 * 1024
+_BATCH_S = 0.005
+_LARGEST = max(MAX_MANIFEST_BYTES, MAX_PEM_BYTES)
 _MAX_HEARTBEAT_BYTES = 1024
 _BYTES_LIKE_A_MESSAGE = 8192
 # A node says three things a heartbeat, and everything again with each reconnect.
 PACE = Allowance(rate=10, burst=60, concurrency=1)
+# All nodes that are not known together: a new relay learns some thousands at once, each by its leaf.
+STRANGERS = Allowance(rate=500, burst=2000, concurrency=1)
 
 
 class Discovery:
@@ -56,6 +63,9 @@ class Discovery:
         tally: Tally,
         log: FilteringBoundLogger,
         pace: Allowance = PACE,
+        strangers: Allowance = STRANGERS,
+        monotonic: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         tls: ssl.SSLContext | None = None,
     ) -> None:
         self._broker = broker
@@ -66,9 +76,11 @@ class Discovery:
         self._meters = meters
         self._tally = tally
         self._log = log
-        self._messages: queue.Queue[tuple[str, bytes]] = queue.Queue(_QUEUE_SIZE)
         self._pace = pace
-        self._paces: Gates[str] = Gates(time.monotonic)
+        self._paces: Gates[str] = Gates(monotonic)
+        self._strangers = TokenBucket(strangers.rate, strangers.burst, monotonic())
+        self._monotonic = monotonic
+        self._sleep = sleep
         self._arrived = asyncio.Event()
         self.connected = False
         self._client = paho.Client(
@@ -81,22 +93,27 @@ class Discovery:
     async def run(self) -> None:
         """Stay subscribed, and hand on what comes, until cancelled."""
         loop = asyncio.get_running_loop()
-        self._wire_up(loop)
+
+        def arrived() -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(self._arrived.set)
+
+        inbox = Inbox(arrived, _INBOX_MESSAGES, _INBOX_BYTES)
+        self._wire_up(loop, inbox)
         self._client.connect_async(self._broker.host, self._broker.port, _KEEPALIVE_S)
         self._client.loop_start()
         try:
             while True:
                 await self._arrived.wait()
                 self._arrived.clear()
-                await self._drain()
+                await self._drain(inbox)
         finally:
             self._client.disconnect()
             self._client.on_message = None
-            while not self._messages.empty():
-                self._messages.get_nowait()  # paho's thread may be waiting for room
+            inbox.close()  # paho's thread may be waiting for room
             await asyncio.to_thread(self._client.loop_stop)
 
-    def _wire_up(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _wire_up(self, loop: asyncio.AbstractEventLoop, inbox: Inbox) -> None:
         def hand_over(action: Callable[..., None], *arguments: object) -> None:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(action, *arguments)
@@ -125,9 +142,9 @@ class Discovery:
             hand_over(self._connected, False, self._unreached)  # noqa: FBT003 - as above
 
         def on_message(_client: object, _data: object, message: paho.MQTTMessage) -> None:
-            # Blocks this thread when the queue is full: the broker waits, nothing is lost.
-            self._messages.put((message.topic, bytes(message.payload)))
-            hand_over(self._arrived.set)
+            # Blocks this thread when the inbox is full: the broker waits, nothing is lost. Of what is too
+            # large to be meant, no more is kept than shows that it is.
+            inbox.put(message.topic, bytes(message.payload[: _LARGEST + 1]))
 
         self._client.on_connect = on_connect
         self._client.on_subscribe = on_subscribe
@@ -135,25 +152,33 @@ class Discovery:
         self._client.on_connect_fail = on_connect_fail
         self._client.on_message = on_message
 
-    async def _drain(self) -> None:
-        while not self._messages.empty():
-            for _ in range(min(_BATCH, self._messages.qsize())):
-                topic, payload = self._messages.get_nowait()
-                try:
-                    self._take(topic, payload)
-                except Exception as error:  # noqa: BLE001 - it is retained: it would end the relay at every start
-                    self._meters.messages_dropped.labels("internal").inc()
-                    self._log.error("message not understood", error=type(error).__name__)
-            await asyncio.sleep(0)
+    async def _drain(self, inbox: Inbox) -> None:
+        began_s, size = self._monotonic(), 0
+        while (message := inbox.take()) is not None:
+            topic, payload = message
+            try:
+                await self._take(topic, payload)
+            except Exception as error:  # noqa: BLE001 - it is retained: it would end the relay at every start
+                self._meters.messages_dropped.labels("internal").inc()
+                self._log.error("message not understood", error=type(error).__name__)
+            size += len(payload)
+            if size >= _BATCH_BYTES or self._monotonic() - began_s >= _BATCH_S:
+                await asyncio.sleep(0)
+                began_s, size = self._monotonic(), 0
 
-    def _take(self, topic: str, payload: bytes) -> None:
+    async def _take(self, topic: str, payload: bytes) -> None:
         parsed = topics.parse(topic)
         if parsed is None:
             self._meters.messages_dropped.labels("topic").inc()
             return
         node_id, channel = parsed
+        cost = 1 + len(payload) / _BYTES_LIKE_A_MESSAGE
+        if not self._fleet.knows(node_id):
+            # The broker waits, with all that it has: a leaf that is dropped would not come again by itself.
+            while (wait_s := self._strangers.take(self._monotonic(), cost)) > 0:
+                await self._sleep(wait_s)
         try:
-            with self._paces.passed(node_id, self._pace, 1 + len(payload) / _BYTES_LIKE_A_MESSAGE):
+            with self._paces.passed(node_id, self._pace, cost):
                 self._hand_on(node_id, channel, payload)
         except ToolError:
             # One node that floods its topic must not take the time of the others; what is new comes again.

@@ -89,6 +89,10 @@ class Fleet:
         self._missing = MissingManifests(log)
         self._tools: dict[str, Tool] = {}
 
+    def knows(self, node_id: str) -> bool:
+        """Tell whether a trusted leaf of ``node_id`` was ever seen."""
+        return node_id in self._nodes
+
     def identify(self, node_id: str, pem: str) -> Identity:
         """Return the identity of ``node_id`` that ``pem`` proves, and keep it.
 

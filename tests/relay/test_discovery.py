@@ -1,4 +1,5 @@
 import asyncio
+import itertools
 import json
 import threading
 import time
@@ -12,6 +13,7 @@ import pytest
 from relay.broker_access import BrokerAccess
 from relay.discovery import Discovery
 from relay.fleet import GRACE_MS, Fleet
+from relay.limits import Allowance
 from relay.logs import make_logger
 from relay.missing import WINDOW_MS
 from relay.permissions import Rights
@@ -23,6 +25,8 @@ from schemas.trust import Verdict
 from tests.fakes.broker import Broker, publish
 from tests.fakes.hub import Hub, call_of
 from tests.fakes.lines import LogLines
+from tests.fakes.pauses import Pauses
+from tests.fakes.seconds import Seconds
 from tests.fakes.signer import NODE_ID, NOW_MS, OTHER_NODE_ID, TENANT, SimulatedNode
 from tests.fakes.tls_broker import PlayedAuthority, TlsBroker
 
@@ -72,7 +76,7 @@ class Stage:
             pass
 
     @asynccontextmanager
-    async def subscribed(self, address: BrokerAddress) -> AsyncIterator[Discovery]:
+    async def subscribed(self, address: BrokerAddress, **parts: Any) -> AsyncIterator[Discovery]:
         discovery = Discovery(
             broker=address,
             client_id="edge-relay-test",
@@ -81,6 +85,7 @@ class Stage:
             meters=self.hub.meters,
             tally=self.hub.tally,
             log=self.hub.log,
+            **parts,
         )
         running = asyncio.create_task(discovery.run())
         try:
@@ -266,6 +271,66 @@ async def test_a_fleet_of_more_nodes_than_brokers_queue_by_default_is_found_whol
     async with stage.subscribed(broker):
         seen = {await stage.next() for _ in range(count)}
     assert seen == {("rejected", node_id) for node_id in nodes}
+
+
+async def test_nodes_that_are_not_known_have_one_common_pace_and_lose_nothing(
+    stage: Stage, broker: BrokerAddress
+) -> None:
+    strangers = [f"{number:026d}" for number in range(4)]
+    pauses, seconds = Pauses(), Seconds()
+    allowance = Allowance(rate=2, burst=2.5, concurrency=1)
+    async with stage.subscribed(broker, strangers=allowance, monotonic=seconds, sleep=pauses.sleep):
+        await stage.hub.lines.until("broker connected")
+        await send(broker, *((topics.announce(node_id), b"{}") for node_id in strangers), retain=False)
+        assert [await stage.next() for _ in range(2)] == [("rejected", each) for each in strangers[:2]]
+        for node_id in strangers[2:]:
+            pause = await pauses.next()
+            assert 0.25 <= pause.seconds < 0.51
+            assert stage.hub.fleet.handed.empty()  # type: ignore[attr-defined]
+            seconds.now += pause.seconds
+            pause.end()
+            assert await stage.next() == ("rejected", node_id)
+
+
+async def test_a_node_that_is_known_pays_nothing_into_the_strangers_pace(
+    stage: Stage, broker: BrokerAddress
+) -> None:
+    allowance = Allowance(rate=1, burst=1.5, concurrency=1)
+    stage.hub.announce(stage.node)
+    while not stage.hub.fleet.handed.empty():  # type: ignore[attr-defined]
+        await stage.next()
+    async with stage.subscribed(broker, strangers=allowance, monotonic=Seconds(), sleep=Pauses().sleep):
+        await stage.hub.lines.until("broker connected")
+        topic = topics.announce(NODE_ID)
+        newer = [(topic, stage.node.manifest(issued_at_ms=NOW_MS + at)) for at in range(1, 10)]
+        await send(broker, *newer, retain=False)
+        assert [await stage.next() for _ in newer] == [("accepted", NODE_ID)] * len(newer)
+
+
+async def test_between_two_large_messages_others_have_their_turn(stage: Stage, broker: BrokerAddress) -> None:
+    large = b"{" + b" " * 120_000
+    turns = itertools.count()
+    turn, taken_in = 0, []
+
+    async def take_turns() -> None:
+        nonlocal turn
+        for turn in turns:  # noqa: B007 - what the others look at
+            await asyncio.sleep(0)
+
+    offer = stage.hub.fleet.offer_manifest
+
+    def noted(node_id: str, wire: bytes, way: str) -> Verdict:
+        taken_in.append(turn)
+        return offer(node_id, wire, way)
+
+    stage.hub.fleet.offer_manifest = noted  # type: ignore[method-assign]
+    await send(broker, *((topics.announce(f"{number:026d}"), large) for number in range(20)))
+    taking = asyncio.create_task(take_turns())
+    async with stage.subscribed(broker):
+        for _ in range(20):
+            await stage.next()
+    taking.cancel()
+    assert len(set(taken_in)) == 20
 
 
 async def test_what_was_retained_before_the_broker_was_stopped_is_found_after_it(
