@@ -17,6 +17,7 @@ from relay.clock import now_ms
 from relay.config import OutsideIssuer, RelayConfig, StateFiles
 from relay.serving import bind
 from schemas.addresses import BrokerAddress, HostPort
+from schemas.files import PRIVATE, write_atomic
 from tests.fakes.issuer import ISSUER, IssuerServer, outside_token
 from tests.fakes.lines import LogLines
 
@@ -67,6 +68,41 @@ async def test_the_parts_together_are_ready_when_the_broker_is_there_and_stop_wh
     assert lines.entries("relay started")[0]["audit_head"] == "0" * 64
     *_, newest = (tmp_path / "audit.jsonl").read_bytes().splitlines()
     assert lines.entries("relay ended")[0]["audit_head"] == hashlib.sha256(newest).hexdigest()
+
+
+@pytest.mark.long
+async def test_a_relay_that_cannot_read_what_was_revoked_is_not_ready_until_it_can(
+    tmp_path: Path, broker: BrokerAddress
+) -> None:
+    CertificateAuthority(tmp_path / "ca", now_ms, os.urandom).create()
+    revoked, lines = tmp_path / "revoked_tokens.jsonl", LogLines()
+
+    async def until_revocations(http: httpx2.AsyncClient, *, known: bool) -> int:
+        while True:
+            answer = await http.get("/readyz")
+            if answer.json()["subsystems"]["revocations"] is known:
+                return answer.status_code
+            await asyncio.sleep(0.05)
+
+    with bind(HostPort("127.0.0.1", 0)) as listener:
+        listener.listen()
+        address = HostPort(*listener.getsockname())
+        running = asyncio.create_task(run_relay(config(tmp_path, address, broker), listener, lines))
+        async with (
+            asyncio.timeout(BOUND_S),
+            httpx2.AsyncClient(base_url=f"http://{address}", trust_env=False) as http,
+        ):
+            await lines.until("broker connected")
+            write_atomic(revoked, "damaged\n", PRIVATE)
+            damaged = await until_revocations(http, known=False)
+            write_atomic(revoked, "", PRIVATE)
+            mended = await until_revocations(http, known=True)
+            running.cancel()
+            with suppress(asyncio.CancelledError):
+                await running
+    assert (damaged, mended) == (503, 200)
+    (unread,) = lines.entries("a change cannot be read")
+    assert (unread["what"], unread["reason"]) == ("tokens", f"{revoked} is damaged: line 1 is no entry")
 
 
 async def test_a_relay_that_was_told_of_an_outside_issuer_takes_its_tokens_and_names_it(
