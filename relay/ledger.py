@@ -164,7 +164,7 @@ class Ledger(Generic[BookT]):
         book = known.book.copy()
         for number, line in enumerate(lines, known.number + 1):
             try:
-                book.take(_entry(line))
+                book.take(parse_entry(line))
             except (KeyError, ValueError, TypeError, AttributeError, RecursionError):
                 self._damage, self._damaged_at = f"{self.path} is damaged: line {number} is no entry", stamp
                 raise LedgerError(self._damage) from None
@@ -224,7 +224,12 @@ def _stamp(facts: os.stat_result) -> tuple[int, int, int]:
     return (facts.st_ino, facts.st_size, facts.st_mtime_ns)
 
 
-def _entry(line: bytes) -> Entry:
+def parse_entry(line: bytes) -> Entry:
+    """Return the entry that a line holds.
+
+    Raises:
+        ValueError, TypeError, RecursionError: it holds none.
+    """
     entry = json.loads(line.decode("ascii"))
     if not isinstance(entry, dict):
         raise TypeError(entry)

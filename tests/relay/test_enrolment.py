@@ -3,6 +3,7 @@ import json
 import os
 from collections.abc import AsyncIterator, Iterable
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,14 @@ import pytest_asyncio
 from nacl.signing import SigningKey
 
 import relay.enrolment
+from relay import ledger
 from relay.audit import AuditUnavailableError
 from relay.ca import CertificateAuthority
+from relay.ca_records import IssuedLeaf
 from relay.enrolment import Enrolment, Told
 from relay.http import make_routes
 from relay.join_tokens import JoinTokens
+from relay.ledger import Entry
 from schemas.addresses import BrokerAddress, HostPort
 from schemas.certificates import make_csr, verify_leaf
 from schemas.enrolment import NODE, RELAY, RESPONSE_REF, JoinToken, is_proven, proven
@@ -207,6 +211,40 @@ async def test_a_token_enrols_as_many_as_it_says_however_many_ask_at_once(office
     assert sorted(answer.status_code for answer in answers) == [200] * 5 + [403] * 11
     assert len(office.ca.in_force()) == 5
     assert office.refusals() == [("used_up", 11)]
+
+
+async def test_an_enrolment_parses_what_is_new_in_the_ledgers_however_long_they_are(
+    office: Office, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leaf = IssuedLeaf(NODE_ID, TENANT, "", bytes(32), 1, NOW_MS + 1, NOW_MS)
+    old = [
+        replace(leaf, node_id=node_id, kid=f"{number:064x}").entry()
+        for number, node_id in enumerate(new_node_ids(5000))
+    ]
+    with (office.directory / "ca" / "ledger.jsonl").open("a", encoding="ascii") as file:
+        file.writelines(json.dumps(entry) + "\n" for entry in old)
+    parsed: list[str] = []
+    parse = ledger.parse_entry
+
+    def counting(line: bytes) -> Entry:
+        entry = parse(line)
+        parsed.append(entry["action"])
+        return entry
+
+    monkeypatch.setattr(ledger, "parse_entry", counting)
+    token = office.token(uses=3)
+    await office.enrolled(token)
+    assert len(parsed) == len(old) + 1  # and the join token
+    for node_id in new_node_ids(2):
+        parsed.clear()
+        await office.enrolled(token, node_id, key_named(node_id))
+        # What the enrolment before it has written, in each ledger once.
+        assert sorted(parsed) == ["issue", "spend"]
+    parsed.clear()
+    office.ca.revoke(NODE_ID)
+    assert len(office.ca.revoked_kids()) == 1
+    assert office.ca.records() is office.ca.records()
+    assert parsed == ["issue", "revoke"]
 
 
 async def test_of_two_that_want_the_same_id_at_once_one_gets_it(office: Office) -> None:
