@@ -10,7 +10,7 @@ from bench.memory import measure_memory
 from bench.results import table, write_json
 from bench.revocation import measure_revocation
 from bench.slow_clients import measure_slow_clients
-from bench.storm import measure_storm
+from bench.storm import measure_absence, measure_storm
 from bench.tokens import measure_tokens
 from bench.verification import measure_verification
 
@@ -29,6 +29,8 @@ def main() -> None:
     figures.append(asyncio.run(measure_revocation()))
     print("5 000 nodes that come back at once ...", flush=True)
     figures += asyncio.run(measure_storm())
+    print("50 nodes whose relay was away for two minutes ...", flush=True)
+    figures.append(asyncio.run(measure_absence()))
     print("memory of 5 000 connected nodes ...", flush=True)
     figures.append(asyncio.run(measure_memory()))
     print("what a node costs its board ...", flush=True)
