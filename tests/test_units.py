@@ -1,0 +1,75 @@
+"""The units of systemd: what systemd says of them, and what none of them may do."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+UNITS = Path(__file__).parents[1] / "systemd"
+SERVICES = sorted(UNITS.glob("*.service"))
+BOUND_S = 60
+# The programs that a unit starts are installed where it runs, and not here.
+NOT_HERE = "is not executable: No such file or directory"
+
+
+def lines_of(unit: str) -> list[str]:
+    """Return what a file says, without comments."""
+    lines = (UNITS / unit).read_text("utf-8").splitlines()
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+def said(unit: str, name: str) -> list[str]:
+    return [line.partition("=")[2] for line in lines_of(unit) if line.startswith(f"{name}=")]
+
+
+def systemd(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    if shutil.which(program) is None:
+        pytest.skip(f"{program} is not installed")
+    return subprocess.run([program, *arguments], capture_output=True, text=True, timeout=BOUND_S, check=False)
+
+
+@pytest.mark.parametrize("unit", [*SERVICES, UNITS / "edge-relay-broker.path"], ids=lambda path: path.name)
+def test_systemd_understands_every_line(unit: Path) -> None:
+    complaints = systemd("systemd-analyze", "verify", str(unit)).stderr.splitlines()
+    assert [line for line in complaints if unit.name in line and NOT_HERE not in line] == []
+
+
+@pytest.mark.parametrize("unit", SERVICES, ids=lambda path: path.name)
+def test_every_service_is_confined(unit: Path) -> None:
+    ran = systemd("systemd-analyze", "security", "--offline=true", "--threshold=15", str(unit))
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+@pytest.mark.parametrize("name", ["edge-relay.sysusers.conf", "edge-kubelet.sysusers.conf"])
+def test_systemd_understands_the_users(name: str) -> None:
+    ran = systemd("systemd-sysusers", "--dry-run", str(UNITS / name))
+    assert ran.returncode == 0, ran.stderr
+
+
+@pytest.mark.parametrize("program", ["edge-relay", "edge-kubelet"])
+def test_a_daemon_runs_as_a_static_user_that_is_declared(program: str) -> None:
+    assert said(f"{program}.service", "User") == [program]
+    assert said(f"{program}.service", "DynamicUser") == []
+    assert any(line.split()[:2] == ["u", program] for line in lines_of(f"{program}.sysusers.conf"))
+
+
+def test_what_root_runs_for_the_broker_reads_and_writes_nothing_that_the_relay_can_change() -> None:
+    unit = "edge-relay-broker.service"
+    [start] = said(unit, "ExecStart")
+    assert start.split()[:2] == ["/usr/bin/systemctl", "try-reload-or-restart"]
+    assert said(unit, "ProtectSystem") == ["strict"]
+    [hidden] = said(unit, "InaccessiblePaths")
+    assert set(hidden.split()) == {"-/var/lib/edge-relay", "-/var/lib/edge-relay-broker"}
+    assert said(unit, "ReadWritePaths") == []
+
+
+def test_the_broker_is_told_when_the_last_file_is_in_place() -> None:
+    [watched] = said("edge-relay-broker.path", "PathChanged")
+    [[kind, directory, mode, user, group, *_]] = [
+        line.split() for line in lines_of("edge-relay.tmpfiles.conf")
+    ]
+    assert watched == f"{directory}/generation"
+    assert (kind, mode, user, group) == ("d", "2750", "edge-relay", "edge-broker")
+    assert said("edge-relay.service", "ReadWritePaths") == [f"-{directory}"]
+    assert "g edge-broker -" in lines_of("edge-relay.sysusers.conf")
