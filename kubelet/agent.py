@@ -22,7 +22,7 @@ from kubelet.hardware import read_hardware_ids
 from kubelet.helper_threads import started_threads
 from kubelet.link import LinkState
 from kubelet.lock import held_alone
-from kubelet.logs import make_logger
+from kubelet.logs import opened
 from kubelet.loopback import LoopbackServer
 from kubelet.mqtt import FIRST_WAIT_S, LONGEST_WAIT_S, MqttPublisher
 from kubelet.node import Node, Surroundings
@@ -40,13 +40,14 @@ def now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def surroundings(config: NodeConfig, client_id: str, stream: TextIO, files: IdentityFiles) -> Surroundings:
+def surroundings(
+    config: NodeConfig, client_id: str, log: FilteringBoundLogger, files: IdentityFiles
+) -> Surroundings:
     """Return what nodes of this process share, with the system's clock and randomness.
 
     ``files``: whose root is believed, if the operator wants that, and whose leaf the broker is shown.
     """
     tls = NodeTls(files, own_root=config.own_root)
-    log = make_logger(stream)
     rng = random.Random(os.urandom(16))  # noqa: S311 - jitter, not a secret
     registry = SchemaRegistry()
     return Surroundings(
@@ -88,14 +89,14 @@ async def run_agent(config: NodeConfig, state_dir: Path, loopback_port: int, str
         ValueError: no hardware id can be read.
     """
     identity = IdentityFiles(state_dir).read()
-    with held_alone(state_dir):
-        await _run(config, identity, state_dir, loopback_port, stream)
+    with held_alone(state_dir), opened(stream) as (log, _lines):
+        await _run(config, identity, state_dir, loopback_port, log)
 
 
 async def _run(
-    config: NodeConfig, identity: NodeIdentity, state_dir: Path, loopback_port: int, stream: TextIO
+    config: NodeConfig, identity: NodeIdentity, state_dir: Path, loopback_port: int, log: FilteringBoundLogger
 ) -> None:
-    around = surroundings(config, f"edge-kubelet-{identity.node_id}", stream, IdentityFiles(state_dir))
+    around = surroundings(config, f"edge-kubelet-{identity.node_id}", log, IdentityFiles(state_dir))
     node = Node(
         identity,
         make_handlers(identity.node_id, around.log),
@@ -115,6 +116,9 @@ async def _run(
     around.log.info("kubelet started", node_id=identity.node_id, loopback=f"http://127.0.0.1:{loopback.port}")
     try:
         await node.run()
+    except Exception as error:
+        log.critical("kubelet fails", exc_info=error)
+        raise
     finally:
         await around.publisher.stop()
         await asyncio.to_thread(loopback.close)

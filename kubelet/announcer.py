@@ -12,7 +12,6 @@ from collections.abc import Awaitable, Callable
 from structlog.typing import FilteringBoundLogger
 
 from kubelet.signer import ClockNotSetError, ManifestSigner, SignedManifest
-from schemas.text import printable
 
 _JITTER = 0.1
 _CLOCK_RETRY_S = 5.0
@@ -106,5 +105,5 @@ class Announcer:
             try:
                 await self.carry(carrier)
             except Exception as error:  # noqa: BLE001 - one road that is broken must not close the others
-                self._log.error("manifest not carried", error=printable(repr(error)))
+                self._log.error("manifest not carried", exc_info=error)
         return self._interval_s * self._rng.uniform(1 - _JITTER, 1 + _JITTER)

@@ -258,6 +258,7 @@ def fleet(
     """Run mock nodes in one process: real signatures, real sessions, made-up metrics."""
     from kubelet.agent import surroundings  # noqa: PLC0415
     from kubelet.fleet import read_identities, run_fleet  # noqa: PLC0415
+    from kubelet.logs import opened  # noqa: PLC0415
 
     config = typed_config(broker, relay, heartbeat, ttl_ms)
     if config.broker.tls:
@@ -267,8 +268,13 @@ def fleet(
             EXIT_USAGE,
         )
     nodes = read_identities(identities)
-    around = surroundings(config, f"edge-fleet-{os.getpid()}", sys.stderr, IdentityFiles(identities))
-    run_until_told(run_fleet(nodes, around))
+
+    async def run_nodes() -> None:
+        with opened(sys.stderr) as (log, _lines):
+            around = surroundings(config, f"edge-fleet-{os.getpid()}", log, IdentityFiles(identities))
+            await run_fleet(nodes, around)
+
+    run_until_told(run_nodes())
 
 
 def _print(facts: dict[str, Any], *, as_json: bool) -> None:

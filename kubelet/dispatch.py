@@ -99,10 +99,10 @@ class Dispatcher:
 
     async def close(self) -> None:
         """Stop whatever runs."""
-        tasks = list(self._running.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        if tasks := list(self._running.values()):
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
 
     async def _run(self, frame: Frame, budget_ms: int, reply: Reply) -> None:
         correlation_id = frame.payload["correlation_id"]
@@ -124,9 +124,7 @@ class Dispatcher:
             await reply(frame.msg_id, answer)
         except (ProtocolError, TypeError, ValueError) as error:
             # Larger than a frame, or not JSON: that is the handler's fault, and costs its caller an error.
-            self._log.error(
-                "answer cannot be sent", error=type(error).__name__, correlation_id=correlation_id
-            )
+            self._log.error("answer cannot be sent", correlation_id=correlation_id, exc_info=error)
             answer = _refusal(ToolError(Failure.INTERNAL), correlation_id)
             self._remember(frame, answer)
             await reply(frame.msg_id, answer)
@@ -167,7 +165,7 @@ class Dispatcher:
             if deadline.expired() and isinstance(error, TimeoutError):
                 raise ToolError(Failure.DEADLINE_EXCEEDED) from None
             # One broken handler must cost its caller an error, not the node its daemon.
-            self._log.error("handler failed", tool=command["tool"], error=type(error).__name__)
+            self._log.error("handler failed", tool=command["tool"], exc_info=error)
             raise ToolError(Failure.INTERNAL) from error
         finally:
             slots.running -= 1

@@ -165,10 +165,11 @@ class _HttpServer(ThreadingHTTPServer):
             self._open[oldest] = self._open.pop(oldest)
             oldest.shutdown(socket.SHUT_RDWR)
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Report bugs, which are ours, but not clients that hang up or dawdle."""
-        if not isinstance(sys.exc_info()[1], OSError):
-            super().handle_error(request, client_address)
+    def handle_error(self, *_request: Any) -> None:
+        """Report bugs, which are ours, as those of any thread, but not clients that hang up or dawdle."""
+        kind, error, trace = sys.exc_info()
+        if kind is not None and not isinstance(error, OSError):
+            threading.excepthook(threading.ExceptHookArgs((kind, error, trace, threading.current_thread())))
 
 
 class LoopbackServer:

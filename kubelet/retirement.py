@@ -14,6 +14,7 @@ from kubelet.authentication import AudienceError, answer_to
 from kubelet.channel import NOT_REACHED, Channel, opened
 from kubelet.config import NodeConfig, forget
 from kubelet.lock import held_alone
+from kubelet.logs import make_logger
 from kubelet.mqtt import MqttPublisher
 from kubelet.node import Surroundings
 from schemas import topics
@@ -43,7 +44,7 @@ async def retire(config: NodeConfig, state_dir: Path, stream: TextIO) -> bool:
     files = IdentityFiles(state_dir)
     identity = files.read()
     with held_alone(state_dir):
-        around = surroundings(config, f"edge-retire-{identity.node_id}", stream, files)
+        around = surroundings(config, f"edge-retire-{identity.node_id}", make_logger(stream), files)
         forgotten = await _tombstones(around.publisher, identity.node_id)
         try:
             async with asyncio.timeout(_TIMEOUT_S):

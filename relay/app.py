@@ -4,7 +4,6 @@ Must not hold behaviour of its own.
 """
 
 import asyncio
-import logging
 import os
 import resource
 import socket
@@ -41,7 +40,7 @@ from relay.http import make_routes
 from relay.idempotency import IdempotencyStore
 from relay.join_tokens import JoinTokens
 from relay.jwks import IssuerKeys, JwksReader, JwksSource
-from relay.logs import make_logger
+from relay.logs import opened
 from relay.marks import MarkStore
 from relay.mcp_server import McpServer
 from relay.meters import Meters
@@ -61,6 +60,7 @@ from relay.watch import LEAVES, TOKENS, TrustWatch
 from schemas.addresses import mcp_url
 from schemas.frames import FrameReader
 from schemas.kinds import KindRegistry
+from schemas.lines import LineWriter
 from schemas.registry import SchemaRegistry
 from schemas.tokens import AGENT_REF, DEVICE_REF, EXTERNAL_AGENT_REF, EXTERNAL_HEADER_REF, TokenVerifier
 from schemas.trust import TrustRules
@@ -70,7 +70,8 @@ from schemas.ulids import UlidSource
 class Relay:
     """The parts of one relay, put together.
 
-    ``registry`` and ``kinds`` are the documents and kinds that it knows, by default those that ship.
+    ``lines`` is where the lines of calls go. ``registry`` and ``kinds`` are the documents and kinds that it
+    knows, by default those that ship.
 
     Raises:
         AuthorityError: there is no CA.
@@ -78,15 +79,16 @@ class Relay:
         OSError: the state directory cannot be used.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - what comes in from outside
         self,
         config: RelayConfig,
         log: FilteringBoundLogger,
-        stream: TextIO,
+        lines: LineWriter,
+        meters: Meters,
         registry: SchemaRegistry | None = None,
         kinds: KindRegistry | None = None,
     ) -> None:
-        registry, kinds, meters = registry or SchemaRegistry(), kinds or KindRegistry(), Meters()
+        registry, kinds = registry or SchemaRegistry(), kinds or KindRegistry()
         ulids = UlidSource(now_ms, os.urandom)
         self.clock = RelayClock(now_ms, ticks_ms, log)
         state = config.state
@@ -136,7 +138,7 @@ class Relay:
         )
         freshness = Freshness((LEAVES, TOKENS), time.monotonic)
         runner = Runner(sessions, self.audit, time.monotonic, os.urandom, log)
-        self.once = Once(runner, IdempotencyStore[CallAnswer](time.monotonic), self.audit)
+        self.once = Once(runner, IdempotencyStore[CallAnswer](time.monotonic), self.audit, log)
         door = Door(
             authenticator=authenticator,
             envelopes=EnvelopeCheck(registry, config.envelope_mode, log),
@@ -146,7 +148,7 @@ class Relay:
             audit=self.audit,
             tally=self.tally,
             meters=meters,
-            call_log=CallLog(stream),
+            call_log=CallLog(lines),
             ulids=ulids,
             per_agent=config.per_agent,
             revocations_known=freshness.is_fresh,
@@ -154,7 +156,7 @@ class Relay:
             monotonic=time.monotonic,
             log=log,
         )
-        self.notifier = Notifier(fleet)
+        self.notifier = Notifier(fleet, log)
         self.discovery = Discovery(
             broker=config.broker,
             # Not the process id: in containers that is often 1, and a broker keeps one of two alike.
@@ -185,7 +187,7 @@ class Relay:
             audit=self.audit,
             followers=Followers(
                 [self.tls.refresh, *([broker_access.follow] if config.broker.tls else [])],
-                on_bug=lambda error: log.error("a change was not followed", error=type(error).__name__),
+                on_bug=lambda error: log.error("a change was not followed", exc_info=error),
             ),
             freshness=freshness,
             reserve=DescriptorReserve(),
@@ -261,10 +263,15 @@ async def run_relay(
     Raises:
         AuthorityError, ExposedFileError, OSError: as ``Relay``.
     """
-    log = make_logger(stream)
-    # What the libraries have to say is for their developers; what an operator needs is in our own log.
-    logging.getLogger("mcp").setLevel(logging.CRITICAL)
-    relay = Relay(config, log, stream, registry, kinds)
+    meters = Meters()
+    with opened(stream, on_fault=meters.fault, on_lost=meters.log_lines_lost.inc) as (log, lines):
+        relay = Relay(config, log, lines, meters, registry, kinds)
+        await _serve(relay, config, listener, log)
+
+
+async def _serve(
+    relay: Relay, config: RelayConfig, listener: socket.socket, log: FilteringBoundLogger
+) -> None:
     calm_collector()
     log.info(
         "relay started",
@@ -293,6 +300,9 @@ async def run_relay(
             finally:
                 for task in background:
                     task.cancel()
+    except Exception as error:
+        log.critical("relay fails", exc_info=error)
+        raise
     finally:
         await relay.once.end()
         log.info("relay ended", audit_head=relay.audit.head)

@@ -6,7 +6,7 @@ arguments or results.
 
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import Any, TextIO
+from typing import Any, Protocol
 
 from relay.ascii_json import encoded
 from relay.call_record import CallAnswer, CallRecord, CallRequest
@@ -19,11 +19,18 @@ _GONE = 499  # as others write it: the caller closed the request
 _MAX_REQUEST_ID = 64
 
 
-class CallLog:
-    """Writes to ``stream``."""
+class Lines(Protocol):
+    """Where lines go. Taking one must not fail: the call is over, and must not fail for its line."""
 
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
+    def write(self, line: str, /) -> object:
+        """Take a line."""
+
+
+class CallLog:
+    """Writes to ``lines``."""
+
+    def __init__(self, lines: Lines) -> None:
+        self._lines = lines
 
     def write(
         self,
@@ -33,12 +40,8 @@ class CallLog:
         duration_s: float,
         now_ms: int,
     ) -> None:
-        """Write the line of a call that is over; without an ``answer`` there was nobody left to answer.
-
-        Raises:
-            OSError, ValueError: it cannot be written.
-        """
-        self._stream.write(encoded(_line(request, record, answer, duration_s, now_ms)) + "\n")
+        """Write the line of a call that is over; without an ``answer`` its caller had gone."""
+        self._lines.write(encoded(_line(request, record, answer, duration_s, now_ms)) + "\n")
 
 
 def _line(

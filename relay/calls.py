@@ -6,7 +6,6 @@ Must not know transports: they are thin adapters around it.
 """
 
 from collections.abc import Callable, Collection
-from contextlib import suppress
 
 from structlog.typing import FilteringBoundLogger
 
@@ -86,7 +85,7 @@ class Door:
             self._log.error("audit cannot be written; calls are refused", reason=str(error))
             record.error = ToolError(Failure.INTERNAL, "The call could not be recorded, so it was not made.")
         except Exception as error:  # noqa: BLE001 - a bug must cost one caller an error, not the others the relay
-            self._log.error("call failed", error=type(error).__name__, correlation_id=record.correlation_id)
+            self._log.error("call failed", correlation_id=record.correlation_id, exc_info=error)
             record.error = ToolError(Failure.INTERNAL)
         envelope = record.error.envelope(record.correlation_id)
         return CallAnswer(encoded(envelope), error=envelope)
@@ -165,5 +164,4 @@ class Door:
         failed = record.error.failure.value.code if record.error else "ok"
         self._meters.calls(failed if answer else "cancelled").inc()
         self._meters.call_seconds.observe(duration_s)
-        with suppress(OSError, ValueError):  # a log that cannot be written is no reason to fail a call
-            self._call_log.write(request, record, answer, duration_s, self._now_ms())
+        self._call_log.write(request, record, answer, duration_s, self._now_ms())

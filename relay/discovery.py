@@ -160,7 +160,7 @@ class Discovery:
                 await self._take(topic, payload)
             except Exception as error:  # noqa: BLE001 - it is retained: it would end the relay at every start
                 self._meters.messages_dropped.labels("internal").inc()
-                self._log.error("message not understood", error=type(error).__name__)
+                self._log.error("message not understood", exc_info=error)
             size += len(payload)
             if size >= _BATCH_BYTES or self._monotonic() - began_s >= _BATCH_S:
                 await asyncio.sleep(0)

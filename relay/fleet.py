@@ -140,8 +140,9 @@ class Fleet:
         """
         try:
             self.identify(node_id, pem)
-            with suppress(IdentityError, ValueError, IndexError):
-                self.identify(node_id, to_pem(certificates_in(pem)[1:2]))
+            if second := certificates_in(pem)[1:2]:
+                with suppress(IdentityError):  # it is the issuer's
+                    self.identify(node_id, to_pem(second))
         except IdentityError as error:
             self._meters.identities.labels(error.reason).inc()
             if self._tally.count("identity_refused", node_id, error.reason):

@@ -4,6 +4,7 @@ from functools import cache
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+_FAULT_SOURCES = frozenset({"relay", "asyncio", "uvicorn", "websockets", "starlette", "mcp", "paho"})
 _LATENCY_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 
 
@@ -31,6 +32,10 @@ class Meters:
         self.connections_refused = self._counter(
             "connections_refused", "Connections refused, by what there were too many of", "reason"
         )
+        self._faults = self._counter("faults", "Exceptions that were not expected, by where", "source")
+        self.log_lines_lost = Counter(
+            "edge_relay_log_lines_lost", "Log lines that could not be written", registry=self._registry
+        )
         self.nodes_connected = Gauge(
             "edge_relay_nodes_connected", "Nodes with an open session", registry=self._registry
         )
@@ -40,6 +45,10 @@ class Meters:
             registry=self._registry,
             buckets=_LATENCY_BUCKETS_S,
         )
+
+    def fault(self, source: str) -> None:
+        """Count a fault; ``source`` is the relay, or the name of a library, which others may have made up."""
+        self._faults.labels(source if source in _FAULT_SOURCES else "other").inc()
 
     def render(self) -> bytes:
         """Return everything in the Prometheus text format."""

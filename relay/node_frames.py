@@ -93,7 +93,7 @@ class NodeFrames:
     async def _acted(self, live: LiveSession, link: NodeLink, frame: Frame, act: _Act) -> None:
         try:
             await act(live, link, frame)
-        except (RuntimeError, WebSocketDisconnect, ProtocolError):
+        except (WebSocketDisconnect, ProtocolError):
             pass  # the connection ended first: what was decided stands, and the node asks again
         finally:
             live.asking.discard(frame.type)

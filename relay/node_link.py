@@ -3,7 +3,8 @@
 Must not know what a frame means.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
@@ -12,6 +13,7 @@ from schemas.frames import Frame
 from schemas.session import CloseCode, ProtocolError, Session, State
 from schemas.ulids import UlidSource
 
+_NOT_SAID = 1006  # the code of RFC 6455 for an end without a code
 _BYE_REASONS = {
     CloseCode.SUPERSEDED: "superseded",
     CloseCode.MANIFEST_REJECTED: "manifest_rejected",
@@ -20,8 +22,24 @@ _BYE_REASONS = {
 }
 
 
+@contextmanager
+def _closed_is_a_disconnect() -> Iterator[None]:
+    """Give one type to the end of a connection.
+
+    The server and its library say by a plain RuntimeError that one end has closed. Only around their own
+    calls: one that is raised elsewhere is a bug, and must be seen.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        raise WebSocketDisconnect(_NOT_SAID) from error
+
+
 class NodeLink:
-    """One connection: a socket and the machine that says what may go over it."""
+    """One connection: a socket and the machine that says what may go over it.
+
+    What is sent or received raises WebSocketDisconnect once either end has closed.
+    """
 
     __slots__ = ("_machine", "_socket", "_ulids")
 
@@ -56,7 +74,9 @@ class NodeLink:
         self, msg_id: str, type_: str, payload: Mapping[str, Any], in_reply_to: str | None = None
     ) -> None:
         """Send a frame under the ``msg_id`` that it has."""
-        await self._socket.send_text(self._machine.send(type_, msg_id, payload, in_reply_to))
+        text = self._machine.send(type_, msg_id, payload, in_reply_to)
+        with _closed_is_a_disconnect():
+            await self._socket.send_text(text)
 
     async def receive(self) -> Frame | None:
         """Return the next frame; None for an answer that was dropped."""
@@ -68,7 +88,8 @@ class NodeLink:
 
     async def next_text(self) -> str:
         """Return what comes next, before anything has looked into it."""
-        message = await self._socket.receive()
+        with _closed_is_a_disconnect():
+            message = await self._socket.receive()
         if message["type"] == "websocket.disconnect":
             raise WebSocketDisconnect(message.get("code") or CloseCode.NORMAL)
         text = message.get("text")
@@ -95,6 +116,7 @@ class NodeLink:
                     bye["retry_after_ms"] = retry_after_ms
                 await self.send("bye", bye)
             self._machine.close()
-            await self._socket.close(code)
-        except (RuntimeError, WebSocketDisconnect):
+            with _closed_is_a_disconnect():
+                await self._socket.close(code)
+        except WebSocketDisconnect:
             self._machine.close()  # the other end was faster

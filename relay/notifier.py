@@ -9,6 +9,8 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from hashlib import sha256
 
+from structlog.typing import FilteringBoundLogger
+
 from relay.fleet import Fleet
 from relay.permissions import Rights
 
@@ -29,11 +31,13 @@ class Notifier:
     def __init__(
         self,
         fleet: Fleet,
+        log: FilteringBoundLogger,
         interval_s: float = INTERVAL_S,
         patience_s: float = _PATIENCE_S,
         quiet_s: float | None = None,
     ) -> None:
         self._fleet = fleet
+        self._log = log
         self._interval_s = interval_s
         self._quiet_s = interval_s if quiet_s is None else quiet_s
         self._patience_s = patience_s
@@ -102,10 +106,13 @@ class Notifier:
             self._woken.set()
 
     async def _tell(self, listener: Listener) -> None:
-        # One agent that has stopped reading, or is half gone, must cost the others nothing.
-        with suppress(Exception):
+        try:
             async with asyncio.timeout(self._patience_s):
                 await listener()
+        except TimeoutError:
+            pass  # it has stopped reading, or is half gone: its stream ends by itself
+        except Exception as error:  # noqa: BLE001 - a fault in telling one agent must cost the others nothing
+            self._log.error("an agent was not told of a change", exc_info=error)
 
     def _digest(self, audience: Rights) -> bytes:
         tools = self._fleet.listed(audience)

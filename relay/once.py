@@ -7,6 +7,8 @@ import asyncio
 import json
 from hashlib import sha256
 
+from structlog.typing import FilteringBoundLogger
+
 from relay.audit import AuditLog, AuditUnavailableError
 from relay.auth import Principal
 from relay.call_record import CallAnswer, CallRecord
@@ -26,10 +28,13 @@ _UNKNOWN = "The first call under this key may have run; nobody knows."
 class Once:
     """The calls that carry a key."""
 
-    def __init__(self, runner: Runner, store: IdempotencyStore[CallAnswer], audit: AuditLog) -> None:
+    def __init__(
+        self, runner: Runner, store: IdempotencyStore[CallAnswer], audit: AuditLog, log: FilteringBoundLogger
+    ) -> None:
         self._runner = runner
         self._store = store
         self._audit = audit
+        self._log = log
         self._running: set[asyncio.Task[CallAnswer]] = set()
 
     async def run(
@@ -62,19 +67,29 @@ class Once:
         share.enter_too()
         memory.running.add_done_callback(lambda _: share.leave())
         # A caller who goes away leaves it to whoever repeats the call: that is what the key is for.
-        return await asyncio.shield(memory.running)
+        try:
+            return await asyncio.shield(memory.running)
+        except asyncio.CancelledError:
+            memory.running.add_done_callback(self._report)
+            raise
 
     async def end(self) -> None:
         """End the calls under way, also those whose caller has gone, while their outcome can be recorded."""
-        running = list(self._running)
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+        if running := list(self._running):
+            for task in running:
+                task.cancel()
+            await asyncio.wait(running)
 
     def _ended(self, task: "asyncio.Task[CallAnswer]") -> None:
         self._running.discard(task)
         if not task.cancelled():
-            task.exception()  # looked at, so that nobody is told that nobody did: its caller may have gone
+            task.exception()  # looked at: else asyncio reports each failed call whose caller has gone
+
+    def _report(self, task: "asyncio.Task[CallAnswer]") -> None:
+        """Log a bug in a call whose caller has gone: for any other call the door does that."""
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not isinstance(error, ToolError | AuditUnavailableError):
+            self._log.error("call failed", exc_info=error)
 
     async def _sent(
         self, place: Key, memory: Memory[CallAnswer], tool: Tool, record: CallRecord

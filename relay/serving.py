@@ -93,7 +93,7 @@ async def serve(
         ws_ping_timeout=_PING_TIMEOUT_S,
         ws_per_message_deflate=False,
         log_config=None,
-        log_level=logging.CRITICAL,
+        log_level=logging.WARNING,
         access_log=False,
         server_header=False,
         proxy_headers=False,

@@ -118,8 +118,6 @@ class NodeSessions:
         except WebSocketDisconnect as error:
             if error.code == _TOO_LARGE:
                 self._tally.count("session_broken", identity.node_id, "frame_too_large")
-        except (RuntimeError, ToolError):
-            pass  # closed by us: what follows is the same
         finally:
             self._leave(identity.node_id, live, link)
 
@@ -178,7 +176,7 @@ class NodeSessions:
         except ProtocolError as error:
             # Arguments within their schema fit a frame; whatever else it is, nothing has left.
             raise ToolError(Failure.INTERNAL, "The command does not fit a frame.") from error
-        except (RuntimeError, WebSocketDisconnect):
+        except WebSocketDisconnect:
             # Part of it may have left. The same process may still come back for it before the deadline.
             return
 
@@ -198,7 +196,7 @@ class NodeSessions:
     async def _tell(self, link: NodeLink, msg_id: str, reason: str) -> None:
         try:
             await link.send("cmd_cancel", {"reason": reason}, msg_id)
-        except (RuntimeError, WebSocketDisconnect, ProtocolError):
+        except (WebSocketDisconnect, ProtocolError):
             return  # the connection ended first: the node stops the command at its deadline
 
     async def _admit(self, link: NodeLink, clock: SessionClock, scope: Scope) -> tuple[Identity, Frame]:
@@ -266,6 +264,8 @@ class NodeSessions:
         self._fleet.set_connected(node_id, connected=True)
         self._meters.sessions.labels("resumed" if resumed else "opened").inc()
         for msg_id, payload in live.ledger.resendable(live.now_ms()):
+            if not link.is_open:
+                return
             # Sending can take a while: what nobody waits for any more must not follow its own cancel.
             if msg_id in live.ledger:
                 await self._send_command(link, msg_id, payload)

@@ -39,7 +39,7 @@ def stdio(
     ] = False,
 ) -> None:
     """Be an MCP server on standard input and output. The token may also be in EDGE_TOKEN."""
-    from relay.logs import make_logger  # noqa: PLC0415 - only when they are needed
+    from relay.logs import opened  # noqa: PLC0415 - only when they are needed
     from relay.stdio import run_stdio  # noqa: PLC0415
     from relay.stdio_http import Token, TokenMissingError  # noqa: PLC0415
     from schemas.tls import client_context  # noqa: PLC0415
@@ -51,4 +51,9 @@ def stdio(
     except TokenMissingError as error:
         fail(str(error), EXIT_USAGE if token_file is None else EXIT_CANNOT_RUN)
     tls = client_context(ca.read_text("utf-8", "replace") if ca is not None else None)
-    asyncio.run(run_stdio(f"{mcp_url(relay)}?names={names}", token, tls, make_logger(sys.stderr)))
+
+    async def serve() -> None:
+        with opened(sys.stderr) as (log, _lines):
+            await run_stdio(f"{mcp_url(relay)}?names={names}", token, tls, log)
+
+    asyncio.run(serve())

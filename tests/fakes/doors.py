@@ -69,7 +69,7 @@ class Doors:
         self.requests: list[str] = []
         self._served = 0
         self._idle = asyncio.Event()
-        self.notifier = Notifier(hub.fleet, interval_s=0.001)
+        self.notifier = Notifier(hub.fleet, hub.log, interval_s=0.001)
         self.sessions = hub.sessions(auth_timeout_s)
         self._reader = FrameReader(hub.registry)
         self._mcp = McpServer(

@@ -179,7 +179,9 @@ class Hub:
     ) -> Door:
         """Return the door in front of ``reach``, whose ``once`` is that of the hub."""
         runner = Runner(reach, self.audit, monotonic, os.urandom, self.log)
-        self.once = Once(runner, IdempotencyStore[CallAnswer](monotonic, Room(max_keys, 1 << 26)), self.audit)
+        self.once = Once(
+            runner, IdempotencyStore[CallAnswer](monotonic, Room(max_keys, 1 << 26)), self.audit, self.log
+        )
         return Door(
             authenticator=self.authenticator,
             envelopes=EnvelopeCheck(self.registry, mode, self.log),

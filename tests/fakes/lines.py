@@ -14,11 +14,13 @@ class LogLines(io.StringIO):
     def __init__(self) -> None:
         super().__init__()
         self._written = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     def write(self, text: str) -> int:
-        """Take in a part of a line."""
+        """Take in a part of a line, in any thread."""
         count = super().write(text)
-        self._written.set()
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._written.set)
         return count
 
     def entries(self, event: str | None = None) -> list[dict[str, Any]]:
@@ -29,6 +31,7 @@ class LogLines(io.StringIO):
 
     async def until(self, event: str, count: int = 1) -> dict[str, Any]:
         """Wait until ``event`` has been logged ``count`` times, and return the last of them."""
+        self._loop = asyncio.get_running_loop()
         async with asyncio.timeout(BOUND_S):
             while len(found := self.entries(event)) < count:
                 self._written.clear()

@@ -18,6 +18,7 @@ from kubelet.fleet import read_identities
 from kubelet.handlers.base import Handler
 from kubelet.handlers.echo import EchoHandler
 from kubelet.handlers.metrics import MetricsHandler
+from kubelet.logs import make_logger
 from kubelet.node import Node, Surroundings
 from relay.app import run_relay
 from relay.auth import TokenIssuer, load_or_create_token_key
@@ -79,7 +80,7 @@ async def suite_system(directory: Path) -> AsyncIterator[SuiteSystem]:
             async with _running(run_relay(config, listener, relay_log, registry, kinds)):
                 files = IdentityFiles(directory / "nodes" / identity.node_id)
                 around = replace(
-                    surroundings(NodeConfig(broker, url), "suite-nodes", node_log, files),
+                    surroundings(NodeConfig(broker, url), "suite-nodes", make_logger(node_log), files),
                     registry=registry,
                     kinds=kinds,
                 )

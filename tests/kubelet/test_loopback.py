@@ -143,12 +143,14 @@ def test_a_request_that_is_served_is_not_logged(
 
 
 def test_a_bug_is_answered_with_500_and_reported(
-    server: LoopbackServer, state: State, capfd: pytest.CaptureFixture[str]
+    server: LoopbackServer, state: State, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    reported: list[threading.ExceptHookArgs] = []
+    monkeypatch.setattr(threading, "excepthook", reported.append)
     state.bug = ValueError("a bug of ours")
     status, _, body = ask(server, "GET", READINESS_PATH)
     assert (status, json.loads(body)) == (500, {"error": "Internal Server Error"})
-    assert "a bug of ours" in capfd.readouterr().err
+    assert [report.exc_value for report in reported] == [state.bug]
 
 
 def test_a_silent_connection_holds_up_nobody(server: LoopbackServer) -> None:

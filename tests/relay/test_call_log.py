@@ -8,6 +8,7 @@ from relay.call_log import CallLog
 from relay.call_record import CallAnswer, CallRecord, CallRequest
 from relay.envelope import META_STEP_ID, META_TASK_ID, META_TRACEPARENT, Call
 from schemas.errors import Canonical, Failure, ToolError
+from schemas.lines import LineWriter
 from tests.fakes.hub import Hub, call_of
 from tests.fakes.lines import LogLines
 from tests.fakes.reach import ScriptedReach
@@ -243,15 +244,25 @@ async def test_a_trace_is_the_relays_own_span_in_line_and_command(hub: Hub, reac
     assert line["spanId"] != SPAN_ID
 
 
-class Broken(LogLines):
-    """A stream that cannot be written."""
-
+class Unwritable(io.StringIO):
     def __init__(self, error: Exception) -> None:
         super().__init__()
         self._error = error
 
     def write(self, _text: str) -> int:
         raise self._error
+
+
+class Behind(LogLines):
+    """Passes lines on to ``stream``, as the relay does."""
+
+    def __init__(self, stream: io.StringIO) -> None:
+        super().__init__()
+        self.lines = LineWriter(stream, lost_line=str)
+
+    def write(self, text: str) -> int:
+        self.lines.write(text)
+        return len(text)
 
 
 @pytest.mark.parametrize(
@@ -266,8 +277,9 @@ async def test_a_line_that_cannot_be_written_fails_no_call(
     hub: Hub, reach: ScriptedReach, error: Exception
 ) -> None:
     hub.connect(hub.ca.issue())
-    hub.call_lines = Broken(error)
+    hub.call_lines = behind = Behind(Unwritable(error))
     door = hub.door(reach)
     answer = await door.call(call_of(hub.token(), ECHO_NAME, {"message": "ping"}))
+    behind.lines.close()
     assert answer.error is None
     assert [line.get("outcome") for line in hub.audited()] == [None, "ok"]

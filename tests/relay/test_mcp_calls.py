@@ -78,7 +78,7 @@ class Stage:
             door=hub.door(reach, lambda: float(leaping()), Allowance(1e6, 1e6, 100)),
             fleet=hub.fleet,
             authenticator=hub.authenticator,
-            notifier=Notifier(hub.fleet),
+            notifier=Notifier(hub.fleet, hub.log),
             resources=ResourceCatalog(hub.fleet, hub.registry),
             streams=Streams(),
             now_ms=hub.clock,

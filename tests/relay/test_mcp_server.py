@@ -73,7 +73,7 @@ class Stage:
     def __init__(self, hub: Hub, reach: Reach, server: Server, per_agent: Allowance = PER_AGENT) -> None:
         self.hub = hub
         self.address = server.address
-        self.notifier = CountingNotifier(hub.fleet, interval_s=0.001)
+        self.notifier = CountingNotifier(hub.fleet, hub.log, interval_s=0.001)
         self.streams = Streams()
         self._server = server
         self.mcp = McpServer(

@@ -48,7 +48,7 @@ async def running(notifier: Notifier) -> AsyncIterator[None]:
 
 @pytest.fixture
 async def notifier(hub: Hub) -> AsyncIterator[Notifier]:
-    notifier = Notifier(hub.fleet, interval_s=0, patience_s=1000)
+    notifier = Notifier(hub.fleet, hub.log, interval_s=0, patience_s=1000)
     async with running(notifier):
         yield notifier
 
@@ -179,7 +179,7 @@ async def test_nobody_waits_for_a_listener_that_does_not_return(
 async def test_a_listener_that_does_not_return_is_given_up_and_the_next_change_is_told(
     hub: Hub, node: SimulatedNode
 ) -> None:
-    notifier = Notifier(hub.fleet, interval_s=0, patience_s=0.001)
+    notifier = Notifier(hub.fleet, hub.log, interval_s=0, patience_s=0.001)
     ear = Ear()
     notifier.listen(READERS, never_returns)
     notifier.listen(READERS, ear)
@@ -191,7 +191,7 @@ async def test_a_listener_that_does_not_return_is_given_up_and_the_next_change_i
 
 
 async def test_an_audience_that_does_not_read_keeps_no_other_waiting(hub: Hub, node: SimulatedNode) -> None:
-    notifier = Notifier(hub.fleet, interval_s=0, patience_s=1000)
+    notifier = Notifier(hub.fleet, hub.log, interval_s=0, patience_s=1000)
     ear = Ear()
     notifier.listen(READERS, never_returns)
     notifier.listen(OTHERS, ear)
@@ -208,7 +208,7 @@ async def test_an_audience_that_does_not_read_keeps_no_other_waiting(hub: Hub, n
 async def test_an_audience_is_not_told_twice_at_a_time_and_what_changed_meanwhile_is_told_then(
     hub: Hub, node: SimulatedNode
 ) -> None:
-    notifier = Notifier(hub.fleet, interval_s=0.001, patience_s=1000)
+    notifier = Notifier(hub.fleet, hub.log, interval_s=0.001, patience_s=1000)
     told, read_on = asyncio.Queue[None](), asyncio.Event()
     others = Ear()
 
@@ -232,7 +232,7 @@ async def test_an_audience_is_not_told_twice_at_a_time_and_what_changed_meanwhil
 async def test_what_changed_while_an_audience_was_told_does_not_wait_for_the_next_look(
     hub: Hub, node: SimulatedNode
 ) -> None:
-    notifier = Notifier(hub.fleet, interval_s=1000, patience_s=1000, quiet_s=0)
+    notifier = Notifier(hub.fleet, hub.log, interval_s=1000, patience_s=1000, quiet_s=0)
     told, read_on = asyncio.Queue[None](), asyncio.Event()
 
     async def slow() -> None:
@@ -252,7 +252,7 @@ async def test_what_changed_while_an_audience_was_told_does_not_wait_for_the_nex
 async def test_who_is_woken_within_the_quiet_while_tells_when_that_ends_and_not_at_the_next_look(
     hub: Hub, node: SimulatedNode
 ) -> None:
-    notifier = Notifier(hub.fleet, interval_s=1000, quiet_s=0.05)
+    notifier = Notifier(hub.fleet, hub.log, interval_s=1000, quiet_s=0.05)
     ear = Ear()
     notifier.listen(READERS, ear)
     async with running(notifier):
@@ -266,7 +266,7 @@ async def test_who_is_woken_within_the_quiet_while_tells_when_that_ends_and_not_
 
 
 async def test_who_is_woken_looks_at_once(hub: Hub, node: SimulatedNode) -> None:
-    notifier = Notifier(hub.fleet, interval_s=1000)
+    notifier = Notifier(hub.fleet, hub.log, interval_s=1000)
     ear = Ear()
     notifier.listen(READERS, ear)
     async with running(notifier):
@@ -276,7 +276,7 @@ async def test_who_is_woken_looks_at_once(hub: Hub, node: SimulatedNode) -> None
 
 
 async def test_to_be_woken_without_a_change_tells_nobody(hub: Hub, node: SimulatedNode) -> None:
-    notifier = Notifier(hub.fleet, interval_s=1000)
+    notifier = Notifier(hub.fleet, hub.log, interval_s=1000)
     ears = {READERS: Ear(), OTHERS: Ear()}
     for audience, ear in ears.items():
         notifier.listen(audience, ear)
@@ -294,7 +294,7 @@ async def test_to_be_woken_without_a_change_tells_nobody(hub: Hub, node: Simulat
 async def test_an_audience_hears_once_in_a_while_however_often_it_is_woken_and_others_are_not_held_up(
     hub: Hub, node: SimulatedNode
 ) -> None:
-    notifier = Notifier(hub.fleet, interval_s=1000)
+    notifier = Notifier(hub.fleet, hub.log, interval_s=1000)
     ours, theirs = Ear(), Ear()
     notifier.listen(READERS, ours)
     notifier.listen(OTHERS, theirs)
@@ -313,7 +313,7 @@ async def test_an_audience_hears_once_in_a_while_however_often_it_is_woken_and_o
 async def test_what_could_not_be_told_at_once_is_told_when_the_while_is_over(
     hub: Hub, node: SimulatedNode
 ) -> None:
-    notifier = Notifier(hub.fleet, interval_s=0.02)
+    notifier = Notifier(hub.fleet, hub.log, interval_s=0.02)
     ear = Ear()
     notifier.listen(READERS, ear)
     async with running(notifier):

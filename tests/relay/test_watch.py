@@ -49,7 +49,7 @@ class Stage:
         self.real = RealCa(hub, directory / "ca")
         self.reserve = DescriptorReserve(1)
         self.sessions = hub.sessions(authority=self.real.ca)
-        self.notifier = Notifier(hub.fleet, interval_s=1000)
+        self.notifier = Notifier(hub.fleet, hub.log, interval_s=1000)
         self.door = hub.door(self.sessions)
         self.leaves_looked_at = 0
         self.watch = self.watching()

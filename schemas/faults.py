@@ -1,0 +1,103 @@
+"""What a log may say of an exception: where it was raised, and a little of what it says.
+
+An exception's message can hold bytes from outside, and a frame's variables secrets: messages are escaped and
+cut, variables are left out. The same fault may be hit a thousand times a second: a place is told of once a
+minute. Must not write anything.
+"""
+
+import re
+import threading
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from schemas.text import printable
+
+INTERVAL_S = 60.0
+_MAX_PLACES = 256
+_MAX_MESSAGE = 200
+_MAX_FRAMES = 16
+_MAX_CHAIN = 4
+_MAX_READ = 4096
+_OPAQUE = re.compile(r"[A-Za-z0-9_+=-]{32,}")
+
+
+def traceback_text(error: BaseException) -> str:
+    """Return the traceback of ``error`` and of what it came from, as several lines of printable ASCII."""
+    return "\n".join(line for each in list(_chain(error))[:_MAX_CHAIN] for line in _lines(each))
+
+
+def summary(error: BaseException) -> str:
+    """Return the type of ``error`` and the beginning of its message, in one line."""
+    try:
+        message = str(error)
+    except Exception:  # noqa: BLE001 - an exception of others may have a broken __str__
+        message = "(its message cannot be read)"
+    message = without_secrets(message)
+    name = type(error).__qualname__
+    return printable(f"{name}: {message}" if message else name, _MAX_MESSAGE)
+
+
+def without_secrets(text: str) -> str:
+    """Return the beginning of ``text`` without long opaque words, as keys, tokens and session ids are."""
+    return _OPAQUE.sub("(left out)", text[:_MAX_READ])
+
+
+def place_of(error: BaseException) -> str:
+    """Return where ``error`` was raised, and its type: what is the same for each time that it happens."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    frames = traceback.extract_tb(error.__traceback__, limit=-1)
+    where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "?"
+    return f"{where} {type(error).__qualname__}"
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """Yield ``error``, then what it came from and what it is a group of."""
+    seen: set[int] = set()
+    left = [error]
+    while left:
+        each = left.pop(0)
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        yield each
+        if isinstance(each, BaseExceptionGroup):
+            left.extend(each.exceptions)
+        origin = each.__cause__ or (None if each.__suppress_context__ else each.__context__)
+        if origin is not None:
+            left.append(origin)
+
+
+def _lines(error: BaseException) -> Iterator[str]:
+    yield summary(error)
+    for frame in reversed(traceback.extract_tb(error.__traceback__, limit=-_MAX_FRAMES)):
+        yield printable(f"  {frame.filename}:{frame.lineno} in {frame.name}: {frame.line}")
+
+
+@dataclass(slots=True)
+class _Place:
+    told_s: float
+    kept_back: int = 0
+
+
+class OncePerPlace:
+    """Which of many reports are told: the first from a place in a minute. May be asked from any thread."""
+
+    def __init__(self, interval_s: float = INTERVAL_S) -> None:
+        self._interval_s = interval_s
+        self._places: dict[str, _Place] = {}
+        self._lock = threading.Lock()
+
+    def is_told(self, place: str, now_s: float) -> int | None:
+        """Return how many from ``place`` were kept back since the last one; None if this is kept back too."""
+        with self._lock:
+            known = self._places.get(place)
+            if known is not None and now_s - known.told_s < self._interval_s:
+                known.kept_back += 1
+                return None
+            if known is None and len(self._places) >= _MAX_PLACES:
+                # Places are lines of code: there are this many only if somebody makes them up.
+                del self._places[min(self._places, key=lambda each: self._places[each].told_s)]
+            self._places[place] = _Place(now_s)
+            return known.kept_back if known is not None else 0

@@ -1,0 +1,97 @@
+import pytest
+
+from schemas.faults import OncePerPlace, place_of, summary, traceback_text, without_secrets
+
+SECRET = "aGVsbG8gaSBhbSBhIHNlY3JldCB0b2tlbg_-0123456789"
+NASTY = "\n\x1b[31m\u202e" * 1000
+
+
+def raised(error: BaseException) -> BaseException:
+    secret = SECRET  # a variable of the frame
+    try:
+        raise error  # noqa: TRY301 - what is looked at is its traceback
+    except BaseException as caught:  # noqa: BLE001 - whatever it is given
+        assert secret
+        return caught
+
+
+def test_a_traceback_has_its_places_and_neither_variables_nor_raw_text() -> None:
+    text = traceback_text(raised(ValueError(NASTY)))
+    first, *frames = text.splitlines()
+    assert first.startswith("ValueError: \\n\\x1b[31m\\u202e")
+    assert len(first) <= 200
+    assert "test_faults.py" in frames[0]
+    assert "in raised: raise error" in frames[0]
+    assert all(line.isprintable() and line.isascii() for line in text.splitlines())
+    assert SECRET not in text
+
+
+def test_long_opaque_words_of_a_message_are_left_out() -> None:
+    assert summary(KeyError(f"Bearer {SECRET}")) == "KeyError: 'Bearer (left out)'"
+    assert without_secrets("Session 0123456789abcdef0123456789abcdef crashed") == "Session (left out) crashed"
+    assert (
+        without_secrets("a word of 26: 01m7xw30dcjkqtrje56azxhjse")
+        == "a word of 26: 01m7xw30dcjkqtrje56azxhjse"
+    )
+
+
+def test_what_an_exception_came_from_is_in_its_traceback() -> None:
+    try:
+        try:
+            int("x")
+        except ValueError as error:
+            raise KeyError("outer") from error
+    except KeyError as error:
+        text = traceback_text(error)
+    assert text.index("KeyError: 'outer'") < text.index("ValueError: invalid literal")
+
+
+def test_a_group_is_told_with_what_is_in_it() -> None:
+    group = raised(ExceptionGroup("some", [raised(ValueError("one")), raised(KeyError("two"))]))
+    text = traceback_text(group)
+    assert "ValueError: one" in text
+    assert "KeyError: 'two'" in text
+    assert place_of(group).endswith(" ValueError")
+
+
+def test_a_chain_without_an_end_and_a_recursion_make_a_text_of_a_few_lines() -> None:
+    one, other = raised(ValueError("one")), raised(ValueError("other"))
+    one.__cause__, other.__cause__ = other, one
+
+    def recurse() -> None:
+        recurse()
+
+    with pytest.raises(RecursionError) as deep:
+        recurse()
+    assert len(traceback_text(one).splitlines()) == 4
+    assert len(traceback_text(deep.value).splitlines()) < 40
+
+
+def test_an_exception_that_cannot_be_read_is_told_all_the_same() -> None:
+    class Crooked(Exception):  # noqa: N818 - what it is called does not matter
+        def __str__(self) -> str:
+            raise RuntimeError
+
+    assert "its message cannot be read" in summary(Crooked())
+    assert summary(ValueError()) == "ValueError"
+
+
+def test_a_place_is_where_it_was_raised_and_the_type() -> None:
+    assert place_of(raised(ValueError("a"))) == place_of(raised(ValueError("b")))
+    assert place_of(raised(ValueError())) != place_of(raised(KeyError()))
+    assert place_of(ValueError("never raised")) == "? ValueError"
+
+
+def test_a_place_is_told_of_once_a_minute_with_the_count_of_the_others() -> None:
+    once = OncePerPlace()
+    assert [once.is_told("a", now) for now in (0.0, 0.1, 59.9)] == [0, None, None]
+    assert once.is_told("b", 1.0) == 0
+    assert [once.is_told("a", now) for now in (60.0, 61.0, 121.0)] == [2, None, 1]
+
+
+def test_places_that_are_made_up_without_end_take_no_room() -> None:
+    once = OncePerPlace()
+    for number in range(1000):
+        assert once.is_told(str(number), float(number)) == 0
+    assert once.is_told("999", 1000.0) is None
+    assert once.is_told("0", 1000.0) == 0, "the oldest was forgotten"
