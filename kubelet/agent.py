@@ -22,7 +22,7 @@ from kubelet.hardware import read_hardware_ids
 from kubelet.helper_threads import started_threads
 from kubelet.link import LinkState
 from kubelet.lock import held_alone
-from kubelet.logs import opened
+from kubelet.logs import last_words, opened
 from kubelet.loopback import LoopbackServer
 from kubelet.mqtt import FIRST_WAIT_S, LONGEST_WAIT_S, MqttPublisher
 from kubelet.node import Node, Surroundings
@@ -87,6 +87,7 @@ async def run_agent(config: NodeConfig, state_dir: Path, loopback_port: int, str
         IdentityFilesError: the identity cannot be used, or another daemon uses it.
         OSError: the loopback port is taken.
         ValueError: no hardware id can be read.
+        FailedError: it has ended by itself.
     """
     identity = IdentityFiles(state_dir).read()
     with held_alone(state_dir), opened(stream) as (log, _lines):
@@ -115,10 +116,8 @@ async def _run(
     around.publisher.start()
     around.log.info("kubelet started", node_id=identity.node_id, loopback=f"http://127.0.0.1:{loopback.port}")
     try:
-        await node.run()
-    except Exception as error:
-        log.critical("kubelet fails", exc_info=error)
-        raise
+        with last_words(log):
+            await node.run()
     finally:
         await around.publisher.stop()
         await asyncio.to_thread(loopback.close)

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from schemas.addresses import AddressError
+from schemas.faults import FailedError
 from schemas.identity_files import IdentityFilesError
 
 EXIT_NO = 1
@@ -33,6 +34,8 @@ def errors_in_one_line() -> Iterator[None]:
         fail(str(error), EXIT_USAGE)
     except OSError as error:
         fail(f"{error.filename}: {error.strerror}" if error.filename else str(error), EXIT_CANNOT_RUN)
+    except FailedError as error:
+        fail(str(error), EXIT_NO)
     except (IdentityFilesError, ValueError) as error:
         fail(str(error), EXIT_CANNOT_RUN)
 

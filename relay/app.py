@@ -40,7 +40,7 @@ from relay.http import make_routes
 from relay.idempotency import IdempotencyStore
 from relay.join_tokens import JoinTokens
 from relay.jwks import IssuerKeys, JwksReader, JwksSource
-from relay.logs import opened
+from relay.logs import last_words, opened
 from relay.marks import MarkStore
 from relay.mcp_server import McpServer
 from relay.meters import Meters
@@ -262,11 +262,13 @@ async def run_relay(
 
     Raises:
         AuthorityError, ExposedFileError, OSError: as ``Relay``.
+        FailedError: it has ended by itself.
     """
     meters = Meters()
     with opened(stream, on_fault=meters.fault, on_lost=meters.log_lines_lost.inc) as (log, lines):
         relay = Relay(config, log, lines, meters, registry, kinds)
-        await _serve(relay, config, listener, log)
+        with last_words(log):
+            await _serve(relay, config, listener, log)
 
 
 async def _serve(
@@ -300,9 +302,6 @@ async def _serve(
             finally:
                 for task in background:
                     task.cancel()
-    except Exception as error:
-        log.critical("relay fails", exc_info=error)
-        raise
     finally:
         await relay.once.end()
         log.info("relay ended", audit_head=relay.audit.head)

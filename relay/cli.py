@@ -36,6 +36,7 @@ from relay.envelope import Mode
 from relay.ledger import LedgerError
 from relay.limits import Allowance
 from schemas.addresses import PLAIN_OPTION, AddressError, normal_url, parse_broker, parse_host_port
+from schemas.faults import FailedError
 
 app = typer.Typer(
     name="relay",
@@ -139,7 +140,10 @@ def run(
         per_agent=Allowance(agent_rps, agent_rps * AGENT_BURST_S, agent_concurrency),
     )
     with bind(address) as listener:
-        _run_until_told(run_relay(config, listener, sys.stderr), uvloop.new_event_loop)
+        try:
+            _run_until_told(run_relay(config, listener, sys.stderr), uvloop.new_event_loop)
+        except FailedError as error:
+            fail(str(error), EXIT_NO)
 
 
 @app.command()

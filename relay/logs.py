@@ -17,7 +17,7 @@ from typing import Any, Protocol, TextIO
 import structlog
 from structlog.typing import EventDict, FilteringBoundLogger, Processor
 
-from schemas.faults import OncePerPlace, place_of, summary, traceback_text, without_secrets
+from schemas.faults import FailedError, OncePerPlace, place_of, summary, traceback_text, without_secrets
 from schemas.lines import LineWriter
 from schemas.text import printable
 
@@ -71,6 +71,20 @@ def opened(
             yield log, lines
     finally:
         lines.close()
+
+
+@contextmanager
+def last_words(log: FilteringBoundLogger) -> Iterator[None]:
+    """Log what ends the program, which must not be shown as it stands.
+
+    Raises:
+        FailedError: in place of any other exception.
+    """
+    try:
+        yield
+    except Exception as error:
+        log.critical("program fails", exc_info=error)
+        raise FailedError("it has failed: the log says why") from None
 
 
 class _Written:

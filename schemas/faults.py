@@ -22,6 +22,10 @@ _MAX_READ = 4096
 _OPAQUE = re.compile(r"[A-Za-z0-9_+=-]{32,}")
 
 
+class FailedError(Exception):
+    """The program has ended by a fault, of which its log tells."""
+
+
 def traceback_text(error: BaseException) -> str:
     """Return the traceback of ``error`` and of what it came from, as several lines of printable ASCII."""
     return "\n".join(line for each in list(_chain(error))[:_MAX_CHAIN] for line in _lines(each))

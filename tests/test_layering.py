@@ -65,6 +65,17 @@ def test_a_package_exports_its_modules_and_nothing_by_another_name(package: str)
     assert isinstance(docstring, ast.Expr)
 
 
+def test_the_two_programs_write_their_logs_in_the_same_way() -> None:
+    # Neither may import the other, and what they share must set up no logging.
+    relay, kubelet = (ROOT / program / "logs.py" for program in ("relay", "kubelet"))
+    ours = (
+        kubelet.read_text("utf-8")
+        .replace("The daemon's log", "The relay's log")
+        .replace('"kubelet"', '"relay"')
+    )
+    assert ours == relay.read_text("utf-8")
+
+
 @pytest.mark.parametrize("package", ["schemas", "kubelet", "relay"])
 def test_a_module_is_one_room(package: str) -> None:
     longest = {

@@ -3,21 +3,30 @@ import hashlib
 import io
 import os
 import time
-from contextlib import suppress
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import httpx2
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from websockets.asyncio.client import connect
+from websockets.typing import Subprotocol
 
+from relay.admission import Admission
 from relay.app import run_relay
 from relay.ca import AuthorityError, CertificateAuthority
 from relay.clock import now_ms
 from relay.config import OutsideIssuer, RelayConfig, StateFiles
+from relay.meters import Meters
 from relay.serving import bind
+from relay.watch import TrustWatch
 from schemas.addresses import BrokerAddress, HostPort
+from schemas.faults import FailedError
 from schemas.files import PRIVATE, write_atomic
+from schemas.frames import CONNECT_PATH, SUBPROTOCOL
 from tests.fakes.issuer import ISSUER, IssuerServer, outside_token
 from tests.fakes.lines import LogLines
 
@@ -138,3 +147,116 @@ async def test_a_relay_that_was_told_of_an_outside_issuer_takes_its_tokens_and_n
     assert fetched["keys"] == 1
     assert [answer.status_code == 401 for answer in answers] == [False, True]
     assert metadata.json()["authorization_servers"] == [ISSUER]
+
+
+# --- faults ---------------------------------------------------------------------------------------------
+
+
+class Running:
+    """A relay that runs, and a client for its HTTP."""
+
+    def __init__(self, http: httpx2.AsyncClient, address: HostPort, lines: LogLines) -> None:
+        self.http = http
+        self.address = address
+        self.lines = lines
+
+    async def faults(self, source: str) -> float:
+        """Return how many faults of ``source`` the metrics tell of."""
+        text = (await self.http.get("/metrics")).text
+        families = {family.name: family for family in text_string_to_metric_families(text)}
+        samples = families["edge_relay_faults"].samples
+        return sum(
+            sample.value
+            for sample in samples
+            if sample.name == "edge_relay_faults_total" and sample.labels["source"] == source
+        )
+
+
+@asynccontextmanager
+async def running_relay(state: Path) -> AsyncIterator[Running]:
+    CertificateAuthority(state / "ca", now_ms, os.urandom).create()
+    lines = LogLines()
+    with bind(HostPort("127.0.0.1", 0)) as listener:
+        listener.listen()
+        address = HostPort(*listener.getsockname())
+        wanted = config(state, address, BrokerAddress("127.0.0.1", 1))
+        task = asyncio.create_task(run_relay(wanted, listener, lines))
+        async with (
+            asyncio.timeout(BOUND_S),
+            httpx2.AsyncClient(base_url=f"http://{address}", trust_env=False) as http,
+        ):
+            await lines.until("relay started")
+            yield Running(http, address, lines)
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+
+
+def planted(*_arguments: object) -> NoReturn:
+    raise LookupError("planted\x1b[31m " + "c2VjcmV0" * 8)
+
+
+def check_told(line: Mapping[str, Any]) -> None:
+    assert line["error"] == r"LookupError: planted\x1b[31m (left out)"
+    assert "in planted: raise LookupError" in line["exception"]
+
+
+async def test_a_bug_in_an_http_handler_is_logged_once_and_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running_relay(tmp_path) as relay:
+        with monkeypatch.context() as bug:
+            bug.setattr(Meters, "render", planted)
+            answers = [await relay.http.get("/metrics") for _ in range(3)]
+        assert [answer.status_code for answer in answers] == [500] * 3
+        assert "planted" not in answers[0].text
+        assert await relay.faults("uvicorn") == 3
+        (line,) = relay.lines.entries("a library reports")
+    check_told(line)
+    assert (line["library"], line["level"]) == ("uvicorn", "error")
+
+
+@pytest.mark.parametrize("kind", [LookupError, RuntimeError, OSError])
+async def test_a_bug_in_the_nodes_handler_is_logged_once_and_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[Exception]
+) -> None:
+    def broken(*_arguments: object) -> NoReturn:
+        raise kind("planted")
+
+    async with running_relay(tmp_path) as relay:
+        with monkeypatch.context() as bug:
+            bug.setattr(Admission, "challenge", broken)
+            for _ in range(2):
+                async with connect(
+                    f"ws://{relay.address}{CONNECT_PATH}", subprotocols=[Subprotocol(SUBPROTOCOL)]
+                ) as socket:
+                    await socket.wait_closed()
+        assert await relay.faults("uvicorn") == 2
+        (line,) = relay.lines.entries("a library reports")
+    assert line["error"] == f"{kind.__name__}: planted"
+    assert "in broken: raise kind" in line["exception"]
+
+
+async def test_a_bug_in_the_background_is_logged_and_counted(tmp_path: Path) -> None:
+    async with running_relay(tmp_path) as relay:
+        asyncio.get_running_loop().call_soon(planted)
+        check_told(await relay.lines.until("fault in the background"))
+        assert await relay.faults("asyncio") == 1
+    assert relay.lines.entries("relay ended")
+
+
+async def test_a_bug_in_what_the_relay_cannot_do_without_ends_it_with_a_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    CertificateAuthority(tmp_path / "ca", now_ms, os.urandom).create()
+    monkeypatch.setattr(TrustWatch, "run", planted)
+    lines = LogLines()
+    with bind(HostPort("127.0.0.1", 0)) as listener:
+        listener.listen()
+        wanted = config(tmp_path, HostPort(*listener.getsockname()), BrokerAddress("127.0.0.1", 1))
+        with pytest.raises(FailedError, match="the log says why"):
+            await run_relay(wanted, listener, lines)
+    (line,) = lines.entries("program fails")
+    assert r"LookupError: planted\x1b[31m (left out)" in line["exception"]
+    assert "in planted: raise LookupError" in line["exception"]
+    assert line["level"] == "critical"

@@ -164,6 +164,8 @@ async def test_a_listener_that_fails_costs_the_others_nothing(
     await ear.next()
     hub.announce(node, issued_at_ms=NOW_MS + 1, capabilities=[ECHO])
     await ear.next()
+    (line,) = hub.lines.entries("an agent was not told of a change")
+    assert "in fails: raise ConnectionResetError" in line["exception"]
 
 
 async def test_nobody_waits_for_a_listener_that_does_not_return(

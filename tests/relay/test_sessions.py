@@ -3,7 +3,7 @@ import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from starlette.applications import Starlette
@@ -342,6 +342,22 @@ async def test_an_accepted_manifest_begins_the_count_anew(stage: Stage) -> None:
             await end.send("announce", manifest)
             await end.receive("announce_ack")
         await goes_on(end)
+
+
+async def test_a_bug_in_serving_a_node_is_not_taken_for_the_end_of_its_connection(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_arguments: object) -> NoReturn:
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr(stage.hub.fleet, "heartbeat", broken)
+    async with stage.open() as end:
+        await end.send("heartbeat", PAYLOADS["heartbeat"])
+        await stage.until_ended()
+        await end.until_closed()
+    errors = [record.exc_info[1] for record in caplog.records if record.exc_info]
+    assert [str(error) for error in errors] == ["planted"]
+    assert stage.sessions_counted("closed") == 1
 
 
 async def test_a_heartbeat_is_answered_with_the_time(stage: Stage) -> None:

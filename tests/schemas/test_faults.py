@@ -6,11 +6,11 @@ SECRET = "aGVsbG8gaSBhbSBhIHNlY3JldCB0b2tlbg_-0123456789"
 NASTY = "\n\x1b[31m\u202e" * 1000
 
 
-def raised(error: BaseException) -> BaseException:
+def raised(error: Exception) -> Exception:
     secret = SECRET  # a variable of the frame
     try:
         raise error  # noqa: TRY301 - what is looked at is its traceback
-    except BaseException as caught:  # noqa: BLE001 - whatever it is given
+    except Exception as caught:  # noqa: BLE001 - whatever it is given
         assert secret
         return caught
 
