@@ -284,17 +284,8 @@ async def _serve(
     )
     try:
         async with asyncio.TaskGroup() as tasks:
-            background = [
-                tasks.create_task(work.run())
-                for work in (
-                    relay.marks,
-                    relay.tally,
-                    relay.notifier,
-                    relay.discovery,
-                    relay.tls,
-                    relay.watch,
-                )
-            ]
+            parts = (relay.marks, relay.tally, relay.notifier, relay.discovery, relay.tls, relay.watch)
+            background = [tasks.create_task(part.run()) for part in parts]
             if relay.outside is not None:
                 background.append(tasks.create_task(relay.outside.keys.run()))
             try:
