@@ -84,7 +84,7 @@ def last_words(log: FilteringBoundLogger) -> Iterator[None]:
         yield
     except Exception as error:
         log.critical("program fails", exc_info=error)
-        raise FailedError("it has failed: the log says why") from None
+        raise FailedError(error) from None
 
 
 class _Written:

@@ -34,9 +34,7 @@ def errors_in_one_line() -> Iterator[None]:
         fail(str(error), EXIT_USAGE)
     except OSError as error:
         fail(f"{error.filename}: {error.strerror}" if error.filename else str(error), EXIT_CANNOT_RUN)
-    except FailedError as error:
-        fail(str(error), EXIT_NO)
-    except (IdentityFilesError, ValueError) as error:
+    except (FailedError, IdentityFilesError, ValueError) as error:
         fail(str(error), EXIT_CANNOT_RUN)
 
 

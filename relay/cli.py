@@ -143,7 +143,7 @@ def run(
         try:
             _run_until_told(run_relay(config, listener, sys.stderr), uvloop.new_event_loop)
         except FailedError as error:
-            fail(str(error), EXIT_NO)
+            fail(str(error), EXIT_CANNOT_RUN)
 
 
 @app.command()

@@ -23,7 +23,10 @@ _OPAQUE = re.compile(r"[A-Za-z0-9_+=-]{32,}")
 
 
 class FailedError(Exception):
-    """The program has ended by a fault, of which its log tells."""
+    """The program has ended by a fault. The text is its summary; the traceback is in the log."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(summary(_first(error)))
 
 
 def traceback_text(error: BaseException) -> str:
@@ -49,11 +52,17 @@ def without_secrets(text: str) -> str:
 
 def place_of(error: BaseException) -> str:
     """Return where ``error`` was raised, and its type: what is the same for each time that it happens."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
+    error = _first(error)
     frames = traceback.extract_tb(error.__traceback__, limit=-1)
     where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "?"
     return f"{where} {type(error).__qualname__}"
+
+
+def _first(error: BaseException) -> BaseException:
+    """Return what went wrong first in the task groups that ``error`` came through."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
