@@ -264,10 +264,8 @@ class NodeSessions:
         self._fleet.set_connected(node_id, connected=True)
         self._meters.sessions.labels("resumed" if resumed else "opened").inc()
         for msg_id, payload in live.ledger.resendable(live.now_ms()):
-            if not link.is_open:
-                return
             # Sending can take a while: what nobody waits for any more must not follow its own cancel.
-            if msg_id in live.ledger:
+            if msg_id in live.ledger and link.is_open:
                 await self._send_command(link, msg_id, payload)
 
     async def _serve_frames(self, live: LiveSession, link: NodeLink) -> None:
