@@ -5,12 +5,14 @@ from typing import Any
 
 import pytest
 
-from relay.catalog import Tool
-from relay.permissions import Rights
+from relay.catalog import Projector, Tool
 from relay.results import checked
 from schemas.errors import Failure, ToolError
-from tests.fakes.hub import Hub
-from tests.fakes.signer import NODE_ID, NOW_MS, OTHER_NODE_ID, TENANT
+from schemas.kinds import KindRegistry
+from schemas.manifest import etag_of
+from schemas.registry import SchemaRegistry
+from schemas.trust import TrustedManifest
+from tests.fakes.signer import NODE_ID, NOW_MS, OTHER_NODE_ID, TTL_MS, SimulatedCa
 
 ECHO_NAME = f"sysecho.{NODE_ID}.echo.invoke"
 METRICS_NAME = f"sys.{NODE_ID}.sysmetrics.snapshot"
@@ -18,10 +20,12 @@ PING = {"message": "ping"}
 ECHOED = {"message": "ping", "received_at_ms": NOW_MS, "node_id": NODE_ID}
 
 
-@pytest.fixture
-def tools(hub: Hub) -> dict[str, Tool]:
-    hub.connect(hub.ca.issue())
-    return {tool.canonical: tool for tool in hub.fleet.listed(Rights(TENANT, frozenset({"read_only"})))}
+@pytest.fixture(scope="module")
+def tools(registry: SchemaRegistry) -> dict[str, Tool]:
+    node = SimulatedCa().issue()
+    wire = node.manifest()
+    manifest = TrustedManifest(node.identity(), etag_of(wire), NOW_MS, NOW_MS + TTL_MS, wire)
+    return Projector(registry, KindRegistry()).project(manifest)
 
 
 def refused(result: object, tool: Tool, arguments: object = PING) -> ToolError:

@@ -110,11 +110,15 @@ def test_inert_text_is_escaped_and_cut(text: str, limit: int, shown: str) -> Non
 
 
 def test_only_the_strings_at_the_path_are_changed() -> None:
-    value = {"a": [{"b": "x", "c": "x"}, {"b": 1}, {}, "x"], "b": "x", "d": {"b": ["x", ["x"]]}}
+    value: dict[str, Any] = {
+        "a": [{"b": "x", "c": "x"}, {"b": 1}, {}, "x"],
+        "b": "x",
+        "d": {"b": ["x", ["x"]]},
+    }
     assert changed_at(value, ("a", "b"), str.upper) == {
         **value,
         "a": [{"b": "X", "c": "x"}, {"b": 1}, {}, "x"],
     }
     assert changed_at(value, ("d", "b"), str.upper)["d"] == {"b": ["X", ["X"]]}
     assert changed_at(value, ("nowhere",), str.upper) == value
-    assert value["a"][0] == {"b": "x", "c": "x"}  # type: ignore[index]
+    assert value["a"][0] == {"b": "x", "c": "x"}
