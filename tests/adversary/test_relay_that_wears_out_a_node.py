@@ -1,6 +1,6 @@
 """Attacker: the relay itself, which a node was enrolled with and which is not honest any more. Tried: it
-rejects every manifest at once, and names a mark that the next one must pass: just this one's, one as far ahead
-as may be, one a month ahead.
+rejects every manifest at once, and names a mark that the next one must pass: just this one's, one as far
+ahead as may be, one a month ahead.
 
 What must happen: the node signs once a second at most, writes its state once in ten seconds at most, and
 dates no manifest more than five minutes ahead; what its file holds is never behind what it published.
