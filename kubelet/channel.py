@@ -6,14 +6,16 @@ Must not know what a frame means.
 import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, WebSocketException
 
+from kubelet.metered_connection import MeteredConnection
 from schemas.addresses import connect_url
 from schemas.frames import MAX_FRAME_BYTES, SUBPROTOCOL, Frame, FrameReader
-from schemas.session import CloseCode, Role, Session, State
+from schemas.session import CloseCode, ProtocolError, Role, Session, State
 from schemas.ulids import UlidSource
 
 NOT_REACHED = (OSError, WebSocketException)
@@ -25,18 +27,21 @@ _PING_TIMEOUT_S = 10
 
 
 @asynccontextmanager
-async def opened(
+async def opened(  # noqa: PLR0913 - what comes in from outside
     relay_url: str,
     tls: ssl.SSLContext | None,
     reader: FrameReader,
     ulids: UlidSource,
     open_timeout_s: float,
+    *,
+    commands_per_s: float = 0.0,
 ) -> AsyncIterator["Channel"]:
-    """Connect to the nodes' door of the relay, for the length of the block.
+    """Connect to the relay, for the length of the block; it may send ``commands_per_s`` commands.
 
     Raises:
         NOT_REACHED: it is not reached, or does not speak the protocol.
     """
+    metered = partial(MeteredConnection, commands_per_s=commands_per_s)
     async with connect(
         connect_url(relay_url),
         subprotocols=[SUBPROTOCOL],  # type: ignore[list-item]  # a NewType over str
@@ -48,6 +53,7 @@ async def opened(
         ping_interval=_PING_INTERVAL_S,
         ping_timeout=_PING_TIMEOUT_S,
         user_agent_header=None,
+        create_connection=metered,  # type: ignore[arg-type]  # it is asked for a type, and only called
     ) as socket:
         yield Channel(socket, Session(Role.NODE, reader), ulids)
 
@@ -87,7 +93,13 @@ class Channel:
             ProtocolError: the relay broke the protocol.
             ConnectionClosed: the connection is over.
         """
-        return self._session.receive(await self._socket.recv(decode=False))
+        try:
+            text = await self._socket.recv(decode=False)
+        except ConnectionClosed:
+            if isinstance(self._socket, MeteredConnection) and self._socket.is_flooded:
+                raise ProtocolError("more frames than this node is willing to be sent") from None
+            raise
+        return self._session.receive(text)
 
     async def close(self, code: CloseCode) -> None:
         """Close with ``code``."""

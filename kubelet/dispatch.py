@@ -45,7 +45,11 @@ class _Slots:
 
 
 class Dispatcher:
-    """The tools of one node, by canonical name. ``ticks_ms`` only ever go forward."""
+    """The tools of one node, by canonical name. ``ticks_ms`` only ever go forward.
+
+    Attributes:
+        commands_per_s: how many commands a relay that keeps to the limits in the manifest sends at most.
+    """
 
     def __init__(  # noqa: PLR0913, PLR0917 - what comes in from outside
         self,
@@ -61,6 +65,10 @@ class Dispatcher:
             for handler in handlers
             for name, tool in _tools_of(node_id, handler, kinds, registry).items()
         }
+        # What the relay lets through a second, and at once: at least one of each capability.
+        self.commands_per_s = sum(
+            max(1.0, handler.capability["constraints"]["rate_limit_rps"]) for handler in handlers
+        )
         self._memory = AnswerMemory()
         self._running: dict[str, asyncio.Task[None]] = {}
         self._log = log

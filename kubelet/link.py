@@ -134,7 +134,14 @@ class RelayLink:
     async def _connect(self) -> None:
         parts = self._parts
         timeout_s = parts.handshake_timeout_s
-        async with opened(parts.relay_url, parts.tls(), parts.reader, parts.ulids, timeout_s) as channel:
+        async with opened(
+            parts.relay_url,
+            parts.tls(),
+            parts.reader,
+            parts.ulids,
+            timeout_s,
+            commands_per_s=parts.dispatcher.commands_per_s,
+        ) as channel:
             try:
                 async with asyncio.timeout(timeout_s):
                     await self._authenticate(channel)

@@ -24,7 +24,6 @@ class LiveSession:
 
     Attributes:
         now_ms: the session's time, which the node measures delays by; it goes on when the session is resumed.
-        credit: how much the node may say, in frames, for the commands that it was sent.
         identity: the leaf that the node proved last: in the handshake, or with a manifest since.
         asking: the types of the frames that wait for the certificate authority, one of each at a time.
         leaving: whether the node retires: it is told that it is done before its connection is closed.
@@ -37,7 +36,6 @@ class LiveSession:
     now_ms: SessionClock
     ledger: Ledger[asyncio.Future[Answer]] = field(default_factory=Ledger)
     rejected_in_a_row: int = 0
-    credit: float = 0.0
     asking: set[str] = field(default_factory=set)
     leaving: bool = False
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
+from relay.frame_meter import METER_IN_SCOPE, FrameMeter
 from schemas.frames import Frame
 from schemas.session import CloseCode, ProtocolError, Session, State
 from schemas.ulids import UlidSource
@@ -39,11 +40,17 @@ class NodeLink:
     """One connection: a socket and the machine that says what may go over it.
 
     What is sent or received raises WebSocketDisconnect once either end has closed.
+
+    Attributes:
+        meter: how many frames the node may send; the server asks it before it parses them.
     """
 
-    __slots__ = ("_machine", "_socket", "_ulids")
+    __slots__ = ("_machine", "_socket", "_ulids", "meter")
+
+    meter: FrameMeter
 
     def __init__(self, socket: WebSocket, machine: Session, ulids: UlidSource) -> None:
+        self.meter = socket.scope[METER_IN_SCOPE]
         self._socket = socket
         self._machine = machine
         self._ulids = ulids
@@ -80,14 +87,6 @@ class NodeLink:
 
     async def receive(self) -> Frame | None:
         """Return the next frame; None for an answer that was dropped."""
-        return self.read(await self.next_text())
-
-    def read(self, text: str) -> Frame | None:
-        """Return the frame that ``text`` is; None for an answer that was dropped."""
-        return self._machine.receive(text)
-
-    async def next_text(self) -> str:
-        """Return what comes next, before anything has looked into it."""
         with _closed_is_a_disconnect():
             message = await self._socket.receive()
         if message["type"] == "websocket.disconnect":
@@ -95,7 +94,7 @@ class NodeLink:
         text = message.get("text")
         if text is None:
             raise ProtocolError("a binary frame")
-        return str(text)
+        return self._machine.receive(text)
 
     def forget(self, msg_id: str) -> None:
         """Stop waiting for the answer to ``msg_id``."""

@@ -18,7 +18,6 @@ from relay.clock import SessionClock
 from relay.config import HEARTBEAT_INTERVAL_MS
 from relay.connections import admit
 from relay.fleet import Fleet
-from relay.limits import TokenBucket
 from relay.live_session import Answer, LiveSession
 from relay.meters import Meters
 from relay.node_frames import NodeFrames
@@ -26,7 +25,7 @@ from relay.node_link import NodeLink
 from relay.reach import Command
 from relay.tally import Tally
 from relay.turnstile import Turnstile
-from relay.websocket_protocol import ADMITTED_IN_SCOPE
+from relay.websocket_protocol import FLOODED
 from schemas.errors import Failure, ToolError
 from schemas.frames import MAX_FRAME_BYTES, SUBPROTOCOL, Frame, FrameReader
 from schemas.identity import Identity
@@ -37,11 +36,6 @@ from schemas.ulids import UlidSource
 AUTH_TIMEOUT_S = 5
 
 _TOO_LARGE = 1009  # the server's own: a frame over the cap never comes up to here
-_FRAMES_PER_S = 20
-_FRAMES_AT_ONCE = 120
-_BYTES_LIKE_A_FRAME = 4096
-_CREDIT_OF_A_COMMAND = 16.0
-_MOST_CREDIT = 1024.0
 
 
 class NodeSessions:
@@ -107,7 +101,7 @@ class NodeSessions:
             if before is not None:
                 # Not waited for: a connection that is half gone takes as long to close as to notice.
                 self._aside(before.close(CloseCode.SUPERSEDED))
-            socket.scope[ADMITTED_IN_SCOPE] = True
+            link.meter.admit()
             await self._welcome(identity.node_id, live, link, auth)
             del auth  # a certificate and a token, which would otherwise stay as long as the connection
             await self._serve_frames(live, link)
@@ -116,8 +110,7 @@ class NodeSessions:
                 self._broken(identity.node_id, error)
                 await link.close(error.code)
         except WebSocketDisconnect as error:
-            if error.code == _TOO_LARGE:
-                self._tally.count("session_broken", identity.node_id, "frame_too_large")
+            self._cut_off(identity.node_id, error.code)
         finally:
             self._leave(identity.node_id, live, link)
 
@@ -139,7 +132,6 @@ class NodeSessions:
         if command.traceparent is not None:
             payload["traceparent"] = command.traceparent
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        live.credit = min(_MOST_CREDIT, live.credit + _CREDIT_OF_A_COMMAND)
         live.ledger.enter(msg_id, payload, now + command.deadline_ms, answer)
         try:
             async with asyncio.timeout(command.deadline_ms / 1000):
@@ -171,6 +163,7 @@ class NodeSessions:
         return ended
 
     async def _send_command(self, link: NodeLink, msg_id: str, payload: Mapping[str, Any]) -> None:
+        link.meter.expect_answer()
         try:
             await link.send_as(msg_id, "cmd", payload)
         except ProtocolError as error:
@@ -215,6 +208,15 @@ class NodeSessions:
         if self._tally.count("session_broken", node_id, "protocol"):
             self._log.warning("node broke the protocol", node_id=node_id, reason=printable(error.reason))
 
+    def _cut_off(self, node_id: str, code: int) -> None:
+        """Tell of what the server ended by itself, before a frame came up to here."""
+        if code == _TOO_LARGE:
+            self._tally.count("session_broken", node_id, "frame_too_large")
+        elif code == FLOODED:
+            self._meters.sessions.labels("flooded").inc()
+            if self._tally.count("session_broken", node_id, "flooded"):
+                self._log.warning("node sent more frames than its rate", node_id=node_id)
+
     async def _refuse(self, link: NodeLink, error: Exception) -> None:
         reason, code = "late", CloseCode.AUTH_FAILED
         if isinstance(error, AdmissionError):
@@ -222,7 +224,7 @@ class NodeSessions:
         elif isinstance(error, ProtocolError):
             reason, code = "protocol", error.code
         elif isinstance(error, WebSocketDisconnect):
-            reason = "gone"
+            reason = "flooded" if error.code == FLOODED else "gone"
         self._meters.sessions.labels(f"refused_{reason}").inc()
         if self._tally.count("node_refused", link.peer, reason):
             self._log.warning("node refused", address=link.peer, reason=reason)
@@ -270,17 +272,8 @@ class NodeSessions:
 
     async def _serve_frames(self, live: LiveSession, link: NodeLink) -> None:
         node_id = live.identity.node_id
-        pace = TokenBucket(_FRAMES_PER_S, _FRAMES_AT_ONCE, self._monotonic())
         while link.is_open:
-            text = await link.next_text()
-            # Before it is parsed, which is what it costs. Each command pays for an answer; for the rest, a
-            # node that says too much is not listened to for a while, and once too much waits it is cut off.
-            cost = 1 + len(text) / _BYTES_LIKE_A_FRAME
-            paid = min(cost, live.credit)
-            live.credit -= paid
-            if (wait_s := pace.take(self._monotonic(), cost - paid)) > 0:
-                await asyncio.sleep(wait_s)
-            frame = link.read(text)
+            frame = await link.receive()
             for reason, count in link.take_dropped().items():
                 self._meters.frames_dropped.labels(reason).inc(count)
                 if self._tally.count("frame_dropped", node_id, reason, count):

@@ -8,7 +8,8 @@ who they are: that is found out behind it, and costs the most.
 from collections import OrderedDict
 
 from relay.address_groups import address_group
-from relay.limits import TokenBucket, forget_idle
+from relay.limits import forget_idle
+from schemas.token_bucket import TokenBucket
 
 RATE_PER_S = 200.0
 BURST = 50.0

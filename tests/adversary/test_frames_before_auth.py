@@ -85,4 +85,4 @@ async def test_a_stranger_who_sends_more_than_he_may_is_cut_off(doors: Doors) ->
     writer.write(ws_frame(bytes(1 << 20))[: MAX_BYTES_BEFORE_ADMISSION + 64])
     assert await until_cut(reader, writer) is None
     await doors.hub.lines.until("node refused")
-    assert doors.refusals() == [("node_refused", HERE, "gone", 1)]
+    assert doors.refusals() == [("node_refused", HERE, "flooded", 1)]

@@ -6,6 +6,7 @@ from typing import Any
 from starlette.types import Message
 from starlette.websockets import WebSocket
 
+from relay.frame_meter import METER_IN_SCOPE, FrameMeter
 from schemas.frames import CONNECT_PATH, SUBPROTOCOL
 
 
@@ -28,6 +29,7 @@ class AsgiSocket:
             "headers": [],
             "subprotocols": [SUBPROTOCOL],
             "client": address and (address, 50_000),
+            METER_IN_SCOPE: FrameMeter(asyncio.get_running_loop().time),
         }
         self.websocket = WebSocket(scope, self._incoming.get, self._send)
 

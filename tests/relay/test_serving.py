@@ -18,6 +18,7 @@ from starlette.types import Receive, Scope, Send
 
 from relay.acceptor import Patience
 from relay.config import TlsFiles
+from relay.frame_meter import FRAMES_AT_ONCE, METER_IN_SCOPE
 from relay.http_protocol import MAX_HEAD_BYTES
 from relay.serving import bind
 from relay.tls import LiveContext
@@ -35,6 +36,7 @@ UPGRADE = (
     b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
     b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
 )
+PING = b"\x89\x80\x00\x00\x00\x00"
 GOODBYE = b"\x88\x80\x00\x00\x00\x00"
 LONG = b"x" * 1024 * 1024
 EMPTY_FRAME = b"\x81\x80\x00\x00\x00\x00"
@@ -76,16 +78,20 @@ APP = Starlette(routes=[Route("/", hello)])
 
 
 class Listener:
-    """An application that lets WebSockets in, and tells when one is over."""
+    """An application that lets WebSockets in, of strangers or of nodes, and tells when one is over."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, admits: bool = False) -> None:
+        self._admits = admits
+        self.received = 0
         self.ended = asyncio.Event()
 
-    async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await receive()
         await send({"type": "websocket.accept"})
+        if self._admits:
+            scope[METER_IN_SCOPE].admit()
         while (await receive())["type"] != "websocket.disconnect":
-            pass
+            self.received += 1
         self.ended.set()
 
 
@@ -276,5 +282,45 @@ def test_a_stop_closes_what_is_left(
         await until(lambda: not len(server.connections))
         for _, writer in held:
             writer.transport.abort()
+
+    run(scene())
+
+
+def test_a_node_cannot_flood_a_websocket_over_tls(
+    run: Run, tls: ssl.SSLContext, authority: PlayedAuthority
+) -> None:
+    async def scene() -> None:
+        listener = Listener(admits=True)
+        async with Server.running(tls) as server:
+            server.app = listener
+            reader, writer = await connected(server, client_context(authority.ca.root_pem))
+            writer.write(UPGRADE)
+            await reader.readuntil(b"\r\n\r\n")
+            await flood(reader, writer, PING * 1000)
+            await listener.ended.wait()
+
+    run(scene())
+
+
+def test_messages_over_the_rate_wait_for_their_turn_over_tls(
+    run: Run, tls: ssl.SSLContext, authority: PlayedAuthority
+) -> None:
+    count = int(FRAMES_AT_ONCE) + 3
+
+    async def scene() -> None:
+        listener = Listener(admits=True)
+        async with Server.running(tls) as server:
+            server.app = listener
+            reader, writer = await connected(server, client_context(authority.ca.root_pem))
+            writer.write(UPGRADE)
+            await reader.readuntil(b"\r\n\r\n")
+            # In pieces, so that reading stops and goes on.
+            for _ in range(count):
+                writer.write(EMPTY_FRAME)
+                await writer.drain()
+            writer.write(GOODBYE)
+            await listener.ended.wait()
+            writer.transport.abort()
+        assert listener.received == count
 
     run(scene())

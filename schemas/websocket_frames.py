@@ -1,0 +1,78 @@
+"""Where the frames of a WebSocket begin and end in a stream of bytes (RFC 6455 section 5.2).
+
+Both ends count frames by it before a parser spends time on them. Must not judge: what is malformed passes
+through as it came, and is the parser's to refuse.
+"""
+
+from typing import NamedTuple
+
+_CONTROL = 0x08
+_MASK, _LENGTH = 0x80, 0x7F
+_LENGTH_IN_2_BYTES = 126
+_MASK_BYTES = 4
+
+
+class FrameHead(NamedTuple):
+    """What the first bytes of a frame say.
+
+    Attributes:
+        is_control: a ping, a pong or a close.
+        payload_bytes: how long the payload is announced to be; it may be as yet unsent, and enormous.
+        head_bytes: how long the head itself is.
+    """
+
+    is_control: bool
+    payload_bytes: int
+    head_bytes: int
+
+
+class FrameSlicer:
+    """Cuts what comes into pieces that never reach beyond the frame that they belong to."""
+
+    __slots__ = ("_left", "_waiting")
+
+    def __init__(self) -> None:
+        self._waiting = bytearray()
+        self._left = 0
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether all that came has been taken."""
+        return not self._waiting
+
+    @property
+    def is_within(self) -> bool:
+        """Whether the next bytes belong to a frame that was entered."""
+        return self._left > 0
+
+    def feed(self, data: bytes) -> None:
+        """Add what came."""
+        self._waiting += data
+
+    def head(self) -> FrameHead | None:
+        """Return the head of the next frame; None while not all of the head is there."""
+        waiting = self._waiting
+        if len(waiting) < 2:  # noqa: PLR2004 - the two bytes that every frame begins with
+            return None
+        first, second = waiting[0], waiting[1]
+        length, size = second & _LENGTH, 2
+        if length >= _LENGTH_IN_2_BYTES:
+            extended = 2 if length == _LENGTH_IN_2_BYTES else 8
+            size += extended
+            if len(waiting) < size:
+                return None
+            length = int.from_bytes(waiting[2:size], "big")
+        if second & _MASK:
+            size += _MASK_BYTES
+        return FrameHead(bool(first & _CONTROL), length, size)
+
+    def enter(self, head: FrameHead) -> None:
+        """Let the frame that begins with ``head`` be taken."""
+        self._left = head.head_bytes + head.payload_bytes
+
+    def take(self) -> bytes:
+        """Return what is there of the frame that was entered, and forget it."""
+        piece = bytes(self._waiting[: self._left])
+        del self._waiting[: self._left]
+        self._left -= len(piece)
+        return piece

@@ -1,0 +1,34 @@
+"""Attacker: an enrolled node, or a stranger. Tried: empty pings as fast as they go, each of which a
+WebSocket has to answer, and which never reach what looks at messages.
+
+What must happen: at most a burst of them is answered, of a stranger a handful, and the connection is cut
+off; the audit says why.
+"""
+
+import pytest
+
+from relay.frame_meter import FRAMES_AT_ONCE, FRAMES_BEFORE_ADMISSION
+from tests.fakes.doors import HERE, Doors
+from tests.fakes.flood import answered_until_cut
+from tests.fakes.raw_websocket import ws_frame
+from tests.fakes.signer import SimulatedNode
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+PING = ws_frame(b"", opcode=9)
+MANY = 100_000
+
+
+async def test_a_node_is_cut_off_after_a_burst(doors: Doors, node: SimulatedNode) -> None:
+    reader, writer = await doors.admitted(node)
+    # What the bucket gains while the burst is parsed comes on top.
+    assert await answered_until_cut(reader, writer, PING * MANY) <= FRAMES_AT_ONCE + 5
+    await doors.until_idle()
+    assert doors.refusals() == [("session_broken", node.node_id, "flooded", 1)]
+
+
+async def test_a_stranger_is_cut_off_after_a_handful(doors: Doors) -> None:
+    reader, writer = await doors.upgraded()
+    assert await answered_until_cut(reader, writer, PING * 100) <= FRAMES_BEFORE_ADMISSION
+    await doors.until_idle()
+    assert doors.refusals() == [("node_refused", HERE, "flooded", 1)]
