@@ -5,6 +5,7 @@ from pathlib import Path
 
 from bench.calls import measure_calls
 from bench.envelope import measure_envelope
+from bench.flooded import measure_flooded
 from bench.footprint import measure_footprint
 from bench.memory import measure_memory
 from bench.results import table, write_json
@@ -27,6 +28,8 @@ def main() -> None:
     figures.append(asyncio.run(measure_slow_clients()))
     print("the time until a revoked node is out ...", flush=True)
     figures.append(asyncio.run(measure_revocation()))
+    print("calls beside a node that floods the relay ...", flush=True)
+    figures += asyncio.run(measure_flooded())
     print("5 000 nodes that come back at once ...", flush=True)
     figures += asyncio.run(measure_storm())
     print("50 nodes whose relay was away for two minutes ...", flush=True)

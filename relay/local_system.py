@@ -228,13 +228,13 @@ def fleet_command(plan: Plan) -> list[str]:
     ]
 
 
-def issue_token(plan: Plan, sub: str) -> str:
+def issue_token(plan: Plan, sub: str, tenant: str = TENANT) -> str:
     """Return a token for the agent ``sub``, good for the demo's lifetime and reading only."""
     key = load_or_create_token_key(plan.state.token_key)
     issuer = TokenIssuer(key, plan.public_url, mcp_url(plan.public_url), SchemaRegistry())
     return issuer.issue(
         sub=sub,
-        tenant=TENANT,
+        tenant=tenant,
         scopes=["tools:call:read_only"],
         now_s=_now_ms() // 1000,
         ttl_s=_TOKEN_TTL_S,

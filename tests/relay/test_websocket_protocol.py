@@ -164,14 +164,14 @@ async def test_a_close_that_came_with_a_message_ends_the_connection_at_once(serv
 
 
 async def test_the_time_of_a_stranger_runs_on_through_the_upgrade_and_that_of_a_node_does_not() -> None:
-    async with Server.running(request_timeout_s=0.3) as server:
-        async with served(server, admits=True) as (node, _reader, writer):
-            node.go_on.set()
-            async with served(server, admits=False) as (stranger, reader, _writer):
-                stranger.go_on.set()
-                with suppress(ConnectionError):
-                    await reader.read()
-                await stranger.ended
-            await until(lambda: len(server.connections) == 1)
-            writer.write(EMPTY)
-            assert await node.received.get() == ""
+    async with Server.running(request_timeout_s=0.3) as server, served(server, admits=True) as connection:
+        node, _, writer = connection
+        node.go_on.set()
+        async with served(server, admits=False) as (stranger, reader, _):
+            stranger.go_on.set()
+            with suppress(ConnectionError):
+                await reader.read()
+            await stranger.ended
+        await until(lambda: len(server.connections) == 1)
+        writer.write(EMPTY)
+        assert await node.received.get() == ""
