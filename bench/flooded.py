@@ -45,6 +45,9 @@ async def measure_flooded() -> list[Figure]:
             flooded = await latencies_ms(target, _CALLS, _PAUSE_S)
             token = issue_token(plan, "flooding", _TENANT)
             call = tool_call(plan.relay_port, f"sysecho.{node_id}.echo.invoke", token)
+            before = await call_once(plan.relay_port, call)
+            if b"E_ATTESTATION_FAILED" in before or b"E_SAFETY_DENIED" in before:
+                raise RuntimeError(f"the node was shut out before it was revoked: {before!r}")
             await asyncio.to_thread(ca.revoke, node_id)
             shut_out_ms = await _ms_until_shut_out(plan.relay_port, call)
     return [
@@ -66,7 +69,7 @@ async def _others(system: LocalSystem) -> Target:
 
 
 async def _ms_until_shut_out(port: int, call: bytes) -> float:
-    """Return after how long ``call`` is refused. A call to a node that only floods waits, so many are made."""
+    """Return when ``call`` is refused. A node that only floods lets calls wait, so there are many."""
     shut_out = asyncio.Event()
 
     async def ask() -> None:

@@ -17,7 +17,7 @@ from structlog.typing import FilteringBoundLogger
 
 from relay.fleet import Fleet
 from relay.inbox import Inbox
-from relay.limits import Allowance, Gates, TokenBucket
+from relay.limits import Allowance, Gates
 from relay.meters import Meters
 from relay.tally import Tally
 from schemas import topics
@@ -28,6 +28,7 @@ from schemas.manifest import MAX_MANIFEST_BYTES
 from schemas.registry import SchemaRegistry
 from schemas.strict_json import StrictJsonError, loads
 from schemas.text import printable
+from schemas.token_bucket import TokenBucket
 
 _KEEPALIVE_S = 30
 _LONGEST_WAIT_S = 30
