@@ -179,11 +179,11 @@ def verify(
     # One byte over the limit is enough to be refused, and all that is read.
     with sys.stdin.buffer if file == "-" else Path(file).open("rb") as source:
         wire = source.read(MAX_MANIFEST_BYTES + 1)
-    leaf_pem = (identity or files.leaf).read_text("utf-8")
-    if root is None and not files.root_certificate.exists():
+    leaf_pem = identity.read_text("utf-8") if identity else files.leaf_pem()
+    root_pem = root.read_text("utf-8") if root else files.root_pem()
+    if root_pem is None:
         _say("no root is given or installed: this checks the node's own signature, not who it is")
-        root = files.leaf
-    root_pem = (root or files.root_certificate).read_text("utf-8")
+        root_pem = files.leaf_pem()
     finding = verify_manifest(wire.rstrip(b"\n"), leaf_pem, root_pem, now_ms())
     if finding.manifest is None:
         if as_json:

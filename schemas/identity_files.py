@@ -97,6 +97,15 @@ class IdentityFiles:
         for path in (self.key, self.leaf, self.csr, self.root_certificate, self.node_id):
             path.unlink(missing_ok=True)
 
+    def leaf_pem(self) -> str:
+        """Return the leaf.
+
+        Raises:
+            OSError: it cannot be read.
+            UnicodeDecodeError: it is not text.
+        """
+        return read_state(self.leaf).decode("utf-8")
+
     def root_pem(self) -> str | None:
         """Return the roots that this node trusts; None while its leaf is self-signed.
 
@@ -118,7 +127,7 @@ class IdentityFiles:
         try:
             node_id = read_state(self.node_id).decode("utf-8").strip()
             key = private_key_from_pem(read_private(self.key))
-            leaf = read_state(self.leaf).decode("utf-8")
+            leaf = self.leaf_pem()
             root = self.root_pem()
         except FileNotFoundError as error:
             raise IdentityFilesError(f"{error.filename} is missing: run `kubelet init`") from None
