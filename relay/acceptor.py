@@ -90,6 +90,7 @@ class Acceptor:
         task = asyncio.create_task(self._open(accepted, connection))
         self._opening.add(task)
         task.add_done_callback(self._opening.discard)
+        connection.begin(task.cancel)
 
     async def _open(self, accepted: socket.socket, connection: Connection) -> None:
         is_open = False

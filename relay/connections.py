@@ -6,8 +6,8 @@ what is sent.
 """
 
 import asyncio
-from collections import defaultdict
-from collections.abc import Hashable, Mapping
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,6 +61,7 @@ class Connections:
         self._refused = refused
         self._open: set[Connection] = set()
         self._strangers = 0
+        self._waiting: OrderedDict[Connection, None] = OrderedDict()
         # Those without any are forgotten: there are more addresses than there is room to remember them.
         self._by_address: defaultdict[Hashable, int] = defaultdict(int)
         self._by_holder: defaultdict[Hashable, int] = defaultdict(int)
@@ -71,12 +72,12 @@ class Connections:
     def begin(self, address: str) -> "Connection | None":
         """Return a stranger's connection from ``address``, whose time runs; None if there is no room."""
         group = address_group(address)
-        if len(self._open) >= self._bounds.total:
-            self.refuse("total")
-        elif self._strangers >= self._bounds.strangers:
-            self.refuse("strangers")
-        elif group is not None and self._by_address.get(group, 0) >= self._bounds.per_address:
+        if group is not None and self._by_address.get(group, 0) >= self._bounds.per_address:
             self.refuse("address")
+        elif len(self._open) >= self._bounds.total:
+            self.refuse("total")
+        elif self._strangers >= self._bounds.strangers and not self._make_room():
+            self.refuse("strangers")
         else:
             connection = Connection(self, group)
             self._open.add(connection)
@@ -84,6 +85,15 @@ class Connections:
             connection.expect()
             return connection
         return None
+
+    def wait(self, connection: "Connection") -> None:
+        """Note that ``connection`` waits, and since when; of strangers only."""
+        if connection.holder is None:
+            self._waiting[connection] = None
+
+    def wait_no_more(self, connection: "Connection") -> None:
+        """Note that ``connection`` does not wait, or that it is no stranger's."""
+        self._waiting.pop(connection, None)
 
     def refuse(self, reason: str) -> None:
         """Count one that was refused; ``reason`` is a fixed word."""
@@ -109,6 +119,19 @@ class Connections:
             self._open.remove(connection)
             self._uncount(connection)
 
+    def _make_room(self) -> bool:
+        """End the stranger that waits longest; return False if none does.
+
+        To refuse the newest would let those who say nothing keep out all others for as long as they may wait.
+        """
+        if not self._waiting:
+            return False
+        longest = next(iter(self._waiting))
+        self.refuse("strangers")
+        longest.abort()
+        longest.end()
+        return True
+
     def _uncount(self, connection: "Connection") -> None:
         if connection.holder is None:
             self._count_stranger(connection.group, -1)
@@ -132,7 +155,7 @@ class Connection:
         holder: the node or agent that it counts towards; None for a stranger's.
     """
 
-    __slots__ = ("_connections", "_is_upgraded", "_timer", "_transport", "group", "holder")
+    __slots__ = ("_abort", "_connections", "_is_upgraded", "_timer", "group", "holder")
 
     def __init__(self, connections: Connections, group: str | None) -> None:
         self.group = group
@@ -140,11 +163,11 @@ class Connection:
         self._connections = connections
         self._is_upgraded = False
         self._timer: asyncio.TimerHandle | None = None
-        self._transport: asyncio.Transport | None = None
+        self._abort: Callable[[], object] | None = None
 
-    def open(self, transport: asyncio.Transport) -> None:
-        """Note what is spoken over."""
-        self._transport = transport
+    def begin(self, abort: Callable[[], object]) -> None:
+        """Note how it is ended: at first its handshake, then its transport."""
+        self._abort = abort
 
     def upgrade(self) -> None:
         """Note that no more requests will come, and wait for the node's session."""
@@ -156,12 +179,14 @@ class Connection:
         if self._timer is None:
             loop, timeout_s = asyncio.get_running_loop(), self._connections.request_timeout_s
             self._timer = loop.call_later(timeout_s, self.abort)
+            self._connections.wait(self)
 
     def rest(self) -> None:
         """Let no time run: there is nothing to wait for."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+            self._connections.wait_no_more(self)
 
     def admit(self, holder: Hashable) -> bool:
         """Count towards ``holder`` from now on; return False, with no change, if that one has too many."""
@@ -170,14 +195,15 @@ class Connection:
         if not self._connections.take(self, holder):
             return False
         self.holder = holder
+        self._connections.wait_no_more(self)
         if self._is_upgraded:
             self.rest()  # of a request, the body is still to come
         return True
 
     def abort(self) -> None:
         """End at once, whatever is left to send."""
-        if self._transport is not None:  # else it is in its TLS handshake, whose own time ends it
-            self._transport.abort()
+        if self._abort is not None:
+            self._abort()
 
     def end(self) -> None:
         """Count no more: it is closed."""

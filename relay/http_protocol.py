@@ -36,7 +36,7 @@ class BoundedHttp(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
         """Begin; the time for the first request runs since the connection was accepted."""
         super().connection_made(transport)
-        self._connection.open(transport)
+        self._connection.begin(transport.abort)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End, and tell so what is served: uvicorn tells the request that came last, which may only wait."""

@@ -3,20 +3,32 @@
 import asyncio
 import resource
 import socket
+import ssl
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 
 import pytest
 
 from relay.acceptor import PATIENCE, Acceptor, Patience
+from relay.config import TlsFiles
 from relay.connections import Bounds, Connection, Connections
 from relay.meters import Meters
 from relay.serving import bind
+from relay.tls import LiveContext
 from schemas.addresses import HostPort
 from tests.fakes.hub import counted
 from tests.fakes.polling import until
+from tests.fakes.tls_broker import PlayedAuthority
 
 BOUND_S = 10
+
+
+@pytest.fixture
+def tls(tmp_path: Path) -> ssl.SSLContext:
+    shown = PlayedAuthority(tmp_path, time.time_ns() // 1_000_000).server("relay")
+    return LiveContext(TlsFiles(shown.certificate, shown.key)).context
 
 
 class Speaker(asyncio.Protocol):
@@ -28,7 +40,7 @@ class Speaker(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
-        self._connection.open(transport)
+        self._connection.begin(transport.abort)
         self._connection.rest()
         transport.write(self._greeting)
 
@@ -39,13 +51,20 @@ class Speaker(asyncio.Protocol):
 class Port:
     """An acceptor on a port of its own."""
 
-    def __init__(self, listener: socket.socket, bounds: Bounds, patience: Patience, greeting: bytes) -> None:
+    def __init__(
+        self,
+        listener: socket.socket,
+        bounds: Bounds,
+        patience: Patience,
+        greeting: bytes,
+        tls: ssl.SSLContext | None,
+    ) -> None:
         self.listener = listener
         self.address = listener.getsockname()
         self._meters = Meters()
         self.connections = Connections(bounds, self._meters.connections_refused)
         self.acceptor = Acceptor(
-            listener, self.connections, lambda connection: Speaker(connection, greeting), None, patience
+            listener, self.connections, lambda connection: Speaker(connection, greeting), tls, patience
         )
 
     def refused(self, reason: str) -> float:
@@ -57,11 +76,15 @@ class Port:
     @classmethod
     @asynccontextmanager
     async def running(
-        cls, bounds: Bounds, patience: Patience = PATIENCE, greeting: bytes = b"hello"
+        cls,
+        bounds: Bounds,
+        patience: Patience = PATIENCE,
+        greeting: bytes = b"hello",
+        tls: ssl.SSLContext | None = None,
     ) -> AsyncIterator["Port"]:
         with bind(HostPort("127.0.0.1", 0)) as listener:
             listener.listen()
-            port = cls(listener, bounds, patience, greeting)
+            port = cls(listener, bounds, patience, greeting, tls)
             task = asyncio.create_task(port.acceptor.run(100))
             try:
                 yield port
@@ -75,13 +98,12 @@ class Port:
 async def test_what_there_is_no_room_for_is_closed_at_once_and_the_others_stay() -> None:
     async with Port.running(Bounds(total=4, strangers=2, per_address=2, per_holder=2)) as port:
         held = [await asyncio.open_connection(*port.address) for _ in range(2)]
-        await port.until(2)
         async with asyncio.timeout(BOUND_S):
+            assert [await reader.readexactly(5) for reader, _ in held] == [b"hello"] * 2
             reader, writer = await asyncio.open_connection(*port.address)
             with suppress(ConnectionError):
                 assert await reader.read() == b""
             writer.close()
-            assert [await reader.readexactly(5) for reader, _ in held] == [b"hello"] * 2
         assert port.refused("strangers") == 1
         held.pop()[1].close()
         await port.until(1)
@@ -90,6 +112,21 @@ async def test_what_there_is_no_room_for_is_closed_at_once_and_the_others_stay()
             assert await reader.readexactly(5) == b"hello"
         writer.close()
         held.pop()[1].close()
+        await port.until(0)
+
+
+async def test_a_handshake_makes_room_for_another(tls: ssl.SSLContext) -> None:
+    bounds = Bounds(total=4, strangers=2, per_address=2, per_holder=2)
+    async with Port.running(bounds, tls=tls) as port:
+        held = [await asyncio.open_connection(*port.address) for _ in range(2)]
+        await port.until(2)
+        held.append(await asyncio.open_connection(*port.address))
+        async with asyncio.timeout(BOUND_S):
+            with suppress(ConnectionError):
+                assert await held[0][0].read() == b""
+        await port.until(2)
+        for _, writer in held:
+            writer.close()
         await port.until(0)
 
 

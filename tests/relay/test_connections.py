@@ -1,5 +1,7 @@
 """How many connections there may be, and for whom; the time that they have is tried on the server itself."""
 
+from functools import partial
+
 import pytest
 
 from relay.connections import CONNECTION_IN_STATE, Bounds, Connection, Connections, admit, connection_in
@@ -55,9 +57,25 @@ async def test_whom_a_proxy_on_this_machine_stands_for_is_not_known(room: Room) 
     assert room.refused("address") == 0
 
 
-async def test_strangers_leave_room_for_those_who_are_admitted(room: Room) -> None:
+async def test_of_strangers_the_one_that_waits_longest_makes_room(room: Room) -> None:
+    ended: list[int] = []
+    strangers = [room.begin(f"203.0.113.{number}") for number in range(FEW.strangers)]
+    for number, stranger in enumerate(strangers):
+        stranger.begin(partial(ended.append, number))
+    strangers[0].rest()  # it is served
+    assert strangers[1].admit("node")
+    room.begin(OTHER)
+    assert ended == []
+    room.begin(OTHER)
+    assert ended == [2]
+    assert room.refused("strangers") == 1
+    strangers[2].end()
+    assert len(room.connections) == FEW.strangers + 1
+
+
+async def test_a_stranger_that_is_served_does_not_make_room(room: Room) -> None:
     for number in range(FEW.strangers):
-        room.begin(f"203.0.113.{number}")
+        room.begin(f"203.0.113.{number}").rest()
     assert room.connections.begin(OTHER) is None
     assert room.refused("strangers") == 1
 
