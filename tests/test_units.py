@@ -29,6 +29,10 @@ def systemd(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([program, *arguments], capture_output=True, text=True, timeout=BOUND_S, check=False)
 
 
+def test_the_relay_has_a_bound_of_its_memory() -> None:
+    assert said("edge-relay.service", "MemoryMax") == ["2G"]
+
+
 @pytest.mark.parametrize("unit", [*SERVICES, UNITS / "edge-relay-broker.path"], ids=lambda path: path.name)
 def test_systemd_understands_every_line(unit: Path) -> None:
     complaints = systemd("systemd-analyze", "verify", str(unit)).stderr.splitlines()

@@ -2,8 +2,8 @@
 Tried: more connections than there are descriptors, with upgrades that are refused, with half a head, with
 nothing; pipelined requests whose answers are not read.
 
-What must happen: others are answered meanwhile, what is not read ends when its time is up and its memory comes
-back, and SIGTERM ends the relay with 0 whatever is held.
+What must happen: others are answered meanwhile, what is not read ends when its time is up and its memory
+comes back, and SIGTERM ends the relay with 0 whatever is held.
 """
 
 import asyncio
@@ -20,11 +20,16 @@ from pathlib import Path
 from starlette.types import Receive, Scope, Send
 
 from relay.acceptor import Patience
+from relay.connections import Bounds
 from relay.http_protocol import MAX_PIPELINED
 from relay.processes import free_port
+from schemas.session import CloseCode
+from tests.fakes.doors import Doors, mcp_request
+from tests.fakes.hub import Hub
 from tests.fakes.polling import until
 from tests.fakes.raw_http import exchange
 from tests.fakes.serving import Server
+from tests.fakes.signer import SimulatedNode
 
 BOUND_S = 20
 DESCRIPTORS, HELD = 128, 150
@@ -88,6 +93,31 @@ async def test_held_connections_keep_nobody_out_and_do_not_keep_the_relay_from_e
             process.send_signal(signal.SIGTERM)
             async with asyncio.timeout(BOUND_S):
                 assert await process.wait() == 0
+
+
+async def test_an_agent_and_a_node_have_no_more_connections_than_their_share(
+    hub: Hub, node: SimulatedNode
+) -> None:
+    bounds = Bounds(total=64, strangers=32, per_address=32, per_holder=1)
+    async with Server.running(bounds=bounds) as server, Doors.open(hub, server) as doors:
+        body, headers = mcp_request("tools/list", {})
+        lines = [f"{name}: {value}" for name, value in headers]
+        lines += [f"Authorization: Bearer {hub.token()}", f"Host: {doors.address}"]
+        head = "\r\n".join(["POST /mcp HTTP/1.1", *lines, f"Content-Length: {len(body)}", "", ""])
+        with held((HERE, doors.address.port), head.encode() + body):
+            await until(lambda: "/mcp" in doors.requests)
+            await doors.until_idle()
+            refused = await doors.mcp("tools/list", token=hub.token())
+            assert (refused.status, refused.json()["error"]) == (429, "connections")
+            assert (await doors.mcp("tools/list", token=hub.token(sub="another"))).status == 200
+        _, first = await doors.admitted(node)
+        async with doors.end(node) as second:
+            await second.answer_challenge()
+            code, _ = await second.until_closed()
+            assert code == CloseCode.OVER_CAPACITY
+        assert not first.is_closing()
+        first.close()
+        assert server.refused("holder") == 2
 
 
 async def test_answers_that_are_not_read_are_given_up_and_their_memory_comes_back() -> None:
