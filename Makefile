@@ -23,8 +23,10 @@ demo: $(READY) ## watch an MCP client call real tools on this machine, end to en
 	@$(BIN)/relay demo $(DEMO_ARGS)
 
 # In parallel, for most tests wait longer than they compute; a worker that is done takes over tests of another.
-PYTEST := $(BIN)/pytest -q --numprocesses=$(WORKERS) --dist=worksteal
+PYTEST := $(BIN)/pytest --numprocesses=$(WORKERS) --dist=worksteal
 
+# These compute more than they wait, and every worker collects them all.
+check: WORKERS = logical
 check: $(READY) lint types ## style, layering, types, and the tests of single parts: the daily loop
 	@$(PYTEST) -m "not long and not processes" tests/schemas tests/kubelet tests/relay tests/test_*.py
 

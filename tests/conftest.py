@@ -13,9 +13,10 @@ STARTERS = {"broker_kind", "demo", "system", "extended", "npm"}
 register_profiles()
 
 
-def pytest_xdist_auto_num_workers() -> int:
-    """Return two workers a core: most tests wait for a peer longer than they compute."""
-    return 2 * len(os.sched_getaffinity(0))
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Return two workers a core, for most tests wait longer than they compute; ``logical`` is one a core."""
+    cores = len(os.sched_getaffinity(0))
+    return cores if config.option.numprocesses == "logical" else 2 * cores
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -34,18 +34,21 @@ for module in {modules}:
 """
 
 
+@pytest.mark.processes
 def test_schemas_stands_alone() -> None:
     blocked = {"kubelet", "relay", "asyncio", "websockets", "paho", "structlog", "mcp", "starlette"}
     done = run_python(BLOCKED.format(blocked=blocked, modules=modules_of("schemas")))
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.processes
 def test_the_node_runs_without_the_relays_dependencies() -> None:
     blocked = {"relay", "mcp", "mcp_types", "starlette", "uvicorn", "prometheus_client", "pydantic", "httpx2"}
     done = run_python(BLOCKED.format(blocked=blocked, modules=modules_of("kubelet")))
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("package", "other"), [("relay", "kubelet"), ("kubelet", "relay")])
 def test_the_relay_and_the_node_do_not_import_each_other(package: str, other: str) -> None:
     done = run_python(BLOCKED.format(blocked={other}, modules=modules_of(package)))

@@ -710,6 +710,7 @@ def test_a_fleet_without_identities_is_told_where_they_come_from(run: Run, tmp_p
     assert ran.said_in_one_line("relay ca issue --mock N --out DIR")
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("command", ["run", "fleet"])
 def test_a_daemon_that_is_told_to_stop_has_done_its_job(
@@ -733,6 +734,7 @@ def test_a_daemon_that_is_told_to_stop_has_done_its_job(
         assert json.loads(line)["level"] == "info"
 
 
+@pytest.mark.processes
 def test_the_manifest_goes_through_a_pipe_of_two_processes(enrolled: IdentityFiles) -> None:
     kubelet_ = [sys.executable, "-P", "-m", "kubelet"]
     where = ["--state-dir", str(enrolled.root)]

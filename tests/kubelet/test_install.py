@@ -13,6 +13,8 @@ from schemas.identity_files import IdentityFiles
 from tests.fakes.node import write_identity
 from tests.fakes.signer import DAY_MS, OTHER_NODE_ID, SimulatedCa, SimulatedNode, key_named
 
+pytestmark = pytest.mark.processes
+
 NOW = now_ms()
 CA = SimulatedCa("root of today", NOW)
 NODE = CA.issue(now_ms=NOW)

@@ -772,6 +772,7 @@ def test_help_is_a_result(
     assert "Usage" in capsys.readouterr().out
 
 
+@pytest.mark.processes
 def test_the_module_is_the_same_command(tmp_path: Path) -> None:
     command = [sys.executable, "-P", "-m", "relay", "run", "--broker", "x", "--state-dir", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)

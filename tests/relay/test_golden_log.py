@@ -161,6 +161,7 @@ async def test_a_failure_is_logged_as_the_reference_has_it(doors: Doors, transpo
         assert (case, comparable(line)) == (case, comparable(expected))
 
 
+@pytest.mark.processes
 @SERVED
 async def test_both_transports_tell_and_log_the_same_failure(doors: Doors) -> None:
     by_http, http_lines = await made(doors, "http")

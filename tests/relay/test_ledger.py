@@ -474,6 +474,7 @@ for _ in range(50):
 """
 
 
+@pytest.mark.processes
 def test_processes_that_write_at_once_see_what_the_others_wrote(path: Path) -> None:
     command = [sys.executable, "-P", "-c", _COUNTER, str(path)]
     processes = [subprocess.Popen(command, env=WITH_TESTS) for _ in range(3)]
@@ -491,6 +492,7 @@ print(json.dumps(ledger_in(Path(sys.argv[1])).read().entries))
 """
 
 
+@pytest.mark.processes
 def test_who_reads_needs_not_wait_for_who_holds(ledger: Ledger[Numbers], path: Path) -> None:
     command = [sys.executable, "-P", "-c", _READER, str(path)]
     with ledger.held():

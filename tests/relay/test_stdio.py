@@ -227,6 +227,7 @@ async def test_a_name_that_no_header_can_hold_is_refused_here(doors: Doors, clie
 # --- many at once
 
 
+@pytest.mark.long
 @ERAS
 async def test_a_thousand_requests_in_one_go_are_all_answered(client: LineClient, era: str) -> None:
     await client.open(era)
@@ -511,6 +512,7 @@ def run(*arguments: str, token: str | None = None, stdin: bytes = b"") -> subpro
     )
 
 
+@pytest.mark.processes
 async def test_the_command_serves_a_client_and_ends_with_its_input(
     doors: Doors, hub: Hub, tmp_path: Path
 ) -> None:
@@ -528,6 +530,7 @@ async def test_the_command_serves_a_client_and_ends_with_its_input(
     assert done.stderr == b""
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 async def test_a_signal_ends_the_command_as_the_end_of_its_input_does(
     doors: Doors, hub: Hub, number: signal.Signals
@@ -551,6 +554,7 @@ async def test_a_signal_ends_the_command_as_the_end_of_its_input_does(
     assert doors.requests.count("/mcp") == 2  # the second one ends the session
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("arguments", "token", "status", "said"),
     [
