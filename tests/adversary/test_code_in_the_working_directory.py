@@ -15,6 +15,8 @@ from kubelet.renewal import installer
 from relay.local_system import Plan, fleet_command, kubelet_command, relay_command
 from schemas.identity_files import IdentityFiles
 
+pytestmark = pytest.mark.processes
+
 BOUND_S = 60
 NAMES = ("json", "asyncio", "typing", "structlog", "schemas", "kubelet", "relay", "sitecustomize")
 
