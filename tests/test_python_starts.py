@@ -26,13 +26,24 @@ TEXTS = [
 STARTED = re.compile(r"""(?:^|[/"\s`@)])(?:python3?|\$\(PYTHON\)|\$python)"?\s+(-\S+|\S+\.py)""")
 
 
+def is_safe(argument: ast.expr) -> bool:
+    """Tell whether the argument after the interpreter is ``-P``, or a list that begins with it."""
+    match argument:
+        case ast.Starred(value=ast.Tuple(elts=[first, *_]) | ast.List(elts=[first, *_])):
+            return is_safe(first)
+        case ast.Constant(value="-P"):
+            return True
+        case _:
+            return False
+
+
 def unsafe_starts(tree: ast.AST) -> Iterator[int]:
     """Yield the lines where ``sys.executable`` is followed by something else than ``-P``."""
     for node in ast.walk(tree):
         match node:
             case ast.List(elts=parts) | ast.Tuple(elts=parts) | ast.Call(args=parts) if len(parts) > 1:
                 for first, second in pairwise(parts):
-                    if ast.unparse(first) == "sys.executable" and ast.unparse(second) != "'-P'":
+                    if ast.unparse(first) == "sys.executable" and not is_safe(second):
                         yield first.lineno
             case ast.Call(keywords=[*named]):
                 told = {each.arg: each.value for each in named}
@@ -47,6 +58,11 @@ def unsafe_starts(tree: ast.AST) -> Iterator[int]:
 )
 def test_a_start_without_the_option_is_found(code: str) -> None:
     assert list(unsafe_starts(ast.parse(code))) == [1]
+
+
+@pytest.mark.parametrize("code", ["[sys.executable, '-P', 'x']", "f(sys.executable, *('-P', 'x'), *y)"])
+def test_a_start_with_it_is_not(code: str) -> None:
+    assert list(unsafe_starts(ast.parse(code))) == []
 
 
 def test_no_source_starts_python_without_it() -> None:

@@ -46,7 +46,6 @@ async def relay(*arguments: str) -> asyncio.subprocess.Process:
     """Start a command of the relay with few descriptors."""
     return await asyncio.create_subprocess_exec(
         sys.executable,
-        "-P",
         *("-P", "-m", "relay", *arguments),
         stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.DEVNULL,
