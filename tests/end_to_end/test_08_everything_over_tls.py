@@ -110,8 +110,12 @@ async def site(broker_kind: str, tmp_path: Path) -> AsyncIterator[Site]:
         site = Site(broker_kind, tmp_path, processes)
         await site.relay("ca", "init")
         await site.relay("ca", "issue-server", "localhost", "127.0.0.1", "--out", str(site.state.broker))
-        # The relay first: the broker does not start without what the relay writes down for it.
+        # The relay first: the broker does not start without its files, the generation last.
         await site.start_relay()
+        async with asyncio.timeout(BOUND_S):
+            while not (site.state.broker / "generation").exists():
+                processes.check()
+                await asyncio.sleep(0.01)
         await asyncio.to_thread(site.broker.start)
         try:
             yield site
