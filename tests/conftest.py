@@ -1,3 +1,4 @@
+import gc
 import os
 from collections.abc import Iterator
 
@@ -17,6 +18,12 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """Return two workers a core, for most tests wait longer than they compute; ``logical`` is one a core."""
     cores = len(os.sched_getaffinity(0))
     return cores if config.option.numprocesses == "logical" else 2 * cores
+
+
+def pytest_collection_finish() -> None:
+    """Leave what was collected out of every later garbage collection: it lives as long as the process."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
