@@ -14,8 +14,8 @@ from pathlib import Path
 from bench.bare_server import TOOL
 from bench.load import Target, calls_per_second, latencies_ms, tool_call
 from bench.results import Figure
-from relay.local_system import Plan, issue_token, start_system
-from relay.processes import Processes, free_port
+from relay.demo.local_system import Plan, issue_token, start_system
+from relay.demo.processes import Processes, free_port
 
 _NODES = 1000
 _CONNECTIONS = 32

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from bench.results import Figure
-from relay.envelope import META_IDEMPOTENCY_KEY, META_TRACEPARENT, Call, EnvelopeCheck, Mode
-from relay.logs import make_logger
+from relay.calls.envelope import META_IDEMPOTENCY_KEY, META_TRACEPARENT, Call, EnvelopeCheck, Mode
+from relay.observability.logging import make_logger
 from schemas.registry import SchemaRegistry
 
 _NODE_ID = "01hzx9k3m4p7q8r9s0t1v2w3xy"

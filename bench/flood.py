@@ -14,10 +14,10 @@ from pathlib import Path
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import WebSocketException
 
-from kubelet.authentication import answer_to
+from kubelet.announce.signer import ManifestSigner
 from kubelet.handlers.echo import CAPABILITY
 from kubelet.logs import make_logger
-from kubelet.signer import ManifestSigner
+from kubelet.session.handshake import answer_to
 from schemas.addresses import connect_url
 from schemas.frames import SUBPROTOCOL, FrameReader
 from schemas.identity_files import IdentityFiles, NodeIdentity

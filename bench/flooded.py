@@ -11,9 +11,9 @@ from pathlib import Path
 
 from bench.load import Target, call_once, latencies_ms, tool_call
 from bench.results import Figure
-from relay.ca import CertificateAuthority
-from relay.local_system import LocalSystem, Plan, issue_token, start_system
-from relay.processes import Processes, free_port
+from relay.demo.local_system import LocalSystem, Plan, issue_token, start_system
+from relay.demo.processes import Processes, free_port
+from relay.pki.authority import CertificateAuthority
 
 _NODES = 200
 _AGENTS = 8

@@ -16,8 +16,8 @@ import psutil
 from paho.mqtt.enums import CallbackAPIVersion
 
 from bench.results import Figure
-from relay.local_system import Plan, kubelet_command, start_system
-from relay.processes import Processes, free_port
+from relay.demo.local_system import Plan, kubelet_command, start_system
+from relay.demo.processes import Processes, free_port
 from schemas import topics
 from schemas.addresses import parse_host_port
 

@@ -12,9 +12,9 @@ import psutil
 from websockets.asyncio.client import ClientConnection, connect
 
 from bench.results import Figure
-from relay.ca import CertificateAuthority
-from relay.local_system import TENANT, Plan, fleet_command, start_system
-from relay.processes import Processes, free_port
+from relay.demo.local_system import TENANT, Plan, fleet_command, start_system
+from relay.demo.processes import Processes, free_port
+from relay.pki.authority import CertificateAuthority
 
 _NODES = 5000
 _READY_TIMEOUT_S = 300

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from bench.load import call_once, tool_call
 from bench.results import Figure
-from relay.ca import CertificateAuthority
-from relay.local_system import Plan, start_system
-from relay.processes import Processes
+from relay.demo.local_system import Plan, start_system
+from relay.demo.processes import Processes
+from relay.pki.authority import CertificateAuthority
 
 _NODES = 200
 _REVOKED = 20

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from bench.load import Target, latencies_ms, tool_call
 from bench.results import Figure
-from relay.local_system import Plan, issue_token, start_system
-from relay.processes import Processes, free_port
+from relay.demo.local_system import Plan, issue_token, start_system
+from relay.demo.processes import Processes, free_port
 from schemas.files import PRIVATE, write_atomic
 
 _NODES = 200

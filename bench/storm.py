@@ -24,9 +24,9 @@ from websockets.asyncio.client import ClientConnection, connect
 
 from bench.load import Target, latencies_ms, tool_call
 from bench.results import Figure
-from relay.ca import CertificateAuthority
-from relay.local_system import TENANT, LocalSystem, Plan, fleet_command, relay_command, start_system
-from relay.processes import Processes, free_port
+from relay.demo.local_system import TENANT, LocalSystem, Plan, fleet_command, relay_command, start_system
+from relay.demo.processes import Processes, free_port
+from relay.pki.authority import CertificateAuthority
 
 _NODES = 5000
 _TIMEOUT_S = 300

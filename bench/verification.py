@@ -9,8 +9,8 @@ from nacl.signing import SigningKey
 from bench.results import Figure
 from kubelet.handlers.echo import CAPABILITY as ECHO
 from kubelet.handlers.metrics import CAPABILITY as METRICS
+from relay.pki.certificate_builder import issue_leaf, make_root
 from schemas.certificates import verify_leaf
-from schemas.issuing import issue_leaf, make_root
 from schemas.keys import verifies
 from schemas.kinds import KindRegistry
 from schemas.manifest import fingerprint, sign_manifest

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from relay.envelope import Mode
-from relay.limits import Allowance
+from relay.calls.envelope import Mode
+from relay.rate_limits import Allowance
 from schemas.addresses import PLAIN_OPTION, AddressError, BrokerAddress, HostPort, check_private, is_loopback
 
 DEFAULT_LISTEN = "127.0.0.1:8700"

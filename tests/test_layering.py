@@ -57,7 +57,7 @@ def test_the_relay_and_the_node_do_not_import_each_other(package: str, other: st
 
 def test_the_daemon_does_not_load_the_certificate_library() -> None:
     # It would be the largest thing in the daemon's memory, for work that only other commands do.
-    loaded = "import kubelet.agent, sys; sys.exit('cryptography' in sys.modules)"
+    loaded = "import kubelet.daemon.agent, sys; sys.exit('cryptography' in sys.modules)"
     assert run_python(loaded).returncode == 0
 
 

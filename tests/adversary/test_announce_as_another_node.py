@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import pytest
 
-from relay.parking import PARKED_FOR_MS
+from relay.fleet.pending_manifests import PARKED_FOR_MS
 from schemas.trust import Mark, Outcome, Reason
 from tests.fakes.doors import Doors
 from tests.fakes.hub import Hub

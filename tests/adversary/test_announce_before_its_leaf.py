@@ -7,7 +7,7 @@ in force stays in force meanwhile; what is dropped is said in the audit.
 
 import pytest
 
-from relay.parking import PARKED_FOR_MS
+from relay.fleet.pending_manifests import PARKED_FOR_MS
 from schemas.trust import Outcome
 from tests.fakes.hub import Hub
 from tests.fakes.refusals import audited_refusals, manifest_in_force

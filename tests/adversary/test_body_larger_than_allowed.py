@@ -9,7 +9,7 @@ import asyncio
 
 import pytest
 
-from relay.strict_body import MAX_BODY_BYTES
+from relay.http.body_parser import MAX_BODY_BYTES
 from tests.fakes.doors import BOUND_S, Doors, mcp_request, parsed
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -8,9 +8,9 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
+from relay.pki.certificate_builder import issue_server
 from schemas.certificates import self_signed_leaf
 from schemas.identity import certificates_in, to_pem
-from schemas.issuing import issue_server
 from tests.fakes.crooked_leaf import crooked_leaf, san
 from tests.fakes.doors import Doors
 from tests.fakes.hub import Hub

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from kubelet.renewal import installer
-from relay.local_system import Plan, fleet_command, kubelet_command, relay_command
+from kubelet.session.renewal import installer
+from relay.demo.local_system import Plan, fleet_command, kubelet_command, relay_command
 from schemas.identity_files import IdentityFiles
 
 pytestmark = pytest.mark.processes

@@ -19,10 +19,10 @@ from pathlib import Path
 
 from starlette.types import Receive, Scope, Send
 
-from relay.acceptor import Patience
-from relay.connections import Bounds
-from relay.http_protocol import MAX_PIPELINED
-from relay.processes import free_port
+from relay.demo.processes import free_port
+from relay.http.acceptor import Patience
+from relay.http.connections import Bounds
+from relay.http.http_protocol import MAX_PIPELINED
 from schemas.session import CloseCode
 from tests.fakes.doors import Doors, mcp_request
 from tests.fakes.hub import Hub

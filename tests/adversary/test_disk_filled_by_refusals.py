@@ -12,7 +12,7 @@ from collections import Counter
 
 import pytest
 
-from relay.tally import STRANGERS
+from relay.audit.refusal_counts import STRANGERS
 from tests.fakes.disk import full_disk
 from tests.fakes.doors import HERE, Doors
 from tests.fakes.frames import message_id
@@ -35,7 +35,7 @@ async def test_many_bad_requests_of_one_address_are_one_line_a_reason(doors: Doo
         ("request_refused", HERE, "host", MANY),
         ("request_refused", HERE, "origin", MANY),
     ]
-    doors.hub.tally.write()
+    doors.hub.refusals.write()
     assert len(doors.hub.audited()) == 3
 
 
@@ -76,8 +76,8 @@ async def test_more_addresses_than_are_told_apart_are_counted_together(doors: Do
     for second in range(30):
         for number in range(1500):
             address = f"198.51.{number >> 8}.{number & 255}" if number % 2 else f"2001:db8:{number:x}::1"
-            doors.hub.tally.count("token_refused", address, reasons[number % 3])
-        doors.hub.tally.write_due()
+            doors.hub.refusals.count("token_refused", address, reasons[number % 3])
+        doors.hub.refusals.write_due()
         doors.hub.seconds.now += 1
         lines = doors.hub.audited()
         assert len(lines) <= STRANGERS + len(reasons), second
@@ -89,7 +89,7 @@ async def test_more_addresses_than_are_told_apart_are_counted_together(doors: Do
 
 async def test_one_who_has_a_whole_ipv6_network_is_one_source(doors: Doors) -> None:
     for number in range(5000):
-        doors.hub.tally.count("token_refused", f"2001:db8::{number:x}", "malformed")
+        doors.hub.refusals.count("token_refused", f"2001:db8::{number:x}", "malformed")
     assert doors.refusals() == [("token_refused", "2001:db8::/64", "malformed", 5000)]
 
 
@@ -97,8 +97,8 @@ async def test_a_disk_that_is_full_already_does_not_make_the_counts_grow(doors: 
     with full_disk():
         for second in range(10):
             for number in range(2000):
-                doors.hub.tally.count("token_refused", f"2001:db8:{second}:{number:x}::1", "expired")
-            doors.hub.tally.write_due()
+                doors.hub.refusals.count("token_refused", f"2001:db8:{second}:{number:x}::1", "expired")
+            doors.hub.refusals.write_due()
             doors.hub.seconds.now += 1
     refusals = doors.refusals()
     assert len(refusals) == STRANGERS + 1

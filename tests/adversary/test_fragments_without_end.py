@@ -27,7 +27,7 @@ def in_fragments(text: str) -> bytes:
 
 
 async def test_a_node_is_cut_off(doors: Doors, node: SimulatedNode, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("relay.websocket_protocol.MAX_BEHIND_S", BEHIND_S)
+    monkeypatch.setattr("relay.http.websocket_protocol.MAX_BEHIND_S", BEHIND_S)
     reader, writer = await doors.admitted(node)
     answered = await answered_until_cut(reader, writer, in_fragments(frame_text("heartbeat")) * MESSAGES)
     assert answered <= 3  # of the messages; 120 fragments are less than two

@@ -10,7 +10,7 @@ import json
 
 import pytest
 
-from relay.websocket_protocol import MAX_BYTES_BEFORE_ADMISSION
+from relay.http.websocket_protocol import MAX_BYTES_BEFORE_ADMISSION
 from schemas.frames import MAX_FRAME_BYTES_BEFORE_WELCOME
 from tests.fakes.doors import HERE, Doors, auth_for
 from tests.fakes.frames import frame_text

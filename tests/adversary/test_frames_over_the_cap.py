@@ -8,7 +8,7 @@ fragments), and the session is over. A frame of just 256 KiB passes.
 
 import pytest
 
-from relay.websocket_protocol import MAX_FRAGMENTS
+from relay.http.websocket_protocol import MAX_FRAGMENTS
 from schemas.frames import MAX_FRAME_BYTES
 from tests.fakes.doors import Doors
 from tests.fakes.frames import frame_text

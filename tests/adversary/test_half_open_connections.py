@@ -27,8 +27,8 @@ ECHO_NAME = f"sysecho.{NODE_ID}.echo.invoke"
 @pytest_asyncio.fixture(loop_scope="module")
 async def doors(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Doors]:
     """A relay that pings so often that it fits into a test."""
-    monkeypatch.setattr("relay.serving._PING_INTERVAL_S", 0.05)
-    monkeypatch.setattr("relay.serving._PING_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("relay.http.listener._PING_INTERVAL_S", 0.05)
+    monkeypatch.setattr("relay.http.listener._PING_TIMEOUT_S", 0.05)
     async with Server.running() as server, Doors.open(hub, server) as doors:
         yield doors
 

@@ -9,7 +9,7 @@ import asyncio
 
 import pytest
 
-from relay.http_protocol import MAX_HEAD_BYTES
+from relay.http.http_protocol import MAX_HEAD_BYTES
 from tests.fakes.doors import BOUND_S, Doors
 from tests.fakes.hub import Hub
 from tests.fakes.serving import Server

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from relay.discovery import Discovery
-from relay.fleet import Fleet
+from relay.fleet.fleet import Fleet
+from relay.fleet.mqtt_feed import MqttFeed
 from schemas import topics
 from schemas.addresses import BrokerAddress
 from schemas.manifest import etag_of
@@ -58,13 +58,13 @@ def beat(node_id: str, etag: str) -> bytes:
 
 async def listen(hub: Hub, broker: BrokerAddress, *messages: tuple[str, bytes]) -> None:
     """Let the relay hear ``messages``, and B's own heartbeat after them."""
-    discovery = Discovery(
+    discovery = MqttFeed(
         broker=broker,
         client_id="edge-relay-test",
         fleet=hub.fleet,
         registry=hub.registry,
-        meters=hub.meters,
-        tally=hub.tally,
+        metrics=hub.metrics,
+        refusals=hub.refusals,
         log=hub.log,
     )
     running = asyncio.create_task(discovery.run())

@@ -14,9 +14,9 @@ import pytest
 import pytest_asyncio
 from starlette.applications import Starlette
 
-from relay.ca import CertificateAuthority
-from relay.enrolment import Enrolment, Told
-from relay.join_tokens import JoinTokens
+from relay.pki.authority import CertificateAuthority
+from relay.pki.enrolment_endpoint import EnrolmentEndpoint, EnrolmentInfo
+from relay.pki.join_tokens import JoinTokens
 from schemas.addresses import BrokerAddress
 from schemas.certificates import make_csr
 from schemas.enrolment import ENROL_PATH, MAX_REQUEST_BYTES, NODE, proven
@@ -48,12 +48,12 @@ class Office:
         token = join_tokens.create(TENANT, 3600, 1, self.ca.root_pem())
         csr = make_csr(key_named("a node"), NODE_ID)
         self.good = compact(proven({"join_id": token.id, "csr": csr, "nonce": "n" * 43}, token.key, NODE))
-        enrolment = Enrolment(
+        enrolment = EnrolmentEndpoint(
             ca=self.ca,
             join_tokens=join_tokens,
             registry=hub.registry,
-            told=Told(PUBLIC_URL, BrokerAddress("mqtt.example", 8883, tls=True), own_root=True),
-            tally=hub.tally,
+            told=EnrolmentInfo(PUBLIC_URL, BrokerAddress("mqtt.example", 8883, tls=True), own_root=True),
+            refusals=hub.refusals,
             audit=hub.audit,
             log=hub.log,
             now_ms=hub.clock,

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from relay.discovery import Discovery
-from relay.fleet import Fleet
-from relay.limits import Allowance
+from relay.fleet.fleet import Fleet
+from relay.fleet.mqtt_feed import MqttFeed
+from relay.rate_limits import Allowance
 from schemas import topics
 from schemas.addresses import BrokerAddress
 from schemas.registry import SchemaRegistry
@@ -60,13 +60,13 @@ async def test_no_hostile_document_stops_the_relay_from_listening(
 ) -> None:
     assert isinstance(hub.fleet, WatchedFleet)
     hub.fleet.accepted = asyncio.Event()
-    discovery = Discovery(
+    discovery = MqttFeed(
         broker=broker,
         client_id="edge-relay-test",
         fleet=hub.fleet,
         registry=hub.registry,
-        meters=hub.meters,
-        tally=hub.tally,
+        metrics=hub.metrics,
+        refusals=hub.refusals,
         log=hub.log,
         pace=Allowance(rate=1000, burst=1000, concurrency=1),
     )

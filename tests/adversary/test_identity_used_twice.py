@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from kubelet.link import LinkState
+from kubelet.session.link import LinkState
 from schemas.registry import SchemaRegistry
 from tests.fakes.doors import Doors
 from tests.fakes.hub import Hub

@@ -13,10 +13,10 @@ from typing import Any
 import httpx2
 import pytest
 
-from relay.ca import CertificateAuthority
-from relay.enrolment import Enrolment, Told
-from relay.http import make_routes
-from relay.join_tokens import JoinTokens
+from relay.http.routes import make_routes
+from relay.pki.authority import CertificateAuthority
+from relay.pki.enrolment_endpoint import EnrolmentEndpoint, EnrolmentInfo
+from relay.pki.join_tokens import JoinTokens
 from schemas.addresses import BrokerAddress
 from schemas.certificates import make_csr, verify_leaf
 from schemas.enrolment import NODE, JoinToken, proven
@@ -36,12 +36,12 @@ class Attack:
         self.join_tokens = JoinTokens(directory / "join_tokens.jsonl", hub.clock, os.urandom)
         self.victims_csr = make_csr(VICTIM, NODE_ID)
         self.ca.enrol(self.victims_csr, TENANT, self.token().id)
-        enrolment = Enrolment(
+        enrolment = EnrolmentEndpoint(
             ca=self.ca,
             join_tokens=self.join_tokens,
             registry=hub.registry,
-            told=Told(PUBLIC_URL, BrokerAddress("127.0.0.1", 1883), own_root=False),
-            tally=hub.tally,
+            told=EnrolmentInfo(PUBLIC_URL, BrokerAddress("127.0.0.1", 1883), own_root=False),
+            refusals=hub.refusals,
             audit=hub.audit,
             log=hub.log,
             now_ms=hub.clock,
@@ -49,7 +49,7 @@ class Attack:
         self.routes = make_routes(
             public_url=PUBLIC_URL,
             registry=hub.registry,
-            meters=hub.meters,
+            metrics=hub.metrics,
             readiness=dict,
             running=nullcontext,
             more=enrolment.routes(),
@@ -66,7 +66,7 @@ class Attack:
 
     def audited(self) -> list[tuple[str, str]]:
         """Return what the audit says."""
-        self.hub.tally.write()
+        self.hub.refusals.write()
         return [(line["event"], line.get("reason", "")) for line in self.hub.audited()]
 
 

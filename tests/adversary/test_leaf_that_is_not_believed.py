@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from relay.ca import AuthorityError, CertificateAuthority
+from relay.pki.authority import AuthorityError, CertificateAuthority
+from relay.pki.certificate_builder import issue_leaf
 from schemas.certificates import IdentityError, make_csr, read_csr
-from schemas.issuing import issue_leaf
 from schemas.registry import SchemaRegistry
 from schemas.trust import Outcome, Reason
 from tests.fakes.clock import FakeClock

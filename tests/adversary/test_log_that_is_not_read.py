@@ -19,12 +19,12 @@ from typing import Any, Final
 import httpx2
 from prometheus_client.parser import text_string_to_metric_families
 
-from kubelet.agent import now_ms
 from kubelet.config import DaemonPlan, NodeConfig
-from relay.auth import TokenIssuer, load_or_create_token_key
-from relay.ca import CertificateAuthority
+from kubelet.daemon.agent import now_ms
+from relay.auth.agent_tokens import TokenIssuer, load_or_create_token_key
+from relay.calls.envelope import META_STEP_ID, META_TASK_ID
 from relay.config import StateFiles
-from relay.envelope import META_STEP_ID, META_TASK_ID
+from relay.pki.authority import CertificateAuthority
 from schemas.addresses import BrokerAddress, mcp_url
 from schemas.frames import FrameReader
 from schemas.lines import MAX_WAITING_BYTES

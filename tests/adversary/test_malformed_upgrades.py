@@ -16,7 +16,7 @@ import pytest
 import pytest_asyncio
 
 from relay.config import TlsFiles
-from relay.tls import LiveContext
+from relay.pki.tls_contexts import LiveContext
 from schemas.frames import CONNECT_PATH
 from schemas.tls import client_context
 from tests.fakes.polling import until

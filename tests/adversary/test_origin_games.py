@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from kubelet.loopback import LoopbackServer
-from kubelet.pages import MANIFEST_PATH, Readiness
+from kubelet.loopback.pages import MANIFEST_PATH, Readiness
+from kubelet.loopback.server import LoopbackServer
 from tests.fakes.doors import HERE, Doors, parsed
 from tests.fakes.raw_http import exchange
 

@@ -20,9 +20,9 @@ async def test_the_time_to_wait_is_a_number_that_clients_can_read(
     capability = {**ECHO, "constraints": {**ECHO["constraints"], "rate_limit_rps": rate}}
     hub.connect(node, capabilities=[capability])
     reach = ScriptedReach()
-    door = hub.door(reach)
+    gateway = hub.gateway(reach)
     token = hub.token()
-    answers = [await door.call(call_of(token, echo_of(node), {"message": "ping"})) for _ in range(2)]
+    answers = [await gateway.call(call_of(token, echo_of(node), {"message": "ping"})) for _ in range(2)]
     assert answers[0].error is None
     error = loads(answers[1].text, max_bytes=4096)
     assert error["code"] == "E_RATE_LIMITED"

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from kubelet.announcer import Announcer
+from kubelet.announce.announcer import Announcer
+from kubelet.announce.signer import ManifestSigner, SignedManifest
 from kubelet.logs import make_logger
-from kubelet.signer import ManifestSigner, SignedManifest
 from schemas.manifest import MAX_FUTURE_MS
 from schemas.registry import SchemaRegistry
 from tests.fakes.chance import FixedChance

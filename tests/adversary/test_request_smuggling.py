@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from kubelet.loopback import LoopbackServer
-from kubelet.pages import Readiness
+from kubelet.loopback.pages import Readiness
+from kubelet.loopback.server import LoopbackServer
 from tests.fakes.doors import Doors
 from tests.fakes.raw_http import exchange
 

@@ -14,7 +14,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 
 from bench.slow import SlowClients
-from relay.runner import GATEWAY_BUDGET_MS
+from relay.calls.executor import GATEWAY_BUDGET_MS
 from tests.fakes.doors import Doors
 from tests.fakes.node_end import NodeEnd
 from tests.fakes.signer import NOW_MS

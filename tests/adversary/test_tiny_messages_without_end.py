@@ -7,7 +7,7 @@ stranger is closed at the first one.
 
 import pytest
 
-from relay.frame_meter import FRAMES_AT_ONCE
+from relay.http.frame_meter import FRAMES_AT_ONCE
 from tests.fakes.doors import HERE, Doors
 from tests.fakes.flood import answered_until_cut
 from tests.fakes.raw_websocket import ws_frame
@@ -21,7 +21,7 @@ MANY = 20_000
 
 
 async def test_a_node_is_cut_off(doors: Doors, node: SimulatedNode, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("relay.websocket_protocol.MAX_BEHIND_S", BEHIND_S)
+    monkeypatch.setattr("relay.http.websocket_protocol.MAX_BEHIND_S", BEHIND_S)
     reader, writer = await doors.admitted(node)
     await answered_until_cut(reader, writer, TINY * MANY)
     await doors.until_idle()

@@ -13,14 +13,14 @@ from typing import Any
 import httpx2
 import pytest
 
-from relay.local_system import (
+from relay.demo.local_system import (
     LocalSystem,
     kubelet_command,
     relay_command,
     start_broker,
     start_system,
 )
-from relay.processes import Processes
+from relay.demo.processes import Processes
 from tests.fakes.demo import error_of, plan_below
 
 BOUND_S = 60

@@ -93,8 +93,8 @@ def test_a_kind_is_its_documents_a_row_a_handler_and_a_line(blocks: list[Block])
     assert [(block.path, block.how) for block in own] == [
         ("schemas/kinds.py", "instead of"),
         ("kubelet/handlers/uptime.py", None),
-        ("kubelet/agent.py", "after"),  # the line's import
-        ("kubelet/agent.py", "instead of"),
+        ("kubelet/daemon/agent.py", "after"),  # the line's import
+        ("kubelet/daemon/agent.py", "instead of"),
     ]
 
 
@@ -105,7 +105,7 @@ def test_the_copy_comes_before_what_is_installed(sources: Path) -> None:
 
 def test_what_the_page_adds_passes_its_own_tests_and_those_of_the_contract(sources: Path) -> None:
     tests = ["tests/kubelet/test_uptime.py", "tests/schemas/test_registry.py", "tests/schemas/test_kinds.py"]
-    tests.append("tests/kubelet/test_agent.py::test_a_node_can_do_what_the_registry_knows")
+    tests.append("tests/kubelet/daemon/test_agent.py::test_a_node_can_do_what_the_registry_knows")
     assert "passed" in run_in(sources, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests)
 
 

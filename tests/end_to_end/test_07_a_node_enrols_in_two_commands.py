@@ -17,8 +17,8 @@ import pytest
 from mcp.client.client import Client
 from mcp.client.streamable_http import streamable_http_client
 
-from relay.local_system import Plan, connected_nodes, list_tools, start_broker
-from relay.processes import Processes
+from relay.demo.local_system import Plan, connected_nodes, list_tools, start_broker
+from relay.demo.processes import Processes
 from schemas.addresses import mcp_url
 from schemas.files import PRIVATE, write_atomic
 from schemas.tls import client_context

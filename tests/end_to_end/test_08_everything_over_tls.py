@@ -18,8 +18,8 @@ from mcp.client.client import Client
 from mcp.client.streamable_http import streamable_http_client
 
 from relay.config import StateFiles
-from relay.local_system import connected_nodes, list_tools
-from relay.processes import Processes
+from relay.demo.local_system import connected_nodes, list_tools
+from relay.demo.processes import Processes
 from schemas.addresses import mcp_url
 from schemas.files import PRIVATE, write_atomic
 from schemas.identity_files import IdentityFiles

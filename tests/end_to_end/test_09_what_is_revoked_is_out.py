@@ -23,11 +23,11 @@ from mcp.client.client import Client
 from mcp.client.subscriptions import ToolsListChanged
 from mcp.shared.exceptions import MCPError
 
-from kubelet.link import LinkState
+from kubelet.session.link import LinkState
+from relay.auth.revoked_tokens import RevokedTokens
 from relay.clock import now_ms
-from relay.local_system import LocalSystem, connected_nodes, list_tools, relay_command, start_system
-from relay.processes import Processes
-from relay.revoked_tokens import RevokedTokens
+from relay.demo.local_system import LocalSystem, connected_nodes, list_tools, relay_command, start_system
+from relay.demo.processes import Processes
 from tests.fakes.demo import error_of, plan_below
 
 BOUND_S = 60

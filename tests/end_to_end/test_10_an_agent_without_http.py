@@ -18,8 +18,8 @@ from mcp.client.session import IncomingMessage
 from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp_types import ToolListChangedNotification
 
-from relay.local_system import LocalSystem, relay_command, start_system
-from relay.processes import Processes
+from relay.demo.local_system import LocalSystem, relay_command, start_system
+from relay.demo.processes import Processes
 from tests.fakes.demo import Demo, error_of, plan_below
 
 BOUND_S = 60

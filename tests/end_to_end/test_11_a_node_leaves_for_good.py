@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from relay.local_system import LocalSystem, kubelet_command, start_system
-from relay.processes import Processes
+from relay.demo.local_system import LocalSystem, kubelet_command, start_system
+from relay.demo.processes import Processes
 from tests.fakes.broker import BOUND_S
 from tests.fakes.demo import plan_below
 

@@ -18,8 +18,8 @@ import pyrage  # type: ignore[import-untyped]  # the library brings no types
 import pytest
 
 from relay.config import StateFiles
-from relay.local_system import LocalSystem, connected_nodes, list_tools, relay_command, start_system
-from relay.processes import Processes, StartError
+from relay.demo.local_system import LocalSystem, connected_nodes, list_tools, relay_command, start_system
+from relay.demo.processes import Processes, StartError
 from schemas.addresses import mcp_url
 from schemas.files import PRIVATE, write_atomic
 from tests.fakes.demo import plan_below

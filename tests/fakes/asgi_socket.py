@@ -6,7 +6,7 @@ from typing import Any
 from starlette.types import Message
 from starlette.websockets import WebSocket
 
-from relay.frame_meter import METER_IN_SCOPE, FrameMeter
+from relay.http.frame_meter import METER_IN_SCOPE, FrameMeter
 from schemas.frames import CONNECT_PATH, SUBPROTOCOL
 
 

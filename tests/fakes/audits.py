@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from relay.audit import AuditLog
+from relay.audit.log import AuditLog
 from tests.fakes.clock import FakeClock
 from tests.fakes.signer import NOW_MS
 

@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
-from relay.logs import make_logger
-from relay.stdio import Bridge
-from relay.stdio_http import RelayHttp, Token
-from relay.stdio_session import Conversation
+from relay.observability.logging import make_logger
+from relay.stdio_bridge.bridge import Bridge
+from relay.stdio_bridge.http_client import RelayHttp, Token
+from relay.stdio_bridge.session import Conversation
 from schemas.tls import client_context
 from tests.fakes.lines import LogLines
 

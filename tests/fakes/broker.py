@@ -13,7 +13,7 @@ from pathlib import Path
 import paho.mqtt.client as paho
 from paho.mqtt.enums import CallbackAPIVersion
 
-from relay.processes import find_program
+from relay.demo.processes import find_program
 from schemas.addresses import BrokerAddress
 from tests.fakes.ports import unused_port
 

@@ -18,11 +18,11 @@ from mcp.client.client import Client
 from mcp.client.streamable_http import streamable_http_client
 from mcp_types import CallToolResult, TextContent
 
-from kubelet.agent import make_handlers
+from kubelet.daemon.agent import make_handlers
 from kubelet.handlers.echo import CAPABILITY as ECHO
 from kubelet.handlers.metrics import CAPABILITY as METRICS
 from kubelet.logs import make_logger
-from relay.local_system import Plan
+from relay.demo.local_system import Plan
 from schemas.kinds import KINDS
 from tests.fakes.ports import unused_port
 

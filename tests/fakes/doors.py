@@ -14,13 +14,13 @@ from typing import Any, Final
 from mcp_types import CLIENT_CAPABILITIES_META_KEY, PROTOCOL_VERSION_META_KEY
 from starlette.types import Receive, Scope, Send
 
-from relay.guard import AllowedHosts, Guard
-from relay.http import make_routes
-from relay.mcp_server import McpServer
-from relay.notifier import Notifier
-from relay.resources import ResourceCatalog
-from relay.sessions import AUTH_TIMEOUT_S
-from relay.streams import Streams
+from relay.fleet.change_notifier import ChangeNotifier
+from relay.http.request_guard import AllowedHosts, RequestGuard
+from relay.http.routes import make_routes
+from relay.mcp_api.endpoint import McpEndpoint
+from relay.mcp_api.open_streams import OpenStreams
+from relay.mcp_api.resources import ResourceCatalog
+from relay.sessions.node_sessions import AUTH_TIMEOUT_S
 from schemas.frames import CONNECT_PATH, MAX_FRAME_BYTES, SUBPROTOCOL, Frame, FrameReader
 from tests.fakes.hub import Hub
 from tests.fakes.node_end import BOOT_ID, NodeEnd, device_token
@@ -69,31 +69,31 @@ class Doors:
         self.requests: list[str] = []
         self._served = 0
         self._idle = asyncio.Event()
-        self.notifier = Notifier(hub.fleet, hub.log, interval_s=0.001)
+        self.notifier = ChangeNotifier(hub.fleet, hub.log, interval_s=0.001)
         self.sessions = hub.sessions(auth_timeout_s)
         self._reader = FrameReader(hub.registry)
-        self._mcp = McpServer(
+        self._mcp = McpEndpoint(
             version="0.0.0",
-            door=hub.door(self.sessions),
+            gateway=hub.gateway(self.sessions),
             fleet=hub.fleet,
             authenticator=hub.authenticator,
             notifier=self.notifier,
             resources=ResourceCatalog(hub.fleet, hub.registry),
-            streams=Streams(),
+            streams=OpenStreams(),
             now_ms=hub.judged_by,
         )
-        self._guard = Guard(
+        self._guard = RequestGuard(
             allowed=AllowedHosts.of(hub.public_url, self.address),
             authenticator=hub.authenticator,
             public_url=hub.public_url,
-            meters=hub.meters,
-            tally=hub.tally,
+            metrics=hub.metrics,
+            refusals=hub.refusals,
             mcp=self._mcp,
-            node_door=self.sessions,
+            node_sessions=self.sessions,
             other=make_routes(
                 public_url=hub.public_url,
                 registry=hub.registry,
-                meters=hub.meters,
+                metrics=hub.metrics,
                 readiness=lambda: {"audit": hub.audit.available, "clock": hub.judged_by.is_trusted()},
                 running=self._mcp.running,
             ),
@@ -230,7 +230,7 @@ class Doors:
 
     def refusals(self) -> list[tuple[str, str, str, int]]:
         """Write what was counted and return the audit's lines of it: event, source, reason and count."""
-        self.hub.tally.write()
+        self.hub.refusals.write()
         return [
             (line["event"], line["source"], line["reason"], line["count"])
             for line in self.hub.audited()

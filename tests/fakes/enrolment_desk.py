@@ -9,10 +9,10 @@ from contextlib import asynccontextmanager, contextmanager
 from hashlib import sha256
 from typing import Any
 
+from relay.pki.certificate_builder import issue_leaf
 from schemas.certificates import read_csr
 from schemas.enrolment import NODE, RELAY, JoinToken, is_proven, proven
 from schemas.identity import certificates_in
-from schemas.issuing import issue_leaf
 from tests.fakes.raw_http_server import BOUND_S, Asked, RawServer, http_answer
 from tests.fakes.signer import TENANT, SimulatedCa
 

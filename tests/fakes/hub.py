@@ -12,33 +12,33 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from relay.admission import Admission
-from relay.audit import AuditLog
-from relay.auth import Authenticator, TokenIssuer, key_id
-from relay.authority import LeafAuthority, Renewals
-from relay.ca import AuthorityError
-from relay.call_log import CallLog
-from relay.call_record import CallAnswer, CallRequest
-from relay.calls import Door
-from relay.catalog import Projector
+from relay.audit.log import AuditLog
+from relay.audit.refusal_counts import RefusalCounter
+from relay.auth.agent_tokens import Authenticator, TokenIssuer, key_id
+from relay.calls.access_log import AccessLog
+from relay.calls.call_record import CallAnswer, CallRequest
+from relay.calls.envelope import Call, EnvelopeCheck, Mode
+from relay.calls.executor import CallExecutor
+from relay.calls.gateway import CallGateway
+from relay.calls.idempotency_store import ROOM_OF_ALL, IdempotencyStore, Room
+from relay.calls.idempotent_calls import IdempotentCalls
 from relay.clock import RelayClock
 from relay.config import PER_AGENT
-from relay.envelope import Call, EnvelopeCheck, Mode
-from relay.fleet import Fleet, Trust
-from relay.freshness import Freshness
-from relay.idempotency import ROOM_OF_ALL, IdempotencyStore, Room
-from relay.limits import Allowance
-from relay.logs import make_logger
-from relay.marks import MarkStore
-from relay.meters import Meters
-from relay.node_frames import NodeFrames
-from relay.once import Once
-from relay.reach import Reach
-from relay.runner import Runner
-from relay.sessions import AUTH_TIMEOUT_S, NodeSessions
-from relay.tally import Tally
-from relay.turnstile import Turnstile
-from relay.watch import LEAVES, TOKENS
+from relay.fleet.fleet import Fleet, Trust
+from relay.fleet.replay_marks import MarkStore
+from relay.fleet.tools import Projector
+from relay.observability.logging import make_logger
+from relay.observability.metrics import Metrics
+from relay.pki.authority import AuthorityError
+from relay.pki.renewals import LeafAuthority, Renewals
+from relay.rate_limits import Allowance
+from relay.routing.port import NodeRouter
+from relay.server.ledger_freshness import Freshness
+from relay.server.trust_watcher import LEAVES, TOKENS
+from relay.sessions.connect_limiter import ConnectLimiter
+from relay.sessions.frame_handlers import FrameHandlers
+from relay.sessions.handshake import Admission
+from relay.sessions.node_sessions import AUTH_TIMEOUT_S, NodeSessions
 from schemas.addresses import mcp_url
 from schemas.frames import FrameReader
 from schemas.kinds import KindRegistry
@@ -107,13 +107,13 @@ class Hub:
         self.log = make_logger(self.lines)
         self.judged_by = RelayClock(self.clock, self.clock.ticks_ms, self.log)
         self.call_lines = LogLines()
-        self.meters = Meters()
+        self.metrics = Metrics()
         self.ulids = UlidSource(self.clock, os.urandom)
         self.marks = MarkStore(directory / "marks")
         self.audit_file = directory / "audit.jsonl"
         self.audit = AuditLog(self.audit_file, self.clock)
         self.seconds = Seconds()
-        self.tally = Tally(self.audit, self.log, self.seconds)
+        self.refusals = RefusalCounter(self.audit, self.log, self.seconds)
         self.freshness = Freshness((LEAVES, TOKENS), self.seconds)
         for source in (LEAVES, TOKENS):
             self.freshness.read(source)
@@ -122,8 +122,8 @@ class Hub:
             trust=Trust(TrustRules(registry, kinds), [self.ca.root_pem], frozenset(revoked)),
             projector=Projector(registry, kinds),
             marks=self.marks,
-            meters=self.meters,
-            tally=self.tally,
+            metrics=self.metrics,
+            refusals=self.refusals,
             now_ms=self.judged_by,
             log=self.log,
         )
@@ -169,29 +169,29 @@ class Hub:
         self.fleet.set_connected(node.node_id, connected=True)
         return wire
 
-    def door(
+    def gateway(
         self,
-        reach: Reach,
+        reach: NodeRouter,
         monotonic: Callable[[], float] = time.monotonic,
         per_agent: Allowance = PER_AGENT,
         mode: Mode = Mode.ENFORCE,
         max_keys: int = ROOM_OF_ALL.keys,
-    ) -> Door:
+    ) -> CallGateway:
         """Return the door in front of ``reach``, whose ``once`` is that of the hub."""
-        runner = Runner(reach, self.audit, monotonic, os.urandom, self.log)
-        self.once = Once(
+        runner = CallExecutor(reach, self.audit, monotonic, os.urandom, self.log)
+        self.once = IdempotentCalls(
             runner, IdempotencyStore[CallAnswer](monotonic, Room(max_keys, 1 << 26)), self.audit, self.log
         )
-        return Door(
+        return CallGateway(
             authenticator=self.authenticator,
             envelopes=EnvelopeCheck(self.registry, mode, self.log),
             fleet=self.fleet,
             runner=runner,
             once=self.once,
             audit=self.audit,
-            tally=self.tally,
-            meters=self.meters,
-            call_log=CallLog(self.call_lines),
+            refusals=self.refusals,
+            metrics=self.metrics,
+            call_log=AccessLog(self.call_lines),
             ulids=self.ulids,
             per_agent=per_agent,
             revocations_known=self.freshness.is_fresh,
@@ -208,7 +208,7 @@ class Hub:
     def sessions(
         self,
         auth_timeout_s: float = AUTH_TIMEOUT_S,
-        turnstile: Turnstile | None = None,
+        connect_limiter: ConnectLimiter | None = None,
         authority: LeafAuthority | None = None,
     ) -> NodeSessions:
         """Return the nodes' sessions; without an ``authority`` nobody renews."""
@@ -216,12 +216,12 @@ class Hub:
         return NodeSessions(
             admission=self.admission(),
             fleet=self.fleet,
-            frames=NodeFrames(self.fleet, renewals, self.judged_by.compare),
-            turnstile=turnstile or Turnstile(),
+            frames=FrameHandlers(self.fleet, renewals, self.judged_by.compare),
+            connect_limiter=connect_limiter or ConnectLimiter(),
             reader=FrameReader(self.registry),
             ulids=self.ulids,
-            meters=self.meters,
-            tally=self.tally,
+            metrics=self.metrics,
+            refusals=self.refusals,
             now_ms=self.judged_by,
             ticks_ms=self.clock.ticks_ms,
             monotonic=time.monotonic,
@@ -236,14 +236,14 @@ class Hub:
 
     def counted(self, name: str, **labels: str) -> float:
         """Return what the counter ``edge_relay_{name}`` with ``labels`` stands at; 0 if it never moved."""
-        return counted(self.meters, name, **labels)
+        return counted(self.metrics, name, **labels)
 
 
-def counted(meters: Meters, name: str, **labels: str) -> float:
+def counted(metrics: Metrics, name: str, **labels: str) -> float:
     """Return the sum of the samples ``edge_relay_{name}`` whose labels hold ``labels``."""
     return sum(
         sample.value
-        for family in text_string_to_metric_families(meters.render().decode())
+        for family in text_string_to_metric_families(metrics.render().decode())
         for sample in family.samples
         if sample.name == f"edge_relay_{name}" and labels.items() <= sample.labels.items()
     )

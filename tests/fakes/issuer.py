@@ -12,10 +12,10 @@ from typing import Any
 
 from nacl.signing import SigningKey
 
-from relay.auth import Authenticator, Outside, key_id
-from relay.jwks import IssuerKeys, JwksReader, JwksSource
-from relay.logs import make_logger
-from relay.meters import Meters
+from relay.auth.agent_tokens import Authenticator, ExternalIssuer, key_id
+from relay.auth.issuer_keys import IssuerKeys, JwksReader, JwksSource
+from relay.observability.logging import make_logger
+from relay.observability.metrics import Metrics
 from schemas.keys import base64url
 from schemas.registry import SchemaRegistry
 from schemas.tokens import AGENT_REF, EXTERNAL_AGENT_REF, EXTERNAL_HEADER_REF, TokenVerifier
@@ -153,14 +153,14 @@ class OutsideWorld:
         self.server = server
         self.clock = FakeClock(NOW_MS)
         self.pauses = Pauses()
-        self.meters = Meters()
+        self.metrics = Metrics()
         self.lines = LogLines()
         ours = {OUR_KID: bytes(OUR_KEY.verify_key)}
         self.keys = IssuerKeys(
             fetch=JwksSource(server.url).fetch,
             read=JwksReader(registry, ours).keys,
             monotonic=lambda: self.clock() / 1000,
-            meters=self.meters,
+            metrics=self.metrics,
             log=make_logger(self.lines),
             sleep=self.pauses.sleep,
         )
@@ -170,7 +170,9 @@ class OutsideWorld:
             PUBLIC_URL,
             AUDIENCE,
             self.clock,
-            Outside(ISSUER, TokenVerifier(registry, EXTERNAL_AGENT_REF, EXTERNAL_HEADER_REF), self.keys),
+            ExternalIssuer(
+                ISSUER, TokenVerifier(registry, EXTERNAL_AGENT_REF, EXTERNAL_HEADER_REF), self.keys
+            ),
         )
 
     @classmethod

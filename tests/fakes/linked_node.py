@@ -8,12 +8,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
-from kubelet.announcer import Announcer
-from kubelet.backoff import Backoff
+from kubelet.announce.announcer import Announcer
+from kubelet.announce.signer import ManifestSigner
 from kubelet.dispatch import Dispatcher
-from kubelet.link import LinkParts, LinkState, RelayLink
 from kubelet.logs import make_logger
-from kubelet.signer import ManifestSigner
+from kubelet.session.backoff import Backoff
+from kubelet.session.link import LinkParts, LinkState, RelayLink
 from schemas.frames import FrameReader
 from schemas.kinds import KindRegistry
 from schemas.registry import SchemaRegistry

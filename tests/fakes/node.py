@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from kubelet.announcer import Announcer
+from kubelet.announce.announcer import Announcer
 from schemas.identity_files import IdentityFiles, NodeIdentity
 from tests.fakes.signer import SimulatedNode
 

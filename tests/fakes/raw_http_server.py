@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from relay.pki.certificate_builder import issue_server
 from schemas.files import PRIVATE, write_atomic
-from schemas.issuing import issue_server
 from schemas.keys import private_key_to_pem
 from schemas.tls import load_chain
 from tests.fakes.signer import SimulatedCa, key_named

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from relay.reach import Command
+from relay.routing.port import Command
 
 _BOUND_S = 10
 
@@ -22,7 +22,7 @@ def echoed(command: Command) -> dict[str, Any]:
 
 
 class ScriptedReach:
-    """Stands for ``relay.reach.Reach``: notes the commands and gives the answer that ``answer`` makes."""
+    """Stands for ``relay.routing.port.Reach``: notes the commands and gives the answer that ``answer`` makes."""
 
     def __init__(self, answer: Answer = echoed) -> None:
         self.answer = answer

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from nacl.signing import SigningKey
 
-from relay.ca import CertificateAuthority
+from relay.pki.authority import CertificateAuthority
 from schemas.certificates import make_csr
 from schemas.identity import certificates_in, to_pem
 from tests.fakes.hub import Hub

@@ -11,7 +11,7 @@ _IN_EVERY_LINE = {"ts_ms", "prev"}
 
 def audited_refusals(hub: Hub) -> list[dict[str, Any]]:
     """Let the second be over and return the counted lines of the audit, less what every line has."""
-    hub.tally.write()
+    hub.refusals.write()
     return [
         {name: value for name, value in line.items() if name not in _IN_EVERY_LINE}
         for line in hub.audited()

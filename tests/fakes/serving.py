@@ -9,10 +9,10 @@ from contextlib import asynccontextmanager, suppress
 from starlette.applications import Starlette
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from relay.acceptor import PATIENCE, Patience
-from relay.connections import REQUEST_TIMEOUT_S, Bounds, Connections
-from relay.meters import Meters
-from relay.serving import bind, serve
+from relay.http.acceptor import PATIENCE, Patience
+from relay.http.connections import REQUEST_TIMEOUT_S, Bounds, Connections
+from relay.http.listener import bind, serve
+from relay.observability.metrics import Metrics
 from schemas.addresses import HostPort
 from tests.fakes.hub import counted
 
@@ -33,13 +33,13 @@ class Server:
     ) -> None:
         self.app = app
         self.address = address
-        self._meters = Meters()
+        self._metrics = Metrics()
         bounds = bounds or Bounds.below(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
-        self.connections = Connections(bounds, self._meters.connections_refused, request_timeout_s)
+        self.connections = Connections(bounds, self._metrics.connections_refused, request_timeout_s)
 
     def refused(self, reason: str) -> float:
         """Return how many connections were refused for ``reason``."""
-        return counted(self._meters, "connections_refused_total", reason=reason)
+        return counted(self._metrics, "connections_refused_total", reason=reason)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on to the application of the moment."""

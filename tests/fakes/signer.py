@@ -14,9 +14,9 @@ import blake3
 import rfc8785
 from nacl.signing import SigningKey
 
+from relay.pki.certificate_builder import issue_leaf, make_root
 from schemas.certificates import verify_leaf
 from schemas.identity import Identity
-from schemas.issuing import issue_leaf, make_root
 
 NOW_MS: Final = 1_760_000_000_000
 NODE_ID: Final = "01hzx9k3m4p7q8r9s0t1v2w3xy"

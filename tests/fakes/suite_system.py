@@ -12,20 +12,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from kubelet.agent import surroundings
+from kubelet.cli.mock_nodes import read_identities
 from kubelet.config import NodeConfig
-from kubelet.fleet import read_identities
+from kubelet.daemon.agent import node_environment
+from kubelet.daemon.node import Node, NodeEnvironment
 from kubelet.handlers.base import Handler
 from kubelet.handlers.echo import EchoHandler
 from kubelet.handlers.metrics import MetricsHandler
 from kubelet.logs import make_logger
-from kubelet.node import Node, Surroundings
-from relay.app import run_relay
-from relay.auth import TokenIssuer, load_or_create_token_key
-from relay.ca import CertificateAuthority
+from relay.auth.agent_tokens import TokenIssuer, load_or_create_token_key
 from relay.clock import now_ms
 from relay.config import RelayConfig, StateFiles
-from relay.serving import bind
+from relay.http.listener import bind
+from relay.pki.authority import CertificateAuthority
+from relay.server.app import run_relay
 from schemas.addresses import BrokerAddress, HostPort, mcp_url
 from schemas.identity_files import IdentityFiles, NodeIdentity
 from schemas.manifest import fingerprint
@@ -80,7 +80,7 @@ async def suite_system(directory: Path) -> AsyncIterator[SuiteSystem]:
             async with _running(run_relay(config, listener, relay_log, registry, kinds)):
                 files = IdentityFiles(directory / "nodes" / identity.node_id)
                 around = replace(
-                    surroundings(NodeConfig(broker, url), "suite-nodes", make_logger(node_log), files),
+                    node_environment(NodeConfig(broker, url), "suite-nodes", make_logger(node_log), files),
                     registry=registry,
                     kinds=kinds,
                 )
@@ -95,7 +95,7 @@ async def suite_system(directory: Path) -> AsyncIterator[SuiteSystem]:
 class _Change:
     """Plugs in one more node at every call: what changes the list of tools in the field."""
 
-    def __init__(self, spare: Sequence[NodeIdentity], around: Surroundings) -> None:
+    def __init__(self, spare: Sequence[NodeIdentity], around: NodeEnvironment) -> None:
         self._spare = list(spare)
         self._around = around
         self._tasks: list[asyncio.Task[None]] = []
@@ -128,7 +128,7 @@ async def _broker(directory: Path) -> AsyncIterator[BrokerAddress]:
 
 @asynccontextmanager
 async def _nodes(
-    identity: NodeIdentity, tools: Sequence[SuiteTool], around: Surroundings
+    identity: NodeIdentity, tools: Sequence[SuiteTool], around: NodeEnvironment
 ) -> AsyncIterator[None]:
     own = [
         EchoHandler(identity.node_id, around.now_ms),
@@ -142,7 +142,7 @@ async def _nodes(
         await around.publisher.stop()
 
 
-def _node(identity: NodeIdentity, handlers: Sequence[Handler], around: Surroundings) -> Node:
+def _node(identity: NodeIdentity, handlers: Sequence[Handler], around: NodeEnvironment) -> Node:
     return Node(identity, handlers, fingerprint({"machine_id": identity.node_id}), around, last_issued=None)
 
 

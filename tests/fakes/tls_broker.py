@@ -17,10 +17,10 @@ from typing import Any
 import paho.mqtt.client as paho
 from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 
-from relay.own_certificate import RELAY_NAME
+from relay.pki.certificate_builder import issue_server, make_crl
+from relay.pki.own_certificate import RELAY_NAME
 from schemas.addresses import BrokerAddress
 from schemas.files import PRIVATE, write_atomic
-from schemas.issuing import issue_server, make_crl
 from schemas.keys import private_key_to_pem
 from schemas.tls import client_context
 from tests.fakes.broker import BOUND_S, SHIPPED, Broker

@@ -1,7 +1,7 @@
 import pytest
 
 from relay.clock import TOLERANCE_MS, RelayClock, SessionClock, now_ms, ticks_ms
-from relay.logs import make_logger
+from relay.observability.logging import make_logger
 from schemas.manifest import MAX_FUTURE_MS
 from tests.fakes.clock import FakeClock
 from tests.fakes.lines import LogLines

@@ -9,6 +9,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import NameOID
 
+from relay.pki.certificate_builder import issue_leaf, make_root
 from schemas.certificates import (
     UNENROLLED_TENANT,
     IdentityError,
@@ -18,7 +19,6 @@ from schemas.certificates import (
     verify_leaf,
 )
 from schemas.identity import MAX_PEM_BYTES, certificates_in, kid_of, san_uri
-from schemas.issuing import issue_leaf, make_root
 from tests.fakes.signer import (
     DAY_MS,
     LOW_ORDER_KEYS,

@@ -1,0 +1,1 @@
+"""The signed manifest, and its way to the broker."""

@@ -1,0 +1,109 @@
+"""Keeps the node's manifest fresh, and hands every new one to those who carry it.
+
+A heartbeat signs a manifest with a new expiry, republishes it, then says that the node is alive (RFC-0001
+decision 6). What is to be announced at once still waits until the signer may sign again: asking costs a relay
+less than signing costs a board. Must not know what a carrier does with a manifest.
+"""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+
+from structlog.typing import FilteringBoundLogger
+
+from kubelet.announce.signer import ClockNotSetError, ManifestSigner, SignedManifest
+
+_JITTER = 0.1
+_CLOCK_RETRY_S = 5.0
+
+Carrier = Callable[[SignedManifest], Awaitable[bool]]
+"""Carries a manifest towards the relay; tells whether it could."""
+
+
+class Announcer:
+    """Signs now, and then once an interval.
+
+    Attributes:
+        current: the newest manifest, or None before the first.
+        published: the newest that a carrier took.
+    """
+
+    def __init__(
+        self,
+        signer: ManifestSigner,
+        interval_s: float,
+        rng: random.Random,
+        log: FilteringBoundLogger,
+        *,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._signer = signer
+        self._interval_s = interval_s
+        self._rng = rng
+        self._log = log
+        self._sleep = sleep
+        self._carriers: list[Carrier] = []
+        self._due = asyncio.Event()
+        self.current: SignedManifest | None = None
+        self.published: SignedManifest | None = None
+
+    def add_carrier(self, carrier: Carrier) -> None:
+        """Give ``carrier`` every manifest from now on."""
+        self._carriers.append(carrier)
+
+    async def carry(self, carrier: Carrier) -> None:
+        """Give ``carrier`` the current manifest again: its connection is new."""
+        if self.current is not None and await carrier(self.current):
+            self.published = self.current
+
+    def overtake(self, mark_ms: int) -> None:
+        """Make what is announced next newer than ``mark_ms``, the newest that the relay has accepted.
+
+        At once, if that is what was wrong with the current one.
+        """
+        overtaken = self._signer.overtake(mark_ms)
+        if overtaken and self.current is not None and mark_ms >= self.current.issued_at_ms:
+            self._due.set()
+
+    def announce_now(self) -> None:
+        """Announce at once: the leaf has changed."""
+        self._due.set()
+
+    def shorten_interval(self, interval_s: float) -> None:
+        """Heartbeat at least as often as the relay asks for, from now on."""
+        if interval_s < self._interval_s:
+            self._interval_s = interval_s
+            self._due.set()
+
+    async def run(self) -> None:
+        """Announce until cancelled."""
+        while True:
+            while (wait_s := self._signer.wait_s()) > 0:
+                await self._sleep(wait_s)
+            # Before announcing: a relay may ask for a newer manifest while this one is still being carried.
+            self._due.clear()
+            await self._pause(await self._announce())
+
+    async def _pause(self, seconds: float) -> None:
+        """Wait for ``seconds``, or until there is something to announce at once."""
+        over = asyncio.ensure_future(self._sleep(seconds))
+        due = asyncio.ensure_future(self._due.wait())
+        try:
+            await asyncio.wait((over, due), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            over.cancel()
+            due.cancel()
+
+    async def _announce(self) -> float:
+        try:
+            manifest = self._signer.sign()
+        except ClockNotSetError as error:
+            self._log.warning("nothing announced", reason=str(error))
+            return _CLOCK_RETRY_S
+        self.current = manifest
+        for carrier in self._carriers:
+            try:
+                await self.carry(carrier)
+            except Exception as error:  # noqa: BLE001 - one road that is broken must not close the others
+                self._log.error("manifest not carried", exc_info=error)
+        return self._interval_s * self._rng.uniform(1 - _JITTER, 1 + _JITTER)

@@ -1,0 +1,120 @@
+"""Signs this node's manifests, each newer than the one before, across restarts.
+
+Must not publish: that is the announcer's.
+"""
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from structlog.typing import FilteringBoundLogger
+
+from kubelet.announce.last_issued import LastIssued
+from schemas.identity_files import NodeIdentity
+from schemas.kinds import MANIFEST_REF
+from schemas.manifest import FIRST_CREDIBLE_MS, MAX_FUTURE_MS, etag_of, sign_manifest
+from schemas.registry import SchemaRegistry
+from schemas.strict_json import MAX_SAFE_INTEGER
+
+_SHORTEST_MS = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class SignedManifest:
+    """A manifest as it travels."""
+
+    wire: bytes
+    etag: str
+    issued_at_ms: int
+    expires_at_ms: int
+
+
+class ClockNotSetError(RuntimeError):
+    """The clock reads a time before this system existed; nothing may be signed by it."""
+
+
+class ManifestSigner:
+    """Makes the manifests of one node.
+
+    ``last_issued`` is the file that remembers the newest ``issued_at_ms``, or None for a node without disk.
+    ``ticks_ms`` are milliseconds that only ever go forward.
+    """
+
+    def __init__(  # noqa: PLR0913 - the facts that a manifest states
+        self,
+        *,
+        identity: NodeIdentity,
+        hw_fingerprint: Mapping[str, Any],
+        capabilities: Sequence[Mapping[str, Any]],
+        ttl_ms: int,
+        now_ms: Callable[[], int],
+        registry: SchemaRegistry,
+        last_issued: Path | None,
+        log: FilteringBoundLogger,
+        ticks_ms: Callable[[], int] = lambda: time.monotonic_ns() // 1_000_000,
+    ) -> None:
+        self._identity = identity
+        self._hw_fingerprint = hw_fingerprint
+        self._capabilities = capabilities
+        self._ttl_ms = ttl_ms
+        self._now_ms = now_ms
+        self._schema = registry.load(MANIFEST_REF)
+        self._log = log
+        self._ticks_ms = ticks_ms
+        self._signed_ticks: int | None = None
+        # A manifest later than the last one must still expire within the numbers that JSON can carry.
+        self._last = LastIssued(last_issued, MAX_SAFE_INTEGER - ttl_ms - 1, ticks_ms, log)
+
+    def wait_s(self) -> float:
+        """Return how long to wait before ``sign``: a relay that asks for more than this asks too much.
+
+        Once a second is enough for what is announced at once, and the file is written once in ten seconds.
+        """
+        wait_ms = self._last.wait_ms(self._next_ms())
+        if self._signed_ticks is not None:
+            wait_ms = max(wait_ms, self._signed_ticks + _SHORTEST_MS - self._ticks_ms())
+        return wait_ms / 1000
+
+    def sign(self) -> SignedManifest:
+        """Return a fresh manifest, newer than any before.
+
+        Raises:
+            ClockNotSetError: the clock cannot be right.
+            ViolationError: what this node would announce does not fit the manifest's document.
+        """
+        now = self._now_ms()
+        if now < FIRST_CREDIBLE_MS:
+            raise ClockNotSetError("the clock is not set: wait for time synchronisation, or set it")
+        self._signed_ticks = self._ticks_ms()
+        issued = self._next_ms()
+        wire = sign_manifest(
+            node_id=self._identity.node_id,
+            kid=self._identity.kid,
+            hw_fingerprint=self._hw_fingerprint,
+            capabilities=self._capabilities,
+            issued_at_ms=issued,
+            expires_at_ms=issued + self._ttl_ms,
+            sign=self._identity.sign,
+        )
+        self._schema.check(json.loads(wire))
+        self._last.advance(issued, now)
+        return SignedManifest(wire, etag_of(wire), issued, issued + self._ttl_ms)
+
+    def overtake(self, mark_ms: int) -> bool:
+        """Make the next manifest newer than ``mark_ms``, the newest that the relay says it has accepted.
+
+        Also backwards: by a clock that was once far ahead this node may have issued manifests from a future
+        that no relay accepts, and must not have to wait for it. Never further ahead than a relay accepts: one
+        that is not honest would otherwise get manifests that are good for months. Tells whether it is done.
+        """
+        if mark_ms > self._now_ms() + MAX_FUTURE_MS:
+            self._log.error("the relay's mark is too far ahead of this clock", mark_ms=mark_ms)
+            return False
+        self._last.replace(mark_ms)
+        return True
+
+    def _next_ms(self) -> int:
+        return max(self._now_ms(), self._last.ms + 1)

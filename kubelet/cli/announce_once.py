@@ -1,0 +1,72 @@
+"""One manifest, signed and published by hand: what ``kubelet announce`` does.
+
+Must not leave anything running.
+"""
+
+import asyncio
+import random
+import ssl
+from pathlib import Path
+from typing import TextIO
+
+from kubelet.announce.hardware import read_hardware_ids
+from kubelet.announce.mqtt import MqttPublisher
+from kubelet.announce.signer import ManifestSigner, SignedManifest
+from kubelet.daemon.agent import last_issued_file, make_handlers, now_ms
+from kubelet.logs import make_logger
+from kubelet.session.backoff import Backoff
+from schemas import topics
+from schemas.addresses import BrokerAddress
+from schemas.identity_files import NodeIdentity
+from schemas.manifest import fingerprint
+from schemas.registry import SchemaRegistry
+
+_CONNECT_TIMEOUT_S = 10
+
+
+def sign_once(
+    identity: NodeIdentity, state_dir: Path, ttl_ms: int, stream: TextIO, *, remember: bool
+) -> SignedManifest:
+    """Return a manifest of this machine, signed now."""
+    log = make_logger(stream)
+    signer = ManifestSigner(
+        identity=identity,
+        hw_fingerprint=fingerprint(read_hardware_ids(Path("/"))),
+        capabilities=[handler.capability for handler in make_handlers(identity.node_id, log)],
+        ttl_ms=ttl_ms,
+        now_ms=now_ms,
+        registry=SchemaRegistry(),
+        last_issued=last_issued_file(state_dir) if remember else None,
+        log=log,
+    )
+    return signer.sign()
+
+
+async def publish_once(
+    identity: NodeIdentity,
+    manifest: SignedManifest,
+    broker: BrokerAddress,
+    stream: TextIO,
+    tls: ssl.SSLContext | None = None,
+) -> bool:
+    """Put identity and ``manifest`` on the broker, retained; tell whether the broker confirmed both."""
+    backoff = Backoff(random.Random())  # noqa: S311 - jitter, not a secret
+    publisher = MqttPublisher(broker, f"edge-announce-{identity.node_id}", make_logger(stream), backoff, tls)
+    connected = asyncio.Event()
+
+    async def greet() -> None:
+        connected.set()
+
+    publisher.when_connected(greet)
+    publisher.start()
+    try:
+        async with asyncio.timeout(_CONNECT_TIMEOUT_S):
+            await connected.wait()
+            chain = identity.chain_pem.encode("ascii")
+            return await publisher.publish_confirmed(
+                topics.identity(identity.node_id), chain
+            ) and await publisher.publish_confirmed(topics.announce(identity.node_id), manifest.wire)
+    except TimeoutError:
+        return False
+    finally:
+        await publisher.stop()

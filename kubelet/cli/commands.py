@@ -1,0 +1,290 @@
+"""The command line of the node.
+
+Exit codes: 0 done; 1 the answer is no; 2 the command line is wrong; 3 it cannot run as things are (a file
+is missing, damaged or exposed, a port is taken). Standard output holds results, standard error the rest.
+Must not hold what the commands do: each calls one function of another module, imported when it is needed.
+"""
+
+import asyncio
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from kubelet.cli.options import (
+    AsJson,
+    Broker,
+    Heartbeat,
+    MaybeBroker,
+    MaybeRelay,
+    Plain,
+    Relay,
+    StateDir,
+    Ttl,
+    directory_of,
+    join_token,
+    stored_config,
+    typed_config,
+)
+from kubelet.config import (
+    DEFAULT_HEARTBEAT_S,
+    DEFAULT_LOOPBACK_PORT,
+    DEFAULT_TTL_MS,
+    DaemonPlan,
+    read_stored,
+)
+from kubelet.process import EXIT_NO, EXIT_USAGE, errors_in_one_line, fail, run_until_told
+from schemas.addresses import PLAIN_OPTION, host_of, is_loopback, normal_url, parse_broker
+from schemas.identity_files import IdentityFiles
+from schemas.manifest import MAX_MANIFEST_BYTES
+
+app = typer.Typer(
+    name="kubelet",
+    help="The edge node: announces what it can do, and does what the relay sends down.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+
+
+def main() -> None:
+    """Run the command line, and say an error in one line."""
+    with errors_in_one_line():
+        app()
+
+
+@app.command()
+def init(
+    state_dir: StateDir = None,
+    certificate: Annotated[Path | None, typer.Option(help="The leaf that a CA issued, PEM.")] = None,
+    root: Annotated[Path | None, typer.Option(help="The root that vouches for it, PEM.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make this node's identity, or install the certificate that a CA issued for it."""
+    from kubelet.daemon.agent import now_ms  # noqa: PLC0415 - the daemon's parts, and their memory, only when needed
+    from kubelet.identity.provisioning import create_identity, install_certificate  # noqa: PLC0415
+
+    if (certificate is None) != (root is None):
+        fail("--certificate and --root go together", EXIT_USAGE)
+    files = IdentityFiles(directory_of(state_dir))
+    if not files.exists():
+        create_identity(files, now_ms(), os.urandom)
+    if certificate is not None and root is not None:
+        install_certificate(files, certificate.read_text("utf-8"), root.read_text("utf-8"), now_ms())
+    identity = files.read()
+    facts = {
+        "node_id": identity.node_id,
+        "state_dir": str(files.root),
+        "csr": str(files.csr),
+        "leaf": str(files.leaf),
+        "kid": identity.kid,
+        "enrolled": identity.root_pem is not None,
+    }
+    _print(facts, as_json=as_json)
+    if identity.root_pem is None and not as_json:
+        _say(f"\nnext: relay ca issue {files.csr} -o leaf.pem")
+        _say("      kubelet init --certificate leaf.pem --root root.pem")
+
+
+@app.command()
+def enroll(
+    relay: Annotated[str, typer.Argument(metavar="URL", help="The relay.")],
+    token: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="The join token; others here can see it.")
+    ] = None,
+    token_file: Annotated[Path | None, typer.Option(help="The file that holds the join token.")] = None,
+    state_dir: StateDir = None,
+    plain: Plain = False,
+    as_json: AsJson = False,
+) -> None:
+    """Enrol this node at a relay. The join token may also be in EDGE_JOIN_TOKEN."""
+    from kubelet.daemon.agent import now_ms  # noqa: PLC0415
+    from kubelet.identity.enrolment import Enroller, EnrolmentError  # noqa: PLC0415
+
+    files, url = IdentityFiles(directory_of(state_dir)), normal_url(relay)
+    enroller = Enroller(files, join_token(token, token_file), url, plain, now_ms, os.urandom)
+    try:
+        enrolled = asyncio.run(enroller.run())
+    except EnrolmentError as error:
+        fail(str(error), EXIT_NO)
+    identity, config = enrolled.identity, enrolled.config
+    facts = {
+        "node_id": identity.node_id,
+        "tenant": identity.tenant,
+        "kid": identity.kid,
+        "relay": config.relay_url,
+        "broker": str(config.broker),
+        "state_dir": str(files.root),
+    }
+    _print(facts, as_json=as_json)
+    if config.relay_url != url:
+        _say(f"\nthe relay's public URL is {config.relay_url}: this node will use that")
+    if is_loopback(config.broker.host) and not is_loopback(host_of(config.relay_url)):
+        _say(
+            "\nthe relay names a broker on this machine: if there is none, ask for `relay run --node-broker`"
+        )
+    if not as_json:
+        _say("\nnext: kubelet run, or: systemctl enable --now edge-kubelet")
+
+
+@app.command()
+def announce(
+    state_dir: StateDir = None,
+    broker: MaybeBroker = None,
+    dry_run: Annotated[bool, typer.Option(help="Print the manifest, publish nothing.")] = False,
+    ttl_ms: Ttl = DEFAULT_TTL_MS,
+    plain: Plain = False,
+) -> None:
+    """Sign a manifest now, and publish it once or print it."""
+    from kubelet.cli.announce_once import publish_once, sign_once  # noqa: PLC0415
+    from kubelet.session.tls import NodeTls  # noqa: PLC0415
+
+    directory = directory_of(state_dir)
+    files, stored = IdentityFiles(directory), read_stored(directory)
+    identity = files.read()
+    if identity.root_pem is None:
+        _say("the leaf is only self-signed: no relay will trust this manifest")
+    if dry_run:
+        sys.stdout.buffer.write(sign_once(identity, directory, ttl_ms, sys.stderr, remember=False).wire)
+        sys.stdout.buffer.flush()
+        return
+    if broker is None:
+        fail("say where to publish with --broker HOST:PORT, or use --dry-run", EXIT_USAGE)
+    address = parse_broker(broker)
+    if not (plain or address.is_private):
+        fail(f"{address} is not encrypted: use mqtts, or say {PLAIN_OPTION}", EXIT_USAGE)
+    tls = NodeTls(files, own_root=stored is not None and stored.own_root).to_broker(address)
+    manifest = sign_once(identity, directory, ttl_ms, sys.stderr, remember=True)
+    if not asyncio.run(publish_once(identity, manifest, address, sys.stderr, tls)):
+        fail(f"the broker at {address} did not take the manifest", EXIT_NO)
+    _say(f"published {manifest.etag}")
+
+
+@app.command()
+def verify(
+    file: Annotated[str, typer.Argument(metavar="FILE|-", help="The manifest; - for standard input.")],
+    state_dir: StateDir = None,
+    root: Annotated[Path | None, typer.Option(help="The trusted root, PEM.")] = None,
+    identity: Annotated[Path | None, typer.Option(help="The leaf, PEM.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check a manifest as a relay would. Without --root and --identity, those of this node."""
+    from kubelet.daemon.agent import now_ms  # noqa: PLC0415
+    from kubelet.identity.verification import verify_manifest  # noqa: PLC0415
+
+    files = IdentityFiles(directory_of(state_dir))
+    # One byte over the limit is enough to be refused, and all that is read.
+    with sys.stdin.buffer if file == "-" else Path(file).open("rb") as source:
+        wire = source.read(MAX_MANIFEST_BYTES + 1)
+    leaf_pem = identity.read_text("utf-8") if identity else files.leaf_pem()
+    root_pem = root.read_text("utf-8") if root else files.root_pem()
+    if root_pem is None:
+        _say("no root is given or installed: this checks the node's own signature, not who it is")
+        root_pem = files.leaf_pem()
+    finding = verify_manifest(wire.rstrip(b"\n"), leaf_pem, root_pem, now_ms())
+    if finding.manifest is None:
+        if as_json:
+            _print({"valid": False, "reason": finding.reason}, as_json=True)
+        fail(f"not valid: {finding.reason}", EXIT_NO)
+    manifest = finding.manifest
+    facts = {
+        "valid": True,
+        "node_id": manifest.identity.node_id,
+        "tenant": manifest.identity.tenant,
+        "kid": manifest.identity.kid,
+        "etag": manifest.etag,
+        "expires_at_ms": manifest.expires_at_ms,
+    }
+    _print(facts, as_json=as_json)
+
+
+@app.command()
+def run(
+    broker: MaybeBroker = None,
+    relay: MaybeRelay = None,
+    state_dir: StateDir = None,
+    loopback_port: Annotated[int, typer.Option(min=0, max=65535)] = DEFAULT_LOOPBACK_PORT,
+    heartbeat: Heartbeat = DEFAULT_HEARTBEAT_S,
+    ttl_ms: Ttl = DEFAULT_TTL_MS,
+    plain: Plain = False,
+) -> None:
+    """Run the daemon. Broker and relay are those of the enrolment unless said otherwise."""
+    directory = directory_of(state_dir)
+    config = stored_config(directory, broker, relay, heartbeat, ttl_ms, plain=plain)
+    plan = DaemonPlan(config, directory, loopback_port)
+    # The same process goes on as the daemon, without what only a command line needs. -P: else Python would
+    # run a json.py that lies in the working directory, and run it as root.
+    command = [sys.executable, "-P", "-m", "kubelet.daemon", plan.to_json()]
+    os.execv(command[0], command)  # noqa: S606 - our own interpreter, with what was just checked
+
+
+@app.command()
+def retire(
+    broker: MaybeBroker = None,
+    relay: MaybeRelay = None,
+    state_dir: StateDir = None,
+    plain: Plain = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+) -> None:
+    """Leave for good: the leaf is revoked, and the identity removed. Stop the daemon first."""
+    from kubelet.cli.retire import RetirementError  # noqa: PLC0415
+    from kubelet.cli.retire import retire as take_leave  # noqa: PLC0415
+
+    directory = directory_of(state_dir)
+    config = stored_config(directory, broker, relay, DEFAULT_HEARTBEAT_S, DEFAULT_TTL_MS, plain=plain)
+    node_id = IdentityFiles(directory).read().node_id
+    if not yes and not typer.confirm(f"Retire {node_id} for good?", err=True):
+        fail("not retired", EXIT_NO)
+    try:
+        forgotten = asyncio.run(take_leave(config, directory, sys.stderr))
+    except RetirementError as error:
+        fail(str(error), EXIT_NO)
+    if not forgotten:
+        _say(f"the broker at {config.broker} still holds the last manifest, which nobody believes any more")
+    typer.echo(f"{node_id} is retired")
+
+
+@app.command()
+def fleet(
+    identities: Annotated[Path, typer.Option(help="What `relay ca issue --mock N --out DIR` made.")],
+    broker: Broker,
+    relay: Relay,
+    heartbeat: Heartbeat = DEFAULT_HEARTBEAT_S,
+    ttl_ms: Ttl = DEFAULT_TTL_MS,
+) -> None:
+    """Run mock nodes in one process: real signatures, real sessions, made-up metrics."""
+    from kubelet.cli.mock_nodes import read_identities, run_fleet  # noqa: PLC0415
+    from kubelet.daemon.agent import node_environment  # noqa: PLC0415
+    from kubelet.logs import opened  # noqa: PLC0415
+
+    config = typed_config(broker, relay, heartbeat, ttl_ms)
+    if config.broker.tls:
+        fail(
+            "a fleet shares one connection, which cannot show the certificate of each node: "
+            "use a broker without TLS, on this machine",
+            EXIT_USAGE,
+        )
+    nodes = read_identities(identities)
+
+    async def run_nodes() -> None:
+        with opened(sys.stderr) as (log, _lines):
+            around = node_environment(config, f"edge-fleet-{os.getpid()}", log, IdentityFiles(identities))
+            await run_fleet(nodes, around)
+
+    run_until_told(run_nodes())
+
+
+def _print(facts: dict[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(facts))
+        return
+    width = max(len(name) for name in facts)
+    for name, value in facts.items():
+        typer.echo(f"{name:<{width}}  {value}")
+
+
+def _say(text: str) -> None:
+    typer.echo(text, err=True)

@@ -1,0 +1,91 @@
+"""Mock nodes in one process, for demos, tests and benches.
+
+Their keys, signatures and sessions are real; their metrics are made up. Must not be used where somebody
+could take them for boards.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from kubelet.daemon.node import Node, NodeEnvironment
+from kubelet.handlers.base import Handler
+from kubelet.handlers.echo import EchoHandler
+from kubelet.handlers.metrics import CAPABILITY as METRICS
+from schemas.identity_files import IdentityFiles, IdentityFilesError, NodeIdentity
+from schemas.manifest import fingerprint
+
+_GIB = 1024**3
+_START_SPREAD_S = 0.002
+
+
+class MadeUpMetrics(Handler):
+    """``system.metrics`` of a machine that does not exist."""
+
+    def __init__(self, node_id: str, now_ms: Callable[[], int], started_ms: int) -> None:
+        self._node_id = node_id
+        self._now_ms = now_ms
+        self._started_ms = started_ms
+
+    @property
+    def capability(self) -> Mapping[str, Any]:
+        """The capability as a real node announces it."""
+        return METRICS
+
+    async def invoke(self, verb: str, arguments: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ARG002 - one verb
+        """Return a plausible sample."""
+        now = self._now_ms()
+        parts: dict[str, Any] = {
+            "cpu": {"cores": 4, "usage_pct": 12.5},
+            "mem": {"total_bytes": 4 * _GIB, "available_bytes": 3 * _GIB, "used_bytes": _GIB},
+            "load": {"one": 0.5, "five": 0.4, "fifteen": 0.3},
+            "disk": [
+                {
+                    "mount": "/",
+                    "fs_type": "ext4",
+                    "total_bytes": 32 * _GIB,
+                    "available_bytes": 20 * _GIB,
+                }
+            ],
+        }
+        wanted = arguments.get("include", parts)
+        return {
+            "ts_ms": now,
+            "node_id": self._node_id,
+            "uptime_s": max(0, (now - self._started_ms) // 1000),
+            **{name: part for name, part in parts.items() if name in wanted},
+        }
+
+
+def read_identities(directory: Path) -> list[NodeIdentity]:
+    """Return the identities in the directories below ``directory``, in the order of their names.
+
+    Raises:
+        IdentityFilesError: there is none, or one is damaged.
+    """
+    if not directory.is_dir():
+        raise IdentityFilesError(f"{directory} is not a directory: run `relay ca issue --mock N --out DIR`")
+    identities = [IdentityFiles(path).read() for path in sorted(directory.iterdir()) if path.is_dir()]
+    if not identities:
+        raise IdentityFilesError(f"{directory} holds no identity: run `relay ca issue --mock N --out DIR`")
+    return identities
+
+
+async def run_fleet(identities: Sequence[NodeIdentity], around: NodeEnvironment) -> None:
+    """Run one mock node for each identity until cancelled."""
+    started = around.now_ms()
+    around.publisher.start()
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            for identity in identities:
+                handlers: list[Handler] = [
+                    EchoHandler(identity.node_id, around.now_ms),
+                    MadeUpMetrics(identity.node_id, around.now_ms, started),
+                ]
+                made_up = fingerprint({"machine_id": identity.node_id})
+                tasks.create_task(Node(identity, handlers, made_up, around, last_issued=None).run())
+                # Thousands that start in one moment would all sign in one moment, at every heartbeat.
+                await asyncio.sleep(_START_SPREAD_S)
+    finally:
+        await around.publisher.stop()

@@ -1,0 +1,105 @@
+"""Leaving for good: what ``kubelet retire`` does.
+
+The broker forgets the node, the relay revokes its leaf, and only then the identity is removed here: a node
+that could not take its leave keeps what it needs to try again. Must not be imported by the running daemon.
+"""
+
+import asyncio
+import os
+from pathlib import Path
+from typing import TextIO
+
+from kubelet.announce.mqtt import MqttPublisher
+from kubelet.config import NodeConfig, forget
+from kubelet.daemon.agent import last_issued_file, node_environment
+from kubelet.daemon.node import NodeEnvironment
+from kubelet.lock import held_alone
+from kubelet.logs import make_logger
+from kubelet.session.channel import NOT_REACHED, Channel, opened
+from kubelet.session.handshake import AudienceError, answer_to
+from schemas import topics
+from schemas.frames import Frame
+from schemas.identity_files import IdentityFiles, NodeIdentity
+from schemas.session import ProtocolError
+from schemas.text import printable
+from schemas.ulids import UlidSource
+
+_TIMEOUT_S = 15.0
+
+
+class RetirementError(Exception):
+    """The node has not left; the text says why, and what to do."""
+
+
+async def retire(config: NodeConfig, state_dir: Path, stream: TextIO) -> bool:
+    """Take the node in ``state_dir`` out of service; return whether the broker has forgotten it.
+
+    A broker that is not reached, or takes nothing, is no reason to stay: the relay believes nothing of a node
+    whose leaf is revoked.
+
+    Raises:
+        IdentityFilesError: the identity cannot be used, or a daemon runs with it.
+        RetirementError: the relay was not reached, or did not agree. Nothing is removed here.
+    """
+    files = IdentityFiles(state_dir)
+    identity = files.read()
+    with held_alone(state_dir):
+        around = node_environment(config, f"edge-retire-{identity.node_id}", make_logger(stream), files)
+        forgotten = await _tombstones(around.publisher, identity.node_id)
+        try:
+            async with asyncio.timeout(_TIMEOUT_S):
+                await _take_leave(around, identity)
+        except TimeoutError:
+            raise RetirementError(f"{config.relay_url} does not answer; try again") from None
+        except AudienceError:
+            raise RetirementError(f"{config.relay_url} has another name than the one pinned") from None
+        except (*NOT_REACHED, ProtocolError) as error:
+            reason = printable(str(error))
+            raise RetirementError(f"{config.relay_url} was not reached: {reason}; try again") from None
+        files.remove()
+        forget(state_dir)
+        last_issued_file(state_dir).unlink(missing_ok=True)
+    return forgotten
+
+
+async def _tombstones(publisher: MqttPublisher, node_id: str) -> bool:
+    connected = asyncio.Event()
+
+    async def greet() -> None:
+        connected.set()
+
+    publisher.when_connected(greet)
+    publisher.start()
+    try:
+        async with asyncio.timeout(_TIMEOUT_S):
+            await connected.wait()
+            # The announce first: a manifest without its leaf would only wait for it.
+            return await publisher.publish_confirmed(
+                topics.announce(node_id), b""
+            ) and await publisher.publish_confirmed(topics.identity(node_id), b"")
+    except TimeoutError:
+        return False
+    finally:
+        await publisher.stop()
+
+
+async def _take_leave(around: NodeEnvironment, identity: NodeIdentity) -> None:
+    ulids = UlidSource(around.now_ms, os.urandom)
+    relay_url, tls = around.config.relay_url, around.relay_tls()
+    async with opened(relay_url, tls, around.reader, ulids, _TIMEOUT_S) as channel:
+        challenge = await _receive(channel)
+        auth = answer_to(challenge.payload, identity, relay_url, ulids.new(), boot_id=ulids.new())
+        await channel.send("auth", auth, challenge.msg_id)
+        await _receive(channel)
+        await channel.send("retire", {})
+        answer = (await _receive(channel)).payload
+        if not answer["ok"]:
+            code = answer["error"]["code"]
+            raise RetirementError(f"the relay does not revoke the leaf ({code}): ask its operator")
+
+
+async def _receive(channel: Channel) -> Frame:
+    frame = await channel.receive()
+    if frame is None or frame.type == "bye":
+        raise ProtocolError("the relay ended the session")
+    return frame

@@ -1,0 +1,1 @@
+"""``python -m kubelet.daemon``: the node put together, in a process of its own."""

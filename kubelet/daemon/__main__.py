@@ -1,0 +1,33 @@
+"""``python -P -m kubelet.daemon PLAN``: the daemon, without the command line's library.
+
+``kubelet run`` checks the options and then becomes this process. The library that parses options, with what
+it needs, would stay in the memory of every board for as long as the daemon runs, and is a fifth of it.
+"""
+
+import sys
+from types import ModuleType
+
+from kubelet.config import DaemonPlan
+from kubelet.process import errors_in_one_line, run_until_told
+
+
+def main() -> None:
+    """Run the daemon as the plan in the first argument says."""
+    _do_without(sys.modules, "rich")
+    from kubelet.daemon.agent import run_agent  # noqa: PLC0415 - after that
+
+    with errors_in_one_line():
+        plan = DaemonPlan.from_json(sys.argv[1])
+        run_until_told(run_agent(plan.config, plan.state_dir, plan.loopback_port, sys.stderr))
+
+
+def _do_without(modules: dict[str, ModuleType], name: str) -> None:
+    """Make ``name`` look as if it was not installed.
+
+    structlog loads rich where it can, for tracebacks in colour, which a daemon never prints: four mebibytes.
+    """
+    modules[name] = None  # type: ignore[assignment]  # how Python writes "not to be imported"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,140 @@
+"""One node, put together: what it can do, its manifests, and its connection to the relay.
+
+Used once by the daemon and many times by the mock fleet. Must not open anything by itself.
+"""
+
+import asyncio
+import json
+import random
+import ssl
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from structlog.typing import FilteringBoundLogger
+
+from kubelet.announce.announcer import Announcer
+from kubelet.announce.mqtt import MqttPublisher
+from kubelet.announce.signer import ManifestSigner, SignedManifest
+from kubelet.config import NodeConfig
+from kubelet.dispatch import Dispatcher
+from kubelet.handlers.base import Handler
+from kubelet.session.backoff import Backoff
+from kubelet.session.link import LinkParts, RelayLink
+from kubelet.session.renewal import Renewal, installer
+from schemas import topics
+from schemas.frames import FrameReader
+from schemas.identity_files import IdentityFiles, NodeIdentity
+from schemas.kinds import KindRegistry
+from schemas.registry import SchemaRegistry
+from schemas.ulids import UlidSource
+
+
+@dataclass(frozen=True, slots=True)
+class NodeEnvironment:
+    """What nodes of one process share, and what comes in from outside.
+
+    Attributes:
+        relay_tls: makes a context for one connection to the relay; None where that is not over TLS.
+    """
+
+    config: NodeConfig
+    publisher: MqttPublisher
+    registry: SchemaRegistry
+    reader: FrameReader
+    kinds: KindRegistry
+    now_ms: Callable[[], int]
+    random_bytes: Callable[[int], bytes]
+    rng: random.Random
+    log: FilteringBoundLogger
+    relay_tls: Callable[[], ssl.SSLContext | None] = lambda: None
+
+
+class Node:
+    """The parts of one node and the tasks that they need.
+
+    ``files`` is where a renewed leaf goes; a node without them does not renew.
+    """
+
+    def __init__(  # noqa: PLR0913, PLR0917 - what a node is made of
+        self,
+        identity: NodeIdentity,
+        handlers: Sequence[Handler],
+        hw_fingerprint: Mapping[str, Any],
+        around: NodeEnvironment,
+        last_issued: Path | None,
+        files: IdentityFiles | None = None,
+    ) -> None:
+        self.identity = identity
+        self._handlers = handlers
+        self._around = around
+        self._sequence = 0
+        signer = ManifestSigner(
+            identity=identity,
+            hw_fingerprint=hw_fingerprint,
+            capabilities=[handler.capability for handler in handlers],
+            ttl_ms=around.config.ttl_ms,
+            now_ms=around.now_ms,
+            registry=around.registry,
+            last_issued=last_issued,
+            log=around.log,
+        )
+        self.announcer = Announcer(signer, around.config.heartbeat_s, around.rng, around.log)
+        self.dispatcher = Dispatcher(identity.node_id, handlers, around.kinds, around.registry, around.log)
+        renewal = None
+        if files is not None:
+            done = self.announcer.announce_now
+            renewal = Renewal(identity, files, installer(files), done, around.now_ms, around.log)
+        self.link = RelayLink(
+            LinkParts(
+                identity=identity,
+                relay_url=around.config.relay_url,
+                reader=around.reader,
+                announcer=self.announcer,
+                dispatcher=self.dispatcher,
+                ulids=UlidSource(around.now_ms, around.random_bytes),
+                backoff=Backoff(around.rng),
+                log=around.log,
+                tls=around.relay_tls,
+                renewal=renewal,
+            )
+        )
+        self.announcer.add_carrier(self._publish)
+        self.announcer.add_carrier(self.link.carry)
+        around.publisher.when_connected(lambda: self.announcer.carry(self._publish))
+
+    async def run(self) -> None:
+        """Announce, connect and serve until cancelled."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for handler in self._handlers:
+                    tasks.create_task(handler.run())
+                announcing = tasks.create_task(self.announcer.run())
+                await self.link.run()
+                # It ends only when the node was revoked. Nobody believes what it would announce; what is left
+                # is to be there, and to say so, until an operator acts.
+                announcing.cancel()
+                await asyncio.Event().wait()
+        finally:
+            await self.dispatcher.close()
+
+    async def _publish(self, manifest: SignedManifest) -> bool:
+        """Put identity and manifest on the broker, retained, then say that the node is alive."""
+        publish = self._around.publisher.publish
+        node_id = self.identity.node_id
+        # The identity first: a manifest whose leaf is not known yet would have to be parked.
+        publish(topics.identity(node_id), self.identity.chain_pem.encode("ascii"), retain=True)
+        sent = publish(topics.announce(node_id), manifest.wire, retain=True)
+        self._sequence += 1
+        beat = {
+            "node_id": node_id,
+            "ts_ms": self._around.now_ms(),
+            "seq": self._sequence,
+            "manifest_etag": manifest.etag,
+            "expires_at_ms": manifest.expires_at_ms,
+        }
+        publish(
+            topics.heartbeat(node_id), json.dumps(beat, separators=(",", ":")).encode("ascii"), retain=False
+        )
+        return sent

@@ -1,0 +1,1 @@
+"""The node's key and certificate: made, enrolled, verified, installed."""

@@ -1,0 +1,213 @@
+"""How a node enrols over the network: what ``kubelet enroll`` does.
+
+Before the node says anything it knows whom it talks to: the relay's root must be the one that the join token
+names. What it then says is worth nothing without the token's key, and what it is told is believed because
+whoever said it has that key. Must not be imported by the running daemon: it needs the X.509 library.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from hashlib import sha256
+from ssl import CERT_NONE, SSLCertVerificationError, SSLContext
+from typing import Any
+
+from kubelet.config import NodeConfig, store
+from kubelet.identity.http_exchange import Answer, Request, exchange
+from kubelet.identity.provisioning import create_identity, install_certificate
+from kubelet.lock import held_alone
+from schemas.addresses import check_private_url, normal_url, parse_broker
+from schemas.canonical import jcs
+from schemas.certificates import IdentityError, make_csr, verify_leaf
+from schemas.enrolment import (
+    ENROL_PATH,
+    MAX_RESPONSE_BYTES,
+    NODE,
+    RELAY,
+    RESPONSE_REF,
+    JoinToken,
+    is_proven,
+    proven,
+)
+from schemas.files import make_private_directory
+from schemas.identity import Identity, certificates_in, to_pem
+from schemas.identity_files import IdentityFiles, IdentityFilesError
+from schemas.keys import base64url
+from schemas.registry import SchemaRegistry, Validator
+from schemas.strict_json import StrictJsonError, loads
+from schemas.tls import client_context
+
+_NONCE_BYTES = 32
+# As much as a leaf is dated back.
+_MAX_CLOCK_SKEW_MS = 5 * 60_000
+# What OpenSSL says when nobody that it trusts vouches for a certificate, whatever else may be wrong with it.
+_UNKNOWN_ISSUER = frozenset({2, 18, 19, 20, 21})
+_CLOCK_OR_AGE = frozenset({9, 10})
+
+_REFUSALS = {
+    400: "did not understand: its version is another",
+    403: "refuses: the join token is used up, expired or withdrawn, or this node's id is another's",
+    404: "is no relay, or one that is too old for this",
+    421: "has another name: use the relay's public URL",
+    429: "is busy: run it again",
+    503: "has no CA key: enrol this node with `kubelet init` and `relay ca issue`",
+}
+
+
+class EnrolmentError(Exception):
+    """The answer is no; the text says why."""
+
+
+class ClockError(ValueError):
+    """This machine's clock is wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class Enrolled:
+    """What came of it."""
+
+    identity: Identity
+    config: NodeConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Enroller:
+    """Enrols the node in ``files``. Time and randomness come in from outside."""
+
+    files: IdentityFiles
+    token: JoinToken
+    relay_url: str
+    plain_allowed: bool
+    now_ms: Callable[[], int]
+    random_bytes: Callable[[int], bytes]
+
+    async def run(self) -> Enrolled:
+        """Enrol, and leave behind all that ``kubelet run`` needs. May be run again after any failure.
+
+        Raises:
+            EnrolmentError: the relay is another one, or refuses.
+            ClockError: this machine's clock is wrong.
+            AddressError: relay or broker would be spoken to in the clear.
+            IdentityFilesError: this node is enrolled already, or its files cannot be used.
+            ConnectionError: the relay cannot be reached.
+        """
+        check_private_url(self.relay_url, plain_allowed=self.plain_allowed)
+        if self.files.exists():
+            self._check_not_enrolled()
+        make_private_directory(self.files.root)
+        with held_alone(self.files.root):
+            root = await self._recognised_root()
+            if not self.files.exists():
+                create_identity(self.files, self.now_ms(), self.random_bytes)
+            return self._installed(await self._vouched_for(root))
+
+    def _check_not_enrolled(self) -> None:
+        own = self.files.read()
+        try:
+            verify_leaf(own.leaf_pem, [own.root_pem or ""], self.now_ms())
+        except IdentityError as error:
+            if error.reason != "validity":
+                return  # the leaf is self-signed still, whatever lies beside it
+        raise IdentityFilesError(f"{self.files.root} is enrolled already, as node {own.node_id}")
+
+    async def _recognised_root(self) -> bytes:
+        """Return the root that the token names, from the relay, to which nothing is said before."""
+        answer = await exchange(Request(self.relay_url, ENROL_PATH), _believing_anybody())
+        self._check_status(answer)
+        try:
+            roots = certificates_in(answer.body.decode("ascii"))
+        except ValueError:
+            roots = []
+        for root in roots:
+            if sha256(root).digest() == self.token.fingerprint:
+                return root
+        raise EnrolmentError(f"{self.relay_url} is another relay than the one that made this join token")
+
+    async def _vouched_for(self, root: bytes) -> dict[str, Any]:
+        """Ask for a leaf, and return what the relay that made the token says."""
+        own, registry = self.files.read(), SchemaRegistry()
+        nonce = base64url(self.random_bytes(_NONCE_BYTES))
+        request = {"join_id": self.token.id, "csr": make_csr(own.key, own.node_id), "nonce": nonce}
+        answer, by_own_root = await self._ask_verified(root, jcs(proven(request, self.token.key, NODE)))
+        self._check_status(answer)
+        message = self._genuine(answer, nonce, registry.load(RESPONSE_REF))
+        self._check_clock(message["server_time_ms"])
+        if message["own_root"] and not by_own_root:
+            raise EnrolmentError(
+                f"the relay shows a certificate of its own root, and {self.relay_url} another: "
+                "something in between answers for it"
+            )
+        return message
+
+    def _installed(self, message: dict[str, Any]) -> Enrolled:
+        config = NodeConfig(
+            parse_broker(message["broker"]),
+            normal_url(message["relay_url"]),
+            plain_allowed=self.plain_allowed,
+            own_root=message["own_root"],
+        )
+        # The leaf comes last: when it is there, all of it is.
+        store(config, self.files.root)
+        leaf, roots = message["certificate"], message["roots"]
+        return Enrolled(install_certificate(self.files, leaf, roots, self.now_ms()), config)
+
+    async def _ask_verified(self, root: bytes, body: bytes) -> tuple[Answer, bool]:
+        """Ask a server that the token's root vouches for, or else the machine's own trust.
+
+        Returns the answer, and whether no other than the root was needed.
+        """
+        request = Request(self.relay_url, ENROL_PATH, body)
+        try:
+            return await exchange(request, client_context(to_pem([root]))), True
+        except SSLCertVerificationError as error:
+            if error.verify_code not in _UNKNOWN_ISSUER:
+                raise self._not_believed(error) from None
+        try:
+            return await exchange(request, client_context()), False
+        except SSLCertVerificationError as error:
+            raise self._not_believed(error) from None
+
+    def _not_believed(self, error: SSLCertVerificationError) -> Exception:
+        text = f"the certificate of {self.relay_url} is not believed: {error.verify_message}"
+        if error.verify_code in _CLOCK_OR_AGE:
+            return ClockError(f"{text}; this machine's clock reads {_readable(self.now_ms())}: set the clock")
+        return EnrolmentError(text)
+
+    def _check_status(self, answer: Answer) -> None:
+        if answer.status != 200:  # noqa: PLR2004 - OK
+            why = _REFUSALS.get(answer.status, f"answers with status {answer.status}: look at its log")
+            raise EnrolmentError(f"{self.relay_url} {why}")
+
+    def _genuine(self, answer: Answer, nonce: str, form: Validator) -> dict[str, Any]:
+        """Return the message if the relay that made the token said it, and in reply to us."""
+        try:
+            message = loads(answer.body, max_bytes=MAX_RESPONSE_BYTES)
+        except StrictJsonError:
+            message = None
+        if not isinstance(message, dict) or not form.is_valid(message):
+            raise EnrolmentError(f"{self.relay_url} answers with something else than a relay would")
+        if message["nonce"] != nonce or not is_proven(message, self.token.key, RELAY):
+            raise EnrolmentError(
+                f"the answer of {self.relay_url} was changed, or is not from the relay of this join token"
+            )
+        return message
+
+    def _check_clock(self, server_time_ms: int) -> None:
+        now = self.now_ms()
+        if abs(now - server_time_ms) > _MAX_CLOCK_SKEW_MS:
+            raise ClockError(
+                f"this machine's clock reads {_readable(now)} and the relay's {_readable(server_time_ms)}: "
+                "set the clock, and run it again"
+            )
+
+
+def _believing_anybody() -> SSLContext:
+    """For the one request that says nothing and whose answer is checked against the token."""
+    context = client_context()
+    context.check_hostname = False
+    context.verify_mode = CERT_NONE
+    return context
+
+
+def _readable(time_ms: int) -> str:
+    return datetime.fromtimestamp(time_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

@@ -1,0 +1,1 @@
+"""The node's one outbound WebSocket to the relay."""

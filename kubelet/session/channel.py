@@ -1,0 +1,106 @@
+"""One connection to the relay: its socket, and the machine that says what may go over it.
+
+Must not know what a frame means.
+"""
+
+import ssl
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
+
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, WebSocketException
+
+from kubelet.session.metered_connection import MeteredConnection
+from schemas.addresses import connect_url
+from schemas.frames import MAX_FRAME_BYTES, SUBPROTOCOL, Frame, FrameReader
+from schemas.session import CloseCode, ProtocolError, Role, Session, State
+from schemas.ulids import UlidSource
+
+NOT_REACHED = (OSError, WebSocketException)
+"""What ``opened`` raises when there is no connection, or it does not hold."""
+
+CLOSE_TIMEOUT_S = 2
+_PING_INTERVAL_S = 15
+_PING_TIMEOUT_S = 10
+
+
+@asynccontextmanager
+async def opened(  # noqa: PLR0913 - what comes in from outside
+    relay_url: str,
+    tls: ssl.SSLContext | None,
+    reader: FrameReader,
+    ulids: UlidSource,
+    open_timeout_s: float,
+    *,
+    commands_per_s: float = 0.0,
+) -> AsyncIterator["Channel"]:
+    """Connect to the relay, for the length of the block; it may send ``commands_per_s`` commands.
+
+    Raises:
+        NOT_REACHED: it is not reached, or does not speak the protocol.
+    """
+    metered = partial(MeteredConnection, commands_per_s=commands_per_s)
+    async with connect(
+        connect_url(relay_url),
+        subprotocols=[SUBPROTOCOL],  # type: ignore[list-item]  # a NewType over str
+        ssl=tls,
+        compression=None,
+        max_size=MAX_FRAME_BYTES,
+        close_timeout=CLOSE_TIMEOUT_S,
+        open_timeout=open_timeout_s,
+        ping_interval=_PING_INTERVAL_S,
+        ping_timeout=_PING_TIMEOUT_S,
+        user_agent_header=None,
+        create_connection=metered,  # type: ignore[arg-type]  # it is asked for a type, and only called
+    ) as socket:
+        yield Channel(socket, Session(Role.NODE, reader), ulids)
+
+
+class Channel:
+    """Frames in and out of ``socket``."""
+
+    def __init__(self, socket: ClientConnection, session: Session, ulids: UlidSource) -> None:
+        self._socket = socket
+        self._session = session
+        self._ulids = ulids
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the handshake is done and nobody has closed."""
+        return self._session.state is State.OPEN
+
+    async def send(self, type_: str, payload: Mapping[str, Any], in_reply_to: str | None = None) -> bool:
+        """Send a frame; tell whether the connection was still there to take it, and no goodbye said.
+
+        Raises:
+            ProtocolError: this end may not send it now, or it is larger than a frame may be.
+        """
+        if self._session.state is State.CLOSED:
+            return False
+        text = self._session.send(type_, self._ulids.new(), payload, in_reply_to)
+        try:
+            await self._socket.send(text)
+        except ConnectionClosed:
+            return False
+        return True
+
+    async def receive(self) -> Frame | None:
+        """Return the next frame; None for an answer that was dropped.
+
+        Raises:
+            ProtocolError: the relay broke the protocol.
+            ConnectionClosed: the connection is over.
+        """
+        try:
+            text = await self._socket.recv(decode=False)
+        except ConnectionClosed:
+            if isinstance(self._socket, MeteredConnection) and self._socket.is_flooded:
+                raise ProtocolError("more frames than this node is willing to be sent") from None
+            raise
+        return self._session.receive(text)
+
+    async def close(self, code: CloseCode) -> None:
+        """Close with ``code``."""
+        await self._socket.close(code)

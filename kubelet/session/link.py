@@ -1,0 +1,267 @@
+"""The node's one outbound connection to the relay: connects, proves who it is, and moves frames.
+
+What may be said when is the session machine's; what a command does is the dispatcher's.
+"""
+
+import asyncio
+import ssl
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, NoReturn
+
+from structlog.typing import FilteringBoundLogger
+from websockets.exceptions import ConnectionClosed
+
+from kubelet.announce.announcer import Announcer
+from kubelet.announce.signer import SignedManifest
+from kubelet.dispatch import Dispatcher
+from kubelet.session.backoff import LONGEST_ASKED_S, Backoff, RivalBackoff
+from kubelet.session.channel import CLOSE_TIMEOUT_S, NOT_REACHED, Channel, opened
+from kubelet.session.handshake import AudienceError, answer_to
+from kubelet.session.renewal import Renewal
+from schemas.delivery import TransitGauge
+from schemas.frames import Frame, FrameReader
+from schemas.identity_files import NodeIdentity
+from schemas.session import CloseCode, ProtocolError
+from schemas.strict_json import loads
+from schemas.text import printable
+from schemas.ulids import UlidSource
+
+_HANDSHAKE_TIMEOUT_S = 10.0
+_SUPERSEDED_WAIT_S = 300.0
+
+
+class LinkState(Enum):
+    """What an operator sees of the connection."""
+
+    CONNECTING = "connecting"
+    OPEN = "open"
+    ANNOUNCED = "announced"
+    WRONG_AUDIENCE = "the relay has another name than the one pinned: check --relay"
+    REFUSED = "the relay does not accept this node's identity: install a certificate"
+    REVOKED = "revoked: an operator must enrol this node again"
+    SUPERSEDED = "another machine uses this identity"
+
+
+def _ticks_ms() -> int:
+    return time.monotonic_ns() // 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class LinkParts:
+    """What a link works with.
+
+    Attributes:
+        tls: how the relay is believed; None where the connection is not over TLS.
+        renewal: renews the leaf; None for a node that has no files.
+        ticks_ms: milliseconds that only ever go forward. They tell how long a command was on its way: the
+            clock of a board without a battery leaps when it is set, and every command would look late.
+    """
+
+    identity: NodeIdentity
+    relay_url: str
+    reader: FrameReader
+    announcer: Announcer
+    dispatcher: Dispatcher
+    ulids: UlidSource
+    backoff: Backoff
+    log: FilteringBoundLogger
+    ticks_ms: Callable[[], int] = _ticks_ms
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    tls: Callable[[], ssl.SSLContext | None] = lambda: None
+    renewal: Renewal | None = None
+    handshake_timeout_s: float = _HANDSHAKE_TIMEOUT_S
+
+
+class RelayLink:
+    """The connection of one node, kept up until cancelled.
+
+    Attributes:
+        state: for readiness.
+    """
+
+    def __init__(self, parts: LinkParts) -> None:
+        self._parts = parts
+        self._boot_id = parts.ulids.new()
+        self._session_id: str | None = None
+        self._channel: Channel | None = None
+        self._gauge = TransitGauge()
+        self._asked_wait_s = 0.0
+        self._rival = RivalBackoff(_SUPERSEDED_WAIT_S, LONGEST_ASKED_S)
+        self._opened_ms: int | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.state = LinkState.CONNECTING
+
+    async def run(self) -> None:
+        """Hold a session, and come back whenever it is lost; ends only when the node was revoked."""
+        log = self._parts.log
+        while self.state is not LinkState.REVOKED:
+            self._asked_wait_s = 0.0
+            self._opened_ms = None
+            try:
+                await self._connect()
+            except ConnectionClosed as error:
+                self._closed(error)
+            except AudienceError:
+                self.state = LinkState.WRONG_AUDIENCE
+                log.warning("relay names another audience", pinned=self._parts.relay_url)
+            except ProtocolError as error:
+                self.state = LinkState.CONNECTING
+                log.warning("relay broke the protocol", reason=printable(error.reason))
+            except NOT_REACHED as error:
+                self.state = LinkState.CONNECTING
+                log.info("relay not reached", relay=self._parts.relay_url, reason=printable(str(error)))
+            finally:
+                self._channel = None
+            if self.state is not LinkState.REVOKED:
+                await self._parts.sleep(self._parts.backoff.next_s(self._asked_wait_s))
+
+    async def carry(self, manifest: SignedManifest) -> bool:
+        """Send ``manifest``, and the heartbeat that goes with it, if a session is open."""
+        channel = self._channel
+        if channel is None or not channel.is_open:
+            return False
+        beat = {
+            "manifest_etag": manifest.etag,
+            "expires_at_ms": manifest.expires_at_ms,
+            "inflight": self._parts.dispatcher.inflight,
+        }
+        document = loads(manifest.wire, max_bytes=len(manifest.wire))
+        return await channel.send("announce", document) and await channel.send("heartbeat", beat)
+
+    async def _connect(self) -> None:
+        parts = self._parts
+        timeout_s = parts.handshake_timeout_s
+        async with opened(
+            parts.relay_url,
+            parts.tls(),
+            parts.reader,
+            parts.ulids,
+            timeout_s,
+            commands_per_s=parts.dispatcher.commands_per_s,
+        ) as channel:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await self._authenticate(channel)
+                self._channel = channel
+                await self._serve(channel)
+            except ProtocolError as error:
+                await channel.close(error.code)
+                raise
+            except AudienceError:
+                await channel.close(CloseCode.NORMAL)
+                raise
+
+    async def _authenticate(self, channel: Channel) -> None:
+        challenge = await self._receive(channel)
+        parts = self._parts
+        auth = answer_to(challenge.payload, parts.identity, parts.relay_url, parts.ulids.new(), self._boot_id)
+        if self._session_id is not None:
+            auth["resume"] = self._session_id
+        await channel.send("auth", auth, challenge.msg_id)
+        payload = (await self._receive(channel)).payload
+        self._session_id = payload["session_id"]
+        if not payload["resumed"]:
+            self._gauge = TransitGauge()
+        self._gauge.delay_ms(payload["server_time_ms"], self._parts.ticks_ms())
+        self._parts.announcer.shorten_interval(payload["heartbeat_interval_ms"] / 1000)
+        self._opened_ms = self._parts.ticks_ms()
+        self.state = LinkState.OPEN
+        self._parts.log.info("relay connected", relay=self._parts.relay_url, resumed=payload["resumed"])
+
+    async def _serve(self, channel: Channel) -> None:
+        try:
+            await self._parts.announcer.carry(self.carry)
+            while True:
+                frame = await channel.receive()
+                if frame is not None:
+                    await self._handle(channel, frame)
+        except asyncio.CancelledError:
+            if channel.is_open:
+                await channel.send("bye", {"reason": "shutting_down"})
+                await channel.close(CloseCode.NORMAL)
+            raise
+
+    async def _receive(self, channel: Channel) -> Frame:
+        frame = await channel.receive()
+        if frame is None:
+            raise ProtocolError("an unexpected frame in the handshake")
+        if frame.type == "bye":
+            await self._until_closed(channel, frame)
+        return frame
+
+    async def _until_closed(self, channel: Channel, bye: Frame) -> NoReturn:
+        """Wait for the close that follows ``bye``: only its code says what to do next."""
+        self._asked_wait_s = bye.payload.get("retry_after_ms", 0) / 1000
+        async with asyncio.timeout(CLOSE_TIMEOUT_S):
+            await channel.receive()
+        raise ProtocolError("a frame after bye")
+
+    async def _handle(self, channel: Channel, frame: Frame) -> None:
+        payload = frame.payload
+        match frame.type:
+            case "cmd":
+                delay = self._gauge.delay_ms(payload["sent_at_ms"], self._parts.ticks_ms())
+                await self._parts.dispatcher.submit(frame, payload["deadline_ms"] - delay, self._answer)
+            case "cmd_cancel":
+                self._parts.dispatcher.cancel(frame.in_reply_to or "")
+            case "heartbeat_ack":
+                self._gauge.renew()
+                self._gauge.delay_ms(payload["server_time_ms"], self._parts.ticks_ms())
+                await self._renew(channel)
+            case "announce_ack":
+                self._announced(frame)
+                await self._renew(channel)
+            case "renew_ack":
+                self._renewed(payload)
+            case _:  # bye
+                await self._until_closed(channel, frame)
+
+    def _announced(self, frame: Frame) -> None:
+        payload = frame.payload
+        if payload["ok"]:
+            # Not before: a relay that takes the node in and throws it out again must not be hammered.
+            self._parts.backoff.reset()
+            self.state = LinkState.ANNOUNCED
+            return
+        self.state = LinkState.OPEN
+        self._parts.log.error("relay rejects the manifest", code=payload["error"]["code"])
+        self._parts.announcer.overtake(payload.get("mark_issued_at_ms", 0))
+
+    async def _renew(self, channel: Channel) -> None:
+        renewal = self._parts.renewal
+        if renewal is not None and (asked := renewal.request()) is not None:
+            await channel.send("renew", asked)
+
+    def _renewed(self, payload: Mapping[str, Any]) -> None:
+        if self._parts.renewal is None:
+            return
+        # Aside: installing takes a while, and commands must go on meanwhile.
+        task = asyncio.create_task(self._parts.renewal.answered(payload))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _answer(self, msg_id: str, payload: Mapping[str, Any]) -> None:
+        if self._channel is not None and self._channel.is_open:
+            await self._channel.send("cmd_ack", payload, msg_id)
+
+    def _closed(self, error: ConnectionClosed) -> None:
+        code = error.rcvd.code if error.rcvd is not None else None
+        self.state = LinkState.CONNECTING
+        match code:
+            case CloseCode.AUTH_FAILED:
+                self.state = LinkState.REFUSED
+            case CloseCode.REVOKED:
+                self.state = LinkState.REVOKED
+            case CloseCode.SUPERSEDED:
+                self.state = LinkState.SUPERSEDED
+                self._asked_wait_s = max(self._asked_wait_s, self._rival.displaced(self._held_s()))
+            case _:
+                self._parts.log.info("relay lost", code=code)
+                return
+        self._parts.log.error("relay closed the session", code=code, what=self.state.value)
+
+    def _held_s(self) -> float:
+        return 0.0 if self._opened_ms is None else (self._parts.ticks_ms() - self._opened_ms) / 1000

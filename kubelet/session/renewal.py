@@ -1,0 +1,104 @@
+"""Another leaf before this one ends: asked for over the session, put in place without dropping it.
+
+The request is the one that the node made with its key, so the key stays. What comes back is verified and
+installed by a process of its own (``kubelet.identity.install``): the daemon does without the certificate library.
+"""
+
+import asyncio
+import json
+import sys
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from structlog.typing import FilteringBoundLogger
+
+from schemas.files import read_state
+from schemas.identity import certificates_in, validity_of
+from schemas.identity_files import IdentityFiles, IdentityFilesError, NodeIdentity
+from schemas.text import printable
+
+AGAIN_AFTER_MS = 3_600_000
+_INSTALL_TIMEOUT_S = 30
+_INSTALLED = ("certificate", "roots", "endorsement")
+
+Install = Callable[[Mapping[str, Any]], Awaitable[str | None]]
+"""Verifies and installs ``certificate`` and ``roots``, which may come with an ``endorsement`` of a new root;
+returns why not, or None when it is done."""
+
+
+class Renewal:
+    """Renews the leaf of ``identity``, whose files are ``files``; ``renewed`` is called when that is done."""
+
+    def __init__(  # noqa: PLR0913, PLR0917 - what comes in from outside
+        self,
+        identity: NodeIdentity,
+        files: IdentityFiles,
+        install: Install,
+        renewed: Callable[[], None],
+        now_ms: Callable[[], int],
+        log: FilteringBoundLogger,
+    ) -> None:
+        self._identity = identity
+        self._files = files
+        self._install = install
+        self._renewed = renewed
+        self._now_ms = now_ms
+        self._log = log
+        self._not_before_ms = 0
+
+    def request(self) -> dict[str, str] | None:
+        """Return the payload of ``renew`` if it is time to ask; asking counts as asked for an hour."""
+        now = self._now_ms()
+        start, end = validity_of(certificates_in(self._identity.leaf_pem)[0])
+        if self._identity.root_pem is None or now < max(start + (end - start) * 2 // 3, self._not_before_ms):
+            return None
+        self._not_before_ms = now + AGAIN_AFTER_MS
+        try:
+            return {"csr": read_state(self._files.csr).decode("ascii")}
+        except (OSError, UnicodeDecodeError) as error:
+            self._log.error("the leaf cannot be renewed", reason=printable(str(error)))
+            return None
+
+    async def answered(self, payload: Mapping[str, Any]) -> None:
+        """Act on the payload of ``renew_ack``. Never raises: the old leaf serves until it ends."""
+        if not payload["ok"]:
+            self._log.error("relay does not renew the leaf", code=payload["error"]["code"])
+            return
+        reason = await self._install(payload)
+        if reason is not None:
+            self._log.error("the new leaf is not accepted", reason=printable(reason))
+            return
+        try:
+            fresh = self._files.read()
+        except IdentityFilesError as error:
+            self._log.error("the new leaf cannot be read", reason=printable(str(error)))
+            return
+        self._identity.renew(fresh.leaf_pem, fresh.root_pem)
+        self._log.info("leaf renewed", kid=self._identity.kid)
+        self._renewed()
+
+
+def installer(files: IdentityFiles) -> Install:
+    """Return what installs into ``files``, in a process of its own."""
+
+    async def install(payload: Mapping[str, Any]) -> str | None:
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-P", "-m", "kubelet.identity.install", str(files.root)),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.DEVNULL,
+                stderr=asyncio.subprocess.PIPE,
+            )
+        except (OSError, RuntimeError) as error:  # a small board may have no memory or thread left for it
+            return str(error)
+        issued = json.dumps({name: payload[name] for name in _INSTALLED if name in payload})
+        try:
+            async with asyncio.timeout(_INSTALL_TIMEOUT_S):
+                _, errors = await process.communicate(issued.encode("ascii"))
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+            return "it took too long"
+        return None if process.returncode == 0 else errors.decode("utf-8", "replace").strip()
+
+    return install

@@ -1,0 +1,103 @@
+"""The audit as a person reads it in a terminal.
+
+Must let nothing through that is not printable ASCII: whoever could write the file could write anything.
+"""
+
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import typer
+
+from relay.audit.verify import Place, Verdict
+from schemas.text import printable
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_WIDTHS = (24, 16, 20, 24, 46, 26)
+_COLOURS = {"allow": "green", "ok": "green", "deny": "red", "error": "red"}
+_TARGETS = ("tool", "node_id", "jti", "kid")
+_NOTHING = "-"
+
+
+def row(facts: Mapping[str, Any] | None, data: bytes, *, colour: bool) -> str:
+    """Return a line of the audit as one row; ``data`` is what stands there if it holds no ``facts``."""
+    if facts is None:
+        cells = ["", "damaged", printable(data.decode("utf-8", "backslashreplace"), 100)]
+        what = "error"
+    else:
+        cells = _cells(facts)
+        what = cells[1]
+    padded = [f"{cell:<{width}}" for cell, width in zip(cells, _WIDTHS, strict=False)]
+    if colour:
+        padded[0] = typer.style(padded[0], dim=True)
+        padded[1] = typer.style(padded[1], fg=_COLOURS.get(what, "yellow"))
+    return "  ".join([*padded, *cells[len(_WIDTHS) :]]).rstrip()
+
+
+def _cells(facts: Mapping[str, Any]) -> list[str]:
+    """Return time, what happened, its code, who, to what, correlation id and milliseconds."""
+    if "event" not in facts:
+        who = f"{_text(facts.get('tenant'))}/{_text(facts.get('sub'))}"
+    else:
+        who = _text(facts.get("source") or facts.get("tenant"))
+    target = next((_text(facts[name]) for name in _TARGETS if facts.get(name)), _NOTHING)
+    if "count" in facts:
+        target = "once" if facts["count"] == 1 else f"{_text(facts['count'])} times"
+    return [
+        moment(facts.get("ts_ms")),
+        _text(facts.get("event") or facts.get("outcome") or facts.get("decision")),
+        _text(facts.get("code") or facts.get("reason")),
+        who,
+        target,
+        _text(facts.get("correlation_id")),
+        _text(facts["duration_ms"]) if "duration_ms" in facts else "",
+    ]
+
+
+def _text(value: Any) -> str:
+    return _NOTHING if value is None else printable(str(value), 64)
+
+
+def moment(ts_ms: Any) -> str:
+    """Return a time in milliseconds since the epoch as UTC."""
+    try:
+        shown = _EPOCH + timedelta(milliseconds=ts_ms)
+    except (TypeError, ValueError, OverflowError):
+        return _text(ts_ms)
+    return f"{shown:%Y-%m-%d %H:%M:%S}.{shown.microsecond // 1000:03}Z"
+
+
+def report(verdict: Verdict) -> Iterator[str]:
+    """Yield what the walk found, a row each, the answer first."""
+    yield _said("audit", "intact" if verdict.intact else "NOT INTACT")
+    if verdict.broken:
+        yield _said("broken", _placed(verdict.broken, verdict.breaks))
+    if verdict.expected is False:
+        yield _said(
+            "missing", "no line here has the expected hash: lines were cut off or changed after it was noted"
+        )
+    if verdict.last_verified is False:
+        text = "the newest line of the last verification is not here: it was cut off, or its file moved away"
+        yield _said("missing", text)
+    yield _said("lines", f"{verdict.lines} in {len(verdict.files)} files, {verdict.files[0]} the oldest")
+    if verdict.first_ms is not None:
+        yield _said("first", moment(verdict.first_ms))
+        yield _said("last", moment(verdict.last_ms))
+    yield _said("head", verdict.head)
+    if verdict.after:
+        yield _said("note", f"begins after {verdict.after}, which is not here")
+    if verdict.unfinished:
+        yield _said("note", "the newest line has no end yet and is not counted")
+    if verdict.first_backwards:
+        yield _said("note", f"a clock was set back: {_placed(verdict.first_backwards, verdict.backwards)}")
+    if verdict.first_torn:
+        yield _said("warning", _placed(verdict.first_torn, verdict.torn))
+
+
+def _placed(place: Place, times: int) -> str:
+    more = f" ({times} such lines)" if times > 1 else ""
+    return f"{place.file} line {place.line}: {place.text}{more}"
+
+
+def _said(name: str, text: str) -> str:
+    return f"{name:<8} {printable(text, 240)}"

@@ -1,0 +1,223 @@
+"""Agents' tokens: how the relay issues them, and how it learns from one who calls.
+
+Deny by default: a token that is not provably ours, for this relay, of this class and in time, is nobody's.
+Must not decide what a caller may do: that is ``calls``. Must never log a token.
+"""
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Protocol
+
+from nacl.signing import SigningKey
+
+from relay.ascii_json import members_of
+from relay.auth.permissions import SCOPES, Rights
+from schemas.files import PRIVATE, make_private_directory, read_private, write_atomic
+from schemas.keys import private_key_from_pem, private_key_to_pem
+from schemas.manifest import MAX_FUTURE_MS
+from schemas.registry import SchemaRegistry
+from schemas.tokens import AGENT_REF, TokenError, TokenVerifier, sign_token
+
+_CACHE_SIZE = 4096
+# Its issuer's clock and ours may be as far apart as a node's and ours.
+_EARLY_S = MAX_FUTURE_MS // 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """Who calls, as the token proved it.
+
+    Attributes:
+        rights: what the scopes reach.
+        name: who it is, whatever token it holds: issuer, tenant and subject.
+        members: what the audit says of it, as ``members_of`` has it.
+    """
+
+    tenant: str
+    sub: str
+    jti: str
+    issuer: str
+    scopes: frozenset[str]
+    expires_s: int
+    rights: Rights = field(init=False)
+    name: tuple[str, str, str] = field(init=False)
+    members: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        # Asked for at every call, and the same for as long as the token is good.
+        object.__setattr__(self, "rights", Rights.of(self.tenant, self.scopes))
+        object.__setattr__(self, "name", (self.issuer, self.tenant, self.sub))
+        facts = {"tenant": self.tenant, "iss": self.issuer, "sub": self.sub, "jti": self.jti}
+        object.__setattr__(self, "members", members_of(facts))
+
+
+class TokenIssuer:
+    """Signs agents' tokens with the relay's own key."""
+
+    def __init__(self, key: SigningKey, issuer: str, audience: str, registry: SchemaRegistry) -> None:
+        self._claims = registry.load(AGENT_REF)
+        self._key = key
+        self._issuer = issuer
+        self._audience = audience
+
+    def issue(  # noqa: PLR0913 - a token has this many facts
+        self, *, sub: str, tenant: str, scopes: list[str], now_s: int, ttl_s: int, jti: str
+    ) -> str:
+        """Return a token that is good for ``ttl_s`` seconds.
+
+        Raises:
+            ViolationError: the token would not be accepted: a tenant or a sub that is not of its form.
+        """
+        claims = {
+            "iss": self._issuer,
+            "aud": self._audience,
+            "sub": sub,
+            "tenant": tenant,
+            "scope": " ".join(scopes),
+            "iat": now_s,
+            "exp": now_s + ttl_s,
+            "jti": jti,
+            "token_class": "agent_runtime",
+        }
+        self._claims.check(claims)
+        return sign_token(self._key, key_id(bytes(self._key.verify_key)), claims)
+
+
+class IssuerKeySource(Protocol):
+    """The keys of another issuer, which come and go."""
+
+    def get(self, kid: str) -> bytes | None:
+        """Return the 32-byte public key of ``kid``, or None."""
+
+    async def learn(self) -> None:
+        """Ask for the keys, unless that was done a moment ago."""
+
+    async def run(self) -> None:
+        """Ask for the keys again and again until cancelled."""
+
+    def follow(self, changed: Callable[[], None]) -> None:
+        """Call ``changed`` whenever the keys are others than before."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExternalIssuer:
+    """Another issuer whose tokens count: what it is called, how its tokens read, and its keys."""
+
+    issuer: str
+    verifier: TokenVerifier
+    keys: IssuerKeySource
+
+
+class Authenticator:
+    """Knows the keys that agents' tokens may be signed with, and remembers what it has verified.
+
+    A key speaks for one issuer: the relay's own for the relay, those of ``outside`` for that issuer.
+    """
+
+    def __init__(  # noqa: PLR0913, PLR0917 - what comes in from outside
+        self,
+        verifier: TokenVerifier,
+        keys: Mapping[str, bytes],
+        issuer: str,
+        audience: str,
+        now_ms: Callable[[], int],
+        outside: ExternalIssuer | None = None,
+    ) -> None:
+        self._verifier = verifier
+        self._keys = keys
+        self._issuer = issuer
+        self._audience = audience
+        self._now_ms = now_ms
+        self._outside = outside
+        self._revoked: frozenset[str] = frozenset()
+        self._verified: dict[str, Principal] = {}
+        if outside is not None:
+            outside.keys.follow(self._verified.clear)
+
+    def revoke(self, jtis: frozenset[str]) -> None:
+        """Let the tokens ``jtis`` be void from now on, and no others."""
+        if jtis != self._revoked:
+            self._revoked = jtis
+            self._verified.clear()
+
+    async def recognise(self, token: str) -> Principal:
+        """Return who holds ``token``, if need be after asking the outside issuer for a key that is new.
+
+        Raises:
+            TokenError: the token is not accepted.
+        """
+        try:
+            return self.identify(token)
+        except TokenError as error:
+            if error.reason != "unknown_key" or self._outside is None:
+                raise
+        await self._outside.keys.learn()
+        return self.identify(token)
+
+    def identify(self, token: str) -> Principal:
+        """Return who holds ``token``. The signature is checked once a token, the expiry at every call.
+
+        Raises:
+            TokenError: the token is not accepted.
+        """
+        now_s = self._now_ms() // 1000
+        principal = self._verified.get(token)
+        if principal is None:
+            principal = self._verify(token, now_s)
+            if len(self._verified) >= _CACHE_SIZE:
+                del self._verified[next(iter(self._verified))]
+            self._verified[token] = principal
+        if principal.expires_s <= now_s:
+            del self._verified[token]
+            raise TokenError("expired")
+        return principal
+
+    def _verify(self, token: str, now_s: int) -> Principal:
+        claims = self._claims(token, now_s)
+        if claims["jti"] in self._revoked:
+            raise TokenError("revoked")
+        return Principal(
+            tenant=claims["tenant"],
+            sub=claims["sub"],
+            jti=claims["jti"],
+            issuer=claims["iss"],
+            scopes=frozenset(claims["scope"].split(" ")).intersection(SCOPES),
+            expires_s=int(claims["exp"]),
+        )
+
+    def _claims(self, token: str, now_s: int) -> dict[str, Any]:
+        issuer, verifier, outside = self._issuer, self._verifier, self._outside
+        key_of: Callable[[str], bytes | None] = self._keys.get
+        if outside is not None and outside.verifier.kid_of(token) not in self._keys:
+            issuer, verifier, key_of = outside.issuer, outside.verifier, outside.keys.get
+        claims = verifier.verify(token, key_of, audience=self._audience, now_s=now_s, early_s=_EARLY_S)
+        if claims["iss"] != issuer:
+            raise TokenError("issuer")
+        return claims
+
+
+def key_id(public_key: bytes) -> str:
+    """Return the ``kid`` of a token key: SHA-256 of its 32 bytes, hex."""
+    return sha256(public_key).hexdigest()
+
+
+def load_or_create_token_key(path: Path) -> SigningKey:
+    """Return the relay's token key, made on first use.
+
+    Raises:
+        ExposedFileError: others can read it.
+        OSError: it holds no key, or cannot be read.
+    """
+    try:
+        return private_key_from_pem(read_private(path))
+    except ValueError:
+        # Without the error's own text, which can show a byte of the key.
+        raise OSError(f"{path} is damaged: it holds no Ed25519 key in PEM") from None
+    except FileNotFoundError:
+        make_private_directory(path.parent)
+        key = SigningKey(os.urandom(32))
+        write_atomic(path, private_key_to_pem(key), PRIVATE)
+        return key

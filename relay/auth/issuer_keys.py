@@ -1,0 +1,208 @@
+"""The keys of an outside issuer of agents' tokens: a JWK set, fetched, and believed for a while.
+
+A key counts because it stands in the set that the operator named, and for as long as it stands there. Whoever
+sends tokens with keys that nobody knows can make the relay fetch the set once in ten seconds, and no more
+often. Must not look at tokens, and must not follow the issuer's server anywhere else.
+"""
+
+import asyncio
+import math
+import ssl
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import aclosing
+from itertools import islice
+from typing import Any
+
+import httpx2
+from structlog.typing import FilteringBoundLogger
+
+from relay.observability.metrics import Metrics
+from schemas.keys import from_base64url, is_sound_public_key
+from schemas.registry import SchemaRegistry
+from schemas.strict_json import StrictJsonError, loads
+from schemas.tokens import EXTERNAL_KEY_REF
+
+MAX_BYTES = 64 * 1024
+MAX_KEYS = 64
+TIMEOUT_S = 5.0
+MIN_INTERVAL_S = 10.0
+"""From one fetch to the next, whoever asks for it."""
+REFRESH_S = 600.0
+RETRY_S = 30.0
+MAX_AGE_S = 86_400.0
+"""How long keys are believed while their issuer cannot be asked, to within one retry."""
+
+_OK = 200
+
+
+class JwksError(Exception):
+    """The set could not be had; ``reason`` is a fixed word, fit for a log and a counter's label."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class JwksSource:
+    """The server that publishes the set: what comes is bounded in time and in bytes, and not yet trusted."""
+
+    def __init__(self, url: str, timeout_s: float = TIMEOUT_S) -> None:
+        self._url = url
+        self._timeout_s = timeout_s
+        # The system's authorities, or those that SSL_CERT_FILE names.
+        self._tls = ssl.create_default_context()
+
+    async def fetch(self) -> bytes:
+        """Return what lies at the URL.
+
+        Raises:
+            JwksError: with reason ``unreachable``, ``timeout``, ``status`` or ``too_large``.
+        """
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await self._get()
+        except TimeoutError:
+            raise JwksError("timeout") from None
+        except (httpx2.TransportError, OSError):
+            raise JwksError("unreachable") from None
+
+    async def _get(self) -> bytes:
+        # The bare transport: no proxy, no cookie, no redirect, and no decompression of a few bytes into many.
+        headers = {"accept": "application/jwk-set+json, application/json", "accept-encoding": "identity"}
+        request = httpx2.Request("GET", self._url, headers=headers)
+        async with httpx2.AsyncHTTPTransport(verify=self._tls, trust_env=False) as transport:
+            response = await transport.handle_async_request(request)
+            async with aclosing(response.aiter_raw()) as chunks:
+                if response.status_code != _OK:
+                    raise JwksError("status")
+                body = bytearray()
+                async for chunk in chunks:
+                    body += chunk
+                    if len(body) > MAX_BYTES:
+                        raise JwksError("too_large")
+        return bytes(body)
+
+
+class JwksReader:
+    """Takes from a set what can be used; ``ours`` are the relay's own keys, which no other issuer has."""
+
+    def __init__(self, registry: SchemaRegistry, ours: Mapping[str, bytes]) -> None:
+        self._wanted = registry.load(EXTERNAL_KEY_REF)
+        self._ours = ours
+
+    def keys(self, document: bytes) -> dict[str, bytes]:
+        """Return the set's Ed25519 signing keys, at most ``MAX_KEYS``; all else in it is passed over.
+
+        A ``kid`` that stands for two of them stands for none.
+
+        Raises:
+            JwksError: with reason ``not_json`` or ``not_a_key_set``.
+        """
+        try:
+            value = loads(document, max_bytes=MAX_BYTES)
+        except StrictJsonError:
+            raise JwksError("not_json") from None
+        members = value.get("keys") if isinstance(value, dict) else None
+        if not isinstance(members, list):
+            raise JwksError("not_a_key_set")
+        usable = list(islice(filter(None, map(self._usable, members)), MAX_KEYS))
+        standing = Counter(kid for kid, _ in usable)
+        return {kid: key for kid, key in usable if standing[kid] == 1}
+
+    def _usable(self, member: Any) -> tuple[str, bytes] | None:
+        if not self._wanted.is_valid(member):
+            return None
+        try:
+            key = from_base64url(member["x"])
+        except ValueError:
+            return None
+        kid = member["kid"]
+        if not is_sound_public_key(key) or kid in self._ours or key in self._ours.values():
+            return None
+        return kid, key
+
+
+class IssuerKeys:
+    """The keys of the moment. ``fetch`` brings the set and ``read`` takes the keys from it."""
+
+    def __init__(  # noqa: PLR0913 - what comes in from outside
+        self,
+        *,
+        fetch: Callable[[], Awaitable[bytes]],
+        read: Callable[[bytes], Mapping[str, bytes]],
+        monotonic: Callable[[], float],
+        metrics: Metrics,
+        log: FilteringBoundLogger,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._fetch = fetch
+        self._read = read
+        self._monotonic = monotonic
+        self._metrics = metrics
+        self._log = log
+        self._sleep = sleep
+        self._keys: Mapping[str, bytes] = {}
+        self._asked_s = self._taken_s = -math.inf
+        self._fetching: asyncio.Task[None] | None = None
+        self._outcome = ""
+        self._follow_ups: list[Callable[[], None]] = []
+
+    def get(self, kid: str) -> bytes | None:
+        """Return the 32-byte public key of ``kid``, or None."""
+        return self._keys.get(kid)
+
+    def follow(self, changed: Callable[[], None]) -> None:
+        """Call ``changed`` whenever the keys are others than before."""
+        self._follow_ups.append(changed)
+
+    async def learn(self) -> None:
+        """Fetch the set, unless that was done a moment ago. A fetch that is under way is waited for."""
+        now_s = self._monotonic()
+        if self._fetching is None and now_s - self._asked_s >= MIN_INTERVAL_S:
+            self._asked_s = now_s
+            self._fetching = asyncio.create_task(self._refresh())
+            self._fetching.add_done_callback(self._forget_task)
+        if self._fetching is not None:
+            # Who hangs up while he waits must not end it for the others.
+            await asyncio.shield(self._fetching)
+
+    async def run(self) -> None:
+        """Fetch the set at once and then regularly, until cancelled: a key that was withdrawn must go."""
+        try:
+            while True:
+                await self.learn()
+                await self._sleep(REFRESH_S if self._outcome == "ok" else RETRY_S)
+        finally:
+            if self._fetching is not None:
+                self._fetching.cancel()
+
+    async def _refresh(self) -> None:
+        try:
+            keys = self._read(await self._fetch())
+            outcome = "ok"
+            self._taken_s = self._monotonic()
+        except JwksError as error:
+            outcome = error.reason
+            stale = self._monotonic() - self._taken_s >= MAX_AGE_S
+            keys = {} if stale else self._keys
+        self._note(outcome, keys)
+        if keys != self._keys:
+            self._keys = keys
+            for changed in self._follow_ups:
+                changed()
+
+    def _note(self, outcome: str, keys: Mapping[str, bytes]) -> None:
+        self._metrics.issuer_fetches.labels(outcome).inc()
+        if outcome == self._outcome and len(keys) == len(self._keys):
+            return  # an issuer that stays away is not worth a line every half minute
+        self._outcome = outcome
+        if outcome == "ok" and keys:
+            self._log.info("outside issuer's keys fetched", keys=len(keys))
+        elif outcome == "ok":
+            self._log.warning("the outside issuer publishes no Ed25519 signing key")
+        else:
+            self._log.warning("outside issuer's keys not fetched", reason=outcome, keys_kept=len(keys))
+
+    def _forget_task(self, _done: asyncio.Task[None]) -> None:
+        self._fetching = None

@@ -1,0 +1,1 @@
+"""A relay's state as one encrypted file, and back."""

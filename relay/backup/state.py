@@ -1,0 +1,108 @@
+"""What a relay's state is saved as, and how an empty state directory becomes that relay again.
+
+A backup holds all that another machine needs to take the relay's place: see ``StateFiles``. The audit is not
+part of it, since a relay begins another chain where there is none, nor is what a relay writes by itself.
+Must not encrypt, and must not decide where a backup goes.
+"""
+
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from relay.backup.archive import MAX_BYTES, pack, unpack
+from relay.config import StateFiles
+from relay.fleet.replay_marks import snapshot
+from relay.pki.authority import CertificateAuthority
+from schemas.files import PRIVATE, PUBLIC, make_private_directory, read_state, sync_directory, write_atomic
+
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_ROOT, _MARKS = "ca/root.pem", "marks/marks.sqlite3"
+_REQUIRED = frozenset({_ROOT, "ca/root.key", "ca/ledger.jsonl"})
+_POSSIBLE = _REQUIRED | {
+    *("ca/previous.pem", "ca/previous.key", "ca/next.key"),
+    *("token.key", "join_tokens.jsonl", "revoked_tokens.jsonl", "tls/relay.pem", "tls/relay.key", _MARKS),
+}
+
+
+class RestoreError(Exception):
+    """Nothing was restored; the text says why."""
+
+
+def save(state: StateFiles, ca: CertificateAuthority, now_ms: int) -> bytes:
+    """Return an archive of the relay's state, which may be running.
+
+    Raises:
+        AuthorityError: there is no CA, or the root's key is not here.
+        ArchiveError: it is too large.
+        OSError: a file cannot be read.
+    """
+    files: dict[str, bytes] = {}
+    # Nothing is issued meanwhile. A join token may be spent: then the backup has that, and not its leaf.
+    with ca.unchanged() as paths:
+        others = (state.token_key, state.join_tokens, state.revoked_tokens)
+        for path in (*paths, *others, state.own_tls.certificate, state.own_tls.key):
+            with suppress(FileNotFoundError):
+                files[str(path.relative_to(state.root))] = read_state(path, MAX_BYTES)
+    if (marks := snapshot(state.marks)) is not None:
+        files[_MARKS] = marks
+    return pack(files, now_ms)
+
+
+def write_new(path: Path, data: bytes) -> None:
+    """Write ``data`` into a new file that only its owner can read.
+
+    Raises:
+        FileExistsError: there is something already: an older backup may be the one that is needed.
+        OSError: the disk does not take it; nothing is left of it.
+    """
+    descriptor = os.open(path, _NEW, PRIVATE)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(descriptor)
+    except BaseException as error:
+        path.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise OSError(error.errno, error.strerror, str(path)) from None
+        raise
+    sync_directory(path.parent)
+
+
+def restore(archive: bytes, state: StateFiles) -> None:
+    """Write what ``save`` has returned into the state directory, all of it or nothing.
+
+    Raises:
+        RestoreError: the directory is not empty, or the archive is not whole.
+        ArchiveError: it is no backup, or holds what no backup holds.
+        OSError: the disk does not take it; nothing is left of it.
+    """
+    files = unpack(archive, _POSSIBLE)
+    if missing := _REQUIRED - files.keys():
+        raise RestoreError(f"the backup is not whole: it holds no {min(missing)}")
+    make_private_directory(state.root)
+    if any(state.root.iterdir()):
+        raise RestoreError(f"{state.root} is not empty, and nothing in it is overwritten")
+    # The root comes last: without it there is no CA here, and no relay starts.
+    ordered = {**{name: data for name, data in files.items() if name != _ROOT}, _ROOT: files[_ROOT]}
+    try:
+        _write(ordered, state.root)
+    except BaseException:
+        _take_back(ordered, state.root)
+        raise
+
+
+def _write(files: Mapping[str, bytes], root: Path) -> None:
+    for name, data in files.items():
+        path = root / name
+        make_private_directory(path.parent)
+        write_atomic(path, data, PUBLIC if path.suffix == ".pem" else PRIVATE)
+
+
+def _take_back(files: Mapping[str, bytes], root: Path) -> None:
+    for name in reversed(list(files)):
+        (root / name).unlink(missing_ok=True)
+    for directory in {(root / name).parent for name in files} - {root}:
+        with suppress(OSError):
+            directory.rmdir()

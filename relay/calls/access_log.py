@@ -1,0 +1,100 @@
+"""One line a call, the same fields by every transport: what a developer of agents looks for.
+
+JSON on the relay's log, also on a terminal. Who decided what and why is the audit's. Must never write
+arguments or results.
+"""
+
+from datetime import UTC, datetime
+from functools import lru_cache
+from typing import Any, Protocol
+
+from relay.ascii_json import encoded
+from relay.calls.call_record import CallAnswer, CallRecord, CallRequest
+from relay.calls.envelope import META_STEP_ID, META_TASK_ID, TOOL_IO_REF
+from schemas.errors import ToolError
+from schemas.text import printable
+
+_OK = 200
+_GONE = 499  # as others write it: the caller closed the request
+_MAX_REQUEST_ID = 64
+
+
+class Lines(Protocol):
+    """Where lines go. Taking one must not fail: the call is over, and must not fail for its line."""
+
+    def write(self, line: str, /) -> object:
+        """Take a line."""
+
+
+class AccessLog:
+    """Writes to ``lines``."""
+
+    def __init__(self, lines: Lines) -> None:
+        self._lines = lines
+
+    def write(
+        self,
+        request: CallRequest,
+        record: CallRecord,
+        answer: CallAnswer | None,
+        duration_s: float,
+        now_ms: int,
+    ) -> None:
+        """Write the line of a call that is over; without an ``answer`` its caller had gone."""
+        self._lines.write(encoded(_line(request, record, answer, duration_s, now_ms)) + "\n")
+
+
+def _line(
+    request: CallRequest, record: CallRecord, answer: CallAnswer | None, duration_s: float, now_ms: int
+) -> dict[str, Any]:
+    call, trace, tool = request.call, request.call.trace, record.tool
+    return {
+        "ts": _moment(now_ms // 1000) + f".{now_ms % 1000:03d}Z",
+        "agentId": record.principal.sub if record.principal else None,
+        "taskId": _shown(call.label(META_TASK_ID)),
+        "stepId": _shown(call.label(META_STEP_ID)),
+        "transport": request.transport,
+        "route": "/mcp",
+        "method": "tools/call",
+        "status": _GONE if answer is None else _status(record.error),
+        "durationMs": round(duration_s * 1000, 3),
+        "attempt": record.attempt,
+        "inputBytes": request.input_bytes,
+        "outputBytes": len(answer.text) if answer else 0,
+        "requestId": _request_id(call.message.get("id")),
+        "traceId": trace.trace_id if trace else None,
+        "spanId": record.span_id,
+        "metadata": {
+            "schemaVersion": TOOL_IO_REF,
+            # None if there is no such tool.
+            "deterministic": tool.surface.verb.idempotent if tool else None,
+            "toolId": printable(call.tool_id, 80),
+        },
+        "error": _told(record.error),
+    }
+
+
+@lru_cache(maxsize=2)  # calls come by the hundred in one second
+def _moment(now_s: int) -> str:
+    return datetime.fromtimestamp(now_s, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+
+
+def _status(error: ToolError | None) -> int:
+    return _OK if error is None else error.failure.value.http_status
+
+
+def _told(error: ToolError | None) -> dict[str, str] | None:
+    if error is None:
+        return None
+    row = error.failure.value
+    return {"canonical": row.canonical.name, "message": error.detail or row.message}
+
+
+def _shown(text: str | None) -> str | None:
+    return None if text is None else printable(text)
+
+
+def _request_id(value: object) -> str | int | None:
+    if isinstance(value, str):
+        return printable(value, _MAX_REQUEST_ID)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None

@@ -1,0 +1,104 @@
+"""A call on its way through the door: what came in, what is known of it, what goes out.
+
+Must not decide anything.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from relay.ascii_json import members_of
+from relay.audit.log import AuditLog
+from relay.auth.agent_tokens import Principal
+from relay.calls.envelope import Call
+from relay.fleet.tools import Tool
+from schemas.errors import ToolError
+from schemas.text import printable
+
+_NOBODY = members_of({"tenant": None, "iss": None, "sub": None, "jti": None})
+
+
+@dataclass(frozen=True, slots=True)
+class CallRequest:
+    """A call as a transport brings it: nothing in it has been checked.
+
+    Attributes:
+        input_bytes: how large it was when it came in.
+    """
+
+    token: str
+    call: Call
+    transport: str = "http"
+    input_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CallAnswer:
+    """A result or an error envelope (``error@1.0.0``), exactly one; ``text`` is it as ASCII JSON."""
+
+    text: str
+    result: Mapping[str, Any] | None = None
+    error: Mapping[str, Any] | None = None
+
+
+@dataclass(slots=True)
+class CallRecord:
+    """What is known of one call, and what the audit says of it.
+
+    Attributes:
+        started: when it came in, on the door's clock.
+        first: the correlation id of the call that this one repeats; None if it repeats none.
+        attempt: how often the call was sent under its idempotency key, this one included.
+        answered: whether the node has answered: then it is known what became of it.
+        error: what it failed with.
+    """
+
+    correlation_id: str
+    call: Call
+    started: float
+    principal: Principal | None = None
+    tool: Tool | None = None
+    first: str | None = None
+    attempt: int = 1
+    span_id: str | None = None
+    answered: bool = False
+    error: ToolError | None = None
+
+    def denied(self, audit: AuditLog, error: ToolError) -> None:
+        """Write down that the call is refused.
+
+        Raises:
+            AuditUnavailableError: it cannot be.
+        """
+        audit.append(f'{self._members()},"decision":"deny","code":"{error.failure.value.code}"')
+
+    def allowed(self, audit: AuditLog) -> None:
+        """Write down that the call is made, before it is.
+
+        Raises:
+            AuditUnavailableError: it cannot be, so the call must not be made.
+        """
+        audit.append(self._members() + ',"decision":"allow","code":"ok"')
+
+    def ended(self, audit: AuditLog, code: str, now: float) -> None:
+        """Write down what became of a call that was allowed.
+
+        Raises:
+            AuditUnavailableError: it cannot be.
+        """
+        duration_ms = round((now - self.started) * 1000, 3)
+        outcome = "ok" if code == "ok" else "error"
+        audit.append(f'{self._members()},"outcome":"{outcome}","code":"{code}","duration_ms":{duration_ms}')
+
+    def _members(self) -> str:
+        """Return what both lines of a call say alike."""
+        who = self.principal.members if self.principal else _NOBODY
+        members = f'"correlation_id":"{self.correlation_id}",{who},{members_of(self._called())}'
+        return members if self.first is None else f'{members},"first":"{self.first}"'
+
+    def _called(self) -> dict[str, str | None]:
+        if self.tool is not None:
+            return {"tool": self.tool.canonical, "node_id": self.tool.node_id}
+        name, parsed = self.call.name, self.call.parsed
+        shown = printable(name, 64) if isinstance(name, str) else ""
+        return {"tool": shown, "node_id": parsed.node_id if parsed else None}

@@ -1,0 +1,140 @@
+"""Makes a call that was decided: limit, record the decision, dispatch, await, check, record the outcome.
+
+Must not decide who may call.
+"""
+
+from collections.abc import Callable, Collection
+from types import TracebackType
+
+from structlog.typing import FilteringBoundLogger
+
+from relay.audit.log import AuditLog, AuditUnavailableError
+from relay.calls.call_record import CallAnswer, CallRecord
+from relay.calls.in_flight import InFlight, RevocableCall
+from relay.calls.results import checked
+from relay.fleet.tools import Tool
+from relay.rate_limits import Gates
+from relay.routing.port import Command, NodeRouter
+from schemas.errors import Failure, ToolError
+
+GATEWAY_BUDGET_MS = 5000
+"""RFC-0005 section 7: end to end, as the caller sees it."""
+
+_SPAN_BYTES = 8
+
+
+class CallExecutor:
+    """Makes calls over ``reach``. ``monotonic`` is in seconds."""
+
+    def __init__(
+        self,
+        reach: NodeRouter,
+        audit: AuditLog,
+        monotonic: Callable[[], float],
+        random_bytes: Callable[[int], bytes],
+        log: FilteringBoundLogger,
+    ) -> None:
+        self._reach = reach
+        self._audit = audit
+        self._capabilities: Gates[tuple[str, str]] = Gates(monotonic)
+        self._in_flight = InFlight()
+        self._monotonic = monotonic
+        self._random_bytes = random_bytes
+        self._log = log
+
+    def revoke(self, jtis: Collection[str]) -> None:
+        """End the calls under way that were made with one of these tokens: E_SAFETY_DENIED."""
+        self._in_flight.revoke(jtis)
+
+    def under_way(self, record: CallRecord) -> RevocableCall:
+        """Return the context of a call that waits, which ends when its token is revoked."""
+        return self._in_flight.under(record.principal.jti if record.principal else "")
+
+    def budget_ms(self, tool: Tool, record: CallRecord) -> int:
+        """Return how much time is left for the call (RFC-0005 section 7, DESIGN section 8)."""
+        spent_ms = int((self._monotonic() - record.started) * 1000)
+        return max(1, min(tool.deadline_ms, GATEWAY_BUDGET_MS - spent_ms))
+
+    async def run(self, tool: Tool, record: CallRecord) -> CallAnswer:
+        """Make the call of ``record``, which is to ``tool``.
+
+        Raises:
+            ToolError: it failed; ``record.answered`` tells whether the node has said so.
+            AuditUnavailableError: it was not made, since it cannot be recorded.
+        """
+        try:
+            gate = self._capabilities.enter(tool.capability, tool.allowance)
+        except ToolError as error:
+            record.denied(self._audit, error)
+            raise
+        try:
+            with self.recorded(record):
+                async with self.under_way(record):
+                    answer = await self._reach.run(self._command(tool, record))
+                record.answered = True
+                return checked(answer, tool, record.call.arguments)
+        finally:
+            gate.leave()
+
+    def recorded(self, record: CallRecord) -> "RecordedCall":
+        """Return the context of a call that is made, which records that it is and what becomes of it."""
+        return RecordedCall(record, self._audit, self._monotonic, self._log)
+
+    def _command(self, tool: Tool, record: CallRecord) -> Command:
+        trace = record.call.trace
+        if trace is not None:
+            record.span_id = self._random_bytes(_SPAN_BYTES).hex()
+        return Command(
+            node_id=tool.node_id,
+            tool=tool.canonical,
+            arguments=record.call.arguments,
+            deadline_ms=self.budget_ms(tool, record),
+            correlation_id=record.correlation_id,
+            traceparent=trace.traceparent(record.span_id) if trace and record.span_id else None,
+        )
+
+
+class RecordedCall:
+    """The context of one call that is made: recorded before it begins, and when it has ended."""
+
+    def __init__(
+        self,
+        record: CallRecord,
+        audit: AuditLog,
+        monotonic: Callable[[], float],
+        log: FilteringBoundLogger,
+    ) -> None:
+        self._record = record
+        self._audit = audit
+        self._monotonic = monotonic
+        self._log = log
+
+    def __enter__(self) -> None:
+        """Record that the call is made.
+
+        Raises:
+            AuditUnavailableError: it cannot be recorded; the block has not begun.
+        """
+        self._record.allowed(self._audit)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self._record.ended(self._audit, _code_of(error), self._monotonic())
+        except AuditUnavailableError as failed:
+            # It has run; the caller gets the truth. The next call finds the door shut.
+            reason, correlation_id = str(failed), self._record.correlation_id
+            self._log.error("outcome not recorded", reason=reason, correlation_id=correlation_id)
+
+
+def _code_of(error: BaseException | None) -> str:
+    match error:
+        case None:
+            return "ok"
+        case ToolError():
+            return error.failure.value.code
+        case Exception():
+            return Failure.INTERNAL.value.code
+        case _:
+            return "cancelled"

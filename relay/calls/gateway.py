@@ -1,0 +1,167 @@
+"""The one door: every call, whatever transport it came by, goes through ``CallGateway.call``.
+
+identify, read, resolve, authorise, validate, limit, record the decision, dispatch, await, validate the
+result, cross-check, record the outcome, answer. Nothing that a caller can be refused for happens before it.
+Must not know transports: they are thin adapters around it.
+"""
+
+from collections.abc import Callable, Collection
+
+from structlog.typing import FilteringBoundLogger
+
+from relay.ascii_json import encoded
+from relay.audit.log import AuditLog, AuditUnavailableError
+from relay.audit.refusal_counts import RefusalCounter
+from relay.auth.agent_tokens import Authenticator, Principal
+from relay.calls.access_log import AccessLog
+from relay.calls.call_record import CallAnswer, CallRecord, CallRequest
+from relay.calls.envelope import Call, EnvelopeCheck
+from relay.calls.executor import CallExecutor
+from relay.calls.idempotent_calls import IdempotentCalls
+from relay.fleet.fleet import Fleet
+from relay.fleet.tools import Tool
+from relay.observability.metrics import Metrics
+from relay.rate_limits import Allowance, Gate, Gates
+from schemas.errors import Failure, ToolError
+from schemas.tokens import TokenError
+from schemas.ulids import UlidSource
+
+
+class CallGateway:
+    """Decides, dispatches and accounts for calls."""
+
+    def __init__(  # noqa: PLR0913 - what comes in from outside
+        self,
+        *,
+        authenticator: Authenticator,
+        envelopes: EnvelopeCheck,
+        fleet: Fleet,
+        runner: CallExecutor,
+        once: IdempotentCalls,
+        audit: AuditLog,
+        refusals: RefusalCounter,
+        metrics: Metrics,
+        call_log: AccessLog,
+        ulids: UlidSource,
+        per_agent: Allowance,
+        revocations_known: Callable[[], bool],
+        now_ms: Callable[[], int],
+        monotonic: Callable[[], float],
+        log: FilteringBoundLogger,
+    ) -> None:
+        self._authenticator = authenticator
+        self._envelopes = envelopes
+        self._fleet = fleet
+        self._runner = runner
+        self._once = once
+        self._audit = audit
+        self._refusals = refusals
+        self._metrics = metrics
+        self._call_log = call_log
+        self._ulids = ulids
+        self._per_agent = per_agent
+        self._revocations_known = revocations_known
+        self._agents: Gates[tuple[str, str, str]] = Gates(monotonic)
+        self._now_ms = now_ms
+        self._monotonic = monotonic
+        self._log = log
+
+    async def call(self, request: CallRequest) -> CallAnswer:
+        """Answer ``request``. Never raises but when cancelled: whatever goes wrong is an error envelope."""
+        record = CallRecord(self._ulids.new(), request.call, self._monotonic())
+        answer: CallAnswer | None = None
+        try:
+            answer = await self._answered(request, record)
+            return answer
+        finally:
+            self._account(request, record, answer)
+
+    async def _answered(self, request: CallRequest, record: CallRecord) -> CallAnswer:
+        try:
+            return await self._run(request, record)
+        except ToolError as error:
+            record.error = error
+        except AuditUnavailableError as error:
+            self._log.error("audit cannot be written; calls are refused", reason=str(error))
+            record.error = ToolError(Failure.INTERNAL, "The call could not be recorded, so it was not made.")
+        except Exception as error:  # noqa: BLE001 - a bug must cost one caller an error, not the others the relay
+            self._log.error("call failed", correlation_id=record.correlation_id, exc_info=error)
+            record.error = ToolError(Failure.INTERNAL)
+        envelope = record.error.envelope(record.correlation_id)
+        return CallAnswer(encoded(envelope), error=envelope)
+
+    def charge(self, principal: Principal, cost: float) -> None:
+        """Count something else than a call, of the weight of ``cost`` calls, towards the agent's share.
+
+        Raises:
+            ToolError: RATE_LIMITED, with ``retry_after_ms``; INTERNAL while revocations cannot be read.
+        """
+        self._enter(principal, min(cost, self._per_agent.burst)).leave()
+
+    def revoke(self, jtis: Collection[str]) -> None:
+        """End the calls under way that were made with one of these tokens: E_SAFETY_DENIED."""
+        self._runner.revoke(jtis)
+
+    async def _run(self, request: CallRequest, record: CallRecord) -> CallAnswer:
+        principal = self._identify(request, record)
+        share = self._enter(principal)
+        try:
+            tool = self._decided(request.call, principal, record)
+            key = request.call.idempotency_key
+            if isinstance(key, str):
+                return await self._once.run(key, tool, principal, record, share)
+            return await self._runner.run(tool, record)
+        finally:
+            share.leave()
+
+    def _identify(self, request: CallRequest, record: CallRecord) -> Principal:
+        try:
+            record.principal = self._authenticator.identify(request.token)
+        except TokenError:
+            # It was accepted when the request came in: it has expired or was revoked since.
+            denied = ToolError(Failure.SAFETY_DENIED, "The token is not accepted.")
+            record.denied(self._audit, denied)
+            raise denied from None
+        return record.principal
+
+    def _enter(self, principal: Principal, cost: float = 1) -> Gate:
+        """Go into what one agent may take. Refusals are counted: one that does not stop fills no disk."""
+        try:
+            self._check_revocations()
+            return self._agents.enter(principal.name, self._per_agent, cost)
+        except ToolError as error:
+            who = f"{principal.tenant}/{principal.sub}"
+            self._refusals.count("call_refused", who, error.failure.value.code)
+            raise
+
+    def _check_revocations(self) -> None:
+        if not self._revocations_known():
+            # The token, or the node, may be one of those that were revoked since.
+            text = "The relay cannot read what has been revoked, so it does nothing."
+            raise ToolError(Failure.INTERNAL, text)
+
+    def _decided(self, call: Call, principal: Principal, record: CallRecord) -> Tool:
+        try:
+            self._envelopes.check(call)
+            record.tool = self._decide(call, principal)
+        except ToolError as error:
+            record.denied(self._audit, error)
+            raise
+        return record.tool
+
+    def _decide(self, call: Call, principal: Principal) -> Tool:
+        if not isinstance(call.name, str) or call.message.get("id") is None:
+            # In every mode: there is nothing that could be called, or nobody who waits for an answer.
+            raise ToolError(Failure.ENVELOPE_INVALID)
+        tool = self._fleet.resolve(call.name, principal.rights)
+        if not tool.surface.arguments.is_valid(call.arguments):
+            raise ToolError(Failure.ARGUMENTS_INVALID)
+        return tool
+
+    def _account(self, request: CallRequest, record: CallRecord, answer: CallAnswer | None) -> None:
+        """Count the call, and write its line; without an answer its caller has gone."""
+        duration_s = self._monotonic() - record.started
+        failed = record.error.failure.value.code if record.error else "ok"
+        self._metrics.calls(failed if answer else "cancelled").inc()
+        self._metrics.call_seconds.observe(duration_s)
+        self._call_log.write(request, record, answer, duration_s, self._now_ms())

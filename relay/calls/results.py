@@ -1,0 +1,55 @@
+"""What a node answered, before a caller gets it: it fits the tool, is this node's own, and can be shown.
+
+What a kind demands beyond its documents stands in its row of the registry. Must not know a kind by name.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from relay.ascii_json import encoded
+from relay.calls.call_record import CallAnswer
+from relay.fleet.tools import Tool
+from schemas.errors import Failure, ToolError
+from schemas.kinds import ForeignText
+from schemas.text import changed_at, inert, printable_values
+
+
+def checked(answer: Mapping[str, Any], tool: Tool, arguments: Any) -> CallAnswer:
+    """Return the node's ``answer`` to a call of ``tool`` as its caller gets it (RFC-0005 sections 4 and 6.8).
+
+    Raises:
+        ToolError: the node's own, in our words, or its result cannot be passed on.
+    """
+    if not answer["ok"]:
+        raise ToolError.from_node(answer["error"])
+    result: Mapping[str, Any] = answer["result"]
+    if not tool.surface.result.is_valid(result):
+        raise ToolError(Failure.RESULT_INVALID)
+    if result.get("node_id") != tool.node_id:
+        raise ToolError(Failure.RESULT_INVALID, "The result names another node than the one that was called.")
+    verb = tool.surface.verb
+    if any(result.get(member) != arguments.get(member) for member in verb.verbatim):
+        raise ToolError(Failure.RESULT_INVALID, "The result is not what was sent, as it must be.")
+    for text in verb.foreign_texts:
+        result = _with_usual(result, text)
+    return _shown(result, tool)
+
+
+def _with_usual(result: Mapping[str, Any], foreign: ForeignText) -> Mapping[str, Any]:
+    def usual(text: str) -> str:
+        return text if foreign.usual.fullmatch(text) else inert(text, foreign.limit)
+
+    changed: Mapping[str, Any] = changed_at(result, foreign.path, usual)
+    return changed
+
+
+def _shown(result: Mapping[str, Any], tool: Tool) -> CallAnswer:
+    text = encoded(result)
+    if "\\" in text:
+        # Something had to be escaped for JSON, and a client would unescape it: no control character may
+        # reach a terminal or a model.
+        result = printable_values(result)
+        if not tool.surface.result.is_valid(result):
+            raise ToolError(Failure.RESULT_INVALID)  # escaped it is longer, and a client would refuse it
+        text = encoded(result)
+    return CallAnswer(text, result=result)

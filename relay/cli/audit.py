@@ -1,0 +1,179 @@
+"""``relay audit``: what was decided, and whether anybody has touched it since.
+
+Reads beside a running relay, and needs no lock. Every value is made printable before it is shown: whoever
+could write the file could write anything.
+"""
+
+import json
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from relay.audit.chain import numbered
+from relay.audit.line_reader import AuditLines, Line
+from relay.audit.report import report, row
+from relay.audit.verified_head import keep_verified_head, read_verified_head
+from relay.audit.verify import FIELDS, HASH_FORM, matching, parsed, verify
+from relay.cli.options import EXIT_LOST, EXIT_NO, EXIT_USAGE, AsJson, StateDir, fail, seconds, state_files
+from schemas.text import printable
+
+app = typer.Typer(help="What was decided, and whether it still stands there.", no_args_is_help=True)
+
+_POLL_S = 0.25
+_QUIET_S = 1.0
+
+
+@app.command("verify")
+def audit_verify(
+    expect: Annotated[
+        str | None,
+        typer.Option(metavar="HASH", help="A head noted earlier: its line must still be there."),
+    ] = None,
+    accept_loss: Annotated[
+        bool,
+        typer.Option("--accept-loss", help="Go by the lines that are here, though others were here before."),
+    ] = False,
+    as_json: AsJson = False,
+    state_dir: StateDir = None,
+) -> None:
+    """Walk the chain. Exit 0 if it is intact, 1 if not, 4 if the newest line of the last time is lost."""
+    if expect is not None and HASH_FORM.fullmatch(expect) is None:
+        fail("--expect wants the 64 hexadecimal digits of a line's hash", EXIT_USAGE)
+    files = state_files(state_dir)
+    last = None if accept_loss else read_verified_head(files.audit_verified)
+    progress = _Progress(files.audit, time.monotonic)
+    verdict = verify(files.audit, expect, progress, last=last.head if last else None)
+    progress.clear()
+    if as_json:
+        typer.echo(json.dumps({"intact": verdict.intact, **asdict(verdict)}))
+    else:
+        for row in report(verdict):
+            typer.echo(row)
+    if not verdict.holds:
+        raise SystemExit(EXIT_NO)
+    if not verdict.intact:
+        raise SystemExit(EXIT_LOST)
+    try:
+        keep_verified_head(files.audit_verified, verdict.head, time.time_ns() // 1_000_000)
+    except OSError as error:
+        # As in an archive that is read only: what was asked is answered all the same.
+        typer.echo(f"relay: the head is not kept for the next time: {printable(str(error))}", err=True)
+
+
+@app.command("tail")
+def audit_tail(
+    count: Annotated[int, typer.Option("-n", "--lines", min=0, help="How many lines.")] = 20,
+    follow: Annotated[
+        bool, typer.Option("-f", "--follow", help="Go on with what comes, until Ctrl-C.")
+    ] = False,
+    as_json: AsJson = False,
+    state_dir: StateDir = None,
+) -> None:
+    """Show the newest lines."""
+    with closing(AuditLines(state_files(state_dir).audit)) as lines:
+        lines.skip_to_last(count)
+        show = _shower(as_json=as_json)
+        try:
+            for line in _followed(lines) if follow else lines.read():
+                show(line, parsed(line.data))
+        except KeyboardInterrupt:
+            return
+
+
+@app.command("grep")
+def audit_grep(
+    fields: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="FIELD=VALUE...", help="What a line must say, e.g. tenant=acme code=ok."),
+    ] = None,
+    since: Annotated[
+        str | None, typer.Option(metavar="TIME", help="15m, 2h, 30d, or 2026-11-21T08:00 (UTC).")
+    ] = None,
+    as_json: AsJson = False,
+    state_dir: StateDir = None,
+) -> None:
+    """Show the lines that say all of it. Exit 1 if none does."""
+    wanted = dict(_pair(text) for text in fields or [])
+    since_ms = None if since is None else _moment_ms(since)
+    found = False
+    with closing(AuditLines(state_files(state_dir).audit)) as lines:
+        show = _shower(as_json=as_json)
+        for line, facts in matching(lines.read(), wanted, since_ms):
+            show(line, facts)
+            found = True
+    if not found:
+        if unknown := [name for name in wanted if name not in FIELDS]:
+            fail(f"no line has a field {printable(unknown[0])}; there are {', '.join(FIELDS)}", EXIT_NO)
+        raise SystemExit(EXIT_NO)
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        fail(f"{printable(text)} is not FIELD=VALUE: write tenant=acme or code=ok", EXIT_USAGE)
+    return name, value
+
+
+def _moment_ms(text: str) -> int:
+    if re.fullmatch("[0-9]+[smhd]", text):
+        return (time.time_ns() // 1_000_000) - seconds(text) * 1000
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        fail(f"{printable(text)} is no time: write 15m, 2h, 30d or 2026-11-21T08:00", EXIT_USAGE)
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    return int(moment.timestamp() * 1000)
+
+
+def _shower(*, as_json: bool) -> Callable[[Line, Mapping[str, Any] | None], None]:
+    """Return what prints a line: a row for people, or JSON for programs."""
+    colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+
+    def show_row(line: Line, facts: Mapping[str, Any] | None) -> None:
+        typer.echo(row(facts, line.data, colour=colour))
+
+    def show_json(line: Line, facts: Mapping[str, Any] | None) -> None:
+        if facts is None:
+            typer.echo(f"relay: {printable(line.file)} holds a line that is no JSON; left out", err=True)
+            return
+        # As a relay wrote it; and what no relay writes still becomes no control character.
+        text = line.data.decode("ascii", "replace")
+        typer.echo(text if text.isascii() and text.isprintable() else json.dumps(facts))
+
+    return show_json if as_json else show_row
+
+
+def _followed(lines: AuditLines) -> Iterator[Line]:
+    while True:
+        yield from lines.read()
+        time.sleep(_POLL_S)
+
+
+class _Progress:
+    """Tells a person how far a long walk is; programs, and whoever waits no second, hear nothing of it."""
+
+    def __init__(self, path: Path, monotonic: Callable[[], float]) -> None:
+        files = [path, *(file for _, file in numbered(path))]
+        self._total = sum(file.stat().st_size for file in files if file.exists())
+        self._monotonic = monotonic
+        self._started = monotonic()
+        self._shown = False
+
+    def __call__(self, bytes_read: int) -> None:
+        if sys.stderr.isatty() and self._monotonic() - self._started > _QUIET_S:
+            typer.echo(f"\r{min(99, 100 * bytes_read // max(1, self._total)):3} %", err=True, nl=False)
+            self._shown = True
+
+    def clear(self) -> None:
+        if self._shown:
+            typer.echo("\r     \r", err=True, nl=False)

@@ -1,0 +1,147 @@
+"""``relay ca``: the certificate authority that nodes are enrolled with."""
+
+import json
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from relay.cli.options import (
+    EXIT_NO,
+    EXIT_USAGE,
+    AsJson,
+    StateDir,
+    fail,
+    seconds,
+    show_table,
+    state_files,
+    utc,
+)
+from relay.clock import now_ms
+from relay.pki.authority import DEFAULT_TENANT, MAX_OVERLAP_DAYS, CertificateAuthority, UnknownTargetError
+from relay.pki.records import KID_DIGITS
+
+app = typer.Typer(help="The certificate authority that nodes are enrolled with.", no_args_is_help=True)
+
+
+@app.command("init")
+def ca_init(state_dir: StateDir = None) -> None:
+    """Make the root of trust. Once; it is never overwritten."""
+    ca = authority(state_dir)
+    ca.create()
+    typer.echo(ca.root_file)
+
+
+@app.command("issue")
+def ca_issue(
+    csr: Annotated[Path | None, typer.Argument(metavar="CSR", help="A node's certificate request.")] = None,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Where the leaf goes.")] = None,
+    tenant: Annotated[
+        str | None, typer.Option(help="Whose it is. Default: as it was with --replace, else `default`.")
+    ] = None,
+    replace: Annotated[bool, typer.Option(help="Revoke the leaf that the node has.")] = False,
+    mock: Annotated[
+        int | None, typer.Option(min=1, max=100_000, help="Make N whole mock identities.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="The directory for --mock.")] = None,
+    state_dir: StateDir = None,
+) -> None:
+    """Issue the leaf that a certificate request asks for, or mock identities for `kubelet fleet`."""
+    ca = authority(state_dir)
+    if mock is not None:
+        if csr is not None or out is None:
+            fail("--mock N goes with --out DIR, and without a CSR", EXIT_USAGE)
+        node_ids = ca.issue_mock(mock, out, DEFAULT_TENANT if tenant is None else tenant)
+        typer.echo(f"{len(node_ids)} identities in {out}", err=True)
+        return
+    if csr is None:
+        fail("name the CSR, or say --mock N --out DIR", EXIT_USAGE)
+    if output is not None:
+        output.touch()  # what cannot be written must be known before the ledger says that it was issued
+    leaf = ca.issue(csr.read_text("utf-8", "replace"), tenant, replace=replace)
+    if output is None:
+        typer.echo(leaf, nl=False)
+    else:
+        output.write_text(leaf, "utf-8")
+        typer.echo(f"{output}; its root is {ca.root_file}", err=True)
+
+
+@app.command("list")
+def ca_list(as_json: AsJson = False, state_dir: StateDir = None) -> None:
+    """Show every certificate that was issued, and what has become of it."""
+    records, now = authority(state_dir).records(), now_ms()
+    if as_json:
+        facts = [{**each.facts(), "state": records.state(each, now)} for each in records.issued.values()]
+        typer.echo(json.dumps(facts))
+        return
+    show_table(
+        ("NODE OR SERVER", "TENANT", "KID", "ISSUED (UTC)", "EXPIRES (UTC)", "STATE"),
+        [
+            (
+                each.name,
+                each.tenant or "-",
+                each.kid[:KID_DIGITS],
+                utc(each.issued_ms),
+                utc(each.not_after_ms),
+                records.state(each, now),
+            )
+            for each in records.issued.values()
+        ],
+    )
+
+
+@app.command("revoke")
+def ca_revoke(
+    target: Annotated[
+        str,
+        typer.Argument(metavar="NODE|KID", help="A node, or a certificate by its kid as `list` shows it."),
+    ],
+    state_dir: StateDir = None,
+) -> None:
+    """Revoke every leaf of a node, or one certificate; a relay that runs shuts it out within a second."""
+    try:
+        kids = authority(state_dir).revoke(target)
+    except UnknownTargetError as error:
+        fail(str(error), EXIT_NO)
+    for kid in kids:
+        typer.echo(kid)
+    if not kids:
+        typer.echo("nothing of it is in force: it was revoked before", err=True)
+
+
+@app.command("rotate-root")
+def ca_rotate_root(
+    overlap: Annotated[str, typer.Option(help="How long both roots are trusted, in days.")] = "90d",
+    state_dir: StateDir = None,
+) -> None:
+    """Make a new root. Nodes get it when they renew; until then the old one is trusted too."""
+    days, rest = divmod(seconds(overlap), 86_400)
+    if rest or days > MAX_OVERLAP_DAYS:
+        fail(f"--overlap is 1 to {MAX_OVERLAP_DAYS} whole days, for example 90d", EXIT_USAGE)
+    ca = authority(state_dir)
+    until_ms = ca.rotate_root(days)
+    typer.echo(ca.root_file)
+    typer.echo(
+        f"the old root is trusted until {utc(until_ms)} UTC: make a backup now, and on that day issue again "
+        "what brokers and other servers show",
+        err=True,
+    )
+
+
+@app.command("issue-server")
+def ca_issue_server(
+    hosts: Annotated[list[str], typer.Argument(metavar="HOST...", help="The names and addresses it is for.")],
+    out: Annotated[Path, typer.Option(help="Where server.key, server.pem and roots.pem go.")],
+    state_dir: StateDir = None,
+) -> None:
+    """Issue a broker's or another server's certificate. A key that lies in --out already is kept."""
+    from relay.pki.server_files import issue_server_files  # noqa: PLC0415 - as above
+
+    issue_server_files(authority(state_dir), hosts, out, os.urandom)
+    typer.echo(f"server.key, server.pem and roots.pem are in {out}", err=True)
+
+
+def authority(state_dir: Path | None) -> CertificateAuthority:
+    """Return the CA of that state directory."""
+    return CertificateAuthority(state_files(state_dir).ca, now_ms, os.urandom)

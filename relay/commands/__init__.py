@@ -1,1 +1,0 @@
-"""The relay's groups of commands, one module each."""

@@ -1,0 +1,1 @@
+"""``relay demo``: a whole system on this machine."""

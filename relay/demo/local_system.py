@@ -1,0 +1,251 @@
+"""A whole system on this machine: broker, CA, relay, this machine's kubelet, and mock nodes.
+
+What the demo shows, and what tests and benches measure. Every part is the real one, in a process of its
+own, started by the commands that a user would type; everything lies in one directory. Must not take short
+cuts that a user could not take.
+"""
+
+import asyncio
+import json
+import os
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx2
+from mcp.client.client import Client
+from mcp.client.streamable_http import streamable_http_client
+from mcp_types import TextResourceContents, Tool
+
+from relay.auth.agent_tokens import TokenIssuer, load_or_create_token_key
+from relay.config import StateFiles
+from relay.demo.processes import Processes, find_program, free_port
+from relay.pki.authority import CertificateAuthority
+from schemas.addresses import mcp_url
+from schemas.projection import parse
+from schemas.registry import SchemaRegistry
+
+TENANT = "demo"
+
+_RELAY_PORT = 8700
+_LOOPBACK_PORT = 8701
+_BROKER_PORT = 1883
+_TOKEN_TTL_S = 12 * 3600
+_POLL_S = 0.1
+# As the MCP SDK has it for its own clients: a stream on which nothing is to be said yet is not broken.
+_TIMEOUT = httpx2.Timeout(30, read=300)
+
+# Not docs/brokers/nats-server.conf: the wheel holds no docs, and a demo's broker needs no more than this.
+_BROKER_CONFIG = """\
+server_name: demo
+listen: "127.0.0.1:-1"
+jetstream {{ store_dir: {store} }}
+mqtt {{ listen: "127.0.0.1:{port}" }}
+"""
+
+Step = Callable[[str], None]
+"""Is told what was done, a line at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Where everything is."""
+
+    directory: Path
+    state: StateFiles
+    relay_port: int
+    loopback_port: int
+    broker_port: int
+
+    @classmethod
+    def below(cls, directory: Path) -> "Plan":
+        """Return a plan for ``directory``, with the usual ports where they are free."""
+        return cls(
+            directory=directory,
+            state=StateFiles(directory / "relay"),
+            relay_port=free_port(_RELAY_PORT),
+            loopback_port=free_port(_LOOPBACK_PORT),
+            broker_port=free_port(_BROKER_PORT),
+        )
+
+    @property
+    def kubelet_state(self) -> Path:
+        """The state directory of this machine's kubelet."""
+        return self.directory / "kubelet"
+
+    @property
+    def mocks(self) -> Path:
+        """The directory of the mock nodes' identities."""
+        return self.directory / "mocks"
+
+    @property
+    def public_url(self) -> str:
+        """The relay's public URL."""
+        return f"http://127.0.0.1:{self.relay_port}"
+
+    @property
+    def broker(self) -> str:
+        """The broker's ``HOST:PORT``."""
+        return f"127.0.0.1:{self.broker_port}"
+
+
+@dataclass(frozen=True, slots=True)
+class LocalSystem:
+    """A system that was started, and how to speak to it."""
+
+    plan: Plan
+    processes: Processes
+    token: str
+    real_node: str
+    mock_nodes: list[str]
+
+    @asynccontextmanager
+    async def client(self, mode: str = "auto") -> AsyncIterator[Client]:
+        """Hold an official MCP client; ``mode`` is as ``mcp.client.Client`` has it."""
+        headers = {"Authorization": f"Bearer {self.token}"}
+        async with httpx2.AsyncClient(headers=headers, timeout=_TIMEOUT) as http:
+            transport = streamable_http_client(mcp_url(self.plan.public_url), http_client=http)
+            async with Client(transport, mode=mode) as client:
+                yield client
+
+    async def until_listed(self) -> list[Tool]:
+        """Wait until every node is connected and listed, since calls could only fail; return the tools.
+
+        Raises:
+            StartError: a process ended first.
+        """
+        wanted = {self.real_node, *self.mock_nodes}
+        async with self.client() as client:
+            while True:
+                self.processes.check()
+                tools = await list_tools(client)
+                listed = {name.node_id for tool in tools if (name := parse(tool.name))}
+                if wanted <= listed & await connected_nodes(client):
+                    return tools
+                await asyncio.sleep(_POLL_S)
+
+
+async def start_system(plan: Plan, nodes: int, processes: Processes, step: Step) -> LocalSystem:
+    """Start a system with ``nodes`` mock nodes beside this machine's own.
+
+    Raises:
+        StartError: a process could not be started.
+    """
+    await start_broker(plan, processes)
+    step(f"broker      nats-server, MQTT on {plan.broker}")
+    ca = CertificateAuthority(plan.state.ca, _now_ms, os.urandom)
+    ca.create()
+    real_node = await _enrol(plan, ca, processes)
+    mock_nodes = ca.issue_mock(nodes, plan.mocks, TENANT) if nodes else []
+    step(f"CA          {1 + len(mock_nodes)} leaf certificates issued")
+    await processes.start("relay", relay_command(plan))
+    await processes.until_listening(plan.relay_port)
+    step(f"relay       {plan.public_url}")
+    await processes.start("kubelet", kubelet_command(plan))
+    step(f"kubelet     this machine is node {real_node}")
+    if mock_nodes:
+        await processes.start("fleet", fleet_command(plan))
+        step(f"fleet       {len(mock_nodes)} mock nodes")
+    token = issue_token(plan, "demo-agent")
+    return LocalSystem(plan, processes, token, real_node, mock_nodes)
+
+
+async def connected_nodes(client: Client) -> set[str]:
+    """Return the nodes that are connected: tools are listed for a grace without."""
+    contents = (await client.read_resource("fleet://nodes", cache_mode="bypass")).contents
+    text = "".join(item.text for item in contents if isinstance(item, TextResourceContents))
+    return {node["node_id"] for node in json.loads(text)["nodes"] if node["connected"]}
+
+
+async def list_tools(client: Client) -> list[Tool]:
+    """Return all pages of ``tools/list``, fresh."""
+    tools: list[Tool] = []
+    cursor: str | None = None
+    while True:
+        page = await client.list_tools(cursor=cursor, cache_mode="bypass")
+        tools += page.tools
+        cursor = page.next_cursor
+        if cursor is None:
+            return tools
+
+
+async def start_broker(plan: Plan, processes: Processes) -> None:
+    """Start the broker, and wait until it is there."""
+    store = json.dumps(str(plan.directory / "broker"))
+    config = plan.directory / "broker.conf"
+    config.write_text(_BROKER_CONFIG.format(store=store, port=plan.broker_port), "utf-8")
+    await processes.start("broker", [find_program("nats-server"), "-c", str(config)])
+    await processes.until_listening(plan.broker_port)
+
+
+async def _enrol(plan: Plan, ca: CertificateAuthority, processes: Processes) -> str:
+    """Give this machine an identity, and return its node id."""
+    init = [*_python("kubelet"), "init", "--json", "--state-dir", str(plan.kubelet_state)]
+    facts = json.loads(await processes.output(init))
+    leaf = plan.directory / "leaf.pem"
+    _issue(ca, Path(facts["csr"]), leaf)
+    await processes.output([*init, "--certificate", str(leaf), "--root", str(ca.root_file)])
+    return str(facts["node_id"])
+
+
+def _issue(ca: CertificateAuthority, csr: Path, leaf: Path) -> None:
+    leaf.write_text(ca.issue(csr.read_text("utf-8"), TENANT), "utf-8")
+
+
+def relay_command(plan: Plan) -> list[str]:
+    """Return the command that runs the relay."""
+    return [
+        *_python("relay"),
+        "run",
+        *("--broker", plan.broker),
+        *("--public-url", plan.public_url),
+        *("--listen", f"127.0.0.1:{plan.relay_port}"),
+        *("--state-dir", str(plan.state.root)),
+    ]
+
+
+def kubelet_command(plan: Plan) -> list[str]:
+    """Return the command that runs this machine's kubelet."""
+    return [
+        *_python("kubelet"),
+        "run",
+        *("--state-dir", str(plan.kubelet_state)),
+        *("--loopback-port", str(plan.loopback_port)),
+        *("--broker", plan.broker, "--relay", plan.public_url),
+    ]
+
+
+def fleet_command(plan: Plan) -> list[str]:
+    """Return the command that runs the mock nodes."""
+    return [
+        *_python("kubelet"),
+        "fleet",
+        *("--identities", str(plan.mocks)),
+        *("--broker", plan.broker, "--relay", plan.public_url),
+    ]
+
+
+def issue_token(plan: Plan, sub: str, tenant: str = TENANT) -> str:
+    """Return a token for the agent ``sub``, good for the demo's lifetime and reading only."""
+    key = load_or_create_token_key(plan.state.token_key)
+    issuer = TokenIssuer(key, plan.public_url, mcp_url(plan.public_url), SchemaRegistry())
+    return issuer.issue(
+        sub=sub,
+        tenant=tenant,
+        scopes=["tools:call:read_only"],
+        now_s=_now_ms() // 1000,
+        ttl_s=_TOKEN_TTL_S,
+        jti=os.urandom(16).hex(),
+    )
+
+
+def _python(package: str) -> list[str]:
+    # -P: else Python would take modules from the working directory first.
+    return [sys.executable, "-P", "-m", package]
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

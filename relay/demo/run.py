@@ -1,0 +1,126 @@
+"""``relay demo``: a whole system on this machine, seen through the official MCP client.
+
+Must not start anything by itself: that is ``local_system``. Everything is gone when it ends.
+"""
+
+import asyncio
+import json
+import tempfile
+import time
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+from mcp_types import CallToolResult, TextContent
+
+from relay.demo.local_system import LocalSystem, Plan, list_tools, start_system
+from relay.demo.processes import Processes, StartError
+from relay.demo.result_view import lines_of
+from schemas.addresses import mcp_url
+from schemas.files import PRIVATE, write_atomic
+from schemas.text import printable
+
+_READY_TIMEOUT_S = 60
+
+
+class DemoError(Exception):
+    """The demo cannot go on; the text says why."""
+
+
+async def run_demo(*, nodes: int, once: bool, ready_file: Path | None) -> bool:
+    """Start everything with ``nodes`` mock nodes, call each tool, and serve on unless ``once``.
+
+    Returns whether every call worked.
+
+    Raises:
+        DemoError: something could not be started, or a part of it ended.
+    """
+    with tempfile.TemporaryDirectory(prefix="edge-kubelet-demo-") as name:
+        directory = Path(name)
+        async with AsyncExitStack() as stack:
+            processes = await stack.enter_async_context(Processes.running(directory))
+            system = await _started(Plan.below(directory), nodes, processes)
+            if ready_file is not None:
+                write_atomic(ready_file, json.dumps(_ready_facts(system)) + "\n", PRIVATE)
+                stack.callback(ready_file.unlink, missing_ok=True)
+            worked = await _show_calls(system)
+            if not once:
+                _show_how_to_connect(system)
+                await processes.until_one_ends()
+                raise DemoError("a part of the demo has ended by itself")
+    return worked
+
+
+async def _started(plan: Plan, nodes: int, processes: Processes) -> LocalSystem:
+    started = time.monotonic()
+    _say("Starting an edge of its own on this machine:")
+    try:
+        async with asyncio.timeout(_READY_TIMEOUT_S):
+            system = await start_system(
+                plan, nodes, processes, lambda text: _say(f"  {time.monotonic() - started:5.1f} s  {text}")
+            )
+            await system.until_listed()
+    except StartError as error:
+        raise DemoError(str(error)) from None
+    except TimeoutError:
+        raise DemoError(f"not ready after {_READY_TIMEOUT_S} s") from None
+    return system
+
+
+async def _show_calls(system: LocalSystem) -> bool:
+    worked = True
+    async with system.client() as client:
+        tools = await list_tools(client)
+        _say(f"\nThe official MCP client (protocol {client.protocol_version}) lists {len(tools)} tools.")
+        _say("Calling each:")
+        # This machine first: it is what somebody who tries this wants to see.
+        for tool in sorted(tools, key=lambda tool: system.real_node not in tool.name):
+            arguments = {"message": "hello from the demo"} if ".echo." in tool.name else {}
+            started = time.perf_counter()
+            result = await client.call_tool(tool.name, arguments)
+            took_ms = (time.perf_counter() - started) * 1000
+            worked = worked and not result.is_error
+            where = "this machine" if system.real_node in tool.name else "mock node"
+            _say(f"\n  {tool.name}\n    {where}, {took_ms:.1f} ms")
+            _show(result)
+    return worked
+
+
+def _show(result: CallToolResult) -> None:
+    content = result.structured_content
+    if result.is_error or not isinstance(content, dict):
+        text = next((item.text for item in result.content if isinstance(item, TextContent)), "no content")
+        _say(f"    FAILED  {printable(text, 600)}")
+        return
+    for label, line in lines_of(content):
+        _say(f"    {label:<8}  {line}")
+
+
+def _show_how_to_connect(system: LocalSystem) -> None:
+    url = mcp_url(system.plan.public_url)
+    header = f"Authorization: Bearer {system.token}"
+    _say(f"\nServing until Ctrl-C.\n\n  MCP URL  {url}\n  token    {system.token}\n")
+    _say("Paste this to give Claude Code these tools:\n")
+    _say(f'  claude mcp add --transport http edge "{url}?names=dashed" --header "{header}"\n')
+    _say(f"What the node says of itself: curl http://127.0.0.1:{system.plan.loopback_port}/readyz")
+
+
+def _ready_facts(system: LocalSystem) -> dict[str, object]:
+    plan = system.plan
+    return {
+        "mcp_url": mcp_url(plan.public_url),
+        "token": system.token,
+        "broker": plan.broker,
+        "ca_root": str(plan.state.ca / "root.pem"),
+        "audit": str(plan.state.audit),
+        "nodes": [
+            {"node_id": system.real_node, "real": True},
+            *({"node_id": node_id, "real": False} for node_id in system.mock_nodes),
+        ],
+        "loopback_url": f"http://127.0.0.1:{plan.loopback_port}",
+        "relay_pid": system.processes.pid("relay"),
+        "kubelet_pid": system.processes.pid("kubelet"),
+    }
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)  # noqa: T201 - what a person asked to see

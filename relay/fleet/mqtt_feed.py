@@ -1,0 +1,225 @@
+"""The relay's subscription to the broker: what comes on the devices' topics goes to the fleet.
+
+paho runs its own thread; messages cross to the event loop through a bounded inbox, so that a broker that
+delivers thousands of retained manifests at once waits for us, and calls in between do not. What comes for
+nodes that the relay does not know has one common pace: ids cost nothing to invent. Must not judge.
+"""
+
+import asyncio
+import ssl
+import time
+from collections.abc import Awaitable, Callable
+
+import paho.mqtt.client as paho
+from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
+from paho.mqtt.reasoncodes import ReasonCode
+from structlog.typing import FilteringBoundLogger
+
+from relay.audit.refusal_counts import RefusalCounter
+from relay.fleet.fleet import Fleet
+from relay.fleet.inbox import Inbox
+from relay.observability.metrics import Metrics
+from relay.rate_limits import Allowance, Gates
+from schemas import topics
+from schemas.addresses import BrokerAddress
+from schemas.errors import ToolError
+from schemas.identity import MAX_PEM_BYTES
+from schemas.manifest import MAX_MANIFEST_BYTES
+from schemas.registry import SchemaRegistry
+from schemas.strict_json import StrictJsonError, loads
+from schemas.text import printable
+from schemas.token_bucket import TokenBucket
+
+_KEEPALIVE_S = 30
+_LONGEST_WAIT_S = 30
+_INBOX_MESSAGES = 10_000
+_INBOX_BYTES = 8 * 1024 * 1024
+# What is done without letting calls in between: whichever comes first.
+_BATCH_BYTES = 64 * 1024
+_BATCH_S = 0.005
+_LARGEST = max(MAX_MANIFEST_BYTES, MAX_PEM_BYTES)
+_MAX_HEARTBEAT_BYTES = 1024
+_BYTES_LIKE_A_MESSAGE = 8192
+# A node says three things a heartbeat, and everything again with each reconnect.
+PACE = Allowance(rate=10, burst=60, concurrency=1)
+# All nodes that are not known together: a new relay learns some thousands at once, each by its leaf.
+STRANGERS = Allowance(rate=500, burst=2000, concurrency=1)
+
+
+class MqttFeed:
+    """Feeds the fleet from one broker; ``tls`` is whom to believe and what to show, for one over TLS.
+
+    Attributes:
+        connected: whether the broker is there and lets the relay listen.
+    """
+
+    def __init__(  # noqa: PLR0913 - what comes in from outside
+        self,
+        *,
+        broker: BrokerAddress,
+        client_id: str,
+        fleet: Fleet,
+        registry: SchemaRegistry,
+        metrics: Metrics,
+        refusals: RefusalCounter,
+        log: FilteringBoundLogger,
+        pace: Allowance = PACE,
+        strangers: Allowance = STRANGERS,
+        monotonic: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self._broker = broker
+        # paho does not tell one from the other.
+        self._unreached = "no answer, or no certificate that is believed" if tls else "no answer"
+        self._fleet = fleet
+        self._heartbeat = registry.load("heartbeat@1.0.0")
+        self._metrics = metrics
+        self._refusals = refusals
+        self._log = log
+        self._pace = pace
+        self._paces: Gates[str] = Gates(monotonic)
+        self._strangers = TokenBucket(strangers.rate, strangers.burst, monotonic())
+        self._monotonic = monotonic
+        self._sleep = sleep
+        self._arrived = asyncio.Event()
+        self.connected = False
+        self._client = paho.Client(
+            CallbackAPIVersion.VERSION2, client_id=client_id, protocol=MQTTProtocolVersion.MQTTv311
+        )
+        if tls is not None:
+            self._client.tls_set_context(tls)
+        self._client.reconnect_delay_set(1, _LONGEST_WAIT_S)
+
+    async def run(self) -> None:
+        """Stay subscribed, and hand on what comes, until cancelled."""
+        loop = asyncio.get_running_loop()
+
+        def arrived() -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(self._arrived.set)
+
+        inbox = Inbox(arrived, _INBOX_MESSAGES, _INBOX_BYTES)
+        self._wire_up(loop, inbox)
+        self._client.connect_async(self._broker.host, self._broker.port, _KEEPALIVE_S)
+        self._client.loop_start()
+        try:
+            while True:
+                await self._arrived.wait()
+                self._arrived.clear()
+                await self._drain(inbox)
+        finally:
+            self._client.disconnect()
+            self._client.on_message = None
+            inbox.close()  # paho's thread may be waiting for room
+            await asyncio.to_thread(self._client.loop_stop)
+
+    def _wire_up(self, loop: asyncio.AbstractEventLoop, inbox: Inbox) -> None:
+        def hand_over(action: Callable[..., None], *arguments: object) -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(action, *arguments)
+
+        def on_connect(
+            client: paho.Client, _data: object, _flags: object, code: ReasonCode, _properties: object
+        ) -> None:
+            if code.is_failure:
+                hand_over(self._connected, False, str(code))  # noqa: FBT003 - positional through the loop
+                return
+            wanted = (topics.ALL_IDENTITIES, topics.ALL_ANNOUNCES, topics.ALL_HEARTBEATS)
+            client.subscribe([(topic, 1) for topic in wanted])
+
+        def on_subscribe(
+            _client: object, _data: object, _mid: int, codes: list[ReasonCode], _properties: object
+        ) -> None:
+            refused = [code for code in codes if code.is_failure]
+            hand_over(self._subscribed, str(refused[0]) if refused else None)
+
+        def on_disconnect(
+            _client: object, _data: object, _flags: object, code: ReasonCode, _properties: object
+        ) -> None:
+            hand_over(self._connected, False, str(code))  # noqa: FBT003 - positional through the loop
+
+        def on_connect_fail(_client: object, _data: object) -> None:
+            hand_over(self._connected, False, self._unreached)  # noqa: FBT003 - as above
+
+        def on_message(_client: object, _data: object, message: paho.MQTTMessage) -> None:
+            # Blocks this thread when the inbox is full: the broker waits, nothing is lost. Of what is too
+            # large to be meant, no more is kept than shows that it is.
+            inbox.put(message.topic, bytes(message.payload[: _LARGEST + 1]))
+
+        self._client.on_connect = on_connect
+        self._client.on_subscribe = on_subscribe
+        self._client.on_disconnect = on_disconnect
+        self._client.on_connect_fail = on_connect_fail
+        self._client.on_message = on_message
+
+    async def _drain(self, inbox: Inbox) -> None:
+        began_s, size = self._monotonic(), 0
+        while (message := inbox.take()) is not None:
+            topic, payload = message
+            try:
+                await self._take(topic, payload)
+            except Exception as error:  # noqa: BLE001 - it is retained: it would end the relay at every start
+                self._metrics.messages_dropped.labels("internal").inc()
+                self._log.error("message not understood", exc_info=error)
+            size += len(payload)
+            if size >= _BATCH_BYTES or self._monotonic() - began_s >= _BATCH_S:
+                await asyncio.sleep(0)
+                began_s, size = self._monotonic(), 0
+
+    async def _take(self, topic: str, payload: bytes) -> None:
+        parsed = topics.parse(topic)
+        if parsed is None:
+            self._metrics.messages_dropped.labels("topic").inc()
+            return
+        node_id, channel = parsed
+        cost = 1 + len(payload) / _BYTES_LIKE_A_MESSAGE
+        if not self._fleet.knows(node_id):
+            # The broker waits, with all that it has: a leaf that is dropped would not come again by itself.
+            while (wait_s := self._strangers.take(self._monotonic(), cost)) > 0:
+                await self._sleep(wait_s)
+        try:
+            with self._paces.passed(node_id, self._pace, cost):
+                self._hand_on(node_id, channel, payload)
+        except ToolError:
+            # One node that floods its topic must not take the time of the others; what is new comes again.
+            self._metrics.messages_dropped.labels("too_many").inc()
+            self._refusals.count("message_dropped", node_id, "too_many")
+
+    def _hand_on(self, node_id: str, channel: str, payload: bytes) -> None:
+        match channel:
+            case "announce" if not payload:
+                self._fleet.tombstone(node_id)
+            case "announce" if len(payload) <= MAX_MANIFEST_BYTES:
+                self._fleet.offer_manifest(node_id, payload, "broker")
+            case "identity" if len(payload) <= MAX_PEM_BYTES:
+                if payload:
+                    self._fleet.offer_identity(node_id, payload.decode("ascii", "replace"))
+            case "heartbeat" if len(payload) <= _MAX_HEARTBEAT_BYTES:
+                self._take_heartbeat(node_id, payload)
+            case _:
+                self._metrics.messages_dropped.labels("size").inc()
+
+    def _take_heartbeat(self, node_id: str, payload: bytes) -> None:
+        try:
+            beat = loads(payload, max_bytes=_MAX_HEARTBEAT_BYTES)
+        except StrictJsonError:
+            beat = None
+        if not self._heartbeat.is_valid(beat) or beat["node_id"] != node_id:
+            self._metrics.heartbeats.labels("malformed").inc()
+            self._refusals.count("heartbeat_refused", node_id, "malformed")
+            return
+        self._fleet.heartbeat(node_id, beat["manifest_etag"])
+
+    def _subscribed(self, refusal: str | None) -> None:
+        if refusal is not None:
+            self._log.error(
+                "broker refuses the subscription", broker=str(self._broker), reason=printable(refusal)
+            )
+        self._connected(refusal is None, refusal or "subscribed")
+
+    def _connected(self, connected: bool, reason: str) -> None:  # noqa: FBT001 - positional through the loop
+        if connected != self.connected:
+            event = "broker connected" if connected else "broker lost"
+            self._log.info(event, broker=str(self._broker), reason=printable(reason))
+        self.connected = connected

@@ -1,0 +1,186 @@
+"""From a trusted manifest to the tools that agents see.
+
+One tool for each capability and verb (RFC-0001 section 3). Everything an agent reads of a tool comes from
+our tables: of what the node wrote, only the tokens of the name pass, and their alphabet holds no text.
+Must not know who is connected or who may see what.
+"""
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+from relay.rate_limits import Allowance
+from schemas.canonical import blake3_hex, jcs
+from schemas.kinds import Kind, KindRegistry, Verb
+from schemas.projection import ToolName, alias_of
+from schemas.registry import SCHEME, SchemaRegistry, Validator
+from schemas.trust import TrustedManifest
+
+META_SAFETY_CLASS = "edge-kubelet/safety-class"
+META_CAPABILITY_ETAG = "edge-kubelet/capability-etag"
+META_CANONICAL_NAME = "edge-kubelet/canonical-name"
+META_SCHEMA_REF = "edge-kubelet/schema-ref"
+
+TOOLS_PER_TURN = 64
+"""How many tools of one node are listed before those of every other node have had as many."""
+
+# What the manifest's document says of members that are left out.
+_DEFAULT_DEADLINE_MS = 2000
+_DEFAULT_CONCURRENCY = 1
+_ENTRY_BYTES = 768
+
+
+@dataclass(frozen=True, slots=True)
+class Surface:
+    """What all tools of one kind and verb share. Thousands of nodes share one of these."""
+
+    kind: Kind
+    verb: Verb
+    arguments: Validator
+    result: Validator
+    input_schema: Mapping[str, Any]
+    output_schema: Mapping[str, Any]
+    schema_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """One verb of one capability of one node.
+
+    Attributes:
+        allowance: what the capability says that it bears (RFC-0001 section 2).
+        etag: the capability's, without attestation and times.
+        turn: which run of ``TOOLS_PER_TURN`` of its node's tools, by name, it is in. Counted over all of
+            them, whoever asks, so that a tool has one place in every list.
+    """
+
+    canonical: str
+    node_id: str
+    cap_id: str
+    safety_class: str
+    deadline_ms: int
+    allowance: Allowance
+    etag: str
+    surface: Surface
+    turn: int = 0
+
+    @property
+    def place(self) -> tuple[int, str]:
+        """What lists are sorted by: a node with hundreds of tools must not fill everybody's first page."""
+        return self.turn, self.canonical
+
+    @property
+    def capability(self) -> tuple[str, str]:
+        """Which capability of which node: what its limits are counted for, whatever the verb."""
+        return self.node_id, self.cap_id
+
+    @property
+    def fingerprint(self) -> str:
+        """What changes when what an agent sees of the tool does: name, schemas, safety class."""
+        verb = self.surface.verb
+        return f"{self.canonical} {verb.input_ref} {verb.output_ref} {self.safety_class}"
+
+    @property
+    def listed_bytes(self) -> int:
+        """About how many bytes the tool's entry in ``tools/list`` has."""
+        return self.surface.schema_bytes + _ENTRY_BYTES
+
+    def listed(self, *, dashed: bool = False) -> dict[str, Any]:
+        """Return the tool's entry in ``tools/list``, under its canonical name or its alias."""
+        verb = self.surface.verb
+        return {
+            "name": alias_of(self.canonical) if dashed else self.canonical,
+            "title": verb.title,
+            "description": verb.description,
+            "inputSchema": self.surface.input_schema,
+            "outputSchema": self.surface.output_schema,
+            "annotations": {
+                "title": verb.title,
+                "readOnlyHint": self.safety_class == "read_only",
+                "destructiveHint": self.safety_class == "physical_actuation",
+                "idempotentHint": verb.idempotent,
+                "openWorldHint": False,
+                "x-safety-class": self.safety_class,
+            },
+            "_meta": {
+                META_SAFETY_CLASS: self.safety_class,
+                META_CAPABILITY_ETAG: self.etag,
+                META_CANONICAL_NAME: self.canonical,
+                META_SCHEMA_REF: SCHEME + verb.input_ref,
+            },
+        }
+
+
+class Projector:
+    """Projects manifests by one set of kinds and documents."""
+
+    def __init__(self, registry: SchemaRegistry, kinds: KindRegistry) -> None:
+        self._kinds = kinds
+        self._surfaces = {
+            (kind.name, verb.name): _surface(registry, kind, verb)
+            for kind in kinds
+            for verb in kind.verbs.values()
+        }
+
+    def knows(self, kind_short: str) -> bool:
+        """Tell whether a kind's tool names start with ``kind_short``."""
+        return self._kinds.by_short(kind_short) is not None
+
+    def project(self, manifest: TrustedManifest) -> dict[str, Tool]:
+        """Return the tools of ``manifest`` by canonical name. A verb that has no row is left out."""
+        tools: dict[str, Tool] = {}
+        for capability in manifest.capabilities():
+            etag = blake3_hex(jcs(capability))
+            for verb_name in capability["verbs"]:
+                surface = self._surfaces.get((capability["kind"], verb_name))
+                if surface is not None:
+                    tool = _tool(manifest.identity.node_id, capability, etag, surface)
+                    tools[tool.canonical] = tool
+        for rank, name in enumerate(sorted(tools)):
+            if turn := rank // TOOLS_PER_TURN:
+                tools[name] = replace(tools[name], turn=turn)
+        return tools
+
+
+def _tool(node_id: str, capability: Mapping[str, Any], etag: str, surface: Surface) -> Tool:
+    constraints = capability["constraints"]
+    name = ToolName(surface.kind.short, node_id, capability["cap_id"], surface.verb.name)
+    return Tool(
+        canonical=name.canonical,
+        node_id=node_id,
+        cap_id=sys.intern(capability["cap_id"]),
+        safety_class=sys.intern(capability["safety_class"]),
+        deadline_ms=constraints.get("deadline_ms_default", _DEFAULT_DEADLINE_MS),
+        allowance=_allowance(
+            constraints["rate_limit_rps"], int(constraints.get("max_concurrency", _DEFAULT_CONCURRENCY))
+        ),
+        etag=etag,
+        surface=surface,
+    )
+
+
+@lru_cache(maxsize=1024)  # a fleet of thousands has a handful of them
+def _allowance(rate_limit_rps: float, max_concurrency: int) -> Allowance:
+    return Allowance(rate_limit_rps, max(1.0, rate_limit_rps), max_concurrency)  # one may always come at once
+
+
+def _surface(registry: SchemaRegistry, kind: Kind, verb: Verb) -> Surface:
+    # Clients compile every tool's schema into one validator, which refuses an id that it has seen, and some
+    # do not know the dialect's URI. What the schema is stands in `_meta` instead.
+    input_schema = _without(registry.document(verb.input_ref), "$id", "$schema")
+    output_schema = _without(registry.document(verb.output_ref), "$id", "$schema")
+    return Surface(
+        kind=kind,
+        verb=verb,
+        arguments=registry.load(verb.input_ref),
+        result=registry.load(verb.output_ref),
+        input_schema=input_schema,
+        output_schema=output_schema,
+        schema_bytes=len(jcs([verb.description, input_schema, output_schema])),
+    )
+
+
+def _without(document: dict[str, Any], *keys: str) -> dict[str, Any]:
+    return {key: value for key, value in document.items() if key not in keys}

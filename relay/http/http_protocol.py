@@ -1,0 +1,102 @@
+"""uvicorn's HTTP protocol with limits: what a stranger may make this process hold.
+
+uvicorn bounds bodies, but neither a head that never ends nor the requests that wait behind another, and for a
+request it waits without an end. Must not look into what it bounds.
+"""
+
+import asyncio
+from typing import Any
+
+import httptools
+from uvicorn._types import ASGI3Application
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from relay.http.connections import connection_in
+
+MAX_HEAD_BYTES = 64 * 1024
+MAX_PIPELINED = 8
+"""How many requests may wait on a connection while another is served."""
+
+
+class PipelineError(Exception):
+    """More requests wait on one connection than may: thrown to end the parsing of what came with them."""
+
+
+class BoundedHttp(HttpToolsProtocol):
+    """HTTP whose requests end, come in within a time, and do not pile up, or the connection ends."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._connection = connection_in(self.app_state)
+        self._head_bytes = 0
+        self._in_head = False
+        self._in_body = False
+        self._served: RequestResponseCycle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
+        """Begin; the time for the first request runs since the connection was accepted."""
+        super().connection_made(transport)
+        self._connection.begin(transport.abort)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End, and tell so what is served: uvicorn tells the request that came last, which may only wait."""
+        self._connection.end()
+        if self._served is not None and not self._served.response_complete:
+            self._served.disconnected = True
+            self._served.message_event.set()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Take what came, and give up on a head that does not end."""
+        super().data_received(data)
+        if self._in_head:
+            self._head_bytes += len(data)
+            if self._head_bytes > MAX_HEAD_BYTES:
+                self.transport.abort()
+        self._mind()
+
+    def on_message_begin(self) -> None:
+        """Note that a head begins."""
+        self._in_head, self._head_bytes = True, 0
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        """Note that the head is over, and whom it is for; end the connection if too many requests wait."""
+        if len(self.pipeline) >= MAX_PIPELINED:
+            self.transport.abort()
+            raise PipelineError
+        self._in_head, self._in_body = False, True
+        if not self.url.startswith(b"/"):
+            self._take_host_from_target()
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """Note that the request is over."""
+        self._in_body = False
+        super().on_message_complete()
+
+    def _take_host_from_target(self) -> None:
+        """Let no request be for two hosts: a name in the target counts too (RFC 9112 section 3.2.2)."""
+        try:
+            target = httptools.parse_url(self.url)
+        except httptools.HttpParserInvalidURLError:
+            return  # uvicorn answers 400
+        if target.host:
+            name = target.host + (b":%d" % target.port if target.port else b"")
+            hosts = {value.strip(b" \t").lower() for header, value in self.headers if header == b"host"}
+            if hosts != {name.lower()}:
+                self.headers.append((b"host", name))  # which is one too many, unless there was none
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._served = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def _mind(self) -> None:
+        """Let the time run while a request is on its way, and while none is; not while one is served."""
+        served = self._served is not None and not self._served.response_complete
+        if self.transport.get_protocol() is not self:
+            self._connection.upgrade()
+        elif served and not (self._in_head or self._in_body):
+            self._connection.rest()
+        else:
+            self._connection.expect()

@@ -1,0 +1,126 @@
+"""How the relay serves: the one socket, the server on it, and the limits of both.
+
+Must not know what is served.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import ssl
+from collections.abc import Iterator
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from relay.http.acceptor import PATIENCE, Acceptor, Patience
+from relay.http.connections import CONNECTION_IN_STATE, Connection, Connections
+from relay.http.http_protocol import BoundedHttp
+from relay.http.websocket_protocol import BoundedWebSocket
+from schemas.addresses import HostPort
+from schemas.frames import MAX_FRAME_BYTES
+
+_PING_INTERVAL_S = 15
+_PING_TIMEOUT_S = 10
+_SHUTDOWN_S = 3
+
+
+class _Server(uvicorn.Server):
+    """uvicorn behind our own acceptor, and without its signal handlers: who runs it decides when it ends."""
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        listener: socket.socket,
+        connections: Connections,
+        tls: ssl.SSLContext | None,
+        patience: Patience,
+    ) -> None:
+        super().__init__(config)
+        self._connections = connections
+        self._acceptor = Acceptor(listener, connections, self._speak, tls, patience)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:  # noqa: ARG002 - ours is known
+        """Begin to serve. uvicorn's own way accepts without bounds, and waits a minute for a handshake."""
+        await super().startup(sockets=[])
+        self._accepting = asyncio.create_task(self._acceptor.run(self.config.backlog))
+        self._accepting.add_done_callback(self._end)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept no more, let what is served come to its end for a while, and close what is left then.
+
+        Raises:
+            OSError: the listener broke, which is why this ends.
+        """
+        self._accepting.cancel()
+        await asyncio.wait([self._accepting])
+        await super().shutdown(sockets)
+        self._connections.abort()
+        if not self._accepting.cancelled():
+            self._accepting.result()
+
+    def _end(self, _accepting: "asyncio.Task[None]") -> None:
+        self.should_exit = True
+
+    def _speak(self, connection: Connection) -> asyncio.Protocol:
+        state = {**self.lifespan.state, CONNECTION_IN_STATE: connection}
+        return BoundedHttp(config=self.config, server_state=self.server_state, app_state=state)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+async def serve(
+    application: ASGIApp,
+    listener: socket.socket,
+    connections: Connections,
+    tls: ssl.SSLContext | None = None,
+    patience: Patience = PATIENCE,
+) -> None:
+    """Serve ``application`` on ``listener``, which is bound, within ``connections``' bounds, until cancelled.
+
+    Raises:
+        OSError: the listener cannot be used.
+    """
+    config = uvicorn.Config(
+        application,
+        http=BoundedHttp,
+        ws=BoundedWebSocket,
+        ws_max_size=MAX_FRAME_BYTES,
+        ws_ping_interval=_PING_INTERVAL_S,
+        ws_ping_timeout=_PING_TIMEOUT_S,
+        ws_per_message_deflate=False,
+        log_config=None,
+        log_level=logging.WARNING,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_graceful_shutdown=_SHUTDOWN_S,
+    )
+    server = _Server(config, listener, connections, tls, patience)
+    serving = asyncio.create_task(server.serve())
+    try:
+        await asyncio.shield(serving)
+    except asyncio.CancelledError:
+        server.should_exit = True
+        await serving
+        raise
+
+
+def bind(listen: HostPort) -> socket.socket:
+    """Return a listening socket.
+
+    Raises:
+        OSError: the port is taken, or the address is not this machine's.
+    """
+    family = socket.AF_INET6 if ":" in listen.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((listen.host, listen.port))
+    except OSError as error:
+        listener.close()
+        raise OSError(error.errno, f"cannot listen on {listen}: {os.strerror(error.errno or 0)}") from None
+    return listener

@@ -1,0 +1,208 @@
+"""What stands in front of every route: Host and Origin, and on ``/mcp`` the bearer token.
+
+A page in somebody's browser can make it talk to a loopback address under a name of the page's choosing;
+Host and Origin are how that shows, on the WebSocket too. Must not know MCP or the nodes' protocol.
+"""
+
+import json
+from dataclasses import dataclass
+from functools import lru_cache
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from relay.audit.refusal_counts import RefusalCounter
+from relay.auth.agent_tokens import Authenticator
+from relay.auth.permissions import SCOPE_OF_SAFETY_CLASS
+from relay.http.connections import admit
+from relay.observability.metrics import Metrics
+from schemas.addresses import MCP_PATH, HostPort, is_loopback
+from schemas.frames import CONNECT_PATH
+from schemas.tokens import TokenError
+
+_METADATA_ROOT = "/.well-known/oauth-protected-resource"
+METADATA_PATH = _METADATA_ROOT + MCP_PATH
+METADATA_PATHS = (METADATA_PATH, _METADATA_ROOT)
+"""Where RFC 9728 puts the metadata of ``/mcp``, and where clients look that were told nothing."""
+TOKEN_IN_SCOPE = "edge.token"  # noqa: S105 - the name of a key, not a secret
+HEADERS_IN_SCOPE = "edge.headers"
+"""Where the headers are that anybody here asks for, by name, read once: each other look walks them all."""
+
+METRICS_PATH = "/metrics"
+
+_BEARER = "bearer "
+_NAMES = frozenset({b"host", b"origin"})  # of hosts: upper and lower case are one
+_READ_HEADERS = _NAMES | {
+    b"accept",
+    b"authorization",
+    b"content-type",
+    b"edge-transport",
+    b"mcp-method",
+    b"mcp-name",
+    b"mcp-protocol-version",
+    b"mcp-session-id",
+    b"traceparent",
+}
+TWICE = "\n"
+"""Stands there for a header that came twice; no header that came once has this value."""
+
+_CHALLENGED = SCOPE_OF_SAFETY_CLASS["read_only"]
+"""What a client asks for that nobody told otherwise (docs/decisions/0013)."""
+
+_REFUSED = "The token is not accepted."
+_REFUSALS = {
+    "expired": "The token has expired; get a new one.",
+    "revoked": "The token has been revoked.",
+    "not_yet": "The token is not good yet.",
+    "audience": "The token is for another resource.",
+}
+# What no client that means well does; a path that is not there or a token that is not sent is no attack.
+_HOSTILE = frozenset({"host", "origin"})
+
+
+@dataclass(frozen=True, slots=True)
+class AllowedHosts:
+    """The names under which a relay may be spoken to: by this machine ``hosts``, by others ``public``.
+
+    ``loopback`` are those that only this machine has.
+    """
+
+    hosts: frozenset[str]
+    public: frozenset[str]
+    origins: frozenset[str]
+    loopback: frozenset[str]
+
+    @classmethod
+    def of(cls, public_url: str, listen: HostPort, *, tls: bool = False) -> "AllowedHosts":
+        """Return the names of a relay: its public one, and those of its loopback. ``tls``: it speaks that."""
+        scheme, _, public_host = public_url.partition("://")
+        usual_port = {"http": "80", "https": "443"}[scheme]
+        loopback = frozenset(f"{name}:{listen.port}" for name in ("127.0.0.1", "localhost", "[::1]"))
+        local = "https" if tls else "http"
+        origins = frozenset({public_url, *(f"{local}://{host}" for host in loopback)})
+        public = frozenset({public_host, f"{public_host}:{usual_port}", str(listen)})
+        return cls(loopback | public, public, origins, loopback)
+
+
+class RequestGuard:
+    """An ASGI application that lets requests through to ``mcp``, ``node_door`` or ``other``."""
+
+    def __init__(  # noqa: PLR0913 - what comes in from outside
+        self,
+        *,
+        allowed: AllowedHosts,
+        authenticator: Authenticator,
+        public_url: str,
+        metrics: Metrics,
+        refusals: RefusalCounter,
+        mcp: ASGIApp,
+        node_sessions: ASGIApp,
+        other: ASGIApp,
+    ) -> None:
+        self._allowed = allowed
+        self._authenticator = authenticator
+        self._metrics = metrics
+        self._refusals = refusals
+        self._mcp = mcp
+        self._node_sessions = node_sessions
+        self._other = other
+        self._challenge = f'resource_metadata="{public_url}{METADATA_PATH}", scope="{_CHALLENGED}"'
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request, connection or lifespan."""
+        if scope["type"] == "lifespan":
+            await self._other(scope, receive, send)
+            return
+        # RFC 9110 section 5.5: white space around a value is no part of it. httptools leaves it behind one.
+        scope["headers"] = [(name, value.strip(b" \t")) for name, value in scope["headers"]]
+        host, origin, authorization = _headers(scope)
+        if host not in (self._allowed.hosts if _is_local(scope) else self._allowed.public):
+            await self._refuse(scope, send, 421, "host", "This server has another name.")
+        elif origin is not None and origin not in self._allowed.origins:
+            await self._refuse(scope, send, 403, "origin", "This origin may not use this server.")
+        elif scope["path"] == METRICS_PATH and host not in self._allowed.loopback:
+            # The same port faces the internet: what the relay counts is for the machine that it runs on.
+            await self._refuse(scope, send, 404, "metrics", "Not found.")
+        elif scope["type"] == "websocket":
+            await self._to_node_sessions(scope, receive, send)
+        elif scope["path"] == MCP_PATH:
+            await self._with_token(authorization, scope, receive, send)
+        else:
+            await self._other(scope, receive, send)
+
+    async def _to_node_sessions(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # Straight through: thousands of these stay, and every layer in between would stay with each.
+        if scope["path"] == CONNECT_PATH:
+            await self._node_sessions(scope, receive, send)
+        else:
+            await self._refuse(scope, send, 404, "websocket", "Not found.")
+
+    async def _with_token(
+        self, authorization: str | None, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        if authorization == TWICE:
+            self._refusals.count("token_refused", _address(scope), "twice")
+        if authorization is None or not authorization.lower().startswith(_BEARER):
+            # RFC 6750 section 3.1: a request without credentials is told no error code.
+            await self._refuse(
+                scope, send, 401, "no_token", "Send a bearer token.", f"Bearer {self._challenge}"
+            )
+            return
+        token = authorization[len(_BEARER) :].strip()
+        try:
+            principal = await self._authenticator.recognise(token)
+        except TokenError as error:
+            self._metrics.tokens_refused.labels(error.reason).inc()
+            self._refusals.count("token_refused", _address(scope), error.reason)
+            text = _REFUSALS.get(error.reason, _REFUSED)
+            challenge = f'Bearer error="invalid_token", error_description="{text}", {self._challenge}'
+            await self._refuse(scope, send, 401, "token", text, challenge)
+            return
+        if not admit(scope, principal.name):
+            await self._refuse(scope, send, 429, "connections", "This agent holds too many connections.")
+            return
+        scope[TOKEN_IN_SCOPE] = token
+        await self._mcp(scope, receive, send)
+
+    async def _refuse(  # noqa: PLR0913, PLR0917 - the parts of one answer
+        self, scope: Scope, send: Send, status: int, reason: str, text: str, challenge: str | None = None
+    ) -> None:
+        self._metrics.requests_refused.labels(reason).inc()
+        if reason in _HOSTILE:
+            self._refusals.count("request_refused", _address(scope), reason)
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008, "reason": ""})
+            return
+        body = json.dumps({"error": reason, "message": text}).encode("ascii")
+        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+        if challenge is not None:
+            headers.append((b"www-authenticate", challenge.encode("ascii")))
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+
+def _is_local(scope: Scope) -> bool:
+    """Tell whether this machine asks: a name that only it has is nothing that another may go by."""
+    return _is_loopback(_address(scope))
+
+
+@lru_cache(maxsize=1024)
+def _is_loopback(address: str) -> bool:
+    # The same few addresses ask again and again, and to read one takes longer than the rest of the look.
+    return is_loopback(address)
+
+
+def _address(scope: Scope) -> str:
+    client = scope.get("client")
+    return client[0] if client else "unknown"
+
+
+def _headers(scope: Scope) -> tuple[str, str | None, str | None]:
+    """Return Host, Origin and Authorization. A header that stands twice is as good as none that fits."""
+    found: dict[bytes, str] = {}
+    for name, value in scope["headers"]:
+        if name in _READ_HEADERS:
+            text = value.decode("latin-1")
+            text = text.lower() if name in _NAMES else text
+            found[name] = text if name not in found else TWICE
+    scope[HEADERS_IN_SCOPE] = found
+    return found.get(b"host", ""), found.get(b"origin"), found.get(b"authorization")

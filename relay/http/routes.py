@@ -1,0 +1,102 @@
+"""The relay's other HTTP routes: schemas, health, metrics and the OAuth metadata.
+
+Must not serve agents or nodes: those are ``mcp_server`` and ``sessions``.
+"""
+
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from relay.auth.permissions import SCOPES
+from relay.http.request_guard import METADATA_PATHS, METRICS_PATH
+from relay.observability.metrics import Metrics
+from schemas.addresses import mcp_url
+from schemas.canonical import blake3_hex
+from schemas.registry import SchemaRegistry
+
+_YEAR_S = 31_536_000
+
+
+def make_routes(  # noqa: PLR0913 - what comes in from outside
+    *,
+    public_url: str,
+    registry: SchemaRegistry,
+    metrics: Metrics,
+    readiness: Callable[[], Mapping[str, bool]],
+    running: Callable[[], AbstractAsyncContextManager[None]],
+    issuers: Sequence[str] = (),
+    more: Sequence[Route] = (),
+) -> Starlette:
+    """Return the application; ``running`` is entered for as long as it serves.
+
+    ``issuers`` are the authorization servers that agents can get a token from by themselves; ``more`` are
+    the routes of other modules.
+    """
+    documents = registry.documents
+    metadata = _metadata(public_url, issuers)
+    etags = {ref: f'"{blake3_hex(document)}"' for ref, document in documents.items()}
+
+    async def list_schemas(_request: Request) -> Response:
+        return JSONResponse({"schemas": sorted(documents)})
+
+    async def get_schema(request: Request) -> Response:
+        # A dictionary look-up, never a path: whatever the name is, it can only be one of ours.
+        document = documents.get(request.path_params["ref"])
+        if document is None:
+            return JSONResponse({"error": "no such schema; GET /schemas/ lists them"}, status_code=404)
+        etag = etags[request.path_params["ref"]]
+        headers = {"etag": etag, "cache-control": f"public, max-age={_YEAR_S}, immutable"}
+        if request.headers.get("if-none-match") == etag:
+            return Response(status_code=304, headers=headers)
+        return Response(document, media_type="application/schema+json", headers=headers)
+
+    async def healthz(_request: Request) -> Response:
+        return JSONResponse({"status": "ok"})
+
+    async def readyz(_request: Request) -> Response:
+        parts = dict(readiness())
+        ready = all(parts.values())
+        return JSONResponse({"ready": ready, "subsystems": parts}, status_code=200 if ready else 503)
+
+    async def show_metrics(_request: Request) -> Response:
+        return Response(metrics.render(), media_type="text/plain; version=0.0.4")
+
+    async def resource_metadata(_request: Request) -> Response:
+        return JSONResponse(metadata)
+
+    @asynccontextmanager
+    async def lifespan(_app: Starlette) -> AsyncIterator[None]:
+        async with running():
+            yield
+
+    routes = [
+        Route("/schemas/", list_schemas),
+        Route("/schemas/{ref}", get_schema),
+        Route("/healthz", healthz),
+        Route("/readyz", readyz),
+        Route(METRICS_PATH, show_metrics),
+        *(Route(path, resource_metadata) for path in METADATA_PATHS),
+        *more,
+    ]
+    application = Starlette(routes=routes, lifespan=lifespan)
+    # A path that is none is not found. Starlette would send the client to another, under http.
+    application.router.redirect_slashes = False
+    return application
+
+
+def _metadata(public_url: str, issuers: Sequence[str]) -> dict[str, Any]:
+    """Return what RFC 9728 has a resource say of itself."""
+    metadata: dict[str, Any] = {
+        "resource": mcp_url(public_url),
+        "resource_name": "Edge relay",
+        "scopes_supported": list(SCOPES),
+        "bearer_methods_supported": ["header"],
+    }
+    if issuers:
+        metadata["authorization_servers"] = list(issuers)
+    return metadata

@@ -1,0 +1,153 @@
+"""uvicorn's WebSocket protocol with limits: what a stranger, or a node, may make this process do and hold.
+
+uvicorn parses all that comes at once. Here bytes wait until the application asks for a message, and reach the
+parser frame by frame, each after ``frame_meter`` has allowed it: nothing is parsed before the application has
+let the connection in. Must not look into payloads.
+"""
+
+import asyncio
+from typing import Any
+
+from uvicorn._types import ASGIReceiveEvent, ASGISendEvent
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+
+from relay.http.connections import connection_in
+from relay.http.frame_meter import METER_IN_SCOPE, FrameMeter
+from schemas.websocket_frames import FrameHead, FrameSlicer
+
+MAX_BYTES_BEFORE_ADMISSION = 32 * 1024
+MAX_FRAGMENTS = 64
+MAX_BEHIND_S = 10.0
+"""How long a node may be faster than its rate. After that its pongs would not get through either."""
+
+FLOODED = 1008
+"""The code of a disconnect that was ours, for too many frames or bytes. It never goes over the wire."""
+
+_BAD_REQUEST = b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+
+
+class BoundedWebSocket(WebSocketsSansIOProtocol):
+    """A WebSocket that a stranger cannot fill, and that ends when its time is up, read or not."""
+
+    _later: asyncio.TimerHandle | None
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._connection = connection_in(self.app_state)
+        self._meter = FrameMeter(self.loop.time)
+        self._slicer = FrameSlicer()
+        self._early_bytes = 0
+        self._wanted = False
+        self._later = None
+        self._behind_since: float | None = None
+
+    def handle_connect(self, event: Any) -> None:
+        """Hand the meter to the application with the upgrade: only that knows when a node is admitted."""
+        super().handle_connect(event)
+        if self.response.status_code == 101:  # noqa: PLR2004 - Switching Protocols; else there is no scope
+            self.scope[METER_IN_SCOPE] = self._meter  # type: ignore[literal-required]  # not one of ASGI
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End, and parse no more."""
+        if self._later is not None:
+            self._later.cancel()
+        self._connection.end()
+        super().connection_lost(exc)
+
+    def shutdown(self) -> None:
+        """Say that the relay ends, unless this connection does already: nothing may be said then."""
+        if not self.transport.is_closing():
+            super().shutdown()
+
+    def data_received(self, data: bytes) -> None:
+        """Take what came, of a stranger only so much, and parse what is wanted of it."""
+        if not self._meter.is_admitted:
+            self._early_bytes += len(data)
+            if self._early_bytes > MAX_BYTES_BEFORE_ADMISSION:
+                self._cut()
+                return
+        if not self.handshake_initiated:
+            self._upgrade(data)
+            return
+        self._slicer.feed(data)
+        self._parse()
+
+    def _upgrade(self, request: bytes) -> None:
+        super().data_received(request)
+        if not self.handshake_initiated and self.conn.handshake_exc is not None:
+            # httptools had let it pass, websockets does not, and uvicorn does not ask: it would never end.
+            self.transport.write(_BAD_REQUEST)
+            self.transport.close()
+
+    async def receive(self) -> ASGIReceiveEvent:
+        """Return the next message, and parse until there is one."""
+        self._wanted = True
+        try:
+            self._parse()
+            return await self.queue.get()
+        finally:
+            self._wanted = False
+
+    async def send(self, message: ASGISendEvent) -> None:
+        """Send, and after a close look for the answer to it in what has come already."""
+        await super().send(message)
+        if self.close_sent:
+            self._parse()
+
+    def keepalive_timeout(self) -> None:
+        """End: closing alone would wait until everything was read, by a peer that does not read."""
+        super().keepalive_timeout()
+        self.transport.abort()
+
+    def _parse(self) -> None:
+        """Parse what may be parsed now, and read on unless something waits here already."""
+        if self._later is not None:
+            return
+        exhausted = self._slicer.is_empty
+        while not self.transport.is_closing() and (self.close_sent or (self._wanted and self.queue.empty())):
+            head = None if self._slicer.is_within else self._slicer.head()
+            if head is not None and not self._allowed(head):
+                break
+            piece = self._slicer.take()
+            exhausted = not piece or self._slicer.is_empty
+            if not piece:
+                self._behind_since = None
+                break
+            super().data_received(piece)
+            if len(self.frames) > MAX_FRAGMENTS:
+                self._cut()
+        self._read(on=exhausted)
+
+    def _allowed(self, head: FrameHead) -> bool:
+        """Enter the next frame if its time has come; else see to it that it comes, or hang up."""
+        if (wait_s := self._meter.take(head)) == 0:
+            self._slicer.enter(head)
+            return True
+        now = self.loop.time()
+        if self._behind_since is None:
+            self._behind_since = now
+        # After our own close nothing is worth waiting for.
+        if self.close_sent or now + wait_s - self._behind_since > MAX_BEHIND_S:
+            self._cut()
+        else:
+            self._later = self.loop.call_later(wait_s, self._parse_later)
+        return False
+
+    def _parse_later(self) -> None:
+        self._later = None
+        self._parse()
+
+    def _read(self, *, on: bool) -> None:
+        """Read on, or leave what comes in the sender's own buffers."""
+        if on is not self.read_paused or self.transport.is_closing():
+            return
+        self.read_paused = not on
+        if on:
+            self.transport.resume_reading()
+        else:
+            self.transport.pause_reading()
+
+    def _cut(self) -> None:
+        """Hang up, and let the application know why."""
+        self.queue.put_nowait({"type": "websocket.disconnect", "code": FLOODED})
+        self.transport.abort()

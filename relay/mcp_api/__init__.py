@@ -1,0 +1,1 @@
+"""MCP in both protocol eras. The only server-side code that imports the MCP SDK."""

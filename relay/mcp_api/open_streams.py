@@ -1,0 +1,65 @@
+"""What agents hold open at the relay: sessions of the old era, and subscriptions of the new.
+
+Each agent has a share, so that one cannot take the room of all; and what a token opened ends when the token
+is revoked. Must not know what goes through them.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection
+
+from relay.auth.agent_tokens import Principal
+
+PER_AGENT = 64
+IN_ALL = 4096
+
+Name = tuple[str, str, str]
+
+
+class NoRoomError(Exception):
+    """The agent's share is used up, or the room of all."""
+
+
+class OpenStreams:
+    """The streams of all agents."""
+
+    def __init__(self, per_agent: int = PER_AGENT, in_all: int = IN_ALL) -> None:
+        self._per_agent = per_agent
+        self._in_all = in_all
+        self._held: Counter[Name] = Counter()
+        self._ends: defaultdict[str, dict[object, Callable[[], None]]] = defaultdict(dict)
+
+    def check(self, principal: Principal) -> None:
+        """Return if ``principal`` may open one more.
+
+        Raises:
+            NoRoomError: it may not.
+        """
+        if self._held[principal.name] >= self._per_agent or self._held.total() >= self._in_all:
+            raise NoRoomError
+
+    def hold(self, principal: Principal, end: Callable[[], None] = lambda: None) -> Callable[[], None]:
+        """Count one that ``principal`` has opened; ``end`` is called if its token is revoked.
+
+        Returns what is to be called, once or more, when it is closed.
+        """
+        key = object()
+        self._held[principal.name] += 1
+        self._ends[principal.jti][key] = end
+
+        def release() -> None:
+            ends = self._ends.get(principal.jti, {})
+            if ends.pop(key, None) is None:
+                return
+            if not ends:
+                del self._ends[principal.jti]
+            self._held[principal.name] -= 1
+            if not self._held[principal.name]:
+                del self._held[principal.name]
+
+        return release
+
+    def revoke(self, jtis: Collection[str]) -> None:
+        """End what was opened with one of the tokens."""
+        for jti in self._ends.keys() & set(jtis):
+            for end in list(self._ends[jti].values()):
+                end()

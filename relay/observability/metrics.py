@@ -1,0 +1,58 @@
+"""What the relay counts, in Prometheus' terms. Labels are fixed words of ours, never text from outside."""
+
+from functools import cache
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+_FAULT_SOURCES = frozenset({"relay", "asyncio", "uvicorn", "websockets", "starlette", "mcp", "paho"})
+_LATENCY_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
+
+
+class Metrics:
+    """The counters of one relay."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        self.manifests = self._counter(
+            "manifests", "Manifests by verdict and way", "outcome", "reason", "way"
+        )
+        self.identities = self._counter("identities", "Identities by verdict", "verdict")
+        self.heartbeats = self._counter("heartbeats", "Heartbeats by whether they fit", "verdict")
+        self.messages_dropped = self._counter("messages_dropped", "Broker messages dropped unread", "reason")
+        self.sessions = self._counter("sessions", "Sessions of nodes by how they began or ended", "event")
+        self.frames_dropped = self._counter("frames_dropped", "Answers that nobody waits for", "reason")
+        calls = self._counter("calls", "Calls by code; ok when they worked", "code")
+        self.calls = cache(calls.labels)
+        """The counter of one code. To look it up takes longer than to count, and the codes are few."""
+        self.tokens_refused = self._counter("tokens_refused", "Agents' tokens refused", "reason")
+        self.issuer_fetches = self._counter(
+            "issuer_fetches", "Fetches of the outside issuer's keys", "outcome"
+        )
+        self.requests_refused = self._counter("requests_refused", "HTTP requests refused", "reason")
+        self.connections_refused = self._counter(
+            "connections_refused", "Connections refused, by what there were too many of", "reason"
+        )
+        self._faults = self._counter("faults", "Exceptions that were not expected, by where", "source")
+        self.log_lines_lost = Counter(
+            "edge_relay_log_lines_lost", "Log lines that could not be written", registry=self._registry
+        )
+        self.nodes_connected = Gauge(
+            "edge_relay_nodes_connected", "Nodes with an open session", registry=self._registry
+        )
+        self.call_seconds = Histogram(
+            "edge_relay_call_seconds",
+            "Time from the door and back",
+            registry=self._registry,
+            buckets=_LATENCY_BUCKETS_S,
+        )
+
+    def fault(self, source: str) -> None:
+        """Count a fault; ``source`` is the relay, or the name of a library, which others may have made up."""
+        self._faults.labels(source if source in _FAULT_SOURCES else "other").inc()
+
+    def render(self) -> bytes:
+        """Return everything in the Prometheus text format."""
+        return generate_latest(self._registry)
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"edge_relay_{name}", text, labels, registry=self._registry)

@@ -1,0 +1,1 @@
+"""The certificate authority, enrolment, and the relay's own TLS."""

@@ -1,0 +1,293 @@
+"""The certificate authority: its roots, and a ledger that binds each node id to its tenant and key.
+
+An id once issued is issued again only when the operator says so, and then its old leaves are revoked, or to
+the key that has it: nobody becomes a node that exists, or ever did. Must not hold a root's key in memory
+longer than an issue takes.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from nacl.signing import SigningKey
+
+from relay.ledger import Entry, Ledger, LedgerError
+from relay.pki.certificate_builder import make_crl
+from relay.pki.issuing import Issuing, Signer, asked
+from relay.pki.records import IssuedLeaf, IssuedServer, Records, rotation
+from relay.pki.roots import AuthorityError, RootFiles
+from schemas.files import make_private_directory
+from schemas.identity_files import IdentityFiles
+from schemas.text import printable
+from schemas.ulids import UlidSource
+
+__all__ = ["AuthorityError", "CertificateAuthority", "IdTakenError", "IssuedLeaf", "UnknownTargetError"]
+
+MAX_OVERLAP_DAYS = 3650
+DEFAULT_TENANT = "default"
+_DAY_MS = 86_400_000
+_SEED_BYTES = 32
+# More than answers that were lost on the way can explain; each is an entry that stays.
+_MAX_LEAVES = 32
+
+
+class IdTakenError(AuthorityError):
+    """The node id belongs to another key, or to another enrolment."""
+
+
+class UnknownTargetError(AuthorityError):
+    """Nothing was ever issued under that name."""
+
+
+class CertificateAuthority:
+    """The CA in ``directory``. Time and randomness come in from outside.
+
+    What issues and revokes waits for whoever holds the ledger, and for the disk: call it on a thread where
+    nothing may wait. Everything raises AuthorityError if the CA is missing or a file of it is damaged.
+    """
+
+    def __init__(
+        self, directory: Path, now_ms: Callable[[], int], random_bytes: Callable[[int], bytes]
+    ) -> None:
+        self._roots = RootFiles(directory)
+        self._ledger = Ledger(directory / "ledger.jsonl", Records())
+        self._issuing = Issuing(now_ms, random_bytes)
+        self._now_ms = now_ms
+        self._random_bytes = random_bytes
+        self.root_file = self._roots.certificate
+
+    # --- roots ------------------------------------------------------------------------------------------
+
+    def create(self) -> None:
+        """Make the root.
+
+        Raises:
+            AuthorityError: there is one already, which is never overwritten; or the clock is wrong.
+        """
+        make_private_directory(self._roots.directory)
+        with self._ledger.held():
+            root = self._issuing.root()
+            self._roots.create(root.pem, root.key)
+
+    def root_pem(self) -> str:
+        """Return the certificate of the root that issues."""
+        return self._roots.current()
+
+    def roots(self) -> list[str]:
+        """Return every root that is trusted now, in PEM: the one that issues, then the one before it."""
+        return self._roots.trusted(self._now_ms())
+
+    def endorsement(self) -> str | None:
+        """Return by what the root before this one vouches for it; None if there was none before it."""
+        return self._roots.endorsement()
+
+    def can_issue(self) -> bool:
+        """Tell whether the root's key is here: it may be kept elsewhere."""
+        try:
+            self._signer()
+        except (AuthorityError, OSError):
+            return False
+        return True
+
+    def rotate_root(self, overlap_days: int = 90) -> int:
+        """Make a new root that issues from now on; return until when, in ms, the old one is trusted too.
+
+        Raises:
+            AuthorityError: the last rotation is still under way, or the old root's key is not here.
+        """
+        if not 1 <= overlap_days <= MAX_OVERLAP_DAYS:
+            raise AuthorityError(f"both roots can be trusted for 1 to {MAX_OVERLAP_DAYS} days")
+        with self._held():
+            now = self._now_ms()
+            if len(self._roots.trusted(now)) > 1:
+                raise AuthorityError("the root before this one is still trusted: rotate when its time is up")
+            old, new = self._signer(), self._issuing.root()
+            until_ms = now + overlap_days * _DAY_MS
+            self._ledger.append(rotation(new.kid, old.kid, until_ms, now))
+            self._roots.rotate(new.pem, new.key, until_ms)
+        return until_ms
+
+    # --- leaves -----------------------------------------------------------------------------------------
+
+    def issue(self, csr_pem: str, tenant: str | None = None, *, replace: bool = False) -> str:
+        """Return a leaf for the node that the request names, in PEM.
+
+        Without ``tenant``, a node that is replaced keeps its own; a new one is in the default one.
+
+        Raises:
+            AuthorityError: the request proves nothing, or the node id is taken and ``replace`` is not said.
+        """
+        node_id, public_key = asked(csr_pem)
+        with self._held() as records:
+            held = records.unrevoked(node_id)
+            if records.existed(node_id) and not replace:
+                todo = (
+                    "has a certificate: say --replace to revoke it" if held else "was revoked: say --replace"
+                )
+                raise IdTakenError(f"{node_id} {todo} and issue another")
+            if tenant is None:
+                tenant = records.tenant_of(node_id) or DEFAULT_TENANT
+            leaf, pem = self._issuing.leaf(self._signer(), node_id, tenant, public_key)
+            self._ledger.append(*self._revocations(held, "replaced"), leaf.entry())
+        return pem
+
+    def enrol(self, csr_pem: str, tenant: str, join_id: str) -> str:
+        """Return a leaf for a node that never was one, or that lost the answer to the same enrolment.
+
+        Raises:
+            IdTakenError: the id was issued before; only the operator gives it away again.
+            AuthorityError: the request proves nothing.
+        """
+        node_id, public_key = asked(csr_pem)
+        with self._held() as records:
+            if records.existed(node_id):
+                held = self._in_use(records, node_id)
+                if (held.public_key, held.tenant, held.join_id) != (public_key, tenant, join_id):
+                    raise IdTakenError(f"{node_id} has a certificate")
+            leaf, pem = self._issuing.leaf(self._signer(), node_id, tenant, public_key, join_id)
+            self._ledger.append(leaf.entry())
+        return pem
+
+    def renew(self, csr_pem: str, node_id: str) -> str:
+        """Return another leaf for ``node_id`` with the key that it has; the old one stays valid.
+
+        Raises:
+            AuthorityError: the node has none in force, or the request is not for this node and this key.
+        """
+        asked_id, public_key = asked(csr_pem)
+        with self._held() as records:
+            held = self._in_use(records, node_id)
+            if (asked_id, public_key) != (node_id, held.public_key):
+                raise AuthorityError(f"the request is not for {node_id} with the key that it has")
+            leaf, pem = self._issuing.leaf(self._signer(), node_id, held.tenant, public_key)
+            self._ledger.append(leaf.entry())
+        return pem
+
+    def issue_mock(self, count: int, out: Path, tenant: str) -> list[str]:
+        """Make ``count`` whole identities below ``out`` for ``kubelet fleet``; return their node ids."""
+        ulids = UlidSource(self._now_ms, self._random_bytes)
+        made = []
+        with self._held():
+            signer = self._signer()
+            for _ in range(count):
+                key = SigningKey(self._random_bytes(_SEED_BYTES))
+                node_id, public_key = ulids.new_node_id(), bytes(key.verify_key)
+                made.append((key, *self._issuing.leaf(signer, node_id, tenant, public_key)))
+            self._ledger.append(*(leaf.entry() for _, leaf, _ in made))
+        for key, leaf, pem in made:
+            files = IdentityFiles(out / leaf.node_id)
+            files.write(leaf.node_id, key, pem)
+            files.install(pem, signer.pem)
+        return [leaf.node_id for _, leaf, _ in made]
+
+    def issue_server(self, name: str, hosts: Sequence[str], public_key: bytes) -> str:
+        """Return a certificate for a broker or a relay that is reached under ``hosts``, in PEM.
+
+        Of the roots that are trusted the oldest issues it, for that is the one that every node knows.
+
+        Raises:
+            AuthorityError: name, hosts or key are not of their form.
+        """
+        with self._held():
+            server, pem = self._issuing.server(self._signer(self.roots()[-1]), name, hosts, public_key)
+            self._ledger.append(server.entry())
+        return pem
+
+    # --- what is known of them --------------------------------------------------------------------------
+
+    def revoke(self, target: str, reason: str = "revoked") -> list[str]:
+        """Revoke every leaf of a node, or the one certificate of a kid; return the kids newly revoked.
+
+        Raises:
+            UnknownTargetError: there never was such a node or kid.
+        """
+        with self._held() as records:
+            held = records.named(target)
+            if held is None:
+                raise UnknownTargetError(f"no node and no kid is {printable(target)!r}: see `relay ca list`")
+            if held:
+                self._ledger.append(*self._revocations(held, reason))
+        return [each.kid for each in held]
+
+    def records(self) -> Records:
+        """Return what the ledger says now."""
+        self._check_there()
+        try:
+            return self._ledger.read()
+        except LedgerError as error:
+            raise AuthorityError(str(error)) from None
+
+    def in_force(self) -> dict[str, IssuedLeaf]:
+        """Return the newest leaf of each node that has one that is not revoked."""
+        return self.records().in_force()
+
+    def revoked_kids(self) -> frozenset[str]:
+        """Return the kid of every revoked certificate."""
+        return frozenset(self.records().revoked)
+
+    def crl_pem(self) -> str:
+        """Return a list of the revoked for each root that is trusted, one after the other, in PEM.
+
+        Each names all of them: serial numbers are random, so one that another root issued does no harm.
+        """
+        records, now = self.records(), self._now_ms()
+        serials, number = records.revoked_serials(), len(records.revoked)
+        return "".join(
+            make_crl(root, self._roots.key_of(root), serials, now, number) for root in self.roots()
+        )
+
+    @property
+    def stamp(self) -> tuple[object, ...]:
+        """What differs after any change, and when a root's time is up. Take it before what it stands for."""
+        return (*self._ledger.stamp, *self.roots())
+
+    @contextmanager
+    def unchanged(self) -> Iterator[list[Path]]:
+        """Let nothing be issued or revoked, and yield the files that the CA is made of.
+
+        Raises:
+            AuthorityError: the root's key is not here.
+        """
+        with self._held():
+            self._signer()
+            yield [*self._roots.files, self._ledger.path]
+
+    # --- how --------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _held(self) -> Iterator[Records]:
+        """Hold the ledger alone: two issues at once must not both find an id free."""
+        self._check_there()
+        try:
+            with self._ledger.held() as records:
+                yield records
+        except LedgerError as error:
+            raise AuthorityError(str(error)) from None
+
+    def _check_there(self) -> None:
+        self.root_pem()
+        if not self._ledger.path.exists():
+            # An empty one would know of no revocation.
+            raise AuthorityError(f"{self._ledger.path} is missing: restore it from a backup")
+
+    def _revocations(self, held: Sequence[IssuedLeaf | IssuedServer], reason: str) -> list[Entry]:
+        now, reason = self._now_ms(), printable(reason, 64)
+        return [{"action": "revoke", "ts_ms": now, **each.subject(), "reason": reason} for each in held]
+
+    def _in_use(self, records: Records, node_id: str) -> IssuedLeaf:
+        """Return the leaf that another may follow.
+
+        Raises:
+            AuthorityError: none is in force, or there are so many that something is wrong.
+        """
+        now = self._now_ms()
+        held = [leaf for leaf in records.unrevoked(node_id) if leaf.not_after_ms > now]
+        if not held:
+            raise IdTakenError(f"{node_id} has no certificate in force: only the operator can issue it again")
+        if len(held) >= _MAX_LEAVES:
+            raise AuthorityError(f"{node_id} has {len(held)} certificates in force: revoke them by their kid")
+        return held[-1]
+
+    def _signer(self, root: str | None = None) -> Signer:
+        root = root or self.root_pem()
+        return Signer(root, self._roots.key_of(root))

@@ -1,0 +1,243 @@
+"""The relay's door for nodes that are none yet: ``/enroll``.
+
+Whoever asks learns the roots, which are public. A leaf is for whoever proves to have a join token's key, and
+the key of the leaf; everybody else is told one and the same thing, and the audit has the reason. Must not
+decide what the CA decides: which id belongs to which key.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+from structlog.typing import FilteringBoundLogger
+
+from relay.audit.log import AuditLog, AuditUnavailableError
+from relay.audit.refusal_counts import RefusalCounter
+from relay.ledger import LedgerError
+from relay.pki.authority import AuthorityError, CertificateAuthority, IdTakenError
+from relay.pki.join_tokens import JoinError, JoinTokens
+from schemas.addresses import BrokerAddress
+from schemas.certificates import IdentityError, read_csr
+from schemas.enrolment import (
+    ENROL_PATH,
+    MAX_REQUEST_BYTES,
+    NODE,
+    RELAY,
+    REQUEST_REF,
+    is_proven,
+    proven,
+)
+from schemas.identity import certificates_in, kid_of
+from schemas.registry import SchemaRegistry
+from schemas.strict_json import StrictJsonError, loads
+from schemas.text import printable
+
+_BODY_TIMEOUT_S = 10.0
+_AT_ONCE = 4
+_MAX_ANSWERS = 5  # as many may be lost on the way
+_MAX_WAITING = 1000
+
+_TEXTS = {
+    400: "Send an enrol.request@1.0.0 as application/json.",
+    403: "This node is not enrolled.",
+    408: "The request did not end.",
+    413: "The request is too large.",
+    429: "Too many nodes enrol at once: try again.",
+    500: "This relay cannot enrol at present.",
+    503: "This relay has no CA key.",
+}
+
+
+class _RefusedError(Exception):
+    """Nothing is issued. ``reason``, a fixed word, is for the audit; a stranger sees the status alone."""
+
+    def __init__(self, reason: str, status: int = 403) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.status = status
+
+
+@dataclass(frozen=True, slots=True)
+class _Issued:
+    node_id: str
+    tenant: str
+    certificate: str
+    roots: str
+    key: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class EnrolmentInfo:
+    """What a node is told of this relay when it enrols.
+
+    Attributes:
+        public_url: in its normal form; the node pins it.
+        broker: the MQTT broker as nodes reach it.
+        own_root: whether relay and broker show certificates of this relay's own CA.
+    """
+
+    public_url: str
+    broker: BrokerAddress
+    own_root: bool
+
+
+class EnrolmentEndpoint:
+    """Serves ``/enroll``."""
+
+    def __init__(  # noqa: PLR0913 - what comes in from outside
+        self,
+        *,
+        ca: CertificateAuthority,
+        join_tokens: JoinTokens,
+        registry: SchemaRegistry,
+        told: EnrolmentInfo,
+        refusals: RefusalCounter,
+        audit: AuditLog,
+        log: FilteringBoundLogger,
+        now_ms: Callable[[], int],
+        body_timeout_s: float = _BODY_TIMEOUT_S,
+    ) -> None:
+        self._ca = ca
+        self._join_tokens = join_tokens
+        self._form = registry.load(REQUEST_REF)
+        self._told = told
+        self._refusals = refusals
+        self._audit = audit
+        self._log = log
+        self._now_ms = now_ms
+        self._body_timeout_s = body_timeout_s
+        self._slots = asyncio.Semaphore(_AT_ONCE)
+        self._waiting = 0
+
+    def routes(self) -> list[Route]:
+        """Return the routes to mount."""
+        return [
+            Route(ENROL_PATH, self._show_roots, methods=["GET"]),
+            Route(ENROL_PATH, self._enrol, methods=["POST"]),
+        ]
+
+    async def _show_roots(self, _request: Request) -> Response:
+        try:
+            return PlainTextResponse("".join(await asyncio.to_thread(self._ca.roots)))
+        except (AuthorityError, LedgerError, OSError) as error:
+            self._log.error("the roots cannot be read", reason=printable(str(error)))
+            return _answer(503)
+
+    async def _enrol(self, request: Request) -> Response:
+        try:
+            message = self._read(request, await self._body(request))
+            return JSONResponse(self._answered(message, await self._in_turn(message)), headers=_UNKEPT)
+        except _RefusedError as refusal:
+            source = request.client.host if request.client else "unknown"
+            self._refusals.count("enrolment_refused", source, refusal.reason)
+            return _answer(refusal.status)
+
+    async def _body(self, request: Request) -> bytes:
+        body = bytearray()
+        try:
+            async with asyncio.timeout(self._body_timeout_s):
+                async for piece in request.stream():
+                    body += piece
+                    if len(body) > MAX_REQUEST_BYTES:
+                        raise _RefusedError("too_large", 413)
+        except TimeoutError:
+            raise _RefusedError("slow", 408) from None
+        except ClientDisconnect:
+            raise _RefusedError("gone", 400) from None
+        return bytes(body)
+
+    def _read(self, request: Request, body: bytes) -> dict[str, Any]:
+        media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        try:
+            message = loads(body, max_bytes=MAX_REQUEST_BYTES)
+        except StrictJsonError:
+            message = None
+        if media_type != "application/json" or not isinstance(message, dict):
+            raise _RefusedError("malformed", 400)
+        if not self._form.is_valid(message):
+            raise _RefusedError("malformed", 400)
+        return message
+
+    async def _in_turn(self, message: dict[str, Any]) -> _Issued:
+        """Decide on a thread, for it waits for the disk and for locks that a command line may hold."""
+        if self._waiting >= _MAX_WAITING:
+            raise _RefusedError("busy", 429)
+        self._waiting += 1
+        try:
+            async with self._slots:
+                return await asyncio.to_thread(self._decide, message)
+        except (AuthorityError, LedgerError, OSError) as error:
+            if self._refusals.count("enrolment_failing", "relay", "failing"):
+                self._log.error("a node cannot be enrolled", reason=printable(str(error)))
+            raise _RefusedError("failing", 500) from None
+        finally:
+            self._waiting -= 1
+
+    def _decide(self, message: dict[str, Any]) -> _Issued:
+        join_id = message["join_id"]
+        grant = self._join_tokens.find(join_id)
+        if grant is None:
+            raise _RefusedError("unknown_token")
+        if not is_proven(message, grant.key, NODE):
+            raise _RefusedError("proof")
+        if not self._ca.can_issue():
+            raise _RefusedError("no_ca", 503)
+        try:
+            node_id, public_key = read_csr(message["csr"])
+        except IdentityError as error:
+            raise _RefusedError(error.reason) from None
+        self._check_free(node_id, public_key, join_id)
+        # Spent before it is issued: after a crash in between, the same node, and no other, comes back for it.
+        try:
+            self._join_tokens.spend(join_id, node_id)
+            leaf = self._ca.enrol(message["csr"], grant.tenant, join_id)
+        except JoinError:
+            raise _RefusedError("used_up") from None
+        except IdTakenError:
+            raise _RefusedError("id_taken") from None
+        return _Issued(node_id, grant.tenant, leaf, "".join(self._ca.roots()), grant.key)
+
+    def _check_free(self, node_id: str, public_key: bytes, join_id: str) -> None:
+        """Refuse what the CA would refuse, before the token is spent on it."""
+        records = self._ca.records()
+        if records.existed(node_id):
+            held = {(leaf.public_key, leaf.join_id) for leaf in records.unrevoked(node_id)}
+            if (public_key, join_id) not in held:
+                raise _RefusedError("id_taken")
+            # Each is an entry that stays, and one that was recorded on its way can be sent again.
+            if sum(leaf.join_id == join_id for leaf in records.unrevoked(node_id)) >= _MAX_ANSWERS:
+                raise _RefusedError("used_up")
+
+    def _answered(self, message: dict[str, Any], issued: _Issued) -> dict[str, Any]:
+        """Return the answer, once the audit has it: what is not recorded is not handed out."""
+        kid = kid_of(certificates_in(issued.certificate)[0])
+        facts = {"node_id": issued.node_id, "tenant": issued.tenant, "join_id": message["join_id"]}
+        try:
+            self._audit.write(event="enrolled", kid=kid, **facts)
+        except AuditUnavailableError as error:
+            self._log.error("an enrolment is not recorded", reason=printable(str(error)))
+            raise _RefusedError("audit", 500) from None
+        self._log.info("node enrolled", kid=kid, **facts)
+        answer = {
+            "certificate": issued.certificate,
+            "roots": issued.roots,
+            "relay_url": self._told.public_url,
+            "broker": str(self._told.broker),
+            "own_root": self._told.own_root,
+            "nonce": message["nonce"],
+            "server_time_ms": self._now_ms(),
+        }
+        return proven(answer, issued.key, RELAY)
+
+
+_UNKEPT = {"cache-control": "no-store"}
+
+
+def _answer(status: int) -> Response:
+    # What is left of a request that was not read to its end must not be taken for the next one.
+    headers = {**_UNKEPT, "connection": "close"}
+    return JSONResponse({"error": "enrolment", "message": _TEXTS[status]}, status, headers)

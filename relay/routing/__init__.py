@@ -1,0 +1,1 @@
+"""How a call reaches the node that it is for, whichever process holds that node's session."""

@@ -1,0 +1,41 @@
+"""How a command reaches a node: what the one door asks for, whoever provides it.
+
+The sessions of this process are the first kind. Another could ask, over a network, the relay that holds
+the node's session. Must not know agents.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """What is asked of a node, once.
+
+    Attributes:
+        tool: the canonical name.
+        deadline_ms: the budget from now.
+        correlation_id: the ULID, in upper case, of the call that this command is for, and of no other.
+    """
+
+    node_id: str
+    tool: str
+    arguments: Mapping[str, Any]
+    deadline_ms: int
+    correlation_id: str
+    traceparent: str | None = None
+
+
+class NodeRouter(Protocol):
+    """Reaches nodes."""
+
+    async def run(self, command: Command) -> Mapping[str, Any]:
+        """Return the payload of the node's ``cmd_ack``: ``{ok, result}`` or ``{ok, error}``.
+
+        Cancelling tells the node that nobody waits any more.
+
+        Raises:
+            ToolError: NODE_OFFLINE, then it was never sent; DEADLINE_EXCEEDED, then it may have run.
+        """
+        ...

@@ -1,0 +1,1 @@
+"""Composition: the relay put together, and what follows the operator's decisions while it runs."""

@@ -1,0 +1,221 @@
+"""Puts into effect what the operator decides while the relay runs: revocations, and another root.
+
+The commands write ledgers; a look at them, four times a second, costs less than anything that would have to
+reach this process. They are read on a thread: with thousands of nodes that takes a while, and calls go on.
+``Freshness`` is told of every look that succeeds: without them, calls are refused. Also ends the sessions
+whose leaf has run out. Must not decide who is revoked.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from structlog.typing import FilteringBoundLogger
+
+from relay.audit.log import AuditLog, AuditUnavailableError
+from relay.auth.revoked_tokens import RevokedTokens
+from relay.fleet.change_notifier import ChangeNotifier
+from relay.fleet.fleet import Fleet
+from relay.ledger import LedgerError
+from relay.pki.authority import AuthorityError, CertificateAuthority
+from relay.pki.records import IssuedLeaf
+from relay.server.descriptor_reserve import DescriptorReserve
+from relay.server.follow_ups import FollowUps
+from relay.server.ledger_freshness import Freshness
+from relay.sessions.node_sessions import NodeSessions
+from schemas.identity import Identity, certificates_in, kid_of
+from schemas.session import CloseCode
+from schemas.text import printable
+
+INTERVAL_S = 0.25
+LEAVES, TOKENS = "leaves", "tokens"
+"""What is watched: the CA, and the list of revoked tokens."""
+MAX_UNRECORDED = 10_000
+
+_Content = TypeVar("_Content")
+_Leaves = tuple[list[str], frozenset[str], Mapping[str, IssuedLeaf]]
+"""The roots that are trusted, the kids that are revoked, and the leaves that gave a node another tenant."""
+
+
+class TrustWatcher:
+    """Watches the CA and the list of revoked tokens for one relay.
+
+    ``followers`` are due after every change of who holds a leaf; ``on_tokens`` are called with all revoked
+    tokens when there is another.
+    """
+
+    def __init__(  # noqa: PLR0913 - what it moves
+        self,
+        *,
+        ca: CertificateAuthority,
+        tokens: RevokedTokens,
+        fleet: Fleet,
+        sessions: NodeSessions,
+        notifier: ChangeNotifier,
+        audit: AuditLog,
+        follow_ups: FollowUps,
+        freshness: Freshness,
+        reserve: DescriptorReserve,
+        on_tokens: Sequence[Callable[[frozenset[str]], None]],
+        now_ms: Callable[[], int],
+        log: FilteringBoundLogger,
+        interval_s: float = INTERVAL_S,
+    ) -> None:
+        self._ca = ca
+        self._tokens = tokens
+        self._fleet = fleet
+        self._sessions = sessions
+        self._notifier = notifier
+        self._audit = audit
+        self._follow_ups = follow_ups
+        self._freshness = freshness
+        self._reserve = reserve
+        self._was_fresh = True
+        self._on_tokens = on_tokens
+        self._now_ms = now_ms
+        self._log = log
+        self._interval_s = interval_s
+        # Of its own: who waits for a ledger on the others, to enrol or to renew, must hold up no revocation.
+        self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="watch")
+        self._seen: dict[str, object] = {}
+        self._unread: dict[str, str] = {}
+        self._roots: list[str] = []
+        self._kids: frozenset[str] = frozenset()
+        self._moved: Mapping[str, IssuedLeaf] = {}
+        self._jtis: frozenset[str] = frozenset()
+        self._unrecorded: deque[dict[str, str]] = deque()
+        self._unwritten: dict[str, str] | None = None
+
+    def begin(self) -> None:
+        """Put into effect what was decided before the relay was started.
+
+        Raises:
+            AuthorityError, LedgerError, OSError: it cannot be read. A relay that does not know who is revoked
+                must not run.
+        """
+        self._seen = {LEAVES: self._ca.stamp, TOKENS: self._tokens.stamp}
+        self._roots, self._kids, self._moved = self._read_leaves()
+        self._jtis = self._tokens.jtis()
+        self._fleet.believe(self._roots, self._kids)
+        for act in self._on_tokens:
+            act(self._jtis)
+        for source in (LEAVES, TOKENS):
+            self._freshness.read(source)
+
+    async def run(self) -> None:
+        """Look again and again, and let the followers follow, until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._follow_ups.run())
+            while True:
+                await asyncio.sleep(self._interval_s)
+                await self.look()
+
+    async def look(self) -> None:
+        """Put into effect what has been decided since the last look."""
+        await asyncio.gather(
+            self._when_changed(LEAVES, lambda: self._ca.stamp, self._read_leaves, self._leaves_changed),
+            self._when_changed(TOKENS, lambda: self._tokens.stamp, self._tokens.jtis, self._tokens_changed),
+        )
+        self._say_whether_fresh()
+        now = self._now_ms()
+        self._sessions.shut_out(lambda leaf: not leaf.valid_at(now), CloseCode.AUTH_FAILED)
+        self._write_down()
+
+    async def _when_changed(
+        self,
+        name: str,
+        look: Callable[[], object],
+        read: Callable[[], _Content],
+        act: Callable[[_Content], None],
+    ) -> None:
+        seen = self._seen.get(name)
+
+        def read_if_changed() -> tuple[object, _Content] | None:
+            # The stamp first: what changes while it is read is found at the next look.
+            return None if (stamp := look()) == seen else (stamp, read())
+
+        try:
+            reading = asyncio.get_running_loop().run_in_executor(
+                self._threads, self._reserve.run, read_if_changed
+            )
+            found = await reading
+            if found is not None:
+                act(found[1])
+                self._seen[name] = found[0]
+            self._freshness.read(name)
+            self._unread.pop(name, None)
+        except (AuthorityError, LedgerError, OSError) as error:
+            # What is in effect stays, and the next look tries again; one line a reason is enough.
+            reason = printable(str(error))
+            if reason != self._unread.get(name):
+                self._log.error("a change cannot be read", what=name, reason=reason)
+            self._unread[name] = reason
+
+    def _say_whether_fresh(self) -> None:
+        is_fresh = self._freshness.is_fresh()
+        if is_fresh is not self._was_fresh:
+            self._was_fresh = is_fresh
+            if is_fresh:
+                self._log.info("revocations can be read again; calls are made")
+            else:
+                self._log.error("revocations cannot be read; calls are refused", unread=sorted(self._unread))
+
+    def _read_leaves(self) -> _Leaves:
+        return self._ca.roots(), self._ca.revoked_kids(), self._ca.records().moved()
+
+    def _leaves_changed(self, leaves: _Leaves) -> None:
+        roots, kids, moved = leaves
+        if not self._kids <= kids:
+            # A ledger that has shrunk was lost or restored: what was revoked stays so as long as this runs.
+            self._log.error("revoked certificates are missing from the ledger", count=len(self._kids - kids))
+        revoked, gone = kids - self._kids, set(self._roots) - set(roots)
+        newly_moved = [leaf for kid, leaf in moved.items() if kid not in self._moved]
+        self._roots, self._kids, self._moved = roots, kids | self._kids, moved
+        self._fleet.believe(roots, self._kids)
+        if revoked:
+            self._end(lambda leaf: leaf.kid in kids, CloseCode.REVOKED)
+            for kid in sorted(revoked):
+                self._record("leaf_revoked", kid=kid)
+        if gone:
+            trusted = {kid_of(certificates_in(root)[0]) for root in roots}
+            self._end(lambda leaf: leaf.root_kid not in trusted, CloseCode.AUTH_FAILED)
+            self._record("root_withdrawn")
+        for leaf in newly_moved:
+            self._record("tenant_changed", node_id=leaf.node_id, tenant=leaf.tenant, kid=leaf.kid)
+        self._follow_ups.due()
+
+    def _end(self, is_barred: Callable[[Identity], bool], code: CloseCode) -> None:
+        self._fleet.bar(is_barred)
+        self._sessions.shut_out(is_barred, code)
+        self._notifier.wake()
+
+    def _tokens_changed(self, jtis: frozenset[str]) -> None:
+        if not self._jtis <= jtis:
+            # A list that has shrunk was lost or put back: what was void stays so for as long as this runs.
+            self._log.error("revoked tokens are missing from the list", count=len(self._jtis - jtis))
+        revoked, self._jtis = jtis - self._jtis, jtis | self._jtis
+        for act in self._on_tokens:
+            act(self._jtis)
+        for jti in sorted(revoked):
+            self._record("token_revoked", jti=jti)
+
+    def _record(self, event: str, **facts: str) -> None:
+        self._log.warning(event, **facts)
+        if len(self._unrecorded) >= MAX_UNRECORDED:
+            self._log.error("not recorded", reason="too much waits for that", what={"event": event, **facts})
+            return
+        self._unrecorded.append({"event": event, **facts})
+
+    def _write_down(self) -> None:
+        """Write what was decided into the audit, in order; what it does not take waits for the next look."""
+        while self._unrecorded:
+            try:
+                self._audit.write(**self._unrecorded[0])
+            except AuditUnavailableError as error:
+                if self._unwritten is not self._unrecorded[0]:
+                    self._unwritten = self._unrecorded[0]
+                    self._log.error("not recorded", reason=str(error), what=self._unwritten)
+                return
+            self._unrecorded.popleft()

@@ -1,0 +1,1 @@
+"""The WebSocket sessions of the nodes that are connected to this process."""

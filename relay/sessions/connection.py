@@ -1,0 +1,121 @@
+"""One connection of one node: its socket, and the machine that says what may go over it.
+
+Must not know what a frame means.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from relay.http.frame_meter import METER_IN_SCOPE, FrameMeter
+from schemas.frames import Frame
+from schemas.session import CloseCode, ProtocolError, Session, State
+from schemas.ulids import UlidSource
+
+_NOT_SAID = 1006  # the code of RFC 6455 for an end without a code
+_BYE_REASONS = {
+    CloseCode.SUPERSEDED: "superseded",
+    CloseCode.MANIFEST_REJECTED: "manifest_rejected",
+    CloseCode.REVOKED: "revoked",
+    CloseCode.OVER_CAPACITY: "over_capacity",
+}
+
+
+@contextmanager
+def _closed_is_a_disconnect() -> Iterator[None]:
+    """Give one type to the end of a connection.
+
+    The server and its library say by a plain RuntimeError that one end has closed. Only around their own
+    calls: one that is raised elsewhere is a bug, and must be seen.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        raise WebSocketDisconnect(_NOT_SAID) from error
+
+
+class NodeConnection:
+    """One connection: a socket and the machine that says what may go over it.
+
+    What is sent or received raises WebSocketDisconnect once either end has closed.
+
+    Attributes:
+        meter: how many frames the node may send; the server asks it before it parses them.
+    """
+
+    __slots__ = ("_machine", "_socket", "_ulids", "meter")
+
+    meter: FrameMeter
+
+    def __init__(self, socket: WebSocket, machine: Session, ulids: UlidSource) -> None:
+        self.meter = socket.scope[METER_IN_SCOPE]
+        self._socket = socket
+        self._machine = machine
+        self._ulids = ulids
+
+    @property
+    def peer(self) -> str:
+        """The network address at the other end."""
+        client = self._socket.client
+        return client.host if client else "unknown"
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the handshake is done and nobody has closed."""
+        return self._machine.state is State.OPEN
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether somebody has closed."""
+        return self._machine.state is State.CLOSED
+
+    async def send(self, type_: str, payload: Mapping[str, Any], in_reply_to: str | None = None) -> str:
+        """Send a frame and return its ``msg_id``."""
+        msg_id = self._ulids.new()
+        await self.send_as(msg_id, type_, payload, in_reply_to)
+        return msg_id
+
+    async def send_as(
+        self, msg_id: str, type_: str, payload: Mapping[str, Any], in_reply_to: str | None = None
+    ) -> None:
+        """Send a frame under the ``msg_id`` that it has."""
+        text = self._machine.send(type_, msg_id, payload, in_reply_to)
+        with _closed_is_a_disconnect():
+            await self._socket.send_text(text)
+
+    async def receive(self) -> Frame | None:
+        """Return the next frame; None for an answer that was dropped."""
+        with _closed_is_a_disconnect():
+            message = await self._socket.receive()
+        if message["type"] == "websocket.disconnect":
+            raise WebSocketDisconnect(message.get("code") or CloseCode.NORMAL)
+        text = message.get("text")
+        if text is None:
+            raise ProtocolError("a binary frame")
+        return self._machine.receive(text)
+
+    def forget(self, msg_id: str) -> None:
+        """Stop waiting for the answer to ``msg_id``."""
+        self._machine.forget(msg_id)
+
+    def take_dropped(self) -> dict[str, int]:
+        """Return how many answers were dropped since the last time, by reason."""
+        dropped = dict(self._machine.dropped)
+        self._machine.dropped.clear()
+        return dropped
+
+    async def close(self, code: CloseCode, retry_after_ms: int | None = None) -> None:
+        """Say goodbye where there is a word for it, and when to come again, and close."""
+        try:
+            if code in _BYE_REASONS and self._machine.state is not State.CLOSED:
+                bye: dict[str, Any] = {"reason": _BYE_REASONS[code]}
+                if retry_after_ms is not None:
+                    bye["retry_after_ms"] = retry_after_ms
+                await self.send("bye", bye)
+            self._machine.close()
+            with _closed_is_a_disconnect():
+                await self._socket.close(code)
+        except WebSocketDisconnect:
+            self._machine.close()  # the other end was faster

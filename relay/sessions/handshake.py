@@ -1,0 +1,78 @@
+"""Who a connecting node is: its certificate, and a token that proves the key for this one challenge.
+
+Must not keep anything: what it establishes goes to the sessions.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from relay.fleet.fleet import Fleet
+from schemas.certificates import IdentityError
+from schemas.frames import Frame
+from schemas.identity import Identity
+from schemas.keys import base64url
+from schemas.session import CloseCode
+from schemas.tokens import TokenError, TokenVerifier
+
+_NONCE_BYTES = 32
+_MAX_TOKEN_LIFE_S = 60
+
+
+class AdmissionError(Exception):
+    """The node does not get in. ``reason`` is a fixed word; ``code`` closes the connection."""
+
+    def __init__(self, reason: str, code: CloseCode = CloseCode.AUTH_FAILED) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.code = code
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """Challenges nodes, and judges their answers. ``audience`` is the relay's public URL.
+
+    ``now_ms`` is the session's time, of the challenge and of the answer: the node counts the times of its
+    token from the one, and they are judged by the other.
+    """
+
+    fleet: Fleet
+    verifier: TokenVerifier
+    audience: str
+    random_bytes: Callable[[int], bytes]
+
+    def challenge(self, now_ms: int) -> dict[str, object]:
+        """Return the payload of a fresh challenge."""
+        return {
+            "nonce": base64url(self.random_bytes(_NONCE_BYTES)),
+            "audience": self.audience,
+            "server_time_ms": now_ms,
+        }
+
+    def judge(self, auth: Frame, nonce: object, now_ms: int) -> Identity:
+        """Return the identity that ``auth``, the answer to the challenge with ``nonce``, proves.
+
+        Raises:
+            AdmissionError: it proves none.
+        """
+        node_id = auth.payload["node_id"]
+        try:
+            identity = self.fleet.identify(node_id, auth.payload["certificate"])
+        except IdentityError as error:
+            code = CloseCode.REVOKED if error.reason == "revoked" else CloseCode.AUTH_FAILED
+            raise AdmissionError(error.reason, code) from None
+        try:
+            claims = self.verifier.verify(
+                auth.payload["token"],
+                {identity.kid: identity.public_key}.get,
+                audience=self.audience,
+                now_s=now_ms // 1000,
+            )
+        except TokenError as error:
+            raise AdmissionError(f"token_{error.reason}") from None
+        if claims["nonce"] != nonce:
+            raise AdmissionError("token_nonce")
+        if not claims["iss"] == claims["sub"] == node_id:
+            raise AdmissionError("token_subject")
+        if claims["exp"] - claims["iat"] > _MAX_TOKEN_LIFE_S:
+            raise AdmissionError("token_life")
+        return identity

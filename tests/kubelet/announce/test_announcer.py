@@ -1,0 +1,290 @@
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+
+import pytest
+
+from kubelet.announce.announcer import Announcer, Carrier
+from kubelet.announce.signer import ManifestSigner, SignedManifest
+from kubelet.logs import make_logger
+from schemas.kinds import KindRegistry
+from schemas.registry import SchemaRegistry
+from schemas.trust import Known, Outcome, TrustRules
+from tests.fakes.chance import FixedChance
+from tests.fakes.clock import FakeClock, hurried_ticks
+from tests.fakes.lines import LogLines
+from tests.fakes.node import identity_of
+from tests.fakes.pauses import Pauses
+from tests.fakes.signer import DAY_MS, ECHO, NOW_MS, TTL_MS, SimulatedNode
+
+BOUND_S = 10
+INTERVAL_S = 60.0
+
+
+@dataclass
+class Road:
+    """A carrier that hands over to the test what it carries, and takes it or not."""
+
+    takes: bool = True
+    carried: asyncio.Queue[SignedManifest] = field(default_factory=asyncio.Queue)
+
+    async def carry(self, manifest: SignedManifest) -> bool:
+        await self.carried.put(manifest)
+        return self.takes
+
+    async def next(self) -> SignedManifest:
+        return await asyncio.wait_for(self.carried.get(), BOUND_S)
+
+
+@dataclass
+class Rig:
+    announcer: Announcer
+    pauses: Pauses
+    road: Road
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        task = asyncio.create_task(self.announcer.run())
+        try:
+            yield
+        finally:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+
+
+def make_signer(
+    node: SimulatedNode,
+    clock: FakeClock,
+    registry: SchemaRegistry,
+    log: LogLines,
+    ticks: FakeClock | None = None,
+) -> ManifestSigner:
+    return ManifestSigner(
+        identity=identity_of(node),
+        hw_fingerprint={"algo": "blake3-256", "value": "ab" * 32, "sources": ["machine_id"]},
+        capabilities=[ECHO],
+        ttl_ms=TTL_MS,
+        now_ms=clock,
+        registry=registry,
+        last_issued=None,
+        log=make_logger(log),
+        ticks_ms=ticks or hurried_ticks(),
+    )
+
+
+@pytest.fixture
+def signer(node: SimulatedNode, clock: FakeClock, registry: SchemaRegistry, log: LogLines) -> ManifestSigner:
+    return make_signer(node, clock, registry, log)
+
+
+def make_rig(signer: ManifestSigner, log: LogLines, *, share: float = 0.5) -> Rig:
+    pauses = Pauses()
+    announcer = Announcer(signer, INTERVAL_S, FixedChance(share), make_logger(log), sleep=pauses.sleep)
+    road = Road()
+    announcer.add_carrier(road.carry)
+    return Rig(announcer, pauses, road)
+
+
+@pytest.fixture
+def rig(signer: ManifestSigner, log: LogLines) -> Rig:
+    return make_rig(signer, log)
+
+
+async def test_the_first_manifest_is_announced_at_once_to_every_carrier(rig: Rig) -> None:
+    other = Road()
+    rig.announcer.add_carrier(other.carry)
+    assert (rig.announcer.current, rig.announcer.published) == (None, None)
+    async with rig.running():
+        manifest = await rig.road.next()
+        assert await other.next() == manifest
+        await rig.pauses.next()
+    assert rig.announcer.current == rig.announcer.published == manifest
+
+
+async def test_a_heartbeat_signs_anew_with_a_later_expiry(
+    rig: Rig, clock: FakeClock, node: SimulatedNode, registry: SchemaRegistry, kinds: KindRegistry
+) -> None:
+    async with rig.running():
+        first = await rig.road.next()
+        clock.advance(60_000)
+        (await rig.pauses.next()).end()
+        second = await rig.road.next()
+    assert (first.expires_at_ms, second.expires_at_ms) == (NOW_MS + TTL_MS, NOW_MS + 60_000 + TTL_MS)
+    known = Known({node.kid: node.identity()})
+    verdict = TrustRules(registry, kinds).accept(second.wire, node.node_id, clock(), known)
+    assert verdict.outcome is Outcome.ACCEPTED
+
+
+@pytest.mark.parametrize(
+    ("share", "seconds"),
+    [
+        pytest.param(0.0, 54.0, id="a tenth less at least"),
+        pytest.param(0.5, 60.0, id="the interval on average"),
+        pytest.param(1.0, 66.0, id="a tenth more at most"),
+    ],
+)
+async def test_heartbeats_are_spread_by_a_tenth(
+    signer: ManifestSigner, log: LogLines, share: float, seconds: float
+) -> None:
+    rig = make_rig(signer, log, share=share)
+    async with rig.running():
+        for _ in range(2):
+            pause = await rig.pauses.next()
+            assert pause.seconds == pytest.approx(seconds)
+            pause.end()
+
+
+async def test_overtaking_announces_at_once_and_newer(rig: Rig) -> None:
+    async with rig.running():
+        await rig.road.next()
+        await rig.pauses.next()
+        rig.announcer.overtake(NOW_MS + 5_000)
+        assert (await rig.road.next()).issued_at_ms == NOW_MS + 5_001
+
+
+async def test_a_relay_that_always_asks_for_a_newer_one_gets_one_a_second(
+    node: SimulatedNode, clock: FakeClock, registry: SchemaRegistry, log: LogLines
+) -> None:
+    ticks = FakeClock(0)
+    rig = make_rig(make_signer(node, clock, registry, log, ticks), log)
+
+    async def rejecting(manifest: SignedManifest) -> bool:
+        rig.announcer.overtake(manifest.issued_at_ms)
+        return True
+
+    rig.announcer.add_carrier(rejecting)
+    async with rig.running():
+        for count in range(1, 4):
+            await rig.road.next()
+            heartbeat, turn = await rig.pauses.next(), await rig.pauses.next()
+            assert (heartbeat.seconds, turn.seconds) == (INTERVAL_S, 1.0)
+            assert rig.road.carried.empty()
+            ticks.advance(1_000)
+            turn.end()
+            assert ticks() == 1_000 * count
+
+
+async def test_a_mark_that_is_too_far_ahead_announces_nothing(rig: Rig) -> None:
+    async with rig.running():
+        await rig.road.next()
+        pause = await rig.pauses.next()
+        rig.announcer.overtake(NOW_MS + 30 * DAY_MS)
+        for _ in range(10):  # more turns of the loop than announcing at once would take
+            await asyncio.sleep(0)
+        assert rig.road.carried.empty()
+        pause.end()
+        assert (await rig.road.next()).issued_at_ms == NOW_MS + 1
+        await rig.pauses.next()
+        assert rig.road.carried.empty()
+
+
+async def test_after_overtaking_the_heart_beats_on_as_before(rig: Rig) -> None:
+    async with rig.running():
+        await rig.pauses.next()
+        rig.announcer.overtake(NOW_MS + 5_000)
+        assert (await rig.pauses.next()).seconds == INTERVAL_S
+        assert rig.road.carried.qsize() == 2
+
+
+async def test_a_mark_that_comes_while_a_manifest_is_carried_is_not_lost(rig: Rig) -> None:
+    seen: list[int] = []
+
+    async def rejected_once(manifest: SignedManifest) -> bool:
+        seen.append(manifest.issued_at_ms)
+        if len(seen) == 1:
+            rig.announcer.overtake(NOW_MS + 5_000)
+        return True
+
+    rig.announcer.add_carrier(rejected_once)
+    async with rig.running():
+        await rig.road.next()
+        assert (await rig.road.next()).issued_at_ms == NOW_MS + 5_001
+    assert seen[0] == NOW_MS
+
+
+async def test_a_shorter_interval_holds_from_now_on(rig: Rig) -> None:
+    async with rig.running():
+        await rig.pauses.next()
+        rig.announcer.shorten_interval(10)
+        assert (await rig.pauses.next()).seconds == 10
+
+
+async def test_a_longer_interval_is_not_taken_up(rig: Rig) -> None:
+    async with rig.running():
+        pause = await rig.pauses.next()
+        rig.announcer.shorten_interval(3600)
+        pause.end()
+        assert (await rig.pauses.next()).seconds == INTERVAL_S
+        assert rig.road.carried.qsize() == 2
+
+
+async def refuses(_manifest: SignedManifest) -> bool:
+    return False
+
+
+async def breaks(_manifest: SignedManifest) -> bool:
+    raise RuntimeError("a bug\n\x1b[31mof \u00f6urs")
+
+
+@pytest.mark.parametrize("broken", [refuses, breaks])
+async def test_a_road_that_is_closed_or_broken_does_not_close_the_others(
+    signer: ManifestSigner, log: LogLines, broken: Carrier
+) -> None:
+    pauses, road = Pauses(), Road()
+    announcer = Announcer(signer, INTERVAL_S, FixedChance(0.5), make_logger(log), sleep=pauses.sleep)
+    announcer.add_carrier(broken)
+    announcer.add_carrier(road.carry)
+    async with Rig(announcer, pauses, road).running():
+        first = await road.next()
+        (await pauses.next()).end()
+        assert (await road.next()).issued_at_ms > first.issued_at_ms
+        await pauses.next()
+        assert announcer.published == announcer.current
+
+
+async def test_a_broken_road_is_logged_without_raw_text(rig: Rig, log: LogLines) -> None:
+    rig.announcer.add_carrier(breaks)
+    async with rig.running():
+        line = await log.until("manifest not carried")
+    assert line["error"] == r"RuntimeError: a bug\n\x1b[31mof \xf6urs"
+
+
+async def test_what_nobody_takes_is_current_but_not_published(rig: Rig) -> None:
+    rig.road.takes = False
+    async with rig.running():
+        manifest = await rig.road.next()
+        await rig.pauses.next()
+    assert (rig.announcer.current, rig.announcer.published) == (manifest, None)
+
+
+async def test_a_node_without_any_road_signs_all_the_same(signer: ManifestSigner, log: LogLines) -> None:
+    pauses = Pauses()
+    announcer = Announcer(signer, INTERVAL_S, FixedChance(0.5), make_logger(log), sleep=pauses.sleep)
+    async with Rig(announcer, pauses, Road()).running():
+        await pauses.next()
+    assert announcer.current is not None
+    assert announcer.published is None
+
+
+async def test_a_new_connection_carries_what_is_current(rig: Rig) -> None:
+    late = Road()
+    await rig.announcer.carry(late.carry)
+    assert late.carried.empty()
+    async with rig.running():
+        manifest = await rig.road.next()
+        await rig.announcer.carry(late.carry)
+        assert await late.next() == manifest
+
+
+async def test_nothing_is_announced_until_the_clock_is_set(rig: Rig, clock: FakeClock, log: LogLines) -> None:
+    clock.now_ms = 0
+    async with rig.running():
+        pause = await rig.pauses.next()
+        assert (rig.road.carried.empty(), rig.announcer.current) == (True, None)
+        assert pause.seconds < INTERVAL_S
+        assert log.entries("nothing announced")[0]["level"] == "warning"
+        clock.now_ms = NOW_MS
+        pause.end()
+        assert (await rig.road.next()).issued_at_ms == NOW_MS

@@ -1,0 +1,210 @@
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from kubelet.announce.mqtt import FIRST_WAIT_S, LONGEST_WAIT_S, MqttPublisher
+from kubelet.logs import make_logger
+from kubelet.session.backoff import Backoff
+from schemas.addresses import BrokerAddress
+from tests.fakes.chance import short_waits
+from tests.fakes.fault_proxy import FaultProxy
+from tests.fakes.lines import LogLines
+from tests.fakes.mqtt_listener import MqttListener
+from tests.fakes.seconds import Seconds
+
+BOUND_S = 10
+TOPIC = "$devices/01hzx9k3m4p7q8r9s0t1v2w3xy/announce"
+NOBODY = BrokerAddress("127.0.0.1", 9)  # the discard port, which no CI machine serves
+CONNECT, DISCONNECT = 0x10, 0xE0
+NOT_AUTHORISED = b"\x20\x02\x00\x05"
+
+
+class Connections:
+    """Counts connects, each announced by the publisher's callback."""
+
+    def __init__(self, publisher: MqttPublisher) -> None:
+        self._queue: asyncio.Queue[str] = asyncio.Queue()
+        publisher.when_connected(self._greet)
+
+    async def _greet(self) -> None:
+        # On the event loop, or this would raise.
+        await self._queue.put(asyncio.current_task().__class__.__name__)
+
+    async def next(self) -> None:
+        await asyncio.wait_for(self._queue.get(), BOUND_S)
+
+
+@asynccontextmanager
+async def started(publisher: MqttPublisher) -> AsyncIterator[Connections]:
+    connections = Connections(publisher)
+    publisher.start()
+    try:
+        yield connections
+    finally:
+        await publisher.stop()
+
+
+def publisher_to(broker: BrokerAddress, log: LogLines) -> MqttPublisher:
+    return MqttPublisher(broker, "edge-kubelet-test", make_logger(log), short_waits())
+
+
+async def test_a_retained_message_waits_at_the_broker_for_those_who_come_later(
+    broker: BrokerAddress, log: LogLines
+) -> None:
+    publisher = publisher_to(broker, log)
+    async with started(publisher) as connections:
+        await connections.next()
+        assert publisher.connected
+        assert await publisher.publish_confirmed(TOPIC, b"\x00manifest\xff") is True
+        async with MqttListener(broker, TOPIC).listening() as listener:
+            message = await listener.next()
+    assert (message.payload, message.retained, message.qos) == (b"\x00manifest\xff", True, 1)
+    assert log.entries("broker connected")[0]["broker"] == str(broker)
+
+
+@pytest.mark.parametrize(("retain", "qos"), [(True, 1), (False, 0)])
+async def test_what_is_kept_is_confirmed_and_what_passes_is_not(
+    broker: BrokerAddress, log: LogLines, *, retain: bool, qos: int
+) -> None:
+    publisher = publisher_to(broker, log)
+    async with MqttListener(broker, TOPIC).listening() as listener, started(publisher) as connections:
+        await connections.next()
+        assert publisher.publish(TOPIC, b"one", retain=retain) is True
+        message = await listener.next()
+        assert (message.payload, message.qos) == (b"one", qos)
+        assert publisher.publish(TOPIC, b"two", retain=retain) is True
+        assert (await listener.next()).payload == b"two"
+
+
+async def test_a_message_that_passes_is_not_kept(broker: BrokerAddress, log: LogLines) -> None:
+    publisher = publisher_to(broker, log)
+    async with started(publisher) as connections:
+        await connections.next()
+        publisher.publish(TOPIC, b"passing", retain=False)
+        assert await publisher.publish_confirmed(TOPIC + "/end", b"kept") is True
+        async with MqttListener(broker, TOPIC + "/#").listening() as listener:
+            assert (await listener.next()).payload == b"kept"
+
+
+async def test_what_is_published_without_a_connection_is_told_and_not_queued(
+    broker: BrokerAddress, log: LogLines
+) -> None:
+    publisher = publisher_to(broker, log)
+    assert publisher.publish(TOPIC, b"too early", retain=True) is False
+    async with MqttListener(broker, TOPIC).listening() as listener, started(publisher) as connections:
+        assert publisher.publish(TOPIC, b"too early", retain=True) is False
+        await connections.next()
+        assert publisher.publish(TOPIC, b"in time", retain=True) is True
+        assert (await listener.next()).payload == b"in time"
+        assert await publisher.publish_confirmed(TOPIC, b"the last") is True
+        assert (await listener.next()).payload == b"the last"
+
+
+async def test_a_confirmation_that_cannot_come_is_no_confirmation(log: LogLines) -> None:
+    assert await publisher_to(NOBODY, log).publish_confirmed(TOPIC, b"manifest") is False
+
+
+async def test_a_lost_broker_is_found_again_and_everybody_is_told(
+    broker: BrokerAddress, log: LogLines
+) -> None:
+    async with FaultProxy(broker).running() as proxy:
+        publisher = publisher_to(proxy.address, log)
+        async with started(publisher) as connections:
+            other = Connections(publisher)
+            await connections.next()
+            await other.next()
+            proxy.cut()
+            await log.until("broker lost")
+            states = [publisher.connected]
+            assert publisher.publish(TOPIC, b"lost", retain=True) is False
+            await connections.next()
+            await other.next()
+            assert [*states, publisher.connected] == [False, True]
+            assert await publisher.publish_confirmed(TOPIC, b"found") is True
+
+
+class Ceilings(random.Random):
+    """Draws the shortest wait each time, and keeps what the longest would have been."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drawn: list[float] = []
+
+    def uniform(self, a: float, b: float) -> float:
+        self.drawn.append(b)
+        return a
+
+
+@pytest.mark.parametrize(
+    ("held_s", "ceilings"),
+    [
+        pytest.param(LONGEST_WAIT_S, [5, 10, 20], id="another machine has this identity"),
+        pytest.param(LONGEST_WAIT_S + 1, [5, 5, 5], id="the broker was restarted now and then"),
+    ],
+)
+async def test_waits_grow_although_every_connect_succeeds_until_one_holds(
+    broker: BrokerAddress, log: LogLines, held_s: float, ceilings: list[float]
+) -> None:
+    chance, clock = Ceilings(), Seconds()
+    async with FaultProxy(broker).running() as proxy:
+        backoff = Backoff(chance, FIRST_WAIT_S, LONGEST_WAIT_S)
+        publisher = MqttPublisher(proxy.address, "a-clone", make_logger(log), backoff, monotonic=clock)
+        async with started(publisher) as connections:
+            for _ in range(2):
+                await connections.next()
+                clock.now += held_s
+                proxy.cut()
+            await connections.next()
+            assert chance.drawn == ceilings
+
+
+async def test_a_broker_that_is_not_there_stops_nobody(log: LogLines) -> None:
+    publisher = publisher_to(NOBODY, log)
+    async with started(publisher):
+        line = await log.until("broker not reached yet")
+        assert not publisher.connected
+    assert (line["level"], line["broker"]) == ("info", str(NOBODY))
+
+
+@asynccontextmanager
+async def raw_broker(answer: bytes) -> AsyncIterator[tuple[BrokerAddress, asyncio.Queue[bytes]]]:
+    """Serve whatever ``answer`` is to a CONNECT, and hand over the first byte of each packet that comes."""
+    packets: asyncio.Queue[bytes] = asyncio.Queue()
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while head := await reader.read(2):
+            await reader.readexactly(head[1])
+            await packets.put(head)
+            if head[0] == CONNECT:
+                writer.write(answer)
+        writer.close()
+
+    server = await asyncio.start_server(connected, "127.0.0.1", 0)
+    async with server:
+        yield BrokerAddress("127.0.0.1", server.sockets[0].getsockname()[1]), packets
+
+
+async def test_a_broker_that_refuses_is_not_taken_for_one_that_accepts(log: LogLines) -> None:
+    async with raw_broker(NOT_AUTHORISED) as (address, _):
+        publisher = publisher_to(address, log)
+        async with started(publisher):
+            line = await log.until("broker refused the connection")
+            assert not publisher.connected
+            assert publisher.publish(TOPIC, b"manifest", retain=True) is False
+    assert line["reason"] == "Not authorized"
+    assert log.entries("broker connected") == []
+
+
+async def test_stopping_takes_leave_of_the_broker(log: LogLines) -> None:
+    async with raw_broker(b"\x20\x02\x00\x00") as (address, packets):
+        async with started(publisher_to(address, log)) as connections:
+            await connections.next()
+        heads = [(await asyncio.wait_for(packets.get(), BOUND_S))[0] for _ in range(2)]
+    assert heads == [CONNECT, DISCONNECT]
+
+
+async def test_stopping_what_never_started_is_harmless(log: LogLines) -> None:
+    await publisher_to(NOBODY, log).stop()

@@ -1,0 +1,213 @@
+import asyncio
+import http.client
+import io
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kubelet.config import NodeConfig
+from kubelet.daemon.agent import last_issued_file, make_handlers, run_agent
+from kubelet.identity.provisioning import create_identity
+from kubelet.logs import make_logger
+from schemas.addresses import BrokerAddress
+from schemas.canonical import jcs
+from schemas.files import ExposedFileError
+from schemas.frames import FrameReader
+from schemas.identity_files import IdentityFiles, IdentityFilesError
+from schemas.kinds import KindRegistry
+from schemas.session import CloseCode
+from tests.fakes.lines import LogLines
+from tests.fakes.node import write_identity
+from tests.fakes.played_relay import PlayedRelay
+from tests.fakes.signer import NODE_ID, NOW_MS, SimulatedNode
+
+BOUND_S = 10
+NO_BROKER = BrokerAddress("127.0.0.1", 9)
+NO_RELAY = "http://127.0.0.1:9"
+
+
+class Daemon:
+    """A daemon that runs, and its loopback pages."""
+
+    def __init__(self, task: asyncio.Task[None], port: int, log: LogLines) -> None:
+        self.task = task
+        self.port = port
+        self.log = log
+
+    async def get(self, path: str) -> tuple[int, Any]:
+        return await asyncio.to_thread(self._get, path)
+
+    async def until_relay_is(self, state: str) -> tuple[int, Any]:
+        """Return the readiness page once it says ``state`` of the relay."""
+        async with asyncio.timeout(BOUND_S):
+            while True:
+                status, page = await self.get("/readyz")
+                if page["subsystems"]["relay"] == state:
+                    return status, page
+
+    def _get(self, path: str) -> tuple[int, Any]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=BOUND_S)
+        try:
+            connection.request("GET", path)
+            response = connection.getresponse()
+            return response.status, json.loads(response.read())
+        finally:
+            connection.close()
+
+
+@asynccontextmanager
+async def daemon(
+    state_dir: Path, log: LogLines, broker: BrokerAddress = NO_BROKER, relay_url: str = NO_RELAY
+) -> AsyncIterator[Daemon]:
+    task = asyncio.create_task(run_agent(NodeConfig(broker, relay_url), state_dir, 0, log))
+    try:
+        started = await log.until("kubelet started")
+        yield Daemon(task, int(started["loopback"].rpartition(":")[2]), log)
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+@pytest.fixture
+def state_dir(tmp_path: Path, node_of_today: SimulatedNode) -> Path:
+    return write_identity(tmp_path / "state", node_of_today).root
+
+
+async def test_a_daemon_without_broker_and_relay_lives_and_says_what_is_missing(
+    state_dir: Path, log: LogLines
+) -> None:
+    async with daemon(state_dir, log) as running:
+        await log.until("broker not reached yet")
+        await log.until("relay not reached")
+        assert await running.get("/healthz") == (200, {"status": "ok"})
+        assert await running.get("/readyz") == (
+            503,
+            {
+                "ready": False,
+                "subsystems": {
+                    "identity": "issued",
+                    "manifest": "signed",
+                    "broker": "connecting",
+                    "relay": "connecting",
+                },
+            },
+        )
+        # Signed, but nobody has taken it.
+        assert await running.get("/.well-known/mcp.json") == (
+            404,
+            {"error": "no manifest has been published yet"},
+        )
+        assert not running.task.done()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", running.port), timeout=BOUND_S)
+
+
+async def test_a_daemon_is_ready_when_the_relay_has_taken_its_manifest(
+    state_dir: Path, log: LogLines, broker: BrokerAddress, reader: FrameReader
+) -> None:
+    async with PlayedRelay(reader).running() as relay, daemon(state_dir, log, broker, relay.url) as running:
+        end = await relay.next()
+        await end.admit()
+        status, _ = await running.until_relay_is("open")
+        assert status == 503
+        announce = await end.accept()
+        await log.until("broker connected")
+        status, page = await running.until_relay_is("announced")
+        assert (status, page["ready"], page["subsystems"]["broker"]) == (200, True, "connected")
+        assert await running.get("/.well-known/mcp.json") == (200, json.loads(jcs(announce.payload)))
+        answer = await end.command(tool=f"sys.{NODE_ID}.sysmetrics.snapshot", arguments={"include": ["mem"]})
+        assert answer.payload["result"]["mem"]["total_bytes"] > 0
+        assert int(last_issued_file(state_dir).read_text()) >= announce.payload["issued_at_ms"]
+
+
+async def test_a_daemon_whose_relay_went_away_is_not_ready(
+    state_dir: Path, log: LogLines, broker: BrokerAddress, reader: FrameReader
+) -> None:
+    async with PlayedRelay(reader).running() as relay, daemon(state_dir, log, broker, relay.url) as running:
+        end = await relay.next()
+        await end.admit()
+        await end.accept()
+        await running.until_relay_is("announced")
+        await end.send("bye", reason="superseded")
+        await end.socket.close(CloseCode.SUPERSEDED)
+        status, page = await running.until_relay_is("another machine uses this identity")
+        assert (status, page["ready"]) == (503, False)
+
+
+async def test_a_node_that_was_revoked_stays_to_be_looked_at(
+    state_dir: Path, log: LogLines, broker: BrokerAddress, reader: FrameReader
+) -> None:
+    async with PlayedRelay(reader).running() as relay, daemon(state_dir, log, broker, relay.url) as running:
+        end = await relay.next()
+        await end.challenge()
+        await end.socket.close(CloseCode.REVOKED)
+        status, _ = await running.until_relay_is("revoked: an operator must enrol this node again")
+        assert status == 503
+        assert not running.task.done()
+
+
+async def test_a_node_that_no_ca_has_vouched_for_says_so(
+    tmp_path: Path, log: LogLines, broker: BrokerAddress
+) -> None:
+    files = IdentityFiles(tmp_path / "state")
+    create_identity(files, NOW_MS, os.urandom)
+    async with daemon(files.root, log, broker) as running:
+        _, page = await running.get("/readyz")
+        assert page["subsystems"]["identity"] == "self-signed: install a certificate"
+
+
+async def test_a_key_that_others_can_read_is_refused_before_anything_starts(
+    state_dir: Path, log: LogLines
+) -> None:
+    key = IdentityFiles(state_dir).key
+    key.chmod(0o644)
+    with pytest.raises((IdentityFilesError, ExposedFileError), match=f"chmod 600 {key}"):
+        await run_agent(NodeConfig(NO_BROKER, NO_RELAY), state_dir, 0, log)
+    assert log.getvalue() == ""
+
+
+async def test_a_node_without_identity_is_sent_to_init(tmp_path: Path, log: LogLines) -> None:
+    with pytest.raises(IdentityFilesError, match="run `kubelet init`"):
+        await run_agent(NodeConfig(NO_BROKER, NO_RELAY), tmp_path, 0, log)
+
+
+async def test_a_loopback_port_that_is_taken_is_refused(state_dir: Path, log: LogLines) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(OSError, match="in use"):
+        await run_agent(NodeConfig(NO_BROKER, NO_RELAY), state_dir, taken.getsockname()[1], log)
+    assert log.getvalue() == ""
+
+
+def test_a_daemon_loads_neither_the_certificate_library_nor_what_needs_it() -> None:
+    listing = "import sys, kubelet.daemon.agent; print(*sys.modules)"
+    ran = subprocess.run([sys.executable, "-P", "-c", listing], capture_output=True, text=True, check=True)
+    loaded = set(ran.stdout.split())
+    assert "kubelet.session.link" in loaded
+    assert not loaded & {
+        "cryptography",
+        "kubelet.identity.provisioning",
+        "kubelet.identity.verification",
+        "mcp",
+        "relay",
+        "schemas.certificates",
+        "uvicorn",
+    }
+
+
+def test_a_node_can_do_what_the_registry_knows(kinds: KindRegistry) -> None:
+    capabilities = [handler.capability for handler in make_handlers(NODE_ID, make_logger(io.StringIO()))]
+    assert {capability["kind"] for capability in capabilities} == {kind.name for kind in kinds}
+    for capability in capabilities:
+        kind = kinds.get(capability["kind"])
+        assert kind is not None
+        assert capability["schema_ref"] == kind.schema_ref
+        assert set(capability["verbs"]) <= set(kind.verbs)
+    assert len({capability["cap_id"] for capability in capabilities}) == len(capabilities)

@@ -1,0 +1,300 @@
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kubelet.announce.mqtt import MqttPublisher
+from kubelet.config import NodeConfig
+from kubelet.daemon.agent import now_ms
+from kubelet.daemon.node import Node, NodeEnvironment
+from kubelet.handlers.base import Handler
+from kubelet.handlers.echo import EchoHandler
+from kubelet.logs import make_logger
+from schemas.addresses import BrokerAddress
+from schemas.canonical import jcs
+from schemas.certificates import make_csr
+from schemas.frames import FrameReader
+from schemas.identity_files import IdentityFiles
+from schemas.kinds import KindRegistry
+from schemas.registry import SchemaRegistry
+from tests.fakes.chance import FixedChance, short_waits
+from tests.fakes.clock import FakeClock
+from tests.fakes.fault_proxy import FaultProxy
+from tests.fakes.lines import LogLines
+from tests.fakes.mqtt_listener import Message, MqttListener
+from tests.fakes.node import announce_again, identity_of, write_identity
+from tests.fakes.played_relay import PlayedRelay
+from tests.fakes.signer import DAY_MS, ECHO, NODE_ID, NOW_MS, TTL_MS, SimulatedCa, SimulatedNode
+
+BOUND_S = 10
+HARDWARE = {"algo": "blake3-256", "value": "ab" * 32, "sources": ["machine_id"]}
+NOBODY = "http://127.0.0.1:9"
+NO_BROKER = BrokerAddress("127.0.0.1", 9)
+TOPICS = [f"$devices/{NODE_ID}/{channel}" for channel in ("identity", "announce", "heartbeat")]
+
+
+class World:
+    """Makes nodes that differ in where they connect."""
+
+    def __init__(
+        self,
+        node: SimulatedNode,
+        registry: SchemaRegistry,
+        clock: FakeClock,
+        log: LogLines,
+        files: IdentityFiles | None = None,
+    ) -> None:
+        self.simulated = node
+        self._registry = registry
+        self._clock = clock
+        self._log = log
+        self.last_issued: Path | None = None
+        self.files = files
+
+    @asynccontextmanager
+    async def running(
+        self, broker: BrokerAddress = NO_BROKER, relay_url: str = NOBODY, handler: Handler | None = None
+    ) -> AsyncIterator[Node]:
+        logger = make_logger(self._log)
+        around = NodeEnvironment(
+            config=NodeConfig(broker, relay_url),
+            publisher=MqttPublisher(broker, f"edge-kubelet-{NODE_ID}", logger, short_waits()),
+            registry=self._registry,
+            reader=FrameReader(self._registry),
+            kinds=KindRegistry(),
+            now_ms=self._clock,
+            random_bytes=os.urandom,
+            rng=FixedChance(0.5),
+            log=logger,
+        )
+        handlers = [handler or EchoHandler(NODE_ID, self._clock)]
+        identity = identity_of(self.simulated)
+        node = Node(identity, handlers, HARDWARE, around, self.last_issued, self.files)
+        around.publisher.start()
+        task = asyncio.create_task(node.run())
+        try:
+            yield node
+        finally:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+            await around.publisher.stop()
+
+
+@pytest.fixture
+def world(node: SimulatedNode, registry: SchemaRegistry, clock: FakeClock, log: LogLines) -> World:
+    return World(node, registry, clock, log)
+
+
+async def three(listener: MqttListener) -> list[Message]:
+    """Return what one announcement puts on the broker, the heartbeat last.
+
+    Brokers may let a message of QoS 0 overtake those of QoS 1, which stay in order.
+    """
+    messages = [await listener.next() for _ in range(3)]
+    return sorted(messages, key=lambda message: message.topic == TOPICS[2])
+
+
+async def test_the_identity_comes_before_the_manifest_and_a_heartbeat_says_so(
+    world: World, broker: BrokerAddress, registry: SchemaRegistry
+) -> None:
+    listener = MqttListener(broker, f"$devices/{NODE_ID}/#")
+    async with listener.listening(), world.running(broker) as node:
+        identity, announce, heartbeat = await three(listener)
+        manifest = node.announcer.current
+    assert [identity.topic, announce.topic, heartbeat.topic] == TOPICS
+    assert manifest is not None
+    assert identity.payload.decode() == world.simulated.leaf_pem + world.simulated.root_pem
+    assert announce.payload == manifest.wire
+    beat = json.loads(heartbeat.payload)
+    assert registry.load("heartbeat@1.0.0").is_valid(beat)
+    assert beat == {
+        "node_id": NODE_ID,
+        "ts_ms": NOW_MS,
+        "seq": beat["seq"],
+        "manifest_etag": manifest.etag,
+        "expires_at_ms": NOW_MS + TTL_MS,
+    }
+
+
+async def test_identity_and_manifest_are_kept_by_the_broker_byte_for_byte_and_heartbeats_are_not(
+    world: World, broker: BrokerAddress
+) -> None:
+    listener = MqttListener(broker, f"$devices/{NODE_ID}/#")
+    async with listener.listening(), world.running(broker) as node:
+        await three(listener)
+        manifest = node.announcer.published
+        assert manifest is not None
+        async with MqttListener(broker, f"$devices/{NODE_ID}/#").listening() as late:
+            kept = {message.topic: message for message in [await late.next(), await late.next()]}
+            announce_again(node.announcer)
+            fresh = await three(late)
+    assert set(kept) == set(TOPICS[:2])
+    assert all(message.retained for message in kept.values())
+    assert kept[TOPICS[0]].payload.decode() == world.simulated.leaf_pem + world.simulated.root_pem
+    assert kept[TOPICS[1]].payload == manifest.wire
+    # The broker kept no heartbeat: what follows is all of a new announcement.
+    assert [(message.topic, message.retained) for message in fresh] == [(topic, False) for topic in TOPICS]
+
+
+async def test_heartbeats_are_counted(world: World, broker: BrokerAddress) -> None:
+    listener = MqttListener(broker, f"$devices/{NODE_ID}/heartbeat")
+    async with listener.listening(), world.running(broker) as node:
+        beats = [json.loads((await listener.next()).payload)]
+        for _ in range(2):
+            announce_again(node.announcer)
+            beats.append(json.loads((await listener.next()).payload))
+    first = beats[0]["seq"]
+    assert [beat["seq"] for beat in beats] == [first, first + 1, first + 2]
+    # The first may come twice: signed while the broker connects, it is published for both.
+    assert beats[0]["manifest_etag"] != beats[2]["manifest_etag"]
+
+
+async def test_everything_is_published_again_after_a_reconnect(world: World, broker: BrokerAddress) -> None:
+    listener = MqttListener(broker, f"$devices/{NODE_ID}/#")
+    async with (
+        FaultProxy(broker).running() as proxy,
+        listener.listening(),
+        world.running(proxy.address) as node,
+    ):
+        before = await three(listener)
+        proxy.cut()
+        after = await three(listener)
+        manifest = node.announcer.current
+    assert manifest is not None
+    assert [message.topic for message in after] == TOPICS
+    # The same manifest again: a new connection is no reason to sign.
+    assert after[1].payload == before[1].payload == manifest.wire
+
+
+async def test_the_broker_and_the_relay_get_the_same_manifest(
+    world: World, broker: BrokerAddress, reader: FrameReader
+) -> None:
+    listener = MqttListener(broker, TOPICS[1])
+    async with (
+        PlayedRelay(reader).running() as relay,
+        listener.listening(),
+        world.running(broker, relay.url),
+    ):
+        end = await relay.next()
+        await end.admit()
+        assert jcs((await end.accept()).payload) == (await listener.next()).payload
+
+
+async def test_a_node_without_a_broker_serves_its_relay(world: World, reader: FrameReader) -> None:
+    async with PlayedRelay(reader).running() as relay, world.running(relay_url=relay.url) as node:
+        end = await relay.next()
+        await end.admit()
+        await end.accept()
+        answer = await end.command()
+        assert answer.payload["result"] == {
+            "message": "ping",
+            "received_at_ms": NOW_MS,
+            "node_id": NODE_ID,
+        }
+        assert node.announcer.published == node.announcer.current
+
+
+async def test_a_clock_that_is_set_while_the_node_runs_makes_no_command_late(
+    world: World, broker: BrokerAddress, reader: FrameReader, clock: FakeClock
+) -> None:
+    async with PlayedRelay(reader).running() as relay, world.running(broker, relay.url):
+        end = await relay.next()
+        await end.admit()
+        await end.accept()
+        clock.advance(365 * 86_400_000)
+        assert (await end.command()).payload["ok"] is True
+
+
+async def test_a_node_remembers_its_newest_manifest(
+    world: World, broker: BrokerAddress, reader: FrameReader, tmp_path: Path
+) -> None:
+    world.last_issued = tmp_path / "last_issued_ms"
+    issued = []
+    for _ in range(2):
+        async with PlayedRelay(reader).running() as relay, world.running(broker, relay.url):
+            end = await relay.next()
+            await end.admit()
+            issued.append((await end.accept()).payload["issued_at_ms"])
+    assert issued[1] > issued[0]
+
+
+async def test_a_renewed_leaf_is_published_with_the_one_before_and_then_what_it_signed(
+    broker: BrokerAddress, registry: SchemaRegistry, reader: FrameReader, log: LogLines, tmp_path: Path
+) -> None:
+    # Today's: the leaf is verified by a process of its own, which goes by the system's clock.
+    today = now_ms()
+    ca = SimulatedCa("root of today", today)
+    node = ca.issue(now_ms=today - 70 * DAY_MS)
+    files = write_identity(tmp_path / "state", node)
+    files.csr.write_text(make_csr(node.key, NODE_ID))
+    world = World(node, registry, FakeClock(today), log, files)
+    fresh = ca.issue(key=node.key, now_ms=today)
+    listener = MqttListener(broker, f"$devices/{NODE_ID}/#")
+    async with (
+        PlayedRelay(reader).running() as relay,
+        listener.listening(),
+        world.running(broker, relay.url),
+    ):
+        end = await relay.next()
+        await end.admit()
+        await end.accept()
+        before = await three(listener)
+        asked = await end.receive("renew")
+        await end.send("renew_ack", answers=asked.msg_id, certificate=fresh.leaf_pem, roots=ca.root_pem)
+        announced = await end.accept()
+        after = await three(listener)
+    assert announced.payload["node_attestation"]["kid"] == fresh.kid != node.kid
+    assert json.loads(before[1].payload)["node_attestation"]["kid"] == node.kid
+    assert [message.topic for message in after] == TOPICS
+    assert after[0].payload.decode() == fresh.leaf_pem + node.leaf_pem + ca.root_pem
+    assert after[1].payload == jcs(announced.payload)
+    assert files.read().kid == fresh.kid
+
+
+class Hanging(Handler):
+    """Never ends, in the background and in a call, until it is stopped."""
+
+    def __init__(self) -> None:
+        self.calls: asyncio.Queue[str] = asyncio.Queue()
+        self.stopped: set[str] = set()
+
+    @property
+    def capability(self) -> Mapping[str, Any]:
+        return ECHO
+
+    async def invoke(self, verb: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        await self._hang(f"{verb} {arguments['message']}")
+        return {}
+
+    async def run(self) -> None:
+        await self._hang("background")
+
+    async def _hang(self, what: str) -> None:
+        await self.calls.put(what)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.stopped.add(what)
+
+
+async def test_when_a_node_ends_everything_in_it_ends(
+    world: World, broker: BrokerAddress, reader: FrameReader
+) -> None:
+    handler = Hanging()
+    async with PlayedRelay(reader).running() as relay:
+        async with world.running(broker, relay.url, handler) as node:
+            end = await relay.next()
+            await end.admit()
+            await end.accept()
+            await end.send("cmd")
+            begun = {await asyncio.wait_for(handler.calls.get(), BOUND_S) for _ in range(2)}
+            assert begun == {"background", "invoke ping"}
+        assert handler.stopped == begun
+        assert node.dispatcher.inflight == 0
+        assert (await end.receive("bye")).payload == {"reason": "shutting_down"}

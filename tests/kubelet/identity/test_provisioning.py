@@ -1,0 +1,291 @@
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from kubelet.identity.provisioning import create_identity, install_certificate, install_renewed
+from relay.pki.authority import CertificateAuthority
+from schemas.certificates import IdentityError, read_csr, verify_leaf
+from schemas.endorsement import endorse
+from schemas.identity_files import IdentityFiles, IdentityFilesError
+from schemas.projection import is_node_id
+from tests.fakes.clock import FakeClock
+from tests.fakes.signer import DAY_MS, NOW_MS, OTHER_NODE_ID, TENANT, SimulatedCa, SimulatedNode, key_named
+
+NEXT_ROOT = SimulatedCa("the next root").root_pem
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> IdentityFiles:
+    return IdentityFiles(tmp_path / "state")
+
+
+@pytest.fixture
+def made(files: IdentityFiles) -> IdentityFiles:
+    create_identity(files, NOW_MS, os.urandom)
+    return files
+
+
+def issued(ca: SimulatedCa, files: IdentityFiles, node_id: str | None = None) -> SimulatedNode:
+    """Return a leaf of ``ca`` for the node and the key in ``files``."""
+    own = files.read()
+    return ca.issue(node_id or own.node_id, key=own.key)
+
+
+def everything_in(files: IdentityFiles) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in files.root.iterdir()}
+
+
+def test_an_identity_is_made_of_what_comes_in(files: IdentityFiles) -> None:
+    node_id = create_identity(files, NOW_MS, bytes)
+    identity = files.read()
+    assert is_node_id(node_id)
+    assert (identity.node_id, identity.root_pem) == (node_id, None)
+    assert bytes(identity.key) == bytes(32)
+
+
+def test_two_nodes_are_never_the_same(tmp_path: Path) -> None:
+    first, second = IdentityFiles(tmp_path / "1"), IdentityFiles(tmp_path / "2")
+    ids = {create_identity(files, NOW_MS, os.urandom) for files in (first, second)}
+    assert len(ids) == 2
+    assert bytes(first.read().key) != bytes(second.read().key)
+    assert first.read().kid != second.read().kid
+
+
+def test_the_request_proves_the_key_to_a_ca(made: IdentityFiles) -> None:
+    own = made.read()
+    assert read_csr(made.csr.read_text()) == (own.node_id, bytes(own.key.verify_key))
+
+
+def test_the_first_leaf_is_believed_by_the_node_alone(made: IdentityFiles, ca: SimulatedCa) -> None:
+    own = made.read()
+    leaf = verify_leaf(own.leaf_pem, [own.leaf_pem], NOW_MS)
+    assert (leaf.node_id, leaf.public_key) == (own.node_id, bytes(own.key.verify_key))
+    with pytest.raises(IdentityError, match="chain"):
+        verify_leaf(own.leaf_pem, [ca.root_pem], NOW_MS)
+
+
+def test_only_the_owner_can_read_the_key(made: IdentityFiles) -> None:
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in made.root.iterdir()}
+    assert modes == {"node_id": 0o644, "node.key": 0o600, "node.csr": 0o644, "leaf.pem": 0o644}
+    assert stat.S_IMODE(made.root.stat().st_mode) == 0o700
+
+
+def test_an_identity_is_never_overwritten(made: IdentityFiles) -> None:
+    before = everything_in(made)
+    with pytest.raises(IdentityFilesError, match="holds an identity already"):
+        create_identity(made, NOW_MS, os.urandom)
+    assert everything_in(made) == before
+
+
+def test_a_certificate_of_a_ca_takes_the_place_of_the_first(made: IdentityFiles, ca: SimulatedCa) -> None:
+    node = issued(ca, made)
+    identity = install_certificate(made, node.leaf_pem, ca.root_pem, NOW_MS)
+    own = made.read()
+    assert (own.kid, own.root_pem) == (node.kid, ca.root_pem)
+    assert own.chain_pem == node.leaf_pem + ca.root_pem
+    assert (identity.node_id, identity.kid, identity.tenant) == (own.node_id, own.kid, node.tenant)
+
+
+def test_text_around_a_leaf_is_left_behind(made: IdentityFiles, ca: SimulatedCa) -> None:
+    node = issued(ca, made)
+    install_certificate(made, f"Certificate:\n  Data\n{node.leaf_pem}{ca.root_pem}", ca.root_pem, NOW_MS)
+    assert made.leaf.read_text() == node.leaf_pem
+
+
+def test_a_certificate_can_be_renewed(made: IdentityFiles, ca: SimulatedCa) -> None:
+    first, second = issued(ca, made), issued(ca, made)
+    install_certificate(made, first.leaf_pem, ca.root_pem, NOW_MS)
+    install_certificate(made, second.leaf_pem, ca.root_pem, NOW_MS)
+    assert made.read().kid == second.kid != first.kid
+
+
+def test_a_certificate_for_another_node_is_refused(made: IdentityFiles, ca: SimulatedCa) -> None:
+    check_refused(made, issued(ca, made, OTHER_NODE_ID).leaf_pem, ca.root_pem, "for another node")
+
+
+def test_a_certificate_for_another_key_is_refused(made: IdentityFiles, ca: SimulatedCa) -> None:
+    stranger = ca.issue(made.read().node_id, key=key_named("a stranger"))
+    check_refused(made, stranger.leaf_pem, ca.root_pem, "for another key")
+
+
+def test_a_certificate_of_another_root_is_refused(made: IdentityFiles, ca: SimulatedCa) -> None:
+    check_refused(made, issued(ca, made).leaf_pem, SimulatedCa("other").root_pem, "not accepted: chain")
+
+
+@pytest.mark.parametrize("now_ms", [NOW_MS - DAY_MS, NOW_MS + 91 * DAY_MS], ids=["not yet", "no more"])
+def test_a_certificate_that_is_not_valid_now_is_refused(
+    made: IdentityFiles, ca: SimulatedCa, now_ms: int
+) -> None:
+    check_refused(made, issued(ca, made).leaf_pem, ca.root_pem, "not accepted: validity", now_ms)
+
+
+@pytest.mark.parametrize(
+    "leaf_pem",
+    [
+        pytest.param("", id="nothing"),
+        pytest.param("hello", id="no certificate"),
+        pytest.param(
+            "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n", id="not a certificate"
+        ),
+    ],
+)
+def test_what_is_no_certificate_is_refused(made: IdentityFiles, ca: SimulatedCa, leaf_pem: str) -> None:
+    check_refused(made, leaf_pem, ca.root_pem, "not accepted: bad_certificate")
+
+
+def check_refused(
+    files: IdentityFiles, leaf_pem: str, root_pem: str, reason: str, now_ms: int = NOW_MS
+) -> None:
+    before = everything_in(files)
+    with pytest.raises(IdentityFilesError, match=reason):
+        install_certificate(files, leaf_pem, root_pem, now_ms)
+    assert everything_in(files) == before
+
+
+# --- what comes over the session ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def enrolled(made: IdentityFiles, ca: SimulatedCa) -> IdentityFiles:
+    install_certificate(made, issued(ca, made).leaf_pem, ca.root_pem, NOW_MS)
+    return made
+
+
+def test_a_renewed_leaf_is_installed_with_the_roots_that_came_with_it(
+    enrolled: IdentityFiles, ca: SimulatedCa
+) -> None:
+    fresh = issued(ca, enrolled)
+    identity = install_renewed(enrolled, fresh.leaf_pem, ca.root_pem, NOW_MS)
+    own = enrolled.read()
+    assert (own.kid, own.root_pem, identity.kid) == (fresh.kid, ca.root_pem, fresh.kid)
+
+
+def check_not_renewed(
+    files: IdentityFiles, leaf_pem: str, roots_pem: str, reason: str, endorsement: str | None = None
+) -> None:
+    before = everything_in(files)
+    with pytest.raises(IdentityFilesError, match=reason):
+        install_renewed(files, leaf_pem, roots_pem, NOW_MS, endorsement)
+    assert everything_in(files) == before
+
+
+def test_at_a_rotation_the_new_root_comes_with_the_one_that_the_node_trusts_and_is_endorsed_by_it(
+    enrolled: IdentityFiles, ca: SimulatedCa
+) -> None:
+    new = SimulatedCa("the next root")
+    fresh = issued(new, enrolled)
+    endorsement = endorse(ca.key, new.root_pem)
+    install_renewed(enrolled, fresh.leaf_pem, new.root_pem + ca.root_pem, NOW_MS, endorsement)
+    assert enrolled.read().root_pem == new.root_pem + ca.root_pem
+    # And later with the new one alone: the old one's time is up.
+    install_renewed(enrolled, issued(new, enrolled).leaf_pem, new.root_pem, NOW_MS)
+    assert enrolled.read().root_pem == new.root_pem
+
+
+def test_a_node_that_was_away_takes_an_endorsed_root_though_the_old_one_is_gone(
+    enrolled: IdentityFiles, ca: SimulatedCa
+) -> None:
+    new = SimulatedCa("the next root")
+    endorsement = endorse(ca.key, new.root_pem)
+    install_renewed(enrolled, issued(new, enrolled).leaf_pem, new.root_pem, NOW_MS, endorsement)
+    assert enrolled.read().root_pem == new.root_pem
+
+
+def test_a_node_follows_its_ca_from_root_to_root(tmp_path: Path, made: IdentityFiles) -> None:
+    clock = FakeClock(NOW_MS)
+    authority = CertificateAuthority(tmp_path / "ca", clock, os.urandom)
+    authority.create()
+    csr, node_id = made.csr.read_text(), made.read().node_id
+    install_certificate(made, authority.issue(csr, TENANT), authority.root_pem(), NOW_MS)
+    for _ in range(3):
+        authority.rotate_root(30)
+        for days in (29, 1):
+            clock.advance(days * DAY_MS)
+            leaf, roots = authority.renew(csr, node_id), authority.roots()
+            endorsement = authority.endorsement()
+            install_renewed(made, leaf, "".join(roots), clock(), endorsement)
+            assert made.read().root_pem == "".join(roots)
+    assert len(authority.roots()) == 1
+
+
+@pytest.mark.parametrize("of", ["the rogue", "the next root"])
+def test_a_rogue_root_beside_a_good_one_is_refused_whoever_issued_the_leaf(
+    enrolled: IdentityFiles, ca: SimulatedCa, of: str
+) -> None:
+    # Roots and endorsements are public: whoever poses as the relay can send both.
+    rogue, new = SimulatedCa("the rogue"), SimulatedCa("the next root")
+    endorsement = endorse(ca.key, new.root_pem)
+    leaf = issued(SimulatedCa(of), enrolled).leaf_pem
+    reason = "neither trusted by this node nor endorsed"
+    for roots in (rogue.root_pem, new.root_pem + rogue.root_pem, ca.root_pem + rogue.root_pem):
+        check_not_renewed(enrolled, leaf, roots, reason, endorsement)
+    check_not_renewed(enrolled, leaf, rogue.root_pem + ca.root_pem, reason)
+
+
+@pytest.mark.parametrize(
+    "endorsement",
+    [
+        pytest.param(None, id="none"),
+        pytest.param("", id="empty"),
+        pytest.param("A" * 86, id="no signature"),
+        pytest.param("\ud800", id="no text"),
+        pytest.param(endorse(key_named("ca the next root"), NEXT_ROOT), id="of its own"),
+        pytest.param(endorse(key_named("ca root"), SimulatedCa("another").root_pem), id="of another root"),
+    ],
+)
+def test_a_new_root_without_a_good_endorsement_is_refused(
+    enrolled: IdentityFiles, ca: SimulatedCa, endorsement: str | None
+) -> None:
+    leaf = issued(SimulatedCa("the next root"), enrolled).leaf_pem
+    reason = "neither trusted by this node nor endorsed"
+    check_not_renewed(enrolled, leaf, NEXT_ROOT + ca.root_pem, reason, endorsement)
+
+
+def test_a_root_that_an_endorsed_one_endorses_is_refused(enrolled: IdentityFiles, ca: SimulatedCa) -> None:
+    new, newest = SimulatedCa("the next root"), SimulatedCa("the one after it")
+    roots = newest.root_pem + new.root_pem + ca.root_pem
+    leaf = issued(newest, enrolled).leaf_pem
+    for endorsement in (endorse(ca.key, new.root_pem), endorse(new.key, newest.root_pem)):
+        check_not_renewed(enrolled, leaf, roots, "neither trusted by this node", endorsement)
+
+
+@pytest.mark.parametrize(
+    "roots", ["", "garbage", SimulatedCa("another").root_pem], ids=["none", "no", "other"]
+)
+def test_roots_of_which_the_node_trusts_none_are_refused(enrolled: IdentityFiles, roots: str) -> None:
+    fresh = issued(SimulatedCa("another"), enrolled)
+    before = everything_in(enrolled)
+    with pytest.raises(IdentityFilesError, match=r"neither trusted by this node|not accepted: chain"):
+        install_renewed(enrolled, fresh.leaf_pem, roots, NOW_MS)
+    assert everything_in(enrolled) == before
+
+
+def test_a_node_that_was_never_enrolled_is_not_enrolled_over_the_session(
+    made: IdentityFiles, ca: SimulatedCa
+) -> None:
+    before = everything_in(made)
+    with pytest.raises(IdentityFilesError, match="neither trusted by this node"):
+        install_renewed(made, issued(ca, made).leaf_pem, ca.root_pem, NOW_MS)
+    assert everything_in(made) == before
+
+
+def test_what_is_renewed_is_verified_as_what_is_installed(enrolled: IdentityFiles, ca: SimulatedCa) -> None:
+    before = everything_in(enrolled)
+    stranger = ca.issue(enrolled.read().node_id, key=key_named("a stranger"))
+    for leaf_pem, reason in (
+        (stranger.leaf_pem, "for another key"),
+        (issued(ca, enrolled, OTHER_NODE_ID).leaf_pem, "for another node"),
+        (issued(SimulatedCa("another"), enrolled).leaf_pem, "not accepted: chain"),
+        ("", "not accepted: bad_certificate"),
+    ):
+        with pytest.raises(IdentityFilesError, match=reason):
+            install_renewed(enrolled, leaf_pem, ca.root_pem, NOW_MS)
+    assert everything_in(enrolled) == before
+
+
+def test_a_key_that_stands_among_the_roots_is_not_kept(enrolled: IdentityFiles, ca: SimulatedCa) -> None:
+    secret = "-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n"
+    install_renewed(enrolled, issued(ca, enrolled).leaf_pem, secret + ca.root_pem + "# text", NOW_MS)
+    assert enrolled.read().root_pem == ca.root_pem

@@ -1,0 +1,186 @@
+import json
+from http import HTTPStatus
+
+import pytest
+
+from kubelet.loopback.pages import HEALTH_PATH, MANIFEST_PATH, READINESS_PATH, Answer, Pages, Readiness
+
+BOUND_S = 10
+WIRE = b'{"manifest_version":"1.1.0"}'
+ETAG = "ab" * 32
+QUOTED = f'"{ETAG}"'
+HOST = ("Host", "127.0.0.1:8700")
+KNOWN = [MANIFEST_PATH, HEALTH_PATH, READINESS_PATH]
+
+
+class State:
+    """What a daemon would say of itself."""
+
+    def __init__(self) -> None:
+        self.published: tuple[bytes, str] | None = (WIRE, ETAG)
+        self.ready = Readiness(ready=True, subsystems={"relay": "connected"})
+        self.bug: Exception | None = None
+
+    def manifest(self) -> tuple[bytes, str] | None:
+        return self.published
+
+    def readiness(self) -> Readiness:
+        if self.bug is not None:
+            raise self.bug
+        return self.ready
+
+
+@pytest.fixture
+def state() -> State:
+    return State()
+
+
+@pytest.fixture
+def pages(state: State) -> Pages:
+    return Pages(state.manifest, state.readiness)
+
+
+def get(pages: Pages, path: str, *headers: tuple[str, str]) -> Answer:
+    return pages.answer("GET", path, [HOST, *headers])
+
+
+def test_the_manifest_is_the_very_bytes_that_were_published(pages: Pages) -> None:
+    answer = get(pages, MANIFEST_PATH)
+    assert (answer.status, answer.body, answer.headers) == (HTTPStatus.OK, WIRE, {"ETag": QUOTED})
+
+
+def test_before_the_first_manifest_there_is_none(pages: Pages, state: State) -> None:
+    state.published = None
+    answer = get(pages, MANIFEST_PATH)
+    assert answer.status == HTTPStatus.NOT_FOUND
+    assert json.loads(answer.body) == {"error": "no manifest has been published yet"}
+    assert answer.body.count(b"\n") == 1
+
+
+@pytest.mark.parametrize(
+    "known", [QUOTED, f"W/{QUOTED}", "*", f'"other", {QUOTED}', f'"other",W/{QUOTED},"third"']
+)
+def test_a_manifest_that_the_asker_has_is_not_sent_again(pages: Pages, known: str) -> None:
+    answer = get(pages, MANIFEST_PATH, ("If-None-Match", known))
+    assert (answer.status, answer.body) == (HTTPStatus.NOT_MODIFIED, b"")
+    assert answer.headers == {"ETag": QUOTED}
+
+
+@pytest.mark.parametrize("known", ["", '"other"', ETAG, f'"{ETAG}'])
+def test_a_manifest_that_the_asker_has_not_is_sent(pages: Pages, known: str) -> None:
+    assert get(pages, MANIFEST_PATH, ("If-None-Match", known)).body == WIRE
+
+
+def test_the_daemon_is_healthy_while_it_answers(pages: Pages, state: State) -> None:
+    state.ready = Readiness(ready=False, subsystems={})
+    answer = get(pages, HEALTH_PATH)
+    assert (answer.status, json.loads(answer.body)) == (HTTPStatus.OK, {"status": "ok"})
+
+
+@pytest.mark.parametrize(("ready", "status"), [(True, 200), (False, 503)])
+def test_readiness_is_told_by_status_and_by_subsystem(
+    pages: Pages, state: State, *, ready: bool, status: int
+) -> None:
+    state.ready = Readiness(ready=ready, subsystems={"relay": "connecting", "broker": "connected"})
+    answer = get(pages, READINESS_PATH)
+    assert answer.status == status
+    assert json.loads(answer.body) == {
+        "ready": ready,
+        "subsystems": {"relay": "connecting", "broker": "connected"},
+    }
+
+
+def test_state_is_read_anew_for_every_request(pages: Pages, state: State) -> None:
+    get(pages, MANIFEST_PATH)
+    state.published = (b"{}", "cd" * 32)
+    answer = get(pages, MANIFEST_PATH, ("If-None-Match", QUOTED))
+    assert (answer.status, answer.body) == (HTTPStatus.OK, b"{}")
+
+
+@pytest.mark.parametrize("path", KNOWN)
+def test_head_is_answered_like_get(pages: Pages, path: str) -> None:
+    assert pages.answer("HEAD", path, [HOST]) == get(pages, path)
+
+
+@pytest.mark.parametrize("path", KNOWN)
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "TRACE", "CONNECT", "get", "BREW"])
+def test_any_other_method_on_a_known_path_is_not_allowed(pages: Pages, path: str, method: str) -> None:
+    answer = pages.answer(method, path, [HOST])
+    assert (answer.status, answer.headers) == (HTTPStatus.METHOD_NOT_ALLOWED, {"Allow": "GET, HEAD"})
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/",
+        "",
+        "*",
+        "/healthz/",
+        "/HEALTHZ",
+        "/.well-known/",
+        "/.well-known/../healthz",
+        "/%68ealthz",
+        "healthz",
+    ],
+)
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_any_other_path_is_not_found(pages: Pages, path: str, method: str) -> None:
+    answer = pages.answer(method, path, [HOST])
+    assert (answer.status, json.loads(answer.body)) == (HTTPStatus.NOT_FOUND, {"error": "Not Found"})
+
+
+def test_a_query_does_not_matter(pages: Pages) -> None:
+    assert get(pages, HEALTH_PATH + "?verbose=1") == get(pages, HEALTH_PATH)
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["127.0.0.1", "127.0.0.1:1", "localhost", "LocalHost:65535", "[::1]", "[::1]:8700", " localhost "],
+)
+def test_our_own_names_are_answered(pages: Pages, host: str) -> None:
+    assert pages.answer("GET", HEALTH_PATH, [("hOsT", host)]).status == HTTPStatus.OK
+
+
+@pytest.mark.parametrize(
+    "hosts",
+    [
+        pytest.param([], id="none"),
+        pytest.param([""], id="empty"),
+        pytest.param(["evil.example"], id="rebound"),
+        pytest.param(["localhost.evil.example"], id="prefix"),
+        pytest.param(["evil.localhost"], id="suffix"),
+        pytest.param(["127.0.0.1.evil.example:80"], id="address as prefix"),
+        pytest.param(["127.0.0.1:80@evil.example"], id="user part"),
+        pytest.param(["127.0.0.1:"], id="empty port"),
+        pytest.param(["127.0.0.1:123456"], id="long port"),
+        pytest.param(["127.0.0.1:\u0661"], id="digit of another script"),
+        pytest.param(["127x0x0x1"], id="dots are dots"),
+        pytest.param(["0.0.0.0"], id="any address"),  # noqa: S104 - a name, not a binding
+        pytest.param(["localhost\nx"], id="second line"),
+        pytest.param(["localhost, evil.example"], id="list"),
+        pytest.param(["localhost", "localhost"], id="two"),
+    ],
+)
+@pytest.mark.parametrize("path", [*KNOWN, "/"])
+def test_a_request_under_any_other_name_is_misdirected(pages: Pages, path: str, hosts: list[str]) -> None:
+    answer = pages.answer("GET", path, [("Host", host) for host in hosts])
+    assert answer.status == HTTPStatus.MISDIRECTED_REQUEST
+    assert json.loads(answer.body) == {"error": "Misdirected Request"}
+
+
+@pytest.mark.parametrize(
+    "origin", ["http://localhost", "http://127.0.0.1:8700", "https://[::1]:3000", "HTTP://LOCALHOST"]
+)
+def test_a_page_from_this_machine_may_ask(pages: Pages, origin: str) -> None:
+    assert get(pages, HEALTH_PATH, ("Origin", origin)).status == HTTPStatus.OK
+
+
+@pytest.mark.parametrize(
+    "origin",
+    ["http://evil.example", "null", "", "localhost", "http://localhost.evil.example", "file://localhost",
+     "http://localhost/", "http://evil.example http://localhost"],
+)  # fmt: skip
+def test_a_page_from_anywhere_else_may_not(pages: Pages, origin: str) -> None:
+    assert get(pages, HEALTH_PATH, ("Origin", origin)).status == HTTPStatus.FORBIDDEN
+    ours = ("Origin", "http://localhost")
+    assert get(pages, HEALTH_PATH, ours, ("Origin", origin)).status == HTTPStatus.FORBIDDEN

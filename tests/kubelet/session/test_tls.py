@@ -1,0 +1,184 @@
+"""A node over TLS: whom it believes and what it shows, against real brokers and a real server."""
+
+import asyncio
+import ssl
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kubelet.announce.mqtt import MqttPublisher
+from kubelet.logs import make_logger
+from kubelet.session.tls import NodeTls
+from relay.pki.broker_access import BrokerAccess
+from schemas.addresses import BrokerAddress
+from schemas.identity_files import IdentityFiles
+from tests.fakes.broker import BOUND_S
+from tests.fakes.chance import short_waits
+from tests.fakes.lines import LogLines
+from tests.fakes.node import write_identity
+from tests.fakes.signer import NODE_ID, OTHER_NODE_ID, SimulatedCa, key_named
+from tests.fakes.tls_broker import Peer, PlayedAuthority, TlsBroker
+
+NOW_MS = time.time_ns() // 1_000_000
+URL, PLAIN_URL = "https://relay.example", "http://127.0.0.1:8700"
+SECURE, PLAIN = BrokerAddress("mqtt.example", 8883, tls=True), BrokerAddress("127.0.0.1", 1883)
+TOPIC = f"$devices/{NODE_ID}/announce"
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> PlayedAuthority:
+    return PlayedAuthority(tmp_path, NOW_MS)
+
+
+@pytest.fixture
+def files(authority: PlayedAuthority, tmp_path: Path) -> IdentityFiles:
+    return write_identity(tmp_path / "node", authority.ca.issue(now_ms=NOW_MS))
+
+
+@pytest.fixture
+def machine_trusts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> SimulatedCa:
+    """Another root, which this machine trusts and nothing else."""
+    root = SimulatedCa("a root of the world", NOW_MS)
+    (tmp_path / "world.pem").write_text(root.root_pem)
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "world.pem"))
+    monkeypatch.setenv("SSL_CERT_DIR", str(tmp_path / "nowhere"))
+    return root
+
+
+def names_of(context: ssl.SSLContext | None) -> list[object]:
+    assert context is not None
+    return [dict(pair[0] for pair in ca["subject"])["commonName"] for ca in context.get_ca_certs()]  # type: ignore[misc]
+
+
+def test_what_is_not_over_tls_has_no_context(files: IdentityFiles) -> None:
+    for own_root in (True, False):
+        tls = NodeTls(files, own_root=own_root)
+        assert tls.to_relay(PLAIN_URL) is None
+        assert tls.to_broker(PLAIN) is None
+
+
+@pytest.mark.usefixtures("machine_trusts")
+def test_a_node_believes_its_own_root_alone_or_those_of_the_machine(files: IdentityFiles) -> None:
+    assert names_of(NodeTls(files, own_root=True).to_relay(URL)) == ["root of today"]
+    assert names_of(NodeTls(files, own_root=False).to_relay(URL)) == ["a root of the world"]
+
+
+def test_a_root_that_was_added_counts_from_the_next_connection_on(files: IdentityFiles) -> None:
+    tls = NodeTls(files, own_root=True)
+    new = SimulatedCa("root of tomorrow", NOW_MS)
+    with files.root_certificate.open("a") as root:
+        root.write(new.root_pem)
+    assert names_of(tls.to_relay(URL)) == ["root of today", "root of tomorrow"]
+
+
+def test_a_node_without_a_root_believes_nobody_rather_than_the_machine(files: IdentityFiles) -> None:
+    files.root_certificate.unlink()
+    with pytest.raises(FileNotFoundError):
+        NodeTls(files, own_root=True).to_relay(URL)
+
+
+# --- the broker ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def broker(broker_kind: str, authority: PlayedAuthority, tmp_path: Path) -> Iterator[TlsBroker]:
+    broker = TlsBroker(broker_kind, tmp_path, authority.server("edge-broker"))
+    authority.nodes = {NODE_ID, OTHER_NODE_ID}
+    BrokerAccess(authority, broker.edge, broker.pid_file, make_logger(LogLines())).refresh()
+    broker.start()
+    try:
+        yield broker
+    finally:
+        broker.stop()
+
+
+def listening_relay(authority: PlayedAuthority, broker: TlsBroker) -> Peer:
+    peer = Peer(broker.address, authority.relay_context())
+    assert peer.subscribe("$devices/+/announce")
+    return peer
+
+
+def publisher_to(broker: BrokerAddress, log: LogLines, tls: ssl.SSLContext | None) -> MqttPublisher:
+    return MqttPublisher(broker, "a-node", make_logger(log), short_waits(), tls)
+
+
+async def published(publisher: MqttPublisher, payload: bytes) -> bool:
+    """Publish as soon as there is a connection; tell whether the broker confirmed it."""
+    connected = asyncio.Event()
+
+    async def greet() -> None:
+        connected.set()
+
+    publisher.when_connected(greet)
+    publisher.start()
+    try:
+        async with asyncio.timeout(BOUND_S):
+            await connected.wait()
+        return await publisher.publish_confirmed(TOPIC, payload)
+    finally:
+        await publisher.stop()
+
+
+@pytest.mark.parametrize("own_root", [True, False], ids=["own root", "a relay with a public certificate"])
+@pytest.mark.usefixtures("machine_trusts")
+async def test_a_node_is_known_to_the_broker_by_its_leaf(
+    authority: PlayedAuthority, broker: TlsBroker, files: IdentityFiles, log: LogLines, *, own_root: bool
+) -> None:
+    relay = await asyncio.to_thread(listening_relay, authority, broker)
+    tls = NodeTls(files, own_root=own_root).to_broker(broker.address)
+    assert await published(publisher_to(broker.address, log, tls), b"announced")
+    assert await asyncio.to_thread(relay.next) == (TOPIC, b"announced")
+    relay.close()
+
+
+async def test_a_renewed_leaf_is_shown_at_the_next_connection(
+    authority: PlayedAuthority, broker: TlsBroker, files: IdentityFiles, log: LogLines
+) -> None:
+    relay = await asyncio.to_thread(listening_relay, authority, broker)
+    tls = NodeTls(files, own_root=True).to_broker(broker.address)
+    assert await published(publisher_to(broker.address, log, tls), b"before")
+    # Another node's, so that the broker tells them apart by what they may write.
+    key = key_named(f"node {OTHER_NODE_ID}")
+    files.write(OTHER_NODE_ID, key, authority.ca.issue(OTHER_NODE_ID, now_ms=NOW_MS).leaf_pem)
+    await published(publisher_to(broker.address, log, tls), b"as another")
+    other = Peer(broker.address, authority.context_of(authority.node(OTHER_NODE_ID)))
+    await asyncio.to_thread(other.publish, f"$devices/{OTHER_NODE_ID}/announce", b"the end")
+    assert await asyncio.to_thread(relay.next) == (TOPIC, b"before")
+    assert await asyncio.to_thread(relay.next) == (f"$devices/{OTHER_NODE_ID}/announce", b"the end")
+    for peer in (relay, other):
+        peer.close()
+
+
+# paho forgets to close a socket whose handshake failed.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.usefixtures("machine_trusts")
+async def test_a_broker_that_is_not_believed_is_told_nothing(
+    broker: TlsBroker, files: IdentityFiles, log: LogLines
+) -> None:
+    files.root_certificate.write_text(SimulatedCa("a root of somebody else").root_pem)
+    tls = NodeTls(files, own_root=False).to_broker(broker.address)
+    publisher = publisher_to(broker.address, log, tls)
+    publisher.start()
+    line = await log.until("broker not reached yet")
+    await publisher.stop()
+    assert "certificate" in line["reason"]
+    assert not publisher.connected
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+async def test_files_that_went_missing_are_waited_for(
+    broker: TlsBroker, files: IdentityFiles, log: LogLines
+) -> None:
+    aside = files.leaf.with_suffix(".aside")
+    files.leaf.rename(aside)
+    tls = NodeTls(files, own_root=True).to_broker(broker.address)
+    publisher = publisher_to(broker.address, log, tls)
+    publisher.start()
+    await log.until("broker not reached yet")
+    aside.rename(files.leaf)
+    await log.until("broker connected")
+    await publisher.stop()

@@ -1,0 +1,142 @@
+"""Refusals and drops in the audit: counted lines, the first of a source at once, then one a minute."""
+
+import asyncio
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from relay.audit.log import AuditLog
+from relay.audit.refusal_counts import KNOWN, STRANGERS, RefusalCounter
+from tests.fakes.disk import full_disk
+from tests.fakes.hub import Hub
+from tests.fakes.signer import NOW_MS
+
+
+def test_what_happens_often_is_one_line_with_a_count(hub: Hub) -> None:
+    for _ in range(3):
+        hub.refusals.count("token_refused", "192.0.2.1", "expired")
+    hub.refusals.count("token_refused", "192.0.2.1", "signature", times=2)
+    hub.refusals.write()
+    assert hub.audited() == [
+        {
+            "ts_ms": NOW_MS,
+            "event": "token_refused",
+            "source": "192.0.2.1",
+            "reason": reason,
+            "count": count,
+        }
+        for reason, count in (("expired", 3), ("signature", 2))
+    ]
+
+
+def test_what_was_written_is_not_written_again(hub: Hub) -> None:
+    hub.refusals.count("node_refused", "192.0.2.1", "chain")
+    hub.refusals.write()
+    hub.refusals.write()
+    assert len(hub.audited()) == 1
+
+
+def sources(hub: Hub) -> list[tuple[str, int]]:
+    return [(line["source"], line["count"]) for line in hub.audited()]
+
+
+@pytest.mark.parametrize(("event", "places"), [("token_refused", STRANGERS), ("frame_dropped", KNOWN)])
+def test_so_many_sources_are_named_in_a_minute_and_the_rest_are_others(
+    hub: Hub, event: str, places: int
+) -> None:
+    for _ in range(2):  # seconds
+        for number in range(1500):
+            hub.refusals.count(event, f"source {number}", "expired")
+        hub.refusals.write_due()
+        hub.seconds.now += 1
+    named = [(f"source {number}", 1) for number in range(places)]
+    assert sources(hub) == [*named, ("others", 1500 - places)]
+    hub.seconds.now += 60
+    hub.refusals.write_due()
+    assert sources(hub) == [*named, ("others", 1500 - places)] * 2
+
+
+def test_strangers_cannot_take_the_place_of_who_has_proven_who_it_is(hub: Hub) -> None:
+    for number in range(1500):
+        hub.refusals.count("manifest_refused", f"invented {number}", "chain")
+    hub.refusals.count("call_refused", "acme/agent", "E_RATE_LIMITED")
+    hub.refusals.write_due()
+    assert ("acme/agent", 1) in sources(hub)
+
+
+def test_the_first_line_of_a_source_is_written_at_once_and_the_next_after_a_minute(hub: Hub) -> None:
+    firsts = []
+    for _ in range(121):
+        firsts.append(hub.refusals.count("token_refused", "192.0.2.1", "expired"))
+        hub.refusals.write_due()
+        hub.seconds.now += 1
+    assert sources(hub) == [("192.0.2.1", 1), ("192.0.2.1", 60), ("192.0.2.1", 60)]
+    assert [second for second, first in enumerate(firsts) if first] == [0, 1, 61]
+
+
+def test_a_source_that_was_quiet_for_a_minute_makes_room(hub: Hub) -> None:
+    for number in range(STRANGERS):
+        hub.refusals.count("token_refused", f"source {number}", "expired")
+    hub.refusals.write_due()
+    hub.seconds.now += 60
+    hub.refusals.write_due()
+    hub.refusals.count("token_refused", "another", "expired")
+    hub.refusals.write_due()
+    assert sources(hub)[STRANGERS:] == [("another", 1)]
+
+
+def test_the_addresses_of_one_subscriber_are_one_source(hub: Hub) -> None:
+    for address in ("2001:db8:1:2::1", "2001:db8:1:2:ffff::1", "192.0.2.1", "::ffff:192.0.2.1", "127.0.0.1"):
+        hub.refusals.count("token_refused", address, "expired")
+    hub.refusals.write_due()
+    assert sources(hub) == [("2001:db8:1:2::/64", 2), ("192.0.2.1", 2), ("127.0.0.1", 1)]
+
+
+def test_the_room_that_calls_need_is_not_written_into(tmp_path: Path, hub: Hub) -> None:
+    audit_file = tmp_path / "small" / "audit.jsonl"
+    audit_file.parent.mkdir()
+    audit = AuditLog(audit_file, hub.clock, reserved_bytes=1 << 60)  # no disk has so much
+    refusals = RefusalCounter(audit, hub.log, hub.seconds)
+    for _ in range(3):
+        refusals.count("token_refused", "192.0.2.1", "expired")
+        refusals.write_due()
+        hub.seconds.now += 60
+    assert audit_file.read_text() == ""
+    assert audit.available
+    audit.write(decision="allow")
+    assert len(audit_file.read_text().splitlines()) == 1
+    (line,) = hub.lines.entries("refusals not recorded yet")
+    assert "kept for calls" in line["reason"]
+    audit.close()
+    roomy = AuditLog(audit_file, hub.clock)
+    refusals = RefusalCounter(roomy, hub.log, hub.seconds)
+    refusals.count("token_refused", "192.0.2.1", "expired")
+    refusals.write_due()
+    assert len(audit_file.read_text().splitlines()) == 2
+    roomy.close()
+
+
+def test_what_cannot_be_written_is_kept_and_counted_on(hub: Hub) -> None:
+    hub.refusals.count("node_refused", "192.0.2.1", "chain")
+    with full_disk():
+        hub.refusals.write()
+    hub.refusals.count("node_refused", "192.0.2.1", "chain")
+    hub.refusals.write()
+    [line] = hub.audited()
+    assert line["count"] == 2
+
+
+async def test_counts_are_written_once_an_interval_and_when_it_ends(hub: Hub) -> None:
+    refusals = RefusalCounter(hub.audit, hub.log, time.monotonic, interval_s=0.001)
+    running = asyncio.create_task(refusals.run())
+    refusals.count("node_refused", "192.0.2.1", "chain")
+    async with asyncio.timeout(10):
+        while not await asyncio.to_thread(hub.audited):
+            continue
+    refusals.count("node_refused", "192.0.2.1", "late")
+    running.cancel()
+    with suppress(asyncio.CancelledError):
+        await running
+    assert [line["reason"] for line in hub.audited()] == ["chain", "late"]

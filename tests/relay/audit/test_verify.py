@@ -1,0 +1,300 @@
+"""What a walk along the chain finds after an intruder, a full disk or a clock was at it."""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from relay.audit.line_reader import AuditLines
+from relay.audit.verify import Verdict, as_text, matching, parsed, verify
+from tests.fakes.audits import WrittenAudit
+from tests.fakes.signer import NOW_MS
+
+GENESIS = "0" * 64
+Lines = list[bytes]
+
+
+@pytest.fixture
+def audit(tmp_path: Path) -> Iterator[WrittenAudit]:
+    """Three files of four lines."""
+    audit = WrittenAudit(tmp_path)
+    for _ in range(3):
+        audit.rotate()
+        audit.write(4)
+    yield audit
+    audit.close()
+
+
+def where(verdict: Verdict) -> tuple[str, int] | None:
+    return (verdict.broken.file, verdict.broken.line) if verdict.broken else None
+
+
+def test_what_a_relay_wrote_is_intact(audit: WrittenAudit) -> None:
+    head = audit.write()
+    verdict = verify(audit.path)
+    assert verdict.intact
+    assert verdict.files == ["audit-000001.jsonl", "audit-000002.jsonl", "audit.jsonl"]
+    assert (verdict.lines, verdict.head, verdict.after) == (13, head, None)
+    assert (verdict.first_ms, verdict.last_ms) == (NOW_MS + 1000, NOW_MS + 3000)
+    assert (verdict.breaks, verdict.torn, verdict.backwards, verdict.unfinished) == (0, 0, 0, False)
+
+
+def test_an_audit_without_a_line_is_intact(tmp_path: Path) -> None:
+    (tmp_path / "audit.jsonl").touch()
+    verdict = verify(tmp_path / "audit.jsonl")
+    assert (verdict.intact, verdict.lines, verdict.head, verdict.first_ms) == (True, 0, GENESIS, None)
+
+
+# --- what an intruder does ----------------------------------------------------------------------------
+
+
+def swap(lines: Lines) -> None:
+    lines[1], lines[2] = lines[2], lines[1]
+
+
+def forge(lines: Lines) -> None:
+    """Put in a line that names its predecessor as it should."""
+    prev = hashlib.sha256(lines[1]).hexdigest()
+    lines.insert(2, json.dumps({"prev": prev, "ts_ms": NOW_MS}, separators=(",", ":")).encode())
+
+
+def replace(lines: Lines, number: int, old: bytes, new: bytes) -> None:
+    assert old in lines[number]
+    lines[number] = lines[number].replace(old, new)
+
+
+@pytest.mark.parametrize(
+    ("change", "file", "found"),
+    [
+        pytest.param(lambda lines: replace(lines, 1, b":6}", b":7}"), 1, 3, id="a value changed"),
+        pytest.param(lambda lines: replace(lines, 1, b"}", b" }"), 1, 3, id="a space added"),
+        pytest.param(
+            lambda lines: replace(lines, 3, b":8}", b":9}"), 1, (2, 1), id="the last of a file changed"
+        ),
+        pytest.param(lambda lines: replace(lines, 0, b":5}", b":6}"), 1, 2, id="the first of a file changed"),
+        pytest.param(lambda lines: lines.pop(1), 1, 2, id="one taken out"),
+        pytest.param(lambda lines: lines.pop(0), 1, 1, id="the first of a file taken out"),
+        pytest.param(lambda lines: lines.pop(), 1, (2, 1), id="the last of a file taken out"),
+        pytest.param(swap, 1, 2, id="two swapped"),
+        pytest.param(lambda lines: lines.insert(1, lines[1]), 1, 3, id="one repeated"),
+        pytest.param(forge, 1, 4, id="one put in that names its predecessor"),
+        pytest.param(lambda lines: lines.insert(1, b"{}"), 1, 2, id="one put in that names nothing"),
+        pytest.param(lambda lines: lines.insert(1, b""), 1, 2, id="an empty one put in"),
+        pytest.param(lambda lines: lines.insert(1, b"\0" * 40), 1, 2, id="zeros put in"),
+        pytest.param(lambda lines: lines.insert(1, b"x" * 70_000), 1, 2, id="an endless one put in"),
+        pytest.param(lambda lines: lines.append(b"{}"), -1, 5, id="one added at the end that names nothing"),
+        pytest.param(lambda lines: replace(lines, 1, b"}", b""), 1, 3, id="one made to look torn"),
+        pytest.param(
+            lambda lines: replace(lines, 1, lines[1], b'{"prev":"'), 1, 3, id="one cut down to nothing"
+        ),
+        pytest.param(lambda lines: replace(lines, 1, b'{"prev"', b'{"Prev"'), 1, 2, id="a link renamed"),
+        pytest.param(lambda lines: lines.pop(0), 0, 1, id="the first of all taken out"),
+        pytest.param(lambda lines: lines.__delitem__(slice(3)), 0, 1, id="the head cut off"),
+        pytest.param(lambda lines: lines.clear(), 1, (2, 1), id="a file emptied"),
+    ],
+)
+def test_the_first_line_that_does_not_belong_is_named(
+    audit: WrittenAudit, change: Callable[[Lines], None], file: int, found: int | tuple[int, int]
+) -> None:
+    audit.change(change, file)
+    at_file, at_line = found if isinstance(found, tuple) else (file, found)
+    verdict = verify(audit.path)
+    assert not verdict.intact
+    assert where(verdict) == (audit.files[at_file].name, at_line)
+
+
+def test_a_line_that_no_relay_would_write_is_not_taken_for_one_cut_short(audit: WrittenAudit) -> None:
+    start = b'{"prev":"%b","tool":"' % verify(audit.path).head.encode()
+    audit.change(lambda lines: lines.append(start + b"x" * 70_000 + b'"}'))
+    verdict = verify(audit.path)
+    assert (where(verdict), verdict.torn) == (("audit.jsonl", 5), 0)
+
+
+def test_a_file_missing_between_others_is_a_break_and_says_which(audit: WrittenAudit) -> None:
+    audit.files[1].unlink()
+    verdict = verify(audit.path)
+    assert where(verdict) == ("audit.jsonl", 1)
+    assert verdict.broken is not None
+    assert "audit-000002.jsonl" in verdict.broken.text
+
+
+def test_files_that_changed_places_are_a_break(audit: WrittenAudit, tmp_path: Path) -> None:
+    first, second, _ = audit.files
+    first.rename(tmp_path / "aside")
+    second.rename(first)
+    (tmp_path / "aside").rename(second)
+    assert where(verify(audit.path)) == ("audit-000002.jsonl", 1)
+
+
+def test_each_break_is_counted_and_the_walk_goes_on(audit: WrittenAudit) -> None:
+    audit.change(lambda lines: replace(lines, 1, b":2}", b":7}"), 0)
+    audit.change(lambda lines: lines.pop(1), 1)
+    verdict = verify(audit.path)
+    assert (verdict.breaks, verdict.lines) == (2, 11)
+    assert where(verdict) == ("audit-000001.jsonl", 3)
+
+
+# --- what the chain alone does not show ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kept", [0, 1, 3])
+def test_lines_cut_off_at_the_end_show_by_a_hash_that_was_noted_and_by_nothing_else(
+    audit: WrittenAudit, kept: int
+) -> None:
+    noted = verify(audit.path).head
+    audit.change(lambda lines: lines.__delitem__(slice(kept, None)))
+    assert verify(audit.path).intact
+    verdict = verify(audit.path, noted)
+    assert (verdict.intact, verdict.expected, verdict.broken) == (False, False, None)
+
+
+def test_a_whole_audit_put_in_the_place_of_another_shows_by_a_hash_that_was_noted(
+    audit: WrittenAudit, tmp_path: Path
+) -> None:
+    (tmp_path / "other").mkdir()
+    other = WrittenAudit(tmp_path / "other")
+    other.clock.advance(1)
+    other.write(4)
+    other.close()
+    assert verify(other.path).intact
+    assert not verify(other.path, verify(audit.path).head).intact
+
+
+def test_a_hash_that_was_noted_at_any_time_still_stands(audit: WrittenAudit) -> None:
+    heads = [audit.write() for _ in range(3)]
+    audit.rotate()
+    heads.append(audit.write())
+    assert all(verify(audit.path, head).expected for head in [GENESIS, *heads])
+    assert verify(audit.path).expected is None
+
+
+def test_a_hash_that_was_noted_holds_no_longer_when_its_line_was_changed(audit: WrittenAudit) -> None:
+    noted = audit.write()
+    audit.change(lambda lines: replace(lines, -1, b":13}", b":14}"))
+    assert verify(audit.path).intact
+    assert not verify(audit.path, noted).intact
+
+
+# --- archived files -----------------------------------------------------------------------------------
+
+
+def test_it_starts_with_the_oldest_file_that_is_there(audit: WrittenAudit) -> None:
+    end_of_first = hashlib.sha256(audit.files[0].read_bytes().splitlines()[-1]).hexdigest()
+    first_line = hashlib.sha256(audit.files[0].read_bytes().splitlines()[0]).hexdigest()
+    audit.files[0].unlink()
+    verdict = verify(audit.path)
+    assert (verdict.intact, verdict.lines, verdict.after) == (True, 8, "audit-000001.jsonl")
+    assert verify(audit.path, end_of_first).expected
+    assert not verify(audit.path, first_line).expected
+    assert not verify(audit.path, GENESIS).expected
+
+
+def test_a_file_that_begins_in_its_midst_is_no_archive(audit: WrittenAudit) -> None:
+    audit.files[0].unlink()
+    audit.change(lambda lines: lines.pop(0), 0)
+    verdict = verify(audit.path)
+    assert where(verdict) == ("audit-000002.jsonl", 1)
+    assert verdict.broken is not None
+    assert "cut off" in verdict.broken.text
+
+
+def test_what_goes_on_after_a_file_that_was_moved_away_is_intact(audit: WrittenAudit) -> None:
+    audit.files[0].unlink()
+    audit.files[0].unlink()
+    audit.path.unlink()
+    audit.rotate()
+    audit.write(2)
+    verdict = verify(audit.path)
+    assert (verdict.intact, verdict.lines) == (True, 2)
+    assert verdict.after == "a file that was moved away"
+
+
+# --- pieces, clocks, and a relay at work --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [1, 9, 40, 73, 74, 90])
+def test_a_piece_that_a_full_disk_left_is_a_warning_and_a_link(audit: WrittenAudit, size: int) -> None:
+    before = verify(audit.path).head
+    piece = (b'{"prev":"%b","ts_ms":1700000000000}' % before.encode())[:size]
+    own = piece if size >= 74 else before.encode() + piece
+    after = b'{"prev":"%b","ts_ms":1700000000000}' % hashlib.sha256(own).hexdigest().encode()
+    audit.change(lambda lines: lines.extend([piece, after]))
+    verdict = verify(audit.path)
+    assert (verdict.intact, verdict.torn) == (True, 1)
+    assert verdict.first_torn is not None
+    assert verdict.first_torn.line == 5
+    # And what stood before it cannot be changed behind its back.
+    audit.change(lambda lines: replace(lines, 3, b":12}", b":13}"))
+    assert not verify(audit.path).intact
+
+
+def test_a_clock_that_was_set_back_is_noted(audit: WrittenAudit) -> None:
+    audit.clock.advance(-100)
+    audit.write(2)
+    verdict = verify(audit.path)
+    assert (verdict.intact, verdict.backwards) == (True, 1)
+    assert verdict.first_backwards is not None
+    assert (verdict.first_backwards.file, verdict.first_backwards.line) == ("audit.jsonl", 5)
+
+
+def test_a_line_that_is_being_written_is_neither_counted_nor_a_break(audit: WrittenAudit) -> None:
+    head = verify(audit.path).head
+    with audit.path.open("ab") as file:
+        file.write(b'{"prev":"')
+    verdict = verify(audit.path)
+    assert (verdict.intact, verdict.lines, verdict.head, verdict.unfinished) == (True, 12, head, True)
+
+
+def test_rotations_during_the_walk_break_nothing(audit: WrittenAudit) -> None:
+    told: list[int] = []
+
+    def rotate_meanwhile(bytes_read: int) -> None:
+        told.append(bytes_read)
+        for _ in range(3):
+            audit.rotate()
+            audit.write()
+
+    verdict = verify(audit.path, progress=rotate_meanwhile)
+    assert told
+    assert (verdict.intact, verdict.lines) == (True, 15)
+
+
+# --- looking for lines --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("data", [b"", b"[]", b"1", b"{", b"\xff", b"[" * 60_000, b'{"a":"\xff"}'])
+def test_what_is_no_object_holds_no_facts(data: bytes) -> None:
+    assert parsed(data) is None
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [("ok", "ok"), (None, "null"), (3, "3"), (1.5, "1.5"), (True, "true"), ("", "")]
+)
+def test_a_value_reads_as_a_person_types_it(value: Any, text: str) -> None:
+    assert as_text(value) == text
+
+
+@pytest.mark.parametrize(
+    ("wanted", "since_ms", "found"),
+    [
+        ({}, None, list(range(1, 13))),
+        ({"number": "5"}, None, [5]),
+        ({"number": "05"}, None, []),
+        ({"number": "5", "after": "x"}, None, []),
+        ({"number": "5", "after": "audit-000001.jsonl"}, None, [5]),
+        ({"absent": "null"}, None, []),
+        ({}, NOW_MS + 3000, [9, 10, 11, 12]),
+        ({}, NOW_MS + 3001, []),
+        ({"number": "1"}, NOW_MS + 3000, []),
+    ],
+)
+def test_lines_are_found_by_all_that_they_must_say(
+    audit: WrittenAudit, wanted: dict[str, str], since_ms: int | None, found: list[int]
+) -> None:
+    audit.change(lambda lines: lines.insert(0, b"no line"), 1)
+    lines = AuditLines(audit.path)
+    assert [facts["number"] for _, facts in matching(lines.read(), wanted, since_ms)] == found
+    lines.close()

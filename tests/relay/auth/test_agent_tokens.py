@@ -1,0 +1,440 @@
+import asyncio
+import hmac
+import json
+import stat
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from nacl.signing import SigningKey
+
+from relay.auth.agent_tokens import Authenticator, Principal, TokenIssuer, key_id, load_or_create_token_key
+from schemas.keys import base64url
+from schemas.registry import SchemaRegistry, ViolationError
+from schemas.tokens import AGENT_REF, TokenError, TokenVerifier, sign_token
+from tests.fakes.clock import FakeClock
+from tests.fakes.issuer import BOUND_S, KID, OUR_KID, OutsideWorld, jwk, outside_token
+from tests.fakes.issuer import ISSUER as OUTSIDE_ISSUER
+from tests.fakes.issuer import KEY as OUTSIDE_KEY
+from tests.fakes.signer import ABSENT, NOW_MS, key_named
+
+ISSUER = "https://relay.example"
+AUDIENCE = "https://relay.example/mcp"
+KEY = key_named("the relay's token key")
+NOW_S = NOW_MS // 1000
+CLAIMS: Mapping[str, Any] = {
+    "iss": ISSUER,
+    "aud": AUDIENCE,
+    "sub": "agent-1",
+    "tenant": "acme",
+    "scope": "tools:call:read_only",
+    "iat": NOW_S,
+    "exp": NOW_S + 60,
+    "jti": "jti-1",
+    "token_class": "agent_runtime",
+}
+
+
+class CountingVerifier(TokenVerifier):
+    """Counts how often a signature is looked at."""
+
+    def __init__(self, registry: SchemaRegistry) -> None:
+        super().__init__(registry, AGENT_REF)
+        self.verified = 0
+
+    def verify(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        self.verified += 1
+        return super().verify(*args, **kwargs)
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock(NOW_MS)
+
+
+@pytest.fixture
+def verifier(registry: SchemaRegistry) -> CountingVerifier:
+    return CountingVerifier(registry)
+
+
+@pytest.fixture
+def authenticator(verifier: CountingVerifier, clock: FakeClock) -> Authenticator:
+    public_key = bytes(KEY.verify_key)
+    return Authenticator(verifier, {key_id(public_key): public_key}, ISSUER, AUDIENCE, clock)
+
+
+def token(key: SigningKey = KEY, kid: str | None = None, **claims: Any) -> str:
+    members = {name: value for name, value in {**CLAIMS, **claims}.items() if value is not ABSENT}
+    return sign_token(key, kid or key_id(bytes(key.verify_key)), members)
+
+
+def refused(authenticator: Authenticator, text: str) -> str:
+    with pytest.raises(TokenError) as caught:
+        authenticator.identify(text)
+    return caught.value.reason
+
+
+def test_a_good_token_says_who_calls(authenticator: Authenticator) -> None:
+    principal = authenticator.identify(token(scope="tools:call:read_only sessions:message"))
+    assert (principal.tenant, principal.sub, principal.jti) == ("acme", "agent-1", "jti-1")
+    assert principal.issuer == ISSUER
+    assert principal.expires_s == NOW_S + 60
+    assert principal.scopes == {"tools:call:read_only", "sessions:message"}
+
+
+@pytest.mark.parametrize(
+    ("scope", "classes"),
+    [
+        pytest.param("tools:call:read_only", {"read_only"}, id="read only"),
+        pytest.param("tools:call:reversible", {"reversible"}, id="one class does not hold the lesser"),
+        pytest.param(
+            "tools:call:read_only tools:call:reversible tools:call:physical_actuation",
+            {"read_only", "reversible", "physical_actuation"},
+            id="all",
+        ),
+        pytest.param("sessions:message", set(), id="none"),
+        pytest.param("tools:call:read_only:x tools:call", set(), id="nearly"),
+    ],
+)
+def test_scopes_reach_the_safety_classes_that_they_name(
+    authenticator: Authenticator, scope: str, classes: set[str]
+) -> None:
+    assert authenticator.identify(token(scope=scope)).rights.safety_classes == classes
+
+
+STRANGER = key_named("a stranger")
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        pytest.param("", "malformed", id="empty"),
+        pytest.param("a.b.c", "malformed", id="not a token"),
+        pytest.param("\xff.b.c", "malformed", id="not ASCII"),
+        pytest.param(token() + "x", "malformed", id="with a tail"),
+        pytest.param(token(STRANGER), "unknown_key", id="a stranger's key"),
+        pytest.param(
+            token(STRANGER, key_id(bytes(KEY.verify_key))), "signature", id="a stranger's signature"
+        ),
+        pytest.param(token(iss="https://other.example"), "issuer", id="another issuer"),
+        pytest.param(token(aud=ISSUER), "audience", id="the audience of nodes"),
+        pytest.param(token(aud="https://other.example/mcp"), "audience", id="another relay"),
+        pytest.param(token(token_class="device_runtime"), "claims", id="a node's class"),
+        pytest.param(token(exp=NOW_S), "not_yet", id="no life at all"),
+        pytest.param(token(iat=NOW_S - 60, exp=NOW_S), "expired", id="expires now"),
+        pytest.param(token(iat=NOW_S - 60, exp=NOW_S - 10), "expired", id="expired"),
+        pytest.param(token(iat=NOW_S + 301), "not_yet", id="from the future"),
+        pytest.param(token(tenant="*"), "claims", id="every tenant"),
+        pytest.param(token(role="admin"), "claims", id="one claim more"),
+        *(
+            pytest.param(token(**dict[str, Any]({name: ABSENT})), "claims", id=f"without {name}")
+            for name in CLAIMS
+        ),
+    ],
+)
+def test_a_token_that_is_not_provably_ours_is_nobodys(
+    authenticator: Authenticator, text: str, reason: str
+) -> None:
+    assert refused(authenticator, text) == reason
+    assert refused(authenticator, text) == reason
+
+
+def test_a_signature_is_checked_once_a_token(
+    authenticator: Authenticator, verifier: CountingVerifier
+) -> None:
+    first, second = token(), token(sub="agent-2")
+    assert authenticator.identify(first) is authenticator.identify(first)
+    assert authenticator.identify(second).sub == "agent-2"
+    assert verifier.verified == 2
+
+
+def test_a_token_that_was_good_ends_at_its_second_without_leeway(
+    authenticator: Authenticator, clock: FakeClock
+) -> None:
+    text = token(exp=NOW_S + 60)
+    authenticator.identify(text)
+    clock.advance(59_999)
+    authenticator.identify(text)
+    clock.advance(1)
+    assert refused(authenticator, text) == "expired"
+    assert refused(authenticator, text) == "expired"
+
+
+def test_memory_of_tokens_is_bounded(authenticator: Authenticator, verifier: CountingVerifier) -> None:
+    tokens = [token(jti=f"jti-{number}") for number in range(4097)]
+    for text in tokens:
+        authenticator.identify(text)
+    authenticator.identify(tokens[-1])
+    assert verifier.verified == 4097
+    authenticator.identify(tokens[0])
+    assert verifier.verified == 4098
+
+
+async def test_without_an_outside_issuer_nobody_is_asked_for_a_key(authenticator: Authenticator) -> None:
+    assert await authenticator.recognise(token()) is authenticator.identify(token())
+    with pytest.raises(TokenError, match="unknown_key"):
+        await authenticator.recognise(token(STRANGER))
+
+
+def test_scopes_that_mean_nothing_here_are_not_kept(authenticator: Authenticator) -> None:
+    assert authenticator.identify(token(scope="openid tools:call:read_only admin")).scopes == {
+        "tools:call:read_only"
+    }
+
+
+# --- tokens that are void before their time -----------------------------------------------------------
+
+
+def test_a_revoked_token_is_refused_whether_it_was_known_or_not(authenticator: Authenticator) -> None:
+    known, fresh, other = token(jti="a"), token(jti="b"), token(jti="c")
+    authenticator.identify(known)
+    authenticator.identify(other)
+    authenticator.revoke(frozenset({"a", "b"}))
+    assert refused(authenticator, known) == "revoked"
+    assert refused(authenticator, fresh) == "revoked"
+    assert authenticator.identify(other).jti == "c"
+
+
+def test_all_tokens_of_one_jti_are_void_together(authenticator: Authenticator) -> None:
+    twins = [token(jti="a", sub=sub) for sub in ("agent-1", "agent-2")]
+    authenticator.revoke(frozenset({"a"}))
+    assert [refused(authenticator, text) for text in twins] == ["revoked", "revoked"]
+
+
+def test_the_same_revocations_again_cost_no_signature(
+    authenticator: Authenticator, verifier: CountingVerifier
+) -> None:
+    authenticator.revoke(frozenset({"a"}))
+    authenticator.identify(token())
+    authenticator.revoke(frozenset({"a"}))
+    authenticator.identify(token())
+    assert verifier.verified == 1
+
+
+# --- tokens of an outside issuer ----------------------------------------------------------------------
+
+
+@pytest_asyncio.fixture
+async def world(registry: SchemaRegistry) -> AsyncIterator[OutsideWorld]:
+    async with OutsideWorld.running(registry) as world:
+        yield world
+
+
+async def recognised(world: OutsideWorld, text: str) -> Principal:
+    async with asyncio.timeout(BOUND_S):
+        return await world.authenticator.recognise(text)
+
+
+async def not_recognised(world: OutsideWorld, text: str) -> str:
+    with pytest.raises(TokenError) as caught:
+        await recognised(world, text)
+    return caught.value.reason
+
+
+async def test_a_token_of_the_outside_issuer_says_who_calls(world: OutsideWorld) -> None:
+    principal = await recognised(world, outside_token())
+    assert (principal.tenant, principal.sub, principal.jti) == ("acme", "auth0|agent one", "onrtac:5f0e1a/2=")
+    assert principal.issuer == OUTSIDE_ISSUER
+    assert principal.scopes == {"tools:call:read_only"}
+    assert principal.expires_s == NOW_S + 600
+    assert world.authenticator.identify(outside_token()) is principal
+    assert world.fetches == 1
+
+
+async def test_the_relays_own_tokens_count_besides_and_need_no_fetch(world: OutsideWorld) -> None:
+    principal = await recognised(world, token())
+    assert principal.issuer == ISSUER
+    assert world.fetches == 0
+
+
+def hmac_token() -> str:
+    """Return a token whose shared secret is the issuer's public key."""
+    parts: tuple[Mapping[str, Any], ...] = ({"alg": "HS256", "kid": KID}, {**CLAIMS, "iss": OUTSIDE_ISSUER})
+    signing_input = ".".join(base64url(json.dumps(part).encode()) for part in parts)
+    mac = hmac.digest(bytes(OUTSIDE_KEY.verify_key), signing_input.encode(), "sha256")
+    return f"{signing_input}.{base64url(mac)}"
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        pytest.param(outside_token(iss=ISSUER), "issuer", id="the outside key in the relay's name"),
+        pytest.param(outside_token(iss="https://other.example"), "issuer", id="in another's name"),
+        pytest.param(outside_token(iss=OUTSIDE_ISSUER + "/"), "issuer", id="nearly its name"),
+        pytest.param(token(iss=OUTSIDE_ISSUER), "issuer", id="our key in the outside issuer's name"),
+        pytest.param(outside_token(kid=OUR_KID), "malformed", id="our kid over its signature"),
+        pytest.param(
+            outside_token(kid=OUR_KID, header={"typ": "JWT"}, iss=ISSUER, nbf=ABSENT),
+            "signature",
+            id="our kid and name over its signature",
+        ),
+        pytest.param(token(KEY, KID, iss=OUTSIDE_ISSUER), "signature", id="its kid over our signature"),
+        pytest.param(outside_token(aud=[ISSUER, "https://relay.example/"]), "audience", id="aud without us"),
+        pytest.param(outside_token(nbf=NOW_S + 301), "not_yet", id="good later"),
+        pytest.param(outside_token(exp=NOW_S), "not_yet", id="no life at all"),
+        pytest.param(outside_token(iat=NOW_S - 9, nbf=NOW_S - 9, exp=NOW_S), "expired", id="expires now"),
+        pytest.param(outside_token(tenant=ABSENT), "claims", id="no tenant"),
+        pytest.param(outside_token(token_class="device_runtime"), "claims", id="a node's class"),
+        pytest.param(outside_token(header={"alg": "none"}), "malformed", id="alg none"),
+        pytest.param(hmac_token(), "malformed", id="HS256 over the public key"),
+        pytest.param(outside_token(header={"jku": "http://127.0.0.1:1/"}), "malformed", id="jku"),
+        pytest.param(outside_token(header={"jwk": jwk()}), "malformed", id="jwk"),
+        pytest.param(outside_token(header={"crit": []}), "malformed", id="crit"),
+        pytest.param(outside_token(STRANGER), "signature", id="a stranger's signature"),
+        pytest.param(outside_token(kid="theirs"), "unknown_key", id="a key that the issuer has not"),
+    ],
+)
+async def test_a_token_that_is_not_provably_the_outside_issuers_is_nobodys(
+    world: OutsideWorld, text: str, reason: str
+) -> None:
+    assert await not_recognised(world, text) == reason
+    await recognised(world, outside_token())
+    assert await not_recognised(world, text) == reason
+    assert world.fetches == 1
+
+
+async def test_a_key_of_ours_in_the_issuers_set_does_not_speak_for_it(world: OutsideWorld) -> None:
+    world.server.publish(jwk(KEY, "ours"), jwk(OUTSIDE_KEY, OUR_KID))
+    assert await not_recognised(world, token(KEY, "ours", iss=OUTSIDE_ISSUER)) == "unknown_key"
+    assert await not_recognised(world, outside_token(kid=OUR_KID, header={"typ": "JWT"})) == "signature"
+    assert (await recognised(world, token())).issuer == ISSUER
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param("", id="empty"),
+        pytest.param("a.b.c", id="not a token"),
+        pytest.param(outside_token(kid="x" * 129), id="a kid that cannot be"),
+        pytest.param(outside_token(kid="theirs", header={"alg": "RS256"}), id="another algorithm"),
+        pytest.param(outside_token(kid="theirs") + "x" * 4096, id="too long"),
+    ],
+)
+async def test_what_is_no_token_makes_nobody_ask_the_issuer(world: OutsideWorld, text: str) -> None:
+    assert await not_recognised(world, text) == "malformed"
+    assert world.fetches == 0
+
+
+async def test_strangers_with_a_thousand_keys_make_the_relay_ask_once(world: OutsideWorld) -> None:
+    for number in range(1000):
+        assert await not_recognised(world, outside_token(kid=f"key-{number}")) == "unknown_key"
+    assert world.fetches == 1
+
+
+async def test_a_new_key_of_the_issuer_is_learnt_from_the_first_token_that_names_it(
+    world: OutsideWorld,
+) -> None:
+    await recognised(world, outside_token())
+    world.server.publish(jwk(), jwk(STRANGER, "next"))
+    world.clock.advance(10_000)
+    assert (await recognised(world, outside_token(STRANGER, "next"))).issuer == OUTSIDE_ISSUER
+    assert world.fetches == 2
+
+
+async def test_a_token_that_was_good_is_nobodys_once_its_key_is_withdrawn(world: OutsideWorld) -> None:
+    await recognised(world, outside_token())
+    ours = await recognised(world, token())
+    world.server.publish(jwk(STRANGER, "next"))
+    world.clock.advance(10_000)
+    await recognised(world, outside_token(STRANGER, "next"))
+    assert refused(world.authenticator, outside_token()) == "unknown_key"
+    assert world.authenticator.identify(token()) == ours
+
+
+async def test_a_key_that_is_replaced_under_its_name_is_withdrawn(world: OutsideWorld) -> None:
+    await recognised(world, outside_token())
+    world.server.publish(jwk(STRANGER))
+    world.clock.advance(10_000)
+    await not_recognised(world, outside_token(kid="unknown"))
+    assert refused(world.authenticator, outside_token()) == "signature"
+    await recognised(world, outside_token(STRANGER))
+
+
+async def test_without_its_issuer_no_token_of_it_is_accepted(world: OutsideWorld) -> None:
+    world.server.say("503 Service Unavailable", b"")
+    assert await not_recognised(world, outside_token()) == "unknown_key"
+    assert (await recognised(world, token())).issuer == ISSUER
+
+
+async def test_a_token_of_the_outside_issuer_can_be_revoked(world: OutsideWorld) -> None:
+    principal = await recognised(world, outside_token())
+    world.authenticator.revoke(frozenset({principal.jti}))
+    assert refused(world.authenticator, outside_token()) == "revoked"
+    assert await not_recognised(world, outside_token()) == "revoked"
+
+
+# --- issuing ------------------------------------------------------------------------------------------
+
+
+def issue(registry: SchemaRegistry, **facts: Any) -> str:
+    good: dict[str, Any] = {
+        "sub": "agent-1",
+        "tenant": "acme",
+        "scopes": ["tools:call:read_only"],
+        "now_s": NOW_S,
+        "ttl_s": 60,
+        "jti": "jti-1",
+    }
+    return TokenIssuer(KEY, ISSUER, AUDIENCE, registry).issue(**good | facts)
+
+
+def test_what_is_issued_is_accepted(registry: SchemaRegistry, authenticator: Authenticator) -> None:
+    scopes = ["tools:call:read_only", "sessions:message"]
+    principal = authenticator.identify(issue(registry, scopes=scopes))
+    assert principal.scopes == set(scopes)
+    assert principal.expires_s == NOW_S + 60
+
+
+@pytest.mark.parametrize(
+    ("facts", "where"),
+    [
+        pytest.param({"tenant": "Acme"}, "/tenant", id="tenant"),
+        pytest.param({"sub": ""}, "/sub", id="no sub"),
+        pytest.param({"sub": "two words"}, "/sub", id="sub with a space"),
+        pytest.param({"sub": "a\x1b[31m"}, "/sub", id="sub with a control character"),
+        pytest.param({"scopes": []}, "/scope", id="no scope"),
+        pytest.param({"jti": "a b"}, "/jti", id="jti"),
+    ],
+)
+def test_what_would_not_be_accepted_is_not_issued(
+    registry: SchemaRegistry, facts: dict[str, Any], where: str
+) -> None:
+    with pytest.raises(ViolationError) as caught:
+        issue(registry, **facts)
+    assert caught.value.where == where
+
+
+# --- the key ------------------------------------------------------------------------------------------
+
+
+def test_the_token_key_is_made_once_and_for_its_owner_alone(tmp_path: Path) -> None:
+    path = tmp_path / "state" / "token.key"
+    key = load_or_create_token_key(path)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    assert load_or_create_token_key(path) == key
+    assert load_or_create_token_key(tmp_path / "other.key") != key
+
+
+def test_a_token_key_that_others_can_read_is_not_used(tmp_path: Path) -> None:
+    path = tmp_path / "token.key"
+    load_or_create_token_key(path)
+    path.chmod(0o640)
+    with pytest.raises(PermissionError, match="chmod 600"):
+        load_or_create_token_key(path)
+
+
+@pytest.mark.parametrize("content", [b"", b"secret words", b"\xfe\xff"])
+def test_a_damaged_token_key_is_an_error_that_names_the_file_and_shows_nothing_of_it(
+    tmp_path: Path, content: bytes
+) -> None:
+    path = tmp_path / "token.key"
+    path.touch(mode=0o600)
+    path.write_bytes(content)
+    with pytest.raises(OSError, match=r"token\.key is damaged") as caught:
+        load_or_create_token_key(path)
+    assert "secret" not in str(caught.value)
+    assert "0xfe" not in str(caught.value)
+    assert path.read_bytes() == content

@@ -1,0 +1,287 @@
+import io
+import json
+from typing import Any, Protocol
+
+import pytest
+
+from relay.calls.access_log import AccessLog
+from relay.calls.call_record import CallAnswer, CallRecord, CallRequest
+from relay.calls.envelope import META_STEP_ID, META_TASK_ID, META_TRACEPARENT, Call
+from schemas.errors import Canonical, Failure, ToolError
+from schemas.lines import LineWriter
+from tests.fakes.hub import Hub, call_of
+from tests.fakes.lines import LogLines
+from tests.fakes.reach import ScriptedReach
+from tests.fakes.signer import NODE_ID, NOW_MS
+
+ECHO_NAME = f"sysecho.{NODE_ID}.echo.invoke"
+TRACE_ID, SPAN_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+TRACEPARENT = f"00-{TRACE_ID}-{SPAN_ID}-01"
+FIELDS = [
+    *("ts", "agentId", "taskId", "stepId", "transport", "route", "method", "status", "durationMs"),
+    *("attempt", "inputBytes", "outputBytes", "requestId", "traceId", "spanId", "metadata", "error"),
+]
+ANSWER = CallAnswer("x" * 100, result={})
+NASTY = '\n{"ts":1}\x1b[31m\u202e\x00'
+
+
+def message(request_id: object = 1, name: object = ECHO_NAME, **meta: object) -> dict[str, Any]:
+    params = {"name": name, "arguments": {"message": "correct horse"}, "_meta": meta}
+    return {"jsonrpc": "2.0", "id": request_id, "method": "tools/call", "params": params}
+
+
+class Written(Protocol):
+    """Writes a line, and returns what it says."""
+
+    def __call__(self, document: dict[str, Any] | None = None, **members: Any) -> dict[str, Any]: ...
+
+
+@pytest.fixture
+def written(hub: Hub) -> Written:
+    """Return what writes the line of a call that went well, but for what it is given."""
+    hub.connect(hub.ca.issue())
+    principal = hub.authenticator.identify(hub.token())
+    tool = hub.fleet.resolve(ECHO_NAME, principal.rights)
+
+    def write(
+        document: dict[str, Any] | None = None,
+        *,
+        transport: str = "http",
+        answer: CallAnswer | None = ANSWER,
+        now_ms: int = NOW_MS,
+        **members: Any,
+    ) -> dict[str, Any]:
+        stream = io.StringIO()
+        request = CallRequest("", Call(message() if document is None else document), transport, 200)
+        known: dict[str, Any] = {"principal": principal, "tool": tool}
+        record = CallRecord(hub.ulids.new(), request.call, 0.0, **(known | members))
+        AccessLog(stream).write(request, record, answer, 0.0123456, now_ms)
+        text = stream.getvalue()
+        assert text.endswith("\n")
+        assert text[:-1].isprintable()
+        assert text.isascii()
+        line: dict[str, Any] = json.loads(text)
+        return line
+
+    return write
+
+
+def test_a_line_has_these_fields_and_no_others(written: Written) -> None:
+    line = written()
+    assert list(line) == FIELDS
+    assert line == {
+        "ts": "2025-10-09T08:53:20.000Z",
+        "agentId": "agent-1",
+        "taskId": None,
+        "stepId": None,
+        "transport": "http",
+        "route": "/mcp",
+        "method": "tools/call",
+        "status": 200,
+        "durationMs": 12.346,
+        "attempt": 1,
+        "inputBytes": 200,
+        "outputBytes": 100,
+        "requestId": 1,
+        "traceId": None,
+        "spanId": None,
+        "metadata": {
+            "schemaVersion": "tool_io@1.0.0",
+            "deterministic": True,
+            "toolId": f"mcp.tool:{ECHO_NAME}",
+        },
+        "error": None,
+    }
+
+
+@pytest.mark.parametrize(
+    ("now_ms", "shown"),
+    [
+        (NOW_MS + 7, "2025-10-09T08:53:20.007Z"),
+        (NOW_MS + 999, "2025-10-09T08:53:20.999Z"),
+        (NOW_MS + 1000, "2025-10-09T08:53:21.000Z"),
+    ],
+)
+def test_the_time_has_its_milliseconds(written: Written, now_ms: int, shown: str) -> None:
+    assert written(now_ms=now_ms)["ts"] == shown
+
+
+@pytest.mark.parametrize("failure", Failure)
+def test_a_failure_is_told_by_its_canonical_code_and_its_status(written: Written, failure: Failure) -> None:
+    line = written(error=ToolError(failure))
+    assert line["status"] == failure.value.http_status
+    assert line["error"] == {
+        "canonical": failure.value.canonical.name,
+        "message": failure.value.message,
+    }
+    assert line["error"]["canonical"] in Canonical.__members__
+
+
+def test_where_more_is_known_of_a_failure_that_is_told(written: Written) -> None:
+    error = ToolError(Failure.ENVELOPE_INVALID, "The request is not a call: / violates required.")
+    assert written(error=error)["error"]["message"] == "The request is not a call: / violates required."
+
+
+@pytest.mark.parametrize("error", [None, ToolError(Failure.INTERNAL)], ids=["no error", "an error"])
+def test_a_caller_who_went_away_is_a_499(written: Written, error: ToolError | None) -> None:
+    line = written(answer=None, error=error)
+    assert (line["status"], line["outputBytes"]) == (499, 0)
+
+
+def test_the_callers_own_names_for_its_work_are_in_the_line(written: Written) -> None:
+    line = written(message(**{META_TASK_ID: "task-7", META_STEP_ID: "step-8"}), transport="stdio", attempt=2)
+    assert (line["taskId"], line["stepId"]) == ("task-7", "step-8")
+    assert (line["transport"], line["attempt"]) == ("stdio", 2)
+
+
+def test_a_call_that_is_traced_has_its_trace_and_the_relays_span(written: Written) -> None:
+    line = written(message(**{META_TRACEPARENT: TRACEPARENT}), span_id="00f067aa0ba902b7")
+    assert (line["traceId"], line["spanId"]) == (TRACE_ID, "00f067aa0ba902b7")
+
+
+@pytest.mark.parametrize(
+    ("request_id", "shown"),
+    [
+        pytest.param("a-7", "a-7", id="a text"),
+        pytest.param(0, 0, id="zero"),
+        pytest.param("x" * 65, "x" * 64, id="a long text"),
+        pytest.param("\x1b[31m", "\\x1b[31m", id="control characters"),
+        pytest.param(None, None, id="null"),
+        pytest.param(True, None, id="a truth"),
+        pytest.param(1.5, None, id="a fraction"),
+        pytest.param(["x" * 1000], None, id="a list"),
+        pytest.param({"x": "y"}, None, id="an object"),
+    ],
+)
+def test_a_request_id_is_a_short_text_or_a_number(
+    written: Written, request_id: object, shown: object
+) -> None:
+    line = written(message(request_id))
+    assert line["requestId"] == shown
+    assert not isinstance(line["requestId"], bool)
+
+
+def test_what_is_no_message_has_its_line_too(written: Written) -> None:
+    line = written({"params": [NASTY]}, principal=None, tool=None, error=ToolError(Failure.INTERNAL))
+    assert list(line) == FIELDS
+    assert (line["requestId"], line["metadata"]["toolId"], line["agentId"]) == (None, "mcp.tool:", None)
+    assert line["metadata"]["deterministic"] is None
+
+
+def test_no_control_character_of_a_caller_gets_into_the_log(written: Written) -> None:
+    nasty = message(NASTY, NASTY * 100, **{META_TASK_ID: NASTY, META_STEP_ID: NASTY, META_TRACEPARENT: NASTY})
+    line = written(nasty)
+    assert line["taskId"] == line["stepId"] == '\\n{"ts":1}\\x1b[31m\\u202e\\x00'
+    assert line["requestId"] == line["taskId"]
+    assert line["traceId"] is None
+    assert len(line["metadata"]["toolId"]) <= 80
+    for value in (line["taskId"], line["requestId"], line["metadata"]["toolId"]):
+        assert value.isprintable()
+
+
+# --- at the door ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def reach() -> ScriptedReach:
+    return ScriptedReach()
+
+
+async def test_every_call_has_one_line_whatever_becomes_of_it(hub: Hub, reach: ScriptedReach) -> None:
+    hub.connect(hub.ca.issue())
+    gateway = hub.gateway(reach)
+    token = hub.token()
+    calls = [
+        call_of(token, ECHO_NAME, {"message": "ping"}),
+        call_of(token, ECHO_NAME, {}),
+        call_of(token, "echo", {}),
+        call_of(token, None, {}),
+        call_of("no token", ECHO_NAME, {}),
+        call_of(hub.token(tenant="globex", sub="agent-2"), ECHO_NAME, {"message": "ping"}),
+    ]
+    answers = [await gateway.call(each) for each in calls]
+    lines = hub.call_lines.entries()
+    assert all(list(line) == FIELDS for line in lines)
+    canonical = [line["error"] and line["error"]["canonical"] for line in lines]
+    assert list(zip([line["status"] for line in lines], canonical, strict=True)) == [
+        (200, None),
+        (400, "INVALID_INPUT"),
+        (404, "NOT_FOUND"),
+        (400, "INVALID_INPUT"),
+        (401, "UNAUTHORIZED"),
+        (401, "UNAUTHORIZED"),
+    ]
+    assert [line["agentId"] for line in lines] == [*["agent-1"] * 4, None, "agent-2"]
+    assert [line["outputBytes"] for line in lines] == [len(answer.text) for answer in answers]
+    assert [line["inputBytes"] for line in lines] == [call.input_bytes for call in calls]
+    assert [line["metadata"]["deterministic"] for line in lines] == [True, *[None] * 5]
+    assert {line["ts"] for line in lines} == {"2025-10-09T08:53:20.000Z"}
+
+
+async def test_neither_arguments_nor_result_nor_token_get_into_the_line(
+    hub: Hub, reach: ScriptedReach
+) -> None:
+    hub.connect(hub.ca.issue())
+    gateway, secret = hub.gateway(reach), "correct horse battery staple"
+    call = call_of(hub.token(), ECHO_NAME, {"message": secret}, secret=secret)
+    await gateway.call(call)
+    reach.answer = lambda _: {"ok": True, "result": {"message": secret}}
+    await gateway.call(call)
+    await gateway.call(call_of(call.token, ECHO_NAME, {secret: secret}))
+    await gateway.call(call_of(call.token, ECHO_NAME, [secret]))
+    written_lines = hub.call_lines.getvalue()
+    assert written_lines.count("\n") == 4
+    assert secret not in written_lines
+    assert call.token.rpartition(".")[2] not in written_lines
+
+
+async def test_a_trace_is_the_relays_own_span_in_line_and_command(hub: Hub, reach: ScriptedReach) -> None:
+    hub.connect(hub.ca.issue())
+    await hub.gateway(reach).call(
+        call_of(hub.token(), ECHO_NAME, {"message": "ping"}, traceparent=TRACEPARENT)
+    )
+    (line,), (command,) = hub.call_lines.entries(), reach.commands
+    assert command.traceparent == f"00-{TRACE_ID}-{line['spanId']}-01"
+    assert line["traceId"] == TRACE_ID
+    assert line["spanId"] != SPAN_ID
+
+
+class Unwritable(io.StringIO):
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self._error = error
+
+    def write(self, _text: str) -> int:
+        raise self._error
+
+
+class Behind(LogLines):
+    """Passes lines on to ``stream``, as the relay does."""
+
+    def __init__(self, stream: io.StringIO) -> None:
+        super().__init__()
+        self.lines = LineWriter(stream, lost_line=str)
+
+    def write(self, text: str) -> int:
+        self.lines.write(text)
+        return len(text)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        pytest.param(OSError(28, "No space left on device"), id="no space"),
+        pytest.param(BrokenPipeError(), id="nobody reads"),
+        pytest.param(ValueError("I/O operation on closed file."), id="closed"),
+    ],
+)
+async def test_a_line_that_cannot_be_written_fails_no_call(
+    hub: Hub, reach: ScriptedReach, error: Exception
+) -> None:
+    hub.connect(hub.ca.issue())
+    hub.call_lines = behind = Behind(Unwritable(error))
+    gateway = hub.gateway(reach)
+    answer = await gateway.call(call_of(hub.token(), ECHO_NAME, {"message": "ping"}))
+    behind.lines.close()
+    assert answer.error is None
+    assert [line.get("outcome") for line in hub.audited()] == [None, "ok"]

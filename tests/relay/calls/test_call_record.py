@@ -1,0 +1,121 @@
+from typing import Any
+
+import pytest
+
+from relay.auth.agent_tokens import Principal
+from relay.calls.call_record import CallAnswer, CallRecord, CallRequest
+from relay.calls.envelope import Call
+from schemas.errors import Failure, ToolError
+from tests.fakes.hub import Hub
+from tests.fakes.signer import NODE_ID, NOW_MS, OTHER_NODE_ID
+
+ECHO_NAME = f"sysecho.{NODE_ID}.echo.invoke"
+CORRELATION_ID, FIRST = "01HZX9K3M4P7Q8R9S0T1V2W3XW", "01HZX9K3M4P7Q8R9S0T1V2W3XX"
+WHO = Principal("acme", "agent-1", "jti-1", "https://relay.example", frozenset({"tools:call:read_only"}), 0)
+DENIED = ToolError(Failure.SAFETY_DENIED)
+NOBODY = {"tenant": None, "iss": None, "sub": None, "jti": None}
+AGENT = {"tenant": "acme", "iss": "https://relay.example", "sub": "agent-1", "jti": "jti-1"}
+
+
+def record(name: object = ECHO_NAME, **members: Any) -> CallRecord:
+    message = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": name}}
+    return CallRecord(CORRELATION_ID, Call(message), 100.0, **members)
+
+
+def only_line(hub: Hub) -> dict[str, Any]:
+    (line,) = hub.audited()
+    return line
+
+
+def test_of_a_call_that_is_refused_the_audit_says_who_what_and_why(hub: Hub) -> None:
+    record(principal=WHO).denied(hub.audit, DENIED)
+    assert only_line(hub) == {
+        **AGENT,
+        "ts_ms": NOW_MS,
+        "correlation_id": CORRELATION_ID,
+        "tool": ECHO_NAME,
+        "node_id": NODE_ID,
+        "decision": "deny",
+        "code": "E_SAFETY_DENIED",
+    }
+
+
+def test_of_a_call_that_is_made_the_audit_says_so_by_its_canonical_name(hub: Hub) -> None:
+    hub.connect(hub.ca.issue())
+    tool = hub.fleet.resolve(ECHO_NAME, WHO.rights)
+    record(ECHO_NAME.replace(".", "-"), principal=WHO, tool=tool).allowed(hub.audit)
+    line = only_line(hub)
+    assert (line["decision"], line["code"]) == ("allow", "ok")
+    assert (line["tool"], line["node_id"]) == (ECHO_NAME, NODE_ID)
+    assert line.keys() == {"ts_ms", "correlation_id", "tool", "node_id", "decision", "code", *AGENT}
+
+
+@pytest.mark.parametrize(("code", "outcome"), [("ok", "ok"), ("E_INTERNAL", "error"), ("cancelled", "error")])
+def test_of_a_call_that_has_ended_the_audit_says_how_and_how_long_it_took(
+    hub: Hub, code: str, outcome: str
+) -> None:
+    record(principal=WHO).ended(hub.audit, code, 100.0123456)
+    line = only_line(hub)
+    assert (line["outcome"], line["code"], line["duration_ms"]) == (outcome, code, 12.346)
+    assert "decision" not in line
+
+
+def test_every_line_of_a_call_that_repeats_another_names_that_one(hub: Hub) -> None:
+    repeated = record(principal=WHO, first=FIRST)
+    repeated.denied(hub.audit, DENIED)
+    repeated.allowed(hub.audit)
+    repeated.ended(hub.audit, "ok", 101.0)
+    assert [line["first"] for line in hub.audited()] == [FIRST] * 3
+    assert {line["correlation_id"] for line in hub.audited()} == {CORRELATION_ID}
+
+
+def test_a_call_that_repeats_none_names_none(hub: Hub) -> None:
+    record(principal=WHO).allowed(hub.audit)
+    assert "first" not in only_line(hub)
+
+
+def test_what_is_learned_of_a_call_on_its_way_is_in_its_next_line(hub: Hub) -> None:
+    hub.connect(hub.ca.issue())
+    learning = record(ECHO_NAME.replace(".", "-"))
+    learning.denied(hub.audit, DENIED)
+    learning.principal = WHO
+    learning.denied(hub.audit, DENIED)
+    learning.tool = hub.fleet.resolve(ECHO_NAME, WHO.rights)
+    learning.allowed(hub.audit)
+    learning.first = FIRST
+    learning.ended(hub.audit, "ok", 101.0)
+    lines = hub.audited()
+    assert [line["sub"] for line in lines] == [None, *["agent-1"] * 3]
+    assert [line["tool"] for line in lines] == [*[ECHO_NAME.replace(".", "-")] * 2, ECHO_NAME, ECHO_NAME]
+    assert [line.get("first") for line in lines] == [None, None, None, FIRST]
+
+
+@pytest.mark.parametrize(
+    ("name", "tool", "node_id"),
+    [
+        pytest.param(f"gpio.{OTHER_NODE_ID}.led.set", None, OTHER_NODE_ID, id="a kind that is not there"),
+        pytest.param("echo", None, None, id="no name of a tool"),
+        pytest.param(7, "", None, id="no text"),
+        pytest.param(None, "", None, id="null"),
+        pytest.param("\x1b[31m\n" * 99, ("\\x1b[31m\\n" * 99)[:64], None, id="control characters"),
+    ],
+)
+def test_of_a_call_to_no_tool_the_audit_says_what_can_be_said(
+    hub: Hub, name: object, tool: str | None, node_id: str | None
+) -> None:
+    record(name).denied(hub.audit, DENIED)
+    line = only_line(hub)
+    assert (line["tool"], line["node_id"]) == (name if tool is None else tool, node_id)
+    assert line["tool"].isprintable()
+    assert {key: line[key] for key in NOBODY} == NOBODY
+
+
+def test_what_a_record_begins_with(hub: Hub) -> None:
+    fresh = record()
+    assert (fresh.attempt, fresh.answered, fresh.first, fresh.error) == (1, False, None, None)
+    assert hub.audited() == []
+
+
+def test_a_request_is_http_unless_it_says_otherwise() -> None:
+    assert CallRequest("", Call({})).transport == "http"
+    assert CallAnswer("{}").error is CallAnswer("{}").result is None

@@ -1,0 +1,210 @@
+import asyncio
+from contextlib import suppress
+
+import pytest
+
+from relay.calls.idempotency_store import (
+    REMEMBERED_S,
+    ROOM_OF_ALL,
+    ROOM_OF_CALLER,
+    ROOM_OF_TENANT,
+    IdempotencyStore,
+    Key,
+    Room,
+)
+from schemas.errors import Failure, ToolError
+from tests.fakes.seconds import Seconds
+
+WHO = ("https://relay.example", "acme", "agent-1")
+TOOL = "sysecho.01hzx9k3m4p7q8r9s0t1v2w3xy.echo.invoke"
+ARGUMENTS, OTHER_ARGUMENTS = "a" * 64, "b" * 64
+
+
+def place(key: str = "k", who: tuple[str, str, str] = WHO, tool: str = TOOL) -> Key:
+    return who, tool, key
+
+
+@pytest.fixture
+def seconds() -> Seconds:
+    return Seconds()
+
+
+@pytest.fixture
+def store(seconds: Seconds) -> IdempotencyStore[str]:
+    return IdempotencyStore(seconds, of_all=Room(3, 100))
+
+
+def refused(store: IdempotencyStore[str], key: Key, arguments: str = ARGUMENTS) -> ToolError:
+    with pytest.raises(ToolError) as caught:
+        store.open(key, arguments, "late")
+    return caught.value
+
+
+def test_a_key_is_as_new_as_can_be_when_it_is_first_used(store: IdempotencyStore[str]) -> None:
+    memory = store.open(place(), ARGUMENTS, "first")
+    assert (memory.first, memory.attempts, memory.running) == ("first", 0, None)
+    assert (memory.outcome, memory.unknown) == (None, False)
+    assert len(store) == 1
+
+
+def test_a_key_that_is_used_again_is_the_same_and_keeps_its_first_call(store: IdempotencyStore[str]) -> None:
+    memory = store.open(place(), ARGUMENTS, "first")
+    assert store.open(place(), ARGUMENTS, "second") is memory
+    assert memory.first == "first"
+    assert len(store) == 1
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        pytest.param(place("l"), id="another key"),
+        pytest.param(place(who=("https://relay.example", "globex", "agent-1")), id="another tenant"),
+        pytest.param(place(who=("https://relay.example", "acme", "agent-2")), id="another principal"),
+        pytest.param(place(who=("https://other.example", "acme", "agent-1")), id="another issuer's"),
+        pytest.param(place(tool=TOOL.replace("echo.", "echo2.")), id="another tool"),
+    ],
+)
+def test_a_key_counts_for_one_caller_and_one_tool(store: IdempotencyStore[str], other: Key) -> None:
+    memory = store.open(place(), ARGUMENTS, "first")
+    assert store.open(other, OTHER_ARGUMENTS, "theirs") is not memory
+    assert len(store) == 2
+
+
+def test_a_key_stands_for_the_arguments_of_its_first_call_alone(store: IdempotencyStore[str]) -> None:
+    memory = store.open(place(), ARGUMENTS, "first")
+    error = refused(store, place(), OTHER_ARGUMENTS)
+    assert error.failure is Failure.ENVELOPE_INVALID
+    assert error.detail == "The idempotency key was used for other arguments of this tool."
+    assert store.open(place(), ARGUMENTS, "second") is memory
+
+
+def test_a_key_counts_for_ten_minutes_from_its_first_use(
+    store: IdempotencyStore[str], seconds: Seconds
+) -> None:
+    assert REMEMBERED_S == 600
+    memory = store.open(place(), ARGUMENTS, "first")
+    seconds.now += REMEMBERED_S / 2
+    assert store.open(place(), ARGUMENTS, "second") is memory
+    seconds.now += REMEMBERED_S / 2 - 0.001
+    assert store.open(place(), ARGUMENTS, "third") is memory
+    seconds.now += 0.001
+    fresh = store.open(place(), OTHER_ARGUMENTS, "fourth")
+    assert fresh is not memory
+    assert fresh.first == "fourth"
+    assert len(store) == 1
+
+
+def test_what_is_forgotten_is_as_if_it_had_never_been(store: IdempotencyStore[str]) -> None:
+    memory = store.open(place(), ARGUMENTS, "first")
+    store.forget(place())
+    store.forget(place())
+    assert len(store) == 0
+    assert store.open(place(), OTHER_ARGUMENTS, "second") is not memory
+
+
+# --- full -----------------------------------------------------------------------------------------------
+
+
+def filled(store: IdempotencyStore[str], seconds: Seconds) -> None:
+    """Fill the store with three keys, ten seconds apart."""
+    for number in range(3):
+        store.open(place(f"key {number}"), ARGUMENTS, f"call {number}")
+        seconds.now += 10
+
+
+def test_there_is_room_for_ten_thousand_keys_and_no_more(seconds: Seconds) -> None:
+    store = IdempotencyStore[str](seconds)
+    for number in range(ROOM_OF_ALL.keys):
+        tenant, agent = f"tenant-{number // ROOM_OF_TENANT.keys}", f"agent-{number // ROOM_OF_CALLER.keys}"
+        store.open(place(str(number), ("iss", tenant, agent)), ARGUMENTS, "first")
+    assert ROOM_OF_ALL.keys == len(store) == 10_000
+    assert refused(store, place("one more")).failure is Failure.RATE_LIMITED
+    assert len(store) == ROOM_OF_ALL.keys
+
+
+def test_one_caller_cannot_take_the_room_of_all(seconds: Seconds) -> None:
+    store = IdempotencyStore[str](seconds, of_caller=Room(2, 100))
+    store.open(place("first"), ARGUMENTS, "first")
+    seconds.now += 10
+    store.open(place("second"), ARGUMENTS, "second")
+    error = refused(store, place("third"))
+    assert (error.failure, error.retry_after_ms) == (Failure.RATE_LIMITED, 590_000)
+    store.open(place("third", ("iss", "acme", "another")), ARGUMENTS, "third")
+    store.forget(place("first"))
+    store.open(place("third"), ARGUMENTS, "third")
+
+
+def test_answers_are_remembered_up_to_so_many_bytes(seconds: Seconds) -> None:
+    store = IdempotencyStore[str](seconds, of_tenant=Room(10, 10))
+    store.open(place("large"), ARGUMENTS, "first")
+    store.keep(place("large"), "x" * 10, 10)
+    assert refused(store, place("new")).failure is Failure.RATE_LIMITED
+    assert store.open(place("large"), ARGUMENTS, "again").outcome == "x" * 10
+    seconds.now += REMEMBERED_S
+    store.open(place("new"), ARGUMENTS, "second")
+
+
+def test_when_it_is_full_a_new_key_is_told_when_the_oldest_ends(
+    store: IdempotencyStore[str], seconds: Seconds
+) -> None:
+    filled(store, seconds)
+    error = refused(store, place("new"))
+    assert (error.failure, error.retry_after_ms) == (Failure.RATE_LIMITED, 570_000)
+    assert error.detail == "Too many idempotency keys are in use."
+
+
+def test_when_it_is_full_no_live_key_is_lost(store: IdempotencyStore[str], seconds: Seconds) -> None:
+    filled(store, seconds)
+    for number in range(20):
+        refused(store, place(f"new {number}"))
+    for number in range(3):
+        assert store.open(place(f"key {number}"), ARGUMENTS, "again").first == f"call {number}"
+
+
+def test_whoever_comes_again_when_it_was_told_finds_room(
+    store: IdempotencyStore[str], seconds: Seconds
+) -> None:
+    filled(store, seconds)
+    wait_ms = refused(store, place("new")).retry_after_ms
+    assert wait_ms is not None
+    seconds.now += wait_ms / 1000
+    assert store.open(place("new"), ARGUMENTS, "new").first == "new"
+    assert refused(store, place("newer")).retry_after_ms == 10_000
+    assert len(store) == 3
+
+
+def test_a_key_that_is_used_anew_after_its_time_ends_after_the_others(
+    store: IdempotencyStore[str], seconds: Seconds
+) -> None:
+    filled(store, seconds)
+    seconds.now += REMEMBERED_S - 30
+    store.open(place("key 0"), ARGUMENTS, "anew")
+    assert refused(store, place("new")).retry_after_ms == 10_000
+    seconds.now += 10
+    store.open(place("new"), ARGUMENTS, "new")
+    assert store.open(place("key 0"), ARGUMENTS, "again").first == "anew"
+
+
+def test_all_that_is_over_makes_room_at_once(store: IdempotencyStore[str], seconds: Seconds) -> None:
+    filled(store, seconds)
+    seconds.now += REMEMBERED_S
+    store.open(place("new"), ARGUMENTS, "new")
+    assert len(store) == 1
+
+
+async def test_a_call_under_way_is_neither_forgotten_nor_begun_anew_when_its_time_is_over(
+    store: IdempotencyStore[str], seconds: Seconds
+) -> None:
+    filled(store, seconds)
+    memory = store.open(place("key 0"), ARGUMENTS, "again")
+    memory.running = task = asyncio.create_task(asyncio.Event().wait())  # type: ignore[assignment]
+    seconds.now += 2 * REMEMBERED_S
+    assert store.open(place("key 0"), ARGUMENTS, "late") is memory
+    error = refused(store, place("new"))
+    assert (error.failure, error.retry_after_ms) == (Failure.RATE_LIMITED, 1)
+    assert store.open(place("key 0"), ARGUMENTS, "later") is memory
+    memory.running = None
+    assert store.open(place("key 0"), ARGUMENTS, "last").first == "last"
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task

@@ -1,0 +1,1017 @@
+import asyncio
+import json
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+import pyrage  # type: ignore[import-untyped]  # the library brings no types
+import pytest
+
+from relay.auth.agent_tokens import key_id, load_or_create_token_key
+from relay.auth.revoked_tokens import RevokedTokens
+from relay.cli.main import main
+from relay.http.listener import bind
+from schemas.addresses import PLAIN_OPTION, HostPort
+from schemas.certificates import make_csr, verify_leaf
+from schemas.enrolment import JoinToken
+from schemas.files import PRIVATE, make_private_directory, write_atomic
+from schemas.identity import certificates_in
+from schemas.identity_files import IdentityFiles
+from schemas.keys import from_base64url
+from schemas.registry import SchemaRegistry
+from schemas.tokens import AGENT_REF, TokenVerifier
+from tests.fakes.audits import WrittenAudit
+from tests.fakes.ports import unused_port
+from tests.fakes.signer import NODE_ID, NOW_MS, key_named
+
+CSR = make_csr(key_named("the node"), NODE_ID)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def error(self) -> str:
+        """The one line that an error is, and nothing besides."""
+        assert self.out == ""
+        assert self.err.startswith("relay: ")
+        assert self.err.count("\n") == 1
+        return self.err.strip()
+
+
+Relay = Callable[..., Outcome]
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    return tmp_path / "state"
+
+
+@pytest.fixture
+def relay(state: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Relay:
+    """Run the command line in this process; its state lies in a directory of the test's own."""
+
+    def run(*arguments: object) -> Outcome:
+        texts = [str(argument).replace(FREE_PORT, str(unused_port())) for argument in arguments]
+        monkeypatch.setattr(sys, "argv", ["relay", *texts, "--state-dir", str(state)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        captured = capsys.readouterr()
+        return Outcome(int(ended.value.code or 0), captured.out, captured.err)
+
+    return run
+
+
+@pytest.fixture
+def csr(tmp_path: Path) -> Path:
+    path = tmp_path / "node.csr"
+    path.write_text(CSR)
+    return path
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def now_ms(path: Path) -> int:
+    return path.stat().st_mtime_ns // 1_000_000
+
+
+# --- the authority ------------------------------------------------------------------------------------
+
+
+def test_ca_init_makes_a_root_and_prints_where_it_lies(relay: Relay, state: Path) -> None:
+    outcome = relay("ca", "init")
+    assert (outcome.code, outcome.out, outcome.err) == (0, f"{state}/ca/root.pem\n", "")
+    assert mode(state / "ca" / "root.key") == 0o600
+    assert mode(state / "ca") == 0o700
+    assert mode(state) == 0o700
+
+
+def test_ca_init_a_second_time_changes_nothing(relay: Relay, state: Path) -> None:
+    relay("ca", "init")
+    before = (state / "ca" / "root.pem").read_bytes()
+    outcome = relay("ca", "init")
+    assert outcome.code == 3
+    assert "holds a CA already" in outcome.error
+    assert (state / "ca" / "root.pem").read_bytes() == before
+
+
+def test_ca_issue_prints_the_leaf_and_nothing_else(relay: Relay, state: Path, csr: Path) -> None:
+    relay("ca", "init")
+    outcome = relay("ca", "issue", csr, "--tenant", "acme")
+    assert (outcome.code, outcome.err) == (0, "")
+    root = state / "ca" / "root.pem"
+    identity = verify_leaf(outcome.out, [root.read_text()], now_ms(root))
+    assert (identity.node_id, identity.tenant) == (NODE_ID, "acme")
+
+
+def test_ca_issue_writes_the_leaf_where_it_is_told(relay: Relay, csr: Path, tmp_path: Path) -> None:
+    relay("ca", "init")
+    outcome = relay("ca", "issue", csr, "-o", tmp_path / "leaf.pem")
+    assert (outcome.code, outcome.out) == (0, "")
+    assert "root.pem" in outcome.err
+    assert (tmp_path / "leaf.pem").read_text().startswith("-----BEGIN CERTIFICATE-----")
+
+
+def test_ca_issue_replaces_only_when_it_is_told(relay: Relay, csr: Path) -> None:
+    relay("ca", "init")
+    assert relay("ca", "issue", csr).code == 0
+    refused = relay("ca", "issue", csr)
+    assert refused.code == 3
+    assert "--replace" in refused.error
+    assert relay("ca", "issue", csr, "--replace").code == 0
+
+
+def test_ca_issue_replaces_within_the_tenant_unless_another_is_named(relay: Relay, csr: Path) -> None:
+    relay("ca", "init")
+    for arguments in (["--tenant", "acme"], ["--replace"], ["--replace", "--tenant", "globex"]):
+        assert relay("ca", "issue", csr, *arguments).code == 0
+    assert [leaf["tenant"] for leaf in listed(relay)] == ["acme", "acme", "globex"]
+
+
+def test_ca_issue_mock_makes_whole_identities(relay: Relay, tmp_path: Path) -> None:
+    relay("ca", "init")
+    outcome = relay("ca", "issue", "--mock", "2", "--out", tmp_path / "mocks")
+    assert (outcome.code, outcome.out) == (0, "")
+    directories = sorted((tmp_path / "mocks").iterdir())
+    assert [IdentityFiles(directory).read().node_id for directory in directories] == [
+        directory.name for directory in directories
+    ]
+    assert len(directories) == 2
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        pytest.param(b"", id="empty"),
+        pytest.param(b"garbage", id="garbage"),
+        pytest.param(b"\x30\x82\xff\xfe\x00", id="DER instead of PEM"),
+        pytest.param(CSR.encode().replace(b"M", b"N", 1), id="damaged"),
+    ],
+)
+def test_a_request_that_is_none_is_an_error_of_one_line(relay: Relay, csr: Path, content: bytes) -> None:
+    relay("ca", "init")
+    csr.write_bytes(content)
+    outcome = relay("ca", "issue", csr)
+    assert outcome.code == 3
+    assert "not_a_request" in outcome.error
+
+
+def listed(relay: Relay) -> list[dict[str, object]]:
+    outcome = relay("ca", "list", "--json")
+    assert (outcome.code, outcome.err) == (0, "")
+    found: list[dict[str, object]] = json.loads(outcome.out)
+    return found
+
+
+def test_ca_list_shows_what_was_issued_and_what_became_of_it(relay: Relay, csr: Path, tmp_path: Path) -> None:
+    relay("ca", "init")
+    assert relay("ca", "list").out.split() == [
+        "NODE",
+        "OR",
+        "SERVER",
+        "TENANT",
+        "KID",
+        "ISSUED",
+        "(UTC)",
+        "EXPIRES",
+        "(UTC)",
+        "STATE",
+    ]
+    relay("ca", "issue", csr, "--tenant", "acme")
+    relay("ca", "issue", csr, "--tenant", "acme", "--replace")
+    relay("ca", "issue-server", "mqtt.example", "--out", tmp_path / "broker")
+    first, second, server = listed(relay)
+    assert (first["node_id"], first["tenant"], first["state"]) == (NODE_ID, "acme", "revoked")
+    assert (second["node_id"], second["tenant"], second["state"]) == (NODE_ID, "acme", "in force")
+    assert (server["name"], server["state"]) == ("mqtt.example", "in force")
+    lines = relay("ca", "list").out.splitlines()
+    kids = [str(each["kid"])[:16] for each in (first, second, server)]
+    assert [line.split()[:3] for line in lines[1:]] == [
+        [NODE_ID, "acme", kids[0]],
+        [NODE_ID, "acme", kids[1]],
+        ["mqtt.example", "-", kids[2]],
+    ]
+    assert len({line.index(kid) for line, kid in zip(lines[1:], kids, strict=True)}) == 1
+    assert [line.endswith("revoked") for line in lines[1:]] == [True, False, False]
+
+
+def test_ca_revoke_prints_the_kids_that_are_void_from_now_on(relay: Relay, csr: Path) -> None:
+    relay("ca", "init")
+    relay("ca", "issue", csr)
+    [leaf] = listed(relay)
+    outcome = relay("ca", "revoke", NODE_ID)
+    assert (outcome.code, outcome.out, outcome.err) == (0, f"{leaf['kid']}\n", "")
+    again = relay("ca", "revoke", NODE_ID)
+    assert (again.code, again.out) == (0, "")
+    assert "was revoked before" in again.err
+    relay("ca", "issue", csr, "--replace")
+    kid = str(listed(relay)[1]["kid"])
+    assert relay("ca", "revoke", kid[:16]).out == f"{kid}\n"
+
+
+@pytest.mark.parametrize("target", ["nobody", NODE_ID, "0" * 64, "\x1b[31m"])
+def test_ca_revoke_of_what_never_was_is_a_no(relay: Relay, target: str) -> None:
+    relay("ca", "init")
+    outcome = relay("ca", "revoke", target)
+    assert outcome.code == 1
+    assert "relay ca list" in outcome.error
+    assert outcome.error.isprintable()
+
+
+def test_ca_rotate_root_says_until_when_the_old_root_is_trusted(relay: Relay, state: Path) -> None:
+    relay("ca", "init")
+    before = (state / "ca" / "root.pem").read_text()
+    outcome = relay("ca", "rotate-root", "--overlap", "30d")
+    assert (outcome.code, outcome.out) == (0, f"{state}/ca/root.pem\n")
+    assert "UTC" in outcome.err
+    assert (state / "ca" / "root.pem").read_text() != before
+    assert before in (state / "ca" / "previous.pem").read_text()
+    again = relay("ca", "rotate-root")
+    assert again.code == 3
+    assert "still trusted" in again.error
+
+
+@pytest.mark.parametrize("overlap", ["12h", "0d", "3651d", "36h", "forever"])
+def test_an_overlap_that_cannot_be_is_a_wrong_command_line(relay: Relay, state: Path, overlap: str) -> None:
+    relay("ca", "init")
+    outcome = relay("ca", "rotate-root", "--overlap", overlap)
+    assert outcome.code == 2
+    assert "90d" in outcome.error or "30d" in outcome.error
+    assert not (state / "ca" / "previous.pem").exists()
+
+
+def backup_key(tmp_path: Path) -> tuple[Path, str]:
+    """Return an identity file as age-keygen writes it, and its recipient."""
+    identity = pyrage.x25519.Identity.generate()
+    file = tmp_path / "identity"
+    write_atomic(file, f"# public key: {identity.to_public()}\n{identity}\n", PRIVATE)
+    return file, str(identity.to_public())
+
+
+def test_a_backup_is_encrypted_and_restored_into_an_empty_directory(
+    relay: Relay, state: Path, tmp_path: Path
+) -> None:
+    relay("ca", "init")
+    identity, recipient = backup_key(tmp_path)
+    made = relay("ca", "backup", tmp_path / "backup", "--recipient", recipient)
+    assert (made.code, made.out) == (0, "")
+    assert mode(tmp_path / "backup") == 0o600
+    assert b"PRIVATE KEY" not in (tmp_path / "backup").read_bytes()
+    state.rename(tmp_path / "lost")
+    restored = relay("ca", "restore", tmp_path / "backup", "--identity", identity)
+    assert (restored.code, restored.out) == (0, "")
+    assert "revoked since" in restored.err
+    for name in ("root.pem", "root.key", "ledger.jsonl"):
+        assert (state / "ca" / name).read_bytes() == (tmp_path / "lost" / "ca" / name).read_bytes()
+    again = relay("ca", "restore", tmp_path / "backup", "--identity", identity)
+    assert again.code == 3
+    assert "is not empty" in again.error
+
+
+@pytest.mark.parametrize("way", ["file", "environment"])
+def test_a_passphrase_is_read_from_where_others_cannot_see_it(
+    relay: Relay, state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    relay("ca", "init")
+    options: list[str | Path] = []
+    if way == "file":
+        write_atomic(tmp_path / "passphrase", "correct horse\n", PRIVATE)
+        options = ["--passphrase-file", tmp_path / "passphrase"]
+    else:
+        monkeypatch.setenv("EDGE_BACKUP_PASSPHRASE", "correct horse")
+    assert relay("ca", "backup", tmp_path / "backup", *options).code == 0
+    assert b"PRIVATE KEY" not in (tmp_path / "backup").read_bytes()
+    state.rename(tmp_path / "lost")
+    assert relay("ca", "restore", tmp_path / "backup", *options).code == 0
+    assert (state / "ca" / "root.key").exists()
+
+
+def test_a_backup_is_plain_only_when_it_is_told_and_then_says_so(
+    relay: Relay, state: Path, tmp_path: Path
+) -> None:
+    relay("ca", "init")
+    refused = relay("ca", "backup", tmp_path / "backup")
+    assert refused.code == 2
+    assert "passphrase" in refused.error
+    assert not (tmp_path / "backup").exists()
+    made = relay("ca", "backup", tmp_path / "backup", "--plain")
+    assert made.code == 0
+    assert "not encrypted" in made.err
+    state.rename(tmp_path / "lost")
+    unsaid = relay("ca", "restore", tmp_path / "backup", "--identity", backup_key(tmp_path)[0])
+    assert unsaid.code == 2
+    assert "--plain" in unsaid.error
+    assert not state.exists()
+    assert relay("ca", "restore", tmp_path / "backup", "--plain").code == 0
+
+
+def test_a_backup_is_never_overwritten(relay: Relay, tmp_path: Path) -> None:
+    relay("ca", "init")
+    relay("ca", "backup", tmp_path / "backup", "--plain")
+    before = (tmp_path / "backup").read_bytes()
+    again = relay("ca", "backup", tmp_path / "backup", "--plain")
+    assert again.code == 3
+    assert "not overwritten" in again.error
+    assert (tmp_path / "backup").read_bytes() == before
+
+
+def test_a_backup_that_others_can_read_is_not_restored(relay: Relay, state: Path, tmp_path: Path) -> None:
+    relay("ca", "init")
+    relay("ca", "backup", tmp_path / "backup", "--plain")
+    (tmp_path / "backup").chmod(0o644)
+    state.rename(tmp_path / "lost")
+    refused = relay("ca", "restore", tmp_path / "backup", "--plain")
+    assert refused.code == 3
+    assert "chmod 600" in refused.error
+    assert not state.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "text"),
+    [
+        pytest.param(["backup", "F", "--plain", "--recipient", "age1"], 2, "exclude", id="two ways"),
+        pytest.param(["restore", "F", "--plain", "--identity", "F"], 2, "exclude", id="two ways back"),
+        pytest.param(["backup", "F", "--recipient", "age1no"], 3, "age1", id="no recipient"),
+        pytest.param(["backup", "F", "--passphrase-file", "EMPTY"], 2, "empty", id="an empty passphrase"),
+        pytest.param(["restore", "F", "--plain"], 3, "No such file", id="no backup"),
+    ],
+)
+def test_what_cannot_be_backed_up_or_restored_is_said_in_one_line(
+    relay: Relay, tmp_path: Path, arguments: list[str], code: int, text: str
+) -> None:
+    relay("ca", "init")
+    write_atomic(tmp_path / "empty", "\n", PRIVATE)
+    places = {"F": tmp_path / "backup", "EMPTY": tmp_path / "empty"}
+    outcome = relay("ca", *(places.get(argument, argument) for argument in arguments))
+    assert outcome.code == code
+    assert text in outcome.error
+    assert not (tmp_path / "backup").exists()
+
+
+def test_ca_issue_server_writes_what_a_broker_reads(relay: Relay, tmp_path: Path) -> None:
+    relay("ca", "init")
+    outcome = relay("ca", "issue-server", "mqtt.example", "127.0.0.1", "::1", "--out", tmp_path / "broker")
+    assert (outcome.code, outcome.out) == (0, "")
+    names = sorted(path.name for path in (tmp_path / "broker").iterdir())
+    assert names == ["roots.pem", "server.key", "server.pem"]
+    assert mode(tmp_path / "broker" / "server.key") == 0o600
+
+
+@pytest.mark.parametrize("host", [NODE_ID, "*.example", "https://mqtt.example"])
+def test_ca_issue_server_does_not_issue_for_what_is_no_host(relay: Relay, tmp_path: Path, host: str) -> None:
+    relay("ca", "init")
+    outcome = relay("ca", "issue-server", host, "--out", tmp_path)
+    assert outcome.code == 3
+    assert outcome.error.isprintable()
+    assert listed(relay) == []
+
+
+# --- join tokens --------------------------------------------------------------------------------------
+
+
+def joins(relay: Relay) -> list[dict[str, object]]:
+    outcome = relay("join-token", "list", "--json")
+    assert (outcome.code, outcome.err) == (0, "")
+    found: list[dict[str, object]] = json.loads(outcome.out)
+    return found
+
+
+def test_join_token_create_prints_the_token_alone_and_says_besides_what_to_type(
+    relay: Relay, state: Path
+) -> None:
+    relay("ca", "init")
+    outcome = relay(
+        *("join-token", "create", "--tenant", "acme", "--ttl", "2h", "--uses", "3"),
+        *("--public-url", "https://relay.example/"),
+    )
+    assert outcome.code == 0
+    token = JoinToken.parse(outcome.out)
+    assert outcome.out == token.text() + "\n"
+    root = (state / "ca" / "root.pem").read_text()
+    assert token.fingerprint == sha256(certificates_in(root)[0]).digest()
+    assert "  kubelet enroll https://relay.example --token-file FILE\n" in outcome.err
+    assert token.text() not in outcome.err
+    assert mode(state / "join_tokens.jsonl") == 0o600
+    [join] = joins(relay)
+    assert (join["id"], join["tenant"], join["uses"], join["state"]) == (token.id, "acme", 3, "open")
+    assert int(str(join["expires_at_ms"])) - int(str(join["created_ms"])) == 7_200_000
+
+
+def test_a_join_token_is_for_one_node_and_an_hour_unless_told(relay: Relay) -> None:
+    relay("ca", "init")
+    relay("join-token", "create")
+    [join] = joins(relay)
+    assert (join["tenant"], join["uses"]) == ("default", 1)
+    assert int(str(join["expires_at_ms"])) - int(str(join["created_ms"])) == 3_600_000
+
+
+def test_the_command_to_type_is_one_that_the_node_accepts(relay: Relay) -> None:
+    relay("ca", "init")
+    plain = relay("join-token", "create", "--public-url", "http://192.0.2.1:8700")
+    assert f"kubelet enroll http://192.0.2.1:8700 --token-file FILE {PLAIN_OPTION}\n" in plain.err
+
+
+def test_during_a_rotation_a_join_token_names_the_root_that_the_relay_still_shows(
+    relay: Relay, state: Path
+) -> None:
+    relay("ca", "init")
+    old = (state / "ca" / "root.pem").read_text()
+    relay("ca", "rotate-root")
+    token = JoinToken.parse(relay("join-token", "create").out)
+    assert token.fingerprint == sha256(certificates_in(old)[0]).digest()
+
+
+def test_join_token_list_shows_no_secret(relay: Relay) -> None:
+    relay("ca", "init")
+    assert relay("join-token", "list").out.split()[0] == "ID"
+    token = relay("join-token", "create", "--tenant", "acme").out.strip()
+    _, join_id, secret, _ = token.split(".")
+    for outcome in (relay("join-token", "list"), relay("join-token", "list", "--json")):
+        assert join_id in outcome.out
+        assert secret not in outcome.out
+    assert relay("join-token", "list").out.splitlines()[1].split()[0:2] == [join_id, "acme"]
+    assert relay("join-token", "list").out.splitlines()[1].split()[-2:] == ["0/1", "open"]
+
+
+def test_join_token_revoke_makes_it_void(relay: Relay) -> None:
+    relay("ca", "init")
+    join_id = relay("join-token", "create").out.split(".")[1]
+    outcome = relay("join-token", "revoke", join_id)
+    assert (outcome.code, outcome.out, outcome.err) == (0, "", f"revoked {join_id}\n")
+    assert relay("join-token", "revoke", join_id).err == f"{join_id} was revoked before\n"
+    assert joins(relay)[0]["state"] == "revoked"
+
+
+def test_join_token_revoke_of_what_never_was_is_a_no(relay: Relay) -> None:
+    relay("ca", "init")
+    outcome = relay("join-token", "revoke", "\x1b[31m")
+    assert outcome.code == 1
+    assert outcome.error.isprintable()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        pytest.param(["--ttl", "31d"], id="too long"),
+        pytest.param(["--ttl", "soon"], id="no time"),
+        pytest.param(["--uses", "0"], id="nobody"),
+        pytest.param(["--uses", "10001"], id="too many"),
+        pytest.param(["--tenant", "Not A Tenant\x1b[31m"], id="no tenant"),
+        pytest.param(["--tenant", "unenrolled"], id="the tenant of who has none"),
+        pytest.param(["--public-url", "ftp://relay.example"], id="no URL of a relay"),
+    ],
+)
+def test_a_join_token_that_cannot_be_is_a_wrong_command_line(
+    relay: Relay, state: Path, arguments: list[str]
+) -> None:
+    relay("ca", "init")
+    outcome = relay("join-token", "create", *arguments)
+    assert outcome.code == 2
+    assert outcome.error.isprintable()
+    assert not (state / "join_tokens.jsonl").exists()
+
+
+@pytest.mark.parametrize("command", [["create"], ["list"], ["revoke", "x"]])
+def test_join_tokens_that_others_can_read_are_not_used(relay: Relay, state: Path, command: list[str]) -> None:
+    relay("ca", "init")
+    relay("join-token", "create")
+    (state / "join_tokens.jsonl").chmod(0o644)
+    outcome = relay("join-token", *command)
+    assert outcome.code == 3
+    assert f"chmod 600 {state / 'join_tokens.jsonl'}" in outcome.error
+
+
+# --- tokens -------------------------------------------------------------------------------------------
+
+
+def test_token_issue_prints_the_token_alone_and_says_besides_by_what_it_can_be_revoked(
+    relay: Relay, state: Path, registry: SchemaRegistry
+) -> None:
+    outcome = relay(
+        *("token", "issue", "--sub", "agent-1", "--tenant", "acme", "--ttl", "2h"),
+        *("--scope", "tools:call:read_only", "--scope", "sessions:message"),
+        *("--public-url", "https://relay.example/"),
+    )
+    assert outcome.code == 0
+    token = outcome.out.removesuffix("\n")
+    assert token.count(".") == 2
+    assert mode(state / "token.key") == 0o600
+    public_key = bytes(load_or_create_token_key(state / "token.key").verify_key)
+    claims = TokenVerifier(registry, AGENT_REF).verify(
+        token,
+        {key_id(public_key): public_key}.get,
+        audience="https://relay.example/mcp",
+        now_s=now_ms(state / "token.key") // 1000,
+    )
+    assert (claims["iss"], claims["sub"], claims["tenant"]) == ("https://relay.example", "agent-1", "acme")
+    assert claims["scope"] == "tools:call:read_only sessions:message"
+    assert claims["exp"] - claims["iat"] == 7200
+    assert outcome.err == f"jti {claims['jti']}\n"
+
+
+def test_a_token_allows_reading_and_nothing_more_unless_told(relay: Relay) -> None:
+    token = relay("token", "issue", "--sub", "agent-1").out
+    claims = token.split(".")[1]
+    assert json.loads(from_base64url(claims))["scope"] == "tools:call:read_only"
+
+
+def test_a_token_is_revoked_by_its_jti_once_and_for_all(relay: Relay, state: Path) -> None:
+    jti = relay("token", "issue", "--sub", "agent-1").err.removeprefix("jti ").strip()
+    for _ in range(2):
+        outcome = relay("token", "revoke", jti)
+        assert (outcome.code, outcome.out, outcome.err) == (0, "", f"revoked {jti}\n")
+    relay("token", "revoke", "a foreign/jti=")
+    file = state / "revoked_tokens.jsonl"
+    assert RevokedTokens(file).jtis() == {jti, "a foreign/jti="}
+    assert len(file.read_text().splitlines()) == 2
+    assert mode(file) == 0o600
+
+
+@pytest.mark.parametrize("jti", ["", "a\n", "caf\xe9", "\x1b[31m", "x" * 129])
+def test_what_is_no_jti_is_a_wrong_command_line(relay: Relay, state: Path, jti: str) -> None:
+    relay("token", "issue", "--sub", "agent-1")
+    outcome = relay("token", "revoke", jti)
+    assert outcome.code == 2
+    assert outcome.error.isprintable()
+    assert not (state / "revoked_tokens.jsonl").exists()
+
+
+def test_nothing_is_revoked_where_there_is_no_relay(relay: Relay, state: Path) -> None:
+    outcome = relay("token", "revoke", "a-jti")
+    assert outcome.code == 3
+    assert str(state) in outcome.error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        pytest.param(["--scope", "root\x1b[31m"], "root\\x1b[31m", id="no such scope"),
+        pytest.param(["--ttl", "1w"], "1w", id="no duration"),
+        pytest.param(["--ttl", "0s"], "0s", id="no time at all"),
+        pytest.param(["--ttl", "-1s"], "-1s", id="time that has passed"),
+        pytest.param(["--tenant", "Not A Tenant"], "--tenant", id="no tenant"),
+        pytest.param(["--sub", ""], "--sub", id="nobody"),
+        pytest.param(["--public-url", "ftp://relay.example"], "ftp://relay.example", id="no URL of a relay"),
+        pytest.param(["--public-url", "https://u:p@relay.example"], "relay.example", id="credentials"),
+    ],
+)
+def test_a_token_that_cannot_be_is_a_wrong_command_line(
+    relay: Relay, arguments: list[str], word: str
+) -> None:
+    outcome = relay("token", "issue", "--sub", "agent-1", *arguments)
+    assert outcome.code == 2
+    assert word in outcome.error
+    assert outcome.error.isprintable()
+
+
+# --- what is wrong with things as they are ------------------------------------------------------------
+
+FREE_PORT = "FREE_PORT"
+RUN = ["run", "--broker", "127.0.0.1:1", "--listen", f"127.0.0.1:{FREE_PORT}"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        pytest.param(RUN, "relay ca init", id="run without a CA"),
+        pytest.param(["ca", "issue", "--mock", "1", "--out", "/nowhere"], "relay ca init", id="no CA"),
+        pytest.param(["ca", "issue", "/nowhere/node.csr"], "/nowhere/node.csr", id="no such file"),
+        pytest.param(["ca", "list"], "relay ca init", id="nothing to list"),
+        pytest.param(["ca", "revoke", NODE_ID], "relay ca init", id="nothing to revoke"),
+        pytest.param(["ca", "rotate-root"], "relay ca init", id="nothing to rotate"),
+        pytest.param(["ca", "backup", "/nowhere/backup", "--plain"], "relay ca init", id="nothing to keep"),
+        pytest.param(["join-token", "create"], "relay ca init", id="nothing to join"),
+    ],
+)
+def test_what_is_missing_is_said_in_one_line(relay: Relay, arguments: list[str], word: str) -> None:
+    outcome = relay(*arguments)
+    assert outcome.code == 3
+    assert word in outcome.error
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "arguments"),
+    [
+        pytest.param("marks/marks.sqlite3", b"no database" * 100, RUN, id="marks"),
+        pytest.param("token.key", b"no key", RUN, id="token key"),
+        pytest.param("token.key", b"\xff", ["token", "issue", "--sub", "x"], id="token key, issuing"),
+        pytest.param("revoked_tokens.jsonl", b"no entry\n", RUN, id="revoked tokens"),
+        pytest.param("revoked_tokens.jsonl", b'{"jti":1}\n', ["token", "revoke", "x"], id="revoking"),
+        pytest.param("ca/root.pem", b"no root", RUN, id="root"),
+        pytest.param("ca/ledger.jsonl", b'{"action":"rev\n', RUN, id="ledger"),
+        pytest.param("ca/ledger.jsonl", b"{}\n", ["ca", "list"], id="ledger, listing"),
+        pytest.param("ca/ledger.jsonl", b"[]\n", ["ca", "revoke", NODE_ID], id="ledger, revoking"),
+        pytest.param("join_tokens.jsonl", b"{}\n", ["join-token", "list"], id="join tokens"),
+        pytest.param(
+            "join_tokens.jsonl", b"damaged\n", ["join-token", "revoke", "x"], id="join tokens, revoking"
+        ),
+        pytest.param("ca/root.key", b"no key", ["ca", "issue", "--mock", "1", "--out", "."], id="root key"),
+    ],
+)
+def test_a_damaged_file_is_said_in_one_line_that_names_it(  # noqa: PLR0913, PLR0917 - the table's columns and the parts
+    relay: Relay,
+    state: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    content: bytes,
+    arguments: list[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    relay("ca", "init")
+    damaged = state / name
+    make_private_directory(damaged.parent)
+    damaged.touch(mode=0o600)
+    damaged.write_bytes(content)
+    outcome = relay(*arguments)
+    assert outcome.code == 3
+    assert damaged.name in outcome.error
+    assert damaged.read_bytes() == content
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        pytest.param("token.key", RUN, id="token key"),
+        pytest.param("ca/root.key", ["ca", "issue", "--mock", "1", "--out", "."], id="root key"),
+    ],
+)
+def test_a_key_that_others_can_read_is_not_used(  # noqa: PLR0913, PLR0917 - as above
+    relay: Relay,
+    state: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    arguments: list[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    relay("ca", "init")
+    relay("token", "issue", "--sub", "x")
+    (state / name).chmod(0o644)
+    outcome = relay(*arguments)
+    assert outcome.code == 3
+    assert f"chmod 600 {state / name}" in outcome.error
+
+
+def test_a_port_that_is_taken_is_said_in_one_line(relay: Relay) -> None:
+    relay("ca", "init")
+    with bind(HostPort("127.0.0.1", 0)) as taken:
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        outcome = relay(*RUN, "--listen", address)
+    assert outcome.code == 3
+    assert f"cannot listen on {address}" in outcome.error
+
+
+def test_a_state_directory_that_is_none_is_said_in_one_line(relay: Relay, state: Path) -> None:
+    state.write_text("a file")
+    outcome = relay("ca", "init")
+    assert outcome.code == 3
+    assert str(state) in outcome.error
+
+
+TLS = [*RUN, "--public-url", "https://127.0.0.1:8700", "--tls-certificate", "PEM", "--tls-key", "KEY"]
+
+
+@pytest.mark.parametrize(
+    ("pem", "key", "mode", "word"),
+    [
+        pytest.param(None, "key", 0o600, "relay.pem", id="no certificate"),
+        pytest.param("pem", None, 0o600, "relay.key", id="no key"),
+        pytest.param("pem", "key", 0o640, "chmod 600", id="a key that others can read"),
+        pytest.param("pem", "key", 0o600, "are not a certificate and its key", id="something else"),
+    ],
+)
+def test_a_certificate_that_cannot_be_served_is_said_in_one_line(  # noqa: PLR0913, PLR0917 - a table's columns
+    relay: Relay, tmp_path: Path, pem: str | None, key: str | None, mode: int, word: str
+) -> None:
+    relay("ca", "init")
+    files = {"PEM": tmp_path / "relay.pem", "KEY": tmp_path / "relay.key"}
+    for path, content in zip(files.values(), (pem, key), strict=True):
+        if content is not None:
+            path.write_text(content)
+            path.chmod(mode)
+    outcome = relay(*(files.get(argument, argument) for argument in TLS))
+    assert outcome.code == 3
+    assert word in outcome.error
+
+
+# --- what is wrong with the command line --------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        pytest.param(["run", "--broker", "nowhere"], "nowhere", id="no port"),
+        pytest.param(["run", "--broker", "127.0.0.1:99999"], "99999", id="no such port"),
+        pytest.param([*RUN, "--listen", "8700"], "8700", id="no host"),
+        pytest.param([*RUN, "--listen", "0.0.0.0:8700"], "--tls-own", id="open to others"),
+        pytest.param([*RUN, "--listen", "192.0.2.1:8700"], "--tls-own", id="another address"),
+        pytest.param([*RUN, "--public-url", "http://relay.example"], "use https", id="a URL in the clear"),
+        pytest.param([*RUN, "--broker", "mqtt.example:1883"], "use mqtts", id="a broker in the clear"),
+        pytest.param([*RUN, "--node-broker", "nowhere"], "nowhere", id="no port for nodes"),
+        pytest.param([*RUN, "--node-broker", "mqtt://mqtt.example"], "use mqtts", id="nodes in the clear"),
+        pytest.param([*RUN, "--tls-own"], "--public-url", id="TLS under a URL without"),
+        pytest.param([*RUN, "--tls-key", "relay.key"], "--tls-certificate", id="a key alone"),
+        pytest.param([*RUN, "--tls-certificate", "relay.pem"], "--tls-key", id="a certificate alone"),
+        pytest.param([*RUN, "--tls-own", "--tls-key", "relay.key"], "--tls-own", id="two certificates"),
+        pytest.param([*RUN, "--public-url", "relay.example"], "relay.example", id="no URL"),
+        pytest.param([*RUN, "--public-url", "https://relay.example/x"], "relay.example/x", id="a path"),
+        pytest.param([*RUN, "--jwks", "https://issuer.example/keys"], "--issuer", id="keys of nobody"),
+        pytest.param([*RUN, "--issuer", "https://issuer.example"], "--jwks", id="an issuer without keys"),
+        pytest.param([*RUN, "--jwks", "", "--issuer", ""], "--issuer", id="an issuer without a name"),
+        pytest.param(
+            [*RUN, "--jwks", "file:///etc/keys", "--issuer", "https://issuer.example"], "--jwks", id="a file"
+        ),
+        pytest.param(["ca", "issue"], "CSR", id="nothing to issue for"),
+        pytest.param(["ca", "issue", "--mock", "1"], "--out", id="mocks without a place"),
+        pytest.param(["ca", "issue", "x.csr", "--mock", "1", "--out", "."], "without a CSR", id="both"),
+    ],
+)
+def test_a_wrong_command_line_is_said_in_one_line(relay: Relay, arguments: list[str], word: str) -> None:
+    relay("ca", "init")
+    outcome = relay(*arguments)
+    assert outcome.code == 2
+    assert word in outcome.error
+    assert outcome.error.isprintable()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        pytest.param(["run"], id="a missing option"),
+        pytest.param(["fly"], id="an unknown command"),
+        pytest.param(["ca", "issue", "--mock", "0"], id="a number out of range"),
+        pytest.param(["token", "issue", "--sub", "x", "--what"], id="an unknown option"),
+    ],
+)
+def test_what_the_parser_refuses_is_a_wrong_command_line(relay: Relay, arguments: list[str]) -> None:
+    outcome = relay(*arguments)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert "Traceback" not in outcome.err
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["ca", "--help"], ["token", "issue", "--help"]])
+def test_help_is_a_result(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["relay", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 0
+    assert "Usage" in capsys.readouterr().out
+
+
+@pytest.mark.processes
+def test_the_module_is_the_same_command(tmp_path: Path) -> None:
+    command = [sys.executable, "-P", "-m", "relay", "run", "--broker", "x", "--state-dir", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("relay: ")
+    assert done.stderr.count("\n") == 1
+
+
+# --- the audit ----------------------------------------------------------------------------------------
+
+HOSTILE = "\x1b[2J\u202e"
+
+
+@pytest.fixture
+def audit(state: Path) -> Iterator[WrittenAudit]:
+    """An audit of three lines, and a relay that goes on writing it."""
+    state.mkdir()
+    audit = WrittenAudit(state)
+    audit.write(3)
+    yield audit
+    audit.close()
+
+
+def test_audit_verify_says_what_stands_there(relay: Relay, audit: WrittenAudit) -> None:
+    head = audit.write()
+    outcome = relay("audit", "verify")
+    assert (outcome.code, outcome.err) == (0, "")
+    assert outcome.out.startswith("audit    intact\n")
+    assert f"head     {head}\n" in outcome.out
+    facts = json.loads(relay("audit", "verify", "--json").out)
+    assert (facts["intact"], facts["lines"], facts["head"], facts["broken"]) == (True, 4, head, None)
+
+
+def test_audit_verify_exits_1_and_names_the_line_when_the_chain_is_broken(
+    relay: Relay, audit: WrittenAudit
+) -> None:
+    audit.change(lambda lines: lines.pop(1))
+    outcome = relay("audit", "verify")
+    assert (outcome.code, outcome.err) == (1, "")
+    assert "broken   audit.jsonl line 2: " in outcome.out
+    facts = json.loads(relay("audit", "verify", "--json").out)
+    assert (facts["intact"], facts["broken"]["file"], facts["broken"]["line"]) == (False, "audit.jsonl", 2)
+
+
+def test_audit_verify_proves_with_a_hash_noted_earlier_that_nothing_was_cut_off(
+    relay: Relay, audit: WrittenAudit
+) -> None:
+    head = audit.write()
+    assert relay("audit", "verify", "--expect", head).code == 0
+    audit.change(lambda lines: lines.pop())
+    outcome = relay("audit", "verify", "--expect", head)
+    assert outcome.code == 1
+    assert "cut off" in outcome.out
+
+
+@pytest.mark.parametrize(
+    "lose",
+    [
+        pytest.param(lambda audit: audit.change(lambda lines: lines.pop()), id="the last line is cut off"),
+        pytest.param(lambda audit: audit.change(lambda lines: lines.clear()), id="it was emptied"),
+        pytest.param(lambda audit: audit.path.unlink(), id="a file is gone"),
+    ],
+)
+def test_audit_verify_exits_4_when_what_it_verified_the_last_time_is_lost(
+    relay: Relay, audit: WrittenAudit, state: Path, lose: Callable[[WrittenAudit], object]
+) -> None:
+    audit.rotate()
+    audit.write(2)
+    assert relay("audit", "verify").code == 0
+    assert relay("audit", "verify").code == 0
+    whole = audit.path.read_bytes()
+    lose(audit)
+    outcome = relay("audit", "verify")
+    assert (outcome.code, outcome.err) == (4, "")
+    assert outcome.out.startswith("audit    NOT INTACT\nmissing  the newest line of the last verification")
+    assert relay("audit", "verify").code == 4  # said again until somebody has looked
+    facts = json.loads(relay("audit", "verify", "--json").out)
+    assert (facts["intact"], facts["last_verified"], facts["broken"]) == (False, False, None)
+    audit.path.write_bytes(whole)
+    assert relay("audit", "verify").code == 0
+    lose(audit)
+    assert relay("audit", "verify", "--accept-loss").code == 0
+    assert relay("audit", "verify").code == 0
+    assert stat.S_IMODE((state / "audit-verified.json").stat().st_mode) == 0o644
+
+
+def test_audit_verify_goes_on_when_the_files_before_the_last_verified_line_are_archived(
+    relay: Relay, audit: WrittenAudit
+) -> None:
+    assert relay("audit", "verify").code == 0
+    audit.rotate()
+    audit.write(2)
+    audit.files[0].unlink()  # its last line is the one that was verified: the next file names it
+    assert relay("audit", "verify").code == 0
+
+
+def test_audit_verify_of_a_broken_chain_exits_1_and_keeps_what_was_verified(
+    relay: Relay, audit: WrittenAudit, state: Path
+) -> None:
+    assert relay("audit", "verify").code == 0
+    kept = (state / "audit-verified.json").read_bytes()
+    audit.write()
+    audit.change(lambda lines: lines.pop(1))
+    assert relay("audit", "verify").code == 1
+    assert (state / "audit-verified.json").read_bytes() == kept
+
+
+def test_audit_verify_shows_how_far_it_is_to_a_person_alone(
+    relay: Relay, audit: WrittenAudit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("relay.cli.audit._QUIET_S", -1)
+    assert audit.path.exists()
+    assert relay("audit", "verify").err == ""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    outcome = relay("audit", "verify")
+    assert "%" in outcome.err
+    assert outcome.err.endswith("\r     \r")
+    assert "%" not in outcome.out
+
+
+def test_audit_tail_shows_the_newest_lines(relay: Relay, audit: WrittenAudit) -> None:
+    audit.rotate()
+    audit.write(30)
+    assert len(relay("audit", "tail").out.splitlines()) == 20
+    lines = [line for file in audit.files for line in file.read_text().splitlines()]
+    outcome = relay("audit", "tail", "-n", "31", "--json")
+    assert (outcome.code, outcome.err) == (0, "")
+    assert outcome.out.splitlines() == lines[-31:]
+
+
+def test_audit_tail_json_prints_no_byte_that_a_terminal_obeys(relay: Relay, audit: WrittenAudit) -> None:
+    raw = json.dumps({"tool": HOSTILE}, ensure_ascii=False).encode()
+    audit.change(lambda lines: lines.extend([raw, b'{"tool":"\xc2\x9b31m"}', b"\x1b[2J"]))
+    outcome = relay("audit", "tail", "-n", "3", "--json")
+    assert [json.loads(line) for line in outcome.out.splitlines()] == [{"tool": HOSTILE}, {"tool": "\x9b31m"}]
+    assert all(line.isascii() and line.isprintable() for line in (outcome.out + outcome.err).splitlines())
+    assert "left out" in outcome.err
+
+
+def test_audit_grep_shows_the_lines_that_say_all_of_it(relay: Relay, audit: WrittenAudit) -> None:
+    assert audit.path.exists()
+    outcome = relay("audit", "grep", "number=2", f"ts_ms={NOW_MS}", "--json")
+    assert (outcome.code, outcome.err) == (0, "")
+    assert json.loads(outcome.out)["number"] == 2
+    assert len(relay("audit", "grep").out.splitlines()) == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        pytest.param(["tenant=acme"], "", id="a field that lines can have"),
+        pytest.param(["tennant=acme"], "no line has a field tennant; there are ts_ms, ", id="a slip"),
+        pytest.param(["--since", "1s"], "", id="nothing so new"),
+        pytest.param(["--since", "2999-01-01"], "", id="nothing from the future"),
+    ],
+)
+def test_audit_grep_exits_1_when_no_line_says_it(
+    relay: Relay, audit: WrittenAudit, arguments: list[str], said: str
+) -> None:
+    assert audit.path.exists()
+    outcome = relay("audit", "grep", *arguments)
+    assert (outcome.code, outcome.out) == (1, "")
+    assert said in outcome.err
+    assert bool(outcome.err) == bool(said)
+
+
+@pytest.mark.parametrize(
+    "since", ["99999d", "2025-10-09T08:53:20", "2025-10-09 10:53:20+02:00", "2025-10-09"]
+)
+def test_audit_grep_knows_times_in_several_forms(relay: Relay, audit: WrittenAudit, since: str) -> None:
+    assert audit.path.exists()  # lines of 2025-10-09 08:53:20 UTC
+    assert len(relay("audit", "grep", "--since", since).out.splitlines()) == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        pytest.param(["grep", "acme"], "FIELD=VALUE", id="no field"),
+        pytest.param(["grep", "=acme"], "FIELD=VALUE", id="a field without a name"),
+        pytest.param(["grep", "--since", f"soon{HOSTILE}"], "soon\\x1b", id="no time"),
+        pytest.param(["grep", "--since", "0s"], "0s", id="no duration"),
+        pytest.param(["verify", "--expect", "abc"], "--expect", id="no hash"),
+        pytest.param(["verify", "--expect", "A" * 64], "--expect", id="a hash in capitals"),
+    ],
+)
+def test_a_question_to_the_audit_that_is_none_is_a_wrong_command_line(
+    relay: Relay, arguments: list[str], word: str
+) -> None:
+    outcome = relay("audit", *arguments)
+    assert outcome.code == 2
+    assert word in outcome.error
+
+
+@pytest.mark.parametrize("command", ["verify", "tail", "grep"])
+def test_where_there_is_no_audit_that_is_said_in_one_line(relay: Relay, state: Path, command: str) -> None:
+    outcome = relay("audit", command)
+    assert outcome.code == 3
+    assert f"there is no audit in {state}" in outcome.error
+
+
+def test_rows_have_colour_on_a_terminal_alone(
+    relay: Relay, audit: WrittenAudit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert audit.path.exists()
+    assert "\x1b" not in relay("audit", "tail").out
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert "\x1b" in relay("audit", "tail").out
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b" not in relay("audit", "tail").out
+
+
+async def test_audit_tail_follows_across_rotation_until_ctrl_c(state: Path, audit: WrittenAudit) -> None:
+    command = [
+        *(sys.executable, "-P", "-m", "relay", "audit", "tail", "-n", "1", "--follow", "--json"),
+        "--state-dir",
+        str(state),
+    ]
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    assert process.stdout is not None
+    numbers = []
+    async with asyncio.timeout(60):
+        for _ in range(3):
+            numbers.append(json.loads(await process.stdout.readline())["number"])
+            audit.rotate()
+            audit.write()
+        numbers.append(json.loads(await process.stdout.readline())["number"])
+        process.send_signal(signal.SIGINT)
+        assert await process.stdout.read() == b""
+        assert await process.wait() == 0
+    assert numbers == [3, 4, 5, 6]
+
+
+def test_a_relay_does_not_run_beside_another_in_one_state_directory(
+    relay: Relay, audit: WrittenAudit
+) -> None:
+    relay("ca", "init")
+    before = audit.path.read_bytes()
+    outcome = relay(*RUN)
+    assert outcome.code == 3
+    assert "another relay uses the state directory" in outcome.error
+    assert audit.path.read_bytes() == before

@@ -1,0 +1,141 @@
+import asyncio
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from relay.demo.processes import Processes, StartError, find_program, free_port
+from tests.fakes.ports import unused_port
+
+BOUND_S = 20
+WAIT = "import signal; signal.pause()"
+# Says on which port it listens, then waits.
+LISTEN = (
+    "import signal, socket, sys; s = socket.socket(); s.bind(('127.0.0.1', int(sys.argv[1]))); s.listen();"
+    "signal.pause()"
+)
+
+
+def python(code: str, *arguments: str) -> list[str]:
+    return [sys.executable, "-P", "-c", code, *arguments]
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@pytest.fixture
+async def processes(tmp_path: Path) -> AsyncIterator[Processes]:
+    async with asyncio.timeout(BOUND_S), Processes.running(tmp_path) as processes:
+        yield processes
+
+
+async def test_all_are_gone_on_the_way_out(tmp_path: Path) -> None:
+    async with asyncio.timeout(BOUND_S):
+        async with Processes.running(tmp_path) as processes:
+            pids = [await processes.start(name, python(WAIT)) for name in ("one", "two")]
+            assert all(alive(pid) for pid in pids)
+            processes.check()
+        assert not any(alive(pid) for pid in pids)
+
+
+async def test_they_are_gone_after_an_error_too(tmp_path: Path) -> None:
+    pids: list[int] = []
+
+    async def fail() -> None:
+        async with asyncio.timeout(BOUND_S), Processes.running(tmp_path) as processes:
+            pids.append(await processes.start("one", python(WAIT)))
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await fail()
+    assert not alive(pids[0])
+
+
+async def test_the_newest_is_stopped_first(tmp_path: Path) -> None:
+    note = (
+        "import os, signal, sys\n"
+        "def note(*_):\n"
+        "    os.write(1, b'stopped')\n"
+        "    open(sys.argv[1], 'a').write(sys.argv[2])\n"
+        "    sys.exit()\n"
+        "signal.signal(signal.SIGTERM, note)\n"
+        "open(sys.argv[3], 'w').close()\n"
+        "os.kill(int(sys.argv[4]), signal.SIGUSR1)\n"
+        "while True: signal.pause()\n"
+    )
+    ready: asyncio.Queue[None] = asyncio.Queue()
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGUSR1, ready.put_nowait, None)
+    order = tmp_path / "order"
+    async with asyncio.timeout(BOUND_S):
+        async with Processes.running(tmp_path) as processes:
+            for name in ("1", "2", "3"):
+                arguments = (str(order), name, str(tmp_path / name), str(os.getpid()))
+                await processes.start(name, python(note, *arguments))
+                await ready.get()
+        assert order.read_text() == "321"
+    loop.remove_signal_handler(signal.SIGUSR1)
+
+
+async def test_a_process_that_ended_is_said_with_its_last_words(processes: Processes) -> None:
+    await processes.start("broken", python("import sys; print('no such luck'); sys.exit(3)"))
+    await processes.until_one_ends()
+    with pytest.raises(StartError, match="broken ended with status 3: no such luck"):
+        processes.check()
+
+
+async def test_waiting_for_a_port_ends_when_somebody_listens(processes: Processes) -> None:
+    port = unused_port()
+    await processes.start("listener", python(LISTEN, str(port)))
+    await processes.until_listening(port)
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    assert not reader.at_eof()
+    writer.close()
+    await writer.wait_closed()
+
+
+async def test_waiting_for_a_port_ends_when_a_process_does(processes: Processes) -> None:
+    await processes.start("broken", python("import sys; sys.exit(4)"))
+    with pytest.raises(StartError, match="broken ended with status 4"):
+        await processes.until_listening(unused_port())
+
+
+async def test_the_output_of_a_command_is_returned(processes: Processes) -> None:
+    assert await processes.output(python("print('hello')")) == "hello\n"
+
+
+async def test_a_command_that_fails_says_why(processes: Processes) -> None:
+    with pytest.raises(StartError, match="no such luck"):
+        await processes.output(python("import sys; sys.exit('no such luck')"))
+
+
+async def test_ctrl_c_is_not_for_the_parts(processes: Processes) -> None:
+    pid = await processes.start("one", python(WAIT))
+    assert os.getsid(pid) == pid
+
+
+def test_a_program_of_this_environment_is_found() -> None:
+    assert os.access(find_program("nats-server"), os.X_OK)
+
+
+def test_a_program_that_is_not_there_is_an_error_that_says_what_to_install() -> None:
+    with pytest.raises(StartError, match="pip install"):
+        find_program("no-such-program-anywhere")
+
+
+def test_a_port_that_is_free_is_kept_and_one_that_is_taken_is_not() -> None:
+    wanted = unused_port()
+    assert free_port(wanted) == wanted
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", wanted))
+        taken.listen()
+        assert free_port(wanted) not in {wanted, 0}

@@ -1,0 +1,232 @@
+import asyncio
+import stat
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from relay.fleet.replay_marks import MarkStore
+from schemas.files import UntrustedFileError, make_private_directory, write_atomic
+from schemas.trust import Mark
+from tests.fakes.disk import full_disk
+from tests.fakes.signer import NODE_ID, NOW_MS, OTHER_NODE_ID
+
+BOUND_S = 10
+OLD = Mark(NOW_MS, "aa" * 32)
+NEW = Mark(NOW_MS + 1, "bb" * 32)
+
+# A cache of one page, so that the rows reach the file, and the end of the process before they are committed.
+CRASH = """
+import os, sqlite3, sys
+
+database = sqlite3.connect(sys.argv[1])
+database.execute("PRAGMA cache_size = 1")
+rows = [(f"node {number}", "globex", 1, "x" * 500) for number in range(500)]
+database.executemany("INSERT INTO marks VALUES (?, ?, ?, ?)", rows)
+os._exit(1)
+"""
+
+
+async def stopped(store: MarkStore) -> None:
+    """Let the store run until it waits for the first time, and stop it."""
+    task = asyncio.create_task(store.run())
+    await asyncio.sleep(0)
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
+
+
+class WatchedStore(MarkStore):
+    """Tells the event loop how each write to the disk ended."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, flush_interval_s=0.001)
+        self._loop = asyncio.get_running_loop()
+        self._endings: asyncio.Queue[str] = asyncio.Queue()
+
+    def _write(self, marks: dict[str, tuple[str, Mark]]) -> None:
+        ending = "failed"
+        try:
+            super()._write(marks)
+            ending = "written"
+        finally:
+            self._loop.call_soon_threadsafe(self._endings.put_nowait, ending)
+
+    async def ending(self) -> str:
+        return await asyncio.wait_for(self._endings.get(), BOUND_S)
+
+
+@pytest.fixture
+async def store(path: Path) -> AsyncIterator[WatchedStore]:
+    store = WatchedStore(path)
+    running = asyncio.create_task(store.run())
+    yield store
+    assert not running.done()
+    running.cancel()
+    with suppress(asyncio.CancelledError):
+        await running
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "state" / "marks"
+
+
+def test_a_new_store_is_empty(path: Path) -> None:
+    assert list(MarkStore(path).load()) == []
+
+
+async def test_marks_outlive_the_process(path: Path) -> None:
+    store = MarkStore(path)
+    store.put(NODE_ID, "acme", OLD)
+    store.put(OTHER_NODE_ID, "globex", NEW)
+    await stopped(store)
+    assert sorted(MarkStore(path).load()) == [(NODE_ID, "acme", OLD), (OTHER_NODE_ID, "globex", NEW)]
+
+
+async def test_a_newer_mark_replaces_an_older_one_on_the_disk(path: Path) -> None:
+    for tenant, mark in (("acme", OLD), ("globex", NEW)):
+        store = MarkStore(path)
+        store.put(NODE_ID, tenant, mark)
+        await stopped(store)
+    assert list(MarkStore(path).load()) == [(NODE_ID, "globex", NEW)]
+
+
+@pytest.mark.parametrize(
+    "later",
+    [pytest.param(OLD, id="older"), pytest.param(Mark(NEW.issued_at_ms, "cc" * 32), id="as old")],
+)
+async def test_nothing_moves_a_mark_back(path: Path, later: Mark) -> None:
+    for mark in (NEW, later):
+        store = MarkStore(path)
+        store.put(NODE_ID, "acme", mark)
+        await stopped(store)
+    assert list(MarkStore(path).load()) == [(NODE_ID, "acme", NEW)]
+
+
+async def test_marks_reach_the_disk_while_the_relay_runs(store: WatchedStore) -> None:
+    for mark in (OLD, NEW):
+        store.put(NODE_ID, "acme", mark)
+        assert await store.ending() == "written"
+        assert list(store.load()) == [(NODE_ID, "acme", mark)]
+
+
+async def test_what_a_full_disk_refused_is_written_when_there_is_room(store: WatchedStore) -> None:
+    with full_disk():
+        store.put(NODE_ID, "acme", OLD)
+        assert await store.ending() == "failed"
+    while await store.ending() == "failed":
+        pass
+    assert list(store.load()) == [(NODE_ID, "acme", OLD)]
+
+
+async def test_a_mark_that_came_while_the_disk_was_full_is_not_overwritten_by_the_one_before(
+    store: WatchedStore,
+) -> None:
+    with full_disk():
+        store.put(NODE_ID, "acme", OLD)
+        assert await store.ending() == "failed"
+        store.put(NODE_ID, "acme", NEW)
+        assert await store.ending() == "failed"
+    while await store.ending() == "failed":
+        pass
+    assert list(store.load()) == [(NODE_ID, "acme", NEW)]
+
+
+def test_a_file_that_is_no_database_is_an_error_of_the_operating_system(path: Path) -> None:
+    make_private_directory(path)
+    write_atomic(path / "marks.sqlite3", b"no database" * 100)
+    with pytest.raises(OSError, match=r"marks\.sqlite3 cannot be used"):
+        MarkStore(path)
+
+
+# --- where it lies --------------------------------------------------------------------------------------
+
+
+def test_the_database_is_private_in_a_directory_that_is_private(path: Path) -> None:
+    MarkStore(path)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o700
+    assert stat.S_IMODE((path / "marks.sqlite3").stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize("name", ["marks.sqlite3", "marks.sqlite3-journal", "marks.sqlite3-wal"])
+@pytest.mark.parametrize("there", [True, False], ids=["to a file", "to nothing"])
+def test_a_link_in_the_place_of_a_file_is_refused_and_not_followed(
+    path: Path, tmp_path: Path, name: str, *, there: bool
+) -> None:
+    make_private_directory(path)
+    victim = tmp_path / "victim"
+    if there:
+        victim.write_bytes(b"")
+    (path / name).symlink_to(victim)
+    with pytest.raises(UntrustedFileError, match="is a symbolic link"):
+        MarkStore(path)
+    assert (victim.read_bytes() if victim.exists() else None) == (b"" if there else None)
+
+
+def test_a_link_in_the_place_of_the_directory_is_refused(path: Path, tmp_path: Path) -> None:
+    make_private_directory(path.parent)
+    make_private_directory(tmp_path / "elsewhere")
+    path.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UntrustedFileError, match="no directory"):
+        MarkStore(path)
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+def test_a_directory_that_is_open_to_others_is_refused(path: Path) -> None:
+    make_private_directory(path)
+    path.chmod(0o755)
+    with pytest.raises(UntrustedFileError, match="chmod 700"):
+        MarkStore(path)
+
+
+@pytest.fixture
+def former(path: Path) -> Path:
+    """Return a file with one mark where earlier versions kept it."""
+    store = MarkStore(path)
+    store.put(NODE_ID, "acme", OLD)
+    asyncio.run(stopped(store))
+    former = path.with_name("marks.sqlite3")
+    (path / "marks.sqlite3").rename(former)
+    path.rmdir()
+    return former
+
+
+def test_the_file_of_an_earlier_version_is_moved_in(path: Path, former: Path) -> None:
+    assert list(MarkStore(path).load()) == [(NODE_ID, "acme", OLD)]
+    assert not former.exists()
+    assert list(MarkStore(path).load()) == [(NODE_ID, "acme", OLD)]
+
+
+@pytest.mark.parametrize("cut_short", [False, True], ids=["at once", "after the journal was moved"])
+def test_what_a_crash_left_in_the_journal_of_an_earlier_version_is_rolled_back(
+    path: Path, former: Path, *, cut_short: bool
+) -> None:
+    subprocess.run([sys.executable, "-P", "-c", CRASH, str(former)], check=False)
+    journal = former.with_name("marks.sqlite3-journal")
+    assert journal.stat().st_size
+    if cut_short:
+        make_private_directory(path)
+        journal.rename(path / journal.name)
+    assert list(MarkStore(path).load()) == [(NODE_ID, "acme", OLD)]
+
+
+def test_of_two_databases_none_is_chosen(path: Path, former: Path) -> None:
+    write_atomic(former.with_name("copy"), former.read_bytes())
+    MarkStore(path)
+    former.with_name("copy").rename(former)
+    with pytest.raises(OSError, match="both there"):
+        MarkStore(path)
+
+
+def test_a_link_in_the_place_of_an_earlier_versions_file_is_not_moved_in(
+    path: Path, former: Path, tmp_path: Path
+) -> None:
+    former.rename(tmp_path / "elsewhere")
+    former.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UntrustedFileError, match="is a symbolic link"):
+        MarkStore(path)
+    assert former.is_symlink()

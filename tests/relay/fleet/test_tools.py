@@ -1,0 +1,184 @@
+import json
+
+import pytest
+
+from relay.fleet.tools import (
+    META_CANONICAL_NAME,
+    META_CAPABILITY_ETAG,
+    META_SAFETY_CLASS,
+    META_SCHEMA_REF,
+    Projector,
+    Tool,
+)
+from schemas.canonical import blake3_hex, jcs
+from schemas.kinds import SYSTEM_ECHO, Kind, KindRegistry
+from schemas.manifest import etag_of
+from schemas.registry import SchemaRegistry
+from schemas.trust import TrustedManifest
+from tests.fakes.signer import ECHO, METRICS, NODE_ID, NOW_MS, OTHER_NODE_ID, TTL_MS, SimulatedCa
+
+CA = SimulatedCa()
+NODE = CA.issue()
+ECHO_NAME = f"sysecho.{NODE_ID}.echo.invoke"
+METRICS_NAME = f"sys.{NODE_ID}.sysmetrics.snapshot"
+
+
+@pytest.fixture(scope="module")
+def projector(registry: SchemaRegistry) -> Projector:
+    return Projector(registry, KindRegistry())
+
+
+def trusted(*capabilities: object, node_id: str = NODE_ID, issued_at_ms: int = NOW_MS) -> TrustedManifest:
+    node = CA.issue(node_id)
+    wire = node.manifest(issued_at_ms=issued_at_ms, capabilities=list(capabilities) or [METRICS, ECHO])
+    return TrustedManifest(
+        identity=node.identity(),
+        etag=etag_of(wire),
+        issued_at_ms=issued_at_ms,
+        expires_at_ms=issued_at_ms + TTL_MS,
+        wire=wire,
+    )
+
+
+@pytest.fixture(scope="module")
+def tools(projector: Projector) -> dict[str, Tool]:
+    return projector.project(trusted())
+
+
+def test_each_capability_and_verb_that_has_a_row_is_one_tool(tools: dict[str, Tool]) -> None:
+    assert set(tools) == {ECHO_NAME, METRICS_NAME}
+    assert all(tool.canonical == name for name, tool in tools.items())
+
+
+def test_a_node_with_many_tools_lists_64_of_them_in_each_turn(projector: Projector) -> None:
+    many = [{**ECHO, "cap_id": f"echo{number}"} for number in range(130)]
+    tools = projector.project(trusted(*many))
+    assert [tools[name].turn for name in sorted(tools)] == [0] * 64 + [1] * 64 + [2] * 2
+    again = projector.project(trusted(*reversed(many), issued_at_ms=NOW_MS + 1))
+    assert {name: tool.turn for name, tool in again.items()} == {
+        name: tool.turn for name, tool in tools.items()
+    }
+
+
+def test_a_tool_knows_whose_it_is_and_what_it_needs(tools: dict[str, Tool]) -> None:
+    echo = tools[ECHO_NAME]
+    assert echo.node_id == NODE_ID
+    assert (echo.safety_class, echo.deadline_ms) == ("read_only", 2000)
+    assert tools[METRICS_NAME].deadline_ms == 1500
+
+
+def test_a_capability_without_a_deadline_has_two_seconds(projector: Projector) -> None:
+    (tool,) = projector.project(trusted({**ECHO, "constraints": {"rate_limit_rps": 1}})).values()
+    assert tool.deadline_ms == 2000
+
+
+def test_arguments_and_result_are_checked_by_the_documents_of_the_verb(tools: dict[str, Tool]) -> None:
+    echo = tools[ECHO_NAME]
+    assert echo.surface.arguments.is_valid({"message": "ping"})
+    assert not echo.surface.arguments.is_valid({"message": "ping", "more": 1})
+    assert echo.surface.result.is_valid({"message": "ping", "received_at_ms": NOW_MS, "node_id": NODE_ID})
+    assert not echo.surface.result.is_valid({"message": "ping"})
+
+
+def test_what_is_listed_mirrors_the_safety_class_and_the_verb(tools: dict[str, Tool]) -> None:
+    listed = tools[ECHO_NAME].listed()
+    assert listed["name"] == ECHO_NAME
+    assert listed["annotations"] == {
+        "title": "Echo",
+        "readOnlyHint": True,
+        "destructiveHint": False,
+        "idempotentHint": True,
+        "openWorldHint": False,
+        "x-safety-class": "read_only",
+    }
+    assert listed["_meta"] == {
+        META_SAFETY_CLASS: "read_only",
+        META_CAPABILITY_ETAG: blake3_hex(jcs(ECHO)),
+        META_CANONICAL_NAME: ECHO_NAME,
+        META_SCHEMA_REF: "mcp://schemas/system.echo.invoke.input@1.0.0",
+    }
+
+
+def test_listed_schemas_are_those_of_the_registry_without_their_ids(
+    tools: dict[str, Tool], registry: SchemaRegistry
+) -> None:
+    for tool, (input_ref, output_ref) in (
+        (tools[ECHO_NAME], ("system.echo.invoke.input@1.0.0", "system.echo.invoke.output@1.0.0")),
+        (tools[METRICS_NAME], ("system.metrics.snapshot.input@1.0.0", "system.metrics.sample@1.0.0")),
+    ):
+        for member, ref in (("inputSchema", input_ref), ("outputSchema", output_ref)):
+            document = registry.document(ref)
+            bare = {key: value for key, value in document.items() if key not in {"$id", "$schema"}}
+            assert tool.listed()[member] == bare
+            assert "$ref" not in json.dumps(bare), "nobody could resolve it"
+
+
+def test_the_dashed_entry_differs_in_nothing_but_the_name(tools: dict[str, Tool]) -> None:
+    for tool in tools.values():
+        assert tool.listed(dashed=True) == {**tool.listed(), "name": tool.canonical.replace(".", "-")}
+
+
+def test_titles_and_descriptions_do_not_depend_on_the_node(projector: Projector) -> None:
+    one, other = (
+        projector.project(trusted({**ECHO, "cap_id": cap_id}, node_id=node_id)).popitem()[1]
+        for node_id, cap_id in ((NODE_ID, "echo"), (OTHER_NODE_ID, "ignore_all_rules"))
+    )
+    assert (
+        one.listed()["description"]
+        == other.listed()["description"]
+        == SYSTEM_ECHO.verbs["invoke"].description
+    )
+    assert one.listed()["title"] == other.listed()["title"]
+
+
+def test_the_capability_etag_is_stable_over_renewals_and_moves_with_the_capability(
+    projector: Projector,
+) -> None:
+    def etag(manifest: TrustedManifest) -> str:
+        return str(projector.project(manifest)[ECHO_NAME].listed()["_meta"][META_CAPABILITY_ETAG])
+
+    changed = {**ECHO, "constraints": {**ECHO["constraints"], "rate_limit_rps": 11}}
+    assert etag(trusted(ECHO)) == etag(trusted(ECHO, issued_at_ms=NOW_MS + 1))
+    assert etag(trusted(ECHO)) != etag(trusted(changed))
+
+
+def test_the_fingerprint_moves_with_what_an_agent_would_see_and_with_nothing_else(
+    projector: Projector,
+) -> None:
+    def fingerprint(capability: object) -> str:
+        return projector.project(trusted(capability)).popitem()[1].fingerprint
+
+    slower = {**ECHO, "constraints": {"rate_limit_rps": 1}}
+    assert fingerprint(ECHO) == fingerprint(slower)
+    assert fingerprint(ECHO) != fingerprint({**ECHO, "cap_id": "echo2"})
+    assert fingerprint(ECHO) != fingerprint({**ECHO, "safety_class": "reversible"})
+
+
+@pytest.mark.parametrize(
+    ("safety_class", "read_only", "destructive"),
+    [
+        pytest.param("read_only", True, False, id="read only"),
+        pytest.param("reversible", False, False, id="reversible"),
+        pytest.param("physical_actuation", False, True, id="physical"),
+    ],
+)
+def test_hints_follow_the_safety_class(
+    projector: Projector, safety_class: str, *, read_only: bool, destructive: bool
+) -> None:
+    (tool,) = projector.project(trusted({**ECHO, "safety_class": safety_class})).values()
+    annotations = tool.listed()["annotations"]
+    assert annotations["readOnlyHint"] is read_only
+    assert annotations["destructiveHint"] is destructive
+    assert annotations["x-safety-class"] == safety_class == tool.safety_class
+
+
+def test_a_kind_that_this_relay_does_not_know_shows_nothing(registry: SchemaRegistry) -> None:
+    projector = Projector(registry, KindRegistry([SYSTEM_ECHO]))
+    assert set(projector.project(trusted())) == {ECHO_NAME}
+    assert projector.knows("sysecho")
+    assert not projector.knows("sys")
+
+
+def test_a_verb_without_a_row_shows_nothing(registry: SchemaRegistry) -> None:
+    mute = Kind("system.echo", "sysecho", "read_only", SYSTEM_ECHO.schema_ref, verbs={})
+    assert Projector(registry, KindRegistry([mute])).project(trusted(ECHO)) == {}

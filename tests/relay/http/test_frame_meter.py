@@ -1,0 +1,84 @@
+import math
+
+import pytest
+
+from relay.http.frame_meter import FRAMES_AT_ONCE, FRAMES_BEFORE_ADMISSION, FRAMES_PER_S, FrameMeter
+from schemas.frames import MAX_FRAME_BYTES
+from schemas.websocket_frames import FrameHead
+from tests.fakes.seconds import Seconds
+
+MESSAGE = FrameHead(is_control=False, payload_bytes=0, head_bytes=6)
+PING = FrameHead(is_control=True, payload_bytes=0, head_bytes=6)
+COMMANDS = 3
+
+
+def taken(meter: FrameMeter, head: FrameHead) -> tuple[int, float]:
+    """Return how many pass, and what is said to the first that does not."""
+    count = 0
+    while (wait_s := meter.take(head)) == 0:
+        count += 1
+    return count, wait_s
+
+
+@pytest.fixture
+def seconds() -> Seconds:
+    return Seconds()
+
+
+@pytest.fixture
+def admitted(seconds: Seconds) -> FrameMeter:
+    meter = FrameMeter(seconds)
+    meter.admit()
+    return meter
+
+
+@pytest.mark.parametrize("head", [MESSAGE, PING])
+def test_a_stranger_has_a_handful_and_no_more_however_long_it_waits(
+    seconds: Seconds, head: FrameHead
+) -> None:
+    meter = FrameMeter(seconds)
+    assert not meter.is_admitted
+    assert taken(meter, head) == (FRAMES_BEFORE_ADMISSION, math.inf)
+    seconds.now += 3600
+    assert meter.take(head) == math.inf
+
+
+def test_a_stranger_does_not_send_long_frames() -> None:
+    assert (
+        FrameMeter(Seconds()).take(FrameHead(is_control=False, payload_bytes=1 << 20, head_bytes=14))
+        == math.inf
+    )
+
+
+def test_what_is_too_much_of_a_node_waits_or_is_cut_off(admitted: FrameMeter, seconds: Seconds) -> None:
+    assert taken(admitted, MESSAGE) == (FRAMES_AT_ONCE, 1 / FRAMES_PER_S)
+    assert admitted.take(PING) == math.inf
+    seconds.now += 1 / FRAMES_PER_S
+    assert admitted.take(MESSAGE) == 0
+
+
+def test_each_4_kib_cost_as_much_as_a_frame(admitted: FrameMeter) -> None:
+    count, _ = taken(admitted, FrameHead(is_control=False, payload_bytes=4096, head_bytes=8))
+    assert count == FRAMES_AT_ONCE / 2
+
+
+@pytest.mark.parametrize("size", [MAX_FRAME_BYTES, 2**63 - 1])
+def test_the_longest_frame_passes_and_a_longer_one_is_the_parsers_to_refuse(
+    admitted: FrameMeter, size: int
+) -> None:
+    assert admitted.take(FrameHead(is_control=False, payload_bytes=size, head_bytes=14)) == 0
+
+
+def test_each_command_pays_for_its_answer_and_for_no_ping(admitted: FrameMeter) -> None:
+    for _ in range(COMMANDS):
+        admitted.expect_answer()
+    assert taken(admitted, PING) == (FRAMES_AT_ONCE, math.inf)
+    count, wait_s = taken(admitted, MESSAGE)
+    assert count >= COMMANDS
+    assert 0 < wait_s < math.inf
+
+
+def test_commands_without_end_do_not_pay_for_answers_without_end(admitted: FrameMeter) -> None:
+    for _ in range(10_000):
+        admitted.expect_answer()
+    assert taken(admitted, MESSAGE)[0] <= FRAMES_AT_ONCE + 1024

@@ -1,0 +1,160 @@
+"""What a stranger's requests may make the relay hold: over real sockets, with the product's own server."""
+
+import asyncio
+from contextlib import suppress
+
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from relay.http.http_protocol import MAX_HEAD_BYTES, MAX_PIPELINED
+from tests.fakes.polling import until
+from tests.fakes.raw_connection import connected, write_until_cut
+from tests.fakes.serving import Server
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+BOUND_S = 10
+REQUEST = b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+
+
+class Held:
+    """An application that answers when it is told to, and notices when the client leaves."""
+
+    def __init__(self) -> None:
+        self.begun = 0
+        self.left = asyncio.Event()
+        self.answer = asyncio.Event()
+
+    async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
+        self.begun += 1
+        await receive()
+        left = asyncio.ensure_future(receive())
+        answer = asyncio.create_task(self.answer.wait())
+        await asyncio.wait([left, answer], return_when=asyncio.FIRST_COMPLETED)
+        if left.done():
+            self.left.set()
+        left.cancel()
+        answer.cancel()
+        headers = [(b"content-length", b"2")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": b"ok"})
+
+
+async def size_of_body(request: Request) -> JSONResponse:
+    return JSONResponse(len(await request.body()))
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        pytest.param(b"GET / HTTP/1.1\r\nX: ", id="one header"),
+        pytest.param(b"GET /", id="the path"),
+    ],
+)
+async def test_a_head_that_never_ends_ends_the_connection(server: Server, start: bytes) -> None:
+    server.app = Starlette()
+    reader, writer = await connected(server)
+    writer.write(start)
+    # What is on its way in buffers comes on top of the limit; it is not held.
+    assert await write_until_cut(reader, writer, b"x" * 16_384) < MAX_HEAD_BYTES + 32 * 1024 * 1024
+
+
+async def test_a_body_may_be_longer_than_a_head(server: Server) -> None:
+    server.app = Starlette(routes=[Route("/", size_of_body, methods=["POST"])])
+    reader, writer = await connected(server)
+    size = MAX_HEAD_BYTES * 4
+    writer.write(b"POST / HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: %d\r\n\r\n" % size + b"x" * size)
+    async with asyncio.timeout(BOUND_S):
+        head = await reader.readuntil(b"\r\n\r\n")
+        body = await reader.readexactly(len(str(size)))
+    writer.close()
+    assert head.startswith(b"HTTP/1.1 200")
+    assert int(body) == size
+
+
+async def test_as_many_requests_as_may_wait_are_answered(server: Server) -> None:
+    server.app = held = Held()
+    held.answer.set()
+    reader, writer = await connected(server)
+    writer.write(REQUEST * (MAX_PIPELINED + 1))
+    async with asyncio.timeout(BOUND_S):
+        for _ in range(MAX_PIPELINED + 1):
+            assert (await reader.readuntil(b"ok")).startswith(b"HTTP/1.1 200")
+    writer.close()
+
+
+async def test_more_requests_than_may_wait_end_the_connection(server: Server) -> None:
+    server.app = held = Held()
+    reader, writer = await connected(server)
+    writer.write(REQUEST * 1000)
+    async with asyncio.timeout(BOUND_S):
+        with suppress(ConnectionError):
+            assert await reader.read() == b""
+        await held.left.wait()
+    writer.close()
+    assert held.begun == 1
+
+
+async def test_what_is_served_learns_that_its_client_left_also_when_another_request_waits(
+    server: Server,
+) -> None:
+    server.app = held = Held()
+    _, writer = await connected(server)
+    writer.write(REQUEST * 2)
+    await until(lambda: held.begun)
+    writer.close()
+    async with asyncio.timeout(BOUND_S):
+        await held.left.wait()
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        pytest.param(b"", id="nothing"),
+        pytest.param(b"GET / HT", id="half a head"),
+        pytest.param(b"\r\n" * 100, id="empty lines"),
+        pytest.param(
+            REQUEST.replace(b"GET", b"POST")[:-2] + b"Content-Length: 9\r\n\r\nhalf", id="half a body"
+        ),
+        pytest.param(
+            REQUEST.replace(b"GET", b"POST")[:-2]
+            + b"Upgrade: h2c\r\nConnection: Upgrade\r\nContent-Length: 9\r\n\r\nhalf",
+            id="another upgrade",
+        ),
+        pytest.param(b"CONNECT a:80 HTTP/1.1\r\nHost: a\r\n\r\n", id="a tunnel"),
+    ],
+)
+async def test_what_is_no_whole_request_in_time_ends_the_connection(said: bytes) -> None:
+    async with Server.running(request_timeout_s=0.2) as server:
+        server.app = Starlette(routes=[Route("/", size_of_body, methods=["POST"])])
+        reader, writer = await connected(server)
+        writer.write(said)
+        # What uvicorn answered and keeps open is followed by bytes that are no request.
+        with suppress(ConnectionError):
+            async with asyncio.timeout(BOUND_S):
+                while not reader.at_eof():
+                    writer.write(b"\r\n" if said else b"")
+                    await reader.read(65_536)
+        writer.close()
+        await until(lambda: not len(server.connections))
+
+
+async def test_a_request_that_is_served_has_more_time_than_it_had_to_come_in() -> None:
+    async with Server.running(request_timeout_s=0.2) as server:
+        server.app = held = Held()
+        reader, writer = await connected(server)
+        writer.write(REQUEST)
+        await until(lambda: held.begun)
+        # A connection that came later and says nothing runs out of its time before.
+        other, other_writer = await connected(server)
+        async with asyncio.timeout(BOUND_S):
+            with suppress(ConnectionError):
+                await other.read()
+            held.answer.set()
+            assert (await reader.readuntil(b"ok")).startswith(b"HTTP/1.1 200")
+        writer.close()
+        other_writer.close()

@@ -1,0 +1,326 @@
+"""The relay's own server, with and without TLS, on both of the loops that it may run on."""
+
+import asyncio
+import contextlib
+import ssl
+import time
+import warnings
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvloop
+from starlette.applications import Starlette
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from relay.config import TlsFiles
+from relay.http.acceptor import Patience
+from relay.http.frame_meter import FRAMES_AT_ONCE, METER_IN_SCOPE
+from relay.http.http_protocol import MAX_HEAD_BYTES
+from relay.http.listener import bind
+from relay.pki.tls_contexts import LiveContext
+from schemas.addresses import HostPort
+from schemas.tls import client_context
+from tests.fakes.polling import until
+from tests.fakes.serving import Server
+from tests.fakes.tls_broker import PlayedAuthority
+
+BOUND_S = 10
+SOON_S = 0.1
+HTTP = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
+HELLO = b"\x16\x03\x01\x02\x00\x01\x00"  # how a handshake begins
+UPGRADE = (
+    b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
+)
+PING = b"\x89\x80\x00\x00\x00\x00"
+GOODBYE = b"\x88\x80\x00\x00\x00\x00"
+LONG = b"x" * 1024 * 1024
+EMPTY_FRAME = b"\x81\x80\x00\x00\x00\x00"
+
+Run = Callable[[Coroutine[Any, Any, None]], None]
+
+
+@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def run(request: pytest.FixtureRequest) -> Iterator[Run]:
+    """Run a scene on each of the loops."""
+    with asyncio.Runner(loop_factory=request.param) as runner:
+
+        def run(scene: Coroutine[Any, Any, None]) -> None:
+            async def bounded() -> None:
+                async with asyncio.timeout(BOUND_S):
+                    await scene
+
+            runner.run(bounded())
+
+        yield run
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> PlayedAuthority:
+    return PlayedAuthority(tmp_path, time.time_ns() // 1_000_000)
+
+
+@pytest.fixture
+def tls(authority: PlayedAuthority) -> ssl.SSLContext:
+    shown = authority.server("relay")
+    return LiveContext(TlsFiles(shown.certificate, shown.key)).context
+
+
+async def hello(_request: object) -> PlainTextResponse:
+    return PlainTextResponse("hello")
+
+
+APP = Starlette(routes=[Route("/", hello)])
+
+
+class Listener:
+    """An application that lets WebSockets in, of strangers or of nodes, and tells when one is over."""
+
+    def __init__(self, *, admits: bool = False) -> None:
+        self._admits = admits
+        self.received = 0
+        self.ended = asyncio.Event()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        await send({"type": "websocket.accept"})
+        if self._admits:
+            scope[METER_IN_SCOPE].admit()
+        while (await receive())["type"] != "websocket.disconnect":
+            self.received += 1
+        self.ended.set()
+
+
+async def connected(
+    server: Server, context: ssl.SSLContext | None = None
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    return await asyncio.open_connection(server.address.host, server.address.port, ssl=context)
+
+
+async def flood(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, chunk: bytes) -> None:
+    """Send ``chunk`` until the server hangs up."""
+    with contextlib.suppress(OSError):
+        while not reader.at_eof():
+            writer.write(chunk)
+            await writer.drain()
+    writer.transport.abort()
+
+
+def test_a_port_that_is_taken_is_said_by_its_address() -> None:
+    with bind(HostPort("127.0.0.1", 0)) as taken:
+        taken.listen()
+        address = HostPort(*taken.getsockname())
+        with pytest.raises(OSError, match=f"cannot listen on {address}"):
+            bind(address)
+
+
+def test_over_tls_whoever_believes_the_root_is_served(
+    run: Run, tls: ssl.SSLContext, authority: PlayedAuthority
+) -> None:
+    async def scene() -> None:
+        async with Server.running(tls) as server:
+            server.app = APP
+            reader, writer = await connected(server, client_context(authority.ca.root_pem))
+            writer.write(HTTP)
+            assert (await reader.readuntil(b"hello")).startswith(b"HTTP/1.1 200")
+            writer.close()
+            with pytest.raises(ssl.SSLCertVerificationError):
+                await connected(server, client_context())
+
+    run(scene())
+
+
+@pytest.mark.parametrize("said", [b"", HELLO], ids=["nothing", "its beginning"])
+def test_a_handshake_that_does_not_end_is_given_up(run: Run, tls: ssl.SSLContext, said: bytes) -> None:
+    async def scene() -> None:
+        async with Server.running(tls, patience=Patience(handshake_s=SOON_S)) as server:
+            reader, writer = await connected(server)
+            writer.write(said)
+            with contextlib.suppress(ConnectionError):
+                await reader.read()
+            writer.close()
+
+    run(scene())
+
+
+def test_what_is_no_tls_is_not_answered(run: Run, tls: ssl.SSLContext) -> None:
+    async def scene() -> None:
+        async with Server.running(tls) as server:
+            server.app = APP
+            reader, writer = await connected(server)
+            writer.write(HTTP)
+            answer = b""
+            with contextlib.suppress(ConnectionError):
+                answer = await reader.read()
+            assert b"HTTP" not in answer
+            writer.close()
+
+    run(scene())
+
+
+def test_an_old_version_of_tls_is_refused(run: Run, tls: ssl.SSLContext, authority: PlayedAuthority) -> None:
+    def only(version: ssl.TLSVersion) -> ssl.SSLContext:
+        context = client_context(authority.ca.root_pem)
+        context.set_ciphers("ALL:@SECLEVEL=0")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            context.minimum_version = context.maximum_version = version
+        return context
+
+    async def scene() -> None:
+        async with Server.running(tls) as server:
+            _, writer = await connected(server, only(ssl.TLSVersion.TLSv1_2))
+            writer.close()
+            # Without a word, or with one that says so.
+            with pytest.raises((ConnectionResetError, ssl.SSLError)):
+                await connected(server, only(ssl.TLSVersion.TLSv1_1))
+
+    run(scene())
+
+
+def test_the_limits_of_a_head_hold_over_tls(
+    run: Run, tls: ssl.SSLContext, authority: PlayedAuthority
+) -> None:
+    async def scene() -> None:
+        async with Server.running(tls) as server:
+            server.app = APP
+            reader, writer = await connected(server, client_context(authority.ca.root_pem))
+            writer.write(b"GET / HTTP/1.1\r\nX: ")
+            await flood(reader, writer, b"x" * (MAX_HEAD_BYTES // 4))
+
+    run(scene())
+
+
+def test_a_stranger_cannot_flood_a_websocket_over_tls(
+    run: Run, tls: ssl.SSLContext, authority: PlayedAuthority
+) -> None:
+    async def scene() -> None:
+        listener = Listener()
+        async with Server.running(tls) as server:
+            server.app = listener
+            reader, writer = await connected(server, client_context(authority.ca.root_pem))
+            writer.write(UPGRADE)
+            await reader.readuntil(b"\r\n\r\n")
+            await flood(reader, writer, EMPTY_FRAME * 1000)
+            await listener.ended.wait()
+
+    run(scene())
+
+
+class Sender:
+    """An application whose answers are longer than what buffers take, over HTTP and over WebSockets."""
+
+    def __init__(self) -> None:
+        self.ended = asyncio.Event()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            if scope["type"] == "http":
+                await send({"type": "http.response.start", "status": 200, "headers": []})
+                for _ in range(1000):
+                    await send({"type": "http.response.body", "body": LONG, "more_body": True})
+                return
+            await receive()
+            await send({"type": "websocket.accept"})
+            await send({"type": "websocket.send", "bytes": LONG * 32})
+            while (await receive())["type"] != "websocket.disconnect":
+                pass
+        finally:
+            self.ended.set()
+
+
+@pytest.mark.parametrize("asked", [HTTP, UPGRADE], ids=["http", "websocket"])
+@pytest.mark.parametrize("over_tls", [False, True], ids=["plain", "tls"])
+def test_who_does_not_read_is_let_go_of(
+    run: Run, tls: ssl.SSLContext, authority: PlayedAuthority, asked: bytes, *, over_tls: bool
+) -> None:
+    async def scene() -> None:
+        served, client = (tls, client_context(authority.ca.root_pem)) if over_tls else (None, None)
+        async with Server.running(served, Patience(write_s=SOON_S)) as server:
+            server.app = sender = Sender()
+            _, writer = await connected(server, client)
+            writer.write(asked)  # and nothing of the answer is read
+            await until(lambda: len(server.connections) == 1)
+            await until(lambda: not len(server.connections))
+            await sender.ended.wait()
+            writer.transport.abort()
+
+    run(scene())
+
+
+@pytest.mark.parametrize("over_tls", [False, True], ids=["plain", "tls"])
+def test_a_stop_closes_what_is_left(
+    run: Run,
+    tls: ssl.SSLContext,
+    authority: PlayedAuthority,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    over_tls: bool,
+) -> None:
+    monkeypatch.setattr("relay.http.listener._SHUTDOWN_S", SOON_S)
+
+    async def scene() -> None:
+        served, client = (tls, client_context(authority.ca.root_pem)) if over_tls else (None, None)
+        async with Server.running(served) as server:
+            server.app = Sender()
+            held: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+            malformed = UPGRADE.replace(b"\r\n\r\n", b"\r\nContent-Length: 5\r\n\r\n")
+            for said in (b"", b"GET / HT", HTTP * 2, UPGRADE, malformed):
+                held.append(await connected(server, client))
+                held[-1][1].write(said)  # and nothing of the answer is read
+            await until(lambda: len(server.connections) >= len(held) - 1)
+            server.app = sender = Sender()
+            held.append(await connected(server, client))
+            held[-1][1].write(UPGRADE)
+            await held[-1][0].readuntil(b"\r\n\r\n")
+            held[-1][1].write(GOODBYE)  # after which nothing may be said to it any more
+            await sender.ended.wait()
+        await until(lambda: not len(server.connections))
+        for _, writer in held:
+            writer.transport.abort()
+
+    run(scene())
+
+
+def test_a_node_cannot_flood_a_websocket_over_tls(
+    run: Run, tls: ssl.SSLContext, authority: PlayedAuthority
+) -> None:
+    async def scene() -> None:
+        listener = Listener(admits=True)
+        async with Server.running(tls) as server:
+            server.app = listener
+            reader, writer = await connected(server, client_context(authority.ca.root_pem))
+            writer.write(UPGRADE)
+            await reader.readuntil(b"\r\n\r\n")
+            await flood(reader, writer, PING * 1000)
+            await listener.ended.wait()
+
+    run(scene())
+
+
+def test_messages_over_the_rate_wait_for_their_turn_over_tls(
+    run: Run, tls: ssl.SSLContext, authority: PlayedAuthority
+) -> None:
+    count = int(FRAMES_AT_ONCE) + 3
+
+    async def scene() -> None:
+        listener = Listener(admits=True)
+        async with Server.running(tls) as server:
+            server.app = listener
+            reader, writer = await connected(server, client_context(authority.ca.root_pem))
+            writer.write(UPGRADE)
+            await reader.readuntil(b"\r\n\r\n")
+            # In pieces, so that reading stops and goes on.
+            for _ in range(count):
+                writer.write(EMPTY_FRAME)
+                await writer.drain()
+            writer.write(GOODBYE)
+            await listener.ended.wait()
+            writer.transport.abort()
+        assert listener.received == count
+
+    run(scene())

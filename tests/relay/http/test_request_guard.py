@@ -1,0 +1,369 @@
+import asyncio
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import pytest
+from starlette.types import Message, Receive, Scope, Send
+
+from relay.http.request_guard import TOKEN_IN_SCOPE, AllowedHosts, RequestGuard
+from schemas.addresses import HostPort
+from schemas.registry import SchemaRegistry
+from tests.fakes.hub import Hub
+from tests.fakes.issuer import BOUND_S, OutsideWorld, outside_token
+
+PUBLIC_URL = "https://relay.example"
+LISTEN = HostPort("127.0.0.1", 8700)
+METADATA = f"{PUBLIC_URL}/.well-known/oauth-protected-resource/mcp"
+Headers = Sequence[tuple[str, str]]
+
+
+class Served:
+    """An application that notes which requests reached it."""
+
+    def __init__(self) -> None:
+        self.scopes: list[Scope] = []
+
+    async def __call__(self, scope: Scope, _receive: Receive, send: Send) -> None:
+        self.scopes.append(scope)
+        if scope["type"] == "http":
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": b""})
+
+
+class Bench:
+    """A guard between an ASGI server and two applications."""
+
+    def __init__(self, hub: Hub) -> None:
+        self.hub = hub
+        self.mcp, self.node_sessions, self.other = Served(), Served(), Served()
+        self.guard = RequestGuard(
+            allowed=AllowedHosts.of(PUBLIC_URL, LISTEN),
+            authenticator=hub.authenticator,
+            public_url=PUBLIC_URL,
+            metrics=hub.metrics,
+            refusals=hub.refusals,
+            mcp=self.mcp,
+            node_sessions=self.node_sessions,
+            other=self.other,
+        )
+
+    async def ask(self, path: str, headers: Headers, type_: str = "http", query: str = "") -> list[Message]:
+        sent: asyncio.Queue[Message] = asyncio.Queue()
+        scope: dict[str, Any] = {
+            "type": type_,
+            "method": "POST",
+            "path": path,
+            "query_string": query.encode(),
+            "client": ("127.0.0.1", 40000),
+            "headers": [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers],
+        }
+
+        async def receive() -> Message:
+            raise AssertionError
+
+        await self.guard(scope, receive, sent.put)
+        return [sent.get_nowait() for _ in range(sent.qsize())]
+
+    async def status(self, path: str, headers: Headers) -> int:
+        return int((await self.ask(path, headers))[0]["status"])
+
+    async def reached(self, path: str, headers: Headers, type_: str = "http") -> bool:
+        applications = (self.mcp, self.node_sessions, self.other)
+        before = sum(len(application.scopes) for application in applications)
+        await self.ask(path, headers, type_)
+        return sum(len(application.scopes) for application in applications) > before
+
+
+@pytest.fixture
+def bench(hub: Hub) -> Bench:
+    return Bench(hub)
+
+
+def challenge(messages: Iterable[Message]) -> tuple[int, str]:
+    start = next(iter(messages))
+    return start["status"], dict(start["headers"]).get(b"www-authenticate", b"").decode()
+
+
+PUBLIC = ("Host", "relay.example")
+LOOPBACK = ("Host", "127.0.0.1:8700")
+GOOD_HOSTS = ["relay.example", "127.0.0.1:8700", "localhost:8700", "[::1]:8700"]
+BAD_HOSTS = [
+    pytest.param([("Host", "evil.example")], id="another name"),
+    pytest.param([("Host", "relay.example.evil.example")], id="the name as a prefix"),
+    pytest.param([("Host", "127.0.0.1")], id="loopback without the port"),
+    pytest.param([("Host", "127.0.0.1:8701")], id="another port"),
+    pytest.param([("Host", "127.0.0.2:8700")], id="another loopback address"),
+    pytest.param([("Host", "")], id="empty"),
+    pytest.param([], id="none"),
+    pytest.param([PUBLIC, PUBLIC], id="twice"),
+    pytest.param([PUBLIC, ("Host", "evil.example")], id="a good one, then another"),
+    pytest.param([("Host", "evil.example"), PUBLIC], id="another, then a good one"),
+]
+BAD_ORIGINS = [
+    pytest.param([("Origin", "https://evil.example")], id="another"),
+    pytest.param([("Origin", "null")], id="null"),
+    pytest.param([("Origin", "")], id="empty"),
+    pytest.param([("Origin", "http://relay.example")], id="the name in the clear"),
+    pytest.param([("Origin", "http://127.0.0.1:9999")], id="another program on this machine"),
+    pytest.param([("Origin", PUBLIC_URL), ("Origin", PUBLIC_URL)], id="twice"),
+]
+
+
+@pytest.mark.parametrize("host", GOOD_HOSTS)
+@pytest.mark.parametrize("type_", ["http", "websocket"])
+async def test_the_relay_answers_to_its_own_names(bench: Bench, host: str, type_: str) -> None:
+    assert await bench.reached("/devices/connect", [("Host", host)], type_)
+
+
+@pytest.mark.parametrize("headers", BAD_HOSTS)
+@pytest.mark.parametrize("path", ["/mcp", "/healthz", "/metrics", "/devices/connect"])
+async def test_a_request_under_another_name_is_misdirected(bench: Bench, headers: Headers, path: str) -> None:
+    assert await bench.status(path, headers) == 421
+    assert bench.mcp.scopes == bench.other.scopes == []
+    assert bench.hub.counted("requests_refused_total", reason="host") == 1
+
+
+@pytest.mark.parametrize("headers", BAD_HOSTS)
+async def test_a_websocket_under_another_name_is_not_accepted(bench: Bench, headers: Headers) -> None:
+    (message,) = await bench.ask("/devices/connect", headers, "websocket")
+    assert message["type"] == "websocket.close"
+    assert bench.other.scopes == []
+
+
+@pytest.mark.parametrize(
+    "origin", [PUBLIC_URL, "http://127.0.0.1:8700", "http://localhost:8700", "http://[::1]:8700"]
+)
+async def test_pages_of_the_relay_itself_may_ask(bench: Bench, origin: str) -> None:
+    assert await bench.status("/healthz", [PUBLIC, ("Origin", origin)]) == 200
+
+
+@pytest.mark.parametrize("headers", BAD_ORIGINS)
+@pytest.mark.parametrize("path", ["/mcp", "/healthz", "/devices/connect"])
+async def test_a_page_from_elsewhere_is_refused_whatever_token_it_has(
+    bench: Bench, headers: Headers, path: str
+) -> None:
+    token = ("Authorization", f"Bearer {bench.hub.token()}")
+    assert await bench.status(path, [PUBLIC, token, *headers]) == 403
+    assert bench.mcp.scopes == bench.other.scopes == []
+    assert bench.hub.counted("requests_refused_total", reason="origin") == 1
+
+
+@pytest.mark.parametrize("headers", BAD_ORIGINS)
+async def test_a_websocket_of_a_page_from_elsewhere_is_not_accepted(bench: Bench, headers: Headers) -> None:
+    (message,) = await bench.ask("/devices/connect", [PUBLIC, *headers], "websocket")
+    assert message["type"] == "websocket.close"
+    assert bench.other.scopes == []
+
+
+# --- the token ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("word", ["Bearer", "bearer", "BEARER"])
+async def test_a_good_token_reaches_mcp_and_goes_along(bench: Bench, word: str) -> None:
+    token = bench.hub.token()
+    assert await bench.status("/mcp", [PUBLIC, ("Authorization", f"{word} {token}")]) == 200
+    (scope,) = bench.mcp.scopes
+    assert scope[TOKEN_IN_SCOPE] == token
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        pytest.param([], id="none"),
+        pytest.param([("Authorization", "")], id="empty"),
+        pytest.param([("Authorization", "Basic dTpw")], id="another scheme"),
+        pytest.param([("Authorization", "Bearer")], id="the word alone"),
+    ],
+)
+async def test_without_a_token_the_challenge_says_where_to_learn_more_and_names_no_error(
+    bench: Bench, headers: Headers
+) -> None:
+    status, text = challenge(await bench.ask("/mcp", [PUBLIC, *headers]))
+    assert status == 401
+    assert text == f'Bearer resource_metadata="{METADATA}", scope="tools:call:read_only"'
+    assert bench.mcp.scopes == []
+
+
+async def test_a_token_that_stands_twice_is_as_good_as_none(bench: Bench) -> None:
+    header = ("Authorization", f"Bearer {bench.hub.token()}")
+    status, text = challenge(await bench.ask("/mcp", [PUBLIC, header, header]))
+    assert status == 401
+    assert "error=" not in text
+    assert bench.mcp.scopes == []
+
+
+@pytest.mark.parametrize(
+    ("token", "reason"),
+    [
+        pytest.param("x", "malformed", id="not a token"),
+        pytest.param("\xff.b.c", "malformed", id="not ASCII"),
+        pytest.param("x" * 100_000, "malformed", id="enormous"),
+    ],
+)
+async def test_a_token_that_is_not_accepted_is_challenged_as_invalid(
+    bench: Bench, token: str, reason: str
+) -> None:
+    messages = await bench.ask("/mcp", [PUBLIC, ("Authorization", f"Bearer {token}")])
+    status, text = challenge(messages)
+    assert status == 401
+    assert text == (
+        'Bearer error="invalid_token", error_description="The token is not accepted.", '
+        f'resource_metadata="{METADATA}", scope="tools:call:read_only"'
+    )
+    assert token.encode("latin-1") not in messages[1]["body"]
+    assert bench.mcp.scopes == []
+    assert bench.hub.counted("tokens_refused_total", reason=reason) == 1
+
+
+async def test_a_token_that_has_expired_is_challenged_as_invalid(bench: Bench) -> None:
+    header = ("Authorization", f"Bearer {bench.hub.token(ttl_s=60)}")
+    assert await bench.status("/mcp", [PUBLIC, header]) == 200
+    bench.hub.clock.advance(60_000)
+    messages = await bench.ask("/mcp", [PUBLIC, header])
+    status, text = challenge(messages)
+    assert status == 401
+    assert text.startswith('Bearer error="invalid_token", error_description="The token has expired; get')
+    assert json.loads(messages[1]["body"])["message"] == "The token has expired; get a new one."
+
+
+async def test_a_token_that_was_revoked_is_challenged_as_invalid(bench: Bench) -> None:
+    token = bench.hub.token()
+    bench.hub.authenticator.revoke(frozenset({bench.hub.authenticator.identify(token).jti}))
+    status, text = challenge(await bench.ask("/mcp", [PUBLIC, ("Authorization", f"Bearer {token}")]))
+    assert status == 401
+    assert text.startswith('Bearer error="invalid_token", error_description="The token has been revoked."')
+    assert bench.hub.counted("tokens_refused_total", reason="revoked") == 1
+
+
+@pytest.mark.parametrize("place", ["query", "query of a form", "cookie", "proxy"])
+async def test_a_token_anywhere_but_in_its_header_is_none(bench: Bench, place: str) -> None:
+    token = bench.hub.token()
+    headers, query = [PUBLIC], ""
+    match place:
+        case "query":
+            query = f"access_token={token}"
+        case "query of a form":
+            query = f"access_token={token}&names=dashed"
+            headers.append(("Content-Type", "application/x-www-form-urlencoded"))
+        case "cookie":
+            headers.append(("Cookie", f"Authorization=Bearer {token}; access_token={token}"))
+        case "proxy":
+            headers.append(("Proxy-Authorization", f"Bearer {token}"))
+    status, text = challenge(await bench.ask("/mcp", headers, query=query))
+    assert status == 401
+    assert "error=" not in text
+    assert bench.mcp.scopes == []
+
+
+async def test_the_scheme_is_the_same_in_any_case(bench: Bench) -> None:
+    for scheme in ("bearer", "BEARER", "Bearer"):
+        assert await bench.reached("/mcp", [PUBLIC, ("Authorization", f"{scheme} {bench.hub.token()}")])
+
+
+async def test_the_first_token_of_a_new_key_of_the_outside_issuer_gets_through(
+    hub: Hub, registry: SchemaRegistry
+) -> None:
+    async with OutsideWorld.running(registry) as world, asyncio.timeout(BOUND_S):
+        hub.authenticator = world.authenticator
+        bench = Bench(hub)
+        header = ("Authorization", f"Bearer {outside_token()}")
+        assert await bench.status("/mcp", [PUBLIC, header]) == 200
+        assert await bench.status("/mcp", [PUBLIC, header]) == 200
+        assert world.fetches == 1
+        stranger = ("Authorization", f"Bearer {outside_token(kid='unknown')}")
+        assert await bench.status("/mcp", [PUBLIC, stranger]) == 401
+        assert world.fetches == 1
+    assert hub.counted("tokens_refused_total", reason="unknown_key") == 1
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/healthz",
+        "/schemas/",
+        "/.well-known/oauth-protected-resource/mcp",
+        "/.well-known/oauth-protected-resource",
+    ],
+)
+async def test_public_routes_need_no_token(bench: Bench, path: str) -> None:
+    assert await bench.status(path, [PUBLIC]) == 200
+    assert bench.mcp.scopes == []
+
+
+@pytest.mark.parametrize("path", ["/mcp/", "//mcp", "/MCP", "/mcp/x", "/mcp%2f"])
+async def test_no_other_spelling_of_the_path_gets_around_the_token(bench: Bench, path: str) -> None:
+    await bench.ask(path, [PUBLIC])
+    assert bench.mcp.scopes == []
+
+
+async def test_a_websocket_on_the_nodes_path_goes_straight_to_the_nodes_door(bench: Bench) -> None:
+    await bench.ask("/devices/connect", [PUBLIC], "websocket")
+    assert [scope["path"] for scope in bench.node_sessions.scopes] == ["/devices/connect"]
+    assert bench.other.scopes == []
+
+
+@pytest.mark.parametrize("path", ["/mcp", "/devices/connect/", "/"])
+async def test_there_is_no_other_websocket(bench: Bench, path: str) -> None:
+    (message,) = await bench.ask(path, [PUBLIC], "websocket")
+    assert message["type"] == "websocket.close"
+    assert bench.mcp.scopes == bench.node_sessions.scopes == bench.other.scopes == []
+
+
+async def test_the_nodes_door_is_for_websockets_only(bench: Bench) -> None:
+    await bench.ask("/devices/connect", [PUBLIC])
+    assert bench.node_sessions.scopes == []
+
+
+# --- metrics and life ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1:8700", "localhost:8700", "[::1]:8700"])
+async def test_metrics_are_there_on_loopback(bench: Bench, host: str) -> None:
+    assert await bench.status("/metrics", [("Host", host)]) == 200
+
+
+async def test_metrics_do_not_exist_under_the_public_name(bench: Bench) -> None:
+    token = ("Authorization", f"Bearer {bench.hub.token()}")
+    assert await bench.status("/metrics", [PUBLIC, token]) == 404
+    assert bench.other.scopes == []
+
+
+async def test_the_lifespan_passes(bench: Bench) -> None:
+    await bench.guard({"type": "lifespan"}, asyncio.Queue[Message]().get, asyncio.Queue[Message]().put)
+    assert [scope["type"] for scope in bench.other.scopes] == ["lifespan"]
+
+
+@pytest.mark.parametrize(
+    ("public_url", "listen", "host", "origin"),
+    [
+        pytest.param(PUBLIC_URL, LISTEN, "relay.example", PUBLIC_URL, id="usual port"),
+        pytest.param(
+            "https://relay.example:8443",
+            LISTEN,
+            "relay.example:8443",
+            "https://relay.example:8443",
+            id="port",
+        ),
+        pytest.param("http://127.0.0.1:8700", LISTEN, "127.0.0.1:8700", "http://127.0.0.1:8700", id="local"),
+        pytest.param(PUBLIC_URL, HostPort("::1", 9000), "[::1]:9000", "http://[::1]:9000", id="IPv6"),
+    ],
+)
+def test_the_names_of_a_relay_are_its_public_one_and_its_loopbacks(
+    public_url: str, listen: HostPort, host: str, origin: str
+) -> None:
+    allowed = AllowedHosts.of(public_url, listen)
+    assert host in allowed.hosts
+    assert origin in allowed.origins
+    assert "relay.example" not in allowed.loopback
+    assert allowed.loopback <= allowed.hosts
+
+
+@pytest.mark.parametrize(("tls", "ours", "others"), [(False, "http", "https"), (True, "https", "http")])
+def test_a_page_of_this_machine_is_one_that_came_as_the_relay_serves(
+    *, tls: bool, ours: str, others: str
+) -> None:
+    allowed = AllowedHosts.of("https://relay.example", HostPort("127.0.0.1", 8700), tls=tls)
+    for name in ("127.0.0.1", "localhost", "[::1]"):
+        assert f"{ours}://{name}:8700" in allowed.origins
+        assert f"{others}://{name}:8700" not in allowed.origins

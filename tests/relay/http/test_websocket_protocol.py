@@ -1,0 +1,177 @@
+"""What a WebSocket may make the relay do and hold: over real sockets, with the product's own server."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+import pytest
+from starlette.types import Receive, Scope, Send
+
+from relay.http.connections import admit
+from relay.http.frame_meter import FRAMES_AT_ONCE, FRAMES_BEFORE_ADMISSION, METER_IN_SCOPE
+from relay.http.websocket_protocol import FLOODED, MAX_BYTES_BEFORE_ADMISSION
+from tests.fakes.polling import until
+from tests.fakes.raw_connection import connected
+from tests.fakes.raw_http import exchange
+from tests.fakes.raw_websocket import read_ws_frame, until_closed, until_cut, ws_frame
+from tests.fakes.serving import Server
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+BOUND_S = 10
+UPGRADE = (
+    b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
+)
+REQUEST = b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+EMPTY = ws_frame(b"")
+PING = ws_frame(b"", opcode=9)
+CLOSE = ws_frame((1000).to_bytes(2, "big"), opcode=8)
+
+
+class Application:
+    """Accepts a WebSocket, and asks for its messages once it may."""
+
+    def __init__(self, *, admits: bool) -> None:
+        self._admits = admits
+        self.accepted = asyncio.Event()
+        self.go_on = asyncio.Event()
+        self.received: asyncio.Queue[str] = asyncio.Queue()
+        self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            await send({"type": "http.response.start", "status": 200, "headers": [(b"connection", b"close")]})
+            await send({"type": "http.response.body", "body": b"ok"})
+            return
+        await receive()
+        await send({"type": "websocket.accept"})
+        if self._admits:
+            assert admit(scope, "node")
+            scope[METER_IN_SCOPE].admit()
+        await self.go_on.wait()
+        await send({"type": "websocket.send", "text": "going on"})
+        while (message := await receive())["type"] != "websocket.disconnect":
+            if message["text"] == "close":
+                await send({"type": "websocket.close", "code": 1000})
+            self.received.put_nowait(message["text"])
+        self.ended.set_result(message["code"])
+
+
+@asynccontextmanager
+async def served(
+    server: Server, *, admits: bool
+) -> AsyncIterator[tuple[Application, asyncio.StreamReader, asyncio.StreamWriter]]:
+    """Hold a connection whose upgrade was accepted."""
+    server.app = application = Application(admits=admits)
+    reader, writer = await connected(server)
+    writer.write(UPGRADE)
+    try:
+        async with asyncio.timeout(BOUND_S):
+            await reader.readuntil(b"\r\n\r\n")
+            yield application, reader, writer
+    finally:
+        writer.close()
+
+
+async def test_nothing_is_parsed_before_the_application_asks_for_a_message(server: Server) -> None:
+    async with served(server, admits=True) as (application, reader, writer):
+        writer.write(PING)
+        # What came on another connection after it is answered, so the ping has been received.
+        assert b"200 OK" in await exchange(server.address.port, REQUEST)
+        application.go_on.set()
+        assert await read_ws_frame(reader) == b"going on"
+        assert await read_ws_frame(reader) == b""  # the pong
+
+
+async def test_the_frames_of_one_packet_are_handed_over_one_by_one(server: Server) -> None:
+    async with served(server, admits=True) as (application, reader, writer):
+        application.go_on.set()
+        writer.write(
+            ws_frame(b"a") + PING + ws_frame(b"b", fin=False) + ws_frame(b"c", opcode=0) + ws_frame(b"d")
+        )
+        assert [await application.received.get() for _ in range(3)] == ["a", "bc", "d"]
+        assert [await read_ws_frame(reader) for _ in range(2)] == [b"going on", b""]
+
+
+@pytest.mark.parametrize("size", [0, 1, 125, 126, 65_535, 65_536])
+async def test_a_frame_that_comes_byte_by_byte_is_whole(server: Server, size: int) -> None:
+    async with served(server, admits=True) as (application, _reader, writer):
+        application.go_on.set()
+        frame = ws_frame(b"x" * size)
+        for index in range(16):
+            writer.write(frame[index : index + 1])
+            await writer.drain()
+        writer.write(frame[16:] + ws_frame(b"next"))
+        assert await application.received.get() == "x" * size
+        assert await application.received.get() == "next"
+
+
+async def test_a_stranger_may_send_a_handful(server: Server) -> None:
+    async with served(server, admits=False) as (application, reader, writer):
+        application.go_on.set()
+        handful = int(FRAMES_BEFORE_ADMISSION)
+        writer.write(EMPTY * handful)
+        assert [await application.received.get() for _ in range(handful)] == [""] * handful
+        writer.write(EMPTY)
+        assert await application.ended == FLOODED
+        assert await until_cut(reader, writer) is None
+
+
+async def test_a_stranger_may_not_send_much_at_once(server: Server) -> None:
+    async with served(server, admits=False) as (_application, reader, writer):
+        # Never parsed: the application does not ask for it.
+        writer.write(bytes(MAX_BYTES_BEFORE_ADMISSION + 1))
+        assert await until_closed(reader) is None
+
+
+async def test_a_node_may_send_more_than_a_stranger(server: Server) -> None:
+    async with served(server, admits=True) as (application, _reader, writer):
+        application.go_on.set()
+        count = int(FRAMES_AT_ONCE)
+        writer.write(EMPTY * count)
+        assert [await application.received.get() for _ in range(count)] == [""] * count
+        assert not application.ended.done()
+
+
+async def test_messages_over_the_rate_wait_for_their_turn(server: Server) -> None:
+    async with served(server, admits=True) as (application, _reader, writer):
+        application.go_on.set()
+        count = int(FRAMES_AT_ONCE) + 4
+        writer.write(EMPTY * count)
+        assert [await application.received.get() for _ in range(count)] == [""] * count
+        assert not application.ended.done()
+
+
+async def test_a_node_that_stays_behind_its_rate_is_cut_off(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("relay.http.websocket_protocol.MAX_BEHIND_S", 0.1)
+    async with served(server, admits=True) as (application, reader, writer):
+        application.go_on.set()
+        writer.write(EMPTY * 200)
+        assert await application.ended == FLOODED
+        assert application.received.qsize() < 200
+        await until_cut(reader, writer)
+
+
+async def test_a_close_that_came_with_a_message_ends_the_connection_at_once(server: Server) -> None:
+    async with served(server, admits=True) as (application, reader, writer):
+        application.go_on.set()
+        writer.write(ws_frame(b"close") + CLOSE)
+        assert await read_ws_frame(reader) == b"going on"
+        assert await until_cut(reader, writer) == 1000
+
+
+async def test_the_time_of_a_stranger_runs_on_through_the_upgrade_and_that_of_a_node_does_not() -> None:
+    async with Server.running(request_timeout_s=0.3) as server, served(server, admits=True) as connection:
+        node, _, writer = connection
+        node.go_on.set()
+        async with served(server, admits=False) as (stranger, reader, _):
+            stranger.go_on.set()
+            with suppress(ConnectionError):
+                await reader.read()
+            await stranger.ended
+        await until(lambda: len(server.connections) == 1)
+        writer.write(EMPTY)
+        assert await node.received.get() == ""

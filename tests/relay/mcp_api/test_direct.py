@@ -1,0 +1,394 @@
+"""Calls of the new era, beside the SDK's own answers to the same requests."""
+
+import asyncio
+import itertools
+import json
+import re
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+from unittest.mock import patch
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
+from mcp.shared.inbound import encode_header_value
+from mcp_types import CLIENT_CAPABILITIES_META_KEY, CLIENT_INFO_META_KEY, PROTOCOL_VERSION_META_KEY
+from starlette.applications import Starlette
+from starlette.types import Message, Receive, Scope, Send
+
+from relay.calls.envelope import META_IDEMPOTENCY_KEY, META_TRACEPARENT
+from relay.fleet.change_notifier import ChangeNotifier
+from relay.http.request_guard import AllowedHosts, RequestGuard
+from relay.mcp_api.direct import until_gone
+from relay.mcp_api.endpoint import McpEndpoint
+from relay.mcp_api.open_streams import OpenStreams
+from relay.mcp_api.resources import ResourceCatalog
+from relay.rate_limits import Allowance
+from relay.routing.port import NodeRouter
+from schemas.addresses import HostPort
+from schemas.registry import SchemaRegistry
+from tests.fakes.examples import examples
+from tests.fakes.hub import PUBLIC_URL, Hub
+from tests.fakes.reach import ScriptedReach, SilentReach
+from tests.fakes.signer import NODE_ID
+
+BOUND_S: Final = 20
+ERA: Final = "2026-07-28"
+ECHO_NAME: Final = f"sysecho.{NODE_ID}.echo.invoke"
+META: Final[Mapping[str, Any]] = {PROTOCOL_VERSION_META_KEY: ERA, CLIENT_CAPABILITIES_META_KEY: {}}
+PLAIN_HEADERS: Final[Mapping[str, str]] = {
+    "content-type": "application/json",
+    "accept": "application/json, text/event-stream",
+    "mcp-protocol-version": ERA,
+    "mcp-method": "tools/call",
+    "mcp-name": ECHO_NAME,
+}
+ULID: Final = re.compile(rb"[0-9A-HJKMNP-TV-Z]{26}")
+
+
+@dataclass
+class Reply:
+    """What a client is told, and whether its request was plain: whether the SDK never saw it."""
+
+    plain: bool = True
+    status: int = 0
+    headers: dict[bytes, bytes] = field(default_factory=dict)
+    body: bytes = b""
+
+    def comparable(self) -> tuple[int, dict[bytes, bytes], bytes]:
+        """Return the answer, less the ids that are each call's own."""
+        return self.status, self.headers, ULID.sub(b"(a ULID)", self.body)
+
+
+class Stage:
+    """A relay's side of MCP behind its guard, without a server."""
+
+    def __init__(self, hub: Hub, reach: NodeRouter) -> None:
+        self.hub = hub
+        self._token = hub.token()
+        # A clock that leaps: no limit is in the way of as many calls as a test makes.
+        leaping = itertools.count(step=10).__next__
+        self._mcp = McpEndpoint(
+            version="0.0.0",
+            gateway=hub.gateway(reach, lambda: float(leaping()), Allowance(1e6, 1e6, 100)),
+            fleet=hub.fleet,
+            authenticator=hub.authenticator,
+            notifier=ChangeNotifier(hub.fleet, hub.log),
+            resources=ResourceCatalog(hub.fleet, hub.registry),
+            streams=OpenStreams(),
+            now_ms=hub.clock,
+        )
+        self._guard = RequestGuard(
+            allowed=AllowedHosts.of(PUBLIC_URL, HostPort("127.0.0.1", 8700)),
+            authenticator=hub.authenticator,
+            public_url=PUBLIC_URL,
+            metrics=hub.metrics,
+            refusals=hub.refusals,
+            mcp=self._mcp,
+            node_sessions=Starlette(),
+            other=Starlette(),
+        )
+        self._reply = Reply()
+
+    @classmethod
+    @asynccontextmanager
+    async def running(cls, hub: Hub, reach: NodeRouter) -> AsyncIterator["Stage"]:
+        hub.connect(hub.ca.issue())
+        stage = cls(hub, reach)
+        by_sdk = StreamableHTTPSessionManager.handle_request
+
+        async def seen(
+            manager: StreamableHTTPSessionManager, scope: Scope, receive: Receive, send: Send
+        ) -> None:
+            stage._reply.plain = False
+            await by_sdk(manager, scope, receive, send)
+
+        with patch.object(StreamableHTTPSessionManager, "handle_request", seen):
+            async with asyncio.timeout(BOUND_S), stage._mcp.running():
+                yield stage
+
+    async def ask(
+        self,
+        message: object,
+        headers: Mapping[str, str] = PLAIN_HEADERS,
+        *,
+        twice: str | None = None,
+        gone: asyncio.Event | None = None,
+    ) -> Reply:
+        """Send one request, with one header ``twice``. With that of what is accepted it means the same."""
+        lines = [(b"host", b"127.0.0.1:8700"), (b"authorization", f"Bearer {self._token}".encode())]
+        lines += [(name.encode("ascii"), value.encode("latin-1")) for name, value in headers.items()]
+        if twice is not None:
+            lines.append((twice.encode("ascii"), headers.get(twice, "").encode("latin-1")))
+        scope = {"type": "http", "method": "POST", "path": "/mcp", "query_string": b"", "headers": lines}
+        incoming = [{"type": "http.request", "body": json.dumps(message).encode(), "more_body": False}]
+        reply = self._reply = Reply()
+
+        async def receive() -> Message:
+            if incoming:
+                return incoming.pop()
+            await (gone or asyncio.Event()).wait()
+            return {"type": "http.disconnect"}
+
+        async def send(part: Message) -> None:
+            reply.status = part.get("status", reply.status)
+            reply.headers |= dict(part.get("headers", ()))
+            reply.body += part.get("body", b"")
+
+        await self._guard({**scope, "client": ("127.0.0.1", 5)}, receive, send)
+        return reply
+
+
+def call(name: object = ECHO_NAME, arguments: object = None, **members: Any) -> dict[str, Any]:
+    """Return a call; ``meta`` is added to what a client of the new era has to say."""
+    meta = {**META, **members.pop("meta", {})}
+    params = {"name": name, "arguments": {"message": "ping"} if arguments is None else arguments}
+    return {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {**params, "_meta": meta}} | members
+
+
+def without(mapping: Mapping[str, Any], name: str) -> dict[str, Any]:
+    return {key: value for key, value in mapping.items() if key != name}
+
+
+NO_NAME = call()
+del NO_NAME["params"]["name"]
+PLAIN: Final[Mapping[str, tuple[object, Mapping[str, str]]]] = {
+    "a call": (call(), PLAIN_HEADERS),
+    "a text for an id": (call(id="seven"), PLAIN_HEADERS),
+    "an empty id": (call(id=""), PLAIN_HEADERS),
+    "a negative id": (call(id=-1), PLAIN_HEADERS),
+    "an id that a terminal would obey": (call(id="\x7f\x1b[31m\u202e"), PLAIN_HEADERS),
+    "no name": (NO_NAME, PLAIN_HEADERS),
+    "arguments that do not fit": (call(arguments={"message": 7}), PLAIN_HEADERS),
+    "arguments in a list": (call(arguments=["ping"]), PLAIN_HEADERS),
+    "a tool that nobody has": (call("echo"), {**PLAIN_HEADERS, "mcp-name": "echo"}),
+    "an alias": (
+        call(ECHO_NAME.replace(".", "-")),
+        {**PLAIN_HEADERS, "mcp-name": ECHO_NAME.replace(".", "-")},
+    ),
+    "a name in the header that is encoded": (
+        call("\u00e9"),
+        {**PLAIN_HEADERS, "mcp-name": encode_header_value("\u00e9")},
+    ),
+    "a key": (call(meta={META_IDEMPOTENCY_KEY: "k-1"}), PLAIN_HEADERS),
+    "a key beside the call": (call(idempotencyKey="k-2"), PLAIN_HEADERS),
+    "a member too many": (call(more=1), PLAIN_HEADERS),
+    "a trace": (call(meta={META_TRACEPARENT: f"00-{'a' * 32}-{'b' * 16}-01"}), PLAIN_HEADERS),
+    "a progress token": (call(meta={"progressToken": 7}), PLAIN_HEADERS),
+    "a progress token that is none": (call(meta={"progressToken": {}}), PLAIN_HEADERS),
+    "capabilities that are none": (call(meta={CLIENT_CAPABILITIES_META_KEY: ["x"]}), PLAIN_HEADERS),
+    "a client that says who it is": (
+        call(meta={CLIENT_INFO_META_KEY: {"name": "c", "version": "1"}}),
+        PLAIN_HEADERS,
+    ),
+    "a client without a form": (call(meta={CLIENT_INFO_META_KEY: 7}), PLAIN_HEADERS),
+    "a character set": (call(), {**PLAIN_HEADERS, "content-type": "Application/JSON; charset=utf-8"}),
+    "whatever there is": (call(), {**PLAIN_HEADERS, "accept": "*/*"}),
+}
+ODD: Final[Mapping[str, tuple[object, Mapping[str, str]]]] = {
+    "another method": (call(method="tools/list"), {**PLAIN_HEADERS, "mcp-method": "tools/list"}),
+    "no id": (without(call(), "id"), PLAIN_HEADERS),
+    "an id of null": (call(id=None), PLAIN_HEADERS),
+    "a truth for an id": (call(id=True), PLAIN_HEADERS),
+    "a fraction for an id": (call(id=1.5), PLAIN_HEADERS),
+    "a list for an id": (call(id=[1]), PLAIN_HEADERS),
+    "another JSON-RPC": (call(jsonrpc="1.0"), PLAIN_HEADERS),
+    "no JSON-RPC": (without(call(), "jsonrpc"), PLAIN_HEADERS),
+    "no parameters": (without(call(), "params"), PLAIN_HEADERS),
+    "parameters in a list": (call(params=["x"]), PLAIN_HEADERS),
+    "a method that is a list": (call(method=["tools/call"]), PLAIN_HEADERS),
+    "a batch": ([call()], PLAIN_HEADERS),
+    "a text": ("tools/call", PLAIN_HEADERS),
+    "no capabilities": (
+        call(params={"name": ECHO_NAME, "_meta": without(META, CLIENT_CAPABILITIES_META_KEY)}),
+        PLAIN_HEADERS,
+    ),
+    "another era in the body": (call(meta={PROTOCOL_VERSION_META_KEY: "2025-11-25"}), PLAIN_HEADERS),
+    "an era to come": (
+        call(meta={PROTOCOL_VERSION_META_KEY: "2099-01-01"}),
+        {**PLAIN_HEADERS, "mcp-protocol-version": "2099-01-01"},
+    ),
+    "another method in the header": (call(), {**PLAIN_HEADERS, "mcp-method": "tools/list"}),
+    "no method in the header": (call(), without(PLAIN_HEADERS, "mcp-method")),
+    "another name in the header": (call(), {**PLAIN_HEADERS, "mcp-name": "sysecho.x.echo.invoke"}),
+    "no name in the header": (call(), without(PLAIN_HEADERS, "mcp-name")),
+    "whole answers alone": (call(), {**PLAIN_HEADERS, "accept": "application/json"}),
+    "streams alone": (call(), {**PLAIN_HEADERS, "accept": "text/event-stream"}),
+    "no answer": (call(), without(PLAIN_HEADERS, "accept")),
+    "more than a client accepts": (call(), {**PLAIN_HEADERS, "accept": "*/*," + "x/y," * 100}),
+    "another form": (call(), {**PLAIN_HEADERS, "content-type": "text/plain"}),
+    "no form": (call(), without(PLAIN_HEADERS, "content-type")),
+}
+
+
+@pytest.mark.parametrize(("message", "headers"), PLAIN.values(), ids=PLAIN.keys())
+async def test_a_plain_call_is_answered_as_the_sdk_answers_it(
+    hub: Hub, message: object, headers: Mapping[str, str]
+) -> None:
+    async with Stage.running(hub, ScriptedReach()) as stage:
+        ours = await stage.ask(message, headers)
+        sdks = await stage.ask(message, headers, twice="accept")
+    assert (ours.plain, sdks.plain) == (True, False)
+    assert ours.status == 200
+    assert json.loads(ours.body)["result"]["resultType"] == "complete"
+    assert ours.comparable() == sdks.comparable()
+
+
+@pytest.mark.parametrize(("message", "headers"), ODD.values(), ids=ODD.keys())
+async def test_what_is_not_plainly_a_call_is_left_to_the_sdk(
+    hub: Hub, message: object, headers: Mapping[str, str]
+) -> None:
+    async with Stage.running(hub, ScriptedReach()) as stage:
+        assert (await stage.ask(message, headers)).plain is False
+
+
+@pytest.mark.parametrize("name", [ECHO_NAME, None, "\n"], ids=repr)
+@pytest.mark.parametrize("twice", PLAIN_HEADERS)
+async def test_a_header_that_stands_twice_is_left_to_the_sdk(hub: Hub, twice: str, name: str | None) -> None:
+    async with Stage.running(hub, ScriptedReach()) as stage:
+        reply = await stage.ask(call(name), twice=twice)
+    assert reply.plain is False
+
+
+ODD_VALUES: Final = (
+    st.none() | st.booleans() | st.integers(-2, 2) | st.sampled_from(["", "x", "\x7f", ERA, [], {}])
+)
+
+
+def some(
+    names: Iterable[str], values: st.SearchStrategy[Any] = ODD_VALUES
+) -> st.SearchStrategy[dict[str, Any]]:
+    """Return what has up to two of the names, with a value each."""
+    return st.dictionaries(st.sampled_from(sorted(names)), values, max_size=2)
+
+
+@given(
+    members=some(["jsonrpc", "id", "method", "params", "more"]),
+    params=some(["name", "arguments", "_meta", "more"]),
+    meta=some([*META, CLIENT_INFO_META_KEY, "progressToken", META_IDEMPOTENCY_KEY]),
+    headers=some(PLAIN_HEADERS, st.sampled_from(["", "x", "*/*", "application/json", ERA, "tools/list"])),
+)
+@examples(40, 150)
+def test_whatever_is_plain_the_sdk_answers_alike(
+    registry: SchemaRegistry,
+    members: dict[str, Any],
+    params: dict[str, Any],
+    meta: dict[str, Any],
+    headers: dict[str, str],
+) -> None:
+    message = call(meta=meta)
+    message["params"] |= params
+    message |= members
+    said = {**PLAIN_HEADERS, **headers}
+
+    async def both() -> tuple[Reply, Reply]:
+        with TemporaryDirectory() as directory:
+            hub = Hub(Path(directory), registry)
+            async with Stage.running(hub, ScriptedReach()) as stage:
+                replies = await stage.ask(message, said), await stage.ask(message, said, twice="accept")
+            hub.close()
+            return replies
+
+    ours, sdks = asyncio.run(both())
+    assert sdks.plain is False
+    if ours.plain:
+        assert ours.comparable() == sdks.comparable()
+
+
+# --- who goes away ------------------------------------------------------------------------------------
+
+
+async def test_a_call_ends_when_its_caller_goes_away(hub: Hub) -> None:
+    reach, gone = SilentReach(), asyncio.Event()
+    async with Stage.running(hub, reach) as stage:
+        asking = asyncio.create_task(stage.ask(call(), gone=gone))
+        await reach.asked.wait()
+        gone.set()
+        reply = await asking
+    assert reach.given_up.is_set()
+    assert (reply.plain, reply.status, reply.body) == (True, 0, b"")
+    assert [line["code"] for line in hub.audited()] == ["ok", "cancelled"]
+
+
+async def never() -> Message:
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+async def answered() -> str:
+    return "an answer"
+
+
+async def test_what_work_comes_to_is_returned_and_nobody_is_waited_for_any_more() -> None:
+    before = asyncio.all_tasks()
+    assert await until_gone(answered(), never) == "an answer"
+    left = asyncio.all_tasks() - before
+    await asyncio.wait_for(asyncio.gather(*left, return_exceptions=True), BOUND_S)
+
+
+async def test_an_error_of_the_work_is_the_callers() -> None:
+    async def fails() -> None:
+        raise LookupError
+
+    with pytest.raises(LookupError):
+        await until_gone(fails(), never)
+
+
+async def test_more_of_the_request_is_no_goodbye() -> None:
+    messages: list[Message] = [{"type": "http.disconnect"}, {"type": "http.request", "body": b""}]
+    ended = asyncio.Event()
+
+    async def receive() -> Message:
+        return messages.pop()
+
+    async def waits() -> Message:
+        try:
+            return await never()
+        finally:
+            ended.set()
+
+    assert await asyncio.wait_for(until_gone(waits(), receive), BOUND_S) is None
+    assert messages == []
+    assert ended.is_set()
+
+
+async def test_who_is_ended_from_outside_is_ended_also_when_the_client_has_gone() -> None:
+    begun, gone = asyncio.Event(), asyncio.Event()
+
+    async def receive() -> Message:
+        await gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def waits() -> Message:
+        begun.set()
+        return await never()
+
+    task = asyncio.create_task(until_gone(waits(), receive))
+    await asyncio.wait_for(begun.wait(), BOUND_S)
+    gone.set()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(task, BOUND_S)
+
+
+async def test_who_is_ended_from_outside_ends_the_work() -> None:
+    begun, ended = asyncio.Event(), asyncio.Event()
+
+    async def waits() -> None:
+        begun.set()
+        try:
+            await never()
+        finally:
+            ended.set()
+
+    task = asyncio.create_task(until_gone(waits(), never))
+    await asyncio.wait_for(begun.wait(), BOUND_S)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(task, BOUND_S)
+    assert ended.is_set()

@@ -1,0 +1,195 @@
+import asyncio
+import gc
+import io
+import json
+import logging
+import threading
+import warnings
+
+from relay.observability.logging import make_logger, opened
+from tests.fakes.lines import BOUND_S, LogLines
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_away_from_a_terminal_an_event_is_one_line_of_json() -> None:
+    stream = io.StringIO()
+    make_logger(stream).warning("node refused", reason="a\nb")
+    line = json.loads(stream.getvalue())
+    assert stream.getvalue().count("\n") == 1
+    assert (line["event"], line["level"], line["reason"]) == ("node refused", "warning", "a\nb")
+    assert line["timestamp"].endswith("Z")
+
+
+def test_on_a_terminal_an_event_is_a_line_for_people() -> None:
+    stream = Terminal()
+    make_logger(stream).info("broker connected", broker="127.0.0.1:1883")
+    assert "broker connected" in stream.getvalue()
+    assert not stream.getvalue().startswith("{")
+
+
+def test_what_only_developers_need_is_not_logged() -> None:
+    stream = io.StringIO()
+    make_logger(stream).debug("detail")
+    assert stream.getvalue() == ""
+
+
+def test_two_loggers_write_apart() -> None:
+    one, other = io.StringIO(), io.StringIO()
+    make_logger(one).info("one")
+    make_logger(other).info("other")
+    assert json.loads(one.getvalue())["event"] == "one"
+    assert json.loads(other.getvalue())["event"] == "other"
+
+
+# --- faults ---------------------------------------------------------------------------------------------
+
+
+class Clock:
+    """A clock that stands still until a test moves it."""
+
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def fail(message: str = "planted") -> None:
+    raise LookupError(message)
+
+
+def test_a_fault_has_its_traceback_once_a_minute_and_is_counted_each_time() -> None:
+    lines, clock, counted = LogLines(), Clock(), list[str]()
+    log = make_logger(lines, monotonic=clock, on_fault=counted.append)
+    for clock.now_s in (0.0, 1.0, 2.0, 61.0):
+        try:
+            fail("a\n\x1b[31mb")
+        except LookupError:
+            log.exception("it broke")
+    first, second = lines.entries()
+    assert first["error"] == r"LookupError: a\n\x1b[31mb"
+    assert "in fail: raise LookupError" in first["exception"]
+    assert "kept_back" not in first
+    assert second["kept_back"] == 2
+    assert counted == ["relay"] * 4
+
+
+async def test_what_a_library_logs_is_a_line_of_ours_once_a_minute() -> None:
+    lines, counted = LogLines(), list[str]()
+    library = logging.getLogger("uvicorn.error")
+    with opened(lines, on_fault=counted.append):
+        library.info("for developers")
+        for _ in range(3):
+            library.warning("a \x1b[31m%s", "warning " + "x" * 500)
+        misfit = library.makeRecord("x", logging.ERROR, __file__, 1, "no %d argument", ("fitting",), None)
+        logging.getLogger().handlers[-1].handle(misfit)
+        try:
+            fail()
+        except LookupError:
+            library.exception("it broke: %s", "y" * 40)
+    library.warning("afterwards")
+    warning, error, fault = lines.entries()
+    assert (warning["event"], warning["library"]) == ("a library reports", "uvicorn")
+    assert warning["level"] == "warning"
+    assert warning["text"] == r"a \x1b[31mwarning (left out)"
+    assert (error["level"], error["text"]) == ("error", "no %d argument")
+    assert (fault["error"], fault["text"]) == ("LookupError: planted", "it broke: (left out)")
+    assert "in fail: raise LookupError" in fault["exception"]
+    assert counted == ["x", "uvicorn"]
+
+
+async def test_what_is_not_caught_in_a_task_a_callback_and_a_thread_is_told_with_its_traceback() -> None:
+    lines, counted = LogLines(), list[str]()
+    handler = asyncio.get_running_loop().get_exception_handler()
+
+    async def forgotten() -> None:
+        fail("in a task")
+
+    with opened(lines, on_fault=counted.append):
+        asyncio.get_running_loop().call_soon(fail, "in a callback with a secret argument")
+        await lines.until("fault in the background")
+        task = asyncio.create_task(forgotten())
+        await asyncio.wait([task])
+        del task
+        gc.collect()
+        thread = threading.Thread(target=lambda: fail("in a thread"))  # another place: the lambda is not
+        thread.start()
+        thread.join()
+    told = lines.entries()
+    assert [line["text"] for line in told if "text" in line] == ["Exception in callback fail"]
+    assert "secret" not in told[0]["text"]
+    assert all("in fail: raise LookupError" in line["exception"] for line in told)
+    assert counted == ["asyncio", "asyncio", "relay"]
+    assert asyncio.get_running_loop().get_exception_handler() is handler
+    assert threading.excepthook is not None
+
+
+async def test_a_task_that_is_forgotten_is_named() -> None:
+    lines = LogLines()
+
+    async def forgotten() -> None:
+        raise ArithmeticError
+
+    with opened(lines):
+        task = asyncio.create_task(forgotten())
+        await asyncio.wait([task])
+        del task
+        gc.collect()
+        line = await lines.until("fault in the background")
+    assert line["of"].endswith("forgotten")
+    assert line["error"] == "ArithmeticError"
+
+
+async def test_a_coroutine_that_is_never_awaited_is_told() -> None:
+    lines = LogLines()
+
+    async def unwaited() -> None:
+        await asyncio.sleep(0)
+
+    with opened(lines), warnings.catch_warnings():
+        warnings.simplefilter("always")
+        logging.captureWarnings(capture=False)  # the block above has its own way of showing them
+        logging.captureWarnings(capture=True)
+        unwaited()  # type: ignore[unused-coroutine]  # what is tested
+        gc.collect()
+    (line,) = lines.entries()
+    assert "was never awaited" in line["text"]
+
+
+async def test_work_that_is_cancelled_is_no_fault() -> None:
+    lines = LogLines()
+    with opened(lines):
+        logging.getLogger("uvicorn.error").error("Exception", exc_info=asyncio.CancelledError())
+    assert lines.entries() == []
+
+
+async def test_lines_that_are_lost_are_counted_and_said() -> None:
+    lost: list[int] = []
+    stream = Failing()
+    with opened(stream, on_lost=lost.append) as (log, _):
+        log.info("one")
+        assert await asyncio.to_thread(stream.tried.acquire, timeout=BOUND_S)
+        stream.fails = False
+        log.info("two")
+    two, told = [json.loads(line) for line in stream.getvalue().splitlines()]
+    assert two["event"] == "two"
+    assert (told["event"], told["level"], told["count"]) == ("log lines lost", "warning", 1)
+    assert lost == [1]
+
+
+class Failing(io.StringIO):
+    """A stream on a full disk, as long as that is so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fails = True
+        self.tried = threading.Semaphore(0)
+
+    def write(self, text: str) -> int:
+        self.tried.release()
+        if self.fails:
+            raise OSError(28, "No space left on device")
+        return super().write(text)

@@ -1,0 +1,942 @@
+import base64
+import json
+import os
+import re
+import ssl
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.hashes import SHA256
+from nacl.signing import SigningKey
+
+from relay.pki.authority import AuthorityError, CertificateAuthority, IdTakenError, UnknownTargetError
+from schemas.certificates import make_csr, verify_leaf
+from schemas.endorsement import is_endorsed
+from schemas.identity import certificates_in
+from schemas.identity_files import IdentityFiles
+from tests.fakes.clock import FakeClock
+from tests.fakes.disk import full_disk
+from tests.fakes.signer import DAY_MS, LOW_ORDER_KEYS, NODE_ID, NOW_MS, OTHER_NODE_ID, key_named
+
+KEY = key_named("the node")
+OTHER_KEY = key_named("another node")
+CSR = make_csr(KEY, NODE_ID)
+JOIN_ID, OTHER_JOIN_ID = "01HZX9K3M4P7Q8R9S0T1V2W3XY", "01HZX9K3M4P7Q8R9S0T1V2W3XZ"
+
+
+def authority(directory: Path, clock: FakeClock | None = None) -> CertificateAuthority:
+    return CertificateAuthority(directory, clock or FakeClock(NOW_MS), os.urandom)
+
+
+@pytest.fixture
+def ca(tmp_path: Path) -> CertificateAuthority:
+    ca = authority(tmp_path / "ca")
+    ca.create()
+    return ca
+
+
+def ledger(ca: CertificateAuthority) -> list[dict[str, Any]]:
+    text = ca.root_file.with_name("ledger.jsonl").read_text("utf-8")
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def files(ca: CertificateAuthority) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in ca.root_file.parent.iterdir()}
+
+
+def kid_of(pem: str) -> str:
+    return x509.load_pem_x509_certificate(pem.encode()).fingerprint(SHA256()).hex()
+
+
+def serial_of(pem: str) -> int:
+    return x509.load_pem_x509_certificate(pem.encode()).serial_number
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+# --- the root -----------------------------------------------------------------------------------------
+
+
+def test_a_root_is_not_made_while_the_clock_reads_a_time_before_the_first_credible_one(
+    tmp_path: Path,
+) -> None:
+    clock = FakeClock(1_700_000_000_000 - 1)
+    ca = authority(tmp_path / "ca", clock)
+    with pytest.raises(AuthorityError, match="set the clock"):
+        ca.create()
+    assert [path.name for path in (tmp_path / "ca").iterdir()] == ["ledger.jsonl"]
+    clock.advance(1)
+    ca.create()
+
+
+def test_the_key_of_the_root_is_for_its_owner_alone(ca: CertificateAuthority) -> None:
+    assert mode(ca.root_file.with_name("root.key")) == 0o600
+    assert mode(ca.root_file.parent) == 0o700
+
+
+@pytest.mark.parametrize("lost", [None, "root.key", "root.pem"])
+def test_a_root_is_never_overwritten(ca: CertificateAuthority, lost: str | None) -> None:
+    if lost is not None:
+        ca.root_file.with_name(lost).unlink()
+    before = files(ca)
+    with pytest.raises(AuthorityError, match=r"holds a CA already|root\.key is there without"):
+        ca.create()
+    assert files(ca) == before
+
+
+def test_of_two_who_make_a_root_at_once_one_does(tmp_path: Path) -> None:
+    refused: list[str] = []
+
+    def create_too() -> None:
+        try:
+            authority(tmp_path / "ca").create()
+        except AuthorityError as error:
+            refused.append(str(error))
+
+    rival = Thread(target=create_too)
+
+    def random_bytes(count: int) -> bytes:
+        if not rival.ident:
+            rival.start()
+        rival.join(0.1)
+        return os.urandom(count)
+
+    CertificateAuthority(tmp_path / "ca", FakeClock(NOW_MS), random_bytes).create()
+    rival.join()
+    assert len(refused) == 1
+    assert authority(tmp_path / "ca").can_issue()
+
+
+def test_two_authorities_have_different_roots(ca: CertificateAuthority, tmp_path: Path) -> None:
+    other = authority(tmp_path / "other")
+    other.create()
+    assert other.root_pem() != ca.root_pem()
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        pytest.param(lambda ca, _: ca.root_pem(), id="root"),
+        pytest.param(lambda ca, _: ca.issue(CSR, "acme"), id="issue"),
+        pytest.param(lambda ca, path: ca.issue_mock(1, path, "acme"), id="mock"),
+        pytest.param(lambda ca, _: ca.in_force(), id="who is in force"),
+        pytest.param(lambda ca, _: ca.revoked_kids(), id="who is revoked"),
+        pytest.param(lambda ca, _: ca.crl_pem(), id="list"),
+        pytest.param(lambda ca, _: ca.stamp, id="stamp"),
+    ],
+)
+def test_without_a_root_the_error_says_how_to_make_one(tmp_path: Path, use: Any) -> None:
+    with pytest.raises(AuthorityError, match="relay ca init"):
+        use(authority(tmp_path / "nothing"), tmp_path)
+
+
+# --- issuing ------------------------------------------------------------------------------------------
+
+
+def test_a_leaf_names_node_and_tenant_and_chains_to_the_root(ca: CertificateAuthority) -> None:
+    identity = verify_leaf(ca.issue(CSR, "acme"), [ca.root_pem()], NOW_MS)
+    assert (identity.node_id, identity.tenant) == (NODE_ID, "acme")
+    assert identity.public_key == bytes(KEY.verify_key)
+    assert identity.not_after_ms == NOW_MS + 90 * DAY_MS
+
+
+def test_the_ledger_binds_the_id_to_tenant_and_key(ca: CertificateAuthority) -> None:
+    pem = ca.issue(CSR, "acme")
+    assert ledger(ca) == [
+        {
+            "action": "issue",
+            "ts_ms": NOW_MS,
+            "node_id": NODE_ID,
+            "tenant": "acme",
+            "public_key": bytes(KEY.verify_key).hex(),
+            "kid": kid_of(pem),
+            "serial": f"{serial_of(pem):x}",
+            "not_after_ms": NOW_MS + 90 * DAY_MS,
+        }
+    ]
+
+
+@pytest.mark.parametrize(
+    "csr",
+    [
+        pytest.param(CSR, id="the same request"),
+        pytest.param(make_csr(OTHER_KEY, NODE_ID), id="somebody else's key"),
+    ],
+)
+def test_an_id_that_was_issued_is_not_issued_again(ca: CertificateAuthority, csr: str) -> None:
+    ca.issue(CSR, "acme")
+    before = ledger(ca)
+    with pytest.raises(AuthorityError, match=f"{NODE_ID} has a certificate: say --replace"):
+        ca.issue(csr, "acme")
+    assert ledger(ca) == before
+    assert ca.revoked_kids() == frozenset()
+
+
+def test_replace_revokes_the_leaf_in_force_and_issues_a_new_one(ca: CertificateAuthority) -> None:
+    roots = [ca.root_pem()]
+    first = verify_leaf(ca.issue(CSR, "acme"), roots, NOW_MS)
+    second = verify_leaf(ca.issue(make_csr(OTHER_KEY, NODE_ID), "acme", replace=True), roots, NOW_MS)
+    third = verify_leaf(ca.issue(CSR, "acme", replace=True), roots, NOW_MS)
+    assert ca.revoked_kids() == {first.kid, second.kid}
+    assert third.kid not in ca.revoked_kids()
+
+
+def test_replacing_what_was_never_issued_revokes_nothing(ca: CertificateAuthority) -> None:
+    ca.issue(CSR, "acme", replace=True)
+    assert ca.revoked_kids() == frozenset()
+
+
+def test_revocations_are_still_known_to_the_next_process(ca: CertificateAuthority, tmp_path: Path) -> None:
+    ca.issue(CSR, "acme")
+    ca.issue(CSR, "acme", replace=True)
+    assert authority(tmp_path / "ca").revoked_kids() == ca.revoked_kids()
+    assert len(ca.revoked_kids()) == 1
+
+
+def test_who_asks_while_another_is_being_served_finds_the_id_taken(
+    tmp_path: Path, ca: CertificateAuthority
+) -> None:
+    refused: list[str] = []
+
+    def ask_too() -> None:
+        try:
+            authority(tmp_path / "ca").issue(make_csr(OTHER_KEY, NODE_ID), "globex")
+        except AuthorityError as error:
+            refused.append(str(error))
+
+    rival = Thread(target=ask_too)
+
+    def random_bytes(count: int) -> bytes:
+        # The serial number is drawn between looking into the ledger and writing to it.
+        rival.start()
+        rival.join(0.1)
+        return os.urandom(count)
+
+    CertificateAuthority(tmp_path / "ca", FakeClock(NOW_MS), random_bytes).issue(CSR, "acme")
+    rival.join()
+    assert len(refused) == 1
+    assert [entry["tenant"] for entry in ledger(ca)] == ["acme"]
+
+
+@pytest.mark.parametrize(
+    ("csr", "reason"),
+    [
+        pytest.param("", "not_a_request", id="empty"),
+        pytest.param("-----BEGIN CERTIFICATE REQUEST-----\nAAAA\n", "not_a_request", id="cut off"),
+        pytest.param(CSR.replace("M", "N", 1), "not_a_request", id="damaged"),
+        pytest.param("\u202e" + CSR, "not_a_request", id="not ASCII"),
+        pytest.param(make_csr(KEY, "root"), "not_a_node_id", id="another kind of name"),
+    ],
+)
+def test_a_request_that_proves_nothing_is_refused(ca: CertificateAuthority, csr: str, reason: str) -> None:
+    with pytest.raises(AuthorityError, match=reason):
+        ca.issue(csr, "acme")
+    assert ca.revoked_kids() == frozenset()
+
+
+@pytest.mark.parametrize("tenant", ["", "Acme", "a/b", "x" * 64, "acme:node:x"])
+def test_a_tenant_that_is_not_of_its_form_gets_no_leaf(ca: CertificateAuthority, tenant: str) -> None:
+    with pytest.raises(AuthorityError, match="not issued for tenant"):
+        ca.issue(CSR, tenant)
+    ca.issue(CSR, "acme")
+
+
+@pytest.mark.parametrize("revoked", [False, True], ids=["in force", "revoked"])
+def test_a_node_that_is_replaced_keeps_its_tenant(ca: CertificateAuthority, *, revoked: bool) -> None:
+    ca.issue(CSR, "acme")
+    if revoked:
+        ca.revoke(NODE_ID)
+    assert verify_leaf(ca.issue(CSR, replace=True), ca.roots(), NOW_MS).tenant == "acme"
+    assert ca.records().moved() == {}
+
+
+def test_a_node_comes_to_another_tenant_when_that_is_named(ca: CertificateAuthority) -> None:
+    ca.issue(CSR, "acme")
+    moved = verify_leaf(ca.issue(CSR, "globex", replace=True), ca.roots(), NOW_MS)
+    assert moved.tenant == "globex"
+    kept = verify_leaf(ca.issue(CSR, replace=True), ca.roots(), NOW_MS)
+    assert kept.tenant == "globex"
+    assert {kid: leaf.tenant for kid, leaf in ca.records().moved().items()} == {moved.kid: "globex"}
+
+
+def test_a_new_node_is_in_the_default_tenant(ca: CertificateAuthority) -> None:
+    assert verify_leaf(ca.issue(CSR), ca.roots(), NOW_MS).tenant == "default"
+
+
+def test_a_failed_replacement_leaves_the_old_leaf_in_force(ca: CertificateAuthority) -> None:
+    ca.issue(CSR, "acme")
+    with pytest.raises(AuthorityError):
+        ca.issue(CSR, "NOT A TENANT", replace=True)
+    assert ca.revoked_kids() == frozenset()
+
+
+# --- mocks --------------------------------------------------------------------------------------------
+
+
+def test_mock_identities_are_whole_and_trusted(ca: CertificateAuthority, tmp_path: Path) -> None:
+    node_ids = ca.issue_mock(3, tmp_path / "mocks", "acme")
+    assert len(set(node_ids)) == 3
+    for node_id in node_ids:
+        identity = IdentityFiles(tmp_path / "mocks" / node_id).read()
+        believed = verify_leaf(identity.leaf_pem, [ca.root_pem()], NOW_MS)
+        assert (believed.node_id, believed.tenant, believed.kid) == (node_id, "acme", identity.kid)
+        assert mode(tmp_path / "mocks" / node_id / "node.key") == 0o600
+    assert [entry["node_id"] for entry in ledger(ca)] == node_ids
+
+
+# --- what can be wrong with the files -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["root.key", "root.pem", "ledger.jsonl"])
+@pytest.mark.parametrize(
+    "content", [pytest.param(b"damaged\n", id="text"), pytest.param(b"\xff\xfe\x00\n", id="bytes")]
+)
+def test_a_damaged_file_is_an_error_that_names_it(
+    ca: CertificateAuthority, name: str, content: bytes
+) -> None:
+    damaged = ca.root_file.with_name(name)
+    damaged.touch(mode=0o600)
+    damaged.write_bytes(content)
+    with pytest.raises(AuthorityError, match=name):
+        ca.issue(CSR, "acme")
+
+
+@pytest.mark.parametrize("content", [b"", b"no root", b"\xff\xfe"])
+def test_a_root_that_would_vouch_for_nobody_is_an_error(ca: CertificateAuthority, content: bytes) -> None:
+    ca.root_file.write_bytes(content)
+    with pytest.raises(AuthorityError, match=r"root\.pem is damaged"):
+        ca.root_pem()
+
+
+def test_a_key_that_others_can_read_is_not_used(ca: CertificateAuthority) -> None:
+    ca.root_file.with_name("root.key").chmod(0o644)
+    with pytest.raises(PermissionError, match=r"root\.key"):
+        ca.issue(make_csr(KEY, OTHER_NODE_ID), "acme")
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        pytest.param({}, id="no action"),
+        pytest.param({"action": "forgive", "kid": "0" * 64}, id="an action of another version"),
+        pytest.param({"action": "issue", "node_id": NODE_ID}, id="an issue of nothing"),
+        pytest.param({"action": "revoke", "node_id": NODE_ID}, id="a revocation of nothing"),
+    ],
+)
+@pytest.mark.parametrize(
+    "use",
+    [
+        pytest.param(lambda ca: ca.issue(CSR, "acme"), id="issue"),
+        pytest.param(lambda ca: ca.revoke(NODE_ID), id="revoke"),
+        pytest.param(lambda ca: ca.revoked_kids(), id="kids"),
+        pytest.param(lambda ca: ca.crl_pem(), id="list"),
+    ],
+)
+def test_an_entry_that_is_not_understood_stops_everything(
+    ca: CertificateAuthority, entry: dict[str, Any], use: Callable[[CertificateAuthority], object]
+) -> None:
+    # It may say that a leaf is void.
+    with ca.root_file.with_name("ledger.jsonl").open("a") as file:
+        file.write(json.dumps(entry) + "\n")
+    with pytest.raises(AuthorityError, match=r"ledger\.jsonl is damaged: line 1"):
+        use(ca)
+
+
+def test_without_its_ledger_an_authority_forgets_nobody_but_stops(ca: CertificateAuthority) -> None:
+    ca.issue(CSR, "acme")
+    ca.revoke(NODE_ID)
+    ca.root_file.with_name("ledger.jsonl").unlink()
+    uses: list[Callable[[], object]] = [
+        ca.revoked_kids,
+        ca.crl_pem,
+        lambda: ca.issue(CSR, "acme"),
+        lambda: ca.revoke(NODE_ID),
+    ]
+    for use in uses:
+        with pytest.raises(AuthorityError, match=r"ledger\.jsonl is missing: restore it"):
+            use()
+
+
+def test_a_ledger_of_the_first_version_is_still_understood(ca: CertificateAuthority) -> None:
+    old = {
+        "ts_ms": NOW_MS - DAY_MS,
+        "action": "issue",
+        "node_id": NODE_ID,
+        "tenant": "acme",
+        "public_key": bytes(KEY.verify_key).hex(),
+        "kid": "a" * 64,
+    }
+    revoked = {"ts_ms": NOW_MS, "action": "revoke", "node_id": OTHER_NODE_ID, "kid": "b" * 64}
+    lines = [old, {**old, "node_id": OTHER_NODE_ID, "kid": "b" * 64}, revoked]
+    ca.root_file.with_name("ledger.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert ca.revoked_kids() == {"b" * 64}
+    assert list(ca.in_force()) == [NODE_ID]
+    assert ca.in_force()[NODE_ID].not_after_ms == NOW_MS + 89 * DAY_MS
+    assert revoked_in(ca.crl_pem()) == [set()]
+    renewed = verify_leaf(ca.renew(CSR, NODE_ID), ca.roots(), NOW_MS)
+    assert (renewed.tenant, renewed.public_key) == ("acme", bytes(KEY.verify_key))
+
+
+def test_a_full_disk_neither_issues_nor_revokes(ca: CertificateAuthority) -> None:
+    kid = kid_of(ca.issue(CSR, "acme"))
+    before = files(ca)
+    with full_disk(len(before["ledger.jsonl"]) + 40):
+        for use in (
+            lambda: ca.issue(CSR, "acme", replace=True),
+            lambda: ca.revoke(NODE_ID),
+            lambda: ca.renew(CSR, NODE_ID),
+            ca.rotate_root,
+        ):
+            with pytest.raises(OSError, match=r"ledger\.jsonl"):
+                use()
+    assert files(ca) == before
+    assert ca.revoke(NODE_ID) == [kid]
+
+
+def test_a_key_that_is_another_roots_is_not_used(ca: CertificateAuthority, tmp_path: Path) -> None:
+    other = authority(tmp_path / "other")
+    other.create()
+    other.root_file.with_name("root.key").replace(ca.root_file.with_name("root.key"))
+    with pytest.raises(AuthorityError, match=r"root\.key is not the key of its root"):
+        ca.issue(CSR, "acme")
+    assert ledger(ca) == []
+    assert not ca.can_issue()
+
+
+def test_without_its_key_the_authority_is_still_believed_and_issues_nothing(ca: CertificateAuthority) -> None:
+    ca.issue(CSR, "acme")
+    key = ca.root_file.with_name("root.key")
+    key.rename(key.with_name("elsewhere"))
+    assert not ca.can_issue()
+    assert ca.roots() == [ca.root_pem()]
+    assert list(ca.in_force()) == [NODE_ID]
+    with pytest.raises(AuthorityError, match=r"root\.key"):
+        ca.issue(make_csr(OTHER_KEY, OTHER_NODE_ID), "acme")
+    key.with_name("elsewhere").rename(key)
+    assert ca.can_issue()
+    key.chmod(0o640)
+    assert not ca.can_issue()
+
+
+# --- enrolling ----------------------------------------------------------------------------------------
+
+
+def test_an_enrolled_node_is_bound_to_tenant_key_and_join_token(ca: CertificateAuthority) -> None:
+    identity = verify_leaf(ca.enrol(CSR, "acme", JOIN_ID), ca.roots(), NOW_MS)
+    assert (identity.node_id, identity.tenant) == (NODE_ID, "acme")
+    assert ca.in_force()[NODE_ID].join_id == ledger(ca)[0]["join_id"] == JOIN_ID
+
+
+def test_a_node_that_lost_the_answer_is_given_another(ca: CertificateAuthority) -> None:
+    first = kid_of(ca.enrol(CSR, "acme", JOIN_ID))
+    second = kid_of(ca.enrol(CSR, "acme", JOIN_ID))
+    assert first != second
+    assert ca.revoked_kids() == frozenset()
+    assert ca.in_force()[NODE_ID].kid == second
+
+
+def enrolled(ca: CertificateAuthority) -> None:
+    ca.enrol(CSR, "acme", JOIN_ID)
+
+
+def issued(ca: CertificateAuthority) -> None:
+    ca.issue(CSR, "acme")
+
+
+def revoked(ca: CertificateAuthority) -> None:
+    enrolled(ca)
+    ca.revoke(NODE_ID)
+
+
+def renewed(ca: CertificateAuthority) -> None:
+    enrolled(ca)
+    ca.renew(CSR, NODE_ID)
+
+
+def replaced(ca: CertificateAuthority) -> None:
+    enrolled(ca)
+    ca.issue(CSR, "acme", replace=True)
+
+
+@pytest.mark.parametrize(
+    ("before", "key", "tenant", "join_id"),
+    [
+        pytest.param(enrolled, OTHER_KEY, "acme", JOIN_ID, id="another key"),
+        pytest.param(enrolled, KEY, "acme", OTHER_JOIN_ID, id="another join token"),
+        pytest.param(enrolled, KEY, "globex", JOIN_ID, id="another tenant"),
+        pytest.param(issued, KEY, "acme", JOIN_ID, id="issued by the operator"),
+        pytest.param(revoked, KEY, "acme", JOIN_ID, id="revoked"),
+        pytest.param(revoked, OTHER_KEY, "acme", OTHER_JOIN_ID, id="revoked, and another key"),
+        pytest.param(renewed, KEY, "acme", JOIN_ID, id="renewed since"),
+        pytest.param(replaced, KEY, "acme", JOIN_ID, id="replaced by the operator since"),
+    ],
+)
+def test_nobody_enrols_as_a_node_that_ever_existed(
+    ca: CertificateAuthority,
+    before: Callable[[CertificateAuthority], None],
+    key: SigningKey,
+    tenant: str,
+    join_id: str,
+) -> None:
+    before(ca)
+    entries = ledger(ca)
+    with pytest.raises(IdTakenError, match=NODE_ID):
+        ca.enrol(make_csr(key, NODE_ID), tenant, join_id)
+    assert ledger(ca) == entries
+
+
+@pytest.mark.parametrize("low", LOW_ORDER_KEYS.values(), ids=LOW_ORDER_KEYS)
+def test_a_request_for_a_key_of_low_order_gets_nothing(ca: CertificateAuthority, low: bytes) -> None:
+    ca.issue(CSR, "acme")
+    own = bytes(KEY.verify_key)
+    body = base64.b64decode("".join(CSR.splitlines()[1:-1])).replace(own, low)
+    csr = ssl.DER_cert_to_PEM_cert(body).replace("CERTIFICATE", "CERTIFICATE REQUEST")
+    uses: list[Callable[[], str]] = [
+        lambda: ca.issue(csr, "acme", replace=True),
+        lambda: ca.enrol(csr, "acme", JOIN_ID),
+        lambda: ca.renew(csr, NODE_ID),
+    ]
+    for use in uses:
+        with pytest.raises(AuthorityError, match="low_order_key"):
+            use()
+    assert len(ledger(ca)) == 1
+
+
+def test_a_request_with_anothers_key_proves_nothing(ca: CertificateAuthority) -> None:
+    own, other = bytes(KEY.verify_key), bytes(OTHER_KEY.verify_key)
+    body = base64.b64decode("".join(CSR.splitlines()[1:-1])).replace(own, other)
+    csr = ssl.DER_cert_to_PEM_cert(body).replace("CERTIFICATE", "CERTIFICATE REQUEST")
+    with pytest.raises(AuthorityError, match="no_proof_of_possession"):
+        ca.enrol(csr, "acme", JOIN_ID)
+
+
+# --- renewing -----------------------------------------------------------------------------------------
+
+
+def test_a_renewed_leaf_is_another_and_the_old_one_stays_valid(tmp_path: Path) -> None:
+    clock = FakeClock(NOW_MS)
+    ca = authority(tmp_path / "ca", clock)
+    ca.create()
+    old = verify_leaf(ca.enrol(CSR, "acme", JOIN_ID), ca.roots(), NOW_MS)
+    clock.advance(60 * DAY_MS)
+    new = verify_leaf(ca.renew(CSR, NODE_ID), ca.roots(), clock())
+    assert (new.node_id, new.tenant, new.public_key) == (old.node_id, old.tenant, old.public_key)
+    assert new.kid != old.kid
+    assert new.not_after_ms == old.not_after_ms + 60 * DAY_MS
+    assert ca.revoked_kids() == frozenset()
+    assert ca.in_force()[NODE_ID].kid == new.kid
+
+
+def retired(ca: CertificateAuthority) -> None:
+    enrolled(ca)
+    renewed = kid_of(ca.renew(CSR, NODE_ID))
+    assert renewed in ca.revoke(NODE_ID, "retired")
+
+
+def nothing(_: CertificateAuthority) -> None:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("before", "csr"),
+    [
+        pytest.param(nothing, CSR, id="a node that never was"),
+        pytest.param(retired, CSR, id="a retired node"),
+        pytest.param(enrolled, make_csr(OTHER_KEY, NODE_ID), id="another key"),
+        pytest.param(enrolled, make_csr(KEY, OTHER_NODE_ID), id="another node, the same key"),
+        pytest.param(enrolled, "", id="no request"),
+    ],
+)
+def test_what_is_not_the_nodes_own_is_not_renewed(
+    ca: CertificateAuthority, before: Callable[[CertificateAuthority], None], csr: str
+) -> None:
+    before(ca)
+    ca.issue(make_csr(KEY, OTHER_NODE_ID), "globex")
+    entries = ledger(ca)
+    with pytest.raises(AuthorityError):
+        ca.renew(csr, NODE_ID)
+    assert ledger(ca) == entries
+
+
+def test_after_a_replacement_only_the_new_key_is_renewed(ca: CertificateAuthority) -> None:
+    ca.issue(CSR, "acme")
+    new = make_csr(OTHER_KEY, NODE_ID)
+    ca.issue(new, "globex", replace=True)
+    with pytest.raises(AuthorityError, match="with the key that it has"):
+        ca.renew(CSR, NODE_ID)
+    assert verify_leaf(ca.renew(new, NODE_ID), ca.roots(), NOW_MS).tenant == "globex"
+
+
+def test_an_expired_leaf_is_not_renewed(tmp_path: Path) -> None:
+    clock = FakeClock(NOW_MS)
+    ca = authority(tmp_path / "ca", clock)
+    ca.create()
+    ca.issue(CSR, "acme")
+    clock.advance(90 * DAY_MS)
+    with pytest.raises(AuthorityError, match="has no certificate in force"):
+        ca.renew(CSR, NODE_ID)
+
+
+def test_a_node_cannot_fill_the_ledger(ca: CertificateAuthority) -> None:
+    ca.enrol(CSR, "acme", JOIN_ID)
+    for _ in range(31):
+        ca.enrol(CSR, "acme", JOIN_ID)
+    size = len(ledger(ca))
+    uses: list[Callable[[], str]] = [
+        lambda: ca.enrol(CSR, "acme", JOIN_ID),
+        lambda: ca.renew(CSR, NODE_ID),
+    ]
+    for use in uses:
+        with pytest.raises(AuthorityError, match="32 certificates in force"):
+            use()
+    assert len(ledger(ca)) == size == 32
+    ca.revoke(ca.in_force()[NODE_ID].kid)
+    ca.renew(CSR, NODE_ID)
+
+
+# --- revoking -----------------------------------------------------------------------------------------
+
+
+def test_revoking_a_node_revokes_every_leaf_that_it_has(ca: CertificateAuthority) -> None:
+    kids = [kid_of(ca.issue(CSR, "acme")), kid_of(ca.renew(CSR, NODE_ID)), kid_of(ca.renew(CSR, NODE_ID))]
+    other = kid_of(ca.issue(make_csr(OTHER_KEY, OTHER_NODE_ID), "acme"))
+    assert ca.revoke(NODE_ID, "stolen") == kids
+    assert ca.revoked_kids() == set(kids)
+    assert [entry for entry in ledger(ca) if entry["action"] == "revoke"] == [
+        {"action": "revoke", "ts_ms": NOW_MS, "node_id": NODE_ID, "kid": kid, "reason": "stolen"}
+        for kid in kids
+    ]
+    assert {node_id: leaf.kid for node_id, leaf in ca.in_force().items()} == {OTHER_NODE_ID: other}
+    assert ca.revoke(NODE_ID) == []
+
+
+@pytest.mark.parametrize("digits", [64, 16])
+def test_revoking_a_kid_revokes_that_one(ca: CertificateAuthority, digits: int) -> None:
+    first, second = kid_of(ca.issue(CSR, "acme")), kid_of(ca.renew(CSR, NODE_ID))
+    assert ca.revoke(second[:digits]) == [second]
+    assert ca.in_force()[NODE_ID].kid == first
+    assert ca.revoke(second[:digits]) == []
+    assert ca.revoke(NODE_ID) == [first]
+    assert ca.in_force() == {}
+
+
+@pytest.mark.parametrize(
+    "target",
+    ["", NODE_ID, NODE_ID.upper(), "0" * 64, "0" * 16, "KID", "KID:15", "KID:upper", "*", "\x1b[31m"],
+)
+def test_what_was_never_issued_cannot_be_revoked(ca: CertificateAuthority, target: str) -> None:
+    kid = kid_of(ca.issue(make_csr(OTHER_KEY, OTHER_NODE_ID), "acme"))
+    special = {"KID": kid + "0", "KID:15": kid[:15], "KID:upper": kid.upper() if kid.upper() != kid else ""}
+    with pytest.raises(UnknownTargetError) as caught:
+        ca.revoke(special.get(target, target))
+    assert str(caught.value).isprintable()
+    assert ca.revoked_kids() == frozenset()
+
+
+def test_a_revoked_id_is_free_to_the_operator_alone(ca: CertificateAuthority) -> None:
+    ca.issue(CSR, "acme")
+    ca.revoke(NODE_ID)
+    with pytest.raises(AuthorityError, match=f"{NODE_ID} was revoked: say --replace"):
+        ca.issue(CSR, "acme")
+    identity = verify_leaf(ca.issue(CSR, "acme", replace=True), ca.roots(), NOW_MS)
+    assert ca.in_force()[NODE_ID].kid == identity.kid
+
+
+def test_replacing_revokes_what_was_renewed_too(ca: CertificateAuthority) -> None:
+    kids = {kid_of(ca.issue(CSR, "acme")), kid_of(ca.renew(CSR, NODE_ID))}
+    ca.issue(make_csr(OTHER_KEY, NODE_ID), "acme", replace=True)
+    assert ca.revoked_kids() == kids
+
+
+def revoked_in(crls: str) -> list[set[int]]:
+    lists = [f"-----BEGIN X509 CRL-----{part}" for part in crls.split("-----BEGIN X509 CRL-----")[1:]]
+    return [{entry.serial_number for entry in x509.load_pem_x509_crl(text.encode())} for text in lists]
+
+
+def test_the_list_of_the_revoked_names_every_revoked_serial(ca: CertificateAuthority) -> None:
+    good, bad = ca.issue(make_csr(OTHER_KEY, OTHER_NODE_ID), "acme"), ca.issue(CSR, "acme")
+    assert revoked_in(ca.crl_pem()) == [set()]
+    ca.revoke(NODE_ID)
+    assert revoked_in(ca.crl_pem()) == [{serial_of(bad)}]
+    assert serial_of(good) != serial_of(bad)
+
+
+# --- servers ------------------------------------------------------------------------------------------
+
+
+def test_a_servers_certificate_can_be_revoked_by_its_kid(ca: CertificateAuthority) -> None:
+    pem = ca.issue_server("mqtt.example", ["mqtt.example", "127.0.0.1"], bytes(OTHER_KEY.verify_key))
+    assert ca.in_force() == {}
+    assert ca.revoke(kid_of(pem)) == [kid_of(pem)]
+    assert ca.revoked_kids() == {kid_of(pem)}
+    assert revoked_in(ca.crl_pem()) == [{serial_of(pem)}]
+
+
+@pytest.mark.parametrize(
+    ("name", "hosts"),
+    [
+        pytest.param(NODE_ID, ["mqtt.example"], id="a node's name"),
+        pytest.param(NODE_ID, [NODE_ID], id="a node's name, and host"),
+        pytest.param("mqtt.example", [], id="no host"),
+        pytest.param("mqtt.example", ["*.example"], id="any host"),
+        pytest.param("a/b", ["mqtt.example"], id="a name that is none"),
+        pytest.param("\x1b[31m", ["mqtt.example"], id="control characters"),
+        pytest.param("a" * 60 + ".example", ["mqtt.example"], id="a long name"),
+    ],
+)
+def test_a_server_cannot_have_every_name(ca: CertificateAuthority, name: str, hosts: list[str]) -> None:
+    with pytest.raises(AuthorityError) as caught:
+        ca.issue_server(name, hosts, bytes(OTHER_KEY.verify_key))
+    assert str(caught.value).isprintable()
+    assert ledger(ca) == []
+
+
+# --- rotating the root --------------------------------------------------------------------------------
+
+
+def common_name(root: str) -> str:
+    return x509.load_pem_x509_certificate(root.encode()).subject.rfc4514_string()
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock(NOW_MS)
+
+
+@pytest.fixture
+def rotated(tmp_path: Path, clock: FakeClock) -> tuple[CertificateAuthority, str]:
+    """An authority whose root was rotated, and the root that it had before."""
+    ca = authority(tmp_path / "rotated", clock)
+    ca.create()
+    old = ca.root_pem()
+    assert ca.rotate_root(90) == NOW_MS + 90 * DAY_MS
+    return ca, old
+
+
+def test_a_rotation_makes_another_root_with_a_name_of_its_own(
+    rotated: tuple[CertificateAuthority, str],
+) -> None:
+    ca, old = rotated
+    assert ca.roots() == [ca.root_pem(), old]
+    names = [common_name(root) for root in ca.roots()]
+    assert len(set(names)) == 2
+    assert all(re.fullmatch(r"CN=edge-kubelet root [0-9a-f]{8}", name) for name in names)
+    for name in ("root.key", "previous.key"):
+        assert mode(ca.root_file.with_name(name)) == 0o600
+    assert ledger(ca)[-1] == {
+        "action": "rotate",
+        "ts_ms": NOW_MS,
+        "root": kid_of(ca.root_pem()),
+        "previous": kid_of(old),
+        "previous_until_ms": NOW_MS + 90 * DAY_MS,
+    }
+
+
+def test_a_new_root_is_endorsed_with_the_key_of_the_old_one(
+    rotated: tuple[CertificateAuthority, str], clock: FakeClock
+) -> None:
+    ca, old = rotated
+    endorsement = ca.endorsement()
+    assert endorsement is not None
+    assert is_endorsed(certificates_in(ca.root_pem())[0], certificates_in(old), endorsement)
+    clock.advance(90 * DAY_MS)  # for whoever comes late
+    assert ca.endorsement() == endorsement
+
+
+def test_a_root_that_was_never_rotated_is_endorsed_by_nobody(ca: CertificateAuthority) -> None:
+    assert ca.endorsement() is None
+
+
+def test_the_name_of_a_root_is_that_of_its_key(ca: CertificateAuthority) -> None:
+    root = x509.load_pem_x509_certificate(ca.root_pem().encode())
+    key_id = root.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value.digest.hex()
+    assert common_name(ca.root_pem()) == f"CN=edge-kubelet root {key_id[:8]}"
+
+
+def test_leaves_are_of_the_new_root_and_servers_of_the_oldest_that_is_trusted(
+    rotated: tuple[CertificateAuthority, str], clock: FakeClock
+) -> None:
+    ca, old = rotated
+    new = ca.root_pem()
+    assert verify_leaf(ca.issue(CSR, "acme"), [new], NOW_MS).node_id == NODE_ID
+
+    def issuer() -> str:
+        pem = ca.issue_server("mqtt.example", ["mqtt.example"], bytes(OTHER_KEY.verify_key))
+        return x509.load_pem_x509_certificate(pem.encode()).issuer.rfc4514_string()
+
+    assert issuer() == common_name(old)
+    clock.advance(90 * DAY_MS)
+    assert issuer() == common_name(new)
+
+
+def test_the_old_root_is_trusted_until_its_time_is_up(
+    rotated: tuple[CertificateAuthority, str], clock: FakeClock
+) -> None:
+    ca, old = rotated
+    clock.advance(90 * DAY_MS - 1)
+    assert ca.roots() == [ca.root_pem(), old]
+    stamp = ca.stamp
+    clock.advance(1)
+    assert ca.roots() == [ca.root_pem()]
+    assert ca.stamp != stamp
+
+
+def test_a_leaf_of_the_old_root_is_renewed_by_the_new_one(tmp_path: Path) -> None:
+    ca = authority(tmp_path / "ca")
+    ca.create()
+    ca.issue(CSR, "acme")
+    ca.rotate_root()
+    assert verify_leaf(ca.renew(CSR, NODE_ID), [ca.root_pem()], NOW_MS).tenant == "acme"
+
+
+def test_there_is_no_rotation_within_a_rotation(
+    rotated: tuple[CertificateAuthority, str], clock: FakeClock
+) -> None:
+    ca, _ = rotated
+    before = files(ca)
+    clock.advance(90 * DAY_MS - 1)
+    with pytest.raises(AuthorityError, match="still trusted"):
+        ca.rotate_root()
+    assert files(ca) == before
+    clock.advance(1)
+    second = ca.root_pem()
+    ca.rotate_root()
+    assert ca.roots() == [ca.root_pem(), second]
+
+
+@pytest.mark.parametrize("days", [-1, 0, 3651])
+def test_an_overlap_out_of_bounds_changes_nothing(ca: CertificateAuthority, days: int) -> None:
+    before = files(ca)
+    with pytest.raises(AuthorityError, match="1 to 3650 days"):
+        ca.rotate_root(days)
+    assert files(ca) == before
+
+
+def test_without_the_old_roots_key_there_is_no_rotation(ca: CertificateAuthority) -> None:
+    ca.root_file.with_name("root.key").unlink()
+    before = files(ca)
+    with pytest.raises(AuthorityError, match=r"root\.key"):
+        ca.rotate_root()
+    assert files(ca) == before
+
+
+def test_each_trusted_root_has_its_list_and_each_names_all(
+    rotated: tuple[CertificateAuthority, str], clock: FakeClock
+) -> None:
+    ca, old = rotated
+    serial = serial_of(ca.issue(CSR, "acme"))
+    ca.revoke(NODE_ID)
+    assert revoked_in(ca.crl_pem()) == [{serial}, {serial}]
+    lists = ca.crl_pem().split("-----END X509 CRL-----\n")[:2]
+    issuers = [
+        x509.load_pem_x509_crl(f"{text}-----END X509 CRL-----\n".encode()).issuer.rfc4514_string()
+        for text in lists
+    ]
+    assert issuers == [common_name(ca.root_pem()), common_name(old)]
+    clock.advance(90 * DAY_MS)
+    assert revoked_in(ca.crl_pem()) == [{serial}]
+
+
+@pytest.mark.parametrize("step", range(5))
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_rotation_may_be_cut_short_anywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int, when: str
+) -> None:
+    clock = FakeClock(NOW_MS)
+    ca = authority(tmp_path / "ca", clock)
+    ca.create()
+    old = ca.root_pem()
+    ca.issue(CSR, "acme")
+    replace, steps = Path.replace, iter(range(100))
+
+    def is_sound() -> None:
+        """Everything is in place for who looks just now: the old root, and a key to each."""
+        other = authority(tmp_path / "ca", clock)
+        assert old in other.roots()
+        assert other.can_issue()
+        assert len(revoked_in(other.crl_pem())) == len(other.roots())
+
+    def cut(self: Path, target: Path) -> Path:
+        is_sound()
+        here = next(steps) == step
+        if here and when == "before":
+            raise KeyboardInterrupt
+        moved = replace(self, target)
+        is_sound()
+        if here:
+            raise KeyboardInterrupt
+        return moved
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", cut)
+        with pytest.raises(KeyboardInterrupt):
+            ca.rotate_root()
+    is_sound()
+    if ca.root_pem() == old:
+        ca.rotate_root()
+    else:
+        with pytest.raises(AuthorityError, match="still trusted"):
+            ca.rotate_root()
+    second = ca.root_pem()
+    assert ca.roots() == [second, old]
+    ca.issue_server("mqtt.example", ["mqtt.example"], bytes(OTHER_KEY.verify_key))
+    clock.advance(90 * DAY_MS)
+    ca.rotate_root()
+    assert ca.roots() == [ca.root_pem(), second]
+    assert ca.can_issue()
+    ca.issue_server("mqtt.example", ["mqtt.example"], bytes(OTHER_KEY.verify_key))
+
+
+# --- who looks on -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(lambda ca: ca.issue(make_csr(OTHER_KEY, OTHER_NODE_ID), "acme"), id="issue"),
+        pytest.param(lambda ca: ca.renew(CSR, NODE_ID), id="renew"),
+        pytest.param(lambda ca: ca.revoke(NODE_ID), id="revoke"),
+        pytest.param(lambda ca: ca.rotate_root(), id="rotate"),
+    ],
+)
+def test_the_stamp_differs_after_every_change_by_another_process(
+    ca: CertificateAuthority, tmp_path: Path, change: Callable[[CertificateAuthority], object]
+) -> None:
+    ca.issue(CSR, "acme")
+    before = ca.stamp
+    assert ca.stamp == before
+    change(authority(tmp_path / "ca"))
+    assert ca.stamp != before
+
+
+# --- a backup -----------------------------------------------------------------------------------------
+
+
+def test_nothing_is_issued_while_the_files_of_the_authority_are_read(
+    rotated: tuple[CertificateAuthority, str],
+) -> None:
+    ca, _ = rotated
+    issued: list[str] = []
+    other = Thread(target=lambda: issued.append(authority(ca.root_file.parent).issue(CSR, "acme")))
+    with ca.unchanged() as files:
+        other.start()
+        assert sorted(file.name for file in files) == [
+            *("ledger.jsonl", "previous.key", "previous.pem", "root.key", "root.pem")
+        ]
+        other.join(0.05)
+        assert not issued
+    other.join(60)
+    assert issued
+
+
+def test_without_the_key_there_is_nothing_to_back_up(ca: CertificateAuthority) -> None:
+    ca.root_file.with_name("root.key").unlink()
+    with pytest.raises(AuthorityError, match=r"root\.key"), ca.unchanged():
+        pytest.fail("went on")

@@ -1,0 +1,322 @@
+import ssl
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from ipaddress import ip_address
+from itertools import count
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from cryptography.x509.oid import ExtendedKeyUsageOID
+from nacl.signing import SigningKey
+
+from relay.pki.certificate_builder import issue_leaf, issue_server, make_crl, make_root
+from schemas.certificates import IdentityError, verify_leaf
+from schemas.files import PRIVATE, write_atomic
+from schemas.keys import private_key_to_pem
+from tests.fakes.signer import DAY_MS, LOW_ORDER_KEYS, NODE_ID, OTHER_NODE_ID, key_named
+
+# What follows is judged by OpenSSL, which has the machine's clock and no other.
+NOW_MS = time.time_ns() // 1_000_000
+SERIALS = count(1000)
+SERVER_KEY = key_named("a server")
+
+
+class Root:
+    def __init__(self, name: str) -> None:
+        self.key = key_named(f"root {name}")
+        self.pem = make_root(self.key, f"root {name}", NOW_MS, 3650, next(SERIALS))
+
+    def leaf(self, node_id: str = NODE_ID) -> str:
+        return issue_leaf(
+            self.pem,
+            self.key,
+            node_id=node_id,
+            tenant="acme",
+            public_key=bytes(key_named(node_id).verify_key),
+            now_ms=NOW_MS,
+            valid_days=90,
+            serial=next(SERIALS),
+        )
+
+    def server(
+        self,
+        *hosts: str,
+        name: str = "server",
+        public_key: bytes = bytes(SERVER_KEY.verify_key),
+        now_ms: int = NOW_MS,
+        valid_days: int = 397,
+    ) -> str:
+        return issue_server(
+            self.pem,
+            self.key,
+            name=name,
+            hosts=hosts,
+            public_key=public_key,
+            now_ms=now_ms,
+            valid_days=valid_days,
+            serial=next(SERIALS),
+        )
+
+    def crl(self, *revoked: str) -> str:
+        return make_crl(self.pem, self.key, [serial_of(pem) for pem in revoked], NOW_MS, 1)
+
+
+ROOT, OTHER_ROOT = Root("one"), Root("two")
+
+
+def read(pem: str) -> x509.Certificate:
+    return x509.load_pem_x509_certificate(pem.encode())
+
+
+def serial_of(pem: str) -> int:
+    return read(pem).serial_number
+
+
+def usages(pem: str) -> list[x509.ObjectIdentifier]:
+    return list(read(pem).extensions.get_extension_for_class(x509.ExtendedKeyUsage).value)
+
+
+def key_identifiers(issued: x509.Certificate | x509.CertificateRevocationList) -> bytes | None:
+    return issued.extensions.get_extension_for_class(x509.AuthorityKeyIdentifier).value.key_identifier
+
+
+# --- what stands in them ------------------------------------------------------------------------------
+
+
+def test_all_that_a_root_issues_names_the_key_that_signed_it() -> None:
+    own = read(ROOT.pem).extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value.digest
+    crl = x509.load_pem_x509_crl(ROOT.crl().encode())
+    issued = [key_identifiers(read(pem)) for pem in (ROOT.leaf(), ROOT.server("a"))]
+    assert [*issued, key_identifiers(crl)] == [own] * 3
+    assert key_identifiers(read(OTHER_ROOT.leaf())) != own
+
+
+def test_a_node_may_only_be_a_client_and_a_server_both() -> None:
+    assert usages(ROOT.leaf()) == [ExtendedKeyUsageOID.CLIENT_AUTH]
+    assert usages(ROOT.server("a")) == [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
+
+
+def test_a_server_is_named_by_its_name_and_reached_under_its_hosts() -> None:
+    hosts = ["relay.example", "192.0.2.7", "::1", "[2001:db8::1]"]
+    certificate = read(ROOT.server(*hosts, name="edge-relay"))
+    assert certificate.subject.rfc4514_string() == "CN=edge-relay"
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.DNSName) == ["relay.example"]
+    addresses = [ip_address(text) for text in ("192.0.2.7", "::1", "2001:db8::1")]
+    assert names.get_values_for_type(x509.IPAddress) == addresses
+    assert not certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+
+
+def test_a_servers_certificate_never_outlives_its_root() -> None:
+    late = NOW_MS + 3640 * DAY_MS
+    life = read(ROOT.server("a", now_ms=late)).not_valid_after_utc
+    assert life <= read(ROOT.pem).not_valid_after_utc
+    with pytest.raises(IdentityError, match="root_too_old"):
+        ROOT.server("a", now_ms=NOW_MS + 3650 * DAY_MS)
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "",
+        " ",
+        "*.example",
+        "a b",
+        "a.",
+        "https://relay.example",
+        "relay.example:443",
+        "]::1[",
+        "[::1",
+        "fe80::1%eth0",
+        "[relay.example]",
+        "caf\u00e9.example",
+        "a\n",
+        "a\x00b",
+        "a" * 254,
+    ],
+)
+def test_what_is_no_host_is_in_no_certificate(host: str) -> None:
+    with pytest.raises(IdentityError, match="not_a_host"):
+        ROOT.server("relay.example", host)
+    with pytest.raises(IdentityError, match="not_a_host"):
+        ROOT.server("relay.example", name=host)
+
+
+def test_a_server_without_a_host_gets_no_certificate() -> None:
+    with pytest.raises(IdentityError, match="not_a_host"):
+        ROOT.server()
+
+
+def test_a_name_may_be_as_long_as_the_standard_allows() -> None:
+    label = "a" * 62
+    assert read(ROOT.server("a", name=f"{label}.b")).subject.rfc4514_string() == f"CN={label}.b"
+    with pytest.raises(IdentityError, match="not_a_name"):
+        ROOT.server("a", name=f"{label}.bb")
+
+
+@pytest.mark.parametrize("low", LOW_ORDER_KEYS.values(), ids=LOW_ORDER_KEYS)
+def test_no_server_gets_a_certificate_for_a_key_of_low_order(low: bytes) -> None:
+    with pytest.raises(IdentityError, match="low_order_key"):
+        ROOT.server("a", public_key=low)
+
+
+@pytest.mark.parametrize("name", [NODE_ID, "server"])
+def test_a_servers_certificate_makes_nobody_a_node(name: str) -> None:
+    with pytest.raises(IdentityError, match="wrong_form"):
+        verify_leaf(ROOT.server(NODE_ID, name=name), [ROOT.pem], NOW_MS)
+
+
+def test_a_list_of_the_revoked_is_signed_and_good_for_as_long_as_its_root() -> None:
+    leaf = ROOT.leaf()
+    crl = x509.load_pem_x509_crl(make_crl(ROOT.pem, ROOT.key, [serial_of(leaf)], NOW_MS, 7).encode())
+    root = read(ROOT.pem)
+    public_key = root.public_key()
+    assert isinstance(public_key, Ed25519PublicKey)
+    assert crl.is_signature_valid(public_key)
+    assert crl.issuer == root.subject
+    assert crl.next_update_utc == root.not_valid_after_utc
+    assert [entry.serial_number for entry in crl] == [serial_of(leaf)]
+    assert crl.extensions.get_extension_for_class(x509.CRLNumber).value.crl_number == 7
+
+
+# --- what others make of them -------------------------------------------------------------------------
+
+
+@dataclass
+class Shown:
+    """What one end of a connection shows of itself, and whom it believes."""
+
+    directory: Path
+
+    def context(
+        self, protocol: int, shown: tuple[str, SigningKey], trusted: Sequence[str], crls: Sequence[str] = ()
+    ) -> ssl.SSLContext:
+        context = ssl.SSLContext(protocol)
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.verify_flags |= ssl.VERIFY_X509_STRICT
+        trust = self.directory / f"trust-{protocol}.pem"
+        trust.write_text("".join([*trusted, *crls]))
+        context.load_verify_locations(trust)
+        if crls:
+            context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
+        certificate, key = self.directory / f"{protocol}.pem", self.directory / f"{protocol}.key"
+        write_atomic(certificate, shown[0])
+        write_atomic(key, private_key_to_pem(shown[1]), PRIVATE)
+        context.load_cert_chain(certificate, key)
+        return context
+
+
+def connect(client: ssl.SSLContext, server: ssl.SSLContext, host: str) -> tuple[str, str]:
+    """Return why the client refused the server and why the server refused the client, or nothing."""
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = (
+        client.wrap_bio(to_client, to_server, server_hostname=host),
+        server.wrap_bio(to_server, to_client, server_side=True),
+    )
+    refusals = ["", ""]
+    for _ in range(8):
+        for place, end in enumerate(ends):
+            try:
+                end.do_handshake()
+            except ssl.SSLWantReadError:
+                pass
+            except ssl.SSLCertVerificationError as error:
+                refusals[place] = error.verify_message
+                return refusals[0], refusals[1]
+    assert ends[0].version() == ends[1].version() == "TLSv1.3"
+    return refusals[0], refusals[1]
+
+
+def between(  # noqa: PLR0913 - what a test may want to have otherwise
+    directory: Path,
+    *,
+    host: str = "relay.example",
+    client: tuple[str, SigningKey] | None = None,
+    server: tuple[str, SigningKey] | None = None,
+    client_trusts: Sequence[str] = (ROOT.pem,),
+    server_trusts: Sequence[str] = (ROOT.pem,),
+    crls: Sequence[str] = (),
+) -> tuple[str, str]:
+    """Connect a node to a server, both strict, and return who refused whom and why."""
+    shown = Shown(directory)
+    node = client or (ROOT.leaf(), key_named(NODE_ID))
+    other = server or (ROOT.server("relay.example", "127.0.0.1", "::1"), SERVER_KEY)
+    return connect(
+        shown.context(ssl.PROTOCOL_TLS_CLIENT, node, client_trusts),
+        shown.context(ssl.PROTOCOL_TLS_SERVER, other, server_trusts, crls),
+        host,
+    )
+
+
+@pytest.mark.parametrize("host", ["relay.example", "RELAY.example", "127.0.0.1", "::1"])
+def test_a_strict_client_and_a_strict_server_believe_each_other(tmp_path: Path, host: str) -> None:
+    assert between(tmp_path, host=host, crls=[ROOT.crl()]) == ("", "")
+
+
+def test_a_server_is_believed_as_a_client_too(tmp_path: Path) -> None:
+    client = ROOT.server("relay.example", name="edge-relay"), SERVER_KEY
+    assert between(tmp_path, client=client, crls=[ROOT.crl()]) == ("", "")
+
+
+def test_a_server_is_not_believed_under_another_name(tmp_path: Path) -> None:
+    for host in ("server", "other.example", "127.0.0.2"):
+        assert "mismatch" in between(tmp_path, host=host)[0]
+
+
+def test_a_server_of_another_root_is_not_believed(tmp_path: Path) -> None:
+    server = OTHER_ROOT.server("relay.example"), SERVER_KEY
+    assert "unable to get local issuer" in between(tmp_path, server=server)[0]
+
+
+def test_a_node_cannot_play_a_server(tmp_path: Path) -> None:
+    server = ROOT.leaf(), key_named(NODE_ID)
+    assert "unsuitable certificate purpose" in between(tmp_path, server=server)[0]
+
+
+def test_a_node_of_another_root_is_not_believed(tmp_path: Path) -> None:
+    node = OTHER_ROOT.leaf(), key_named(NODE_ID)
+    assert "unable to get local issuer" in between(tmp_path, client=node)[1]
+
+
+def test_during_a_rotation_both_roots_are_believed(tmp_path: Path) -> None:
+    both = [OTHER_ROOT.pem, ROOT.pem]
+    node = OTHER_ROOT.leaf(), key_named(NODE_ID)
+    crls = [OTHER_ROOT.crl(), ROOT.crl()]
+    assert between(tmp_path, client=node, server_trusts=both, crls=crls) == ("", "")
+
+
+def test_a_revoked_leaf_is_refused_and_the_others_are_not(tmp_path: Path) -> None:
+    revoked, good = ROOT.leaf(), ROOT.leaf(OTHER_NODE_ID)
+    crls = [ROOT.crl(revoked)]
+    assert between(tmp_path, client=(revoked, key_named(NODE_ID)), crls=crls) == ("", "certificate revoked")
+    assert between(tmp_path, client=(good, key_named(OTHER_NODE_ID)), crls=crls) == ("", "")
+    renewed = ROOT.leaf()
+    assert between(tmp_path, client=(renewed, key_named(NODE_ID)), crls=crls) == ("", "")
+
+
+@pytest.mark.parametrize("issuer", [ROOT, OTHER_ROOT], ids=["the old root", "the new root"])
+def test_a_revoked_leaf_of_either_root_is_refused(tmp_path: Path, issuer: Root) -> None:
+    both = [OTHER_ROOT.pem, ROOT.pem]
+    revoked, good = issuer.leaf(), issuer.leaf(OTHER_NODE_ID)
+    # Each list names all serials, also those of the other root.
+    crls = [OTHER_ROOT.crl(revoked), ROOT.crl(revoked)]
+    refusal = between(tmp_path, client=(revoked, key_named(NODE_ID)), server_trusts=both, crls=crls)
+    assert refusal == ("", "certificate revoked")
+    accepted = between(tmp_path, client=(good, key_named(OTHER_NODE_ID)), server_trusts=both, crls=crls)
+    assert accepted == ("", "")
+
+
+def test_where_a_list_is_wanted_a_root_without_one_lets_nobody_in(tmp_path: Path) -> None:
+    both = [OTHER_ROOT.pem, ROOT.pem]
+    assert between(tmp_path, server_trusts=both, crls=[OTHER_ROOT.crl()]) == (
+        "",
+        "unable to get certificate CRL",
+    )
+
+
+def test_a_list_that_another_root_made_in_its_name_is_not_believed(tmp_path: Path) -> None:
+    forged = make_crl(make_root(OTHER_ROOT.key, "root one", NOW_MS, 3650, 1), OTHER_ROOT.key, [], NOW_MS, 99)
+    assert between(tmp_path, crls=[forged])[1] != ""

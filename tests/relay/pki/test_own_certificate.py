@@ -1,0 +1,178 @@
+import os
+import ssl
+import stat
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+
+from relay.config import TlsFiles
+from relay.pki.authority import CertificateAuthority
+from relay.pki.certificate_builder import issue_server
+from relay.pki.own_certificate import RELAY_NAME, OwnCertificate, Wanted, reason_to_renew
+from schemas.files import ExposedFileError
+from schemas.tls import load_chain
+from tests.fakes.clock import FakeClock
+from tests.fakes.signer import DAY_MS, NOW_MS, SimulatedCa, key_named
+
+URL = "https://relay.example:8443"
+CA = SimulatedCa()
+WANTED = Wanted(RELAY_NAME, ("relay.example", "127.0.0.1", "::1"), bytes(key_named("relay").verify_key))
+DAYS = 90
+
+
+def issued(wanted: Wanted = WANTED, ca: SimulatedCa = CA) -> str:
+    return issue_server(
+        ca.root_pem,
+        ca.key,
+        name=wanted.name,
+        hosts=wanted.hosts,
+        public_key=wanted.public_key,
+        now_ms=NOW_MS,
+        valid_days=DAYS,
+        serial=7,
+    )
+
+
+# --- when a certificate will not do any longer --------------------------------------------------------
+
+
+def test_a_young_certificate_for_what_is_wanted_stays() -> None:
+    assert reason_to_renew(issued(), WANTED, [CA.root_pem], NOW_MS) is None
+
+
+def test_it_is_renewed_from_two_thirds_of_its_life() -> None:
+    two_thirds = NOW_MS + DAYS * DAY_MS * 2 // 3
+    hour = 3_600_000
+    assert reason_to_renew(issued(), WANTED, [CA.root_pem], two_thirds - hour) is None
+    assert reason_to_renew(issued(), WANTED, [CA.root_pem], two_thirds + hour) == "age"
+
+
+def test_one_that_is_not_good_yet_is_replaced() -> None:
+    assert reason_to_renew(issued(), WANTED, [CA.root_pem], NOW_MS - DAY_MS) == "age"
+
+
+@pytest.mark.parametrize("held", ["", "garbage", "\N{SNOWMAN}", CA.root_pem[:200], CA.root_pem])
+def test_what_is_no_certificate_of_a_server_is_replaced(held: str) -> None:
+    assert reason_to_renew(held, WANTED, [CA.root_pem], NOW_MS) == "none"
+
+
+@pytest.mark.parametrize(
+    "hosts",
+    [
+        pytest.param(("other.example", "127.0.0.1", "::1"), id="another name"),
+        pytest.param(("relay.example", "127.0.0.1"), id="one less"),
+        pytest.param(("relay.example", "127.0.0.1", "::1", "localhost"), id="one more"),
+    ],
+)
+def test_it_is_replaced_when_the_hosts_changed(hosts: tuple[str, ...]) -> None:
+    wanted = Wanted(RELAY_NAME, hosts, WANTED.public_key)
+    assert reason_to_renew(issued(), wanted, [CA.root_pem], NOW_MS) == "hosts"
+
+
+def test_how_a_host_is_spelt_is_no_reason() -> None:
+    wanted = Wanted(RELAY_NAME, ("0:0:0:0:0:0:0:1", "127.0.0.1", "relay.example"), WANTED.public_key)
+    assert reason_to_renew(issued(), wanted, [CA.root_pem], NOW_MS) is None
+
+
+def test_it_is_replaced_when_it_is_for_another_key_or_name() -> None:
+    other_key = Wanted(RELAY_NAME, WANTED.hosts, bytes(key_named("another").verify_key))
+    other_name = Wanted("another", WANTED.hosts, WANTED.public_key)
+    for wanted in (other_key, other_name):
+        assert reason_to_renew(issued(), wanted, [CA.root_pem], NOW_MS) == "another"
+
+
+def test_it_stays_while_its_root_is_trusted_and_is_replaced_from_then_on() -> None:
+    new = SimulatedCa("the new root")
+    assert reason_to_renew(issued(), WANTED, [new.root_pem, CA.root_pem], NOW_MS) is None
+    assert reason_to_renew(issued(), WANTED, [new.root_pem], NOW_MS) == "root"
+
+
+def test_a_root_of_the_same_name_is_not_the_same_root() -> None:
+    namesake = SimulatedCa()
+    namesake.key = key_named("of somebody else")
+    assert reason_to_renew(issued(ca=namesake), WANTED, [CA.root_pem], NOW_MS) == "root"
+
+
+# --- the files ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock(NOW_MS)
+
+
+@pytest.fixture
+def ca(tmp_path: Path, clock: FakeClock) -> CertificateAuthority:
+    ca = CertificateAuthority(tmp_path / "ca", clock, os.urandom)
+    ca.create()
+    return ca
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> TlsFiles:
+    return TlsFiles(tmp_path / "tls" / "relay.pem", tmp_path / "tls" / "relay.key")
+
+
+def held(files: TlsFiles) -> x509.Certificate:
+    load_chain(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), files.certificate, files.key)
+    return x509.load_pem_x509_certificate(files.certificate.read_bytes())
+
+
+def own(ca: CertificateAuthority, files: TlsFiles, clock: FakeClock, url: str = URL) -> OwnCertificate:
+    return OwnCertificate(files, ca, url, clock, os.urandom)
+
+
+def test_a_certificate_is_issued_once_and_is_for_the_url_and_this_machine(
+    ca: CertificateAuthority, files: TlsFiles, clock: FakeClock
+) -> None:
+    assert own(ca, files, clock).renew()
+    certificate = held(files)
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert {str(name.value) for name in names} == {"relay.example", "localhost", "127.0.0.1", "::1"}
+    assert stat.S_IMODE(files.key.stat().st_mode) == 0o600
+    assert stat.S_IMODE(files.key.parent.stat().st_mode) == 0o700
+    assert not own(ca, files, clock).renew()
+    assert held(files) == certificate
+
+
+def test_a_relay_with_another_name_has_another_certificate_and_the_same_key(
+    ca: CertificateAuthority, files: TlsFiles, clock: FakeClock
+) -> None:
+    own(ca, files, clock).renew()
+    key = files.key.read_bytes()
+    assert own(ca, files, clock, "https://[2001:db8::1]").renew()
+    names = held(files).extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert "2001:db8::1" in {str(name.value) for name in names}
+    assert files.key.read_bytes() == key
+
+
+def test_it_is_renewed_in_time(ca: CertificateAuthority, files: TlsFiles, clock: FakeClock) -> None:
+    certificate = own(ca, files, clock)
+    certificate.renew()
+    ends = held(files).not_valid_after_utc
+    clock.now_ms += int((ends - datetime.fromtimestamp(NOW_MS / 1000, UTC)).total_seconds() * 800)
+    assert certificate.renew()
+    assert held(files).not_valid_after_utc > ends
+    assert not certificate.renew()
+
+
+def test_a_key_that_others_can_read_is_refused(
+    ca: CertificateAuthority, files: TlsFiles, clock: FakeClock
+) -> None:
+    own(ca, files, clock).renew()
+    files.key.chmod(0o640)
+    with pytest.raises(ExposedFileError, match="chmod 600"):
+        own(ca, files, clock).renew()
+
+
+def test_a_damaged_key_is_said_and_not_replaced(
+    ca: CertificateAuthority, files: TlsFiles, clock: FakeClock
+) -> None:
+    own(ca, files, clock).renew()
+    files.key.write_text("what was a secret")
+    with pytest.raises(OSError, match=r"relay\.key is damaged") as failed:
+        own(ca, files, clock).renew()
+    assert "what was" not in str(failed.value)
+    assert files.key.read_text() == "what was a secret"

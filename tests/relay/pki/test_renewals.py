@@ -1,0 +1,287 @@
+import asyncio
+import os
+from collections.abc import Callable
+from pathlib import Path
+from threading import Event
+
+import pytest
+
+from relay.pki.authority import CertificateAuthority
+from relay.pki.renewals import Renewals
+from schemas.certificates import make_csr, verify_leaf
+from schemas.endorsement import is_endorsed
+from schemas.errors import Failure, ToolError
+from schemas.identity import Identity, certificates_in
+from tests.fakes.disk import full_disk
+from tests.fakes.hub import Hub, NoAuthority
+from tests.fakes.signer import DAY_MS, NODE_ID, OTHER_NODE_ID, TENANT, key_named
+
+BOUND_S = 10
+HOUR_MS = 3_600_000
+KEY = key_named("the node")
+CSR = make_csr(KEY, NODE_ID)
+LEAF_LIFE_MS = 90 * DAY_MS
+
+
+class Desk:
+    """A CA on disk, a node that it enrolled, and what renews it."""
+
+    def __init__(self, hub: Hub, directory: Path) -> None:
+        self.hub = hub
+        self.ca = CertificateAuthority(directory, hub.clock, os.urandom)
+        self.ca.create()
+        self.identity = self.believed(self.ca.issue(CSR, TENANT))
+        self.renewals = Renewals(self.ca, hub.audit, hub.clock, hub.log)
+
+    def believed(self, leaf_pem: str) -> Identity:
+        return verify_leaf(leaf_pem, self.ca.roots(), self.hub.clock())
+
+    def until_due(self) -> None:
+        self.hub.clock.advance(LEAF_LIFE_MS // 2)
+
+    def events(self) -> list[tuple[object, ...]]:
+        return [
+            tuple(line.get(name) for name in ("event", "node_id", "tenant", "kid")) for line in self.audited()
+        ]
+
+    def audited(self) -> list[dict[str, object]]:
+        return self.hub.audited() if self.hub.audit_file.exists() else []
+
+
+@pytest.fixture
+def desk(hub: Hub, tmp_path: Path) -> Desk:
+    return Desk(hub, tmp_path / "ca")
+
+
+async def refused(renewing: object, failure: Failure) -> ToolError:
+    with pytest.raises(ToolError) as caught:
+        await renewing  # type: ignore[misc]
+    assert caught.value.failure is failure
+    return caught.value
+
+
+# --- renewing -----------------------------------------------------------------------------------------
+
+
+async def test_a_node_gets_a_leaf_for_its_key_and_the_roots_that_vouch_for_it(desk: Desk) -> None:
+    desk.until_due()
+    issued = await desk.renewals.renew(desk.identity, CSR)
+    assert issued.keys() == {"certificate", "roots"}
+    fresh = verify_leaf(issued["certificate"], [issued["roots"]], desk.hub.clock())
+    assert (fresh.node_id, fresh.tenant, fresh.public_key) == (NODE_ID, TENANT, bytes(KEY.verify_key))
+    assert fresh.kid != desk.identity.kid
+    assert fresh.not_after_ms == desk.hub.clock() + LEAF_LIFE_MS
+    assert desk.ca.revoked_kids() == frozenset()
+    assert desk.events() == [("renewed", NODE_ID, TENANT, fresh.kid)]
+
+
+async def test_after_a_rotation_both_roots_come_and_the_new_one_has_signed(desk: Desk) -> None:
+    desk.until_due()
+    old_root = desk.ca.root_pem()
+    desk.ca.rotate_root(30)
+    issued = await desk.renewals.renew(desk.identity, CSR)
+    assert certificates_in(issued["roots"]) == [
+        *certificates_in(desk.ca.root_pem()),
+        *certificates_in(old_root),
+    ]
+    assert verify_leaf(issued["certificate"], [desk.ca.root_pem()], desk.hub.clock()).node_id == NODE_ID
+    old, new = certificates_in(old_root), certificates_in(desk.ca.root_pem())
+    assert is_endorsed(new[0], old, issued["endorsement"])
+
+
+async def test_before_half_of_its_life_a_leaf_is_not_renewed_and_the_node_is_told_when(desk: Desk) -> None:
+    half = (desk.identity.not_before_ms + desk.identity.not_after_ms) // 2
+    error = await refused(desk.renewals.renew(desk.identity, CSR), Failure.RATE_LIMITED)
+    assert error.retry_after_ms == half - desk.hub.clock()
+    desk.hub.clock.advance(error.retry_after_ms - 1)
+    assert (await refused(desk.renewals.renew(desk.identity, CSR), Failure.RATE_LIMITED)).retry_after_ms == 1
+    desk.hub.clock.advance(1)
+    await desk.renewals.renew(desk.identity, CSR)
+    assert len(desk.events()) == 1
+
+
+async def test_a_leaf_that_was_renewed_just_now_is_not_renewed_again(desk: Desk) -> None:
+    # The old leaf stays valid: without this, each frame would be an entry in the ledger that stays.
+    desk.until_due()
+    await desk.renewals.renew(desk.identity, CSR)
+    desk.hub.clock.advance(HOUR_MS - 1)
+    assert (await refused(desk.renewals.renew(desk.identity, CSR), Failure.RATE_LIMITED)).retry_after_ms == 1
+    desk.hub.clock.advance(1)
+    await desk.renewals.renew(desk.identity, CSR)
+
+
+async def test_requests_of_the_same_moment_make_one_leaf(desk: Desk) -> None:
+    desk.until_due()
+    asked = [asyncio.create_task(desk.renewals.renew(desk.identity, CSR)) for _ in range(5)]
+    done = await asyncio.wait_for(asyncio.gather(*asked, return_exceptions=True), BOUND_S)
+    assert [type(each) for each in done].count(ToolError) == 4
+    assert len(desk.ca.records().issued) == 2
+
+
+@pytest.mark.parametrize(
+    ("csr", "reason"),
+    [
+        pytest.param(make_csr(key_named("a thief"), NODE_ID), "not for", id="another key"),
+        pytest.param(make_csr(KEY, OTHER_NODE_ID), "not for", id="another node"),
+        pytest.param(make_csr(key_named("a thief"), OTHER_NODE_ID), "not for", id="another node and key"),
+        pytest.param(CSR.replace("\nM", "\nN", 1), "not_a_request", id="damaged"),
+        pytest.param("", "not_a_request", id="nothing"),
+        pytest.param("\x1b[31m\ud800", "not_a_request", id="hostile"),
+    ],
+)
+async def test_a_request_that_is_not_this_nodes_own_is_refused_and_leaves_nothing(
+    desk: Desk, csr: str, reason: str
+) -> None:
+    desk.until_due()
+    error = await refused(desk.renewals.renew(desk.identity, csr), Failure.ATTESTATION_FAILED)
+    assert str(desk.ca.root_file.parent) not in str(error)
+    (line,) = desk.hub.lines.entries("renewal refused")
+    assert line["node_id"] == NODE_ID
+    assert reason in line["reason"]
+    assert line["reason"].isprintable()
+    assert len(desk.ca.records().issued) == 1
+    assert desk.events() == []
+
+
+async def test_a_request_of_another_node_of_the_same_ca_gets_no_leaf_of_that_node(desk: Desk) -> None:
+    other = key_named("another node")
+    desk.ca.issue(make_csr(other, OTHER_NODE_ID), TENANT)
+    desk.until_due()
+    theirs = make_csr(other, OTHER_NODE_ID)
+    await refused(desk.renewals.renew(desk.identity, theirs), Failure.ATTESTATION_FAILED)
+
+
+async def test_a_revoked_node_is_not_renewed(desk: Desk) -> None:
+    desk.until_due()
+    desk.ca.revoke(NODE_ID)
+    await refused(desk.renewals.renew(desk.identity, CSR), Failure.ATTESTATION_FAILED)
+    assert desk.ca.in_force() == {}
+
+
+async def test_a_node_with_several_leaves_is_renewed_while_one_is_in_force(desk: Desk) -> None:
+    desk.until_due()
+    await desk.renewals.renew(desk.identity, CSR)
+    desk.ca.revoke(desk.identity.kid)
+    desk.hub.clock.advance(HOUR_MS)
+    issued = await desk.renewals.renew(desk.identity, CSR)
+    assert desk.believed(issued["certificate"]).node_id == NODE_ID
+
+
+@pytest.mark.parametrize("spoilt", ["ledger.jsonl", "root.key", "root.pem"])
+async def test_a_ca_that_is_damaged_renews_nobody_and_shows_no_file_to_the_node(
+    desk: Desk, spoilt: str
+) -> None:
+    desk.until_due()
+    desk.ca.root_file.with_name(spoilt).write_text("damaged\n")
+    error = await refused(desk.renewals.renew(desk.identity, CSR), Failure.ATTESTATION_FAILED)
+    assert spoilt not in str(error)
+    assert spoilt in desk.hub.lines.entries("renewal refused")[0]["reason"]
+
+
+async def test_without_a_ca_nobody_is_renewed(desk: Desk) -> None:
+    desk.until_due()
+    renewals = Renewals(NoAuthority(), desk.hub.audit, desk.hub.clock, desk.hub.log)
+    await refused(renewals.renew(desk.identity, CSR), Failure.ATTESTATION_FAILED)
+
+
+async def test_what_cannot_be_recorded_is_not_handed_out(desk: Desk) -> None:
+    desk.until_due()
+    desk.hub.audit.write(event="before")
+    # The ledger of a real CA would not take the entry either: this disk is the audit's alone.
+    leaf, roots = desk.ca.renew(CSR, NODE_ID), desk.ca.roots()
+
+    class Elsewhere(NoAuthority):
+        def renew(self, csr_pem: str, node_id: str) -> str:
+            assert (csr_pem, node_id) == (CSR, NODE_ID)
+            return leaf
+
+        def roots(self) -> list[str]:
+            return roots
+
+        def revoke(self, target: str, reason: str = "revoked") -> list[str]:
+            assert (target, reason) == (NODE_ID, "retired")
+            return [desk.identity.kid]
+
+    renewals = Renewals(Elsewhere(), desk.hub.audit, desk.hub.clock, desk.hub.log)
+    with full_disk(desk.hub.audit_file.stat().st_size):
+        await refused(renewals.renew(desk.identity, CSR), Failure.INTERNAL)
+        await refused(renewals.retire(desk.identity), Failure.INTERNAL)
+    assert desk.hub.lines.entries("renewed") == []
+
+
+class Slow(NoAuthority):
+    """A CA whose ledger somebody else holds until the test lets go."""
+
+    def __init__(self, answer: Callable[[], str]) -> None:
+        self.free = Event()
+        self.inside = 0
+        self.most = 0
+        self._answer = answer
+
+    def renew(self, csr_pem: str, node_id: str) -> str:
+        assert csr_pem
+        assert node_id
+        self.inside += 1
+        self.most = max(self.most, self.inside)
+        assert self.free.wait(BOUND_S)
+        self.inside -= 1
+        return self._answer()
+
+
+async def test_the_event_loop_goes_on_while_a_ca_waits_and_few_threads_wait_with_it(desk: Desk) -> None:
+    leaf = desk.ca.issue(make_csr(KEY, OTHER_NODE_ID), TENANT)
+    slow = Slow(lambda: leaf)
+    renewals = Renewals(slow, desk.hub.audit, desk.hub.clock, desk.hub.log)
+    desk.until_due()
+    identities = [Identity(f"{number:026d}", TENANT, "ab" * 32, bytes(32), 0, 2, "") for number in range(20)]
+    tasks = [asyncio.create_task(renewals.renew(identity, CSR)) for identity in identities]
+    async with asyncio.timeout(BOUND_S):
+        while slow.inside < 4:  # noqa: ASYNC110 - the threads call nobody
+            await asyncio.sleep(0)
+    assert not any(task.done() for task in tasks)
+    slow.free.set()
+    await asyncio.wait_for(asyncio.gather(*tasks), BOUND_S)
+    assert slow.most == 4
+
+
+# --- retiring -----------------------------------------------------------------------------------------
+
+
+async def test_a_node_that_retires_loses_every_leaf_and_the_audit_names_them(desk: Desk) -> None:
+    desk.until_due()
+    second = desk.believed((await desk.renewals.renew(desk.identity, CSR))["certificate"])
+    await desk.renewals.retire(second)
+    assert desk.ca.revoked_kids() == {desk.identity.kid, second.kid}
+    assert desk.ca.in_force() == {}
+    assert desk.events()[1:] == [
+        ("retired", NODE_ID, TENANT, desk.identity.kid),
+        ("retired", NODE_ID, TENANT, second.kid),
+    ]
+    ledger = desk.ca.root_file.with_name("ledger.jsonl").read_text()
+    assert ledger.count('"reason":"retired"') == 2
+
+
+async def test_retiring_twice_is_as_good_as_once(desk: Desk) -> None:
+    await desk.renewals.retire(desk.identity)
+    await desk.renewals.retire(desk.identity)
+    assert len(desk.events()) == 1
+
+
+async def test_a_node_that_the_ca_never_heard_of_cannot_retire(desk: Desk) -> None:
+    stranger = Identity(OTHER_NODE_ID, TENANT, "ab" * 32, bytes(32), 0, 1, "")
+    error = await refused(desk.renewals.retire(stranger), Failure.ATTESTATION_FAILED)
+    assert OTHER_NODE_ID not in str(error)
+    assert desk.hub.lines.entries("retirement refused")[0]["node_id"] == OTHER_NODE_ID
+    assert desk.events() == []
+
+
+async def test_without_a_ca_nobody_retires(desk: Desk) -> None:
+    renewals = Renewals(NoAuthority(), desk.hub.audit, desk.hub.clock, desk.hub.log)
+    await refused(renewals.retire(desk.identity), Failure.ATTESTATION_FAILED)
+
+
+async def test_nobody_retires_while_the_ledger_cannot_be_written(desk: Desk) -> None:
+    ledger = desk.ca.root_file.with_name("ledger.jsonl")
+    with full_disk(ledger.stat().st_size):
+        await refused(desk.renewals.retire(desk.identity), Failure.ATTESTATION_FAILED)
+    assert desk.ca.revoked_kids() == frozenset()

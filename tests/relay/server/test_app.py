@@ -1,0 +1,262 @@
+import asyncio
+import hashlib
+import io
+import os
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+import httpx2
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from websockets.asyncio.client import connect
+from websockets.typing import Subprotocol
+
+from relay.clock import now_ms
+from relay.config import OutsideIssuer, RelayConfig, StateFiles
+from relay.http.listener import bind
+from relay.observability.metrics import Metrics
+from relay.pki.authority import AuthorityError, CertificateAuthority
+from relay.server.app import run_relay
+from relay.server.trust_watcher import TrustWatcher
+from relay.sessions.handshake import Admission
+from schemas.addresses import BrokerAddress, HostPort
+from schemas.faults import FailedError
+from schemas.files import PRIVATE, write_atomic
+from schemas.frames import CONNECT_PATH, SUBPROTOCOL
+from tests.fakes.issuer import ISSUER, IssuerServer, outside_token
+from tests.fakes.lines import LogLines
+
+BOUND_S = 30
+
+
+def config(state: Path, listen: HostPort, broker: BrokerAddress) -> RelayConfig:
+    return RelayConfig(broker, f"http://{listen}", listen, StateFiles(state))
+
+
+def test_the_time_is_the_systems_in_milliseconds() -> None:
+    before = time.time_ns() // 1_000_000
+    assert before <= now_ms() <= time.time_ns() // 1_000_000
+
+
+async def test_a_relay_without_a_ca_does_not_start(tmp_path: Path) -> None:
+    with bind(HostPort("127.0.0.1", 0)) as listener:
+        address = HostPort(*listener.getsockname())
+        wanted = config(tmp_path, address, BrokerAddress("127.0.0.1", 1))
+        with pytest.raises(AuthorityError, match="relay ca init"):
+            await run_relay(wanted, listener, io.StringIO())
+
+
+async def test_the_parts_together_are_ready_when_the_broker_is_there_and_stop_when_told(
+    tmp_path: Path, broker: BrokerAddress
+) -> None:
+    CertificateAuthority(tmp_path / "ca", now_ms, os.urandom).create()
+    lines = LogLines()
+    with bind(HostPort("127.0.0.1", 0)) as listener:
+        listener.listen()
+        address = HostPort(*listener.getsockname())
+        running = asyncio.create_task(run_relay(config(tmp_path, address, broker), listener, lines))
+        async with asyncio.timeout(BOUND_S), httpx2.AsyncClient(trust_env=False) as http:
+            await lines.until("broker connected")
+            ready = await http.get(f"http://{address}/readyz")
+            foreign = await http.get(f"http://{address}/healthz", headers={"Host": "evil.example"})
+            refused = await http.post(f"http://{address}/mcp")
+            running.cancel()
+            with suppress(asyncio.CancelledError):
+                await running
+    assert ready.status_code == 200
+    assert all(ready.json()["subsystems"].values())
+    assert foreign.status_code == 421
+    assert refused.status_code == 401
+    assert f"http://{address}/.well-known/" in refused.headers["www-authenticate"]
+    assert lines.entries("relay started")[0]["url"] == f"http://{address}"
+    # The anchors outside the audit: what it ended with, then and now.
+    assert lines.entries("relay started")[0]["audit_head"] == "0" * 64
+    *_, newest = (tmp_path / "audit.jsonl").read_bytes().splitlines()
+    assert lines.entries("relay ended")[0]["audit_head"] == hashlib.sha256(newest).hexdigest()
+
+
+@pytest.mark.long
+async def test_a_relay_that_cannot_read_what_was_revoked_is_not_ready_until_it_can(
+    tmp_path: Path, broker: BrokerAddress
+) -> None:
+    CertificateAuthority(tmp_path / "ca", now_ms, os.urandom).create()
+    revoked, lines = tmp_path / "revoked_tokens.jsonl", LogLines()
+
+    async def until_revocations(http: httpx2.AsyncClient, *, known: bool) -> int:
+        while True:
+            answer = await http.get("/readyz")
+            if answer.json()["subsystems"]["revocations"] is known:
+                return answer.status_code
+            await asyncio.sleep(0.05)
+
+    with bind(HostPort("127.0.0.1", 0)) as listener:
+        listener.listen()
+        address = HostPort(*listener.getsockname())
+        running = asyncio.create_task(run_relay(config(tmp_path, address, broker), listener, lines))
+        async with (
+            asyncio.timeout(BOUND_S),
+            httpx2.AsyncClient(base_url=f"http://{address}", trust_env=False) as http,
+        ):
+            await lines.until("broker connected")
+            write_atomic(revoked, "damaged\n", PRIVATE)
+            damaged = await until_revocations(http, known=False)
+            write_atomic(revoked, "", PRIVATE)
+            mended = await until_revocations(http, known=True)
+            running.cancel()
+            with suppress(asyncio.CancelledError):
+                await running
+    assert (damaged, mended) == (503, 200)
+    (unread,) = lines.entries("a change cannot be read")
+    assert (unread["what"], unread["reason"]) == ("tokens", f"{revoked} is damaged: line 1 is no entry")
+
+
+async def test_a_relay_that_was_told_of_an_outside_issuer_takes_its_tokens_and_names_it(
+    tmp_path: Path,
+) -> None:
+    CertificateAuthority(tmp_path / "ca", now_ms, os.urandom).create()
+    lines = LogLines()
+    with bind(HostPort("127.0.0.1", 0)) as listener:
+        listener.listen()
+        address = HostPort(*listener.getsockname())
+        async with (
+            asyncio.timeout(BOUND_S),
+            IssuerServer.running() as server,
+            httpx2.AsyncClient(base_url=f"http://{address}", trust_env=False) as http,
+        ):
+            named = OutsideIssuer(ISSUER, server.url)
+            wanted = replace(config(tmp_path, address, BrokerAddress("127.0.0.1", 1)), outside=named)
+            running = asyncio.create_task(run_relay(wanted, listener, lines))
+            fetched = await lines.until("outside issuer's keys fetched")
+            now_s = now_ms() // 1000
+            times: dict[str, Any] = {"iat": now_s, "nbf": now_s, "exp": now_s + 60}
+            answers = [
+                await http.get("/mcp", headers={"Authorization": f"Bearer {text}"})
+                for text in (
+                    outside_token(aud=f"http://{address}/mcp", **times),
+                    outside_token(aud=f"http://{address}", **times),
+                )
+            ]
+            metadata = await http.get("/.well-known/oauth-protected-resource/mcp")
+            running.cancel()
+            with suppress(asyncio.CancelledError):
+                await running
+    assert fetched["keys"] == 1
+    assert [answer.status_code == 401 for answer in answers] == [False, True]
+    assert metadata.json()["authorization_servers"] == [ISSUER]
+
+
+# --- faults ---------------------------------------------------------------------------------------------
+
+
+class Running:
+    """A relay that runs, and a client for its HTTP."""
+
+    def __init__(self, http: httpx2.AsyncClient, address: HostPort, lines: LogLines) -> None:
+        self.http = http
+        self.address = address
+        self.lines = lines
+
+    async def faults(self, source: str) -> float:
+        """Return how many faults of ``source`` the metrics tell of."""
+        text = (await self.http.get("/metrics")).text
+        families = {family.name: family for family in text_string_to_metric_families(text)}
+        samples = families["edge_relay_faults"].samples
+        return sum(
+            sample.value
+            for sample in samples
+            if sample.name == "edge_relay_faults_total" and sample.labels["source"] == source
+        )
+
+
+@asynccontextmanager
+async def running_relay(state: Path) -> AsyncIterator[Running]:
+    CertificateAuthority(state / "ca", now_ms, os.urandom).create()
+    lines = LogLines()
+    with bind(HostPort("127.0.0.1", 0)) as listener:
+        listener.listen()
+        address = HostPort(*listener.getsockname())
+        wanted = config(state, address, BrokerAddress("127.0.0.1", 1))
+        task = asyncio.create_task(run_relay(wanted, listener, lines))
+        async with (
+            asyncio.timeout(BOUND_S),
+            httpx2.AsyncClient(base_url=f"http://{address}", trust_env=False) as http,
+        ):
+            await lines.until("relay started")
+            yield Running(http, address, lines)
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+
+
+def planted(*_arguments: object) -> NoReturn:
+    raise LookupError("planted\x1b[31m " + "c2VjcmV0" * 8)
+
+
+def check_told(line: Mapping[str, Any]) -> None:
+    assert line["error"] == r"LookupError: planted\x1b[31m (left out)"
+    assert "in planted: raise LookupError" in line["exception"]
+
+
+async def test_a_bug_in_an_http_handler_is_logged_once_and_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running_relay(tmp_path) as relay:
+        with monkeypatch.context() as bug:
+            bug.setattr(Metrics, "render", planted)
+            answers = [await relay.http.get("/metrics") for _ in range(3)]
+        assert [answer.status_code for answer in answers] == [500] * 3
+        assert "planted" not in answers[0].text
+        assert await relay.faults("uvicorn") == 3
+        (line,) = relay.lines.entries("a library reports")
+    check_told(line)
+    assert (line["library"], line["level"]) == ("uvicorn", "error")
+
+
+@pytest.mark.parametrize("kind", [LookupError, RuntimeError, OSError])
+async def test_a_bug_in_the_nodes_handler_is_logged_once_and_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[Exception]
+) -> None:
+    def broken(*_arguments: object) -> NoReturn:
+        raise kind("planted")
+
+    async with running_relay(tmp_path) as relay:
+        with monkeypatch.context() as bug:
+            bug.setattr(Admission, "challenge", broken)
+            for _ in range(2):
+                async with connect(
+                    f"ws://{relay.address}{CONNECT_PATH}", subprotocols=[Subprotocol(SUBPROTOCOL)]
+                ) as socket:
+                    await socket.wait_closed()
+        assert await relay.faults("uvicorn") == 2
+        (line,) = relay.lines.entries("a library reports")
+    assert line["error"] == f"{kind.__name__}: planted"
+    assert "in broken: raise kind" in line["exception"]
+
+
+async def test_a_bug_in_the_background_is_logged_and_counted(tmp_path: Path) -> None:
+    async with running_relay(tmp_path) as relay:
+        asyncio.get_running_loop().call_soon(planted)
+        check_told(await relay.lines.until("fault in the background"))
+        assert await relay.faults("asyncio") == 1
+    assert relay.lines.entries("relay ended")
+
+
+async def test_a_bug_in_what_the_relay_cannot_do_without_ends_it_with_a_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    CertificateAuthority(tmp_path / "ca", now_ms, os.urandom).create()
+    monkeypatch.setattr(TrustWatcher, "run", planted)
+    lines = LogLines()
+    with bind(HostPort("127.0.0.1", 0)) as listener:
+        listener.listen()
+        wanted = config(tmp_path, HostPort(*listener.getsockname()), BrokerAddress("127.0.0.1", 1))
+        with pytest.raises(FailedError, match=r"^LookupError: planted"):
+            await run_relay(wanted, listener, lines)
+    (line,) = lines.entries("program fails")
+    assert r"LookupError: planted\x1b[31m (left out)" in line["exception"]
+    assert "in planted: raise LookupError" in line["exception"]
+    assert line["level"] == "critical"

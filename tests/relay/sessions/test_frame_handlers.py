@@ -1,0 +1,424 @@
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import pytest
+from starlette.applications import Starlette
+from starlette.routing import WebSocketRoute
+
+from relay.auth.permissions import Rights
+from relay.routing.port import Command
+from schemas.certificates import make_csr, verify_leaf
+from schemas.errors import ToolError
+from schemas.frames import CONNECT_PATH, FrameReader
+from schemas.identity import Identity
+from schemas.manifest import etag_of
+from schemas.session import CloseCode
+from tests.fakes.frames import PAYLOADS
+from tests.fakes.hub import Hub, NoAuthority
+from tests.fakes.node_end import NodeEnd
+from tests.fakes.real_ca import RealCa, csr_of
+from tests.fakes.serving import Server
+from tests.fakes.signer import DAY_MS, ECHO, NODE_ID, NOW_MS, TENANT, SimulatedNode, key_named
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+BOUND_S = 10
+HALF_A_LIFE_MS = 45 * DAY_MS
+HOUR_MS = 3_600_000
+ECHO_NAME = f"sysecho.{NODE_ID}.echo.invoke"
+
+
+class Stage:
+    """The nodes' door of a relay whose nodes have leaves of a real CA."""
+
+    def __init__(self, hub: Hub, real: RealCa, server: Server, reader: FrameReader) -> None:
+        self.hub = hub
+        self.real = real
+        self.node = real.node()
+        self.sessions = hub.sessions(authority=real.ca)
+        self._address = server.address
+        self._reader = reader
+        server.app = Starlette(routes=[WebSocketRoute(CONNECT_PATH, self.sessions.serve)])
+
+    @asynccontextmanager
+    async def open(self, node: SimulatedNode | None = None) -> AsyncIterator[NodeEnd]:
+        """Hold a session that announces as its leaf says."""
+        async with NodeEnd.connected(self._address, node or self.node, self._reader) as end:
+            await end.authenticate()
+            yield end
+
+    def shut_out(self, node: SimulatedNode) -> list[str]:
+        """Revoke the one leaf that ``node`` has, as far as sessions go."""
+        kid = node.kid
+
+        def is_it(leaf: Identity) -> bool:
+            return leaf.kid == kid
+
+        return self.sessions.shut_out(is_it, CloseCode.REVOKED)
+
+    def manifest(self, node: SimulatedNode, **members: Any) -> dict[str, Any]:
+        """Return the next manifest of ``node``, as it is sent in a frame."""
+        document: dict[str, Any] = json.loads(
+            node.manifest(issued_at_ms=self.hub.clock.advance(1), **members)
+        )
+        return document
+
+
+@pytest.fixture
+def stage(hub: Hub, tmp_path: Path, server: Server, reader: FrameReader) -> Stage:
+    return Stage(hub, RealCa(hub, tmp_path / "ca"), server, reader)
+
+
+async def asked(end: NodeEnd, type_: str, payload: Mapping[str, Any]) -> dict[str, Any]:
+    """Send a frame and return the payload of the answer to it."""
+    msg_id = await end.send(type_, payload)
+    answer = await end.receive(f"{type_}_ack")
+    assert answer.in_reply_to == msg_id
+    return dict(answer.payload)
+
+
+async def renewed(stage: Stage, end: NodeEnd) -> SimulatedNode:
+    """Let the node of ``end`` renew its leaf, and return it with the new one."""
+    answer = await asked(end, "renew", {"csr": csr_of(end.node)})
+    assert answer["ok"] is True
+    return stage.real.renewed(end.node, answer["certificate"])
+
+
+# --- announcing, beating, answering -------------------------------------------------------------------
+
+
+async def test_an_accepted_manifest_is_answered_with_its_etag(stage: Stage) -> None:
+    wire = stage.node.manifest()
+    async with stage.open() as end:
+        for _ in range(2):
+            assert await asked(end, "announce", json.loads(wire)) == {
+                "ok": True,
+                "manifest_etag": etag_of(wire),
+            }
+    tools = stage.hub.fleet.listed(Rights(TENANT, frozenset({"read_only"})))
+    assert ECHO_NAME in [tool.canonical for tool in tools]
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        pytest.param({"capabilities": [{**ECHO, "kind": "gpio.led"}]}, "E_KIND_UNSUPPORTED", id="kind"),
+        pytest.param({"signer": key_named("a thief")}, "E_ATTESTATION_FAILED", id="forged"),
+        pytest.param({"attestation": {"kid": "ab" * 32}}, "E_ATTESTATION_FAILED", id="a leaf nobody knows"),
+        pytest.param({"expires_at_ms": NOW_MS}, "E_MANIFEST_INVALID", id="expired"),
+    ],
+)
+async def test_a_rejected_manifest_is_answered_with_why_and_the_session_goes_on(
+    stage: Stage, changes: dict[str, Any], code: str
+) -> None:
+    async with stage.open() as end:
+        answer = await asked(end, "announce", json.loads(stage.node.manifest(**changes)))
+        assert (answer["ok"], answer["error"]["code"]) == (False, code)
+        assert "mark_issued_at_ms" not in answer
+        assert (await asked(end, "announce", json.loads(stage.node.manifest())))["ok"] is True
+
+
+async def test_a_manifest_that_was_overtaken_is_answered_with_the_mark(stage: Stage) -> None:
+    async with stage.open() as end:
+        newer, older = stage.node.manifest(issued_at_ms=NOW_MS + 5), stage.node.manifest()
+        await asked(end, "announce", json.loads(newer))
+        assert (await asked(end, "announce", json.loads(older)))["mark_issued_at_ms"] == NOW_MS + 5
+
+
+async def test_three_rejections_in_a_row_end_the_session_and_two_do_not(stage: Stage) -> None:
+    async with stage.open() as end:
+        bad: dict[str, Any] = {}
+        for manifest in (bad, bad, stage.manifest(stage.node), bad, bad):
+            await asked(end, "announce", manifest)
+        await end.send("announce", bad)
+        code, frames = await end.until_closed()
+    assert (code, [frame.type for frame in frames]) == (4010, ["announce_ack", "bye"])
+
+
+async def test_a_heartbeat_is_answered_with_the_time(stage: Stage) -> None:
+    async with stage.open() as end:
+        stage.hub.clock.advance(77)
+        assert await asked(end, "heartbeat", PAYLOADS["heartbeat"]) == {"server_time_ms": NOW_MS + 77}
+    assert stage.hub.counted("heartbeats_total", verdict="unknown_manifest") == 1
+
+
+async def test_an_answer_goes_to_the_call_that_it_is_for(stage: Stage) -> None:
+    wanted = Command(NODE_ID, ECHO_NAME, {"message": "ping"}, 10_000, "01HZX9K3M4P7Q8R9S0T1V2W3XW")
+    async with stage.open() as end:
+        task = asyncio.create_task(stage.sessions.run(wanted))
+        await end.acknowledge(await end.receive("cmd"), {"message": "pong"})
+        assert await asyncio.wait_for(task, BOUND_S) == {"ok": True, "result": {"message": "pong"}}
+
+
+# --- renewing -----------------------------------------------------------------------------------------
+
+
+async def test_a_node_renews_its_leaf_over_the_session_which_goes_on(stage: Stage) -> None:
+    stage.hub.clock.advance(HALF_A_LIFE_MS)
+    async with stage.open() as end:
+        answer = await asked(end, "renew", {"csr": csr_of(stage.node)})
+        fresh = verify_leaf(answer["certificate"], [answer["roots"]], stage.hub.clock())
+        assert (fresh.node_id, fresh.public_key) == (NODE_ID, stage.node.public_key)
+        assert answer["roots"] == stage.real.ca.root_pem()
+        assert stage.hub.audited() == [
+            {
+                "ts_ms": stage.hub.clock(),
+                "event": "renewed",
+                "node_id": NODE_ID,
+                "tenant": TENANT,
+                "kid": fresh.kid,
+            }
+        ]
+        await asked(end, "heartbeat", PAYLOADS["heartbeat"])
+
+
+async def test_what_the_new_leaf_signs_is_believed_at_once_without_the_broker(stage: Stage) -> None:
+    stage.hub.clock.advance(HALF_A_LIFE_MS)
+    async with stage.open() as end:
+        node = await renewed(stage, end)
+        assert (await asked(end, "announce", stage.manifest(node)))["ok"] is True
+    signer = stage.hub.fleet.signer_of(NODE_ID)
+    assert signer is not None
+    assert signer.kid == node.kid != stage.node.kid
+
+
+async def test_the_session_stands_on_the_leaf_that_its_node_announces_with(stage: Stage) -> None:
+    stage.hub.clock.advance(HALF_A_LIFE_MS)
+    async with stage.open() as end:
+        await asked(end, "announce", stage.manifest(stage.node))
+        node = await renewed(stage, end)
+        await asked(end, "announce", stage.manifest(node))
+        assert stage.shut_out(stage.node) == []
+        await asked(end, "heartbeat", PAYLOADS["heartbeat"])
+        assert stage.shut_out(node) == [NODE_ID]
+        assert (await end.until_closed())[0] == 4003
+
+
+async def test_until_it_announces_with_the_new_leaf_the_session_stands_on_the_old_one(stage: Stage) -> None:
+    stage.hub.clock.advance(HALF_A_LIFE_MS)
+    async with stage.open() as end:
+        await asked(end, "announce", stage.manifest(stage.node))
+        node = await renewed(stage, end)
+        await asked(end, "announce", stage.manifest(node, signer=key_named("a thief")))
+        assert stage.shut_out(node) == []
+        assert stage.shut_out(stage.node) == [NODE_ID]
+        assert (await end.until_closed())[0] == 4003
+
+
+async def test_a_manifest_that_the_broker_brought_first_moves_the_session_too(stage: Stage) -> None:
+    stage.hub.clock.advance(HALF_A_LIFE_MS)
+    async with stage.open() as end:
+        await asked(end, "announce", stage.manifest(stage.node))
+        node = await renewed(stage, end)
+        manifest = stage.manifest(node)
+        wire = node.manifest(issued_at_ms=manifest["issued_at_ms"])
+        stage.hub.fleet.offer_manifest(NODE_ID, wire, "broker")
+        assert (await asked(end, "announce", manifest))["ok"] is True
+        assert stage.shut_out(stage.node) == []
+        assert stage.shut_out(node) == [NODE_ID]
+
+
+async def test_a_session_of_an_old_key_does_not_escape_with_the_public_manifest_of_a_new_one(
+    stage: Stage,
+) -> None:
+    async with stage.open() as thief:
+        await asked(thief, "announce", stage.manifest(stage.node))
+        # The operator gives the node another key; who stole the old one sees what the new one publishes.
+        honest = stage.real.node(key=key_named("the node's new key"), replace=True)
+        stage.hub.fleet.offer_identity(NODE_ID, honest.leaf_pem)
+        assert (await asked(thief, "announce", stage.manifest(honest)))["ok"] is True
+        assert stage.shut_out(honest) == []
+        assert stage.shut_out(stage.node) == [NODE_ID]
+        assert (await thief.until_closed())[0] == 4003
+
+
+async def test_a_leaf_that_is_young_is_not_renewed_and_the_node_is_told_when(stage: Stage) -> None:
+    async with stage.open() as end:
+        answer = await asked(end, "renew", {"csr": csr_of(stage.node)})
+        assert (answer["ok"], answer["error"]["code"]) == (False, "E_RATE_LIMITED")
+        assert 0 < answer["error"]["retry_after_ms"] <= HALF_A_LIFE_MS
+        await asked(end, "heartbeat", PAYLOADS["heartbeat"])
+    assert len(stage.real.ca.records().issued) == 1
+
+
+@pytest.mark.parametrize(
+    "key", [pytest.param("a thief", id="another key"), pytest.param(None, id="another node")]
+)
+async def test_a_request_for_another_node_or_key_is_refused_and_the_session_goes_on(
+    stage: Stage, key: str | None
+) -> None:
+    stage.hub.clock.advance(HALF_A_LIFE_MS)
+    csr = make_csr(key_named(key), NODE_ID) if key else make_csr(stage.node.key, NODE_ID[:-1] + "z")
+    async with stage.open() as end:
+        answer = await asked(end, "renew", {"csr": csr})
+        assert (answer["ok"], answer["error"]["code"]) == (False, "E_ATTESTATION_FAILED")
+        await asked(end, "heartbeat", PAYLOADS["heartbeat"])
+    assert len(stage.real.ca.records().issued) == 1
+
+
+class Held(NoAuthority):
+    """A CA whose ledger somebody else holds until the test lets go."""
+
+    def __init__(self, real: RealCa) -> None:
+        self.free = Event()
+        self.asked = 0
+        self._ca = real.ca
+
+    def renew(self, csr_pem: str, node_id: str) -> str:
+        self.asked += 1
+        assert self.free.wait(BOUND_S)
+        return self._ca.renew(csr_pem, node_id)
+
+    def roots(self) -> list[str]:
+        return self._ca.roots()
+
+    def revoke(self, target: str, reason: str = "revoked") -> list[str]:
+        self.asked += 1
+        assert self.free.wait(BOUND_S)
+        return self._ca.revoke(target, reason)
+
+    async def until_asked(self) -> None:
+        async with asyncio.timeout(BOUND_S):
+            while not self.asked:  # noqa: ASYNC110 - the thread calls nobody
+                await asyncio.sleep(0)
+
+
+@pytest.fixture
+def held(stage: Stage, server: Server) -> Iterator[Held]:
+    held = Held(stage.real)
+    stage.sessions = stage.hub.sessions(authority=held)
+    server.app = Starlette(routes=[WebSocketRoute(CONNECT_PATH, stage.sessions.serve)])
+    stage.hub.clock.advance(HALF_A_LIFE_MS)
+    yield held
+    held.free.set()
+
+
+@pytest.mark.parametrize("what", ["renew", "retire"])
+async def test_while_the_ca_is_busy_the_node_is_heard_and_asks_for_no_more(
+    stage: Stage, held: Held, what: str
+) -> None:
+    wanted = Command(NODE_ID, ECHO_NAME, {"message": "ping"}, 10_000, "01HZX9K3M4P7Q8R9S0T1V2W3XW")
+    payload = {"csr": csr_of(stage.node)} if what == "renew" else {}
+    async with stage.open() as end:
+        first = await end.send(what, payload)
+        await held.until_asked()
+        task = asyncio.create_task(stage.sessions.run(wanted))
+        await end.acknowledge(await end.receive("cmd"), {"message": "pong"})
+        assert await asyncio.wait_for(task, BOUND_S) == {"ok": True, "result": {"message": "pong"}}
+        refused = await asked(end, what, payload)
+        assert (refused["ok"], refused["error"]["code"]) == (False, "E_RATE_LIMITED")
+        held.free.set()
+        answer = await end.receive(f"{what}_ack")
+        assert (answer.in_reply_to, answer.payload["ok"], held.asked) == (first, True, 1)
+
+
+async def test_who_was_answered_may_ask_again(stage: Stage, held: Held) -> None:
+    held.free.set()
+    async with stage.open() as end:
+        csr = {"csr": make_csr(key_named("a thief"), NODE_ID)}
+        assert (await asked(end, "renew", csr))["error"]["code"] == "E_ATTESTATION_FAILED"
+        stage.hub.clock.advance(HOUR_MS)
+        assert (await asked(end, "renew", {"csr": csr_of(stage.node)}))["ok"] is True
+
+
+async def test_a_session_that_the_relay_closes_while_the_ca_is_busy_breaks_no_protocol(
+    stage: Stage, held: Held
+) -> None:
+    async with stage.open() as end:
+        await end.send("renew", {"csr": csr_of(stage.node)})
+        await held.until_asked()
+        assert stage.shut_out(stage.node) == [NODE_ID]
+        assert (await end.until_closed())[0] == 4003
+    held.free.set()
+    async with asyncio.timeout(BOUND_S):
+        while "renewed" not in stage.hub.audit_file.read_text():  # noqa: ASYNC110 - the CA calls nobody
+            await asyncio.sleep(0)
+    for _ in range(20):
+        await asyncio.sleep(0)  # whatever was to be sent was tried
+    assert [line["event"] for line in stage.hub.audited()] == ["renewed"]
+    assert stage.hub.counted("sessions_total", event="protocol_violation") == 0
+
+
+# --- retiring -----------------------------------------------------------------------------------------
+
+
+async def test_a_node_that_retires_is_told_that_it_is_done_and_closed_with_4003(stage: Stage) -> None:
+    async with stage.open() as end:
+        await asked(end, "announce", stage.manifest(stage.node))
+        await end.send("retire", {})
+        code, frames = await end.until_closed()
+    assert (code, [frame.type for frame in frames]) == (4003, ["retire_ack", "bye"])
+    assert frames[0].payload == {"ok": True}
+    assert frames[1].payload == {"reason": "revoked"}
+    assert stage.real.ca.revoked_kids() == {stage.node.kid}
+    assert [line["event"] for line in stage.hub.audited()] == ["retired"]
+
+
+async def test_a_node_that_cannot_retire_is_told_so_and_goes_on(stage: Stage) -> None:
+    stage.real.ca.root_file.unlink()
+    async with stage.open() as end:
+        answer = await asked(end, "retire", {})
+        assert (answer["ok"], answer["error"]["code"]) == (False, "E_ATTESTATION_FAILED")
+        await asked(end, "heartbeat", PAYLOADS["heartbeat"])
+
+
+async def test_a_call_to_a_node_that_has_retired_finds_nobody(stage: Stage) -> None:
+    async with stage.open() as end:
+        await end.send("retire", {})
+        await end.until_closed()
+    wanted = Command(NODE_ID, ECHO_NAME, {"message": "ping"}, 10_000, "01HZX9K3M4P7Q8R9S0T1V2W3XW")
+    with pytest.raises(ToolError, match="E_NODE_OFFLINE"):
+        await stage.sessions.run(wanted)
+
+
+class Beaten:
+    """A CA whose revocations take effect before whoever asked for them hears of it."""
+
+    def __init__(self, stage: Stage) -> None:
+        self._stage = stage
+        self._loop = asyncio.get_running_loop()
+
+    def renew(self, csr_pem: str, node_id: str) -> str:
+        return self._stage.real.ca.renew(csr_pem, node_id)
+
+    def roots(self) -> list[str]:
+        return self._stage.real.ca.roots()
+
+    def endorsement(self) -> str | None:
+        return self._stage.real.ca.endorsement()
+
+    def revoke(self, target: str, reason: str = "revoked") -> list[str]:
+        kids = self._stage.real.ca.revoke(target, reason)
+        asyncio.run_coroutine_threadsafe(self._shut_out(), self._loop).result(BOUND_S)
+        return kids
+
+    async def _shut_out(self) -> None:
+        assert self._stage.shut_out(self._stage.node) == [NODE_ID]
+        for _ in range(20):
+            await asyncio.sleep(0)  # whatever was to be done aside is done
+
+
+async def test_a_node_that_is_shut_out_as_it_retires_is_told_first_that_it_is_done(
+    stage: Stage, server: Server
+) -> None:
+    stage.sessions = stage.hub.sessions(authority=Beaten(stage))
+    server.app = Starlette(routes=[WebSocketRoute(CONNECT_PATH, stage.sessions.serve)])
+    async with stage.open() as end:
+        await end.send("retire", {})
+        code, frames = await end.until_closed()
+    assert (code, [frame.type for frame in frames]) == (4003, ["retire_ack", "bye"])
+    assert stage.hub.counted("sessions_total", event="protocol_violation") == 0
+    assert stage.hub.counted("nodes_connected") == 0
+
+
+async def test_a_node_that_could_not_retire_can_be_shut_out(stage: Stage) -> None:
+    stage.real.ca.root_file.unlink()
+    async with stage.open() as end:
+        assert (await asked(end, "retire", {}))["ok"] is False
+        assert stage.shut_out(stage.node) == [NODE_ID]
+        assert (await end.until_closed())[0] == 4003

@@ -1,0 +1,148 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from relay.sessions.handshake import Admission, AdmissionError
+from schemas.frames import Frame, FrameReader
+from schemas.registry import SchemaRegistry
+from schemas.session import CloseCode
+from tests.fakes.frames import frame_text
+from tests.fakes.hub import PUBLIC_URL, Hub
+from tests.fakes.node_end import device_token
+from tests.fakes.signer import (
+    DAY_MS,
+    NOW_MS,
+    OTHER_NODE_ID,
+    SimulatedCa,
+    SimulatedNode,
+    key_named,
+)
+
+NOW_S = NOW_MS // 1000
+THIEF = key_named("a thief")
+
+
+@pytest.fixture
+def node(hub: Hub) -> SimulatedNode:
+    return hub.ca.issue()
+
+
+@pytest.fixture
+def admission(hub: Hub) -> Admission:
+    return hub.admission()
+
+
+def auth(reader: FrameReader, node: SimulatedNode, token: str, **members: Any) -> Frame:
+    payload = {"node_id": node.node_id, "certificate": node.leaf_pem, "token": token, **members}
+    return reader.read(frame_text("auth", 2, answers=1, **payload), 8192)
+
+
+def refusal(admission: Admission, frame: Frame, nonce: object) -> tuple[str, CloseCode]:
+    with pytest.raises(AdmissionError) as caught:
+        admission.judge(frame, nonce, NOW_MS)
+    return caught.value.reason, caught.value.code
+
+
+def test_a_challenge_fits_its_document_and_is_fresh(admission: Admission, reader: FrameReader) -> None:
+    first: dict[str, Any] = admission.challenge(NOW_MS)
+    second = admission.challenge(NOW_MS)
+    assert reader.read(frame_text("challenge", **first), 8192).payload == first
+    assert first["audience"] == PUBLIC_URL
+    assert first["server_time_ms"] == NOW_MS
+    assert first["nonce"] != second["nonce"]
+
+
+def test_who_answers_the_challenge_with_its_leafs_key_is_that_node(
+    admission: Admission, reader: FrameReader, node: SimulatedNode
+) -> None:
+    challenge = admission.challenge(NOW_MS)
+    frame = auth(reader, node, device_token(node, challenge))
+    assert admission.judge(frame, challenge["nonce"], NOW_MS) == node.identity()
+
+
+def test_the_root_may_follow_the_leaf(admission: Admission, reader: FrameReader, node: SimulatedNode) -> None:
+    challenge = admission.challenge(NOW_MS)
+    chain = node.leaf_pem + node.root_pem
+    frame = auth(reader, node, device_token(node, challenge), certificate=chain)
+    assert admission.judge(frame, challenge["nonce"], NOW_MS).kid == node.kid
+
+
+@pytest.mark.parametrize(
+    ("claims", "reason"),
+    [
+        pytest.param({"aud": "https://other.example"}, "token_audience", id="another relay's audience"),
+        pytest.param({"aud": f"{PUBLIC_URL}/mcp"}, "token_audience", id="the audience of agents"),
+        pytest.param({"nonce": "x" * 43}, "token_nonce", id="another challenge's nonce"),
+        pytest.param({"iat": NOW_S - 60, "exp": NOW_S - 30}, "token_expired", id="expired"),
+        pytest.param({"iat": NOW_S + 30, "exp": NOW_S + 60}, "token_not_yet", id="from the future"),
+        pytest.param({"exp": NOW_S + 61}, "token_life", id="longer than a minute"),
+        pytest.param({"iss": OTHER_NODE_ID}, "token_subject", id="another issuer"),
+        pytest.param({"sub": OTHER_NODE_ID}, "token_subject", id="another subject"),
+        pytest.param(
+            {"iss": OTHER_NODE_ID, "sub": OTHER_NODE_ID}, "token_subject", id="another node altogether"
+        ),
+        pytest.param({"token_class": "agent_runtime"}, "token_claims", id="an agent's class"),
+        pytest.param({"scope": "tools:call:read_only"}, "token_claims", id="an agent's scope"),
+        pytest.param({"tenant": "acme"}, "token_claims", id="one claim more"),
+        pytest.param({"key": THIEF}, "token_signature", id="another key"),
+        pytest.param({"key": THIEF, "kid": "ab" * 32}, "token_unknown_key", id="a key of its own"),
+    ],
+)
+def test_a_token_that_does_not_answer_this_challenge_is_refused(
+    admission: Admission,
+    reader: FrameReader,
+    node: SimulatedNode,
+    claims: dict[str, Any],
+    reason: str,
+) -> None:
+    challenge = admission.challenge(NOW_MS)
+    frame = auth(reader, node, device_token(node, challenge, **claims))
+    assert refusal(admission, frame, challenge["nonce"]) == (reason, CloseCode.AUTH_FAILED)
+
+
+def test_the_answer_to_one_challenge_does_not_answer_the_next(
+    admission: Admission, reader: FrameReader, node: SimulatedNode
+) -> None:
+    seen = auth(reader, node, device_token(node, admission.challenge(NOW_MS)))
+    nonce = admission.challenge(NOW_MS)["nonce"]
+    assert refusal(admission, seen, nonce) == ("token_nonce", CloseCode.AUTH_FAILED)
+
+
+@pytest.mark.parametrize(
+    ("pem", "reason"),
+    [
+        pytest.param(SimulatedCa().issue(OTHER_NODE_ID).leaf_pem, "id_mismatch", id="another node's"),
+        pytest.param(SimulatedCa("elsewhere").issue().leaf_pem, "chain", id="a foreign root's"),
+        pytest.param(SimulatedCa().issue(now_ms=NOW_MS - 91 * DAY_MS).leaf_pem, "validity", id="expired"),
+        pytest.param("no certificate", "bad_certificate", id="none"),
+    ],
+)
+def test_a_certificate_that_is_not_this_nodes_is_refused(
+    admission: Admission, reader: FrameReader, node: SimulatedNode, pem: str, reason: str
+) -> None:
+    challenge = admission.challenge(NOW_MS)
+    frame = auth(reader, node, device_token(node, challenge), certificate=pem)
+    assert refusal(admission, frame, challenge["nonce"]) == (reason, CloseCode.AUTH_FAILED)
+
+
+def test_a_revoked_node_is_told_so(tmp_path: Path, registry: SchemaRegistry, reader: FrameReader) -> None:
+    node = SimulatedCa().issue()
+    hub = Hub(tmp_path, registry, revoked=[node.kid])
+    admission = hub.admission()
+    challenge = admission.challenge(NOW_MS)
+    frame = auth(reader, node, device_token(node, challenge))
+    assert refusal(admission, frame, challenge["nonce"]) == ("revoked", CloseCode.REVOKED)
+    hub.close()
+
+
+def test_who_only_has_the_public_leaf_gets_no_further(
+    admission: Admission, reader: FrameReader, node: SimulatedNode, hub: Hub
+) -> None:
+    wire = hub.connect(node)
+    challenge = admission.challenge(NOW_MS)
+    frame = auth(reader, node, device_token(node, challenge, key=THIEF))
+    assert refusal(admission, frame, challenge["nonce"])[0] == "token_signature"
+    (known,) = hub.fleet.nodes_of(node.tenant)
+    assert known.manifest is not None
+    assert known.manifest.wire == wire

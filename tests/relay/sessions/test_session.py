@@ -1,0 +1,69 @@
+import asyncio
+
+import pytest
+
+from relay.clock import SessionClock
+from relay.sessions.session import Answer, NodeSession
+from schemas.errors import Failure, ToolError
+from tests.fakes.signer import NOW_MS, SimulatedCa
+
+DONE: Answer = {"ok": True, "result": {}}
+REVOKED = ToolError(Failure.ATTESTATION_FAILED)
+
+
+@pytest.fixture
+def live() -> NodeSession:
+    return NodeSession(
+        "session-1", "boot-1", SimulatedCa().issue().identity(), None, SessionClock(NOW_MS, lambda: 0)
+    )
+
+
+def sent(live: NodeSession, msg_id: str) -> asyncio.Future[Answer]:
+    """Return what waits for the answer to a command that was sent as ``msg_id``."""
+    waiter: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+    live.ledger.enter(msg_id, {}, NOW_MS + 1000, waiter)
+    return waiter
+
+
+async def test_an_answer_goes_to_who_asked_for_it_once(live: NodeSession) -> None:
+    first, second = sent(live, "1"), sent(live, "2")
+    live.settle("1", DONE)
+    live.settle("1", {"ok": False})
+    assert first.result() is DONE
+    assert not second.done()
+    assert len(live.ledger) == 1
+
+
+async def test_an_answer_that_nobody_waits_for_is_nothing(live: NodeSession) -> None:
+    live.settle("1", DONE)
+    given_up = sent(live, "2")
+    given_up.cancel()
+    live.settle("2", DONE)
+    assert given_up.cancelled()
+    assert len(live.ledger) == 0
+
+
+async def test_all_that_is_not_answered_ends_with_the_same_error(live: NodeSession) -> None:
+    answered, given_up, *waiting = (sent(live, str(number)) for number in range(5))
+    live.settle("0", DONE)
+    given_up.cancel()
+    live.fail_all(REVOKED)
+    assert answered.result() is DONE
+    assert given_up.cancelled()
+    assert [waiter.exception() for waiter in waiting] == [REVOKED] * 3
+    assert len(live.ledger) == 0
+
+
+async def test_what_has_ended_is_not_ended_again_by_a_late_answer(live: NodeSession) -> None:
+    waiter = sent(live, "1")
+    live.fail_all(REVOKED)
+    live.settle("1", DONE)
+    live.fail_all(ToolError(Failure.INTERNAL))
+    assert waiter.exception() is REVOKED
+
+
+async def test_a_command_of_a_session_that_was_settled_elsewhere_is_left_alone(live: NodeSession) -> None:
+    answered = sent(live, "1")
+    answered.set_result(DONE)
+    live.fail_all(REVOKED)
+    assert answered.result() is DONE
