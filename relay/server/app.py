@@ -1,68 +1,38 @@
 """The relay's composition root: the one place where its parts meet the clock, the disk and the network.
 
-Must not hold behaviour of its own.
+Each wing assembles itself (``relay.*.assembly``); here they are connected, run and closed. Must not hold
+behaviour of its own.
 """
 
 import asyncio
 import os
-import resource
 import socket
 import time
 from collections.abc import Mapping
-from importlib.metadata import version
 from typing import TextIO
 
-from structlog.typing import FilteringBoundLogger
-
-from relay.audit.log import AuditLog
-from relay.audit.refusal_counts import RefusalCounter
-from relay.auth.agent_tokens import Authenticator, ExternalIssuer, key_id, load_or_create_token_key
-from relay.auth.issuer_keys import IssuerKeys, JwksReader, JwksSource
-from relay.auth.revoked_tokens import RevokedTokens
-from relay.calls.access_log import AccessLog
-from relay.calls.call_record import CallAnswer
-from relay.calls.envelope import EnvelopeCheck
-from relay.calls.executor import CallExecutor
-from relay.calls.gateway import CallGateway
-from relay.calls.idempotency_store import IdempotencyStore
-from relay.calls.idempotent_calls import IdempotentCalls
+from relay.audit import assembly as audit_assembly
+from relay.auth import assembly as auth_assembly
+from relay.calls import assembly as calls_assembly
 from relay.clock import RelayClock, now_ms, ticks_ms
-from relay.config import OutsideIssuer, RelayConfig
-from relay.fleet.change_notifier import ChangeNotifier
-from relay.fleet.fleet import Fleet, Trust
-from relay.fleet.mqtt_feed import MqttFeed
-from relay.fleet.replay_marks import MarkStore
-from relay.fleet.tools import Projector
-from relay.http.connections import Bounds, Connections
+from relay.config import RelayConfig
+from relay.environment import RelayEnvironment
+from relay.fleet import assembly as fleet_assembly
+from relay.fleet.fleet import Trust
+from relay.http import assembly as http_assembly
 from relay.http.listener import serve
-from relay.http.request_guard import AllowedHosts, RequestGuard
-from relay.http.routes import make_routes
-from relay.mcp_api.endpoint import McpEndpoint
-from relay.mcp_api.open_streams import OpenStreams
-from relay.mcp_api.resources import ResourceCatalog
+from relay.mcp_api import assembly as mcp_assembly
 from relay.observability.logging import last_words, opened
 from relay.observability.metrics import Metrics
-from relay.pki.authority import CertificateAuthority
-from relay.pki.broker_access import BrokerAccess
-from relay.pki.enrolment_endpoint import EnrolmentEndpoint, EnrolmentInfo
-from relay.pki.join_tokens import JoinTokens
-from relay.pki.renewals import Renewals
-from relay.pki.tls_contexts import RelayTls
+from relay.part import Part
+from relay.pki import assembly as pki_assembly
 from relay.server.collector import calm_collector
 from relay.server.descriptor_reserve import DescriptorReserve
 from relay.server.follow_ups import FollowUps
-from relay.server.ledger_freshness import Freshness
-from relay.server.trust_watcher import LEAVES, TOKENS, TrustWatcher
-from relay.sessions.connect_limiter import ConnectLimiter
-from relay.sessions.frame_handlers import FrameHandlers
-from relay.sessions.handshake import Admission
-from relay.sessions.node_sessions import NodeSessions
-from schemas.addresses import mcp_url
-from schemas.frames import FrameReader
+from relay.server.trust_watcher import TrustWatcher
+from relay.sessions import assembly as sessions_assembly
 from schemas.kinds import KindRegistry
-from schemas.lines import LineWriter
 from schemas.registry import SchemaRegistry
-from schemas.tokens import AGENT_REF, DEVICE_REF, EXTERNAL_AGENT_REF, EXTERNAL_HEADER_REF, TokenVerifier
 from schemas.trust import TrustRules
 from schemas.ulids import UlidSource
 
@@ -70,187 +40,106 @@ from schemas.ulids import UlidSource
 class Relay:
     """The parts of one relay, put together.
 
-    ``lines`` is where the lines of calls go. ``registry`` and ``kinds`` are the documents and kinds that it
-    knows, by default those that ship.
-
     Raises:
         AuthorityError: there is no CA.
         ExposedFileError: others can read the token key.
         OSError: the state directory cannot be used.
     """
 
-    def __init__(  # noqa: PLR0913, PLR0917 - what comes in from outside
-        self,
-        config: RelayConfig,
-        log: FilteringBoundLogger,
-        lines: LineWriter,
-        metrics: Metrics,
-        registry: SchemaRegistry | None = None,
-        kinds: KindRegistry | None = None,
-    ) -> None:
-        registry, kinds = registry or SchemaRegistry(), kinds or KindRegistry()
-        ulids = UlidSource(now_ms, os.urandom)
-        self.clock = RelayClock(now_ms, ticks_ms, log)
-        state = config.state
-        ca = CertificateAuthority(state.ca, now_ms, os.urandom)
-        # First of all, for this error says what to do.
-        trust = Trust(TrustRules(registry, kinds), [ca.root_pem()], ca.revoked_kids())
-        self.tls = RelayTls(config, ca, now_ms=now_ms, random_bytes=os.urandom, log=log)
-        broker_access = BrokerAccess(ca, config.broker_directory or state.broker, config.broker_pid_file, log)
-        self.marks = MarkStore(state.marks)
-        self.audit = AuditLog(state.audit, now_ms)
-        self.refusals = RefusalCounter(self.audit, log, time.monotonic)
-        fleet = Fleet(
-            trust=trust,
-            projector=Projector(registry, kinds),
-            marks=self.marks,
-            metrics=metrics,
-            refusals=self.refusals,
-            now_ms=self.clock,
-            log=log,
+    def __init__(self, environment: RelayEnvironment) -> None:
+        self._clock = environment.clock
+        authority = pki_assembly.open_authority(environment)
+        self.audit = audit_assembly.assemble(environment)
+        self.pki = pki_assembly.assemble(environment, authority, self.audit)
+        trust = Trust(
+            TrustRules(environment.registry, environment.kinds),
+            [authority.root_pem()],
+            authority.revoked_kids(),
         )
-        token_key = bytes(load_or_create_token_key(state.token_key).verify_key)
-        token_keys = {key_id(token_key): token_key}
-        named = config.outside
-        self.outside = _outside(named, token_keys, registry, metrics, log) if named else None
-        authenticator = Authenticator(
-            TokenVerifier(registry, AGENT_REF),
-            token_keys,
-            issuer=config.public_url,
-            audience=mcp_url(config.public_url),
-            now_ms=self.clock,
-            outside=self.outside,
-        )
-        device_tokens = TokenVerifier(registry, DEVICE_REF)
-        sessions = NodeSessions(
-            admission=Admission(fleet, device_tokens, config.public_url, os.urandom),
-            fleet=fleet,
-            frames=FrameHandlers(fleet, Renewals(ca, self.audit, now_ms, log), self.clock.compare),
-            connect_limiter=ConnectLimiter(),
-            reader=FrameReader(registry),
-            ulids=ulids,
-            metrics=metrics,
-            refusals=self.refusals,
-            now_ms=self.clock,
-            ticks_ms=ticks_ms,
-            monotonic=time.monotonic,
-            log=log,
-        )
-        freshness = Freshness((LEAVES, TOKENS), time.monotonic)
-        runner = CallExecutor(sessions, self.audit, time.monotonic, os.urandom, log)
-        self.once = IdempotentCalls(runner, IdempotencyStore[CallAnswer](time.monotonic), self.audit, log)
-        gateway = CallGateway(
-            authenticator=authenticator,
-            envelopes=EnvelopeCheck(registry, config.envelope_mode, log),
-            fleet=fleet,
-            runner=runner,
-            once=self.once,
+        self.auth = auth_assembly.assemble(environment)
+        self.fleet = fleet_assembly.assemble(environment, self.audit, trust, self.pki.tls.to_broker)
+        self.sessions = sessions_assembly.assemble(environment, self.audit, self.pki, self.fleet)
+        router = self.sessions.node_sessions
+        self.calls = calls_assembly.assemble(
+            environment,
             audit=self.audit,
-            refusals=self.refusals,
-            metrics=metrics,
-            call_log=AccessLog(lines),
-            ulids=ulids,
-            per_agent=config.per_agent,
-            revocations_known=freshness.is_fresh,
-            now_ms=now_ms,
-            monotonic=time.monotonic,
-            log=log,
+            auth=self.auth,
+            fleet=self.fleet,
+            router=router,
         )
-        self.notifier = ChangeNotifier(fleet, log)
-        self.discovery = MqttFeed(
-            broker=config.broker,
-            # Not the process id: in containers that is often 1, and a broker keeps one of two alike.
-            client_id=f"edge-relay-{os.urandom(4).hex()}",
-            fleet=fleet,
-            registry=registry,
-            metrics=metrics,
-            refusals=self.refusals,
-            log=log,
-            tls=self.tls.to_broker,
+        self.mcp = mcp_assembly.assemble(environment, self.auth, self.fleet, self.calls)
+        self.watcher = self._watcher(environment)
+        self.watcher.begin()
+        self.http = http_assembly.assemble(
+            environment,
+            self.audit,
+            self.auth,
+            http_assembly.Served(
+                mcp=self.mcp.endpoint,
+                running=self.mcp.endpoint.running,
+                node_sessions=self.sessions.node_sessions,
+                routes=self.pki.enrolment.routes(),
+                ready=self.ready,
+            ),
         )
-        mcp = McpEndpoint(
-            version=version("edge-kubelet"),
-            gateway=gateway,
-            fleet=fleet,
-            authenticator=authenticator,
-            notifier=self.notifier,
-            resources=ResourceCatalog(fleet, registry),
-            streams=OpenStreams(),
-            now_ms=self.clock,
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The wings, in the order in which they are built; they are closed in the opposite one."""
+        return (
+            self.audit,
+            self.pki,
+            self.auth,
+            self.fleet,
+            self.sessions,
+            self.calls,
+            self.mcp,
+            self.http,
         )
-        self.watch = TrustWatcher(
-            ca=ca,
-            tokens=RevokedTokens(state.revoked_tokens),
-            fleet=fleet,
-            sessions=sessions,
-            notifier=self.notifier,
-            audit=self.audit,
+
+    def ready(self) -> Mapping[str, bool]:
+        """Return what ``/readyz`` shows: calls flow when all of it is true."""
+        parts = {name: good for part in self.parts for name, good in part.ready().items()}
+        return parts | {"clock": self._clock.is_trusted()}
+
+    async def run(self) -> None:
+        """Do the parts' background work until cancelled; the first failure ends all."""
+        async with asyncio.TaskGroup() as tasks:
+            for run in (*(part.run for part in self.parts), self.watcher.run):
+                tasks.create_task(run())
+
+    async def close(self) -> None:
+        """Close the parts, the audit last."""
+        for part in reversed(self.parts):
+            await part.close()
+
+    def _watcher(self, environment: RelayEnvironment) -> TrustWatcher:
+        """Return what puts the operator's decisions into effect, and renews what follows from them."""
+        follow = [self.pki.tls.refresh]
+        if environment.config.broker.tls:
+            follow.append(self.pki.broker_access.follow)
+        log = environment.log
+        return TrustWatcher(
+            ca=self.pki.authority,
+            tokens=self.auth.revoked_tokens,
+            fleet=self.fleet.fleet,
+            sessions=self.sessions.node_sessions,
+            notifier=self.fleet.notifier,
+            audit=self.audit.log,
             follow_ups=FollowUps(
-                [self.tls.refresh, *([broker_access.follow] if config.broker.tls else [])],
+                follow,
                 on_bug=lambda error: log.error("a change was not followed", exc_info=error),
             ),
-            freshness=freshness,
+            freshness=self.auth.freshness,
             reserve=DescriptorReserve(),
-            on_tokens=[authenticator.revoke, gateway.revoke, mcp.revoke],
-            now_ms=self.clock,
+            on_tokens=[
+                self.auth.authenticator.revoke,
+                self.calls.gateway.revoke,
+                self.mcp.endpoint.revoke,
+            ],
+            now_ms=environment.clock,
             log=log,
         )
-        self.watch.begin()
-        enrolment = EnrolmentEndpoint(
-            ca=ca,
-            join_tokens=JoinTokens(state.join_tokens, now_ms, os.urandom),
-            registry=registry,
-            told=EnrolmentInfo(config.public_url, config.node_broker or config.broker, config.own_root),
-            refusals=self.refusals,
-            audit=self.audit,
-            log=log,
-            now_ms=now_ms,
-        )
-        descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        self.connections = Connections(Bounds.below(descriptors), metrics.connections_refused)
-        self.application = RequestGuard(
-            allowed=AllowedHosts.of(config.public_url, config.listen, tls=config.tls is not None),
-            authenticator=authenticator,
-            public_url=config.public_url,
-            metrics=metrics,
-            refusals=self.refusals,
-            mcp=mcp,
-            node_sessions=sessions,
-            other=make_routes(
-                public_url=config.public_url,
-                registry=registry,
-                metrics=metrics,
-                readiness=lambda: {
-                    "broker": self.discovery.connected,
-                    "audit": self.audit.available,
-                    "revocations": freshness.is_fresh(),
-                    "clock": self.clock.is_trusted(),
-                },
-                running=mcp.running,
-                issuers=[named.issuer] if named else [],
-                more=enrolment.routes(),
-            ),
-        )
-
-
-def _outside(
-    named: OutsideIssuer,
-    ours: Mapping[str, bytes],
-    registry: SchemaRegistry,
-    metrics: Metrics,
-    log: FilteringBoundLogger,
-) -> ExternalIssuer:
-    """Return the issuer that the operator named besides the relay, whose own keys are ``ours``."""
-    keys = IssuerKeys(
-        fetch=JwksSource(named.jwks_url).fetch,
-        read=JwksReader(registry, ours).keys,
-        monotonic=time.monotonic,
-        metrics=metrics,
-        log=log,
-    )
-    return ExternalIssuer(
-        named.issuer, TokenVerifier(registry, EXTERNAL_AGENT_REF, EXTERNAL_HEADER_REF), keys
-    )
 
 
 async def run_relay(
@@ -260,7 +149,9 @@ async def run_relay(
     registry: SchemaRegistry | None = None,
     kinds: KindRegistry | None = None,
 ) -> None:
-    """Serve on ``listener``, which is bound, until cancelled. ``registry`` and ``kinds`` are ``Relay``'s.
+    """Serve on ``listener``, which is bound, until cancelled.
+
+    ``registry`` and ``kinds`` are the documents and kinds that the relay knows, by default those that ship.
 
     Raises:
         AuthorityError, ExposedFileError, OSError: as ``Relay``.
@@ -268,34 +159,43 @@ async def run_relay(
     """
     metrics = Metrics()
     with opened(stream, on_fault=metrics.fault, on_lost=metrics.log_lines_lost.inc) as (log, lines):
-        relay = Relay(config, log, lines, metrics, registry, kinds)
+        environment = RelayEnvironment(
+            config=config,
+            registry=registry or SchemaRegistry(),
+            kinds=kinds or KindRegistry(),
+            ulids=UlidSource(now_ms, os.urandom),
+            metrics=metrics,
+            log=log,
+            lines=lines,
+            now_ms=now_ms,
+            clock=RelayClock(now_ms, ticks_ms, log),
+            ticks_ms=ticks_ms,
+            monotonic=time.monotonic,
+            random_bytes=os.urandom,
+        )
+        relay = Relay(environment)
         with last_words(log):
-            await _serve(relay, config, listener, log)
+            await _serve(relay, environment, listener)
 
 
-async def _serve(
-    relay: Relay, config: RelayConfig, listener: socket.socket, log: FilteringBoundLogger
-) -> None:
+async def _serve(relay: Relay, environment: RelayEnvironment, listener: socket.socket) -> None:
     calm_collector()
+    config, log, audit = environment.config, environment.log, relay.audit.log
     log.info(
         "relay started",
         url=config.public_url,
         listen=str(config.listen),
         broker=str(config.broker),
-        audit_head=relay.audit.head,
+        audit_head=audit.head,
     )
     try:
         async with asyncio.TaskGroup() as tasks:
-            parts = (relay.marks, relay.refusals, relay.notifier, relay.discovery, relay.tls, relay.watch)
-            background = [tasks.create_task(part.run()) for part in parts]
-            if relay.outside is not None:
-                background.append(tasks.create_task(relay.outside.keys.run()))
+            background = tasks.create_task(relay.run())
             try:
-                await serve(relay.application, listener, relay.connections, relay.tls.served)
+                await serve(relay.http.application, listener, relay.http.connections, relay.pki.tls.served)
             finally:
-                for task in background:
-                    task.cancel()
+                background.cancel()
     finally:
-        await relay.once.end()
-        log.info("relay ended", audit_head=relay.audit.head)
-        relay.audit.close()
+        await relay.calls.close()
+        log.info("relay ended", audit_head=audit.head)
+        await relay.close()

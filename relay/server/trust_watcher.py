@@ -15,6 +15,7 @@ from typing import TypeVar
 from structlog.typing import FilteringBoundLogger
 
 from relay.audit.log import AuditLog, AuditUnavailableError
+from relay.auth.ledger_freshness import LEAVES, TOKENS, Freshness
 from relay.auth.revoked_tokens import RevokedTokens
 from relay.fleet.change_notifier import ChangeNotifier
 from relay.fleet.fleet import Fleet
@@ -23,14 +24,12 @@ from relay.pki.authority import AuthorityError, CertificateAuthority
 from relay.pki.records import IssuedLeaf
 from relay.server.descriptor_reserve import DescriptorReserve
 from relay.server.follow_ups import FollowUps
-from relay.server.ledger_freshness import Freshness
 from relay.sessions.node_sessions import NodeSessions
 from schemas.identity import Identity, certificates_in, kid_of
 from schemas.session import CloseCode
 from schemas.text import printable
 
 INTERVAL_S = 0.25
-LEAVES, TOKENS = "leaves", "tokens"
 """What is watched: the CA, and the list of revoked tokens."""
 MAX_UNRECORDED = 10_000
 

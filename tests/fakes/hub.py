@@ -15,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from relay.audit.log import AuditLog
 from relay.audit.refusal_counts import RefusalCounter
 from relay.auth.agent_tokens import Authenticator, TokenIssuer, key_id
+from relay.auth.ledger_freshness import Freshness
 from relay.calls.access_log import AccessLog
 from relay.calls.call_record import CallAnswer, CallRequest
 from relay.calls.envelope import Call, EnvelopeCheck, Mode
@@ -33,7 +34,6 @@ from relay.pki.authority import AuthorityError
 from relay.pki.renewals import LeafAuthority, Renewals
 from relay.rate_limits import Allowance
 from relay.routing.port import NodeRouter
-from relay.server.ledger_freshness import Freshness
 from relay.server.trust_watcher import LEAVES, TOKENS
 from relay.sessions.connect_limiter import ConnectLimiter
 from relay.sessions.frame_handlers import FrameHandlers

@@ -10,6 +10,7 @@ import pytest
 from starlette.applications import Starlette
 from starlette.routing import WebSocketRoute
 
+from relay.auth.ledger_freshness import LEAVES, TOKENS
 from relay.auth.permissions import Rights
 from relay.auth.revoked_tokens import RevokedTokens
 from relay.calls.call_record import CallAnswer
@@ -18,7 +19,7 @@ from relay.ledger import LedgerError
 from relay.pki.authority import AuthorityError
 from relay.server.descriptor_reserve import DescriptorReserve
 from relay.server.follow_ups import Follow, FollowUps
-from relay.server.trust_watcher import LEAVES, TOKENS, TrustWatcher
+from relay.server.trust_watcher import TrustWatcher
 from schemas.errors import Failure, ToolError
 from schemas.files import write_atomic
 from schemas.frames import CONNECT_PATH, FrameReader

@@ -1,6 +1,6 @@
 import pytest
 
-from relay.server.ledger_freshness import Freshness
+from relay.auth.ledger_freshness import Freshness
 from tests.fakes.seconds import Seconds
 
 

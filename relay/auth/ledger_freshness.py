@@ -7,6 +7,8 @@ gives no error: what counts is how long ago the last look succeeded. Must not re
 from collections.abc import Callable, Iterable
 
 LIMIT_S = 3.0
+LEAVES, TOKENS = "leaves", "tokens"
+"""The sources of what is revoked: the CA's ledger, and the list of agents' tokens."""
 
 
 class Freshness:

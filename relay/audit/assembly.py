@@ -1,0 +1,39 @@
+"""Assembles the audit: the log of decisions and outcomes, and the counted refusals in it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from relay.audit.log import AuditLog
+from relay.audit.refusal_counts import RefusalCounter
+from relay.environment import RelayEnvironment
+from relay.part import Part
+
+
+@dataclass(frozen=True, slots=True)
+class AuditPart(Part):
+    """The audit of one relay."""
+
+    log: AuditLog
+    refusals: RefusalCounter
+
+    async def run(self) -> None:
+        """Write down what was refused, as counted lines, until cancelled."""
+        await self.refusals.run()
+
+    async def close(self) -> None:
+        """Close the log's file."""
+        self.log.close()
+
+    def ready(self) -> Mapping[str, bool]:
+        """Calls are refused while they cannot be recorded."""
+        return {"audit": self.log.available}
+
+
+def assemble(environment: RelayEnvironment) -> AuditPart:
+    """Return the wing.
+
+    Raises:
+        OSError: the log cannot be opened.
+    """
+    log = AuditLog(environment.config.state.audit, environment.now_ms)
+    return AuditPart(log, RefusalCounter(log, environment.log, environment.monotonic))

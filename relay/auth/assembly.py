@@ -1,0 +1,72 @@
+"""Assembles the wing that identifies callers: token keys, the external issuer, the list of revoked tokens."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from relay.auth.agent_tokens import Authenticator, ExternalIssuer, key_id, load_or_create_token_key
+from relay.auth.issuer_keys import IssuerKeys, JwksReader, JwksSource
+from relay.auth.ledger_freshness import LEAVES, TOKENS, Freshness
+from relay.auth.revoked_tokens import RevokedTokens
+from relay.config import OutsideIssuer
+from relay.environment import RelayEnvironment
+from relay.part import Part
+from schemas.addresses import mcp_url
+from schemas.tokens import AGENT_REF, EXTERNAL_AGENT_REF, EXTERNAL_HEADER_REF, TokenVerifier
+
+
+@dataclass(frozen=True, slots=True)
+class AuthPart(Part):
+    """Who calls. ``external`` is the issuer that the operator named besides the relay, if any."""
+
+    authenticator: Authenticator
+    revoked_tokens: RevokedTokens
+    external: ExternalIssuer | None
+    freshness: Freshness
+
+    def ready(self) -> Mapping[str, bool]:
+        """Calls are refused while nobody can know whose token or leaf is revoked."""
+        return {"revocations": self.freshness.is_fresh()}
+
+    async def run(self) -> None:
+        """Keep the external issuer's keys fresh until cancelled."""
+        if self.external is not None:
+            await self.external.keys.run()
+
+
+def assemble(environment: RelayEnvironment) -> AuthPart:
+    """Return the wing.
+
+    Raises:
+        ExposedFileError: others can read the token key.
+        OSError: the state directory cannot be used.
+    """
+    config = environment.config
+    own_key = bytes(load_or_create_token_key(config.state.token_key).verify_key)
+    own_keys = {key_id(own_key): own_key}
+    external = _external(environment, config.outside, own_keys) if config.outside else None
+    authenticator = Authenticator(
+        TokenVerifier(environment.registry, AGENT_REF),
+        own_keys,
+        issuer=config.public_url,
+        audience=mcp_url(config.public_url),
+        now_ms=environment.clock,
+        outside=external,
+    )
+    freshness = Freshness((LEAVES, TOKENS), environment.monotonic)
+    return AuthPart(authenticator, RevokedTokens(config.state.revoked_tokens), external, freshness)
+
+
+def _external(
+    environment: RelayEnvironment, named: OutsideIssuer, own_keys: Mapping[str, bytes]
+) -> ExternalIssuer:
+    """Return the issuer ``named``; a key of ``own_keys`` in its set is not accepted from it."""
+    registry = environment.registry
+    keys = IssuerKeys(
+        fetch=JwksSource(named.jwks_url).fetch,
+        read=JwksReader(registry, own_keys).keys,
+        monotonic=environment.monotonic,
+        metrics=environment.metrics,
+        log=environment.log,
+    )
+    verifier = TokenVerifier(registry, EXTERNAL_AGENT_REF, EXTERNAL_HEADER_REF)
+    return ExternalIssuer(named.issuer, verifier, keys)

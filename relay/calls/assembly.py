@@ -1,0 +1,61 @@
+"""Assembles the call gateway over a ``NodeRouter``."""
+
+from dataclasses import dataclass
+
+from relay.audit.assembly import AuditPart
+from relay.auth.assembly import AuthPart
+from relay.calls.access_log import AccessLog
+from relay.calls.call_record import CallAnswer
+from relay.calls.envelope import EnvelopeCheck
+from relay.calls.executor import CallExecutor
+from relay.calls.gateway import CallGateway
+from relay.calls.idempotency_store import IdempotencyStore
+from relay.calls.idempotent_calls import IdempotentCalls
+from relay.environment import RelayEnvironment
+from relay.fleet.assembly import FleetPart
+from relay.part import Part
+from relay.routing.port import NodeRouter
+
+
+@dataclass(frozen=True, slots=True)
+class CallsPart(Part):
+    """The calls of all agents."""
+
+    gateway: CallGateway
+    idempotent_calls: IdempotentCalls
+
+    async def close(self) -> None:
+        """End the keyed calls under way, also those whose caller has gone, and record their outcome."""
+        await self.idempotent_calls.end()
+
+
+def assemble(
+    environment: RelayEnvironment,
+    *,
+    audit: AuditPart,
+    auth: AuthPart,
+    fleet: FleetPart,
+    router: NodeRouter,
+) -> CallsPart:
+    """Return the wing, which reaches nodes by ``router``."""
+    config, monotonic, log = environment.config, environment.monotonic, environment.log
+    executor = CallExecutor(router, audit.log, monotonic, environment.random_bytes, log)
+    idempotent_calls = IdempotentCalls(executor, IdempotencyStore[CallAnswer](monotonic), audit.log, log)
+    gateway = CallGateway(
+        authenticator=auth.authenticator,
+        envelopes=EnvelopeCheck(environment.registry, config.envelope_mode, log),
+        fleet=fleet.fleet,
+        runner=executor,
+        once=idempotent_calls,
+        audit=audit.log,
+        refusals=audit.refusals,
+        metrics=environment.metrics,
+        call_log=AccessLog(environment.lines),
+        ulids=environment.ulids,
+        per_agent=config.per_agent,
+        revocations_known=auth.freshness.is_fresh,
+        now_ms=environment.now_ms,
+        monotonic=monotonic,
+        log=log,
+    )
+    return CallsPart(gateway, idempotent_calls)

@@ -1,0 +1,72 @@
+"""Assembles the fleet: nodes and their tools, the subscription that feeds them, notices of changes."""
+
+import asyncio
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from relay.audit.assembly import AuditPart
+from relay.environment import RelayEnvironment
+from relay.fleet.change_notifier import ChangeNotifier
+from relay.fleet.fleet import Fleet, Trust
+from relay.fleet.mqtt_feed import MqttFeed
+from relay.fleet.replay_marks import MarkStore
+from relay.fleet.tools import Projector
+from relay.part import Part
+
+_CLIENT_ID_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class FleetPart(Part):
+    """The nodes that one relay knows."""
+
+    fleet: Fleet
+    marks: MarkStore
+    feed: MqttFeed
+    notifier: ChangeNotifier
+
+    async def run(self) -> None:
+        """Follow the broker, write the marks and tell of changes until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            for work in (self.marks, self.feed, self.notifier):
+                tasks.create_task(work.run())
+
+    def ready(self) -> Mapping[str, bool]:
+        """Manifests come by the broker."""
+        return {"broker": self.feed.connected}
+
+
+def assemble(
+    environment: RelayEnvironment,
+    audit: AuditPart,
+    trust: Trust,
+    tls_to_broker: ssl.SSLContext | None,
+) -> FleetPart:
+    """Return the wing, which believes as ``trust`` says.
+
+    Raises:
+        OSError: the marks cannot be read.
+    """
+    marks = MarkStore(environment.config.state.marks)
+    fleet = Fleet(
+        trust=trust,
+        projector=Projector(environment.registry, environment.kinds),
+        marks=marks,
+        metrics=environment.metrics,
+        refusals=audit.refusals,
+        now_ms=environment.clock,
+        log=environment.log,
+    )
+    feed = MqttFeed(
+        broker=environment.config.broker,
+        # Not the process id: in containers that is often 1, and a broker keeps one of two alike.
+        client_id=f"edge-relay-{environment.random_bytes(_CLIENT_ID_BYTES).hex()}",
+        fleet=fleet,
+        registry=environment.registry,
+        metrics=environment.metrics,
+        refusals=audit.refusals,
+        log=environment.log,
+        tls=tls_to_broker,
+    )
+    return FleetPart(fleet, marks, feed, ChangeNotifier(fleet, environment.log))

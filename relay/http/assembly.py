@@ -1,0 +1,70 @@
+"""Assembles what is served on the relay's one port: the request guard, and the routes behind it."""
+
+import resource
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from relay.audit.assembly import AuditPart
+from relay.auth.assembly import AuthPart
+from relay.environment import RelayEnvironment
+from relay.http.connections import Bounds, Connections
+from relay.http.request_guard import AllowedHosts, RequestGuard
+from relay.http.routes import make_routes
+from relay.part import Part
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What other wings have served.
+
+    Attributes:
+        mcp: the application behind ``/mcp``, and ``running`` the context in which it can serve.
+        node_sessions: the application behind ``/devices/connect``.
+        routes: further routes.
+        ready: what ``/readyz`` shows.
+    """
+
+    mcp: ASGIApp
+    running: Callable[[], AbstractAsyncContextManager[None]]
+    node_sessions: ASGIApp
+    routes: Sequence[Route]
+    ready: Callable[[], Mapping[str, bool]]
+
+
+@dataclass(frozen=True, slots=True)
+class HttpPart(Part):
+    """The ASGI application of the whole relay, and the connections that it is served on."""
+
+    application: RequestGuard
+    connections: Connections
+
+
+def assemble(environment: RelayEnvironment, audit: AuditPart, auth: AuthPart, served: Served) -> HttpPart:
+    """Return the wing, with what it is given to serve."""
+    config = environment.config
+    routes = make_routes(
+        public_url=config.public_url,
+        registry=environment.registry,
+        metrics=environment.metrics,
+        readiness=served.ready,
+        running=served.running,
+        issuers=[config.outside.issuer] if config.outside else [],
+        more=served.routes,
+    )
+    application = RequestGuard(
+        allowed=AllowedHosts.of(config.public_url, config.listen, tls=config.tls is not None),
+        authenticator=auth.authenticator,
+        public_url=config.public_url,
+        metrics=environment.metrics,
+        refusals=audit.refusals,
+        mcp=served.mcp,
+        node_sessions=served.node_sessions,
+        other=routes,
+    )
+    descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    connections = Connections(Bounds.below(descriptors), environment.metrics.connections_refused)
+    return HttpPart(application, connections)

@@ -1,0 +1,72 @@
+"""Assembles the certificate authority and what is issued by it: enrolment, renewals, the relay's own TLS."""
+
+from dataclasses import dataclass
+
+from relay.audit.assembly import AuditPart
+from relay.environment import RelayEnvironment
+from relay.part import Part
+from relay.pki.authority import CertificateAuthority
+from relay.pki.broker_access import BrokerAccess
+from relay.pki.enrolment_endpoint import EnrolmentEndpoint, EnrolmentInfo
+from relay.pki.join_tokens import JoinTokens
+from relay.pki.renewals import Renewals
+from relay.pki.tls_contexts import RelayTls
+
+
+@dataclass(frozen=True, slots=True)
+class PkiPart(Part):
+    """The CA of one relay, and what nodes ask of it."""
+
+    authority: CertificateAuthority
+    tls: RelayTls
+    renewals: Renewals
+    enrolment: EnrolmentEndpoint
+    broker_access: BrokerAccess
+
+    async def run(self) -> None:
+        """Keep the served certificate fresh until cancelled."""
+        await self.tls.run()
+
+
+def open_authority(environment: RelayEnvironment) -> CertificateAuthority:
+    """Return the CA; before anything else is opened, since its error says what to do first.
+
+    Raises:
+        AuthorityError: there is no CA.
+        OSError: its directory cannot be used.
+    """
+    authority = CertificateAuthority(
+        environment.config.state.ca, environment.now_ms, environment.random_bytes
+    )
+    authority.root_pem()
+    return authority
+
+
+def assemble(environment: RelayEnvironment, authority: CertificateAuthority, audit: AuditPart) -> PkiPart:
+    """Return the wing around ``authority``.
+
+    Raises:
+        OSError: the state directory cannot be used.
+    """
+    config, now_ms, random_bytes = environment.config, environment.now_ms, environment.random_bytes
+    return PkiPart(
+        authority=authority,
+        tls=RelayTls(config, authority, now_ms=now_ms, random_bytes=random_bytes, log=environment.log),
+        renewals=Renewals(authority, audit.log, now_ms, environment.log),
+        enrolment=EnrolmentEndpoint(
+            ca=authority,
+            join_tokens=JoinTokens(config.state.join_tokens, now_ms, random_bytes),
+            registry=environment.registry,
+            told=EnrolmentInfo(config.public_url, config.node_broker or config.broker, config.own_root),
+            refusals=audit.refusals,
+            audit=audit.log,
+            log=environment.log,
+            now_ms=now_ms,
+        ),
+        broker_access=BrokerAccess(
+            authority,
+            config.broker_directory or config.state.broker,
+            config.broker_pid_file,
+            environment.log,
+        ),
+    )

@@ -1,0 +1,47 @@
+"""Assembles the nodes' sessions."""
+
+from dataclasses import dataclass
+
+from relay.audit.assembly import AuditPart
+from relay.environment import RelayEnvironment
+from relay.fleet.assembly import FleetPart
+from relay.part import Part
+from relay.pki.assembly import PkiPart
+from relay.sessions.connect_limiter import ConnectLimiter
+from relay.sessions.frame_handlers import FrameHandlers
+from relay.sessions.handshake import Admission
+from relay.sessions.node_sessions import NodeSessions
+from schemas.frames import FrameReader
+from schemas.tokens import DEVICE_REF, TokenVerifier
+
+
+@dataclass(frozen=True, slots=True)
+class SessionsPart(Part):
+    """The nodes that are connected to this process."""
+
+    node_sessions: NodeSessions
+
+
+def assemble(environment: RelayEnvironment, audit: AuditPart, pki: PkiPart, fleet: FleetPart) -> SessionsPart:
+    """Return the wing."""
+    config, registry = environment.config, environment.registry
+    node_sessions = NodeSessions(
+        admission=Admission(
+            fleet.fleet,
+            TokenVerifier(registry, DEVICE_REF),
+            config.public_url,
+            environment.random_bytes,
+        ),
+        fleet=fleet.fleet,
+        frames=FrameHandlers(fleet.fleet, pki.renewals, environment.clock.compare),
+        connect_limiter=ConnectLimiter(),
+        reader=FrameReader(registry),
+        ulids=environment.ulids,
+        metrics=environment.metrics,
+        refusals=audit.refusals,
+        now_ms=environment.clock,
+        ticks_ms=environment.ticks_ms,
+        monotonic=environment.monotonic,
+        log=environment.log,
+    )
+    return SessionsPart(node_sessions)
