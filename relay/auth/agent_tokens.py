@@ -31,6 +31,7 @@ class Principal:
     """Who calls, as the token proved it.
 
     Attributes:
+        kid, key: the key that the token was signed with, by its name and as its 32 bytes.
         rights: what the scopes reach.
         name: who it is, whatever token it holds: issuer, tenant and subject.
         members: what the audit says of it, as ``members_of`` has it.
@@ -42,6 +43,8 @@ class Principal:
     issuer: str
     scopes: frozenset[str]
     expires_s: int
+    kid: str
+    key: bytes
     rights: Rights = field(init=False)
     name: tuple[str, str, str] = field(init=False)
     members: str = field(init=False)
@@ -175,8 +178,26 @@ class Authenticator:
             raise TokenError("expired")
         return principal
 
+    def check(self, principal: Principal) -> None:
+        """Return if the token that proved ``principal`` is still accepted.
+
+        Raises:
+            TokenError: ``revoked``, ``expired``, or ``unknown_key`` where its issuer has withdrawn the key.
+        """
+        if principal.jti in self._revoked:
+            raise TokenError("revoked")
+        if principal.expires_s <= self._now_ms() // 1000:
+            raise TokenError("expired")
+        if self._key_of(principal.kid) != principal.key:
+            raise TokenError("unknown_key")
+
+    def _key_of(self, kid: str) -> bytes | None:
+        """Return the key of that name: the relay's own, or else the outside issuer's."""
+        own = self._keys.get(kid)
+        return own if own is not None or self._outside is None else self._outside.keys.get(kid)
+
     def _verify(self, token: str, now_s: int) -> Principal:
-        claims = self._claims(token, now_s)
+        claims, kid, key = self._claims(token, now_s)
         if claims["jti"] in self._revoked:
             raise TokenError("revoked")
         return Principal(
@@ -186,17 +207,23 @@ class Authenticator:
             issuer=claims["iss"],
             scopes=frozenset(claims["scope"].split(" ")).intersection(SCOPES),
             expires_s=int(claims["exp"]),
+            kid=kid,
+            key=key,
         )
 
-    def _claims(self, token: str, now_s: int) -> dict[str, Any]:
+    def _claims(self, token: str, now_s: int) -> tuple[dict[str, Any], str, bytes]:
+        """Return what ``token`` says, and the name of its key and the key, which speaks for its issuer."""
         issuer, verifier, outside = self._issuer, self._verifier, self._outside
-        key_of: Callable[[str], bytes | None] = self._keys.get
-        if outside is not None and outside.verifier.kid_of(token) not in self._keys:
-            issuer, verifier, key_of = outside.issuer, outside.verifier, outside.keys.get
-        claims = verifier.verify(token, key_of, audience=self._audience, now_s=now_s, early_s=_EARLY_S)
-        if claims["iss"] != issuer:
+        kid = (outside.verifier if outside else verifier).kid_of(token)
+        if outside is not None and kid not in self._keys:
+            issuer, verifier = outside.issuer, outside.verifier
+        key = self._key_of(kid)
+        claims = verifier.verify(
+            token, {kid: key}.get, audience=self._audience, now_s=now_s, early_s=_EARLY_S
+        )
+        if key is None or claims["iss"] != issuer:
             raise TokenError("issuer")
-        return claims
+        return claims, kid, key
 
 
 def key_id(public_key: bytes) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 from relay.ascii_json import members_of
 from relay.audit.log import AuditLog
 from relay.auth.agent_tokens import Principal
+from relay.auth.caller import Caller
 from relay.calls.envelope import Call
 from relay.fleet.tools import Tool
 from schemas.errors import ToolError
@@ -20,16 +21,10 @@ _NOBODY = members_of({"tenant": None, "iss": None, "sub": None, "jti": None})
 
 @dataclass(frozen=True, slots=True)
 class CallRequest:
-    """A call as a transport brings it: nothing in it has been checked.
+    """A call as a transport brings it: its caller was identified, and nothing else of it was checked."""
 
-    Attributes:
-        input_bytes: how large it was when it came in.
-    """
-
-    token: str
+    caller: Caller
     call: Call
-    transport: str = "http"
-    input_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -115,14 +115,16 @@ class CallGateway:
             share.leave()
 
     def _identify(self, request: CallRequest, record: CallRecord) -> Principal:
+        principal = request.caller.principal
         try:
-            record.principal = self._authenticator.identify(request.token)
+            self._authenticator.check(principal)
         except TokenError:
             # It was accepted when the request came in: it has expired or was revoked since.
             denied = ToolError(Failure.SAFETY_DENIED, "The token is not accepted.")
             record.denied(self._audit, denied)
             raise denied from None
-        return record.principal
+        record.principal = principal
+        return principal
 
     def _enter(self, principal: Principal, cost: float = 1) -> Gate:
         """Go into what one agent may take. Refusals are counted: one that does not stop fills no disk."""

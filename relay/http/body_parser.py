@@ -6,10 +6,12 @@ the message says.
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from relay.auth.caller import CALLER_IN_SCOPE, Caller
 from schemas.errors import ToolError
 from schemas.strict_json import StrictJsonError, loads
 
@@ -18,9 +20,6 @@ MAX_BODY_BYTES = 256 * 1024
 
 MESSAGE_IN_SCOPE = "edge.message"
 """What the body holds, in the scope of the request."""
-
-SIZE_IN_SCOPE = "edge.size"
-"""How large the body was, in the scope of the request."""
 
 _LENGTH_DIGITS = 20  # of the greatest length that a server reads
 _PARSE_ERROR = -32700
@@ -32,11 +31,11 @@ _TOO_LARGE = (413, _INVALID_REQUEST, "The request is larger than 256 KiB.")
 class BodyParser:
     """An ASGI application that lets requests through to ``app`` once their body is whole and was parsed.
 
-    ``charge`` is told how large a body is before it is parsed, which for a large one takes a while; what it
-    raises is the answer.
+    The ``Caller`` in the scope is told the body's size. ``charge`` gets it before the body is parsed, which
+    for a large one takes a while; the ``ToolError`` that it raises is the answer.
     """
 
-    def __init__(self, app: ASGIApp, charge: Callable[[Scope, int], None]) -> None:
+    def __init__(self, app: ASGIApp, charge: Callable[[Caller], None]) -> None:
         self._app = app
         self._charge = charge
 
@@ -54,8 +53,9 @@ class BodyParser:
         if len(body) > MAX_BODY_BYTES:
             await _refusal(*_TOO_LARGE)(scope, receive, send)
             return
+        caller = scope[CALLER_IN_SCOPE] = replace(scope[CALLER_IN_SCOPE], size=len(body))
         try:
-            self._charge(scope, len(body))
+            self._charge(caller)
         except ToolError as error:
             wait_s = -(-(error.retry_after_ms or 0) // 1000)
             refusal = _refusal(429, _TIMEOUT, str(error))
@@ -67,7 +67,6 @@ class BodyParser:
         except StrictJsonError as error:
             await _refusal(400, _PARSE_ERROR, f"Parse error: {error.reason}.")(scope, receive, send)
             return
-        scope[SIZE_IN_SCOPE] = len(body)
         await self._app(scope, _replayed(body, receive), send)
 
 

@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from relay.audit.refusal_counts import RefusalCounter
 from relay.auth.agent_tokens import Authenticator
+from relay.auth.caller import CALLER_IN_SCOPE, Caller
 from relay.auth.permissions import SCOPE_OF_SAFETY_CLASS
 from relay.http.connections import admit
 from relay.observability.metrics import Metrics
@@ -23,19 +24,18 @@ _METADATA_ROOT = "/.well-known/oauth-protected-resource"
 METADATA_PATH = _METADATA_ROOT + MCP_PATH
 METADATA_PATHS = (METADATA_PATH, _METADATA_ROOT)
 """Where RFC 9728 puts the metadata of ``/mcp``, and where clients look that were told nothing."""
-TOKEN_IN_SCOPE = "edge.token"  # noqa: S105 - the name of a key, not a secret
-HEADERS_IN_SCOPE = "edge.headers"
-"""Where the headers are that anybody here asks for, by name, read once: each other look walks them all."""
 
 METRICS_PATH = "/metrics"
 
 _BEARER = "bearer "
+_AUTHORIZATION = b"authorization"
+_TRANSPORT = b"edge-transport"  # what the stdio bridge says of itself; it only goes into the log
 _NAMES = frozenset({b"host", b"origin"})  # of hosts: upper and lower case are one
 _READ_HEADERS = _NAMES | {
     b"accept",
-    b"authorization",
+    _AUTHORIZATION,
     b"content-type",
-    b"edge-transport",
+    _TRANSPORT,
     b"mcp-method",
     b"mcp-name",
     b"mcp-protocol-version",
@@ -114,7 +114,8 @@ class RequestGuard:
             return
         # RFC 9110 section 5.5: white space around a value is no part of it. httptools leaves it behind one.
         scope["headers"] = [(name, value.strip(b" \t")) for name, value in scope["headers"]]
-        host, origin, authorization = _headers(scope)
+        headers = _headers(scope)
+        host, origin = headers.get(b"host", ""), headers.get(b"origin")
         if host not in (self._allowed.hosts if _is_local(scope) else self._allowed.public):
             await self._refuse(scope, send, 421, "host", "This server has another name.")
         elif origin is not None and origin not in self._allowed.origins:
@@ -125,7 +126,7 @@ class RequestGuard:
         elif scope["type"] == "websocket":
             await self._to_node_sessions(scope, receive, send)
         elif scope["path"] == MCP_PATH:
-            await self._with_token(authorization, scope, receive, send)
+            await self._with_token(headers, scope, receive, send)
         else:
             await self._other(scope, receive, send)
 
@@ -137,8 +138,9 @@ class RequestGuard:
             await self._refuse(scope, send, 404, "websocket", "Not found.")
 
     async def _with_token(
-        self, authorization: str | None, scope: Scope, receive: Receive, send: Send
+        self, headers: dict[bytes, str], scope: Scope, receive: Receive, send: Send
     ) -> None:
+        authorization = headers.pop(_AUTHORIZATION, None)
         if authorization == TWICE:
             self._refusals.count("token_refused", _address(scope), "twice")
         if authorization is None or not authorization.lower().startswith(_BEARER):
@@ -160,7 +162,14 @@ class RequestGuard:
         if not admit(scope, principal.name):
             await self._refuse(scope, send, 429, "connections", "This agent holds too many connections.")
             return
-        scope[TOKEN_IN_SCOPE] = token
+        # The token is not kept: what lives for as long as a session or a stream does would hold it as long.
+        scope["headers"] = [line for line in scope["headers"] if line[0] != _AUTHORIZATION]
+        scope[CALLER_IN_SCOPE] = Caller(
+            principal,
+            transport="stdio" if headers.get(_TRANSPORT) == "stdio" else "http",
+            headers=headers,
+            query=scope["query_string"].decode("latin-1"),
+        )
         await self._mcp(scope, receive, send)
 
     async def _refuse(  # noqa: PLR0913, PLR0917 - the parts of one answer
@@ -196,13 +205,12 @@ def _address(scope: Scope) -> str:
     return client[0] if client else "unknown"
 
 
-def _headers(scope: Scope) -> tuple[str, str | None, str | None]:
-    """Return Host, Origin and Authorization. A header that stands twice is as good as none that fits."""
+def _headers(scope: Scope) -> dict[bytes, str]:
+    """Return the headers that are read here or behind, by name. One that comes twice is ``TWICE``."""
     found: dict[bytes, str] = {}
     for name, value in scope["headers"]:
         if name in _READ_HEADERS:
             text = value.decode("latin-1")
             text = text.lower() if name in _NAMES else text
             found[name] = text if name not in found else TWICE
-    scope[HEADERS_IN_SCOPE] = found
-    return found.get(b"host", ""), found.get(b"origin"), found.get(b"authorization")
+    return found

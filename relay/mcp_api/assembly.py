@@ -7,10 +7,18 @@ from relay.auth.assembly import AuthPart
 from relay.calls.assembly import CallsPart
 from relay.environment import RelayEnvironment
 from relay.fleet.assembly import FleetPart
+from relay.mcp_api.change_streams import ChangeStreams
 from relay.mcp_api.endpoint import McpEndpoint
+from relay.mcp_api.methods import Methods
 from relay.mcp_api.open_streams import OpenStreams
 from relay.mcp_api.resources import ResourceCatalog
+from relay.mcp_api.sdk import SdkServer
 from relay.part import Part
+
+_INSTRUCTIONS = (
+    "Each tool is one capability of one Linux node, named kind.node.capability.verb. "
+    "Errors are JSON with code, message and suggested_fix; do what suggested_fix says."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,14 +30,13 @@ class McpPart(Part):
 
 def assemble(environment: RelayEnvironment, auth: AuthPart, fleet: FleetPart, calls: CallsPart) -> McpPart:
     """Return the wing."""
-    endpoint = McpEndpoint(
-        version=version("edge-kubelet"),
-        gateway=calls.gateway,
-        fleet=fleet.fleet,
-        authenticator=auth.authenticator,
-        notifier=fleet.notifier,
-        resources=ResourceCatalog(fleet.fleet, environment.registry),
-        streams=OpenStreams(),
-        now_ms=environment.clock,
+    server = SdkServer(version("edge-kubelet"), _INSTRUCTIONS)
+    methods = Methods(
+        calls.gateway,
+        fleet.fleet,
+        auth.authenticator,
+        ResourceCatalog(fleet.fleet, environment.registry),
+        server.discovered,
     )
-    return McpPart(endpoint)
+    changes = ChangeStreams(fleet.notifier, OpenStreams(), environment.clock)
+    return McpPart(McpEndpoint(server, methods, changes))

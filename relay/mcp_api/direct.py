@@ -1,31 +1,46 @@
-"""Calls of the new era, from the request to the door and back.
+"""Requests of the new era that have one result, from the body to the response.
 
-A call is one request and one answer, and its time is up long before an answer would have to become a stream.
-The SDK's way is made for those that do; along it a call takes twice as long (docs/decisions/0021). Must not
-refuse anything: what is not plainly such a call is the SDK's to answer.
+The SDK's way is made for answers that can become a stream; along it such a request takes twice as long
+(docs/decisions/0021). Must not refuse a request: what is malformed is the SDK's to answer.
 """
 
 import asyncio
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+from mcp.shared.inbound import ERROR_CODE_HTTP_STATUS
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from relay.ascii_json import encoded
-from relay.http.body_parser import MESSAGE_IN_SCOPE
+from relay.mcp_api.methods import MethodError
 
 ResultT = TypeVar("ResultT")
 
+_OK = 200
+
 
 async def answer(
-    result: Coroutine[Any, Any, dict[str, Any]], scope: Scope, receive: Receive, send: Send
+    work: Coroutine[Any, Any, dict[str, Any]],
+    request_id: str | int,
+    scope: Scope,
+    receive: Receive,
+    send: Send,
 ) -> None:
-    """Answer the request with what ``result`` comes to, if there is still somebody to answer."""
-    told = await until_gone(result, receive)
-    if told is not None:
-        message = {"jsonrpc": "2.0", "id": scope[MESSAGE_IN_SCOPE]["id"], "result": told}
-        await Response(encoded(message), media_type="application/json")(scope, receive, send)
+    """Send the result of ``work``, or the ``MethodError`` that it raises, unless the client has gone."""
+    reply: dict[str, Any] = {"jsonrpc": "2.0", "id": request_id}
+    status = _OK
+    try:
+        result = await until_gone(work, receive)
+    except MethodError as error:
+        status = ERROR_CODE_HTTP_STATUS.get(error.code, _OK)
+        told = {"code": error.code, "message": error.message}
+        reply["error"] = told if error.data is None else {**told, "data": error.data}
+    else:
+        if result is None:
+            return
+        reply["result"] = result
+    await Response(encoded(reply), status, media_type="application/json")(scope, receive, send)
 
 
 async def until_gone(work: Coroutine[Any, Any, ResultT], receive: Receive) -> ResultT | None:
@@ -38,7 +53,7 @@ async def until_gone(work: Coroutine[Any, Any, ResultT], receive: Receive) -> Re
         this = asyncio.current_task()
         if gone.done() and not (this and this.cancelling()):
             return None
-        raise  # somebody else has ended it
+        raise  # cancelled from outside, not by the client's going
     finally:
         gone.cancel()
 

@@ -1,16 +1,16 @@
-"""The SDK's server, made to say of itself what is true; what it thinks of a request; whose a session is.
+"""The MCP SDK's server as this relay uses it, and the SDK's own opinion of a request.
 
-With ``mcp_server`` and ``mcp_resources`` all that imports the MCP SDK on the server side. Must not answer
-anything.
+Must not answer a method: ``methods`` does.
 """
 
+from collections.abc import Awaitable, Callable, Container, Mapping
 from functools import lru_cache
 from typing import Any
 
 import mcp_types as types
 from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
 from mcp.server.auth.provider import AccessToken
-from mcp.server.context import ServerRequestContext
+from mcp.server.context import ServerMiddleware, ServerRequestContext
 from mcp.server.lowlevel import NotificationOptions, Server
 from mcp.server.models import InitializationOptions
 from mcp.server.streamable_http import check_accept_headers
@@ -22,11 +22,15 @@ from mcp.shared.inbound import (
     InboundModernRoute,
     classify_inbound_request,
 )
+from mcp_types.methods import serialize_server_result, validate_client_request
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
-from starlette.types import Scope
 
-from relay.http.request_guard import HEADERS_IN_SCOPE, TOKEN_IN_SCOPE, TWICE
+from relay.auth.caller import CALLER_IN_SCOPE, Caller
+from relay.http.body_parser import MESSAGE_IN_SCOPE
+from relay.http.request_guard import TWICE
+from relay.mcp_api.methods import CALL_TOOL, Emit
 
 Context = ServerRequestContext[Any, Any]
 
@@ -34,10 +38,54 @@ _ROUTING_HEADERS = {
     name.encode("ascii"): name for name in (MCP_METHOD_HEADER, MCP_NAME_HEADER, MCP_PROTOCOL_VERSION_HEADER)
 }
 _MAX_ACCEPT = 256  # clients send some fifty characters
+_OF_THE_NEW_ERA = ("ttlMs", "cacheScope")
+
+
+class _Notification(BaseModel):
+    """A notification with whatever parameters: the SDK only dumps it."""
+
+    method: str
+    params: dict[str, Any]
 
 
 class SdkServer(Server[Any]):
-    """The tools change; prompts and resources do not."""
+    """A server whose methods are answered in front of its handlers, and which says so of itself.
+
+    Tools change; prompts and resources do not. The SDK would derive that from handlers, which are not there.
+    """
+
+    def __init__(self, version: str, instructions: str) -> None:
+        super().__init__(
+            "edge-kubelet",
+            version=version,
+            title="Edge kubelet",
+            instructions=instructions,
+            # Headers that mirror arguments are opt-in by schema, and none of ours asks for them. Unless it is
+            # told so, the SDK walks tools/list before each call of the new era.
+            get_tool_input_schema=lambda _name: None,
+        )
+
+    def serve(
+        self,
+        answer: ServerMiddleware[Any],
+        listen: Callable[
+            [Context, types.SubscriptionsListenRequestParams], Awaitable[types.SubscriptionsListenResult]
+        ],
+    ) -> None:
+        """Have ``answer`` look at each message first, and ``listen`` serve ``subscriptions/listen``."""
+        self.middleware = [answer]
+        self.add_request_handler("subscriptions/listen", types.SubscriptionsListenRequestParams, listen)
+
+    def discovered(self) -> dict[str, Any]:
+        """Return the result of ``server/discover``, without what is added to every result of the new era."""
+        (version,) = MODERN_PROTOCOL_VERSIONS
+        result = types.DiscoverResult(
+            supported_versions=[version],
+            capabilities=self.get_capabilities(protocol_version=version),
+            instructions=self.instructions,
+        )
+        dumped = result.model_dump(by_alias=True, mode="json", exclude_none=True)
+        return serialize_server_result("server/discover", version, dumped)
 
     def get_capabilities(
         self,
@@ -47,11 +95,11 @@ class SdkServer(Server[Any]):
         *,
         protocol_version: str | None = None,
     ) -> types.ServerCapabilities:
-        """Return what the server can do, as the era of ``protocol_version`` says it."""
-        # In the new era the SDK derives all three from the one method that serves them.
+        """Return what the server can do."""
         capabilities = super().get_capabilities(
             notification_options, experimental_capabilities, extensions, protocol_version=protocol_version
         )
+        capabilities.tools = types.ToolsCapability(list_changed=True)
         capabilities.prompts = types.PromptsCapability(list_changed=False)
         capabilities.resources = types.ResourcesCapability(list_changed=False, subscribe=False)
         return capabilities
@@ -68,6 +116,20 @@ class SdkServer(Server[Any]):
         return super().create_initialization_options(options, experimental_capabilities, extensions)
 
 
+class Eras:
+    """What a result looks like in each era of the protocol."""
+
+    def __init__(self, server: SdkServer) -> None:
+        self._stamp = {types.SERVER_INFO_META_KEY: server.server_info_stamp}
+
+    def shaped(self, result: dict[str, Any], *, modern: bool) -> dict[str, Any]:
+        """Return ``result`` as its era has it, as the SDK does with what comes through its models."""
+        if modern:
+            meta = {**result.get("_meta", {}), **self._stamp}
+            return {**result, "resultType": "complete", "_meta": meta}
+        return {name: value for name, value in result.items() if name not in _OF_THE_NEW_ERA}
+
+
 @lru_cache(maxsize=1024)
 def session_owner(issuer: str, tenant: str, sub: str) -> AuthenticatedUser:
     """Return who a session of the old era belongs to. The token itself must not get into this record."""
@@ -81,20 +143,32 @@ def is_modern(protocol_version: str | None) -> bool:
     return protocol_version in MODERN_PROTOCOL_VERSIONS
 
 
-def opens_session(scope: Scope) -> bool:
+def opens_session(caller: Caller) -> bool:
     """Tell whether a request can only be the first of a session of the old era."""
-    headers = scope[HEADERS_IN_SCOPE]
+    headers = caller.headers
     return b"mcp-session-id" not in headers and not is_modern(headers.get(b"mcp-protocol-version"))
 
 
-def is_plain_call(scope: Scope, message: object) -> bool:
-    """Tell whether a request is a call of the new era in which the SDK finds no fault.
+def takes(method: str, protocol_version: str, params: Mapping[str, Any] | None) -> bool:
+    """Tell whether the SDK finds no fault with the parameters of ``method``; a call's are the gateway's."""
+    if method == CALL_TOOL:
+        return True
+    try:
+        validate_client_request(method, protocol_version, params)
+    except (KeyError, ValidationError):
+        return False
+    return True
+
+
+def answers_once(caller: Caller, message: Mapping[str, Any], methods: Container[str]) -> bool:
+    """Tell whether a request is of the new era and for one of ``methods``, and faultless to the SDK.
 
     ``message`` is its body. By the SDK's own rules, and rather no than yes: on a no the SDK decides.
     """
-    if not isinstance(message, dict) or message.get("method") != "tools/call":
+    method = message.get("method")
+    if not isinstance(method, str) or method not in methods:
         return False
-    headers = scope[HEADERS_IN_SCOPE]
+    headers = caller.headers
     if not headers.get(b"content-type", "").lower().startswith("application/json"):
         return False
     accept = headers.get(b"accept", "")
@@ -105,7 +179,10 @@ def is_plain_call(scope: Scope, message: object) -> bool:
     routing = {name: headers[key] for key, name in _ROUTING_HEADERS.items() if key in headers}
     if TWICE in routing.values():
         return False
-    return isinstance(classify_inbound_request(message, headers=routing), InboundModernRoute)
+    route = classify_inbound_request(message, headers=routing)
+    return isinstance(route, InboundModernRoute) and takes(
+        method, route.protocol_version, message.get("params")
+    )
 
 
 @lru_cache(maxsize=256)  # a client says the same each time
@@ -121,15 +198,30 @@ def connection_of(context: Context) -> Any:
     return context.session._connection  # noqa: SLF001
 
 
-def request_of(context: Context) -> Request:
-    """Return the HTTP request that a message came in."""
+def caller_of(context: Context) -> Caller:
+    """Return who sent a message."""
+    caller: Caller = _request_of(context).scope[CALLER_IN_SCOPE]
+    return caller
+
+
+def message_of(context: Context) -> Mapping[str, Any]:
+    """Return a message as it came, with the members that the SDK drops."""
+    message: Mapping[str, Any] = _request_of(context).scope[MESSAGE_IN_SCOPE]
+    return message
+
+
+def emitter_of(context: Context) -> Emit:
+    """Return what sends notifications on the stream of the answer to a message."""
+
+    async def emit(method: str, params: Mapping[str, Any]) -> None:
+        notification: Any = _Notification(method=method, params=dict(params))
+        await context.session.send_notification(notification, context.request_id)
+
+    return emit
+
+
+def _request_of(context: Context) -> Request:
     if context.request is None:
         raise MCPError(types.INTERNAL_ERROR, "this transport brings no request")
     request: Request = context.request
     return request
-
-
-def token_of(context: Context) -> str:
-    """Return the token that the guard has accepted."""
-    token: str = request_of(context).scope[TOKEN_IN_SCOPE]
-    return token

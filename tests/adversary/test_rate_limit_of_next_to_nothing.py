@@ -7,7 +7,8 @@ deny is in the audit; a bug must not be what answers.
 import pytest
 
 from schemas.strict_json import loads
-from tests.fakes.hub import Hub, call_of
+from tests.fakes.callers import call_of
+from tests.fakes.hub import Hub
 from tests.fakes.reach import ScriptedReach
 from tests.fakes.refusals import echo_of
 from tests.fakes.signer import ECHO, NODE_ID, SimulatedNode

@@ -17,9 +17,6 @@ from starlette.types import Receive, Scope, Send
 from relay.fleet.change_notifier import ChangeNotifier
 from relay.http.request_guard import AllowedHosts, RequestGuard
 from relay.http.routes import make_routes
-from relay.mcp_api.endpoint import McpEndpoint
-from relay.mcp_api.open_streams import OpenStreams
-from relay.mcp_api.resources import ResourceCatalog
 from relay.sessions.node_sessions import AUTH_TIMEOUT_S
 from schemas.frames import CONNECT_PATH, MAX_FRAME_BYTES, SUBPROTOCOL, Frame, FrameReader
 from tests.fakes.hub import Hub
@@ -72,16 +69,7 @@ class Doors:
         self.notifier = ChangeNotifier(hub.fleet, hub.log, interval_s=0.001)
         self.sessions = hub.sessions(auth_timeout_s)
         self._reader = FrameReader(hub.registry)
-        self._mcp = McpEndpoint(
-            version="0.0.0",
-            gateway=hub.gateway(self.sessions),
-            fleet=hub.fleet,
-            authenticator=hub.authenticator,
-            notifier=self.notifier,
-            resources=ResourceCatalog(hub.fleet, hub.registry),
-            streams=OpenStreams(),
-            now_ms=hub.judged_by,
-        )
+        self._mcp = hub.mcp(hub.gateway(self.sessions), self.notifier)
         self._guard = RequestGuard(
             allowed=AllowedHosts.of(hub.public_url, self.address),
             authenticator=hub.authenticator,

@@ -15,26 +15,32 @@ from prometheus_client.parser import text_string_to_metric_families
 from relay.audit.log import AuditLog
 from relay.audit.refusal_counts import RefusalCounter
 from relay.auth.agent_tokens import Authenticator, TokenIssuer, key_id
-from relay.auth.ledger_freshness import Freshness
+from relay.auth.ledger_freshness import LEAVES, TOKENS, Freshness
 from relay.calls.access_log import AccessLog
-from relay.calls.call_record import CallAnswer, CallRequest
-from relay.calls.envelope import Call, EnvelopeCheck, Mode
+from relay.calls.call_record import CallAnswer
+from relay.calls.envelope import EnvelopeCheck, Mode
 from relay.calls.executor import CallExecutor
 from relay.calls.gateway import CallGateway
 from relay.calls.idempotency_store import ROOM_OF_ALL, IdempotencyStore, Room
 from relay.calls.idempotent_calls import IdempotentCalls
 from relay.clock import RelayClock
 from relay.config import PER_AGENT
+from relay.fleet.change_notifier import ChangeNotifier
 from relay.fleet.fleet import Fleet, Trust
 from relay.fleet.replay_marks import MarkStore
 from relay.fleet.tools import Projector
+from relay.mcp_api.change_streams import ChangeStreams
+from relay.mcp_api.endpoint import McpEndpoint
+from relay.mcp_api.methods import Methods
+from relay.mcp_api.open_streams import OpenStreams
+from relay.mcp_api.resources import ResourceCatalog
+from relay.mcp_api.sdk import SdkServer
 from relay.observability.logging import make_logger
 from relay.observability.metrics import Metrics
 from relay.pki.authority import AuthorityError
 from relay.pki.renewals import LeafAuthority, Renewals
 from relay.rate_limits import Allowance
 from relay.routing.port import NodeRouter
-from relay.server.trust_watcher import LEAVES, TOKENS
 from relay.sessions.connect_limiter import ConnectLimiter
 from relay.sessions.frame_handlers import FrameHandlers
 from relay.sessions.handshake import Admission
@@ -46,22 +52,14 @@ from schemas.registry import SchemaRegistry
 from schemas.tokens import AGENT_REF, DEVICE_REF, TokenVerifier
 from schemas.trust import TrustRules
 from schemas.ulids import UlidSource
+from tests.fakes.callers import TOKEN_KEY
 from tests.fakes.clock import FakeClock
 from tests.fakes.lines import LogLines
 from tests.fakes.seconds import Seconds
-from tests.fakes.signer import NOW_MS, TENANT, SimulatedCa, SimulatedNode, key_named
+from tests.fakes.signer import NOW_MS, TENANT, SimulatedCa, SimulatedNode
 
 PUBLIC_URL = "https://relay.example"
 READ_ONLY = "tools:call:read_only"
-
-
-def call_of(token: str, name: object, arguments: object, **meta: object) -> CallRequest:
-    """Return a call as a transport brings it."""
-    params: dict[str, object] = {"name": name, "arguments": arguments}
-    if meta:
-        params["_meta"] = {key.replace("__", "/").replace("_", "-"): value for key, value in meta.items()}
-    message = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
-    return CallRequest(token, Call(message), input_bytes=len(json.dumps(message, default=str)))
 
 
 class NoAuthority:
@@ -127,9 +125,8 @@ class Hub:
             now_ms=self.judged_by,
             log=self.log,
         )
-        key = key_named("the relay's token key")
-        public_key = bytes(key.verify_key)
-        self.issuer = TokenIssuer(key, public_url, mcp_url(public_url), registry)
+        public_key = bytes(TOKEN_KEY.verify_key)
+        self.issuer = TokenIssuer(TOKEN_KEY, public_url, mcp_url(public_url), registry)
         self.authenticator = Authenticator(
             TokenVerifier(registry, AGENT_REF),
             {key_id(public_key): public_key},
@@ -199,6 +196,18 @@ class Hub:
             monotonic=monotonic,
             log=self.log,
         )
+
+    def mcp(
+        self, gateway: CallGateway, notifier: ChangeNotifier | None = None, streams: OpenStreams | None = None
+    ) -> McpEndpoint:
+        """Return MCP over ``gateway``."""
+        server = SdkServer("0.0.0", "What agents are told first.")
+        resources = ResourceCatalog(self.fleet, self.registry)
+        methods = Methods(gateway, self.fleet, self.authenticator, resources, server.discovered)
+        changes = ChangeStreams(
+            notifier or ChangeNotifier(self.fleet, self.log), streams or OpenStreams(), self.judged_by
+        )
+        return McpEndpoint(server, methods, changes)
 
     def admission(self) -> Admission:
         """Return who judges nodes."""

@@ -18,7 +18,7 @@ import pytest
 import pytest_asyncio
 
 from relay.calls.envelope import META_IDEMPOTENCY_KEY, META_STEP_ID, META_TASK_ID, META_TRACEPARENT
-from relay.mcp_api.endpoint import META_ERROR
+from relay.mcp_api.methods import META_ERROR
 from schemas.errors import to_http_status, to_jsonrpc_error
 from tests.fakes.doors import Doors
 from tests.fakes.hub import Hub

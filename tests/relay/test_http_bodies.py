@@ -9,7 +9,7 @@ import pytest
 import pytest_asyncio
 
 from relay.calls.envelope import META_IDEMPOTENCY_KEY, META_STEP_ID, META_TASK_ID, META_TRACEPARENT
-from relay.mcp_api.endpoint import META_ERROR
+from relay.mcp_api.methods import META_ERROR
 from tests.fakes.doors import BOUND_S, Doors
 from tests.fakes.hub import Hub
 from tests.fakes.mcp_wire import ERA_META, NEW, OLD, McpWire

@@ -16,7 +16,8 @@ from relay.mcp_api.resources import ResourceCatalog
 from schemas.errors import Failure, ToolError
 from schemas.kinds import KINDS, MANIFEST_REF, Kind, KindRegistry, Verb
 from schemas.registry import SCHEME, SchemaRegistry
-from tests.fakes.hub import Hub, call_of
+from tests.fakes.callers import call_of
+from tests.fakes.hub import Hub
 from tests.fakes.reach import ScriptedReach
 from tests.fakes.signer import NODE_ID, OTHER_NODE_ID
 from tests.fakes.suite_kinds import write_documents
@@ -181,7 +182,7 @@ class Doors:
 
 
 def _principal(tenant: str, scopes: tuple[str, ...]) -> Principal:
-    return Principal(tenant, "agent-1", "jti-1", "https://relay.example", frozenset(scopes), 0)
+    return Principal(tenant, "agent-1", "jti-1", "https://relay.example", frozenset(scopes), 0, "kid-1", b"")
 
 
 def name_of(safety_class: str, node_id: str = NODE_ID) -> str:

@@ -4,12 +4,14 @@ from typing import Any, Protocol
 
 import pytest
 
+from relay.auth.caller import Caller
 from relay.calls.access_log import AccessLog
 from relay.calls.call_record import CallAnswer, CallRecord, CallRequest
 from relay.calls.envelope import META_STEP_ID, META_TASK_ID, META_TRACEPARENT, Call
 from schemas.errors import Canonical, Failure, ToolError
 from schemas.lines import LineWriter
-from tests.fakes.hub import Hub, call_of
+from tests.fakes.callers import call_of, principal_of
+from tests.fakes.hub import Hub
 from tests.fakes.lines import LogLines
 from tests.fakes.reach import ScriptedReach
 from tests.fakes.signer import NODE_ID, NOW_MS
@@ -52,7 +54,8 @@ def written(hub: Hub) -> Written:
         **members: Any,
     ) -> dict[str, Any]:
         stream = io.StringIO()
-        request = CallRequest("", Call(message() if document is None else document), transport, 200)
+        caller = Caller(principal_of(""), transport, {}, size=200)
+        request = CallRequest(caller, Call(message() if document is None else document))
         known: dict[str, Any] = {"principal": principal, "tool": tool}
         record = CallRecord(hub.ulids.new(), request.call, 0.0, **(known | members))
         AccessLog(stream).write(request, record, answer, 0.0123456, now_ms)
@@ -213,7 +216,7 @@ async def test_every_call_has_one_line_whatever_becomes_of_it(hub: Hub, reach: S
     ]
     assert [line["agentId"] for line in lines] == [*["agent-1"] * 4, None, "agent-2"]
     assert [line["outputBytes"] for line in lines] == [len(answer.text) for answer in answers]
-    assert [line["inputBytes"] for line in lines] == [call.input_bytes for call in calls]
+    assert [line["inputBytes"] for line in lines] == [call.caller.size for call in calls]
     assert [line["metadata"]["deterministic"] for line in lines] == [True, *[None] * 5]
     assert {line["ts"] for line in lines} == {"2025-10-09T08:53:20.000Z"}
 
@@ -223,16 +226,17 @@ async def test_neither_arguments_nor_result_nor_token_get_into_the_line(
 ) -> None:
     hub.connect(hub.ca.issue())
     gateway, secret = hub.gateway(reach), "correct horse battery staple"
-    call = call_of(hub.token(), ECHO_NAME, {"message": secret}, secret=secret)
+    token = hub.token()
+    call = call_of(token, ECHO_NAME, {"message": secret}, secret=secret)
     await gateway.call(call)
     reach.answer = lambda _: {"ok": True, "result": {"message": secret}}
     await gateway.call(call)
-    await gateway.call(call_of(call.token, ECHO_NAME, {secret: secret}))
-    await gateway.call(call_of(call.token, ECHO_NAME, [secret]))
+    await gateway.call(call_of(token, ECHO_NAME, {secret: secret}))
+    await gateway.call(call_of(token, ECHO_NAME, [secret]))
     written_lines = hub.call_lines.getvalue()
     assert written_lines.count("\n") == 4
     assert secret not in written_lines
-    assert call.token.rpartition(".")[2] not in written_lines
+    assert token.rpartition(".")[2] not in written_lines
 
 
 async def test_a_trace_is_the_relays_own_span_in_line_and_command(hub: Hub, reach: ScriptedReach) -> None:

@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from relay.auth.agent_tokens import Principal
-from relay.calls.call_record import CallAnswer, CallRecord, CallRequest
+from relay.calls.call_record import CallAnswer, CallRecord
 from relay.calls.envelope import Call
 from schemas.errors import Failure, ToolError
 from tests.fakes.hub import Hub
@@ -11,7 +11,9 @@ from tests.fakes.signer import NODE_ID, NOW_MS, OTHER_NODE_ID
 
 ECHO_NAME = f"sysecho.{NODE_ID}.echo.invoke"
 CORRELATION_ID, FIRST = "01HZX9K3M4P7Q8R9S0T1V2W3XW", "01HZX9K3M4P7Q8R9S0T1V2W3XX"
-WHO = Principal("acme", "agent-1", "jti-1", "https://relay.example", frozenset({"tools:call:read_only"}), 0)
+WHO = Principal(
+    "acme", "agent-1", "jti-1", "https://relay.example", frozenset({"tools:call:read_only"}), 0, "kid-1", b""
+)
 DENIED = ToolError(Failure.SAFETY_DENIED)
 NOBODY = {"tenant": None, "iss": None, "sub": None, "jti": None}
 AGENT = {"tenant": "acme", "iss": "https://relay.example", "sub": "agent-1", "jti": "jti-1"}
@@ -116,6 +118,5 @@ def test_what_a_record_begins_with(hub: Hub) -> None:
     assert hub.audited() == []
 
 
-def test_a_request_is_http_unless_it_says_otherwise() -> None:
-    assert CallRequest("", Call({})).transport == "http"
+def test_an_answer_is_what_it_is_given() -> None:
     assert CallAnswer("{}").error is CallAnswer("{}").result is None

@@ -5,7 +5,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay.calls.call_record import CallRequest
 from relay.calls.envelope import (
     META_IDEMPOTENCY_KEY,
     META_STEP_ID,
@@ -19,7 +18,8 @@ from relay.calls.gateway import CallGateway
 from relay.observability.logging import make_logger
 from schemas.errors import Failure, ToolError
 from schemas.registry import SchemaRegistry
-from tests.fakes.hub import Hub, call_of
+from tests.fakes.callers import call_of, request_of
+from tests.fakes.hub import Hub
 from tests.fakes.lines import LogLines
 from tests.fakes.reach import ScriptedReach
 from tests.fakes.signer import NODE_ID
@@ -258,7 +258,7 @@ async def test_what_nobody_could_be_answered_is_not_called_in_any_mode(
     hub: Hub, mode: Mode, document: dict[str, Any]
 ) -> None:
     gateway, reach = served(hub, mode)
-    answer = await gateway.call(CallRequest(hub.token(), Call(document)))
+    answer = await gateway.call(request_of(hub.token(), document))
     assert answer.error is not None
     assert answer.error["suggested_fix"] == Failure.ENVELOPE_INVALID.value.suggested_fix
     assert reach.commands == []
@@ -270,7 +270,7 @@ async def test_only_the_mode_decides_whether_a_call_with_a_member_too_many_is_ma
     hub: Hub, mode: Mode, commands: int
 ) -> None:
     gateway, reach = served(hub, mode)
-    answer = await gateway.call(CallRequest(hub.token(), Call(message(more=1))))
+    answer = await gateway.call(request_of(hub.token(), message(more=1)))
     assert (answer.error is None) is (commands == 1)
     assert len(reach.commands) == commands
     assert len(hub.lines.entries(WOULD)) == (mode is Mode.SHADOW)

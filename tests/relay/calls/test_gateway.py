@@ -17,8 +17,9 @@ from relay.routing.port import Command, NodeRouter
 from schemas.errors import Failure, ToolError
 from schemas.kinds import KINDS, MANIFEST_REF, KindRegistry
 from schemas.registry import SchemaRegistry
+from tests.fakes.callers import call_of
 from tests.fakes.disk import full_disk
-from tests.fakes.hub import Hub, call_of
+from tests.fakes.hub import Hub
 from tests.fakes.reach import Held, ScriptedReach, SilentReach, echoed
 from tests.fakes.refusals import audited_refusals, refusal
 from tests.fakes.seconds import Seconds
@@ -318,15 +319,16 @@ async def test_neither_arguments_nor_result_nor_token_get_into_audit_or_log(
     hub: Hub, gateway: CallGateway, reach: ScriptedReach
 ) -> None:
     secret = "correct horse battery staple"
-    call = request(hub, arguments={"message": secret})
+    token = hub.token()
+    call = call_of(token, ECHO_NAME, {"message": secret})
     await gateway.call(call)
     reach.answer = lambda _: {"ok": True, "result": {"message": secret}}
     await gateway.call(call)
     await gateway.call(request(hub, arguments={"message": secret, "more": secret}))
     written = hub.audit_file.read_text() + hub.lines.getvalue()
     assert secret not in written
-    assert call.token not in written
-    assert call.token.rpartition(".")[2] not in written
+    assert token not in written
+    assert token.rpartition(".")[2] not in written
 
 
 async def test_a_hostile_name_is_cut_and_escaped_in_the_audit(hub: Hub, gateway: CallGateway) -> None:
@@ -777,7 +779,7 @@ async def test_every_way_out_of_a_call_leaves_the_gates(
     task = asyncio.create_task(gateway.call(call))
     _, answer = await reach.next()
     assert await codes(gateway, request(hub), request(hub, sub="agent-2")) == ["E_RATE_LIMITED"] * 2
-    ending(answer, task, lambda: gateway.revoke({hub.authenticator.identify(call.token).jti}))
+    ending(answer, task, lambda: gateway.revoke({call.caller.principal.jti}))
     await asyncio.wait([task], timeout=10)
     again, answer_again = await begun(gateway, reach, request(hub))
     answer_again()
@@ -891,7 +893,7 @@ async def test_revoking_a_token_ends_its_calls_with_an_outcome_in_the_audit_and_
     reach = Held()
     gateway = hub.gateway(reach)
     revoked, other = request(hub), request(hub)
-    jti = hub.authenticator.identify(revoked.token).jti
+    jti = revoked.caller.principal.jti
     ended, _ = await begun(gateway, reach, revoked)
     goes_on, answer = await begun(gateway, reach, other)
     gateway.revoke(frozenset({jti}))
@@ -915,7 +917,7 @@ async def test_a_revoked_call_is_given_up_where_it_waits(hub: Hub, node: Simulat
     task = asyncio.create_task(gateway.call(call))
     async with asyncio.timeout(10):
         await reach.asked.wait()
-        gateway.revoke({hub.authenticator.identify(call.token).jti})
+        gateway.revoke({call.caller.principal.jti})
         await reach.given_up.wait()
         assert error(await task)["code"] == "E_SAFETY_DENIED"
 
@@ -924,7 +926,7 @@ async def test_with_a_revoked_token_no_further_call_begins(
     hub: Hub, gateway: CallGateway, reach: ScriptedReach
 ) -> None:
     call = request(hub)
-    jti = hub.authenticator.identify(call.token).jti
+    jti = call.caller.principal.jti
     hub.authenticator.revoke(frozenset({jti}))
     envelope = error(await gateway.call(call))
     assert (envelope["code"], envelope["message"]) == ("E_SAFETY_DENIED", "The token is not accepted.")

@@ -20,9 +20,10 @@ from relay.routing.port import Command, NodeRouter
 from schemas.errors import Failure, ToolError
 from schemas.kinds import KINDS, KindRegistry
 from schemas.registry import SchemaRegistry
+from tests.fakes.callers import call_of
 from tests.fakes.disk import full_disk
 from tests.fakes.examples import examples
-from tests.fakes.hub import Hub, call_of
+from tests.fakes.hub import Hub
 from tests.fakes.reach import Held, ScriptedReach, echoed
 from tests.fakes.seconds import Seconds
 from tests.fakes.signer import ECHO, METRICS, NODE_ID, OTHER_NODE_ID, SimulatedCa

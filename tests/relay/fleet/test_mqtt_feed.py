@@ -22,7 +22,8 @@ from schemas.manifest import MAX_MANIFEST_BYTES, etag_of
 from schemas.registry import SchemaRegistry
 from schemas.trust import Verdict
 from tests.fakes.broker import Broker, publish
-from tests.fakes.hub import Hub, call_of
+from tests.fakes.callers import call_of
+from tests.fakes.hub import Hub
 from tests.fakes.lines import LogLines
 from tests.fakes.pauses import Pauses
 from tests.fakes.seconds import Seconds

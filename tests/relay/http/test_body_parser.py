@@ -8,9 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.types import Message, Receive, Scope, Send
 
-from relay.http.body_parser import MAX_BODY_BYTES, MESSAGE_IN_SCOPE, SIZE_IN_SCOPE, BodyParser
+from relay.auth.caller import CALLER_IN_SCOPE, Caller
+from relay.http.body_parser import MAX_BODY_BYTES, MESSAGE_IN_SCOPE, BodyParser
 from schemas.strict_json import MAX_DEPTH
+from tests.fakes.callers import principal_of
 
+CALLER = Caller(principal_of(""), "http", {})
 CALL = b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{}}'
 BOUND_S = 10
 
@@ -50,8 +53,9 @@ class Request:
         for part in parts:
             self.incoming.put_nowait(part)
         headers = [(b"host", b"h"), *([(b"content-length", length)] if length is not None else [])]
-        self._scope = {"type": "http", "method": method, "path": "/mcp", "headers": headers}
-        self._bodies = BodyParser(inside, lambda _scope, _size: None)
+        self._scope: Scope = {"type": "http", "method": method, "path": "/mcp", "headers": headers}
+        self._scope[CALLER_IN_SCOPE] = CALLER
+        self._bodies = BodyParser(inside, lambda _caller: None)
 
     async def served(self) -> None:
         await self._bodies(self._scope, self.incoming.get, self._send)
@@ -120,7 +124,7 @@ async def test_what_is_json_comes_through_as_it_was_with_what_it_says(body: byte
     assert inside.bodies == [body]
     (scope,) = inside.scopes
     assert scope[MESSAGE_IN_SCOPE] == json.loads(body)
-    assert scope[SIZE_IN_SCOPE] == len(body)
+    assert scope[CALLER_IN_SCOPE].size == len(body)
 
 
 @pytest.mark.parametrize("method", ["GET", "DELETE", "OPTIONS", "PUT"])
@@ -130,7 +134,7 @@ async def test_what_is_no_post_is_not_touched(method: str) -> None:
     await request.served()
     assert request.status == 204
     assert inside.bodies == [b"\xff no JSON{"]
-    assert not {MESSAGE_IN_SCOPE, SIZE_IN_SCOPE} & inside.scopes[0].keys()
+    assert not {MESSAGE_IN_SCOPE} & inside.scopes[0].keys()
 
 
 async def test_what_comes_after_the_body_is_heard_behind_it() -> None:
@@ -143,9 +147,9 @@ async def test_what_comes_after_the_body_is_heard_behind_it() -> None:
     incoming: asyncio.Queue[Message] = asyncio.Queue()
     for message in (part(CALL[:9], more=True), part(CALL[9:]), gone):
         incoming.put_nowait(message)
-    scope = {"type": "http", "method": "POST", "headers": []}
+    scope = {"type": "http", "method": "POST", "headers": [], CALLER_IN_SCOPE: CALLER}
     async with asyncio.timeout(BOUND_S):
-        await BodyParser(listening, lambda _scope, _size: None)(scope, incoming.get, _nowhere)
+        await BodyParser(listening, lambda _caller: None)(scope, incoming.get, _nowhere)
     assert heard == [part(CALL), gone]
 
 

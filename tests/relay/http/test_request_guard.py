@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from relay.http.request_guard import TOKEN_IN_SCOPE, AllowedHosts, RequestGuard
+from relay.auth.caller import CALLER_IN_SCOPE
+from relay.http.request_guard import AllowedHosts, RequestGuard
 from schemas.addresses import HostPort
 from schemas.registry import SchemaRegistry
 from tests.fakes.hub import Hub
@@ -164,7 +165,10 @@ async def test_a_good_token_reaches_mcp_and_goes_along(bench: Bench, word: str) 
     token = bench.hub.token()
     assert await bench.status("/mcp", [PUBLIC, ("Authorization", f"{word} {token}")]) == 200
     (scope,) = bench.mcp.scopes
-    assert scope[TOKEN_IN_SCOPE] == token
+    caller = scope[CALLER_IN_SCOPE]
+    assert caller.principal == bench.hub.authenticator.identify(token)
+    assert caller.transport == "http"
+    assert token.encode() not in repr(scope).encode()
 
 
 @pytest.mark.parametrize(

@@ -21,13 +21,11 @@ from mcp_types import CLIENT_CAPABILITIES_META_KEY, CLIENT_INFO_META_KEY, PROTOC
 from starlette.applications import Starlette
 from starlette.types import Message, Receive, Scope, Send
 
+from relay.auth.caller import Caller
 from relay.calls.envelope import META_IDEMPOTENCY_KEY, META_TRACEPARENT
-from relay.fleet.change_notifier import ChangeNotifier
 from relay.http.request_guard import AllowedHosts, RequestGuard
 from relay.mcp_api.direct import until_gone
-from relay.mcp_api.endpoint import McpEndpoint
-from relay.mcp_api.open_streams import OpenStreams
-from relay.mcp_api.resources import ResourceCatalog
+from relay.mcp_api.methods import Emit, Method
 from relay.rate_limits import Allowance
 from relay.routing.port import NodeRouter
 from schemas.addresses import HostPort
@@ -73,16 +71,7 @@ class Stage:
         self._token = hub.token()
         # A clock that leaps: no limit is in the way of as many calls as a test makes.
         leaping = itertools.count(step=10).__next__
-        self._mcp = McpEndpoint(
-            version="0.0.0",
-            gateway=hub.gateway(reach, lambda: float(leaping()), Allowance(1e6, 1e6, 100)),
-            fleet=hub.fleet,
-            authenticator=hub.authenticator,
-            notifier=ChangeNotifier(hub.fleet, hub.log),
-            resources=ResourceCatalog(hub.fleet, hub.registry),
-            streams=OpenStreams(),
-            now_ms=hub.clock,
-        )
+        self._mcp = hub.mcp(hub.gateway(reach, lambda: float(leaping()), Allowance(1e6, 1e6, 100)))
         self._guard = RequestGuard(
             allowed=AllowedHosts.of(PUBLIC_URL, HostPort("127.0.0.1", 8700)),
             authenticator=hub.authenticator,
@@ -94,6 +83,10 @@ class Stage:
             other=Starlette(),
         )
         self._reply = Reply()
+
+    @property
+    def methods(self) -> dict[str, Method]:
+        return self._mcp.methods.table
 
     @classmethod
     @asynccontextmanager
@@ -155,6 +148,25 @@ def without(mapping: Mapping[str, Any], name: str) -> dict[str, Any]:
     return {key: value for key, value in mapping.items() if key != name}
 
 
+def asked(method: str, **params: Any) -> tuple[dict[str, Any], Mapping[str, str]]:
+    """Return a request for another method, and its headers."""
+    message = {"jsonrpc": "2.0", "id": 1, "method": method, "params": {**params, "_meta": META}}
+    headers = {**without(PLAIN_HEADERS, "mcp-name"), "mcp-method": method}
+    return message, headers | ({"mcp-name": params["uri"]} if "uri" in params else {})
+
+
+LISTED: Final = {
+    "a list of tools": asked("tools/list"),
+    "a list of resources": asked("resources/list"),
+    "a list of templates": asked("resources/templates/list"),
+    "a list of prompts": asked("prompts/list"),
+    "a resource": asked("resources/read", uri="fleet://nodes"),
+    "the server": asked("server/discover"),
+}
+FAILING: Final = {
+    "a cursor of nobody's": asked("tools/list", cursor="x"),
+    "a resource that is not there": asked("resources/read", uri="fleet://other"),
+}
 NO_NAME = call()
 del NO_NAME["params"]["name"]
 PLAIN: Final[Mapping[str, tuple[object, Mapping[str, str]]]] = {
@@ -189,9 +201,17 @@ PLAIN: Final[Mapping[str, tuple[object, Mapping[str, str]]]] = {
     "a client without a form": (call(meta={CLIENT_INFO_META_KEY: 7}), PLAIN_HEADERS),
     "a character set": (call(), {**PLAIN_HEADERS, "content-type": "Application/JSON; charset=utf-8"}),
     "whatever there is": (call(), {**PLAIN_HEADERS, "accept": "*/*"}),
+    **LISTED,
 }
 ODD: Final[Mapping[str, tuple[object, Mapping[str, str]]]] = {
-    "another method": (call(method="tools/list"), {**PLAIN_HEADERS, "mcp-method": "tools/list"}),
+    "a method of nobody's": asked("tools/fetch"),
+    "a method of the old era": asked("ping"),
+    "a cursor that is no text": asked("tools/list", cursor=7),
+    "a resource without a name": asked("resources/read"),
+    "another resource in the header": (
+        asked("resources/read", uri="fleet://nodes")[0],
+        {**PLAIN_HEADERS, "mcp-method": "resources/read", "mcp-name": "fleet://other"},
+    ),
     "no id": (without(call(), "id"), PLAIN_HEADERS),
     "an id of null": (call(id=None), PLAIN_HEADERS),
     "a truth for an id": (call(id=True), PLAIN_HEADERS),
@@ -237,6 +257,35 @@ async def test_a_plain_call_is_answered_as_the_sdk_answers_it(
     assert ours.status == 200
     assert json.loads(ours.body)["result"]["resultType"] == "complete"
     assert ours.comparable() == sdks.comparable()
+
+
+@pytest.mark.parametrize(("message", "headers"), FAILING.values(), ids=FAILING.keys())
+async def test_a_method_fails_as_the_sdk_lets_it_fail(
+    hub: Hub, message: object, headers: Mapping[str, str]
+) -> None:
+    async with Stage.running(hub, ScriptedReach()) as stage:
+        ours = await stage.ask(message, headers)
+        sdks = await stage.ask(message, headers, twice="accept")
+    assert (ours.plain, sdks.plain) == (True, False)
+    assert json.loads(ours.body)["error"]["code"] == -32602
+    assert ours.comparable() == sdks.comparable()
+
+
+async def test_a_notification_goes_before_the_result_on_the_way_that_can_stream(hub: Hub) -> None:
+    async def tells(_caller: Caller, _message: Mapping[str, Any], emit: Emit | None) -> dict[str, Any]:
+        if emit is not None:
+            await emit("notifications/message", {"level": "info", "data": "before"})
+        return {"tools": []}
+
+    async with Stage.running(hub, ScriptedReach()) as stage:
+        with patch.dict(stage.methods, {"tools/list": tells}):
+            whole = await stage.ask(*LISTED["a list of tools"])
+            streamed = await stage.ask(*LISTED["a list of tools"], twice="accept")
+    assert whole.headers[b"content-type"] == b"application/json"
+    events = [json.loads(line[6:]) for line in streamed.body.splitlines() if line.startswith(b"data: ")]
+    assert events[0]["method"] == "notifications/message"
+    assert events[0]["params"] == {"level": "info", "data": "before"}
+    assert events[1] == json.loads(whole.body)
 
 
 @pytest.mark.parametrize(("message", "headers"), ODD.values(), ids=ODD.keys())

@@ -30,11 +30,9 @@ from relay.fleet.change_notifier import ChangeNotifier, Listener
 from relay.fleet.tools import META_CANONICAL_NAME, META_SAFETY_CLASS
 from relay.http.body_parser import MAX_BODY_BYTES
 from relay.http.request_guard import AllowedHosts, RequestGuard
-from relay.mcp_api.endpoint import META_ERROR, McpEndpoint
+from relay.mcp_api.methods import LIST_TTL_MS, META_ERROR
 from relay.mcp_api.open_streams import OpenStreams
 from relay.mcp_api.paging import MAX_PAGE_BYTES, PAGE_SIZE
-from relay.mcp_api.resource_methods import LIST_TTL_MS
-from relay.mcp_api.resources import ResourceCatalog
 from relay.rate_limits import Allowance
 from relay.routing.port import NodeRouter
 from schemas.errors import Failure, ToolError
@@ -76,16 +74,7 @@ class Stage:
         self.notifier = CountingNotifier(hub.fleet, hub.log, interval_s=0.001)
         self.streams = OpenStreams()
         self._server = server
-        self.mcp = McpEndpoint(
-            version="0.0.0",
-            gateway=hub.gateway(reach, per_agent=per_agent),
-            fleet=hub.fleet,
-            authenticator=hub.authenticator,
-            notifier=self.notifier,
-            resources=ResourceCatalog(hub.fleet, hub.registry),
-            streams=self.streams,
-            now_ms=hub.clock,
-        )
+        self.mcp = hub.mcp(hub.gateway(reach, per_agent=per_agent), self.notifier, self.streams)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator["Stage"]:

@@ -7,7 +7,9 @@ from relay.mcp_api.open_streams import NoRoomError, OpenStreams
 
 
 def principal(sub: str = "agent-1", jti: str = "jti-1", tenant: str = "acme") -> Principal:
-    return Principal(tenant, sub, jti, "https://relay.example", frozenset({"tools:call:read_only"}), 0)
+    return Principal(
+        tenant, sub, jti, "https://relay.example", frozenset({"tools:call:read_only"}), 0, "kid-1", b""
+    )
 
 
 def nothing() -> None:
@@ -50,7 +52,7 @@ def test_an_agent_has_its_share_and_no_more() -> None:
         pytest.param(principal("agent-2"), id="another subject"),
         pytest.param(principal(tenant="globex"), id="another tenant"),
         pytest.param(
-            Principal("acme", "agent-1", "jti-1", "https://other.example", frozenset(), 0),
+            Principal("acme", "agent-1", "jti-1", "https://other.example", frozenset(), 0, "kid-1", b""),
             id="another issuer",
         ),
     ],

@@ -17,7 +17,14 @@ SCHEMA = "schema://system.echo.invoke.input@1.0.0"
 
 def principal(tenant: str = TENANT, *scopes: str) -> Principal:
     return Principal(
-        tenant, "agent-1", "jti-1", "https://relay.example", frozenset(scopes or ["tools:call:read_only"]), 0
+        tenant,
+        "agent-1",
+        "jti-1",
+        "https://relay.example",
+        frozenset(scopes or ["tools:call:read_only"]),
+        0,
+        "kid-1",
+        b"",
     )
 
 

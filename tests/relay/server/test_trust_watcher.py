@@ -25,9 +25,10 @@ from schemas.files import write_atomic
 from schemas.frames import CONNECT_PATH, FrameReader
 from schemas.registry import SchemaRegistry
 from schemas.tokens import TokenError
+from tests.fakes.callers import call_of
 from tests.fakes.disk import full_disk
 from tests.fakes.frames import PAYLOADS
-from tests.fakes.hub import Hub, call_of
+from tests.fakes.hub import Hub
 from tests.fakes.node_end import NodeEnd
 from tests.fakes.real_ca import RealCa
 from tests.fakes.serving import Server

@@ -1,0 +1,36 @@
+"""Who makes a request, established once by the request guard and taken from there on by everything behind it.
+
+Holds no bearer token: what a token proved is all that is kept of it. Must not decide what a caller may do.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from relay.auth.agent_tokens import Principal
+
+CALLER_IN_SCOPE = "edge.caller"
+"""Where the guard puts the ``Caller`` of an HTTP request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """The caller of one request.
+
+    Attributes:
+        principal: who it is, as the token proved it; its ``jti`` is the token's id.
+        transport: ``http``, or ``stdio`` where a bridge says so. For logs alone.
+        headers: the request's headers that somebody behind the guard reads, by lower-case name.
+        query: the URL's query, as it came.
+        size: bytes of the request's body; 0 until it was read.
+    """
+
+    principal: Principal
+    transport: str
+    headers: Mapping[bytes, str]
+    query: str = ""
+    size: int = 0
+
+    @property
+    def traceparent(self) -> str | None:
+        """The trace that the request says it belongs to (W3C Trace Context); not checked."""
+        return self.headers.get(b"traceparent")

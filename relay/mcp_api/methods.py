@@ -1,0 +1,188 @@
+"""The MCP methods that this relay answers with one result each: one table, for every transport and era.
+
+A method is ``async (Caller, message, emit) -> result``. ``message`` is the JSON-RPC message. ``emit`` sends a
+notification before the result; it is None where the answer cannot be a stream. Must not import the MCP SDK,
+nor decide anything: who may call what is the gateway's, and what is listed is the fleet's.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+from urllib.parse import parse_qs
+
+from relay.auth.agent_tokens import Authenticator, Principal
+from relay.auth.caller import Caller
+from relay.calls.call_record import CallAnswer, CallRequest
+from relay.calls.envelope import Call
+from relay.calls.gateway import CallGateway
+from relay.fleet.fleet import Fleet
+from relay.mcp_api.paging import CursorError, page_of
+from relay.mcp_api.resources import TEMPLATES, ResourceCatalog
+from schemas.errors import ToolError
+from schemas.text import printable
+from schemas.tokens import TokenError
+
+Emit = Callable[[str, Mapping[str, Any]], Awaitable[None]]
+"""Sends a notification: its method and its parameters."""
+Method = Callable[[Caller, Mapping[str, Any], Emit | None], Awaitable[dict[str, Any]]]
+
+CALL_TOOL = "tools/call"
+META_ERROR = "edge-kubelet/error"
+LIST_TTL_MS = 5000
+BYTES_LIKE_A_CALL = 4096
+"""To read or write so many bytes costs about as much as one call."""
+
+_TOOLS_LIKE_A_CALL = 20  # listing so many costs about as much as one call
+_INVALID_PARAMS = -32602
+_INTERNAL_ERROR = -32603
+_TOKEN_ENDED = "the token is no longer accepted; get a new one"  # noqa: S105 - a sentence
+
+
+class MethodError(Exception):
+    """The method fails with a JSON-RPC error."""
+
+    def __init__(self, code: int, message: str, data: Any = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.data = data
+
+
+class Methods:
+    """Answers for one relay. ``table`` has a ``Method`` for each name of one."""
+
+    def __init__(
+        self,
+        gateway: CallGateway,
+        fleet: Fleet,
+        authenticator: Authenticator,
+        resources: ResourceCatalog,
+        discover: Callable[[], dict[str, Any]],
+    ) -> None:
+        self._gateway = gateway
+        self._fleet = fleet
+        self._authenticator = authenticator
+        self._resources = resources
+        self._discover = discover
+        self.table: dict[str, Method] = {
+            CALL_TOOL: self._call_tool,
+            "tools/list": self._list_tools,
+            "resources/list": self._list_resources,
+            "resources/templates/list": self._list_templates,
+            "resources/read": self._read_resource,
+            "prompts/list": self._list_prompts,
+            "server/discover": self._discover_server,
+        }
+
+    def charge(self, principal: Principal, cost: float) -> None:
+        """Count the weight of ``cost`` calls towards the agent's share, if its token is still accepted.
+
+        Raises:
+            MethodError: the token is not accepted any more, or the share is used up.
+        """
+        try:
+            self._authenticator.check(principal)
+            self._gateway.charge(principal, cost)
+        except TokenError:
+            raise MethodError(_INVALID_PARAMS, _TOKEN_ENDED) from None
+        except ToolError as error:
+            raise MethodError(_INTERNAL_ERROR, str(error), error.envelope()) from None
+
+    def charge_size(self, caller: Caller) -> None:
+        """Count a body that is larger than a call has to be.
+
+        Raises:
+            ToolError: the share of its agent is used up.
+        """
+        self._gateway.charge(caller.principal, caller.size / BYTES_LIKE_A_CALL)
+
+    async def _call_tool(
+        self, caller: Caller, message: Mapping[str, Any], _emit: Emit | None
+    ) -> dict[str, Any]:
+        answer = await self._gateway.call(CallRequest(caller, Call(message, caller.traceparent)))
+        return _tool_result(answer)
+
+    async def _list_tools(
+        self, caller: Caller, message: Mapping[str, Any], _emit: Emit | None
+    ) -> dict[str, Any]:
+        dashed = _wants_dashed(caller.query)
+        self.charge(caller.principal, 1)
+        tools = self._fleet.listed(caller.principal.rights)
+        try:
+            page, following = page_of(tools, message.get("params", {}).get("cursor"))
+        except CursorError as error:
+            raise MethodError(_INVALID_PARAMS, str(error)) from None
+        self.charge(caller.principal, len(page) / _TOOLS_LIKE_A_CALL)
+        result: dict[str, Any] = {"tools": [tool.listed(dashed=dashed) for tool in page]}
+        if following is not None:
+            result["nextCursor"] = following
+        return result | _cached(LIST_TTL_MS)
+
+    async def _list_resources(
+        self, caller: Caller, _message: Mapping[str, Any], _emit: Emit | None
+    ) -> dict[str, Any]:
+        self.charge(caller.principal, 1)
+        resources = [
+            {
+                "uri": resource.uri,
+                "name": resource.name,
+                "mimeType": resource.mime_type,
+                "description": resource.description,
+            }
+            for resource in self._resources.listed(caller.principal)
+        ]
+        self.charge(caller.principal, len(resources) / _TOOLS_LIKE_A_CALL)
+        return {"resources": resources} | _cached(LIST_TTL_MS)
+
+    async def _list_templates(
+        self, _caller: Caller, _message: Mapping[str, Any], _emit: Emit | None
+    ) -> dict[str, Any]:
+        templates = [
+            {"uriTemplate": uri, "name": name, "mimeType": mime_type, "description": description}
+            for name, (uri, mime_type, description) in TEMPLATES.items()
+        ]
+        return {"resourceTemplates": templates} | _cached(0)
+
+    async def _read_resource(
+        self, caller: Caller, message: Mapping[str, Any], _emit: Emit | None
+    ) -> dict[str, Any]:
+        uri: str = message["params"]["uri"]
+        self.charge(caller.principal, 1)
+        content = self._resources.read(caller.principal, uri)
+        if content is None:
+            raise MethodError(_INVALID_PARAMS, "Resource not found", {"uri": printable(uri)})
+        self.charge(caller.principal, len(content.text) / BYTES_LIKE_A_CALL)
+        return {"contents": [{"uri": uri, "mimeType": content.mime_type, "text": content.text}]} | _cached(0)
+
+    async def _list_prompts(
+        self, _caller: Caller, _message: Mapping[str, Any], _emit: Emit | None
+    ) -> dict[str, Any]:
+        return {"prompts": []} | _cached(0)
+
+    async def _discover_server(
+        self, _caller: Caller, _message: Mapping[str, Any], _emit: Emit | None
+    ) -> dict[str, Any]:
+        return self._discover()
+
+
+def _cached(ttl_ms: int) -> dict[str, Any]:
+    """Return how long a result is good, and for whom: always for its caller alone."""
+    return {"ttlMs": ttl_ms, "cacheScope": "private"}
+
+
+def _tool_result(answer: CallAnswer) -> dict[str, Any]:
+    content = [{"type": "text", "text": answer.text}]
+    if answer.error is not None:
+        # Not in structuredContent: clients check that against the tool's output schema, even of an error.
+        return {
+            "content": content,
+            "isError": True,
+            "_meta": {META_ERROR: answer.error},
+        }
+    return {"content": content, "structuredContent": answer.result, "isError": False}
+
+
+def _wants_dashed(query: str) -> bool:
+    names = parse_qs(query, keep_blank_values=True).get("names", ["dotted"])[-1]
+    if names not in {"dotted", "dashed"}:
+        raise MethodError(_INVALID_PARAMS, "names must be dotted or dashed")
+    return names == "dashed"

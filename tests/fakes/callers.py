@@ -1,0 +1,46 @@
+"""Callers as the request guard makes them, and calls as a transport brings them."""
+
+import json
+from typing import Any
+
+from relay.auth.agent_tokens import Principal, key_id
+from relay.auth.caller import Caller
+from relay.calls.call_record import CallRequest
+from relay.calls.envelope import Call
+from schemas.keys import from_base64url
+from tests.fakes.signer import key_named
+
+TOKEN_KEY = key_named("the relay's token key")
+_PUBLIC = bytes(TOKEN_KEY.verify_key)
+
+
+def principal_of(token: str) -> Principal:
+    """Return whom ``token`` speaks for, which nobody has checked; one without rights if it is no token."""
+    try:
+        header, claims = (json.loads(from_base64url(part)) for part in token.split(".")[:2])
+    except ValueError:
+        return Principal("", "", token, "", frozenset(), 0, "", b"")
+    return Principal(
+        tenant=claims["tenant"],
+        sub=claims["sub"],
+        jti=claims["jti"],
+        issuer=claims["iss"],
+        scopes=frozenset(claims["scope"].split(" ")),
+        expires_s=claims["exp"],
+        kid=header["kid"],
+        key=_PUBLIC if header["kid"] == key_id(_PUBLIC) else b"",
+    )
+
+
+def request_of(token: str, message: dict[str, Any], transport: str = "http") -> CallRequest:
+    """Return a call as it comes from the body parser."""
+    size = len(json.dumps(message, default=str))
+    return CallRequest(Caller(principal_of(token), transport, {}, size=size), Call(message))
+
+
+def call_of(token: str, name: object, arguments: object, **meta: object) -> CallRequest:
+    """Return a call of a tool."""
+    params: dict[str, object] = {"name": name, "arguments": arguments}
+    if meta:
+        params["_meta"] = {key.replace("__", "/").replace("_", "-"): value for key, value in meta.items()}
+    return request_of(token, {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params})
