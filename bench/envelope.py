@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from bench.results import Figure
-from relay.calls.envelope import META_IDEMPOTENCY_KEY, META_TRACEPARENT, Call, EnvelopeCheck, Mode
+from relay.calls.envelope import META_IDEMPOTENCY_KEY, META_TRACEPARENT, Call, EnvelopeCheck
+from relay.config import EnvelopeMode
 from relay.observability.logging import make_logger
 from schemas.registry import SchemaRegistry
 
@@ -19,7 +20,7 @@ _COUNT = 5000
 
 def measure_envelope() -> Figure:
     """Return ``envelope_us``."""
-    check = EnvelopeCheck(SchemaRegistry(), Mode.ENFORCE, make_logger(io.StringIO()))
+    check = EnvelopeCheck(SchemaRegistry(), EnvelopeMode.ENFORCE, make_logger(io.StringIO()))
     bodies = [json.dumps(_message(number)) for number in range(_COUNT)]
     messages = [json.loads(body) for body in bodies]
     checks, parses = [], []

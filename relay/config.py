@@ -1,10 +1,10 @@
 """What the operator decides about a relay, and where its state lies."""
 
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from relay.calls.envelope import Mode
 from relay.rate_limits import Allowance
 from schemas.addresses import PLAIN_OPTION, AddressError, BrokerAddress, HostPort, check_private, is_loopback
 
@@ -18,6 +18,14 @@ PER_AGENT = Allowance(rate=300, burst=300 * AGENT_BURST_S, concurrency=64)
 """What one agent may take of a relay that carries about a thousand calls a second."""
 
 _MAX_URL = 256  # what fits into a token's iss
+
+
+class EnvelopeMode(Enum):
+    """What happens to a call whose form is not that of an envelope: nothing, a log line, or a refusal."""
+
+    OFF = "off"
+    SHADOW = "shadow"
+    ENFORCE = "enforce"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +91,7 @@ class RelayConfig:
     listen: HostPort
     state: "StateFiles"
     per_agent: Allowance = PER_AGENT
-    envelope_mode: Mode = Mode.ENFORCE
+    envelope_mode: EnvelopeMode = EnvelopeMode.ENFORCE
     outside: OutsideIssuer | None = None
     tls: TlsFiles | None = None
     own_root: bool = False

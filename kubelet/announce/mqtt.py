@@ -16,7 +16,7 @@ from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 from paho.mqtt.reasoncodes import ReasonCode
 from structlog.typing import FilteringBoundLogger
 
-from kubelet.session.backoff import Backoff
+from kubelet.backoff import Backoff
 from schemas.addresses import BrokerAddress
 from schemas.text import printable
 

@@ -12,9 +12,10 @@ from typing import TextIO
 from kubelet.announce.hardware import read_hardware_ids
 from kubelet.announce.mqtt import MqttPublisher
 from kubelet.announce.signer import ManifestSigner, SignedManifest
-from kubelet.daemon.agent import last_issued_file, make_handlers, now_ms
+from kubelet.backoff import Backoff
+from kubelet.clock import now_ms
+from kubelet.daemon.agent import last_issued_file, make_handlers
 from kubelet.logs import make_logger
-from kubelet.session.backoff import Backoff
 from schemas import topics
 from schemas.addresses import BrokerAddress
 from schemas.identity_files import NodeIdentity

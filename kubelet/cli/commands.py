@@ -29,6 +29,7 @@ from kubelet.cli.options import (
     stored_config,
     typed_config,
 )
+from kubelet.clock import now_ms
 from kubelet.config import (
     DEFAULT_HEARTBEAT_S,
     DEFAULT_LOOPBACK_PORT,
@@ -64,7 +65,6 @@ def init(
     as_json: AsJson = False,
 ) -> None:
     """Make this node's identity, or install the certificate that a CA issued for it."""
-    from kubelet.daemon.agent import now_ms  # noqa: PLC0415 - the daemon's parts, and their memory, only when needed
     from kubelet.identity.provisioning import create_identity, install_certificate  # noqa: PLC0415
 
     if (certificate is None) != (root is None):
@@ -101,7 +101,6 @@ def enroll(
     as_json: AsJson = False,
 ) -> None:
     """Enrol this node at a relay. The join token may also be in EDGE_JOIN_TOKEN."""
-    from kubelet.daemon.agent import now_ms  # noqa: PLC0415
     from kubelet.identity.enrolment import Enroller, EnrolmentError  # noqa: PLC0415
 
     files, url = IdentityFiles(directory_of(state_dir)), normal_url(relay)
@@ -172,7 +171,6 @@ def verify(
     as_json: AsJson = False,
 ) -> None:
     """Check a manifest as a relay would. Without --root and --identity, those of this node."""
-    from kubelet.daemon.agent import now_ms  # noqa: PLC0415
     from kubelet.identity.verification import verify_manifest  # noqa: PLC0415
 
     files = IdentityFiles(directory_of(state_dir))

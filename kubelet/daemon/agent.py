@@ -7,7 +7,6 @@ hold behaviour of its own.
 import asyncio
 import os
 import random
-import time
 from pathlib import Path
 from typing import TextIO
 
@@ -15,6 +14,8 @@ from structlog.typing import FilteringBoundLogger
 
 from kubelet.announce.hardware import read_hardware_ids
 from kubelet.announce.mqtt import FIRST_WAIT_S, LONGEST_WAIT_S, MqttPublisher
+from kubelet.backoff import Backoff
+from kubelet.clock import now_ms
 from kubelet.config import NodeConfig
 from kubelet.daemon.node import Node, NodeEnvironment
 from kubelet.handlers.base import Handler
@@ -25,7 +26,6 @@ from kubelet.lock import held_alone
 from kubelet.logs import last_words, opened
 from kubelet.loopback.pages import Readiness
 from kubelet.loopback.server import LoopbackServer
-from kubelet.session.backoff import Backoff
 from kubelet.session.link import LinkState
 from kubelet.session.tls import NodeTls
 from schemas.frames import FrameReader
@@ -33,11 +33,6 @@ from schemas.identity_files import IdentityFiles, NodeIdentity
 from schemas.kinds import KindRegistry
 from schemas.manifest import fingerprint
 from schemas.registry import SchemaRegistry
-
-
-def now_ms() -> int:
-    """Return the system's time in milliseconds since the epoch."""
-    return time.time_ns() // 1_000_000
 
 
 def node_environment(

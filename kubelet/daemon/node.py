@@ -17,10 +17,10 @@ from structlog.typing import FilteringBoundLogger
 from kubelet.announce.announcer import Announcer
 from kubelet.announce.mqtt import MqttPublisher
 from kubelet.announce.signer import ManifestSigner, SignedManifest
+from kubelet.backoff import Backoff
 from kubelet.config import NodeConfig
 from kubelet.dispatch import Dispatcher
 from kubelet.handlers.base import Handler
-from kubelet.session.backoff import Backoff
 from kubelet.session.link import LinkParts, RelayLink
 from kubelet.session.renewal import Renewal, installer
 from schemas import topics

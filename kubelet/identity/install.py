@@ -8,7 +8,7 @@ import json
 import sys
 from pathlib import Path
 
-from kubelet.daemon.agent import now_ms
+from kubelet.clock import now_ms
 from kubelet.identity.provisioning import install_renewed
 from kubelet.process import errors_in_one_line
 from schemas.identity_files import IdentityFiles

@@ -16,8 +16,8 @@ from websockets.exceptions import ConnectionClosed
 
 from kubelet.announce.announcer import Announcer
 from kubelet.announce.signer import SignedManifest
+from kubelet.backoff import LONGEST_ASKED_S, Backoff, RivalBackoff
 from kubelet.dispatch import Dispatcher
-from kubelet.session.backoff import LONGEST_ASKED_S, Backoff, RivalBackoff
 from kubelet.session.channel import CLOSE_TIMEOUT_S, NOT_REACHED, Channel, opened
 from kubelet.session.handshake import AudienceError, answer_to
 from kubelet.session.renewal import Renewal

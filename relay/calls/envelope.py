@@ -7,11 +7,11 @@ look into a tool's own arguments: its schema does, in every mode.
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any
 
 from structlog.typing import FilteringBoundLogger
 
+from relay.config import EnvelopeMode
 from schemas.errors import Failure, ToolError
 from schemas.projection import parse
 from schemas.registry import TOOL_PREFIX, SchemaRegistry, ViolationError
@@ -29,14 +29,6 @@ _FLAGS = 0b11
 _TRACEPARENT = re.compile(
     r"(?!ff)[0-9a-f]{2}-(?!0{32})(?P<trace>[0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-(?P<flags>[0-9a-f]{2})"
 )
-
-
-class Mode(Enum):
-    """What is done about a call that is not of the form: nothing, a line in the log, or a refusal."""
-
-    OFF = "off"
-    SHADOW = "shadow"
-    ENFORCE = "enforce"
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +102,7 @@ def _trace(said: object) -> Trace | None:
 class EnvelopeCheck:
     """Checks the form of calls, as ``mode`` says."""
 
-    def __init__(self, registry: SchemaRegistry, mode: Mode, log: FilteringBoundLogger) -> None:
+    def __init__(self, registry: SchemaRegistry, mode: EnvelopeMode, log: FilteringBoundLogger) -> None:
         self._envelope = registry.load_envelope()
         self._tool_io = registry.load(TOOL_IO_REF)
         self._mode = mode
@@ -122,12 +114,12 @@ class EnvelopeCheck:
         Raises:
             ToolError: ENVELOPE_INVALID; names the first rule that is broken, and nothing of the call.
         """
-        if self._mode is Mode.OFF:
+        if self._mode is EnvelopeMode.OFF:
             return
         violation = self.violation(call)
         if violation is None:
             return
-        if self._mode is Mode.SHADOW:
+        if self._mode is EnvelopeMode.SHADOW:
             self._log.warning("a call that would be refused", reason=violation)
             return
         raise ToolError(Failure.ENVELOPE_INVALID, f"The request is not a call: {violation}.")

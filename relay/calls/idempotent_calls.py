@@ -19,8 +19,8 @@ from relay.rate_limits import Gate
 from schemas.canonical import jcs
 from schemas.errors import Failure, ToolError
 
-# After these it is certain that the command has not run: ``relay.routing.port`` says so of the one, and of the other
-# the gate of the capability, here or in the node. Whatever else comes without the node's word may have run.
+# After these it is certain that the command has not run: ``NodeRouter`` says so of the one, and the limits of
+# the capability or of the node of the other. After any other failure without the node's answer it may have.
 _HAS_NOT_RUN = frozenset({Failure.NODE_OFFLINE, Failure.RATE_LIMITED})
 _UNKNOWN = "The first call under this key may have run; nobody knows."
 
@@ -49,8 +49,8 @@ class IdempotentCalls:
         A call that is made keeps a place in the agent's ``share`` of its own, until it is over.
 
         Raises:
-            ToolError, AuditUnavailableError: as ``CallExecutor.run``; ENVELOPE_INVALID if the key stands for other
-                arguments; RATE_LIMITED if there is no room for another key.
+            ToolError, AuditUnavailableError: as ``CallExecutor.run``; ENVELOPE_INVALID if the key stands for
+                other arguments; RATE_LIMITED if there is no room for another key.
         """
         # Hashed, for where the form of calls is not enforced a key may be of any length.
         hashed_key = sha256(key.encode("utf-8", "surrogatepass")).hexdigest()

@@ -12,7 +12,6 @@ from typing import Annotated, Any
 
 import typer
 
-from relay.calls.envelope import Mode
 from relay.cli import audit, backup, ca, join_tokens, stdio, tokens
 from relay.cli.options import (
     EXIT_CANNOT_RUN,
@@ -28,6 +27,7 @@ from relay.config import (
     DEFAULT_LISTEN,
     DEFAULT_PUBLIC_URL,
     PER_AGENT,
+    EnvelopeMode,
     OutsideIssuer,
     RelayConfig,
     TlsFiles,
@@ -102,8 +102,8 @@ def run(
         int, typer.Option(min=1, help="Calls that one agent may have under way.")
     ] = PER_AGENT.concurrency,
     envelope: Annotated[
-        Mode, typer.Option(help="What to do about a call whose envelope is not of the form.")
-    ] = Mode.ENFORCE,
+        EnvelopeMode, typer.Option(help="What to do about a call whose envelope is not of the form.")
+    ] = EnvelopeMode.ENFORCE,
     plain: Annotated[
         bool, typer.Option(PLAIN_OPTION, help="Let others on the network read along, and write.")
     ] = False,

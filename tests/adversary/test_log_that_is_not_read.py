@@ -19,8 +19,8 @@ from typing import Any, Final
 import httpx2
 from prometheus_client.parser import text_string_to_metric_families
 
+from kubelet.clock import now_ms
 from kubelet.config import DaemonPlan, NodeConfig
-from kubelet.daemon.agent import now_ms
 from relay.auth.agent_tokens import TokenIssuer, load_or_create_token_key
 from relay.calls.envelope import META_STEP_ID, META_TASK_ID
 from relay.config import StateFiles

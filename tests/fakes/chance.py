@@ -2,7 +2,7 @@
 
 import random
 
-from kubelet.session.backoff import Backoff
+from kubelet.backoff import Backoff
 
 
 class FixedChance(random.Random):

@@ -18,13 +18,13 @@ from relay.auth.agent_tokens import Authenticator, TokenIssuer, key_id
 from relay.auth.ledger_freshness import LEAVES, TOKENS, Freshness
 from relay.calls.access_log import AccessLog
 from relay.calls.call_record import CallAnswer
-from relay.calls.envelope import EnvelopeCheck, Mode
+from relay.calls.envelope import EnvelopeCheck
 from relay.calls.executor import CallExecutor
 from relay.calls.gateway import CallGateway
 from relay.calls.idempotency_store import ROOM_OF_ALL, IdempotencyStore, Room
 from relay.calls.idempotent_calls import IdempotentCalls
 from relay.clock import RelayClock
-from relay.config import PER_AGENT
+from relay.config import PER_AGENT, EnvelopeMode
 from relay.fleet.change_notifier import ChangeNotifier
 from relay.fleet.fleet import Fleet, Trust
 from relay.fleet.replay_marks import MarkStore
@@ -171,7 +171,7 @@ class Hub:
         reach: NodeRouter,
         monotonic: Callable[[], float] = time.monotonic,
         per_agent: Allowance = PER_AGENT,
-        mode: Mode = Mode.ENFORCE,
+        mode: EnvelopeMode = EnvelopeMode.ENFORCE,
         max_keys: int = ROOM_OF_ALL.keys,
     ) -> CallGateway:
         """Return the door in front of ``reach``, whose ``once`` is that of the hub."""

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from kubelet.announce.announcer import Announcer
 from kubelet.announce.signer import ManifestSigner
+from kubelet.backoff import Backoff
 from kubelet.dispatch import Dispatcher
 from kubelet.logs import make_logger
-from kubelet.session.backoff import Backoff
 from kubelet.session.link import LinkParts, LinkState, RelayLink
 from schemas.frames import FrameReader
 from schemas.kinds import KindRegistry

@@ -1,6 +1,6 @@
 import pytest
 
-from kubelet.daemon.agent import now_ms
+from kubelet.clock import now_ms
 from schemas.frames import FrameReader
 from schemas.kinds import KindRegistry
 from schemas.registry import SchemaRegistry

@@ -6,8 +6,8 @@ from contextlib import asynccontextmanager
 import pytest
 
 from kubelet.announce.mqtt import FIRST_WAIT_S, LONGEST_WAIT_S, MqttPublisher
+from kubelet.backoff import Backoff
 from kubelet.logs import make_logger
-from kubelet.session.backoff import Backoff
 from schemas.addresses import BrokerAddress
 from tests.fakes.chance import short_waits
 from tests.fakes.fault_proxy import FaultProxy

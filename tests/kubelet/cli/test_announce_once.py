@@ -6,7 +6,8 @@ import pytest
 
 import kubelet.cli.announce_once
 from kubelet.cli.announce_once import publish_once, sign_once
-from kubelet.daemon.agent import last_issued_file, make_handlers, now_ms
+from kubelet.clock import now_ms
+from kubelet.daemon.agent import last_issued_file, make_handlers
 from kubelet.identity.verification import verify_manifest
 from kubelet.logs import make_logger
 from schemas.addresses import BrokerAddress

@@ -19,6 +19,7 @@ import pytest
 import kubelet.cli.announce_once
 import kubelet.daemon.agent
 from kubelet.cli.commands import main
+from kubelet.clock import now_ms
 from kubelet.config import DaemonPlan, NodeConfig
 from kubelet.daemon.agent import run_agent
 from kubelet.handlers.echo import EchoHandler
@@ -106,7 +107,7 @@ def enrolled(state: IdentityFiles, node_of_today: SimulatedNode) -> IdentityFile
 
 @pytest.fixture
 def ca_of_today() -> SimulatedCa:
-    return SimulatedCa("a root of today", kubelet.daemon.agent.now_ms())
+    return SimulatedCa("a root of today", now_ms())
 
 
 def everything_in(directory: Path) -> dict[str, bytes]:
@@ -217,7 +218,7 @@ def test_a_certificate_and_its_root_go_together(
 def issue(ca: SimulatedCa, state: IdentityFiles, directory: Path, **override: Any) -> tuple[str | Path, ...]:
     """Write what a CA hands out for the node in ``state``, and return the options that install it."""
     own = state.read()
-    issued = {"node_id": own.node_id, "key": own.key, "now_ms": kubelet.daemon.agent.now_ms(), **override}
+    issued = {"node_id": own.node_id, "key": own.key, "now_ms": now_ms(), **override}
     node = ca.issue(**issued)
     (directory / "leaf.pem").write_text(node.leaf_pem)
     (directory / "root.pem").write_text(node.root_pem)
@@ -308,7 +309,7 @@ def test_a_place_that_cannot_hold_an_identity_is_refused(run: Run, tmp_path: Pat
 
 @pytest.fixture
 def desk(ca_of_today: SimulatedCa) -> Iterator[Desk]:
-    with Desk(ca_of_today, kubelet.daemon.agent.now_ms).open_aside() as desk:
+    with Desk(ca_of_today, now_ms).open_aside() as desk:
         yield desk
 
 
@@ -578,7 +579,7 @@ def test_a_key_that_others_can_read_is_refused(
 
 @pytest.fixture
 def wire(node_of_today: SimulatedNode) -> bytes:
-    now = kubelet.daemon.agent.now_ms()
+    now = now_ms()
     return node_of_today.manifest(issued_at_ms=now, expires_at_ms=now + DAY_MS)
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from kubelet.announce.mqtt import MqttPublisher
+from kubelet.clock import now_ms
 from kubelet.config import NodeConfig
-from kubelet.daemon.agent import now_ms
 from kubelet.daemon.node import Node, NodeEnvironment
 from kubelet.handlers.base import Handler
 from kubelet.handlers.echo import EchoHandler

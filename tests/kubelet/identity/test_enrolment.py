@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from kubelet.clock import now_ms
 from kubelet.config import read_stored
-from kubelet.daemon.agent import now_ms
 from kubelet.identity.enrolment import ClockError, Enrolled, Enroller, EnrolmentError
 from kubelet.identity.http_exchange import NoAnswerError
 from kubelet.identity.provisioning import create_identity

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from kubelet.daemon.agent import now_ms
+from kubelet.clock import now_ms
 from kubelet.identity.http_exchange import NoAnswerError, Request, exchange
 from schemas.tls import client_context
 from tests.fakes.raw_http_server import Asked, RawServer, http_answer, server_context

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kubelet.daemon.agent import now_ms
+from kubelet.clock import now_ms
 from kubelet.process import EXIT_CANNOT_RUN
 from schemas.endorsement import endorse
 from schemas.identity_files import IdentityFiles

@@ -11,10 +11,10 @@ import pytest
 import kubelet.session.link
 from kubelet.announce.announcer import Announcer
 from kubelet.announce.signer import ManifestSigner
+from kubelet.backoff import Backoff
 from kubelet.dispatch import Dispatcher
 from kubelet.handlers.base import Handler
 from kubelet.logs import make_logger
-from kubelet.session.backoff import Backoff
 from kubelet.session.link import LinkParts, LinkState, RelayLink
 from kubelet.session.renewal import Renewal
 from schemas.canonical import jcs

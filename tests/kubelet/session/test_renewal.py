@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 import kubelet.session.renewal
-from kubelet.daemon.agent import now_ms
+from kubelet.clock import now_ms
 from kubelet.logs import make_logger
 from kubelet.session.renewal import AGAIN_AFTER_MS, Renewal, installer
 from schemas.certificates import make_csr, read_csr, self_signed_leaf

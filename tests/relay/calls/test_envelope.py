@@ -12,9 +12,9 @@ from relay.calls.envelope import (
     META_TRACEPARENT,
     Call,
     EnvelopeCheck,
-    Mode,
 )
 from relay.calls.gateway import CallGateway
+from relay.config import EnvelopeMode
 from relay.observability.logging import make_logger
 from schemas.errors import Failure, ToolError
 from schemas.registry import SchemaRegistry
@@ -34,7 +34,7 @@ WOULD = "a call that would be refused"
 class Strict:
     """A check in one mode, and what it has logged."""
 
-    def __init__(self, mode: Mode = Mode.ENFORCE) -> None:
+    def __init__(self, mode: EnvelopeMode = EnvelopeMode.ENFORCE) -> None:
         self.lines = LogLines()
         self.check = EnvelopeCheck(SchemaRegistry(), mode, make_logger(self.lines)).check
 
@@ -174,7 +174,7 @@ def test_nothing_of_the_call_gets_into_the_refusal(strict: Strict) -> None:
 def test_in_shadow_mode_what_would_be_refused_is_logged_with_its_reason_and_let_through(
     document: dict[str, Any], reason: str
 ) -> None:
-    shadow = Strict(Mode.SHADOW)
+    shadow = Strict(EnvelopeMode.SHADOW)
     assert shadow.told(Call(document)) is None
     (line,) = shadow.lines.entries()
     assert (line["event"], line["level"], line["reason"]) == (WOULD, "warning", reason)
@@ -182,25 +182,25 @@ def test_in_shadow_mode_what_would_be_refused_is_logged_with_its_reason_and_let_
 
 @pytest.mark.parametrize("document", GOOD)
 def test_in_shadow_mode_nothing_is_said_of_a_call_of_the_form(document: dict[str, Any]) -> None:
-    shadow = Strict(Mode.SHADOW)
+    shadow = Strict(EnvelopeMode.SHADOW)
     assert shadow.told(Call(document)) is None
     assert shadow.lines.entries() == []
 
 
 @pytest.mark.parametrize(("document", "_reason"), BAD)
 def test_when_it_is_off_nothing_is_looked_at(document: dict[str, Any], _reason: str) -> None:
-    off = Strict(Mode.OFF)
+    off = Strict(EnvelopeMode.OFF)
     assert off.told(Call(document)) is None
     assert off.lines.entries() == []
 
 
-def served(hub: Hub, mode: Mode) -> tuple[CallGateway, ScriptedReach]:
+def served(hub: Hub, mode: EnvelopeMode) -> tuple[CallGateway, ScriptedReach]:
     hub.connect(hub.ca.issue())
     reach = ScriptedReach()
     return hub.gateway(reach, mode=mode), reach
 
 
-@pytest.mark.parametrize("mode", Mode)
+@pytest.mark.parametrize("mode", EnvelopeMode)
 @pytest.mark.parametrize(
     ("name", "arguments", "failure"),
     [
@@ -210,7 +210,7 @@ def served(hub: Hub, mode: Mode) -> tuple[CallGateway, ScriptedReach]:
     ],
 )
 async def test_a_tools_own_schema_and_its_name_count_in_every_mode(
-    hub: Hub, mode: Mode, name: str, arguments: object, failure: Failure
+    hub: Hub, mode: EnvelopeMode, name: str, arguments: object, failure: Failure
 ) -> None:
     gateway, reach = served(hub, mode)
     answer = await gateway.call(call_of(hub.token(), name, arguments))
@@ -219,8 +219,8 @@ async def test_a_tools_own_schema_and_its_name_count_in_every_mode(
     assert reach.commands == []
 
 
-@pytest.mark.parametrize("mode", Mode)
-async def test_a_result_that_does_not_fit_is_refused_in_every_mode(hub: Hub, mode: Mode) -> None:
+@pytest.mark.parametrize("mode", EnvelopeMode)
+async def test_a_result_that_does_not_fit_is_refused_in_every_mode(hub: Hub, mode: EnvelopeMode) -> None:
     gateway, reach = served(hub, mode)
     reach.answer = lambda _: {"ok": True, "result": {}}
     answer = await gateway.call(call_of(hub.token(), ECHO_NAME, PING))
@@ -228,10 +228,10 @@ async def test_a_result_that_does_not_fit_is_refused_in_every_mode(hub: Hub, mod
     assert answer.error["message"] == Failure.RESULT_INVALID.value.message
 
 
-@pytest.mark.parametrize("mode", [Mode.OFF, Mode.SHADOW])
+@pytest.mark.parametrize("mode", [EnvelopeMode.OFF, EnvelopeMode.SHADOW])
 @pytest.mark.parametrize("arguments", [["ping"], "ping", 7], ids=str)
 async def test_where_the_form_is_not_enforced_the_tool_refuses_arguments_that_are_no_object(
-    hub: Hub, mode: Mode, arguments: object
+    hub: Hub, mode: EnvelopeMode, arguments: object
 ) -> None:
     gateway, reach = served(hub, mode)
     answer = await gateway.call(call_of(hub.token(), ECHO_NAME, arguments))
@@ -240,10 +240,10 @@ async def test_where_the_form_is_not_enforced_the_tool_refuses_arguments_that_ar
     assert reach.commands == []
 
 
-@pytest.mark.parametrize("mode", Mode)
+@pytest.mark.parametrize("mode", EnvelopeMode)
 @pytest.mark.parametrize("name", [None, 7, [ECHO_NAME], {}], ids=str)
 async def test_without_a_name_there_is_nothing_to_call_in_any_mode(
-    hub: Hub, mode: Mode, name: object
+    hub: Hub, mode: EnvelopeMode, name: object
 ) -> None:
     gateway, reach = served(hub, mode)
     answer = await gateway.call(call_of(hub.token(), name, PING))
@@ -252,10 +252,10 @@ async def test_without_a_name_there_is_nothing_to_call_in_any_mode(
     assert reach.commands == []
 
 
-@pytest.mark.parametrize("mode", Mode)
+@pytest.mark.parametrize("mode", EnvelopeMode)
 @pytest.mark.parametrize("document", [message(id=...), message(id=None)], ids=["none", "null"])
 async def test_what_nobody_could_be_answered_is_not_called_in_any_mode(
-    hub: Hub, mode: Mode, document: dict[str, Any]
+    hub: Hub, mode: EnvelopeMode, document: dict[str, Any]
 ) -> None:
     gateway, reach = served(hub, mode)
     answer = await gateway.call(request_of(hub.token(), document))
@@ -265,15 +265,17 @@ async def test_what_nobody_could_be_answered_is_not_called_in_any_mode(
     assert [line["decision"] for line in hub.audited()] == ["deny"]
 
 
-@pytest.mark.parametrize(("mode", "commands"), [(Mode.ENFORCE, 0), (Mode.SHADOW, 1), (Mode.OFF, 1)])
+@pytest.mark.parametrize(
+    ("mode", "commands"), [(EnvelopeMode.ENFORCE, 0), (EnvelopeMode.SHADOW, 1), (EnvelopeMode.OFF, 1)]
+)
 async def test_only_the_mode_decides_whether_a_call_with_a_member_too_many_is_made(
-    hub: Hub, mode: Mode, commands: int
+    hub: Hub, mode: EnvelopeMode, commands: int
 ) -> None:
     gateway, reach = served(hub, mode)
     answer = await gateway.call(request_of(hub.token(), message(more=1)))
     assert (answer.error is None) is (commands == 1)
     assert len(reach.commands) == commands
-    assert len(hub.lines.entries(WOULD)) == (mode is Mode.SHADOW)
+    assert len(hub.lines.entries(WOULD)) == (mode is EnvelopeMode.SHADOW)
     assert hub.audited()[0]["decision"] == ("allow" if commands else "deny")
 
 
@@ -415,7 +417,7 @@ MESSAGES = st.dictionaries(NAMES | TEXT, VALUES, max_size=6) | st.fixed_dictiona
     {"jsonrpc": st.just("2.0"), "id": st.just(1), "method": st.just("tools/call"), "params": PARTS | VALUES},
     optional={"idempotencyKey": VALUES},
 )
-CHECKS = {mode: Strict(mode) for mode in Mode}
+CHECKS = {mode: Strict(mode) for mode in EnvelopeMode}
 
 
 @given(MESSAGES, st.none() | TEXT)
@@ -423,10 +425,10 @@ def test_no_document_makes_the_check_do_anything_but_refuse_or_let_through(
     document: dict[str, Any], header: str | None
 ) -> None:
     call = Call(document, header)
-    told = CHECKS[Mode.ENFORCE].told(call)
+    told = CHECKS[EnvelopeMode.ENFORCE].told(call)
     assert told is None or told.isprintable()
-    assert CHECKS[Mode.SHADOW].told(call) is None
-    assert CHECKS[Mode.OFF].told(call) is None
+    assert CHECKS[EnvelopeMode.SHADOW].told(call) is None
+    assert CHECKS[EnvelopeMode.OFF].told(call) is None
     for part in (call.name, call.arguments, call.idempotency_key, call.tool_id, call.label(META_TASK_ID)):
         assert part is None or part is not ...
     assert call.trace is None or len(call.trace.trace_id) == 32
@@ -435,7 +437,7 @@ def test_no_document_makes_the_check_do_anything_but_refuse_or_let_through(
 @given(MESSAGES)
 def test_what_is_let_through_has_what_the_door_relies_on(document: dict[str, Any]) -> None:
     call = Call(json.loads(json.dumps(document)))
-    if CHECKS[Mode.ENFORCE].told(call) is None:
+    if CHECKS[EnvelopeMode.ENFORCE].told(call) is None:
         assert isinstance(call.name, str)
         assert call.name
         assert isinstance(call.arguments, dict)

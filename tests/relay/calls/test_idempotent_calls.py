@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
 from relay.calls.call_record import CallAnswer, CallRecord, CallRequest
-from relay.calls.envelope import Mode
 from relay.calls.idempotency_store import ROOM_OF_ALL
-from relay.config import PER_AGENT
+from relay.config import PER_AGENT, EnvelopeMode
 from relay.rate_limits import Gate
 from relay.routing.port import Command, NodeRouter
 from schemas.errors import Failure, ToolError
@@ -65,7 +64,7 @@ class Stage:
         *,
         capability: Mapping[str, Any] = WIDE_ECHO,
         max_keys: int = ROOM_OF_ALL.keys,
-        mode: Mode = Mode.ENFORCE,
+        mode: EnvelopeMode = EnvelopeMode.ENFORCE,
     ) -> None:
         self.hub = hub
         self.reach = reach
@@ -581,7 +580,7 @@ async def test_a_key_that_could_not_be_used_takes_no_room(
 async def test_where_the_form_is_not_enforced_a_key_of_any_kind_counts(
     single: Hub, reach: ScriptedReach, seconds: Seconds, keys: tuple[str, str]
 ) -> None:
-    stage = Stage(single, reach, seconds, mode=Mode.OFF)
+    stage = Stage(single, reach, seconds, mode=EnvelopeMode.OFF)
     assert [code(await stage.call(key)) for key in (*keys, *keys)] == ["ok"] * 4
     assert len(reach.commands) == 2
 

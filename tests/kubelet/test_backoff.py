@@ -2,7 +2,7 @@ import random
 
 import pytest
 
-from kubelet.session.backoff import FIRST_S, LONGEST_S, Backoff, RivalBackoff
+from kubelet.backoff import FIRST_S, LONGEST_S, Backoff, RivalBackoff
 from tests.fakes.chance import FixedChance
 
 CEILINGS = [1, 2, 4, 8, 16, 30, 30]
