@@ -1,4 +1,4 @@
-"""Makes a call that was decided: limit, record the decision, dispatch, await, check, record the outcome.
+"""Makes a call that was decided: record the decision, dispatch, await, check, record the outcome.
 
 Must not decide who may call.
 """
@@ -13,7 +13,6 @@ from relay.calls.call_record import CallAnswer, CallRecord
 from relay.calls.in_flight import InFlight, RevocableCall
 from relay.calls.results import checked
 from relay.fleet.tools import Tool
-from relay.rate_limits import Gates
 from relay.routing.port import Command, NodeRouter
 from schemas.errors import Failure, ToolError
 
@@ -24,19 +23,18 @@ _SPAN_BYTES = 8
 
 
 class CallExecutor:
-    """Makes calls over ``reach``. ``monotonic`` is in seconds."""
+    """Makes calls over ``router``. ``monotonic`` is in seconds."""
 
     def __init__(
         self,
-        reach: NodeRouter,
+        router: NodeRouter,
         audit: AuditLog,
         monotonic: Callable[[], float],
         random_bytes: Callable[[int], bytes],
         log: FilteringBoundLogger,
     ) -> None:
-        self._reach = reach
+        self._router = router
         self._audit = audit
-        self._capabilities: Gates[tuple[str, str]] = Gates(monotonic)
         self._in_flight = InFlight()
         self._monotonic = monotonic
         self._random_bytes = random_bytes
@@ -62,19 +60,11 @@ class CallExecutor:
             ToolError: it failed; ``record.answered`` tells whether the node has said so.
             AuditUnavailableError: it was not made, since it cannot be recorded.
         """
-        try:
-            gate = self._capabilities.enter(tool.capability, tool.allowance)
-        except ToolError as error:
-            record.denied(self._audit, error)
-            raise
-        try:
-            with self.recorded(record):
-                async with self.under_way(record):
-                    answer = await self._reach.run(self._command(tool, record))
-                record.answered = True
-                return checked(answer, tool, record.call.arguments)
-        finally:
-            gate.leave()
+        with self.recorded(record):
+            async with self.under_way(record):
+                answer = await self._router.run(self._command(tool, record))
+            record.answered = True
+            return checked(answer, tool, record.call.arguments)
 
     def recorded(self, record: CallRecord) -> "RecordedCall":
         """Return the context of a call that is made, which records that it is and what becomes of it."""

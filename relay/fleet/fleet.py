@@ -234,6 +234,10 @@ class Fleet:
             raise ToolError(Failure.MANIFEST_INVALID)
         return tool
 
+    def announced(self, canonical: str) -> Tool | None:
+        """Return the tool of that canonical name, whoever may call it; None if no node announces it now."""
+        return self._tools.get(canonical)
+
     def listed(self, rights: Rights) -> list[Tool]:
         """Return the tools that a caller with ``rights`` sees, in the order of their places."""
         now = self._now_ms()

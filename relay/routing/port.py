@@ -36,6 +36,7 @@ class NodeRouter(Protocol):
         Cancelling tells the node that nobody waits any more.
 
         Raises:
-            ToolError: NODE_OFFLINE, then it was never sent; DEADLINE_EXCEEDED, then it may have run.
+            ToolError: NODE_OFFLINE or RATE_LIMITED, then it was never sent; DEADLINE_EXCEEDED, then it may
+                have run.
         """
         ...

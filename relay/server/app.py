@@ -59,13 +59,8 @@ class Relay:
         self.auth = auth_assembly.assemble(environment)
         self.fleet = fleet_assembly.assemble(environment, self.audit, trust, self.pki.tls.to_broker)
         self.sessions = sessions_assembly.assemble(environment, self.audit, self.pki, self.fleet)
-        router = self.sessions.node_sessions
         self.calls = calls_assembly.assemble(
-            environment,
-            audit=self.audit,
-            auth=self.auth,
-            fleet=self.fleet,
-            router=router,
+            environment, audit=self.audit, auth=self.auth, fleet=self.fleet, router=self.sessions.router
         )
         self.mcp = mcp_assembly.assemble(environment, self.auth, self.fleet, self.calls)
         self.watcher = self._watcher(environment)

@@ -7,6 +7,8 @@ from relay.environment import RelayEnvironment
 from relay.fleet.assembly import FleetPart
 from relay.part import Part
 from relay.pki.assembly import PkiPart
+from relay.routing.port import NodeRouter
+from relay.sessions.capability_limits import CapabilityLimits
 from relay.sessions.connect_limiter import ConnectLimiter
 from relay.sessions.frame_handlers import FrameHandlers
 from relay.sessions.handshake import Admission
@@ -17,9 +19,10 @@ from schemas.tokens import DEVICE_REF, TokenVerifier
 
 @dataclass(frozen=True, slots=True)
 class SessionsPart(Part):
-    """The nodes that are connected to this process."""
+    """The nodes that are connected to this process, and ``router``, by which calls reach them."""
 
     node_sessions: NodeSessions
+    router: NodeRouter
 
 
 def assemble(environment: RelayEnvironment, audit: AuditPart, pki: PkiPart, fleet: FleetPart) -> SessionsPart:
@@ -44,4 +47,5 @@ def assemble(environment: RelayEnvironment, audit: AuditPart, pki: PkiPart, flee
         monotonic=environment.monotonic,
         log=environment.log,
     )
-    return SessionsPart(node_sessions)
+    router = CapabilityLimits(fleet.fleet, node_sessions, environment.monotonic)
+    return SessionsPart(node_sessions, router)

@@ -30,5 +30,10 @@ async def test_the_time_to_wait_is_a_number_that_clients_can_read(
     assert isinstance(error["retry_after_ms"], int)
     assert len(reach.commands) == 1
     assert [
-        (line.get("decision"), line["code"], line["node_id"]) for line in hub.audited() if "decision" in line
-    ] == [("allow", "ok", NODE_ID), ("deny", "E_RATE_LIMITED", NODE_ID)]
+        (line.get("decision"), line.get("outcome"), line["code"], line["node_id"]) for line in hub.audited()
+    ] == [
+        ("allow", None, "ok", NODE_ID),
+        (None, "ok", "ok", NODE_ID),
+        ("allow", None, "ok", NODE_ID),
+        (None, "error", "E_RATE_LIMITED", NODE_ID),
+    ]

@@ -41,6 +41,7 @@ from relay.pki.authority import AuthorityError
 from relay.pki.renewals import LeafAuthority, Renewals
 from relay.rate_limits import Allowance
 from relay.routing.port import NodeRouter
+from relay.sessions.capability_limits import CapabilityLimits
 from relay.sessions.connect_limiter import ConnectLimiter
 from relay.sessions.frame_handlers import FrameHandlers
 from relay.sessions.handshake import Admission
@@ -175,7 +176,8 @@ class Hub:
         max_keys: int = ROOM_OF_ALL.keys,
     ) -> CallGateway:
         """Return the door in front of ``reach``, whose ``once`` is that of the hub."""
-        runner = CallExecutor(reach, self.audit, monotonic, os.urandom, self.log)
+        limited = CapabilityLimits(self.fleet, reach, monotonic)
+        runner = CallExecutor(limited, self.audit, monotonic, os.urandom, self.log)
         self.once = IdempotentCalls(
             runner, IdempotencyStore[CallAnswer](monotonic, Room(max_keys, 1 << 26)), self.audit, self.log
         )

@@ -22,7 +22,7 @@ def echoed(command: Command) -> dict[str, Any]:
 
 
 class ScriptedReach:
-    """Stands for ``relay.routing.port.Reach``: notes the commands and gives the answer that ``answer`` makes."""
+    """A ``NodeRouter`` that notes the commands and gives the answer that ``answer`` makes."""
 
     def __init__(self, answer: Answer = echoed) -> None:
         self.answer = answer

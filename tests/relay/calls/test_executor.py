@@ -12,6 +12,7 @@ from relay.calls.envelope import META_TRACEPARENT, Call
 from relay.calls.executor import GATEWAY_BUDGET_MS, CallExecutor
 from relay.fleet.tools import Tool
 from relay.routing.port import Command, NodeRouter
+from relay.sessions.capability_limits import CapabilityLimits
 from schemas.errors import Failure, ToolError
 from tests.fakes.disk import full_disk
 from tests.fakes.hub import Hub
@@ -34,7 +35,9 @@ class Stage:
     def __init__(self, hub: Hub, reach: NodeRouter, **constraints: Any) -> None:
         self.hub = hub
         self.seconds = Seconds()
-        self.runner = CallExecutor(reach, hub.audit, self.seconds, bytes, hub.log)
+        self.runner = CallExecutor(
+            CapabilityLimits(hub.fleet, reach, self.seconds), hub.audit, self.seconds, bytes, hub.log
+        )
         echo = {**ECHO, "constraints": {"rate_limit_rps": 50, "max_concurrency": 4, **constraints}}
         hub.connect(hub.ca.issue(), capabilities=[echo, METRICS])
         self.principal = hub.authenticator.identify(hub.token())
@@ -210,7 +213,7 @@ async def test_a_capability_over_its_rate_is_refused_and_the_refusal_recorded(
     await stage.run()
     error = await stage.failure()
     assert (error.failure, error.retry_after_ms) == (Failure.RATE_LIMITED, 2000)
-    assert stage.audited()[-1] == ("deny", "E_RATE_LIMITED")
+    assert stage.audited()[-2:] == [("allow", "ok"), ("error", "E_RATE_LIMITED")]
     assert len(reach.commands) == 1
     stage.seconds.now += 2
     assert (await stage.run()).error is None

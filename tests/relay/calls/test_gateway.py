@@ -633,7 +633,8 @@ async def test_a_capability_that_is_called_too_often_says_when_to_come_again(
     assert audited(hub, "decision", "outcome", "code") == [
         ("allow", None, "ok"),
         (None, "ok", "ok"),
-        ("deny", None, "E_RATE_LIMITED"),
+        ("allow", None, "ok"),
+        (None, "error", "E_RATE_LIMITED"),
     ]
     assert len(reach.commands) == 1
     seconds.now += 1.5

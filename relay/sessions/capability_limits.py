@@ -1,0 +1,34 @@
+"""Keeps to the limits that capabilities announce, on the side that holds the nodes' sessions.
+
+There a capability has one count, whichever relay a call came by. Must not know who calls.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from relay.fleet.fleet import Fleet
+from relay.rate_limits import Gates
+from relay.routing.port import Command, NodeRouter
+from schemas.errors import Failure, ToolError
+
+
+class CapabilityLimits:
+    """A ``NodeRouter`` in front of ``sessions``. ``monotonic`` is in seconds."""
+
+    def __init__(self, fleet: Fleet, sessions: NodeRouter, monotonic: Callable[[], float]) -> None:
+        self._fleet = fleet
+        self._sessions = sessions
+        self._gates: Gates[tuple[str, str]] = Gates(monotonic)
+
+    async def run(self, command: Command) -> Mapping[str, Any]:
+        """Send ``command`` and return the node's answer, as ``NodeRouter`` describes.
+
+        Raises:
+            ToolError: also RATE_LIMITED, with ``retry_after_ms``; then it was never sent.
+        """
+        tool = self._fleet.announced(command.tool)
+        if tool is None:
+            # Announced when the call was decided, and gone since.
+            raise ToolError(Failure.NODE_OFFLINE)
+        with self._gates.passed(tool.capability, tool.allowance):
+            return await self._sessions.run(command)
