@@ -25,8 +25,7 @@ sigterm = true
 
 def own_tests(module: Path) -> Path | None:
     """Return the test file of ``module``, if it has one of its name."""
-    package = module.relative_to(ROOT).parts[0]
-    candidate = ROOT / "tests" / package / f"test_{module.stem}.py"
+    candidate = ROOT / "tests" / module.relative_to(ROOT).parent / f"test_{module.stem}.py"
     return candidate if candidate.exists() else None
 
 

@@ -61,9 +61,14 @@ def test_the_daemon_does_not_load_the_certificate_library() -> None:
     assert run_python(loaded).returncode == 0
 
 
-@pytest.mark.parametrize("package", ["schemas", "kubelet", "kubelet.handlers", "relay"])
-def test_a_package_exports_its_modules_and_nothing_by_another_name(package: str) -> None:
-    source = ROOT.joinpath(*package.split("."), "__init__.py").read_text("utf-8")
+PACKAGES = sorted(
+    file for name in ("schemas", "kubelet", "relay") for file in (ROOT / name).rglob("__init__.py")
+)
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda file: str(file.parent.relative_to(ROOT)))
+def test_a_package_exports_its_modules_and_nothing_by_another_name(package: Path) -> None:
+    source = package.read_text("utf-8")
     (docstring,) = ast.parse(source).body
     assert isinstance(docstring, ast.Expr)
 
