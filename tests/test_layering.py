@@ -75,7 +75,7 @@ def test_a_package_exports_its_modules_and_nothing_by_another_name(package: Path
 
 def test_the_two_programs_write_their_logs_in_the_same_way() -> None:
     # Neither may import the other, and what they share must set up no logging.
-    relay, kubelet = (ROOT / program / "logs.py" for program in ("relay", "kubelet"))
+    relay, kubelet = ROOT / "relay" / "observability" / "logging.py", ROOT / "kubelet" / "logs.py"
     ours = (
         kubelet.read_text("utf-8")
         .replace("The daemon's log", "The relay's log")

@@ -1,8 +1,8 @@
 """Another leaf before this one ends: asked for over the session, put in place without dropping it.
 
 The request is the one that the node made with its key, so the key stays. What comes back is verified and
-installed by a process of its own (``kubelet.identity.install``), since the daemon does without the certificate
-library.
+installed by a process of its own (``kubelet.identity.install``): the daemon does without the library for
+certificates.
 """
 
 import asyncio

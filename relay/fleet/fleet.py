@@ -4,15 +4,16 @@ Bytes from the broker and from sessions come in here and nothing is kept of them
 not let through. Must not do I/O: marks go to a store that writes them when it can.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from structlog.typing import FilteringBoundLogger
 
 from relay.audit.refusal_counts import RefusalCounter
 from relay.auth.permissions import Rights
 from relay.fleet.missing_manifests import MissingManifests
+from relay.fleet.node_record import NodeRecord
 from relay.fleet.pending_manifests import PendingManifests
 from relay.fleet.replay_marks import MarkStore
 from relay.fleet.tools import Projector, Tool
@@ -26,31 +27,6 @@ from schemas.trust import Known, Mark, Outcome, TrustedManifest, TrustRules, Ver
 GRACE_MS = 30_000
 """How long tools stay listed after a drop, and from the relay's own start: nodes need a moment to return."""
 _MAX_IDENTITIES = 2
-
-
-@dataclass(slots=True)
-class Node:
-    """What is known of one node. ``tenant`` comes from a leaf that was verified, now or before a restart.
-
-    ``barred`` says that its manifest was dropped because its leaf is not believed any more.
-    """
-
-    node_id: str
-    tenant: str
-    identities: dict[str, Identity] = field(default_factory=dict)
-    mark: Mark | None = None
-    manifest: TrustedManifest | None = None
-    rejected: bool = False
-    barred: bool = False
-    tools: Mapping[str, Tool] = field(default_factory=dict)
-    connected: bool = False
-    listed_until_ms: int = 0
-
-    def is_listed(self, now_ms: int) -> bool:
-        """Tell whether its tools are shown: a live manifest, and a connection now, or a grace without one."""
-        if self.manifest is None or self.manifest.good_until_ms <= now_ms:
-            return False
-        return self.connected or now_ms < self.listed_until_ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +89,8 @@ class Fleet:
         self._keep(identity)
         return identity
 
-    def _node(self, node_id: str, tenant: str, mark: Mark | None = None) -> Node:
-        return Node(node_id, tenant, mark=mark, listed_until_ms=self._grace_of_start_ms)
+    def _node(self, node_id: str, tenant: str, mark: Mark | None = None) -> NodeRecord:
+        return NodeRecord(node_id, tenant, mark=mark, listed_until_ms=self._grace_of_start_ms)
 
     def _known_leaf(self, node_id: str, pem: str) -> Identity | None:
         node = self._nodes.get(node_id)
@@ -250,7 +226,7 @@ class Fleet:
         ]
         return sorted(tools, key=lambda tool: tool.place)
 
-    def nodes_of(self, tenant: str) -> list[Node]:
+    def nodes_of(self, tenant: str) -> list[NodeRecord]:
         """Return the nodes of ``tenant``, by id."""
         nodes = [node for node in self._nodes.values() if node.tenant == tenant]
         return sorted(nodes, key=lambda node: node.node_id)
@@ -259,7 +235,7 @@ class Fleet:
         """Forget what has waited too long."""
         self._parked.sweep(self._now_ms())
 
-    def _known(self, node: Node | None) -> Known:
+    def _known(self, node: NodeRecord | None) -> Known:
         if node is None:
             return Known({}, revoked=self._trust.revoked)
         return Known(
@@ -270,7 +246,7 @@ class Fleet:
             revoked=self._trust.revoked,
         )
 
-    def _accept(self, node: Node, manifest: TrustedManifest) -> None:
+    def _accept(self, node: NodeRecord, manifest: TrustedManifest) -> None:
         changed = node.manifest is None or node.manifest.capabilities_bytes != manifest.capabilities_bytes
         if changed:
             self._drop_manifest(node)
@@ -283,7 +259,7 @@ class Fleet:
         node.mark = manifest.mark
         self._marks.put(node.node_id, node.tenant, manifest.mark)
 
-    def _drop_manifest(self, node: Node) -> None:
+    def _drop_manifest(self, node: NodeRecord) -> None:
         for name in node.tools:
             self._tools.pop(name, None)
         node.tools = {}

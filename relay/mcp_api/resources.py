@@ -15,7 +15,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from relay.auth.agent_tokens import Principal
-from relay.fleet.fleet import Fleet, Node
+from relay.fleet.fleet import Fleet
+from relay.fleet.node_record import NodeRecord
 from schemas.registry import SchemaRegistry
 
 JSON = "application/json"
@@ -99,7 +100,7 @@ class ResourceCatalog:
                 return None
 
 
-def _summary(node: Node) -> dict[str, object]:
+def _summary(node: NodeRecord) -> dict[str, object]:
     manifest = node.manifest
     return {
         "node_id": node.node_id,

@@ -20,7 +20,7 @@ import sys
 from pathlib import Path
 from relay.pki.authority import CertificateAuthority
 from relay.server.descriptor_reserve import DescriptorReserve
-from relay.auth.agent_tokens.revoked_tokens import RevokedTokens
+from relay.auth.revoked_tokens import RevokedTokens
 
 state = Path(sys.argv[1])
 ca = CertificateAuthority(state / "ca", lambda: int(sys.argv[2]), os.urandom)

@@ -15,7 +15,7 @@ from websockets.exceptions import InvalidStatus
 from websockets.typing import Subprotocol
 
 from relay.auth.permissions import Rights
-from relay.fleet.fleet import Node
+from relay.fleet.node_record import NodeRecord
 from relay.routing.port import Command
 from relay.sessions.connect_limiter import ConnectLimiter
 from relay.sessions.node_sessions import NodeSessions
@@ -96,7 +96,7 @@ class Stage:
     def run(self, wanted: Command | None = None) -> asyncio.Task[Mapping[str, Any]]:
         return asyncio.create_task(self.sessions.run(wanted or command()))
 
-    def known(self) -> Node:
+    def known(self) -> NodeRecord:
         (node,) = self.hub.fleet.nodes_of(TENANT)
         return node
 
