@@ -11,6 +11,7 @@ import os
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
+from collections.abc import Set as AbstractSet
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -117,15 +118,8 @@ class LocalSystem:
         Raises:
             StartError: a process ended first.
         """
-        wanted = {self.real_node, *self.mock_nodes}
         async with self.client() as client:
-            while True:
-                self.processes.check()
-                tools = await list_tools(client)
-                listed = {name.node_id for tool in tools if (name := parse(tool.name))}
-                if wanted <= listed & await connected_nodes(client):
-                    return tools
-                await asyncio.sleep(_POLL_S)
+            return await until_listed(client, {self.real_node, *self.mock_nodes}, self.processes.check)
 
 
 async def start_system(plan: Plan, nodes: int, processes: Processes, step: Step) -> LocalSystem:
@@ -151,6 +145,20 @@ async def start_system(plan: Plan, nodes: int, processes: Processes, step: Step)
         step(f"fleet       {len(mock_nodes)} mock nodes")
     token = issue_token(plan, "demo-agent")
     return LocalSystem(plan, processes, token, real_node, mock_nodes)
+
+
+async def until_listed(client: Client, wanted: AbstractSet[str], check: Callable[[], None]) -> list[Tool]:
+    """Wait until the nodes ``wanted`` are connected and listed; return all tools.
+
+    ``check`` is called before each look, and what it raises ends the wait.
+    """
+    while True:
+        check()
+        tools = await list_tools(client)
+        listed = {name.node_id for tool in tools if (name := parse(tool.name))}
+        if wanted <= listed & await connected_nodes(client):
+            return tools
+        await asyncio.sleep(_POLL_S)
 
 
 async def connected_nodes(client: Client) -> set[str]:

@@ -18,7 +18,7 @@ from mcp.client.client import Client
 from mcp.client.streamable_http import streamable_http_client
 
 from relay.config import StateFiles
-from relay.demo.local_system import connected_nodes, list_tools
+from relay.demo.local_system import list_tools, until_listed
 from relay.demo.processes import Processes
 from schemas.addresses import mcp_url
 from schemas.files import PRIVATE, write_atomic
@@ -95,9 +95,10 @@ class Site:
     async def until_listed(self, client: Client, name: str, *, listed: bool = True) -> None:
         """Wait until the tool is listed and its node connected, or it is not listed any longer."""
         async with asyncio.timeout(BOUND_S):
-            while (name in {tool.name for tool in await list_tools(client)}) is not listed:
-                self.processes.check()
-            while listed and name.split(".")[1] not in await connected_nodes(client):
+            if listed:
+                await until_listed(client, {name.split(".")[1]}, self.processes.check)
+                return
+            while name in {tool.name for tool in await list_tools(client)}:
                 self.processes.check()
 
     async def _output(self, package: str, *arguments: str) -> str:

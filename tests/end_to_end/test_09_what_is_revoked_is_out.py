@@ -26,7 +26,7 @@ from mcp.shared.exceptions import MCPError
 from kubelet.session.link import LinkState
 from relay.auth.revoked_tokens import RevokedTokens
 from relay.clock import now_ms
-from relay.demo.local_system import LocalSystem, connected_nodes, list_tools, relay_command, start_system
+from relay.demo.local_system import LocalSystem, list_tools, relay_command, start_system, until_listed
 from relay.demo.processes import Processes
 from tests.fakes.demo import error_of, plan_below
 
@@ -122,13 +122,6 @@ async def restart_relay(system: LocalSystem) -> None:
     await system.processes.until_listening(system.plan.relay_port)
 
 
-async def until_listed(client: Client, node_id: str) -> set[str]:
-    """Wait until the node is back, and return the nodes whose tools are listed."""
-    while node_id not in (nodes := await listed(client)) & await connected_nodes(client):
-        pass
-    return nodes
-
-
 async def test_a_revoked_node_is_out_and_stays_out(system: LocalSystem) -> None:
     revoked, (other,) = system.real_node, system.mock_nodes
     jti = jti_of(system.token)
@@ -152,7 +145,8 @@ async def test_a_revoked_node_is_out_and_stays_out(system: LocalSystem) -> None:
 
         await restart_relay(system)
         async with system.client() as client:
-            assert await until_listed(client, other) == {other}
+            await until_listed(client, {other}, system.processes.check)
+            assert await listed(client) == {other}
             assert await echo(client, revoked) not in {"ok", UNDER_WAY}
             assert await echo_once_connected(client, other) == "ok"
             await system.processes.kill("kubelet")
@@ -179,7 +173,7 @@ async def test_a_revoked_token_is_void_and_stays_void(system: LocalSystem) -> No
         await restart_relay(system)
         assert await status_of(system, system.token) == 401
         async with other.client() as others_client:
-            await until_listed(others_client, node)
+            await until_listed(others_client, {node}, system.processes.check)
             assert await echo_once_connected(others_client, node) == "ok"
 
 
