@@ -223,7 +223,7 @@ _FROM_NODE: Mapping[str, Failure] = MappingProxyType(
 )
 
 
-class ToolError(Exception):
+class ToolError(EdgeError):
     """A failure on its way to whoever asked.
 
     Attributes:

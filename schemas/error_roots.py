@@ -1,0 +1,22 @@
+"""The roots of this project's exceptions: whose fault something is, is a type.
+
+    EdgeError
+    ├── OperatorError   what the operator gave cannot be used: a file, an option, an address, a state directory
+    ├── PeerError       the other end broke a rule: a node, a relay, a broker, an issuer, an agent
+    └── ToolError       a call failed, for whichever reason (``schemas.errors``)
+
+What is none of these is a fault of our own, and is never blamed on the operator or on the other end. Must not
+hold an error of one module: those are defined where they are raised.
+"""
+
+
+class EdgeError(Exception):
+    """Any error that this project expects."""
+
+
+class OperatorError(EdgeError):
+    """What the operator gave cannot be used. The text is one line that says what to do, and holds no secret."""
+
+
+class PeerError(EdgeError):
+    """The other end broke a rule. The text is for a log, and holds nothing that came from there unescaped."""
