@@ -1,7 +1,7 @@
 """The roots of this project's exceptions: whose fault something is, is a type.
 
     EdgeError
-    ├── OperatorError   what the operator gave cannot be used: a file, an option, an address, a state directory
+    ├── OperatorError   what the operator gave cannot be used: a file, an option, an address
     ├── PeerError       the other end broke a rule: a node, a relay, a broker, an issuer, an agent
     └── ToolError       a call failed, for whichever reason (``schemas.errors``)
 
@@ -15,7 +15,7 @@ class EdgeError(Exception):
 
 
 class OperatorError(EdgeError):
-    """What the operator gave cannot be used. The text is one line that says what to do, and holds no secret."""
+    """What the operator gave cannot be used. Its text, one line, says what to do and holds no secret."""
 
 
 class PeerError(EdgeError):

@@ -11,6 +11,8 @@ from enum import Enum
 from types import MappingProxyType
 from typing import Any
 
+from schemas.error_roots import EdgeError
+
 MAX_TEXT = 512
 
 
