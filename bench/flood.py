@@ -23,7 +23,7 @@ from schemas.frames import SUBPROTOCOL, FrameReader
 from schemas.identity_files import IdentityFiles, NodeIdentity
 from schemas.manifest import fingerprint
 from schemas.registry import SchemaRegistry
-from schemas.session import ProtocolError, Role, Session
+from schemas.session import ProtocolError, Role, SessionMachine
 from schemas.strict_json import loads
 from schemas.ulids import UlidSource
 
@@ -76,7 +76,7 @@ class FloodingNode:
             await asyncio.sleep(_BETWEEN_ATTEMPTS_S)
 
     async def _join(self, socket: ClientConnection) -> None:
-        session = Session(Role.NODE, self._reader)
+        session = SessionMachine(Role.NODE, self._reader)
         challenge = session.receive(await socket.recv(decode=False))
         if challenge is None or challenge.type != "challenge":
             raise ProtocolError("not let in")

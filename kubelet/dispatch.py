@@ -14,7 +14,7 @@ from typing import Any
 from structlog.typing import FilteringBoundLogger
 
 from kubelet.handlers.base import Handler
-from schemas.delivery import Admission, AnswerMemory
+from schemas.delivery import AnswerCache, CommandStatus
 from schemas.errors import Failure, ToolError
 from schemas.frames import Frame
 from schemas.kinds import KindRegistry
@@ -69,7 +69,7 @@ class Dispatcher:
         self.commands_per_s = sum(
             max(1.0, handler.capability["constraints"]["rate_limit_rps"]) for handler in handlers
         )
-        self._memory = AnswerMemory()
+        self._memory = AnswerCache()
         self._running: dict[str, asyncio.Task[None]] = {}
         self._log = log
         self._ticks_ms = ticks_ms
@@ -86,17 +86,17 @@ class Dispatcher:
         now = self._ticks_ms()
         # Without what the way has taken: the relay's own deadline can only be earlier.
         match self._memory.admit(msg_id, now + frame.payload["deadline_ms"], now):
-            case Admission.NEW:
+            case CommandStatus.NEW:
                 task = asyncio.create_task(self._run(frame, budget_ms, reply))
                 self._running[msg_id] = task
                 task.add_done_callback(partial(self._ended, frame))
-            case Admission.SEEN:
+            case CommandStatus.SEEN:
                 if (answer := self._memory.recall(msg_id)) is not None:
                     await reply(msg_id, answer)
-            case Admission.FORGOTTEN:
+            case CommandStatus.FORGOTTEN:
                 gone = ToolError(Failure.DEADLINE_EXCEEDED, "It ran before; its answer is not kept any more.")
                 await reply(msg_id, _refusal(gone, correlation_id))
-            case Admission.FULL:
+            case CommandStatus.FULL:
                 full = ToolError(Failure.RATE_LIMITED, retry_after_ms=_BUSY_RETRY_MS)
                 await reply(msg_id, _refusal(full, correlation_id))
 

@@ -1,8 +1,8 @@
 """At most once: what each end remembers of a command so that it never runs twice.
 
-The relay keeps the commands that wait for an answer in a ``Ledger``, which outlives a connection; the node
-keeps its answers in an ``AnswerMemory``, and a ``TransitGauge`` tells it how much of a deadline the way has
-used up. Pure; times are milliseconds. Must not send anything.
+The relay keeps the commands that wait for an answer in ``PendingCommands``, which outlives a connection. The
+node keeps its answers in an ``AnswerCache``, and measures with a ``TransitGauge`` how much of a deadline was
+spent in transit. Pure; times are milliseconds. Must not send anything.
 """
 
 import json
@@ -28,8 +28,8 @@ class Sent(Generic[WaiterT]):
     waiter: WaiterT
 
 
-class Ledger(Generic[WaiterT]):
-    """The relay's book of unanswered commands of one session, by ``msg_id``."""
+class PendingCommands(Generic[WaiterT]):
+    """The commands of one session that the relay has sent and that have no answer yet, by ``msg_id``."""
 
     def __init__(self) -> None:
         self._sent: dict[str, Sent[WaiterT]] = {}
@@ -43,11 +43,11 @@ class Ledger(Generic[WaiterT]):
     def __contains__(self, msg_id: object) -> bool:
         return msg_id in self._sent
 
-    def enter(self, msg_id: str, payload: Mapping[str, Any], expires_at_ms: int, waiter: WaiterT) -> None:
+    def add(self, msg_id: str, payload: Mapping[str, Any], expires_at_ms: int, waiter: WaiterT) -> None:
         """Note that the command was sent."""
         self._sent[msg_id] = Sent(payload, expires_at_ms, waiter)
 
-    def settle(self, msg_id: str) -> WaiterT | None:
+    def pop(self, msg_id: str) -> WaiterT | None:
         """Return who waits for ``msg_id`` and strike it out; None the second time, and for a stranger."""
         sent = self._sent.pop(msg_id, None)
         return None if sent is None else sent.waiter
@@ -61,7 +61,7 @@ class Ledger(Generic[WaiterT]):
         ]
 
 
-class Admission(Enum):
+class CommandStatus(Enum):
     """What the node knows of a command that came in."""
 
     NEW = "new"
@@ -78,7 +78,7 @@ class _Seen:
     answer: bytes | None = None
 
 
-class AnswerMemory:
+class AnswerCache:
     """The node's memory of the commands that it has seen, in at most ``max_bytes``.
 
     A command is known while it runs and until its deadline: after that the relay does not send it again. Only
@@ -90,15 +90,15 @@ class AnswerMemory:
         self._used_bytes = 0
         self._seen: dict[str, _Seen] = {}
 
-    def admit(self, msg_id: str, expires_at_ms: int, now_ms: int) -> Admission:
+    def admit(self, msg_id: str, expires_at_ms: int, now_ms: int) -> CommandStatus:
         """Remember ``msg_id`` as running if it is new and there is room, and tell which."""
         if (seen := self._seen.get(msg_id)) is not None:
-            return Admission.FORGOTTEN if seen.answer == _NOT_KEPT else Admission.SEEN
+            return CommandStatus.FORGOTTEN if seen.answer == _NOT_KEPT else CommandStatus.SEEN
         if not self._make_room(ENTRY_BYTES, now_ms):
-            return Admission.FULL
+            return CommandStatus.FULL
         self._seen[msg_id] = _Seen(expires_at_ms)
         self._used_bytes += ENTRY_BYTES
-        return Admission.NEW
+        return CommandStatus.NEW
 
     def remember(self, msg_id: str, answer: Mapping[str, Any], now_ms: int) -> None:
         """Keep ``answer``, the payload of the ack to an admitted command, for when it comes again.

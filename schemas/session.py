@@ -102,7 +102,7 @@ class ProtocolError(Exception):
         self.code = code
 
 
-class Session:
+class SessionMachine:
     """One end of one connection.
 
     Attributes:

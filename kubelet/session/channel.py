@@ -15,7 +15,7 @@ from websockets.exceptions import ConnectionClosed, WebSocketException
 from kubelet.session.metered_connection import MeteredConnection
 from schemas.addresses import connect_url
 from schemas.frames import MAX_FRAME_BYTES, SUBPROTOCOL, Frame, FrameReader
-from schemas.session import CloseCode, ProtocolError, Role, Session, State
+from schemas.session import CloseCode, ProtocolError, Role, SessionMachine, State
 from schemas.ulids import UlidSource
 
 NOT_REACHED = (OSError, WebSocketException)
@@ -55,13 +55,13 @@ async def opened(  # noqa: PLR0913 - what comes in from outside
         user_agent_header=None,
         create_connection=metered,  # type: ignore[arg-type]  # it is asked for a type, and only called
     ) as socket:
-        yield Channel(socket, Session(Role.NODE, reader), ulids)
+        yield Channel(socket, SessionMachine(Role.NODE, reader), ulids)
 
 
 class Channel:
     """Frames in and out of ``socket``."""
 
-    def __init__(self, socket: ClientConnection, session: Session, ulids: UlidSource) -> None:
+    def __init__(self, socket: ClientConnection, session: SessionMachine, ulids: UlidSource) -> None:
         self._socket = socket
         self._session = session
         self._ulids = ulids

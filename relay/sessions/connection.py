@@ -11,7 +11,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from relay.http.frame_meter import METER_IN_SCOPE, FrameMeter
 from schemas.frames import Frame
-from schemas.session import CloseCode, ProtocolError, Session, State
+from schemas.session import CloseCode, ProtocolError, SessionMachine, State
 from schemas.ulids import UlidSource
 
 _NOT_SAID = 1006  # the code of RFC 6455 for an end without a code
@@ -49,7 +49,7 @@ class NodeConnection:
 
     meter: FrameMeter
 
-    def __init__(self, socket: WebSocket, machine: Session, ulids: UlidSource) -> None:
+    def __init__(self, socket: WebSocket, machine: SessionMachine, ulids: UlidSource) -> None:
         self.meter = socket.scope[METER_IN_SCOPE]
         self._socket = socket
         self._machine = machine

@@ -29,7 +29,7 @@ from relay.sessions.session import Answer, NodeSession
 from schemas.errors import Failure, ToolError
 from schemas.frames import MAX_FRAME_BYTES, SUBPROTOCOL, Frame, FrameReader
 from schemas.identity import Identity
-from schemas.session import CloseCode, ProtocolError, Role, Session
+from schemas.session import CloseCode, ProtocolError, Role, SessionMachine
 from schemas.text import printable
 from schemas.ulids import UlidSource
 
@@ -84,7 +84,7 @@ class NodeSessions:
             await socket.close()  # before accept: the upgrade is refused with 403
             return
         await socket.accept(SUBPROTOCOL)
-        link = NodeConnection(socket, Session(Role.RELAY, self._reader), self._ulids)
+        link = NodeConnection(socket, SessionMachine(Role.RELAY, self._reader), self._ulids)
         if (wait_s := self._connect_limiter.enter(self._monotonic(), link.peer)) > 0:
             self._metrics.sessions.labels("sent_away").inc()
             await link.close(CloseCode.OVER_CAPACITY, retry_after_ms=int(wait_s * 1000) + 1)
@@ -132,7 +132,7 @@ class NodeSessions:
         if command.traceparent is not None:
             payload["traceparent"] = command.traceparent
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        live.ledger.enter(msg_id, payload, now + command.deadline_ms, answer)
+        live.pending.add(msg_id, payload, now + command.deadline_ms, answer)
         try:
             async with asyncio.timeout(command.deadline_ms / 1000):
                 await self._send_command(link, msg_id, payload)
@@ -144,7 +144,7 @@ class NodeSessions:
             self._cancel(live, msg_id, "caller_gone")
             raise
         finally:
-            live.ledger.settle(msg_id)
+            live.pending.pop(msg_id)
 
     def shut_out(self, is_shut_out: Callable[[Identity], bool], code: CloseCode) -> list[str]:
         """End the sessions that stand on such a leaf, and the calls under way in them; return the nodes."""
@@ -265,9 +265,9 @@ class NodeSessions:
             return  # shut out or superseded while it was being sent
         self._fleet.set_connected(node_id, connected=True)
         self._metrics.sessions.labels("resumed" if resumed else "opened").inc()
-        for msg_id, payload in live.ledger.resendable(live.now_ms()):
+        for msg_id, payload in live.pending.resendable(live.now_ms()):
             # Sending can take a while: what nobody waits for any more must not follow its own cancel.
-            if msg_id in live.ledger and link.is_open:
+            if msg_id in live.pending and link.is_open:
                 await self._send_command(link, msg_id, payload)
 
     async def _serve_frames(self, live: NodeSession, link: NodeConnection) -> None:

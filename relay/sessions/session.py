@@ -10,7 +10,7 @@ from typing import Any
 
 from relay.clock import SessionClock
 from relay.sessions.connection import NodeConnection
-from schemas.delivery import Ledger
+from schemas.delivery import PendingCommands
 from schemas.errors import ToolError
 from schemas.identity import Identity
 
@@ -34,20 +34,20 @@ class NodeSession:
     identity: Identity
     link: NodeConnection | None
     now_ms: SessionClock
-    ledger: Ledger[asyncio.Future[Answer]] = field(default_factory=Ledger)
+    pending: PendingCommands[asyncio.Future[Answer]] = field(default_factory=PendingCommands)
     rejected_in_a_row: int = 0
     asking: set[str] = field(default_factory=set)
     leaving: bool = False
 
     def settle(self, msg_id: str, answer: Answer) -> None:
         """Hand ``answer`` to whoever waits for it, once."""
-        waiter = self.ledger.settle(msg_id)
+        waiter = self.pending.pop(msg_id)
         if waiter is not None and not waiter.done():
             waiter.set_result(answer)
 
     def fail_all(self, error: ToolError) -> None:
         """End every command that is not answered with ``error``."""
-        for msg_id in self.ledger:
-            waiter = self.ledger.settle(msg_id)
+        for msg_id in self.pending:
+            waiter = self.pending.pop(msg_id)
             if waiter is not None and not waiter.done():
                 waiter.set_exception(error)

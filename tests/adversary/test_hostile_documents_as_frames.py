@@ -13,7 +13,7 @@ from schemas.frames import (
     FrameError,
     FrameReader,
 )
-from schemas.session import CloseCode, ProtocolError, Role, Session, State
+from schemas.session import CloseCode, ProtocolError, Role, SessionMachine, State
 from tests.fakes.documents import HOSTILE, NO_OBJECTS, Spoil
 from tests.fakes.doors import Doors
 from tests.fakes.frames import PAYLOADS, frame_text
@@ -60,7 +60,7 @@ def test_nor_is_one_whose_type_is_none(reader: FrameReader, type_: str) -> None:
 def test_either_end_ends_the_session_over_it_in_every_state(
     reader: FrameReader, role: Role, state: State, spoil: Spoil, reason: str
 ) -> None:
-    session = Session(role, reader)
+    session = SessionMachine(role, reader)
     session.state = state
     for type_ in FRAME_TYPES:
         with pytest.raises(ProtocolError) as caught:

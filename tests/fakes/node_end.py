@@ -15,7 +15,7 @@ from websockets.typing import Subprotocol
 
 from schemas.addresses import HostPort
 from schemas.frames import CONNECT_PATH, SUBPROTOCOL, Frame, FrameReader
-from schemas.session import Role, Session
+from schemas.session import Role, SessionMachine
 from schemas.ulids import UlidSource
 from tests.fakes.signer import NOW_MS, SimulatedNode
 
@@ -58,7 +58,7 @@ class NodeEnd:
         self.node = node
         self.session_id = ""
         self._socket = socket
-        self._machine = Session(Role.NODE, reader)
+        self._machine = SessionMachine(Role.NODE, reader)
         self._ulids = UlidSource(lambda: NOW_MS, os.urandom)
 
     @classmethod

@@ -12,7 +12,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request, Response
 
 from schemas.frames import SUBPROTOCOL, Frame, FrameReader
-from schemas.session import Role, Session
+from schemas.session import Role, SessionMachine
 from tests.fakes.frames import PAYLOADS, message_id
 
 BOUND_S = 10
@@ -23,7 +23,7 @@ class RelayEnd:
     """One connection of a node."""
 
     def __init__(
-        self, socket: ServerConnection, session: Session, audience: str, numbers: Iterator[int]
+        self, socket: ServerConnection, session: SessionMachine, audience: str, numbers: Iterator[int]
     ) -> None:
         self.socket = socket
         self.session = session
@@ -139,7 +139,7 @@ class PlayedRelay:
 
     async def _connected(self, socket: ServerConnection) -> None:
         await self._connections.put(
-            RelayEnd(socket, Session(Role.RELAY, self._reader), self.url, self._numbers)
+            RelayEnd(socket, SessionMachine(Role.RELAY, self._reader), self.url, self._numbers)
         )
         await socket.wait_closed()
 

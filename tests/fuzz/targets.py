@@ -20,7 +20,7 @@ from schemas.keys import KeyFormatError, base64url, private_key_from_pem
 from schemas.kinds import KindRegistry
 from schemas.manifest import MAX_MANIFEST_BYTES
 from schemas.registry import SchemaRegistry
-from schemas.session import ProtocolError, Role, Session, State
+from schemas.session import ProtocolError, Role, SessionMachine, State
 from schemas.strict_json import StrictJsonError, loads
 from schemas.text import printable_values
 from schemas.tokens import DEVICE_REF, TokenError, TokenVerifier
@@ -110,7 +110,7 @@ def session(data: bytes) -> None:
     """Either end, in any state, ends the session or goes on."""
     for role in Role:
         for state in State:
-            end = Session(role, _READER)
+            end = SessionMachine(role, _READER)
             end.state = state
             try:
                 end.receive(data)

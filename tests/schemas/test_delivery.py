@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.delivery import ENTRY_BYTES, Admission, AnswerMemory, Ledger, TransitGauge
+from schemas.delivery import ENTRY_BYTES, AnswerCache, CommandStatus, PendingCommands, TransitGauge
 from tests.fakes.clock import FakeClock
 from tests.fakes.signer import NOW_MS
 
@@ -12,71 +12,71 @@ PAYLOAD = {"tool": "t", "arguments": {"message": "ping"}, "deadline_ms": 2000, "
 PONG = {"ok": True, "result": {"message": "ping"}}
 
 
-# --- the relay's book ---------------------------------------------------------------------------------
+# --- the relay's pending ---------------------------------------------------------------------------------
 
 
-def ledger(*entries: tuple[str, int]) -> Ledger[str]:
-    book: Ledger[str] = Ledger()
+def pending_commands(*entries: tuple[str, int]) -> PendingCommands[str]:
+    pending: PendingCommands[str] = PendingCommands()
     for msg_id, expires_at_ms in entries:
-        book.enter(msg_id, PAYLOAD, expires_at_ms, f"caller of {msg_id}")
-    return book
+        pending.add(msg_id, PAYLOAD, expires_at_ms, f"caller of {msg_id}")
+    return pending
 
 
 def test_a_command_is_settled_once() -> None:
-    book = ledger(("a", NOW_MS + 2000))
-    assert book.settle("a") == "caller of a"
-    assert book.settle("a") is None
+    pending = pending_commands(("a", NOW_MS + 2000))
+    assert pending.pop("a") == "caller of a"
+    assert pending.pop("a") is None
 
 
 def test_a_stranger_is_not_settled() -> None:
-    book = ledger(("a", NOW_MS + 2000))
-    assert book.settle("b") is None
-    assert list(book) == ["a"]
+    pending = pending_commands(("a", NOW_MS + 2000))
+    assert pending.pop("b") is None
+    assert list(pending) == ["a"]
 
 
 def test_a_book_knows_how_many_wait_and_who() -> None:
-    book = ledger(("a", NOW_MS + 2000), ("b", NOW_MS + 1000))
-    assert len(book) == 2
-    assert list(book) == ["a", "b"]
-    book.settle("a")
-    assert len(book) == 1
-    assert list(book) == ["b"]
-    assert list(Ledger[str]()) == []
+    pending = pending_commands(("a", NOW_MS + 2000), ("b", NOW_MS + 1000))
+    assert len(pending) == 2
+    assert list(pending) == ["a", "b"]
+    pending.pop("a")
+    assert len(pending) == 1
+    assert list(pending) == ["b"]
+    assert list(PendingCommands[str]()) == []
 
 
 def test_commands_can_be_settled_while_the_book_is_walked() -> None:
-    book = ledger(("a", NOW_MS), ("b", NOW_MS), ("c", NOW_MS))
-    assert [book.settle(msg_id) for msg_id in book] == ["caller of a", "caller of b", "caller of c"]
-    assert len(book) == 0
+    pending = pending_commands(("a", NOW_MS), ("b", NOW_MS), ("c", NOW_MS))
+    assert [pending.pop(msg_id) for msg_id in pending] == ["caller of a", "caller of b", "caller of c"]
+    assert len(pending) == 0
 
 
 def test_a_command_is_sent_again_under_its_own_id_with_what_is_left_of_its_budget() -> None:
     clock = FakeClock(NOW_MS)
-    book = ledger(("a", clock() + 2000))
+    pending = pending_commands(("a", clock() + 2000))
     clock.advance(1500)
-    assert book.resendable(clock()) == [
+    assert pending.resendable(clock()) == [
         ("a", {**PAYLOAD, "deadline_ms": 500, "sent_at_ms": NOW_MS + 1500}),
     ]
 
 
 def test_a_command_whose_deadline_has_passed_is_not_sent_again_and_still_waits() -> None:
-    book = ledger(("over", NOW_MS), ("just-now", NOW_MS + 1), ("later", NOW_MS + 5))
-    assert [msg_id for msg_id, _ in book.resendable(NOW_MS)] == ["just-now", "later"]
-    assert list(book) == ["over", "just-now", "later"]
+    pending = pending_commands(("over", NOW_MS), ("just-now", NOW_MS + 1), ("later", NOW_MS + 5))
+    assert [msg_id for msg_id, _ in pending.resendable(NOW_MS)] == ["just-now", "later"]
+    assert list(pending) == ["over", "just-now", "later"]
 
 
 def test_a_settled_command_is_not_sent_again() -> None:
-    book = ledger(("a", NOW_MS + 2000))
-    book.settle("a")
-    assert book.resendable(NOW_MS) == []
+    pending = pending_commands(("a", NOW_MS + 2000))
+    pending.pop("a")
+    assert pending.resendable(NOW_MS) == []
 
 
 def test_sending_again_leaves_the_book_as_it_was() -> None:
-    book = ledger(("a", NOW_MS + 2000))
-    first = book.resendable(NOW_MS + 500)
-    assert book.resendable(NOW_MS + 500) == first
+    pending = pending_commands(("a", NOW_MS + 2000))
+    first = pending.resendable(NOW_MS + 500)
+    assert pending.resendable(NOW_MS + 500) == first
     assert PAYLOAD["deadline_ms"] == 2000
-    assert book.settle("a") == "caller of a"
+    assert pending.pop("a") == "caller of a"
 
 
 # --- the node's memory --------------------------------------------------------------------------------
@@ -85,28 +85,28 @@ OVER_MS = NOW_MS + 2000
 PONG_BYTES = len('{"ok":true,"result":{"message":"ping"}}')
 
 
-def memory_of(commands: int, answers: int = 0) -> AnswerMemory:
+def memory_of(commands: int, answers: int = 0) -> AnswerCache:
     """Return a memory with room for so many commands, and so many answers beside."""
-    return AnswerMemory(commands * ENTRY_BYTES + answers * PONG_BYTES)
+    return AnswerCache(commands * ENTRY_BYTES + answers * PONG_BYTES)
 
 
-def admitted(memory: AnswerMemory, *msg_ids: str, now_ms: int = NOW_MS) -> list[Admission]:
+def admitted(memory: AnswerCache, *msg_ids: str, now_ms: int = NOW_MS) -> list[CommandStatus]:
     return [memory.admit(msg_id, OVER_MS, now_ms) for msg_id in msg_ids]
 
 
-def ran(memory: AnswerMemory, *msg_ids: str, now_ms: int = NOW_MS) -> None:
+def ran(memory: AnswerCache, *msg_ids: str, now_ms: int = NOW_MS) -> None:
     for msg_id in msg_ids:
-        assert memory.admit(msg_id, OVER_MS, now_ms) is Admission.NEW
+        assert memory.admit(msg_id, OVER_MS, now_ms) is CommandStatus.NEW
         memory.remember(msg_id, PONG, now_ms)
 
 
 def test_a_command_is_new_once() -> None:
-    memory = AnswerMemory()
-    assert admitted(memory, "a", "a") == [Admission.NEW, Admission.SEEN]
+    memory = AnswerCache()
+    assert admitted(memory, "a", "a") == [CommandStatus.NEW, CommandStatus.SEEN]
 
 
 def test_a_command_that_runs_has_no_answer_yet() -> None:
-    memory = AnswerMemory()
+    memory = AnswerCache()
     assert not memory.runs("a")
     admitted(memory, "a")
     assert memory.recall("a") is None
@@ -115,9 +115,9 @@ def test_a_command_that_runs_has_no_answer_yet() -> None:
 
 
 def test_a_command_that_ran_is_answered_from_memory_and_never_runs_again() -> None:
-    memory = AnswerMemory()
+    memory = AnswerCache()
     ran(memory, "a")
-    assert admitted(memory, "a") == [Admission.SEEN]
+    assert admitted(memory, "a") == [CommandStatus.SEEN]
     assert memory.recall("a") == PONG
     assert not memory.runs("a")
 
@@ -126,7 +126,7 @@ def test_answers_make_room_for_newer_ones_the_oldest_first_and_stay_known() -> N
     memory = memory_of(3, answers=2)
     ran(memory, "a", "b", "c")
     assert [memory.recall(msg_id) for msg_id in "abc"] == [None, PONG, PONG]
-    assert admitted(memory, *"abc") == [Admission.FORGOTTEN, Admission.SEEN, Admission.SEEN]
+    assert admitted(memory, *"abc") == [CommandStatus.FORGOTTEN, CommandStatus.SEEN, CommandStatus.SEEN]
     assert not memory.runs("a")
 
 
@@ -135,7 +135,7 @@ def test_what_is_over_is_forgotten_before_any_answer_that_may_be_asked_for_again
     memory.admit("later", OVER_MS + 1, NOW_MS)
     memory.remember("later", PONG, NOW_MS)
     ran(memory, "over")
-    assert memory.admit("new", OVER_MS + 2000, OVER_MS) is Admission.NEW
+    assert memory.admit("new", OVER_MS + 2000, OVER_MS) is CommandStatus.NEW
     assert memory.recall("over") is None
     assert memory.recall("later") == PONG
 
@@ -143,21 +143,24 @@ def test_what_is_over_is_forgotten_before_any_answer_that_may_be_asked_for_again
 def test_a_command_is_known_until_its_deadline_whatever_comes() -> None:
     memory = memory_of(2)
     ran(memory, "a", "b")
-    assert admitted(memory, "c", now_ms=OVER_MS - 1) == [Admission.FULL]
-    assert admitted(memory, "a", "b", now_ms=OVER_MS - 1) == [Admission.FORGOTTEN] * 2
-    assert memory.admit("c", OVER_MS * 2, OVER_MS) is Admission.NEW
+    assert admitted(memory, "c", now_ms=OVER_MS - 1) == [CommandStatus.FULL]
+    assert admitted(memory, "a", "b", now_ms=OVER_MS - 1) == [CommandStatus.FORGOTTEN] * 2
+    assert memory.admit("c", OVER_MS * 2, OVER_MS) is CommandStatus.NEW
 
 
 def test_a_command_that_runs_is_known_beyond_its_deadline() -> None:
     memory = memory_of(1)
     admitted(memory, "running")
-    assert admitted(memory, "other", "running", now_ms=OVER_MS + 1) == [Admission.FULL, Admission.SEEN]
+    assert admitted(memory, "other", "running", now_ms=OVER_MS + 1) == [
+        CommandStatus.FULL,
+        CommandStatus.SEEN,
+    ]
     memory.remember("running", PONG, OVER_MS + 1)
-    assert admitted(memory, "other", now_ms=OVER_MS + 1) == [Admission.NEW]
+    assert admitted(memory, "other", now_ms=OVER_MS + 1) == [CommandStatus.NEW]
 
 
 def test_a_memory_takes_a_mebibyte_with_the_longest_answers_too() -> None:
-    memory = AnswerMemory()
+    memory = AnswerCache()
     disks = [
         {"mount": f"/mnt/{n}", "fs_type": "ext4", "total_bytes": 2**40, "available_bytes": n}
         for n in range(64)
@@ -178,17 +181,17 @@ def test_a_memory_takes_a_mebibyte_with_the_longest_answers_too() -> None:
 
 def test_a_command_that_was_refused_for_want_of_room_is_not_remembered() -> None:
     memory = memory_of(1)
-    assert admitted(memory, "running", "refused") == [Admission.NEW, Admission.FULL]
+    assert admitted(memory, "running", "refused") == [CommandStatus.NEW, CommandStatus.FULL]
     memory.remember("refused", PONG, NOW_MS)
     assert memory.recall("refused") is None
-    assert admitted(memory, "refused") == [Admission.FULL]
+    assert admitted(memory, "refused") == [CommandStatus.FULL]
 
 
 def test_an_answer_to_a_command_that_never_came_is_not_remembered() -> None:
-    memory = AnswerMemory()
+    memory = AnswerCache()
     memory.remember("a", PONG, NOW_MS)
     assert memory.recall("a") is None
-    assert admitted(memory, "a") == [Admission.NEW]
+    assert admitted(memory, "a") == [CommandStatus.NEW]
 
 
 def test_an_answer_that_takes_the_place_of_another_gives_its_room_back() -> None:
@@ -226,10 +229,10 @@ def test_no_command_runs_a_second_time_before_its_deadline(steps: list[tuple[str
             case "admit":
                 known = msg_id in running or over.get(msg_id, 0) > now_ms
                 admission = memory.admit(msg_id, now_ms + 10, now_ms)
-                assert not (known and admission in {Admission.NEW, Admission.FULL})
-                if admission is Admission.FULL:
+                assert not (known and admission in {CommandStatus.NEW, CommandStatus.FULL})
+                if admission is CommandStatus.FULL:
                     assert len(running | {each for each in over if over[each] > now_ms}) >= 3
-                if admission is Admission.NEW:
+                if admission is CommandStatus.NEW:
                     running.add(msg_id)
                     over[msg_id] = now_ms + 10
                 assert memory.runs(msg_id) is (msg_id in running)
@@ -332,8 +335,8 @@ def test_a_delay_is_what_exceeds_the_fastest_journey_of_this_window_and_the_one_
 
 
 def test_a_book_knows_whether_a_command_still_waits() -> None:
-    book: Ledger[str] = Ledger()
-    book.enter("waits", {}, NOW_MS, "caller")
-    assert "waits" in book
-    book.settle("waits")
-    assert "waits" not in book
+    pending: PendingCommands[str] = PendingCommands()
+    pending.add("waits", {}, NOW_MS, "caller")
+    assert "waits" in pending
+    pending.pop("waits")
+    assert "waits" not in pending

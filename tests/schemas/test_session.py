@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from schemas.frames import FRAME_TYPES, MAX_FRAME_BYTES, MAX_FRAME_BYTES_BEFORE_WELCOME, FrameReader
 from schemas.registry import SchemaRegistry
-from schemas.session import ANSWERED_BY, SENDS, CloseCode, ProtocolError, Role, Session, State
+from schemas.session import ANSWERED_BY, SENDS, CloseCode, ProtocolError, Role, SessionMachine, State
 from tests.fakes.frames import PAYLOADS, REPLIES, frame_text, message_id
 
 CHALLENGE, AUTH, WELCOME = 1, 2, 3
@@ -50,23 +50,23 @@ def reader(registry: SchemaRegistry) -> FrameReader:
     return FrameReader(registry)
 
 
-def send(session: Session, type_: str, number: int, answers: int | None = None) -> str:
+def send(session: SessionMachine, type_: str, number: int, answers: int | None = None) -> str:
     reply_to = None if answers is None else message_id(answers)
     return session.send(type_, message_id(number), PAYLOADS[type_], reply_to)
 
 
-def pair(reader: FrameReader) -> tuple[Session, Session]:
+def pair(reader: FrameReader) -> tuple[SessionMachine, SessionMachine]:
     """Return both ends of a connection that is open, brought there by their own frames."""
-    relay, node = Session(Role.RELAY, reader), Session(Role.NODE, reader)
+    relay, node = SessionMachine(Role.RELAY, reader), SessionMachine(Role.NODE, reader)
     node.receive(send(relay, "challenge", CHALLENGE))
     relay.receive(send(node, "auth", AUTH, answers=CHALLENGE))
     node.receive(send(relay, "welcome", WELCOME, answers=AUTH))
     return relay, node
 
 
-def at(reader: FrameReader, role: Role, state: State) -> Session:
+def at(reader: FrameReader, role: Role, state: State) -> SessionMachine:
     """Return one end in ``state``, with the questions of that state asked."""
-    relay, node = Session(Role.RELAY, reader), Session(Role.NODE, reader)
+    relay, node = SessionMachine(Role.RELAY, reader), SessionMachine(Role.NODE, reader)
     challenge = send(relay, "challenge", CHALLENGE)
     if state is State.AUTHENTICATING:
         node.receive(challenge)
@@ -258,11 +258,11 @@ def test_an_auth_that_answers_another_challenge_breaks_the_protocol(reader: Fram
 
 def test_an_auth_before_any_challenge_breaks_the_protocol(reader: FrameReader) -> None:
     with pytest.raises(ProtocolError, match="an answer to nothing that was asked"):
-        Session(Role.RELAY, reader).receive(frame_text("auth", AUTH, answers=CHALLENGE))
+        SessionMachine(Role.RELAY, reader).receive(frame_text("auth", AUTH, answers=CHALLENGE))
 
 
 def test_a_welcome_to_another_auth_breaks_the_protocol(reader: FrameReader) -> None:
-    node = Session(Role.NODE, reader)
+    node = SessionMachine(Role.NODE, reader)
     node.receive(frame_text("challenge", CHALLENGE))
     send(node, "auth", AUTH, answers=CHALLENGE)
     with pytest.raises(ProtocolError, match="an answer to nothing that was asked"):
@@ -343,7 +343,7 @@ def test_a_frame_that_the_other_end_would_refuse_for_its_size_is_not_sent(reader
 
 
 def test_an_auth_over_8_kib_is_not_sent_and_leaves_the_session_where_it_was(reader: FrameReader) -> None:
-    node = Session(Role.NODE, reader)
+    node = SessionMachine(Role.NODE, reader)
     node.receive(frame_text("challenge", CHALLENGE))
     payload = {**PAYLOADS["auth"], "certificate": "\n" * 6000}
     with pytest.raises(ProtocolError, match="a frame over the limit"):
@@ -353,7 +353,7 @@ def test_an_auth_over_8_kib_is_not_sent_and_leaves_the_session_where_it_was(read
 
 def test_the_limit_of_an_open_session_can_be_agreed_upon(reader: FrameReader) -> None:
     limit = len(send(pair(reader)[0], "cmd", 10))
-    relay = Session(Role.RELAY, reader, limit)
+    relay = SessionMachine(Role.RELAY, reader, limit)
     send(relay, "challenge", CHALLENGE)
     relay.receive(frame_text("auth", AUTH, answers=CHALLENGE))
     send(relay, "welcome", WELCOME, answers=AUTH)

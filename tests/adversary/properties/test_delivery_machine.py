@@ -1,4 +1,4 @@
-"""A relay's book, a node's memory, and a wire between them on which every message may be lost or doubled.
+"""A relay's pending, a node's memory, and a wire between them on which every message may be lost or doubled.
 
 Whatever it does: a command runs at most once, its caller is answered at most once and with what its own run
 gave, and what was sent again is the same command within its first deadline.
@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from schemas.delivery import ENTRY_BYTES, Admission, AnswerMemory, Ledger
+from schemas.delivery import ENTRY_BYTES, AnswerCache, CommandStatus, PendingCommands
 from tests.fakes.examples import examples
 from tests.fakes.signer import NOW_MS
 
@@ -27,8 +27,8 @@ class DeliveryMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now_ms = NOW_MS
-        self.book: Ledger[str] = Ledger()
-        self.memory = AnswerMemory(CAPACITY * ENTRY_BYTES + ROOM_FOR_ANSWERS)
+        self.pending: PendingCommands[str] = PendingCommands()
+        self.memory = AnswerCache(CAPACITY * ENTRY_BYTES + ROOM_FOR_ANSWERS)
         self.sent: dict[str, tuple[dict[str, Any], int]] = {}
         self.to_node: list[tuple[str, Mapping[str, Any]]] = []
         self.to_relay: list[tuple[str, Mapping[str, Any]]] = []
@@ -42,13 +42,13 @@ class DeliveryMachine(RuleBasedStateMachine):
         msg_id = f"m{len(self.sent)}"
         payload = {"tool": msg_id, "deadline_ms": DEADLINE_MS, "sent_at_ms": self.now_ms}
         self.sent[msg_id] = payload, self.now_ms + DEADLINE_MS
-        self.book.enter(msg_id, payload, self.now_ms + DEADLINE_MS, msg_id)
+        self.pending.add(msg_id, payload, self.now_ms + DEADLINE_MS, msg_id)
         self.to_node.append((msg_id, payload))
 
     @rule()
     def resume(self) -> None:
         """Come back after a lost connection: what is unanswered is sent again."""
-        for msg_id, payload in self.book.resendable(self.now_ms):
+        for msg_id, payload in self.pending.resendable(self.now_ms):
             first, over_ms = self.sent[msg_id]
             assert payload["tool"] == first["tool"]
             assert 0 < payload["deadline_ms"] == over_ms - self.now_ms
@@ -63,7 +63,7 @@ class DeliveryMachine(RuleBasedStateMachine):
         where = at % len(self.to_node)
         msg_id, payload = self.to_node[where] if keep else self.to_node.pop(where)
         match self.memory.admit(msg_id, self.now_ms + payload["deadline_ms"], self.now_ms):
-            case Admission.NEW:
+            case CommandStatus.NEW:
                 assert payload["tool"] == msg_id
                 if self.now_ms - payload["sent_at_ms"] >= payload["deadline_ms"]:
                     # Spent on the way: it is refused unrun.
@@ -71,14 +71,14 @@ class DeliveryMachine(RuleBasedStateMachine):
                     return
                 self.running.append(msg_id)
                 self.runs[msg_id] = self.runs.get(msg_id, 0) + 1
-            case Admission.SEEN:
+            case CommandStatus.SEEN:
                 remembered = self.memory.recall(msg_id)
                 assert (remembered is None) is (msg_id in self.running)
                 if remembered is not None:
                     self.to_relay.append((msg_id, remembered))
-            case Admission.FORGOTTEN:
+            case CommandStatus.FORGOTTEN:
                 assert msg_id not in self.running
-            case Admission.FULL:
+            case CommandStatus.FULL:
                 assert msg_id not in self.running
 
     @rule(at=PICK)
@@ -101,7 +101,7 @@ class DeliveryMachine(RuleBasedStateMachine):
     def forge(self, number: int) -> None:
         """Let an answer arrive to what may never have been sent."""
         if f"m{number}" not in self.sent:
-            assert self.book.settle(f"m{number}") is None
+            assert self.pending.pop(f"m{number}") is None
 
     @rule(at=PICK, command=st.booleans())
     def lose(self, at: int, *, command: bool) -> None:
@@ -118,12 +118,12 @@ class DeliveryMachine(RuleBasedStateMachine):
     @rule()
     def give_up(self) -> None:
         """Let those who have waited too long be told so, and wait no more."""
-        for msg_id in self.book:
+        for msg_id in self.pending:
             if self.sent[msg_id][1] <= self.now_ms:
                 self.settle(msg_id, {"ok": False})
 
     def settle(self, msg_id: str, answer: Mapping[str, Any]) -> None:
-        waiter = self.book.settle(msg_id)
+        waiter = self.pending.pop(msg_id)
         if waiter is not None:
             assert waiter == msg_id
             assert answer == {"ok": False} or answer["result"]["of"] == msg_id
@@ -133,7 +133,7 @@ class DeliveryMachine(RuleBasedStateMachine):
     def nobody_is_answered_twice(self) -> None:
         """Neither by two answers, nor by an answer and the deadline."""
         assert all(len(answers) == 1 for answers in self.answers.values())
-        assert not set(self.answers) & set(self.book)
+        assert not set(self.answers) & set(self.pending)
 
     @invariant()
     def nothing_runs_twice(self) -> None:

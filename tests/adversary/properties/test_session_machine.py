@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from schemas.frames import FRAME_TYPES, FrameReader
 from schemas.registry import SchemaRegistry
-from schemas.session import ANSWERED_BY, SENDS, ProtocolError, Role, Session, State
+from schemas.session import ANSWERED_BY, SENDS, ProtocolError, Role, SessionMachine, State
 from tests.fakes.examples import examples
 from tests.fakes.frames import PAYLOADS, frame_text, message_id
 
@@ -31,12 +31,12 @@ ANSWERS = st.sampled_from(sorted(QUESTIONS))
 PICK = st.integers(0, 30)
 
 
-class SessionMachine(RuleBasedStateMachine):
+class TwoEnds(RuleBasedStateMachine):
     """What a test can make of two ends; what an end asked and was answered is noted here."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.ends = {role: Session(role, READER) for role in Role}
+        self.ends = {role: SessionMachine(role, READER) for role in Role}
         self.wire: dict[Role, list[str]] = {role: [] for role in Role}
         self.seen: dict[Role, State] = dict.fromkeys(Role, State.CHALLENGING)
         self.asked: dict[Role, dict[str, str]] = {role: {} for role in Role}
@@ -212,5 +212,5 @@ class SessionMachine(RuleBasedStateMachine):
                     raise AssertionError(type_)
 
 
-TestSessionMachine = SessionMachine.TestCase
-TestSessionMachine.settings = settings(examples(60, 300), stateful_step_count=40)
+TestTwoEnds = TwoEnds.TestCase
+TestTwoEnds.settings = settings(examples(60, 300), stateful_step_count=40)

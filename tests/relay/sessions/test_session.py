@@ -21,7 +21,7 @@ def live() -> NodeSession:
 def sent(live: NodeSession, msg_id: str) -> asyncio.Future[Answer]:
     """Return what waits for the answer to a command that was sent as ``msg_id``."""
     waiter: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-    live.ledger.enter(msg_id, {}, NOW_MS + 1000, waiter)
+    live.pending.add(msg_id, {}, NOW_MS + 1000, waiter)
     return waiter
 
 
@@ -31,7 +31,7 @@ async def test_an_answer_goes_to_who_asked_for_it_once(live: NodeSession) -> Non
     live.settle("1", {"ok": False})
     assert first.result() is DONE
     assert not second.done()
-    assert len(live.ledger) == 1
+    assert len(live.pending) == 1
 
 
 async def test_an_answer_that_nobody_waits_for_is_nothing(live: NodeSession) -> None:
@@ -40,7 +40,7 @@ async def test_an_answer_that_nobody_waits_for_is_nothing(live: NodeSession) -> 
     given_up.cancel()
     live.settle("2", DONE)
     assert given_up.cancelled()
-    assert len(live.ledger) == 0
+    assert len(live.pending) == 0
 
 
 async def test_all_that_is_not_answered_ends_with_the_same_error(live: NodeSession) -> None:
@@ -51,7 +51,7 @@ async def test_all_that_is_not_answered_ends_with_the_same_error(live: NodeSessi
     assert answered.result() is DONE
     assert given_up.cancelled()
     assert [waiter.exception() for waiter in waiting] == [REVOKED] * 3
-    assert len(live.ledger) == 0
+    assert len(live.pending) == 0
 
 
 async def test_what_has_ended_is_not_ended_again_by_a_late_answer(live: NodeSession) -> None:
