@@ -1,0 +1,96 @@
+"""What the documents name exists: modules, other documents, and the sections that links lead to."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+DOCUMENTS = sorted(
+    [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")]
+)
+# The guide names the files that its reader creates.
+GUIDE = ROOT / "docs" / "write-your-own-kind.md"
+
+PATH = re.compile(r"(?<![\w./-])(?:relay|kubelet|schemas|tests)/[\w@./*-]*[\w/*]")
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+NEW_FILE = re.compile(r"<!-- file: ([^,\s]+) -->")
+DECISION = re.compile(r"\A# ([0-9]{4}) (.+)\n")
+INDEX_ROW = re.compile(r"^\| \[([0-9]{4})\]\(([^)]+)\) \| (.+) \|$", re.MULTILINE)
+
+documents = pytest.mark.parametrize(
+    "document", DOCUMENTS, ids=[str(document.relative_to(ROOT)) for document in DOCUMENTS]
+)
+
+
+def named_paths(text: str) -> set[str]:
+    return {found.rstrip(".") for found in PATH.findall(text)}
+
+
+def missing_paths(text: str) -> set[str]:
+    """Return the paths that ``text`` names and the tree does not have; ``*`` stands for any name."""
+    created = set(NEW_FILE.findall(text))
+    return {path for path in named_paths(text) - created if not any(ROOT.glob(path.rstrip("/")))}
+
+
+def missing_links(text: str, directory: Path) -> set[str]:
+    """Return the relative links of ``text``, a document in ``directory``, that lead to no file or section."""
+    missing = set()
+    for link in LINK.findall(text):
+        path, _, section = link.partition("#")
+        if "://" in link:
+            continue
+        target = directory / path
+        if not target.exists() or (section and section not in sections_of(target.read_text("utf-8"))):
+            missing.add(link)
+    return missing
+
+
+def sections_of(text: str) -> set[str]:
+    """Return the anchors of the headings of ``text``, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@documents
+def test_every_path_that_a_document_names_exists(document: Path) -> None:
+    assert missing_paths(document.read_text("utf-8")) == set()
+
+
+@documents
+def test_every_relative_link_leads_to_a_file(document: Path) -> None:
+    assert missing_links(document.read_text("utf-8"), document.parent) == set()
+
+
+def test_a_path_or_a_link_that_leads_nowhere_is_found() -> None:
+    text = "`relay/nowhere.py`, relay/*/assembly.py, [here](nowhere.md), [there](docs/audit.md#nothing)"
+    assert missing_paths(text) == {"relay/nowhere.py"}
+    assert missing_links(text, ROOT) == {"nowhere.md", "docs/audit.md#nothing"}
+
+
+def test_every_decision_is_in_the_index_by_its_title() -> None:
+    directory = ROOT / "docs" / "decisions"
+    decisions = set()
+    for file in directory.glob("[0-9]*.md"):
+        heading = DECISION.match(file.read_text("utf-8"))
+        assert heading, file.name
+        assert file.name.startswith(heading[1])
+        decisions.add((heading[1], file.name))
+    rows = INDEX_ROW.findall((directory / "README.md").read_text("utf-8"))
+    assert [(number, file) for number, file, _ in rows] == sorted(decisions)
+
+
+def test_the_architecture_names_every_wing_and_every_module_of_the_way_of_one_call() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+    wings = {
+        f"{package}/{entry.stem}"
+        for package in ("relay", "kubelet")
+        for entry in (ROOT / package).iterdir()
+        if not entry.name.startswith("_") and (entry.suffix == ".py" or (entry / "__init__.py").exists())
+    }
+    picture = text.split("```")[1]
+    absent = {wing for wing in wings if not re.search(rf"\b{Path(wing).name}\b", picture)}
+    assert absent == set()
+    way = text.split("## The way of one call")[1].split("\n## ")[0]
+    named = PATH.findall(way)
+    assert sorted(named) == sorted(set(named)), "each module once"
