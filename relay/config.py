@@ -29,7 +29,7 @@ class EnvelopeMode(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class OutsideIssuer:
+class ExternalIssuerConfig:
     """Who besides the relay itself issues agents' tokens.
 
     Attributes:
@@ -41,7 +41,7 @@ class OutsideIssuer:
     jwks_url: str
 
     @classmethod
-    def parse(cls, issuer: str, jwks_url: str, public_url: str) -> "OutsideIssuer":
+    def parse(cls, issuer: str, jwks_url: str, public_url: str) -> "ExternalIssuerConfig":
         """Return the issuer, once nobody in between can put keys of his own in place of its.
 
         Raises:
@@ -73,7 +73,7 @@ class RelayConfig:
         listen: the one address that everything is served on.
         per_agent: what one agent may take, whatever tokens it holds.
         envelope_mode: what is done about a call that is not of the form.
-        outside: who else issues agents' tokens, if anybody.
+        external_issuer: who else issues agents' tokens, if anyone.
         tls: what is served with; None where a proxy in front, or nobody, speaks TLS.
         own_root: whether ``tls`` is issued by the relay's own CA: then nodes believe its root alone.
         plain_allowed: whether the operator has said that others may read along.
@@ -92,7 +92,7 @@ class RelayConfig:
     state: "StateFiles"
     per_agent: Allowance = PER_AGENT
     envelope_mode: EnvelopeMode = EnvelopeMode.ENFORCE
-    outside: OutsideIssuer | None = None
+    external_issuer: ExternalIssuerConfig | None = None
     tls: TlsFiles | None = None
     own_root: bool = False
     plain_allowed: bool = False

@@ -29,14 +29,14 @@ class LedgerError(Exception):
     """The file is damaged; the text names it."""
 
 
-class Book(Protocol):
-    """What the entries of one kind of ledger come to."""
+class LedgerState(Protocol):
+    """What the entries of one kind of ledger add up to."""
 
     def copy(self) -> Self:
-        """Return another book with the same contents; ``take`` on one must not show in the other."""
+        """Return another state with the same contents; ``apply`` to one must not show in the other."""
         ...
 
-    def take(self, entry: Entry) -> None:
+    def apply(self, entry: Entry) -> None:
         """Take in the next entry.
 
         Raises:
@@ -46,7 +46,7 @@ class Book(Protocol):
         ...
 
 
-BookT = TypeVar("BookT", bound=Book)
+StateT = TypeVar("StateT", bound=LedgerState)
 
 
 class _KeptFile:
@@ -69,26 +69,26 @@ class _KeptFile:
 
 
 @dataclass(frozen=True, slots=True)
-class _Parsed(Generic[BookT]):
+class _Parsed(Generic[StateT]):
     """What was read of a file: where it ends, how many lines, the last of them, and what they come to."""
 
-    book: BookT
+    state: StateT
     end: int = 0
     number: int = 0
     last: bytes = b""
     stamp: tuple[int, int, int] | None = None
 
 
-class Ledger(Generic[BookT]):
+class Ledger(Generic[StateT]):
     """The ledger in ``path``, which is made with the first entry; ``empty`` is what none come to.
 
-    Can be read on several threads at once. A book that ``read`` or ``held`` has returned never changes: the
-    next entries are taken into a copy.
+    Can be read on several threads at once. A state that ``read`` or ``locked`` has returned never changes:
+    the next entries are applied to a copy.
 
     ``secret``: its entries hold secrets, and a file that others can read is not used.
     """
 
-    def __init__(self, path: Path, empty: BookT, *, secret: bool = False) -> None:
+    def __init__(self, path: Path, empty: StateT, *, secret: bool = False) -> None:
         self.path = path
         self._secret = secret
         self._nothing = _Parsed(empty)
@@ -106,7 +106,7 @@ class Ledger(Generic[BookT]):
         except FileNotFoundError:
             return (0, 0, 0)
 
-    def read(self) -> BookT:
+    def read(self) -> StateT:
         """Return what the entries come to.
 
         Raises:
@@ -114,9 +114,9 @@ class Ledger(Generic[BookT]):
             OSError: it cannot be read, or is exposed.
         """
         with self._lock:
-            return self._read_on().book
+            return self._read_on().state
 
-    def _read_on(self) -> _Parsed[BookT]:
+    def _read_on(self) -> _Parsed[StateT]:
         file = self._current_file()
         if file is None:
             return self._nothing
@@ -156,23 +156,23 @@ class Ledger(Generic[BookT]):
             return False  # of the same size, yet written to: not by an append
         return file.read(known.end - len(known.last), known.end) == known.last
 
-    def _extended(self, known: _Parsed[BookT], data: bytes, stamp: tuple[int, int, int]) -> _Parsed[BookT]:
+    def _extended(self, known: _Parsed[StateT], data: bytes, stamp: tuple[int, int, int]) -> _Parsed[StateT]:
         # What stands behind the last line end was never said to be done.
         lines = data.split(b"\n")[:-1]
         if not lines:
-            return _Parsed(known.book, known.end, known.number, known.last, stamp)
-        book = known.book.copy()
+            return _Parsed(known.state, known.end, known.number, known.last, stamp)
+        state = known.state.copy()
         for number, line in enumerate(lines, known.number + 1):
             try:
-                book.take(parse_entry(line))
+                state.apply(parse_entry(line))
             except (KeyError, ValueError, TypeError, AttributeError, RecursionError):
                 self._damage, self._damaged_at = f"{self.path} is damaged: line {number} is no entry", stamp
                 raise LedgerError(self._damage) from None
         end = known.end + sum(map(len, lines)) + len(lines)
-        return _Parsed(book, end, known.number + len(lines), lines[-1] + b"\n", stamp)
+        return _Parsed(state, end, known.number + len(lines), lines[-1] + b"\n", stamp)
 
     @contextmanager
-    def held(self) -> Iterator[BookT]:
+    def locked(self) -> Iterator[StateT]:
         """Hold the ledger alone, and return what it comes to: what follows stays true until written.
 
         Waits for whoever holds it: not to be called where nothing may wait.
@@ -180,16 +180,16 @@ class Ledger(Generic[BookT]):
         Raises:
             LedgerError, OSError: as ``read``.
         """
-        with self._locked() as file:
+        with self._exclusive_file() as file:
             with self._lock:
                 parsed = self._read_on()
             if parsed.end != os.fstat(file.fileno()).st_size:
                 # What a power cut left behind the last entry must not become the beginning of the next.
                 file.truncate(parsed.end)
-            yield parsed.book
+            yield parsed.state
 
     @contextmanager
-    def _locked(self) -> Iterator[FileIO]:
+    def _exclusive_file(self) -> Iterator[FileIO]:
         while True:
             with self._opened_to_write() as file:
                 fcntl.flock(file, fcntl.LOCK_EX)
@@ -199,7 +199,7 @@ class Ledger(Generic[BookT]):
                     return
 
     def append(self, *entries: Entry) -> None:
-        """Add ``entries``, all or none, so that a power cut cannot undo it. Only while it is ``held``.
+        """Add ``entries``, all or none, so that a power cut cannot undo it. Only while it is ``locked``.
 
         Raises:
             OSError: the disk did not take all of it; the ledger is as it was.

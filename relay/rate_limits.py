@@ -1,7 +1,7 @@
-"""How often, and how much at once: what a node has said that it bears, and what one agent may take.
+"""How often, and how many at once: what a node announced for its capabilities, and what one agent may use.
 
-Token buckets and counts, on a clock that comes in from outside. A full gate answers at once, and says when
-to come again; nobody queues. Must not know what is called.
+Token buckets and counts, on a clock that is an argument. A full limiter refuses at once with a retry time;
+nothing queues. Must not know what is limited.
 """
 
 import math
@@ -16,85 +16,85 @@ from schemas.errors import Failure, ToolError
 from schemas.token_bucket import TokenBucket
 
 BUSY_RETRY_MS = 100
-"""What is said of a gate that is full: nobody knows when a call will end."""
+"""The retry time while ``concurrency`` is used up: when a call will end is not known."""
 _LONGEST_RETRY_MS = 86_400_000
-_MAX_GATES = 20_000
-_LOOKED_AT = 32
+_MAX_LIMITERS = 20_000
+_EXAMINED = 32
 
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """What passes a gate: ``rate`` a second, after ``burst`` at once, and ``concurrency`` at a time."""
+    """What a limiter allows: ``rate`` a second, after ``burst`` at once, and ``concurrency`` at a time."""
 
     rate: float
     burst: float
     concurrency: int
 
 
-class Gate:
-    """One gate: a token bucket, and a count of those inside."""
+class Limiter:
+    """One limiter: a token bucket, and a count of what is in flight."""
 
-    __slots__ = ("_allowance", "_bucket", "_inside")
+    __slots__ = ("_allowance", "_bucket", "_in_flight")
 
     def __init__(self, allowance: Allowance, now: float) -> None:
         self._allowance = allowance
         self._bucket = TokenBucket(allowance.rate, allowance.burst, now)
-        self._inside = 0
+        self._in_flight = 0
 
-    def enter(self, now: float, cost: float = 1.0) -> None:
-        """Let one in.
+    def acquire(self, now: float, cost: float = 1.0) -> None:
+        """Admit one.
 
         Raises:
-            ToolError: RATE_LIMITED, with ``retry_after_ms``. Whoever is refused uses nothing up.
+            ToolError: RATE_LIMITED, with ``retry_after_ms``. A refusal uses nothing up.
         """
-        if self._inside >= self._allowance.concurrency:
+        if self._in_flight >= self._allowance.concurrency:
             raise ToolError(Failure.RATE_LIMITED, retry_after_ms=BUSY_RETRY_MS)
         if (wait_s := self._bucket.take(now, cost)) > 0:
-            # A node may announce a rate next to nothing, and the envelope has no word for ages.
+            # A node may announce a rate near zero; the envelope's retry time is bounded.
             retry_ms = math.ceil(min(wait_s * 1000, _LONGEST_RETRY_MS))
             raise ToolError(Failure.RATE_LIMITED, retry_after_ms=max(1, retry_ms))
-        self._inside += 1
+        self._in_flight += 1
 
-    def enter_too(self) -> None:
-        """Let in what somebody inside has brought along, which may stay longer than they do."""
-        self._inside += 1
+    def acquire_extra(self) -> None:
+        """Count one more in flight, started by one that was admitted; it may outlast that one."""
+        self._in_flight += 1
 
-    def leave(self) -> None:
-        """Let one out."""
-        self._inside -= 1
+    def release(self) -> None:
+        """Count one in flight less."""
+        self._in_flight -= 1
 
     def change(self, allowance: Allowance) -> None:
-        """Go by ``allowance`` from now on; what has been used up stays used up."""
+        """Apply ``allowance`` from now on; what has been used up stays used up."""
         if allowance != self._allowance:
             self._allowance = allowance
             self._bucket.change(allowance.rate, allowance.burst)
 
     def is_idle(self, now: float) -> bool:
-        """Tell whether a new gate would be no different."""
-        return self._inside == 0 and self._bucket.is_full(now)
+        """Return whether a new limiter would be no different."""
+        return self._in_flight == 0 and self._bucket.is_full(now)
 
 
 KeyT = TypeVar("KeyT", bound=Hashable)
 
 
 class _Idle(Protocol):
-    """What can be forgotten when it is idle."""
+    """What can be evicted while it is idle."""
 
     def is_idle(self, now: float) -> bool:
-        """Tell whether a new one would be no different."""
+        """Return whether a new one would be no different."""
         ...
 
 
 _IdleT = TypeVar("_IdleT", bound=_Idle)
 
 
-def forget_idle(kept: OrderedDict[KeyT, _IdleT], at_most: int, now: float) -> bool:
-    """Make room for one more if there are ``at_most``; tell whether there is any.
+def evict_idle(kept: OrderedDict[KeyT, _IdleT], at_most: int, now: float) -> bool:
+    """Make space for one more if there are ``at_most``; return whether there is any.
 
-    Looks at a few only, the longest unused first. Those that are not idle are put behind the others: they
-    must not stand for ever before what could be forgotten.
+    Examines a few only, least recently used first. Those that are not idle are moved to the end, so that
+    they cannot block the eviction of others.
     """
-    for key in list(islice(kept, _LOOKED_AT)) if len(kept) >= at_most else ():
+    for key in list(islice(kept, _EXAMINED)) if len(kept) >= at_most else ():
         if not kept[key].is_idle(now):
             kept.move_to_end(key)
             continue
@@ -104,48 +104,48 @@ def forget_idle(kept: OrderedDict[KeyT, _IdleT], at_most: int, now: float) -> bo
     return len(kept) < at_most
 
 
-class Gates(Generic[KeyT]):
-    """A gate for each key, made when it is first needed, forgotten when it is idle and there are many."""
+class KeyedLimiters(Generic[KeyT]):
+    """A limiter for each key, made when it is first needed, evicted when it is idle and there are many."""
 
-    def __init__(self, clock: Callable[[], float], max_gates: int = _MAX_GATES) -> None:
+    def __init__(self, clock: Callable[[], float], max_limiters: int = _MAX_LIMITERS) -> None:
         self._clock = clock
-        self._max_gates = max_gates
-        self._gates: OrderedDict[KeyT, Gate] = OrderedDict()
+        self._max_limiters = max_limiters
+        self._limiters: OrderedDict[KeyT, Limiter] = OrderedDict()
 
     def __len__(self) -> int:
-        return len(self._gates)
+        return len(self._limiters)
 
     @contextmanager
-    def passed(self, key: KeyT, allowance: Allowance, cost: float = 1.0) -> Iterator[None]:
-        """Be inside the gate of ``key`` for the length of the block.
+    def held(self, key: KeyT, allowance: Allowance, cost: float = 1.0) -> Iterator[None]:
+        """Count towards the limiter of ``key`` for the length of the block.
 
         Raises:
             ToolError: RATE_LIMITED, with ``retry_after_ms``.
         """
-        gate = self.enter(key, allowance, cost)
+        limiter = self.acquire(key, allowance, cost)
         try:
             yield
         finally:
-            gate.leave()
+            limiter.release()
 
-    def enter(self, key: KeyT, allowance: Allowance, cost: float = 1.0) -> Gate:
-        """Go through the gate of ``key``, and return it: it is to be left again.
+    def acquire(self, key: KeyT, allowance: Allowance, cost: float = 1.0) -> Limiter:
+        """Acquire the limiter of ``key`` and return it; the caller releases it.
 
         Raises:
             ToolError: RATE_LIMITED, with ``retry_after_ms``.
         """
         now = self._clock()
-        gate = self._gate(key, allowance, now)
-        gate.enter(now, cost)
-        return gate
+        limiter = self._limiter(key, allowance, now)
+        limiter.acquire(now, cost)
+        return limiter
 
-    def _gate(self, key: KeyT, allowance: Allowance, now: float) -> Gate:
-        gate = self._gates.get(key)
-        if gate is None:
-            # One that is not idle is never forgotten, and then there are more than there should be.
-            forget_idle(self._gates, self._max_gates, now)
-            gate = self._gates[key] = Gate(allowance, now)
+    def _limiter(self, key: KeyT, allowance: Allowance, now: float) -> Limiter:
+        limiter = self._limiters.get(key)
+        if limiter is None:
+            # One that is not idle is never evicted, so there can be more than ``max_limiters``.
+            evict_idle(self._limiters, self._max_limiters, now)
+            limiter = self._limiters[key] = Limiter(allowance, now)
         else:
-            gate.change(allowance)
-            self._gates.move_to_end(key)
-        return gate
+            limiter.change(allowance)
+            self._limiters.move_to_end(key)
+        return limiter

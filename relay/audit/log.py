@@ -79,7 +79,7 @@ class AuditLog:
         """
         self.append(members_of(facts))
 
-    def write_if_room(self, **facts: Any) -> None:
+    def write_if_space(self, **facts: Any) -> None:
         """As ``write``, for what can wait: not into the room on the disk that is reserved for calls.
 
         Raises:

@@ -15,9 +15,9 @@ from structlog.typing import FilteringBoundLogger
 from relay.address_groups import address_group
 from relay.audit.log import AuditLog, AuditUnavailableError
 
-STRANGERS = 120
+MAX_UNPROVEN = 120
 """As many lines a minute name a source that has proven nothing."""
-KNOWN = 500
+MAX_PROVEN = 500
 """As many name a node or an agent that has proven who it is."""
 OTHERS = "others"
 
@@ -51,8 +51,8 @@ class RefusalCounter:
         self._log = log
         self._monotonic = monotonic
         # A source keeps its place for a minute after its line: there are no more lines a minute than places.
-        self._strangers: dict[_Key, _Count] = {}
-        self._known: dict[_Key, _Count] = {}
+        self._unproven: dict[_Key, _Count] = {}
+        self._proven: dict[_Key, _Count] = {}
         self._others: dict[_Key, _Count] = {}
         self._unwritten: str | None = None
 
@@ -75,7 +75,7 @@ class RefusalCounter:
         return counted.count == times
 
     def _counted(self, key: _Key) -> _Count:
-        counts, most = (self._known, KNOWN) if key[0] in _PROVEN else (self._strangers, STRANGERS)
+        counts, most = (self._proven, MAX_PROVEN) if key[0] in _PROVEN else (self._unproven, MAX_UNPROVEN)
         if key not in counts and len(counts) >= most:
             event, _, reason = key
             # Fixed words both: there are few of these.
@@ -94,7 +94,7 @@ class RefusalCounter:
     def write_due(self) -> None:
         """Write what was counted of each source that had no line for a minute, and forget who was quiet."""
         now = self._monotonic()
-        for counts in (self._known, self._strangers, self._others):
+        for counts in (self._proven, self._unproven, self._others):
             for key in [key for key, counted in counts.items() if counted.due <= now]:
                 if not counts[key].count:
                     del counts[key]
@@ -105,7 +105,7 @@ class RefusalCounter:
 
     def write(self) -> None:
         """Write all that was counted; what cannot be written is kept and counted on."""
-        for counts in (self._known, self._strangers, self._others):
+        for counts in (self._proven, self._unproven, self._others):
             for counted in counts.values():
                 counted.due = 0.0
         self.write_due()
@@ -113,7 +113,7 @@ class RefusalCounter:
     def _written(self, key: _Key, count: int) -> bool:
         event, source, reason = key
         try:
-            self._audit.write_if_room(event=event, source=source, reason=reason, count=count)
+            self._audit.write_if_space(event=event, source=source, reason=reason, count=count)
         except AuditUnavailableError as error:
             if str(error) != self._unwritten:
                 self._unwritten = str(error)

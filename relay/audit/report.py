@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from relay.audit.verify import Place, Verdict
+from relay.audit.verify import ChainReport, Place
 from schemas.text import printable
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -67,31 +67,31 @@ def moment(ts_ms: Any) -> str:
     return f"{shown:%Y-%m-%d %H:%M:%S}.{shown.microsecond // 1000:03}Z"
 
 
-def report(verdict: Verdict) -> Iterator[str]:
+def report_rows(report: ChainReport) -> Iterator[str]:
     """Yield what the walk found, a row each, the answer first."""
-    yield _said("audit", "intact" if verdict.intact else "NOT INTACT")
-    if verdict.broken:
-        yield _said("broken", _placed(verdict.broken, verdict.breaks))
-    if verdict.expected is False:
+    yield _said("audit", "intact" if report.intact else "NOT INTACT")
+    if report.broken:
+        yield _said("broken", _placed(report.broken, report.breaks))
+    if report.expected is False:
         yield _said(
             "missing", "no line here has the expected hash: lines were cut off or changed after it was noted"
         )
-    if verdict.last_verified is False:
+    if report.last_verified is False:
         text = "the newest line of the last verification is not here: it was cut off, or its file moved away"
         yield _said("missing", text)
-    yield _said("lines", f"{verdict.lines} in {len(verdict.files)} files, {verdict.files[0]} the oldest")
-    if verdict.first_ms is not None:
-        yield _said("first", moment(verdict.first_ms))
-        yield _said("last", moment(verdict.last_ms))
-    yield _said("head", verdict.head)
-    if verdict.after:
-        yield _said("note", f"begins after {verdict.after}, which is not here")
-    if verdict.unfinished:
+    yield _said("lines", f"{report.lines} in {len(report.files)} files, {report.files[0]} the oldest")
+    if report.first_ms is not None:
+        yield _said("first", moment(report.first_ms))
+        yield _said("last", moment(report.last_ms))
+    yield _said("head", report.head)
+    if report.after:
+        yield _said("note", f"begins after {report.after}, which is not here")
+    if report.unfinished:
         yield _said("note", "the newest line has no end yet and is not counted")
-    if verdict.first_backwards:
-        yield _said("note", f"a clock was set back: {_placed(verdict.first_backwards, verdict.backwards)}")
-    if verdict.first_torn:
-        yield _said("warning", _placed(verdict.first_torn, verdict.torn))
+    if report.first_backwards:
+        yield _said("note", f"a clock was set back: {_placed(report.first_backwards, report.backwards)}")
+    if report.first_torn:
+        yield _said("warning", _placed(report.first_torn, report.torn))
 
 
 def _placed(place: Place, times: int) -> str:

@@ -43,7 +43,7 @@ class Place:
 
 
 @dataclass(slots=True)
-class Verdict:
+class ChainReport:
     """What a walk along the chain found.
 
     Attributes:
@@ -91,7 +91,7 @@ def verify(
     progress: Callable[[int], None] = lambda _: None,
     *,
     last: str | None = None,
-) -> Verdict:
+) -> ChainReport:
     """Walk the audit from the oldest line that is there; ``progress`` is told how many bytes were read.
 
     A line that was changed, taken out, put in or moved breaks the chain where it stood. Lines cut off at the
@@ -109,9 +109,9 @@ def verify(
             if count % _LINES_A_REPORT == 0:
                 progress(lines.bytes_read)
         walk.compare()
-        walk.verdict.files = lines.files
-        walk.verdict.unfinished = lines.unfinished
-        return walk.verdict
+        walk.report.files = lines.files
+        walk.report.unfinished = lines.unfinished
+        return walk.report
     finally:
         lines.close()
 
@@ -120,7 +120,7 @@ class _Walk:
     """Holds each line against the one before."""
 
     def __init__(self, expect: str | None, last: str | None) -> None:
-        self.verdict = Verdict(
+        self.report = ChainReport(
             expected=None if expect is None else False, last_verified=None if last is None else False
         )
         self._expect = expect
@@ -128,42 +128,42 @@ class _Walk:
         self._linked = False  # whether a line was met that names another
 
     def take(self, line: Line) -> None:
-        verdict = self.verdict
+        report = self.report
         facts, names = parsed(line.data), named(line.data)
-        if names and not self._linked and names != verdict.head and facts and "after" in facts:
+        if names and not self._linked and names != report.head and facts and "after" in facts:
             # The oldest file that is there was not the first: what it follows is taken on its word.
-            verdict.head, verdict.after = names, str(facts["after"] or "a file that was moved away")
+            report.head, report.after = names, str(facts["after"] or "a file that was moved away")
         self._linked = self._linked or names is not None
         self.compare()
-        if fault := _fault(line, verdict.head, facts):
-            verdict.broken = verdict.broken or Place(line.file, line.number, fault)
-            verdict.breaks += 1
+        if fault := _fault(line, report.head, facts):
+            report.broken = report.broken or Place(line.file, line.number, fault)
+            report.breaks += 1
         elif facts is None:
-            verdict.first_torn = verdict.first_torn or Place(line.file, line.number, "cut short")
-            verdict.torn += 1
-        verdict.lines += 1
-        verdict.head = line_hash(verdict.head, line.data)
+            report.first_torn = report.first_torn or Place(line.file, line.number, "cut short")
+            report.torn += 1
+        report.lines += 1
+        report.head = line_hash(report.head, line.data)
         self._note_time(line, facts)
 
     def compare(self) -> None:
         """See whether the newest hash is one that was asked for."""
-        if self.verdict.head == self._expect:
-            self.verdict.expected = True
-        if self.verdict.head == self._last:
-            self.verdict.last_verified = True
+        if self.report.head == self._expect:
+            self.report.expected = True
+        if self.report.head == self._last:
+            self.report.last_verified = True
 
     def _note_time(self, line: Line, facts: Mapping[str, Any] | None) -> None:
-        verdict = self.verdict
+        report = self.report
         moment = facts.get("ts_ms") if facts else None
         if type(moment) is not int:
             return
-        if verdict.last_ms is not None and moment < verdict.last_ms:
-            verdict.first_backwards = verdict.first_backwards or Place(
-                line.file, line.number, f"{verdict.last_ms - moment} ms before the line above it"
+        if report.last_ms is not None and moment < report.last_ms:
+            report.first_backwards = report.first_backwards or Place(
+                line.file, line.number, f"{report.last_ms - moment} ms before the line above it"
             )
-            verdict.backwards += 1
-        verdict.first_ms = moment if verdict.first_ms is None else verdict.first_ms
-        verdict.last_ms = moment
+            report.backwards += 1
+        report.first_ms = moment if report.first_ms is None else report.first_ms
+        report.last_ms = moment
 
 
 def _fault(line: Line, prev: str, facts: Mapping[str, Any] | None) -> str | None:

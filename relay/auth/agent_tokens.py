@@ -95,7 +95,7 @@ class IssuerKeySource(Protocol):
     def get(self, kid: str) -> bytes | None:
         """Return the 32-byte public key of ``kid``, or None."""
 
-    async def learn(self) -> None:
+    async def refresh(self) -> None:
         """Ask for the keys, unless that was done a moment ago."""
 
     async def run(self) -> None:
@@ -117,7 +117,7 @@ class ExternalIssuer:
 class Authenticator:
     """Knows the keys that agents' tokens may be signed with, and remembers what it has verified.
 
-    A key speaks for one issuer: the relay's own for the relay, those of ``outside`` for that issuer.
+    A key speaks for one issuer: the relay's own for the relay, those of ``external`` for that issuer.
     """
 
     def __init__(  # noqa: PLR0913, PLR0917 - what comes in from outside
@@ -127,18 +127,18 @@ class Authenticator:
         issuer: str,
         audience: str,
         now_ms: Callable[[], int],
-        outside: ExternalIssuer | None = None,
+        external: ExternalIssuer | None = None,
     ) -> None:
         self._verifier = verifier
         self._keys = keys
         self._issuer = issuer
         self._audience = audience
         self._now_ms = now_ms
-        self._outside = outside
+        self._external = external
         self._revoked: frozenset[str] = frozenset()
         self._verified: dict[str, Principal] = {}
-        if outside is not None:
-            outside.keys.follow(self._verified.clear)
+        if external is not None:
+            external.keys.follow(self._verified.clear)
 
     def revoke(self, jtis: frozenset[str]) -> None:
         """Let the tokens ``jtis`` be void from now on, and no others."""
@@ -147,7 +147,7 @@ class Authenticator:
             self._verified.clear()
 
     async def recognise(self, token: str) -> Principal:
-        """Return who holds ``token``, if need be after asking the outside issuer for a key that is new.
+        """Return who holds ``token``, if need be after asking the external issuer for a key that is new.
 
         Raises:
             TokenError: the token is not accepted.
@@ -155,9 +155,9 @@ class Authenticator:
         try:
             return self.identify(token)
         except TokenError as error:
-            if error.reason != "unknown_key" or self._outside is None:
+            if error.reason != "unknown_key" or self._external is None:
                 raise
-        await self._outside.keys.learn()
+        await self._external.keys.refresh()
         return self.identify(token)
 
     def identify(self, token: str) -> Principal:
@@ -192,9 +192,9 @@ class Authenticator:
             raise TokenError("unknown_key")
 
     def _key_of(self, kid: str) -> bytes | None:
-        """Return the key of that name: the relay's own, or else the outside issuer's."""
+        """Return the key of that name: the relay's own, or else the external issuer's."""
         own = self._keys.get(kid)
-        return own if own is not None or self._outside is None else self._outside.keys.get(kid)
+        return own if own is not None or self._external is None else self._external.keys.get(kid)
 
     def _verify(self, token: str, now_s: int) -> Principal:
         claims, kid, key = self._claims(token, now_s)
@@ -213,10 +213,10 @@ class Authenticator:
 
     def _claims(self, token: str, now_s: int) -> tuple[dict[str, Any], str, bytes]:
         """Return what ``token`` says, and the name of its key and the key, which speaks for its issuer."""
-        issuer, verifier, outside = self._issuer, self._verifier, self._outside
-        kid = (outside.verifier if outside else verifier).kid_of(token)
-        if outside is not None and kid not in self._keys:
-            issuer, verifier = outside.issuer, outside.verifier
+        issuer, verifier, external = self._issuer, self._verifier, self._external
+        kid = (external.verifier if external else verifier).kid_of(token)
+        if external is not None and kid not in self._keys:
+            issuer, verifier = external.issuer, external.verifier
         key = self._key_of(kid)
         claims = verifier.verify(
             token, {kid: key}.get, audience=self._audience, now_s=now_s, early_s=_EARLY_S

@@ -7,7 +7,7 @@ from relay.auth.agent_tokens import Authenticator, ExternalIssuer, key_id, load_
 from relay.auth.issuer_keys import IssuerKeys, JwksReader, JwksSource
 from relay.auth.ledger_freshness import LEAVES, TOKENS, Freshness
 from relay.auth.revoked_tokens import RevokedTokens
-from relay.config import OutsideIssuer
+from relay.config import ExternalIssuerConfig
 from relay.environment import RelayEnvironment
 from relay.part import Part
 from schemas.addresses import mcp_url
@@ -43,21 +43,21 @@ def assemble(environment: RelayEnvironment) -> AuthPart:
     config = environment.config
     own_key = bytes(load_or_create_token_key(config.state.token_key).verify_key)
     own_keys = {key_id(own_key): own_key}
-    external = _external(environment, config.outside, own_keys) if config.outside else None
+    external = _external(environment, config.external_issuer, own_keys) if config.external_issuer else None
     authenticator = Authenticator(
         TokenVerifier(environment.registry, AGENT_REF),
         own_keys,
         issuer=config.public_url,
         audience=mcp_url(config.public_url),
         now_ms=environment.clock,
-        outside=external,
+        external=external,
     )
     freshness = Freshness((LEAVES, TOKENS), environment.monotonic)
     return AuthPart(authenticator, RevokedTokens(config.state.revoked_tokens), external, freshness)
 
 
 def _external(
-    environment: RelayEnvironment, named: OutsideIssuer, own_keys: Mapping[str, bytes]
+    environment: RelayEnvironment, named: ExternalIssuerConfig, own_keys: Mapping[str, bytes]
 ) -> ExternalIssuer:
     """Return the issuer ``named``; a key of ``own_keys`` in its set is not accepted from it."""
     registry = environment.registry

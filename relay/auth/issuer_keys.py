@@ -156,12 +156,12 @@ class IssuerKeys:
         """Call ``changed`` whenever the keys are others than before."""
         self._follow_ups.append(changed)
 
-    async def learn(self) -> None:
+    async def refresh(self) -> None:
         """Fetch the set, unless that was done a moment ago. A fetch that is under way is waited for."""
         now_s = self._monotonic()
         if self._fetching is None and now_s - self._asked_s >= MIN_INTERVAL_S:
             self._asked_s = now_s
-            self._fetching = asyncio.create_task(self._refresh())
+            self._fetching = asyncio.create_task(self._fetch_set())
             self._fetching.add_done_callback(self._forget_task)
         if self._fetching is not None:
             # Who hangs up while he waits must not end it for the others.
@@ -171,13 +171,13 @@ class IssuerKeys:
         """Fetch the set at once and then regularly, until cancelled: a key that was withdrawn must go."""
         try:
             while True:
-                await self.learn()
+                await self.refresh()
                 await self._sleep(REFRESH_S if self._outcome == "ok" else RETRY_S)
         finally:
             if self._fetching is not None:
                 self._fetching.cancel()
 
-    async def _refresh(self) -> None:
+    async def _fetch_set(self) -> None:
         try:
             keys = self._read(await self._fetch())
             outcome = "ok"

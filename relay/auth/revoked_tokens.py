@@ -26,7 +26,7 @@ class _Void:
     def copy(self) -> "_Void":
         return _Void(self._jtis)
 
-    def take(self, entry: Entry) -> None:
+    def apply(self, entry: Entry) -> None:
         jti = entry["jti"]
         if not isinstance(jti, str):
             raise TypeError(jti)
@@ -54,7 +54,7 @@ class RevokedTokens:
             LedgerError: the file is damaged.
             OSError: it cannot be written.
         """
-        with self._ledger.held() as void:
+        with self._ledger.locked() as void:
             if jti not in void.jtis():
                 self._ledger.append({"jti": jti, "revoked_at_ms": now_ms})
 

@@ -21,7 +21,7 @@ from relay.calls.idempotent_calls import IdempotentCalls
 from relay.fleet.fleet import Fleet
 from relay.fleet.tools import Tool
 from relay.observability.metrics import Metrics
-from relay.rate_limits import Allowance, Gate, Gates
+from relay.rate_limits import Allowance, KeyedLimiters, Limiter
 from schemas.errors import Failure, ToolError
 from schemas.tokens import TokenError
 from schemas.ulids import UlidSource
@@ -61,7 +61,7 @@ class CallGateway:
         self._ulids = ulids
         self._per_agent = per_agent
         self._revocations_known = revocations_known
-        self._agents: Gates[tuple[str, str, str]] = Gates(monotonic)
+        self._agents: KeyedLimiters[tuple[str, str, str]] = KeyedLimiters(monotonic)
         self._now_ms = now_ms
         self._monotonic = monotonic
         self._log = log
@@ -96,7 +96,7 @@ class CallGateway:
         Raises:
             ToolError: RATE_LIMITED, with ``retry_after_ms``; INTERNAL while revocations cannot be read.
         """
-        self._enter(principal, min(cost, self._per_agent.burst)).leave()
+        self._enter(principal, min(cost, self._per_agent.burst)).release()
 
     def revoke(self, jtis: Collection[str]) -> None:
         """End the calls under way that were made with one of these tokens: E_SAFETY_DENIED."""
@@ -112,7 +112,7 @@ class CallGateway:
                 return await self._once.run(key, tool, principal, record, share)
             return await self._runner.run(tool, record)
         finally:
-            share.leave()
+            share.release()
 
     def _identify(self, request: CallRequest, record: CallRecord) -> Principal:
         principal = request.caller.principal
@@ -126,11 +126,11 @@ class CallGateway:
         record.principal = principal
         return principal
 
-    def _enter(self, principal: Principal, cost: float = 1) -> Gate:
+    def _enter(self, principal: Principal, cost: float = 1) -> Limiter:
         """Go into what one agent may take. Refusals are counted: one that does not stop fills no disk."""
         try:
             self._check_revocations()
-            return self._agents.enter(principal.name, self._per_agent, cost)
+            return self._agents.acquire(principal.name, self._per_agent, cost)
         except ToolError as error:
             who = f"{principal.tenant}/{principal.sub}"
             self._refusals.count("call_refused", who, error.failure.value.code)

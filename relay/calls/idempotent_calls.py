@@ -15,7 +15,7 @@ from relay.calls.call_record import CallAnswer, CallRecord
 from relay.calls.executor import CallExecutor
 from relay.calls.idempotency_store import IdempotencyStore, Key, Memory
 from relay.fleet.tools import Tool
-from relay.rate_limits import Gate
+from relay.rate_limits import Limiter
 from schemas.canonical import jcs
 from schemas.errors import Failure, ToolError
 
@@ -42,7 +42,7 @@ class IdempotentCalls:
         self._running: set[asyncio.Task[CallAnswer]] = set()
 
     async def run(
-        self, key: str, tool: Tool, principal: Principal, record: CallRecord, share: Gate
+        self, key: str, tool: Tool, principal: Principal, record: CallRecord, share: Limiter
     ) -> CallAnswer:
         """Make the call, or join the one that is under way, or answer with what became of it.
 
@@ -68,8 +68,8 @@ class IdempotentCalls:
         memory.running = asyncio.create_task(self._sent(place, memory, tool, record))
         self._running.add(memory.running)
         memory.running.add_done_callback(self._ended)
-        share.enter_too()
-        memory.running.add_done_callback(lambda _: share.leave())
+        share.acquire_extra()
+        memory.running.add_done_callback(lambda _: share.release())
         # A caller who goes away leaves it to whoever repeats the call: that is what the key is for.
         try:
             return await asyncio.shield(memory.running)

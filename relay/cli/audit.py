@@ -20,7 +20,7 @@ import typer
 
 from relay.audit.chain import numbered
 from relay.audit.line_reader import AuditLines, Line
-from relay.audit.report import report, row
+from relay.audit.report import report_rows, row
 from relay.audit.verified_head import keep_verified_head, read_verified_head
 from relay.audit.verify import FIELDS, HASH_FORM, matching, parsed, verify
 from relay.cli.options import EXIT_LOST, EXIT_NO, EXIT_USAGE, AsJson, StateDir, fail, seconds, state_files
@@ -51,19 +51,19 @@ def audit_verify(
     files = state_files(state_dir)
     last = None if accept_loss else read_verified_head(files.audit_verified)
     progress = _Progress(files.audit, time.monotonic)
-    verdict = verify(files.audit, expect, progress, last=last.head if last else None)
+    report = verify(files.audit, expect, progress, last=last.head if last else None)
     progress.clear()
     if as_json:
-        typer.echo(json.dumps({"intact": verdict.intact, **asdict(verdict)}))
+        typer.echo(json.dumps({"intact": report.intact, **asdict(report)}))
     else:
-        for row in report(verdict):
+        for row in report_rows(report):
             typer.echo(row)
-    if not verdict.holds:
+    if not report.holds:
         raise SystemExit(EXIT_NO)
-    if not verdict.intact:
+    if not report.intact:
         raise SystemExit(EXIT_LOST)
     try:
-        keep_verified_head(files.audit_verified, verdict.head, time.time_ns() // 1_000_000)
+        keep_verified_head(files.audit_verified, report.head, time.time_ns() // 1_000_000)
     except OSError as error:
         # As in an archive that is read only: what was asked is answered all the same.
         typer.echo(f"relay: the head is not kept for the next time: {printable(str(error))}", err=True)

@@ -28,7 +28,7 @@ from relay.config import (
     DEFAULT_PUBLIC_URL,
     PER_AGENT,
     EnvelopeMode,
-    OutsideIssuer,
+    ExternalIssuerConfig,
     RelayConfig,
     TlsFiles,
 )
@@ -119,7 +119,7 @@ def run(
     url = normal_url(public_url)
     if (jwks is None) != (issuer is None):
         fail("--jwks and --issuer go together: the keys, and whose they are", EXIT_USAGE)
-    outside = None if jwks is None or issuer is None else OutsideIssuer.parse(issuer, jwks, url)
+    external = None if jwks is None or issuer is None else ExternalIssuerConfig.parse(issuer, jwks, url)
     state = state_files(state_dir)
     if tls_own and (tls_certificate or tls_key):
         fail("--tls-own is one certificate, --tls-certificate another: say one of them", EXIT_USAGE)
@@ -128,7 +128,7 @@ def run(
         url,
         address,
         state,
-        outside=outside,
+        external_issuer=external,
         tls=state.own_tls if tls_own else _tls_files(tls_certificate, tls_key),
         own_root=tls_own,
         plain_allowed=plain,

@@ -19,7 +19,7 @@ from relay.audit.refusal_counts import RefusalCounter
 from relay.fleet.fleet import Fleet
 from relay.fleet.inbox import Inbox
 from relay.observability.metrics import Metrics
-from relay.rate_limits import Allowance, Gates
+from relay.rate_limits import Allowance, KeyedLimiters
 from schemas import topics
 from schemas.addresses import BrokerAddress
 from schemas.errors import ToolError
@@ -78,7 +78,7 @@ class MqttFeed:
         self._refusals = refusals
         self._log = log
         self._pace = pace
-        self._paces: Gates[str] = Gates(monotonic)
+        self._limiters: KeyedLimiters[str] = KeyedLimiters(monotonic)
         self._strangers = TokenBucket(strangers.rate, strangers.burst, monotonic())
         self._monotonic = monotonic
         self._sleep = sleep
@@ -179,7 +179,7 @@ class MqttFeed:
             while (wait_s := self._strangers.take(self._monotonic(), cost)) > 0:
                 await self._sleep(wait_s)
         try:
-            with self._paces.passed(node_id, self._pace, cost):
+            with self._limiters.held(node_id, self._pace, cost):
                 self._hand_on(node_id, channel, payload)
         except ToolError:
             # One node that floods its topic must not take the time of the others; what is new comes again.

@@ -52,7 +52,7 @@ def assemble(environment: RelayEnvironment, audit: AuditPart, auth: AuthPart, se
         metrics=environment.metrics,
         readiness=served.ready,
         running=served.running,
-        issuers=[config.outside.issuer] if config.outside else [],
+        issuers=[config.external_issuer.issuer] if config.external_issuer else [],
         more=served.routes,
     )
     application = RequestGuard(

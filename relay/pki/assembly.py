@@ -57,7 +57,7 @@ def assemble(environment: RelayEnvironment, authority: CertificateAuthority, aud
             ca=authority,
             join_tokens=JoinTokens(config.state.join_tokens, now_ms, random_bytes),
             registry=environment.registry,
-            told=EnrolmentInfo(config.public_url, config.node_broker or config.broker, config.own_root),
+            info=EnrolmentInfo(config.public_url, config.node_broker or config.broker, config.own_root),
             refusals=audit.refusals,
             audit=audit.log,
             log=environment.log,

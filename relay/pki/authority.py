@@ -65,7 +65,7 @@ class CertificateAuthority:
             AuthorityError: there is one already, which is never overwritten; or the clock is wrong.
         """
         make_private_directory(self._roots.directory)
-        with self._ledger.held():
+        with self._ledger.locked():
             root = self._issuing.root()
             self._roots.create(root.pem, root.key)
 
@@ -97,7 +97,7 @@ class CertificateAuthority:
         """
         if not 1 <= overlap_days <= MAX_OVERLAP_DAYS:
             raise AuthorityError(f"both roots can be trusted for 1 to {MAX_OVERLAP_DAYS} days")
-        with self._held():
+        with self._locked():
             now = self._now_ms()
             if len(self._roots.trusted(now)) > 1:
                 raise AuthorityError("the root before this one is still trusted: rotate when its time is up")
@@ -118,7 +118,7 @@ class CertificateAuthority:
             AuthorityError: the request proves nothing, or the node id is taken and ``replace`` is not said.
         """
         node_id, public_key = asked(csr_pem)
-        with self._held() as records:
+        with self._locked() as records:
             held = records.unrevoked(node_id)
             if records.existed(node_id) and not replace:
                 todo = (
@@ -139,7 +139,7 @@ class CertificateAuthority:
             AuthorityError: the request proves nothing.
         """
         node_id, public_key = asked(csr_pem)
-        with self._held() as records:
+        with self._locked() as records:
             if records.existed(node_id):
                 held = self._in_use(records, node_id)
                 if (held.public_key, held.tenant, held.join_id) != (public_key, tenant, join_id):
@@ -155,7 +155,7 @@ class CertificateAuthority:
             AuthorityError: the node has none in force, or the request is not for this node and this key.
         """
         asked_id, public_key = asked(csr_pem)
-        with self._held() as records:
+        with self._locked() as records:
             held = self._in_use(records, node_id)
             if (asked_id, public_key) != (node_id, held.public_key):
                 raise AuthorityError(f"the request is not for {node_id} with the key that it has")
@@ -167,7 +167,7 @@ class CertificateAuthority:
         """Make ``count`` whole identities below ``out`` for ``kubelet fleet``; return their node ids."""
         ulids = UlidSource(self._now_ms, self._random_bytes)
         made = []
-        with self._held():
+        with self._locked():
             signer = self._signer()
             for _ in range(count):
                 key = SigningKey(self._random_bytes(_SEED_BYTES))
@@ -188,7 +188,7 @@ class CertificateAuthority:
         Raises:
             AuthorityError: name, hosts or key are not of their form.
         """
-        with self._held():
+        with self._locked():
             server, pem = self._issuing.server(self._signer(self.roots()[-1]), name, hosts, public_key)
             self._ledger.append(server.entry())
         return pem
@@ -201,7 +201,7 @@ class CertificateAuthority:
         Raises:
             UnknownTargetError: there never was such a node or kid.
         """
-        with self._held() as records:
+        with self._locked() as records:
             held = records.named(target)
             if held is None:
                 raise UnknownTargetError(f"no node and no kid is {printable(target)!r}: see `relay ca list`")
@@ -248,18 +248,18 @@ class CertificateAuthority:
         Raises:
             AuthorityError: the root's key is not here.
         """
-        with self._held():
+        with self._locked():
             self._signer()
             yield [*self._roots.files, self._ledger.path]
 
     # --- how --------------------------------------------------------------------------------------------
 
     @contextmanager
-    def _held(self) -> Iterator[Records]:
+    def _locked(self) -> Iterator[Records]:
         """Hold the ledger alone: two issues at once must not both find an id free."""
         self._check_there()
         try:
-            with self._ledger.held() as records:
+            with self._ledger.locked() as records:
                 yield records
         except LedgerError as error:
             raise AuthorityError(str(error)) from None

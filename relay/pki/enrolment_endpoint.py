@@ -94,7 +94,7 @@ class EnrolmentEndpoint:
         ca: CertificateAuthority,
         join_tokens: JoinTokens,
         registry: SchemaRegistry,
-        told: EnrolmentInfo,
+        info: EnrolmentInfo,
         refusals: RefusalCounter,
         audit: AuditLog,
         log: FilteringBoundLogger,
@@ -104,7 +104,7 @@ class EnrolmentEndpoint:
         self._ca = ca
         self._join_tokens = join_tokens
         self._form = registry.load(REQUEST_REF)
-        self._told = told
+        self._info = info
         self._refusals = refusals
         self._audit = audit
         self._log = log
@@ -225,9 +225,9 @@ class EnrolmentEndpoint:
         answer = {
             "certificate": issued.certificate,
             "roots": issued.roots,
-            "relay_url": self._told.public_url,
-            "broker": str(self._told.broker),
-            "own_root": self._told.own_root,
+            "relay_url": self._info.public_url,
+            "broker": str(self._info.broker),
+            "own_root": self._info.own_root,
             "nonce": message["nonce"],
             "server_time_ms": self._now_ms(),
         }

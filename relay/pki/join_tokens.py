@@ -93,7 +93,7 @@ class _Grants:
         other.grants = self.grants.copy()
         return other
 
-    def take(self, entry: Entry) -> None:
+    def apply(self, entry: Entry) -> None:
         join_id = entry["id"]
         match entry["action"]:
             case "create":
@@ -141,7 +141,7 @@ class JoinTokens:
         key = self._random_bytes(_KEY_BYTES)
         token = JoinToken(self._ulids.new(), key, sha256(certificates_in(root_pem)[0]).digest())
         now = self._now_ms()
-        with self._ledger.held():
+        with self._ledger.locked():
             self._ledger.append(
                 {
                     "action": "create",
@@ -170,7 +170,7 @@ class JoinTokens:
         Raises:
             JoinError: the token is unknown, expired, revoked, or used up by others.
         """
-        with self._ledger.held() as book:
+        with self._ledger.locked() as book:
             grant = book.grants.get(join_id)
             if grant is None or not grant.admits(node_id, self._now_ms()):
                 raise JoinError("the join token is not good for another node")
@@ -183,7 +183,7 @@ class JoinTokens:
         Raises:
             JoinError: there never was such a token.
         """
-        with self._ledger.held() as book:
+        with self._ledger.locked() as book:
             grant = book.grants.get(join_id)
             if grant is None:
                 raise JoinError(f"there is no join token {printable(join_id)!r}: see `relay join-token list`")

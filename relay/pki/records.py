@@ -140,7 +140,7 @@ def rotation(root: str, previous: str, previous_until_ms: int, now_ms: int) -> d
 
 
 class Records:
-    """All that the entries of the CA's ledger come to: a ``relay.ledger.Book``."""
+    """All that the entries of the CA's ledger come to: a ``relay.ledger.LedgerState``."""
 
     def __init__(self, entries: Iterable[Mapping[str, Any]] = ()) -> None:
         self.issued: dict[str, IssuedLeaf | IssuedServer] = {}
@@ -149,16 +149,16 @@ class Records:
         """The kids of the revoked, and when that was."""
         self._of_node: dict[str, tuple[IssuedLeaf, ...]] = {}
         for entry in entries:
-            self.take(entry)
+            self.apply(entry)
 
     def copy(self) -> "Records":
         """Return other records with the same contents."""
         other = Records()
         other.issued, other.revoked = self.issued.copy(), self.revoked.copy()
-        other._of_node = self._of_node.copy()  # its values are tuples: ``take`` changes none of them
+        other._of_node = self._of_node.copy()  # its values are tuples: ``apply`` changes none of them
         return other
 
-    def take(self, entry: Mapping[str, Any]) -> None:
+    def apply(self, entry: Mapping[str, Any]) -> None:
         """Take in the next entry.
 
         Raises:

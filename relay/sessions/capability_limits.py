@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from relay.fleet.fleet import Fleet
-from relay.rate_limits import Gates
+from relay.rate_limits import KeyedLimiters
 from relay.routing.port import Command, NodeRouter
 from schemas.errors import Failure, ToolError
 
@@ -18,7 +18,7 @@ class CapabilityLimits:
     def __init__(self, fleet: Fleet, sessions: NodeRouter, monotonic: Callable[[], float]) -> None:
         self._fleet = fleet
         self._sessions = sessions
-        self._gates: Gates[tuple[str, str]] = Gates(monotonic)
+        self._limiters: KeyedLimiters[tuple[str, str]] = KeyedLimiters(monotonic)
 
     async def run(self, command: Command) -> Mapping[str, Any]:
         """Send ``command`` and return the node's answer, as ``NodeRouter`` describes.
@@ -30,5 +30,5 @@ class CapabilityLimits:
         if tool is None:
             # Announced when the call was decided, and gone since.
             raise ToolError(Failure.NODE_OFFLINE)
-        with self._gates.passed(tool.capability, tool.allowance):
+        with self._limiters.held(tool.capability, tool.allowance):
             return await self._sessions.run(command)

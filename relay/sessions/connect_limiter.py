@@ -8,7 +8,7 @@ who they are: that is found out behind it, and costs the most.
 from collections import OrderedDict
 
 from relay.address_groups import address_group
-from relay.rate_limits import forget_idle
+from relay.rate_limits import evict_idle
 from schemas.token_bucket import TokenBucket
 
 RATE_PER_S = 200.0
@@ -46,7 +46,7 @@ class ConnectLimiter:
         line = self._lines.get(key)
         if line is not None:
             self._lines.move_to_end(key)
-        elif forget_idle(self._lines, self._max_addresses, now):
+        elif evict_idle(self._lines, self._max_addresses, now):
             line = self._lines[key] = _Line(self._rate, self._burst, now)
         return line
 

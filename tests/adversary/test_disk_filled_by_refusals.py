@@ -12,7 +12,7 @@ from collections import Counter
 
 import pytest
 
-from relay.audit.refusal_counts import STRANGERS
+from relay.audit.refusal_counts import MAX_UNPROVEN
 from tests.fakes.disk import full_disk
 from tests.fakes.doors import HERE, Doors
 from tests.fakes.frames import message_id
@@ -80,7 +80,7 @@ async def test_more_addresses_than_are_told_apart_are_counted_together(doors: Do
         doors.hub.refusals.write_due()
         doors.hub.seconds.now += 1
         lines = doors.hub.audited()
-        assert len(lines) <= STRANGERS + len(reasons), second
+        assert len(lines) <= MAX_UNPROVEN + len(reasons), second
     by_reason: Counter[str] = Counter()
     for _, _, reason, count in doors.refusals():
         by_reason[reason] += count
@@ -101,5 +101,5 @@ async def test_a_disk_that_is_full_already_does_not_make_the_counts_grow(doors: 
             doors.hub.refusals.write_due()
             doors.hub.seconds.now += 1
     refusals = doors.refusals()
-    assert len(refusals) == STRANGERS + 1
+    assert len(refusals) == MAX_UNPROVEN + 1
     assert sum(count for _, _, _, count in refusals) == 20_000

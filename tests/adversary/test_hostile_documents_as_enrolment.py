@@ -52,7 +52,7 @@ class Office:
             ca=self.ca,
             join_tokens=join_tokens,
             registry=hub.registry,
-            told=EnrolmentInfo(PUBLIC_URL, BrokerAddress("mqtt.example", 8883, tls=True), own_root=True),
+            info=EnrolmentInfo(PUBLIC_URL, BrokerAddress("mqtt.example", 8883, tls=True), own_root=True),
             refusals=hub.refusals,
             audit=hub.audit,
             log=hub.log,

@@ -40,7 +40,7 @@ class Attack:
             ca=self.ca,
             join_tokens=self.join_tokens,
             registry=hub.registry,
-            told=EnrolmentInfo(PUBLIC_URL, BrokerAddress("127.0.0.1", 1883), own_root=False),
+            info=EnrolmentInfo(PUBLIC_URL, BrokerAddress("127.0.0.1", 1883), own_root=False),
             refusals=hub.refusals,
             audit=hub.audit,
             log=hub.log,

@@ -5,7 +5,7 @@ import pytest
 from relay.config import (
     DEFAULT_LISTEN,
     DEFAULT_PUBLIC_URL,
-    OutsideIssuer,
+    ExternalIssuerConfig,
     RelayConfig,
     StateFiles,
     TlsFiles,
@@ -114,8 +114,8 @@ RELAY = "https://relay.example"
     ],
 )
 def test_an_issuer_is_taken_to_the_letter_where_nobody_can_speak_for_it(url: str) -> None:
-    assert OutsideIssuer.parse(ISSUER, url, RELAY) == OutsideIssuer(ISSUER, url)
-    assert OutsideIssuer.parse(url, ISSUER, RELAY) == OutsideIssuer(url, ISSUER)
+    assert ExternalIssuerConfig.parse(ISSUER, url, RELAY) == ExternalIssuerConfig(ISSUER, url)
+    assert ExternalIssuerConfig.parse(url, ISSUER, RELAY) == ExternalIssuerConfig(url, ISSUER)
 
 
 @pytest.mark.parametrize(
@@ -149,12 +149,12 @@ def test_an_issuer_is_taken_to_the_letter_where_nobody_can_speak_for_it(url: str
 )
 def test_where_somebody_could_it_is_refused_and_the_url_is_not_repeated(url: str) -> None:
     with pytest.raises(AddressError, match="--jwks must be an https URL") as caught:
-        OutsideIssuer.parse(ISSUER, url, RELAY)
+        ExternalIssuerConfig.parse(ISSUER, url, RELAY)
     assert "secret" not in str(caught.value)
     with pytest.raises(AddressError, match="--issuer must be an https URL"):
-        OutsideIssuer.parse(url, ISSUER, RELAY)
+        ExternalIssuerConfig.parse(url, ISSUER, RELAY)
 
 
 def test_the_relay_is_no_outside_issuer() -> None:
     with pytest.raises(AddressError, match="is this relay"):
-        OutsideIssuer.parse(RELAY, "https://issuer.example/keys", RELAY)
+        ExternalIssuerConfig.parse(RELAY, "https://issuer.example/keys", RELAY)

@@ -26,7 +26,7 @@ class Numbers:
     def copy(self) -> "Numbers":
         return Numbers(self.entries, self.taken)
 
-    def take(self, entry: Entry) -> None:
+    def apply(self, entry: Entry) -> None:
         self.taken.append(entry.get("n"))
         self.entries.append(entry)
 
@@ -49,7 +49,7 @@ def path(tmp_path: Path) -> Path:
 @pytest.fixture
 def ledger(path: Path) -> Ledger[Numbers]:
     ledger = ledger_in(path)
-    with ledger.held():
+    with ledger.locked():
         ledger.append(ONE)
         ledger.append(TWO)
     return ledger
@@ -76,14 +76,14 @@ def test_entries_come_back_in_their_order_to_every_process(ledger: Ledger[Number
 
 
 def test_who_holds_the_ledger_is_given_its_entries(ledger: Ledger[Numbers]) -> None:
-    with ledger.held() as book:
+    with ledger.locked() as book:
         assert book.entries == [ONE, TWO]
 
 
 def test_a_text_of_any_kind_is_one_line_of_ascii(path: Path) -> None:
     entry = {"text": "a\nb\r\u2028\u00e9\x1b[31m\x00"}
     ledger = ledger_in(path)
-    with ledger.held():
+    with ledger.locked():
         ledger.append(entry)
     assert path.read_bytes().count(b"\n") == 1
     assert path.read_bytes().isascii()
@@ -93,17 +93,17 @@ def test_a_text_of_any_kind_is_one_line_of_ascii(path: Path) -> None:
 @pytest.mark.usefixtures("_no_umask")
 def test_a_ledger_is_for_its_owner_alone(path: Path) -> None:
     ledger = ledger_in(path)
-    with ledger.held():
+    with ledger.locked():
         ledger.append(ONE)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
 def test_the_stamp_differs_after_every_append_and_only_then(ledger: Ledger[Numbers], path: Path) -> None:
     first = ledger.stamp
-    with ledger.held():
+    with ledger.locked():
         pass
     assert ledger.stamp == ledger_in(path).stamp == first
-    with ledger.held():
+    with ledger.locked():
         ledger.append(THREE)
     assert ledger.stamp != first
 
@@ -118,7 +118,7 @@ def test_what_was_not_written_to_its_end_does_not_count(
     with path.open("ab") as file:
         file.write(torn)
     assert ledger.read().entries == [ONE, TWO]
-    with ledger.held() as book:
+    with ledger.locked() as book:
         assert book.entries == [ONE, TWO]
         ledger.append(THREE)
     assert ledger.read().entries == [ONE, TWO, THREE]
@@ -127,7 +127,7 @@ def test_what_was_not_written_to_its_end_does_not_count(
 def test_a_first_entry_that_is_torn_leaves_an_empty_ledger(path: Path) -> None:
     path.write_bytes(b'{"n":1')
     assert ledger_in(path).read().entries == []
-    with ledger_in(path).held() as book:
+    with ledger_in(path).locked() as book:
         assert book.entries == []
     assert path.read_bytes() == b""
 
@@ -137,7 +137,7 @@ def test_a_disk_that_fills_up_takes_all_entries_or_none(
     ledger: Ledger[Numbers], path: Path, room: int
 ) -> None:
     before = path.read_bytes()
-    with ledger.held():
+    with ledger.locked():
         with full_disk(len(before) + room - 1), pytest.raises(OSError, match=r"ledger\.jsonl"):
             ledger.append(THREE, THREE)
         assert path.read_bytes() == before
@@ -155,7 +155,7 @@ def test_an_entry_is_on_the_disk_before_it_is_said_to_be_there(
 
     monkeypatch.setattr(os, "fsync", watching)
     ledger = ledger_in(path)
-    with ledger.held():
+    with ledger.locked():
         ledger.append(ONE)
         # The name of a new file must survive as well.
         assert synced == [(path.name, b'{"n":1}\n'), (path.parent.name, b'{"n":1}\n')]
@@ -170,7 +170,7 @@ def test_an_entry_that_the_disk_does_not_confirm_is_taken_back(
     def failing(_: int) -> None:
         raise OSError(5, "Input/output error")
 
-    with ledger.held(), monkeypatch.context() as patch:
+    with ledger.locked(), monkeypatch.context() as patch:
         patch.setattr(os, "fsync", failing)
         with pytest.raises(OSError, match=r"Input/output error: '.*ledger\.jsonl'"):
             ledger.append(THREE)
@@ -199,7 +199,7 @@ def test_a_line_that_is_no_entry_is_an_error_that_names_it(
     with path.open("ab") as file:
         file.write(line + b'\n{"n":4}\n')
     before = path.read_bytes()
-    for use in (ledger.read, lambda: ledger.held().__enter__()):
+    for use in (ledger.read, lambda: ledger.locked().__enter__()):
         with pytest.raises(LedgerError, match=rf"{path} is damaged: line 3"):
             use()
     assert path.read_bytes() == before
@@ -210,7 +210,7 @@ def test_a_link_is_not_followed(ledger: Ledger[Numbers], path: Path) -> None:
     link.symlink_to(path)
     with pytest.raises(OSError, match="link"):
         ledger_in(link).read()
-    with pytest.raises(OSError, match="link"), ledger_in(link).held():
+    with pytest.raises(OSError, match="link"), ledger_in(link).locked():
         pass
     assert ledger.read().entries == [ONE, TWO]
 
@@ -228,7 +228,7 @@ def test_secrets_that_others_have_a_right_to_are_not_used(path: Path, mode: int)
     secret = ledger_in(path, secret=True)
     with pytest.raises(ExposedFileError, match=f"chmod 600 {path}"):
         secret.read()
-    with pytest.raises(ExposedFileError), secret.held():
+    with pytest.raises(ExposedFileError), secret.locked():
         pass
 
 
@@ -243,13 +243,13 @@ def test_a_ledger_that_others_can_change_is_not_used(ledger: Ledger[Numbers], pa
     path.chmod(mode)
     with pytest.raises(UntrustedFileError, match=f"chmod go-w {path}"):
         ledger.read()
-    with pytest.raises(UntrustedFileError), ledger.held():
+    with pytest.raises(UntrustedFileError), ledger.locked():
         pass
 
 
 def test_secrets_are_used_when_they_are_private(path: Path) -> None:
     secret = ledger_in(path, secret=True)
-    with secret.held():
+    with secret.locked():
         secret.append(ONE)
     assert secret.read().entries == [ONE]
 
@@ -301,17 +301,17 @@ def test_after_the_first_look_only_what_was_appended_is_parsed(path: Path) -> No
         taken.clear()
         ledger.read()
         assert taken == []
-        with command.held():
+        with command.locked():
             command.append({"n": number})
         assert [entry["n"] for entry in ledger.read().entries] == list(range(number + 1))
-        with ledger.held() as book:
+        with ledger.locked() as book:
             assert len(book.entries) == number + 1
         assert taken == [number]
 
 
 def test_a_book_that_was_handed_out_never_changes(ledger: Ledger[Numbers], path: Path) -> None:
     book = ledger.read()
-    with ledger_in(path).held():
+    with ledger_in(path).locked():
         ledger_in(path).append(THREE)
     assert ledger.read().entries == [ONE, TWO, THREE]
     assert book.entries == [ONE, TWO]
@@ -350,7 +350,7 @@ def test_a_file_that_was_put_in_its_place_is_read_whether_longer_or_shorter(
     other.write_bytes(b"".join(map(line, range(5, 5 + count))))
     other.replace(path)
     assert [entry["n"] for entry in ledger.read().entries] == list(range(5, 5 + count))
-    with ledger.held():
+    with ledger.locked():
         ledger.append(ONE)
     assert [entry["n"] for entry in ledger.read().entries] == [*range(5, 5 + count), 1]
 
@@ -379,10 +379,10 @@ def test_who_waited_while_the_file_was_replaced_writes_into_the_new_one(
     with ThreadPoolExecutor(1) as thread:
 
         def add() -> None:
-            with ledger_in(path).held():
+            with ledger_in(path).locked():
                 ledger_in(path).append(THREE)
 
-        with ledger.held():
+        with ledger.locked():
             waiting = thread.submit(add)
             until_waited_for(path)
             other = path.with_name("restored")
@@ -469,7 +469,7 @@ from tests.relay.test_ledger import ledger_in
 
 ledger = ledger_in(Path(sys.argv[1]))
 for _ in range(50):
-    with ledger.held() as book:
+    with ledger.locked() as book:
         ledger.append({"n": len(book.entries)})
 """
 
@@ -495,6 +495,6 @@ print(json.dumps(ledger_in(Path(sys.argv[1])).read().entries))
 @pytest.mark.processes
 def test_who_reads_needs_not_wait_for_who_holds(ledger: Ledger[Numbers], path: Path) -> None:
     command = [sys.executable, "-P", "-c", _READER, str(path)]
-    with ledger.held():
+    with ledger.locked():
         read = subprocess.run(command, env=WITH_TESTS, capture_output=True, check=True, timeout=BOUND_S)
     assert json.loads(read.stdout) == [ONE, TWO]

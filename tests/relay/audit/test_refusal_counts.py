@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from relay.audit.log import AuditLog
-from relay.audit.refusal_counts import KNOWN, STRANGERS, RefusalCounter
+from relay.audit.refusal_counts import MAX_PROVEN, MAX_UNPROVEN, RefusalCounter
 from tests.fakes.disk import full_disk
 from tests.fakes.hub import Hub
 from tests.fakes.signer import NOW_MS
@@ -42,7 +42,9 @@ def sources(hub: Hub) -> list[tuple[str, int]]:
     return [(line["source"], line["count"]) for line in hub.audited()]
 
 
-@pytest.mark.parametrize(("event", "places"), [("token_refused", STRANGERS), ("frame_dropped", KNOWN)])
+@pytest.mark.parametrize(
+    ("event", "places"), [("token_refused", MAX_UNPROVEN), ("frame_dropped", MAX_PROVEN)]
+)
 def test_so_many_sources_are_named_in_a_minute_and_the_rest_are_others(
     hub: Hub, event: str, places: int
 ) -> None:
@@ -58,7 +60,7 @@ def test_so_many_sources_are_named_in_a_minute_and_the_rest_are_others(
     assert sources(hub) == [*named, ("others", 1500 - places)] * 2
 
 
-def test_strangers_cannot_take_the_place_of_who_has_proven_who_it_is(hub: Hub) -> None:
+def test_unproven_cannot_take_the_place_of_who_has_proven_who_it_is(hub: Hub) -> None:
     for number in range(1500):
         hub.refusals.count("manifest_refused", f"invented {number}", "chain")
     hub.refusals.count("call_refused", "acme/agent", "E_RATE_LIMITED")
@@ -77,14 +79,14 @@ def test_the_first_line_of_a_source_is_written_at_once_and_the_next_after_a_minu
 
 
 def test_a_source_that_was_quiet_for_a_minute_makes_room(hub: Hub) -> None:
-    for number in range(STRANGERS):
+    for number in range(MAX_UNPROVEN):
         hub.refusals.count("token_refused", f"source {number}", "expired")
     hub.refusals.write_due()
     hub.seconds.now += 60
     hub.refusals.write_due()
     hub.refusals.count("token_refused", "another", "expired")
     hub.refusals.write_due()
-    assert sources(hub)[STRANGERS:] == [("another", 1)]
+    assert sources(hub)[MAX_UNPROVEN:] == [("another", 1)]
 
 
 def test_the_addresses_of_one_subscriber_are_one_source(hub: Hub) -> None:

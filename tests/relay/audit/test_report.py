@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from relay.audit.report import moment, report, row
-from relay.audit.verify import Place, Verdict
+from relay.audit.report import moment, report_rows, row
+from relay.audit.verify import ChainReport, Place
 from tests.fakes.signer import NODE_ID, NOW_MS
 
 CALL = {
@@ -106,17 +106,17 @@ def test_a_time_that_is_none_is_shown_as_it_is(ts_ms: Any, text: str) -> None:
     assert moment(ts_ms) == text
 
 
-def told(**members: Any) -> dict[str, str]:
+def rows_of(**members: Any) -> dict[str, str]:
     """The report on a walk, by the names of its rows."""
-    verdict = Verdict(files=["audit-000002.jsonl", "audit.jsonl"], lines=7, **members)
-    rows = list(report(verdict))
+    report = ChainReport(files=["audit-000002.jsonl", "audit.jsonl"], lines=7, **members)
+    rows = list(report_rows(report))
     assert all(text.isascii() and text.isprintable() for text in rows)
     assert rows[0].startswith("audit")
     return {text[:8].strip(): text[9:] for text in rows}
 
 
 def test_the_report_begins_with_the_answer() -> None:
-    intact = told(first_ms=NOW_MS, last_ms=NOW_MS, head="ab" * 32)
+    intact = rows_of(first_ms=NOW_MS, last_ms=NOW_MS, head="ab" * 32)
     assert intact == {
         "audit": "intact",
         "lines": "7 in 2 files, audit-000002.jsonl the oldest",
@@ -128,18 +128,18 @@ def test_the_report_begins_with_the_answer() -> None:
 
 def test_the_report_names_what_is_wrong_and_where() -> None:
     place = Place("audit.jsonl", 17, f"does not follow {HOSTILE}")
-    broken = told(broken=place, breaks=3)
+    broken = rows_of(broken=place, breaks=3)
     assert broken["audit"] == "NOT INTACT"
     assert broken["broken"].startswith("audit.jsonl line 17: does not follow \\x1b[2J\\n")
     assert broken["broken"].endswith("(3 such lines)")
-    assert told(expected=False)["audit"] == "NOT INTACT"
-    assert "cut off" in told(expected=False)["missing"]
-    assert told(expected=True)["audit"] == "intact"
+    assert rows_of(expected=False)["audit"] == "NOT INTACT"
+    assert "cut off" in rows_of(expected=False)["missing"]
+    assert rows_of(expected=True)["audit"] == "intact"
 
 
 def test_what_is_only_odd_is_a_note_and_what_a_full_disk_did_a_warning() -> None:
     place = Place("audit.jsonl", 17, "cut short")
-    assert told(torn=1, first_torn=place)["warning"] == "audit.jsonl line 17: cut short"
-    assert "a clock was set back" in told(backwards=1, first_backwards=place)["note"]
-    assert "audit-000001.jsonl" in told(after="audit-000001.jsonl")["note"]
-    assert "no end yet" in told(unfinished=True)["note"]
+    assert rows_of(torn=1, first_torn=place)["warning"] == "audit.jsonl line 17: cut short"
+    assert "a clock was set back" in rows_of(backwards=1, first_backwards=place)["note"]
+    assert "audit-000001.jsonl" in rows_of(after="audit-000001.jsonl")["note"]
+    assert "no end yet" in rows_of(unfinished=True)["note"]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from relay.audit.line_reader import AuditLines
-from relay.audit.verify import Verdict, as_text, matching, parsed, verify
+from relay.audit.verify import ChainReport, as_text, matching, parsed, verify
 from tests.fakes.audits import WrittenAudit
 from tests.fakes.signer import NOW_MS
 
@@ -28,24 +28,24 @@ def audit(tmp_path: Path) -> Iterator[WrittenAudit]:
     audit.close()
 
 
-def where(verdict: Verdict) -> tuple[str, int] | None:
-    return (verdict.broken.file, verdict.broken.line) if verdict.broken else None
+def where(report: ChainReport) -> tuple[str, int] | None:
+    return (report.broken.file, report.broken.line) if report.broken else None
 
 
 def test_what_a_relay_wrote_is_intact(audit: WrittenAudit) -> None:
     head = audit.write()
-    verdict = verify(audit.path)
-    assert verdict.intact
-    assert verdict.files == ["audit-000001.jsonl", "audit-000002.jsonl", "audit.jsonl"]
-    assert (verdict.lines, verdict.head, verdict.after) == (13, head, None)
-    assert (verdict.first_ms, verdict.last_ms) == (NOW_MS + 1000, NOW_MS + 3000)
-    assert (verdict.breaks, verdict.torn, verdict.backwards, verdict.unfinished) == (0, 0, 0, False)
+    report = verify(audit.path)
+    assert report.intact
+    assert report.files == ["audit-000001.jsonl", "audit-000002.jsonl", "audit.jsonl"]
+    assert (report.lines, report.head, report.after) == (13, head, None)
+    assert (report.first_ms, report.last_ms) == (NOW_MS + 1000, NOW_MS + 3000)
+    assert (report.breaks, report.torn, report.backwards, report.unfinished) == (0, 0, 0, False)
 
 
 def test_an_audit_without_a_line_is_intact(tmp_path: Path) -> None:
     (tmp_path / "audit.jsonl").touch()
-    verdict = verify(tmp_path / "audit.jsonl")
-    assert (verdict.intact, verdict.lines, verdict.head, verdict.first_ms) == (True, 0, GENESIS, None)
+    report = verify(tmp_path / "audit.jsonl")
+    assert (report.intact, report.lines, report.head, report.first_ms) == (True, 0, GENESIS, None)
 
 
 # --- what an intruder does ----------------------------------------------------------------------------
@@ -101,24 +101,24 @@ def test_the_first_line_that_does_not_belong_is_named(
 ) -> None:
     audit.change(change, file)
     at_file, at_line = found if isinstance(found, tuple) else (file, found)
-    verdict = verify(audit.path)
-    assert not verdict.intact
-    assert where(verdict) == (audit.files[at_file].name, at_line)
+    report = verify(audit.path)
+    assert not report.intact
+    assert where(report) == (audit.files[at_file].name, at_line)
 
 
 def test_a_line_that_no_relay_would_write_is_not_taken_for_one_cut_short(audit: WrittenAudit) -> None:
     start = b'{"prev":"%b","tool":"' % verify(audit.path).head.encode()
     audit.change(lambda lines: lines.append(start + b"x" * 70_000 + b'"}'))
-    verdict = verify(audit.path)
-    assert (where(verdict), verdict.torn) == (("audit.jsonl", 5), 0)
+    report = verify(audit.path)
+    assert (where(report), report.torn) == (("audit.jsonl", 5), 0)
 
 
 def test_a_file_missing_between_others_is_a_break_and_says_which(audit: WrittenAudit) -> None:
     audit.files[1].unlink()
-    verdict = verify(audit.path)
-    assert where(verdict) == ("audit.jsonl", 1)
-    assert verdict.broken is not None
-    assert "audit-000002.jsonl" in verdict.broken.text
+    report = verify(audit.path)
+    assert where(report) == ("audit.jsonl", 1)
+    assert report.broken is not None
+    assert "audit-000002.jsonl" in report.broken.text
 
 
 def test_files_that_changed_places_are_a_break(audit: WrittenAudit, tmp_path: Path) -> None:
@@ -132,9 +132,9 @@ def test_files_that_changed_places_are_a_break(audit: WrittenAudit, tmp_path: Pa
 def test_each_break_is_counted_and_the_walk_goes_on(audit: WrittenAudit) -> None:
     audit.change(lambda lines: replace(lines, 1, b":2}", b":7}"), 0)
     audit.change(lambda lines: lines.pop(1), 1)
-    verdict = verify(audit.path)
-    assert (verdict.breaks, verdict.lines) == (2, 11)
-    assert where(verdict) == ("audit-000001.jsonl", 3)
+    report = verify(audit.path)
+    assert (report.breaks, report.lines) == (2, 11)
+    assert where(report) == ("audit-000001.jsonl", 3)
 
 
 # --- what the chain alone does not show ---------------------------------------------------------------
@@ -147,8 +147,8 @@ def test_lines_cut_off_at_the_end_show_by_a_hash_that_was_noted_and_by_nothing_e
     noted = verify(audit.path).head
     audit.change(lambda lines: lines.__delitem__(slice(kept, None)))
     assert verify(audit.path).intact
-    verdict = verify(audit.path, noted)
-    assert (verdict.intact, verdict.expected, verdict.broken) == (False, False, None)
+    report = verify(audit.path, noted)
+    assert (report.intact, report.expected, report.broken) == (False, False, None)
 
 
 def test_a_whole_audit_put_in_the_place_of_another_shows_by_a_hash_that_was_noted(
@@ -185,8 +185,8 @@ def test_it_starts_with_the_oldest_file_that_is_there(audit: WrittenAudit) -> No
     end_of_first = hashlib.sha256(audit.files[0].read_bytes().splitlines()[-1]).hexdigest()
     first_line = hashlib.sha256(audit.files[0].read_bytes().splitlines()[0]).hexdigest()
     audit.files[0].unlink()
-    verdict = verify(audit.path)
-    assert (verdict.intact, verdict.lines, verdict.after) == (True, 8, "audit-000001.jsonl")
+    report = verify(audit.path)
+    assert (report.intact, report.lines, report.after) == (True, 8, "audit-000001.jsonl")
     assert verify(audit.path, end_of_first).expected
     assert not verify(audit.path, first_line).expected
     assert not verify(audit.path, GENESIS).expected
@@ -195,10 +195,10 @@ def test_it_starts_with_the_oldest_file_that_is_there(audit: WrittenAudit) -> No
 def test_a_file_that_begins_in_its_midst_is_no_archive(audit: WrittenAudit) -> None:
     audit.files[0].unlink()
     audit.change(lambda lines: lines.pop(0), 0)
-    verdict = verify(audit.path)
-    assert where(verdict) == ("audit-000002.jsonl", 1)
-    assert verdict.broken is not None
-    assert "cut off" in verdict.broken.text
+    report = verify(audit.path)
+    assert where(report) == ("audit-000002.jsonl", 1)
+    assert report.broken is not None
+    assert "cut off" in report.broken.text
 
 
 def test_what_goes_on_after_a_file_that_was_moved_away_is_intact(audit: WrittenAudit) -> None:
@@ -207,9 +207,9 @@ def test_what_goes_on_after_a_file_that_was_moved_away_is_intact(audit: WrittenA
     audit.path.unlink()
     audit.rotate()
     audit.write(2)
-    verdict = verify(audit.path)
-    assert (verdict.intact, verdict.lines) == (True, 2)
-    assert verdict.after == "a file that was moved away"
+    report = verify(audit.path)
+    assert (report.intact, report.lines) == (True, 2)
+    assert report.after == "a file that was moved away"
 
 
 # --- pieces, clocks, and a relay at work --------------------------------------------------------------
@@ -222,10 +222,10 @@ def test_a_piece_that_a_full_disk_left_is_a_warning_and_a_link(audit: WrittenAud
     own = piece if size >= 74 else before.encode() + piece
     after = b'{"prev":"%b","ts_ms":1700000000000}' % hashlib.sha256(own).hexdigest().encode()
     audit.change(lambda lines: lines.extend([piece, after]))
-    verdict = verify(audit.path)
-    assert (verdict.intact, verdict.torn) == (True, 1)
-    assert verdict.first_torn is not None
-    assert verdict.first_torn.line == 5
+    report = verify(audit.path)
+    assert (report.intact, report.torn) == (True, 1)
+    assert report.first_torn is not None
+    assert report.first_torn.line == 5
     # And what stood before it cannot be changed behind its back.
     audit.change(lambda lines: replace(lines, 3, b":12}", b":13}"))
     assert not verify(audit.path).intact
@@ -234,18 +234,18 @@ def test_a_piece_that_a_full_disk_left_is_a_warning_and_a_link(audit: WrittenAud
 def test_a_clock_that_was_set_back_is_noted(audit: WrittenAudit) -> None:
     audit.clock.advance(-100)
     audit.write(2)
-    verdict = verify(audit.path)
-    assert (verdict.intact, verdict.backwards) == (True, 1)
-    assert verdict.first_backwards is not None
-    assert (verdict.first_backwards.file, verdict.first_backwards.line) == ("audit.jsonl", 5)
+    report = verify(audit.path)
+    assert (report.intact, report.backwards) == (True, 1)
+    assert report.first_backwards is not None
+    assert (report.first_backwards.file, report.first_backwards.line) == ("audit.jsonl", 5)
 
 
 def test_a_line_that_is_being_written_is_neither_counted_nor_a_break(audit: WrittenAudit) -> None:
     head = verify(audit.path).head
     with audit.path.open("ab") as file:
         file.write(b'{"prev":"')
-    verdict = verify(audit.path)
-    assert (verdict.intact, verdict.lines, verdict.head, verdict.unfinished) == (True, 12, head, True)
+    report = verify(audit.path)
+    assert (report.intact, report.lines, report.head, report.unfinished) == (True, 12, head, True)
 
 
 def test_rotations_during_the_walk_break_nothing(audit: WrittenAudit) -> None:
@@ -257,9 +257,9 @@ def test_rotations_during_the_walk_break_nothing(audit: WrittenAudit) -> None:
             audit.rotate()
             audit.write()
 
-    verdict = verify(audit.path, progress=rotate_meanwhile)
+    report = verify(audit.path, progress=rotate_meanwhile)
     assert told
-    assert (verdict.intact, verdict.lines) == (True, 15)
+    assert (report.intact, report.lines) == (True, 15)
 
 
 # --- looking for lines --------------------------------------------------------------------------------

@@ -288,28 +288,28 @@ async def world(registry: SchemaRegistry) -> AsyncIterator[OutsideWorld]:
         yield world
 
 
-async def learn(keys: IssuerKeys) -> None:
+async def refresh(keys: IssuerKeys) -> None:
     async with asyncio.timeout(BOUND_S):
-        await keys.learn()
+        await keys.refresh()
 
 
 async def test_a_key_is_known_once_it_was_fetched(world: OutsideWorld) -> None:
     assert world.keys.get(KID) is None
-    await learn(world.keys)
+    await refresh(world.keys)
     assert world.keys.get(KID) == PUBLIC
     assert world.keys.get("another") is None
 
 
 async def test_nobody_can_have_it_fetched_twice_within_ten_seconds(world: OutsideWorld) -> None:
-    await learn(world.keys)
+    await refresh(world.keys)
     world.server.publish(jwk(OTHER_KEY, "next"))
     for _ in range(100):
-        await learn(world.keys)
+        await refresh(world.keys)
     world.clock.advance(9_999)
-    await learn(world.keys)
+    await refresh(world.keys)
     assert world.fetches == 1
     world.clock.advance(1)
-    await learn(world.keys)
+    await refresh(world.keys)
     assert world.fetches == 2
     assert world.keys.get("next") == bytes(OTHER_KEY.verify_key)
 
@@ -317,16 +317,16 @@ async def test_nobody_can_have_it_fetched_twice_within_ten_seconds(world: Outsid
 async def test_a_fetch_that_failed_counts_as_one(world: OutsideWorld) -> None:
     world.server.say("500 Internal Server Error", b"")
     for _ in range(10):
-        await learn(world.keys)
+        await refresh(world.keys)
     assert world.fetches == 1
 
 
 async def test_all_who_come_while_it_is_fetched_wait_for_the_one_fetch(world: OutsideWorld) -> None:
     world.server.open.clear()
-    waiting = [asyncio.create_task(learn(world.keys)) for _ in range(50)]
+    waiting = [asyncio.create_task(refresh(world.keys)) for _ in range(50)]
     await world.server.asked(1)
     world.clock.advance(60_000)
-    late = asyncio.create_task(learn(world.keys))
+    late = asyncio.create_task(refresh(world.keys))
     world.server.open.set()
     await asyncio.gather(*waiting, late)
     assert world.fetches == 1
@@ -335,9 +335,9 @@ async def test_all_who_come_while_it_is_fetched_wait_for_the_one_fetch(world: Ou
 
 async def test_who_hangs_up_does_not_end_the_fetch_for_the_others(world: OutsideWorld) -> None:
     world.server.open.clear()
-    first = asyncio.create_task(learn(world.keys))
+    first = asyncio.create_task(refresh(world.keys))
     await world.server.asked(1)
-    second = asyncio.create_task(learn(world.keys))
+    second = asyncio.create_task(refresh(world.keys))
     first.cancel()
     with suppress(asyncio.CancelledError):
         await first
@@ -409,33 +409,33 @@ FAILURES = {
 async def test_keys_outlive_their_issuers_absence_for_a_day_and_no_longer(
     world: OutsideWorld, reason: str, answer: bytes
 ) -> None:
-    await learn(world.keys)
+    await refresh(world.keys)
     world.server.answer = answer
     world.clock.advance(DAY_MS - 1)
-    await learn(world.keys)
+    await refresh(world.keys)
     assert world.keys.get(KID) == PUBLIC
     assert counted(world.metrics, "issuer_fetches_total", outcome=reason) == 1
     world.clock.advance(10_000)
-    await learn(world.keys)
+    await refresh(world.keys)
     assert world.keys.get(KID) is None
     assert world.lines.entries()[-1]["keys_kept"] == 0
 
 
 async def test_an_issuer_that_answers_again_is_believed_again_for_a_day(world: OutsideWorld) -> None:
-    await learn(world.keys)
+    await refresh(world.keys)
     world.clock.advance(DAY_MS - 1)
-    await learn(world.keys)
+    await refresh(world.keys)
     world.server.say("503 Service Unavailable", b"")
     world.clock.advance(DAY_MS - 1)
-    await learn(world.keys)
+    await refresh(world.keys)
     assert world.keys.get(KID) == PUBLIC
 
 
 async def test_a_set_without_a_usable_key_withdraws_them_all_and_the_log_says_so(world: OutsideWorld) -> None:
-    await learn(world.keys)
+    await refresh(world.keys)
     world.server.publish(USELESS["an RSA key"])
     world.clock.advance(10_000)
-    await learn(world.keys)
+    await refresh(world.keys)
     assert world.keys.get(KID) is None
     assert world.lines.entries()[-1]["event"] == "the outside issuer publishes no Ed25519 signing key"
 
@@ -443,13 +443,13 @@ async def test_a_set_without_a_usable_key_withdraws_them_all_and_the_log_says_so
 async def test_an_issuer_that_stays_away_is_one_line_in_the_log(world: OutsideWorld) -> None:
     world.server.say("503 Service Unavailable", b"")
     for _ in range(5):
-        await learn(world.keys)
+        await refresh(world.keys)
         world.clock.advance(30_000)
     assert world.fetches == 5
     (line,) = world.lines.entries()
     assert (line["event"], line["reason"]) == ("outside issuer's keys not fetched", "status")
     world.server.publish(jwk())
-    await learn(world.keys)
+    await refresh(world.keys)
     assert (
         world.lines.entries()[-1] | {"event": "outside issuer's keys fetched", "keys": 1}
         == (world.lines.entries()[-1])
@@ -460,7 +460,7 @@ async def test_a_fetch_that_is_under_way_ends_with_the_relay(world: OutsideWorld
     world.server.open.clear()
     running = asyncio.create_task(world.keys.run())
     await world.server.asked(1)
-    waiting = asyncio.create_task(world.keys.learn())
+    waiting = asyncio.create_task(world.keys.refresh())
     await asyncio.sleep(0)  # it waits now
     running.cancel()
     await asyncio.wait([running, waiting], timeout=BOUND_S)

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_s
 from relay.calls.call_record import CallAnswer, CallRecord, CallRequest
 from relay.calls.idempotency_store import ROOM_OF_ALL
 from relay.config import PER_AGENT, EnvelopeMode
-from relay.rate_limits import Gate
+from relay.rate_limits import Limiter
 from relay.routing.port import Command, NodeRouter
 from schemas.errors import Failure, ToolError
 from schemas.kinds import KINDS, KindRegistry
@@ -289,7 +289,7 @@ async def test_every_part_of_who_calls_counts_even_where_the_tool_is_the_same(
     tool = stage.hub.fleet.resolve(ECHO_NAME, who.rights)
     for principal in (who, replace(who, **other), who):
         record = CallRecord(stage.hub.ulids.new(), stage.request().call, stage.seconds())
-        assert (await stage.hub.once.run("k", tool, principal, record, Gate(PER_AGENT, 0.0))).error is None
+        assert (await stage.hub.once.run("k", tool, principal, record, Limiter(PER_AGENT, 0.0))).error is None
     assert len(reach.commands) == 2
 
 

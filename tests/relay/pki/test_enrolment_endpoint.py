@@ -69,7 +69,7 @@ class Office:
             ca=self.ca,
             join_tokens=self.join_tokens,
             registry=self.hub.registry,
-            told=EnrolmentInfo(PUBLIC_URL, BROKER, own_root=True),
+            info=EnrolmentInfo(PUBLIC_URL, BROKER, own_root=True),
             refusals=self.hub.refusals,
             audit=self.hub.audit,
             log=self.hub.log,

@@ -93,6 +93,6 @@ def test_what_a_copy_takes_in_does_not_show_in_the_original() -> None:
     original = records(LEAF)
     other = original.copy()
     for entry in (NEWER.entry(), SERVER.entry(), revocation(LEAF.kid)):
-        other.take(entry)
+        other.apply(entry)
     assert (original.issued, original.revoked, original.unrevoked(NODE_ID)) == ({LEAF.kid: LEAF}, {}, [LEAF])
     assert other.unrevoked(NODE_ID) == [NEWER]

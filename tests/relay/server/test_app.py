@@ -16,7 +16,7 @@ from websockets.asyncio.client import connect
 from websockets.typing import Subprotocol
 
 from relay.clock import now_ms
-from relay.config import OutsideIssuer, RelayConfig, StateFiles
+from relay.config import ExternalIssuerConfig, RelayConfig, StateFiles
 from relay.http.listener import bind
 from relay.observability.metrics import Metrics
 from relay.pki.authority import AuthorityError, CertificateAuthority
@@ -127,8 +127,8 @@ async def test_a_relay_that_was_told_of_an_outside_issuer_takes_its_tokens_and_n
             IssuerServer.running() as server,
             httpx2.AsyncClient(base_url=f"http://{address}", trust_env=False) as http,
         ):
-            named = OutsideIssuer(ISSUER, server.url)
-            wanted = replace(config(tmp_path, address, BrokerAddress("127.0.0.1", 1)), outside=named)
+            named = ExternalIssuerConfig(ISSUER, server.url)
+            wanted = replace(config(tmp_path, address, BrokerAddress("127.0.0.1", 1)), external_issuer=named)
             running = asyncio.create_task(run_relay(wanted, listener, lines))
             fetched = await lines.until("outside issuer's keys fetched")
             now_s = now_ms() // 1000
