@@ -36,12 +36,12 @@ class CallGateway:
         authenticator: Authenticator,
         envelopes: EnvelopeCheck,
         fleet: Fleet,
-        runner: CallExecutor,
-        once: IdempotentCalls,
+        executor: CallExecutor,
+        idempotent_calls: IdempotentCalls,
         audit: AuditLog,
         refusals: RefusalCounter,
         metrics: Metrics,
-        call_log: AccessLog,
+        access_log: AccessLog,
         ulids: UlidSource,
         per_agent: Allowance,
         revocations_known: Callable[[], bool],
@@ -52,12 +52,12 @@ class CallGateway:
         self._authenticator = authenticator
         self._envelopes = envelopes
         self._fleet = fleet
-        self._runner = runner
-        self._once = once
+        self._executor = executor
+        self._idempotent_calls = idempotent_calls
         self._audit = audit
         self._refusals = refusals
         self._metrics = metrics
-        self._call_log = call_log
+        self._access_log = access_log
         self._ulids = ulids
         self._per_agent = per_agent
         self._revocations_known = revocations_known
@@ -100,7 +100,7 @@ class CallGateway:
 
     def revoke(self, jtis: Collection[str]) -> None:
         """End the calls under way that were made with one of these tokens: E_SAFETY_DENIED."""
-        self._runner.revoke(jtis)
+        self._executor.revoke(jtis)
 
     async def _run(self, request: CallRequest, record: CallRecord) -> CallAnswer:
         principal = self._identify(request, record)
@@ -109,8 +109,8 @@ class CallGateway:
             tool = self._decided(request.call, principal, record)
             key = request.call.idempotency_key
             if isinstance(key, str):
-                return await self._once.run(key, tool, principal, record, share)
-            return await self._runner.run(tool, record)
+                return await self._idempotent_calls.run(key, tool, principal, record, share)
+            return await self._executor.run(tool, record)
         finally:
             share.release()
 
@@ -166,4 +166,4 @@ class CallGateway:
         failed = record.error.failure.value.code if record.error else "ok"
         self._metrics.calls(failed if answer else "cancelled").inc()
         self._metrics.call_seconds.observe(duration_s)
-        self._call_log.write(request, record, answer, duration_s, self._now_ms())
+        self._access_log.write(request, record, answer, duration_s, self._now_ms())

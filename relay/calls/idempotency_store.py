@@ -16,29 +16,29 @@ REMEMBERED_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class Quota:
     """How many keys may be in use, and how much the remembered answers may be, as text."""
 
     keys: int
     size: int
 
 
-ROOM_OF_ALL = Room(10_000, 64 * 1024 * 1024)
-ROOM_OF_TENANT = Room(2500, 16 * 1024 * 1024)
-ROOM_OF_CALLER = Room(1000, 8 * 1024 * 1024)
+QUOTA_OF_ALL = Quota(10_000, 64 * 1024 * 1024)
+QUOTA_OF_TENANT = Quota(2500, 16 * 1024 * 1024)
+QUOTA_OF_CALLER = Quota(1000, 8 * 1024 * 1024)
 """Nobody can take the room of all: neither one agent, nor one tenant with many."""
 
-Caller = tuple[str, str, str]
+CallerName = tuple[str, str, str]
 """Issuer, tenant, subject."""
 
-Key = tuple[Caller, str, str]
+Key = tuple[CallerName, str, str]
 """The caller, the canonical tool, and the idempotency key."""
 
 AnswerT = TypeVar("AnswerT")
 
 
 @dataclass(slots=True)
-class Memory(Generic[AnswerT]):
+class KeyedCall(Generic[AnswerT]):
     """One key: whose arguments it stands for, and what has become of the call.
 
     Attributes:
@@ -74,19 +74,19 @@ class IdempotencyStore(Generic[AnswerT]):
     def __init__(
         self,
         clock: Callable[[], float],
-        of_all: Room = ROOM_OF_ALL,
-        of_tenant: Room = ROOM_OF_TENANT,
-        of_caller: Room = ROOM_OF_CALLER,
+        of_all: Quota = QUOTA_OF_ALL,
+        of_tenant: Quota = QUOTA_OF_TENANT,
+        of_caller: Quota = QUOTA_OF_CALLER,
     ) -> None:
         self._clock = clock
-        self._rooms = (of_all, of_tenant, of_caller)
+        self._quotas = (of_all, of_tenant, of_caller)
         self._holdings: defaultdict[object, _Holding] = defaultdict(_Holding)
-        self._memories: OrderedDict[Key, Memory[AnswerT]] = OrderedDict()
+        self._keyed_calls: OrderedDict[Key, KeyedCall[AnswerT]] = OrderedDict()
 
     def __len__(self) -> int:
-        return len(self._memories)
+        return len(self._keyed_calls)
 
-    def open(self, key: Key, arguments: str, correlation_id: str) -> Memory[AnswerT]:
+    def open(self, key: Key, arguments: str, correlation_id: str) -> KeyedCall[AnswerT]:
         """Return what is known under ``key``, made if it is new; ``arguments`` is a hash of the call's.
 
         Raises:
@@ -94,52 +94,52 @@ class IdempotencyStore(Generic[AnswerT]):
                 room for another key: one that counts is never forgotten for a new one.
         """
         now = self._clock()
-        memory = self._memories.get(key)
-        if memory is not None and memory.expires_at <= now and memory.running is None:
+        keyed = self._keyed_calls.get(key)
+        if keyed is not None and keyed.expires_at <= now and keyed.running is None:
             self.forget(key)
-            memory = None
-        if memory is None:
+            keyed = None
+        if keyed is None:
             self._make_room(now, key)
-            memory = Memory(arguments, correlation_id, now + REMEMBERED_S)
-            self._memories[key] = memory
+            keyed = KeyedCall(arguments, correlation_id, now + REMEMBERED_S)
+            self._keyed_calls[key] = keyed
             for holder in _holders(key):
                 self._holdings[holder].keys[key] = None
-        elif memory.arguments != arguments:
+        elif keyed.arguments != arguments:
             raise ToolError(
                 Failure.ENVELOPE_INVALID, "The idempotency key was used for other arguments of this tool."
             )
-        return memory
+        return keyed
 
     def forget(self, key: Key) -> None:
         """Forget ``key``: its call never reached the node, and may be made as if it was new."""
-        memory = self._memories.pop(key, None)
-        if memory is None:
+        keyed = self._keyed_calls.pop(key, None)
+        if keyed is None:
             return
         for holder in _holders(key):
             holding = self._holdings[holder]
             del holding.keys[key]
-            holding.size -= memory.size
+            holding.size -= keyed.size
             if not holding.keys:
                 del self._holdings[holder]
 
     def keep(self, key: Key, answer: AnswerT, size: int) -> None:
         """Remember ``answer``, of ``size`` bytes, as what became of the call under ``key``."""
-        memory = self._memories[key]
-        memory.outcome, memory.size = answer, size
+        keyed = self._keyed_calls[key]
+        keyed.outcome, keyed.size = answer, size
         for holder in _holders(key):
             self._holdings[holder].size += size
 
     def _make_room(self, now: float, new: Key) -> None:
-        while self._memories:
-            key, memory = next(iter(self._memories.items()))
-            if memory.expires_at > now or memory.running is not None:
+        while self._keyed_calls:
+            key, keyed = next(iter(self._keyed_calls.items()))
+            if keyed.expires_at > now or keyed.running is not None:
                 break
             self.forget(key)
-        for holder, room in zip(_holders(new), self._rooms, strict=True):
+        for holder, room in zip(_holders(new), self._quotas, strict=True):
             holding = self._holdings.get(holder)
             if holding is None or (len(holding.keys) < room.keys and holding.size < room.size):
                 continue
-            oldest = self._memories[next(iter(holding.keys))]
+            oldest = self._keyed_calls[next(iter(holding.keys))]
             wait_ms = max(1, int((oldest.expires_at - now) * 1000))
             raise ToolError(
                 Failure.RATE_LIMITED, "Too many idempotency keys are in use.", retry_after_ms=wait_ms

@@ -13,7 +13,7 @@ from relay.audit.log import AuditLog, AuditUnavailableError
 from relay.auth.agent_tokens import Principal
 from relay.calls.call_record import CallAnswer, CallRecord
 from relay.calls.executor import CallExecutor
-from relay.calls.idempotency_store import IdempotencyStore, Key, Memory
+from relay.calls.idempotency_store import IdempotencyStore, Key, KeyedCall
 from relay.fleet.tools import Tool
 from relay.rate_limits import Limiter
 from schemas.canonical import jcs
@@ -30,12 +30,12 @@ class IdempotentCalls:
 
     def __init__(
         self,
-        runner: CallExecutor,
+        executor: CallExecutor,
         store: IdempotencyStore[CallAnswer],
         audit: AuditLog,
         log: FilteringBoundLogger,
     ) -> None:
-        self._runner = runner
+        self._executor = executor
         self._store = store
         self._audit = audit
         self._log = log
@@ -57,24 +57,24 @@ class IdempotentCalls:
         place: Key = (principal.name, tool.canonical, hashed_key)
         arguments = sha256(jcs(record.call.arguments)).hexdigest()
         try:
-            memory = self._store.open(place, arguments, record.correlation_id)
+            keyed = self._store.open(place, arguments, record.correlation_id)
         except ToolError as error:
             record.denied(self._audit, error)
             raise
-        if not _is_to_be_sent(memory, tool):
-            return await self._repeated(memory, tool, record)
-        memory.attempts += 1
-        record.attempt = memory.attempts
-        memory.running = asyncio.create_task(self._sent(place, memory, tool, record))
-        self._running.add(memory.running)
-        memory.running.add_done_callback(self._ended)
+        if not _is_to_be_sent(keyed, tool):
+            return await self._repeated(keyed, tool, record)
+        keyed.attempts += 1
+        record.attempt = keyed.attempts
+        keyed.running = asyncio.create_task(self._sent(place, keyed, tool, record))
+        self._running.add(keyed.running)
+        keyed.running.add_done_callback(self._ended)
         share.acquire_extra()
-        memory.running.add_done_callback(lambda _: share.release())
+        keyed.running.add_done_callback(lambda _: share.release())
         # A caller who goes away leaves it to whoever repeats the call: that is what the key is for.
         try:
-            return await asyncio.shield(memory.running)
+            return await asyncio.shield(keyed.running)
         except asyncio.CancelledError:
-            memory.running.add_done_callback(self._report)
+            keyed.running.add_done_callback(self._report)
             raise
 
     async def end(self) -> None:
@@ -96,49 +96,49 @@ class IdempotentCalls:
             self._log.error("call failed", exc_info=error)
 
     async def _sent(
-        self, place: Key, memory: Memory[CallAnswer], tool: Tool, record: CallRecord
+        self, place: Key, keyed: KeyedCall[CallAnswer], tool: Tool, record: CallRecord
     ) -> CallAnswer:
-        memory.unknown = True
+        keyed.unknown = True
         try:
-            answer = await self._runner.run(tool, record)
+            answer = await self._executor.run(tool, record)
             # The text alone: taken apart it is some three times as large.
             self._store.keep(place, CallAnswer(answer.text), len(answer.text))
         except AuditUnavailableError:
-            self._forget(place, memory)
+            self._forget(place, keyed)
             raise
         except ToolError as error:
             if error.failure in _HAS_NOT_RUN:
-                self._forget(place, memory)
+                self._forget(place, keyed)
             elif record.answered and error.failure is not Failure.DEADLINE_EXCEEDED:
-                memory.outcome, memory.unknown = _afresh(error), False
+                keyed.outcome, keyed.unknown = _afresh(error), False
             raise
         finally:
-            memory.running = None
-        memory.unknown = False
+            keyed.running = None
+        keyed.unknown = False
         return answer
 
-    def _forget(self, place: Key, memory: Memory[CallAnswer]) -> None:
+    def _forget(self, place: Key, keyed: KeyedCall[CallAnswer]) -> None:
         """Forget a call that was not made, unless it was sent before and may have run then."""
-        if memory.attempts == 1:
+        if keyed.attempts == 1:
             self._store.forget(place)
 
-    async def _repeated(self, memory: Memory[CallAnswer], tool: Tool, record: CallRecord) -> CallAnswer:
-        record.first, record.attempt = memory.first, memory.attempts
-        with self._runner.recorded(record):
-            if memory.running is not None:
-                return await self._joined(memory.running, tool, record)
-            if memory.outcome is None:
+    async def _repeated(self, keyed: KeyedCall[CallAnswer], tool: Tool, record: CallRecord) -> CallAnswer:
+        record.first, record.attempt = keyed.first, keyed.attempts
+        with self._executor.recorded(record):
+            if keyed.running is not None:
+                return await self._joined(keyed.running, tool, record)
+            if keyed.outcome is None:
                 raise ToolError(Failure.DEADLINE_EXCEEDED, _UNKNOWN)
-            if isinstance(memory.outcome, ToolError):
-                raise _afresh(memory.outcome)
-            return CallAnswer(memory.outcome.text, result=json.loads(memory.outcome.text))
+            if isinstance(keyed.outcome, ToolError):
+                raise _afresh(keyed.outcome)
+            return CallAnswer(keyed.outcome.text, result=json.loads(keyed.outcome.text))
 
     async def _joined(
         self, running: "asyncio.Task[CallAnswer]", tool: Tool, record: CallRecord
     ) -> CallAnswer:
         try:
-            async with asyncio.timeout(self._runner.budget_ms(tool, record) / 1000):
-                async with self._runner.under_way(record):
+            async with asyncio.timeout(self._executor.budget_ms(tool, record) / 1000):
+                async with self._executor.under_way(record):
                     return await _of_another(running)
         except TimeoutError:
             raise ToolError(Failure.DEADLINE_EXCEEDED) from None
@@ -159,7 +159,7 @@ def _afresh(error: ToolError) -> ToolError:
     return ToolError(error.failure, error.detail, retry_after_ms=error.retry_after_ms)
 
 
-def _is_to_be_sent(memory: Memory[CallAnswer], tool: Tool) -> bool:
-    if memory.running is not None or memory.outcome is not None:
+def _is_to_be_sent(keyed: KeyedCall[CallAnswer], tool: Tool) -> bool:
+    if keyed.running is not None or keyed.outcome is not None:
         return False
-    return not memory.unknown or tool.surface.verb.idempotent
+    return not keyed.unknown or tool.surface.verb.idempotent

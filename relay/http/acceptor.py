@@ -26,14 +26,14 @@ _UNUSABLE = frozenset({errno.EBADF, errno.EINVAL, errno.ENOTSOCK})
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class SocketTimeouts:
     """How long a peer may take: for its handshake, and with nothing taken of what is sent to it."""
 
     handshake_s: float = HANDSHAKE_TIMEOUT_S
     write_s: float = WRITE_TIMEOUT_S
 
 
-PATIENCE = Patience()
+SOCKET_TIMEOUTS = SocketTimeouts()
 
 
 class Acceptor:
@@ -45,13 +45,13 @@ class Acceptor:
         connections: Connections,
         speak: Callable[[Connection], asyncio.Protocol],
         tls: ssl.SSLContext | None,
-        patience: Patience,
+        timeouts: SocketTimeouts,
     ) -> None:
         self._listener = listener
         self._connections = connections
         self._speak = speak
         self._tls = tls
-        self._patience = patience
+        self._timeouts = timeouts
         self._opening: set[asyncio.Task[None]] = set()
 
     async def run(self, backlog: int) -> None:
@@ -96,7 +96,7 @@ class Acceptor:
         is_open = False
         try:
             # The kernel sees what the peer takes, also when the transport is only waiting to be closed.
-            write_ms = int(self._patience.write_s * 1000)
+            write_ms = int(self._timeouts.write_s * 1000)
             accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, write_ms)
             with contextlib.suppress(OSError):  # no handshake, or gone meanwhile
                 await asyncio.get_running_loop().connect_accepted_socket(
@@ -104,7 +104,7 @@ class Acceptor:
                     accepted,
                     ssl=self._tls,
                     # asyncio wants no limits to what there is not.
-                    ssl_handshake_timeout=self._patience.handshake_s if self._tls else None,
+                    ssl_handshake_timeout=self._timeouts.handshake_s if self._tls else None,
                     ssl_shutdown_timeout=_TLS_GOODBYE_S if self._tls else None,
                 )
                 is_open = True

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import uvicorn
 from starlette.types import ASGIApp
 
-from relay.http.acceptor import PATIENCE, Acceptor, Patience
+from relay.http.acceptor import SOCKET_TIMEOUTS, Acceptor, SocketTimeouts
 from relay.http.connections import CONNECTION_IN_STATE, Connection, Connections
 from relay.http.http_protocol import BoundedHttp
 from relay.http.websocket_protocol import BoundedWebSocket
@@ -35,11 +35,11 @@ class _Server(uvicorn.Server):
         listener: socket.socket,
         connections: Connections,
         tls: ssl.SSLContext | None,
-        patience: Patience,
+        timeouts: SocketTimeouts,
     ) -> None:
         super().__init__(config)
         self._connections = connections
-        self._acceptor = Acceptor(listener, connections, self._speak, tls, patience)
+        self._acceptor = Acceptor(listener, connections, self._speak, tls, timeouts)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:  # noqa: ARG002 - ours is known
         """Begin to serve. uvicorn's own way accepts without bounds, and waits a minute for a handshake."""
@@ -77,7 +77,7 @@ async def serve(
     listener: socket.socket,
     connections: Connections,
     tls: ssl.SSLContext | None = None,
-    patience: Patience = PATIENCE,
+    timeouts: SocketTimeouts = SOCKET_TIMEOUTS,
 ) -> None:
     """Serve ``application`` on ``listener``, which is bound, within ``connections``' bounds, until cancelled.
 
@@ -99,7 +99,7 @@ async def serve(
         proxy_headers=False,
         timeout_graceful_shutdown=_SHUTDOWN_S,
     )
-    server = _Server(config, listener, connections, tls, patience)
+    server = _Server(config, listener, connections, tls, timeouts)
     serving = asyncio.create_task(server.serve())
     try:
         await asyncio.shield(serving)

@@ -14,10 +14,10 @@ from mcp.shared.exceptions import MCPError
 
 from relay.auth.agent_tokens import Principal
 from relay.fleet.change_notifier import ChangeNotifier
-from relay.mcp_api.open_streams import NoRoomError, OpenStreams
+from relay.mcp_api.open_streams import OpenStreams, StreamLimitError
 from relay.mcp_api.sdk import Context, caller_of, connection_of
 
-NO_ROOM = "Too many sessions and subscriptions are open; close one."
+TOO_MANY_STREAMS = "Too many sessions and subscriptions are open; close one."
 
 _TOLD = "told"  # under which a session of the old era keeps what tells it of changes
 _FOLLOWED = "followed"
@@ -41,7 +41,7 @@ class ChangeStreams:
         The SDK keeps room for a session before it has read who opens it.
 
         Raises:
-            NoRoomError: there is no place.
+            StreamLimitError: there is no place.
         """
         self._streams.check(principal)
         return self._streams.hold(principal)
@@ -74,8 +74,8 @@ class ChangeStreams:
         principal = caller_of(context).principal
         try:
             self._streams.check(principal)
-        except NoRoomError:
-            raise MCPError(types.INTERNAL_ERROR, NO_ROOM) from None
+        except StreamLimitError:
+            raise MCPError(types.INTERNAL_ERROR, TOO_MANY_STREAMS) from None
         bus = InMemorySubscriptionBus()
         handler = ListenHandler(bus)
         stop = self._notifier.listen(principal.rights, lambda: bus.publish(ToolsListChanged()))

@@ -19,9 +19,9 @@ from starlette.types import Receive, Scope, Send
 from relay.auth.caller import CALLER_IN_SCOPE, Caller
 from relay.http.body_parser import MAX_BODY_BYTES, MESSAGE_IN_SCOPE, BodyParser
 from relay.mcp_api import direct
-from relay.mcp_api.change_streams import NO_ROOM, ChangeStreams
+from relay.mcp_api.change_streams import TOO_MANY_STREAMS, ChangeStreams
 from relay.mcp_api.methods import BYTES_LIKE_A_CALL, MethodError, Methods
-from relay.mcp_api.open_streams import NoRoomError
+from relay.mcp_api.open_streams import StreamLimitError
 from relay.mcp_api.sdk import (
     Context,
     Eras,
@@ -86,8 +86,8 @@ class McpEndpoint:
             return
         try:
             release = self._changes.open_session(caller.principal)
-        except NoRoomError:
-            refusal = JSONResponse({"error": "sessions", "message": NO_ROOM}, status_code=429)
+        except StreamLimitError:
+            refusal = JSONResponse({"error": "sessions", "message": TOO_MANY_STREAMS}, status_code=429)
             await refusal(scope, receive, send)
             return
         try:

@@ -15,7 +15,7 @@ IN_ALL = 4096
 Name = tuple[str, str, str]
 
 
-class NoRoomError(Exception):
+class StreamLimitError(Exception):
     """The agent's share is used up, or the room of all."""
 
 
@@ -32,10 +32,10 @@ class OpenStreams:
         """Return if ``principal`` may open one more.
 
         Raises:
-            NoRoomError: it may not.
+            StreamLimitError: it may not.
         """
         if self._held[principal.name] >= self._per_agent or self._held.total() >= self._in_all:
-            raise NoRoomError
+            raise StreamLimitError
 
     def hold(self, principal: Principal, end: Callable[[], None] = lambda: None) -> Callable[[], None]:
         """Count one that ``principal`` has opened; ``end`` is called if its token is revoked.

@@ -11,7 +11,7 @@ from relay.routing.port import NodeRouter
 from relay.sessions.capability_limits import CapabilityLimits
 from relay.sessions.connect_limiter import ConnectLimiter
 from relay.sessions.frame_handlers import FrameHandlers
-from relay.sessions.handshake import Admission
+from relay.sessions.handshake import Handshake
 from relay.sessions.node_sessions import NodeSessions
 from schemas.frames import FrameReader
 from schemas.tokens import DEVICE_REF, TokenVerifier
@@ -29,7 +29,7 @@ def assemble(environment: RelayEnvironment, audit: AuditPart, pki: PkiPart, flee
     """Return the wing."""
     config, registry = environment.config, environment.registry
     node_sessions = NodeSessions(
-        admission=Admission(
+        handshake=Handshake(
             fleet.fleet,
             TokenVerifier(registry, DEVICE_REF),
             config.public_url,

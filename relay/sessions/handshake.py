@@ -18,7 +18,7 @@ _NONCE_BYTES = 32
 _MAX_TOKEN_LIFE_S = 60
 
 
-class AdmissionError(Exception):
+class HandshakeError(Exception):
     """The node does not get in. ``reason`` is a fixed word; ``code`` closes the connection."""
 
     def __init__(self, reason: str, code: CloseCode = CloseCode.AUTH_FAILED) -> None:
@@ -28,7 +28,7 @@ class AdmissionError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Admission:
+class Handshake:
     """Challenges nodes, and judges their answers. ``audience`` is the relay's public URL.
 
     ``now_ms`` is the session's time, of the challenge and of the answer: the node counts the times of its
@@ -52,14 +52,14 @@ class Admission:
         """Return the identity that ``auth``, the answer to the challenge with ``nonce``, proves.
 
         Raises:
-            AdmissionError: it proves none.
+            HandshakeError: it proves none.
         """
         node_id = auth.payload["node_id"]
         try:
             identity = self.fleet.identify(node_id, auth.payload["certificate"])
         except IdentityError as error:
             code = CloseCode.REVOKED if error.reason == "revoked" else CloseCode.AUTH_FAILED
-            raise AdmissionError(error.reason, code) from None
+            raise HandshakeError(error.reason, code) from None
         try:
             claims = self.verifier.verify(
                 auth.payload["token"],
@@ -68,11 +68,11 @@ class Admission:
                 now_s=now_ms // 1000,
             )
         except TokenError as error:
-            raise AdmissionError(f"token_{error.reason}") from None
+            raise HandshakeError(f"token_{error.reason}") from None
         if claims["nonce"] != nonce:
-            raise AdmissionError("token_nonce")
+            raise HandshakeError("token_nonce")
         if not claims["iss"] == claims["sub"] == node_id:
-            raise AdmissionError("token_subject")
+            raise HandshakeError("token_subject")
         if claims["exp"] - claims["iat"] > _MAX_TOKEN_LIFE_S:
-            raise AdmissionError("token_life")
+            raise HandshakeError("token_life")
         return identity

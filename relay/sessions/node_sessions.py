@@ -24,8 +24,8 @@ from relay.routing.port import Command
 from relay.sessions.connect_limiter import ConnectLimiter
 from relay.sessions.connection import NodeConnection
 from relay.sessions.frame_handlers import FrameHandlers
-from relay.sessions.handshake import Admission, AdmissionError
-from relay.sessions.session import Answer, NodeSession
+from relay.sessions.handshake import Handshake, HandshakeError
+from relay.sessions.session import AckPayload, NodeSession
 from schemas.errors import Failure, ToolError
 from schemas.frames import MAX_FRAME_BYTES, SUBPROTOCOL, Frame, FrameReader
 from schemas.identity import Identity
@@ -39,12 +39,12 @@ _TOO_LARGE = 1009  # the server's own: a frame over the cap never comes up to he
 
 
 class NodeSessions:
-    """Serves ``/devices/connect``, and reaches the nodes behind it (``relay.routing.port.Reach``)."""
+    """Serves ``/devices/connect``, and reaches the nodes behind it (``relay.routing.port.NodeRouter``)."""
 
     def __init__(  # noqa: PLR0913 - what comes in from outside
         self,
         *,
-        admission: Admission,
+        handshake: Handshake,
         fleet: Fleet,
         frames: FrameHandlers,
         connect_limiter: ConnectLimiter,
@@ -58,7 +58,7 @@ class NodeSessions:
         log: FilteringBoundLogger,
         auth_timeout_s: float = AUTH_TIMEOUT_S,
     ) -> None:
-        self._admission = admission
+        self._handshake = handshake
         self._fleet = fleet
         self._frames = frames
         self._connect_limiter = connect_limiter
@@ -93,7 +93,7 @@ class NodeSessions:
         try:
             async with asyncio.timeout(self._auth_timeout_s):
                 identity, auth = await self._admit(link, clock, socket.scope)
-        except (AdmissionError, ProtocolError, TimeoutError, WebSocketDisconnect) as error:
+        except (HandshakeError, ProtocolError, TimeoutError, WebSocketDisconnect) as error:
             await self._refuse(link, error)
             return
         live, before = self._take_place(identity, auth, link, clock)
@@ -114,8 +114,8 @@ class NodeSessions:
         finally:
             self._leave(identity.node_id, live, link)
 
-    async def run(self, command: Command) -> Answer:
-        """Send ``command`` and return the node's answer, as ``relay.routing.port.Reach`` describes."""
+    async def run(self, command: Command) -> AckPayload:
+        """Send ``command`` and return the node's answer, as ``relay.routing.port.NodeRouter`` describes."""
         live = self._live.get(command.node_id)
         link = live.link if live else None
         if live is None or link is None or not link.is_open:
@@ -131,7 +131,7 @@ class NodeSessions:
         }
         if command.traceparent is not None:
             payload["traceparent"] = command.traceparent
-        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[AckPayload] = asyncio.get_running_loop().create_future()
         live.pending.add(msg_id, payload, now + command.deadline_ms, answer)
         try:
             async with asyncio.timeout(command.deadline_ms / 1000):
@@ -193,14 +193,14 @@ class NodeSessions:
             return  # the connection ended first: the node stops the command at its deadline
 
     async def _admit(self, link: NodeConnection, clock: SessionClock, scope: Scope) -> tuple[Identity, Frame]:
-        challenge = self._admission.challenge(clock())
+        challenge = self._handshake.challenge(clock())
         await link.send("challenge", challenge)
         auth = await link.receive()
         if auth is None or auth.type != "auth":
-            raise AdmissionError("no_auth")
-        identity = self._admission.judge(auth, challenge["nonce"], clock())
+            raise HandshakeError("no_auth")
+        identity = self._handshake.judge(auth, challenge["nonce"], clock())
         if not admit(scope, identity.node_id):
-            raise AdmissionError("connections", CloseCode.OVER_CAPACITY)
+            raise HandshakeError("connections", CloseCode.OVER_CAPACITY)
         return identity, auth
 
     def _broken(self, node_id: str, error: ProtocolError) -> None:
@@ -219,7 +219,7 @@ class NodeSessions:
 
     async def _refuse(self, link: NodeConnection, error: Exception) -> None:
         reason, code = "late", CloseCode.AUTH_FAILED
-        if isinstance(error, AdmissionError):
+        if isinstance(error, HandshakeError):
             reason, code = error.reason, error.code
         elif isinstance(error, ProtocolError):
             reason, code = "protocol", error.code

@@ -14,7 +14,7 @@ from schemas.delivery import PendingCommands
 from schemas.errors import ToolError
 from schemas.identity import Identity
 
-Answer = Mapping[str, Any]
+AckPayload = Mapping[str, Any]
 """The payload of a ``cmd_ack``."""
 
 
@@ -34,12 +34,12 @@ class NodeSession:
     identity: Identity
     link: NodeConnection | None
     now_ms: SessionClock
-    pending: PendingCommands[asyncio.Future[Answer]] = field(default_factory=PendingCommands)
+    pending: PendingCommands[asyncio.Future[AckPayload]] = field(default_factory=PendingCommands)
     rejected_in_a_row: int = 0
     asking: set[str] = field(default_factory=set)
     leaving: bool = False
 
-    def settle(self, msg_id: str, answer: Answer) -> None:
+    def settle(self, msg_id: str, answer: AckPayload) -> None:
         """Hand ``answer`` to whoever waits for it, once."""
         waiter = self.pending.pop(msg_id)
         if waiter is not None and not waiter.done():

@@ -8,8 +8,8 @@ import pytest_asyncio
 
 from schemas.frames import FrameReader
 from schemas.registry import SchemaRegistry
-from tests.fakes.doors import Doors
 from tests.fakes.hub import Hub
+from tests.fakes.served_relay import ServedRelay
 from tests.fakes.serving import Server
 from tests.fakes.signer import SimulatedNode
 
@@ -39,10 +39,10 @@ async def server() -> AsyncIterator[Server]:
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def doors(hub: Hub, server: Server) -> AsyncIterator[Doors]:
-    """The doors of ``hub``, served."""
-    async with Doors.open(hub, server) as doors:
-        yield doors
+async def relay(hub: Hub, server: Server) -> AsyncIterator[ServedRelay]:
+    """The parts of ``hub``, served."""
+    async with ServedRelay.open(hub, server) as relay:
+        yield relay
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ import asyncio
 
 import pytest
 
-from tests.fakes.doors import Doors
 from tests.fakes.frames import ERROR, PAYLOADS
+from tests.fakes.served_relay import ServedRelay
 from tests.fakes.signer import NODE_ID, NOW_MS, SimulatedNode
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -19,9 +19,9 @@ RESULT = {"message": "ping", "received_at_ms": NOW_MS, "node_id": NODE_ID}
 ECHO_NAME = f"sysecho.{NODE_ID}.echo.invoke"
 
 
-async def test_only_the_first_answer_counts(doors: Doors, node: SimulatedNode) -> None:
-    async with doors.session(node) as end:
-        call = asyncio.create_task(doors.call(ECHO_NAME))
+async def test_only_the_first_answer_counts(relay: ServedRelay, node: SimulatedNode) -> None:
+    async with relay.session(node) as end:
+        call = asyncio.create_task(relay.call(ECHO_NAME))
         command = await end.receive("cmd")
         await end.acknowledge(command, RESULT)
         await end.acknowledge(command, {**RESULT, "message": "another"})
@@ -29,22 +29,22 @@ async def test_only_the_first_answer_counts(doors: Doors, node: SimulatedNode) -
         assert (await call).json()["result"]["structuredContent"] == RESULT
         await end.send("heartbeat", PAYLOADS["heartbeat"])
         await end.receive("heartbeat_ack")
-    assert doors.refusals() == [("frame_dropped", NODE_ID, "unasked", 2)]
-    assert doors.calls() == [("allow", "ok", NODE_ID), ("ok", "ok", NODE_ID)]
+    assert relay.refusals() == [("frame_dropped", NODE_ID, "unasked", 2)]
+    assert relay.calls() == [("allow", "ok", NODE_ID), ("ok", "ok", NODE_ID)]
 
 
 async def test_an_answer_that_was_used_does_not_answer_the_next_command(
-    doors: Doors, node: SimulatedNode
+    relay: ServedRelay, node: SimulatedNode
 ) -> None:
-    async with doors.session(node) as end:
-        first = asyncio.create_task(doors.call(ECHO_NAME))
+    async with relay.session(node) as end:
+        first = asyncio.create_task(relay.call(ECHO_NAME))
         earlier = await end.receive("cmd")
         await end.acknowledge(earlier, RESULT)
         await first
-        second = asyncio.create_task(doors.call(ECHO_NAME, message="two"))
+        second = asyncio.create_task(relay.call(ECHO_NAME, message="two"))
         later = await end.receive("cmd")
         await end.acknowledge(earlier, RESULT)
-        await doors.hub.lines.until("answer dropped")
+        await relay.hub.lines.until("answer dropped")
         await end.acknowledge(later, {**RESULT, "message": "two"})
         assert (await second).json()["result"]["structuredContent"]["message"] == "two"
-    assert doors.refusals() == [("frame_dropped", NODE_ID, "unasked", 1)]
+    assert relay.refusals() == [("frame_dropped", NODE_ID, "unasked", 1)]

@@ -9,7 +9,7 @@ import asyncio
 
 import pytest
 
-from tests.fakes.doors import Doors
+from tests.fakes.served_relay import ServedRelay
 from tests.fakes.signer import NODE_ID, NOW_MS, OTHER_NODE_ID, TENANT, SimulatedNode
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -20,17 +20,17 @@ RESULT = {"message": "ping", "received_at_ms": NOW_MS, "node_id": NODE_ID}
 @pytest.mark.parametrize("resumes", [False, True], ids=["on its own session", "as A's session resumed"])
 @pytest.mark.parametrize("tenant", [TENANT, "globex"])
 async def test_a_node_cannot_answer_for_another(
-    doors: Doors, node: SimulatedNode, tenant: str, *, resumes: bool
+    relay: ServedRelay, node: SimulatedNode, tenant: str, *, resumes: bool
 ) -> None:
-    thief = doors.hub.ca.issue(OTHER_NODE_ID, tenant)
-    async with doors.session(node) as own, doors.end(thief) as other:
+    thief = relay.hub.ca.issue(OTHER_NODE_ID, tenant)
+    async with relay.session(node) as own, relay.end(thief) as other:
         welcome = await other.authenticate(resume=own.session_id if resumes else None)
         assert welcome.payload["resumed"] is False
-        call = asyncio.create_task(doors.call(f"sysecho.{NODE_ID}.echo.invoke"))
+        call = asyncio.create_task(relay.call(f"sysecho.{NODE_ID}.echo.invoke"))
         command = await own.receive("cmd")
         await other.acknowledge(command, {**RESULT, "message": "stolen"})
-        await doors.hub.lines.until("answer dropped")
+        await relay.hub.lines.until("answer dropped")
         await own.acknowledge(command, RESULT)
         assert (await call).json()["result"]["structuredContent"] == RESULT
-    assert doors.refusals() == [("frame_dropped", OTHER_NODE_ID, "unasked", 1)]
-    assert doors.calls() == [("allow", "ok", NODE_ID), ("ok", "ok", NODE_ID)]
+    assert relay.refusals() == [("frame_dropped", OTHER_NODE_ID, "unasked", 1)]
+    assert relay.calls() == [("allow", "ok", NODE_ID), ("ok", "ok", NODE_ID)]

@@ -10,8 +10,8 @@ import asyncio
 
 import pytest
 
-from tests.fakes.doors import Doors
 from tests.fakes.frames import PAYLOADS, message_id
+from tests.fakes.served_relay import ServedRelay
 from tests.fakes.signer import NODE_ID, NOW_MS, SimulatedNode
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -26,21 +26,25 @@ def neighbour(msg_id: str) -> str:
     return msg_id[:-1] + last[(last.index(msg_id[-1]) + 1) % 32]
 
 
-async def test_an_answer_to_what_was_never_asked_reaches_nobody(doors: Doors, node: SimulatedNode) -> None:
-    async with doors.session(node) as end:
+async def test_an_answer_to_what_was_never_asked_reaches_nobody(
+    relay: ServedRelay, node: SimulatedNode
+) -> None:
+    async with relay.session(node) as end:
         own = await end.send("heartbeat", PAYLOADS["heartbeat"])
         await end.receive("heartbeat_ack")
         for msg_id in (message_id(7), own, "7" + "Z" * 25):
             await end.send("cmd_ack", FORGED, msg_id)
         await end.send("heartbeat", PAYLOADS["heartbeat"])
         await end.receive("heartbeat_ack")
-    assert doors.refusals() == [("frame_dropped", NODE_ID, "unasked", 3)]
-    assert doors.calls() == []
+    assert relay.refusals() == [("frame_dropped", NODE_ID, "unasked", 3)]
+    assert relay.calls() == []
 
 
-async def test_a_guessed_id_does_not_answer_the_command_that_waits(doors: Doors, node: SimulatedNode) -> None:
-    async with doors.session(node) as end:
-        call = asyncio.create_task(doors.call(f"sysecho.{NODE_ID}.echo.invoke"))
+async def test_a_guessed_id_does_not_answer_the_command_that_waits(
+    relay: ServedRelay, node: SimulatedNode
+) -> None:
+    async with relay.session(node) as end:
+        call = asyncio.create_task(relay.call(f"sysecho.{NODE_ID}.echo.invoke"))
         command = await end.receive("cmd")
         correlation_id = command.payload["correlation_id"]
         for msg_id in (neighbour(command.msg_id), message_id(7), correlation_id):
@@ -49,5 +53,5 @@ async def test_a_guessed_id_does_not_answer_the_command_that_waits(doors: Doors,
         await end.receive("heartbeat_ack")
         await end.acknowledge(command, RESULT)
         assert (await call).json()["result"]["structuredContent"] == RESULT
-    assert doors.refusals() == [("frame_dropped", NODE_ID, "unasked", 3)]
-    assert doors.calls() == [("allow", "ok", NODE_ID), ("ok", "ok", NODE_ID)]
+    assert relay.refusals() == [("frame_dropped", NODE_ID, "unasked", 3)]
+    assert relay.calls() == [("allow", "ok", NODE_ID), ("ok", "ok", NODE_ID)]

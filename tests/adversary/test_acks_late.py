@@ -9,7 +9,7 @@ import asyncio
 
 import pytest
 
-from tests.fakes.doors import Doors
+from tests.fakes.served_relay import ServedRelay
 from tests.fakes.signer import ECHO, NODE_ID, NOW_MS, SimulatedNode
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -19,22 +19,22 @@ ECHO_NAME = f"sysecho.{NODE_ID}.echo.invoke"
 HASTY = {**ECHO, "constraints": {**ECHO["constraints"], "deadline_ms_default": 50}}
 
 
-async def test_an_answer_after_the_deadline_reaches_nobody(doors: Doors, node: SimulatedNode) -> None:
-    async with doors.session(node, capabilities=[HASTY]) as end:
-        call = asyncio.create_task(doors.call(ECHO_NAME))
+async def test_an_answer_after_the_deadline_reaches_nobody(relay: ServedRelay, node: SimulatedNode) -> None:
+    async with relay.session(node, capabilities=[HASTY]) as end:
+        call = asyncio.create_task(relay.call(ECHO_NAME))
         command = await end.receive("cmd")
         assert (await call).error()["code"] == "E_DEADLINE_EXCEEDED"
         cancelled = await end.receive("cmd_cancel")
         assert (cancelled.in_reply_to, cancelled.payload["reason"]) == (command.msg_id, "deadline")
         await end.acknowledge(command, RESULT)
-        await doors.hub.lines.until("answer dropped")
+        await relay.hub.lines.until("answer dropped")
         # The next caller has a command of his own, which the late answer has not touched.
-        again = asyncio.create_task(doors.call(ECHO_NAME, message="two"))
+        again = asyncio.create_task(relay.call(ECHO_NAME, message="two"))
         following = await end.receive("cmd")
         await end.acknowledge(following, {**RESULT, "message": "two"})
         assert (await again).json()["result"]["structuredContent"]["message"] == "two"
-    assert doors.refusals() == [("frame_dropped", NODE_ID, "unasked", 1)]
-    assert doors.calls() == [
+    assert relay.refusals() == [("frame_dropped", NODE_ID, "unasked", 1)]
+    assert relay.calls() == [
         ("allow", "ok", NODE_ID),
         ("error", "E_DEADLINE_EXCEEDED", NODE_ID),
         ("allow", "ok", NODE_ID),

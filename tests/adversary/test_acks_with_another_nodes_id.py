@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.fakes.doors import Doors
+from tests.fakes.served_relay import ServedRelay
 from tests.fakes.signer import ECHO, NODE_ID, NOW_MS, OTHER_NODE_ID, SimulatedNode
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -33,10 +33,10 @@ ECHO_NAME = f"sysecho.{NODE_ID}.echo.invoke"
     ],
 )
 async def test_a_result_that_names_another_node_reaches_nobody(
-    doors: Doors, node: SimulatedNode, members: dict[str, Any]
+    relay: ServedRelay, node: SimulatedNode, members: dict[str, Any]
 ) -> None:
-    async with doors.session(node) as end:
-        call = asyncio.create_task(doors.call(ECHO_NAME))
+    async with relay.session(node) as end:
+        call = asyncio.create_task(relay.call(ECHO_NAME))
         await end.acknowledge(
             await end.receive("cmd"), {"message": MARK, "received_at_ms": NOW_MS, **members}
         )
@@ -44,14 +44,16 @@ async def test_a_result_that_names_another_node_reaches_nobody(
     assert reply.error()["code"] == "E_INTERNAL"
     assert MARK.encode() not in reply.body
     assert OTHER_NODE_ID.encode() not in reply.body
-    assert doors.calls() == [("allow", "ok", NODE_ID), ("error", "E_INTERNAL", NODE_ID)]
-    assert MARK not in doors.hub.audit_file.read_text("ascii") + doors.hub.lines.getvalue()
+    assert relay.calls() == [("allow", "ok", NODE_ID), ("error", "E_INTERNAL", NODE_ID)]
+    assert MARK not in relay.hub.audit_file.read_text("ascii") + relay.hub.lines.getvalue()
 
 
-async def test_a_result_that_names_its_node_twice_is_no_answer(doors: Doors, node: SimulatedNode) -> None:
+async def test_a_result_that_names_its_node_twice_is_no_answer(
+    relay: ServedRelay, node: SimulatedNode
+) -> None:
     hasty = {**ECHO, "constraints": {**ECHO["constraints"], "deadline_ms_default": 50}}
-    async with doors.session(node, capabilities=[hasty]) as end:
-        call = asyncio.create_task(doors.call(ECHO_NAME))
+    async with relay.session(node, capabilities=[hasty]) as end:
+        call = asyncio.create_task(relay.call(ECHO_NAME))
         command = await end.receive("cmd")
         result = json.dumps({"message": MARK, "received_at_ms": NOW_MS, "node_id": OTHER_NODE_ID})
         twice = result.replace("}", f', "node_id": "{NODE_ID}"}}')

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.fakes.doors import HERE, Doors
 from tests.fakes.forged import RELAY_KEY, agent_token, kid_of
+from tests.fakes.served_relay import HERE, ServedRelay
 from tests.fakes.signer import ABSENT, NODE_ID, key_named
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -37,17 +37,17 @@ HIS_KEY = key_named("an attacker's own")
     ],
 )
 async def test_a_token_of_another_key_is_refused_whatever_it_calls_the_key(
-    doors: Doors, kid: Any, reason: str
+    relay: ServedRelay, kid: Any, reason: str
 ) -> None:
-    token = agent_token(doors.hub, header={"kid": kid}, key=HIS_KEY)
-    reply = await doors.call(f"sysecho.{NODE_ID}.echo.invoke", token)
+    token = agent_token(relay.hub, header={"kid": kid}, key=HIS_KEY)
+    reply = await relay.call(f"sysecho.{NODE_ID}.echo.invoke", token)
     assert reply.status == 401
-    assert doors.refusals() == [("token_refused", HERE, reason, 1)]
-    assert doors.calls() == []
+    assert relay.refusals() == [("token_refused", HERE, reason, 1)]
+    assert relay.calls() == []
 
 
-async def test_a_nodes_key_signs_no_agents_token(doors: Doors) -> None:
-    node = doors.hub.ca.issue()
-    token = agent_token(doors.hub, header={"kid": node.kid}, key=node.key)
-    assert (await doors.mcp("tools/list", token=token)).status == 401
-    assert doors.refusals() == [("token_refused", HERE, "unknown_key", 1)]
+async def test_a_nodes_key_signs_no_agents_token(relay: ServedRelay) -> None:
+    node = relay.hub.ca.issue()
+    token = agent_token(relay.hub, header={"kid": node.kid}, key=node.key)
+    assert (await relay.mcp("tools/list", token=token)).status == 401
+    assert relay.refusals() == [("token_refused", HERE, "unknown_key", 1)]

@@ -9,8 +9,8 @@ import hmac
 import pytest
 
 from schemas.keys import base64url
-from tests.fakes.doors import HERE, Doors
 from tests.fakes.forged import RELAY_KEY, agent_claims, jws, kid_of
+from tests.fakes.served_relay import HERE, ServedRelay
 from tests.fakes.signer import NODE_ID
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -26,21 +26,23 @@ FORMS = {
 
 @pytest.mark.parametrize("alg", ["HS256", "HS384", "HS512"])
 @pytest.mark.parametrize("form", FORMS)
-async def test_a_mac_that_is_keyed_with_the_public_key_is_refused(doors: Doors, alg: str, form: str) -> None:
+async def test_a_mac_that_is_keyed_with_the_public_key_is_refused(
+    relay: ServedRelay, alg: str, form: str
+) -> None:
     def sign(data: bytes) -> bytes:
         return hmac.digest(FORMS[form], data, alg.replace("HS", "sha"))
 
-    token = jws({"alg": alg, "kid": kid_of(RELAY_KEY), "typ": "JWT"}, agent_claims(doors.hub), sign)
-    reply = await doors.call(f"sysecho.{NODE_ID}.echo.invoke", token)
+    token = jws({"alg": alg, "kid": kid_of(RELAY_KEY), "typ": "JWT"}, agent_claims(relay.hub), sign)
+    reply = await relay.call(f"sysecho.{NODE_ID}.echo.invoke", token)
     assert reply.status == 401
-    assert doors.refusals() == [("token_refused", HERE, "malformed", 1)]
-    assert doors.calls() == []
+    assert relay.refusals() == [("token_refused", HERE, "malformed", 1)]
+    assert relay.calls() == []
 
 
-async def test_a_mac_that_calls_itself_eddsa_is_refused(doors: Doors) -> None:
+async def test_a_mac_that_calls_itself_eddsa_is_refused(relay: ServedRelay) -> None:
     def sign(data: bytes) -> bytes:
         return hmac.digest(PUBLIC_KEY, data, "sha512")
 
-    token = jws({"alg": "EdDSA", "kid": kid_of(RELAY_KEY), "typ": "JWT"}, agent_claims(doors.hub), sign)
-    assert (await doors.mcp("tools/list", token=token)).status == 401
-    assert doors.refusals() == [("token_refused", HERE, "signature", 1)]
+    token = jws({"alg": "EdDSA", "kid": kid_of(RELAY_KEY), "typ": "JWT"}, agent_claims(relay.hub), sign)
+    assert (await relay.mcp("tools/list", token=token)).status == 401
+    assert relay.refusals() == [("token_refused", HERE, "signature", 1)]

@@ -8,8 +8,8 @@ What was merely not sent is not in the audit; two Authorization headers are no c
 
 import pytest
 
-from tests.fakes.doors import HERE, Doors
 from tests.fakes.hub import PUBLIC_URL
+from tests.fakes.served_relay import HERE, ServedRelay
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -17,13 +17,13 @@ METADATA = f'resource_metadata="{PUBLIC_URL}/.well-known/oauth-protected-resourc
 
 
 @pytest.mark.parametrize("name", ["access_token", "token", "bearer", "authorization", "Authorization"])
-async def test_a_token_in_the_query_is_no_token(doors: Doors, name: str) -> None:
-    reply = await doors.mcp("tools/list", path=f"/mcp?{name}={doors.hub.token()}")
+async def test_a_token_in_the_query_is_no_token(relay: ServedRelay, name: str) -> None:
+    reply = await relay.mcp("tools/list", path=f"/mcp?{name}={relay.hub.token()}")
     assert reply.status == 401
     assert reply.headers["www-authenticate"].startswith(f"Bearer {METADATA}")
     assert "error=" not in reply.headers["www-authenticate"]
-    assert doors.refusals() == []
-    assert doors.calls() == []
+    assert relay.refusals() == []
+    assert relay.calls() == []
 
 
 @pytest.mark.parametrize(
@@ -43,43 +43,43 @@ async def test_a_token_in_the_query_is_no_token(doors: Doors, name: str) -> None
     ],
 )
 async def test_a_token_in_another_header_or_under_another_word_is_no_token(
-    doors: Doors, name: str, form: str
+    relay: ServedRelay, name: str, form: str
 ) -> None:
-    reply = await doors.mcp("tools/list", headers=[(name, form.format(doors.hub.token()))])
+    reply = await relay.mcp("tools/list", headers=[(name, form.format(relay.hub.token()))])
     assert reply.status == 401
     assert "error=" not in reply.headers["www-authenticate"]
-    assert doors.refusals() == []
-    assert doors.calls() == []
+    assert relay.refusals() == []
+    assert relay.calls() == []
 
 
-async def test_a_token_in_the_body_is_no_token(doors: Doors) -> None:
-    body = f"access_token={doors.hub.token()}".encode()
+async def test_a_token_in_the_body_is_no_token(relay: ServedRelay) -> None:
+    body = f"access_token={relay.hub.token()}".encode()
     form = ("Content-Type", "application/x-www-form-urlencoded")
-    assert (await doors.ask("POST /mcp", [form], body)).status == 401
-    assert doors.refusals() == []
+    assert (await relay.ask("POST /mcp", [form], body)).status == 401
+    assert relay.refusals() == []
 
 
-def doubled(doors: Doors, which: str) -> list[tuple[str, str]]:
-    good, bad = f"Bearer {doors.hub.token()}", "Bearer x"
+def doubled(relay: ServedRelay, which: str) -> list[tuple[str, str]]:
+    good, bad = f"Bearer {relay.hub.token()}", "Bearer x"
     values = {"good, bad": [good, bad], "bad, good": [bad, good], "good, good": [good, good]}[which]
     return [("Authorization", value) for value in values]
 
 
 @pytest.mark.parametrize("which", ["good, bad", "bad, good", "good, good"])
-async def test_two_tokens_are_no_token(doors: Doors, which: str) -> None:
-    reply = await doors.mcp("tools/list", headers=doubled(doors, which))
+async def test_two_tokens_are_no_token(relay: ServedRelay, which: str) -> None:
+    reply = await relay.mcp("tools/list", headers=doubled(relay, which))
     assert reply.status == 401
     assert "error=" not in reply.headers["www-authenticate"]
-    assert doors.calls() == []
+    assert relay.calls() == []
 
 
-async def test_two_tokens_in_one_header_are_a_bad_one(doors: Doors) -> None:
-    token = doors.hub.token()
-    reply = await doors.mcp("tools/list", token=f"{token}, Bearer {token}")
+async def test_two_tokens_in_one_header_are_a_bad_one(relay: ServedRelay) -> None:
+    token = relay.hub.token()
+    reply = await relay.mcp("tools/list", token=f"{token}, Bearer {token}")
     assert reply.status == 401
-    assert doors.refusals() == [("token_refused", HERE, "malformed", 1)]
+    assert relay.refusals() == [("token_refused", HERE, "malformed", 1)]
 
 
-async def test_two_tokens_stand_in_the_audit(doors: Doors) -> None:
-    await doors.mcp("tools/list", headers=doubled(doors, "good, bad"))
-    assert [line[0] for line in doors.refusals()] == ["token_refused"]
+async def test_two_tokens_stand_in_the_audit(relay: ServedRelay) -> None:
+    await relay.mcp("tools/list", headers=doubled(relay, "good, bad"))
+    assert [line[0] for line in relay.refusals()] == ["token_refused"]

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from schemas.addresses import mcp_url
-from tests.fakes.doors import HERE, Doors
 from tests.fakes.forged import agent_token, kid_of
+from tests.fakes.served_relay import HERE, ServedRelay
 from tests.fakes.signer import NODE_ID, key_named
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -30,15 +30,15 @@ ECHO_NAME = f"sysecho.{NODE_ID}.echo.invoke"
     ],
 )
 async def test_a_token_of_a_relay_with_the_same_key_is_refused(
-    doors: Doors, claims: dict[str, Any], reason: str
+    relay: ServedRelay, claims: dict[str, Any], reason: str
 ) -> None:
-    reply = await doors.call(ECHO_NAME, agent_token(doors.hub, **claims))
+    reply = await relay.call(ECHO_NAME, agent_token(relay.hub, **claims))
     assert reply.status == 401
-    assert doors.refusals() == [("token_refused", HERE, reason, 1)]
-    assert doors.calls() == []
+    assert relay.refusals() == [("token_refused", HERE, reason, 1)]
+    assert relay.calls() == []
 
 
-async def test_a_token_of_a_relay_with_another_key_is_refused(doors: Doors) -> None:
-    token = agent_token(doors.hub, header={"kid": kid_of(OTHER_KEY)}, key=OTHER_KEY)
-    assert (await doors.call(ECHO_NAME, token)).status == 401
-    assert doors.refusals() == [("token_refused", HERE, "unknown_key", 1)]
+async def test_a_token_of_a_relay_with_another_key_is_refused(relay: ServedRelay) -> None:
+    token = agent_token(relay.hub, header={"kid": kid_of(OTHER_KEY)}, key=OTHER_KEY)
+    assert (await relay.call(ECHO_NAME, token)).status == 401
+    assert relay.refusals() == [("token_refused", HERE, "unknown_key", 1)]

@@ -8,8 +8,8 @@ import pytest
 
 from schemas.manifest import MAX_FUTURE_MS
 from schemas.tokens import CLOCK_LEEWAY_S
-from tests.fakes.doors import HERE, Doors
 from tests.fakes.forged import NOW_S, agent_token
+from tests.fakes.served_relay import HERE, ServedRelay
 from tests.fakes.signer import NODE_ID
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -28,17 +28,19 @@ ECHO_NAME = f"sysecho.{NODE_ID}.echo.invoke"
         pytest.param(NOW_S + 3, NOW_S + 2, "not_yet", id="backwards"),
     ],
 )
-async def test_a_token_out_of_its_time_is_refused(doors: Doors, iat: int, exp: int, reason: str) -> None:
-    reply = await doors.call(ECHO_NAME, agent_token(doors.hub, iat=iat, exp=exp))
+async def test_a_token_out_of_its_time_is_refused(
+    relay: ServedRelay, iat: int, exp: int, reason: str
+) -> None:
+    reply = await relay.call(ECHO_NAME, agent_token(relay.hub, iat=iat, exp=exp))
     assert reply.status == 401
-    assert doors.refusals() == [("token_refused", HERE, reason, 1)]
-    assert doors.calls() == []
+    assert relay.refusals() == [("token_refused", HERE, reason, 1)]
+    assert relay.calls() == []
 
 
-async def test_a_token_that_expires_while_it_is_used_is_refused_from_then_on(doors: Doors) -> None:
-    token = agent_token(doors.hub, exp=NOW_S + 60)
-    assert (await doors.mcp("tools/list", token=token)).status == 200
-    doors.hub.clock.advance(60_000)
+async def test_a_token_that_expires_while_it_is_used_is_refused_from_then_on(relay: ServedRelay) -> None:
+    token = agent_token(relay.hub, exp=NOW_S + 60)
+    assert (await relay.mcp("tools/list", token=token)).status == 200
+    relay.hub.clock.advance(60_000)
     for _ in range(3):
-        assert (await doors.mcp("tools/list", token=token)).status == 401
-    assert doors.refusals() == [("token_refused", HERE, "expired", 3)]
+        assert (await relay.mcp("tools/list", token=token)).status == 401
+    assert relay.refusals() == [("token_refused", HERE, "expired", 3)]

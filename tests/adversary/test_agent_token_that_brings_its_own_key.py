@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from schemas.keys import base64url
-from tests.fakes.doors import HERE, Doors
 from tests.fakes.forged import RELAY_KEY, agent_token
+from tests.fakes.served_relay import HERE, ServedRelay
 from tests.fakes.signer import key_named
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -40,21 +40,21 @@ JWK = {"kty": "OKP", "crv": "Ed25519", "x": base64url(bytes(HIS_KEY.verify_key))
     ],
 )
 async def test_a_header_with_more_in_it_than_a_kid_is_refused(
-    doors: Doors, header: dict[str, Any], key: Any
+    relay: ServedRelay, header: dict[str, Any], key: Any
 ) -> None:
-    reply = await doors.mcp("tools/list", token=agent_token(doors.hub, header=header, key=key))
+    reply = await relay.mcp("tools/list", token=agent_token(relay.hub, header=header, key=key))
     assert reply.status == 401
-    assert doors.refusals() == [("token_refused", HERE, "malformed", 1)]
-    assert doors.calls() == []
+    assert relay.refusals() == [("token_refused", HERE, "malformed", 1)]
+    assert relay.calls() == []
 
 
 @pytest.mark.parametrize("name", ["jku", "x5u"])
-async def test_an_address_in_a_header_is_not_visited(doors: Doors, name: str) -> None:
+async def test_an_address_in_a_header_is_not_visited(relay: ServedRelay, name: str) -> None:
     with socket.create_server((HERE, 0)) as his_server:
         his_server.setblocking(False)  # noqa: FBT003 - the standard library's own signature
         url = f"http://{HERE}:{his_server.getsockname()[1]}/keys.json"
-        reply = await doors.mcp("tools/list", token=agent_token(doors.hub, header={name: url}, key=HIS_KEY))
+        reply = await relay.mcp("tools/list", token=agent_token(relay.hub, header={name: url}, key=HIS_KEY))
         assert reply.status == 401
-        assert doors.refusals() == [("token_refused", HERE, "malformed", 1)]
+        assert relay.refusals() == [("token_refused", HERE, "malformed", 1)]
         with pytest.raises(BlockingIOError):
             his_server.accept()

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.fakes.doors import HERE, Doors
 from tests.fakes.forged import agent_token
+from tests.fakes.served_relay import HERE, ServedRelay
 from tests.fakes.signer import ABSENT, NODE_ID, TENANT
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -19,24 +19,24 @@ CLAIMS = ["iss", "aud", "sub", "tenant", "scope", "iat", "exp", "jti", "token_cl
 ECHO_NAME = f"sysecho.{NODE_ID}.echo.invoke"
 
 
-async def refused(doors: Doors, reason: str, **claims: Any) -> None:
-    async with doors.session(doors.hub.ca.issue()):
-        reply = await doors.call(ECHO_NAME, agent_token(doors.hub, **claims))
+async def refused(relay: ServedRelay, reason: str, **claims: Any) -> None:
+    async with relay.session(relay.hub.ca.issue()):
+        reply = await relay.call(ECHO_NAME, agent_token(relay.hub, **claims))
         assert reply.status == 401
         assert reply.headers["www-authenticate"].startswith('Bearer error="invalid_token"')
-        assert doors.refusals() == [("token_refused", HERE, reason, 1)]
-        assert doors.calls() == []
+        assert relay.refusals() == [("token_refused", HERE, reason, 1)]
+        assert relay.calls() == []
 
 
 @pytest.mark.parametrize("claim", CLAIMS)
-async def test_a_token_without_one_of_its_claims_is_refused(doors: Doors, claim: str) -> None:
-    await refused(doors, "claims", **{claim: ABSENT})
+async def test_a_token_without_one_of_its_claims_is_refused(relay: ServedRelay, claim: str) -> None:
+    await refused(relay, "claims", **{claim: ABSENT})
 
 
 @pytest.mark.parametrize("value", [None, True, 1.5, [], {}, "", ["a"]])
 @pytest.mark.parametrize("claim", CLAIMS)
-async def test_a_claim_of_another_type_is_refused(doors: Doors, claim: str, value: Any) -> None:
-    await refused(doors, "claims", **{claim: value})
+async def test_a_claim_of_another_type_is_refused(relay: ServedRelay, claim: str, value: Any) -> None:
+    await refused(relay, "claims", **{claim: value})
 
 
 @pytest.mark.parametrize(
@@ -69,9 +69,9 @@ async def test_a_claim_of_another_type_is_refused(doors: Doors, claim: str, valu
     ],
 )
 async def test_a_claim_with_another_value_is_refused(
-    doors: Doors, claim: str, value: Any, reason: str
+    relay: ServedRelay, claim: str, value: Any, reason: str
 ) -> None:
-    await refused(doors, reason, **{claim: value})
+    await refused(relay, reason, **{claim: value})
 
 
 @pytest.mark.parametrize(
@@ -85,11 +85,11 @@ async def test_a_claim_with_another_value_is_refused(
         "admin",
     ],
 )
-async def test_a_scope_that_is_nearly_the_right_one_gives_nothing(doors: Doors, scope: str) -> None:
-    async with doors.session(doors.hub.ca.issue()):
-        token = agent_token(doors.hub, scope=scope)
-        listed = await doors.mcp("tools/list", token=token)
+async def test_a_scope_that_is_nearly_the_right_one_gives_nothing(relay: ServedRelay, scope: str) -> None:
+    async with relay.session(relay.hub.ca.issue()):
+        token = agent_token(relay.hub, scope=scope)
+        listed = await relay.mcp("tools/list", token=token)
         assert listed.json()["result"]["tools"] == []
-        assert (await doors.call(ECHO_NAME, token)).error()["code"] == "E_SAFETY_DENIED"
-        assert doors.calls() == [("deny", "E_SAFETY_DENIED", NODE_ID)]
-        assert doors.refusals() == []
+        assert (await relay.call(ECHO_NAME, token)).error()["code"] == "E_SAFETY_DENIED"
+        assert relay.calls() == [("deny", "E_SAFETY_DENIED", NODE_ID)]
+        assert relay.refusals() == []

@@ -12,9 +12,9 @@ import pytest
 
 from relay.fleet.pending_manifests import PARKED_FOR_MS
 from schemas.trust import Mark, Outcome, Reason
-from tests.fakes.doors import Doors
 from tests.fakes.hub import Hub
 from tests.fakes.refusals import audited_refusals, manifest_in_force, refusal
+from tests.fakes.served_relay import ServedRelay
 from tests.fakes.signer import NODE_ID, NOW_MS, OTHER_NODE_ID, SimulatedNode
 
 NEWER: Final[Mapping[str, Any]] = {"issued_at_ms": NOW_MS + 1}
@@ -111,35 +111,35 @@ def not_its_own(attacker: SimulatedNode, node: SimulatedNode) -> list[bytes]:
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("which", range(3), ids=["B's own", "B's as A signs it", "A's under B's id"])
 async def test_over_its_own_session_it_speaks_for_nobody_else(
-    doors: Doors, node: SimulatedNode, good: bytes, which: int
+    relay: ServedRelay, node: SimulatedNode, good: bytes, which: int
 ) -> None:
-    attacker = doors.hub.ca.issue(OTHER_NODE_ID)
-    async with doors.session(attacker) as end:
+    attacker = relay.hub.ca.issue(OTHER_NODE_ID)
+    async with relay.session(attacker) as end:
         await end.send("announce", json.loads(not_its_own(attacker, node)[which]))
         refused = (await end.receive("announce_ack")).payload
     assert refused["error"]["code"] == "E_ATTESTATION_FAILED"
     assert refused["error"]["message"] == "The manifest was not accepted: id_mismatch."
-    assert audited_refusals(doors.hub) == [refusal("manifest_refused", OTHER_NODE_ID, "id_mismatch")]
-    check_untouched(doors.hub, node, good)
+    assert audited_refusals(relay.hub) == [refusal("manifest_refused", OTHER_NODE_ID, "id_mismatch")]
+    check_untouched(relay.hub, node, good)
 
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_it_gets_no_session_under_another_nodes_name(
-    doors: Doors, node: SimulatedNode, good: bytes
+    relay: ServedRelay, node: SimulatedNode, good: bytes
 ) -> None:
-    attacker = doors.hub.ca.issue(OTHER_NODE_ID)
-    async with doors.end(attacker) as end:
+    attacker = relay.hub.ca.issue(OTHER_NODE_ID)
+    async with relay.end(attacker) as end:
         await end.answer_challenge(node_id=NODE_ID)
         assert await end.until_closed() == (4001, [])
-    async with doors.end(attacker) as end:
+    async with relay.end(attacker) as end:
         await end.answer_challenge(node_id=NODE_ID, certificate=node.leaf_pem)
         assert await end.until_closed() == (4001, [])
-    async with doors.end(attacker) as end:
+    async with relay.end(attacker) as end:
         await end.answer_challenge(node_id=NODE_ID, certificate=node.leaf_pem, token={"kid": node.kid})
         assert await end.until_closed() == (4001, [])
-    assert audited_refusals(doors.hub) == [
+    assert audited_refusals(relay.hub) == [
         refusal("node_refused", "127.0.0.1", "id_mismatch"),
         refusal("node_refused", "127.0.0.1", "token_unknown_key"),
         refusal("node_refused", "127.0.0.1", "token_signature"),
     ]
-    check_untouched(doors.hub, node, good)
+    check_untouched(relay.hub, node, good)

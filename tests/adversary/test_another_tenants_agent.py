@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.fakes.doors import BOUND_S, Doors, Reply, mcp_request
+from tests.fakes.served_relay import BOUND_S, Reply, ServedRelay, mcp_request
 from tests.fakes.signer import NODE_ID, OTHER_NODE_ID, TTL_MS, SimulatedNode
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -26,23 +26,23 @@ CHANGED = "notifications/tools/list_changed"
 _CORRELATION = re.compile(rb"[0-9A-HJKMNP-TV-Z]{26}")
 
 
-def unconnected(_doors: Doors) -> None:
+def unconnected(_doors: ServedRelay) -> None:
     """The node has announced itself, and there is no session."""
 
 
-def expired(doors: Doors) -> None:
-    doors.hub.clock.advance(TTL_MS)
+def expired(relay: ServedRelay) -> None:
+    relay.hub.clock.advance(TTL_MS)
 
 
-def rejected(doors: Doors) -> None:
-    doors.hub.fleet.offer_manifest(NODE_ID, b"{}", "broker")
+def rejected(relay: ServedRelay) -> None:
+    relay.hub.fleet.offer_manifest(NODE_ID, b"{}", "broker")
 
 
-def tombstoned(doors: Doors) -> None:
-    doors.hub.fleet.tombstone(NODE_ID)
+def tombstoned(relay: ServedRelay) -> None:
+    relay.hub.fleet.tombstone(NODE_ID)
 
 
-STATES: list[Callable[[Doors], None]] = [unconnected, expired, rejected, tombstoned]
+STATES: list[Callable[[ServedRelay], None]] = [unconnected, expired, rejected, tombstoned]
 NAMES = [
     pytest.param("sysecho.{}.echo.invoke", id="a tool that it has"),
     pytest.param("sysecho-{}-echo-invoke", id="in its dashed form"),
@@ -59,15 +59,15 @@ def without_ids(reply: Reply, node_id: str) -> tuple[int, dict[str, str], bytes]
     return reply.status, headers, _CORRELATION.sub(b"", reply.body).replace(node_id.encode(), b"<node>")
 
 
-async def same_as_nowhere(doors: Doors, name: str, arguments: dict[str, Any]) -> None:
-    token = doors.hub.token(tenant=THEIRS)
+async def same_as_nowhere(relay: ServedRelay, name: str, arguments: dict[str, Any]) -> None:
+    token = relay.hub.token(tenant=THEIRS)
     params = [{"name": name.format(node_id), "arguments": arguments} for node_id in (NODE_ID, NOWHERE)]
-    here, nowhere = [await doors.mcp("tools/call", each, token=token) for each in params]
+    here, nowhere = [await relay.mcp("tools/call", each, token=token) for each in params]
     assert here.error()["code"] == "E_SAFETY_DENIED"
     assert without_ids(here, NODE_ID) == without_ids(nowhere, NOWHERE)
-    assert doors.calls() == [("deny", "E_SAFETY_DENIED", NODE_ID), ("deny", "E_SAFETY_DENIED", NOWHERE)]
+    assert relay.calls() == [("deny", "E_SAFETY_DENIED", NODE_ID), ("deny", "E_SAFETY_DENIED", NOWHERE)]
     lines = [
-        {**line, "tool": "", "node_id": "", "correlation_id": "", "prev": ""} for line in doors.hub.audited()
+        {**line, "tool": "", "node_id": "", "correlation_id": "", "prev": ""} for line in relay.hub.audited()
     ]
     assert lines[0] == lines[1]
     assert lines[0]["tenant"] == THEIRS
@@ -75,56 +75,58 @@ async def same_as_nowhere(doors: Doors, name: str, arguments: dict[str, Any]) ->
 
 @pytest.mark.parametrize("name", NAMES)
 async def test_a_call_is_answered_as_for_a_node_that_is_nowhere(
-    doors: Doors, node: SimulatedNode, name: str
+    relay: ServedRelay, node: SimulatedNode, name: str
 ) -> None:
-    async with doors.session(node):
-        await same_as_nowhere(doors, name, {"message": "ping"})
+    async with relay.session(node):
+        await same_as_nowhere(relay, name, {"message": "ping"})
 
 
 @pytest.mark.parametrize("arguments", [{}, {"message": 7}, {"message": "x" * 2000}, {"more": "than wanted"}])
 async def test_bad_arguments_are_not_told_from_good_ones(
-    doors: Doors, node: SimulatedNode, arguments: dict[str, Any]
+    relay: ServedRelay, node: SimulatedNode, arguments: dict[str, Any]
 ) -> None:
-    async with doors.session(node):
-        await same_as_nowhere(doors, "sysecho.{}.echo.invoke", arguments)
+    async with relay.session(node):
+        await same_as_nowhere(relay, "sysecho.{}.echo.invoke", arguments)
 
 
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("name", NAMES)
 async def test_what_befalls_a_node_makes_no_difference(
-    doors: Doors, node: SimulatedNode, name: str, state: Callable[[Doors], None]
+    relay: ServedRelay, node: SimulatedNode, name: str, state: Callable[[ServedRelay], None]
 ) -> None:
-    doors.hub.announce(node)
-    state(doors)
-    await same_as_nowhere(doors, name, {"message": "ping"})
+    relay.hub.announce(node)
+    state(relay)
+    await same_as_nowhere(relay, name, {"message": "ping"})
 
 
 async def test_a_node_of_which_only_the_leaf_is_known_makes_no_difference(
-    doors: Doors, node: SimulatedNode
+    relay: ServedRelay, node: SimulatedNode
 ) -> None:
-    doors.hub.fleet.offer_identity(NODE_ID, node.leaf_pem)
-    await same_as_nowhere(doors, "sysecho.{}.echo.invoke", {"message": "ping"})
+    relay.hub.fleet.offer_identity(NODE_ID, node.leaf_pem)
+    await same_as_nowhere(relay, "sysecho.{}.echo.invoke", {"message": "ping"})
 
 
 @pytest.mark.parametrize("query", ["", "?names=dashed"])
 @pytest.mark.parametrize(
     "method", ["tools/list", "resources/list", "resources/templates/list", "prompts/list"]
 )
-async def test_nothing_of_it_is_listed(doors: Doors, node: SimulatedNode, method: str, query: str) -> None:
-    token = doors.hub.token(tenant=THEIRS)
-    before = await doors.mcp(method, token=token, path=f"/mcp{query}")
-    async with doors.session(node):
-        during = await doors.mcp(method, token=token, path=f"/mcp{query}")
+async def test_nothing_of_it_is_listed(
+    relay: ServedRelay, node: SimulatedNode, method: str, query: str
+) -> None:
+    token = relay.hub.token(tenant=THEIRS)
+    before = await relay.mcp(method, token=token, path=f"/mcp{query}")
+    async with relay.session(node):
+        during = await relay.mcp(method, token=token, path=f"/mcp{query}")
     assert before.status == during.status == 200
     assert before.body == during.body
     assert NODE_ID.encode() not in during.body
 
 
-async def test_the_list_of_nodes_holds_ones_own(doors: Doors, node: SimulatedNode) -> None:
-    own = doors.hub.ca.issue(OTHER_NODE_ID, THEIRS)
-    async with doors.session(node), doors.session(own):
-        token = doors.hub.token(tenant=THEIRS)
-        reply = await doors.mcp("resources/read", {"uri": "fleet://nodes"}, token=token)
+async def test_the_list_of_nodes_holds_ones_own(relay: ServedRelay, node: SimulatedNode) -> None:
+    own = relay.hub.ca.issue(OTHER_NODE_ID, THEIRS)
+    async with relay.session(node), relay.session(own):
+        token = relay.hub.token(tenant=THEIRS)
+        reply = await relay.mcp("resources/read", {"uri": "fleet://nodes"}, token=token)
         nodes = json.loads(reply.json()["result"]["contents"][0]["text"])["nodes"]
     assert [listed["node_id"] for listed in nodes] == [OTHER_NODE_ID]
     assert NODE_ID.encode() not in reply.body
@@ -132,12 +134,12 @@ async def test_the_list_of_nodes_holds_ones_own(doors: Doors, node: SimulatedNod
 
 @pytest.mark.parametrize("part", ["manifest", "identity", "telemetry", "", "manifest/..", "../" + NODE_ID])
 async def test_a_resource_is_answered_as_for_a_node_that_is_nowhere(
-    doors: Doors, node: SimulatedNode, part: str
+    relay: ServedRelay, node: SimulatedNode, part: str
 ) -> None:
-    token = doors.hub.token(tenant=THEIRS)
-    async with doors.session(node):
+    token = relay.hub.token(tenant=THEIRS)
+    async with relay.session(node):
         here, nowhere = [
-            await doors.mcp("resources/read", {"uri": f"node://{node_id}/{part}"}, token=token)
+            await relay.mcp("resources/read", {"uri": f"node://{node_id}/{part}"}, token=token)
             for node_id in (NODE_ID, NOWHERE)
         ]
     assert "error" in here.json()
@@ -148,7 +150,7 @@ async def test_a_resource_is_answered_as_for_a_node_that_is_nowhere(
 
 
 async def in_the_old_era(
-    doors: Doors, verb: str, message: dict[str, Any], token: str, session: str | None = None
+    relay: ServedRelay, verb: str, message: dict[str, Any], token: str, session: str | None = None
 ) -> Reply:
     """Send ``message`` as a client of 2025 does, in ``session``."""
     headers = [
@@ -158,12 +160,12 @@ async def in_the_old_era(
     ]
     if session is not None:
         headers += [("Mcp-Session-Id", session), ("MCP-Protocol-Version", "2025-11-25")]
-    return await doors.ask(f"{verb} /mcp", headers, json.dumps({"jsonrpc": "2.0", **message}).encode())
+    return await relay.ask(f"{verb} /mcp", headers, json.dumps({"jsonrpc": "2.0", **message}).encode())
 
 
 @pytest.mark.parametrize("verb", ["POST", "GET", "DELETE"])
 async def test_a_session_of_another_agent_is_answered_as_one_that_is_not_there(
-    doors: Doors, verb: str
+    relay: ServedRelay, verb: str
 ) -> None:
     client = {
         "protocolVersion": "2025-11-25",
@@ -171,16 +173,16 @@ async def test_a_session_of_another_agent_is_answered_as_one_that_is_not_there(
         "clientInfo": {"name": "a", "version": "0"},
     }
     hello = {"id": 1, "method": "initialize", "params": client}
-    owners = doors.hub.token()
-    session = (await in_the_old_era(doors, "POST", hello, owners)).headers["mcp-session-id"]
+    owners = relay.hub.token()
+    session = (await in_the_old_era(relay, "POST", hello, owners)).headers["mcp-session-id"]
     listing = {"id": 2, "method": "tools/list"}
-    spying = [doors.hub.token(tenant=THEIRS), doors.hub.token(sub="another")]
+    spying = [relay.hub.token(tenant=THEIRS), relay.hub.token(sub="another")]
     for token in spying:
-        taken = await in_the_old_era(doors, verb, listing, token, session)
-        absent = await in_the_old_era(doors, verb, listing, token, "0" * len(session))
+        taken = await in_the_old_era(relay, verb, listing, token, session)
+        absent = await in_the_old_era(relay, verb, listing, token, "0" * len(session))
         assert taken.status == 404
         assert (taken.status, taken.body) == (absent.status, absent.body)
-    assert (await in_the_old_era(doors, "POST", listing, owners, session)).status == 200
+    assert (await in_the_old_era(relay, "POST", listing, owners, session)).status == 200
 
 
 class Listener:
@@ -198,15 +200,15 @@ class Listener:
         return message
 
     @classmethod
-    async def of(cls, doors: Doors, tenant: str, stack: AsyncExitStack) -> "Listener":
+    async def of(cls, relay: ServedRelay, tenant: str, stack: AsyncExitStack) -> "Listener":
         """Begin to listen as an agent of ``tenant``."""
         body, headers = mcp_request("subscriptions/listen", {"notifications": {"toolsListChanged": True}})
         headers += [
-            ("Authorization", f"Bearer {doors.hub.token(tenant=tenant)}"),
-            ("Host", str(doors.address)),
+            ("Authorization", f"Bearer {relay.hub.token(tenant=tenant)}"),
+            ("Host", str(relay.address)),
         ]
         headers += [("Content-Length", str(len(body)))]
-        reader, writer = await doors.connect()
+        reader, writer = await relay.connect()
         stack.callback(writer.close)
         lines = ["POST /mcp HTTP/1.1", *(f"{name}: {value}" for name, value in headers)]
         writer.write("\r\n".join([*lines, "", ""]).encode() + body)
@@ -218,18 +220,18 @@ class Listener:
         return listener
 
 
-async def test_a_change_is_told_to_nobody_else(doors: Doors, node: SimulatedNode) -> None:
+async def test_a_change_is_told_to_nobody_else(relay: ServedRelay, node: SimulatedNode) -> None:
     async with AsyncExitStack() as stack:
-        spy = await Listener.of(doors, THEIRS, stack)
-        owner = await Listener.of(doors, node.tenant, stack)
+        spy = await Listener.of(relay, THEIRS, stack)
+        owner = await Listener.of(relay, node.tenant, stack)
         heard = asyncio.create_task(spy.next())
-        doors.hub.connect(node)
+        relay.hub.connect(node)
         assert (await owner.next())["method"] == CHANGED
-        doors.hub.fleet.set_connected(NODE_ID, connected=False)
-        doors.hub.clock.advance(60_000)
+        relay.hub.fleet.set_connected(NODE_ID, connected=False)
+        relay.hub.clock.advance(60_000)
         # Told in the second look; in the first, all others were looked at too.
         assert (await owner.next())["method"] == CHANGED
-        await doors.mcp("tools/list", token=doors.hub.token(tenant=THEIRS))
+        await relay.mcp("tools/list", token=relay.hub.token(tenant=THEIRS))
         assert not heard.done()
-        doors.hub.connect(doors.hub.ca.issue(OTHER_NODE_ID, THEIRS), issued_at_ms=doors.hub.clock())
+        relay.hub.connect(relay.hub.ca.issue(OTHER_NODE_ID, THEIRS), issued_at_ms=relay.hub.clock())
         assert (await heard)["method"] == CHANGED

@@ -10,9 +10,9 @@ import asyncio
 import pytest
 
 from tests.fakes.disk import full_disk
-from tests.fakes.doors import HERE, Doors
 from tests.fakes.frames import PAYLOADS
 from tests.fakes.node_end import NodeEnd
+from tests.fakes.served_relay import HERE, ServedRelay
 from tests.fakes.signer import NODE_ID, NOW_MS, SimulatedNode
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -27,45 +27,47 @@ async def saw_nothing(end: NodeEnd) -> None:
     await end.receive("heartbeat_ack")
 
 
-async def test_what_cannot_be_recorded_is_not_done_until_it_can(doors: Doors, node: SimulatedNode) -> None:
-    async with doors.session(node) as end:
+async def test_what_cannot_be_recorded_is_not_done_until_it_can(
+    relay: ServedRelay, node: SimulatedNode
+) -> None:
+    async with relay.session(node) as end:
         with full_disk():
             for _ in range(3):
-                envelope = (await doors.call(ECHO_NAME)).error()
+                envelope = (await relay.call(ECHO_NAME)).error()
                 assert envelope["code"] == "E_INTERNAL"
                 assert envelope["message"] == "The call could not be recorded, so it was not made."
-            assert (await doors.ask("GET /readyz")).status == 503
+            assert (await relay.ask("GET /readyz")).status == 503
             await saw_nothing(end)
-        assert doors.calls() == []
-        call = asyncio.create_task(doors.call(ECHO_NAME))
+        assert relay.calls() == []
+        call = asyncio.create_task(relay.call(ECHO_NAME))
         await end.acknowledge(await end.receive("cmd"), RESULT)
         assert (await call).json()["result"]["structuredContent"] == RESULT
-    assert doors.calls() == [("allow", "ok", NODE_ID), ("ok", "ok", NODE_ID)]
-    assert (await doors.ask("GET /readyz")).status == 200
+    assert relay.calls() == [("allow", "ok", NODE_ID), ("ok", "ok", NODE_ID)]
+    assert (await relay.ask("GET /readyz")).status == 200
 
 
 async def test_a_refusal_that_cannot_be_recorded_is_refused_all_the_same(
-    doors: Doors, node: SimulatedNode
+    relay: ServedRelay, node: SimulatedNode
 ) -> None:
-    async with doors.session(node) as end:
+    async with relay.session(node) as end:
         with full_disk():
-            reply = await doors.call(ECHO_NAME, doors.hub.token(tenant="globex"))
+            reply = await relay.call(ECHO_NAME, relay.hub.token(tenant="globex"))
             assert reply.error()["code"] == "E_INTERNAL"
-            assert (await doors.mcp("tools/list", token="x")).status == 401
+            assert (await relay.mcp("tools/list", token="x")).status == 401
             await saw_nothing(end)
-            assert doors.refusals() == []
-    assert doors.refusals() == [("token_refused", HERE, "malformed", 1)]
+            assert relay.refusals() == []
+    assert relay.refusals() == [("token_refused", HERE, "malformed", 1)]
 
 
 async def test_a_disk_that_fills_while_a_node_works_does_not_make_the_answer_a_lie(
-    doors: Doors, node: SimulatedNode
+    relay: ServedRelay, node: SimulatedNode
 ) -> None:
-    async with doors.session(node) as end:
-        call = asyncio.create_task(doors.call(ECHO_NAME))
+    async with relay.session(node) as end:
+        call = asyncio.create_task(relay.call(ECHO_NAME))
         command = await end.receive("cmd")
         with full_disk():
             await end.acknowledge(command, RESULT)
             assert (await call).json()["result"]["structuredContent"] == RESULT
-            assert (await doors.call(ECHO_NAME)).error()["code"] == "E_INTERNAL"
+            assert (await relay.call(ECHO_NAME)).error()["code"] == "E_INTERNAL"
             await saw_nothing(end)
-    assert doors.calls() == [("allow", "ok", NODE_ID)]
+    assert relay.calls() == [("allow", "ok", NODE_ID)]

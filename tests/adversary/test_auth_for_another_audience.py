@@ -6,8 +6,8 @@ What must happen: 4001, no session, a ``node_refused`` line.
 
 import pytest
 
-from tests.fakes.doors import HERE, Doors
 from tests.fakes.hub import PUBLIC_URL
+from tests.fakes.served_relay import HERE, ServedRelay
 from tests.fakes.signer import TENANT, SimulatedNode
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -28,10 +28,10 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
     ],
 )
 async def test_a_token_for_another_audience_is_refused(
-    doors: Doors, node: SimulatedNode, audience: object, reason: str
+    relay: ServedRelay, node: SimulatedNode, audience: object, reason: str
 ) -> None:
-    async with doors.end(node) as end:
+    async with relay.end(node) as end:
         await end.answer_challenge(token={"aud": audience})
         assert await end.until_closed() == (4001, [])
-    assert doors.refusals() == [("node_refused", HERE, reason, 1)]
-    assert [known.connected for known in doors.hub.fleet.nodes_of(TENANT)] == [False]
+    assert relay.refusals() == [("node_refused", HERE, reason, 1)]
+    assert [known.connected for known in relay.hub.fleet.nodes_of(TENANT)] == [False]

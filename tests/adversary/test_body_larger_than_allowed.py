@@ -10,23 +10,23 @@ import asyncio
 import pytest
 
 from relay.http.body_parser import MAX_BODY_BYTES
-from tests.fakes.doors import BOUND_S, Doors, mcp_request, parsed
+from tests.fakes.served_relay import BOUND_S, ServedRelay, mcp_request, parsed
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
-def head(doors: Doors, length: bytes, *, token: bool) -> bytes:
+def head(relay: ServedRelay, length: bytes, *, token: bool) -> bytes:
     _, headers = mcp_request("tools/list", {})
     if token:
-        headers.append(("Authorization", f"Bearer {doors.hub.token()}"))
-    lines = ["POST /mcp HTTP/1.1", f"Host: {doors.address}", *(f"{name}: {value}" for name, value in headers)]
+        headers.append(("Authorization", f"Bearer {relay.hub.token()}"))
+    lines = ["POST /mcp HTTP/1.1", f"Host: {relay.address}", *(f"{name}: {value}" for name, value in headers)]
     return "\r\n".join(lines).encode() + b"\r\n" + length + b"\r\n\r\n"
 
 
-async def first_answer(doors: Doors, raw: bytes) -> int:
+async def first_answer(relay: ServedRelay, raw: bytes) -> int:
     """Send ``raw``, of which the relay need not read everything, and return the status of its answer."""
     async with asyncio.timeout(BOUND_S):
-        reader, writer = await doors.connect()
+        reader, writer = await relay.connect()
         writer.write(raw)
         answer = await reader.readuntil(b"\r\n\r\n")
         writer.close()
@@ -46,17 +46,17 @@ async def first_answer(doors: Doors, raw: bytes) -> int:
         ),
     ],
 )
-async def test_an_agent_is_told_that_it_is_too_much(doors: Doors, length: bytes, body: bytes) -> None:
-    assert await first_answer(doors, head(doors, length, token=True) + body) == 413
-    assert doors.calls() == []
-    assert doors.refusals() == []
+async def test_an_agent_is_told_that_it_is_too_much(relay: ServedRelay, length: bytes, body: bytes) -> None:
+    assert await first_answer(relay, head(relay, length, token=True) + body) == 413
+    assert relay.calls() == []
+    assert relay.refusals() == []
 
 
-async def test_a_stranger_is_refused_before_his_body(doors: Doors) -> None:
-    assert await first_answer(doors, head(doors, b"Content-Length: %d" % 2**62, token=False)) == 401
+async def test_a_stranger_is_refused_before_his_body(relay: ServedRelay) -> None:
+    assert await first_answer(relay, head(relay, b"Content-Length: %d" % 2**62, token=False)) == 401
 
 
-async def test_a_body_of_just_the_cap_is_read(doors: Doors) -> None:
+async def test_a_body_of_just_the_cap_is_read(relay: ServedRelay) -> None:
     body, _ = mcp_request("tools/list", {})
     length = b"Content-Length: %d" % MAX_BODY_BYTES
-    assert await first_answer(doors, head(doors, length, token=True) + body.ljust(MAX_BODY_BYTES)) == 200
+    assert await first_answer(relay, head(relay, length, token=True) + body.ljust(MAX_BODY_BYTES)) == 200

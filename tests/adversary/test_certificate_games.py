@@ -12,9 +12,9 @@ from relay.pki.certificate_builder import issue_server
 from schemas.certificates import self_signed_leaf
 from schemas.identity import certificates_in, to_pem
 from tests.fakes.crooked_leaf import crooked_leaf, san
-from tests.fakes.doors import Doors
 from tests.fakes.hub import Hub
 from tests.fakes.refusals import audited_refusals, manifest_in_force, refusal
+from tests.fakes.served_relay import ServedRelay
 from tests.fakes.signer import (
     NODE_ID,
     NOW_MS,
@@ -139,13 +139,15 @@ def test_a_leaf_that_is_not_quite_another_nodes_is_refused(
 
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize(("leaf", "reason"), GAMES)
-async def test_nor_does_it_open_a_session(doors: Doors, node: SimulatedNode, leaf: str, reason: str) -> None:
-    impostor = SimulatedNode(NODE_ID, node.tenant, THIEF, leaf, doors.hub.ca.root_pem)
-    async with doors.end(impostor) as end:
+async def test_nor_does_it_open_a_session(
+    relay: ServedRelay, node: SimulatedNode, leaf: str, reason: str
+) -> None:
+    impostor = SimulatedNode(NODE_ID, node.tenant, THIEF, leaf, relay.hub.ca.root_pem)
+    async with relay.end(impostor) as end:
         await end.answer_challenge()
         assert await end.until_closed() == (4001, [])
-    assert audited_refusals(doors.hub) == [refusal("node_refused", "127.0.0.1", reason)]
-    assert doors.hub.fleet.nodes_of(node.tenant) == []
+    assert audited_refusals(relay.hub) == [refusal("node_refused", "127.0.0.1", reason)]
+    assert relay.hub.fleet.nodes_of(node.tenant) == []
 
 
 def test_an_odd_serial_is_refused_without_a_word_of_the_librarys(hub: Hub, node: SimulatedNode) -> None:

@@ -20,14 +20,14 @@ from pathlib import Path
 from starlette.types import Receive, Scope, Send
 
 from relay.demo.processes import free_port
-from relay.http.acceptor import Patience
+from relay.http.acceptor import SocketTimeouts
 from relay.http.connections import Bounds
 from relay.http.http_protocol import MAX_PIPELINED
 from schemas.session import CloseCode
-from tests.fakes.doors import Doors, mcp_request
 from tests.fakes.hub import Hub
 from tests.fakes.polling import until
 from tests.fakes.raw_http import exchange
+from tests.fakes.served_relay import ServedRelay, mcp_request
 from tests.fakes.serving import Server
 from tests.fakes.signer import SimulatedNode
 
@@ -99,19 +99,19 @@ async def test_an_agent_and_a_node_have_no_more_connections_than_their_share(
     hub: Hub, node: SimulatedNode
 ) -> None:
     bounds = Bounds(total=64, strangers=32, per_address=32, per_holder=1)
-    async with Server.running(bounds=bounds) as server, Doors.open(hub, server) as doors:
+    async with Server.running(bounds=bounds) as server, ServedRelay.open(hub, server) as relay:
         body, headers = mcp_request("tools/list", {})
         lines = [f"{name}: {value}" for name, value in headers]
-        lines += [f"Authorization: Bearer {hub.token()}", f"Host: {doors.address}"]
+        lines += [f"Authorization: Bearer {hub.token()}", f"Host: {relay.address}"]
         head = "\r\n".join(["POST /mcp HTTP/1.1", *lines, f"Content-Length: {len(body)}", "", ""])
-        with held((HERE, doors.address.port), head.encode() + body):
-            await until(lambda: "/mcp" in doors.requests)
-            await doors.until_idle()
-            refused = await doors.mcp("tools/list", token=hub.token())
+        with held((HERE, relay.address.port), head.encode() + body):
+            await until(lambda: "/mcp" in relay.requests)
+            await relay.until_idle()
+            refused = await relay.mcp("tools/list", token=hub.token())
             assert (refused.status, refused.json()["error"]) == (429, "connections")
-            assert (await doors.mcp("tools/list", token=hub.token(sub="another"))).status == 200
-        _, first = await doors.admitted(node)
-        async with doors.end(node) as second:
+            assert (await relay.mcp("tools/list", token=hub.token(sub="another"))).status == 200
+        _, first = await relay.admitted(node)
+        async with relay.end(node) as second:
             await second.answer_challenge()
             code, _ = await second.until_closed()
             assert code == CloseCode.OVER_CAPACITY
@@ -127,7 +127,7 @@ async def test_answers_that_are_not_read_are_given_up_and_their_memory_comes_bac
 
     tracemalloc.start()
     try:
-        async with Server.running(patience=Patience(write_s=0.5)) as server:
+        async with Server.running(timeouts=SocketTimeouts(write_s=0.5)) as server:
             server.app = answer
             before, _ = tracemalloc.get_traced_memory()
             with ExitStack() as stack:

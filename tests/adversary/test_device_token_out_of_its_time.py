@@ -7,8 +7,8 @@ What must happen: 4001, no session, a ``node_refused`` line.
 import pytest
 
 from schemas.tokens import CLOCK_LEEWAY_S
-from tests.fakes.doors import HERE, Doors, auth_for
 from tests.fakes.forged import NOW_S
+from tests.fakes.served_relay import HERE, ServedRelay, auth_for
 from tests.fakes.signer import SimulatedNode
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -32,18 +32,20 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
     ],
 )
 async def test_a_token_out_of_its_time_admits_nobody(
-    doors: Doors, node: SimulatedNode, iat: float, exp: float, reason: str
+    relay: ServedRelay, node: SimulatedNode, iat: float, exp: float, reason: str
 ) -> None:
-    async with doors.end(node) as end:
+    async with relay.end(node) as end:
         await end.answer_challenge(token={"iat": iat, "exp": exp})
         assert await end.until_closed() == (4001, [])
-    assert doors.refusals() == [("node_refused", HERE, reason, 1)]
+    assert relay.refusals() == [("node_refused", HERE, reason, 1)]
 
 
-async def test_a_good_token_that_comes_a_minute_late_admits_nobody(doors: Doors, node: SimulatedNode) -> None:
-    async with doors.end(node) as end:
+async def test_a_good_token_that_comes_a_minute_late_admits_nobody(
+    relay: ServedRelay, node: SimulatedNode
+) -> None:
+    async with relay.end(node) as end:
         challenge = await end.receive("challenge")
-        doors.hub.clock.advance(60_000 + CLOCK_LEEWAY_S * 1000)
+        relay.hub.clock.advance(60_000 + CLOCK_LEEWAY_S * 1000)
         await end.send("auth", auth_for(node, challenge), challenge.msg_id)
         assert await end.until_closed() == (4001, [])
-    assert doors.refusals() == [("node_refused", HERE, "token_expired", 1)]
+    assert relay.refusals() == [("node_refused", HERE, "token_expired", 1)]

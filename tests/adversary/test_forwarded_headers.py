@@ -7,7 +7,7 @@ What must happen: they are not looked at. The audit names the address that the c
 
 import pytest
 
-from tests.fakes.doors import HERE, Doors
+from tests.fakes.served_relay import HERE, ServedRelay
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -23,35 +23,37 @@ ids = ["X-Forwarded-For", "a list", "X-Real-IP", "Forwarded", "others"]
 
 @pytest.mark.parametrize("headers", CLAIMS, ids=ids)
 async def test_the_audit_names_the_address_of_the_connection(
-    doors: Doors, headers: list[tuple[str, str]]
+    relay: ServedRelay, headers: list[tuple[str, str]]
 ) -> None:
-    assert (await doors.mcp("tools/list", token="x", headers=headers)).status == 401
-    assert (await doors.ask("GET /", headers, host="evil.example")).status == 421
-    assert doors.refusals() == [
+    assert (await relay.mcp("tools/list", token="x", headers=headers)).status == 401
+    assert (await relay.ask("GET /", headers, host="evil.example")).status == 421
+    assert relay.refusals() == [
         ("token_refused", HERE, "malformed", 1),
         ("request_refused", HERE, "host", 1),
     ]
-    assert "192.0.2.1" not in doors.hub.audit_file.read_text("ascii")
+    assert "192.0.2.1" not in relay.hub.audit_file.read_text("ascii")
 
 
 @pytest.mark.parametrize(
     "name", ["X-Forwarded-Host", "X-Host", "X-Original-Host", "X-Forwarded-Server", "Forwarded"]
 )
-async def test_a_foreign_name_is_not_made_good_by_one_that_was_forwarded(doors: Doors, name: str) -> None:
-    value = f"host={doors.address}" if name == "Forwarded" else str(doors.address)
-    assert (await doors.ask("GET /healthz", [(name, value)], host="evil.example")).status == 421
-    assert doors.refusals() == [("request_refused", HERE, "host", 1)]
+async def test_a_foreign_name_is_not_made_good_by_one_that_was_forwarded(
+    relay: ServedRelay, name: str
+) -> None:
+    value = f"host={relay.address}" if name == "Forwarded" else str(relay.address)
+    assert (await relay.ask("GET /healthz", [(name, value)], host="evil.example")).status == 421
+    assert relay.refusals() == [("request_refused", HERE, "host", 1)]
 
 
 @pytest.mark.parametrize("name", ["X-Forwarded-Host", "X-Forwarded-For", "X-Real-IP", "X-Host"])
-async def test_metrics_stay_on_loopback(doors: Doors, name: str) -> None:
-    reply = await doors.ask("GET /metrics", [(name, str(doors.address))], host="relay.example")
+async def test_metrics_stay_on_loopback(relay: ServedRelay, name: str) -> None:
+    reply = await relay.ask("GET /metrics", [(name, str(relay.address))], host="relay.example")
     assert reply.status == 404
     assert b"edge_relay" not in reply.body
 
 
 @pytest.mark.parametrize("name", ["X-Original-URL", "X-Rewrite-URL", "X-HTTP-Method-Override", "X-Method"])
-async def test_a_request_is_not_made_another_by_a_header(doors: Doors, name: str) -> None:
-    reply = await doors.ask("GET /healthz", [(name, "/metrics")])
+async def test_a_request_is_not_made_another_by_a_header(relay: ServedRelay, name: str) -> None:
+    reply = await relay.ask("GET /healthz", [(name, "/metrics")])
     assert (reply.status, reply.json()) == (200, {"status": "ok"})
-    assert doors.requests == ["/healthz"]
+    assert relay.requests == ["/healthz"]

@@ -1,4 +1,4 @@
-"""Attacker: a stranger with patience, or many of them. Tried: to hold a place at the nodes' door by sending a
+"""Attacker: a slow stranger, or many of them. Tried: to hold a place at the nodes' endpoint by sending a
 frame that never ends a byte at a time, in fragments, with a ping now and then, or by saying nothing at all.
 
 What must happen: 4001 when the time for authentication is over, however much has come until then, and a
@@ -13,9 +13,9 @@ from itertools import chain, repeat
 import pytest
 import pytest_asyncio
 
-from tests.fakes.doors import HERE, Doors
 from tests.fakes.hub import Hub
 from tests.fakes.raw_websocket import until_closed, until_cut, ws_frame
+from tests.fakes.served_relay import HERE, ServedRelay
 from tests.fakes.serving import Server
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -26,10 +26,10 @@ _PING, _CONTINUATION = 9, 0
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def doors(hub: Hub, server: Server) -> AsyncIterator[Doors]:
+async def relay(hub: Hub, server: Server) -> AsyncIterator[ServedRelay]:
     """A relay whose patience fits into a test."""
-    async with Doors.open(hub, server, auth_timeout_s=AUTH_TIMEOUT_S) as doors:
-        yield doors
+    async with ServedRelay.open(hub, server, auth_timeout_s=AUTH_TIMEOUT_S) as relay:
+        yield relay
 
 
 def single_bytes(frame: bytes) -> Iterator[bytes]:
@@ -48,8 +48,10 @@ def single_bytes(frame: bytes) -> Iterator[bytes]:
         ),
     ],
 )
-async def test_who_takes_his_time_is_closed_when_it_is_over(doors: Doors, pieces: Iterator[bytes]) -> None:
-    reader, writer = await doors.upgraded()
+async def test_who_takes_his_time_is_closed_when_it_is_over(
+    relay: ServedRelay, pieces: Iterator[bytes]
+) -> None:
+    reader, writer = await relay.upgraded()
     closing = asyncio.create_task(until_closed(reader))
     for piece in pieces:
         writer.write(piece)
@@ -58,10 +60,10 @@ async def test_who_takes_his_time_is_closed_when_it_is_over(doors: Doors, pieces
             break
     assert await closing == 4001
     writer.close()
-    assert doors.refusals() == [("node_refused", HERE, "late", 1)]
+    assert relay.refusals() == [("node_refused", HERE, "late", 1)]
 
 
 @pytest.mark.long
-async def test_who_does_not_answer_the_close_is_hung_up_on(doors: Doors) -> None:
-    reader, writer = await doors.upgraded()
+async def test_who_does_not_answer_the_close_is_hung_up_on(relay: ServedRelay) -> None:
+    reader, writer = await relay.upgraded()
     assert await until_cut(reader, writer) == 4001

@@ -6,8 +6,8 @@ What must happen: 4009, and the session is over.
 
 import pytest
 
-from tests.fakes.doors import Doors
 from tests.fakes.frames import frame_text
+from tests.fakes.served_relay import ServedRelay
 from tests.fakes.signer import TENANT, SimulatedNode
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -17,18 +17,20 @@ RELAYS_OWN = ["challenge", "welcome", "announce_ack", "heartbeat_ack", "cmd", "c
 
 @pytest.mark.parametrize("type_", RELAYS_OWN)
 async def test_a_node_that_speaks_as_the_relay_is_closed(
-    doors: Doors, node: SimulatedNode, type_: str
+    relay: ServedRelay, node: SimulatedNode, type_: str
 ) -> None:
-    async with doors.session(node) as end:
+    async with relay.session(node) as end:
         await end.send_raw(frame_text(type_, 9, answers=1))
         assert await end.until_closed() == (4009, [])
-        assert await doors.hub.lines.until("node broke the protocol")
-    assert doors.calls() == []
-    assert [known.connected for known in doors.hub.fleet.nodes_of(TENANT)] == [False]
+        assert await relay.hub.lines.until("node broke the protocol")
+    assert relay.calls() == []
+    assert [known.connected for known in relay.hub.fleet.nodes_of(TENANT)] == [False]
 
 
-async def test_a_frame_of_the_wrong_direction_stands_in_the_audit(doors: Doors, node: SimulatedNode) -> None:
-    async with doors.session(node) as end:
+async def test_a_frame_of_the_wrong_direction_stands_in_the_audit(
+    relay: ServedRelay, node: SimulatedNode
+) -> None:
+    async with relay.session(node) as end:
         await end.send_raw(frame_text("cmd", 9))
         await end.until_closed()
-    assert [(source, count) for _, source, _, count in doors.refusals()] == [(node.node_id, 1)]
+    assert [(source, count) for _, source, _, count in relay.refusals()] == [(node.node_id, 1)]

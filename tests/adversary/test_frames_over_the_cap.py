@@ -10,9 +10,9 @@ import pytest
 
 from relay.http.websocket_protocol import MAX_FRAGMENTS
 from schemas.frames import MAX_FRAME_BYTES
-from tests.fakes.doors import Doors
 from tests.fakes.frames import frame_text
 from tests.fakes.raw_websocket import until_cut, ws_frame
+from tests.fakes.served_relay import ServedRelay
 from tests.fakes.signer import TENANT, SimulatedNode
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -21,17 +21,17 @@ _RSV1 = 0x40
 _CONTINUATION = 0
 
 
-def connected(doors: Doors) -> list[bool]:
-    return [known.connected for known in doors.hub.fleet.nodes_of(TENANT)]
+def connected(relay: ServedRelay) -> list[bool]:
+    return [known.connected for known in relay.hub.fleet.nodes_of(TENANT)]
 
 
-async def test_a_frame_of_just_the_cap_passes(doors: Doors, node: SimulatedNode) -> None:
-    async with doors.session(node) as end:
+async def test_a_frame_of_just_the_cap_passes(relay: ServedRelay, node: SimulatedNode) -> None:
+    async with relay.session(node) as end:
         await end.send_raw(frame_text("heartbeat").ljust(MAX_FRAME_BYTES))
         # The acknowledgement answers nothing that this end knows of, so its machine drops it.
         with pytest.raises(AssertionError):
             await end.receive()
-        assert connected(doors) == [True]
+        assert connected(relay) == [True]
 
 
 def whole() -> bytes:
@@ -74,19 +74,19 @@ def compressed() -> bytes:
     ],
 )
 async def test_a_frame_over_the_cap_ends_the_session(
-    doors: Doors, node: SimulatedNode, frame: bytes, code: int | None
+    relay: ServedRelay, node: SimulatedNode, frame: bytes, code: int | None
 ) -> None:
-    reader, writer = await doors.admitted(node)
-    assert connected(doors) == [True]
+    reader, writer = await relay.admitted(node)
+    assert connected(relay) == [True]
     writer.write(frame)
     assert await until_cut(reader, writer) == code
-    await doors.until_idle()
-    assert connected(doors) == [False]
+    await relay.until_idle()
+    assert connected(relay) == [False]
 
 
-async def test_a_frame_over_the_cap_stands_in_the_audit(doors: Doors, node: SimulatedNode) -> None:
-    reader, writer = await doors.admitted(node)
+async def test_a_frame_over_the_cap_stands_in_the_audit(relay: ServedRelay, node: SimulatedNode) -> None:
+    reader, writer = await relay.admitted(node)
     writer.write(whole())
     await until_cut(reader, writer)
-    await doors.until_idle()
-    assert [(source, count) for _, source, _, count in doors.refusals()] == [(node.node_id, 1)]
+    await relay.until_idle()
+    assert [(source, count) for _, source, _, count in relay.refusals()] == [(node.node_id, 1)]

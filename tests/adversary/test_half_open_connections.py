@@ -12,10 +12,10 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from tests.fakes.doors import Doors
 from tests.fakes.frames import frame_text
 from tests.fakes.hub import Hub
 from tests.fakes.raw_websocket import until_cut, ws_frame
+from tests.fakes.served_relay import ServedRelay
 from tests.fakes.serving import Server
 from tests.fakes.signer import NODE_ID, TENANT, SimulatedNode
 
@@ -25,37 +25,37 @@ ECHO_NAME = f"sysecho.{NODE_ID}.echo.invoke"
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def doors(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Doors]:
+async def relay(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ServedRelay]:
     """A relay that pings so often that it fits into a test."""
     monkeypatch.setattr("relay.http.listener._PING_INTERVAL_S", 0.05)
     monkeypatch.setattr("relay.http.listener._PING_TIMEOUT_S", 0.05)
-    async with Server.running() as server, Doors.open(hub, server) as doors:
-        yield doors
+    async with Server.running() as server, ServedRelay.open(hub, server) as relay:
+        yield relay
 
 
-async def test_a_node_that_answers_no_ping_is_offline(doors: Doors, node: SimulatedNode) -> None:
-    doors.hub.announce(node)
-    reader, writer = await doors.admitted(node)
+async def test_a_node_that_answers_no_ping_is_offline(relay: ServedRelay, node: SimulatedNode) -> None:
+    relay.hub.announce(node)
+    reader, writer = await relay.admitted(node)
     assert await until_cut(reader, writer) == 1011
-    await doors.until_idle()
-    assert [known.connected for known in doors.hub.fleet.nodes_of(TENANT)] == [False]
-    assert (await doors.call(ECHO_NAME)).error()["code"] == "E_NODE_OFFLINE"
-    assert doors.calls() == [("allow", "ok", NODE_ID), ("error", "E_NODE_OFFLINE", NODE_ID)]
-    assert doors.refusals() == []
+    await relay.until_idle()
+    assert [known.connected for known in relay.hub.fleet.nodes_of(TENANT)] == [False]
+    assert (await relay.call(ECHO_NAME)).error()["code"] == "E_NODE_OFFLINE"
+    assert relay.calls() == [("allow", "ok", NODE_ID), ("error", "E_NODE_OFFLINE", NODE_ID)]
+    assert relay.refusals() == []
 
 
-async def test_a_node_that_reads_nothing_is_offline(doors: Doors, node: SimulatedNode) -> None:
-    doors.hub.announce(node)
-    _, writer = await doors.admitted(node)
+async def test_a_node_that_reads_nothing_is_offline(relay: ServedRelay, node: SimulatedNode) -> None:
+    relay.hub.announce(node)
+    _, writer = await relay.admitted(node)
     transport = writer.transport
     assert isinstance(transport, asyncio.ReadTransport)
     transport.pause_reading()
     # Frames that the relay answers, until it can get rid of no more answers.
     heartbeat = ws_frame(frame_text("heartbeat").encode())
     async with asyncio.timeout(20):
-        while not doors.is_idle:
+        while not relay.is_idle:
             writer.write(heartbeat * 100)
             await asyncio.sleep(0)
     writer.close()
-    assert [known.connected for known in doors.hub.fleet.nodes_of(TENANT)] == [False]
-    assert (await doors.call(ECHO_NAME)).error()["code"] == "E_NODE_OFFLINE"
+    assert [known.connected for known in relay.hub.fleet.nodes_of(TENANT)] == [False]
+    assert (await relay.call(ECHO_NAME)).error()["code"] == "E_NODE_OFFLINE"

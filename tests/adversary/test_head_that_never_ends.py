@@ -10,8 +10,8 @@ import asyncio
 import pytest
 
 from relay.http.http_protocol import MAX_HEAD_BYTES
-from tests.fakes.doors import BOUND_S, Doors
 from tests.fakes.hub import Hub
+from tests.fakes.served_relay import BOUND_S, ServedRelay
 from tests.fakes.serving import Server
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -31,8 +31,8 @@ _ON_ITS_WAY = 32 * 1024 * 1024
         pytest.param(b"G", b"E" * 16_384, id="a method"),
     ],
 )
-async def test_a_head_without_end_is_cut_off(doors: Doors, start: bytes, more: bytes) -> None:
-    reader, writer = await doors.connect()
+async def test_a_head_without_end_is_cut_off(relay: ServedRelay, start: bytes, more: bytes) -> None:
+    reader, writer = await relay.connect()
     writer.write(start)
     sent = 0
     async with asyncio.timeout(BOUND_S):
@@ -45,19 +45,19 @@ async def test_a_head_without_end_is_cut_off(doors: Doors, start: bytes, more: b
             pass
     writer.close()
     assert sent < MAX_HEAD_BYTES + _ON_ITS_WAY
-    assert doors.requests == []
+    assert relay.requests == []
 
 
 async def test_half_a_head_is_not_waited_for_without_an_end(hub: Hub) -> None:
-    async with Server.running(request_timeout_s=0.2) as server, Doors.open(hub, server) as doors:
-        await hang_up_on_halves(doors)
+    async with Server.running(request_timeout_s=0.2) as server, ServedRelay.open(hub, server) as relay:
+        await hang_up_on_halves(relay)
 
 
-async def hang_up_on_halves(doors: Doors) -> None:
+async def hang_up_on_halves(relay: ServedRelay) -> None:
     connections = []
     head = b"POST /mcp HTTP/1.1\r\nHost: 127.0.0.1\r\n"
     for start in (b"", b"\r\n" * MAX_HEAD_BYTES, b"GET", head, head + b"Content-Length: 9\r\n\r\nhalf"):
-        reader, writer = await doors.connect()
+        reader, writer = await relay.connect()
         writer.write(start)
         connections.append((reader, writer))
     hanging_up = [asyncio.create_task(reader.read()) for reader, _ in connections]

@@ -1,6 +1,6 @@
 """Attacker: a page in the browser of somebody on the relay's or the node's machine, under a name of its own
 that it makes resolve to loopback; and a proxy that is led astray. Tried: foreign names in ``Host``, none,
-two, with ports, dots, user parts, in the request's target, on both HTTP doors.
+two, with ports, dots, user parts, in the request's target, on both HTTP relay.
 
 What must happen: 421 and a ``request_refused`` line at the relay; 421 at the node, which keeps no audit;
 nothing of what was asked for.
@@ -12,8 +12,8 @@ import pytest
 
 from kubelet.loopback.pages import HEALTH_PATH, MANIFEST_PATH, Readiness
 from kubelet.loopback.server import LoopbackServer
-from tests.fakes.doors import HERE, Doors, parsed
 from tests.fakes.raw_http import exchange
+from tests.fakes.served_relay import HERE, ServedRelay, parsed
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -63,7 +63,7 @@ RELAYS = [
 
 @pytest.fixture
 def loopback() -> Iterator[LoopbackServer]:
-    """The node's own HTTP door."""
+    """The node's own HTTP port."""
     server = LoopbackServer(lambda: (WIRE, "ab" * 32), lambda: Readiness(ready=True, subsystems={}))
     server.start()
     yield server
@@ -77,11 +77,11 @@ def request(method: str, target: str, hosts: list[str], port: int) -> bytes:
 
 @pytest.mark.parametrize("hosts", [*FOREIGN, *RELAYS])
 @pytest.mark.parametrize("target", ["/mcp", "/metrics"])
-async def test_the_relay_answers_to_no_other_name(doors: Doors, hosts: list[str], target: str) -> None:
-    reply = parsed(await doors.exchange(request("POST", target, hosts, doors.address.port)))
+async def test_the_relay_answers_to_no_other_name(relay: ServedRelay, hosts: list[str], target: str) -> None:
+    reply = parsed(await relay.exchange(request("POST", target, hosts, relay.address.port)))
     assert reply.status == 421
     assert reply.json()["error"] == "host"
-    assert doors.refusals() == [("request_refused", HERE, "host", 1)]
+    assert relay.refusals() == [("request_refused", HERE, "host", 1)]
 
 
 @pytest.mark.parametrize("hosts", FOREIGN)
@@ -95,15 +95,15 @@ async def test_the_node_answers_to_no_other_name(
 
 
 @pytest.mark.parametrize("hosts", [["evil.example"], [], ["127.0.0.1:{port}", "evil.example"]])
-async def test_a_websocket_under_another_name_is_refused(doors: Doors, hosts: list[str]) -> None:
-    raw = request("GET", "/devices/connect", hosts, doors.address.port)
+async def test_a_websocket_under_another_name_is_refused(relay: ServedRelay, hosts: list[str]) -> None:
+    raw = request("GET", "/devices/connect", hosts, relay.address.port)
     upgrade = (
         b"Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
         b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Protocol: edge-kubelet.v1\r\n\r\n"
     )
-    reply = parsed(await doors.exchange(raw.replace(b"Connection: close\r\n\r\n", upgrade)))
+    reply = parsed(await relay.exchange(raw.replace(b"Connection: close\r\n\r\n", upgrade)))
     assert reply.status == 403
-    assert doors.refusals() == [("request_refused", HERE, "host", 1)]
+    assert relay.refusals() == [("request_refused", HERE, "host", 1)]
 
 
 # --- the name in the request's target, which counts for more than Host (RFC 9112 section 3.2.2)
@@ -116,25 +116,25 @@ async def test_a_foreign_name_in_the_target_reaches_nothing_at_the_node(loopback
     assert WIRE not in answer
 
 
-async def test_our_name_in_the_target_makes_no_foreign_host_good(doors: Doors) -> None:
-    raw = request("GET", f"http://{doors.address}/metrics", ["evil.example"], doors.address.port)
-    assert parsed(await doors.exchange(raw)).status == 421
-    assert doors.refusals() == [("request_refused", HERE, "host", 1)]
+async def test_our_name_in_the_target_makes_no_foreign_host_good(relay: ServedRelay) -> None:
+    raw = request("GET", f"http://{relay.address}/metrics", ["evil.example"], relay.address.port)
+    assert parsed(await relay.exchange(raw)).status == 421
+    assert relay.refusals() == [("request_refused", HERE, "host", 1)]
 
 
-async def test_a_target_with_a_name_does_not_get_around_the_token(doors: Doors) -> None:
-    raw = request("POST", f"http://{doors.address}/mcp", ["127.0.0.1:{port}"], doors.address.port)
-    assert parsed(await doors.exchange(raw)).status == 401
+async def test_a_target_with_a_name_does_not_get_around_the_token(relay: ServedRelay) -> None:
+    raw = request("POST", f"http://{relay.address}/mcp", ["127.0.0.1:{port}"], relay.address.port)
+    assert parsed(await relay.exchange(raw)).status == 401
 
 
-async def test_a_foreign_name_in_the_target_is_refused(doors: Doors) -> None:
-    raw = request("GET", "http://evil.example/healthz", ["127.0.0.1:{port}"], doors.address.port)
-    assert parsed(await doors.exchange(raw)).status == 421
-    assert doors.refusals() == [("request_refused", HERE, "host", 1)]
+async def test_a_foreign_name_in_the_target_is_refused(relay: ServedRelay) -> None:
+    raw = request("GET", "http://evil.example/healthz", ["127.0.0.1:{port}"], relay.address.port)
+    assert parsed(await relay.exchange(raw)).status == 421
+    assert relay.refusals() == [("request_refused", HERE, "host", 1)]
 
 
 @pytest.mark.parametrize("target", ["evil.example:443", "127.0.0.1:22"])
-async def test_the_relay_is_no_proxy(doors: Doors, target: str) -> None:
-    reply = parsed(await doors.exchange(request("CONNECT", target, ["127.0.0.1:{port}"], doors.address.port)))
+async def test_the_relay_is_no_proxy(relay: ServedRelay, target: str) -> None:
+    reply = parsed(await relay.exchange(request("CONNECT", target, ["127.0.0.1:{port}"], relay.address.port)))
     assert reply.status == 400
-    assert doors.requests == []
+    assert relay.requests == []

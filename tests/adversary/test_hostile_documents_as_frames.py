@@ -15,9 +15,9 @@ from schemas.frames import (
 )
 from schemas.session import CloseCode, ProtocolError, Role, SessionMachine, State
 from tests.fakes.documents import HOSTILE, NO_OBJECTS, Spoil
-from tests.fakes.doors import Doors
 from tests.fakes.frames import PAYLOADS, frame_text
 from tests.fakes.refusals import audited_refusals, manifest_in_force, refusal
+from tests.fakes.served_relay import ServedRelay
 from tests.fakes.signer import OTHER_NODE_ID, SimulatedNode
 
 SPOILT = [pytest.param(spoil, reason, id=name) for name, (spoil, reason) in HOSTILE.items()]
@@ -74,59 +74,59 @@ def test_either_end_ends_the_session_over_it_in_every_state(
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("spoil", [spoil for spoil, _ in AS_TEXT.values()], ids=list(AS_TEXT))
 async def test_a_stranger_that_sends_it_is_shown_the_door(
-    doors: Doors, node: SimulatedNode, spoil: Spoil
+    relay: ServedRelay, node: SimulatedNode, spoil: Spoil
 ) -> None:
-    bystander = doors.hub.ca.issue(OTHER_NODE_ID)
-    async with doors.session(bystander) as other, doors.end(node) as end:
+    bystander = relay.hub.ca.issue(OTHER_NODE_ID)
+    async with relay.session(bystander) as other, relay.end(node) as end:
         await end.receive("challenge")
         await end.send_raw(spoil(frame_text("auth").encode()).decode("ascii"))
         assert await end.until_closed() == (4009, [])
         await other.send("heartbeat", PAYLOADS["heartbeat"])
         await other.receive("heartbeat_ack")
-    assert audited_refusals(doors.hub) == [refusal("node_refused", "127.0.0.1", "protocol")]
+    assert audited_refusals(relay.hub) == [refusal("node_refused", "127.0.0.1", "protocol")]
 
 
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize(("spoil", "reason"), AS_TEXT.values(), ids=list(AS_TEXT))
 async def test_an_admitted_node_that_sends_it_loses_its_session(
-    doors: Doors, node: SimulatedNode, spoil: Spoil, reason: str
+    relay: ServedRelay, node: SimulatedNode, spoil: Spoil, reason: str
 ) -> None:
-    bystander = doors.hub.ca.issue(OTHER_NODE_ID)
-    async with doors.session(bystander) as other, doors.session(node) as end:
+    bystander = relay.hub.ca.issue(OTHER_NODE_ID)
+    async with relay.session(bystander) as other, relay.session(node) as end:
         await end.send_raw(spoil(frame_text("heartbeat").encode()).decode("ascii"))
         code, _frames = await end.until_closed()
         assert code == 4009
         await other.send("heartbeat", PAYLOADS["heartbeat"])
         await other.receive("heartbeat_ack")
-    (line,) = doors.hub.lines.entries("node broke the protocol")
+    (line,) = relay.hub.lines.entries("node broke the protocol")
     assert (line["node_id"], line["reason"]) == (node.node_id, reason)
     # Its manifest was good, and is so still: what it may list is a matter of the connection alone.
-    assert manifest_in_force(doors.hub, node) is not None
+    assert manifest_in_force(relay.hub, node) is not None
 
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_an_admitted_node_that_breaks_the_protocol_is_said_in_the_audit(
-    doors: Doors, node: SimulatedNode
+    relay: ServedRelay, node: SimulatedNode
 ) -> None:
-    async with doors.session(node) as end:
+    async with relay.session(node) as end:
         await end.send_raw("{}")
         assert (await end.until_closed())[0] == 4009
-    (line,) = audited_refusals(doors.hub)
+    (line,) = audited_refusals(relay.hub)
     assert line["count"] == 1
 
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_an_answer_that_does_not_fit_its_document_is_dropped_and_said(
-    doors: Doors, node: SimulatedNode
+    relay: ServedRelay, node: SimulatedNode
 ) -> None:
-    async with doors.session(node) as end:
+    async with relay.session(node) as end:
         for number in range(3):
             await end.send_raw(frame_text("cmd_ack", number, ok="yes"))
         for number in range(2):
             await end.send_raw(frame_text("cmd_ack", number, answers=number))
         await end.send("heartbeat", PAYLOADS["heartbeat"])
         await end.receive("heartbeat_ack")
-    assert audited_refusals(doors.hub) == [
+    assert audited_refusals(relay.hub) == [
         refusal("frame_dropped", node.node_id, "malformed", 3),
         refusal("frame_dropped", node.node_id, "unasked", 2),
     ]

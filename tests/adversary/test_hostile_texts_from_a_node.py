@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from tests.fakes.doors import Doors, Reply
 from tests.fakes.frames import message
 from tests.fakes.hostile_texts import HOSTILE_TEXTS, is_clean, strings_in
 from tests.fakes.node_end import NodeEnd
 from tests.fakes.refusals import audited_refusals, echo_of, metrics_of, refusal
+from tests.fakes.served_relay import Reply, ServedRelay
 from tests.fakes.signer import ECHO, NODE_ID, NOW_MS, SimulatedNode
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -32,18 +32,18 @@ def sample(**disk: str) -> dict[str, Any]:
 
 
 async def called(
-    doors: Doors, end: NodeEnd, tool: str, payload: Mapping[str, Any], **arguments: Any
+    relay: ServedRelay, end: NodeEnd, tool: str, payload: Mapping[str, Any], **arguments: Any
 ) -> Reply:
     """Return what an agent gets that calls ``tool`` when the node answers with ``payload``."""
-    call = asyncio.create_task(doors.call(tool, **arguments))
+    call = asyncio.create_task(relay.call(tool, **arguments))
     command = await end.receive("cmd")
     await end.send("cmd_ack", payload, command.msg_id)
     return await call
 
 
-def check_kept_clean(doors: Doors) -> None:
+def check_kept_clean(relay: ServedRelay) -> None:
     """Check that nothing that is read afterwards holds a byte of it."""
-    for written in (doors.hub.lines.getvalue(), doors.hub.audit_file.read_text("utf-8")):
+    for written in (relay.hub.lines.getvalue(), relay.hub.audit_file.read_text("utf-8")):
         lines = written.splitlines()
         assert lines
         assert all(map(is_clean, lines))
@@ -65,46 +65,46 @@ def check_answer(reply: Reply) -> dict[str, Any]:
 @pytest.mark.parametrize("text", TEXTS)
 @pytest.mark.parametrize(("member", "limit"), [("mount", 256), ("fs_type", 32)])
 async def test_in_a_result_it_is_escaped(
-    doors: Doors, node: SimulatedNode, text: str, member: str, limit: int
+    relay: ServedRelay, node: SimulatedNode, text: str, member: str, limit: int
 ) -> None:
     shown = text[:limit]
-    async with doors.session(node) as end:
+    async with relay.session(node) as end:
         payload = {"ok": True, "result": sample(**{member: shown})}
-        result = check_answer(await called(doors, end, metrics_of(node), payload, include=["disk"]))
+        result = check_answer(await called(relay, end, metrics_of(node), payload, include=["disk"]))
     named = result["structuredContent"]["disk"][0][member]
     assert "\\" in named
     assert " " not in named  # what is left is no sentence
     assert len(named) <= min(limit, 64)
-    check_kept_clean(doors)
+    check_kept_clean(relay)
 
 
 @pytest.mark.parametrize("text", TEXTS)
-async def test_in_an_echo_it_is_refused(doors: Doors, node: SimulatedNode, text: str) -> None:
-    async with doors.session(node) as end:
+async def test_in_an_echo_it_is_refused(relay: ServedRelay, node: SimulatedNode, text: str) -> None:
+    async with relay.session(node) as end:
         answer = {"message": text, "received_at_ms": NOW_MS, "node_id": NODE_ID}
-        reply = await called(doors, end, echo_of(node), {"ok": True, "result": answer})
+        reply = await called(relay, end, echo_of(node), {"ok": True, "result": answer})
     # An echo is what was sent, and nothing else.
     assert check_answer(reply)["isError"] is True
     assert reply.error()["code"] == "E_INTERNAL"
-    check_kept_clean(doors)
+    check_kept_clean(relay)
 
 
 @pytest.mark.parametrize("text", TEXTS)
 async def test_as_a_member_that_no_result_has_it_is_refused(
-    doors: Doors, node: SimulatedNode, text: str
+    relay: ServedRelay, node: SimulatedNode, text: str
 ) -> None:
-    async with doors.session(node) as end:
+    async with relay.session(node) as end:
         answer = {"message": "ping", "received_at_ms": NOW_MS, "node_id": NODE_ID, text: text}
-        reply = await called(doors, end, echo_of(node), {"ok": True, "result": answer})
+        reply = await called(relay, end, echo_of(node), {"ok": True, "result": answer})
     assert check_answer(reply)["isError"] is True
     assert reply.error()["code"] == "E_INTERNAL"
-    assert doors.calls() == [("allow", "ok", NODE_ID), ("error", "E_INTERNAL", NODE_ID)]
-    check_kept_clean(doors)
+    assert relay.calls() == [("allow", "ok", NODE_ID), ("error", "E_INTERNAL", NODE_ID)]
+    check_kept_clean(relay)
 
 
 @pytest.mark.parametrize("code", ["E_INTERNAL", "E_RATE_LIMITED", "E_SAFETY_DENIED", "E_ATTESTATION_FAILED"])
 async def test_an_error_envelope_is_said_in_our_own_words(
-    doors: Doors, node: SimulatedNode, code: str
+    relay: ServedRelay, node: SimulatedNode, code: str
 ) -> None:
     envelope = {
         "code": code,
@@ -113,8 +113,8 @@ async def test_an_error_envelope_is_said_in_our_own_words(
         "retry_after_ms": 10**15,
         "correlation_id": "01HZX9K3M4P7Q8R9S0T1V2W3XZ",
     }
-    async with doors.session(node) as end:
-        reply = await called(doors, end, echo_of(node), {"ok": False, "error": envelope})
+    async with relay.session(node) as end:
+        reply = await called(relay, end, echo_of(node), {"ok": False, "error": envelope})
     check_answer(reply)
     error = reply.error()
     # What only the relay can establish is not a node's to claim.
@@ -122,20 +122,20 @@ async def test_an_error_envelope_is_said_in_our_own_words(
     assert error["retry_after_ms"] == 60_000
     assert error["correlation_id"] != envelope["correlation_id"]
     assert not any(mark in reply.body.decode() for mark in MARKS)
-    assert doors.calls()[-1] == ("error", error["code"], NODE_ID)
-    check_kept_clean(doors)
+    assert relay.calls()[-1] == ("error", error["code"], NODE_ID)
+    check_kept_clean(relay)
 
 
 @pytest.mark.parametrize("text", TEXTS)
 async def test_an_error_envelope_that_holds_it_is_no_answer(
-    doors: Doors, node: SimulatedNode, text: str
+    relay: ServedRelay, node: SimulatedNode, text: str
 ) -> None:
     good = {"code": "E_INTERNAL", "message": "It broke.", "suggested_fix": "Wait."}
     hidden = [{**good, member: text} for member in ("code", "correlation_id", "extra")]
     if not is_clean(text):
         hidden += [{**good, member: text} for member in ("message", "suggested_fix")]
-    async with doors.session(node) as end:
-        call = asyncio.create_task(doors.call(echo_of(node)))
+    async with relay.session(node) as end:
+        call = asyncio.create_task(relay.call(echo_of(node)))
         command = await end.receive("cmd")
         for error in hidden:
             ack = message("cmd_ack", 7) | {"in_reply_to": command.msg_id}
@@ -145,15 +145,15 @@ async def test_an_error_envelope_that_holds_it_is_no_answer(
         await end.acknowledge(command, result)
         assert check_answer(await call)["structuredContent"] == result
     dropped = refusal("frame_dropped", NODE_ID, "malformed", len(hidden))
-    assert audited_refusals(doors.hub) == [dropped]
-    check_kept_clean(doors)
+    assert audited_refusals(relay.hub) == [dropped]
+    check_kept_clean(relay)
 
 
 async def test_of_a_manifest_nothing_but_the_names_tokens_reaches_a_listing(
-    doors: Doors, node: SimulatedNode
+    relay: ServedRelay, node: SimulatedNode
 ) -> None:
-    async with doors.session(node):
-        reply = await doors.mcp("tools/list", token=doors.hub.token())
+    async with relay.session(node):
+        reply = await relay.mcp("tools/list", token=relay.hub.token())
     tools = reply.json()["result"]["tools"]
     assert {tool["name"] for tool in tools} == {echo_of(node), metrics_of(node)}
     for tool in tools:
@@ -164,9 +164,11 @@ async def test_of_a_manifest_nothing_but_the_names_tokens_reaches_a_listing(
 
 @pytest.mark.parametrize("text", TEXTS)
 @pytest.mark.parametrize("member", ["cap_id", "kind", "schema_ref", "verbs", "safety_class"])
-async def test_in_a_manifest_it_is_refused(doors: Doors, node: SimulatedNode, text: str, member: str) -> None:
+async def test_in_a_manifest_it_is_refused(
+    relay: ServedRelay, node: SimulatedNode, text: str, member: str
+) -> None:
     capability = {**ECHO, member: [text] if member == "verbs" else text}
-    async with doors.end(node) as end:
+    async with relay.end(node) as end:
         await end.authenticate()
         await end.send("announce", json.loads(node.manifest(capabilities=[capability])))
         refused = (await end.receive("announce_ack")).payload["error"]
@@ -175,5 +177,5 @@ async def test_in_a_manifest_it_is_refused(doors: Doors, node: SimulatedNode, te
     )
     assert refused["code"] == code
     assert refused["message"] == f"The manifest was not accepted: {reason}."
-    assert audited_refusals(doors.hub) == [refusal("manifest_refused", NODE_ID, reason)]
-    check_kept_clean(doors)
+    assert audited_refusals(relay.hub) == [refusal("manifest_refused", NODE_ID, reason)]
+    check_kept_clean(relay)

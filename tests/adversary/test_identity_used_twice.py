@@ -13,10 +13,10 @@ import pytest_asyncio
 
 from kubelet.session.link import LinkState
 from schemas.registry import SchemaRegistry
-from tests.fakes.doors import Doors
 from tests.fakes.hub import Hub
 from tests.fakes.linked_node import LinkedNode
 from tests.fakes.node_end import OTHER_BOOT_ID
+from tests.fakes.served_relay import ServedRelay
 from tests.fakes.serving import Server
 from tests.fakes.signer import NODE_ID, NOW_MS, SimulatedNode
 
@@ -26,23 +26,23 @@ RESULT = {"message": "ping", "received_at_ms": NOW_MS, "node_id": NODE_ID}
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def doors(tmp_path: Path, registry: SchemaRegistry, server: Server) -> AsyncIterator[Doors]:
+async def relay(tmp_path: Path, registry: SchemaRegistry, server: Server) -> AsyncIterator[ServedRelay]:
     """A relay whose public URL is where it is served, so that real nodes find it."""
     hub = Hub(tmp_path, registry, public_url=f"http://{server.address}")
-    async with Doors.open(hub, server) as doors:
-        yield doors
+    async with ServedRelay.open(hub, server) as relay:
+        yield relay
     hub.close()
 
 
 @pytest.fixture
-def node(doors: Doors) -> SimulatedNode:
-    return doors.hub.ca.issue()
+def node(relay: ServedRelay) -> SimulatedNode:
+    return relay.hub.ca.issue()
 
 
 async def test_the_older_machine_is_closed_and_both_ends_flag_it(
-    doors: Doors, node: SimulatedNode, registry: SchemaRegistry
+    relay: ServedRelay, node: SimulatedNode, registry: SchemaRegistry
 ) -> None:
-    url = doors.hub.public_url
+    url = relay.hub.public_url
     async with LinkedNode.running(node, url, registry) as owner:
         await owner.until(LinkState.ANNOUNCED)
         async with LinkedNode.running(node, url, registry) as thief:
@@ -51,21 +51,23 @@ async def test_the_older_machine_is_closed_and_both_ends_flag_it(
             await thief.until(LinkState.ANNOUNCED)
         line = owner.log.entries("relay closed the session")[0]
         assert (line["code"], line["what"]) == (4008, "another machine uses this identity")
-    (flagged,) = doors.hub.lines.entries("two machines use one identity; the newer stays")
+    (flagged,) = relay.hub.lines.entries("two machines use one identity; the newer stays")
     assert flagged["node_id"] == NODE_ID
-    assert doors.hub.counted("sessions_total", event="duplicate_identity") == 1
+    assert relay.hub.counted("sessions_total", event="duplicate_identity") == 1
 
 
-async def test_a_command_goes_to_the_newer_machine_only(doors: Doors, node: SimulatedNode) -> None:
-    async with doors.session(node) as older, doors.session(node, OTHER_BOOT_ID) as newer:
-        call = asyncio.create_task(doors.call(f"sysecho.{NODE_ID}.echo.invoke"))
+async def test_a_command_goes_to_the_newer_machine_only(relay: ServedRelay, node: SimulatedNode) -> None:
+    async with relay.session(node) as older, relay.session(node, OTHER_BOOT_ID) as newer:
+        call = asyncio.create_task(relay.call(f"sysecho.{NODE_ID}.echo.invoke"))
         await newer.acknowledge(await newer.receive("cmd"), RESULT)
         assert (await call).json()["result"]["structuredContent"] == RESULT
         code, frames = await older.until_closed()
         assert (code, [frame.type for frame in frames]) == (4008, ["bye"])
-    assert doors.calls() == [("allow", "ok", NODE_ID), ("ok", "ok", NODE_ID)]
+    assert relay.calls() == [("allow", "ok", NODE_ID), ("ok", "ok", NODE_ID)]
 
 
-async def test_an_identity_that_is_used_twice_stands_in_the_audit(doors: Doors, node: SimulatedNode) -> None:
-    async with doors.session(node), doors.session(node, OTHER_BOOT_ID):
-        assert [(source, count) for _, source, _, count in doors.refusals()] == [(NODE_ID, 1)]
+async def test_an_identity_that_is_used_twice_stands_in_the_audit(
+    relay: ServedRelay, node: SimulatedNode
+) -> None:
+    async with relay.session(node), relay.session(node, OTHER_BOOT_ID):
+        assert [(source, count) for _, source, _, count in relay.refusals()] == [(NODE_ID, 1)]

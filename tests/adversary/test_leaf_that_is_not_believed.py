@@ -18,9 +18,9 @@ from schemas.registry import SchemaRegistry
 from schemas.trust import Outcome, Reason
 from tests.fakes.clock import FakeClock
 from tests.fakes.crooked_leaf import crooked_leaf
-from tests.fakes.doors import Doors
 from tests.fakes.hub import Hub
 from tests.fakes.refusals import audited_refusals, manifest_in_force, refusal
+from tests.fakes.served_relay import ServedRelay
 from tests.fakes.serving import Server
 from tests.fakes.signer import (
     DAY_MS,
@@ -65,12 +65,12 @@ def test_its_identity_and_what_it_signs_are_not_accepted(hub: Hub, node: Simulat
 
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize(("node", "reason"), NOT_BELIEVED)
-async def test_it_opens_no_session(doors: Doors, node: SimulatedNode, reason: str) -> None:
-    async with doors.end(node) as end:
+async def test_it_opens_no_session(relay: ServedRelay, node: SimulatedNode, reason: str) -> None:
+    async with relay.end(node) as end:
         await end.answer_challenge()
         assert await end.until_closed() == (4001, [])
-    assert audited_refusals(doors.hub) == [refusal("node_refused", "127.0.0.1", reason)]
-    assert doors.hub.fleet.nodes_of(TENANT) == []
+    assert audited_refusals(relay.hub) == [refusal("node_refused", "127.0.0.1", reason)]
+    assert relay.hub.fleet.nodes_of(TENANT) == []
 
 
 @pytest.mark.asyncio(loop_scope="module")
@@ -79,12 +79,12 @@ async def test_a_revoked_leaf_is_refused_wherever_it_is_shown(
 ) -> None:
     node = CA.issue()
     hub = Hub(tmp_path, registry, revoked=[node.kid], ca=CA)
-    async with Doors.open(hub, server) as doors:
+    async with ServedRelay.open(hub, server) as relay:
         hub.fleet.offer_identity(NODE_ID, node.leaf_pem)
         verdict = hub.fleet.offer_manifest(NODE_ID, node.manifest(), "broker")
         assert verdict.reason is Reason.REVOKED
         assert verdict.reason.failure.value.code == "E_ATTESTATION_FAILED"
-        async with doors.end(node) as end:
+        async with relay.end(node) as end:
             await end.answer_challenge()
             code, said = await end.until_closed()
             assert code == 4003

@@ -29,9 +29,9 @@ from schemas.addresses import BrokerAddress, mcp_url
 from schemas.frames import FrameReader
 from schemas.lines import MAX_WAITING_BYTES
 from schemas.registry import SchemaRegistry
-from tests.fakes.doors import mcp_request
 from tests.fakes.node import write_identity
 from tests.fakes.played_relay import PlayedRelay
+from tests.fakes.served_relay import mcp_request
 from tests.fakes.signer import NODE_ID, SimulatedCa
 
 BOUND_S: Final = 60

@@ -15,9 +15,9 @@ import pytest
 from schemas.manifest import MAX_FUTURE_MS
 from schemas.registry import SchemaRegistry
 from schemas.trust import Mark, Outcome, Reason, Verdict
-from tests.fakes.doors import Doors
 from tests.fakes.hub import Hub
 from tests.fakes.refusals import audited_refusals, manifest_in_force, refusal
+from tests.fakes.served_relay import ServedRelay
 from tests.fakes.signer import ECHO, NODE_ID, NOW_MS, TENANT, TTL_MS, SimulatedNode
 
 REFUSED = "manifest_refused"
@@ -175,12 +175,12 @@ async def test_a_mark_on_the_disk_is_never_moved_back(tmp_path: Path, registry: 
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_over_a_session_the_node_learns_what_it_must_overtake(
-    doors: Doors, node: SimulatedNode
+    relay: ServedRelay, node: SimulatedNode
 ) -> None:
-    hub = doors.hub
+    hub = relay.hub
     hub.announce(node)
     offer(hub, at(node, 10))
-    async with doors.end(node) as end:
+    async with relay.end(node) as end:
         await end.authenticate()
         await end.send("announce", json.loads(at(node, MAX_FUTURE_MS + 1)))
         refused = (await end.receive("announce_ack")).payload

@@ -12,8 +12,8 @@ import pytest
 
 from kubelet.loopback.pages import MANIFEST_PATH, Readiness
 from kubelet.loopback.server import LoopbackServer
-from tests.fakes.doors import HERE, Doors, parsed
 from tests.fakes.raw_http import exchange
+from tests.fakes.served_relay import HERE, ServedRelay, parsed
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -52,7 +52,7 @@ RELAYS = [
 
 @pytest.fixture
 def loopback() -> Iterator[LoopbackServer]:
-    """The node's own HTTP door."""
+    """The node's own HTTP port."""
     server = LoopbackServer(lambda: (WIRE, "ab" * 32), lambda: Readiness(ready=True, subsystems={}))
     server.start()
     yield server
@@ -64,13 +64,15 @@ def at(port: int, origins: list[str]) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("origins", [*FOREIGN, *RELAYS])
-async def test_a_page_from_elsewhere_gets_nothing_of_the_relay(doors: Doors, origins: list[str]) -> None:
-    headers = at(doors.address.port, origins)
-    reply = await doors.mcp("tools/list", token=doors.hub.token(), headers=headers)
+async def test_a_page_from_elsewhere_gets_nothing_of_the_relay(
+    relay: ServedRelay, origins: list[str]
+) -> None:
+    headers = at(relay.address.port, origins)
+    reply = await relay.mcp("tools/list", token=relay.hub.token(), headers=headers)
     assert reply.status == 403
     assert reply.json()["error"] == "origin"
     assert "access-control-allow-origin" not in reply.headers
-    assert doors.refusals() == [("request_refused", HERE, "origin", 1)]
+    assert relay.refusals() == [("request_refused", HERE, "origin", 1)]
 
 
 @pytest.mark.parametrize("origins", FOREIGN)
@@ -86,32 +88,32 @@ async def test_a_page_from_elsewhere_gets_nothing_of_the_node(
 
 
 @pytest.mark.parametrize("origins", [*FOREIGN, *RELAYS])
-async def test_a_page_from_elsewhere_opens_no_websocket(doors: Doors, origins: list[str]) -> None:
+async def test_a_page_from_elsewhere_opens_no_websocket(relay: ServedRelay, origins: list[str]) -> None:
     upgrade = [
-        ("Host", str(doors.address)),
+        ("Host", str(relay.address)),
         ("Upgrade", "websocket"),
         ("Connection", "Upgrade"),
         ("Sec-WebSocket-Key", "dGhlIHNhbXBsZSBub25jZQ=="),
         ("Sec-WebSocket-Version", "13"),
         ("Sec-WebSocket-Protocol", "edge-kubelet.v1"),
-        *at(doors.address.port, origins),
+        *at(relay.address.port, origins),
     ]
     lines = ["GET /devices/connect HTTP/1.1", *(f"{name}: {value}" for name, value in upgrade)]
-    reply = parsed(await doors.exchange("\r\n".join([*lines, "", ""]).encode()))
+    reply = parsed(await relay.exchange("\r\n".join([*lines, "", ""]).encode()))
     if len(origins) > 1:
         # No handshake at all (RFC 6455 section 10.2): it does not get as far as the relay's own code.
-        assert (reply.status, doors.requests) == (400, [])
+        assert (reply.status, relay.requests) == (400, [])
         return
     assert reply.status == 403
-    assert doors.refusals() == [("request_refused", HERE, "origin", 1)]
+    assert relay.refusals() == [("request_refused", HERE, "origin", 1)]
 
 
-async def test_a_preflight_from_elsewhere_is_refused(doors: Doors) -> None:
+async def test_a_preflight_from_elsewhere_is_refused(relay: ServedRelay) -> None:
     headers = [
         ("Origin", "https://evil.example"),
         ("Access-Control-Request-Method", "POST"),
         ("Access-Control-Request-Headers", "authorization"),
     ]
-    reply = await doors.ask("OPTIONS /mcp", headers)
+    reply = await relay.ask("OPTIONS /mcp", headers)
     assert reply.status == 403
     assert "access-control-allow-origin" not in reply.headers

@@ -7,9 +7,9 @@ why.
 
 import pytest
 
-from tests.fakes.doors import HERE, Doors
 from tests.fakes.flood import answered_until_cut
 from tests.fakes.raw_websocket import ws_frame
+from tests.fakes.served_relay import HERE, ServedRelay
 from tests.fakes.signer import SimulatedNode
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -18,16 +18,16 @@ MANY = 10_000
 
 
 @pytest.mark.parametrize("payload", [b"", b"x" * 125], ids=["empty", "full"])
-async def test_a_node_is_cut_off(doors: Doors, node: SimulatedNode, payload: bytes) -> None:
-    reader, writer = await doors.admitted(node)
+async def test_a_node_is_cut_off(relay: ServedRelay, node: SimulatedNode, payload: bytes) -> None:
+    reader, writer = await relay.admitted(node)
     await answered_until_cut(reader, writer, ws_frame(payload, opcode=10) * MANY)
-    await doors.until_idle()
-    assert doors.refusals() == [("session_broken", node.node_id, "flooded", 1)]
+    await relay.until_idle()
+    assert relay.refusals() == [("session_broken", node.node_id, "flooded", 1)]
 
 
-async def test_a_stranger_is_cut_off(doors: Doors) -> None:
-    reader, writer = await doors.upgraded()
+async def test_a_stranger_is_cut_off(relay: ServedRelay) -> None:
+    reader, writer = await relay.upgraded()
     # Few enough bytes: it is the frames that are too many.
     await answered_until_cut(reader, writer, ws_frame(b"", opcode=10) * 9)
-    await doors.until_idle()
-    assert doors.refusals() == [("node_refused", HERE, "flooded", 1)]
+    await relay.until_idle()
+    assert relay.refusals() == [("node_refused", HERE, "flooded", 1)]

@@ -9,8 +9,8 @@ import pytest
 from schemas.strict_json import loads
 from tests.fakes.callers import call_of
 from tests.fakes.hub import Hub
-from tests.fakes.reach import ScriptedReach
 from tests.fakes.refusals import echo_of
+from tests.fakes.routers import ScriptedRouter
 from tests.fakes.signer import ECHO, NODE_ID, SimulatedNode
 
 
@@ -20,15 +20,15 @@ async def test_the_time_to_wait_is_a_number_that_clients_can_read(
 ) -> None:
     capability = {**ECHO, "constraints": {**ECHO["constraints"], "rate_limit_rps": rate}}
     hub.connect(node, capabilities=[capability])
-    reach = ScriptedReach()
-    gateway = hub.gateway(reach)
+    router = ScriptedRouter()
+    gateway = hub.gateway(router)
     token = hub.token()
     answers = [await gateway.call(call_of(token, echo_of(node), {"message": "ping"})) for _ in range(2)]
     assert answers[0].error is None
     error = loads(answers[1].text, max_bytes=4096)
     assert error["code"] == "E_RATE_LIMITED"
     assert isinstance(error["retry_after_ms"], int)
-    assert len(reach.commands) == 1
+    assert len(router.commands) == 1
     assert [
         (line.get("decision"), line.get("outcome"), line["code"], line["node_id"]) for line in hub.audited()
     ] == [

@@ -12,9 +12,9 @@ import pytest
 
 from relay.clock import TOLERANCE_MS
 from schemas.delivery import TransitGauge
-from tests.fakes.doors import Doors, Reply, auth_for
 from tests.fakes.node_end import NodeEnd
 from tests.fakes.refusals import echo_of
+from tests.fakes.served_relay import Reply, ServedRelay, auth_for
 from tests.fakes.signer import NODE_ID, NOW_MS, SimulatedNode
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -24,107 +24,111 @@ HOUR_MS = 3_600_000
 DEADLINE_MS = 2000
 
 
-async def called(doors: Doors, end: NodeEnd, node: SimulatedNode, gauge: TransitGauge, token: str) -> Reply:
+async def called(
+    relay: ServedRelay, end: NodeEnd, node: SimulatedNode, gauge: TransitGauge, token: str
+) -> Reply:
     """Call echo, answered as a node does that measures delays by its own ticks."""
-    call = asyncio.create_task(doors.call(echo_of(node), token))
+    call = asyncio.create_task(relay.call(echo_of(node), token))
     command = await end.receive("cmd")
-    delay = gauge.delay_ms(command.payload["sent_at_ms"], doors.hub.clock.ticks_ms())
+    delay = gauge.delay_ms(command.payload["sent_at_ms"], relay.hub.clock.ticks_ms())
     assert command.payload["deadline_ms"] - delay == DEADLINE_MS
     result = {"message": "ping", "received_at_ms": NOW_MS, "node_id": NODE_ID}
     await end.send("cmd_ack", {"ok": True, "result": result}, command.msg_id)
     return await call
 
 
-async def announce(doors: Doors, end: NodeEnd, node: SimulatedNode) -> bool:
+async def announce(relay: ServedRelay, end: NodeEnd, node: SimulatedNode) -> bool:
     """Announce ``node``, whose own clock nobody has set; tell whether the relay takes it."""
-    manifest = node.manifest(issued_at_ms=doors.hub.clock.ticks_ms())
+    manifest = node.manifest(issued_at_ms=relay.hub.clock.ticks_ms())
     await end.send("announce", json.loads(manifest))
     return bool((await end.receive("announce_ack")).payload["ok"])
 
 
-def passing(doors: Doors, ms: int = 1000) -> None:
-    doors.hub.clock.advance(ms)
+def passing(relay: ServedRelay, ms: int = 1000) -> None:
+    relay.hub.clock.advance(ms)
 
 
 @pytest.mark.parametrize("by_ms", STEPS)
 async def test_a_step_of_four_minutes_costs_no_call_and_no_session(
-    doors: Doors, node: SimulatedNode, by_ms: int
+    relay: ServedRelay, node: SimulatedNode, by_ms: int
 ) -> None:
-    token = doors.hub.token(ttl_s=600)
-    async with doors.session(node) as end:
+    token = relay.hub.token(ttl_s=600)
+    async with relay.session(node) as end:
         gauge = TransitGauge()
-        gauge.delay_ms(NOW_MS, doors.hub.clock.ticks_ms())
-        await called(doors, end, node, gauge, token)
-        doors.hub.clock.step(by_ms)
+        gauge.delay_ms(NOW_MS, relay.hub.clock.ticks_ms())
+        await called(relay, end, node, gauge, token)
+        relay.hub.clock.step(by_ms)
         for _ in range(5):
-            reply = await called(doors, end, node, gauge, token)
+            reply = await called(relay, end, node, gauge, token)
             assert reply.json()["result"].get("isError", False) is False
-            passing(doors, 60_000)
-            assert await announce(doors, end, node)
-        assert (await doors.ask("GET /readyz")).status == 200
-    assert [line for line in doors.calls() if line[1] != "ok"] == []
-    assert doors.refusals() == []
+            passing(relay, 60_000)
+            assert await announce(relay, end, node)
+        assert (await relay.ask("GET /readyz")).status == 200
+    assert [line for line in relay.calls() if line[1] != "ok"] == []
+    assert relay.refusals() == []
 
 
 @pytest.mark.parametrize("by_ms", STEPS)
-async def test_a_node_gets_in_while_the_clock_is_set(doors: Doors, node: SimulatedNode, by_ms: int) -> None:
-    async with doors.end(node) as end:
+async def test_a_node_gets_in_while_the_clock_is_set(
+    relay: ServedRelay, node: SimulatedNode, by_ms: int
+) -> None:
+    async with relay.end(node) as end:
         challenge = await end.receive("challenge")
-        doors.hub.clock.step(by_ms)
+        relay.hub.clock.step(by_ms)
         await end.send("auth", auth_for(node, challenge), challenge.msg_id)
         assert (await end.receive("welcome")).payload["server_time_ms"] == NOW_MS
-        assert await announce(doors, end, node)
-    assert doors.refusals() == []
+        assert await announce(relay, end, node)
+    assert relay.refusals() == []
 
 
 @pytest.mark.parametrize("by_ms", STEPS)
 @pytest.mark.parametrize("passed_ms", [0, HOUR_MS], ids=["at once", "when it is made up"])
 async def test_a_token_of_an_issuer_with_the_right_time_is_accepted(
-    doors: Doors, by_ms: int, passed_ms: int
+    relay: ServedRelay, by_ms: int, passed_ms: int
 ) -> None:
-    assert (await doors.ask("GET /readyz")).status == 200
-    doors.hub.clock.step(by_ms)
-    doors.hub.judged_by()
-    doors.hub.clock.advance(passed_ms)
-    now_s = doors.hub.clock.ticks_ms() // 1000
-    token = doors.hub.issuer.issue(
+    assert (await relay.ask("GET /readyz")).status == 200
+    relay.hub.clock.step(by_ms)
+    relay.hub.judged_by()
+    relay.hub.clock.advance(passed_ms)
+    now_s = relay.hub.clock.ticks_ms() // 1000
+    token = relay.hub.issuer.issue(
         sub="agent-1", tenant="acme", scopes=["tools:call:read_only"], now_s=now_s, ttl_s=300, jti="1"
     )
-    assert (await doors.mcp("tools/list", token=token)).status == 200
+    assert (await relay.mcp("tools/list", token=token)).status == 200
 
 
 @pytest.mark.parametrize("by_ms", [HOUR_MS, -HOUR_MS])
 async def test_a_large_step_is_seen_and_heals_with_its_correction(
-    doors: Doors, node: SimulatedNode, by_ms: int
+    relay: ServedRelay, node: SimulatedNode, by_ms: int
 ) -> None:
-    token = doors.hub.token(ttl_s=600)
-    async with doors.session(node) as end:
+    token = relay.hub.token(ttl_s=600)
+    async with relay.session(node) as end:
         gauge = TransitGauge()
-        gauge.delay_ms(NOW_MS, doors.hub.clock.ticks_ms())
-        await called(doors, end, node, gauge, token)
-        doors.hub.clock.step(by_ms)
-        passing(doors)
-        assert not await announce(doors, end, node)
-        not_ready = await doors.ask("GET /readyz")
+        gauge.delay_ms(NOW_MS, relay.hub.clock.ticks_ms())
+        await called(relay, end, node, gauge, token)
+        relay.hub.clock.step(by_ms)
+        passing(relay)
+        assert not await announce(relay, end, node)
+        not_ready = await relay.ask("GET /readyz")
         assert not_ready.status == 503
         assert not_ready.json()["subsystems"]["clock"] is False
         if by_ms > 0:
-            assert (await doors.mcp("tools/list", token=token)).status == 401  # it has rightly expired
-        doors.hub.clock.step(-by_ms)
-        passing(doors)
-        assert (await doors.ask("GET /readyz")).status == 200
-        assert await announce(doors, end, node)
-        reply = await called(doors, end, node, gauge, token)
+            assert (await relay.mcp("tools/list", token=token)).status == 401  # it has rightly expired
+        relay.hub.clock.step(-by_ms)
+        passing(relay)
+        assert (await relay.ask("GET /readyz")).status == 200
+        assert await announce(relay, end, node)
+        reply = await called(relay, end, node, gauge, token)
         assert reply.json()["result"].get("isError", False) is False
 
 
 async def test_a_clock_that_was_wrong_before_heals_with_the_first_manifest(
-    doors: Doors, node: SimulatedNode
+    relay: ServedRelay, node: SimulatedNode
 ) -> None:
-    async with doors.end(node) as end:
+    async with relay.end(node) as end:
         await end.authenticate()
-        doors.hub.clock.step(2 * HOUR_MS)
-        assert (await doors.ask("GET /readyz")).status == 503
-        await end.send("announce", json.loads(node.manifest(issued_at_ms=doors.hub.clock())))
+        relay.hub.clock.step(2 * HOUR_MS)
+        assert (await relay.ask("GET /readyz")).status == 503
+        await end.send("announce", json.loads(node.manifest(issued_at_ms=relay.hub.clock())))
         assert (await end.receive("announce_ack")).payload["ok"] is True
-        assert (await doors.ask("GET /readyz")).status == 200
+        assert (await relay.ask("GET /readyz")).status == 200

@@ -13,8 +13,8 @@ import pytest
 
 from kubelet.loopback.pages import Readiness
 from kubelet.loopback.server import LoopbackServer
-from tests.fakes.doors import Doors
 from tests.fakes.raw_http import exchange
+from tests.fakes.served_relay import ServedRelay
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -60,7 +60,7 @@ SHAPES = [pytest.param(headers, body, id=name) for name, headers, body in shapes
 
 @pytest.fixture
 def loopback() -> Iterator[LoopbackServer]:
-    """The node's own HTTP door."""
+    """The node's own HTTP port."""
     server = LoopbackServer(lambda: None, lambda: Readiness(ready=True, subsystems={}))
     server.start()
     yield server
@@ -73,13 +73,15 @@ def whole(port: int, headers: bytes, body: bytes) -> bytes:
 
 
 @pytest.mark.parametrize(("headers", "body"), SHAPES)
-async def test_no_second_request_comes_out_of_the_first(doors: Doors, headers: bytes, body: bytes) -> None:
-    answer = await doors.exchange(whole(doors.address.port, headers, body))
+async def test_no_second_request_comes_out_of_the_first(
+    relay: ServedRelay, headers: bytes, body: bytes
+) -> None:
+    answer = await relay.exchange(whole(relay.address.port, headers, body))
     statuses = [line.split(b" ")[1] for line in answer.split(b"\r\n") if line.startswith(b"HTTP/1.")]
     assert statuses == [b"400"]
     # A crooked chunk comes behind a good head, and the head is passed on before.
-    assert doors.requests in ([], ["/healthz"])
-    assert doors.refusals() == []
+    assert relay.requests in ([], ["/healthz"])
+    assert relay.refusals() == []
 
 
 @pytest.mark.parametrize(("headers", "body"), SHAPES)

@@ -13,10 +13,10 @@ import pytest
 from kubelet.session.link import LinkState
 from schemas.frames import Frame, FrameReader
 from schemas.registry import SchemaRegistry
-from tests.fakes.doors import HERE, Doors
 from tests.fakes.hub import PUBLIC_URL
 from tests.fakes.linked_node import LinkedNode
 from tests.fakes.played_relay import PlayedRelay
+from tests.fakes.served_relay import HERE, ServedRelay
 from tests.fakes.signer import TENANT, SimulatedNode
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -32,9 +32,9 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
     ],
 )
 async def test_a_challenge_of_another_name_gets_no_answer(
-    doors: Doors, node: SimulatedNode, registry: SchemaRegistry, audience: str
+    relay: ServedRelay, node: SimulatedNode, registry: SchemaRegistry, audience: str
 ) -> None:
-    async with doors.end(node) as to_the_real_relay, PlayedRelay(FrameReader(registry)).running() as rogue:
+    async with relay.end(node) as to_the_real_relay, PlayedRelay(FrameReader(registry)).running() as rogue:
         challenge = await to_the_real_relay.receive("challenge")
         async with LinkedNode.running(node, rogue.url, registry) as victim:
             end = await rogue.next()
@@ -57,12 +57,12 @@ async def forwarded_answer(node: SimulatedNode, registry: SchemaRegistry, challe
 
 
 async def test_an_answer_to_the_rogues_own_name_opens_nothing_at_the_real_relay(
-    doors: Doors, node: SimulatedNode, registry: SchemaRegistry
+    relay: ServedRelay, node: SimulatedNode, registry: SchemaRegistry
 ) -> None:
-    async with doors.end(node) as to_the_real_relay:
+    async with relay.end(node) as to_the_real_relay:
         challenge = await to_the_real_relay.receive("challenge")
         answer = await forwarded_answer(node, registry, challenge)
         await to_the_real_relay.send("auth", answer, challenge.msg_id)
         assert await to_the_real_relay.until_closed() == (4001, [])
-    assert doors.refusals() == [("node_refused", HERE, "token_audience", 1)]
-    assert [known.connected for known in doors.hub.fleet.nodes_of(TENANT)] == [False]
+    assert relay.refusals() == [("node_refused", HERE, "token_audience", 1)]
+    assert [known.connected for known in relay.hub.fleet.nodes_of(TENANT)] == [False]

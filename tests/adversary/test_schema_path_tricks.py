@@ -10,7 +10,7 @@ path that is not there is no line in the audit: anybody mistypes.
 import pytest
 
 from schemas.registry import SchemaRegistry
-from tests.fakes.doors import Doors
+from tests.fakes.served_relay import ServedRelay
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -74,36 +74,38 @@ NO_HTTP = [
 
 @pytest.mark.parametrize("path", TRICKS, ids=lambda path: path[:60].replace("\\", "backslash"))
 async def test_a_path_that_is_no_schema_is_not_found(
-    doors: Doors, registry: SchemaRegistry, path: str
+    relay: ServedRelay, registry: SchemaRegistry, path: str
 ) -> None:
-    reply = await doors.ask(f"GET {path}")
+    reply = await relay.ask(f"GET {path}")
     assert reply.status == 404
     assert b"root:" not in reply.body
     assert len(reply.body) < 200
     assert reply.body not in registry.documents.values()
-    assert doors.refusals() == []
+    assert relay.refusals() == []
 
 
 @pytest.mark.parametrize("path", NO_HTTP, ids=["a space", "a null byte", "a delete", "no slash", "nothing"])
-async def test_a_path_that_is_no_http_is_refused(doors: Doors, path: str) -> None:
-    assert (await doors.ask(f"GET {path}")).status == 400
-    assert doors.requests == []
+async def test_a_path_that_is_no_http_is_refused(relay: ServedRelay, path: str) -> None:
+    assert (await relay.ask(f"GET {path}")).status == 400
+    assert relay.requests == []
 
 
 @pytest.mark.parametrize("path", [f"/schemas/{REF}/", "/schemas/../", "/schemas", "/healthz/"])
-async def test_a_path_with_a_slash_too_many_is_not_found(doors: Doors, path: str) -> None:
-    assert (await doors.ask(f"GET {path}")).status == 404
+async def test_a_path_with_a_slash_too_many_is_not_found(relay: ServedRelay, path: str) -> None:
+    assert (await relay.ask(f"GET {path}")).status == 404
 
 
 @pytest.mark.parametrize(
     "path",
     ["/schemas/" + REF.replace("@", "%40").replace(".", "%2e"), "/schemas%2f" + REF, "/%73chemas/" + REF],
 )
-async def test_an_encoded_name_is_the_same_schema(doors: Doors, registry: SchemaRegistry, path: str) -> None:
-    reply = await doors.ask(f"GET {path}")
+async def test_an_encoded_name_is_the_same_schema(
+    relay: ServedRelay, registry: SchemaRegistry, path: str
+) -> None:
+    reply = await relay.ask(f"GET {path}")
     assert (reply.status, reply.body) == (200, registry.documents[REF])
 
 
 @pytest.mark.parametrize("method", ["PUT", "POST", "DELETE", "PATCH"])
-async def test_nobody_writes_a_schema(doors: Doors, method: str) -> None:
-    assert (await doors.ask(f"{method} /schemas/{REF}", body=b"{}")).status == 405
+async def test_nobody_writes_a_schema(relay: ServedRelay, method: str) -> None:
+    assert (await relay.ask(f"{method} /schemas/{REF}", body=b"{}")).status == 405

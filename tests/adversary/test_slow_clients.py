@@ -15,8 +15,8 @@ from websockets.exceptions import ConnectionClosed
 
 from bench.slow import SlowClients
 from relay.calls.executor import GATEWAY_BUDGET_MS
-from tests.fakes.doors import Doors
 from tests.fakes.node_end import NodeEnd
+from tests.fakes.served_relay import ServedRelay
 from tests.fakes.signer import NOW_MS
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -42,18 +42,18 @@ async def answer_everything(end: NodeEnd) -> None:
 
 
 @pytest.mark.long
-async def test_a_good_client_is_served_while_a_thousand_slow_ones_are_connected(doors: Doors) -> None:
-    token = doors.hub.token()
+async def test_a_good_client_is_served_while_a_thousand_slow_ones_are_connected(relay: ServedRelay) -> None:
+    token = relay.hub.token()
     async with AsyncExitStack() as stack:
         for node_id in NODE_IDS:
-            end = await stack.enter_async_context(doors.session(doors.hub.ca.issue(node_id)))
+            end = await stack.enter_async_context(relay.session(relay.hub.ca.issue(node_id)))
             answering = asyncio.create_task(answer_everything(end))
             stack.callback(answering.cancel)
-        slow = SlowClients(doors.address.port, count(), doors.hub.token(sub="slow"))
+        slow = SlowClients(relay.address.port, count(), relay.hub.token(sub="slow"))
         await stack.enter_async_context(slow.running())
         for number in range(CALLS_A_NODE):
             for node_id in NODE_IDS:
                 async with asyncio.timeout(GATEWAY_BUDGET_MS / 1000):
-                    reply = await doors.call(f"sysecho.{node_id}.echo.invoke", token, message=str(number))
+                    reply = await relay.call(f"sysecho.{node_id}.echo.invoke", token, message=str(number))
                 assert reply.json()["result"]["structuredContent"]["message"] == str(number)
-    assert [code for _, code, _ in doors.calls()] == ["ok", "ok"] * CALLS_A_NODE * len(NODE_IDS)
+    assert [code for _, code, _ in relay.calls()] == ["ok", "ok"] * CALLS_A_NODE * len(NODE_IDS)

@@ -8,9 +8,9 @@ stranger is closed at the first one.
 import pytest
 
 from relay.http.frame_meter import FRAMES_AT_ONCE
-from tests.fakes.doors import HERE, Doors
 from tests.fakes.flood import answered_until_cut
 from tests.fakes.raw_websocket import ws_frame
+from tests.fakes.served_relay import HERE, ServedRelay
 from tests.fakes.signer import SimulatedNode
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -20,12 +20,14 @@ TINY = ws_frame(b'{"type":"cmd_ack"}')
 MANY = 20_000
 
 
-async def test_a_node_is_cut_off(doors: Doors, node: SimulatedNode, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_node_is_cut_off(
+    relay: ServedRelay, node: SimulatedNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("relay.http.websocket_protocol.MAX_BEHIND_S", BEHIND_S)
-    reader, writer = await doors.admitted(node)
+    reader, writer = await relay.admitted(node)
     await answered_until_cut(reader, writer, TINY * MANY)
-    await doors.until_idle()
-    refusals = doors.refusals()
+    await relay.until_idle()
+    refusals = relay.refusals()
     assert ("session_broken", node.node_id, "flooded", 1) in refusals
     dropped = [
         count for event, _, reason, count in refusals if (event, reason) == ("frame_dropped", "malformed")
@@ -33,10 +35,10 @@ async def test_a_node_is_cut_off(doors: Doors, node: SimulatedNode, monkeypatch:
     assert 0 < sum(dropped) <= FRAMES_AT_ONCE + 5
 
 
-async def test_a_stranger_is_closed_at_the_first(doors: Doors) -> None:
-    reader, writer = await doors.upgraded()
+async def test_a_stranger_is_closed_at_the_first(relay: ServedRelay) -> None:
+    reader, writer = await relay.upgraded()
     await answered_until_cut(reader, writer, TINY * MANY)
-    await doors.until_idle()
-    assert [(event, source, count) for event, source, _, count in doors.refusals()] == [
+    await relay.until_idle()
+    assert [(event, source, count) for event, source, _, count in relay.refusals()] == [
         ("node_refused", HERE, 1)
     ]

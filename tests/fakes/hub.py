@@ -21,7 +21,7 @@ from relay.calls.call_record import CallAnswer
 from relay.calls.envelope import EnvelopeCheck
 from relay.calls.executor import CallExecutor
 from relay.calls.gateway import CallGateway
-from relay.calls.idempotency_store import ROOM_OF_ALL, IdempotencyStore, Room
+from relay.calls.idempotency_store import QUOTA_OF_ALL, IdempotencyStore, Quota
 from relay.calls.idempotent_calls import IdempotentCalls
 from relay.clock import RelayClock
 from relay.config import PER_AGENT, EnvelopeMode
@@ -44,7 +44,7 @@ from relay.routing.port import NodeRouter
 from relay.sessions.capability_limits import CapabilityLimits
 from relay.sessions.connect_limiter import ConnectLimiter
 from relay.sessions.frame_handlers import FrameHandlers
-from relay.sessions.handshake import Admission
+from relay.sessions.handshake import Handshake
 from relay.sessions.node_sessions import AUTH_TIMEOUT_S, NodeSessions
 from schemas.addresses import mcp_url
 from schemas.frames import FrameReader
@@ -105,7 +105,7 @@ class Hub:
         self.lines = LogLines()
         self.log = make_logger(self.lines)
         self.judged_by = RelayClock(self.clock, self.clock.ticks_ms, self.log)
-        self.call_lines = LogLines()
+        self.access_lines = LogLines()
         self.metrics = Metrics()
         self.ulids = UlidSource(self.clock, os.urandom)
         self.marks = MarkStore(directory / "marks")
@@ -169,28 +169,28 @@ class Hub:
 
     def gateway(
         self,
-        reach: NodeRouter,
+        router: NodeRouter,
         monotonic: Callable[[], float] = time.monotonic,
         per_agent: Allowance = PER_AGENT,
         mode: EnvelopeMode = EnvelopeMode.ENFORCE,
-        max_keys: int = ROOM_OF_ALL.keys,
+        max_keys: int = QUOTA_OF_ALL.keys,
     ) -> CallGateway:
-        """Return the door in front of ``reach``, whose ``once`` is that of the hub."""
-        limited = CapabilityLimits(self.fleet, reach, monotonic)
-        runner = CallExecutor(limited, self.audit, monotonic, os.urandom, self.log)
-        self.once = IdempotentCalls(
-            runner, IdempotencyStore[CallAnswer](monotonic, Room(max_keys, 1 << 26)), self.audit, self.log
+        """Return the gateway in front of ``router``; ``idempotent_calls`` is the hub's."""
+        limited = CapabilityLimits(self.fleet, router, monotonic)
+        executor = CallExecutor(limited, self.audit, monotonic, os.urandom, self.log)
+        self.idempotent_calls = IdempotentCalls(
+            executor, IdempotencyStore[CallAnswer](monotonic, Quota(max_keys, 1 << 26)), self.audit, self.log
         )
         return CallGateway(
             authenticator=self.authenticator,
             envelopes=EnvelopeCheck(self.registry, mode, self.log),
             fleet=self.fleet,
-            runner=runner,
-            once=self.once,
+            executor=executor,
+            idempotent_calls=self.idempotent_calls,
             audit=self.audit,
             refusals=self.refusals,
             metrics=self.metrics,
-            call_log=AccessLog(self.call_lines),
+            access_log=AccessLog(self.access_lines),
             ulids=self.ulids,
             per_agent=per_agent,
             revocations_known=self.freshness.is_fresh,
@@ -211,10 +211,10 @@ class Hub:
         )
         return McpEndpoint(server, methods, changes)
 
-    def admission(self) -> Admission:
+    def handshake(self) -> Handshake:
         """Return who judges nodes."""
         verifier = TokenVerifier(self.registry, DEVICE_REF)
-        return Admission(self.fleet, verifier, self.public_url, os.urandom)
+        return Handshake(self.fleet, verifier, self.public_url, os.urandom)
 
     def sessions(
         self,
@@ -225,7 +225,7 @@ class Hub:
         """Return the nodes' sessions; without an ``authority`` nobody renews."""
         renewals = Renewals(authority or NoAuthority(), self.audit, self.clock, self.log)
         return NodeSessions(
-            admission=self.admission(),
+            handshake=self.handshake(),
             fleet=self.fleet,
             frames=FrameHandlers(self.fleet, renewals, self.judged_by.compare),
             connect_limiter=connect_limiter or ConnectLimiter(),

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, suppress
 from starlette.applications import Starlette
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from relay.http.acceptor import PATIENCE, Patience
+from relay.http.acceptor import SOCKET_TIMEOUTS, SocketTimeouts
 from relay.http.connections import REQUEST_TIMEOUT_S, Bounds, Connections
 from relay.http.listener import bind, serve
 from relay.observability.metrics import Metrics
@@ -52,7 +52,7 @@ class Server:
     async def running(
         cls,
         tls: ssl.SSLContext | None = None,
-        patience: Patience = PATIENCE,
+        timeouts: SocketTimeouts = SOCKET_TIMEOUTS,
         bounds: Bounds | None = None,
         request_timeout_s: float = REQUEST_TIMEOUT_S,
     ) -> AsyncIterator["Server"]:
@@ -60,7 +60,7 @@ class Server:
         with bind(HostPort("127.0.0.1", 0)) as listener:
             listener.listen()
             server = cls(Starlette(), HostPort(*listener.getsockname()), bounds, request_timeout_s)
-            task = asyncio.create_task(serve(server, listener, server.connections, tls, patience))
+            task = asyncio.create_task(serve(server, listener, server.connections, tls, timeouts))
             try:
                 yield server
             finally:

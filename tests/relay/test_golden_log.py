@@ -20,9 +20,9 @@ import pytest_asyncio
 from relay.calls.envelope import META_IDEMPOTENCY_KEY, META_STEP_ID, META_TASK_ID, META_TRACEPARENT
 from relay.mcp_api.methods import META_ERROR
 from schemas.errors import to_http_status, to_jsonrpc_error
-from tests.fakes.doors import Doors
 from tests.fakes.hub import Hub
 from tests.fakes.mcp_wire import ERA_META, NEW, McpWire
+from tests.fakes.served_relay import ServedRelay
 from tests.fakes.serving import Server
 from tests.fakes.signer import NODE_ID
 
@@ -75,27 +75,27 @@ CASES: Final[Mapping[str, Mapping[str, Any]]] = {
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def doors(hub: Hub, server: Server) -> AsyncIterator[Doors]:
+async def relay(hub: Hub, server: Server) -> AsyncIterator[ServedRelay]:
     hub.connect(hub.ca.issue())
-    async with Doors.open(hub, server) as doors:
-        yield doors
+    async with ServedRelay.open(hub, server) as relay:
+        yield relay
 
 
 @asynccontextmanager
-async def over_http(doors: Doors) -> AsyncIterator[Ask]:
-    async with McpWire.open(doors.address, NEW, doors.hub.token()) as wire:
+async def over_http(relay: ServedRelay) -> AsyncIterator[Ask]:
+    async with McpWire.open(relay.address, NEW, relay.hub.token()) as wire:
         yield wire.ask
 
 
 @asynccontextmanager
-async def over_stdio(doors: Doors) -> AsyncIterator[Ask]:
+async def over_stdio(relay: ServedRelay) -> AsyncIterator[Ask]:
     """Hold the client's end of a ``relay stdio``."""
     bridge = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-P", "-m", "relay", "stdio", "--url", f"http://{doors.address}"),
+        *(sys.executable, "-P", "-m", "relay", "stdio", "--url", f"http://{relay.address}"),
         stdin=PIPE,
         stdout=PIPE,
         stderr=DEVNULL,
-        env={**os.environ, "EDGE_TOKEN": doors.hub.token()},
+        env={**os.environ, "EDGE_TOKEN": relay.hub.token()},
     )
 
     async def ask(document: Mapping[str, Any]) -> dict[str, Any]:
@@ -123,12 +123,12 @@ async def _asked(bridge: Process, document: Mapping[str, Any]) -> dict[str, Any]
 TRANSPORTS = {"http": over_http, "stdio": over_stdio}
 
 
-async def made(doors: Doors, transport: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+async def made(relay: ServedRelay, transport: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Make every failure by ``transport``; return what the clients were told and what was logged."""
-    before = len(doors.hub.call_lines.entries())
-    async with asyncio.timeout(BOUND_S), TRANSPORTS[transport](doors) as ask:
+    before = len(relay.hub.access_lines.entries())
+    async with asyncio.timeout(BOUND_S), TRANSPORTS[transport](relay) as ask:
         answers = [await ask(document) for document in CASES.values()]
-    return answers, doors.hub.call_lines.entries()[before:]
+    return answers, relay.hub.access_lines.entries()[before:]
 
 
 def comparable(line: Mapping[str, Any]) -> dict[str, Any]:
@@ -153,8 +153,8 @@ def told(answer: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 
 @SERVED
 @pytest.mark.parametrize("transport", TRANSPORTS)
-async def test_a_failure_is_logged_as_the_reference_has_it(doors: Doors, transport: str) -> None:
-    _, lines = await made(doors, transport)
+async def test_a_failure_is_logged_as_the_reference_has_it(relay: ServedRelay, transport: str) -> None:
+    _, lines = await made(relay, transport)
     reference = golden(transport)
     assert [line.keys() for line in lines] == [REQUIRED] * len(CASES)
     for case, line, expected in zip(CASES, lines, reference, strict=True):
@@ -163,9 +163,9 @@ async def test_a_failure_is_logged_as_the_reference_has_it(doors: Doors, transpo
 
 @pytest.mark.processes
 @SERVED
-async def test_both_transports_tell_and_log_the_same_failure(doors: Doors) -> None:
-    by_http, http_lines = await made(doors, "http")
-    by_stdio, stdio_lines = await made(doors, "stdio")
+async def test_both_transports_tell_and_log_the_same_failure(relay: ServedRelay) -> None:
+    by_http, http_lines = await made(relay, "http")
+    by_stdio, stdio_lines = await made(relay, "stdio")
     for case, one, other in zip(CASES, by_http, by_stdio, strict=True):
         assert (case, told(one)) == (case, told(other))
         assert (one["id"], one["jsonrpc"]) == (other["id"], other["jsonrpc"])
@@ -177,8 +177,10 @@ async def test_both_transports_tell_and_log_the_same_failure(doors: Doors) -> No
 
 @SERVED
 @pytest.mark.parametrize("transport", TRANSPORTS)
-async def test_what_is_logged_and_what_is_told_is_one_row_of_the_table(doors: Doors, transport: str) -> None:
-    answers, lines = await made(doors, transport)
+async def test_what_is_logged_and_what_is_told_is_one_row_of_the_table(
+    relay: ServedRelay, transport: str
+) -> None:
+    answers, lines = await made(relay, transport)
     for answer, line in zip(answers, lines, strict=True):
         text, meta = told(answer)
         assert text == meta

@@ -10,10 +10,10 @@ import pytest_asyncio
 
 from relay.calls.envelope import META_IDEMPOTENCY_KEY, META_STEP_ID, META_TASK_ID, META_TRACEPARENT
 from relay.mcp_api.methods import META_ERROR
-from tests.fakes.doors import BOUND_S, Doors
 from tests.fakes.hub import Hub
 from tests.fakes.mcp_wire import ERA_META, NEW, OLD, McpWire
 from tests.fakes.node_end import NodeEnd
+from tests.fakes.served_relay import BOUND_S, ServedRelay
 from tests.fakes.serving import Server
 from tests.fakes.signer import NODE_ID, NOW_MS
 
@@ -30,19 +30,19 @@ OTHER_TRACEPARENT = f"00-{OTHER_TRACE_ID}-{CALLERS_SPAN}-00"
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def doors(hub: Hub, server: Server) -> AsyncIterator[Doors]:
-    async with Doors.open(hub, server) as doors:
-        yield doors
+async def relay(hub: Hub, server: Server) -> AsyncIterator[ServedRelay]:
+    async with ServedRelay.open(hub, server) as relay:
+        yield relay
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def node(doors: Doors) -> AsyncIterator[NodeEnd]:
-    async with doors.session(doors.hub.ca.issue()) as end:
+async def node(relay: ServedRelay) -> AsyncIterator[NodeEnd]:
+    async with relay.session(relay.hub.ca.issue()) as end:
         yield end
 
 
-def opened(doors: Doors, era: str, **token: Any) -> Any:
-    return McpWire.open(doors.address, era, doors.hub.token(**token))
+def opened(relay: ServedRelay, era: str, **token: Any) -> Any:
+    return McpWire.open(relay.address, era, relay.hub.token(**token))
 
 
 def error_of(answer: dict[str, Any]) -> dict[str, Any]:
@@ -85,9 +85,9 @@ SINS = [
 @pytest.mark.parametrize("era", ERAS)
 @pytest.mark.parametrize(("body", "reason"), SINS)
 async def test_what_is_no_strict_json_is_a_parse_error_with_400_and_no_id(
-    doors: Doors, era: str, body: bytes, reason: str
+    relay: ServedRelay, era: str, body: bytes, reason: str
 ) -> None:
-    async with opened(doors, era) as wire:
+    async with opened(relay, era) as wire:
         response = await wire.post(body)
     assert response.status_code == 400
     assert response.headers["content-type"] == "application/json"
@@ -99,46 +99,48 @@ async def test_what_is_no_strict_json_is_a_parse_error_with_400_and_no_id(
 
 
 @pytest.mark.parametrize(("body", "reason"), SINS)
-async def test_a_session_does_not_begin_with_a_parse_error(doors: Doors, body: bytes, reason: str) -> None:
+async def test_a_session_does_not_begin_with_a_parse_error(
+    relay: ServedRelay, body: bytes, reason: str
+) -> None:
     headers = [
         ("Content-Type", "application/json"),
         ("Accept", "application/json, text/event-stream"),
-        ("Authorization", f"Bearer {doors.hub.token()}"),
+        ("Authorization", f"Bearer {relay.hub.token()}"),
         ("Content-Length", str(len(body))),
     ]
-    reply = await doors.ask("POST /mcp", headers[:3] if body else headers, body)
+    reply = await relay.ask("POST /mcp", headers[:3] if body else headers, body)
     assert (reply.status, reply.json()["error"]["message"]) == (400, f"Parse error: {reason}.")
     assert "mcp-session-id" not in reply.headers
 
 
-async def test_without_a_token_not_even_the_parser_looks(doors: Doors) -> None:
-    assert (await doors.ask("POST /mcp", [("Content-Type", "application/json")], b"{")).status == 401
+async def test_without_a_token_not_even_the_parser_looks(relay: ServedRelay) -> None:
+    assert (await relay.ask("POST /mcp", [("Content-Type", "application/json")], b"{")).status == 401
 
 
 @pytest.mark.parametrize("era", ERAS)
-async def test_a_batch_is_refused_as_the_sdk_refuses_it(doors: Doors, node: NodeEnd, era: str) -> None:
+async def test_a_batch_is_refused_as_the_sdk_refuses_it(relay: ServedRelay, node: NodeEnd, era: str) -> None:
     assert node.session_id
-    async with opened(doors, era) as wire:
+    async with opened(relay, era) as wire:
         message = wire.request(ECHO_NAME, PING)
         response = await wire.post(json.dumps([message, message]).encode(), **{"mcp-name": ECHO_NAME})
     assert response.status_code == 400
     assert response.json()["error"]["code"] in {-32600, -32602}
-    assert doors.calls() == []
+    assert relay.calls() == []
 
 
 @pytest.mark.parametrize("era", ERAS)
-async def test_a_call_without_an_id_is_never_made(doors: Doors, node: NodeEnd, era: str) -> None:
+async def test_a_call_without_an_id_is_never_made(relay: ServedRelay, node: NodeEnd, era: str) -> None:
     assert node.session_id
-    async with opened(doors, era) as wire:
+    async with opened(relay, era) as wire:
         message = wire.request(ECHO_NAME, PING)
         del message["id"]
         response = await wire.post(json.dumps(message).encode(), **{"mcp-name": ECHO_NAME})
     assert b"result" not in response.content
-    assert all(decision == "deny" for decision, _, _ in doors.calls())
+    assert all(decision == "deny" for decision, _, _ in relay.calls())
 
 
 async def test_a_token_that_ends_while_its_body_is_still_coming_ends_in_good_order(
-    doors: Doors, node: NodeEnd
+    relay: ServedRelay, node: NodeEnd
 ) -> None:
     assert node.session_id
     message = {
@@ -149,24 +151,24 @@ async def test_a_token_that_ends_while_its_body_is_still_coming_ends_in_good_ord
     }
     body = json.dumps(message).encode()
     head = (
-        f"POST /mcp HTTP/1.1\r\nHost: {doors.address}\r\nConnection: close\r\n"
-        f"Authorization: Bearer {doors.hub.token(ttl_s=60)}\r\nContent-Type: application/json\r\n"
+        f"POST /mcp HTTP/1.1\r\nHost: {relay.address}\r\nConnection: close\r\n"
+        f"Authorization: Bearer {relay.hub.token(ttl_s=60)}\r\nContent-Type: application/json\r\n"
         f"Accept: application/json, text/event-stream\r\nMCP-Protocol-Version: {NEW}\r\n"
         f"Mcp-Method: tools/call\r\nMcp-Name: {ECHO_NAME}\r\nContent-Length: {len(body)}\r\n\r\n"
     )
-    reader, writer = await doors.connect()
-    before = len(doors.requests)
+    reader, writer = await relay.connect()
+    before = len(relay.requests)
     writer.write(head.encode() + body[:10])
     async with asyncio.timeout(BOUND_S):
-        while len(doors.requests) == before:  # noqa: ASYNC110 - the server tells nobody that it has begun
+        while len(relay.requests) == before:  # noqa: ASYNC110 - the server tells nobody that it has begun
             await asyncio.sleep(0)
-        doors.hub.clock.advance(60_000)
+        relay.hub.clock.advance(60_000)
         writer.write(body[10:])
         reply = await reader.read()
     writer.close()
     assert reply.startswith(b"HTTP/1.1 200 ")
     assert b"The token is not accepted." in reply
-    assert [decision for decision, _, _ in doors.calls()] == ["deny"]
+    assert [decision for decision, _, _ in relay.calls()] == ["deny"]
 
 
 # --- the same call once ---------------------------------------------------------------------------------
@@ -187,9 +189,9 @@ KEYED = [pytest.param(keyed_at_the_top, id="top"), pytest.param(keyed_in_meta, i
 @pytest.mark.parametrize("keyed", KEYED)
 @pytest.mark.parametrize("keyed_again", KEYED)
 async def test_a_key_makes_a_call_once_wherever_it_stands(
-    doors: Doors, node: NodeEnd, era: str, keyed: Any, keyed_again: Any
+    relay: ServedRelay, node: NodeEnd, era: str, keyed: Any, keyed_again: Any
 ) -> None:
-    async with opened(doors, era) as wire:
+    async with opened(relay, era) as wire:
         first = asyncio.create_task(wire.ask(keyed(wire, "k")))
         await node.acknowledge(await node.receive("cmd"), RESULT)
         assert (await first)["result"]["structuredContent"] == RESULT
@@ -203,27 +205,27 @@ async def test_a_key_makes_a_call_once_wherever_it_stands(
     assert command.payload["arguments"] == PING
 
 
-async def test_both_eras_are_one_agent_to_a_key(doors: Doors, node: NodeEnd) -> None:
-    async with opened(doors, OLD) as old, opened(doors, NEW) as new:
+async def test_both_eras_are_one_agent_to_a_key(relay: ServedRelay, node: NodeEnd) -> None:
+    async with opened(relay, OLD) as old, opened(relay, NEW) as new:
         first = asyncio.create_task(old.ask(keyed_in_meta(old, "k")))
         await node.acknowledge(await node.receive("cmd"), RESULT)
         await first
         assert (await new.ask(keyed_at_the_top(new, "k")))["result"]["structuredContent"] == RESULT
-    assert [line["metadata"]["toolId"] for line in doors.hub.call_lines.entries()] == [
+    assert [line["metadata"]["toolId"] for line in relay.hub.access_lines.entries()] == [
         f"mcp.tool:{ECHO_NAME}"
     ] * 2
 
 
 @pytest.mark.parametrize("era", ERAS)
 async def test_a_client_that_hangs_up_finds_the_outcome_when_it_comes_again(
-    doors: Doors, node: NodeEnd, era: str
+    relay: ServedRelay, node: NodeEnd, era: str
 ) -> None:
-    async with opened(doors, era) as wire:
+    async with opened(relay, era) as wire:
         first = asyncio.create_task(wire.ask(keyed_in_meta(wire, "k")))
         command = await node.receive("cmd")
         first.cancel()
         await asyncio.wait([first])
-    async with opened(doors, era) as wire:
+    async with opened(relay, era) as wire:
         second = asyncio.create_task(wire.ask(keyed_in_meta(wire, "k")))
         await node.acknowledge(command, RESULT)
         assert (await second)["result"]["structuredContent"] == RESULT
@@ -242,13 +244,13 @@ async def test_a_client_that_hangs_up_finds_the_outcome_when_it_comes_again(
     ],
 )
 async def test_what_the_sdk_would_drop_from_a_call_is_seen(
-    doors: Doors, node: NodeEnd, era: str, changes: dict[str, Any], rule: str
+    relay: ServedRelay, node: NodeEnd, era: str, changes: dict[str, Any], rule: str
 ) -> None:
     assert node.session_id
-    async with opened(doors, era) as wire:
+    async with opened(relay, era) as wire:
         error = error_of(await wire.ask(wire.request(ECHO_NAME, PING) | changes))
     assert (error["code"], error["message"]) == ("E_MANIFEST_INVALID", f"The request is not a call: {rule}.")
-    assert [decision for decision, _, _ in doors.calls()] == ["deny"]
+    assert [decision for decision, _, _ in relay.calls()] == ["deny"]
 
 
 # --- a trace --------------------------------------------------------------------------------------------
@@ -264,7 +266,7 @@ async def test_what_the_sdk_would_drop_from_a_call_is_seen(
     ],
 )
 async def test_a_trace_goes_to_the_node_in_a_span_of_the_relays_and_into_the_log(  # noqa: PLR0913, PLR0917 - the table's columns
-    doors: Doors,
+    relay: ServedRelay,
     node: NodeEnd,
     era: str,
     meta: dict[str, str],
@@ -273,12 +275,12 @@ async def test_a_trace_goes_to_the_node_in_a_span_of_the_relays_and_into_the_log
     flags: str,
 ) -> None:
     headers = {"traceparent": header} if header else {}
-    async with opened(doors, era) as wire:
+    async with opened(relay, era) as wire:
         asked = asyncio.create_task(wire.ask(wire.request(ECHO_NAME, PING, **meta), **headers))
         command = await node.receive("cmd")
         await node.acknowledge(command, RESULT)
         await asked
-    (line,) = doors.hub.call_lines.entries()
+    (line,) = relay.hub.access_lines.entries()
     assert command.payload["traceparent"] == f"00-{trace_id}-{line['spanId']}-{flags}"
     assert line["traceId"] == trace_id
     assert line["spanId"] != CALLERS_SPAN
@@ -286,13 +288,13 @@ async def test_a_trace_goes_to_the_node_in_a_span_of_the_relays_and_into_the_log
 
 
 @pytest.mark.parametrize("era", ERAS)
-async def test_what_is_no_trace_stays_behind(doors: Doors, node: NodeEnd, era: str) -> None:
-    async with opened(doors, era) as wire:
+async def test_what_is_no_trace_stays_behind(relay: ServedRelay, node: NodeEnd, era: str) -> None:
+    async with opened(relay, era) as wire:
         asked = asyncio.create_task(wire.ask(wire.request(ECHO_NAME, PING), traceparent="00-0-0-00"))
         command = await node.receive("cmd")
         await node.acknowledge(command, RESULT)
         assert (await asked)["result"]["isError"] is False
-    (line,) = doors.hub.call_lines.entries()
+    (line,) = relay.hub.access_lines.entries()
     assert "traceparent" not in command.payload
     assert (line["traceId"], line["spanId"]) == (None, None)
 
@@ -306,13 +308,13 @@ async def test_what_is_no_trace_stays_behind(doors: Doors, node: NodeEnd, era: s
     [({}, "http"), ({"edge-transport": "stdio"}, "stdio"), ({"edge-transport": "x"}, "http")],
 )
 async def test_a_call_is_logged_with_its_transport_its_size_and_its_callers_names_for_it(
-    doors: Doors, node: NodeEnd, era: str, header: dict[str, str], transport: str
+    relay: ServedRelay, node: NodeEnd, era: str, header: dict[str, str], transport: str
 ) -> None:
     assert node.session_id
-    async with opened(doors, era) as wire:
+    async with opened(relay, era) as wire:
         message = wire.request(ECHO_NAME, {}, **{META_TASK_ID: "task-7", META_STEP_ID: "step-8"})
         answer = await wire.ask(message, **header)
-    (line,) = doors.hub.call_lines.entries()
+    (line,) = relay.hub.access_lines.entries()
     assert (line["transport"], line["taskId"], line["stepId"]) == (transport, "task-7", "step-8")
     assert line["inputBytes"] == len(json.dumps(message))
     assert line["outputBytes"] == len(answer["result"]["content"][0]["text"])

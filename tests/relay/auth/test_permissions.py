@@ -1,4 +1,4 @@
-"""The matrix of scope, safety class and tenant, walked completely, at the table itself and at every door."""
+"""The matrix of scope, safety class and tenant, complete, at the table itself and at every entry point."""
 
 import json
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ from schemas.kinds import KINDS, MANIFEST_REF, Kind, KindRegistry, Verb
 from schemas.registry import SCHEME, SchemaRegistry
 from tests.fakes.callers import call_of
 from tests.fakes.hub import Hub
-from tests.fakes.reach import ScriptedReach
+from tests.fakes.routers import ScriptedRouter
 from tests.fakes.signer import NODE_ID, OTHER_NODE_ID
 from tests.fakes.suite_kinds import write_documents
 
@@ -98,7 +98,7 @@ def test_a_text_is_not_taken_for_the_scopes_that_it_contains() -> None:
     assert Rights.of(OWN, {f"{READ} {REVERSE}"}).safety_classes == frozenset()
 
 
-# --- every door ---------------------------------------------------------------------------------------
+# --- every entry point --------------------------------------------------------------------------------
 
 _INPUT, _OUTPUT = "test.text.invoke.input@1.0.0", "test.invoke.output@1.0.0"
 _SHORT = dict(zip(ALL_CLASSES, ("reads", "reverses", "actuates", "harmless"), strict=True))
@@ -143,16 +143,16 @@ def amended(tmp_path_factory: pytest.TempPathFactory) -> SchemaRegistry:
     return SchemaRegistry(directory)
 
 
-class Doors:
+class EntryPoints:
     """One node of one tenant with a tool of every safety class, and every way to it."""
 
     def __init__(self, hub: Hub) -> None:
         self.hub = hub
-        self.reach = ScriptedReach(
+        self.router = ScriptedRouter(
             lambda command: {"ok": True, "result": {"node_id": command.node_id, "text": "done"}}
         )
         self.seconds = 0.0
-        self.gateway = hub.gateway(self.reach, self._later)
+        self.gateway = hub.gateway(self.router, self._later)
         self.catalog = ResourceCatalog(hub.fleet, hub.registry)
         self.node = hub.ca.issue(NODE_ID, OWN)
         hub.connect(self.node, capabilities=[_capability(kind) for kind in _MATRIX])
@@ -190,22 +190,22 @@ def name_of(safety_class: str, node_id: str = NODE_ID) -> str:
 
 
 @pytest.fixture
-def doors(tmp_path: Path, amended: SchemaRegistry) -> Iterator[Doors]:
+def entries(tmp_path: Path, amended: SchemaRegistry) -> Iterator[EntryPoints]:
     hub = Hub(tmp_path, amended, kinds=KindRegistry([*KINDS, *_MATRIX]))
-    yield Doors(hub)
+    yield EntryPoints(hub)
     hub.close()
 
 
 @pytest.mark.parametrize("tenant", [pytest.param(OWN, id="own"), pytest.param(ANOTHER, id="another")])
 @pytest.mark.parametrize("scopes", EVERY_SET)
 async def test_listing_resolving_and_calling_never_disagree(
-    doors: Doors, scopes: tuple[str, ...], tenant: str
+    entries: EntryPoints, scopes: tuple[str, ...], tenant: str
 ) -> None:
     reached = {name_of(each) for each in ALL_CLASSES if may(scopes, each, tenant, OWN)}
-    assert doors.listed(tenant, scopes) == reached
+    assert entries.listed(tenant, scopes) == reached
     for safety_class in ALL_CLASSES:
         name = name_of(safety_class)
-        resolved = doors.resolved(name, tenant, scopes)
+        resolved = entries.resolved(name, tenant, scopes)
         if name in reached:
             assert isinstance(resolved, Tool)
             assert resolved.canonical == name
@@ -213,35 +213,35 @@ async def test_listing_resolving_and_calling_never_disagree(
             assert resolved is Failure.SAFETY_DENIED
     if scopes:  # a token names at least one
         for safety_class in ALL_CLASSES:
-            answer = await doors.called(name_of(safety_class), tenant, scopes)
+            answer = await entries.called(name_of(safety_class), tenant, scopes)
             assert answer.get("code") == (None if name_of(safety_class) in reached else "E_SAFETY_DENIED")
-        assert {command.tool for command in doors.reach.commands} == reached
+        assert {command.tool for command in entries.router.commands} == reached
 
 
-def test_of_a_tenant_without_a_name_nothing_is_anybodys(doors: Doors) -> None:
-    assert doors.listed(NOBODY, ALL_SCOPES) == set()
-    assert doors.resolved(name_of("read_only"), NOBODY, ALL_SCOPES) is Failure.SAFETY_DENIED
+def test_of_a_tenant_without_a_name_nothing_is_anybodys(entries: EntryPoints) -> None:
+    assert entries.listed(NOBODY, ALL_SCOPES) == set()
+    assert entries.resolved(name_of("read_only"), NOBODY, ALL_SCOPES) is Failure.SAFETY_DENIED
 
 
 @pytest.mark.parametrize("tenant", [pytest.param(OWN, id="own"), pytest.param(ANOTHER, id="another")])
 @pytest.mark.parametrize("scopes", EVERY_SET)
 def test_what_is_read_is_the_tenants_own_and_for_who_may_read(
-    doors: Doors, scopes: tuple[str, ...], tenant: str
+    entries: EntryPoints, scopes: tuple[str, ...], tenant: str
 ) -> None:
     mine = tenant == OWN and READ in scopes
-    uris = [resource.uri for resource in doors.catalog.listed(_principal(tenant, scopes))]
+    uris = [resource.uri for resource in entries.catalog.listed(_principal(tenant, scopes))]
     of_the_node = [f"node://{NODE_ID}/manifest", f"node://{NODE_ID}/identity"]
     assert uris == (["fleet://nodes", *(of_the_node if mine else [])] if READ in scopes else [])
     for uri in of_the_node:
-        assert (doors.read(uri, tenant, scopes) is not None) is mine
-    nodes = doors.read("fleet://nodes", tenant, scopes)
+        assert (entries.read(uri, tenant, scopes) is not None) is mine
+    nodes = entries.read("fleet://nodes", tenant, scopes)
     assert (nodes is not None) is (READ in scopes)
     assert (NODE_ID in (nodes or "")) is mine
 
 
 @pytest.mark.parametrize("scopes", [scopes for scopes in EVERY_SET if scopes.id != "none"])
 async def test_another_tenants_node_answers_byte_for_byte_as_one_that_exists_nowhere(
-    doors: Doors, scopes: tuple[str, ...]
+    entries: EntryPoints, scopes: tuple[str, ...]
 ) -> None:
     names = [name_of(safety_class, node) for safety_class in ALL_CLASSES for node in (NODE_ID, OTHER_NODE_ID)]
     names += [
@@ -251,31 +251,31 @@ async def test_another_tenants_node_answers_byte_for_byte_as_one_that_exists_now
     ]
     texts = set()
     for name in [*names, *(name.replace(".", "-") for name in names)]:
-        answer = await doors.gateway.call(call_of(doors.hub.token(scopes, tenant=ANOTHER), name, {}))
+        answer = await entries.gateway.call(call_of(entries.hub.token(scopes, tenant=ANOTHER), name, {}))
         assert answer.error is not None
         texts.add(answer.text.replace(answer.error["correlation_id"], ""))
     assert len(texts) == 1
     assert json.loads(texts.pop())["code"] == "E_SAFETY_DENIED"
-    assert doors.reach.commands == []
+    assert entries.router.commands == []
     theirs, nowhere = (f"node://{node}/manifest" for node in (NODE_ID, OTHER_NODE_ID))
-    assert doors.read(theirs, ANOTHER, scopes) is doors.read(nowhere, ANOTHER, scopes) is None
+    assert entries.read(theirs, ANOTHER, scopes) is entries.read(nowhere, ANOTHER, scopes) is None
 
 
-async def test_however_a_node_of_another_tenant_fares_nobody_else_notices(doors: Doors) -> None:
+async def test_however_a_node_of_another_tenant_fares_nobody_else_notices(entries: EntryPoints) -> None:
     async def seen() -> str:
-        answer = await doors.gateway.call(
-            call_of(doors.hub.token(ALL_SCOPES[:4], tenant=ANOTHER), name_of("read_only"), {})
+        answer = await entries.gateway.call(
+            call_of(entries.hub.token(ALL_SCOPES[:4], tenant=ANOTHER), name_of("read_only"), {})
         )
         assert answer.error is not None
         return answer.text.replace(answer.error["correlation_id"], "")
 
     texts = [await seen()]
-    doors.hub.fleet.offer_manifest(NODE_ID, b"{}", "broker")  # rejected
+    entries.hub.fleet.offer_manifest(NODE_ID, b"{}", "broker")  # rejected
     texts.append(await seen())
-    doors.hub.fleet.set_connected(NODE_ID, connected=False)
-    doors.hub.fleet.tombstone(NODE_ID)
+    entries.hub.fleet.set_connected(NODE_ID, connected=False)
+    entries.hub.fleet.tombstone(NODE_ID)
     texts.append(await seen())
-    doors.hub.announce(doors.node, issued_at_ms=doors.hub.clock.advance(1))
-    doors.hub.fleet.bar(lambda leaf: leaf.kid == doors.node.kid)
+    entries.hub.announce(entries.node, issued_at_ms=entries.hub.clock.advance(1))
+    entries.hub.fleet.bar(lambda leaf: leaf.kid == entries.node.kid)
     texts.append(await seen())
     assert len(set(texts)) == 1

@@ -13,7 +13,7 @@ from schemas.lines import LineWriter
 from tests.fakes.callers import call_of, principal_of
 from tests.fakes.hub import Hub
 from tests.fakes.lines import LogLines
-from tests.fakes.reach import ScriptedReach
+from tests.fakes.routers import ScriptedRouter
 from tests.fakes.signer import NODE_ID, NOW_MS
 
 ECHO_NAME = f"sysecho.{NODE_ID}.echo.invoke"
@@ -186,13 +186,13 @@ def test_no_control_character_of_a_caller_gets_into_the_log(written: Written) ->
 
 
 @pytest.fixture
-def reach() -> ScriptedReach:
-    return ScriptedReach()
+def router() -> ScriptedRouter:
+    return ScriptedRouter()
 
 
-async def test_every_call_has_one_line_whatever_becomes_of_it(hub: Hub, reach: ScriptedReach) -> None:
+async def test_every_call_has_one_line_whatever_becomes_of_it(hub: Hub, router: ScriptedRouter) -> None:
     hub.connect(hub.ca.issue())
-    gateway = hub.gateway(reach)
+    gateway = hub.gateway(router)
     token = hub.token()
     calls = [
         call_of(token, ECHO_NAME, {"message": "ping"}),
@@ -203,7 +203,7 @@ async def test_every_call_has_one_line_whatever_becomes_of_it(hub: Hub, reach: S
         call_of(hub.token(tenant="globex", sub="agent-2"), ECHO_NAME, {"message": "ping"}),
     ]
     answers = [await gateway.call(each) for each in calls]
-    lines = hub.call_lines.entries()
+    lines = hub.access_lines.entries()
     assert all(list(line) == FIELDS for line in lines)
     canonical = [line["error"] and line["error"]["canonical"] for line in lines]
     assert list(zip([line["status"] for line in lines], canonical, strict=True)) == [
@@ -222,29 +222,29 @@ async def test_every_call_has_one_line_whatever_becomes_of_it(hub: Hub, reach: S
 
 
 async def test_neither_arguments_nor_result_nor_token_get_into_the_line(
-    hub: Hub, reach: ScriptedReach
+    hub: Hub, router: ScriptedRouter
 ) -> None:
     hub.connect(hub.ca.issue())
-    gateway, secret = hub.gateway(reach), "correct horse battery staple"
+    gateway, secret = hub.gateway(router), "correct horse battery staple"
     token = hub.token()
     call = call_of(token, ECHO_NAME, {"message": secret}, secret=secret)
     await gateway.call(call)
-    reach.answer = lambda _: {"ok": True, "result": {"message": secret}}
+    router.answer = lambda _: {"ok": True, "result": {"message": secret}}
     await gateway.call(call)
     await gateway.call(call_of(token, ECHO_NAME, {secret: secret}))
     await gateway.call(call_of(token, ECHO_NAME, [secret]))
-    written_lines = hub.call_lines.getvalue()
+    written_lines = hub.access_lines.getvalue()
     assert written_lines.count("\n") == 4
     assert secret not in written_lines
     assert token.rpartition(".")[2] not in written_lines
 
 
-async def test_a_trace_is_the_relays_own_span_in_line_and_command(hub: Hub, reach: ScriptedReach) -> None:
+async def test_a_trace_is_the_relays_own_span_in_line_and_command(hub: Hub, router: ScriptedRouter) -> None:
     hub.connect(hub.ca.issue())
-    await hub.gateway(reach).call(
+    await hub.gateway(router).call(
         call_of(hub.token(), ECHO_NAME, {"message": "ping"}, traceparent=TRACEPARENT)
     )
-    (line,), (command,) = hub.call_lines.entries(), reach.commands
+    (line,), (command,) = hub.access_lines.entries(), router.commands
     assert command.traceparent == f"00-{TRACE_ID}-{line['spanId']}-01"
     assert line["traceId"] == TRACE_ID
     assert line["spanId"] != SPAN_ID
@@ -280,11 +280,11 @@ class Behind(LogLines):
     ],
 )
 async def test_a_line_that_cannot_be_written_fails_no_call(
-    hub: Hub, reach: ScriptedReach, error: Exception
+    hub: Hub, router: ScriptedRouter, error: Exception
 ) -> None:
     hub.connect(hub.ca.issue())
-    hub.call_lines = behind = Behind(Unwritable(error))
-    gateway = hub.gateway(reach)
+    hub.access_lines = behind = Behind(Unwritable(error))
+    gateway = hub.gateway(router)
     answer = await gateway.call(call_of(hub.token(), ECHO_NAME, {"message": "ping"}))
     behind.lines.close()
     assert answer.error is None

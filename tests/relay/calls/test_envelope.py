@@ -21,7 +21,7 @@ from schemas.registry import SchemaRegistry
 from tests.fakes.callers import call_of, request_of
 from tests.fakes.hub import Hub
 from tests.fakes.lines import LogLines
-from tests.fakes.reach import ScriptedReach
+from tests.fakes.routers import ScriptedRouter
 from tests.fakes.signer import NODE_ID
 
 ECHO_NAME = f"sysecho.{NODE_ID}.echo.invoke"
@@ -194,10 +194,10 @@ def test_when_it_is_off_nothing_is_looked_at(document: dict[str, Any], _reason: 
     assert off.lines.entries() == []
 
 
-def served(hub: Hub, mode: EnvelopeMode) -> tuple[CallGateway, ScriptedReach]:
+def served(hub: Hub, mode: EnvelopeMode) -> tuple[CallGateway, ScriptedRouter]:
     hub.connect(hub.ca.issue())
-    reach = ScriptedReach()
-    return hub.gateway(reach, mode=mode), reach
+    router = ScriptedRouter()
+    return hub.gateway(router, mode=mode), router
 
 
 @pytest.mark.parametrize("mode", EnvelopeMode)
@@ -212,17 +212,17 @@ def served(hub: Hub, mode: EnvelopeMode) -> tuple[CallGateway, ScriptedReach]:
 async def test_a_tools_own_schema_and_its_name_count_in_every_mode(
     hub: Hub, mode: EnvelopeMode, name: str, arguments: object, failure: Failure
 ) -> None:
-    gateway, reach = served(hub, mode)
+    gateway, router = served(hub, mode)
     answer = await gateway.call(call_of(hub.token(), name, arguments))
     assert answer.error is not None
     assert (answer.error["code"], answer.error["message"]) == (failure.value.code, failure.value.message)
-    assert reach.commands == []
+    assert router.commands == []
 
 
 @pytest.mark.parametrize("mode", EnvelopeMode)
 async def test_a_result_that_does_not_fit_is_refused_in_every_mode(hub: Hub, mode: EnvelopeMode) -> None:
-    gateway, reach = served(hub, mode)
-    reach.answer = lambda _: {"ok": True, "result": {}}
+    gateway, router = served(hub, mode)
+    router.answer = lambda _: {"ok": True, "result": {}}
     answer = await gateway.call(call_of(hub.token(), ECHO_NAME, PING))
     assert answer.error is not None
     assert answer.error["message"] == Failure.RESULT_INVALID.value.message
@@ -233,11 +233,11 @@ async def test_a_result_that_does_not_fit_is_refused_in_every_mode(hub: Hub, mod
 async def test_where_the_form_is_not_enforced_the_tool_refuses_arguments_that_are_no_object(
     hub: Hub, mode: EnvelopeMode, arguments: object
 ) -> None:
-    gateway, reach = served(hub, mode)
+    gateway, router = served(hub, mode)
     answer = await gateway.call(call_of(hub.token(), ECHO_NAME, arguments))
     assert answer.error is not None
     assert answer.error["message"] == Failure.ARGUMENTS_INVALID.value.message
-    assert reach.commands == []
+    assert router.commands == []
 
 
 @pytest.mark.parametrize("mode", EnvelopeMode)
@@ -245,11 +245,11 @@ async def test_where_the_form_is_not_enforced_the_tool_refuses_arguments_that_ar
 async def test_without_a_name_there_is_nothing_to_call_in_any_mode(
     hub: Hub, mode: EnvelopeMode, name: object
 ) -> None:
-    gateway, reach = served(hub, mode)
+    gateway, router = served(hub, mode)
     answer = await gateway.call(call_of(hub.token(), name, PING))
     assert answer.error is not None
     assert answer.error["suggested_fix"] == Failure.ENVELOPE_INVALID.value.suggested_fix
-    assert reach.commands == []
+    assert router.commands == []
 
 
 @pytest.mark.parametrize("mode", EnvelopeMode)
@@ -257,11 +257,11 @@ async def test_without_a_name_there_is_nothing_to_call_in_any_mode(
 async def test_what_nobody_could_be_answered_is_not_called_in_any_mode(
     hub: Hub, mode: EnvelopeMode, document: dict[str, Any]
 ) -> None:
-    gateway, reach = served(hub, mode)
+    gateway, router = served(hub, mode)
     answer = await gateway.call(request_of(hub.token(), document))
     assert answer.error is not None
     assert answer.error["suggested_fix"] == Failure.ENVELOPE_INVALID.value.suggested_fix
-    assert reach.commands == []
+    assert router.commands == []
     assert [line["decision"] for line in hub.audited()] == ["deny"]
 
 
@@ -271,10 +271,10 @@ async def test_what_nobody_could_be_answered_is_not_called_in_any_mode(
 async def test_only_the_mode_decides_whether_a_call_with_a_member_too_many_is_made(
     hub: Hub, mode: EnvelopeMode, commands: int
 ) -> None:
-    gateway, reach = served(hub, mode)
+    gateway, router = served(hub, mode)
     answer = await gateway.call(request_of(hub.token(), message(more=1)))
     assert (answer.error is None) is (commands == 1)
-    assert len(reach.commands) == commands
+    assert len(router.commands) == commands
     assert len(hub.lines.entries(WOULD)) == (mode is EnvelopeMode.SHADOW)
     assert hub.audited()[0]["decision"] == ("allow" if commands else "deny")
 

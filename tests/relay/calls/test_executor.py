@@ -16,7 +16,7 @@ from relay.sessions.capability_limits import CapabilityLimits
 from schemas.errors import Failure, ToolError
 from tests.fakes.disk import full_disk
 from tests.fakes.hub import Hub
-from tests.fakes.reach import Held, ScriptedReach, echoed
+from tests.fakes.routers import HeldRouter, ScriptedRouter, echoed
 from tests.fakes.seconds import Seconds
 from tests.fakes.signer import ECHO, METRICS, NODE_ID, NOW_MS, OTHER_NODE_ID
 
@@ -30,13 +30,13 @@ BOUND_S = 10
 
 
 class Stage:
-    """A runner without the door before it."""
+    """An executor without the gateway in front of it."""
 
-    def __init__(self, hub: Hub, reach: NodeRouter, **constraints: Any) -> None:
+    def __init__(self, hub: Hub, router: NodeRouter, **constraints: Any) -> None:
         self.hub = hub
         self.seconds = Seconds()
-        self.runner = CallExecutor(
-            CapabilityLimits(hub.fleet, reach, self.seconds), hub.audit, self.seconds, bytes, hub.log
+        self.executor = CallExecutor(
+            CapabilityLimits(hub.fleet, router, self.seconds), hub.audit, self.seconds, bytes, hub.log
         )
         echo = {**ECHO, "constraints": {"rate_limit_rps": 50, "max_concurrency": 4, **constraints}}
         hub.connect(hub.ca.issue(), capabilities=[echo, METRICS])
@@ -51,7 +51,7 @@ class Stage:
         return CallRecord(CORRELATION_ID, call, self.seconds(), principal=self.principal)
 
     async def run(self, record: CallRecord | None = None, name: str = ECHO_NAME) -> Any:
-        return await self.runner.run(self.tool(name), record or self.record())
+        return await self.executor.run(self.tool(name), record or self.record())
 
     async def failure(self, record: CallRecord | None = None, name: str = ECHO_NAME) -> ToolError:
         with pytest.raises(ToolError) as caught:
@@ -63,27 +63,27 @@ class Stage:
 
 
 @pytest.fixture
-def reach() -> ScriptedReach:
-    return ScriptedReach()
+def router() -> ScriptedRouter:
+    return ScriptedRouter()
 
 
 @pytest.fixture
-def stage(hub: Hub, reach: ScriptedReach) -> Stage:
-    return Stage(hub, reach)
+def stage(hub: Hub, router: ScriptedRouter) -> Stage:
+    return Stage(hub, router)
 
 
 def result(message: str = "ping", node_id: str = NODE_ID) -> dict[str, Any]:
     return {"message": message, "received_at_ms": NOW_MS, "node_id": node_id}
 
 
-async def test_a_call_is_recorded_sent_checked_and_recorded(stage: Stage, reach: ScriptedReach) -> None:
+async def test_a_call_is_recorded_sent_checked_and_recorded(stage: Stage, router: ScriptedRouter) -> None:
     record = stage.record()
     answer = await stage.run(record)
     assert answer.result == result()
     assert json.loads(answer.text) == answer.result
     assert answer.error is None
     assert record.answered
-    assert reach.commands == [Command(NODE_ID, ECHO_NAME, PING, 2000, CORRELATION_ID)]
+    assert router.commands == [Command(NODE_ID, ECHO_NAME, PING, 2000, CORRELATION_ID)]
     assert stage.audited() == [("allow", "ok"), ("ok", "ok")]
 
 
@@ -101,33 +101,33 @@ async def test_a_call_is_recorded_sent_checked_and_recorded(stage: Stage, reach:
     ],
 )
 async def test_a_command_has_what_is_left_of_the_gateways_time_and_no_more_than_its_own(
-    hub: Hub, reach: ScriptedReach, deadline_ms: int, spent_s: float, budget_ms: int
+    hub: Hub, router: ScriptedRouter, deadline_ms: int, spent_s: float, budget_ms: int
 ) -> None:
-    stage = Stage(hub, reach, deadline_ms_default=deadline_ms)
+    stage = Stage(hub, router, deadline_ms_default=deadline_ms)
     record = stage.record()
     stage.seconds.now += spent_s
-    assert stage.runner.budget_ms(stage.tool(), record) == budget_ms
+    assert stage.executor.budget_ms(stage.tool(), record) == budget_ms
     await stage.run(record)
-    assert reach.commands[0].deadline_ms == budget_ms
+    assert router.commands[0].deadline_ms == budget_ms
 
 
 # --- the trace ------------------------------------------------------------------------------------------
 
 
-async def test_a_trace_goes_along_with_a_span_of_the_relays_own(hub: Hub, reach: ScriptedReach) -> None:
-    stage = Stage(hub, reach)
-    stage.runner = CallExecutor(reach, hub.audit, stage.seconds, lambda size: b"\xa5" * size, hub.log)
+async def test_a_trace_goes_along_with_a_span_of_the_relays_own(hub: Hub, router: ScriptedRouter) -> None:
+    stage = Stage(hub, router)
+    stage.executor = CallExecutor(router, hub.audit, stage.seconds, lambda size: b"\xa5" * size, hub.log)
     record = stage.record(**{META_TRACEPARENT: TRACEPARENT})
     await stage.run(record)
     assert record.span_id == "a5" * 8
-    assert reach.commands[0].traceparent == f"00-{TRACE_ID}-{'a5' * 8}-01"
+    assert router.commands[0].traceparent == f"00-{TRACE_ID}-{'a5' * 8}-01"
 
 
-async def test_without_a_trace_there_is_no_span(stage: Stage, reach: ScriptedReach) -> None:
+async def test_without_a_trace_there_is_no_span(stage: Stage, router: ScriptedRouter) -> None:
     record = stage.record()
     await stage.run(record)
     assert record.span_id is None
-    assert reach.commands[0].traceparent is None
+    assert router.commands[0].traceparent is None
 
 
 # --- what fails -----------------------------------------------------------------------------------------
@@ -135,12 +135,12 @@ async def test_without_a_trace_there_is_no_span(stage: Stage, reach: ScriptedRea
 
 @pytest.mark.parametrize("failure", [Failure.NODE_OFFLINE, Failure.DEADLINE_EXCEEDED])
 async def test_a_node_that_is_not_reached_has_not_answered(
-    stage: Stage, reach: ScriptedReach, failure: Failure
+    stage: Stage, router: ScriptedRouter, failure: Failure
 ) -> None:
     def unreached(_command: Command) -> dict[str, Any]:
         raise ToolError(failure)
 
-    reach.answer = unreached
+    router.answer = unreached
     record = stage.record()
     assert (await stage.failure(record)).failure is failure
     assert not record.answered
@@ -158,9 +158,9 @@ async def test_a_node_that_is_not_reached_has_not_answered(
     ],
 )
 async def test_a_node_that_answers_badly_has_answered(
-    stage: Stage, reach: ScriptedReach, answer: Mapping[str, Any]
+    stage: Stage, router: ScriptedRouter, answer: Mapping[str, Any]
 ) -> None:
-    reach.answer = lambda _: answer
+    router.answer = lambda _: answer
     record = stage.record()
     assert (await stage.failure(record)).failure.value.code == "E_INTERNAL"
     assert record.answered
@@ -168,26 +168,26 @@ async def test_a_node_that_answers_badly_has_answered(
 
 
 async def test_a_bug_is_recorded_and_goes_on_to_whoever_knows_what_to_do(
-    stage: Stage, reach: ScriptedReach
+    stage: Stage, router: ScriptedRouter
 ) -> None:
     def broken(_command: Command) -> dict[str, Any]:
         raise ZeroDivisionError
 
-    reach.answer = broken
+    router.answer = broken
     with pytest.raises(ZeroDivisionError):
         await stage.run()
     assert stage.audited() == [("allow", "ok"), ("error", "E_INTERNAL")]
 
 
-async def test_while_nothing_can_be_recorded_nothing_is_sent(stage: Stage, reach: ScriptedReach) -> None:
+async def test_while_nothing_can_be_recorded_nothing_is_sent(stage: Stage, router: ScriptedRouter) -> None:
     with full_disk(), pytest.raises(AuditUnavailableError):
         await stage.run()
-    assert reach.commands == []
+    assert router.commands == []
     assert (await stage.run()).error is None
 
 
 async def test_an_outcome_that_cannot_be_recorded_is_told_all_the_same(
-    stage: Stage, reach: ScriptedReach
+    stage: Stage, router: ScriptedRouter
 ) -> None:
     record = stage.record()
     with ExitStack() as stack:
@@ -196,7 +196,7 @@ async def test_an_outcome_that_cannot_be_recorded_is_told_all_the_same(
             stack.enter_context(full_disk(stage.hub.audit_file.stat().st_size))
             return echoed(command)
 
-        reach.answer = fill_the_disk
+        router.answer = fill_the_disk
         assert (await stage.run(record)).result == result()
     (line,) = stage.hub.lines.entries("outcome not recorded")
     assert line["correlation_id"] == CORRELATION_ID
@@ -207,32 +207,32 @@ async def test_an_outcome_that_cannot_be_recorded_is_told_all_the_same(
 
 
 async def test_a_capability_over_its_rate_is_refused_and_the_refusal_recorded(
-    hub: Hub, reach: ScriptedReach
+    hub: Hub, router: ScriptedRouter
 ) -> None:
-    stage = Stage(hub, reach, rate_limit_rps=0.5)
+    stage = Stage(hub, router, rate_limit_rps=0.5)
     await stage.run()
     error = await stage.failure()
     assert (error.failure, error.retry_after_ms) == (Failure.RATE_LIMITED, 2000)
     assert stage.audited()[-2:] == [("allow", "ok"), ("error", "E_RATE_LIMITED")]
-    assert len(reach.commands) == 1
+    assert len(router.commands) == 1
     stage.seconds.now += 2
     assert (await stage.run()).error is None
 
 
-async def test_a_refusal_that_cannot_be_recorded_is_told_as_that(hub: Hub, reach: ScriptedReach) -> None:
-    stage = Stage(hub, reach, rate_limit_rps=0.5)
+async def test_a_refusal_that_cannot_be_recorded_is_told_as_that(hub: Hub, router: ScriptedRouter) -> None:
+    stage = Stage(hub, router, rate_limit_rps=0.5)
     await stage.run()
     with full_disk(hub.audit_file.stat().st_size), pytest.raises(AuditUnavailableError):
         await stage.run()
-    assert len(reach.commands) == 1
+    assert len(router.commands) == 1
 
 
 @pytest.mark.parametrize("ending", ["answered", "failed", "given up", "revoked"])
 async def test_every_way_out_makes_room_for_the_next(hub: Hub, ending: str) -> None:
-    reach = Held()
-    stage = Stage(hub, reach, max_concurrency=1)
+    router = HeldRouter()
+    stage = Stage(hub, router, max_concurrency=1)
     task = asyncio.create_task(stage.run())
-    command, answer = await reach.next()
+    command, answer = await router.next()
     assert (await stage.failure()).retry_after_ms == 100
     match ending:
         case "answered":
@@ -242,11 +242,11 @@ async def test_every_way_out_makes_room_for_the_next(hub: Hub, ending: str) -> N
         case "given up":
             task.cancel()
         case _:
-            stage.runner.revoke({stage.principal.jti})
-            stage.runner.revoke(frozenset())
+            stage.executor.revoke({stage.principal.jti})
+            stage.executor.revoke(frozenset())
     await asyncio.wait([task], timeout=BOUND_S)
     again = asyncio.create_task(stage.run())
-    command, answer = await reach.next()
+    command, answer = await router.next()
     answer.set_result(echoed(command))
     assert (await again).error is None
     assert task.cancelled() is (ending == "given up")
@@ -257,16 +257,16 @@ async def test_every_way_out_makes_room_for_the_next(hub: Hub, ending: str) -> N
 
 
 async def test_revoking_its_token_ends_a_call_and_no_other(hub: Hub) -> None:
-    reach = Held()
-    stage = Stage(hub, reach)
+    router = HeldRouter()
+    stage = Stage(hub, router)
     revoked = stage.record()
     ended = asyncio.create_task(stage.run(revoked))
-    await reach.next()
+    await router.next()
     other = stage.record()
     other.principal = hub.authenticator.identify(hub.token(sub="agent-2"))
     goes_on = asyncio.create_task(stage.run(other))
-    command, answer = await reach.next()
-    stage.runner.revoke({stage.principal.jti})
+    command, answer = await router.next()
+    stage.executor.revoke({stage.principal.jti})
     with pytest.raises(ToolError) as caught:
         await asyncio.wait_for(ended, BOUND_S)
     assert caught.value.failure is Failure.SAFETY_DENIED
@@ -277,19 +277,19 @@ async def test_revoking_its_token_ends_a_call_and_no_other(hub: Hub) -> None:
 
 
 async def test_a_call_of_nobody_can_be_made_and_is_revoked_with_nobody(
-    stage: Stage, reach: ScriptedReach
+    stage: Stage, router: ScriptedRouter
 ) -> None:
     record = stage.record()
     record.principal = None
     assert (await stage.run(record)).result == result()
-    assert len(reach.commands) == 1
+    assert len(router.commands) == 1
 
 
 async def test_a_call_that_its_caller_gives_up_is_recorded_as_cancelled(hub: Hub) -> None:
-    reach = Held()
-    stage = Stage(hub, reach)
+    router = HeldRouter()
+    stage = Stage(hub, router)
     task = asyncio.create_task(stage.run())
-    _, answer = await reach.next()
+    _, answer = await router.next()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

@@ -20,8 +20,8 @@ from schemas.registry import SchemaRegistry
 from tests.fakes.callers import call_of
 from tests.fakes.disk import full_disk
 from tests.fakes.hub import Hub
-from tests.fakes.reach import Held, ScriptedReach, SilentReach, echoed
 from tests.fakes.refusals import audited_refusals, refusal
+from tests.fakes.routers import HeldRouter, ScriptedRouter, SilentRouter, echoed
 from tests.fakes.seconds import Seconds
 from tests.fakes.signer import (
     ECHO,
@@ -50,14 +50,14 @@ def node(hub: Hub) -> SimulatedNode:
 
 
 @pytest.fixture
-def reach() -> ScriptedReach:
-    return ScriptedReach()
+def router() -> ScriptedRouter:
+    return ScriptedRouter()
 
 
 @pytest.fixture
-def gateway(hub: Hub, node: SimulatedNode, reach: ScriptedReach) -> CallGateway:
+def gateway(hub: Hub, node: SimulatedNode, router: ScriptedRouter) -> CallGateway:
     assert node.node_id == NODE_ID
-    return hub.gateway(reach)
+    return hub.gateway(router)
 
 
 def request(hub: Hub, name: str = ECHO_NAME, arguments: Any = None, **token: Any) -> CallRequest:
@@ -82,32 +82,32 @@ def audited(hub: Hub, *names: str) -> list[tuple[Any, ...]]:
 
 
 async def test_a_good_call_reaches_the_node_and_brings_its_result(
-    hub: Hub, gateway: CallGateway, reach: ScriptedReach
+    hub: Hub, gateway: CallGateway, router: ScriptedRouter
 ) -> None:
     answer = await gateway.call(request(hub))
     assert answer.error is None
     assert answer.result == {"message": "ping", "received_at_ms": 1_760_000_000_000, "node_id": NODE_ID}
     assert json.loads(answer.text) == answer.result
-    (command,) = reach.commands
+    (command,) = router.commands
     assert (command.node_id, command.tool, command.arguments) == (NODE_ID, ECHO_NAME, PING)
     assert hub.counted("calls_total", code="ok") == 1
 
 
 async def test_an_alias_is_canonical_from_the_door_on(
-    hub: Hub, gateway: CallGateway, reach: ScriptedReach
+    hub: Hub, gateway: CallGateway, router: ScriptedRouter
 ) -> None:
     assert (await gateway.call(request(hub, ECHO_NAME.replace(".", "-")))).error is None
-    assert reach.commands[0].tool == ECHO_NAME
+    assert router.commands[0].tool == ECHO_NAME
     assert {line["tool"] for line in hub.audited()} == {ECHO_NAME}
 
 
 async def test_one_correlation_id_runs_through_command_audit_and_answer(
-    hub: Hub, gateway: CallGateway, reach: ScriptedReach
+    hub: Hub, gateway: CallGateway, router: ScriptedRouter
 ) -> None:
-    reach.answer = refusing(Failure.NODE_OFFLINE)
+    router.answer = refusing(Failure.NODE_OFFLINE)
     envelope = error(await gateway.call(request(hub)))
     await gateway.call(request(hub))
-    first, second = (command.correlation_id for command in reach.commands)
+    first, second = (command.correlation_id for command in router.commands)
     assert first == envelope["correlation_id"]
     assert audited(hub, "correlation_id") == [(first,), (first,), (second,), (second,)]
     assert first != second
@@ -204,7 +204,7 @@ async def test_what_is_refused_is_refused_with_its_code_before_anything_is_sent(
     hub: Hub,
     node: SimulatedNode,
     gateway: CallGateway,
-    reach: ScriptedReach,
+    router: ScriptedRouter,
     before: Before,
     call: dict[str, Any],
     failure: Failure,
@@ -214,7 +214,7 @@ async def test_what_is_refused_is_refused_with_its_code_before_anything_is_sent(
     assert envelope["code"] == failure.value.code
     assert envelope["message"] == FORM.get(str(call), failure.value.message)
     assert envelope["suggested_fix"] == failure.value.suggested_fix
-    assert reach.commands == []
+    assert router.commands == []
     (line,) = hub.audited()
     assert (line["decision"], line["code"]) == ("deny", failure.value.code)
     assert line["correlation_id"] == envelope["correlation_id"]
@@ -234,11 +234,11 @@ async def test_another_tenants_node_answers_as_one_that_exists_nowhere(
 
 @pytest.mark.parametrize("token", ["", "a.b.c", "\xff" * 100, "x" * 10_000])
 async def test_a_token_that_is_not_accepted_is_refused_first_of_all(
-    hub: Hub, gateway: CallGateway, reach: ScriptedReach, token: str
+    hub: Hub, gateway: CallGateway, router: ScriptedRouter, token: str
 ) -> None:
     envelope = error(await gateway.call(call_of(token, "no tool", "no arguments")))
     assert (envelope["code"], envelope["message"]) == ("E_SAFETY_DENIED", "The token is not accepted.")
-    assert reach.commands == []
+    assert router.commands == []
     assert all(line.get("decision") != "allow" for line in hub.audited())
 
 
@@ -276,7 +276,7 @@ async def test_of_all_that_is_wrong_the_first_in_order_is_told(
 
 
 async def test_the_decision_is_in_the_audit_before_the_node_hears_of_it(
-    hub: Hub, gateway: CallGateway, reach: ScriptedReach
+    hub: Hub, gateway: CallGateway, router: ScriptedRouter
 ) -> None:
     seen: list[dict[str, Any]] = []
 
@@ -284,22 +284,22 @@ async def test_the_decision_is_in_the_audit_before_the_node_hears_of_it(
         seen.extend(hub.audited())
         return echoed(command)
 
-    reach.answer = answer
+    router.answer = answer
     await gateway.call(request(hub))
     (line,) = seen
     assert (line["decision"], line["code"], line["correlation_id"]) == (
         "allow",
         "ok",
-        reach.commands[0].correlation_id,
+        router.commands[0].correlation_id,
     )
     assert "outcome" not in line
 
 
 async def test_a_decision_and_an_outcome_are_one_line_each(
-    hub: Hub, gateway: CallGateway, reach: ScriptedReach
+    hub: Hub, gateway: CallGateway, router: ScriptedRouter
 ) -> None:
     await gateway.call(request(hub))
-    reach.answer = refusing(Failure.DEADLINE_EXCEEDED)
+    router.answer = refusing(Failure.DEADLINE_EXCEEDED)
     await gateway.call(request(hub))
     assert audited(hub, "decision", "outcome", "code") == [
         ("allow", None, "ok"),
@@ -316,13 +316,13 @@ async def test_a_decision_and_an_outcome_are_one_line_each(
 
 
 async def test_neither_arguments_nor_result_nor_token_get_into_audit_or_log(
-    hub: Hub, gateway: CallGateway, reach: ScriptedReach
+    hub: Hub, gateway: CallGateway, router: ScriptedRouter
 ) -> None:
     secret = "correct horse battery staple"
     token = hub.token()
     call = call_of(token, ECHO_NAME, {"message": secret})
     await gateway.call(call)
-    reach.answer = lambda _: {"ok": True, "result": {"message": secret}}
+    router.answer = lambda _: {"ok": True, "result": {"message": secret}}
     await gateway.call(call)
     await gateway.call(request(hub, arguments={"message": secret, "more": secret}))
     written = hub.audit_file.read_text() + hub.lines.getvalue()
@@ -340,24 +340,24 @@ async def test_a_hostile_name_is_cut_and_escaped_in_the_audit(hub: Hub, gateway:
 
 
 async def test_while_the_audit_cannot_be_written_nothing_is_sent(
-    hub: Hub, gateway: CallGateway, reach: ScriptedReach
+    hub: Hub, gateway: CallGateway, router: ScriptedRouter
 ) -> None:
     await gateway.call(request(hub))
     with full_disk(hub.audit_file.stat().st_size):
         envelope = error(await gateway.call(request(hub)))
-    assert (envelope["code"], len(reach.commands)) == ("E_INTERNAL", 1)
+    assert (envelope["code"], len(router.commands)) == ("E_INTERNAL", 1)
     assert "not made" in envelope["message"]
     assert not hub.audit.available
     assert hub.lines.entries("audit cannot be written; calls are refused")
 
 
 async def test_the_door_opens_again_with_the_first_line_that_can_be_written(
-    hub: Hub, gateway: CallGateway, reach: ScriptedReach
+    hub: Hub, gateway: CallGateway, router: ScriptedRouter
 ) -> None:
     with full_disk():
         await gateway.call(request(hub))
     assert (await gateway.call(request(hub))).error is None
-    assert len(reach.commands) == 1
+    assert len(router.commands) == 1
     assert hub.audit.available
     assert audited(hub, "decision", "outcome") == [("allow", None), (None, "ok")]
 
@@ -370,7 +370,7 @@ async def test_a_refusal_that_cannot_be_recorded_opens_nothing(hub: Hub, gateway
 
 
 async def test_when_only_the_outcome_cannot_be_written_the_caller_gets_the_truth_and_the_door_shuts(
-    hub: Hub, gateway: CallGateway, reach: ScriptedReach
+    hub: Hub, gateway: CallGateway, router: ScriptedRouter
 ) -> None:
     with ExitStack() as stack:
 
@@ -378,12 +378,12 @@ async def test_when_only_the_outcome_cannot_be_written_the_caller_gets_the_truth
             stack.enter_context(full_disk(hub.audit_file.stat().st_size))
             return echoed(command)
 
-        reach.answer = fill_the_disk
+        router.answer = fill_the_disk
         first = await gateway.call(request(hub))
         second = await gateway.call(request(hub))
     assert first.result is not None
     assert error(second)["code"] == "E_INTERNAL"
-    assert len(reach.commands) == 1
+    assert len(router.commands) == 1
     assert hub.lines.entries("outcome not recorded")
 
 
@@ -415,17 +415,17 @@ async def test_a_command_has_the_smaller_of_its_own_deadline_and_what_is_left(
 ) -> None:
     constraints = {"rate_limit_rps": 10, "deadline_ms_default": announced_ms}
     hub.connect(hub.ca.issue(), capabilities=[{**ECHO, "constraints": constraints}])
-    reach = ScriptedReach()
-    await hub.gateway(reach, Stopwatch(100.0, 100.0 + spent_s)).call(request(hub))
-    assert reach.commands[0].deadline_ms == expected_ms
+    router = ScriptedRouter()
+    await hub.gateway(router, Stopwatch(100.0, 100.0 + spent_s)).call(request(hub))
+    assert router.commands[0].deadline_ms == expected_ms
 
 
 async def test_a_capability_may_not_stretch_the_five_seconds(hub: Hub) -> None:
     constraints = {"rate_limit_rps": 10, "deadline_ms_default": 30_000}
     hub.connect(hub.ca.issue(), capabilities=[{**METRICS, "constraints": constraints}])
-    reach = ScriptedReach()
-    await hub.gateway(reach, Stopwatch(100.0)).call(request(hub, METRICS_NAME, {}))
-    assert reach.commands[0].deadline_ms == 5000
+    router = ScriptedRouter()
+    await hub.gateway(router, Stopwatch(100.0)).call(request(hub, METRICS_NAME, {}))
+    assert router.commands[0].deadline_ms == 5000
 
 
 # --- what the node answers ----------------------------------------------------------------------------
@@ -447,9 +447,9 @@ async def test_a_capability_may_not_stretch_the_five_seconds(hub: Hub) -> None:
     ],
 )
 async def test_of_a_nodes_error_the_code_passes_if_it_is_the_nodes_to_claim_and_never_the_text(
-    hub: Hub, gateway: CallGateway, reach: ScriptedReach, claimed: str, told: str
+    hub: Hub, gateway: CallGateway, router: ScriptedRouter, claimed: str, told: str
 ) -> None:
-    reach.answer = lambda _: {
+    router.answer = lambda _: {
         "ok": False,
         "error": {
             "code": claimed,
@@ -465,7 +465,7 @@ async def test_of_a_nodes_error_the_code_passes_if_it_is_the_nodes_to_claim_and_
     assert "IGNORE" not in answer.text
     assert "rm -rf" not in answer.text
     assert envelope["retry_after_ms"] == 60_000
-    assert envelope["correlation_id"] == reach.commands[0].correlation_id
+    assert envelope["correlation_id"] == router.commands[0].correlation_id
     assert audited(hub, "outcome", "code")[-1] == ("error", told)
     assert "IGNORE" not in hub.audit_file.read_text() + hub.lines.getvalue()
 
@@ -486,9 +486,9 @@ GOOD = {"message": "ping", "received_at_ms": NOW_MS, "node_id": NODE_ID}
     ],
 )
 async def test_a_result_that_does_not_fit_or_is_another_nodes_is_an_internal_error(
-    hub: Hub, gateway: CallGateway, reach: ScriptedReach, result: dict[str, Any]
+    hub: Hub, gateway: CallGateway, router: ScriptedRouter, result: dict[str, Any]
 ) -> None:
-    reach.answer = lambda _: {"ok": True, "result": result}
+    router.answer = lambda _: {"ok": True, "result": result}
     answer = await gateway.call(request(hub))
     assert error(answer)["code"] == "E_INTERNAL"
     assert "\\u202e" not in answer.text
@@ -517,9 +517,9 @@ def disk(mount: str) -> dict[str, Any]:
     ],
 )
 async def test_no_control_character_of_a_mount_reaches_the_agent(
-    hub: Hub, gateway: CallGateway, reach: ScriptedReach, mount: str, shown: str
+    hub: Hub, gateway: CallGateway, router: ScriptedRouter, mount: str, shown: str
 ) -> None:
-    reach.answer = lambda _: disk(mount)
+    router.answer = lambda _: disk(mount)
     answer = await gateway.call(request(hub, METRICS_NAME, {}))
     assert answer.result is not None
     assert answer.result["disk"][0]["mount"] == shown
@@ -527,13 +527,13 @@ async def test_no_control_character_of_a_mount_reaches_the_agent(
 
 
 async def test_a_mount_of_any_length_is_told_within_the_document(
-    hub: Hub, node: SimulatedNode, reach: ScriptedReach, registry: SchemaRegistry
+    hub: Hub, node: SimulatedNode, router: ScriptedRouter, registry: SchemaRegistry
 ) -> None:
     assert node.node_id == NODE_ID
-    gateway = hub.gateway(reach, count(0, 60).__next__)  # metrics may not be asked for more often
+    gateway = hub.gateway(router, count(0, 60).__next__)  # metrics may not be asked for more often
     sample = registry.load("system.metrics.sample@1.0.0")
     mounts = iter(["\x1b" * 64, "\x1b" * 256])
-    reach.answer = lambda _: disk(next(mounts))
+    router.answer = lambda _: disk(next(mounts))
     for _ in range(2):
         assert sample.is_valid((await gateway.call(request(hub, METRICS_NAME, {}))).result)
 
@@ -545,9 +545,9 @@ async def test_a_mount_of_any_length_is_told_within_the_document(
     "failure", [Failure.NODE_OFFLINE, Failure.DEADLINE_EXCEEDED], ids=["offline", "no answer"]
 )
 async def test_a_node_that_cannot_be_reached_is_told_and_recorded(
-    hub: Hub, gateway: CallGateway, reach: ScriptedReach, failure: Failure
+    hub: Hub, gateway: CallGateway, router: ScriptedRouter, failure: Failure
 ) -> None:
-    reach.answer = refusing(failure)
+    router.answer = refusing(failure)
     envelope = error(await gateway.call(request(hub)))
     assert (envelope["code"], envelope["message"]) == (failure.value.code, failure.value.message)
     assert audited(hub, "outcome", "code")[-1] == ("error", failure.value.code)
@@ -555,17 +555,17 @@ async def test_a_node_that_cannot_be_reached_is_told_and_recorded(
 
 
 async def test_a_bug_costs_its_caller_an_error_and_shows_nothing_of_itself(
-    hub: Hub, gateway: CallGateway, reach: ScriptedReach
+    hub: Hub, gateway: CallGateway, router: ScriptedRouter
 ) -> None:
     def answer(_command: Command) -> dict[str, Any]:
         raise ZeroDivisionError("secret \x1b[31m")
 
-    reach.answer = answer
+    router.answer = answer
     reply = await gateway.call(request(hub))
     assert error(reply)["code"] == "E_INTERNAL"
     assert "secret" not in reply.text
     (line,) = hub.lines.entries("call failed")
-    assert line["correlation_id"] == reach.commands[0].correlation_id
+    assert line["correlation_id"] == router.commands[0].correlation_id
     assert "\x1b" not in line["error"]
     assert audited(hub, "outcome", "code")[-1] == ("error", "E_INTERNAL")
 
@@ -574,10 +574,10 @@ async def test_a_call_that_its_caller_gives_up_is_recorded_as_cancelled(
     hub: Hub, node: SimulatedNode
 ) -> None:
     assert node.node_id == NODE_ID
-    reach = SilentReach()
-    calling = asyncio.create_task(hub.gateway(reach).call(request(hub)))
+    router = SilentRouter()
+    calling = asyncio.create_task(hub.gateway(router).call(request(hub)))
     async with asyncio.timeout(10):
-        await reach.asked.wait()
+        await router.asked.wait()
     calling.cancel()
     with pytest.raises(asyncio.CancelledError):
         await calling
@@ -590,11 +590,11 @@ async def test_a_call_that_its_caller_gives_up_is_recorded_as_cancelled(
 
 async def test_calls_do_not_wait_for_one_another(hub: Hub, node: SimulatedNode) -> None:
     assert node.node_id == NODE_ID
-    stuck = SilentReach()
+    stuck = SilentRouter()
     calling = asyncio.create_task(hub.gateway(stuck).call(request(hub)))
     async with asyncio.timeout(10):
         await stuck.asked.wait()
-        assert (await hub.gateway(ScriptedReach()).call(request(hub))).error is None
+        assert (await hub.gateway(ScriptedRouter()).call(request(hub))).error is None
     calling.cancel()
     with pytest.raises(asyncio.CancelledError):
         await calling
@@ -611,9 +611,9 @@ def seconds() -> Seconds:
     return Seconds()
 
 
-def slowed(hub: Hub, reach: NodeRouter, seconds: Seconds, *capabilities: Mapping[str, Any]) -> CallGateway:
+def slowed(hub: Hub, router: NodeRouter, seconds: Seconds, *capabilities: Mapping[str, Any]) -> CallGateway:
     hub.connect(hub.ca.issue(), capabilities=list(capabilities))
-    return hub.gateway(reach, seconds)
+    return hub.gateway(router, seconds)
 
 
 async def codes(gateway: CallGateway, *requests: CallRequest) -> list[str]:
@@ -622,9 +622,9 @@ async def codes(gateway: CallGateway, *requests: CallRequest) -> list[str]:
 
 
 async def test_a_capability_that_is_called_too_often_says_when_to_come_again(
-    hub: Hub, reach: ScriptedReach, seconds: Seconds
+    hub: Hub, router: ScriptedRouter, seconds: Seconds
 ) -> None:
-    gateway = slowed(hub, reach, seconds, SLOW_ECHO)
+    gateway = slowed(hub, router, seconds, SLOW_ECHO)
     assert (await gateway.call(request(hub))).error is None
     seconds.now += 0.5
     envelope = error(await gateway.call(request(hub)))
@@ -636,37 +636,37 @@ async def test_a_capability_that_is_called_too_often_says_when_to_come_again(
         ("allow", None, "ok"),
         (None, "error", "E_RATE_LIMITED"),
     ]
-    assert len(reach.commands) == 1
+    assert len(router.commands) == 1
     seconds.now += 1.5
     assert (await gateway.call(request(hub))).error is None
 
 
 async def test_a_capability_of_next_to_no_rate_is_told_as_a_day_and_breaks_nothing(
-    hub: Hub, reach: ScriptedReach, seconds: Seconds
+    hub: Hub, router: ScriptedRouter, seconds: Seconds
 ) -> None:
     never = {**ECHO, "constraints": {"rate_limit_rps": 5e-324}}
-    gateway = slowed(hub, reach, seconds, never)
+    gateway = slowed(hub, router, seconds, never)
     await gateway.call(request(hub))
     assert error(await gateway.call(request(hub)))["retry_after_ms"] == 86_400_000
 
 
 async def test_all_agents_share_what_a_capability_bears(
-    hub: Hub, reach: ScriptedReach, seconds: Seconds
+    hub: Hub, router: ScriptedRouter, seconds: Seconds
 ) -> None:
-    gateway = slowed(hub, reach, seconds, SLOW_ECHO)
+    gateway = slowed(hub, router, seconds, SLOW_ECHO)
     first, second = request(hub, sub="agent-1"), request(hub, sub="agent-2")
     assert await codes(gateway, first, second) == ["ok", "E_RATE_LIMITED"]
 
 
-async def test_capabilities_do_not_share(hub: Hub, reach: ScriptedReach, seconds: Seconds) -> None:
-    gateway = slowed(hub, reach, seconds, SLOW_ECHO, {**SLOW_ECHO, "cap_id": "echo2"})
+async def test_capabilities_do_not_share(hub: Hub, router: ScriptedRouter, seconds: Seconds) -> None:
+    gateway = slowed(hub, router, seconds, SLOW_ECHO, {**SLOW_ECHO, "cap_id": "echo2"})
     other = ECHO_NAME.replace(".echo.", ".echo2.")
     assert await codes(gateway, request(hub), request(hub, other)) == ["ok", "ok"]
     assert await codes(gateway, request(hub), request(hub, other)) == ["E_RATE_LIMITED"] * 2
 
 
 async def test_two_verbs_of_one_capability_share(
-    tmp_path: Path, reach: ScriptedReach, seconds: Seconds
+    tmp_path: Path, router: ScriptedRouter, seconds: Seconds
 ) -> None:
     echo = next(kind for kind in KINDS if kind.name == "system.echo")
     verb = echo.verbs["invoke"]
@@ -679,21 +679,21 @@ async def test_two_verbs_of_one_capability_share(
     (tmp_path / "documents" / f"{MANIFEST_REF}.json").write_text(json.dumps(manifest))
     kinds = KindRegistry([*(kind for kind in KINDS if kind != echo), twice])
     hub = Hub(tmp_path, SchemaRegistry(tmp_path / "documents"), kinds=kinds)
-    gateway = slowed(hub, reach, seconds, {**SLOW_ECHO, "verbs": ["invoke", "get"]})
+    gateway = slowed(hub, router, seconds, {**SLOW_ECHO, "verbs": ["invoke", "get"]})
     calls = [request(hub), request(hub, ECHO_NAME.replace("invoke", "get"))]
     assert await codes(gateway, *calls) == ["ok", "E_RATE_LIMITED"]
     seconds.now += 2
     assert await codes(gateway, *reversed(calls)) == ["ok", "E_RATE_LIMITED"]
-    assert [command.tool.rpartition(".")[2] for command in reach.commands] == ["invoke", "get"]
+    assert [command.tool.rpartition(".")[2] for command in router.commands] == ["invoke", "get"]
     hub.close()
 
 
 async def test_what_a_node_now_says_that_it_bears_counts_at_once(
-    hub: Hub, reach: ScriptedReach, seconds: Seconds
+    hub: Hub, router: ScriptedRouter, seconds: Seconds
 ) -> None:
     node = hub.ca.issue()
     hub.connect(node, capabilities=[SLOW_ECHO])
-    gateway = hub.gateway(reach, seconds)
+    gateway = hub.gateway(router, seconds)
     assert await codes(gateway, request(hub), request(hub)) == ["ok", "E_RATE_LIMITED"]
     hub.announce(node, issued_at_ms=NOW_MS + 1, capabilities=[BRISK_ECHO])
     seconds.now += 0.02
@@ -701,9 +701,9 @@ async def test_what_a_node_now_says_that_it_bears_counts_at_once(
 
 
 async def test_a_refusal_uses_up_nothing_of_the_capability(
-    hub: Hub, reach: ScriptedReach, seconds: Seconds
+    hub: Hub, router: ScriptedRouter, seconds: Seconds
 ) -> None:
-    gateway = slowed(hub, reach, seconds, SLOW_ECHO)
+    gateway = slowed(hub, router, seconds, SLOW_ECHO)
     refused = [
         request(hub, arguments={}),
         request(hub, scopes=["tools:call:reversible"]),
@@ -715,9 +715,9 @@ async def test_a_refusal_uses_up_nothing_of_the_capability(
 
 
 async def test_a_stranger_learns_nothing_from_a_capability_that_is_busy(
-    hub: Hub, reach: ScriptedReach, seconds: Seconds
+    hub: Hub, router: ScriptedRouter, seconds: Seconds
 ) -> None:
-    gateway = slowed(hub, reach, seconds, SLOW_ECHO)
+    gateway = slowed(hub, router, seconds, SLOW_ECHO)
     await gateway.call(request(hub))
     assert await codes(gateway, request(hub, tenant="globex"), request(hub)) == [
         "E_SAFETY_DENIED",
@@ -725,24 +725,26 @@ async def test_a_stranger_learns_nothing_from_a_capability_that_is_busy(
     ]
 
 
-async def begun(gateway: CallGateway, reach: Held, call: CallRequest) -> tuple[asyncio.Task[CallAnswer], Any]:
+async def begun(
+    gateway: CallGateway, router: HeldRouter, call: CallRequest
+) -> tuple[asyncio.Task[CallAnswer], Any]:
     """Return the task of a call that waits in the node, and what answers it."""
     task = asyncio.create_task(gateway.call(call))
-    command, answer = await reach.next()
+    command, answer = await router.next()
     return task, lambda: answer.set_result(echoed(command))
 
 
 async def test_no_more_calls_are_under_way_than_the_capability_bears(hub: Hub, seconds: Seconds) -> None:
-    reach = Held()
-    gateway = slowed(hub, reach, seconds, BRISK_ECHO)
+    router = HeldRouter()
+    gateway = slowed(hub, router, seconds, BRISK_ECHO)
     (first, answer_first), (second, answer_second) = [
-        await begun(gateway, reach, request(hub, sub=sub)) for sub in ("agent-1", "agent-2")
+        await begun(gateway, router, request(hub, sub=sub)) for sub in ("agent-1", "agent-2")
     ]
     envelope = error(await gateway.call(request(hub, sub="agent-3")))
     assert (envelope["code"], envelope["retry_after_ms"]) == ("E_RATE_LIMITED", 100)
     answer_first()
     assert (await first).error is None
-    third, answer_third = await begun(gateway, reach, request(hub, sub="agent-3"))
+    third, answer_third = await begun(gateway, router, request(hub, sub="agent-3"))
     for answer in (answer_second, answer_third):
         answer()
     assert [(await each).error for each in (second, third)] == [None, None]
@@ -772,17 +774,17 @@ def revokes(_: Any, __: Any, revoke: Callable[[], None]) -> None:
 async def test_every_way_out_of_a_call_leaves_the_gates(
     hub: Hub, seconds: Seconds, ending: Callable[..., None]
 ) -> None:
-    reach = Held()
+    router = HeldRouter()
     one_at_a_time = {**ECHO, "constraints": {"rate_limit_rps": 50, "max_concurrency": 1}}
     hub.connect(hub.ca.issue(), capabilities=[one_at_a_time])
-    gateway = hub.gateway(reach, seconds, Allowance(1000, 1000, 1))
+    gateway = hub.gateway(router, seconds, Allowance(1000, 1000, 1))
     call = request(hub)
     task = asyncio.create_task(gateway.call(call))
-    _, answer = await reach.next()
+    _, answer = await router.next()
     assert await codes(gateway, request(hub), request(hub, sub="agent-2")) == ["E_RATE_LIMITED"] * 2
     ending(answer, task, lambda: gateway.revoke({call.caller.principal.jti}))
     await asyncio.wait([task], timeout=10)
-    again, answer_again = await begun(gateway, reach, request(hub))
+    again, answer_again = await begun(gateway, router, request(hub))
     answer_again()
     assert (await again).error is None
 
@@ -796,20 +798,20 @@ async def test_every_way_out_of_a_call_leaves_the_gates(
     ],
 )
 async def test_a_refused_call_leaves_the_agents_gate(
-    hub: Hub, reach: ScriptedReach, node: SimulatedNode, seconds: Seconds, call: dict[str, Any]
+    hub: Hub, router: ScriptedRouter, node: SimulatedNode, seconds: Seconds, call: dict[str, Any]
 ) -> None:
     assert node.node_id == NODE_ID
-    gateway = hub.gateway(reach, seconds, Allowance(1000, 1000, 1))
+    gateway = hub.gateway(router, seconds, Allowance(1000, 1000, 1))
     first = await codes(gateway, request(hub, **call))
     assert first != ["E_RATE_LIMITED"]
     assert await codes(gateway, request(hub, **call)) == first
 
 
 async def test_an_agent_that_calls_too_often_is_counted_in_the_audit_and_not_written_down_each_time(
-    hub: Hub, reach: ScriptedReach, node: SimulatedNode, seconds: Seconds
+    hub: Hub, router: ScriptedRouter, node: SimulatedNode, seconds: Seconds
 ) -> None:
     assert node.node_id == NODE_ID
-    gateway = hub.gateway(reach, seconds, Allowance(2, 2, 9))
+    gateway = hub.gateway(router, seconds, Allowance(2, 2, 9))
     assert await codes(gateway, request(hub), request(hub)) == ["ok", "ok"]
     written = len(hub.audited())
     for _ in range(50):
@@ -821,11 +823,11 @@ async def test_an_agent_that_calls_too_often_is_counted_in_the_audit_and_not_wri
 
 
 async def test_an_agent_has_one_share_whatever_tokens_it_holds_and_the_others_have_theirs(
-    hub: Hub, reach: ScriptedReach, node: SimulatedNode, seconds: Seconds
+    hub: Hub, router: ScriptedRouter, node: SimulatedNode, seconds: Seconds
 ) -> None:
     hub.connect(hub.ca.issue(OTHER_NODE_ID, "globex"))
     assert node.node_id == NODE_ID
-    gateway = hub.gateway(reach, seconds, Allowance(1, 1, 9))
+    gateway = hub.gateway(router, seconds, Allowance(1, 1, 9))
     assert await codes(gateway, request(hub), request(hub)) == ["ok", "E_RATE_LIMITED"]
     theirs = ECHO_NAME.replace(NODE_ID, OTHER_NODE_ID)
     others = [request(hub, sub="agent-2"), request(hub, theirs, tenant="globex")]
@@ -838,11 +840,11 @@ async def test_an_agents_calls_at_a_time_are_bounded_without_touching_anothers(
     hub: Hub, node: SimulatedNode, seconds: Seconds
 ) -> None:
     assert node.node_id == NODE_ID
-    reach = Held()
-    gateway = hub.gateway(reach, seconds, Allowance(1000, 1000, 2))
-    held = [await begun(gateway, reach, request(hub)) for _ in range(2)]
+    router = HeldRouter()
+    gateway = hub.gateway(router, seconds, Allowance(1000, 1000, 2))
+    held = [await begun(gateway, router, request(hub)) for _ in range(2)]
     assert await codes(gateway, request(hub)) == ["E_RATE_LIMITED"]
-    held.append(await begun(gateway, reach, request(hub, sub="agent-2")))
+    held.append(await begun(gateway, router, request(hub, sub="agent-2")))
     for task, answer in held:
         answer()
         assert (await task).error is None
@@ -861,10 +863,10 @@ def charged(gateway: CallGateway, who: Principal, cost: float) -> int | None:
 
 
 async def test_what_is_charged_counts_towards_the_share_and_is_counted_when_refused(
-    hub: Hub, reach: ScriptedReach, node: SimulatedNode, seconds: Seconds
+    hub: Hub, router: ScriptedRouter, node: SimulatedNode, seconds: Seconds
 ) -> None:
     assert node.node_id == NODE_ID
-    gateway = hub.gateway(reach, seconds, Allowance(10, 10, 1))
+    gateway = hub.gateway(router, seconds, Allowance(10, 10, 1))
     who = hub.authenticator.identify(hub.token())
     assert charged(gateway, who, 9.5) is None
     assert error(await gateway.call(request(hub)))["retry_after_ms"] == 50
@@ -874,9 +876,9 @@ async def test_what_is_charged_counts_towards_the_share_and_is_counted_when_refu
 
 
 async def test_what_costs_more_than_the_whole_share_takes_the_whole_share(
-    hub: Hub, reach: ScriptedReach, seconds: Seconds
+    hub: Hub, router: ScriptedRouter, seconds: Seconds
 ) -> None:
-    gateway = hub.gateway(reach, seconds, Allowance(10, 10, 1))
+    gateway = hub.gateway(router, seconds, Allowance(10, 10, 1))
     who = hub.authenticator.identify(hub.token())
     assert charged(gateway, who, 1000) is None
     assert charged(gateway, who, 1000) == 1000
@@ -891,12 +893,12 @@ async def test_revoking_a_token_ends_its_calls_with_an_outcome_in_the_audit_and_
     hub: Hub, node: SimulatedNode
 ) -> None:
     assert node.node_id == NODE_ID
-    reach = Held()
-    gateway = hub.gateway(reach)
+    router = HeldRouter()
+    gateway = hub.gateway(router)
     revoked, other = request(hub), request(hub)
     jti = revoked.caller.principal.jti
-    ended, _ = await begun(gateway, reach, revoked)
-    goes_on, answer = await begun(gateway, reach, other)
+    ended, _ = await begun(gateway, router, revoked)
+    goes_on, answer = await begun(gateway, router, other)
     gateway.revoke(frozenset({jti}))
     envelope = error(await asyncio.wait_for(ended, 10))
     assert (envelope["code"], envelope["message"]) == (
@@ -912,24 +914,24 @@ async def test_revoking_a_token_ends_its_calls_with_an_outcome_in_the_audit_and_
 
 async def test_a_revoked_call_is_given_up_where_it_waits(hub: Hub, node: SimulatedNode) -> None:
     assert node.node_id == NODE_ID
-    reach = SilentReach()
-    gateway = hub.gateway(reach)
+    router = SilentRouter()
+    gateway = hub.gateway(router)
     call = request(hub)
     task = asyncio.create_task(gateway.call(call))
     async with asyncio.timeout(10):
-        await reach.asked.wait()
+        await router.asked.wait()
         gateway.revoke({call.caller.principal.jti})
-        await reach.given_up.wait()
+        await router.given_up.wait()
         assert error(await task)["code"] == "E_SAFETY_DENIED"
 
 
 async def test_with_a_revoked_token_no_further_call_begins(
-    hub: Hub, gateway: CallGateway, reach: ScriptedReach
+    hub: Hub, gateway: CallGateway, router: ScriptedRouter
 ) -> None:
     call = request(hub)
     jti = call.caller.principal.jti
     hub.authenticator.revoke(frozenset({jti}))
     envelope = error(await gateway.call(call))
     assert (envelope["code"], envelope["message"]) == ("E_SAFETY_DENIED", "The token is not accepted.")
-    assert reach.commands == []
+    assert router.commands == []
     assert await codes(gateway, request(hub)) == ["ok"]

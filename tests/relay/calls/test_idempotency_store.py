@@ -4,13 +4,13 @@ from contextlib import suppress
 import pytest
 
 from relay.calls.idempotency_store import (
+    QUOTA_OF_ALL,
+    QUOTA_OF_CALLER,
+    QUOTA_OF_TENANT,
     REMEMBERED_S,
-    ROOM_OF_ALL,
-    ROOM_OF_CALLER,
-    ROOM_OF_TENANT,
     IdempotencyStore,
     Key,
-    Room,
+    Quota,
 )
 from schemas.errors import Failure, ToolError
 from tests.fakes.seconds import Seconds
@@ -31,7 +31,7 @@ def seconds() -> Seconds:
 
 @pytest.fixture
 def store(seconds: Seconds) -> IdempotencyStore[str]:
-    return IdempotencyStore(seconds, of_all=Room(3, 100))
+    return IdempotencyStore(seconds, of_all=Quota(3, 100))
 
 
 def refused(store: IdempotencyStore[str], key: Key, arguments: str = ARGUMENTS) -> ToolError:
@@ -41,16 +41,16 @@ def refused(store: IdempotencyStore[str], key: Key, arguments: str = ARGUMENTS) 
 
 
 def test_a_key_is_as_new_as_can_be_when_it_is_first_used(store: IdempotencyStore[str]) -> None:
-    memory = store.open(place(), ARGUMENTS, "first")
-    assert (memory.first, memory.attempts, memory.running) == ("first", 0, None)
-    assert (memory.outcome, memory.unknown) == (None, False)
+    keyed = store.open(place(), ARGUMENTS, "first")
+    assert (keyed.first, keyed.attempts, keyed.running) == ("first", 0, None)
+    assert (keyed.outcome, keyed.unknown) == (None, False)
     assert len(store) == 1
 
 
 def test_a_key_that_is_used_again_is_the_same_and_keeps_its_first_call(store: IdempotencyStore[str]) -> None:
-    memory = store.open(place(), ARGUMENTS, "first")
-    assert store.open(place(), ARGUMENTS, "second") is memory
-    assert memory.first == "first"
+    keyed = store.open(place(), ARGUMENTS, "first")
+    assert store.open(place(), ARGUMENTS, "second") is keyed
+    assert keyed.first == "first"
     assert len(store) == 1
 
 
@@ -65,41 +65,41 @@ def test_a_key_that_is_used_again_is_the_same_and_keeps_its_first_call(store: Id
     ],
 )
 def test_a_key_counts_for_one_caller_and_one_tool(store: IdempotencyStore[str], other: Key) -> None:
-    memory = store.open(place(), ARGUMENTS, "first")
-    assert store.open(other, OTHER_ARGUMENTS, "theirs") is not memory
+    keyed = store.open(place(), ARGUMENTS, "first")
+    assert store.open(other, OTHER_ARGUMENTS, "theirs") is not keyed
     assert len(store) == 2
 
 
 def test_a_key_stands_for_the_arguments_of_its_first_call_alone(store: IdempotencyStore[str]) -> None:
-    memory = store.open(place(), ARGUMENTS, "first")
+    keyed = store.open(place(), ARGUMENTS, "first")
     error = refused(store, place(), OTHER_ARGUMENTS)
     assert error.failure is Failure.ENVELOPE_INVALID
     assert error.detail == "The idempotency key was used for other arguments of this tool."
-    assert store.open(place(), ARGUMENTS, "second") is memory
+    assert store.open(place(), ARGUMENTS, "second") is keyed
 
 
 def test_a_key_counts_for_ten_minutes_from_its_first_use(
     store: IdempotencyStore[str], seconds: Seconds
 ) -> None:
     assert REMEMBERED_S == 600
-    memory = store.open(place(), ARGUMENTS, "first")
+    keyed = store.open(place(), ARGUMENTS, "first")
     seconds.now += REMEMBERED_S / 2
-    assert store.open(place(), ARGUMENTS, "second") is memory
+    assert store.open(place(), ARGUMENTS, "second") is keyed
     seconds.now += REMEMBERED_S / 2 - 0.001
-    assert store.open(place(), ARGUMENTS, "third") is memory
+    assert store.open(place(), ARGUMENTS, "third") is keyed
     seconds.now += 0.001
     fresh = store.open(place(), OTHER_ARGUMENTS, "fourth")
-    assert fresh is not memory
+    assert fresh is not keyed
     assert fresh.first == "fourth"
     assert len(store) == 1
 
 
 def test_what_is_forgotten_is_as_if_it_had_never_been(store: IdempotencyStore[str]) -> None:
-    memory = store.open(place(), ARGUMENTS, "first")
+    keyed = store.open(place(), ARGUMENTS, "first")
     store.forget(place())
     store.forget(place())
     assert len(store) == 0
-    assert store.open(place(), OTHER_ARGUMENTS, "second") is not memory
+    assert store.open(place(), OTHER_ARGUMENTS, "second") is not keyed
 
 
 # --- full -----------------------------------------------------------------------------------------------
@@ -114,16 +114,16 @@ def filled(store: IdempotencyStore[str], seconds: Seconds) -> None:
 
 def test_there_is_room_for_ten_thousand_keys_and_no_more(seconds: Seconds) -> None:
     store = IdempotencyStore[str](seconds)
-    for number in range(ROOM_OF_ALL.keys):
-        tenant, agent = f"tenant-{number // ROOM_OF_TENANT.keys}", f"agent-{number // ROOM_OF_CALLER.keys}"
+    for number in range(QUOTA_OF_ALL.keys):
+        tenant, agent = f"tenant-{number // QUOTA_OF_TENANT.keys}", f"agent-{number // QUOTA_OF_CALLER.keys}"
         store.open(place(str(number), ("iss", tenant, agent)), ARGUMENTS, "first")
-    assert ROOM_OF_ALL.keys == len(store) == 10_000
+    assert QUOTA_OF_ALL.keys == len(store) == 10_000
     assert refused(store, place("one more")).failure is Failure.RATE_LIMITED
-    assert len(store) == ROOM_OF_ALL.keys
+    assert len(store) == QUOTA_OF_ALL.keys
 
 
 def test_one_caller_cannot_take_the_room_of_all(seconds: Seconds) -> None:
-    store = IdempotencyStore[str](seconds, of_caller=Room(2, 100))
+    store = IdempotencyStore[str](seconds, of_caller=Quota(2, 100))
     store.open(place("first"), ARGUMENTS, "first")
     seconds.now += 10
     store.open(place("second"), ARGUMENTS, "second")
@@ -135,7 +135,7 @@ def test_one_caller_cannot_take_the_room_of_all(seconds: Seconds) -> None:
 
 
 def test_answers_are_remembered_up_to_so_many_bytes(seconds: Seconds) -> None:
-    store = IdempotencyStore[str](seconds, of_tenant=Room(10, 10))
+    store = IdempotencyStore[str](seconds, of_tenant=Quota(10, 10))
     store.open(place("large"), ARGUMENTS, "first")
     store.keep(place("large"), "x" * 10, 10)
     assert refused(store, place("new")).failure is Failure.RATE_LIMITED
@@ -196,14 +196,14 @@ async def test_a_call_under_way_is_neither_forgotten_nor_begun_anew_when_its_tim
     store: IdempotencyStore[str], seconds: Seconds
 ) -> None:
     filled(store, seconds)
-    memory = store.open(place("key 0"), ARGUMENTS, "again")
-    memory.running = task = asyncio.create_task(asyncio.Event().wait())  # type: ignore[assignment]
+    keyed = store.open(place("key 0"), ARGUMENTS, "again")
+    keyed.running = task = asyncio.create_task(asyncio.Event().wait())  # type: ignore[assignment]
     seconds.now += 2 * REMEMBERED_S
-    assert store.open(place("key 0"), ARGUMENTS, "late") is memory
+    assert store.open(place("key 0"), ARGUMENTS, "late") is keyed
     error = refused(store, place("new"))
     assert (error.failure, error.retry_after_ms) == (Failure.RATE_LIMITED, 1)
-    assert store.open(place("key 0"), ARGUMENTS, "later") is memory
-    memory.running = None
+    assert store.open(place("key 0"), ARGUMENTS, "later") is keyed
+    keyed.running = None
     assert store.open(place("key 0"), ARGUMENTS, "last").first == "last"
     task.cancel()
     with suppress(asyncio.CancelledError):

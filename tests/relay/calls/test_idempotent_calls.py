@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
 from relay.calls.call_record import CallAnswer, CallRecord, CallRequest
-from relay.calls.idempotency_store import ROOM_OF_ALL
+from relay.calls.idempotency_store import QUOTA_OF_ALL
 from relay.config import PER_AGENT, EnvelopeMode
 from relay.rate_limits import Limiter
 from relay.routing.port import Command, NodeRouter
@@ -23,7 +23,7 @@ from tests.fakes.callers import call_of
 from tests.fakes.disk import full_disk
 from tests.fakes.examples import examples
 from tests.fakes.hub import Hub
-from tests.fakes.reach import Held, ScriptedReach, echoed
+from tests.fakes.routers import HeldRouter, ScriptedRouter, echoed
 from tests.fakes.seconds import Seconds
 from tests.fakes.signer import ECHO, METRICS, NODE_ID, OTHER_NODE_ID, SimulatedCa
 
@@ -59,18 +59,18 @@ class Stage:
     def __init__(  # noqa: PLR0913 - what a test may want to have otherwise
         self,
         hub: Hub,
-        reach: NodeRouter,
+        router: NodeRouter,
         seconds: Seconds,
         *,
         capability: Mapping[str, Any] = WIDE_ECHO,
-        max_keys: int = ROOM_OF_ALL.keys,
+        max_keys: int = QUOTA_OF_ALL.keys,
         mode: EnvelopeMode = EnvelopeMode.ENFORCE,
     ) -> None:
         self.hub = hub
-        self.reach = reach
+        self.router = router
         self.seconds = seconds
         hub.connect(hub.ca.issue(), capabilities=[capability, METRICS, {**WIDE_ECHO, "cap_id": "echo2"}])
-        self.gateway = hub.gateway(reach, seconds, mode=mode, max_keys=max_keys)
+        self.gateway = hub.gateway(router, seconds, mode=mode, max_keys=max_keys)
         self.token = hub.token()
 
     def request(
@@ -99,7 +99,7 @@ class Stage:
         return [(line.get("decision") or line["outcome"], line["code"], "first" in line) for line in lines]
 
     def attempts(self) -> list[int]:
-        return [line["attempt"] for line in self.hub.call_lines.entries()]
+        return [line["attempt"] for line in self.hub.access_lines.entries()]
 
 
 @pytest.fixture
@@ -111,22 +111,22 @@ def single(tmp_path: Path, registry: SchemaRegistry) -> Iterator[Hub]:
 
 
 @pytest.fixture
-def reach() -> ScriptedReach:
-    return ScriptedReach()
+def router() -> ScriptedRouter:
+    return ScriptedRouter()
 
 
 @pytest.fixture
-def stage(single: Hub, reach: ScriptedReach, seconds: Seconds) -> Stage:
-    return Stage(single, reach, seconds)
+def stage(single: Hub, router: ScriptedRouter, seconds: Seconds) -> Stage:
+    return Stage(single, router, seconds)
 
 
 @pytest.fixture
-def held() -> Held:
-    return Held()
+def held() -> HeldRouter:
+    return HeldRouter()
 
 
 @pytest.fixture
-def waiting(single: Hub, held: Held, seconds: Seconds) -> Stage:
+def waiting(single: Hub, held: HeldRouter, seconds: Seconds) -> Stage:
     """The door of a node that answers when a test says so."""
     return Stage(single, held, seconds)
 
@@ -168,12 +168,12 @@ def breaking(_command: Command) -> dict[str, Any]:
 
 
 async def test_a_call_that_comes_again_gets_the_outcome_of_the_first_without_a_second_command(
-    stage: Stage, reach: ScriptedReach
+    stage: Stage, router: ScriptedRouter
 ) -> None:
     first, second = await stage.call(), await stage.call()
     assert first.result == second.result
     assert first.text == second.text
-    assert len(reach.commands) == 1
+    assert len(router.commands) == 1
     assert stage.decisions() == [
         ("allow", "ok", False),
         ("ok", "ok", False),
@@ -184,10 +184,10 @@ async def test_a_call_that_comes_again_gets_the_outcome_of_the_first_without_a_s
     assert stage.attempts() == [1, 1]
 
 
-async def test_without_a_key_every_call_is_made(stage: Stage, reach: ScriptedReach) -> None:
+async def test_without_a_key_every_call_is_made(stage: Stage, router: ScriptedRouter) -> None:
     for _ in range(3):
         assert code(await stage.call(None)) == "ok"
-    assert len(reach.commands) == 3
+    assert len(router.commands) == 3
     assert all("first" not in line for line in stage.hub.audited())
 
 
@@ -200,13 +200,13 @@ async def test_without_a_key_every_call_is_made(stage: Stage, reach: ScriptedRea
     ],
 )
 async def test_an_error_that_the_node_answered_with_is_an_outcome_too(
-    stage: Stage, reach: ScriptedReach, answer: Callable[[Command], dict[str, Any]]
+    stage: Stage, router: ScriptedRouter, answer: Callable[[Command], dict[str, Any]]
 ) -> None:
-    reach.answer = answer
+    router.answer = answer
     answers = [await stage.call() for _ in range(3)]
     assert len({str(told(each)) for each in answers}) == 1
     assert len({each.error["correlation_id"] for each in answers if each.error}) == 3
-    assert len(reach.commands) == 1
+    assert len(router.commands) == 1
     assert [decision[1:] for decision in stage.decisions()[1::2]] == [
         (code(answers[0]), False),
         (code(answers[0]), True),
@@ -215,41 +215,42 @@ async def test_an_error_that_the_node_answered_with_is_an_outcome_too(
 
 
 async def test_what_is_told_again_does_not_keep_alive_where_it_was_told_before(
-    stage: Stage, reach: ScriptedReach
+    stage: Stage, router: ScriptedRouter
 ) -> None:
-    reach.answer = answering("E_INTERNAL")
+    router.answer = answering("E_INTERNAL")
     tool = stage.hub.fleet.resolve(ECHO_NAME, stage.hub.authenticator.identify(stage.token).rights)
     await stage.call()
-    memories = list(stage.hub.once._store._memories.values())  # noqa: SLF001 - what is kept shows nowhere else
+    # What is kept shows nowhere else.
+    keyed_calls = list(stage.hub.idempotent_calls._store._keyed_calls.values())  # noqa: SLF001 - as above
     for _ in range(3):
         await stage.call()
-        (memory,) = memories
-        assert isinstance(memory.outcome, ToolError)
-        assert memory.outcome.__traceback__ is None
+        (keyed,) = keyed_calls
+        assert isinstance(keyed.outcome, ToolError)
+        assert keyed.outcome.__traceback__ is None
     assert tool.canonical == ECHO_NAME
 
 
-async def test_both_names_of_a_tool_are_one_tool(stage: Stage, reach: ScriptedReach) -> None:
+async def test_both_names_of_a_tool_are_one_tool(stage: Stage, router: ScriptedRouter) -> None:
     await stage.call()
     assert code(await stage.call(name=ECHO_NAME.replace(".", "-"))) == "ok"
-    assert len(reach.commands) == 1
+    assert len(router.commands) == 1
 
 
-async def test_an_agent_is_the_same_with_another_token(stage: Stage, reach: ScriptedReach) -> None:
+async def test_an_agent_is_the_same_with_another_token(stage: Stage, router: ScriptedRouter) -> None:
     await stage.call()
     assert code(await stage.call(token=stage.hub.token(ttl_s=60))) == "ok"
-    assert len(reach.commands) == 1
+    assert len(router.commands) == 1
 
 
 EMPTY: list[object] = [{}, None]
 
 
-async def test_no_arguments_are_the_same_however_they_are_said(stage: Stage, reach: ScriptedReach) -> None:
+async def test_no_arguments_are_the_same_however_they_are_said(stage: Stage, router: ScriptedRouter) -> None:
     sample = {"ts_ms": 1_760_000_000_000, "node_id": NODE_ID, "uptime_s": 1}
-    reach.answer = lambda _: {"ok": True, "result": sample}
+    router.answer = lambda _: {"ok": True, "result": sample}
     for said in EMPTY:
         assert code(await stage.call("k", said, METRICS_NAME)) == "ok"
-    assert len(reach.commands) == 1
+    assert len(router.commands) == 1
 
 
 # --- whose key it is ------------------------------------------------------------------------------------
@@ -264,33 +265,35 @@ async def test_no_arguments_are_the_same_however_they_are_said(stage: Stage, rea
     ],
 )
 async def test_a_key_counts_for_one_principal_and_one_tool(
-    stage: Stage, reach: ScriptedReach, other: dict[str, Any]
+    stage: Stage, router: ScriptedRouter, other: dict[str, Any]
 ) -> None:
     await stage.call()
     sub = other.pop("sub", "agent-1")
     assert code(await stage.call(token=stage.hub.token(sub=sub), **other)) == "ok"
-    assert len(reach.commands) == 2
+    assert len(router.commands) == 2
 
 
-async def test_a_key_counts_for_one_tenant(stage: Stage, reach: ScriptedReach) -> None:
+async def test_a_key_counts_for_one_tenant(stage: Stage, router: ScriptedRouter) -> None:
     stage.hub.connect(stage.hub.ca.issue(OTHER_NODE_ID, "globex"), capabilities=[WIDE_ECHO])
     theirs = {"token": stage.hub.token(tenant="globex"), "name": ECHO_NAME.replace(NODE_ID, OTHER_NODE_ID)}
     assert [code(await stage.call()), code(await stage.call(arguments=PONG, **theirs))] == ["ok", "ok"]
-    assert [command.node_id for command in reach.commands] == [NODE_ID, OTHER_NODE_ID]
+    assert [command.node_id for command in router.commands] == [NODE_ID, OTHER_NODE_ID]
 
 
 @pytest.mark.parametrize(
     "other", [{"tenant": "globex"}, {"issuer": "https://login.example"}, {"sub": "agent-2"}], ids=str
 )
 async def test_every_part_of_who_calls_counts_even_where_the_tool_is_the_same(
-    stage: Stage, reach: ScriptedReach, other: dict[str, Any]
+    stage: Stage, router: ScriptedRouter, other: dict[str, Any]
 ) -> None:
     who = stage.hub.authenticator.identify(stage.token)
     tool = stage.hub.fleet.resolve(ECHO_NAME, who.rights)
     for principal in (who, replace(who, **other), who):
         record = CallRecord(stage.hub.ulids.new(), stage.request().call, stage.seconds())
-        assert (await stage.hub.once.run("k", tool, principal, record, Limiter(PER_AGENT, 0.0))).error is None
-    assert len(reach.commands) == 2
+        assert (
+            await stage.hub.idempotent_calls.run("k", tool, principal, record, Limiter(PER_AGENT, 0.0))
+        ).error is None
+    assert len(router.commands) == 2
 
 
 STRANGERS = [
@@ -302,7 +305,7 @@ STRANGERS = [
 
 @pytest.mark.parametrize("stranger", STRANGERS)
 async def test_who_may_not_call_learns_nothing_of_a_key(
-    stage: Stage, reach: ScriptedReach, stranger: dict[str, Any]
+    stage: Stage, router: ScriptedRouter, stranger: dict[str, Any]
 ) -> None:
     token = stage.hub.token(**stranger)
     before = told(await stage.call(token=token))
@@ -310,20 +313,20 @@ async def test_who_may_not_call_learns_nothing_of_a_key(
     for arguments in (PING, PONG):
         assert told(await stage.call(arguments=arguments, token=token)) == before
     assert before["code"] == "E_SAFETY_DENIED"
-    assert len(reach.commands) == 1
+    assert len(router.commands) == 1
 
 
 @pytest.mark.parametrize("stranger", STRANGERS)
 async def test_who_may_not_call_takes_no_key(
-    stage: Stage, reach: ScriptedReach, stranger: dict[str, Any]
+    stage: Stage, router: ScriptedRouter, stranger: dict[str, Any]
 ) -> None:
     await stage.call(token=stage.hub.token(**stranger))
     await stage.call(arguments={})
     assert code(await stage.call(arguments=PONG)) == "ok"
-    assert len(reach.commands) == 1
+    assert len(router.commands) == 1
 
 
-async def test_who_joins_a_call_is_asked_for_its_rights_as_well(waiting: Stage, held: Held) -> None:
+async def test_who_joins_a_call_is_asked_for_its_rights_as_well(waiting: Stage, held: HeldRouter) -> None:
     first = waiting.begin()
     command, answer = await held.next()
     for denied in ({"tenant": "globex"}, {"scopes": ["tools:call:reversible"]}):
@@ -340,7 +343,7 @@ async def test_a_token_that_was_revoked_gets_no_outcome(stage: Stage) -> None:
 
 
 async def test_other_arguments_under_the_same_key_are_refused_and_change_nothing(
-    stage: Stage, reach: ScriptedReach
+    stage: Stage, router: ScriptedRouter
 ) -> None:
     await stage.call()
     refused = told(await stage.call(arguments=PONG))
@@ -349,13 +352,13 @@ async def test_other_arguments_under_the_same_key_are_refused_and_change_nothing
     line = stage.hub.audited()[-1]
     assert (line["decision"], line["code"]) == ("deny", "E_MANIFEST_INVALID")
     assert code(await stage.call()) == "ok"
-    assert [command.arguments for command in reach.commands] == [PING]
+    assert [command.arguments for command in router.commands] == [PING]
 
 
 # --- under way ------------------------------------------------------------------------------------------
 
 
-async def test_a_call_under_way_is_joined(waiting: Stage, held: Held) -> None:
+async def test_a_call_under_way_is_joined(waiting: Stage, held: HeldRouter) -> None:
     tasks = [waiting.begin() for _ in range(3)]
     command, answer = await held.next()
     await until_joined(waiting, 3)
@@ -368,7 +371,9 @@ async def test_a_call_under_way_is_joined(waiting: Stage, held: Held) -> None:
     )
 
 
-async def test_who_joined_gets_the_error_of_the_call_under_its_own_id(waiting: Stage, held: Held) -> None:
+async def test_who_joined_gets_the_error_of_the_call_under_its_own_id(
+    waiting: Stage, held: HeldRouter
+) -> None:
     tasks = [waiting.begin() for _ in range(2)]
     _, answer = await held.next()
     await until_joined(waiting, 2)
@@ -379,7 +384,9 @@ async def test_who_joined_gets_the_error_of_the_call_under_its_own_id(waiting: S
     assert first.error != second.error
 
 
-async def test_other_arguments_are_refused_while_the_call_is_under_way(waiting: Stage, held: Held) -> None:
+async def test_other_arguments_are_refused_while_the_call_is_under_way(
+    waiting: Stage, held: HeldRouter
+) -> None:
     first = waiting.begin()
     command, answer = await held.next()
     assert code(await waiting.call(arguments=PONG)) == "E_MANIFEST_INVALID"
@@ -387,7 +394,7 @@ async def test_other_arguments_are_refused_while_the_call_is_under_way(waiting: 
     assert code(await first) == "ok"
 
 
-async def test_a_bug_in_the_call_is_told_to_all_who_wait_for_it(waiting: Stage, held: Held) -> None:
+async def test_a_bug_in_the_call_is_told_to_all_who_wait_for_it(waiting: Stage, held: HeldRouter) -> None:
     tasks = [waiting.begin() for _ in range(2)]
     _, answer = await held.next()
     await until_joined(waiting, 2)
@@ -396,7 +403,7 @@ async def test_a_bug_in_the_call_is_told_to_all_who_wait_for_it(waiting: Stage, 
 
 
 async def test_who_joins_waits_no_longer_than_a_call_of_its_own_would(
-    single: Hub, held: Held, seconds: Seconds
+    single: Hub, held: HeldRouter, seconds: Seconds
 ) -> None:
     brief = {**ECHO, "constraints": {**CONSTRAINTS, "deadline_ms_default": 50}}
     stage = Stage(single, held, seconds, capability=brief)
@@ -420,48 +427,48 @@ async def test_who_joins_waits_no_longer_than_a_call_of_its_own_would(
     ],
 )
 async def test_a_refusal_before_anything_ran_is_not_remembered(
-    stage: Stage, reach: ScriptedReach, refusing: Callable[[Command], dict[str, Any]]
+    stage: Stage, router: ScriptedRouter, refusing: Callable[[Command], dict[str, Any]]
 ) -> None:
-    reach.answer = refusing
+    router.answer = refusing
     assert code(await stage.call()) in {"E_NODE_OFFLINE", "E_RATE_LIMITED"}
-    reach.answer = echoed
+    router.answer = echoed
     assert [code(await stage.call(arguments=PONG)), code(await stage.call(arguments=PONG))] == ["ok", "ok"]
-    assert len(reach.commands) == 2
+    assert len(router.commands) == 2
     assert all("first" not in line for line in stage.hub.audited()[:4])
 
 
 async def test_a_refusal_of_the_capabilitys_gate_is_not_remembered(
-    single: Hub, reach: ScriptedReach, seconds: Seconds
+    single: Hub, router: ScriptedRouter, seconds: Seconds
 ) -> None:
     slow = {**ECHO, "constraints": {"rate_limit_rps": 1, "max_concurrency": 1}}
-    stage = Stage(single, reach, seconds, capability=slow)
+    stage = Stage(single, router, seconds, capability=slow)
     codes = [code(await stage.call(key)) for key in (None, "k")]
     seconds.now += 1
     codes += [code(await stage.call("k")) for _ in range(2)]
     assert codes == ["ok", "E_RATE_LIMITED", "ok", "ok"]
-    assert len(reach.commands) == 2
+    assert len(router.commands) == 2
 
 
 async def test_a_call_that_could_not_be_recorded_is_not_remembered(
-    stage: Stage, reach: ScriptedReach
+    stage: Stage, router: ScriptedRouter
 ) -> None:
     with full_disk():
         assert code(await stage.call()) == "E_INTERNAL"
-    assert reach.commands == []
+    assert router.commands == []
     assert [code(await stage.call()), code(await stage.call())] == ["ok", "ok"]
-    assert len(reach.commands) == 1
+    assert len(router.commands) == 1
 
 
-async def test_a_repeat_that_cannot_be_recorded_gets_no_outcome(stage: Stage, reach: ScriptedReach) -> None:
+async def test_a_repeat_that_cannot_be_recorded_gets_no_outcome(stage: Stage, router: ScriptedRouter) -> None:
     await stage.call()
     with full_disk(stage.hub.audit_file.stat().st_size):
         assert code(await stage.call()) == "E_INTERNAL"
     assert code(await stage.call()) == "ok"
-    assert len(reach.commands) == 1
+    assert len(router.commands) == 1
 
 
 async def test_an_outcome_that_could_not_be_recorded_is_remembered(
-    stage: Stage, reach: ScriptedReach
+    stage: Stage, router: ScriptedRouter
 ) -> None:
     with ExitStack() as stack:
 
@@ -469,10 +476,10 @@ async def test_an_outcome_that_could_not_be_recorded_is_remembered(
             stack.enter_context(full_disk(stage.hub.audit_file.stat().st_size))
             return echoed(command)
 
-        reach.answer = fill_the_disk
+        router.answer = fill_the_disk
         assert code(await stage.call()) == "ok"
     assert code(await stage.call()) == "ok"
-    assert len(reach.commands) == 1
+    assert len(router.commands) == 1
 
 
 # --- nobody knows ---------------------------------------------------------------------------------------
@@ -488,44 +495,44 @@ UNKNOWN = [
 
 @pytest.mark.parametrize("answer", UNKNOWN)
 async def test_of_a_tool_that_is_not_idempotent_a_call_that_may_have_run_is_never_made_again(
-    stage: Stage, reach: ScriptedReach, answer: Callable[[Command], dict[str, Any]]
+    stage: Stage, router: ScriptedRouter, answer: Callable[[Command], dict[str, Any]]
 ) -> None:
-    reach.answer = answer
+    router.answer = answer
     assert code(await stage.call()) != "ok"
-    reach.answer = echoed
+    router.answer = echoed
     for _ in range(2):
         again = told(await stage.call())
         assert (again["code"], again["message"]) == ("E_DEADLINE_EXCEEDED", MAY_HAVE_RUN)
     assert code(await stage.call(arguments=PONG)) == "E_MANIFEST_INVALID"
-    assert len(reach.commands) == 1
+    assert len(router.commands) == 1
     assert ("error", "E_DEADLINE_EXCEEDED", True) in stage.decisions()
 
 
 @pytest.mark.parametrize("answer", UNKNOWN)
 async def test_of_an_idempotent_tool_a_call_that_may_have_run_is_made_again(
-    hub: Hub, reach: ScriptedReach, seconds: Seconds, answer: Callable[[Command], dict[str, Any]]
+    hub: Hub, router: ScriptedRouter, seconds: Seconds, answer: Callable[[Command], dict[str, Any]]
 ) -> None:
-    stage = Stage(hub, reach, seconds)
-    reach.answer = answer
+    stage = Stage(hub, router, seconds)
+    router.answer = answer
     assert code(await stage.call()) != "ok"
-    reach.answer = echoed
+    router.answer = echoed
     assert [code(await stage.call()) for _ in range(3)] == ["ok"] * 3
-    assert len(reach.commands) == 2
+    assert len(router.commands) == 2
     assert stage.attempts() == [1, 2, 2, 2]
     assert [repeats for _, _, repeats in stage.decisions()] == [False] * 4 + [True] * 4
 
 
 async def test_what_may_have_run_stays_so_when_it_cannot_be_sent_again(
-    hub: Hub, reach: ScriptedReach, seconds: Seconds
+    hub: Hub, router: ScriptedRouter, seconds: Seconds
 ) -> None:
-    stage = Stage(hub, reach, seconds)
+    stage = Stage(hub, router, seconds)
     codes = []
     for failure in (Failure.DEADLINE_EXCEEDED, Failure.NODE_OFFLINE):
-        reach.answer = raising(failure)
+        router.answer = raising(failure)
         codes.append(code(await stage.call()))
     with full_disk(stage.hub.audit_file.stat().st_size):
         codes.append(code(await stage.call()))
-    reach.answer = echoed
+    router.answer = echoed
     codes += [code(await stage.call(arguments=arguments)) for arguments in (PONG, PING)]
     assert codes == ["E_DEADLINE_EXCEEDED", "E_NODE_OFFLINE", "E_INTERNAL", "E_MANIFEST_INVALID", "ok"]
     assert stage.attempts() == [1, 2, 3, 1, 4]
@@ -536,24 +543,24 @@ async def test_what_may_have_run_stays_so_when_it_cannot_be_sent_again(
 
 @pytest.mark.parametrize("idempotent", IDEMPOTENT)
 async def test_a_key_counts_for_ten_minutes(
-    tmp_path: Path, registry: SchemaRegistry, reach: ScriptedReach, seconds: Seconds, *, idempotent: bool
+    tmp_path: Path, registry: SchemaRegistry, router: ScriptedRouter, seconds: Seconds, *, idempotent: bool
 ) -> None:
     hub = Hub(tmp_path, registry, kinds=kinds(idempotent=idempotent))
-    stage = Stage(hub, reach, seconds)
+    stage = Stage(hub, router, seconds)
     await stage.call()
     seconds.now += 599.9
     assert code(await stage.call()) == "ok"
-    assert len(reach.commands) == 1
+    assert len(router.commands) == 1
     seconds.now += 0.1
     assert code(await stage.call(arguments=PONG)) == "ok"
-    assert [command.arguments for command in reach.commands] == [PING, PONG]
+    assert [command.arguments for command in router.commands] == [PING, PONG]
     hub.close()
 
 
 async def test_when_there_is_no_room_a_new_key_is_refused_and_every_live_one_answered(
-    single: Hub, reach: ScriptedReach, seconds: Seconds
+    single: Hub, router: ScriptedRouter, seconds: Seconds
 ) -> None:
-    stage = Stage(single, reach, seconds, max_keys=2)
+    stage = Stage(single, router, seconds, max_keys=2)
     for key in ("a", "b"):
         assert code(await stage.call(key)) == "ok"
     refused = told(await stage.call("c"))
@@ -561,28 +568,28 @@ async def test_when_there_is_no_room_a_new_key_is_refused_and_every_live_one_ans
     line = single.audited()[-1]
     assert (line["decision"], line["code"]) == ("deny", "E_RATE_LIMITED")
     assert [code(await stage.call(key)) for key in ("a", "b", None)] == ["ok"] * 3
-    assert len(reach.commands) == 3
+    assert len(router.commands) == 3
     seconds.now += 600
     assert code(await stage.call("c")) == "ok"
 
 
 async def test_a_key_that_could_not_be_used_takes_no_room(
-    single: Hub, reach: ScriptedReach, seconds: Seconds
+    single: Hub, router: ScriptedRouter, seconds: Seconds
 ) -> None:
-    stage = Stage(single, reach, seconds, max_keys=1)
-    reach.answer = raising(Failure.NODE_OFFLINE)
+    stage = Stage(single, router, seconds, max_keys=1)
+    router.answer = raising(Failure.NODE_OFFLINE)
     assert [code(await stage.call(key)) for key in "abc"] == ["E_NODE_OFFLINE"] * 3
-    reach.answer = echoed
+    router.answer = echoed
     assert code(await stage.call("d")) == "ok"
 
 
 @pytest.mark.parametrize("keys", [("k" * 100_000, "k" * 99_999 + "l"), ("\ud800", "\ud801")])
 async def test_where_the_form_is_not_enforced_a_key_of_any_kind_counts(
-    single: Hub, reach: ScriptedReach, seconds: Seconds, keys: tuple[str, str]
+    single: Hub, router: ScriptedRouter, seconds: Seconds, keys: tuple[str, str]
 ) -> None:
-    stage = Stage(single, reach, seconds, mode=EnvelopeMode.OFF)
+    stage = Stage(single, router, seconds, mode=EnvelopeMode.OFF)
     assert [code(await stage.call(key)) for key in (*keys, *keys)] == ["ok"] * 4
-    assert len(reach.commands) == 2
+    assert len(router.commands) == 2
 
 
 # --- who goes away --------------------------------------------------------------------------------------
@@ -595,7 +602,7 @@ async def hung_up(task: asyncio.Task[CallAnswer]) -> None:
 
 
 async def test_when_the_first_caller_hangs_up_the_command_goes_on_and_the_repeat_gets_its_outcome(
-    waiting: Stage, held: Held
+    waiting: Stage, held: HeldRouter
 ) -> None:
     first = waiting.begin()
     command, answer = await held.next()
@@ -607,11 +614,11 @@ async def test_when_the_first_caller_hangs_up_the_command_goes_on_and_the_repeat
     assert (await second).result == echoed(command)["result"]
     assert (await waiting.call()).result == echoed(command)["result"]
     assert held.waiting.empty()
-    assert [line["status"] for line in waiting.hub.call_lines.entries()] == [499, 200, 200]
+    assert [line["status"] for line in waiting.hub.access_lines.entries()] == [499, 200, 200]
 
 
 async def test_a_command_whose_callers_have_all_gone_is_recorded_and_remembered(
-    waiting: Stage, held: Held
+    waiting: Stage, held: HeldRouter
 ) -> None:
     tasks = [waiting.begin() for _ in range(2)]
     command, answer = await held.next()
@@ -627,7 +634,7 @@ async def test_a_command_whose_callers_have_all_gone_is_recorded_and_remembered(
     assert held.waiting.empty()
 
 
-async def test_an_error_that_nobody_waits_for_is_nobodys_alarm(waiting: Stage, held: Held) -> None:
+async def test_an_error_that_nobody_waits_for_is_nobodys_alarm(waiting: Stage, held: HeldRouter) -> None:
     alarms: list[Any] = []
     asyncio.get_running_loop().set_exception_handler(lambda _loop, context: alarms.append(context))
     task = waiting.begin()
@@ -643,7 +650,7 @@ async def test_an_error_that_nobody_waits_for_is_nobodys_alarm(waiting: Stage, h
     assert alarms == []
 
 
-async def test_a_bug_in_a_call_whose_caller_has_gone_is_logged(waiting: Stage, held: Held) -> None:
+async def test_a_bug_in_a_call_whose_caller_has_gone_is_logged(waiting: Stage, held: HeldRouter) -> None:
     task = waiting.begin()
     _, answer = await held.next()
     await hung_up(task)
@@ -652,7 +659,9 @@ async def test_a_bug_in_a_call_whose_caller_has_gone_is_logged(waiting: Stage, h
     assert line["error"] == "LookupError: planted"
 
 
-async def test_one_who_joined_and_hangs_up_takes_nothing_from_the_others(waiting: Stage, held: Held) -> None:
+async def test_one_who_joined_and_hangs_up_takes_nothing_from_the_others(
+    waiting: Stage, held: HeldRouter
+) -> None:
     first, second = [waiting.begin() for _ in range(2)]
     command, answer = await held.next()
     await until_joined(waiting, 2)
@@ -661,7 +670,7 @@ async def test_one_who_joined_and_hangs_up_takes_nothing_from_the_others(waiting
     assert code(await first) == "ok"
 
 
-async def test_without_a_key_the_command_ends_with_its_caller(waiting: Stage, held: Held) -> None:
+async def test_without_a_key_the_command_ends_with_its_caller(waiting: Stage, held: HeldRouter) -> None:
     task = waiting.begin(None)
     _, answer = await held.next()
     await hung_up(task)
@@ -669,17 +678,17 @@ async def test_without_a_key_the_command_ends_with_its_caller(waiting: Stage, he
 
 
 async def test_at_the_end_of_the_relay_what_is_under_way_is_ended_and_recorded(
-    waiting: Stage, held: Held
+    waiting: Stage, held: HeldRouter
 ) -> None:
     tasks = [waiting.begin(key) for key in ("a", "b")]
     answers = [(await held.next())[1] for _ in tasks]
     for task in tasks:
         await hung_up(task)
-    await waiting.hub.once.end()
+    await waiting.hub.idempotent_calls.end()
     assert all(answer.cancelled() for answer in answers)
     lines = waiting.hub.audited()
     assert [line["code"] for line in lines if "outcome" in line] == ["cancelled"] * 2
-    await waiting.hub.once.end()
+    await waiting.hub.idempotent_calls.end()
     assert waiting.hub.audited() == lines
 
 
@@ -687,7 +696,7 @@ async def test_at_the_end_of_the_relay_what_is_under_way_is_ended_and_recorded(
 
 
 async def test_who_joined_and_whose_token_is_revoked_is_refused_while_the_call_goes_on(
-    waiting: Stage, held: Held
+    waiting: Stage, held: HeldRouter
 ) -> None:
     theirs = waiting.hub.token()
     first, second = waiting.begin(), waiting.begin(token=theirs)
@@ -705,7 +714,7 @@ async def test_who_joined_and_whose_token_is_revoked_is_refused_while_the_call_g
 
 
 async def test_when_the_first_callers_token_is_revoked_who_joined_with_another_is_told_that_nobody_knows(
-    waiting: Stage, held: Held
+    waiting: Stage, held: HeldRouter
 ) -> None:
     theirs = waiting.hub.token()
     first, second = waiting.begin(), waiting.begin(token=theirs)
@@ -721,7 +730,7 @@ async def test_when_the_first_callers_token_is_revoked_who_joined_with_another_i
     assert held.waiting.empty()
 
 
-async def test_a_token_that_both_have_is_revoked_for_both(waiting: Stage, held: Held) -> None:
+async def test_a_token_that_both_have_is_revoked_for_both(waiting: Stage, held: HeldRouter) -> None:
     tasks = [waiting.begin() for _ in range(2)]
     await held.next()
     await until_joined(waiting, 2)
@@ -731,7 +740,7 @@ async def test_a_token_that_both_have_is_revoked_for_both(waiting: Stage, held: 
 
 
 async def test_revoking_the_token_of_a_caller_who_has_gone_ends_its_command(
-    waiting: Stage, held: Held
+    waiting: Stage, held: HeldRouter
 ) -> None:
     first = waiting.begin()
     _, answer = await held.next()
@@ -789,7 +798,7 @@ class OnceMachine(RuleBasedStateMachine):
         self.loop = asyncio.new_event_loop()
         self.directory = tempfile.TemporaryDirectory()
         self.hub = Hub(Path(self.directory.name), REGISTRY, ca=CA, kinds=kinds(idempotent=False))
-        self.seconds, self.held = Seconds(), Held()
+        self.seconds, self.held = Seconds(), HeldRouter()
         self.stage = Stage(self.hub, self.held, self.seconds)
         self.model: dict[Place, Known] = {}
         self.sent: list[Sent] = []
@@ -893,7 +902,7 @@ class OnceMachine(RuleBasedStateMachine):
         self.seconds.now += seconds
 
     def teardown(self) -> None:
-        self.loop.run_until_complete(self.hub.once.end())
+        self.loop.run_until_complete(self.hub.idempotent_calls.end())
         for asked in self.asked:
             with suppress(asyncio.CancelledError):
                 self.loop.run_until_complete(asked.task)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from relay.config import TlsFiles
-from relay.http.acceptor import PATIENCE, Acceptor, Patience
+from relay.http.acceptor import SOCKET_TIMEOUTS, Acceptor, SocketTimeouts
 from relay.http.connections import Bounds, Connection, Connections
 from relay.http.listener import bind
 from relay.observability.metrics import Metrics
@@ -55,7 +55,7 @@ class Port:
         self,
         listener: socket.socket,
         bounds: Bounds,
-        patience: Patience,
+        timeouts: SocketTimeouts,
         greeting: bytes,
         tls: ssl.SSLContext | None,
     ) -> None:
@@ -64,7 +64,7 @@ class Port:
         self._metrics = Metrics()
         self.connections = Connections(bounds, self._metrics.connections_refused)
         self.acceptor = Acceptor(
-            listener, self.connections, lambda connection: Speaker(connection, greeting), tls, patience
+            listener, self.connections, lambda connection: Speaker(connection, greeting), tls, timeouts
         )
 
     def refused(self, reason: str) -> float:
@@ -78,13 +78,13 @@ class Port:
     async def running(
         cls,
         bounds: Bounds,
-        patience: Patience = PATIENCE,
+        timeouts: SocketTimeouts = SOCKET_TIMEOUTS,
         greeting: bytes = b"hello",
         tls: ssl.SSLContext | None = None,
     ) -> AsyncIterator["Port"]:
         with bind(HostPort("127.0.0.1", 0)) as listener:
             listener.listen()
-            port = cls(listener, bounds, patience, greeting, tls)
+            port = cls(listener, bounds, timeouts, greeting, tls)
             task = asyncio.create_task(port.acceptor.run(100))
             try:
                 yield port
@@ -132,7 +132,7 @@ async def test_a_handshake_makes_room_for_another(tls: ssl.SSLContext) -> None:
 
 async def test_who_takes_nothing_of_what_is_sent_is_let_go_of() -> None:
     bounds = Bounds.below(1024)
-    async with Port.running(bounds, Patience(write_s=0.2), b"x" * 32 * 1024 * 1024) as port:
+    async with Port.running(bounds, SocketTimeouts(write_s=0.2), b"x" * 32 * 1024 * 1024) as port:
         with socket.create_connection(port.address):
             await port.until(1)
             await port.until(0)
@@ -157,7 +157,7 @@ async def test_a_listener_that_is_of_no_use_is_an_error() -> None:
     with bind(HostPort("127.0.0.1", 0)) as listener:
         connections = Connections(Bounds.below(1024), Metrics().connections_refused)
         acceptor = Acceptor(
-            listener, connections, lambda connection: Speaker(connection, b""), None, PATIENCE
+            listener, connections, lambda connection: Speaker(connection, b""), None, SOCKET_TIMEOUTS
         )
         listener.close()
         with pytest.raises(OSError, match="Bad file descriptor"):

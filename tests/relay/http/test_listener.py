@@ -17,7 +17,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from relay.config import TlsFiles
-from relay.http.acceptor import Patience
+from relay.http.acceptor import SocketTimeouts
 from relay.http.frame_meter import FRAMES_AT_ONCE, METER_IN_SCOPE
 from relay.http.http_protocol import MAX_HEAD_BYTES
 from relay.http.listener import bind
@@ -137,7 +137,7 @@ def test_over_tls_whoever_believes_the_root_is_served(
 @pytest.mark.parametrize("said", [b"", HELLO], ids=["nothing", "its beginning"])
 def test_a_handshake_that_does_not_end_is_given_up(run: Run, tls: ssl.SSLContext, said: bytes) -> None:
     async def scene() -> None:
-        async with Server.running(tls, patience=Patience(handshake_s=SOON_S)) as server:
+        async with Server.running(tls, timeouts=SocketTimeouts(handshake_s=SOON_S)) as server:
             reader, writer = await connected(server)
             writer.write(said)
             with contextlib.suppress(ConnectionError):
@@ -240,7 +240,7 @@ def test_who_does_not_read_is_let_go_of(
 ) -> None:
     async def scene() -> None:
         served, client = (tls, client_context(authority.ca.root_pem)) if over_tls else (None, None)
-        async with Server.running(served, Patience(write_s=SOON_S)) as server:
+        async with Server.running(served, SocketTimeouts(write_s=SOON_S)) as server:
             server.app = sender = Sender()
             _, writer = await connected(server, client)
             writer.write(asked)  # and nothing of the answer is read

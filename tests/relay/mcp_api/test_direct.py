@@ -32,7 +32,7 @@ from schemas.addresses import HostPort
 from schemas.registry import SchemaRegistry
 from tests.fakes.examples import examples
 from tests.fakes.hub import PUBLIC_URL, Hub
-from tests.fakes.reach import ScriptedReach, SilentReach
+from tests.fakes.routers import ScriptedRouter, SilentRouter
 from tests.fakes.signer import NODE_ID
 
 BOUND_S: Final = 20
@@ -66,12 +66,12 @@ class Reply:
 class Stage:
     """A relay's side of MCP behind its guard, without a server."""
 
-    def __init__(self, hub: Hub, reach: NodeRouter) -> None:
+    def __init__(self, hub: Hub, router: NodeRouter) -> None:
         self.hub = hub
         self._token = hub.token()
         # A clock that leaps: no limit is in the way of as many calls as a test makes.
         leaping = itertools.count(step=10).__next__
-        self._mcp = hub.mcp(hub.gateway(reach, lambda: float(leaping()), Allowance(1e6, 1e6, 100)))
+        self._mcp = hub.mcp(hub.gateway(router, lambda: float(leaping()), Allowance(1e6, 1e6, 100)))
         self._guard = RequestGuard(
             allowed=AllowedHosts.of(PUBLIC_URL, HostPort("127.0.0.1", 8700)),
             authenticator=hub.authenticator,
@@ -90,9 +90,9 @@ class Stage:
 
     @classmethod
     @asynccontextmanager
-    async def running(cls, hub: Hub, reach: NodeRouter) -> AsyncIterator["Stage"]:
+    async def running(cls, hub: Hub, router: NodeRouter) -> AsyncIterator["Stage"]:
         hub.connect(hub.ca.issue())
-        stage = cls(hub, reach)
+        stage = cls(hub, router)
         by_sdk = StreamableHTTPSessionManager.handle_request
 
         async def seen(
@@ -250,7 +250,7 @@ ODD: Final[Mapping[str, tuple[object, Mapping[str, str]]]] = {
 async def test_a_plain_call_is_answered_as_the_sdk_answers_it(
     hub: Hub, message: object, headers: Mapping[str, str]
 ) -> None:
-    async with Stage.running(hub, ScriptedReach()) as stage:
+    async with Stage.running(hub, ScriptedRouter()) as stage:
         ours = await stage.ask(message, headers)
         sdks = await stage.ask(message, headers, twice="accept")
     assert (ours.plain, sdks.plain) == (True, False)
@@ -263,7 +263,7 @@ async def test_a_plain_call_is_answered_as_the_sdk_answers_it(
 async def test_a_method_fails_as_the_sdk_lets_it_fail(
     hub: Hub, message: object, headers: Mapping[str, str]
 ) -> None:
-    async with Stage.running(hub, ScriptedReach()) as stage:
+    async with Stage.running(hub, ScriptedRouter()) as stage:
         ours = await stage.ask(message, headers)
         sdks = await stage.ask(message, headers, twice="accept")
     assert (ours.plain, sdks.plain) == (True, False)
@@ -277,7 +277,7 @@ async def test_a_notification_goes_before_the_result_on_the_way_that_can_stream(
             await emit("notifications/message", {"level": "info", "data": "before"})
         return {"tools": []}
 
-    async with Stage.running(hub, ScriptedReach()) as stage:
+    async with Stage.running(hub, ScriptedRouter()) as stage:
         with patch.dict(stage.methods, {"tools/list": tells}):
             whole = await stage.ask(*LISTED["a list of tools"])
             streamed = await stage.ask(*LISTED["a list of tools"], twice="accept")
@@ -292,14 +292,14 @@ async def test_a_notification_goes_before_the_result_on_the_way_that_can_stream(
 async def test_what_is_not_plainly_a_call_is_left_to_the_sdk(
     hub: Hub, message: object, headers: Mapping[str, str]
 ) -> None:
-    async with Stage.running(hub, ScriptedReach()) as stage:
+    async with Stage.running(hub, ScriptedRouter()) as stage:
         assert (await stage.ask(message, headers)).plain is False
 
 
 @pytest.mark.parametrize("name", [ECHO_NAME, None, "\n"], ids=repr)
 @pytest.mark.parametrize("twice", PLAIN_HEADERS)
 async def test_a_header_that_stands_twice_is_left_to_the_sdk(hub: Hub, twice: str, name: str | None) -> None:
-    async with Stage.running(hub, ScriptedReach()) as stage:
+    async with Stage.running(hub, ScriptedRouter()) as stage:
         reply = await stage.ask(call(name), twice=twice)
     assert reply.plain is False
 
@@ -338,7 +338,7 @@ def test_whatever_is_plain_the_sdk_answers_alike(
     async def both() -> tuple[Reply, Reply]:
         with TemporaryDirectory() as directory:
             hub = Hub(Path(directory), registry)
-            async with Stage.running(hub, ScriptedReach()) as stage:
+            async with Stage.running(hub, ScriptedRouter()) as stage:
                 replies = await stage.ask(message, said), await stage.ask(message, said, twice="accept")
             hub.close()
             return replies
@@ -353,13 +353,13 @@ def test_whatever_is_plain_the_sdk_answers_alike(
 
 
 async def test_a_call_ends_when_its_caller_goes_away(hub: Hub) -> None:
-    reach, gone = SilentReach(), asyncio.Event()
-    async with Stage.running(hub, reach) as stage:
+    router, gone = SilentRouter(), asyncio.Event()
+    async with Stage.running(hub, router) as stage:
         asking = asyncio.create_task(stage.ask(call(), gone=gone))
-        await reach.asked.wait()
+        await router.asked.wait()
         gone.set()
         reply = await asking
-    assert reach.given_up.is_set()
+    assert router.given_up.is_set()
     assert (reply.plain, reply.status, reply.body) == (True, 0, b"")
     assert [line["code"] for line in hub.audited()] == ["ok", "cancelled"]
 

@@ -38,8 +38,8 @@ from relay.routing.port import NodeRouter
 from schemas.errors import Failure, ToolError
 from tests.fakes.hub import PUBLIC_URL, Hub
 from tests.fakes.issuer import OutsideWorld, outside_token
-from tests.fakes.reach import ScriptedReach, SilentReach
 from tests.fakes.refusals import audited_refusals, refusal
+from tests.fakes.routers import ScriptedRouter, SilentRouter
 from tests.fakes.serving import Server
 from tests.fakes.signer import ECHO, METRICS, NODE_ID, NOW_MS, OTHER_NODE_ID, TENANT, SimulatedNode
 
@@ -68,13 +68,15 @@ class CountingNotifier(ChangeNotifier):
 class Stage:
     """A relay's side of MCP behind its guard, on a real server."""
 
-    def __init__(self, hub: Hub, reach: NodeRouter, server: Server, per_agent: Allowance = PER_AGENT) -> None:
+    def __init__(
+        self, hub: Hub, router: NodeRouter, server: Server, per_agent: Allowance = PER_AGENT
+    ) -> None:
         self.hub = hub
         self.address = server.address
         self.notifier = CountingNotifier(hub.fleet, hub.log, interval_s=0.001)
         self.streams = OpenStreams()
         self._server = server
-        self.mcp = hub.mcp(hub.gateway(reach, per_agent=per_agent), self.notifier, self.streams)
+        self.mcp = hub.mcp(hub.gateway(router, per_agent=per_agent), self.notifier, self.streams)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator["Stage"]:
@@ -200,8 +202,8 @@ class Wire:
 
 
 @pytest.fixture
-def reach() -> ScriptedReach:
-    return ScriptedReach()
+def router() -> ScriptedRouter:
+    return ScriptedRouter()
 
 
 @pytest.fixture
@@ -212,9 +214,11 @@ def node(hub: Hub) -> SimulatedNode:
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def stage(hub: Hub, node: SimulatedNode, reach: ScriptedReach, server: Server) -> AsyncIterator[Stage]:
+async def stage(
+    hub: Hub, node: SimulatedNode, router: ScriptedRouter, server: Server
+) -> AsyncIterator[Stage]:
     assert node.node_id == NODE_ID
-    async with Stage(hub, reach, server).running() as stage:
+    async with Stage(hub, router, server).running() as stage:
         yield stage
 
 
@@ -327,7 +331,7 @@ async def test_nobody_sees_what_he_could_not_call(stage: Stage, era: Era, token:
 @pytest.mark.parametrize("query", ["", "?names=dashed"])
 @pytest.mark.parametrize("name", [ECHO_NAME, ECHO_NAME.replace(".", "-")], ids=["dotted", "dashed"])
 async def test_both_forms_of_a_name_can_be_called_always(
-    stage: Stage, reach: ScriptedReach, era: Era, query: str, name: str
+    stage: Stage, router: ScriptedRouter, era: Era, query: str, name: str
 ) -> None:
     async with stage.client(era, query=query) as client:
         result = await client.call_tool(name, PING)
@@ -336,17 +340,17 @@ async def test_both_forms_of_a_name_can_be_called_always(
     assert isinstance(content, TextContent)
     assert json.loads(content.text) == result.structured_content
     assert result.structured_content == {"message": "ping", "received_at_ms": NOW_MS, "node_id": NODE_ID}
-    assert reach.commands[0].tool == ECHO_NAME
+    assert router.commands[0].tool == ECHO_NAME
 
 
 @pytest.mark.parametrize("era", ERAS)
 async def test_an_error_is_a_result_whose_envelope_stands_in_text_and_meta_and_nowhere_else(
-    stage: Stage, reach: ScriptedReach, era: Era
+    stage: Stage, router: ScriptedRouter, era: Era
 ) -> None:
     def offline(_command: object) -> dict[str, Any]:
         raise ToolError(Failure.NODE_OFFLINE)
 
-    reach.answer = offline
+    router.answer = offline
     async with stage.wire(era) as wire:
         result = await wire.result("tools/call", {"name": ECHO_NAME, "arguments": PING})
     assert result["isError"] is True
@@ -379,20 +383,20 @@ async def test_the_official_client_takes_an_error_as_one(stage: Stage, era: Era)
     ],
 )
 async def test_no_arguments_are_empty_arguments(
-    stage: Stage, reach: ScriptedReach, era: Era, params: dict[str, Any]
+    stage: Stage, router: ScriptedRouter, era: Era, params: dict[str, Any]
 ) -> None:
     sample = {"ts_ms": NOW_MS, "node_id": NODE_ID, "uptime_s": 1}
-    reach.answer = lambda _: {"ok": True, "result": sample}
+    router.answer = lambda _: {"ok": True, "result": sample}
     async with stage.wire(era) as wire:
         result = await wire.result("tools/call", {"name": METRICS_NAME, **params})
     assert result["structuredContent"] == sample
-    assert reach.commands[0].arguments == {}
+    assert router.commands[0].arguments == {}
 
 
 @pytest.mark.parametrize("era", ERAS)
 @pytest.mark.parametrize("params", [{}, {"name": 7}, {"name": None}, {"name": [ECHO_NAME]}], ids=str)
 async def test_a_call_without_a_name_is_no_call(
-    stage: Stage, reach: ScriptedReach, era: Era, params: dict[str, Any]
+    stage: Stage, router: ScriptedRouter, era: Era, params: dict[str, Any]
 ) -> None:
     async with stage.wire(era) as wire:
         answer = await wire.ask("tools/call", {**params, "arguments": PING})
@@ -403,29 +407,29 @@ async def test_a_call_without_a_name_is_no_call(
         envelope = answer["result"]["_meta"][META_ERROR]
         assert envelope["code"] == "E_MANIFEST_INVALID"
         assert envelope["message"] == "The request is not a call: /tool violates pattern."
-    assert reach.commands == []
+    assert router.commands == []
 
 
 @pytest.mark.parametrize("era", ERAS)
 @pytest.mark.parametrize("arguments", [["ping"], "ping", 7], ids=str)
 async def test_arguments_that_are_no_object_are_refused_by_the_door(
-    stage: Stage, reach: ScriptedReach, era: Era, arguments: object
+    stage: Stage, router: ScriptedRouter, era: Era, arguments: object
 ) -> None:
     async with stage.wire(era) as wire:
         result = await wire.result("tools/call", {"name": ECHO_NAME, "arguments": arguments})
     assert result["_meta"][META_ERROR]["code"] == "E_MANIFEST_INVALID"
-    assert reach.commands == []
+    assert router.commands == []
 
 
 @pytest.mark.parametrize("era", ERAS)
 async def test_when_the_agent_gives_up_the_node_is_not_waited_for(hub: Hub, server: Server, era: Era) -> None:
     hub.connect(hub.ca.issue())
-    reach = SilentReach()
-    async with Stage(hub, reach, server).running() as stage, stage.client(era) as client:
+    router = SilentRouter()
+    async with Stage(hub, router, server).running() as stage, stage.client(era) as client:
         calling = asyncio.create_task(client.call_tool(ECHO_NAME, PING))
-        await reach.asked.wait()
+        await router.asked.wait()
         calling.cancel()
-        await reach.given_up.wait()
+        await router.given_up.wait()
         with pytest.raises(asyncio.CancelledError):
             await calling
     assert [line["code"] for line in hub.audited()] == ["ok", "cancelled"]
@@ -554,11 +558,11 @@ async def test_a_session_of_the_old_era_is_its_owners_alone(stage: Stage, strang
 
 
 async def test_agents_of_one_name_from_two_issuers_have_no_session_in_common(
-    hub: Hub, reach: ScriptedReach, server: Server
+    hub: Hub, router: ScriptedRouter, server: Server
 ) -> None:
     async with OutsideWorld.running(hub.registry) as world:
         hub.authenticator = world.authenticator
-        async with Stage(hub, reach, server).running() as stage, stage.wire("legacy") as wire:
+        async with Stage(hub, router, server).running() as stage, stage.wire("legacy") as wire:
             wire.http.headers["Authorization"] = f"Bearer {outside_token(sub='agent-1', tenant=TENANT)}"
             assert (await wire.post("tools/list")).status_code == 404
             wire.http.headers["Authorization"] = f"Bearer {hub.token()}"
@@ -576,11 +580,11 @@ async def test_a_token_that_ends_ends_what_it_was_good_for(stage: Stage, era: Er
 
 
 @pytest.mark.parametrize("era", ERAS)
-async def test_a_body_over_a_mebibyte_is_refused(stage: Stage, reach: ScriptedReach, era: Era) -> None:
+async def test_a_body_over_a_mebibyte_is_refused(stage: Stage, router: ScriptedRouter, era: Era) -> None:
     async with stage.wire(era) as wire:
         params = {"name": ECHO_NAME, "arguments": {"message": "x" * MAX_BODY_BYTES}}
         assert (await wire.post("tools/call", params)).status_code == 413
-    assert reach.commands == []
+    assert router.commands == []
 
 
 async def test_a_client_that_says_again_that_it_is_ready_is_followed_once(stage: Stage) -> None:
@@ -727,11 +731,11 @@ async def test_revoking_its_token_ends_what_a_session_of_the_old_era_is_told(sta
 
 @pytest.mark.parametrize("era", ERAS)
 async def test_listing_counts_towards_the_agents_share_as_a_call_does(
-    hub: Hub, node: SimulatedNode, reach: ScriptedReach, server: Server, era: Era
+    hub: Hub, node: SimulatedNode, router: ScriptedRouter, server: Server, era: Era
 ) -> None:
     assert node.node_id == NODE_ID
     narrow = Allowance(0.001, 2.5, 9)  # two lists of two tools each are 2.2 calls
-    async with Stage(hub, reach, server, narrow).running() as stage:
+    async with Stage(hub, router, server, narrow).running() as stage:
         async with stage.wire(era) as wire:
             for _ in range(2):
                 assert len((await wire.result("tools/list"))["tools"]) == 2

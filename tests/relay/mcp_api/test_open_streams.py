@@ -3,7 +3,7 @@ from collections.abc import Callable
 import pytest
 
 from relay.auth.agent_tokens import Principal
-from relay.mcp_api.open_streams import NoRoomError, OpenStreams
+from relay.mcp_api.open_streams import OpenStreams, StreamLimitError
 
 
 def principal(sub: str = "agent-1", jti: str = "jti-1", tenant: str = "acme") -> Principal:
@@ -29,7 +29,7 @@ class Ends:
 def has_room(streams: OpenStreams, who: Principal) -> bool:
     try:
         streams.check(who)
-    except NoRoomError:
+    except StreamLimitError:
         return False
     return True
 
@@ -42,7 +42,7 @@ def test_an_agent_has_its_share_and_no_more() -> None:
     for _ in range(2):
         streams.check(principal())
         streams.hold(principal(), nothing)
-    with pytest.raises(NoRoomError):
+    with pytest.raises(StreamLimitError):
         streams.check(principal())
 
 

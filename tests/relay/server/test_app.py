@@ -22,7 +22,7 @@ from relay.observability.metrics import Metrics
 from relay.pki.authority import AuthorityError, CertificateAuthority
 from relay.server.app import run_relay
 from relay.server.trust_watcher import TrustWatcher
-from relay.sessions.handshake import Admission
+from relay.sessions.handshake import Handshake
 from schemas.addresses import BrokerAddress, HostPort
 from schemas.faults import FailedError
 from schemas.files import PRIVATE, write_atomic
@@ -225,7 +225,7 @@ async def test_a_bug_in_the_nodes_handler_is_logged_once_and_counted(
 
     async with running_relay(tmp_path) as relay:
         with monkeypatch.context() as bug:
-            bug.setattr(Admission, "challenge", broken)
+            bug.setattr(Handshake, "challenge", broken)
             for _ in range(2):
                 async with connect(
                     f"ws://{relay.address}{CONNECT_PATH}", subprotocols=[Subprotocol(SUBPROTOCOL)]

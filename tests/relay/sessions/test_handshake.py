@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from relay.sessions.handshake import Admission, AdmissionError
+from relay.sessions.handshake import Handshake, HandshakeError
 from schemas.frames import Frame, FrameReader
 from schemas.registry import SchemaRegistry
 from schemas.session import CloseCode
@@ -29,8 +29,8 @@ def node(hub: Hub) -> SimulatedNode:
 
 
 @pytest.fixture
-def admission(hub: Hub) -> Admission:
-    return hub.admission()
+def handshake(hub: Hub) -> Handshake:
+    return hub.handshake()
 
 
 def auth(reader: FrameReader, node: SimulatedNode, token: str, **members: Any) -> Frame:
@@ -38,15 +38,15 @@ def auth(reader: FrameReader, node: SimulatedNode, token: str, **members: Any) -
     return reader.read(frame_text("auth", 2, answers=1, **payload), 8192)
 
 
-def refusal(admission: Admission, frame: Frame, nonce: object) -> tuple[str, CloseCode]:
-    with pytest.raises(AdmissionError) as caught:
-        admission.judge(frame, nonce, NOW_MS)
+def refusal(handshake: Handshake, frame: Frame, nonce: object) -> tuple[str, CloseCode]:
+    with pytest.raises(HandshakeError) as caught:
+        handshake.judge(frame, nonce, NOW_MS)
     return caught.value.reason, caught.value.code
 
 
-def test_a_challenge_fits_its_document_and_is_fresh(admission: Admission, reader: FrameReader) -> None:
-    first: dict[str, Any] = admission.challenge(NOW_MS)
-    second = admission.challenge(NOW_MS)
+def test_a_challenge_fits_its_document_and_is_fresh(handshake: Handshake, reader: FrameReader) -> None:
+    first: dict[str, Any] = handshake.challenge(NOW_MS)
+    second = handshake.challenge(NOW_MS)
     assert reader.read(frame_text("challenge", **first), 8192).payload == first
     assert first["audience"] == PUBLIC_URL
     assert first["server_time_ms"] == NOW_MS
@@ -54,18 +54,18 @@ def test_a_challenge_fits_its_document_and_is_fresh(admission: Admission, reader
 
 
 def test_who_answers_the_challenge_with_its_leafs_key_is_that_node(
-    admission: Admission, reader: FrameReader, node: SimulatedNode
+    handshake: Handshake, reader: FrameReader, node: SimulatedNode
 ) -> None:
-    challenge = admission.challenge(NOW_MS)
+    challenge = handshake.challenge(NOW_MS)
     frame = auth(reader, node, device_token(node, challenge))
-    assert admission.judge(frame, challenge["nonce"], NOW_MS) == node.identity()
+    assert handshake.judge(frame, challenge["nonce"], NOW_MS) == node.identity()
 
 
-def test_the_root_may_follow_the_leaf(admission: Admission, reader: FrameReader, node: SimulatedNode) -> None:
-    challenge = admission.challenge(NOW_MS)
+def test_the_root_may_follow_the_leaf(handshake: Handshake, reader: FrameReader, node: SimulatedNode) -> None:
+    challenge = handshake.challenge(NOW_MS)
     chain = node.leaf_pem + node.root_pem
     frame = auth(reader, node, device_token(node, challenge), certificate=chain)
-    assert admission.judge(frame, challenge["nonce"], NOW_MS).kid == node.kid
+    assert handshake.judge(frame, challenge["nonce"], NOW_MS).kid == node.kid
 
 
 @pytest.mark.parametrize(
@@ -90,23 +90,23 @@ def test_the_root_may_follow_the_leaf(admission: Admission, reader: FrameReader,
     ],
 )
 def test_a_token_that_does_not_answer_this_challenge_is_refused(
-    admission: Admission,
+    handshake: Handshake,
     reader: FrameReader,
     node: SimulatedNode,
     claims: dict[str, Any],
     reason: str,
 ) -> None:
-    challenge = admission.challenge(NOW_MS)
+    challenge = handshake.challenge(NOW_MS)
     frame = auth(reader, node, device_token(node, challenge, **claims))
-    assert refusal(admission, frame, challenge["nonce"]) == (reason, CloseCode.AUTH_FAILED)
+    assert refusal(handshake, frame, challenge["nonce"]) == (reason, CloseCode.AUTH_FAILED)
 
 
 def test_the_answer_to_one_challenge_does_not_answer_the_next(
-    admission: Admission, reader: FrameReader, node: SimulatedNode
+    handshake: Handshake, reader: FrameReader, node: SimulatedNode
 ) -> None:
-    seen = auth(reader, node, device_token(node, admission.challenge(NOW_MS)))
-    nonce = admission.challenge(NOW_MS)["nonce"]
-    assert refusal(admission, seen, nonce) == ("token_nonce", CloseCode.AUTH_FAILED)
+    seen = auth(reader, node, device_token(node, handshake.challenge(NOW_MS)))
+    nonce = handshake.challenge(NOW_MS)["nonce"]
+    assert refusal(handshake, seen, nonce) == ("token_nonce", CloseCode.AUTH_FAILED)
 
 
 @pytest.mark.parametrize(
@@ -119,30 +119,30 @@ def test_the_answer_to_one_challenge_does_not_answer_the_next(
     ],
 )
 def test_a_certificate_that_is_not_this_nodes_is_refused(
-    admission: Admission, reader: FrameReader, node: SimulatedNode, pem: str, reason: str
+    handshake: Handshake, reader: FrameReader, node: SimulatedNode, pem: str, reason: str
 ) -> None:
-    challenge = admission.challenge(NOW_MS)
+    challenge = handshake.challenge(NOW_MS)
     frame = auth(reader, node, device_token(node, challenge), certificate=pem)
-    assert refusal(admission, frame, challenge["nonce"]) == (reason, CloseCode.AUTH_FAILED)
+    assert refusal(handshake, frame, challenge["nonce"]) == (reason, CloseCode.AUTH_FAILED)
 
 
 def test_a_revoked_node_is_told_so(tmp_path: Path, registry: SchemaRegistry, reader: FrameReader) -> None:
     node = SimulatedCa().issue()
     hub = Hub(tmp_path, registry, revoked=[node.kid])
-    admission = hub.admission()
-    challenge = admission.challenge(NOW_MS)
+    handshake = hub.handshake()
+    challenge = handshake.challenge(NOW_MS)
     frame = auth(reader, node, device_token(node, challenge))
-    assert refusal(admission, frame, challenge["nonce"]) == ("revoked", CloseCode.REVOKED)
+    assert refusal(handshake, frame, challenge["nonce"]) == ("revoked", CloseCode.REVOKED)
     hub.close()
 
 
 def test_who_only_has_the_public_leaf_gets_no_further(
-    admission: Admission, reader: FrameReader, node: SimulatedNode, hub: Hub
+    handshake: Handshake, reader: FrameReader, node: SimulatedNode, hub: Hub
 ) -> None:
     wire = hub.connect(node)
-    challenge = admission.challenge(NOW_MS)
+    challenge = handshake.challenge(NOW_MS)
     frame = auth(reader, node, device_token(node, challenge, key=THIEF))
-    assert refusal(admission, frame, challenge["nonce"])[0] == "token_signature"
+    assert refusal(handshake, frame, challenge["nonce"])[0] == "token_signature"
     (known,) = hub.fleet.nodes_of(node.tenant)
     assert known.manifest is not None
     assert known.manifest.wire == wire

@@ -3,11 +3,11 @@ import asyncio
 import pytest
 
 from relay.clock import SessionClock
-from relay.sessions.session import Answer, NodeSession
+from relay.sessions.session import AckPayload, NodeSession
 from schemas.errors import Failure, ToolError
 from tests.fakes.signer import NOW_MS, SimulatedCa
 
-DONE: Answer = {"ok": True, "result": {}}
+DONE: AckPayload = {"ok": True, "result": {}}
 REVOKED = ToolError(Failure.ATTESTATION_FAILED)
 
 
@@ -18,9 +18,9 @@ def live() -> NodeSession:
     )
 
 
-def sent(live: NodeSession, msg_id: str) -> asyncio.Future[Answer]:
+def sent(live: NodeSession, msg_id: str) -> asyncio.Future[AckPayload]:
     """Return what waits for the answer to a command that was sent as ``msg_id``."""
-    waiter: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+    waiter: asyncio.Future[AckPayload] = asyncio.get_running_loop().create_future()
     live.pending.add(msg_id, {}, NOW_MS + 1000, waiter)
     return waiter
 

@@ -22,11 +22,11 @@ from relay.stdio_bridge.session import Conversation
 from schemas.addresses import mcp_url
 from schemas.tls import client_context
 from tests.fakes.bridged import ME, META, NEW, OLD, LineClient
-from tests.fakes.doors import Doors
 from tests.fakes.hub import Hub
 from tests.fakes.lines import LogLines
 from tests.fakes.ports import unused_port
 from tests.fakes.raw_http_server import Asked, RawServer, http_answer
+from tests.fakes.served_relay import ServedRelay
 from tests.fakes.serving import Server
 from tests.fakes.signer import NOW_MS, SimulatedNode
 
@@ -40,9 +40,9 @@ OPENING = {"protocolVersion": OLD, "capabilities": {}, "clientInfo": ME}
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def doors(hub: Hub, server: Server) -> AsyncIterator[Doors]:
-    async with Doors.open(hub, server) as doors:
-        yield doors
+async def relay(hub: Hub, server: Server) -> AsyncIterator[ServedRelay]:
+    async with ServedRelay.open(hub, server) as relay:
+        yield relay
 
 
 @pytest.fixture
@@ -50,13 +50,13 @@ def node(hub: Hub) -> SimulatedNode:
     return hub.ca.issue()
 
 
-def url_of(doors: Doors, query: str = "") -> str:
-    return mcp_url(f"http://{doors.address}") + query
+def url_of(relay: ServedRelay, query: str = "") -> str:
+    return mcp_url(f"http://{relay.address}") + query
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def client(doors: Doors, hub: Hub) -> AsyncIterator[LineClient]:
-    async with LineClient.over_bridge(url_of(doors), hub.token()) as client:
+async def client(relay: ServedRelay, hub: Hub) -> AsyncIterator[LineClient]:
+    async with LineClient.over_bridge(url_of(relay), hub.token()) as client:
         yield client
 
 
@@ -90,34 +90,34 @@ REQUESTS = [
 
 @pytest.mark.parametrize("wanted", REQUESTS)
 async def test_the_same_answers_as_over_http_in_the_new_era(
-    doors: Doors, hub: Hub, client: LineClient, node: SimulatedNode, wanted: tuple[str, dict[str, Any]]
+    relay: ServedRelay, hub: Hub, client: LineClient, node: SimulatedNode, wanted: tuple[str, dict[str, Any]]
 ) -> None:
     method, params = wanted
-    async with doors.session(node):
+    async with relay.session(node):
         message = _message(1, method, _named(params, node) | {"_meta": META})
         client.write(message + b"\n")
         await client.next()
         headers = [*_headers(hub), ("MCP-Protocol-Version", NEW), ("Mcp-Method", method)]
         if isinstance(name := _named(params, node).get("name", params.get("uri")), str):
             headers.append(("Mcp-Name", header_value(name)))
-        there = await doors.ask("POST /mcp", headers, message)
+        there = await relay.ask("POST /mcp", headers, message)
     assert [comparable(line) for line in client.lines] == [comparable(there.body)]
 
 
 @pytest.mark.parametrize("wanted", REQUESTS)
 async def test_the_same_answers_as_over_http_in_the_old_era(
-    doors: Doors, hub: Hub, client: LineClient, node: SimulatedNode, wanted: tuple[str, dict[str, Any]]
+    relay: ServedRelay, hub: Hub, client: LineClient, node: SimulatedNode, wanted: tuple[str, dict[str, Any]]
 ) -> None:
     method, params = wanted
-    async with doors.session(node):
+    async with relay.session(node):
         await client.open(OLD)
         message = _message(9, method, _named(params, node))
         client.write(message + b"\n")
         await client.answer(9)
         headers = _headers(hub)
-        started = await doors.ask("POST /mcp", headers, _message(1, "initialize", OPENING))
+        started = await relay.ask("POST /mcp", headers, _message(1, "initialize", OPENING))
         headers.append(("Mcp-Session-Id", started.headers["mcp-session-id"]))
-        there = await doors.ask("POST /mcp", headers, message)
+        there = await relay.ask("POST /mcp", headers, message)
     [data] = [line[6:] for line in there.body.splitlines() if line.startswith(b"data: {")]
     assert comparable(client.lines[-1]) == comparable(data)
 
@@ -140,9 +140,9 @@ def _message(number: int, method: str, params: dict[str, Any]) -> bytes:
 
 @ERAS
 async def test_a_call_reaches_the_node_and_its_result_comes_back(
-    doors: Doors, client: LineClient, node: SimulatedNode, era: str
+    relay: ServedRelay, client: LineClient, node: SimulatedNode, era: str
 ) -> None:
-    async with doors.session(node) as end:
+    async with relay.session(node) as end:
         await client.open(era)
         request = client.request("tools/call", era, name=echo_of(node), arguments={"message": "hello"})
         command = await end.receive("cmd")
@@ -152,9 +152,9 @@ async def test_a_call_reaches_the_node_and_its_result_comes_back(
         assert answer["result"]["structuredContent"] == result
 
 
-async def test_names_are_listed_as_the_url_says(doors: Doors, hub: Hub, node: SimulatedNode) -> None:
-    url = url_of(doors, "?names=dashed")
-    async with doors.session(node), LineClient.over_bridge(url, hub.token()) as client:
+async def test_names_are_listed_as_the_url_says(relay: ServedRelay, hub: Hub, node: SimulatedNode) -> None:
+    url = url_of(relay, "?names=dashed")
+    async with relay.session(node), LineClient.over_bridge(url, hub.token()) as client:
         listed = await client.ask("tools/list")
     assert all("." not in tool["name"] for tool in listed["result"]["tools"])
     assert listed["result"]["tools"]
@@ -217,11 +217,11 @@ async def test_the_last_line_needs_no_newline(client: LineClient) -> None:
     await client.until_ended()
 
 
-async def test_a_name_that_no_header_can_hold_is_refused_here(doors: Doors, client: LineClient) -> None:
-    before = len(doors.requests)
+async def test_a_name_that_no_header_can_hold_is_refused_here(relay: ServedRelay, client: LineClient) -> None:
+    before = len(relay.requests)
     answer = await client.ask("resources/read", uri="x" * 100_000)
     assert answer["error"]["code"] == -32602
-    assert len(doors.requests) == before
+    assert len(relay.requests) == before
 
 
 # --- many at once
@@ -240,9 +240,9 @@ async def test_a_thousand_requests_in_one_go_are_all_answered(client: LineClient
 
 @ERAS
 async def test_one_that_waits_holds_up_no_other(
-    doors: Doors, client: LineClient, node: SimulatedNode, era: str
+    relay: ServedRelay, client: LineClient, node: SimulatedNode, era: str
 ) -> None:
-    async with doors.session(node) as end:
+    async with relay.session(node) as end:
         await client.open(era)
         slow = client.request("tools/call", era, name=echo_of(node), arguments={"message": "slow"})
         command = await end.receive("cmd")
@@ -314,14 +314,14 @@ async def test_subscriptions_take_no_room_of_calls_and_have_a_bound_of_their_own
 
 
 @ERAS
-async def test_a_connection_is_used_again(doors: Doors, server: Server, hub: Hub, era: str) -> None:
+async def test_a_connection_is_used_again(relay: ServedRelay, server: Server, hub: Hub, era: str) -> None:
     made: list[object] = []
 
     async def counting(scope: Scope, receive: Receive, send: Send) -> None:
         made.append(scope["client"])
         await passed_on(scope, receive, send)
 
-    async with LineClient.over_bridge(url_of(doors), hub.token()) as client:
+    async with LineClient.over_bridge(url_of(relay), hub.token()) as client:
         await client.open(era)
         passed_on, server.app = server.app, counting
         for _ in range(10):
@@ -335,9 +335,9 @@ async def test_a_connection_is_used_again(doors: Doors, server: Server, hub: Hub
 
 @ERAS
 async def test_a_call_that_is_taken_back_is_taken_back_at_the_node(
-    doors: Doors, client: LineClient, node: SimulatedNode, era: str
+    relay: ServedRelay, client: LineClient, node: SimulatedNode, era: str
 ) -> None:
-    async with doors.session(node) as end:
+    async with relay.session(node) as end:
         await client.open(era)
         request = client.request("tools/call", era, name=echo_of(node), arguments={"message": "never mind"})
         command = await end.receive("cmd")
@@ -371,25 +371,29 @@ async def test_what_was_never_sent_is_taken_back_without_the_relay() -> None:
 # --- changes
 
 
-async def test_changes_are_told_in_the_old_era(doors: Doors, client: LineClient, node: SimulatedNode) -> None:
+async def test_changes_are_told_in_the_old_era(
+    relay: ServedRelay, client: LineClient, node: SimulatedNode
+) -> None:
     await client.open(OLD)
     asked = 2
-    while doors.requests.count("/mcp") == asked:  # until the stream has been asked for, too
+    while relay.requests.count("/mcp") == asked:  # until the stream has been asked for, too
         await client.ask("ping", OLD)
         asked += 1
-    async with doors.session(node):
+    async with relay.session(node):
         assert await client.next() == {"method": CHANGED, "jsonrpc": "2.0"}
 
 
-async def test_changes_are_told_in_the_new_era(doors: Doors, client: LineClient, node: SimulatedNode) -> None:
+async def test_changes_are_told_in_the_new_era(
+    relay: ServedRelay, client: LineClient, node: SimulatedNode
+) -> None:
     listen = client.request("subscriptions/listen", notifications={"toolsListChanged": True})
     assert (await client.next())["method"] == "notifications/subscriptions/acknowledged"
-    async with doors.session(node):
+    async with relay.session(node):
         changed = await client.next()
         assert changed["method"] == CHANGED
         assert changed["params"]["_meta"]["io.modelcontextprotocol/subscriptionId"] == listen
     client.say({"method": "notifications/cancelled", "params": {"requestId": listen}})
-    await doors.until_idle()
+    await relay.until_idle()
 
 
 # --- a relay that starts anew
@@ -401,10 +405,10 @@ async def test_a_relay_that_forgot_everything_is_no_event_for_the_client(
 ) -> None:
     url = mcp_url(f"http://{server.address}")
     async with LineClient.over_bridge(url, hub.token()) as client:
-        async with Doors.open(hub, server):
+        async with ServedRelay.open(hub, server):
             await client.open(era)
             assert "result" in await client.ask("tools/list", era)
-        async with Doors.open(hub, server):
+        async with ServedRelay.open(hub, server):
             request = client.request("tools/list", era)
             while (message := await client.next()).get("id") != request:
                 assert message["method"] == CHANGED
@@ -416,21 +420,21 @@ async def test_a_relay_that_forgot_everything_is_no_event_for_the_client(
 
 @ERAS
 async def test_the_end_of_the_input_ends_the_session_and_all_that_is_open(
-    doors: Doors, hub: Hub, era: str
+    relay: ServedRelay, hub: Hub, era: str
 ) -> None:
-    async with LineClient.over_bridge(url_of(doors), hub.token()) as client:
+    async with LineClient.over_bridge(url_of(relay), hub.token()) as client:
         await client.open(era)
         if era == NEW:
             client.request("subscriptions/listen", notifications={"toolsListChanged": True})
             await client.next()
-    await doors.until_idle()
+    await relay.until_idle()
     assert len(client.lines) == (1 if era == OLD else 2)
 
 
 async def test_what_is_under_way_when_the_input_ends_is_still_answered(
-    doors: Doors, client: LineClient, node: SimulatedNode
+    relay: ServedRelay, client: LineClient, node: SimulatedNode
 ) -> None:
-    async with doors.session(node) as end:
+    async with relay.session(node) as end:
         request = client.request("tools/call", name=echo_of(node), arguments={"message": "last words"})
         client.end()
         command = await end.receive("cmd")
@@ -467,8 +471,8 @@ async def test_who_is_told_to_stop_does_not_wait_for_a_relay_that_does_not_answe
     assert log.entries("ended before all was answered")[0]["messages"] == 1
 
 
-async def test_a_client_that_reads_no_more_ends_the_bridge(doors: Doors, hub: Hub) -> None:
-    http, log = RelayHttp(url_of(doors), Token(hub.token()), client_context()), LogLines()
+async def test_a_client_that_reads_no_more_ends_the_bridge(relay: ServedRelay, hub: Hub) -> None:
+    http, log = RelayHttp(url_of(relay), Token(hub.token()), client_context()), LogLines()
 
     async def broken(_line: bytes) -> None:
         raise BrokenPipeError
@@ -514,14 +518,14 @@ def run(*arguments: str, token: str | None = None, stdin: bytes = b"") -> subpro
 
 @pytest.mark.processes
 async def test_the_command_serves_a_client_and_ends_with_its_input(
-    doors: Doors, hub: Hub, tmp_path: Path
+    relay: ServedRelay, hub: Hub, tmp_path: Path
 ) -> None:
     file = tmp_path / "token"
     file.touch(mode=0o600)
     file.write_text(hub.token())
     stdin = _message(1, "tools/list", {"_meta": META}) + b"\nnonsense\n"
     done = await asyncio.to_thread(
-        run, "--url", f"http://{doors.address}", "--token-file", str(file), stdin=stdin
+        run, "--url", f"http://{relay.address}", "--token-file", str(file), stdin=stdin
     )
     assert done.returncode == 0, done.stderr
     answers = {answer["id"]: answer for answer in map(json.loads, done.stdout.splitlines())}
@@ -533,10 +537,10 @@ async def test_the_command_serves_a_client_and_ends_with_its_input(
 @pytest.mark.processes
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 async def test_a_signal_ends_the_command_as_the_end_of_its_input_does(
-    doors: Doors, hub: Hub, number: signal.Signals
+    relay: ServedRelay, hub: Hub, number: signal.Signals
 ) -> None:
     process = await asyncio.create_subprocess_exec(
-        *command("--url", f"http://{doors.address}"),
+        *command("--url", f"http://{relay.address}"),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         env={**os.environ, "EDGE_TOKEN": hub.token()},
@@ -550,8 +554,8 @@ async def test_a_signal_ends_the_command_as_the_end_of_its_input_does(
         assert await process.wait() == 0
         assert await process.stdout.read() == b""
     process.stdin.close()
-    await doors.until_idle()
-    assert doors.requests.count("/mcp") == 2  # the second one ends the session
+    await relay.until_idle()
+    assert relay.requests.count("/mcp") == 2  # the second one ends the session
 
 
 @pytest.mark.processes

@@ -14,10 +14,10 @@ from relay.stdio_bridge.session import Conversation, RefusedError, SessionGoneEr
 from schemas.addresses import mcp_url
 from schemas.tls import client_context
 from tests.fakes.bridged import ME, META, NEW, OLD
-from tests.fakes.doors import Doors
 from tests.fakes.hub import Hub
 from tests.fakes.ports import unused_port
 from tests.fakes.raw_http_server import Asked, RawServer, http_answer
+from tests.fakes.served_relay import ServedRelay
 from tests.fakes.serving import Server
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -54,17 +54,17 @@ async def opened(talk: Conversation) -> None:
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def doors(hub: Hub, server: Server) -> AsyncIterator[Doors]:
-    async with Doors.open(hub, server) as doors:
-        yield doors
+async def relay(hub: Hub, server: Server) -> AsyncIterator[ServedRelay]:
+    async with ServedRelay.open(hub, server) as relay:
+        yield relay
 
 
-def mcp_of(doors: Doors) -> str:
-    return mcp_url(f"http://{doors.address}")
+def mcp_of(relay: ServedRelay) -> str:
+    return mcp_url(f"http://{relay.address}")
 
 
-async def test_what_says_its_era_needs_no_session(doors: Doors, hub: Hub) -> None:
-    async with conversation(mcp_of(doors), hub.token()) as talk:
+async def test_what_says_its_era_needs_no_session(relay: ServedRelay, hub: Hub) -> None:
+    async with conversation(mcp_of(relay), hub.token()) as talk:
         [answer] = await told(talk, said("tools/list", _meta=META))
         assert answer["result"]["tools"] == []
         # What does not say it goes as the client's other messages do.
@@ -72,8 +72,8 @@ async def test_what_says_its_era_needs_no_session(doors: Doors, hub: Hub) -> Non
         assert talk.session is None
 
 
-async def test_a_session_is_kept_and_ended(doors: Doors, hub: Hub) -> None:
-    async with conversation(mcp_of(doors), hub.token()) as talk:
+async def test_a_session_is_kept_and_ended(relay: ServedRelay, hub: Hub) -> None:
+    async with conversation(mcp_of(relay), hub.token()) as talk:
         await opened(talk)
         session = talk.session
         assert session is not None
@@ -90,10 +90,10 @@ async def test_a_session_that_the_relay_forgot_is_opened_again_with_the_client_s
     hub: Hub, server: Server
 ) -> None:
     async with conversation(mcp_url(f"http://{server.address}"), hub.token()) as talk:
-        async with Doors.open(hub, server):
+        async with ServedRelay.open(hub, server):
             await opened(talk)
             first = talk.session
-        async with Doors.open(hub, server):
+        async with ServedRelay.open(hub, server):
             [answer] = await told(talk, said("ping", 7))
             assert (answer["id"], answer["result"]) == (7, {})
             assert first is not None
@@ -170,8 +170,8 @@ async def test_while_no_session_can_be_opened_again_nothing_was_sent() -> None:
             await told(talk, said("tools/call", name="a.b.c.d"))
 
 
-async def test_without_a_session_not_found_is_an_answer(doors: Doors, hub: Hub) -> None:
-    async with conversation(mcp_of(doors), hub.token()) as talk:
+async def test_without_a_session_not_found_is_an_answer(relay: ServedRelay, hub: Hub) -> None:
+    async with conversation(mcp_of(relay), hub.token()) as talk:
         [answer] = await told(talk, said("no/such/method", 3, _meta=META))
         assert (answer["id"], answer["error"]["code"]) == (3, -32601)
 
@@ -181,13 +181,13 @@ async def test_without_a_session_not_found_is_an_answer(doors: Doors, hub: Hub) 
 
 @pytest.mark.parametrize("era", [OLD, NEW])
 async def test_a_token_that_was_renewed_is_used_without_a_word(
-    doors: Doors, hub: Hub, tmp_path: Path, era: str
+    relay: ServedRelay, hub: Hub, tmp_path: Path, era: str
 ) -> None:
     file = tmp_path / "token"
     file.touch(mode=0o600)
     file.write_text(hub.token(ttl_s=60))
     meta: dict[str, Any] = {"_meta": META} if era == NEW else {}
-    async with conversation(mcp_of(doors), Token.find(file, {})) as talk:
+    async with conversation(mcp_of(relay), Token.find(file, {})) as talk:
         if era == OLD:
             await opened(talk)
         session = talk.session
@@ -200,8 +200,8 @@ async def test_a_token_that_was_renewed_is_used_without_a_word(
         assert talk.session is session
 
 
-async def test_no_token_is_ever_said_again(doors: Doors) -> None:
-    async with conversation(mcp_of(doors), "not-a-token") as talk:
+async def test_no_token_is_ever_said_again(relay: ServedRelay) -> None:
+    async with conversation(mcp_of(relay), "not-a-token") as talk:
         with pytest.raises(RefusedError) as caught:
             await told(talk, said("tools/list", _meta=META))
     assert "not-a-token" not in str(caught.value)
@@ -237,18 +237,18 @@ async def test_what_a_status_means_for_what_was_sent(
             await told(talk, said("ping"))
 
 
-async def test_a_refusal_in_the_protocol_s_own_words_is_an_answer(doors: Doors, hub: Hub) -> None:
-    async with conversation(mcp_of(doors), hub.token()) as talk, talk.sent(read(b"nonsense")) as answer:
+async def test_a_refusal_in_the_protocol_s_own_words_is_an_answer(relay: ServedRelay, hub: Hub) -> None:
+    async with conversation(mcp_of(relay), hub.token()) as talk, talk.sent(read(b"nonsense")) as answer:
         assert answer.status == 400
         async with aclosing(answer.messages()) as messages:
             assert [value["error"]["code"] async for _, value in messages] == [-32700]
 
 
-async def test_a_stream_that_is_none_is_refused(doors: Doors, hub: Hub, tmp_path: Path) -> None:
+async def test_a_stream_that_is_none_is_refused(relay: ServedRelay, hub: Hub, tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.touch(mode=0o600)
     file.write_text(hub.token(ttl_s=60))
-    async with conversation(mcp_of(doors), Token.find(file, {})) as talk:
+    async with conversation(mcp_of(relay), Token.find(file, {})) as talk:
         await opened(talk)
         session = talk.session
         assert session is not None

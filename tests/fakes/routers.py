@@ -21,7 +21,7 @@ def echoed(command: Command) -> dict[str, Any]:
     return {"ok": True, "result": result}
 
 
-class ScriptedReach:
+class ScriptedRouter:
     """A ``NodeRouter`` that notes the commands and gives the answer that ``answer`` makes."""
 
     def __init__(self, answer: Answer = echoed) -> None:
@@ -34,7 +34,7 @@ class ScriptedReach:
         return self.answer(command)
 
 
-class SilentReach:
+class SilentRouter:
     """A node that never answers.
 
     Attributes:
@@ -56,7 +56,7 @@ class SilentReach:
         raise AssertionError
 
 
-class Held:
+class HeldRouter:
     """Calls that wait in the node until the test answers them."""
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Every door of one relay on a real socket, as whoever can reach its port finds them.
+"""One relay on a real socket, as any client of its port finds it.
 
 All parts are the product's own, on the hub's clock; a node is whoever connects. Requests can be sent as they
 stand, for a client library would tidy away what an attacker has made crooked.
@@ -53,8 +53,8 @@ class Reply:
         return envelope
 
 
-class Doors:
-    """The doors of the relay that ``hub`` has the parts of.
+class ServedRelay:
+    """The relay that ``hub`` has the parts of.
 
     Attributes:
         requests: the path of every HTTP request and WebSocket that the server has passed on, in order.
@@ -91,14 +91,14 @@ class Doors:
     @asynccontextmanager
     async def open(
         cls, hub: Hub, server: Server, auth_timeout_s: float = AUTH_TIMEOUT_S
-    ) -> AsyncIterator["Doors"]:
+    ) -> AsyncIterator["ServedRelay"]:
         """Serve until the end of the block."""
-        doors = cls(hub, server, auth_timeout_s)
+        relay = cls(hub, server, auth_timeout_s)
         ready = asyncio.Event()
-        tasks = [asyncio.create_task(doors._run(ready)), asyncio.create_task(doors.notifier.run())]
+        tasks = [asyncio.create_task(relay._run(ready)), asyncio.create_task(relay.notifier.run())]
         await ready.wait()
-        server.app = doors._serve
-        yield doors
+        server.app = relay._serve
+        yield relay
         assert not any(task.done() for task in tasks)
         for task in tasks:
             task.cancel()
@@ -154,7 +154,7 @@ class Doors:
         return await asyncio.open_connection(self.address.host, self.address.port)
 
     async def upgraded(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """Open a WebSocket at the nodes' door, of which nothing but the upgrade has been read."""
+        """Open a WebSocket at the nodes' endpoint, of which nothing but the upgrade has been read."""
         reader, writer = await self.connect()
         lines = [
             f"GET {CONNECT_PATH} HTTP/1.1",
@@ -172,7 +172,7 @@ class Doors:
         return reader, writer
 
     async def admitted(self, node: SimulatedNode) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """Open a WebSocket at the nodes' door on which ``node`` has been welcomed."""
+        """Open a WebSocket at the nodes' endpoint on which ``node`` has been welcomed."""
         reader, writer = await self.upgraded()
         challenge = self._reader.read(await read_ws_frame(reader), MAX_FRAME_BYTES)
         auth = Frame("auth", challenge.msg_id, auth_for(node, challenge), challenge.msg_id)
