@@ -1,14 +1,15 @@
 """What is refused or dropped, in the audit as counted lines: the first within a second, then one a minute.
 
-A line is for one source, event and reason; the addresses of one IPv6 subscriber are one source. However many
-sources send however much, the lines of a minute are bounded: sources beyond that are counted together as
-``others``. When little room is left on the disk nothing is written, and the counts are kept: that room is for
-calls. Must not be used for calls: each of those has lines of its own.
+A line is for one source, event and reason; the addresses of one IPv6 subscriber are one source. The lines of
+a minute are bounded: sources beyond the bound are counted together as ``others``. While little space is left
+on the disk nothing is written and the counts are kept: that space is reserved for calls. Must not be used for
+calls: each of those has lines of its own.
 """
 
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import StrEnum
 
 from structlog.typing import FilteringBoundLogger
 
@@ -23,9 +24,42 @@ OTHERS = "others"
 
 _INTERVAL_S = 1.0
 _PAUSE_S = 60.0
-_PROVEN = frozenset({"frame_dropped", "session_broken", "identity_twice", "call_refused"})
 
-_Key = tuple[str, str, str]
+
+class RefusalEvent(StrEnum):
+    """What is counted, as the audit names it; each comment says what its source is."""
+
+    # the network address
+    REQUEST_REFUSED = "request_refused"
+    TOKEN_REFUSED = "token_refused"  # noqa: S105 - an event, and no password
+    NODE_REFUSED = "node_refused"
+    ENROLMENT_REFUSED = "enrolment_refused"
+    # the relay itself
+    ENROLMENT_FAILING = "enrolment_failing"
+    # the node of whose topic or session it is
+    IDENTITY_REFUSED = "identity_refused"
+    MANIFEST_REFUSED = "manifest_refused"
+    # the node of whose topic it is
+    HEARTBEAT_REFUSED = "heartbeat_refused"
+    MESSAGE_DROPPED = "message_dropped"
+    # the node, which has proven its identity
+    FRAME_DROPPED = "frame_dropped"
+    SESSION_BROKEN = "session_broken"
+    IDENTITY_TWICE = "identity_twice"
+    # the agent
+    CALL_REFUSED = "call_refused"
+
+
+_PROVEN = frozenset(
+    {
+        RefusalEvent.FRAME_DROPPED,
+        RefusalEvent.SESSION_BROKEN,
+        RefusalEvent.IDENTITY_TWICE,
+        RefusalEvent.CALL_REFUSED,
+    }
+)
+
+_Key = tuple[RefusalEvent, str, str]
 
 
 @dataclass(slots=True)
@@ -50,25 +84,16 @@ class RefusalCounter:
         self._audit = audit
         self._log = log
         self._monotonic = monotonic
-        # A source keeps its place for a minute after its line: there are no more lines a minute than places.
+        # A source is kept for a minute after its line, so the bound on sources bounds the lines a minute.
         self._unproven: dict[_Key, _Count] = {}
         self._proven: dict[_Key, _Count] = {}
         self._others: dict[_Key, _Count] = {}
         self._unwritten: str | None = None
 
-    def count(self, event: str, source: str, reason: str, times: int = 1) -> bool:
+    def count(self, event: RefusalEvent, source: str, reason: str, times: int = 1) -> bool:
         """Count ``event`` from ``source``, for ``reason``, which is a fixed word.
 
-        Returns whether it is the first since the last line: a log that says it each time would fill the disk.
-
-        | event | source |
-        |---|---|
-        | ``request_refused``, ``token_refused``, ``node_refused`` | the network address |
-        | ``enrolment_refused`` | the network address |
-        | ``identity_refused``, ``manifest_refused`` | the node whose topic or session it came on |
-        | ``heartbeat_refused``, ``message_dropped`` | the node whose topic it came on |
-        | ``frame_dropped``, ``session_broken``, ``identity_twice`` | the node |
-        | ``call_refused`` | the agent |
+        Return whether it is the first since the last line: logging each would fill the disk.
         """
         counted = self._counted((event, address_group(source) or source, reason))
         counted.count += times
@@ -83,7 +108,7 @@ class RefusalCounter:
         return counts.setdefault(key, _Count())
 
     async def run(self) -> None:
-        """Write every second what is due, until cancelled, and then all that is left."""
+        """Write what is due every second until cancelled, and then all that is left."""
         try:
             while True:
                 await asyncio.sleep(self._interval_s)
@@ -92,7 +117,7 @@ class RefusalCounter:
             self.write()
 
     def write_due(self) -> None:
-        """Write what was counted of each source that had no line for a minute, and forget who was quiet."""
+        """Write what was counted of each source that had no line for a minute, and forget idle sources."""
         now = self._monotonic()
         for counts in (self._proven, self._unproven, self._others):
             for key in [key for key, counted in counts.items() if counted.due <= now]:

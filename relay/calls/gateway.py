@@ -11,7 +11,7 @@ from structlog.typing import FilteringBoundLogger
 
 from relay.ascii_json import encoded
 from relay.audit.log import AuditLog, AuditUnavailableError
-from relay.audit.refusal_counts import RefusalCounter
+from relay.audit.refusal_counts import RefusalCounter, RefusalEvent
 from relay.auth.agent_tokens import Authenticator, Principal
 from relay.calls.access_log import AccessLog
 from relay.calls.call_record import CallAnswer, CallRecord, CallRequest
@@ -133,7 +133,7 @@ class CallGateway:
             return self._agents.acquire(principal.name, self._per_agent, cost)
         except ToolError as error:
             who = f"{principal.tenant}/{principal.sub}"
-            self._refusals.count("call_refused", who, error.failure.value.code)
+            self._refusals.count(RefusalEvent.CALL_REFUSED, who, error.failure.value.code)
             raise
 
     def _check_revocations(self) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from structlog.typing import FilteringBoundLogger
 
-from relay.audit.refusal_counts import RefusalCounter
+from relay.audit.refusal_counts import RefusalCounter, RefusalEvent
 from relay.auth.permissions import Rights
 from relay.fleet.missing_manifests import MissingManifests
 from relay.fleet.node_record import NodeRecord
@@ -62,7 +62,7 @@ class Fleet:
         self._grace_of_start_ms = now_ms() + GRACE_MS
         self._nodes = {node_id: self._node(node_id, tenant, mark) for node_id, tenant, mark in marks.load()}
         self._parked = PendingManifests(
-            lambda node_id: self._refusals.count("manifest_refused", node_id, "unvouched")
+            lambda node_id: self._refusals.count(RefusalEvent.MANIFEST_REFUSED, node_id, "unvouched")
         )
         self._missing = MissingManifests(log)
         self._tools: dict[str, Tool] = {}
@@ -123,7 +123,7 @@ class Fleet:
                     self.identify(node_id, to_pem(second))
         except IdentityError as error:
             self._metrics.identities.labels(error.reason).inc()
-            if self._refusals.count("identity_refused", node_id, error.reason):
+            if self._refusals.count(RefusalEvent.IDENTITY_REFUSED, node_id, error.reason):
                 self._log.warning("identity not accepted", node_id=node_id, reason=error.reason)
             return
         self._metrics.identities.labels("accepted").inc()
@@ -142,7 +142,7 @@ class Fleet:
             if not self._parked.put(node_id, wire, now):
                 self._metrics.messages_dropped.labels("too_much_parked").inc()
         elif verdict.outcome is Outcome.REJECTED:
-            if self._refusals.count("manifest_refused", node_id, reason):
+            if self._refusals.count(RefusalEvent.MANIFEST_REFUSED, node_id, reason):
                 self._log.warning("manifest rejected", node_id=node_id, reason=reason, way=way)
             if node is not None:
                 node.rejected = True

@@ -15,7 +15,7 @@ from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 from paho.mqtt.reasoncodes import ReasonCode
 from structlog.typing import FilteringBoundLogger
 
-from relay.audit.refusal_counts import RefusalCounter
+from relay.audit.refusal_counts import RefusalCounter, RefusalEvent
 from relay.fleet.fleet import Fleet
 from relay.fleet.inbox import Inbox
 from relay.observability.metrics import Metrics
@@ -184,7 +184,7 @@ class MqttFeed:
         except ToolError:
             # One node that floods its topic must not take the time of the others; what is new comes again.
             self._metrics.messages_dropped.labels("too_many").inc()
-            self._refusals.count("message_dropped", node_id, "too_many")
+            self._refusals.count(RefusalEvent.MESSAGE_DROPPED, node_id, "too_many")
 
     def _hand_on(self, node_id: str, channel: str, payload: bytes) -> None:
         match channel:
@@ -207,7 +207,7 @@ class MqttFeed:
             beat = None
         if not self._heartbeat.is_valid(beat) or beat["node_id"] != node_id:
             self._metrics.heartbeats.labels("malformed").inc()
-            self._refusals.count("heartbeat_refused", node_id, "malformed")
+            self._refusals.count(RefusalEvent.HEARTBEAT_REFUSED, node_id, "malformed")
             return
         self._fleet.heartbeat(node_id, beat["manifest_etag"])
 

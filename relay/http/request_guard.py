@@ -10,7 +10,7 @@ from functools import lru_cache
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from relay.audit.refusal_counts import RefusalCounter
+from relay.audit.refusal_counts import RefusalCounter, RefusalEvent
 from relay.auth.agent_tokens import Authenticator
 from relay.auth.caller import CALLER_IN_SCOPE, Caller
 from relay.auth.permissions import SCOPE_OF_SAFETY_CLASS
@@ -142,7 +142,7 @@ class RequestGuard:
     ) -> None:
         authorization = headers.pop(_AUTHORIZATION, None)
         if authorization == TWICE:
-            self._refusals.count("token_refused", _address(scope), "twice")
+            self._refusals.count(RefusalEvent.TOKEN_REFUSED, _address(scope), "twice")
         if authorization is None or not authorization.lower().startswith(_BEARER):
             # RFC 6750 section 3.1: a request without credentials is told no error code.
             await self._refuse(
@@ -154,7 +154,7 @@ class RequestGuard:
             principal = await self._authenticator.recognise(token)
         except TokenError as error:
             self._metrics.tokens_refused.labels(error.reason).inc()
-            self._refusals.count("token_refused", _address(scope), error.reason)
+            self._refusals.count(RefusalEvent.TOKEN_REFUSED, _address(scope), error.reason)
             text = _REFUSALS.get(error.reason, _REFUSED)
             challenge = f'Bearer error="invalid_token", error_description="{text}", {self._challenge}'
             await self._refuse(scope, send, 401, "token", text, challenge)
@@ -177,7 +177,7 @@ class RequestGuard:
     ) -> None:
         self._metrics.requests_refused.labels(reason).inc()
         if reason in _HOSTILE:
-            self._refusals.count("request_refused", _address(scope), reason)
+            self._refusals.count(RefusalEvent.REQUEST_REFUSED, _address(scope), reason)
         if scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008, "reason": ""})
             return

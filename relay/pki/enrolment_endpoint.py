@@ -16,7 +16,7 @@ from starlette.routing import Route
 from structlog.typing import FilteringBoundLogger
 
 from relay.audit.log import AuditLog, AuditUnavailableError
-from relay.audit.refusal_counts import RefusalCounter
+from relay.audit.refusal_counts import RefusalCounter, RefusalEvent
 from relay.ledger import LedgerError
 from relay.pki.authority import AuthorityError, CertificateAuthority, IdTakenError
 from relay.pki.join_tokens import JoinError, JoinTokens
@@ -133,7 +133,7 @@ class EnrolmentEndpoint:
             return JSONResponse(self._answered(message, await self._in_turn(message)), headers=_UNKEPT)
         except _RefusedError as refusal:
             source = request.client.host if request.client else "unknown"
-            self._refusals.count("enrolment_refused", source, refusal.reason)
+            self._refusals.count(RefusalEvent.ENROLMENT_REFUSED, source, refusal.reason)
             return _answer(refusal.status)
 
     async def _body(self, request: Request) -> bytes:
@@ -171,7 +171,7 @@ class EnrolmentEndpoint:
             async with self._slots:
                 return await asyncio.to_thread(self._decide, message)
         except (AuthorityError, LedgerError, OSError) as error:
-            if self._refusals.count("enrolment_failing", "relay", "failing"):
+            if self._refusals.count(RefusalEvent.ENROLMENT_FAILING, "relay", "failing"):
                 self._log.error("a node cannot be enrolled", reason=printable(str(error)))
             raise _RefusedError("failing", 500) from None
         finally:

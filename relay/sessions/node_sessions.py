@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect
 from structlog.typing import FilteringBoundLogger
 
-from relay.audit.refusal_counts import RefusalCounter
+from relay.audit.refusal_counts import RefusalCounter, RefusalEvent
 from relay.clock import SessionClock
 from relay.config import HEARTBEAT_INTERVAL_MS
 from relay.fleet.fleet import Fleet
@@ -205,16 +205,16 @@ class NodeSessions:
 
     def _broken(self, node_id: str, error: ProtocolError) -> None:
         self._metrics.sessions.labels("protocol_violation").inc()
-        if self._refusals.count("session_broken", node_id, "protocol"):
+        if self._refusals.count(RefusalEvent.SESSION_BROKEN, node_id, "protocol"):
             self._log.warning("node broke the protocol", node_id=node_id, reason=printable(error.reason))
 
     def _cut_off(self, node_id: str, code: int) -> None:
         """Tell of what the server ended by itself, before a frame came up to here."""
         if code == _TOO_LARGE:
-            self._refusals.count("session_broken", node_id, "frame_too_large")
+            self._refusals.count(RefusalEvent.SESSION_BROKEN, node_id, "frame_too_large")
         elif code == FLOODED:
             self._metrics.sessions.labels("flooded").inc()
-            if self._refusals.count("session_broken", node_id, "flooded"):
+            if self._refusals.count(RefusalEvent.SESSION_BROKEN, node_id, "flooded"):
                 self._log.warning("node sent more frames than its rate", node_id=node_id)
 
     async def _refuse(self, link: NodeConnection, error: Exception) -> None:
@@ -226,7 +226,7 @@ class NodeSessions:
         elif isinstance(error, WebSocketDisconnect):
             reason = "flooded" if error.code == FLOODED else "gone"
         self._metrics.sessions.labels(f"refused_{reason}").inc()
-        if self._refusals.count("node_refused", link.peer, reason):
+        if self._refusals.count(RefusalEvent.NODE_REFUSED, link.peer, reason):
             self._log.warning("node refused", address=link.peer, reason=reason)
         await link.close(code)
 
@@ -242,7 +242,7 @@ class NodeSessions:
             self._metrics.nodes_connected.inc()
         elif before.is_open and not same_process:
             self._metrics.sessions.labels("duplicate_identity").inc()
-            if self._refusals.count("identity_twice", node_id, "superseded"):
+            if self._refusals.count(RefusalEvent.IDENTITY_TWICE, node_id, "superseded"):
                 self._log.warning("two machines use one identity; the newer stays", node_id=node_id)
         if known is not None and same_process and known.session_id == auth.payload.get("resume"):
             known.link, known.identity = link, identity
@@ -276,7 +276,7 @@ class NodeSessions:
             frame = await link.receive()
             for reason, count in link.take_dropped().items():
                 self._metrics.frames_dropped.labels(reason).inc(count)
-                if self._refusals.count("frame_dropped", node_id, reason, count):
+                if self._refusals.count(RefusalEvent.FRAME_DROPPED, node_id, reason, count):
                     self._log.warning("answer dropped", node_id=node_id, reason=reason)
             if frame is not None and frame.type == "bye":
                 self._metrics.sessions.labels("bye").inc()

@@ -12,7 +12,7 @@ from collections import Counter
 
 import pytest
 
-from relay.audit.refusal_counts import MAX_UNPROVEN
+from relay.audit.refusal_counts import MAX_UNPROVEN, RefusalEvent
 from tests.fakes.disk import full_disk
 from tests.fakes.frames import message_id
 from tests.fakes.served_relay import HERE, ServedRelay
@@ -80,7 +80,7 @@ async def test_more_addresses_than_are_told_apart_are_counted_together(relay: Se
     for second in range(30):
         for number in range(1500):
             address = f"198.51.{number >> 8}.{number & 255}" if number % 2 else f"2001:db8:{number:x}::1"
-            relay.hub.refusals.count("token_refused", address, reasons[number % 3])
+            relay.hub.refusals.count(RefusalEvent.TOKEN_REFUSED, address, reasons[number % 3])
         relay.hub.refusals.write_due()
         relay.hub.seconds.now += 1
         lines = relay.hub.audited()
@@ -93,7 +93,7 @@ async def test_more_addresses_than_are_told_apart_are_counted_together(relay: Se
 
 async def test_one_who_has_a_whole_ipv6_network_is_one_source(relay: ServedRelay) -> None:
     for number in range(5000):
-        relay.hub.refusals.count("token_refused", f"2001:db8::{number:x}", "malformed")
+        relay.hub.refusals.count(RefusalEvent.TOKEN_REFUSED, f"2001:db8::{number:x}", "malformed")
     assert relay.refusals() == [("token_refused", "2001:db8::/64", "malformed", 5000)]
 
 
@@ -101,7 +101,8 @@ async def test_a_disk_that_is_full_already_does_not_make_the_counts_grow(relay: 
     with full_disk():
         for second in range(10):
             for number in range(2000):
-                relay.hub.refusals.count("token_refused", f"2001:db8:{second}:{number:x}::1", "expired")
+                address = f"2001:db8:{second}:{number:x}::1"
+                relay.hub.refusals.count(RefusalEvent.TOKEN_REFUSED, address, "expired")
             relay.hub.refusals.write_due()
             relay.hub.seconds.now += 1
     refusals = relay.refusals()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from relay.audit.log import AuditLog
-from relay.audit.refusal_counts import MAX_PROVEN, MAX_UNPROVEN, RefusalCounter
+from relay.audit.refusal_counts import MAX_PROVEN, MAX_UNPROVEN, RefusalCounter, RefusalEvent
 from tests.fakes.disk import full_disk
 from tests.fakes.hub import Hub
 from tests.fakes.signer import NOW_MS
@@ -16,8 +16,8 @@ from tests.fakes.signer import NOW_MS
 
 def test_what_happens_often_is_one_line_with_a_count(hub: Hub) -> None:
     for _ in range(3):
-        hub.refusals.count("token_refused", "192.0.2.1", "expired")
-    hub.refusals.count("token_refused", "192.0.2.1", "signature", times=2)
+        hub.refusals.count(RefusalEvent.TOKEN_REFUSED, "192.0.2.1", "expired")
+    hub.refusals.count(RefusalEvent.TOKEN_REFUSED, "192.0.2.1", "signature", times=2)
     hub.refusals.write()
     assert hub.audited() == [
         {
@@ -32,7 +32,7 @@ def test_what_happens_often_is_one_line_with_a_count(hub: Hub) -> None:
 
 
 def test_what_was_written_is_not_written_again(hub: Hub) -> None:
-    hub.refusals.count("node_refused", "192.0.2.1", "chain")
+    hub.refusals.count(RefusalEvent.NODE_REFUSED, "192.0.2.1", "chain")
     hub.refusals.write()
     hub.refusals.write()
     assert len(hub.audited()) == 1
@@ -43,10 +43,11 @@ def sources(hub: Hub) -> list[tuple[str, int]]:
 
 
 @pytest.mark.parametrize(
-    ("event", "places"), [("token_refused", MAX_UNPROVEN), ("frame_dropped", MAX_PROVEN)]
+    ("event", "places"),
+    [(RefusalEvent.TOKEN_REFUSED, MAX_UNPROVEN), (RefusalEvent.FRAME_DROPPED, MAX_PROVEN)],
 )
 def test_so_many_sources_are_named_in_a_minute_and_the_rest_are_others(
-    hub: Hub, event: str, places: int
+    hub: Hub, event: RefusalEvent, places: int
 ) -> None:
     for _ in range(2):  # seconds
         for number in range(1500):
@@ -62,8 +63,8 @@ def test_so_many_sources_are_named_in_a_minute_and_the_rest_are_others(
 
 def test_unproven_cannot_take_the_place_of_who_has_proven_who_it_is(hub: Hub) -> None:
     for number in range(1500):
-        hub.refusals.count("manifest_refused", f"invented {number}", "chain")
-    hub.refusals.count("call_refused", "acme/agent", "E_RATE_LIMITED")
+        hub.refusals.count(RefusalEvent.MANIFEST_REFUSED, f"invented {number}", "chain")
+    hub.refusals.count(RefusalEvent.CALL_REFUSED, "acme/agent", "E_RATE_LIMITED")
     hub.refusals.write_due()
     assert ("acme/agent", 1) in sources(hub)
 
@@ -71,7 +72,7 @@ def test_unproven_cannot_take_the_place_of_who_has_proven_who_it_is(hub: Hub) ->
 def test_the_first_line_of_a_source_is_written_at_once_and_the_next_after_a_minute(hub: Hub) -> None:
     firsts = []
     for _ in range(121):
-        firsts.append(hub.refusals.count("token_refused", "192.0.2.1", "expired"))
+        firsts.append(hub.refusals.count(RefusalEvent.TOKEN_REFUSED, "192.0.2.1", "expired"))
         hub.refusals.write_due()
         hub.seconds.now += 1
     assert sources(hub) == [("192.0.2.1", 1), ("192.0.2.1", 60), ("192.0.2.1", 60)]
@@ -80,18 +81,18 @@ def test_the_first_line_of_a_source_is_written_at_once_and_the_next_after_a_minu
 
 def test_a_source_that_was_quiet_for_a_minute_makes_room(hub: Hub) -> None:
     for number in range(MAX_UNPROVEN):
-        hub.refusals.count("token_refused", f"source {number}", "expired")
+        hub.refusals.count(RefusalEvent.TOKEN_REFUSED, f"source {number}", "expired")
     hub.refusals.write_due()
     hub.seconds.now += 60
     hub.refusals.write_due()
-    hub.refusals.count("token_refused", "another", "expired")
+    hub.refusals.count(RefusalEvent.TOKEN_REFUSED, "another", "expired")
     hub.refusals.write_due()
     assert sources(hub)[MAX_UNPROVEN:] == [("another", 1)]
 
 
 def test_the_addresses_of_one_subscriber_are_one_source(hub: Hub) -> None:
     for address in ("2001:db8:1:2::1", "2001:db8:1:2:ffff::1", "192.0.2.1", "::ffff:192.0.2.1", "127.0.0.1"):
-        hub.refusals.count("token_refused", address, "expired")
+        hub.refusals.count(RefusalEvent.TOKEN_REFUSED, address, "expired")
     hub.refusals.write_due()
     assert sources(hub) == [("2001:db8:1:2::/64", 2), ("192.0.2.1", 2), ("127.0.0.1", 1)]
 
@@ -102,7 +103,7 @@ def test_the_room_that_calls_need_is_not_written_into(tmp_path: Path, hub: Hub) 
     audit = AuditLog(audit_file, hub.clock, reserved_bytes=1 << 60)  # no disk has so much
     refusals = RefusalCounter(audit, hub.log, hub.seconds)
     for _ in range(3):
-        refusals.count("token_refused", "192.0.2.1", "expired")
+        refusals.count(RefusalEvent.TOKEN_REFUSED, "192.0.2.1", "expired")
         refusals.write_due()
         hub.seconds.now += 60
     assert audit_file.read_text() == ""
@@ -114,17 +115,17 @@ def test_the_room_that_calls_need_is_not_written_into(tmp_path: Path, hub: Hub) 
     audit.close()
     roomy = AuditLog(audit_file, hub.clock)
     refusals = RefusalCounter(roomy, hub.log, hub.seconds)
-    refusals.count("token_refused", "192.0.2.1", "expired")
+    refusals.count(RefusalEvent.TOKEN_REFUSED, "192.0.2.1", "expired")
     refusals.write_due()
     assert len(audit_file.read_text().splitlines()) == 2
     roomy.close()
 
 
 def test_what_cannot_be_written_is_kept_and_counted_on(hub: Hub) -> None:
-    hub.refusals.count("node_refused", "192.0.2.1", "chain")
+    hub.refusals.count(RefusalEvent.NODE_REFUSED, "192.0.2.1", "chain")
     with full_disk():
         hub.refusals.write()
-    hub.refusals.count("node_refused", "192.0.2.1", "chain")
+    hub.refusals.count(RefusalEvent.NODE_REFUSED, "192.0.2.1", "chain")
     hub.refusals.write()
     [line] = hub.audited()
     assert line["count"] == 2
@@ -133,11 +134,11 @@ def test_what_cannot_be_written_is_kept_and_counted_on(hub: Hub) -> None:
 async def test_counts_are_written_once_an_interval_and_when_it_ends(hub: Hub) -> None:
     refusals = RefusalCounter(hub.audit, hub.log, time.monotonic, interval_s=0.001)
     running = asyncio.create_task(refusals.run())
-    refusals.count("node_refused", "192.0.2.1", "chain")
+    refusals.count(RefusalEvent.NODE_REFUSED, "192.0.2.1", "chain")
     async with asyncio.timeout(10):
         while not await asyncio.to_thread(hub.audited):
             continue
-    refusals.count("node_refused", "192.0.2.1", "late")
+    refusals.count(RefusalEvent.NODE_REFUSED, "192.0.2.1", "late")
     running.cancel()
     with suppress(asyncio.CancelledError):
         await running
