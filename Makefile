@@ -5,6 +5,9 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 WORKERS ?= auto
 
+# Keep compiled modules: without them each worker and each process that a test starts compiles the tree again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help demo check test test-all lint types coverage bench format lock wheel clean
 

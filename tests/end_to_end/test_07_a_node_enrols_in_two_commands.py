@@ -17,7 +17,7 @@ import pytest
 from mcp.client.client import Client
 from mcp.client.streamable_http import streamable_http_client
 
-from relay.demo.local_system import Plan, connected_nodes, list_tools, start_broker
+from relay.demo.local_system import Plan, start_broker, until_listed
 from relay.demo.processes import Processes
 from schemas.addresses import mcp_url
 from schemas.files import PRIVATE, write_atomic
@@ -103,10 +103,8 @@ class Site:
         """Call the node's echo as soon as it is connected and listed, and return what comes."""
         name = f"sysecho.{node_id}.echo.invoke"
         async with asyncio.timeout(BOUND_S), self.agent() as client:
-            while name not in {tool.name for tool in await list_tools(client)}:
-                self.processes.check()
-            while node_id not in await connected_nodes(client):
-                self.processes.check()
+            tools = await until_listed(client, {node_id}, self.processes.check)
+            assert name in {tool.name for tool in tools}
             result = await client.call_tool(name, {"message": message})
         assert not result.is_error, result
         return (result.structured_content or {})["message"]

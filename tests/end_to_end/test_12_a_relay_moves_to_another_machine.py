@@ -18,7 +18,14 @@ import pyrage  # type: ignore[import-untyped]  # the library brings no types
 import pytest
 
 from relay.config import StateFiles
-from relay.demo.local_system import LocalSystem, connected_nodes, list_tools, relay_command, start_system
+from relay.demo.local_system import (
+    LocalSystem,
+    connected_nodes,
+    list_tools,
+    relay_command,
+    start_system,
+    until_listed,
+)
 from relay.demo.processes import Processes, StartError
 from schemas.addresses import mcp_url
 from schemas.files import PRIVATE, write_atomic
@@ -76,8 +83,7 @@ async def test_another_machine_takes_the_relays_place(system: LocalSystem, tmp_p
     await system.processes.start("relay", relay_command(moved.plan))
     await system.processes.until_listening(moved.plan.relay_port)
     async with asyncio.timeout(BOUND_S), moved.client() as client:
-        while moved.real_node not in await connected_nodes(client):
-            moved.processes.check()
+        await until_listed(client, {moved.real_node}, moved.processes.check)
         result = await client.call_tool(f"sysecho.{moved.real_node}.echo.invoke", {"message": "still there?"})
         assert not result.is_error, result
         assert revoked not in {tool.name.split(".")[1] for tool in await list_tools(client)}
