@@ -136,7 +136,7 @@ class Authenticator:
         self._now_ms = now_ms
         self._external = external
         self._revoked: frozenset[str] = frozenset()
-        self._verified: dict[str, Principal] = {}
+        self._verified: dict[bytes, Principal] = {}
         if external is not None:
             external.keys.follow(self._verified.clear)
 
@@ -167,14 +167,16 @@ class Authenticator:
             TokenError: the token is not accepted.
         """
         now_s = self._now_ms() // 1000
-        principal = self._verified.get(token)
+        # By its digest: a cache of the tokens themselves would hold each for as long as the process.
+        digest = sha256(token.encode("utf-8", "surrogatepass")).digest()
+        principal = self._verified.get(digest)
         if principal is None:
             principal = self._verify(token, now_s)
             if len(self._verified) >= _CACHE_SIZE:
                 del self._verified[next(iter(self._verified))]
-            self._verified[token] = principal
+            self._verified[digest] = principal
         if principal.expires_s <= now_s:
-            del self._verified[token]
+            del self._verified[digest]
             raise TokenError("expired")
         return principal
 

@@ -11,7 +11,7 @@ from functools import lru_cache
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from relay.audit.refusal_counts import RefusalCounter, RefusalEvent
-from relay.auth.agent_tokens import Authenticator
+from relay.auth.agent_tokens import Authenticator, Principal
 from relay.auth.caller import CALLER_IN_SCOPE, Caller
 from relay.auth.permissions import SCOPE_OF_SAFETY_CLASS
 from relay.http.connections import admit
@@ -113,7 +113,8 @@ class RequestGuard:
             await self._other(scope, receive, send)
             return
         # RFC 9110 section 5.5: white space around a value is no part of it. httptools leaves it behind one.
-        scope["headers"] = [(name, value.strip(b" \t")) for name, value in scope["headers"]]
+        # In place: the server keeps this list for as long as the connection, and must keep no token either.
+        scope["headers"][:] = [(name, value.strip(b" \t")) for name, value in scope["headers"]]
         headers = _headers(scope)
         host, origin = headers.get(b"host", ""), headers.get(b"origin")
         if host not in (self._allowed.hosts if _is_local(scope) else self._allowed.public):
@@ -126,7 +127,7 @@ class RequestGuard:
         elif scope["type"] == "websocket":
             await self._to_node_sessions(scope, receive, send)
         elif scope["path"] == MCP_PATH:
-            await self._with_token(headers, scope, receive, send)
+            await self._to_mcp(headers, scope, receive, send)
         else:
             await self._other(scope, receive, send)
 
@@ -137,33 +138,14 @@ class RequestGuard:
         else:
             await self._refuse(scope, send, 404, "websocket", "Not found.")
 
-    async def _with_token(
-        self, headers: dict[bytes, str], scope: Scope, receive: Receive, send: Send
-    ) -> None:
-        authorization = headers.pop(_AUTHORIZATION, None)
-        if authorization == TWICE:
-            self._refusals.count(RefusalEvent.TOKEN_REFUSED, _address(scope), "twice")
-        if authorization is None or not authorization.lower().startswith(_BEARER):
-            # RFC 6750 section 3.1: a request without credentials is told no error code.
-            await self._refuse(
-                scope, send, 401, "no_token", "Send a bearer token.", f"Bearer {self._challenge}"
-            )
-            return
-        token = authorization[len(_BEARER) :].strip()
-        try:
-            principal = await self._authenticator.recognise(token)
-        except TokenError as error:
-            self._metrics.tokens_refused.labels(error.reason).inc()
-            self._refusals.count(RefusalEvent.TOKEN_REFUSED, _address(scope), error.reason)
-            text = _REFUSALS.get(error.reason, _REFUSED)
-            challenge = f'Bearer error="invalid_token", error_description="{text}", {self._challenge}'
-            await self._refuse(scope, send, 401, "token", text, challenge)
+    async def _to_mcp(self, headers: dict[bytes, str], scope: Scope, receive: Receive, send: Send) -> None:
+        # Two functions: the locals of this one live as long as a session or a stream, and must hold no token.
+        principal = await self._identified(headers, scope, send)
+        if principal is None:
             return
         if not admit(scope, principal.name):
             await self._refuse(scope, send, 429, "connections", "This agent holds too many connections.")
             return
-        # The token is not kept: what lives for as long as a session or a stream does would hold it as long.
-        scope["headers"] = [line for line in scope["headers"] if line[0] != _AUTHORIZATION]
         scope[CALLER_IN_SCOPE] = Caller(
             principal,
             transport="stdio" if headers.get(_TRANSPORT) == "stdio" else "http",
@@ -171,6 +153,28 @@ class RequestGuard:
             query=scope["query_string"].decode("latin-1"),
         )
         await self._mcp(scope, receive, send)
+
+    async def _identified(self, headers: dict[bytes, str], scope: Scope, send: Send) -> Principal | None:
+        """Return who sent the request, by its token, which is taken out of it; None if it was refused."""
+        authorization = headers.pop(_AUTHORIZATION, None)
+        scope["headers"][:] = [line for line in scope["headers"] if line[0] != _AUTHORIZATION]
+        if authorization == TWICE:
+            self._refusals.count(RefusalEvent.TOKEN_REFUSED, _address(scope), "twice")
+        if authorization is None or not authorization.lower().startswith(_BEARER):
+            # RFC 6750 section 3.1: a request without credentials is told no error code.
+            await self._refuse(
+                scope, send, 401, "no_token", "Send a bearer token.", f"Bearer {self._challenge}"
+            )
+            return None
+        try:
+            return await self._authenticator.recognise(authorization[len(_BEARER) :].strip())
+        except TokenError as error:
+            self._metrics.tokens_refused.labels(error.reason).inc()
+            self._refusals.count(RefusalEvent.TOKEN_REFUSED, _address(scope), error.reason)
+            text = _REFUSALS.get(error.reason, _REFUSED)
+            challenge = f'Bearer error="invalid_token", error_description="{text}", {self._challenge}'
+            await self._refuse(scope, send, 401, "token", text, challenge)
+            return None
 
     async def _refuse(  # noqa: PLR0913, PLR0917 - the parts of one answer
         self, scope: Scope, send: Send, status: int, reason: str, text: str, challenge: str | None = None

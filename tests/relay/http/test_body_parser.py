@@ -125,6 +125,7 @@ async def test_what_is_json_comes_through_as_it_was_with_what_it_says(body: byte
     (scope,) = inside.scopes
     assert scope[MESSAGE_IN_SCOPE] == json.loads(body)
     assert scope[CALLER_IN_SCOPE].size == len(body)
+    assert scope.keys() - {"type", "method", "path", "headers"} == {CALLER_IN_SCOPE, MESSAGE_IN_SCOPE}
 
 
 @pytest.mark.parametrize("method", ["GET", "DELETE", "OPTIONS", "PUT"])

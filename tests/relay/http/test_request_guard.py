@@ -50,7 +50,6 @@ class Bench:
         )
 
     async def ask(self, path: str, headers: Headers, type_: str = "http", query: str = "") -> list[Message]:
-        sent: asyncio.Queue[Message] = asyncio.Queue()
         scope: dict[str, Any] = {
             "type": type_,
             "method": "POST",
@@ -59,6 +58,10 @@ class Bench:
             "client": ("127.0.0.1", 40000),
             "headers": [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers],
         }
+        return await self.asked(scope)
+
+    async def asked(self, scope: Scope) -> list[Message]:
+        sent: asyncio.Queue[Message] = asyncio.Queue()
 
         async def receive() -> Message:
             raise AssertionError
@@ -169,6 +172,16 @@ async def test_a_good_token_reaches_mcp_and_goes_along(bench: Bench, word: str) 
     assert caller.principal == bench.hub.authenticator.identify(token)
     assert caller.transport == "http"
     assert token.encode() not in repr(scope).encode()
+    of_the_server = {"type", "method", "path", "query_string", "client", "headers"}
+    assert scope.keys() - of_the_server == {CALLER_IN_SCOPE}
+
+
+@pytest.mark.parametrize("token", ["good", "x.y.z"])
+async def test_the_servers_own_list_of_headers_keeps_no_token(bench: Bench, token: str) -> None:
+    authorization = f"Bearer {bench.hub.token() if token == 'good' else token}".encode()
+    headers = [(b"host", b"relay.example"), (b"authorization", authorization)]
+    await bench.asked({"type": "http", "path": "/mcp", "query_string": b"", "headers": headers})
+    assert headers == [(b"host", b"relay.example")]
 
 
 @pytest.mark.parametrize(

@@ -21,8 +21,9 @@ from mcp_types import CLIENT_CAPABILITIES_META_KEY, CLIENT_INFO_META_KEY, PROTOC
 from starlette.applications import Starlette
 from starlette.types import Message, Receive, Scope, Send
 
-from relay.auth.caller import Caller
+from relay.auth.caller import CALLER_IN_SCOPE, Caller
 from relay.calls.envelope import META_IDEMPOTENCY_KEY, META_TRACEPARENT
+from relay.http.body_parser import MESSAGE_IN_SCOPE
 from relay.http.request_guard import AllowedHosts, RequestGuard
 from relay.mcp_api.direct import until_gone
 from relay.mcp_api.methods import Emit, Method
@@ -83,6 +84,7 @@ class Stage:
             other=Starlette(),
         )
         self._reply = Reply()
+        self.seen_by_sdk: list[Scope] = []
 
     @property
     def methods(self) -> dict[str, Method]:
@@ -99,6 +101,7 @@ class Stage:
             manager: StreamableHTTPSessionManager, scope: Scope, receive: Receive, send: Send
         ) -> None:
             stage._reply.plain = False
+            stage.seen_by_sdk.append(scope)
             await by_sdk(manager, scope, receive, send)
 
         with patch.object(StreamableHTTPSessionManager, "handle_request", seen):
@@ -302,6 +305,16 @@ async def test_a_header_that_stands_twice_is_left_to_the_sdk(hub: Hub, twice: st
     async with Stage.running(hub, ScriptedRouter()) as stage:
         reply = await stage.ask(call(name), twice=twice)
     assert reply.plain is False
+
+
+async def test_the_sdk_finds_the_caller_the_message_and_a_sessions_owner_without_a_token(hub: Hub) -> None:
+    async with Stage.running(hub, ScriptedRouter()) as stage:
+        await stage.ask(call(), twice="accept")
+        (scope,) = stage.seen_by_sdk
+    of_the_server = {"type", "method", "path", "query_string", "client", "headers"}
+    assert scope.keys() - of_the_server == {CALLER_IN_SCOPE, MESSAGE_IN_SCOPE, "user"}
+    assert scope["user"].access_token.token == ""
+    assert b"authorization" not in dict(scope["headers"])
 
 
 ODD_VALUES: Final = (
