@@ -1,4 +1,4 @@
-"""Assembles the fleet: nodes and their tools, the subscription that feeds them, notices of changes."""
+"""Assembles the fleet: nodes and their tools, the broker's feed, the notifier of changes."""
 
 import asyncio
 import ssl
@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from relay.audit.assembly import AuditPart
 from relay.environment import RelayEnvironment
 from relay.fleet.change_notifier import ChangeNotifier
-from relay.fleet.fleet import Fleet, Trust
+from relay.fleet.fleet import Fleet
+from relay.fleet.leaves import Trust
 from relay.fleet.mqtt_feed import MqttFeed
 from relay.fleet.replay_marks import MarkStore
 from relay.fleet.tools import Projector
@@ -27,13 +28,13 @@ class FleetPart(Part):
     notifier: ChangeNotifier
 
     async def run(self) -> None:
-        """Follow the broker, write the marks and tell of changes until cancelled."""
+        """Follow the broker, write the marks and notify agents of changes until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             for work in (self.marks, self.feed, self.notifier):
                 tasks.create_task(work.run())
 
     def ready(self) -> Mapping[str, bool]:
-        """Manifests come by the broker."""
+        """Manifests arrive by the broker."""
         return {"broker": self.feed.connected}
 
 
@@ -43,7 +44,7 @@ def assemble(
     trust: Trust,
     tls_to_broker: ssl.SSLContext | None,
 ) -> FleetPart:
-    """Return the wing, which believes as ``trust`` says.
+    """Return the wing, which accepts leaves and manifests by ``trust``.
 
     Raises:
         OSError: the marks cannot be read.
@@ -60,7 +61,7 @@ def assemble(
     )
     feed = MqttFeed(
         broker=environment.config.broker,
-        # Not the process id: in containers that is often 1, and a broker keeps one of two alike.
+        # Not the process id: in containers that is often 1, and of two equal ids a broker disconnects one.
         client_id=f"edge-relay-{environment.random_bytes(_CLIENT_ID_BYTES).hex()}",
         fleet=fleet,
         registry=environment.registry,

@@ -1,31 +1,45 @@
-"""Tells agents when what they see has changed: at most once a second, and only those for whom it did.
+"""Notifies agents when the set of tools that they see has changed: at most once a second, and only them.
 
-What counts is the visible set of names, schemas and safety classes, for each audience that listens; none
-waits for another. Must not know how a listener is told.
+What counts is the set of names, schemas and safety classes, for each audience that has listeners; a slow
+audience does not delay another. While nothing changes, nothing is computed. Must not know how a listener
+reaches its agent.
 """
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from hashlib import sha256
+from dataclasses import dataclass, field
 
 from structlog.typing import FilteringBoundLogger
 
 from relay.auth.permissions import Rights
 from relay.fleet.fleet import Fleet
+from relay.fleet.tool_index import Version
 
 INTERVAL_S = 1.0
-_PATIENCE_S = 5.0
-# A tenant has a handful of audiences: none can take all of these.
+_LISTENER_TIMEOUT_S = 5.0
+# A tenant has at most one audience for each set of safety classes: none can use up all of these.
 _AUDIENCES_AT_ONCE = 256
 
 Listener = Callable[[], Awaitable[None]]
 
 
-class ChangeNotifier:
-    """Watches the fleet for the audiences that have listeners.
+@dataclass(slots=True)
+class _Audience:
+    """The listeners of equal rights. ``notified`` is the version that they were last notified of."""
 
-    It looks every ``interval_s``, and tells an audience once in ``quiet_s``, by default as often as it looks.
+    notified: Version
+    listeners: dict[object, Listener] = field(default_factory=dict)
+    quiet_until_s: float = 0.0
+    is_busy: bool = False
+
+
+class ChangeNotifier:
+    """Notifies the audiences that have listeners.
+
+    It checks every ``interval_s`` whether something has changed, and notifies an audience once in
+    ``quiet_s``, by default once in ``interval_s``.
     """
 
     def __init__(
@@ -33,44 +47,40 @@ class ChangeNotifier:
         fleet: Fleet,
         log: FilteringBoundLogger,
         interval_s: float = INTERVAL_S,
-        patience_s: float = _PATIENCE_S,
+        timeout_s: float = _LISTENER_TIMEOUT_S,
         quiet_s: float | None = None,
     ) -> None:
         self._fleet = fleet
         self._log = log
         self._interval_s = interval_s
         self._quiet_s = interval_s if quiet_s is None else quiet_s
-        self._patience_s = patience_s
+        self._timeout_s = timeout_s
         self._woken = asyncio.Event()
-        self._listeners: dict[Rights, dict[object, Listener]] = {}
-        self._seen: dict[Rights, bytes] = {}
-        self._quiet_until: dict[Rights, float] = {}
-        self._telling: set[Rights] = set()
-        self._turns = asyncio.Semaphore(_AUDIENCES_AT_ONCE)
+        self._audiences: defaultdict[str, dict[Rights, _Audience]] = defaultdict(dict)
+        self._changed: set[Rights] = set()
+        self._at_once = asyncio.Semaphore(_AUDIENCES_AT_ONCE)
+        fleet.follow(self._tenant_changed)
 
-    def listen(self, audience: Rights, listener: Listener) -> Callable[[], None]:
-        """Call ``listener`` after every change that ``audience`` can see; return what stops it."""
-        token = object()
-        if audience not in self._listeners:
-            self._seen[audience] = self._digest(audience)
-        self._listeners.setdefault(audience, {})[token] = listener
+    def listen(self, rights: Rights, listener: Listener) -> Callable[[], None]:
+        """Call ``listener`` after every change that callers with ``rights`` see; return what ends that."""
+        audience = self._audiences[rights.tenant].get(rights)
+        if audience is None:
+            audience = self._audiences[rights.tenant][rights] = _Audience(self._fleet.version(rights))
+        key = object()
+        audience.listeners[key] = listener
 
         def stop() -> None:
-            listeners = self._listeners.get(audience, {})
-            listeners.pop(token, None)
-            if not listeners:
-                self._listeners.pop(audience, None)
-                self._seen.pop(audience, None)
-                self._quiet_until.pop(audience, None)
+            if audience.listeners.pop(key, None) is not None and not audience.listeners:
+                self._forget(rights)
 
         return stop
 
     def wake(self) -> None:
-        """Look at once: tools have gone that must not be believed in for another second."""
+        """Check at once: tools are gone that agents must not rely on for another second."""
         self._woken.set()
 
     async def run(self) -> None:
-        """Look once a second until cancelled, and when woken: expiries and graces end by themselves."""
+        """Check once a second until cancelled, and when woken."""
         pause_s = self._interval_s
         async with asyncio.TaskGroup() as tasks:
             while True:
@@ -79,41 +89,53 @@ class ChangeNotifier:
                         await self._woken.wait()
                 self._woken.clear()
                 self._fleet.sweep()
-                pauses = [self._look(audience, tasks) for audience in list(self._listeners)]
+                pauses = [self._check(rights, tasks) for rights in list(self._changed)]
                 pause_s = min([self._interval_s, *pauses])
 
-    def _look(self, audience: Rights, tasks: asyncio.TaskGroup) -> float:
-        """Have ``audience`` told if it is time to; return in how many seconds to look again."""
-        digest, now = self._digest(audience), asyncio.get_running_loop().time()
-        if digest == self._seen.get(audience) or audience in self._telling:
+    def _tenant_changed(self, tenant: str) -> None:
+        if tenant in self._audiences:
+            self._changed.update(self._audiences[tenant])
+
+    def _forget(self, rights: Rights) -> None:
+        of_tenant = self._audiences[rights.tenant]
+        del of_tenant[rights]
+        if not of_tenant:
+            del self._audiences[rights.tenant]
+        self._changed.discard(rights)
+
+    def _check(self, rights: Rights, tasks: asyncio.TaskGroup) -> float:
+        """Notify an audience if its list has changed and it may be now; return when to check again."""
+        audience, now_s = self._audiences[rights.tenant][rights], asyncio.get_running_loop().time()
+        version = self._fleet.version(rights)
+        if audience.is_busy:
             return self._interval_s
-        if (quiet_s := self._quiet_until.get(audience, 0.0) - now) > 0:
+        if version == audience.notified:
+            self._changed.discard(rights)
+            return self._interval_s
+        if (quiet_s := audience.quiet_until_s - now_s) > 0:
             return quiet_s
-        self._seen[audience] = digest
-        self._quiet_until[audience] = now + self._quiet_s
-        self._telling.add(audience)
-        tasks.create_task(self._tell_all(audience))
+        self._changed.discard(rights)
+        audience.notified = version
+        audience.quiet_until_s = now_s + self._quiet_s
+        audience.is_busy = True
+        tasks.create_task(self._notify_all(rights, audience))
         return self._interval_s
 
-    async def _tell_all(self, audience: Rights) -> None:
-        """Tell an audience. Never twice at a time: what changes meanwhile is told when this is done."""
+    async def _notify_all(self, rights: Rights, audience: _Audience) -> None:
+        """Notify an audience. Never twice at a time: what changes meanwhile is notified after this."""
         try:
-            async with self._turns:
-                await asyncio.gather(*map(self._tell, self._listeners.get(audience, {}).values()))
+            async with self._at_once:
+                await asyncio.gather(*map(self._notify, audience.listeners.values()))
         finally:
-            self._telling.discard(audience)
-        if self._digest(audience) != self._seen.get(audience):
+            audience.is_busy = False
+        if rights in self._changed:
             self._woken.set()
 
-    async def _tell(self, listener: Listener) -> None:
+    async def _notify(self, listener: Listener) -> None:
         try:
-            async with asyncio.timeout(self._patience_s):
+            async with asyncio.timeout(self._timeout_s):
                 await listener()
         except TimeoutError:
-            pass  # it has stopped reading, or is half gone: its stream ends by itself
-        except Exception as error:  # noqa: BLE001 - a fault in telling one agent must cost the others nothing
+            pass  # its client does not read, or its connection is lost: the stream ends by itself
+        except Exception as error:  # noqa: BLE001 - a failure to notify one agent must not affect the others
             self._log.error("an agent was not told of a change", exc_info=error)
-
-    def _digest(self, audience: Rights) -> bytes:
-        tools = self._fleet.listed(audience)
-        return sha256("\n".join(tool.fingerprint for tool in tools).encode("ascii")).digest()

@@ -1,18 +1,30 @@
-"""What the relay knows of one node. Must not decide what is believed: that is ``fleet``."""
+"""What the relay knows of one node.
+
+Must not decide what is believed: that is for ``leaves`` and the trust rules.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from relay.fleet.tools import Tool
 from schemas.identity import Identity
 from schemas.trust import Mark, TrustedManifest
 
+NO_TOOLS: Mapping[str, Tool] = MappingProxyType({})
+_MAX_IDENTITIES = 2
+
 
 @dataclass(slots=True)
 class NodeRecord:
-    """What is known of one node. ``tenant`` comes from a leaf that was verified, now or before a restart.
+    """What is known of one node.
 
-    ``barred`` says that its manifest was dropped because its leaf is not believed any more.
+    Attributes:
+        tenant: of its newest leaf that was verified, now or before a restart.
+        barred: its manifest was dropped because its leaf is no longer believed.
+        tools: what its manifest announces, by canonical name.
+        grace_until_ms: how long its tools stay listed without a connection.
+        indexed_tenant, indexed_tools: what ``NodeIndex`` has taken in; written by the index alone.
     """
 
     node_id: str
@@ -22,12 +34,33 @@ class NodeRecord:
     manifest: TrustedManifest | None = None
     rejected: bool = False
     barred: bool = False
-    tools: Mapping[str, Tool] = field(default_factory=dict)
+    tools: Mapping[str, Tool] = field(default_factory=lambda: NO_TOOLS)
     connected: bool = False
-    listed_until_ms: int = 0
+    grace_until_ms: int = 0
+    indexed_tenant: str | None = None
+    indexed_tools: Mapping[str, Tool] = field(default_factory=lambda: NO_TOOLS)
+
+    @property
+    def listed_until_ms(self) -> int:
+        """When its tools are listed no longer: its manifest has ended, or its grace without a connection."""
+        if self.manifest is None:
+            return 0
+        good_until_ms = self.manifest.good_until_ms
+        return good_until_ms if self.connected else min(good_until_ms, self.grace_until_ms)
 
     def is_listed(self, now_ms: int) -> bool:
-        """Tell whether its tools are shown: a live manifest, and a connection now, or a grace without one."""
-        if self.manifest is None or self.manifest.good_until_ms <= now_ms:
-            return False
-        return self.connected or now_ms < self.listed_until_ms
+        """Tell whether its tools are listed."""
+        return now_ms < self.listed_until_ms
+
+    def keep(self, identity: Identity) -> None:
+        """Add a verified leaf of this node, and take the tenant of the newest."""
+        self.identities[identity.kid] = identity
+        if len(self.identities) > _MAX_IDENTITIES:
+            # At renewal there are two; an old leaf that is retained again must not push out a newer one.
+            del self.identities[min(self.identities.values(), key=_not_before).kid]
+        # Leaves are public and can be published again: the newest decides the tenant, not the last received.
+        self.tenant = max(self.identities.values(), key=_not_before).tenant
+
+
+def _not_before(identity: Identity) -> int:
+    return identity.not_before_ms

@@ -1,59 +1,63 @@
-"""Manifests that wait for their leaf: one a node, for half a minute, and a bounded number of bytes in all.
+"""Manifests whose leaf is not known yet: one for each node, for half a minute, and a bounded number of bytes.
 
-Whoever can write to the broker can make manifests wait; what he cannot do is fill the memory with them.
-Must not look into them.
+Anyone who can publish to the broker can make manifests wait; the bound keeps them from filling the memory.
+Must not parse them.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-PARKED_FOR_MS = 30_000
-MAX_PARKED_BYTES = 64 * 1024 * 1024
+PENDING_FOR_MS = 30_000
+MAX_PENDING_BYTES = 64 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class _Parked:
+class _Pending:
     wire: bytes
     until_ms: int
 
 
 class PendingManifests:
-    """What waits, by node id. ``given_up`` is called with the node of each that its leaf never came for."""
+    """Pending manifests by node id. ``dropped`` is called with the node of each whose leaf did not arrive."""
 
-    def __init__(self, given_up: Callable[[str], object], max_bytes: int = MAX_PARKED_BYTES) -> None:
-        self._given_up = given_up
+    def __init__(self, dropped: Callable[[str], object], max_bytes: int = MAX_PENDING_BYTES) -> None:
+        self._dropped = dropped
         self._max_bytes = max_bytes
         self._bytes = 0
-        self._parked: dict[str, _Parked] = {}
+        # All wait equally long: the first is the one that expires first.
+        self._pending: dict[str, _Pending] = {}
 
     def put(self, node_id: str, wire: bytes, now_ms: int) -> bool:
-        """Let ``wire`` wait in the place of what waited for the same node; tell whether there was room."""
+        """Keep ``wire`` in place of the node's pending one; return False if the bound does not permit it."""
         before = self._remove(node_id)
         if before is not None and before.wire != wire:
-            self._given_up(node_id)
+            self._dropped(node_id)
         if self._bytes + len(wire) > self._max_bytes:
-            self._given_up(node_id)
+            self._dropped(node_id)
             return False
         self._bytes += len(wire)
-        self._parked[node_id] = _Parked(wire, now_ms + PARKED_FOR_MS)
+        self._pending[node_id] = _Pending(wire, now_ms + PENDING_FOR_MS)
         return True
 
     def take(self, node_id: str, now_ms: int) -> bytes | None:
-        """Return what waited for the leaf of ``node_id``, if it has not waited too long."""
-        parked = self._remove(node_id)
-        if parked is not None and parked.until_ms <= now_ms:
-            self._given_up(node_id)
+        """Remove and return the pending manifest of ``node_id``, unless it has expired."""
+        pending = self._remove(node_id)
+        if pending is not None and pending.until_ms <= now_ms:
+            self._dropped(node_id)
             return None
-        return parked.wire if parked is not None else None
+        return pending.wire if pending is not None else None
 
     def sweep(self, now_ms: int) -> None:
-        """Forget what has waited too long."""
-        for node_id in [key for key, parked in self._parked.items() if parked.until_ms <= now_ms]:
+        """Drop what has expired."""
+        while self._pending:
+            node_id, pending = next(iter(self._pending.items()))
+            if pending.until_ms > now_ms:
+                return
             self._remove(node_id)
-            self._given_up(node_id)
+            self._dropped(node_id)
 
-    def _remove(self, node_id: str) -> _Parked | None:
-        parked = self._parked.pop(node_id, None)
-        if parked is not None:
-            self._bytes -= len(parked.wire)
-        return parked
+    def _remove(self, node_id: str) -> _Pending | None:
+        pending = self._pending.pop(node_id, None)
+        if pending is not None:
+            self._bytes -= len(pending.wire)
+        return pending

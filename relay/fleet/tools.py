@@ -1,8 +1,8 @@
 """From a trusted manifest to the tools that agents see.
 
 One tool for each capability and verb (RFC-0001 section 3). Everything an agent reads of a tool comes from
-our tables: of what the node wrote, only the tokens of the name pass, and their alphabet holds no text.
-Must not know who is connected or who may see what.
+our tables: of what the node wrote, only the tokens of the name pass, and their alphabet permits no text.
+Must not know which nodes are connected, nor decide which caller sees a tool.
 """
 
 import sys
@@ -11,22 +11,23 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
+from relay.fleet.tool_entry import EntryTemplate
 from relay.rate_limits import Allowance
 from schemas.canonical import blake3_hex, jcs
 from schemas.kinds import Kind, KindRegistry, Verb
 from schemas.projection import ToolName, alias_of
-from schemas.registry import SCHEME, SchemaRegistry, Validator
+from schemas.registry import SchemaRegistry, Validator
 from schemas.trust import TrustedManifest
 
-META_SAFETY_CLASS = "edge-kubelet/safety-class"
-META_CAPABILITY_ETAG = "edge-kubelet/capability-etag"
-META_CANONICAL_NAME = "edge-kubelet/canonical-name"
-META_SCHEMA_REF = "edge-kubelet/schema-ref"
-
 TOOLS_PER_TURN = 64
-"""How many tools of one node are listed before those of every other node have had as many."""
+"""How many tools of one node are listed before as many of every other node."""
 
-# What the manifest's document says of members that are left out.
+Place = tuple[int, str]
+"""A position in every list: turn and canonical name."""
+FIRST_PLACE: Place = (-1, "")
+"""Before every tool."""
+
+# The defaults of the manifest's schema.
 _DEFAULT_DEADLINE_MS = 2000
 _DEFAULT_CONCURRENCY = 1
 _ENTRY_BYTES = 768
@@ -50,10 +51,11 @@ class Tool:
     """One verb of one capability of one node.
 
     Attributes:
-        allowance: what the capability says that it bears (RFC-0001 section 2).
+        allowance: the limits that the capability announces (RFC-0001 section 2).
         etag: the capability's, without attestation and times.
+        entry: what its entry in ``tools/list`` shares with those of other tools.
         turn: which run of ``TOOLS_PER_TURN`` of its node's tools, by name, it is in. Counted over all of
-            them, whoever asks, so that a tool has one place in every list.
+            them, for every caller alike, so that a tool has one place in every list.
     """
 
     canonical: str
@@ -64,21 +66,22 @@ class Tool:
     allowance: Allowance
     etag: str
     surface: Surface
+    entry: EntryTemplate
     turn: int = 0
 
     @property
-    def place(self) -> tuple[int, str]:
-        """What lists are sorted by: a node with hundreds of tools must not fill everybody's first page."""
+    def place(self) -> Place:
+        """What lists are sorted by: a node with hundreds of tools must not fill the first page."""
         return self.turn, self.canonical
 
     @property
     def capability(self) -> tuple[str, str]:
-        """Which capability of which node: what its limits are counted for, whatever the verb."""
+        """Which capability of which node: its limits are shared by its verbs."""
         return self.node_id, self.cap_id
 
     @property
     def fingerprint(self) -> str:
-        """What changes when what an agent sees of the tool does: name, schemas, safety class."""
+        """Differs if and only if name, schemas or safety class do: what ``list_changed`` is sent for."""
         verb = self.surface.verb
         return f"{self.canonical} {verb.input_ref} {verb.output_ref} {self.safety_class}"
 
@@ -89,28 +92,14 @@ class Tool:
 
     def listed(self, *, dashed: bool = False) -> dict[str, Any]:
         """Return the tool's entry in ``tools/list``, under its canonical name or its alias."""
-        verb = self.surface.verb
-        return {
-            "name": alias_of(self.canonical) if dashed else self.canonical,
-            "title": verb.title,
-            "description": verb.description,
-            "inputSchema": self.surface.input_schema,
-            "outputSchema": self.surface.output_schema,
-            "annotations": {
-                "title": verb.title,
-                "readOnlyHint": self.safety_class == "read_only",
-                "destructiveHint": self.safety_class == "physical_actuation",
-                "idempotentHint": verb.idempotent,
-                "openWorldHint": False,
-                "x-safety-class": self.safety_class,
-            },
-            "_meta": {
-                META_SAFETY_CLASS: self.safety_class,
-                META_CAPABILITY_ETAG: self.etag,
-                META_CANONICAL_NAME: self.canonical,
-                META_SCHEMA_REF: SCHEME + verb.input_ref,
-            },
-        }
+        return self.entry.document(self._name(dashed=dashed), self.etag, self.canonical)
+
+    def listed_text(self, *, dashed: bool = False) -> str:
+        """Return the same entry as JSON text."""
+        return self.entry.text(self._name(dashed=dashed), self.etag, self.canonical)
+
+    def _name(self, *, dashed: bool) -> str:
+        return alias_of(self.canonical) if dashed else self.canonical
 
 
 class Projector:
@@ -123,9 +112,10 @@ class Projector:
             for kind in kinds
             for verb in kind.verbs.values()
         }
+        self._entries: dict[tuple[str, str, str], EntryTemplate] = {}
 
     def knows(self, kind_short: str) -> bool:
-        """Tell whether a kind's tool names start with ``kind_short``."""
+        """Tell whether ``kind_short`` is the first token of a kind's tool names."""
         return self._kinds.by_short(kind_short) is not None
 
     def project(self, manifest: TrustedManifest) -> dict[str, Tool]:
@@ -136,39 +126,49 @@ class Projector:
             for verb_name in capability["verbs"]:
                 surface = self._surfaces.get((capability["kind"], verb_name))
                 if surface is not None:
-                    tool = _tool(manifest.identity.node_id, capability, etag, surface)
+                    tool = self._tool(manifest.identity.node_id, capability, etag, surface)
                     tools[tool.canonical] = tool
         for rank, name in enumerate(sorted(tools)):
             if turn := rank // TOOLS_PER_TURN:
                 tools[name] = replace(tools[name], turn=turn)
         return tools
 
+    def _tool(self, node_id: str, capability: Mapping[str, Any], etag: str, surface: Surface) -> Tool:
+        constraints = capability["constraints"]
+        safety_class = sys.intern(capability["safety_class"])
+        name = ToolName(surface.kind.short, node_id, capability["cap_id"], surface.verb.name)
+        return Tool(
+            canonical=name.canonical,
+            node_id=node_id,
+            cap_id=sys.intern(capability["cap_id"]),
+            safety_class=safety_class,
+            deadline_ms=constraints.get("deadline_ms_default", _DEFAULT_DEADLINE_MS),
+            allowance=_allowance(
+                constraints["rate_limit_rps"], int(constraints.get("max_concurrency", _DEFAULT_CONCURRENCY))
+            ),
+            etag=etag,
+            surface=surface,
+            entry=self._entry(surface, safety_class),
+        )
 
-def _tool(node_id: str, capability: Mapping[str, Any], etag: str, surface: Surface) -> Tool:
-    constraints = capability["constraints"]
-    name = ToolName(surface.kind.short, node_id, capability["cap_id"], surface.verb.name)
-    return Tool(
-        canonical=name.canonical,
-        node_id=node_id,
-        cap_id=sys.intern(capability["cap_id"]),
-        safety_class=sys.intern(capability["safety_class"]),
-        deadline_ms=constraints.get("deadline_ms_default", _DEFAULT_DEADLINE_MS),
-        allowance=_allowance(
-            constraints["rate_limit_rps"], int(constraints.get("max_concurrency", _DEFAULT_CONCURRENCY))
-        ),
-        etag=etag,
-        surface=surface,
-    )
+    def _entry(self, surface: Surface, safety_class: str) -> EntryTemplate:
+        key = (surface.kind.name, surface.verb.name, safety_class)
+        if key not in self._entries:
+            self._entries[key] = EntryTemplate(
+                surface.verb, surface.input_schema, surface.output_schema, safety_class
+            )
+        return self._entries[key]
 
 
 @lru_cache(maxsize=1024)  # a fleet of thousands has a handful of them
 def _allowance(rate_limit_rps: float, max_concurrency: int) -> Allowance:
-    return Allowance(rate_limit_rps, max(1.0, rate_limit_rps), max_concurrency)  # one may always come at once
+    # However low the rate is, the first call is admitted at once.
+    return Allowance(rate_limit_rps, max(1.0, rate_limit_rps), max_concurrency)
 
 
 def _surface(registry: SchemaRegistry, kind: Kind, verb: Verb) -> Surface:
-    # Clients compile every tool's schema into one validator, which refuses an id that it has seen, and some
-    # do not know the dialect's URI. What the schema is stands in `_meta` instead.
+    # Clients compile all tools' schemas into one validator, which refuses an id that it has seen, and some do
+    # not know the dialect's URI. `_meta` names the schema instead.
     input_schema = _without(registry.document(verb.input_ref), "$id", "$schema")
     output_schema = _without(registry.document(verb.output_ref), "$id", "$schema")
     return Surface(

@@ -13,6 +13,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from relay.ascii_json import encoded
+from relay.mcp_api.fragments import text_of
 from relay.mcp_api.methods import MethodError
 
 ResultT = TypeVar("ResultT")
@@ -28,19 +29,19 @@ async def answer(
     send: Send,
 ) -> None:
     """Send the result of ``work``, or the ``MethodError`` that it raises, unless the client has gone."""
-    reply: dict[str, Any] = {"jsonrpc": "2.0", "id": request_id}
     status = _OK
     try:
         result = await until_gone(work, receive)
     except MethodError as error:
         status = ERROR_CODE_HTTP_STATUS.get(error.code, _OK)
         told = {"code": error.code, "message": error.message}
-        reply["error"] = told if error.data is None else {**told, "data": error.data}
+        member = f'"error":{encoded(told if error.data is None else {**told, "data": error.data})}'
     else:
         if result is None:
             return
-        reply["result"] = result
-    await Response(encoded(reply), status, media_type="application/json")(scope, receive, send)
+        member = f'"result":{text_of(result)}'
+    body = f'{{"jsonrpc":"2.0","id":{encoded(request_id)},{member}}}'
+    await Response(body, status, media_type="application/json")(scope, receive, send)
 
 
 async def until_gone(work: Coroutine[Any, Any, ResultT], receive: Receive) -> ResultT | None:

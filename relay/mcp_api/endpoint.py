@@ -20,6 +20,7 @@ from relay.auth.caller import CALLER_IN_SCOPE, Caller
 from relay.http.body_parser import MAX_BODY_BYTES, MESSAGE_IN_SCOPE, BodyParser
 from relay.mcp_api import direct
 from relay.mcp_api.change_streams import TOO_MANY_STREAMS, ChangeStreams
+from relay.mcp_api.fragments import with_documents
 from relay.mcp_api.methods import BYTES_LIKE_A_CALL, MethodError, Methods
 from relay.mcp_api.open_streams import StreamLimitError
 from relay.mcp_api.sdk import (
@@ -107,7 +108,7 @@ class McpEndpoint:
                 answer = await method(caller_of(ctx), message_of(ctx), emitter_of(ctx))
             except MethodError as error:
                 raise MCPError(error.code, error.message, error.data) from None
-            return self._eras.shaped(answer, modern=is_modern(ctx.protocol_version))
+            return with_documents(self._eras.shaped(answer, modern=is_modern(ctx.protocol_version)))
         if ctx.method == "initialize":
             self._changes.count_session(ctx)
         result = await call_next(ctx)

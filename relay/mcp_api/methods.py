@@ -1,11 +1,13 @@
 """The MCP methods that this relay answers with one result each: one table, for every transport and era.
 
-A method is ``async (Caller, message, emit) -> result``. ``message`` is the JSON-RPC message. ``emit`` sends a
+A method is ``async (Caller, message, emit) -> result``. ``message`` is the JSON-RPC message. A member of the
+result may be a ``Fragment``. ``emit`` sends a
 notification before the result; it is None where the answer cannot be a stream. Must not import the MCP SDK,
 nor decide anything: who may call what is the gateway's, and what is listed is the fleet's.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -15,7 +17,7 @@ from relay.calls.call_record import CallAnswer, CallRequest
 from relay.calls.envelope import Call
 from relay.calls.gateway import CallGateway
 from relay.fleet.fleet import Fleet
-from relay.mcp_api.paging import CursorError, page_of
+from relay.mcp_api.paging import CursorError, ToolEntries, page_of
 from relay.mcp_api.resources import TEMPLATES, ResourceCatalog
 from schemas.errors import ToolError
 from schemas.text import printable
@@ -106,13 +108,13 @@ class Methods:
     ) -> dict[str, Any]:
         dashed = _wants_dashed(caller.query)
         self.charge(caller.principal, 1)
-        tools = self._fleet.listed(caller.principal.rights)
+        listed = partial(self._fleet.listed, caller.principal.rights)
         try:
-            page, following = page_of(tools, message.get("params", {}).get("cursor"))
+            page, following = page_of(listed, message.get("params", {}).get("cursor"))
         except CursorError as error:
             raise MethodError(_INVALID_PARAMS, str(error)) from None
         self.charge(caller.principal, len(page) / _TOOLS_LIKE_A_CALL)
-        result: dict[str, Any] = {"tools": [tool.listed(dashed=dashed) for tool in page]}
+        result: dict[str, Any] = {"tools": ToolEntries(page, dashed)}
         if following is not None:
             result["nextCursor"] = following
         return result | _cached(LIST_TTL_MS)

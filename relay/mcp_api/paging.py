@@ -1,36 +1,58 @@
-"""The pages of ``tools/list``: bounded in tools and in bytes, and a cursor to go on from.
+"""The pages of ``tools/list``: bounded in tools and in bytes, and a cursor to continue from.
 
-Must not choose who sees which tool.
+Must not choose which caller sees which tool.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from relay.fleet.tools import Tool
+from relay.fleet.tools import FIRST_PLACE, Place, Tool
+from relay.mcp_api.fragments import Fragment
 from schemas.keys import base64url, from_base64url
 
 PAGE_SIZE = 1000
 MAX_PAGE_BYTES = 768 * 1024
 """Clients refuse an event of more than a mebibyte: the official one closes the stream."""
 
-_BEFORE_ALL = (-1, "")
 _PLACE = re.compile(r"(?P<turn>[0-9]{1,4}) (?P<name>[a-z0-9_.]+)")
+
+Listed = Callable[[Place, int], Sequence[Tool]]
+"""Returns the tools behind a place, sorted by place, up to a number of them."""
 
 
 class CursorError(ValueError):
-    """The cursor is not one that was given."""
+    """The cursor is not one that was issued."""
 
 
-def page_of(tools: Sequence[Tool], cursor: object) -> tuple[Sequence[Tool], str | None]:
-    """Return the page of ``tools``, sorted by place, that ``cursor`` stands for, and the next cursor.
+@dataclass(frozen=True, slots=True)
+class ToolEntries(Fragment):
+    """The entries of ``tools``, under their canonical names or their aliases."""
+
+    tools: Sequence[Tool]
+    dashed: bool
+
+    def text(self) -> str:
+        """Return the entries as a JSON array."""
+        return "[" + ",".join([tool.listed_text(dashed=self.dashed) for tool in self.tools]) + "]"
+
+    def document(self) -> list[dict[str, Any]]:
+        """Return the entries as documents."""
+        return [tool.listed(dashed=self.dashed) for tool in self.tools]
+
+
+def page_of(listed: Listed, cursor: object) -> tuple[Sequence[Tool], str | None]:
+    """Return the page of what ``listed`` returns that begins at ``cursor``, and the next cursor.
 
     Raises:
-        CursorError: ``cursor`` is not one that this function gave.
+        CursorError: ``cursor`` is not one that this function returned.
     """
-    after = _BEFORE_ALL if cursor is None else _place_in(cursor)
-    rest = [tool for tool in tools if tool.place > after]
-    page = _first_page(rest)
-    if len(page) == len(rest):
+    after = FIRST_PLACE if cursor is None else _place_in(cursor)
+    # One more than a page has: whether it is there decides on the next cursor.
+    tools = listed(after, PAGE_SIZE + 1)
+    page = _first_page(tools)
+    if len(page) == len(tools):
         return page, None
     turn, name = page[-1].place
     return page, base64url(f"{turn} {name}".encode("ascii"))
@@ -45,7 +67,7 @@ def _first_page(tools: Sequence[Tool]) -> Sequence[Tool]:
     return tools[:PAGE_SIZE]
 
 
-def _place_in(cursor: object) -> tuple[int, str]:
+def _place_in(cursor: object) -> Place:
     try:
         found = _PLACE.fullmatch(from_base64url(str(cursor)).decode("ascii"))
     except ValueError:

@@ -86,9 +86,7 @@ class ResourceCatalog:
                 return None
 
     def _of_node(self, principal: Principal, node_id: str, part: str) -> Content | None:
-        node = next(
-            (node for node in self._fleet.nodes_of(principal.tenant) if node.node_id == node_id), None
-        )
+        node = self._fleet.node_of(principal.tenant, node_id)
         if node is None or node.manifest is None:
             return None
         match part:

@@ -18,7 +18,7 @@ from relay.clock import RelayClock, now_ms, ticks_ms
 from relay.config import RelayConfig
 from relay.environment import RelayEnvironment
 from relay.fleet import assembly as fleet_assembly
-from relay.fleet.fleet import Trust
+from relay.fleet.leaves import Trust
 from relay.http import assembly as http_assembly
 from relay.http.listener import serve
 from relay.mcp_api import assembly as mcp_assembly

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import pytest
 
-from relay.fleet.pending_manifests import PARKED_FOR_MS
+from relay.fleet.pending_manifests import PENDING_FOR_MS
 from schemas.trust import Mark, Outcome, Reason
 from tests.fakes.hub import Hub
 from tests.fakes.refusals import audited_refusals, manifest_in_force, refusal
@@ -79,7 +79,7 @@ def test_another_nodes_id_vouched_for_by_its_own_leaf_is_never_accepted(
     # A's leaf is known, but not as B's: to the relay it is a leaf of B's that has not come yet.
     assert hub.fleet.offer_manifest(NODE_ID, as_another(attacker), "broker").outcome is Outcome.PARKED
     check_untouched(hub, node, good)
-    hub.clock.advance(PARKED_FOR_MS)
+    hub.clock.advance(PENDING_FOR_MS)
     hub.fleet.sweep()
     assert audited_refusals(hub) == [refusal("manifest_refused", NODE_ID, "unvouched")]
 

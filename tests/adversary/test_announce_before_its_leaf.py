@@ -7,7 +7,7 @@ in force stays in force meanwhile; what is dropped is said in the audit.
 
 import pytest
 
-from relay.fleet.pending_manifests import PARKED_FOR_MS
+from relay.fleet.pending_manifests import PENDING_FOR_MS
 from schemas.trust import Outcome
 from tests.fakes.hub import Hub
 from tests.fakes.refusals import audited_refusals, manifest_in_force
@@ -36,7 +36,7 @@ def test_it_waits_and_what_was_in_force_stays_in_force(
     assert manifest_in_force(hub, node) == node.manifest()
 
 
-@pytest.mark.parametrize("waited_ms", [0, PARKED_FOR_MS - 1])
+@pytest.mark.parametrize("waited_ms", [0, PENDING_FOR_MS - 1])
 def test_it_is_accepted_when_its_leaf_comes(hub: Hub, renewed: SimulatedNode, waited_ms: int) -> None:
     wire = announce(hub, renewed)
     hub.clock.advance(waited_ms)
@@ -51,7 +51,7 @@ def test_after_half_a_minute_its_leaf_comes_too_late(
     hub: Hub, node: SimulatedNode, renewed: SimulatedNode, *, swept: bool
 ) -> None:
     announce(hub, renewed)
-    hub.clock.advance(PARKED_FOR_MS)
+    hub.clock.advance(PENDING_FOR_MS)
     if swept:
         hub.fleet.sweep()
     hub.fleet.offer_identity(NODE_ID, renewed.leaf_pem)
@@ -102,7 +102,7 @@ def test_one_that_is_pushed_out_does_not_take_the_newest_along(
 
 def test_one_whose_leaf_never_comes_is_said_in_the_audit(hub: Hub, renewed: SimulatedNode) -> None:
     announce(hub, renewed)
-    hub.clock.advance(PARKED_FOR_MS)
+    hub.clock.advance(PENDING_FOR_MS)
     hub.fleet.sweep()
     (line,) = audited_refusals(hub)
     assert (line["event"], line["source"], line["count"]) == ("manifest_refused", NODE_ID, 1)
@@ -111,14 +111,14 @@ def test_one_whose_leaf_never_comes_is_said_in_the_audit(hub: Hub, renewed: Simu
 def test_what_pushes_out_another_is_said_in_the_audit(hub: Hub, renewed: SimulatedNode) -> None:
     for number in range(3):
         announce(hub, hub.ca.issue(key=key_named(f"a thief's key {number}")), NOW_MS + number)
-    hub.clock.advance(PARKED_FOR_MS)
+    hub.clock.advance(PENDING_FOR_MS)
     hub.fleet.sweep()
     assert sum(line["count"] for line in audited_refusals(hub)) == 3
     assert renewed.node_id == NODE_ID
 
 
 def test_one_for_which_no_room_is_left_is_said_in_the_audit(hub: Hub, renewed: SimulatedNode) -> None:
-    hub.fleet._parked._max_bytes = 0  # noqa: SLF001 - 64 MiB would be slow to fill
+    hub.fleet._pending._max_bytes = 0  # noqa: SLF001 - 64 MiB would be slow to fill
     announce(hub, renewed)
     (line,) = audited_refusals(hub)
     assert (line["event"], line["source"], line["count"]) == ("manifest_refused", NODE_ID, 1)

@@ -26,7 +26,8 @@ from relay.calls.idempotent_calls import IdempotentCalls
 from relay.clock import RelayClock
 from relay.config import PER_AGENT, EnvelopeMode
 from relay.fleet.change_notifier import ChangeNotifier
-from relay.fleet.fleet import Fleet, Trust
+from relay.fleet.fleet import Fleet
+from relay.fleet.leaves import Trust
 from relay.fleet.replay_marks import MarkStore
 from relay.fleet.tools import Projector
 from relay.mcp_api.change_streams import ChangeStreams

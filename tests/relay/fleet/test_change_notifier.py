@@ -48,7 +48,7 @@ async def running(notifier: ChangeNotifier) -> AsyncIterator[None]:
 
 @pytest.fixture
 async def notifier(hub: Hub) -> AsyncIterator[ChangeNotifier]:
-    notifier = ChangeNotifier(hub.fleet, hub.log, interval_s=0, patience_s=1000)
+    notifier = ChangeNotifier(hub.fleet, hub.log, interval_s=0, timeout_s=1000)
     async with running(notifier):
         yield notifier
 
@@ -181,7 +181,7 @@ async def test_nobody_waits_for_a_listener_that_does_not_return(
 async def test_a_listener_that_does_not_return_is_given_up_and_the_next_change_is_told(
     hub: Hub, node: SimulatedNode
 ) -> None:
-    notifier = ChangeNotifier(hub.fleet, hub.log, interval_s=0, patience_s=0.001)
+    notifier = ChangeNotifier(hub.fleet, hub.log, interval_s=0, timeout_s=0.001)
     ear = Ear()
     notifier.listen(READERS, never_returns)
     notifier.listen(READERS, ear)
@@ -193,7 +193,7 @@ async def test_a_listener_that_does_not_return_is_given_up_and_the_next_change_i
 
 
 async def test_an_audience_that_does_not_read_keeps_no_other_waiting(hub: Hub, node: SimulatedNode) -> None:
-    notifier = ChangeNotifier(hub.fleet, hub.log, interval_s=0, patience_s=1000)
+    notifier = ChangeNotifier(hub.fleet, hub.log, interval_s=0, timeout_s=1000)
     ear = Ear()
     notifier.listen(READERS, never_returns)
     notifier.listen(OTHERS, ear)
@@ -210,7 +210,7 @@ async def test_an_audience_that_does_not_read_keeps_no_other_waiting(hub: Hub, n
 async def test_an_audience_is_not_told_twice_at_a_time_and_what_changed_meanwhile_is_told_then(
     hub: Hub, node: SimulatedNode
 ) -> None:
-    notifier = ChangeNotifier(hub.fleet, hub.log, interval_s=0.001, patience_s=1000)
+    notifier = ChangeNotifier(hub.fleet, hub.log, interval_s=0.001, timeout_s=1000)
     told, read_on = asyncio.Queue[None](), asyncio.Event()
     others = Ear()
 
@@ -234,7 +234,7 @@ async def test_an_audience_is_not_told_twice_at_a_time_and_what_changed_meanwhil
 async def test_what_changed_while_an_audience_was_told_does_not_wait_for_the_next_look(
     hub: Hub, node: SimulatedNode
 ) -> None:
-    notifier = ChangeNotifier(hub.fleet, hub.log, interval_s=1000, patience_s=1000, quiet_s=0)
+    notifier = ChangeNotifier(hub.fleet, hub.log, interval_s=1000, timeout_s=1000, quiet_s=0)
     told, read_on = asyncio.Queue[None](), asyncio.Event()
 
     async def slow() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from relay.auth.permissions import Rights
 from relay.fleet.fleet import GRACE_MS
-from relay.fleet.pending_manifests import PARKED_FOR_MS
+from relay.fleet.pending_manifests import PENDING_FOR_MS
 from schemas.certificates import IdentityError
 from schemas.errors import Failure, ToolError
 from schemas.manifest import etag_of
@@ -122,14 +122,14 @@ def test_a_manifest_before_its_leaf_waits_for_it(hub: Hub, node: SimulatedNode) 
 
 def test_a_manifest_waits_half_a_minute_and_no_longer(hub: Hub, node: SimulatedNode) -> None:
     hub.fleet.offer_manifest(NODE_ID, node.manifest(), "broker")
-    hub.clock.advance(PARKED_FOR_MS)
+    hub.clock.advance(PENDING_FOR_MS)
     hub.fleet.offer_identity(NODE_ID, node.leaf_pem)
     assert failure(hub, ECHO_NAME) is Failure.MANIFEST_NOT_FOUND
 
 
 def test_sweeping_ends_the_wait_of_what_has_waited_too_long(hub: Hub, node: SimulatedNode) -> None:
     hub.fleet.offer_manifest(NODE_ID, node.manifest(), "broker")
-    hub.clock.advance(PARKED_FOR_MS)
+    hub.clock.advance(PENDING_FOR_MS)
     hub.fleet.sweep()
     hub.fleet.offer_manifest(NODE_ID, node.manifest(), "broker")
     hub.fleet.offer_identity(NODE_ID, node.leaf_pem)

@@ -2,14 +2,13 @@ import json
 
 import pytest
 
-from relay.fleet.tools import (
+from relay.fleet.tool_entry import (
     META_CANONICAL_NAME,
     META_CAPABILITY_ETAG,
     META_SAFETY_CLASS,
     META_SCHEMA_REF,
-    Projector,
-    Tool,
 )
+from relay.fleet.tools import Projector, Tool
 from schemas.canonical import blake3_hex, jcs
 from schemas.kinds import SYSTEM_ECHO, Kind, KindRegistry
 from schemas.manifest import etag_of

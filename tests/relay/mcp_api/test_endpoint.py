@@ -27,7 +27,7 @@ from starlette.applications import Starlette
 from relay.auth.permissions import Rights
 from relay.config import PER_AGENT
 from relay.fleet.change_notifier import ChangeNotifier, Listener
-from relay.fleet.tools import META_CANONICAL_NAME, META_SAFETY_CLASS
+from relay.fleet.tool_entry import META_CANONICAL_NAME, META_SAFETY_CLASS
 from relay.http.body_parser import MAX_BODY_BYTES
 from relay.http.request_guard import AllowedHosts, RequestGuard
 from relay.mcp_api.methods import LIST_TTL_MS, META_ERROR

@@ -1,12 +1,13 @@
-"""The pages of ``tools/list``. What clients make of them is in ``test_mcp_server``."""
+"""The pages of ``tools/list``. What clients make of them is in ``test_endpoint``."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
 from relay.auth.permissions import Rights
 from relay.fleet.tools import Tool
-from relay.mcp_api.paging import MAX_PAGE_BYTES, PAGE_SIZE, CursorError, page_of
+from relay.mcp_api.paging import MAX_PAGE_BYTES, PAGE_SIZE, CursorError, Listed, page_of
 from schemas.keys import base64url
 from tests.fakes.hub import Hub
 from tests.fakes.signer import TENANT
@@ -22,6 +23,11 @@ def many(tool: Tool, count: int, size: int) -> list[Tool]:
     rest = tool.listed_bytes - tool.surface.schema_bytes
     surface = replace(tool.surface, schema_bytes=size - rest)
     return [replace(tool, canonical=f"tool.{number:05}", surface=surface) for number in range(count)]
+
+
+def listed(tools: Sequence[Tool]) -> Listed:
+    """Return the list in which ``tools``, which are sorted, are."""
+    return lambda after, limit: [tool for tool in tools if tool.place > after][:limit]
 
 
 @pytest.mark.parametrize(
@@ -42,7 +48,7 @@ def test_following_the_cursor_gives_every_tool_once(
     sizes: list[int] = []
     cursor: str | None = None
     while True:
-        page, cursor = page_of(tools, cursor)
+        page, cursor = page_of(listed(tools), cursor)
         seen += page
         sizes.append(len(page))
         if cursor is None:
@@ -53,8 +59,8 @@ def test_following_the_cursor_gives_every_tool_once(
 
 def test_a_cursor_goes_on_behind_its_tool_even_when_that_is_gone(tool: Tool) -> None:
     tools = many(tool, 3, MAX_PAGE_BYTES)
-    _, cursor = page_of(tools, None)
-    page, _ = page_of(tools[1:], cursor)
+    _, cursor = page_of(listed(tools), None)
+    page, _ = page_of(listed(tools[1:]), cursor)
     assert [item.canonical for item in page] == ["tool.00001"]
 
 
@@ -68,7 +74,7 @@ def test_pages_follow_the_turns_and_not_the_names_alone(tool: Tool) -> None:
     seen: list[Tool] = []
     cursor: str | None = None
     while cursor is not None or not seen:
-        page, cursor = page_of(tools, cursor)
+        page, cursor = page_of(listed(tools), cursor)
         seen += page
     assert seen == tools
 
@@ -89,4 +95,4 @@ def test_pages_follow_the_turns_and_not_the_names_alone(tool: Tool) -> None:
 )
 def test_a_cursor_that_was_never_given_is_refused(tool: Tool, cursor: object) -> None:
     with pytest.raises(CursorError, match="not one that this server gave"):
-        page_of([tool], cursor)
+        page_of(listed([tool]), cursor)

@@ -1,0 +1,44 @@
+"""Which leaf certificates are believed: by root, by revocation, and by node id.
+
+Pure: time and what is known of a node come in as arguments. Must not keep records of nodes.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from relay.fleet.node_record import NodeRecord
+from schemas.certificates import IdentityError, verify_leaf
+from schemas.identity import Identity, certificates_in, kid_of
+from schemas.trust import TrustRules
+
+
+@dataclass(frozen=True, slots=True)
+class Trust:
+    """What the fleet believes: manifests by ``rules``, leaves by ``roots`` unless ``revoked`` has them."""
+
+    rules: TrustRules
+    roots: Sequence[str]
+    revoked: frozenset[str]
+
+    def identify(self, node_id: str, pem: str, known: NodeRecord | None, now_ms: int) -> Identity:
+        """Return the identity of ``node_id`` that ``pem`` proves; ``known`` is the node's record.
+
+        Raises:
+            IdentityError: it proves nothing, or another node.
+        """
+        found = _known_leaf(known, pem) if known is not None else None
+        if found is not None and found.valid_at(now_ms):
+            return found  # thousands of nodes that reconnect present a leaf that was verified before
+        identity = verify_leaf(pem, self.roots, now_ms)
+        if identity.node_id != node_id:
+            raise IdentityError("id_mismatch")
+        if identity.kid in self.revoked:
+            raise IdentityError("revoked")
+        return identity
+
+
+def _known_leaf(node: NodeRecord, pem: str) -> Identity | None:
+    try:
+        return node.identities.get(kid_of(certificates_in(pem)[0]))
+    except (ValueError, IndexError):
+        return None

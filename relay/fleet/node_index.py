@@ -1,0 +1,98 @@
+"""The records of all nodes: by id, by tenant, and the tools of those that are listed now.
+
+The index follows the records: the fleet changes a record and then calls ``update``. What ends by time (a
+manifest, a leaf, a grace) waits in a queue, so that time that passes costs nothing until something ends.
+Must not decide what is believed of a node.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+
+from relay.auth.permissions import Rights
+from relay.fleet.due_times import DueTimes
+from relay.fleet.node_record import NO_TOOLS, NodeRecord
+from relay.fleet.tool_index import ToolIndex, Version
+from relay.fleet.tools import FIRST_PLACE, Place, Tool
+
+
+class NodeIndex:
+    """The nodes of one relay."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[str, NodeRecord] = {}
+        self._tenants: dict[str, dict[str, NodeRecord]] = {}
+        self._tools = ToolIndex()
+        self._ends = DueTimes()
+        self._settled_ms = 0
+        self._followers: list[Callable[[str], None]] = []
+
+    def __iter__(self) -> Iterator[NodeRecord]:
+        return iter(self._nodes.values())
+
+    def __getitem__(self, node_id: str) -> NodeRecord:
+        return self._nodes[node_id]
+
+    def get(self, node_id: str) -> NodeRecord | None:
+        """Return the record of a node of any tenant."""
+        return self._nodes.get(node_id)
+
+    def of_tenant(self, tenant: str) -> Mapping[str, NodeRecord]:
+        """Return the nodes of ``tenant`` by id."""
+        return self._tenants.get(tenant, {})
+
+    def follow(self, changed: Callable[[str], None]) -> None:
+        """Call ``changed`` with each tenant whose listed tools may have changed."""
+        self._followers.append(changed)
+
+    def update(self, node: NodeRecord, now_ms: int) -> None:
+        """Take in ``node``, which is new or has changed."""
+        tools = node.tools if node.is_listed(now_ms) else NO_TOOLS
+        if node.tenant != node.indexed_tenant:
+            self._file(node)
+        self._list(node, tools)
+        if tools:
+            self._ends.no_later_than(node.node_id, node.listed_until_ms)
+
+    def listed(
+        self, rights: Rights, now_ms: int, after: Place = FIRST_PLACE, limit: int | None = None
+    ) -> list[Tool]:
+        """Return the tools that ``rights`` reach now, by place: of those behind ``after``, ``limit``."""
+        self.settle(now_ms)
+        return self._tools.listed(rights, after, limit)
+
+    def version(self, rights: Rights, now_ms: int) -> Version:
+        """Return the version of the set of tools that ``rights`` reach now."""
+        self.settle(now_ms)
+        return self._tools.version(rights)
+
+    def settle(self, now_ms: int) -> None:
+        """Delist what has ended by ``now_ms``."""
+        if now_ms < self._settled_ms:
+            # The clock was set back, by minutes: manifests that had ended have not.
+            due: list[NodeRecord] = list(self)
+        else:
+            due = [self._nodes[node_id] for node_id in self._ends.take(now_ms)]
+        self._settled_ms = now_ms
+        for node in due:
+            self.update(node, now_ms)
+
+    def _file(self, node: NodeRecord) -> None:
+        """Put ``node`` where its tenant's nodes are, out of those of the tenant that it had before."""
+        self._nodes[node.node_id] = node
+        if node.indexed_tenant is not None:
+            self._list(node, NO_TOOLS)
+            former = self._tenants[node.indexed_tenant]
+            del former[node.node_id]
+            if not former:
+                del self._tenants[node.indexed_tenant]
+        self._tenants.setdefault(node.tenant, {})[node.node_id] = node
+        node.indexed_tenant = node.tenant
+
+    def _list(self, node: NodeRecord, tools: Mapping[str, Tool]) -> None:
+        """List ``tools`` in the place of those of ``node`` that are listed."""
+        if tools is node.indexed_tools or node.indexed_tenant is None:
+            return
+        self._tools.remove(node.indexed_tenant, node.indexed_tools.values())
+        self._tools.add(node.indexed_tenant, tools.values())
+        node.indexed_tools = tools
+        for changed in self._followers:
+            changed(node.indexed_tenant)
