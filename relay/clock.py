@@ -7,8 +7,11 @@ leaves): that has the system's time, like every other program on the machine.
 
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from structlog.typing import FilteringBoundLogger
+if TYPE_CHECKING:
+    # For its type alone the commands would load the library of the log.
+    from structlog.typing import FilteringBoundLogger
 
 TOLERANCE_MS = 255_000
 """4 min, and the rest of an earlier step. A manifest may be 5 min ahead: the node has 45 s of that."""
@@ -34,7 +37,7 @@ class RelayClock:
     """
 
     def __init__(
-        self, now_ms: Callable[[], int], ticks_ms: Callable[[], int], log: FilteringBoundLogger
+        self, now_ms: Callable[[], int], ticks_ms: Callable[[], int], log: "FilteringBoundLogger"
     ) -> None:
         self._now_ms = now_ms
         self._ticks_ms = ticks_ms

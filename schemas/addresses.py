@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
+from schemas.error_roots import OperatorError
 from schemas.frames import CONNECT_PATH
 
 MCP_PATH = "/mcp"
@@ -25,7 +26,7 @@ _MAX_HOST = 253
 _LABEL = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
 
 
-class AddressError(ValueError):
+class AddressError(OperatorError):
     """An address cannot be used; the text says what is expected."""
 
 

@@ -10,13 +10,14 @@ import tarfile
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 
+from schemas.error_roots import OperatorError
 from schemas.text import printable
 
 MAX_BYTES = 256 << 20
 """Of an archive: far more than the ledger of 100 000 nodes."""
 
 
-class ArchiveError(Exception):
+class ArchiveError(OperatorError):
     """The archive is not one that this program has made; the text says why."""
 
 

@@ -7,10 +7,12 @@ from collections.abc import Sequence
 
 import pyrage  # type: ignore[import-untyped]  # the library brings no types
 
+from schemas.error_roots import OperatorError
+
 _HEADER = b"age-encryption.org/v1\n"
 
 
-class EncryptionError(Exception):
+class EncryptionError(OperatorError):
     """A backup cannot be encrypted or decrypted with this; the text says why."""
 
 

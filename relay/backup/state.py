@@ -14,6 +14,7 @@ from relay.backup.archive import MAX_BYTES, pack, unpack
 from relay.config import StateFiles
 from relay.fleet.replay_marks import snapshot
 from relay.pki.authority import CertificateAuthority
+from schemas.error_roots import OperatorError
 from schemas.files import PRIVATE, PUBLIC, make_private_directory, read_state, sync_directory, write_atomic
 
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -25,7 +26,7 @@ _POSSIBLE = _REQUIRED | {
 }
 
 
-class RestoreError(Exception):
+class RestoreError(OperatorError):
     """Nothing was restored; the text says why."""
 
 

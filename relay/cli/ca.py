@@ -21,6 +21,7 @@ from relay.cli.options import (
 from relay.clock import now_ms
 from relay.pki.authority import DEFAULT_TENANT, MAX_OVERLAP_DAYS, CertificateAuthority, UnknownTargetError
 from relay.pki.records import KID_DIGITS
+from relay.pki.server_files import issue_server_files
 
 app = typer.Typer(help="The certificate authority that nodes are enrolled with.", no_args_is_help=True)
 
@@ -136,8 +137,6 @@ def ca_issue_server(
     state_dir: StateDir = None,
 ) -> None:
     """Issue a broker's or another server's certificate. A key that lies in --out already is kept."""
-    from relay.pki.server_files import issue_server_files  # noqa: PLC0415 - as above
-
     issue_server_files(authority(state_dir), hosts, out, os.urandom)
     typer.echo(f"server.key, server.pem and roots.pem are in {out}", err=True)
 

@@ -1,20 +1,19 @@
-"""The command line of the relay: what runs, and the groups of ``relay.commands``.
+"""The command line of the relay: ``relay run``, ``relay demo``, and the groups of the other modules here.
 
-Must not hold what the commands do: each calls one function of another module, imported when it is needed.
+Must not contain what the commands do: each calls one function. Must not import the server's parts: those are
+imported by the command that needs them.
 """
 
-import asyncio
-import signal
-import sys
-from collections.abc import Callable, Coroutine
+import traceback
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from relay.cli import audit, backup, ca, join_tokens, stdio, tokens
 from relay.cli.options import (
     EXIT_CANNOT_RUN,
+    EXIT_FAULT,
     EXIT_NO,
     EXIT_USAGE,
     PublicUrl,
@@ -32,10 +31,9 @@ from relay.config import (
     RelayConfig,
     TlsFiles,
 )
-from relay.ledger import LedgerError
-from relay.pki.authority import AuthorityError
 from relay.rate_limits import Allowance
 from schemas.addresses import PLAIN_OPTION, AddressError, normal_url, parse_broker, parse_host_port
+from schemas.error_roots import OperatorError
 from schemas.faults import FailedError
 
 app = typer.Typer(
@@ -55,15 +53,18 @@ ca.app.command("restore")(backup.ca_restore)
 
 
 def main() -> None:
-    """Run the command line, and say an error in one line."""
+    """Run the command line. An operator's mistake is one line; a fault of our own has a traceback."""
     try:
         app()
     except AddressError as error:
         fail(str(error), EXIT_USAGE)
+    except (OperatorError, FailedError) as error:
+        fail(str(error), EXIT_CANNOT_RUN)
     except OSError as error:
         fail(f"{error.filename}: {error.strerror}" if error.filename else str(error), EXIT_CANNOT_RUN)
-    except (AuthorityError, LedgerError) as error:
-        fail(str(error), EXIT_CANNOT_RUN)
+    except Exception:  # noqa: BLE001 - so that no fault has the exit code of an answer
+        traceback.print_exc()
+        raise SystemExit(EXIT_FAULT) from None
 
 
 @app.command()
@@ -78,7 +79,7 @@ def run(
     tls_certificate: Annotated[
         Path | None, typer.Option(help="Serve over TLS with this certificate, PEM.")
     ] = None,
-    tls_key: Annotated[Path | None, typer.Option(help="Its key, PEM; nobody else may read it.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="Its key, PEM, mode 0600.")] = None,
     tls_own: Annotated[
         bool, typer.Option("--tls-own", help="Serve over TLS with a certificate of the relay's own CA.")
     ] = False,
@@ -93,40 +94,40 @@ def run(
         typer.Option(help="Where to write what the broker reads. Default: with the state."),
     ] = None,
     broker_pid_file: Annotated[
-        Path | None, typer.Option(help="Where to find the broker, to tell it of new access lists.")
+        Path | None,
+        typer.Option(help="The broker's pid file: SIGHUP when access lists change."),
     ] = None,
     agent_rps: Annotated[
         float, typer.Option(min=1, help="Calls that one agent may make a second.")
     ] = PER_AGENT.rate,
     agent_concurrency: Annotated[
-        int, typer.Option(min=1, help="Calls that one agent may have under way.")
+        int, typer.Option(min=1, help="Calls that one agent may have in flight.")
     ] = PER_AGENT.concurrency,
     envelope: Annotated[
-        EnvelopeMode, typer.Option(help="What to do about a call whose envelope is not of the form.")
+        EnvelopeMode, typer.Option(help="What to do about a call whose envelope is malformed.")
     ] = EnvelopeMode.ENFORCE,
     plain: Annotated[
-        bool, typer.Option(PLAIN_OPTION, help="Let others on the network read along, and write.")
+        bool,
+        typer.Option(
+            PLAIN_OPTION, help="Allow connections without TLS: others on the network can read and write."
+        ),
     ] = False,
     state_dir: StateDir = None,
 ) -> None:
     """Run the relay."""
-    import uvloop  # noqa: PLC0415 - the server's parts only when they are needed
+    from relay.cli.serve import serve  # noqa: PLC0415 - the server's parts, for this command alone
 
-    from relay.http.listener import bind  # noqa: PLC0415
-    from relay.server.app import run_relay  # noqa: PLC0415
-
-    address = parse_host_port(listen)
     url = normal_url(public_url)
     if (jwks is None) != (issuer is None):
-        fail("--jwks and --issuer go together: the keys, and whose they are", EXIT_USAGE)
+        fail("--jwks and --issuer go together: the URL of the keys, and their issuer", EXIT_USAGE)
     external = None if jwks is None or issuer is None else ExternalIssuerConfig.parse(issuer, jwks, url)
     state = state_files(state_dir)
     if tls_own and (tls_certificate or tls_key):
-        fail("--tls-own is one certificate, --tls-certificate another: say one of them", EXIT_USAGE)
+        fail("--tls-own and --tls-certificate exclude each other", EXIT_USAGE)
     config = RelayConfig(
         parse_broker(broker),
         url,
-        address,
+        parse_host_port(listen),
         state,
         external_issuer=external,
         tls=state.own_tls if tls_own else _tls_files(tls_certificate, tls_key),
@@ -139,11 +140,7 @@ def run(
         envelope_mode=envelope,
         per_agent=Allowance(agent_rps, agent_rps * AGENT_BURST_S, agent_concurrency),
     )
-    with bind(address) as listener:
-        try:
-            _run_until_told(run_relay(config, listener, sys.stderr), uvloop.new_event_loop)
-        except FailedError as error:
-            fail(str(error), EXIT_CANNOT_RUN)
+    serve(config)
 
 
 @app.command()
@@ -153,18 +150,14 @@ def demo(
     ready_file: Annotated[Path | None, typer.Option(help="Write JSON here once all is up.")] = None,
 ) -> None:
     """Start everything on this machine, call each tool once, and keep serving until Ctrl-C."""
-    from relay.demo.run import DemoError, run_demo  # noqa: PLC0415
-
-    failed: list[bool] = []
-
-    async def show() -> None:
-        failed.append(not await run_demo(nodes=nodes, once=once, ready_file=ready_file))
+    from relay.cli.event_loop import run_until_stopped  # noqa: PLC0415 - with the import below
+    from relay.demo.run import run_demo  # noqa: PLC0415 - MCP's client, for this command alone
 
     try:
-        _run_until_told(show(), asyncio.new_event_loop)
-    except DemoError as error:
+        worked = run_until_stopped(run_demo(nodes=nodes, once=once, ready_file=ready_file))
+    except OperatorError as error:
         fail(str(error), EXIT_NO)
-    if any(failed):
+    if worked is False:
         raise SystemExit(EXIT_NO)
 
 
@@ -174,21 +167,3 @@ def _tls_files(certificate: Path | None, key: Path | None) -> TlsFiles | None:
     if certificate is not None or key is not None:
         fail("--tls-certificate and --tls-key go together", EXIT_USAGE)
     return None
-
-
-def _run_until_told(
-    work: Coroutine[Any, Any, None], loop_factory: Callable[[], asyncio.AbstractEventLoop]
-) -> None:
-    """Run ``work`` until SIGINT or SIGTERM; a server that is told to stop has done its job."""
-
-    async def supervised() -> None:
-        task = asyncio.ensure_future(work)
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            loop.add_signal_handler(number, task.cancel)
-        await asyncio.wait([task])
-        if not task.cancelled():
-            task.result()
-
-    with asyncio.Runner(loop_factory=loop_factory) as runner:
-        runner.run(supervised())

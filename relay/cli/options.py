@@ -1,8 +1,9 @@
-"""What the commands of the relay share: exit codes, options, and how an error is said.
+"""What the commands of the relay share: exit codes, options, and the form of an error.
 
 Exit codes: 0 done; 1 the answer is no; 2 the command line is wrong; 3 it cannot run as things are (a file
-is missing or exposed, a port is taken); 4 something that was there is lost. Standard output holds results,
-standard error the rest. Must not hold what a command does.
+is missing or exposed, a port is taken), or the relay has failed; 4 something that was there is lost; 70 a
+fault of our own in a command. Results go to standard output, everything else to standard error. Must not
+contain what a command does.
 """
 
 import os
@@ -21,8 +22,9 @@ EXIT_NO = 1
 EXIT_USAGE = 2
 EXIT_CANNOT_RUN = 3
 EXIT_LOST = 4
+EXIT_FAULT = 70
 
-StateDir = Annotated[Path | None, typer.Option("--state-dir", help="Where the relay's state lies.")]
+StateDir = Annotated[Path | None, typer.Option("--state-dir", help="The relay's state directory.")]
 Tenant = Annotated[str, typer.Option(help="Whose it is.")]
 PublicUrl = Annotated[str, typer.Option("--public-url", metavar="URL", help="The relay as others see it.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]

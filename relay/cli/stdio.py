@@ -3,7 +3,6 @@
 Must not print anything on standard output: that belongs to the protocol.
 """
 
-import asyncio
 import os
 import sys
 from enum import StrEnum
@@ -13,7 +12,9 @@ from typing import Annotated
 import typer
 
 from relay.cli.options import EXIT_CANNOT_RUN, EXIT_USAGE, fail
+from relay.stdio_bridge.bearer_token import BearerToken, TokenMissingError
 from schemas.addresses import PLAIN_OPTION, check_private_url, mcp_url, normal_url
+from schemas.tls import client_context
 
 
 class Names(StrEnum):
@@ -28,32 +29,22 @@ def stdio(
     names: Annotated[
         Names, typer.Option(help="How tools are listed; some clients refuse dots.")
     ] = Names.DOTTED,
-    token_file: Annotated[
-        Path | None, typer.Option(help="The file that holds the token; nobody else may read it.")
-    ] = None,
+    token_file: Annotated[Path | None, typer.Option(help="The file that holds the token, mode 0600.")] = None,
     ca: Annotated[
         Path | None, typer.Option(help="The root of the relay's certificate, PEM. Default: this machine's.")
     ] = None,
     plain: Annotated[
-        bool, typer.Option(PLAIN_OPTION, help="Let others on the network read along, and write.")
+        bool, typer.Option(PLAIN_OPTION, help="Allow unencrypted connections to other machines.")
     ] = False,
 ) -> None:
     """Be an MCP server on standard input and output. The token may also be in EDGE_TOKEN."""
-    from relay.observability.logging import opened  # noqa: PLC0415 - only when they are needed
-    from relay.stdio_bridge.bridge import run_stdio  # noqa: PLC0415
-    from relay.stdio_bridge.http_client import Token, TokenMissingError  # noqa: PLC0415
-    from schemas.tls import client_context  # noqa: PLC0415
+    from relay.stdio_bridge.bridge import run_stdio  # noqa: PLC0415 - the HTTP client, for this command alone
 
     relay = normal_url(url)
     check_private_url(relay, plain_allowed=plain)
     try:
-        token = Token.find(token_file, os.environ)
+        token = BearerToken.find(token_file, os.environ)
     except TokenMissingError as error:
         fail(str(error), EXIT_USAGE if token_file is None else EXIT_CANNOT_RUN)
     tls = client_context(ca.read_text("utf-8", "replace") if ca is not None else None)
-
-    async def serve() -> None:
-        with opened(sys.stderr) as (log, _lines):
-            await run_stdio(f"{mcp_url(relay)}?names={names}", token, tls, log)
-
-    asyncio.run(serve())
+    run_stdio(f"{mcp_url(relay)}?names={names}", token, tls, sys.stderr)

@@ -8,13 +8,16 @@ from typing import Annotated
 
 import typer
 
+from relay.auth.agent_tokens import TokenIssuer, load_or_create_token_key
 from relay.auth.permissions import SCOPES
+from relay.auth.revoked_tokens import RevokedTokens, is_jti
 from relay.cli.options import EXIT_USAGE, PublicUrl, StateDir, Tenant, fail, seconds, state_files
 from relay.clock import now_ms
 from relay.config import DEFAULT_PUBLIC_URL
 from schemas.addresses import mcp_url, normal_url
-from schemas.registry import ViolationError
+from schemas.registry import SchemaRegistry, ViolationError
 from schemas.text import printable
+from schemas.ulids import UlidSource
 
 app = typer.Typer(help="Agents' bearer tokens.", no_args_is_help=True)
 
@@ -31,10 +34,6 @@ def token_issue(
     state_dir: StateDir = None,
 ) -> None:
     """Sign a token for an agent, and print it; by its jti it can be revoked."""
-    from relay.auth.agent_tokens import TokenIssuer, load_or_create_token_key  # noqa: PLC0415
-    from schemas.registry import SchemaRegistry  # noqa: PLC0415
-    from schemas.ulids import UlidSource  # noqa: PLC0415
-
     scopes = scope or ["tools:call:read_only"]
     if unknown := [name for name in scopes if name not in SCOPES]:
         fail(f"no such scope: {printable(unknown[0])}; there are {', '.join(SCOPES)}", EXIT_USAGE)
@@ -65,8 +64,6 @@ def token_revoke(
     state_dir: StateDir = None,
 ) -> None:
     """Make a token void for good, whoever issued it; a relay that runs refuses it within a second."""
-    from relay.auth.revoked_tokens import RevokedTokens, is_jti  # noqa: PLC0415
-
     if not is_jti(jti):
         fail(f"{printable(jti)!r} is no jti: 1 to 128 printable ASCII characters", EXIT_USAGE)
     RevokedTokens(state_files(state_dir).revoked_tokens).revoke(jti, now_ms())

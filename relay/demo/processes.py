@@ -14,12 +14,14 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
+from schemas.error_roots import OperatorError
+
 _STOP_TIMEOUT_S = 8
 _POLL_S = 0.02
 _TAIL_LINES = 5
 
 
-class StartError(Exception):
+class StartError(OperatorError):
     """A process could not be started, or ended by itself; the text says which and why."""
 
 

@@ -16,13 +16,14 @@ from relay.demo.local_system import LocalSystem, Plan, list_tools, start_system
 from relay.demo.processes import Processes, StartError
 from relay.demo.result_view import lines_of
 from schemas.addresses import mcp_url
+from schemas.error_roots import OperatorError
 from schemas.files import PRIVATE, write_atomic
 from schemas.text import printable
 
 _READY_TIMEOUT_S = 60
 
 
-class DemoError(Exception):
+class DemoError(OperatorError):
     """The demo cannot go on; the text says why."""
 
 

@@ -19,6 +19,7 @@ from typing import NamedTuple
 from nacl.signing import SigningKey
 
 from schemas.endorsement import endorse
+from schemas.error_roots import OperatorError
 from schemas.files import PRIVATE, read_private, read_state, write_atomic
 from schemas.identity import certificates_in, is_for_key, to_pem
 from schemas.keys import private_key_from_pem, private_key_to_pem
@@ -28,7 +29,7 @@ _ENDORSEMENT = "endorsement: "
 _HEAD = re.compile(rf"{_UNTIL}([0-9]{{1,15}})\n(?:{_ENDORSEMENT}([A-Za-z0-9_-]{{86}})\n)?")
 
 
-class AuthorityError(Exception):
+class AuthorityError(OperatorError):
     """The CA cannot, or will not, do it; the text says what to do."""
 
 

@@ -1,8 +1,8 @@
 """MCP on standard input and output, for clients that speak nothing else: a bridge to a relay that runs.
 
-Each line goes to the relay as it was read, and what the relay says comes out as lines. There is no second
-server here, and no second reading of the protocol: of a message the bridge knows what HTTP wants to know.
-Must not decide who may do what, and must not hold more than so many lines at once.
+Each line is sent to the relay as it was read, and each message of the relay is written as a line. This is no
+second server and no second parser of the protocol: the bridge reads of a message only what HTTP needs. Must
+not authorize anything, and must not hold more than a fixed number of lines.
 """
 
 import asyncio
@@ -12,11 +12,14 @@ import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
+from typing import TextIO
 
 from structlog.typing import FilteringBoundLogger
 
-from relay.stdio_bridge.delivery import Delivery, Flight
-from relay.stdio_bridge.http_client import LostError, NotSentError, RelayHttp, Token
+from relay.observability.logging import opened
+from relay.stdio_bridge.bearer_token import BearerToken
+from relay.stdio_bridge.delivery import Delivery, PendingMessage
+from relay.stdio_bridge.http_client import LostError, NotSentError, RelayHttp
 from relay.stdio_bridge.messages import (
     CANCELLED,
     INITIALIZE,
@@ -33,23 +36,23 @@ from relay.stdio_bridge.messages import (
 from relay.stdio_bridge.pipes import Input, Output, claim_output
 from relay.stdio_bridge.session import Conversation
 
-IN_FLIGHT = 64
-"""While so many are under way no more lines are read."""
-LISTENING = 64
-"""Subscriptions besides; the relay gives an agent as many."""
-DRAIN_S = 5.0
-"""What is under way when the input ends is waited for so long, as long as a call may take."""
-HURRY_S = 1.0
-"""And so long when the program is told to end: clients kill it after 2 s."""
+MAX_IN_FLIGHT = 64
+"""Requests in flight; at this number no more lines are read."""
+MAX_SUBSCRIPTIONS = 64
+"""Open subscriptions; the relay has the same limit per agent."""
+DRAIN_TIMEOUT_S = 5.0
+"""How long requests in flight are awaited after the end of the input: as long as a call may take."""
+STOP_TIMEOUT_S = 1.0
+"""How long they are awaited after a signal: clients kill the program after 2 s."""
 
 _TOO_LONG = "The request is larger than 256 KiB."
-_NO_SUCH_NAME = "The name is longer than any that there is."
-_BUG = "Something went wrong in the bridge to the relay; its log says what."
+_NO_SUCH_NAME = "The name is longer than any tool's."
+_BUG = "The bridge to the relay failed; the reason is in its log."
 _TOO_MANY = "Too many subscriptions are open; close one."
 
 
 class Bridge:
-    """One client's lines to one relay and back; ``write`` puts a line out."""
+    """Forwards one client's lines to one relay, and its messages back; ``write`` writes a line."""
 
     def __init__(  # noqa: PLR0913 - what comes in from outside
         self,
@@ -73,17 +76,17 @@ class Bridge:
             sleep=sleep,
         )
         self._monotonic = monotonic
-        self._room = asyncio.Semaphore(IN_FLIGHT)
-        self._flights: dict[Flight, asyncio.Task[None]] = {}
-        self._handshake: Flight | None = None
+        self._slots = asyncio.Semaphore(MAX_IN_FLIGHT)
+        self._pending: dict[PendingMessage, asyncio.Task[None]] = {}
+        self._opening: PendingMessage | None = None
         self._stop = asyncio.Event()
 
     def stop(self) -> None:
-        """End soon: what is under way has a moment left."""
+        """End soon: requests in flight have a short timeout left."""
         self._stop.set()
 
     async def run(self, chunks: AsyncIterator[bytes]) -> None:
-        """Serve until ``chunks`` end, or it is told to stop, or nobody reads what is written."""
+        """Serve until ``chunks`` end, ``stop`` is called, or the output is closed."""
         reading = asyncio.create_task(self._read(chunks))
         stopping = asyncio.create_task(self._stop.wait())
         following = asyncio.create_task(self._delivery.follow())
@@ -92,7 +95,7 @@ class Bridge:
             reading.cancel()
             await self._drain(stopping)
         finally:
-            tasks = [reading, stopping, following, *self._flights.values()]
+            tasks = [reading, stopping, following, *self._pending.values()]
             for task in tasks:
                 task.cancel()
             outcomes = await asyncio.gather(*tasks, return_exceptions=True)
@@ -100,13 +103,13 @@ class Bridge:
             if isinstance(outcome, Exception):
                 raise outcome
         with suppress(NotSentError, LostError, TimeoutError):
-            async with asyncio.timeout(HURRY_S):
+            async with asyncio.timeout(STOP_TIMEOUT_S):
                 await self._conversation.close()
 
     async def _drain(self, stopping: asyncio.Task[bool]) -> None:
-        """Let what is under way come to its end, for a while; subscriptions have none."""
-        left = {task for flight, task in self._flights.items() if flight.message.method != LISTEN}
-        until_s = self._monotonic() + DRAIN_S
+        """Await the requests in flight, with a timeout; subscriptions have no end to await."""
+        left = {task for pending, task in self._pending.items() if pending.message.method != LISTEN}
+        until_s = self._monotonic() + DRAIN_TIMEOUT_S
         while left and not stopping.done():
             bound_s = until_s - self._monotonic()
             done, _ = await asyncio.wait(
@@ -116,9 +119,9 @@ class Bridge:
                 break
             left -= done
         if left and stopping.done():
-            _, left = await asyncio.wait(left, timeout=HURRY_S)
+            _, left = await asyncio.wait(left, timeout=STOP_TIMEOUT_S)
         if left:
-            self._log.warning("ended before all was answered", messages=len(left))
+            self._log.warning("ended before all requests were answered", messages=len(left))
 
     async def _read(self, chunks: AsyncIterator[bytes]) -> None:
         lines = LineSplitter()
@@ -139,70 +142,81 @@ class Bridge:
         elif len(message.name or "") + len(message.version or "") > MAX_HEADER_CHARS:
             await self._put(canonical_error(message.id, "INVALID_INPUT", _NO_SUCH_NAME))
         elif message.method != LISTEN:
-            await self._room.acquire()
-            self._launch(message, self._handshake, self._room.release)
-        elif sum(flight.message.method == LISTEN for flight in self._flights) < LISTENING:
+            await self._slots.acquire()
+            self._launch(message, self._opening, self._slots.release)
+        elif sum(pending.message.method == LISTEN for pending in self._pending) < MAX_SUBSCRIPTIONS:
             self._launch(message, None, _nothing)
         else:
             await self._put(internal_error(message.id, _TOO_MANY, retryable=False))
 
     def _cancel(self, message: Message) -> None:
-        """Take a request back, in the way of its era."""
-        for flight, task in self._flights.items():
-            if message.target is None or flight.message.id != message.target:
+        """Cancel a request as its era defines it."""
+        for pending, task in self._pending.items():
+            if message.target is None or pending.message.id != message.target:
                 continue
-            if flight.message.version is not None or not flight.sent:
-                task.cancel()  # in the new era one hangs up, and what was never sent need not be taken back
-            elif not flight.cancelled:
-                flight.cancelled = True
-                self._launch(message, None, _nothing, after=flight.arrived)
+            if pending.message.version is not None or not pending.sent:
+                task.cancel()  # the new era cancels by closing the request
+            elif not pending.cancelled:
+                pending.cancelled = True
+                self._launch(message, None, _nothing, after=pending.arrived)
             return
 
     def _launch(
         self,
         message: Message,
-        handshake: Flight | None,
+        opening: PendingMessage | None,
         release: Callable[[], None],
         after: asyncio.Event | None = None,
     ) -> None:
-        flight = Flight(message)
-        # In the old era nothing may overtake what opens the session.
-        waits_for = handshake.over if handshake is not None and message.version is None else after
+        pending = PendingMessage(message)
+        # In the old era nothing may be sent before the session is open.
+        waits_for = opening.over if opening is not None and message.version is None else after
         if message.method in {INITIALIZE, INITIALIZED}:
-            self._handshake = flight
-        task = asyncio.create_task(self._fly(flight, waits_for))
-        self._flights[flight] = task
+            self._opening = pending
+        task = asyncio.create_task(self._deliver(pending, waits_for))
+        self._pending[pending] = task
 
-        def land(_task: asyncio.Task[None]) -> None:
-            # Here and not in the task: one that is cancelled before it began runs nothing of its own.
-            del self._flights[flight]
-            flight.arrived.set()
-            flight.over.set()
+        def done(_task: asyncio.Task[None]) -> None:
+            # Not in the task: one that is cancelled before it starts runs no code of its own.
+            del self._pending[pending]
+            pending.arrived.set()
+            pending.over.set()
             release()
 
-        task.add_done_callback(land)
+        task.add_done_callback(done)
 
-    async def _fly(self, flight: Flight, waits_for: asyncio.Event | None) -> None:
+    async def _deliver(self, pending: PendingMessage, waits_for: asyncio.Event | None) -> None:
         if waits_for is not None:
             await waits_for.wait()
         try:
-            await self._delivery.carry(flight)
-        except Exception:  # noqa: BLE001 - a request has an answer, whatever happens
-            self._log.exception("a message was not carried")
-            if flight.message.id is not None and not flight.answered:
-                await self._put(internal_error(flight.message.id, _BUG, retryable=False))
+            await self._delivery.deliver(pending)
+        except Exception:  # noqa: BLE001 - every request gets an answer
+            self._log.exception("delivery failed")
+            if pending.message.id is not None and not pending.answered:
+                await self._put(internal_error(pending.message.id, _BUG, retryable=False))
 
     async def _put(self, line: bytes) -> None:
         try:
             await self._write(line)
         except OSError:
-            self._log.warning("nobody reads the output any more")
+            self._log.warning("the output is closed")
             self.stop()
 
 
-async def run_stdio(url: str, token: Token, tls: ssl.SSLContext, log: FilteringBoundLogger) -> None:
-    """Be the bridge to the MCP of the relay at ``url`` until the input ends, or a signal comes."""
-    http = RelayHttp(url, token, tls)
+def run_stdio(url: str, token: BearerToken, tls: ssl.SSLContext, errors: TextIO) -> None:
+    """Bridge standard input and output to the MCP endpoint ``url`` until the input ends or a signal arrives.
+
+    The log goes to ``errors``.
+    """
+
+    async def bridge() -> None:
+        with opened(errors) as (log, _):
+            await _bridge(RelayHttp(url, token, tls), log)
+
+    asyncio.run(bridge())
+
+
+async def _bridge(http: RelayHttp, log: FilteringBoundLogger) -> None:
     bridge = Bridge(Conversation(http), Output(claim_output()).write, log)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -214,4 +228,4 @@ async def run_stdio(url: str, token: Token, tls: ssl.SSLContext, log: FilteringB
 
 
 def _nothing() -> None:
-    """Give no room back: none was taken."""
+    """Release nothing: no slot was taken."""

@@ -1,8 +1,8 @@
-"""How one message gets to the relay and its answer back, whatever happens to the relay meanwhile.
+"""Delivers a message to the relay and its answer to the client; retries while the relay is unreachable.
 
-A relay that is away is waited for, within bounds. What was never sent is sent again; what may have arrived
-only where twice is no more than once, and who waits for the rest is told that it may have run. Must not leave
-a request without exactly one answer.
+What was never sent is sent again, until a timeout. What may have arrived is sent again only if the method is
+idempotent; otherwise the client gets an error that says that it may have run. Must not leave a request
+without exactly one answer.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from typing import Any
 
 from structlog.typing import FilteringBoundLogger
 
-from relay.stdio_bridge.http_client import Answer, LostError, NotSentError
+from relay.stdio_bridge.http_client import LostError, NotSentError, RelayResponse
 from relay.stdio_bridge.messages import (
     ACKNOWLEDGED,
     INITIALIZE,
@@ -26,31 +26,31 @@ from relay.stdio_bridge.messages import (
 from relay.stdio_bridge.session import Conversation, RefusedError, SessionGoneError
 from schemas.text import printable
 
-PATIENCE_S = 50.0
-"""A relay that is away is waited for so long: clients give up after 60 s."""
-FIRST_WAIT_S = 0.1
-LONGEST_WAIT_S = 5.0
-REFUSED_WAIT_S = 60.0
-"""A stream that the relay will not give is asked for again after this time."""
+RETRY_TIMEOUT_S = 50.0
+"""How long delivery is retried: clients give up after 60 s."""
+FIRST_DELAY_S = 0.1
+LONGEST_DELAY_S = 5.0
+REFUSED_DELAY_S = 60.0
+"""When a stream that the relay has refused is requested again."""
 
-_GOODBYE_S = 1.0
+_STREAM_END_TIMEOUT_S = 1.0
 
-_AWAY = "The relay cannot be reached; nothing was sent. Try again later."
-_GONE = "The relay went away while this was under way; it may have run. Check that before you try again."
+_UNREACHABLE = "The relay cannot be reached; nothing was sent. Try again later."
+_LOST = "The connection to the relay was lost; this may have run. Check that before you try again."
 _ERRORS = 400
 
 
 @dataclass(eq=False, slots=True)
-class Flight:
-    """A message on its way, and what is known of it.
+class PendingMessage:
+    """A message in delivery, and its state.
 
     Attributes:
-        sent: it may have got to the relay.
-        arrived: the relay has begun to answer, or all is over.
-        over: nothing more will come of it.
-        answered: its answer has been passed on.
-        acknowledged: it is a subscription that the relay has taken once.
-        cancelled: the relay has been told, or is about to be, that nobody waits for it.
+        sent: it may have reached the relay.
+        arrived: the relay has begun to answer, or delivery has ended.
+        over: delivery has ended.
+        answered: its answer has been written.
+        acknowledged: it is a subscription that the relay has accepted once.
+        cancelled: its cancellation has been or is being sent to the relay.
     """
 
     message: Message
@@ -62,28 +62,28 @@ class Flight:
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-class Waits:
-    """How long to wait from one attempt to the next: longer each time, and never as long as others do."""
+class RetryDelays:
+    """Delays between attempts: exponential, with jitter."""
 
     def __init__(self, monotonic: Callable[[], float], chance: Callable[[], float]) -> None:
         self._monotonic = monotonic
         self._chance = chance
-        self._bound_s = FIRST_WAIT_S
+        self._bound_s = FIRST_DELAY_S
         self._began_s = monotonic()
 
     def next(self) -> float:
-        """Return the seconds until the next attempt; after one that went well for a while they are few."""
+        """Return the seconds until the next attempt; the first delay again after a long success."""
         now_s = self._monotonic()
-        if now_s - self._began_s > 2 * LONGEST_WAIT_S:
-            self._bound_s = FIRST_WAIT_S
+        if now_s - self._began_s > 2 * LONGEST_DELAY_S:
+            self._bound_s = FIRST_DELAY_S
         wait_s = self._bound_s * (1 + self._chance()) / 2
-        self._bound_s = min(2 * self._bound_s, LONGEST_WAIT_S)
+        self._bound_s = min(2 * self._bound_s, LONGEST_DELAY_S)
         self._began_s = now_s + wait_s
         return wait_s
 
 
 class Delivery:
-    """The way to the relay and back; ``put`` writes a line for the client."""
+    """Delivers messages; ``put`` writes a line for the client."""
 
     def __init__(  # noqa: PLR0913 - what comes in from outside
         self,
@@ -101,104 +101,106 @@ class Delivery:
         self._monotonic = monotonic
         self._chance = chance
         self._sleep = sleep
-        self._is_away = False
+        self._is_unreachable = False
 
-    async def carry(self, flight: Flight) -> None:
-        """Send a message, and pass on what comes back, or why nothing does."""
-        message = flight.message
+    async def deliver(self, pending: PendingMessage) -> None:
+        """Send a message, and write the messages that answer it, or an error."""
+        message = pending.message
         try:
-            await self._persist(flight)
+            await self._retry(pending)
         except RefusedError as error:
             answer = canonical_error(message.id, error.code, str(error))
             await self._fail(message, answer, str(error))
         except NotSentError as error:
-            await self._fail(message, internal_error(message.id, _AWAY, retryable=True), str(error))
+            await self._fail(message, internal_error(message.id, _UNREACHABLE, retryable=True), str(error))
         except LostError as error:
-            await self._fail(message, internal_error(message.id, _GONE, retryable=False), str(error))
+            await self._fail(message, internal_error(message.id, _LOST, retryable=False), str(error))
 
     async def follow(self) -> None:
-        """Pass on what the relay says without being asked in a session of the old era, until cancelled."""
+        """Write the relay's own notifications in a session of the old era, until cancelled."""
         await self._conversation.follows.wait()
-        waits = Waits(self._monotonic, self._chance)
+        delays = RetryDelays(self._monotonic, self._chance)
         missed = False
         while True:
             wait_s = None
             try:
                 await self._follow_once(missed=missed)
             except (NotSentError, LostError) as error:
-                self._note_away(error)
+                self._note_unreachable(error)
             except RefusedError as error:
-                self._log.warning("changes are not followed", reason=str(error))
-                wait_s = REFUSED_WAIT_S
+                self._log.warning("no stream of changes", reason=str(error))
+                wait_s = REFUSED_DELAY_S
             missed = True
-            await self._sleep(waits.next() if wait_s is None else wait_s)
+            await self._sleep(delays.next() if wait_s is None else wait_s)
 
     async def _follow_once(self, *, missed: bool) -> None:
         session = self._conversation.session
         if session is None:
             return
         try:
-            async with self._conversation.stream(session) as answer:
-                self._note_back()
+            async with self._conversation.stream(session) as response:
+                self._note_reachable()
                 if missed:
-                    # Nobody knows what happened while there was no stream.
+                    # Changes while there was no stream are not known.
                     await self._put(list_changed())
-                async with aclosing(answer.messages()) as messages:
+                async with aclosing(response.messages()) as messages:
                     async for raw, _ in messages:
                         await self._put(raw)
         except SessionGoneError:
             await self._conversation.renew(session)
 
-    async def _persist(self, flight: Flight) -> None:
-        until_s = self._monotonic() + PATIENCE_S
-        waits = Waits(self._monotonic, self._chance)
+    async def _retry(self, pending: PendingMessage) -> None:
+        until_s = self._monotonic() + RETRY_TIMEOUT_S
+        delays = RetryDelays(self._monotonic, self._chance)
         while True:
             failure: NotSentError | LostError
             try:
-                await self._attempt(flight)
+                await self._attempt(pending)
             except NotSentError as error:
-                flight.sent, failure = False, error
+                pending.sent, failure = False, error
             except LostError as error:
-                if not flight.message.may_repeat:
+                if not pending.message.may_repeat:
                     raise
                 failure = error
             else:
                 return
             # A subscription that stood once is kept up for as long as the client has it.
-            if self._monotonic() >= until_s and not flight.acknowledged:
+            if self._monotonic() >= until_s and not pending.acknowledged:
                 raise failure
-            self._note_away(failure)
-            await self._sleep(waits.next())
+            self._note_unreachable(failure)
+            await self._sleep(delays.next())
 
-    async def _attempt(self, flight: Flight) -> None:
-        flight.sent = True
-        async with self._conversation.sent(flight.message) as answer:
-            self._note_back()
-            flight.arrived.set()
-            async with aclosing(answer.messages()) as messages:
+    async def _attempt(self, pending: PendingMessage) -> None:
+        pending.sent = True
+        async with self._conversation.sent(pending.message) as response:
+            self._note_reachable()
+            pending.arrived.set()
+            async with aclosing(response.messages()) as messages:
                 async for raw, value in messages:
-                    await self._pass_on(flight, answer, raw, value)
-                    if flight.answered:
+                    await self._write_message(pending, response, raw, value)
+                    if pending.answered:
                         await _exhaust(messages)
                         return
-        if flight.message.id is not None:
+        if pending.message.id is not None:
             raise LostError("no answer")
 
-    async def _pass_on(self, flight: Flight, answer: Answer, raw: bytes, value: dict[str, Any]) -> None:
-        message = flight.message
-        if message.is_silent and answer.status >= _ERRORS:
-            await self._fail(message, raw, f"status {answer.status}")
+    async def _write_message(
+        self, pending: PendingMessage, response: RelayResponse, raw: bytes, value: dict[str, Any]
+    ) -> None:
+        message = pending.message
+        if message.is_silent and response.status >= _ERRORS:
+            await self._fail(message, raw, f"status {response.status}")
         elif message.id is not None and "method" not in value and value.get("id") in (message.id, None):
-            flight.answered = True
+            pending.answered = True
             if message.method == INITIALIZE and isinstance(result := value.get("result"), dict):
-                self._conversation.take(message, answer, result)
-            # Over HTTP an answer is known by where it comes from. On a pipe it needs its id.
+                self._conversation.take(message, response, result)
+            # Over HTTP the connection identifies the answer. On a pipe it needs the request's id.
             await self._put(raw if value.get("id") is not None else encode(value | {"id": message.id}))
-        elif value.get("method") == ACKNOWLEDGED and flight.acknowledged:
+        elif value.get("method") == ACKNOWLEDGED and pending.acknowledged:
             if message.follows_tools:
                 await self._put(list_changed(message.id))  # as after any gap
         else:
-            flight.acknowledged = flight.acknowledged or value.get("method") == ACKNOWLEDGED
+            pending.acknowledged = pending.acknowledged or value.get("method") == ACKNOWLEDGED
             await self._put(raw)
 
     async def _fail(self, message: Message, answer: bytes, reason: str) -> None:
@@ -207,20 +209,20 @@ class Delivery:
         else:
             await self._put(answer)
 
-    def _note_away(self, failure: NotSentError | LostError) -> None:
-        if not self._is_away:
-            self._is_away = True
-            self._log.warning("the relay is away; waiting for it", reason=str(failure))
+    def _note_unreachable(self, failure: NotSentError | LostError) -> None:
+        if not self._is_unreachable:
+            self._is_unreachable = True
+            self._log.warning("the relay is unreachable; retrying", reason=str(failure))
 
-    def _note_back(self) -> None:
-        if self._is_away:
-            self._is_away = False
-            self._log.info("the relay is there")
+    def _note_reachable(self) -> None:
+        if self._is_unreachable:
+            self._is_unreachable = False
+            self._log.info("the relay is reachable")
 
 
 async def _exhaust(messages: AsyncIterator[object]) -> None:
-    """Read to the end of a stream that has said all: the connection can be used again only then."""
+    """Read to the end of a stream after its answer: only then can the connection be reused."""
     with suppress(LostError, TimeoutError):
-        async with asyncio.timeout(_GOODBYE_S):
+        async with asyncio.timeout(_STREAM_END_TIMEOUT_S):
             async for _ in messages:
                 pass

@@ -1,99 +1,42 @@
-"""HTTP as a bridge speaks it to a relay: bytes there, and the messages that come back, as they come.
+"""The bridge's HTTP client: sends bytes to a relay, and yields the messages of its response as they arrive.
 
-A request that failed was never sent, or it may have arrived, or it was refused: these are told apart, for on
-that depends whether it may be sent again. Must not know what the messages mean.
+Whether a request may be repeated depends on how it failed: never sent, perhaps sent, or refused. Each is an
+error type of its own. Must not know what the messages mean.
 """
 
 import re
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing, asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import httpx2
 
-from schemas.files import read_named_secret
+from relay.stdio_bridge.bearer_token import BearerToken
+from schemas.error_roots import PeerError
 from schemas.strict_json import StrictJsonError, loads
 from schemas.text import printable
 
-TOKEN_VARIABLE = "EDGE_TOKEN"  # noqa: S105 - the name of a variable, not a secret
 MAX_ANSWER_BYTES = 16 * 1024 * 1024
 
 _CONNECT_S = 10.0
-_SILENCE_S = 60.0  # the relay says something every 15 s on a stream, if only a comment
-_KEEPALIVE_S = 2.0  # the relay closes what is idle for 5 s, and must not do so under a request
-_TOKEN = re.compile(r"[!-~]{1,8192}")
+_SILENCE_S = 60.0  # the relay sends something every 15 s on a stream, if only a comment
+_KEEPALIVE_S = 2.0  # the relay closes idle connections after 5 s, and must not do so during a request
 _LINE_END = re.compile(rb"\r\n|\n|\r(?!\Z)")
 _NEWLINES = bytes.maketrans(b"\r\n", b"  ")
 _NEVER_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
 
 
-class NotSentError(Exception):
+class NotSentError(PeerError):
     """The relay was not reached; nothing was processed."""
 
 
-class LostError(Exception):
-    """The relay, or the way to it, went away; what was sent may have been processed."""
+class LostError(PeerError):
+    """The connection to the relay was lost; what was sent may have been processed."""
 
 
-class TokenMissingError(Exception):
-    """There is no token where it should be; the text says where that is."""
-
-
-class Token:
-    """The bearer token, and where a newer one comes from: a file, or else nowhere."""
-
-    def __init__(self, text: str, file: Path | None = None) -> None:
-        self._file = file
-        self.text = text
-
-    @classmethod
-    def find(cls, file: Path | None, environment: Mapping[str, str]) -> "Token":
-        """Return the token in ``file``, or else that of the environment.
-
-        Raises:
-            TokenMissingError: there is none.
-            OSError: the file cannot be read, or others can read it.
-        """
-        if file is not None:
-            text = _read_token(file)
-            where = f"{file} holds no token"
-        else:
-            text = environment.get(TOKEN_VARIABLE, "").strip()
-            where = f"there is no token: give one with --token-file, or in {TOKEN_VARIABLE}"
-        if not _TOKEN.fullmatch(text):
-            raise TokenMissingError(where)
-        return cls(text, file)
-
-    @property
-    def advice(self) -> str:
-        """What to do about a token that is refused."""
-        if self._file is not None:
-            return "Put a new one into the file that --token-file names."
-        return f"Put a new one into {TOKEN_VARIABLE}, and start this program again."
-
-    def is_newer_than(self, refused: str) -> bool:
-        """Look at the file again, and tell whether there is another token than ``refused``."""
-        if self._file is not None:
-            try:
-                text = _read_token(self._file)
-            except OSError:
-                text = ""  # it is being replaced, perhaps
-            if _TOKEN.fullmatch(text):
-                self.text = text
-        return self.text != refused
-
-
-def _read_token(file: Path) -> str:
-    try:
-        return read_named_secret(file).strip()
-    except UnicodeDecodeError:
-        return ""
-
-
-class Answer:
-    """What comes back for one request. Nothing is believed to be a message until it was read as one."""
+class RelayResponse:
+    """The response to one request. Nothing counts as a message until it was parsed as one."""
 
     def __init__(self, response: httpx2.Response, chunks: AsyncIterator[bytes]) -> None:
         self._chunks = chunks
@@ -104,14 +47,14 @@ class Answer:
 
     @property
     def is_stream(self) -> bool:
-        """Whether messages come one by one."""
+        """Whether it is a stream of messages."""
         return self._type == "text/event-stream"
 
     async def messages(self) -> AsyncGenerator[tuple[bytes, dict[str, Any]], None]:
-        """Return each message as it comes: its bytes, on one line, and what they say.
+        """Yield each message as it arrives: its bytes, on one line, and its value.
 
         Raises:
-            LostError: the connection broke, or more came than anybody could want.
+            LostError: the connection broke, or the response is too large.
         """
         async for document in self._events() if self.is_stream else self._whole():
             value = _read_object(document)
@@ -120,7 +63,7 @@ class Answer:
                 yield document.translate(_NEWLINES).strip(), value
 
     async def read_refusal(self) -> tuple[bool, str]:
-        """Read the body beside a status that is a refusal: whether it is a message, and why, fit to be shown.
+        """Read the body of a refusal: whether it is a message, and a printable reason.
 
         Raises:
             LostError: as of ``messages``.
@@ -141,7 +84,7 @@ class Answer:
         async for chunk in self._received():
             body += chunk
             if len(body) > MAX_ANSWER_BYTES:
-                raise LostError("an answer without end")
+                raise LostError("an answer that is too large")
         yield bytes(body)
 
     async def _events(self) -> AsyncIterator[bytes]:
@@ -167,7 +110,7 @@ def _read_object(document: bytes) -> dict[str, Any]:
 
 
 class EventReader:
-    """The data of server-sent events, out of bytes in whatever pieces they come."""
+    """Parses server-sent events from chunks of bytes."""
 
     def __init__(self) -> None:
         self._rest = bytearray()
@@ -175,16 +118,16 @@ class EventReader:
         self._size = 0
 
     def feed(self, chunk: bytes) -> list[bytes]:
-        """Take what came, and return the data of the events that it ended.
+        """Add a chunk, and return the data of the events that it completes.
 
         Raises:
-            LostError: an event does not end.
+            LostError: an event is too large.
         """
         self._rest += chunk
         if len(self._rest) + self._size > MAX_ANSWER_BYTES:
-            raise LostError("an event without end")
+            raise LostError("an event that is too large")
         if b"\n" not in chunk and b"\r" not in self._rest:
-            return []  # not worth a search through a long line for each piece of it
+            return []  # no line ends here: do not search a long line again for each chunk
         *lines, rest = _LINE_END.split(bytes(self._rest))
         self._rest = bytearray(rest)
         return [event for line in lines if (event := self._line(line))]
@@ -205,7 +148,7 @@ class EventReader:
 class RelayHttp:
     """The connections to one relay, at ``url``."""
 
-    def __init__(self, url: str, token: Token, tls: ssl.SSLContext) -> None:
+    def __init__(self, url: str, token: BearerToken, tls: ssl.SSLContext) -> None:
         self._url = url
         self.token = token
         limits = httpx2.Limits(keepalive_expiry=_KEEPALIVE_S)
@@ -215,17 +158,17 @@ class RelayHttp:
         self._extensions = {"timeout": times.as_dict()}
 
     async def close(self) -> None:
-        """Close what is open."""
+        """Close the connections."""
         await self._transport.aclose()
 
     @asynccontextmanager
     async def exchange(
         self, method: str, headers: Mapping[str, str], content: bytes = b""
-    ) -> AsyncIterator[Answer]:
-        """Send one request, and hold what comes back.
+    ) -> AsyncIterator[RelayResponse]:
+        """Send one request, and hold the response.
 
         Raises:
-            NotSentError: it did not get to the relay.
+            NotSentError: it did not reach the relay.
             LostError: it may have.
         """
         own = {
@@ -246,4 +189,4 @@ class RelayHttp:
         except (httpx2.TransportError, OSError) as error:
             raise LostError(type(error).__name__) from None
         async with aclosing(response.aiter_raw()) as chunks:
-            yield Answer(response, chunks)
+            yield RelayResponse(response, chunks)

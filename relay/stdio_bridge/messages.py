@@ -1,7 +1,7 @@
-"""What a bridge must know of a line of MCP: whether an answer is waited for, and the headers it goes with.
+"""What the bridge reads of a line of MCP: whether it expects an answer, and its HTTP headers.
 
-A message is never written anew: ``raw`` is what was read, and what is sent. Must not do any I/O, and must not
-judge: what is no message is the relay's to refuse, in the words that it uses over HTTP.
+A message is never encoded again: ``raw`` is what was read, and what is sent. Must not do any I/O, nor
+validate: the relay rejects what is malformed, with the same error as over HTTP.
 """
 
 import base64
@@ -15,7 +15,7 @@ from schemas.errors import to_jsonrpc_error
 from schemas.strict_json import StrictJsonError, loads
 
 MAX_LINE_BYTES = 256 * 1024
-"""As long as the relay lets a body be."""
+"""The relay's limit of a body."""
 MAX_HEADER_CHARS = 8192
 
 INITIALIZE = "initialize"
@@ -45,11 +45,11 @@ class Message:
     Attributes:
         raw: its bytes.
         method: of a request or notification; None for all else.
-        id: of a request; whoever sent it waits for an answer with this id.
-        version: the protocol's, if the message says it, as each of the new era does.
-        name: what the method is about, if that stands in a header.
+        id: of a request; its answer has the same id.
+        version: the protocol's, if the message contains it, as each of the new era does.
+        name: what the method is about, if a header repeats it.
         target: the request that a cancellation is for.
-        is_answer: it answers something that the relay asked.
+        is_answer: it answers a request of the relay's.
         follows_tools: it subscribes to changes of the tools.
     """
 
@@ -64,13 +64,13 @@ class Message:
 
     @property
     def may_repeat(self) -> bool:
-        """Whether sending it twice does no more than sending it once."""
+        """Whether the method is idempotent."""
         method = self.method or ""
         return method in _REPEATABLE or method.startswith(_REPEATABLE_PREFIXES)
 
     @property
     def is_silent(self) -> bool:
-        """Whether nobody waits for an answer: a notification, or an answer itself."""
+        """Whether it expects no answer: a notification, or an answer itself."""
         return self.id is None and (self.method is not None or self.is_answer)
 
     def headers(self) -> dict[str, str]:
@@ -92,7 +92,7 @@ def read(raw: bytes) -> Message:
         return Message(raw, is_answer="id" in value and ("result" in value or "error" in value))
     own_id = _id(value.get("id"))
     if own_id is None and "id" in value:
-        return Message(raw)  # an id that is none: the relay says so
+        return Message(raw)  # not a valid id: the relay rejects it
     params = params if isinstance(params, dict) else {}
     meta, name = params.get("_meta"), params.get(_NAME_OF.get(method, ""))
     version = meta.get(_VERSION_KEY) if isinstance(meta, dict) else None
@@ -116,19 +116,19 @@ def header_value(text: str) -> str:
 
 
 def internal_error(request: Id | None, text: str, *, retryable: bool) -> bytes:
-    """Return the answer to a request that failed between the client and the relay."""
+    """Return the answer to a request that failed in the bridge."""
     return canonical_error(request, "INTERNAL_ERROR", text, retryable=retryable)
 
 
 def canonical_error(request: Id | None, code: str, text: str, *, retryable: bool = False) -> bytes:
-    """Return an answer with the canonical ``code``, said in ``text``."""
+    """Return an answer with the canonical ``code`` and the message ``text``."""
     body = to_jsonrpc_error(code)
     data = body["data"] | {"message": text, "retryable": retryable}
     return _error(request, body | {"message": text, "data": data})
 
 
 def invalid_request(text: str) -> bytes:
-    """Return what is said about a line that is no message."""
+    """Return the error for a line that is not a message."""
     return _error(None, {"code": _INVALID_REQUEST, "message": text})
 
 
@@ -137,7 +137,7 @@ def _error(request: Id | None, body: Mapping[str, Any]) -> bytes:
 
 
 def list_changed(subscription: Id | None = None) -> bytes:
-    """Return the notification that there may be other tools; of a ``subscription``, in the new era."""
+    """Return the notification that the list of tools may have changed; ``subscription`` is the new era's."""
     value: dict[str, Any] = {"jsonrpc": "2.0", "method": LIST_CHANGED}
     if subscription is not None:
         value["params"] = {"_meta": {_SUBSCRIPTION_KEY: subscription}}
@@ -154,7 +154,7 @@ def _id(value: Any) -> Id | None:
 
 
 class LineSplitter:
-    """Bytes cut into lines. Of one that is too long nothing is kept but that it was there."""
+    """Splits bytes into lines. The bytes of a line that is too long are dropped."""
 
     def __init__(self, max_bytes: int = MAX_LINE_BYTES) -> None:
         self._max_bytes = max_bytes
@@ -162,7 +162,7 @@ class LineSplitter:
         self._too_long = False
 
     def feed(self, chunk: bytes) -> Iterator[bytes | None]:
-        """Take what came, and return the lines that ended with it; None for one that was too long."""
+        """Add a chunk, and yield the lines that it completes; None for one that is too long."""
         *ended, rest = chunk.split(b"\n")
         for piece in ended:
             self._take(piece)
@@ -170,7 +170,7 @@ class LineSplitter:
         self._take(rest)
 
     def end(self) -> bytes | None:
-        """End the line as if a newline had come, and return it."""
+        """End the current line, and return it."""
         line = None if self._too_long else bytes(self._rest)
         self._rest.clear()
         self._too_long = False

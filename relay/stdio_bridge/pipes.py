@@ -1,8 +1,8 @@
 """Standard input and output for a program whose output is a protocol.
 
-Each has a thread that does nothing else: what asyncio has for pipes takes no files, and leaves them
-non-blocking for whoever shares them. A thread that waits for ever for a client does not keep the process.
-Must not know what the lines say.
+Each has a thread of its own: asyncio's pipes do not accept files, and set the descriptor non-blocking for all
+processes that share it. The threads are daemons, so that a read that blocks does not keep the process alive.
+Must not know what the lines contain.
 """
 
 import asyncio
@@ -17,9 +17,9 @@ _CHUNK_BYTES = 65_536
 
 
 def claim_output() -> int:
-    """Return a descriptor of standard output that is the caller's alone.
+    """Return a descriptor of standard output for the caller alone.
 
-    What else this process prints goes to standard error from now on, whoever prints it.
+    Everything else that this process prints goes to standard error from now on.
     """
     own = os.dup(1)
     os.dup2(2, 1)
@@ -27,13 +27,13 @@ def claim_output() -> int:
 
 
 class Input:
-    """What comes in on ``descriptor``, no faster than it is taken."""
+    """Reads ``descriptor``, no faster than its chunks are consumed."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """Return the bytes as they come, until there are no more."""
+        """Yield the bytes as they arrive, until the end of the input."""
         taken: asyncio.Queue[bytes] = asyncio.Queue(maxsize=1)
         loop = asyncio.get_running_loop()
         threading.Thread(target=self._read, args=(loop, taken), name="stdin", daemon=True).start()
@@ -46,7 +46,7 @@ class Input:
             try:
                 chunk = os.read(self._descriptor, _CHUNK_BYTES)
             except OSError:
-                chunk = b""  # a terminal that hung up, for example
+                chunk = b""  # for example a terminal that was closed
             putting = taken.put(chunk)
             try:
                 asyncio.run_coroutine_threadsafe(putting, loop).result()
@@ -56,7 +56,7 @@ class Input:
 
 
 class Output:
-    """Lines out on ``descriptor``, each whole."""
+    """Writes whole lines to ``descriptor``."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -64,10 +64,10 @@ class Output:
         threading.Thread(target=self._write, name="stdout", daemon=True).start()
 
     async def write(self, line: bytes) -> None:
-        """Write ``line`` and a newline, and return when they are out.
+        """Write ``line`` and a newline, and return when they are written.
 
         Raises:
-            OSError: nobody reads any more.
+            OSError: the reader has closed its end.
         """
         written = asyncio.get_running_loop().create_future()
         self._waiting.put((line + b"\n", written))
@@ -88,7 +88,7 @@ class Output:
 
 def _settle(written: "asyncio.Future[None]", failure: OSError | None) -> None:
     if written.done():
-        return  # who wrote waits no more
+        return  # the writer was cancelled
     if failure is None:
         written.set_result(None)
     else:

@@ -11,7 +11,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from relay.stdio_bridge.http_client import TOKEN_VARIABLE
+from relay.stdio_bridge.bearer_token import TOKEN_VARIABLE
 from schemas.addresses import MCP_PATH, mcp_url, normal_url
 
 TEXT = (Path(__file__).parent.parent.parent / "docs" / "clients.md").read_text("utf-8")

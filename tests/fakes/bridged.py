@@ -8,8 +8,9 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from relay.observability.logging import make_logger
+from relay.stdio_bridge.bearer_token import BearerToken
 from relay.stdio_bridge.bridge import Bridge
-from relay.stdio_bridge.http_client import RelayHttp, Token
+from relay.stdio_bridge.http_client import RelayHttp
 from relay.stdio_bridge.session import Conversation
 from schemas.tls import client_context
 from tests.fakes.lines import LogLines
@@ -46,14 +47,16 @@ class LineClient:
     async def over_bridge(
         cls,
         url: str,
-        token: Token | str,
+        token: BearerToken | str,
         *,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> AsyncIterator["LineClient"]:
         """Hold the client's end of a bridge to the MCP at ``url``."""
         client = cls(LogLines())
-        http = RelayHttp(url, token if isinstance(token, Token) else Token(token), client_context())
+        http = RelayHttp(
+            url, token if isinstance(token, BearerToken) else BearerToken(token), client_context()
+        )
         bridge = Bridge(
             Conversation(http),
             client._take,

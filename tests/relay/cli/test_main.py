@@ -1015,3 +1015,40 @@ def test_a_relay_does_not_run_beside_another_in_one_state_directory(
     assert outcome.code == 3
     assert "another relay uses the state directory" in outcome.error
     assert audit.path.read_bytes() == before
+
+
+# --- errors and imports -------------------------------------------------------------------------------
+
+
+def test_a_fault_of_our_own_has_a_traceback_and_the_exit_code_of_no_answer(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], state: Path
+) -> None:
+    def broken(_state_dir: Path | None) -> None:
+        raise KeyError("a fault")
+
+    monkeypatch.setattr("relay.cli.ca.authority", broken)
+    monkeypatch.setattr(sys, "argv", ["relay", "ca", "list", "--state-dir", str(state)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 70
+    assert "KeyError: 'a fault'" in capsys.readouterr().err
+
+
+@pytest.mark.processes
+def test_the_commands_load_neither_the_server_nor_its_libraries() -> None:
+    code = "import sys, relay.cli.main; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-P", "-c", code], check=True, capture_output=True, text=True)
+    loaded = set(done.stdout.split())
+    libraries = {
+        "mcp",
+        "mcp_types",
+        "starlette",
+        "uvicorn",
+        "uvloop",
+        "httpx2",
+        "prometheus_client",
+        "structlog",
+    }
+    assert loaded & libraries == set()
+    servers = ("relay.server", "relay.sessions", "relay.calls", "relay.mcp_api", "relay.http")
+    assert [name for name in loaded if name.startswith(servers)] == []

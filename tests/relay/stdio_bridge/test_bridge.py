@@ -15,8 +15,9 @@ import pytest_asyncio
 from starlette.types import Receive, Scope, Send
 
 from relay.observability.logging import make_logger
-from relay.stdio_bridge.bridge import DRAIN_S, IN_FLIGHT, LISTENING, Bridge
-from relay.stdio_bridge.http_client import RelayHttp, Token
+from relay.stdio_bridge.bearer_token import BearerToken
+from relay.stdio_bridge.bridge import DRAIN_TIMEOUT_S, MAX_IN_FLIGHT, MAX_SUBSCRIPTIONS, Bridge
+from relay.stdio_bridge.http_client import RelayHttp
 from relay.stdio_bridge.messages import MAX_LINE_BYTES, header_value
 from relay.stdio_bridge.session import Conversation
 from schemas.addresses import mcp_url
@@ -291,25 +292,25 @@ class Holding:
 async def test_no_more_is_read_than_may_be_under_way() -> None:
     relay = Holding()
     async with RawServer.running(relay) as server, LineClient.over_bridge(server.url, "t") as client:
-        requests = {client.request("ping") for _ in range(3 * IN_FLIGHT)}
-        await relay.until(IN_FLIGHT)
+        requests = {client.request("ping") for _ in range(3 * MAX_IN_FLIGHT)}
+        await relay.until(MAX_IN_FLIGHT)
         relay.go.set()
         assert {(await client.next())["id"] for _ in requests} == requests
-    assert relay.most == IN_FLIGHT
+    assert relay.most == MAX_IN_FLIGHT
 
 
 async def test_subscriptions_take_no_room_of_calls_and_have_a_bound_of_their_own() -> None:
     relay = Holding()
     async with RawServer.running(relay) as server, LineClient.over_bridge(server.url, "t") as client:
-        for _ in range(LISTENING):
+        for _ in range(MAX_SUBSCRIPTIONS):
             client.request("subscriptions/listen", notifications={})
-        await relay.until(LISTENING)
+        await relay.until(MAX_SUBSCRIPTIONS)
         refused = client.request("subscriptions/listen", notifications={})
         assert "Too many" in (await client.answer(refused))["error"]["message"]
         call = client.request("ping")
-        await relay.until(LISTENING + 1)
+        await relay.until(MAX_SUBSCRIPTIONS + 1)
         relay.go.set()
-        answers = {(await client.next())["id"] for _ in range(LISTENING + 1)}
+        answers = {(await client.next())["id"] for _ in range(MAX_SUBSCRIPTIONS + 1)}
         assert call in answers
 
 
@@ -365,7 +366,7 @@ async def test_what_was_never_sent_is_taken_back_without_the_relay() -> None:
         client.end()
         await client.until_ended()
         assert client.lines == []
-        assert client.log.entries("ended before all was answered") == []
+        assert client.log.entries("ended before all requests were answered") == []
 
 
 # --- changes
@@ -446,11 +447,11 @@ async def test_what_is_under_way_when_the_input_ends_is_still_answered(
 async def test_who_is_told_to_stop_does_not_wait_for_a_relay_that_does_not_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("relay.stdio_bridge.bridge.HURRY_S", 0.01)
-    assert DRAIN_S > 0.01
+    monkeypatch.setattr("relay.stdio_bridge.bridge.STOP_TIMEOUT_S", 0.01)
+    assert DRAIN_TIMEOUT_S > 0.01
     relay, log = Holding(), LogLines()
     async with RawServer.running(relay) as server:
-        http = RelayHttp(server.url, Token("t"), client_context())
+        http = RelayHttp(server.url, BearerToken("t"), client_context())
         lines: list[bytes] = []
 
         async def take(line: bytes) -> None:
@@ -468,11 +469,11 @@ async def test_who_is_told_to_stop_does_not_wait_for_a_relay_that_does_not_answe
         await http.close()
         relay.go.set()
     assert lines == []
-    assert log.entries("ended before all was answered")[0]["messages"] == 1
+    assert log.entries("ended before all requests were answered")[0]["messages"] == 1
 
 
 async def test_a_client_that_reads_no_more_ends_the_bridge(relay: ServedRelay, hub: Hub) -> None:
-    http, log = RelayHttp(url_of(relay), Token(hub.token()), client_context()), LogLines()
+    http, log = RelayHttp(url_of(relay), BearerToken(hub.token()), client_context()), LogLines()
 
     async def broken(_line: bytes) -> None:
         raise BrokenPipeError
@@ -484,7 +485,7 @@ async def test_a_client_that_reads_no_more_ends_the_bridge(relay: ServedRelay, h
     bridge = Bridge(Conversation(http), broken, make_logger(log))
     await asyncio.wait_for(bridge.run(chunks()), BOUND_S)
     await http.close()
-    assert log.entries("nobody reads the output any more")
+    assert log.entries("the output is closed")
 
 
 async def test_a_bug_is_an_answer_and_a_line_in_the_log(
@@ -497,7 +498,7 @@ async def test_a_bug_is_an_answer_and_a_line_in_the_log(
     answer = await client.ask("tools/list")
     assert answer["error"]["code"] == -32603
     assert "a bug" not in json.dumps(answer)
-    assert "a bug" in client.log.entries("a message was not carried")[0]["exception"]
+    assert "a bug" in client.log.entries("delivery failed")[0]["exception"]
 
 
 # --- the command

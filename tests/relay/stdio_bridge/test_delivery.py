@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from relay.stdio_bridge.delivery import LONGEST_WAIT_S, PATIENCE_S, REFUSED_WAIT_S, Waits
+from relay.stdio_bridge.delivery import LONGEST_DELAY_S, REFUSED_DELAY_S, RETRY_TIMEOUT_S, RetryDelays
 from tests.fakes.bridged import OLD, LineClient
 from tests.fakes.pauses import Pauses
 from tests.fakes.ports import unused_port
@@ -80,8 +80,8 @@ async def test_what_was_never_sent_is_sent_again_until_it_is_taken(method: str) 
         assert (await client.ask(method, **CALL))["result"] == {"ok": True}
         assert len(server.asked) == 4
         assert len({asked.body for asked in server.asked}) == 1
-        assert len(client.log.entries("the relay is away; waiting for it")) == 1
-        assert len(client.log.entries("the relay is there")) == 1
+        assert len(client.log.entries("the relay is unreachable; retrying")) == 1
+        assert len(client.log.entries("the relay is reachable")) == 1
 
 
 async def test_a_relay_that_does_not_come_back_is_waited_for_so_long_and_no_longer() -> None:
@@ -90,10 +90,10 @@ async def test_a_relay_that_does_not_come_back_is_waited_for_so_long_and_no_long
     async with LineClient.over_bridge(url, "t", sleep=pauses.sleep, monotonic=clock) as client:
         request = client.request("tools/call", **CALL)
         first = await pauses.next()
-        clock.now_s = PATIENCE_S - 1
+        clock.now_s = RETRY_TIMEOUT_S - 1
         first.end()
         second = await pauses.next()
-        clock.now_s = PATIENCE_S
+        clock.now_s = RETRY_TIMEOUT_S
         second.end()
         error = (await client.answer(request))["error"]
         assert error["code"] == -32603
@@ -246,7 +246,7 @@ async def test_a_subscription_that_stood_once_is_kept_up_for_longer_than_a_call(
         assert (await client.next())["method"] == "notifications/subscriptions/acknowledged"
         for _ in range(2):
             pause = await pauses.next()
-            clock.now_s += 10 * PATIENCE_S
+            clock.now_s += 10 * RETRY_TIMEOUT_S
             pause.end()
         assert (await client.next())["method"] == CHANGED
 
@@ -305,8 +305,8 @@ async def test_a_stream_whose_session_is_gone_opens_another() -> None:
 async def test_a_stream_that_the_relay_will_not_give_is_seldom_asked_for() -> None:
     pauses = Pauses()
     async with following([http_answer(405, b"")], pauses, []) as (_, client):
-        assert (await pauses.next()).seconds == REFUSED_WAIT_S
-        assert client.log.entries("changes are not followed")
+        assert (await pauses.next()).seconds == REFUSED_DELAY_S
+        assert client.log.entries("no stream of changes")
 
 
 # --- waits
@@ -314,14 +314,14 @@ async def test_a_stream_that_the_relay_will_not_give_is_seldom_asked_for() -> No
 
 def test_waits_grow_to_a_bound_and_begin_anew_after_a_good_while() -> None:
     clock = StandingClock()
-    waits = Waits(clock, lambda: 1.0)
+    waits = RetryDelays(clock, lambda: 1.0)
     grown = [waits.next() for _ in range(10)]
     assert grown[:3] == [0.1, 0.2, 0.4]
-    assert grown[-1] == LONGEST_WAIT_S
+    assert grown[-1] == LONGEST_DELAY_S
     clock.now_s += 1000
     assert waits.next() == 0.1
 
 
 def test_no_two_wait_alike_and_nobody_not_at_all() -> None:
-    assert Waits(StandingClock(), lambda: 0.0).next() == 0.05
-    assert Waits(StandingClock(), lambda: 0.5).next() == pytest.approx(0.075)
+    assert RetryDelays(StandingClock(), lambda: 0.0).next() == 0.05
+    assert RetryDelays(StandingClock(), lambda: 0.5).next() == pytest.approx(0.075)

@@ -7,16 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from relay.stdio_bridge.bearer_token import BearerToken
 from relay.stdio_bridge.http_client import (
     MAX_ANSWER_BYTES,
     EventReader,
     LostError,
     NotSentError,
     RelayHttp,
-    Token,
-    TokenMissingError,
 )
-from schemas.files import ExposedFileError
 from schemas.tls import client_context
 from tests.fakes.ports import unused_port
 from tests.fakes.raw_http_server import Asked, RawServer, http_answer, server_context
@@ -37,8 +35,8 @@ class Fixed:
         await writer.drain()
 
 
-async def asked(url: str, token: Token | None = None) -> tuple[int, list[bytes]]:
-    http = RelayHttp(url, token or Token("t"), client_context())
+async def asked(url: str, token: BearerToken | None = None) -> tuple[int, list[bytes]]:
+    http = RelayHttp(url, token or BearerToken("t"), client_context())
     try:
         async with http.exchange("POST", {"mcp-method": "ping"}, b'{ "id" : 1 }') as answer:
             return answer.status, [raw async for raw, _ in answer.messages()]
@@ -51,7 +49,7 @@ async def asked(url: str, token: Token | None = None) -> tuple[int, list[bytes]]
 
 async def test_the_bytes_go_as_they_are_with_the_token_and_what_a_stream_needs() -> None:
     async with RawServer.running(Fixed(http_answer(200, PONG, **JSON))) as server:
-        assert await asked(server.url + "/mcp?names=dashed", Token("the-token")) == (200, [PONG])
+        assert await asked(server.url + "/mcp?names=dashed", BearerToken("the-token")) == (200, [PONG])
     [request] = server.asked
     head = request.head.lower().split("\r\n")
     assert head[0] == "post /mcp?names=dashed http/1.1"
@@ -85,7 +83,7 @@ async def test_a_relay_is_believed_by_the_root_that_was_named(tmp_path: Path) ->
     ca = SimulatedCa(now_ms=now_ms)
     context = server_context(ca, tmp_path, now_ms)
     async with RawServer.running(Fixed(http_answer(200, PONG, **JSON)), context) as server:
-        http = RelayHttp(server.url, Token("t"), client_context(ca.root_pem))
+        http = RelayHttp(server.url, BearerToken("t"), client_context(ca.root_pem))
         async with http.exchange("POST", {}, b"{}") as answer:
             assert [raw async for raw, _ in answer.messages()] == [PONG]
         await http.close()
@@ -139,7 +137,7 @@ async def test_each_message_of_a_stream_comes_while_the_stream_is_open() -> None
         await more.wait()
 
     async with RawServer.running(respond) as server:
-        http = RelayHttp(server.url, Token("t"), client_context())
+        http = RelayHttp(server.url, BearerToken("t"), client_context())
         async with http.exchange("GET", {}) as answer:
             assert answer.is_stream
             messages = answer.messages()
@@ -158,13 +156,13 @@ async def test_an_answer_without_end_is_given_up(
     monkeypatch.setattr("relay.stdio_bridge.http_client.MAX_ANSWER_BYTES", 100_000)
     assert MAX_ANSWER_BYTES > 100_000
     async with RawServer.running(Fixed(http_answer(200, b"data: " + b"x" * 200_000, **kind))) as server:
-        with pytest.raises(LostError, match="without end"):
+        with pytest.raises(LostError, match="too large"):
             await asked(server.url)
 
 
 async def refusal(answer: bytes) -> tuple[bool, str]:
     async with RawServer.running(Fixed(answer)) as server:
-        http = RelayHttp(server.url, Token("t"), client_context())
+        http = RelayHttp(server.url, BearerToken("t"), client_context())
         async with http.exchange("POST", {}, b"{}") as got:
             found = await got.read_refusal()
             # What was read to see what it is can still be passed on.
@@ -214,67 +212,3 @@ def test_an_event_of_many_lines_has_an_end_too(monkeypatch: pytest.MonkeyPatch) 
         assert reader.feed(b"data: 0123456789\n") == []
     with pytest.raises(LostError):
         reader.feed(b"data: 0123456789\n" * 10)
-
-
-# --- the token
-
-
-def token_file(directory: Path, text: str | bytes, mode: int = 0o600) -> Path:
-    file = directory / "token"
-    file.write_bytes(text if isinstance(text, bytes) else text.encode())
-    file.chmod(mode)
-    return file
-
-
-def test_the_token_is_in_the_file_or_else_in_the_environment(tmp_path: Path) -> None:
-    environment = {"EDGE_TOKEN": " from-the-environment\n"}
-    assert Token.find(token_file(tmp_path, "from-the-file\n"), environment).text == "from-the-file"
-    assert Token.find(None, environment).text == "from-the-environment"
-
-
-def test_a_token_that_others_can_read_is_not_used(tmp_path: Path) -> None:
-    with pytest.raises(ExposedFileError, match="chmod 600"):
-        Token.find(token_file(tmp_path, "secret", 0o644), {})
-
-
-@pytest.mark.parametrize("text", ["", "two words", "line\nbreak", "größe", b"\xff", "x" * 8193])
-def test_what_is_no_token_is_said_without_showing_it(tmp_path: Path, text: str | bytes) -> None:
-    with pytest.raises(TokenMissingError) as caught:
-        Token.find(token_file(tmp_path, text), {})
-    assert str(caught.value) == f"{tmp_path / 'token'} holds no token"
-
-
-def test_without_any_token_it_is_said_where_one_is_looked_for() -> None:
-    with pytest.raises(TokenMissingError, match=r"--token-file, or in EDGE_TOKEN"):
-        Token.find(None, {})
-
-
-def test_a_file_is_looked_at_again_and_the_environment_is_not(tmp_path: Path) -> None:
-    file = token_file(tmp_path, "old")
-    token = Token.find(file, {})
-    assert not token.is_newer_than("old")
-    file.write_text("new\n")
-    assert token.is_newer_than("old")
-    assert token.text == "new"
-    # Another request has found it already.
-    assert token.is_newer_than("old")
-    assert not token.is_newer_than("new")
-    assert "--token-file" in token.advice
-    fixed = Token.find(None, {"EDGE_TOKEN": "old"})
-    assert not fixed.is_newer_than("old")
-    assert "EDGE_TOKEN" in fixed.advice
-
-
-@pytest.mark.parametrize("damage", ["gone", "empty", "exposed"])
-def test_a_file_that_is_being_replaced_leaves_the_token_as_it_was(tmp_path: Path, damage: str) -> None:
-    file = token_file(tmp_path, "old")
-    token = Token.find(file, {})
-    if damage == "gone":
-        file.unlink()
-    elif damage == "empty":
-        file.write_text("")
-    else:
-        file.write_text("new")
-        file.chmod(0o644)
-    assert not token.is_newer_than("old")
-    assert token.text == "old"

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from relay.stdio_bridge.http_client import LostError, NotSentError, RelayHttp, Token
+from relay.stdio_bridge.bearer_token import BearerToken
+from relay.stdio_bridge.http_client import LostError, NotSentError, RelayHttp
 from relay.stdio_bridge.messages import Message, read
 from relay.stdio_bridge.session import Conversation, RefusedError, SessionGoneError
 from schemas.addresses import mcp_url
@@ -32,8 +33,8 @@ def said(method: str, number: int | None = 1, **params: Any) -> Message:
 
 
 @asynccontextmanager
-async def conversation(url: str, token: Token | str) -> AsyncIterator[Conversation]:
-    http = RelayHttp(url, token if isinstance(token, Token) else Token(token), client_context())
+async def conversation(url: str, token: BearerToken | str) -> AsyncIterator[Conversation]:
+    http = RelayHttp(url, token if isinstance(token, BearerToken) else BearerToken(token), client_context())
     try:
         yield Conversation(http)
     finally:
@@ -139,7 +140,7 @@ async def test_however_many_miss_the_session_one_is_opened_for_all() -> None:
         assert words[:2] == words[2:]
 
 
-async def test_a_relay_that_forgets_each_session_at_once_is_not_asked_for_ever() -> None:
+async def test_a_relay_that_forgets_each_session_at_once_is_not_asked_again_and_again() -> None:
     async def respond(asked: Asked, writer: asyncio.StreamWriter) -> None:
         opens = b'"initialize"' in asked.body
         status = 200 if opens or b"initialized" in asked.body else 404
@@ -149,7 +150,7 @@ async def test_a_relay_that_forgets_each_session_at_once_is_not_asked_for_ever()
 
     async with RawServer.running(respond) as server, conversation(server.url, "t") as talk:
         await opened(talk)
-        with pytest.raises(NotSentError, match="forgets"):
+        with pytest.raises(NotSentError, match="loses each session"):
             await told(talk, said("ping"))
         assert len(server.asked) < 20
 
@@ -187,7 +188,7 @@ async def test_a_token_that_was_renewed_is_used_without_a_word(
     file.touch(mode=0o600)
     file.write_text(hub.token(ttl_s=60))
     meta: dict[str, Any] = {"_meta": META} if era == NEW else {}
-    async with conversation(mcp_of(relay), Token.find(file, {})) as talk:
+    async with conversation(mcp_of(relay), BearerToken.find(file, {})) as talk:
         if era == OLD:
             await opened(talk)
         session = talk.session
@@ -248,7 +249,7 @@ async def test_a_stream_that_is_none_is_refused(relay: ServedRelay, hub: Hub, tm
     file = tmp_path / "token"
     file.touch(mode=0o600)
     file.write_text(hub.token(ttl_s=60))
-    async with conversation(mcp_of(relay), Token.find(file, {})) as talk:
+    async with conversation(mcp_of(relay), BearerToken.find(file, {})) as talk:
         await opened(talk)
         session = talk.session
         assert session is not None

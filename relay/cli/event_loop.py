@@ -1,0 +1,26 @@
+"""Runs a program's coroutine until a signal ends it. Must not know what it does."""
+
+import asyncio
+import signal
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+_T = TypeVar("_T")
+
+
+def run_until_stopped(
+    work: Coroutine[Any, Any, _T],
+    loop_factory: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop,
+) -> _T | None:
+    """Return what ``work`` returns, or None when SIGINT, SIGTERM or SIGHUP ends it: that is no failure."""
+
+    async def supervised() -> _T | None:
+        task = asyncio.ensure_future(work)
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, task.cancel)
+        await asyncio.wait([task])
+        return None if task.cancelled() else task.result()
+
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        return runner.run(supervised())
