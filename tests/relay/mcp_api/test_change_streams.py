@@ -1,0 +1,207 @@
+"""Streams over the SDK's own connections, without a transport below them."""
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any, Final
+
+import mcp_types as types
+import pytest
+from mcp.server.connection import Connection
+from mcp.server.session import ServerSession
+from mcp.shared.exceptions import MCPError
+
+from relay.auth.agent_tokens import Principal
+from relay.auth.caller import CALLER_IN_SCOPE, Caller
+from relay.fleet.change_notifier import ChangeNotifier, Listener
+from relay.mcp_api.change_streams import TOO_MANY_STREAMS, ChangeStreams
+from relay.mcp_api.open_streams import OpenStreams, StreamLimitError
+from relay.mcp_api.sdk import Context
+from tests.fakes.hub import Hub
+from tests.fakes.signer import OTHER_NODE_ID
+
+BOUND_S: Final = 10
+CHANGED: Final = "notifications/tools/list_changed"
+
+
+class Outbound:
+    """The way to one client: notes the notifications that take it."""
+
+    def __init__(self) -> None:
+        self.sent: asyncio.Queue[str] = asyncio.Queue()
+
+    async def notify(self, method: str, params: Mapping[str, Any] | None, opts: Any = None) -> None:  # noqa: ARG002 - the SDK's signature
+        self.sent.put_nowait(method)
+
+    async def next(self) -> str:
+        return await asyncio.wait_for(self.sent.get(), BOUND_S)
+
+
+class Notifier(ChangeNotifier):
+    """Counts its listeners; ``stopped`` is set when one has stopped."""
+
+    listeners = 0
+
+    def __init__(self, hub: Hub) -> None:
+        super().__init__(hub.fleet, hub.log, interval_s=0.001)
+        self.stopped = asyncio.Event()
+
+    def listen(self, audience: Any, listener: Listener) -> Callable[[], None]:
+        self.listeners += 1
+        stop = super().listen(audience, listener)
+        calls = itertools.count()
+
+        def stop_once() -> None:
+            if next(calls) == 0:
+                self.listeners -= 1
+            stop()
+            self.stopped.set()
+
+        return stop_once
+
+
+class Stage:
+    """The streams of a relay on which each agent may hold one."""
+
+    def __init__(self, hub: Hub) -> None:
+        self.hub = hub
+        self.notifier = Notifier(hub)
+        self.streams = ChangeStreams(self.notifier, OpenStreams(per_agent=1), hub.judged_by)
+
+    def principal(self, **token: Any) -> Principal:
+        return self.hub.authenticator.identify(self.hub.token(**token))
+
+    def context(self, principal: Principal, connection: Connection) -> Context:
+        outbound: Any = connection.outbound
+        session = ServerSession(outbound, connection)
+        request: Any = SimpleNamespace(scope={CALLER_IN_SCOPE: Caller(principal, "http", {})})
+        return Context(
+            session=session,
+            lifespan_context=None,
+            protocol_version=connection.protocol_version,
+            method="",
+            request_id=1,
+            request=request,
+        )
+
+    @asynccontextmanager
+    async def session(self, principal: Principal, *, ready: bool = True) -> AsyncIterator[Outbound]:
+        """Hold a session of the old era, as the endpoint does."""
+        outbound: Any = Outbound()
+        connection = Connection.for_loop(outbound)
+        async with connection.exit_stack:
+            context = self.context(principal, connection)
+            self.streams.count_session(context)
+            self.streams.count_session(context)
+            if ready:
+                self.streams.follow_session(context)
+                self.streams.follow_session(context)
+            yield outbound
+
+    def listening(
+        self, principal: Principal, outbound: Any
+    ) -> "asyncio.Task[types.SubscriptionsListenResult]":
+        connection = Connection.from_envelope("2026-07-28", None, None, outbound=outbound)
+        context = self.context(principal, connection)
+        wanted = {"notifications": {"toolsListChanged": True}}
+        params = types.SubscriptionsListenRequestParams.model_validate(
+            {**wanted, "_meta": {types.PROTOCOL_VERSION_META_KEY: "2026-07-28"}}
+        )
+        return asyncio.create_task(self.streams.listen(context, params))
+
+    def change(self) -> None:
+        self.hub.connect(self.hub.ca.issue(OTHER_NODE_ID))
+
+
+@pytest.fixture
+async def stage(hub: Hub) -> AsyncIterator[Stage]:
+    stage = Stage(hub)
+    running = asyncio.create_task(stage.notifier.run())
+    yield stage
+    running.cancel()
+    await asyncio.wait([running])
+
+
+# --- sessions of the old era --------------------------------------------------------------------------
+
+
+async def test_a_session_is_notified_of_a_change_and_stops_with_its_end(stage: Stage) -> None:
+    async with stage.session(stage.principal()) as client:
+        assert stage.notifier.listeners == 1  # however often it says that it is ready
+        stage.change()
+        assert await client.next() == CHANGED
+    assert stage.notifier.listeners == 0
+
+
+async def test_a_session_that_is_not_ready_is_not_notified(stage: Stage) -> None:
+    async with stage.session(stage.principal(), ready=False):
+        assert stage.notifier.listeners == 0
+
+
+async def test_a_session_takes_one_place_until_it_ends(stage: Stage) -> None:
+    principal = stage.principal()
+    async with stage.session(principal):
+        with pytest.raises(StreamLimitError):
+            stage.streams.open_session(principal)
+        stage.streams.open_session(stage.principal(sub="agent-2"))()
+    stage.streams.open_session(principal)()
+
+
+async def test_a_request_that_opens_a_session_takes_a_place_until_it_is_done(stage: Stage) -> None:
+    principal = stage.principal()
+    release = stage.streams.open_session(principal)
+    with pytest.raises(StreamLimitError):
+        stage.streams.open_session(principal)
+    release()
+    stage.streams.open_session(principal)()
+
+
+async def test_a_session_is_no_longer_notified_when_its_token_is_revoked(stage: Stage) -> None:
+    principal, other = stage.principal(), stage.principal(sub="agent-2")
+    async with stage.session(principal) as client, stage.session(other) as others_client:
+        stage.streams.revoke({principal.jti})
+        assert stage.notifier.listeners == 1
+        stage.change()
+        assert await others_client.next() == CHANGED
+        assert client.sent.empty()
+
+
+async def test_a_session_is_no_longer_notified_when_its_token_expires(stage: Stage) -> None:
+    principal = stage.principal(ttl_s=1)
+    stage.hub.clock.advance(1000)  # between its request and this
+    async with stage.session(principal):
+        await asyncio.wait_for(stage.notifier.stopped.wait(), BOUND_S)
+        assert stage.notifier.listeners == 0
+
+
+# --- subscriptions of the new era ---------------------------------------------------------------------
+
+
+async def test_a_subscription_is_acknowledged_notified_and_takes_a_place(stage: Stage) -> None:
+    client, principal = Outbound(), stage.principal()
+    listening = stage.listening(principal, client)
+    assert await client.next() == "notifications/subscriptions/acknowledged"
+    stage.change()
+    assert await client.next() == CHANGED
+    with pytest.raises(MCPError, match=TOO_MANY_STREAMS):
+        await stage.listening(principal, Outbound())
+    listening.cancel()
+    await asyncio.wait([listening])
+    assert stage.notifier.listeners == 0
+    stage.streams.open_session(principal)()
+
+
+@pytest.mark.parametrize("ending", ["revoked", "expired"])
+async def test_a_subscription_ends_in_good_order_with_its_token(stage: Stage, ending: str) -> None:
+    client, principal = Outbound(), stage.principal(ttl_s=1)
+    if ending == "expired":
+        stage.hub.clock.advance(1000)
+    listening = stage.listening(principal, client)
+    assert await client.next() == "notifications/subscriptions/acknowledged"
+    if ending == "revoked":
+        stage.streams.revoke({principal.jti})
+    result = await asyncio.wait_for(listening, BOUND_S)
+    assert result.meta is not None
+    assert stage.notifier.listeners == 0
