@@ -24,7 +24,6 @@ from schemas.identity_files import IdentityFiles, NodeIdentity
 from schemas.manifest import fingerprint
 from schemas.registry import SchemaRegistry
 from schemas.session import ProtocolError, Role, SessionMachine
-from schemas.strict_json import loads
 from schemas.ulids import UlidSource
 
 _PING = bytes([0x89, 0x80, 0, 0, 0, 0])  # empty, under a mask of zeros
@@ -83,8 +82,7 @@ class FloodingNode:
         auth = answer_to(challenge.payload, self._identity, self._url, self._ulids.new(), self._ulids.new())
         await socket.send(session.send("auth", self._ulids.new(), auth, challenge.msg_id))
         session.receive(await socket.recv(decode=False))
-        wire = self._manifest.wire
-        await socket.send(session.send("announce", self._ulids.new(), loads(wire, max_bytes=len(wire))))
+        await socket.send(session.send("announce", self._ulids.new(), self._manifest.wire))
         await socket.recv()
 
     async def _flood(self, socket: ClientConnection) -> None:

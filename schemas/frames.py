@@ -4,8 +4,9 @@ Must not know in which state a session is: that is ``session``.
 """
 
 import json
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from schemas.registry import SchemaRegistry, Validator
@@ -46,26 +47,45 @@ class FrameError(ValueError):
         self.type = type_
 
 
+# An announce with its members in any order and any space between them; the group is the payload's text. What
+# surrounds the group is complete members without a brace, so in a text that is known to be JSON with exactly
+# these members, the group can only be the payload.
+_SPACE = r"[ \t\n\r]*+"
+_MEMBER = rf'"(?:type"{_SPACE}:{_SPACE}"announce|msg_id"{_SPACE}:{_SPACE}"[0-9A-Z]{{26}})"'
+_ANNOUNCE = re.compile(
+    rf'{_SPACE}\{{{_SPACE}(?:{_MEMBER}{_SPACE},{_SPACE}){{0,2}}"payload"{_SPACE}:{_SPACE}'
+    rf"(\{{.*\}}){_SPACE}(?:,{_SPACE}{_MEMBER}{_SPACE}){{0,2}}\}}{_SPACE}",
+    re.DOTALL,
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One message of a session. ``msg_id`` and ``in_reply_to`` are ULIDs in upper case."""
+    """One message of a session.
+
+    Attributes:
+        msg_id: a ULID in upper case, as ``in_reply_to``.
+        wire: the text of an ``announce``'s payload, the bytes that were signed: ``encode`` writes them. Empty
+            in any other frame.
+    """
 
     type: str
     msg_id: str
     payload: Mapping[str, Any]
     in_reply_to: str | None = None
+    wire: bytes = field(default=b"", compare=False)
 
     def encode(self) -> str:
-        """Return the frame as the text that travels: ASCII, no spaces.
+        """Return the frame as the text that travels: no spaces, and ASCII but for what was signed otherwise.
 
         Raises:
-            ValueError: the payload holds a number that JSON has no word for.
+            ValueError: the payload holds a number that JSON cannot express, or ``wire`` is not UTF-8.
         """
-        message: dict[str, Any] = {"type": self.type, "msg_id": self.msg_id}
+        message = {"type": self.type, "msg_id": self.msg_id}
         if self.in_reply_to is not None:
             message["in_reply_to"] = self.in_reply_to
-        message["payload"] = self.payload
-        return _ENCODER.encode(message)
+        payload = self.wire.decode("utf-8") if self.wire else _ENCODER.encode(self.payload)
+        return f'{_ENCODER.encode(message)[:-1]},"payload":{payload}}}'
 
 
 class FrameReader:
@@ -81,6 +101,8 @@ class FrameReader:
     def read(self, text: str | bytes, max_bytes: int) -> Frame:
         """Return the frame that ``text``, of at most ``max_bytes``, holds.
 
+        An ``announce`` is parsed as a whole, once, and the text of its payload is cut out beside it.
+
         Raises:
             FrameError: too large, not strict JSON, an unknown type, or not of that type's schema.
         """
@@ -93,10 +115,19 @@ class FrameReader:
             raise FrameError("an unknown frame type")
         if not self._validator(type_).is_valid(message):
             raise FrameError("does not fit the schema of its type", type_)
-        return Frame(message["type"], message["msg_id"], message["payload"], message.get("in_reply_to"))
+        wire = _payload_text(text) if type_ == "announce" else b""
+        return Frame(message["type"], message["msg_id"], message["payload"], message.get("in_reply_to"), wire)
 
     def _validator(self, type_: str) -> Validator:
         known = self._validators.get(type_)
         if known is None:
             known = self._validators[type_] = self._registry.load(f"session.{type_}@1.0.0")
         return known
+
+
+def _payload_text(text: str | bytes) -> bytes:
+    """Return the payload's text in that of an announce, which is strict JSON and fits its schema."""
+    found = _ANNOUNCE.fullmatch(text if isinstance(text, str) else text.decode("utf-8"))
+    if found is None:
+        raise FrameError("escapes in an announce outside of its payload", "announce")
+    return found[1].encode("utf-8")

@@ -50,19 +50,19 @@ def sign_manifest(  # noqa: PLR0913 - the manifest has this many members
 
     ``sign`` makes the 64-byte Ed25519 signature of its argument with the leaf's key.
     """
-    attestation = {"alg": "Ed25519", "kid": kid, "sig": "", "payload_hash": ""}
     manifest = {
         "manifest_version": MANIFEST_VERSION,
         "node_id": node_id,
         "hw_fingerprint": dict(hw_fingerprint),
-        "node_attestation": attestation,
+        "node_attestation": {"alg": "Ed25519", "kid": kid, "sig": "", "payload_hash": ""},
         "issued_at_ms": issued_at_ms,
         "expires_at_ms": expires_at_ms,
         "capabilities": [dict(capability) for capability in capabilities],
     }
-    attestation["payload_hash"] = blake3_hex(jcs(manifest))
-    attestation["sig"] = base64url(sign(jcs(manifest)))
-    return jcs(manifest)
+    before, empty, after = jcs(manifest).partition(_attestation(kid, "", ""))
+    payload_hash = blake3_hex(before + empty + after)
+    sig = base64url(sign(before + _attestation(kid, payload_hash, "") + after))
+    return before + _attestation(kid, payload_hash, sig) + after
 
 
 def etag_of(wire: bytes) -> str:

@@ -123,16 +123,19 @@ class SessionMachine:
         self.dropped: dict[str, int] = {}
 
     def send(
-        self, type_: str, msg_id: str, payload: Mapping[str, Any], in_reply_to: str | None = None
+        self, type_: str, msg_id: str, payload: Mapping[str, Any] | bytes, in_reply_to: str | None = None
     ) -> str:
-        """Return the text of a frame to send, and follow the state that sending it leads to.
+        """Return the text of a frame to send, and go to the state that sending it leads to.
+
+        A ``payload`` of bytes is JSON that was signed, and goes into the frame as it is.
 
         Raises:
             ProtocolError: this end may not send it now, or it would be larger than a frame may be.
         """
         following = self._next(self._sends, type_)
-        text = Frame(type_, msg_id, payload, in_reply_to).encode()
-        if len(text) > self._limit():
+        wire, members = (payload, {}) if isinstance(payload, bytes) else (b"", payload)
+        text = Frame(type_, msg_id, members, in_reply_to, wire).encode()
+        if (len(text) if text.isascii() else len(text.encode())) > self._limit():
             raise ProtocolError("a frame over the limit")
         self.state = following
         if type_ in ANSWERED_BY:

@@ -5,7 +5,6 @@ the time and what it knows, and acts on the verdict. Must not do I/O, and must n
 verdict rejected be used for more than counting.
 """
 
-import json
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -108,11 +107,6 @@ class TrustedManifest:
         """The capabilities as they stand in ``wire``: the first member of the canonical form."""
         return self.wire.partition(b',"expires_at_ms":')[0]
 
-    def capabilities(self) -> list[dict[str, Any]]:
-        """Return the capabilities, read anew: of thousands of nodes, the bytes are kept and no more."""
-        capabilities: list[dict[str, Any]] = json.loads(self.wire)["capabilities"]
-        return capabilities
-
     @property
     def mark(self) -> Mark:
         """The mark that accepting this manifest sets."""
@@ -123,12 +117,17 @@ class TrustedManifest:
 class Verdict:
     """What became of one manifest.
 
-    ``manifest`` is there when it was accepted, ``reason`` when it was rejected, ``kid`` when it was parked
-    for a leaf that is not known yet. ``mark`` is what was known before: the next manifest must overtake it.
+    Attributes:
+        manifest: what was accepted, if it was.
+        capabilities: those of ``manifest``. Not to be kept: of thousands of nodes, the bytes are kept alone.
+        reason: why it was rejected, if it was.
+        kid: the leaf that is not known yet, if the manifest is parked until it is.
+        mark: what was known before: the next manifest must be newer.
     """
 
     outcome: Outcome
     manifest: TrustedManifest | None = None
+    capabilities: Sequence[Mapping[str, Any]] = ()
     reason: Reason | None = None
     kid: str | None = None
     mark: Mark | None = None
@@ -149,18 +148,37 @@ class TrustRules:
         self._schema = registry.load(MANIFEST_REF)
         self._kinds = kinds
 
-    def accept(self, wire: bytes, node_id: str, now_ms: int, known: Known) -> Verdict:
-        """Judge ``wire``, which came on the topic or the session of ``node_id``, at ``now_ms``."""
+    def accept(
+        self,
+        wire: bytes,
+        node_id: str,
+        now_ms: int,
+        known: Known,
+        parsed: Mapping[str, Any] | None = None,
+    ) -> Verdict:
+        """Judge ``wire``, which came on the topic or the session of ``node_id``, at ``now_ms``.
+
+        ``parsed`` is what ``strict_json`` made of ``wire`` as part of a frame. That it belongs to ``wire`` is
+        checked, not believed: ``wire`` must be its canonical form.
+        """
         etag = etag_of(wire)
         if etag == known.current_etag:
             return Verdict(Outcome.UNCHANGED, mark=known.mark)
         try:
-            return self._judge(wire, etag, node_id, now_ms, known)
+            return self._judge(wire, etag, node_id, now_ms, known, parsed)
         except _RejectionError as rejection:
             return Verdict(Outcome.REJECTED, reason=rejection.reason, mark=known.mark)
 
-    def _judge(self, wire: bytes, etag: str, node_id: str, now_ms: int, known: Known) -> Verdict:
-        manifest = self._read(wire)
+    def _judge(  # noqa: PLR0913, PLR0917 - as above
+        self,
+        wire: bytes,
+        etag: str,
+        node_id: str,
+        now_ms: int,
+        known: Known,
+        parsed: Mapping[str, Any] | None,
+    ) -> Verdict:
+        manifest = self._read(wire, parsed)
         if manifest["node_id"] != node_id:
             raise _RejectionError(Reason.ID_MISMATCH)
         kid = manifest["node_attestation"]["kid"]
@@ -179,14 +197,12 @@ class TrustRules:
         )
         if _is_stale(trusted, now_ms, known):
             return Verdict(Outcome.STALE, mark=known.mark)
-        return Verdict(Outcome.ACCEPTED, manifest=trusted, mark=known.mark)
+        capabilities = manifest["capabilities"]
+        return Verdict(Outcome.ACCEPTED, manifest=trusted, capabilities=capabilities, mark=known.mark)
 
-    def _read(self, wire: bytes) -> dict[str, Any]:
+    def _read(self, wire: bytes, parsed: Mapping[str, Any] | None) -> dict[str, Any]:
         """Return the manifest that ``wire`` is the canonical form of, if it is one by itself."""
-        try:
-            manifest = loads(wire, max_bytes=MAX_MANIFEST_BYTES)
-        except StrictJsonError:
-            raise _RejectionError(Reason.NOT_JSON) from None
+        manifest = _parsed(wire) if parsed is None or len(wire) > MAX_MANIFEST_BYTES else parsed
         # Kinds first: one that the document does not admit, or this process not know, has a code of its own.
         if self._names_unknown_kind(manifest):
             raise _RejectionError(Reason.KIND_UNSUPPORTED)
@@ -214,6 +230,13 @@ class TrustRules:
             kind = self._kinds.get(capability["kind"])
             if kind is None or capability["schema_ref"] != kind.schema_ref:
                 raise _RejectionError(Reason.SCHEMA_REF)
+
+
+def _parsed(wire: bytes) -> Any:
+    try:
+        return loads(wire, max_bytes=MAX_MANIFEST_BYTES)
+    except StrictJsonError:
+        raise _RejectionError(Reason.NOT_JSON) from None
 
 
 def _check_attested(wire: bytes, manifest: dict[str, Any], identity: Identity, now_ms: int) -> None:

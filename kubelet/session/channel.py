@@ -71,8 +71,10 @@ class Channel:
         """Whether the handshake is done and nobody has closed."""
         return self._session.state is State.OPEN
 
-    async def send(self, type_: str, payload: Mapping[str, Any], in_reply_to: str | None = None) -> bool:
-        """Send a frame; tell whether the connection was still there to take it, and no goodbye said.
+    async def send(
+        self, type_: str, payload: Mapping[str, Any] | bytes, in_reply_to: str | None = None
+    ) -> bool:
+        """Send a frame, with a ``payload`` of bytes as it is; tell whether the connection could take it.
 
         Raises:
             ProtocolError: this end may not send it now, or it is larger than a frame may be.

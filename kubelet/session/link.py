@@ -25,7 +25,6 @@ from schemas.delivery import TransitGauge
 from schemas.frames import Frame, FrameReader
 from schemas.identity_files import NodeIdentity
 from schemas.session import CloseCode, ProtocolError
-from schemas.strict_json import loads
 from schemas.text import printable
 from schemas.ulids import UlidSource
 
@@ -128,8 +127,7 @@ class RelayLink:
             "expires_at_ms": manifest.expires_at_ms,
             "inflight": self._parts.dispatcher.inflight,
         }
-        document = loads(manifest.wire, max_bytes=len(manifest.wire))
-        return await channel.send("announce", document) and await channel.send("heartbeat", beat)
+        return await channel.send("announce", manifest.wire) and await channel.send("heartbeat", beat)
 
     async def _connect(self) -> None:
         parts = self._parts

@@ -4,8 +4,9 @@ Bytes from the broker and from sessions arrive here, and only what the trust rul
 do I/O: marks go to a store that writes them later.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from typing import Any
 
 from structlog.typing import FilteringBoundLogger
 
@@ -104,11 +105,16 @@ class Fleet:
         if pending is not None:
             self.offer_manifest(node_id, pending, "broker")
 
-    def offer_manifest(self, node_id: str, wire: bytes, way: str) -> Verdict:
-        """Judge a manifest received by ``way`` (``broker`` or ``session``) and act on the verdict."""
+    def offer_manifest(
+        self, node_id: str, wire: bytes, way: str, parsed: Mapping[str, Any] | None = None
+    ) -> Verdict:
+        """Judge a manifest received by ``way`` (``broker`` or ``session``) and act on the verdict.
+
+        ``parsed`` is what ``wire`` was parsed to already, if it was.
+        """
         now = self._now_ms()
         node = self._nodes.get(node_id)
-        verdict = self._trust.rules.accept(wire, node_id, now, self._known(node))
+        verdict = self._trust.rules.accept(wire, node_id, now, self._known(node), parsed)
         reason = verdict.reason.value if verdict.reason else ""
         self._metrics.manifests.labels(verdict.outcome.value, reason, way).inc()
         if verdict.outcome is Outcome.PARKED:
@@ -120,7 +126,7 @@ class Fleet:
             if node is not None:
                 node.rejected = True
         elif verdict.manifest is not None and node is not None:
-            self._accept(node, verdict.manifest)
+            self._accept(node, verdict.manifest, verdict.capabilities)
         return verdict
 
     def signer_of(self, node_id: str) -> Identity | None:
@@ -228,11 +234,13 @@ class Fleet:
             revoked=self._trust.revoked,
         )
 
-    def _accept(self, node: NodeRecord, manifest: TrustedManifest) -> None:
+    def _accept(
+        self, node: NodeRecord, manifest: TrustedManifest, capabilities: Sequence[Mapping[str, Any]]
+    ) -> None:
         changed = node.manifest is None or node.manifest.capabilities_bytes != manifest.capabilities_bytes
         if changed:
             self._drop_manifest(node)
-            node.tools = self._projector.project(manifest)
+            node.tools = self._projector.project(node.node_id, capabilities)
             self._announced.update(node.tools)
             self._log.info("node announced", node_id=node.node_id, tools=len(node.tools))
         node.manifest = manifest

@@ -6,7 +6,7 @@ Must not know which nodes are connected, nor decide which caller sees a tool.
 """
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -17,7 +17,6 @@ from schemas.canonical import blake3_hex, jcs
 from schemas.kinds import Kind, KindRegistry, Verb
 from schemas.projection import ToolName, alias_of
 from schemas.registry import SchemaRegistry, Validator
-from schemas.trust import TrustedManifest
 
 TOOLS_PER_TURN = 64
 """How many tools of one node are listed before as many of every other node."""
@@ -118,15 +117,15 @@ class Projector:
         """Tell whether ``kind_short`` is the first token of a kind's tool names."""
         return self._kinds.by_short(kind_short) is not None
 
-    def project(self, manifest: TrustedManifest) -> dict[str, Tool]:
-        """Return the tools of ``manifest`` by canonical name. A verb that has no row is left out."""
+    def project(self, node_id: str, capabilities: Iterable[Mapping[str, Any]]) -> dict[str, Tool]:
+        """Return a node's tools by canonical name. A verb that has no row is left out."""
         tools: dict[str, Tool] = {}
-        for capability in manifest.capabilities():
+        for capability in capabilities:
             etag = blake3_hex(jcs(capability))
             for verb_name in capability["verbs"]:
                 surface = self._surfaces.get((capability["kind"], verb_name))
                 if surface is not None:
-                    tool = self._tool(manifest.identity.node_id, capability, etag, surface)
+                    tool = self._tool(node_id, capability, etag, surface)
                     tools[tool.canonical] = tool
         for rank, name in enumerate(sorted(tools)):
             if turn := rank // TOOLS_PER_TURN:

@@ -14,7 +14,6 @@ from relay.fleet.fleet import Fleet
 from relay.pki.renewals import Renewals
 from relay.sessions.connection import NodeConnection
 from relay.sessions.session import NodeSession
-from schemas.canonical import jcs
 from schemas.errors import Failure, ToolError
 from schemas.frames import Frame
 from schemas.manifest import etag_of
@@ -55,14 +54,15 @@ class FrameHandlers:
                 await self._aside(live, link, frame, self._retire)
 
     async def _announced(self, live: NodeSession, link: NodeConnection, frame: Frame) -> None:
-        wire = jcs(frame.payload)
-        verdict = self._fleet.offer_manifest(live.identity.node_id, wire, "session")
+        node_id = live.identity.node_id
+        verdict = self._fleet.offer_manifest(node_id, frame.wire, "session", frame.payload)
         if verdict.manifest is not None:
             self._signed_at(verdict.manifest.issued_at_ms)
         if verdict.outcome in {Outcome.ACCEPTED, Outcome.UNCHANGED}:
             live.rejected_in_a_row = 0
             self._follow_renewal(live)
-            await link.send("announce_ack", {"ok": True, "manifest_etag": etag_of(wire)}, frame.msg_id)
+            etag = etag_of(frame.wire)
+            await link.send("announce_ack", {"ok": True, "manifest_etag": etag}, frame.msg_id)
             return
         live.rejected_in_a_row += 1
         await link.send("announce_ack", _refusal(verdict), frame.msg_id)

@@ -5,9 +5,10 @@ manifest that comes after them, and says in the audit what it refused.
 """
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,8 +42,10 @@ class WatchedFleet(Fleet):
 
     accepted: asyncio.Event
 
-    def offer_manifest(self, node_id: str, wire: bytes, way: str) -> Verdict:
-        verdict = super().offer_manifest(node_id, wire, way)
+    def offer_manifest(
+        self, node_id: str, wire: bytes, way: str, parsed: Mapping[str, Any] | None = None
+    ) -> Verdict:
+        verdict = super().offer_manifest(node_id, wire, way, parsed)
         if verdict.outcome is Outcome.ACCEPTED:
             self.accepted.set()
         return verdict

@@ -80,7 +80,9 @@ class NodeEnd:
         assert type_ in {None, frame.type}
         return frame
 
-    async def send(self, type_: str, payload: Mapping[str, Any], in_reply_to: str | None = None) -> str:
+    async def send(
+        self, type_: str, payload: Mapping[str, Any] | bytes, in_reply_to: str | None = None
+    ) -> str:
         """Send a frame that belongs here and return its ``msg_id``."""
         msg_id = self._ulids.new()
         await self._socket.send(self._machine.send(type_, msg_id, payload, in_reply_to))

@@ -26,6 +26,7 @@ from tests.fakes.signer import (
     SimulatedCa,
     key_named,
 )
+from tests.fakes.work_counts import WorkCounts
 
 CA = SimulatedCa()
 NODE = CA.issue()
@@ -74,8 +75,37 @@ def test_a_good_manifest_is_accepted_with_everything_that_it_says(rules: TrustRu
     assert verdict.manifest.etag == etag_of(wire)
     assert verdict.manifest.issued_at_ms == NOW_MS
     assert verdict.manifest.expires_at_ms == NOW_MS + TTL_MS
-    assert verdict.manifest.capabilities() == [METRICS, ECHO]
+    assert verdict.capabilities == [METRICS, ECHO]
     assert verdict.manifest.mark == Mark(NOW_MS, etag_of(wire))
+
+
+def test_what_was_parsed_before_is_not_parsed_again(
+    rules: TrustRules, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wire = NODE.manifest()
+    parsed = json.loads(wire)
+    work = WorkCounts(monkeypatch)
+    assert rules.accept(wire, NODE_ID, NOW_MS, KNOWN, parsed).outcome is Outcome.ACCEPTED
+    assert work.counts == {"encoded": 1, "validated": 1}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param({"issued_at_ms": NOW_MS + 1}, id="a-later-one"),
+        pytest.param({"capabilities": [METRICS]}, id="fewer-capabilities"),
+        pytest.param({"node_id": OTHER_NODE_ID}, id="another-node"),
+    ],
+)
+def test_what_was_parsed_of_other_bytes_is_not_accepted(rules: TrustRules, change: dict[str, Any]) -> None:
+    wire = NODE.manifest()
+    parsed = {**json.loads(wire), **change}
+    assert rules.accept(wire, NODE_ID, NOW_MS, KNOWN, parsed).reason is Reason.NOT_CANONICAL
+
+
+def test_what_was_parsed_of_too_many_bytes_is_not_accepted(rules: TrustRules) -> None:
+    wire = NODE.manifest().ljust(128 * 1024 + 1)
+    assert rules.accept(wire, NODE_ID, NOW_MS, KNOWN, json.loads(wire)).reason is Reason.NOT_JSON
 
 
 def test_a_later_manifest_replaces_the_one_in_force(rules: TrustRules) -> None:

@@ -33,7 +33,7 @@ def test_what_is_signed_by_hand_is_what_the_daemon_would_announce(
     announced = [
         handler.capability for handler in make_handlers(node_of_today.node_id, make_logger(io.StringIO()))
     ]
-    assert list(finding.manifest.capabilities()) == announced
+    assert json.loads(finding.manifest.wire)["capabilities"] == announced
     assert before <= manifest.issued_at_ms <= after
     assert manifest.expires_at_ms == manifest.issued_at_ms + TTL_MS
 

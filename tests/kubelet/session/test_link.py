@@ -35,6 +35,7 @@ from tests.fakes.node import announce_again, identity_of, write_identity
 from tests.fakes.pauses import Pauses
 from tests.fakes.played_relay import SESSION_ID, PlayedRelay, RelayEnd
 from tests.fakes.signer import DAY_MS, ECHO, NODE_ID, NOW_MS, TTL_MS, SimulatedCa, SimulatedNode
+from tests.fakes.work_counts import WorkCounts
 
 BOUND_S = 10
 HOUR_MS = 3_600_000
@@ -290,6 +291,21 @@ async def test_after_the_welcome_come_the_manifest_and_a_heartbeat(rig: Rig) -> 
         await end.send("announce_ack", answers=announce.msg_id)
         await rig.until_state(LinkState.ANNOUNCED)
         assert rig.parts.announcer.published == manifest
+
+
+async def test_a_manifest_is_parsed_encoded_and_validated_once(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = WorkCounts(monkeypatch)
+    async with rig.running():
+        end = await rig.relay.next()
+        await end.admit()
+        # Before it is sent: the relay that is played here parses as well.
+        assert work.counts == {"parsed": 1, "encoded": 1, "validated": 1}
+        announce = await end.receive("announce")
+        assert rig.parts.announcer.current is not None
+        assert announce.wire == rig.parts.announcer.current.wire
+    assert work.counts == {"parsed": 2, "encoded": 1, "validated": 1}
 
 
 async def test_every_heartbeat_brings_a_newer_manifest(rig: Rig, clock: FakeClock) -> None:

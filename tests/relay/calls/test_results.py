@@ -9,10 +9,8 @@ from relay.calls.results import checked
 from relay.fleet.tools import Projector, Tool
 from schemas.errors import Failure, ToolError
 from schemas.kinds import KindRegistry
-from schemas.manifest import etag_of
 from schemas.registry import SchemaRegistry
-from schemas.trust import TrustedManifest
-from tests.fakes.signer import NODE_ID, NOW_MS, OTHER_NODE_ID, TTL_MS, SimulatedCa
+from tests.fakes.signer import NODE_ID, NOW_MS, OTHER_NODE_ID, SimulatedCa
 
 ECHO_NAME = f"sysecho.{NODE_ID}.echo.invoke"
 METRICS_NAME = f"sys.{NODE_ID}.sysmetrics.snapshot"
@@ -23,9 +21,8 @@ ECHOED = {"message": "ping", "received_at_ms": NOW_MS, "node_id": NODE_ID}
 @pytest.fixture(scope="module")
 def tools(registry: SchemaRegistry) -> dict[str, Tool]:
     node = SimulatedCa().issue()
-    wire = node.manifest()
-    manifest = TrustedManifest(node.identity(), etag_of(wire), NOW_MS, NOW_MS + TTL_MS, wire)
-    return Projector(registry, KindRegistry()).project(manifest)
+    capabilities = json.loads(node.manifest())["capabilities"]
+    return Projector(registry, KindRegistry()).project(node.node_id, capabilities)
 
 
 def refused(result: object, tool: Tool, arguments: object = PING) -> ToolError:

@@ -2,7 +2,7 @@ import asyncio
 import json
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -48,9 +48,11 @@ class WatchedFleet(Fleet):
         super().offer_identity(node_id, pem)
         self.handed.put_nowait(("identity", node_id))
 
-    def offer_manifest(self, node_id: str, wire: bytes, way: str) -> Verdict:
+    def offer_manifest(
+        self, node_id: str, wire: bytes, way: str, parsed: Mapping[str, Any] | None = None
+    ) -> Verdict:
         self.turns.append(self.turn)
-        verdict = super().offer_manifest(node_id, wire, way)
+        verdict = super().offer_manifest(node_id, wire, way, parsed)
         self.handed.put_nowait((verdict.outcome.value, node_id))
         return verdict
 

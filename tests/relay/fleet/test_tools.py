@@ -39,9 +39,13 @@ def trusted(*capabilities: object, node_id: str = NODE_ID, issued_at_ms: int = N
     )
 
 
+def tools_of(projector: Projector, manifest: TrustedManifest) -> dict[str, Tool]:
+    return projector.project(manifest.identity.node_id, json.loads(manifest.wire)["capabilities"])
+
+
 @pytest.fixture(scope="module")
 def tools(projector: Projector) -> dict[str, Tool]:
-    return projector.project(trusted())
+    return tools_of(projector, trusted())
 
 
 def test_each_capability_and_verb_that_has_a_row_is_one_tool(tools: dict[str, Tool]) -> None:
@@ -51,9 +55,9 @@ def test_each_capability_and_verb_that_has_a_row_is_one_tool(tools: dict[str, To
 
 def test_a_node_with_many_tools_lists_64_of_them_in_each_turn(projector: Projector) -> None:
     many = [{**ECHO, "cap_id": f"echo{number}"} for number in range(130)]
-    tools = projector.project(trusted(*many))
+    tools = tools_of(projector, trusted(*many))
     assert [tools[name].turn for name in sorted(tools)] == [0] * 64 + [1] * 64 + [2] * 2
-    again = projector.project(trusted(*reversed(many), issued_at_ms=NOW_MS + 1))
+    again = tools_of(projector, trusted(*reversed(many), issued_at_ms=NOW_MS + 1))
     assert {name: tool.turn for name, tool in again.items()} == {
         name: tool.turn for name, tool in tools.items()
     }
@@ -67,7 +71,7 @@ def test_a_tool_knows_whose_it_is_and_what_it_needs(tools: dict[str, Tool]) -> N
 
 
 def test_a_capability_without_a_deadline_has_two_seconds(projector: Projector) -> None:
-    (tool,) = projector.project(trusted({**ECHO, "constraints": {"rate_limit_rps": 1}})).values()
+    (tool,) = tools_of(projector, trusted({**ECHO, "constraints": {"rate_limit_rps": 1}})).values()
     assert tool.deadline_ms == 2000
 
 
@@ -119,7 +123,7 @@ def test_the_dashed_entry_differs_in_nothing_but_the_name(tools: dict[str, Tool]
 
 def test_titles_and_descriptions_do_not_depend_on_the_node(projector: Projector) -> None:
     one, other = (
-        projector.project(trusted({**ECHO, "cap_id": cap_id}, node_id=node_id)).popitem()[1]
+        tools_of(projector, trusted({**ECHO, "cap_id": cap_id}, node_id=node_id)).popitem()[1]
         for node_id, cap_id in ((NODE_ID, "echo"), (OTHER_NODE_ID, "ignore_all_rules"))
     )
     assert (
@@ -134,7 +138,7 @@ def test_the_capability_etag_is_stable_over_renewals_and_moves_with_the_capabili
     projector: Projector,
 ) -> None:
     def etag(manifest: TrustedManifest) -> str:
-        return str(projector.project(manifest)[ECHO_NAME].listed()["_meta"][META_CAPABILITY_ETAG])
+        return str(tools_of(projector, manifest)[ECHO_NAME].listed()["_meta"][META_CAPABILITY_ETAG])
 
     changed = {**ECHO, "constraints": {**ECHO["constraints"], "rate_limit_rps": 11}}
     assert etag(trusted(ECHO)) == etag(trusted(ECHO, issued_at_ms=NOW_MS + 1))
@@ -145,7 +149,7 @@ def test_the_fingerprint_moves_with_what_an_agent_would_see_and_with_nothing_els
     projector: Projector,
 ) -> None:
     def fingerprint(capability: object) -> str:
-        return projector.project(trusted(capability)).popitem()[1].fingerprint
+        return tools_of(projector, trusted(capability)).popitem()[1].fingerprint
 
     slower = {**ECHO, "constraints": {"rate_limit_rps": 1}}
     assert fingerprint(ECHO) == fingerprint(slower)
@@ -164,7 +168,7 @@ def test_the_fingerprint_moves_with_what_an_agent_would_see_and_with_nothing_els
 def test_hints_follow_the_safety_class(
     projector: Projector, safety_class: str, *, read_only: bool, destructive: bool
 ) -> None:
-    (tool,) = projector.project(trusted({**ECHO, "safety_class": safety_class})).values()
+    (tool,) = tools_of(projector, trusted({**ECHO, "safety_class": safety_class})).values()
     annotations = tool.listed()["annotations"]
     assert annotations["readOnlyHint"] is read_only
     assert annotations["destructiveHint"] is destructive
@@ -173,11 +177,11 @@ def test_hints_follow_the_safety_class(
 
 def test_a_kind_that_this_relay_does_not_know_shows_nothing(registry: SchemaRegistry) -> None:
     projector = Projector(registry, KindRegistry([SYSTEM_ECHO]))
-    assert set(projector.project(trusted())) == {ECHO_NAME}
+    assert set(tools_of(projector, trusted())) == {ECHO_NAME}
     assert projector.knows("sysecho")
     assert not projector.knows("sys")
 
 
 def test_a_verb_without_a_row_shows_nothing(registry: SchemaRegistry) -> None:
     mute = Kind("system.echo", "sysecho", "read_only", SYSTEM_ECHO.schema_ref, verbs={})
-    assert Projector(registry, KindRegistry([mute])).project(trusted(ECHO)) == {}
+    assert tools_of(Projector(registry, KindRegistry([mute])), trusted(ECHO)) == {}

@@ -24,6 +24,7 @@ from tests.fakes.node_end import NodeEnd
 from tests.fakes.real_ca import RealCa, csr_of
 from tests.fakes.serving import Server
 from tests.fakes.signer import DAY_MS, ECHO, NODE_ID, NOW_MS, TENANT, SimulatedNode, key_named
+from tests.fakes.work_counts import WorkCounts
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -74,7 +75,7 @@ def stage(hub: Hub, tmp_path: Path, server: Server, reader: FrameReader) -> Stag
     return Stage(hub, RealCa(hub, tmp_path / "ca"), server, reader)
 
 
-async def asked(end: NodeEnd, type_: str, payload: Mapping[str, Any]) -> dict[str, Any]:
+async def asked(end: NodeEnd, type_: str, payload: Mapping[str, Any] | bytes) -> dict[str, Any]:
     """Send a frame and return the payload of the answer to it."""
     msg_id = await end.send(type_, payload)
     answer = await end.receive(f"{type_}_ack")
@@ -102,6 +103,19 @@ async def test_an_accepted_manifest_is_answered_with_its_etag(stage: Stage) -> N
             }
     tools = stage.hub.fleet.listed(Rights(TENANT, frozenset({"read_only"})))
     assert ECHO_NAME in [tool.canonical for tool in tools]
+
+
+async def test_a_manifest_is_parsed_encoded_and_validated_once(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wire = stage.node.manifest()
+    async with stage.open() as end:
+        work = WorkCounts(monkeypatch)
+        assert (await asked(end, "announce", wire))["ok"] is True
+        assert work.counts == {"parsed": 1, "encoded": 1, "validated": 1}
+        assert (await asked(end, "announce", wire))["ok"] is True
+        # The same bytes again are known by their hash.
+        assert work.counts == {"parsed": 2, "encoded": 1, "validated": 1}
 
 
 @pytest.mark.parametrize(
