@@ -1,4 +1,4 @@
-"""What the operator of a node can ask it over HTTP, as pages: what is answered, without a socket.
+"""The pages that a node serves to its operator over HTTP: which response a request gets, without a socket.
 
 Other programs of the machine, and web pages in its browser, can reach the port where these are served: so
 nothing here changes anything, nothing secret is shown, a request made under a foreign name (DNS rebinding) or
@@ -26,14 +26,14 @@ _Fields: TypeAlias = dict[str, list[str]]
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    """Whether calls really flow, and the state of each subsystem in a word of ours."""
+    """Whether calls can reach this node, and the state of each subsystem in a text of ours."""
 
     ready: bool
     subsystems: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class LoopbackResponse:
     """One response. ``body`` is what GET sends, and what HEAD only measures."""
 
     status: HTTPStatus
@@ -42,7 +42,7 @@ class Answer:
 
 
 class Pages:
-    """The pages, made anew for every request from the state that two callables give.
+    """The pages, made for each request from the state that two callables return.
 
     ``manifest`` returns the wire bytes last published and their ETag, or None before the first. Both are
     called from the server's threads.
@@ -53,18 +53,18 @@ class Pages:
     ) -> None:
         self._manifest = manifest
         self._readiness = readiness
-        self._pages: Mapping[str, Callable[[_Fields], Answer]] = {
+        self._pages: Mapping[str, Callable[[_Fields], LoopbackResponse]] = {
             MANIFEST_PATH: self._manifest_page,
             HEALTH_PATH: self._healthz,
             READINESS_PATH: self._readyz,
         }
 
-    def answer(self, method: str, target: str, headers: Iterable[tuple[str, str]]) -> Answer:
-        """Return the answer to a request; ``headers`` are its fields as they came."""
+    def respond(self, method: str, target: str, headers: Iterable[tuple[str, str]]) -> LoopbackResponse:
+        """Return the response to a request; ``headers`` are its fields as received."""
         fields: _Fields = {}
         for name, value in headers:
             fields.setdefault(name.lower(), []).append(value.strip())
-        if (status := _stranger(fields)) is not None:
+        if (status := _foreign_origin(fields)) is not None:
             return refusal(status)
         page = self._pages.get(target.partition("?")[0])
         if page is None:
@@ -73,15 +73,15 @@ class Pages:
             return refusal(HTTPStatus.METHOD_NOT_ALLOWED, {"Allow": "GET, HEAD"})
         return page(fields)
 
-    def _healthz(self, _fields: _Fields) -> Answer:
+    def _healthz(self, _fields: _Fields) -> LoopbackResponse:
         return _json(HTTPStatus.OK, {"status": "ok"})
 
-    def _readyz(self, _fields: _Fields) -> Answer:
+    def _readyz(self, _fields: _Fields) -> LoopbackResponse:
         readiness = self._readiness()
         status = HTTPStatus.OK if readiness.ready else HTTPStatus.SERVICE_UNAVAILABLE
         return _json(status, {"ready": readiness.ready, "subsystems": dict(readiness.subsystems)})
 
-    def _manifest_page(self, fields: _Fields) -> Answer:
+    def _manifest_page(self, fields: _Fields) -> LoopbackResponse:
         published = self._manifest()
         if published is None:
             return _json(HTTPStatus.NOT_FOUND, {"error": "no manifest has been published yet"})
@@ -90,11 +90,11 @@ class Pages:
         asked = ",".join(fields.get("if-none-match", []))
         known = {tag.strip().removeprefix("W/") for tag in asked.split(",")}
         if known & {"*", headers["ETag"]}:
-            return Answer(HTTPStatus.NOT_MODIFIED, b"", headers)
-        return Answer(HTTPStatus.OK, wire, headers)
+            return LoopbackResponse(HTTPStatus.NOT_MODIFIED, b"", headers)
+        return LoopbackResponse(HTTPStatus.OK, wire, headers)
 
 
-def _stranger(fields: _Fields) -> HTTPStatus | None:
+def _foreign_origin(fields: _Fields) -> HTTPStatus | None:
     hosts = fields.get("host", [])
     if len(hosts) != 1 or not _OUR_HOST.fullmatch(hosts[0]):
         return HTTPStatus.MISDIRECTED_REQUEST
@@ -103,10 +103,12 @@ def _stranger(fields: _Fields) -> HTTPStatus | None:
     return None
 
 
-def refusal(status: HTTPStatus, headers: Mapping[str, str] | None = None) -> Answer:
-    """Return an answer that says ``status`` and nothing that came in."""
+def refusal(status: HTTPStatus, headers: Mapping[str, str] | None = None) -> LoopbackResponse:
+    """Return a response with ``status`` and nothing of the request."""
     return _json(status, {"error": status.phrase}, headers)
 
 
-def _json(status: HTTPStatus, value: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> Answer:
-    return Answer(status, json.dumps(value).encode("ascii") + b"\n", headers or {})
+def _json(
+    status: HTTPStatus, value: Mapping[str, Any], headers: Mapping[str, str] | None = None
+) -> LoopbackResponse:
+    return LoopbackResponse(status, json.dumps(value).encode("ascii") + b"\n", headers or {})

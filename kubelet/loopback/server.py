@@ -1,7 +1,7 @@
-"""Serves the pages to the node itself and to nobody else: one request a connection, from a few threads.
+"""Serves the pages on the loopback address alone: one request per connection, from a few threads.
 
-Any program of the machine can open connections: each is held for a bounded time, there is a bounded number of
-them, and those that hold theirs the longest give way. Must not be bound to anything but 127.0.0.1.
+Any program of the machine can open connections: their number and the time of each are bounded, and at the
+limit the oldest is closed. Must not be bound to anything but 127.0.0.1.
 """
 
 import io
@@ -13,11 +13,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from socketserver import TCPServer
+from socketserver import StreamRequestHandler, TCPServer, ThreadingMixIn
 from typing import TYPE_CHECKING, Any
 
-from kubelet.loopback.pages import Answer, Pages, Readiness, refusal
+from kubelet.loopback.http_messages import BadRequestError, LoopbackRequest, encode_response, read_request
+from kubelet.loopback.pages import LoopbackResponse, Pages, Readiness, refusal
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -27,10 +27,8 @@ TIMEOUT_S = 5.0
 MAX_CONNECTIONS = 8
 _EVICTION_TIMEOUT_S = 1.0
 
-_MAX_LINE = 65536
 
-
-class _Bounded(io.RawIOBase):
+class _BoundedReader(io.RawIOBase):
     """Reads from ``connection`` until ``end``, however many reads that takes."""
 
     def __init__(self, connection: socket.socket, end: float) -> None:
@@ -38,7 +36,7 @@ class _Bounded(io.RawIOBase):
         self._end = end
 
     def readable(self) -> bool:
-        """Tell that this can be read: what a buffered reader asks."""
+        """Return True: a buffered reader checks it."""
         return True
 
     def readinto(self, buffer: "WriteableBuffer") -> int:
@@ -58,11 +56,8 @@ class _Bounded(io.RawIOBase):
         self._connection.settimeout(left_s)
 
 
-class _RequestHandler(BaseHTTPRequestHandler):
+class _RequestHandler(StreamRequestHandler):
     """One request of one connection: no connection is kept, so that no idle one holds a thread."""
-
-    # What the parser assumes until it knows better; its own default would answer garbage without a status.
-    default_request_version = "HTTP/1.0"
 
     def __init__(self, *connection: Any, pages: Pages, timeout_s: float) -> None:
         self._pages = pages
@@ -73,55 +68,34 @@ class _RequestHandler(BaseHTTPRequestHandler):
         """Bound the whole request: to bound each read would let a byte now and then hold the connection."""
         super().setup()
         self.rfile.close()
-        self._bounded = _Bounded(self.connection, time.monotonic() + self._timeout_s)
+        self._bounded = _BoundedReader(self.connection, time.monotonic() + self._timeout_s)
         self.rfile = io.BufferedReader(self._bounded)
 
-    def handle_one_request(self) -> None:
-        """Answer any method, where the base class knows only those that it has a function for."""
-        self.command, self.requestline, self.request_version = "", "", self.default_request_version
-        self.raw_requestline = self.rfile.readline(_MAX_LINE + 1)
-        if not self.raw_requestline:
-            return
-        if len(self.raw_requestline) > _MAX_LINE:
-            self.send_error(HTTPStatus.REQUEST_URI_TOO_LONG)
-            return
-        if not self.parse_request():
-            return
+    def handle(self) -> None:
+        """Answer one request."""
         try:
-            answer = self._pages.answer(self.command, self.path, self.headers.items())
-        except Exception:  # noqa: BLE001 - a bug in the state's callables must not cost the operator an answer
+            request = read_request(self.rfile)
+        except BadRequestError as error:
+            self._send(refusal(error.status), with_body=True)
+            return
+        if request is not None:
+            self._send(self._response(request), with_body=request.method != "HEAD")
+
+    def _response(self, request: LoopbackRequest) -> LoopbackResponse:
+        try:
+            return self._pages.respond(request.method, request.target, request.headers)
+        except Exception:  # noqa: BLE001 - a bug in the state's callables must not cost the operator a response
             self.server.handle_error(self.request, self.client_address)
-            answer = refusal(HTTPStatus.INTERNAL_SERVER_ERROR)
-        self._send(answer)
+            return refusal(HTTPStatus.INTERNAL_SERVER_ERROR)
 
-    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:  # noqa: ARG002 - the parser's texts hold the request
-        """Answer what could not be parsed."""
-        self._send(refusal(HTTPStatus(code)))
-
-    def _send(self, answer: Answer) -> None:
+    def _send(self, response: LoopbackResponse, *, with_body: bool) -> None:
         self._bounded.limit_wait()
-        self.send_response(answer.status)
-        for name, value in answer.headers.items():
-            self.send_header(name, value)
-        self.send_header("Cache-Control", "no-store")
-        if answer.status is not HTTPStatus.NOT_MODIFIED:
-            self.send_header("Content-Type", "application/json")
-            self.send_header("X-Content-Type-Options", "nosniff")
-            self.send_header("Content-Length", str(len(answer.body)))
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(answer.body)
-
-    def version_string(self) -> str:
-        """Return the Server header, which names no version of anything."""
-        return "edge-kubelet"
-
-    def log_message(self, *_args: Any) -> None:
-        """Log nothing: request lines are foreign text."""
+        self.wfile.write(encode_response(response, with_body=with_body))
 
 
-class _HttpServer(ThreadingHTTPServer):
+class _HttpServer(ThreadingMixIn, TCPServer):
     daemon_threads = True
+    allow_reuse_address = True
 
     def __init__(self, port: int, pages: Pages, timeout_s: float, max_connections: int) -> None:
         self._free = threading.BoundedSemaphore(max_connections)
@@ -129,13 +103,8 @@ class _HttpServer(ThreadingHTTPServer):
         self._lock = threading.Lock()
         super().__init__((ADDRESS, port), partial(_RequestHandler, pages=pages, timeout_s=timeout_s))
 
-    def server_bind(self) -> None:
-        """Bind without the look-up of the host's name in DNS that HTTPServer makes of it."""
-        TCPServer.server_bind(self)
-        self.server_name, self.server_port = ADDRESS, self.server_address[1]
-
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Start a thread for a connection. Where there are too many, the oldest gives way: the slowest."""
+        """Start a thread for a connection. At the limit the oldest, which is the slowest, is closed."""
         if not self._free.acquire(blocking=False):
             self._evict_oldest()
             if not self._free.acquire(timeout=_EVICTION_TIMEOUT_S):
@@ -146,7 +115,7 @@ class _HttpServer(ThreadingHTTPServer):
         try:
             super().process_request(request, client_address)
         except RuntimeError:
-            # No thread is left on this system. What the operator asks then is worth more than another's wait.
+            # The system has no thread left: answered here, others wait, but the operator gets a response.
             self.process_request_thread(request, client_address)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
@@ -159,14 +128,14 @@ class _HttpServer(ThreadingHTTPServer):
             self._free.release()
 
     def _evict_oldest(self) -> None:
-        # To the end of the table: while its thread has not let it go, the next one to give way is another.
+        # To the end of the table: until its thread has ended, the next one to be closed is another.
         with self._lock, suppress(OSError, StopIteration):
             oldest = next(iter(self._open))
             self._open[oldest] = self._open.pop(oldest)
             oldest.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, *_request: Any) -> None:
-        """Report bugs, which are ours, as those of any thread, but not clients that hang up or dawdle."""
+        """Report bugs as those of any thread, but not clients that close early or are slow."""
         kind, error, trace = sys.exc_info()
         if kind is not None and not isinstance(error, OSError):
             threading.excepthook(threading.ExceptHookArgs((kind, error, trace, threading.current_thread())))
@@ -198,7 +167,7 @@ class LoopbackServer:
     @property
     def port(self) -> int:
         """The port that is served; known after ``start``."""
-        return self._wanted_port if self._server is None else self._server.server_port
+        return self._wanted_port if self._server is None else self._server.server_address[1]
 
     def start(self) -> None:
         """Bind and serve.

@@ -3,7 +3,14 @@ from http import HTTPStatus
 
 import pytest
 
-from kubelet.loopback.pages import HEALTH_PATH, MANIFEST_PATH, READINESS_PATH, Answer, Pages, Readiness
+from kubelet.loopback.pages import (
+    HEALTH_PATH,
+    MANIFEST_PATH,
+    READINESS_PATH,
+    LoopbackResponse,
+    Pages,
+    Readiness,
+)
 
 BOUND_S = 10
 WIRE = b'{"manifest_version":"1.1.0"}'
@@ -40,8 +47,8 @@ def pages(state: State) -> Pages:
     return Pages(state.manifest, state.readiness)
 
 
-def get(pages: Pages, path: str, *headers: tuple[str, str]) -> Answer:
-    return pages.answer("GET", path, [HOST, *headers])
+def get(pages: Pages, path: str, *headers: tuple[str, str]) -> LoopbackResponse:
+    return pages.respond("GET", path, [HOST, *headers])
 
 
 def test_the_manifest_is_the_very_bytes_that_were_published(pages: Pages) -> None:
@@ -99,13 +106,13 @@ def test_state_is_read_anew_for_every_request(pages: Pages, state: State) -> Non
 
 @pytest.mark.parametrize("path", KNOWN)
 def test_head_is_answered_like_get(pages: Pages, path: str) -> None:
-    assert pages.answer("HEAD", path, [HOST]) == get(pages, path)
+    assert pages.respond("HEAD", path, [HOST]) == get(pages, path)
 
 
 @pytest.mark.parametrize("path", KNOWN)
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "TRACE", "CONNECT", "get", "BREW"])
 def test_any_other_method_on_a_known_path_is_not_allowed(pages: Pages, path: str, method: str) -> None:
-    answer = pages.answer(method, path, [HOST])
+    answer = pages.respond(method, path, [HOST])
     assert (answer.status, answer.headers) == (HTTPStatus.METHOD_NOT_ALLOWED, {"Allow": "GET, HEAD"})
 
 
@@ -125,7 +132,7 @@ def test_any_other_method_on_a_known_path_is_not_allowed(pages: Pages, path: str
 )
 @pytest.mark.parametrize("method", ["GET", "POST"])
 def test_any_other_path_is_not_found(pages: Pages, path: str, method: str) -> None:
-    answer = pages.answer(method, path, [HOST])
+    answer = pages.respond(method, path, [HOST])
     assert (answer.status, json.loads(answer.body)) == (HTTPStatus.NOT_FOUND, {"error": "Not Found"})
 
 
@@ -138,7 +145,7 @@ def test_a_query_does_not_matter(pages: Pages) -> None:
     ["127.0.0.1", "127.0.0.1:1", "localhost", "LocalHost:65535", "[::1]", "[::1]:8700", " localhost "],
 )
 def test_our_own_names_are_answered(pages: Pages, host: str) -> None:
-    assert pages.answer("GET", HEALTH_PATH, [("hOsT", host)]).status == HTTPStatus.OK
+    assert pages.respond("GET", HEALTH_PATH, [("hOsT", host)]).status == HTTPStatus.OK
 
 
 @pytest.mark.parametrize(
@@ -163,7 +170,7 @@ def test_our_own_names_are_answered(pages: Pages, host: str) -> None:
 )
 @pytest.mark.parametrize("path", [*KNOWN, "/"])
 def test_a_request_under_any_other_name_is_misdirected(pages: Pages, path: str, hosts: list[str]) -> None:
-    answer = pages.answer("GET", path, [("Host", host) for host in hosts])
+    answer = pages.respond("GET", path, [("Host", host) for host in hosts])
     assert answer.status == HTTPStatus.MISDIRECTED_REQUEST
     assert json.loads(answer.body) == {"error": "Misdirected Request"}
 

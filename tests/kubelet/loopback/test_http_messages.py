@@ -1,0 +1,68 @@
+import io
+from http import HTTPStatus
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kubelet.loopback.http_messages import BadRequestError, encode_response, read_request
+from kubelet.loopback.pages import LoopbackResponse
+
+RESPONSE = LoopbackResponse(HTTPStatus.OK, b"{}\n", {"ETag": '"e"'})
+
+
+def test_a_request_is_its_method_its_target_and_its_headers() -> None:
+    request = read_request(io.BytesIO(b"GET /readyz?x=1 HTTP/1.1\r\nHost: localhost\r\nX: 1\r\nX: 2\r\n\r\n"))
+    assert request is not None
+    assert (request.method, request.target) == ("GET", "/readyz?x=1")
+    assert list(request.headers) == [("Host", "localhost"), ("X", "1"), ("X", "2")]
+
+
+def test_a_connection_that_is_closed_at_once_is_no_request() -> None:
+    assert read_request(io.BytesIO(b"")) is None
+
+
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        (b"GET /\r\n\r\n", HTTPStatus.BAD_REQUEST),
+        (b"GET  / HTTP/1.1\r\n\r\n", HTTPStatus.BAD_REQUEST),
+        (b"GET / x HTTP/1.1\r\n\r\n", HTTPStatus.BAD_REQUEST),
+        (b"GET /\x00 HTTP/1.1\r\n\r\n", HTTPStatus.BAD_REQUEST),
+        (b"GET /\xff HTTP/1.1\r\n\r\n", HTTPStatus.BAD_REQUEST),
+        (b"\r\n", HTTPStatus.BAD_REQUEST),
+        (b"GET / HTTP/2.0\r\n\r\n", HTTPStatus.HTTP_VERSION_NOT_SUPPORTED),
+        (b"GET /" + b"x" * 65537, HTTPStatus.REQUEST_URI_TOO_LONG),
+    ],
+)
+def test_what_is_no_request_has_a_status(head: bytes, status: HTTPStatus) -> None:
+    with pytest.raises(BadRequestError) as refused:
+        read_request(io.BytesIO(head))
+    assert refused.value.status == status
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_a_request_or_refused(data: bytes) -> None:
+    try:
+        request = read_request(io.BytesIO(data))
+    except BadRequestError:
+        return
+    assert request is None or data.startswith(request.method.encode())
+
+
+def test_a_response_ends_the_connection_and_names_no_version() -> None:
+    head, _, body = encode_response(RESPONSE, with_body=True).partition(b"\r\n\r\n")
+    lines = head.decode().split("\r\n")
+    assert lines[0] == "HTTP/1.0 200 OK"
+    assert {"Server: edge-kubelet", 'ETag: "e"', "Content-Length: 3", "Cache-Control: no-store"} <= set(lines)
+    assert body == RESPONSE.body
+
+
+def test_without_its_body_a_response_has_the_same_headers() -> None:
+    with_body = encode_response(RESPONSE, with_body=True)
+    without = encode_response(RESPONSE, with_body=False)
+    assert _undated(with_body) == _undated(without + RESPONSE.body)
+
+
+def _undated(response: bytes) -> list[bytes]:
+    return [line for line in response.split(b"\r\n") if not line.startswith(b"Date: ")]
