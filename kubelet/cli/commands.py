@@ -216,7 +216,9 @@ def run(
     # The same process goes on as the daemon, without what only a command line needs. -P: else Python would
     # run a json.py that lies in the working directory, and run it as root.
     command = [sys.executable, "-P", "-m", "kubelet.daemon", plan.to_json()]
-    os.execv(command[0], command)  # noqa: S606 - our own interpreter, with what was just checked
+    # One arena: glibc would give each thread of the daemon one of its own, for memory that few of them need.
+    environment = {"MALLOC_ARENA_MAX": "1", **os.environ}
+    os.execve(command[0], command, environment)  # noqa: S606 - our own interpreter, with what was just checked
 
 
 @app.command()

@@ -446,11 +446,11 @@ class Became(BaseException):
 def plan_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., DaemonPlan]:
     """Return what tells the plan with which ``kubelet run`` would become the daemon."""
 
-    def become(_program: str, command: list[str]) -> None:
+    def become(_program: str, command: list[str], _environment: dict[str, str]) -> None:
         raise Became(command[-1])
 
     def plan_of(*arguments: str | Path) -> DaemonPlan:
-        monkeypatch.setattr(os, "execv", become)
+        monkeypatch.setattr(os, "execve", become)
         monkeypatch.setattr(sys, "argv", ["kubelet", "run", *map(str, arguments)])
         with pytest.raises(Became) as became:
             main()
