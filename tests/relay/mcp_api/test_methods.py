@@ -106,7 +106,9 @@ async def test_tools_are_listed_by_the_names_that_the_url_asks_for(
     stage: Stage, query: str, separator: str
 ) -> None:
     result = await stage.ask("tools/list", stage.caller(query))
-    assert {tool["name"].split(separator)[1] for tool in result["tools"]} == {NODE_ID}
+    tools = json.loads(result["tools"].text())
+    assert {tool["name"].split(separator)[1] for tool in tools} == {NODE_ID}
+    assert tools == result["tools"].document()
     assert (result["ttlMs"], result["cacheScope"]) == (LIST_TTL_MS, "private")
     assert "nextCursor" not in result
 
