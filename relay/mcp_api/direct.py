@@ -1,7 +1,7 @@
 """Requests of the new era that have one result, from the body to the response.
 
 The SDK's way is made for answers that can become a stream; along it such a request takes twice as long
-(docs/decisions/0021). Must not refuse a request: what is malformed is the SDK's to answer.
+(docs/decisions/0021, 0030). Must not refuse a request: what is malformed is the SDK's to answer.
 """
 
 import asyncio
