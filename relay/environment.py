@@ -1,6 +1,6 @@
-"""What every part of one relay is given: configuration, contract, clocks, randomness, log and metrics.
+"""What every part of one relay gets: configuration, contract, clocks, randomness, log and metrics.
 
-Must not hold state of a part.
+Must not contain state of a part.
 """
 
 from collections.abc import Callable
@@ -19,15 +19,15 @@ from schemas.ulids import UlidSource
 
 @dataclass(frozen=True, slots=True)
 class RelayEnvironment:
-    """The surroundings of one relay's parts.
+    """What the parts of one relay have in common.
 
     Attributes:
         lines: where the log goes, and the access log beside it.
-        now_ms: the system's time in milliseconds since the epoch, for what is written down.
-        clock: the time that is judged by, which follows the system's without its steps.
+        now_ms: the system's time in milliseconds since the epoch, for records.
+        clock: the time for decisions, which follows the system's without its steps.
         ticks_ms: milliseconds since boot.
         monotonic: seconds of a clock that never goes back.
-        random_bytes: so many unpredictable bytes.
+        random_bytes: returns the given number of random bytes.
     """
 
     config: RelayConfig

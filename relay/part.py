@@ -1,17 +1,17 @@
-"""What the relay's composition asks of each wing that it assembles. Must not know any wing."""
+"""The interface of each package that the relay assembles. Must not know any of them."""
 
 from collections.abc import Mapping
 
 
 class Part:
-    """One assembled wing. A wing overrides what applies to it."""
+    """One assembled package. It overrides what applies to it."""
 
     async def run(self) -> None:
-        """Do the wing's background work until cancelled; return at once where there is none."""
+        """Do its background work until cancelled; return at once where there is none."""
 
     async def close(self) -> None:
-        """Finish what must be finished after the last request, and let go of files."""
+        """Finish pending work after the last request, and close files."""
 
     def ready(self) -> Mapping[str, bool]:
-        """Return what calls need of this wing in order to flow, by the name that ``/readyz`` shows."""
+        """Return the conditions that calls need of it, by the name that ``/readyz`` shows."""
         return {}

@@ -23,7 +23,7 @@ from kubelet.handlers.echo import EchoHandler
 from kubelet.handlers.metrics import MetricsHandler
 from kubelet.helper_threads import started_threads
 from kubelet.lock import held_alone
-from kubelet.logs import last_words, opened
+from kubelet.logs import fatal_errors_logged, opened
 from kubelet.loopback.pages import Readiness
 from kubelet.loopback.server import LoopbackServer
 from kubelet.session.link import LinkState
@@ -111,7 +111,7 @@ async def _run(
     around.publisher.start()
     around.log.info("kubelet started", node_id=identity.node_id, loopback=f"http://127.0.0.1:{loopback.port}")
     try:
-        with last_words(log):
+        with fatal_errors_logged(log):
             await node.run()
     finally:
         await around.publisher.stop()

@@ -1,8 +1,8 @@
 """The relay's log: one line an event on standard error, for people on a terminal, JSON elsewhere.
 
-What libraries log comes here too, and exceptions that were not caught: escaped, and each place in the code
-once a minute. The module is the same in both programs, which cannot share it: a test compares them. Must not
-be given raw text from outside: escape it with ``schemas.text.printable`` first.
+What libraries log is included, and uncaught exceptions: escaped, and each place in the code once a minute.
+The module is the same in both programs, which cannot share it: a test compares them. Must not be given raw
+text from outside: escape it with ``schemas.text.printable`` first.
 """
 
 import asyncio
@@ -25,13 +25,13 @@ _PLACE = "place_of_fault"
 
 
 class Lines(Protocol):
-    """Where lines go: a stream, or what writes to one in its own time."""
+    """Where lines go: a stream, or a writer with a thread of its own."""
 
     def write(self, line: str, /) -> object:
-        """Take a line."""
+        """Write a line."""
 
     def isatty(self) -> bool:
-        """Tell whether a person looks at it."""
+        """Return whether it is a terminal."""
 
 
 def make_logger(
@@ -43,7 +43,7 @@ def make_logger(
     """Return a logger that writes to ``lines``.
 
     A line with ``exc_info`` is a fault: it gets the traceback. ``on_fault`` is called with its source, a
-    library or "relay", also where the line is left out because the same place was told of a moment ago.
+    library or "relay", also for a line that is left out because its place was logged a moment ago.
     """
     logger: FilteringBoundLogger = structlog.wrap_logger(
         _Written(lines),
@@ -60,22 +60,22 @@ def opened(
     on_fault: Callable[[str], None] = lambda _: None,
     on_lost: Callable[[int], None] = lambda _: None,
 ) -> Iterator[tuple[FilteringBoundLogger, LineWriter]]:
-    """Hold the log of a program that runs for long, and where its lines go; ``stream`` may block or fail.
+    """Hold the log of a long-running program and its line writer; ``stream`` may block or fail.
 
-    Meanwhile what libraries log is in it, and what was not caught in this event loop and in threads.
+    The log includes what libraries log, and exceptions that were not caught in this event loop or in threads.
     """
     lines = LineWriter(stream, _lost_line(is_terminal=stream.isatty()), on_lost)
     try:
         log = make_logger(lines, on_fault=on_fault)
-        with _listening(log):
+        with _forwarding(log):
             yield log, lines
     finally:
         lines.close()
 
 
 @contextmanager
-def last_words(log: FilteringBoundLogger) -> Iterator[None]:
-    """Log what ends the program, which must not be shown as it stands.
+def fatal_errors_logged(log: FilteringBoundLogger) -> Iterator[None]:
+    """Log the exception that ends the program, which must not be printed unescaped.
 
     Raises:
         FailedError: in place of any other exception.
@@ -101,7 +101,7 @@ class _Written:
 
 
 class _Faults:
-    """Turns an exception into the text that a log may have, and drops what was told a moment ago."""
+    """Turns an exception into a text for the log, and drops what was logged within the last minute."""
 
     def __init__(self, monotonic: Callable[[], float], on_fault: Callable[[str], None]) -> None:
         self._monotonic = monotonic
@@ -147,17 +147,17 @@ def _lost_line(*, is_terminal: bool) -> Callable[[int], str]:
 
 
 class _Libraries(logging.Handler):
-    """Passes on what libraries log, which may quote what came from outside."""
+    """Forwards what libraries log, which may quote text from outside."""
 
     def __init__(self, log: FilteringBoundLogger) -> None:
         super().__init__(logging.WARNING)
         self._log = log
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Pass on ``record``."""
+        """Forward ``record``."""
         error = record.exc_info[1] if record.exc_info else None
         if isinstance(error, asyncio.CancelledError):
-            return  # how work ends that the program itself ends
+            return  # the program itself has cancelled it
         try:
             text = record.getMessage()
         except (TypeError, ValueError, KeyError):  # the arguments do not fit the message
@@ -175,8 +175,8 @@ class _Libraries(logging.Handler):
 
 
 @contextmanager
-def _listening(log: FilteringBoundLogger) -> Iterator[None]:
-    """Pass on to ``log`` what libraries log, and exceptions that reach the loop or the end of a thread."""
+def _forwarding(log: FilteringBoundLogger) -> Iterator[None]:
+    """Forward to ``log`` what libraries log, and exceptions that reach the loop or the end of a thread."""
     loop, root, handler = asyncio.get_running_loop(), logging.getLogger(), _Libraries(log)
 
     def in_loop(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""What the relay counts, in Prometheus' terms. Labels are fixed words of ours, never text from outside."""
+"""What the relay counts, in Prometheus' terms. Label values are fixed words, never text from outside."""
 
 from functools import cache
 
@@ -17,20 +17,20 @@ class Metrics:
             "manifests", "Manifests by verdict and way", "outcome", "reason", "way"
         )
         self.identities = self._counter("identities", "Identities by verdict", "verdict")
-        self.heartbeats = self._counter("heartbeats", "Heartbeats by whether they fit", "verdict")
+        self.heartbeats = self._counter("heartbeats", "Heartbeats by validity", "verdict")
         self.messages_dropped = self._counter("messages_dropped", "Broker messages dropped unread", "reason")
         self.sessions = self._counter("sessions", "Sessions of nodes by how they began or ended", "event")
-        self.frames_dropped = self._counter("frames_dropped", "Answers that nobody waits for", "reason")
+        self.frames_dropped = self._counter("frames_dropped", "Answers without a pending command", "reason")
         calls = self._counter("calls", "Calls by code; ok when they worked", "code")
         self.calls = cache(calls.labels)
-        """The counter of one code. To look it up takes longer than to count, and the codes are few."""
+        """The counter of one code. A lookup takes longer than the increment, and the codes are few."""
         self.tokens_refused = self._counter("tokens_refused", "Agents' tokens refused", "reason")
         self.issuer_fetches = self._counter(
             "issuer_fetches", "Fetches of the outside issuer's keys", "outcome"
         )
         self.requests_refused = self._counter("requests_refused", "HTTP requests refused", "reason")
         self.connections_refused = self._counter(
-            "connections_refused", "Connections refused, by what there were too many of", "reason"
+            "connections_refused", "Connections refused, by the limit that was reached", "reason"
         )
         self._faults = self._counter("faults", "Exceptions that were not expected, by where", "source")
         self.log_lines_lost = Counter(
@@ -41,13 +41,13 @@ class Metrics:
         )
         self.call_seconds = Histogram(
             "edge_relay_call_seconds",
-            "Time from the door and back",
+            "Time from the call gateway and back",
             registry=self._registry,
             buckets=_LATENCY_BUCKETS_S,
         )
 
     def fault(self, source: str) -> None:
-        """Count a fault; ``source`` is the relay, or the name of a library, which others may have made up."""
+        """Count a fault; ``source`` is the relay, or a library's name, which may be arbitrary text."""
         self._faults.labels(source if source in _FAULT_SOURCES else "other").inc()
 
     def render(self) -> bytes:

@@ -1,1 +1,1 @@
-"""Composition: the relay put together, and what follows the operator's decisions while it runs."""
+"""Composition of the relay, and the watcher of the operator's decisions."""

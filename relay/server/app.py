@@ -1,7 +1,7 @@
 """The relay's composition root: the one place where its parts meet the clock, the disk and the network.
 
-Each wing assembles itself (``relay.*.assembly``); here they are connected, run and closed. Must not hold
-behaviour of its own.
+Each package assembles itself (``relay.*.assembly``); here they are connected, run and closed. Must not
+contain behaviour of its own.
 """
 
 import asyncio
@@ -22,11 +22,11 @@ from relay.fleet.leaves import Trust
 from relay.http import assembly as http_assembly
 from relay.http.listener import serve
 from relay.mcp_api import assembly as mcp_assembly
-from relay.observability.logging import last_words, opened
+from relay.observability.logging import fatal_errors_logged, opened
 from relay.observability.metrics import Metrics
 from relay.part import Part
 from relay.pki import assembly as pki_assembly
-from relay.server.collector import calm_collector
+from relay.server.collector import tune_collector
 from relay.server.descriptor_reserve import DescriptorReserve
 from relay.server.follow_ups import FollowUps
 from relay.server.trust_watcher import TrustWatcher
@@ -38,7 +38,7 @@ from schemas.ulids import UlidSource
 
 
 class Relay:
-    """The parts of one relay, put together.
+    """The parts of one relay, connected.
 
     Raises:
         AuthorityError: there is no CA.
@@ -80,7 +80,7 @@ class Relay:
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """The wings, in the order in which they are built; they are closed in the opposite one."""
+        """The packages' parts, in the order in which they are built; they are closed in reverse."""
         return (
             self.audit,
             self.pki,
@@ -93,7 +93,7 @@ class Relay:
         )
 
     def ready(self) -> Mapping[str, bool]:
-        """Return what ``/readyz`` shows: calls flow when all of it is true."""
+        """Return what ``/readyz`` shows: calls can be made when all of it is true."""
         parts = {name: good for part in self.parts for name, good in part.ready().items()}
         return parts | {"clock": self._clock.is_trusted()}
 
@@ -109,7 +109,7 @@ class Relay:
             await part.close()
 
     def _watcher(self, environment: RelayEnvironment) -> TrustWatcher:
-        """Return what puts the operator's decisions into effect, and renews what follows from them."""
+        """Return what applies the operator's decisions, and runs their follow-ups."""
         follow = [self.pki.tls.refresh]
         if environment.config.broker.tls:
             follow.append(self.pki.broker_access.follow)
@@ -123,7 +123,7 @@ class Relay:
             audit=self.audit.log,
             follow_ups=FollowUps(
                 follow,
-                on_bug=lambda error: log.error("a change was not followed", exc_info=error),
+                on_bug=lambda error: log.error("a follow-up failed", exc_info=error),
             ),
             freshness=self.auth.freshness,
             reserve=DescriptorReserve(),
@@ -169,12 +169,12 @@ async def run_relay(
             random_bytes=os.urandom,
         )
         relay = Relay(environment)
-        with last_words(log):
+        with fatal_errors_logged(log):
             await _serve(relay, environment, listener)
 
 
 async def _serve(relay: Relay, environment: RelayEnvironment, listener: socket.socket) -> None:
-    calm_collector()
+    tune_collector()
     config, log, audit = environment.config, environment.log, relay.audit.log
     log.info(
         "relay started",

@@ -1,4 +1,4 @@
-"""File descriptors that are kept back for what must be read even when connections hold all the others.
+"""File descriptors in reserve for files that must be read even when connections use up all others.
 
 A revocation that cannot be read does not take effect. Must not know what is read.
 """
@@ -16,18 +16,18 @@ _T = TypeVar("_T")
 
 
 class DescriptorReserve:
-    """``count`` descriptors that nothing else can take; can be used on several threads."""
+    """Holds ``count`` descriptors. Thread-safe."""
 
     def __init__(self, count: int = RESERVED) -> None:
         self._count = count
-        self._kept: list[int] = []
+        self._held: list[int] = []
         self._lock = Lock()
         self._fill()
 
     def run(self, read: Callable[[], _T]) -> _T:
         """Return what ``read`` returns; when no descriptor is left, it is run again with the reserved ones.
 
-        It is to give back what it opens, but for a few: those the reserve takes again when there are any.
+        ``read`` must close what it opens; descriptors that it keeps are taken again when some are free.
         """
         try:
             found = read()
@@ -39,23 +39,23 @@ class DescriptorReserve:
                 self._fill()
             return found
         with self._lock:
-            self._give_up()
+            self._release()
             try:
                 return read()
             finally:
                 self._fill()
 
     def close(self) -> None:
-        """Give up the descriptors for good."""
+        """Release the descriptors."""
         with self._lock:
             self._count = 0
-            self._give_up()
+            self._release()
 
     def _fill(self) -> None:
         with suppress(OSError):
-            while len(self._kept) < self._count:
-                self._kept.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+            while len(self._held) < self._count:
+                self._held.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
 
-    def _give_up(self) -> None:
-        while self._kept:
-            os.close(self._kept.pop())
+    def _release(self) -> None:
+        while self._held:
+            os.close(self._held.pop())

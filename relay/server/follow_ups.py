@@ -1,7 +1,7 @@
-"""What must follow each change of who holds a leaf, in its own time: the broker's files, the relay's own TLS.
+"""Work after each change of certificates or roots: the broker's files, the relay's own TLS.
 
-They read and sign what may be large, and a disk may be full: nothing waits for them, and what has failed is
-tried again until it is done. Must not know what has changed.
+It reads and signs much, and a disk may be full: nothing waits for it, and it is retried until it succeeds.
+Must not know what has changed.
 """
 
 import asyncio
@@ -11,14 +11,13 @@ RETRY_S = 2.0
 LONGEST_RETRY_S = 60.0
 
 Follow = Callable[[], Awaitable[bool]]
-"""Does what is to be done after a change, by what is true now; tells whether it is done. Raises nothing."""
+"""Applies the current state; returns whether it succeeded. Raises nothing."""
 
 
 class FollowUps:
-    """Those who follow. They are behind until they have followed once.
+    """Runs ``follows`` after each change; all are pending at the start.
 
-    ``on_bug`` is told what one of them raised against its promise: it must not end the relay, and is tried
-    again.
+    ``on_bug`` is called with what one of them raises: that must not end the relay, and is retried.
     """
 
     def __init__(
@@ -30,16 +29,16 @@ class FollowUps:
         self._follows = follows
         self._retry_s = retry_s
         self._on_bug = on_bug
-        self._behind = list(follows)
+        self._pending = list(follows)
         self._changed = asyncio.Event()
 
     def due(self) -> None:
-        """Say that something has changed."""
-        self._behind = list(self._follows)
+        """Make all pending: something has changed."""
+        self._pending = list(self._follows)
         self._changed.set()
 
     async def run(self) -> None:
-        """Let them follow until cancelled: now, after each change, and ever more seldom while one fails."""
+        """Run them until cancelled: now, after each change, and with backoff while one fails."""
         retry_s = self._retry_s
         while True:
             self._changed.clear()
@@ -52,12 +51,12 @@ class FollowUps:
                 retry_s = min(2 * retry_s, LONGEST_RETRY_S)
 
     async def follow(self) -> bool:
-        """Let those follow that are behind; tell whether none is any more."""
-        behind, self._behind = self._behind, []
-        failed = [follow for follow in behind if not await self._done(follow)]
-        # What has changed meanwhile makes all of them behind once more.
-        self._behind = self._behind or failed
-        return not self._behind
+        """Run those that are pending; return whether none is any more."""
+        pending, self._pending = self._pending, []
+        failed = [follow for follow in pending if not await self._done(follow)]
+        # A change in the meantime has made all of them pending again.
+        self._pending = self._pending or failed
+        return not self._pending
 
     async def _done(self, follow: Follow) -> bool:
         try:

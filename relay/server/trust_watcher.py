@@ -1,9 +1,9 @@
-"""Puts into effect what the operator decides while the relay runs: revocations, and another root.
+"""Applies what the operator decides while the relay runs: revocations, and another root.
 
-The commands write ledgers; a look at them, four times a second, costs less than anything that would have to
-reach this process. They are read on a thread: with thousands of nodes that takes a while, and calls go on.
-``Freshness`` is told of every look that succeeds: without them, calls are refused. Also ends the sessions
-whose leaf has run out. Must not decide who is revoked.
+The commands write ledgers, which are polled four times a second: that costs less than a way into this
+process. They are read on a thread: with thousands of nodes that takes a while, and calls go on.
+``Freshness`` counts every poll that succeeds: without them, calls are refused. Also ends the sessions
+whose leaf has expired. Must not decide who is revoked.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ from schemas.session import CloseCode
 from schemas.text import printable
 
 INTERVAL_S = 0.25
-"""What is watched: the CA, and the list of revoked tokens."""
+"""How often the CA and the list of revoked tokens are polled."""
 MAX_UNRECORDED = 10_000
 
 _Content = TypeVar("_Content")
@@ -41,11 +41,11 @@ _Leaves = tuple[list[str], frozenset[str], Mapping[str, IssuedLeaf]]
 class TrustWatcher:
     """Watches the CA and the list of revoked tokens for one relay.
 
-    ``followers`` are due after every change of who holds a leaf; ``on_tokens`` are called with all revoked
-    tokens when there is another.
+    ``follow_ups`` run after every change of certificates or roots; ``on_tokens`` are called with all revoked
+    tokens when there is a new one.
     """
 
-    def __init__(  # noqa: PLR0913 - what it moves
+    def __init__(  # noqa: PLR0913 - the parts that it changes
         self,
         *,
         ca: CertificateAuthority,
@@ -76,10 +76,10 @@ class TrustWatcher:
         self._now_ms = now_ms
         self._log = log
         self._interval_s = interval_s
-        # Of its own: who waits for a ledger on the others, to enrol or to renew, must hold up no revocation.
+        # Its own threads: enrolments and renewals that wait for a ledger must not delay a revocation.
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="watch")
         self._seen: dict[str, object] = {}
-        self._unread: dict[str, str] = {}
+        self._read_errors: dict[str, str] = {}
         self._roots: list[str] = []
         self._kids: frozenset[str] = frozenset()
         self._moved: Mapping[str, IssuedLeaf] = {}
@@ -88,11 +88,11 @@ class TrustWatcher:
         self._unwritten: dict[str, str] | None = None
 
     def begin(self) -> None:
-        """Put into effect what was decided before the relay was started.
+        """Apply what was decided before the relay was started.
 
         Raises:
-            AuthorityError, LedgerError, OSError: it cannot be read. A relay that does not know who is revoked
-                must not run.
+            AuthorityError, LedgerError, OSError: it cannot be read. A relay that does not know the
+                revocations must not run.
         """
         self._seen = {LEAVES: self._ca.stamp, TOKENS: self._tokens.stamp}
         self._roots, self._kids, self._moved = self._read_leaves()
@@ -104,36 +104,36 @@ class TrustWatcher:
             self._freshness.read(source)
 
     async def run(self) -> None:
-        """Look again and again, and let the followers follow, until cancelled."""
+        """Poll, and run the follow-ups, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._follow_ups.run())
             while True:
                 await asyncio.sleep(self._interval_s)
-                await self.look()
+                await self.poll()
 
-    async def look(self) -> None:
-        """Put into effect what has been decided since the last look."""
+    async def poll(self) -> None:
+        """Apply what has been decided since the last poll."""
         await asyncio.gather(
             self._when_changed(LEAVES, lambda: self._ca.stamp, self._read_leaves, self._leaves_changed),
             self._when_changed(TOKENS, lambda: self._tokens.stamp, self._tokens.jtis, self._tokens_changed),
         )
-        self._say_whether_fresh()
+        self._log_freshness()
         now = self._now_ms()
         self._sessions.shut_out(lambda leaf: not leaf.valid_at(now), CloseCode.AUTH_FAILED)
-        self._write_down()
+        self._write_unrecorded()
 
     async def _when_changed(
         self,
         name: str,
-        look: Callable[[], object],
+        stamp_of: Callable[[], object],
         read: Callable[[], _Content],
         act: Callable[[_Content], None],
     ) -> None:
         seen = self._seen.get(name)
 
         def read_if_changed() -> tuple[object, _Content] | None:
-            # The stamp first: what changes while it is read is found at the next look.
-            return None if (stamp := look()) == seen else (stamp, read())
+            # The stamp first: a change during the read is found by the next poll.
+            return None if (stamp := stamp_of()) == seen else (stamp, read())
 
         try:
             reading = asyncio.get_running_loop().run_in_executor(
@@ -144,22 +144,24 @@ class TrustWatcher:
                 act(found[1])
                 self._seen[name] = found[0]
             self._freshness.read(name)
-            self._unread.pop(name, None)
+            self._read_errors.pop(name, None)
         except (AuthorityError, LedgerError, OSError) as error:
-            # What is in effect stays, and the next look tries again; one line a reason is enough.
+            # What is in effect stays, and the next poll tries again; one line for each reason is enough.
             reason = printable(str(error))
-            if reason != self._unread.get(name):
+            if reason != self._read_errors.get(name):
                 self._log.error("a change cannot be read", what=name, reason=reason)
-            self._unread[name] = reason
+            self._read_errors[name] = reason
 
-    def _say_whether_fresh(self) -> None:
+    def _log_freshness(self) -> None:
         is_fresh = self._freshness.is_fresh()
         if is_fresh is not self._was_fresh:
             self._was_fresh = is_fresh
             if is_fresh:
                 self._log.info("revocations can be read again; calls are made")
             else:
-                self._log.error("revocations cannot be read; calls are refused", unread=sorted(self._unread))
+                self._log.error(
+                    "revocations cannot be read; calls are refused", unread=sorted(self._read_errors)
+                )
 
     def _read_leaves(self) -> _Leaves:
         return self._ca.roots(), self._ca.revoked_kids(), self._ca.records().moved()
@@ -167,7 +169,7 @@ class TrustWatcher:
     def _leaves_changed(self, leaves: _Leaves) -> None:
         roots, kids, moved = leaves
         if not self._kids <= kids:
-            # A ledger that has shrunk was lost or restored: what was revoked stays so as long as this runs.
+            # A ledger that has shrunk was lost or restored: what was revoked stays so until the process ends.
             self._log.error("revoked certificates are missing from the ledger", count=len(self._kids - kids))
         revoked, gone = kids - self._kids, set(self._roots) - set(roots)
         newly_moved = [leaf for kid, leaf in moved.items() if kid not in self._moved]
@@ -192,7 +194,7 @@ class TrustWatcher:
 
     def _tokens_changed(self, jtis: frozenset[str]) -> None:
         if not self._jtis <= jtis:
-            # A list that has shrunk was lost or put back: what was void stays so for as long as this runs.
+            # A list that has shrunk was lost or restored: what was revoked stays so while this process runs.
             self._log.error("revoked tokens are missing from the list", count=len(self._jtis - jtis))
         revoked, self._jtis = jtis - self._jtis, jtis | self._jtis
         for act in self._on_tokens:
@@ -203,12 +205,12 @@ class TrustWatcher:
     def _record(self, event: str, **facts: str) -> None:
         self._log.warning(event, **facts)
         if len(self._unrecorded) >= MAX_UNRECORDED:
-            self._log.error("not recorded", reason="too much waits for that", what={"event": event, **facts})
+            self._log.error("not recorded", reason="too many are pending", what={"event": event, **facts})
             return
         self._unrecorded.append({"event": event, **facts})
 
-    def _write_down(self) -> None:
-        """Write what was decided into the audit, in order; what it does not take waits for the next look."""
+    def _write_unrecorded(self) -> None:
+        """Write decisions to the audit, in order; after an error the rest waits for the next poll."""
         while self._unrecorded:
             try:
                 self._audit.write(**self._unrecorded[0])

@@ -3,10 +3,10 @@ import sys
 
 _LOOK = """
 import gc
-from relay.server.collector import calm_collector
+from relay.server.collector import tune_collector
 
 before = gc.get_threshold()
-calm_collector()
+tune_collector()
 larger = all(now > then for now, then in zip(gc.get_threshold(), before))
 print(larger, gc.get_freeze_count() > 0, gc.isenabled())
 """

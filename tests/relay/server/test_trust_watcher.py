@@ -82,9 +82,9 @@ class Stage:
         self.leaves_looked_at += 1
         return True
 
-    async def look(self) -> None:
+    async def poll(self) -> None:
         """Look, and let those follow who are behind."""
-        await self.watch.look()
+        await self.watch.poll()
         assert await self.follow_ups.follow()
 
     def close(self) -> None:
@@ -154,10 +154,10 @@ def failure(hub: Hub, node: SimulatedNode) -> Failure | None:
 
 async def test_a_node_that_comes_to_another_tenant_is_audited_once(stage: Stage) -> None:
     before = stage.real.node(tenant="acme")
-    await stage.watch.look()
+    await stage.watch.poll()
     after = stage.real.node(tenant="globex", replace=True)
     for _ in range(2):
-        await stage.watch.look()
+        await stage.watch.poll()
     assert stage.events() == [
         {"event": "leaf_revoked", "kid": before.kid},
         {"event": "tenant_changed", "node_id": NODE_ID, "tenant": "globex", "kid": after.kid},
@@ -172,7 +172,7 @@ async def test_what_an_operator_revokes_is_shut_out_at_the_next_look(stage: Stag
         await end.receive("cmd")
         stage.real.as_operator().revoke(node.node_id if by == "node" else node.kid)
         assert stage.listed() == {NODE_ID, OTHER_NODE_ID}
-        await stage.watch.look()
+        await stage.watch.poll()
         assert stage.listed() == {OTHER_NODE_ID}
         assert await code_of(calling) == "E_ATTESTATION_FAILED"
         code, frames = await end.until_closed()
@@ -189,7 +189,7 @@ async def test_a_revoked_node_does_not_come_back(stage: Stage) -> None:
     node = stage.real.node()
     async with stage.session(node) as end:
         stage.real.as_operator().revoke(NODE_ID)
-        await stage.watch.look()
+        await stage.watch.poll()
         await end.until_closed()
     stage.hub.fleet.offer_identity(NODE_ID, node.leaf_pem)
     wire = node.manifest(issued_at_ms=stage.hub.clock.advance(1))
@@ -206,7 +206,7 @@ async def test_a_node_that_is_not_connected_is_gone_too(stage: Stage) -> None:
     stage.hub.announce(node)
     assert failure(stage.hub, node) is None
     stage.real.as_operator().revoke(NODE_ID)
-    await stage.watch.look()
+    await stage.watch.poll()
     assert failure(stage.hub, node) is Failure.ATTESTATION_FAILED
 
 
@@ -219,7 +219,7 @@ async def test_a_session_that_waits_to_be_resumed_cannot_be(stage: Stage) -> Non
         while stage.hub.counted("nodes_connected"):  # noqa: ASYNC110 - the relay calls nobody
             await asyncio.sleep(0)
     stage.real.as_operator().revoke(NODE_ID)
-    await stage.watch.look()
+    await stage.watch.poll()
     assert await code_of(calling) == "E_ATTESTATION_FAILED"
 
 
@@ -231,11 +231,11 @@ async def test_a_node_that_renewed_goes_on_without_its_old_leaf(stage: Stage) ->
         await end.send("announce", json.loads(fresh.manifest(issued_at_ms=stage.hub.clock.advance(1))))
         await end.receive("announce_ack")
         stage.real.as_operator().revoke(node.kid)
-        await stage.watch.look()
+        await stage.watch.poll()
         await goes_on(end)
         assert stage.listed() == {NODE_ID}
         stage.real.as_operator().revoke(fresh.kid)
-        await stage.watch.look()
+        await stage.watch.poll()
         assert (await end.until_closed())[0] == 4003
     assert stage.listed() == set()
 
@@ -244,7 +244,7 @@ async def test_a_node_that_was_given_another_key_comes_in_with_that_alone(stage:
     node = stage.real.node()
     async with stage.session(node) as end:
         fresh = stage.real.node(key=key_named("another key"), replace=True)
-        await stage.watch.look()
+        await stage.watch.poll()
         assert (await end.until_closed())[0] == 4003
     async with stage.session(fresh) as end:
         await goes_on(end)
@@ -263,7 +263,7 @@ async def test_who_listens_is_told_at_once_and_does_not_wait_for_the_next_second
     stage.notifier.listen(READERS, listener)
     task = asyncio.create_task(stage.notifier.run())  # looks every thousand seconds unless it is woken
     stage.real.as_operator().revoke(NODE_ID)
-    await stage.watch.look()
+    await stage.watch.poll()
     await asyncio.wait_for(heard.wait(), BOUND_S)
     task.cancel()
     with suppress(asyncio.CancelledError):
@@ -271,15 +271,15 @@ async def test_who_listens_is_told_at_once_and_does_not_wait_for_the_next_second
 
 
 async def test_what_needs_to_know_of_leaves_is_told_of_every_change_and_of_nothing_else(stage: Stage) -> None:
-    await stage.look()
-    await stage.look()
+    await stage.poll()
+    await stage.poll()
     assert stage.leaves_looked_at == 1  # as it began
     stage.real.node()
-    await stage.look()
+    await stage.poll()
     assert stage.leaves_looked_at == 2
     stage.real.as_operator().revoke(NODE_ID)
-    await stage.look()
-    await stage.look()
+    await stage.poll()
+    await stage.poll()
     assert stage.leaves_looked_at == 3
     assert len(stage.events()) == 1
 
@@ -289,7 +289,7 @@ async def test_a_node_that_leaves_for_good_is_in_the_audit_as_revoked(stage: Sta
     async with stage.session(node) as end:
         await end.send("retire", {})
         assert (await end.until_closed())[0] == 4003
-    await stage.watch.look()
+    await stage.watch.poll()
     assert [event["event"] for event in stage.events()] == ["retired", "leaf_revoked"]
     assert failure(stage.hub, node) is Failure.ATTESTATION_FAILED
 
@@ -300,13 +300,13 @@ async def test_a_node_that_leaves_for_good_is_in_the_audit_as_revoked(stage: Sta
 async def test_when_a_root_is_withdrawn_the_sessions_of_its_leaves_end_with_4001(stage: Stage) -> None:
     node, other = stage.real.node(), stage.real.node(OTHER_NODE_ID)
     stage.real.as_operator().rotate_root(1)
-    await stage.watch.look()
+    await stage.watch.poll()
     renewed = stage.real.renewed(other)
     async with stage.session(node) as end, stage.session(renewed) as others_end:
         await goes_on(end)
         assert stage.events() == []
         stage.hub.clock.advance(DAY_MS)
-        await stage.watch.look()
+        await stage.watch.poll()
         assert await code_of(stage.call(node)) == "E_ATTESTATION_FAILED"
         assert (await end.until_closed())[0] == 4001
         await goes_on(others_end)
@@ -318,10 +318,10 @@ async def test_a_leaf_of_a_root_that_was_withdrawn_is_not_believed_again(stage: 
     node = stage.real.node()
     stage.hub.announce(node)
     stage.real.as_operator().rotate_root(1)
-    await stage.watch.look()
+    await stage.watch.poll()
     assert failure(stage.hub, node) is None
     stage.hub.clock.advance(DAY_MS)
-    await stage.watch.look()
+    await stage.watch.poll()
     stage.hub.announce(node, issued_at_ms=stage.hub.clock())
     assert failure(stage.hub, node) is Failure.ATTESTATION_FAILED
 
@@ -330,13 +330,13 @@ async def test_the_session_of_a_leaf_that_has_run_out_ends(stage: Stage) -> None
     node = stage.real.node()
     stage.hub.clock.advance(LEAF_LIFE_MS - 60_000)
     async with stage.session(node) as end:
-        await stage.watch.look()
+        await stage.watch.poll()
         await goes_on(end)
         calling = stage.call(node)
         await end.receive("cmd")
         stage.hub.clock.advance(60_000)
         assert stage.listed() == set()  # the manifest has ended with it
-        await stage.watch.look()
+        await stage.watch.poll()
         assert await code_of(calling) == "E_ATTESTATION_FAILED"
         assert (await end.until_closed())[0] == 4001
     assert failure(stage.hub, node) is Failure.MANIFEST_INVALID
@@ -357,14 +357,14 @@ async def test_a_token_that_an_operator_revokes_is_void_at_the_next_look_and_its
         answered = stage.call(node, other)
         command = await end.receive("cmd")
         stage.revoke_token(jti)
-        await stage.watch.look()
+        await stage.watch.poll()
         assert await code_of(ends) == "E_SAFETY_DENIED"
         with pytest.raises(TokenError, match="revoked"):
             stage.hub.authenticator.identify(revoked)
         result = {"message": "ping", "received_at_ms": stage.hub.clock(), "node_id": NODE_ID}
         await end.acknowledge(command, result)
         assert await code_of(answered) == "ok"
-        await stage.watch.look()
+        await stage.watch.poll()
     assert stage.events() == [{"event": "token_revoked", "jti": jti}]
 
 
@@ -407,10 +407,10 @@ async def test_what_is_damaged_changes_nothing_that_is_in_effect_and_is_said_onc
     stage.revoke_token(stage.hub.authenticator.identify(void).jti)
     stage.real.as_operator().revoke(OTHER_NODE_ID)
     async with stage.session(node) as end:
-        await stage.watch.look()
+        await stage.watch.poll()
         damage(stage.directory / name)
         for _ in range(4):
-            await stage.watch.look()
+            await stage.watch.poll()
         await goes_on(end)
         assert stage.listed() == {NODE_ID}
     assert failure(stage.hub, revoked) is Failure.ATTESTATION_FAILED
@@ -445,21 +445,21 @@ async def test_when_a_ledger_cannot_be_read_for_three_seconds_calls_are_refused_
     path = stage.directory / name
     whole = path.read_bytes()
     async with stage.session(node) as end:
-        await stage.watch.look()
+        await stage.watch.poll()
         damage(path)
         stage.hub.seconds.now += 2.9
-        await stage.watch.look()
+        await stage.watch.poll()
         await goes_through(end)
         stage.hub.seconds.now += 0.1
-        await stage.watch.look()
-        await stage.watch.look()
+        await stage.watch.poll()
+        await stage.watch.poll()
         assert not stage.hub.freshness.is_fresh()
         assert await code_of(stage.call(node)) == "E_INTERNAL"
         principal = stage.hub.authenticator.identify(stage.hub.token())
         with pytest.raises(ToolError, match="cannot read what has been revoked"):
             stage.gateway.charge(principal, 1)  # as for a list of tools, or a resource
         write_atomic(path, whole, 0o600)  # as an editor does
-        await stage.watch.look()
+        await stage.watch.poll()
         assert stage.hub.freshness.is_fresh()
         await goes_through(end)
     (line,) = stage.hub.lines.entries("revocations cannot be read; calls are refused")
@@ -483,7 +483,7 @@ async def test_a_ledger_whose_disk_hangs_is_one_that_cannot_be_read(
         return jtis(self)
 
     monkeypatch.setattr(RevokedTokens, "jtis", hanging)
-    looking = asyncio.create_task(stage.watch.look())
+    looking = asyncio.create_task(stage.watch.poll())
     stage.hub.seconds.now += 3
     await asyncio.sleep(0)
     assert not stage.hub.freshness.is_fresh()
@@ -498,9 +498,9 @@ async def test_a_ca_that_was_restored_from_an_older_backup_readmits_nobody(stage
     ledger = stage.directory / "ca" / "ledger.jsonl"
     before = ledger.read_bytes()
     stage.real.as_operator().revoke(NODE_ID)
-    await stage.watch.look()
+    await stage.watch.poll()
     write_atomic(ledger, before, 0o600)
-    await stage.watch.look()
+    await stage.watch.poll()
     stage.hub.announce(node, issued_at_ms=stage.hub.clock.advance(1))
     assert failure(stage.hub, node) is Failure.ATTESTATION_FAILED
     (line,) = stage.hub.lines.entries("revoked certificates are missing from the ledger")
@@ -510,17 +510,17 @@ async def test_a_ca_that_was_restored_from_an_older_backup_readmits_nobody(stage
 async def test_what_could_not_be_read_for_a_moment_takes_effect_as_soon_as_it_can(stage: Stage) -> None:
     node = stage.real.node()
     stage.hub.announce(node)
-    await stage.watch.look()
+    await stage.watch.poll()
     stage.real.as_operator().revoke(NODE_ID)
     ledger = stage.directory / "ca" / "ledger.jsonl"
     whole = ledger.read_bytes()
     in_the_way = ledger.rename(ledger.with_suffix(".aside"))
     ledger.mkdir()  # there, but not to be read
-    await stage.watch.look()
+    await stage.watch.poll()
     assert failure(stage.hub, node) is None
     ledger.rmdir()
     in_the_way.rename(ledger)  # the same file as before: nobody changes it again
-    await stage.watch.look()
+    await stage.watch.poll()
     assert ledger.read_bytes() == whole
     assert failure(stage.hub, node) is Failure.ATTESTATION_FAILED
 
@@ -530,7 +530,7 @@ async def test_a_look_that_fails_is_tried_again_without_another_change(
 ) -> None:
     node = stage.real.node()
     stage.hub.announce(node)
-    await stage.watch.look()
+    await stage.watch.poll()
     stage.real.as_operator().revoke(NODE_ID)
     with monkeypatch.context() as patch:
 
@@ -538,9 +538,9 @@ async def test_a_look_that_fails_is_tried_again_without_another_change(
             raise OSError(24, "Too many open files")
 
         patch.setattr(stage.real.ca, "revoked_kids", no_descriptor)
-        await stage.watch.look()
+        await stage.watch.poll()
         assert failure(stage.hub, node) is None
-    await stage.watch.look()
+    await stage.watch.poll()
     assert failure(stage.hub, node) is Failure.ATTESTATION_FAILED
 
 
@@ -582,7 +582,7 @@ async def test_the_event_loop_goes_on_while_the_ledgers_are_read(
         return revoked_kids()
 
     monkeypatch.setattr(stage.real.ca, "revoked_kids", slow)
-    looking = asyncio.create_task(stage.watch.look())
+    looking = asyncio.create_task(stage.watch.poll())
     async with asyncio.timeout(BOUND_S):  # a token does not wait for the leaves
         while not stage.hub.lines.entries("token_revoked"):  # noqa: ASYNC110 - it calls nobody
             await asyncio.sleep(0)
@@ -600,7 +600,7 @@ async def test_those_who_wait_for_the_ca_on_threads_hold_up_no_revocation(stage:
     free = Event()
     waiting = [asyncio.create_task(asyncio.to_thread(free.wait, BOUND_S)) for _ in range(40)]
     await asyncio.sleep(0)
-    await asyncio.wait_for(stage.watch.look(), BOUND_S)
+    await asyncio.wait_for(stage.watch.poll(), BOUND_S)
     assert failure(stage.hub, node) is Failure.ATTESTATION_FAILED
     assert not any(task.done() for task in waiting)
     free.set()
@@ -615,17 +615,17 @@ async def test_a_revocation_takes_effect_though_the_audit_cannot_be_written_and_
     for node in (first, second):
         stage.real.as_operator().revoke(node.node_id)
         with full_disk(0):
-            await stage.watch.look()
-            await stage.watch.look()
+            await stage.watch.poll()
+            await stage.watch.poll()
         assert failure(stage.hub, first) is Failure.ATTESTATION_FAILED
     assert stage.events() == []
     stage.real.as_operator().revoke(THIRD_NODE_ID)
-    await stage.watch.look()
+    await stage.watch.poll()
     kids = [node.kid for node in (first, second, last)]
     assert stage.events() == [{"event": "leaf_revoked", "kid": kid} for kid in kids]
     (line,) = stage.hub.lines.entries("not recorded")
     assert (line["level"], line["what"]) == ("error", {"event": "leaf_revoked", "kid": first.kid})
-    await stage.watch.look()
+    await stage.watch.poll()
     assert len(stage.events()) == 3
 
 
@@ -636,9 +636,9 @@ async def test_not_more_than_so_much_waits_to_be_recorded_and_what_is_left_out_i
     for jti in ("jti-1", "jti-2"):
         stage.revoke_token(jti)
     with full_disk(0):
-        await stage.watch.look()
+        await stage.watch.poll()
     assert [line["what"]["jti"] for line in stage.hub.lines.entries("not recorded")] == ["jti-2", "jti-1"]
-    await stage.watch.look()
+    await stage.watch.poll()
     assert stage.events() == [{"event": "token_revoked", "jti": "jti-1"}]
 
 
@@ -679,14 +679,14 @@ async def test_revocations_survive_a_restart(
     (stage.directory / "again" / "ca.before").rename(stage.directory / "again" / "ca")
     (stage.directory / "revoked_tokens.jsonl").rename(stage.directory / "again" / "revoked_tokens.jsonl")
     again.watch.begin()
-    await again.look()
+    await again.poll()
     for each in (node, good):
         hub.announce(each)
     assert (failure(hub, good), again.leaves_looked_at) == (None, 1)
     assert failure(hub, node) is not None
     with pytest.raises(TokenError, match="revoked"):
         hub.authenticator.identify(void)
-    await again.watch.look()
+    await again.watch.poll()
     assert again.events() == []  # it was recorded when it happened
     again.close()
     hub.close()
