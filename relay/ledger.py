@@ -18,7 +18,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, Generic, Protocol, Self, TypeVar
 
-from schemas.error_roots import OperatorError
+from schemas.error_roots import StateError
 from schemas.files import check_state, open_state, sync_directory
 
 Entry = dict[str, Any]
@@ -26,7 +26,7 @@ Entry = dict[str, Any]
 _WRITE = os.O_RDWR | os.O_CREAT | os.O_APPEND
 
 
-class LedgerError(OperatorError):
+class LedgerError(StateError):
     """The file is damaged; the text names it."""
 
 

@@ -3,6 +3,7 @@
     EdgeError
     ├── OperatorError   what the operator gave cannot be used: a file, an option, an address
     ├── PeerError       the other end broke a rule: a node, a relay, a broker, an issuer, an agent
+    ├── StateError      what this program keeps on its machine is missing, damaged or cannot be written
     └── ToolError       a call failed, for whichever reason (``schemas.errors``)
 
 What is none of these is a fault of our own, and is never blamed on the operator or on the other end. Must not
@@ -20,3 +21,11 @@ class OperatorError(EdgeError):
 
 class PeerError(EdgeError):
     """The other end broke a rule. The text is for a log, and holds nothing that came from there unescaped."""
+
+
+class StateError(EdgeError):
+    """What this program keeps on its machine cannot be used: a damaged ledger, a full disk, a lost key.
+
+    A root of its own: the operator's last input did not cause it, and a node or an agent blamed for it would
+    give up. Its text, one line, names the file and says what to do.
+    """

@@ -17,6 +17,7 @@ from typing import Any
 
 from relay.ascii_json import members_of
 from relay.audit.chain import GENESIS, end_of_chain, line_hash, number_before, numbered
+from schemas.error_roots import StateError
 from schemas.files import PRIVATE, open_state
 
 MAX_FILE_BYTES = 64 * 1024 * 1024
@@ -25,8 +26,8 @@ RESERVED_BYTES = 64 * 1024 * 1024
 _LOOK_INTERVAL_MS = 1000
 
 
-class AuditUnavailableError(Exception):
-    """A line could not be written."""
+class AuditUnavailableError(StateError):
+    """A line could not be written: the disk is full, or the file is gone."""
 
 
 class AuditLog:

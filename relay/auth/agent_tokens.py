@@ -4,19 +4,15 @@ Deny by default: a token that is not provably ours, for this relay, of this clas
 Must not decide what a caller may do: that is ``calls``. Must never log a token.
 """
 
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
-from pathlib import Path
 from typing import Any, Protocol
 
 from nacl.signing import SigningKey
 
 from relay.ascii_json import members_of
 from relay.auth.permissions import SCOPES, Rights
-from schemas.files import PRIVATE, make_private_directory, read_private, write_atomic
-from schemas.keys import private_key_from_pem, private_key_to_pem
 from schemas.manifest import MAX_FUTURE_MS
 from schemas.registry import SchemaRegistry
 from schemas.tokens import AGENT_REF, TokenError, TokenVerifier, sign_token
@@ -231,22 +227,3 @@ class Authenticator:
 def key_id(public_key: bytes) -> str:
     """Return the ``kid`` of a token key: SHA-256 of its 32 bytes, hex."""
     return sha256(public_key).hexdigest()
-
-
-def load_or_create_token_key(path: Path) -> SigningKey:
-    """Return the relay's token key, made on first use.
-
-    Raises:
-        ExposedFileError: others can read it.
-        OSError: it holds no key, or cannot be read.
-    """
-    try:
-        return private_key_from_pem(read_private(path))
-    except ValueError:
-        # Without the error's own text, which can show a byte of the key.
-        raise OSError(f"{path} is damaged: it holds no Ed25519 key in PEM") from None
-    except FileNotFoundError:
-        make_private_directory(path.parent)
-        key = SigningKey(os.urandom(32))
-        write_atomic(path, private_key_to_pem(key), PRIVATE)
-        return key

@@ -3,12 +3,13 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from relay.auth.agent_tokens import Authenticator, ExternalIssuer, key_id, load_or_create_token_key
+from relay.auth.agent_tokens import Authenticator, ExternalIssuer, key_id
 from relay.auth.issuer_keys import IssuerKeys, JwksReader, JwksSource
 from relay.auth.ledger_freshness import LEAVES, TOKENS, Freshness
 from relay.auth.revoked_tokens import RevokedTokens
 from relay.config import ExternalIssuerConfig
 from relay.environment import RelayEnvironment
+from relay.key_files import load_or_create_key
 from relay.part import Part
 from schemas.addresses import mcp_url
 from schemas.tokens import AGENT_REF, EXTERNAL_AGENT_REF, EXTERNAL_HEADER_REF, TokenVerifier
@@ -41,7 +42,7 @@ def assemble(environment: RelayEnvironment) -> AuthPart:
         OSError: the state directory cannot be used.
     """
     config = environment.config
-    own_key = bytes(load_or_create_token_key(config.state.token_key).verify_key)
+    own_key = bytes(load_or_create_key(config.state.token_key, environment.random_bytes).verify_key)
     own_keys = {key_id(own_key): own_key}
     external = _external(environment, config.external_issuer, own_keys) if config.external_issuer else None
     authenticator = Authenticator(

@@ -1,8 +1,8 @@
-"""A backup as one tar archive of plain files, and what is believed of one that comes back.
+"""A backup as one tar archive of plain files, and what is accepted of one that is restored.
 
-Whoever keeps a backup can change it, unless it is encrypted for a passphrase. So an archive is read as if it
-were hostile: regular files under expected names, each once, and not larger than the archive that holds them.
-Must not touch the disk, and must not know what belongs into a backup.
+A backup that is not encrypted with a passphrase can have been changed where it was kept, so an archive is
+read as hostile input: regular files under expected names, each once, and not larger than the archive. Must
+not touch the disk, and must not know what belongs in a backup.
 """
 
 import io
@@ -10,7 +10,7 @@ import tarfile
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 
-from schemas.error_roots import OperatorError
+from schemas.error_roots import OperatorError, StateError
 from schemas.text import printable
 
 MAX_BYTES = 256 << 20
@@ -21,21 +21,25 @@ class ArchiveError(OperatorError):
     """The archive is not one that this program has made; the text says why."""
 
 
+class ArchiveTooLargeError(StateError):
+    """The state is larger than one archive may be."""
+
+
 def pack(files: Mapping[str, bytes], modified_ms: int) -> bytes:
     """Return an archive that holds ``files`` by name.
 
     Raises:
-        ArchiveError: it would be larger than can be restored.
+        ArchiveTooLargeError: it would be larger than can be restored.
     """
     buffer = io.BytesIO()
-    # Plain ustar: its headers say nothing that ``unpack`` would have to distrust.
+    # Plain ustar: it has no extended headers, which ``unpack`` rejects.
     with tarfile.open(fileobj=buffer, mode="w:", format=tarfile.USTAR_FORMAT) as archive:
         for name, data in files.items():
             member = tarfile.TarInfo(name)
             member.mode, member.mtime, member.size = 0o600, modified_ms // 1000, len(data)
             archive.addfile(member, io.BytesIO(data))
     if buffer.tell() > MAX_BYTES:
-        raise ArchiveError(f"the state is larger than {MAX_BYTES} bytes: it cannot be one archive")
+        raise ArchiveTooLargeError(f"the state is larger than {MAX_BYTES} bytes: it cannot be one archive")
     return buffer.getvalue()
 
 
@@ -43,11 +47,11 @@ def unpack(archive: bytes, expected: AbstractSet[str]) -> dict[str, bytes]:
     """Return the files of an archive by name.
 
     Raises:
-        ArchiveError: it is none, or holds anything but regular files whose names are ``expected``.
+        ArchiveError: it is not one, or holds anything but regular files whose names are ``expected``.
     """
     files: dict[str, bytes] = {}
     if not archive.endswith(bytes(2 * tarfile.BLOCKSIZE)):
-        # What ends between two files would otherwise be read as an archive of the first of them.
+        # An archive cut between two files would otherwise be read as one of the files before the cut.
         raise ArchiveError("it is no backup, or it was cut short")
     try:
         # Not "r:*": what is compressed could be of any size.

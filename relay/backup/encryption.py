@@ -1,6 +1,6 @@
 """Encrypts backups in the age format (age-encryption.org/v1), for recipients or with a passphrase.
 
-The one module that knows the library. Must not read secrets from anywhere, and must not log or repeat one.
+The one module that imports the library. Must not read a secret from a file, nor log or repeat one.
 """
 
 from collections.abc import Sequence
@@ -22,10 +22,10 @@ def is_encrypted(data: bytes) -> bool:
 
 
 def encrypt_for(data: bytes, recipients: Sequence[str]) -> bytes:
-    """Return ``data`` so that whoever has the identity of any of ``recipients`` (``age1…``) can read it.
+    """Return ``data`` encrypted for the identities of ``recipients`` (``age1…``); any one can decrypt it.
 
     Raises:
-        EncryptionError: one of them is no recipient.
+        EncryptionError: one of them is not a recipient.
     """
     try:
         keys = [pyrage.x25519.Recipient.from_str(each) for each in recipients]
@@ -35,7 +35,7 @@ def encrypt_for(data: bytes, recipients: Sequence[str]) -> bytes:
 
 
 def encrypt_with(data: bytes, passphrase: str) -> bytes:
-    """Return ``data`` so that whoever knows ``passphrase`` can read it."""
+    """Return ``data`` encrypted with ``passphrase``."""
     return bytes(pyrage.passphrase.encrypt(data, passphrase))
 
 

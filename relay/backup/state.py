@@ -1,7 +1,7 @@
-"""What a relay's state is saved as, and how an empty state directory becomes that relay again.
+"""Saves a relay's state as an archive, and restores one into an empty state directory.
 
-A backup holds all that another machine needs to take the relay's place: see ``StateFiles``. The audit is not
-part of it, since a relay begins another chain where there is none, nor is what a relay writes by itself.
+A backup holds all that another machine needs to replace the relay: see ``StateFiles``. The audit is not part
+of it, since a relay without one begins a new chain, nor are files that a relay writes by itself.
 Must not encrypt, and must not decide where a backup goes.
 """
 
@@ -34,8 +34,8 @@ def save(state: StateFiles, ca: CertificateAuthority, now_ms: int) -> bytes:
     """Return an archive of the relay's state, which may be running.
 
     Raises:
-        AuthorityError: there is no CA, or the root's key is not here.
-        ArchiveError: it is too large.
+        AuthorityStateError: there is no CA, or the root's key is not here.
+        ArchiveTooLargeError: it is too large.
         OSError: a file cannot be read.
     """
     files: dict[str, bytes] = {}
@@ -54,8 +54,8 @@ def write_new(path: Path, data: bytes) -> None:
     """Write ``data`` into a new file that only its owner can read.
 
     Raises:
-        FileExistsError: there is something already: an older backup may be the one that is needed.
-        OSError: the disk does not take it; nothing is left of it.
+        FileExistsError: the path exists; an older backup is never overwritten.
+        OSError: it cannot be written; nothing is left of it.
     """
     descriptor = os.open(path, _NEW, PRIVATE)
     try:
@@ -75,9 +75,9 @@ def restore(archive: bytes, state: StateFiles) -> None:
     """Write what ``save`` has returned into the state directory, all of it or nothing.
 
     Raises:
-        RestoreError: the directory is not empty, or the archive is not whole.
+        RestoreError: the directory is not empty, or the archive is incomplete.
         ArchiveError: it is no backup, or holds what no backup holds.
-        OSError: the disk does not take it; nothing is left of it.
+        OSError: it cannot be written; nothing is left of it.
     """
     files = unpack(archive, _POSSIBLE)
     if missing := _REQUIRED - files.keys():

@@ -19,7 +19,8 @@ from relay.cli.options import (
     utc,
 )
 from relay.clock import now_ms
-from relay.pki.authority import DEFAULT_TENANT, MAX_OVERLAP_DAYS, CertificateAuthority, UnknownTargetError
+from relay.pki.authority import DEFAULT_TENANT, MAX_OVERLAP_DAYS, CertificateAuthority
+from relay.pki.errors import UnknownTargetError
 from relay.pki.records import KID_DIGITS
 from relay.pki.server_files import issue_server_files
 

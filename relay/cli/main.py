@@ -33,7 +33,7 @@ from relay.config import (
 )
 from relay.rate_limits import Allowance
 from schemas.addresses import PLAIN_OPTION, AddressError, normal_url, parse_broker, parse_host_port
-from schemas.error_roots import OperatorError
+from schemas.error_roots import EdgeError, OperatorError
 from schemas.faults import FailedError
 
 app = typer.Typer(
@@ -58,7 +58,7 @@ def main() -> None:
         app()
     except AddressError as error:
         fail(str(error), EXIT_USAGE)
-    except (OperatorError, FailedError) as error:
+    except (EdgeError, FailedError) as error:
         fail(str(error), EXIT_CANNOT_RUN)
     except OSError as error:
         fail(f"{error.filename}: {error.strerror}" if error.filename else str(error), EXIT_CANNOT_RUN)

@@ -8,12 +8,13 @@ from typing import Annotated
 
 import typer
 
-from relay.auth.agent_tokens import TokenIssuer, load_or_create_token_key
+from relay.auth.agent_tokens import TokenIssuer
 from relay.auth.permissions import SCOPES
 from relay.auth.revoked_tokens import RevokedTokens, is_jti
 from relay.cli.options import EXIT_USAGE, PublicUrl, StateDir, Tenant, fail, seconds, state_files
 from relay.clock import now_ms
 from relay.config import DEFAULT_PUBLIC_URL
+from relay.key_files import load_or_create_key
 from schemas.addresses import mcp_url, normal_url
 from schemas.registry import SchemaRegistry, ViolationError
 from schemas.text import printable
@@ -39,7 +40,7 @@ def token_issue(
         fail(f"no such scope: {printable(unknown[0])}; there are {', '.join(SCOPES)}", EXIT_USAGE)
     url = normal_url(public_url)
     issuer = TokenIssuer(
-        load_or_create_token_key(state_files(state_dir).token_key), url, mcp_url(url), SchemaRegistry()
+        load_or_create_key(state_files(state_dir).token_key, os.urandom), url, mcp_url(url), SchemaRegistry()
     )
     now = now_ms()
     jti = UlidSource(lambda: now, os.urandom).new()

@@ -21,9 +21,10 @@ from mcp.client.client import Client
 from mcp.client.streamable_http import streamable_http_client
 from mcp_types import TextResourceContents, Tool
 
-from relay.auth.agent_tokens import TokenIssuer, load_or_create_token_key
+from relay.auth.agent_tokens import TokenIssuer
 from relay.config import StateFiles
 from relay.demo.processes import Processes, find_program, free_port
+from relay.key_files import load_or_create_key
 from relay.pki.authority import CertificateAuthority
 from schemas.addresses import mcp_url
 from schemas.projection import parse
@@ -238,7 +239,7 @@ def fleet_command(plan: Plan) -> list[str]:
 
 def issue_token(plan: Plan, sub: str, tenant: str = TENANT) -> str:
     """Return a token for the agent ``sub``, good for the demo's lifetime and reading only."""
-    key = load_or_create_token_key(plan.state.token_key)
+    key = load_or_create_key(plan.state.token_key, os.urandom)
     issuer = TokenIssuer(key, plan.public_url, mcp_url(plan.public_url), SchemaRegistry())
     return issuer.issue(
         sub=sub,

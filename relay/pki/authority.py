@@ -1,7 +1,7 @@
 """The certificate authority: its roots, and a ledger that binds each node id to its tenant and key.
 
 An id once issued is issued again only when the operator says so, and then its old leaves are revoked, or to
-the key that has it: nobody becomes a node that exists, or ever did. Must not hold a root's key in memory
+the key that has it: no request becomes a node that exists, or ever did. Must not hold a root's key in memory
 longer than an issue takes.
 """
 
@@ -13,15 +13,21 @@ from nacl.signing import SigningKey
 
 from relay.ledger import Entry, Ledger, LedgerError
 from relay.pki.certificate_builder import make_crl
-from relay.pki.issuing import Issuing, Signer, asked
+from relay.pki.errors import (
+    AuthorityOptionError,
+    AuthorityStateError,
+    CertificateRefusedError,
+    IdTakenError,
+    UnknownTargetError,
+)
+from relay.pki.issuing import Issuing, Signer, read_request
 from relay.pki.records import IssuedLeaf, IssuedServer, Records, rotation
-from relay.pki.roots import AuthorityError, RootFiles
+from relay.pki.roots import RootFiles
+from schemas.error_roots import StateError
 from schemas.files import make_private_directory
 from schemas.identity_files import IdentityFiles
 from schemas.text import printable
 from schemas.ulids import UlidSource
-
-__all__ = ["AuthorityError", "CertificateAuthority", "IdTakenError", "IssuedLeaf", "UnknownTargetError"]
 
 MAX_OVERLAP_DAYS = 3650
 DEFAULT_TENANT = "default"
@@ -31,19 +37,11 @@ _SEED_BYTES = 32
 _MAX_LEAVES = 32
 
 
-class IdTakenError(AuthorityError):
-    """The node id belongs to another key, or to another enrolment."""
-
-
-class UnknownTargetError(AuthorityError):
-    """Nothing was ever issued under that name."""
-
-
 class CertificateAuthority:
     """The CA in ``directory``. Time and randomness come in from outside.
 
-    What issues and revokes waits for whoever holds the ledger, and for the disk: call it on a thread where
-    nothing may wait. Everything raises AuthorityError if the CA is missing or a file of it is damaged.
+    Issuing and revoking wait for the ledger's lock and for the disk: call them on a thread, not on the event
+    loop. Everything raises AuthorityStateError if the CA is missing or a file of it is damaged.
     """
 
     def __init__(
@@ -62,7 +60,8 @@ class CertificateAuthority:
         """Make the root.
 
         Raises:
-            AuthorityError: there is one already, which is never overwritten; or the clock is wrong.
+            AuthorityOptionError: there is one already, which is never overwritten.
+            AuthorityStateError: the clock is wrong.
         """
         make_private_directory(self._roots.directory)
         with self._ledger.locked():
@@ -85,7 +84,7 @@ class CertificateAuthority:
         """Tell whether the root's key is here: it may be kept elsewhere."""
         try:
             self._signer()
-        except (AuthorityError, OSError):
+        except (StateError, OSError):
             return False
         return True
 
@@ -93,14 +92,17 @@ class CertificateAuthority:
         """Make a new root that issues from now on; return until when, in ms, the old one is trusted too.
 
         Raises:
-            AuthorityError: the last rotation is still under way, or the old root's key is not here.
+            AuthorityOptionError: the overlap is out of bounds, or the last rotation is still under way.
+            AuthorityStateError: the old root's key is not here.
         """
         if not 1 <= overlap_days <= MAX_OVERLAP_DAYS:
-            raise AuthorityError(f"both roots can be trusted for 1 to {MAX_OVERLAP_DAYS} days")
+            raise AuthorityOptionError(f"both roots can be trusted for 1 to {MAX_OVERLAP_DAYS} days")
         with self._locked():
             now = self._now_ms()
             if len(self._roots.trusted(now)) > 1:
-                raise AuthorityError("the root before this one is still trusted: rotate when its time is up")
+                raise AuthorityOptionError(
+                    "the root before this one is still trusted: rotate when its time is up"
+                )
             old, new = self._signer(), self._issuing.root()
             until_ms = now + overlap_days * _DAY_MS
             self._ledger.append(rotation(new.kid, old.kid, until_ms, now))
@@ -115,16 +117,17 @@ class CertificateAuthority:
         Without ``tenant``, a node that is replaced keeps its own; a new one is in the default one.
 
         Raises:
-            AuthorityError: the request proves nothing, or the node id is taken and ``replace`` is not said.
+            CertificateRefusedError: the request proves nothing.
+            AuthorityOptionError: the node id is taken and ``replace`` is not given.
         """
-        node_id, public_key = asked(csr_pem)
+        node_id, public_key = read_request(csr_pem)
         with self._locked() as records:
             held = records.unrevoked(node_id)
             if records.existed(node_id) and not replace:
                 todo = (
                     "has a certificate: say --replace to revoke it" if held else "was revoked: say --replace"
                 )
-                raise IdTakenError(f"{node_id} {todo} and issue another")
+                raise AuthorityOptionError(f"{node_id} {todo} and issue another")
             if tenant is None:
                 tenant = records.tenant_of(node_id) or DEFAULT_TENANT
             leaf, pem = self._issuing.leaf(self._signer(), node_id, tenant, public_key)
@@ -136,9 +139,9 @@ class CertificateAuthority:
 
         Raises:
             IdTakenError: the id was issued before; only the operator gives it away again.
-            AuthorityError: the request proves nothing.
+            CertificateRefusedError: the request proves nothing.
         """
-        node_id, public_key = asked(csr_pem)
+        node_id, public_key = read_request(csr_pem)
         with self._locked() as records:
             if records.existed(node_id):
                 held = self._in_use(records, node_id)
@@ -152,13 +155,13 @@ class CertificateAuthority:
         """Return another leaf for ``node_id`` with the key that it has; the old one stays valid.
 
         Raises:
-            AuthorityError: the node has none in force, or the request is not for this node and this key.
+            CertificateRefusedError: none is in force, or the request is not for this node and this key.
         """
-        asked_id, public_key = asked(csr_pem)
+        asked_id, public_key = read_request(csr_pem)
         with self._locked() as records:
             held = self._in_use(records, node_id)
             if (asked_id, public_key) != (node_id, held.public_key):
-                raise AuthorityError(f"the request is not for {node_id} with the key that it has")
+                raise CertificateRefusedError(f"the request is not for {node_id} with the key that it has")
             leaf, pem = self._issuing.leaf(self._signer(), node_id, held.tenant, public_key)
             self._ledger.append(leaf.entry())
         return pem
@@ -186,14 +189,14 @@ class CertificateAuthority:
         Of the roots that are trusted the oldest issues it, for that is the one that every node knows.
 
         Raises:
-            AuthorityError: name, hosts or key are not of their form.
+            AuthorityOptionError: name, hosts or key are not of their form.
         """
         with self._locked():
             server, pem = self._issuing.server(self._signer(self.roots()[-1]), name, hosts, public_key)
             self._ledger.append(server.entry())
         return pem
 
-    # --- what is known of them --------------------------------------------------------------------------
+    # --- what the ledger holds ------------------------------------------------------------------------------
 
     def revoke(self, target: str, reason: str = "revoked") -> list[str]:
         """Revoke every leaf of a node, or the one certificate of a kid; return the kids newly revoked.
@@ -210,12 +213,12 @@ class CertificateAuthority:
         return [each.kid for each in held]
 
     def records(self) -> Records:
-        """Return what the ledger says now."""
+        """Return what the ledger holds now."""
         self._check_there()
         try:
             return self._ledger.read()
         except LedgerError as error:
-            raise AuthorityError(str(error)) from None
+            raise AuthorityStateError(str(error)) from None
 
     def in_force(self) -> dict[str, IssuedLeaf]:
         """Return the newest leaf of each node that has one that is not revoked."""
@@ -246,29 +249,29 @@ class CertificateAuthority:
         """Let nothing be issued or revoked, and yield the files that the CA is made of.
 
         Raises:
-            AuthorityError: the root's key is not here.
+            AuthorityStateError: the root's key is not here.
         """
         with self._locked():
             self._signer()
             yield [*self._roots.files, self._ledger.path]
 
-    # --- how --------------------------------------------------------------------------------------------
+    # --- locking and checks ---------------------------------------------------------------------------------
 
     @contextmanager
     def _locked(self) -> Iterator[Records]:
-        """Hold the ledger alone: two issues at once must not both find an id free."""
+        """Lock the ledger: two issues at once must not both find an id free."""
         self._check_there()
         try:
             with self._ledger.locked() as records:
                 yield records
         except LedgerError as error:
-            raise AuthorityError(str(error)) from None
+            raise AuthorityStateError(str(error)) from None
 
     def _check_there(self) -> None:
         self.root_pem()
         if not self._ledger.path.exists():
-            # An empty one would know of no revocation.
-            raise AuthorityError(f"{self._ledger.path} is missing: restore it from a backup")
+            # A new, empty one would hold no revocation.
+            raise AuthorityStateError(f"{self._ledger.path} is missing: restore it from a backup")
 
     def _revocations(self, held: Sequence[IssuedLeaf | IssuedServer], reason: str) -> list[Entry]:
         now, reason = self._now_ms(), printable(reason, 64)
@@ -278,14 +281,16 @@ class CertificateAuthority:
         """Return the leaf that another may follow.
 
         Raises:
-            AuthorityError: none is in force, or there are so many that something is wrong.
+            CertificateRefusedError: none is in force, or there are so many that something is wrong.
         """
         now = self._now_ms()
         held = [leaf for leaf in records.unrevoked(node_id) if leaf.not_after_ms > now]
         if not held:
             raise IdTakenError(f"{node_id} has no certificate in force: only the operator can issue it again")
         if len(held) >= _MAX_LEAVES:
-            raise AuthorityError(f"{node_id} has {len(held)} certificates in force: revoke them by their kid")
+            raise CertificateRefusedError(
+                f"{node_id} has {len(held)} certificates in force: revoke them by their kid"
+            )
         return held[-1]
 
     def _signer(self, root: str | None = None) -> Signer:

@@ -1,15 +1,15 @@
-"""What the broker must know of who may come in, as files that it reads, and the signal to read them.
+"""What the broker needs for admitting clients, as files that it reads, and the signal to reload them.
 
 | file | mode | holds |
 |---|---|---|
 | `roots.pem` | 0640 | the roots that are trusted now |
 | `nats-users.conf` | 0640 | the users of a nats-server |
 | `revoked.pem` | 0640 | the list of the revoked, for mosquitto |
-| `generation` | 0640 | what differs after every change of the three; written last, when they are in place |
+| `generation` | 0640 | a digest of the three; written last, when they are in place |
 
-The group is the directory's, which has the setgid bit where another user's broker reads it: so nothing has to
-be copied by root. What a user may do stands here as well: a node writes below its own topic and reads
-nothing, the relay reads and writes nothing. Must not know how the broker is spoken to.
+The group is the directory's, which has the setgid bit where another user's broker reads it, so nothing has to
+be copied by root. A node may publish below its own topic and not subscribe; the relay may subscribe and not
+publish. Must not connect to the broker.
 """
 
 import asyncio
@@ -24,21 +24,21 @@ from typing import Any, Protocol
 import psutil
 from structlog.typing import FilteringBoundLogger
 
-from relay.ledger import LedgerError
-from relay.pki.authority import AuthorityError
+from relay.pki.errors import AuthorityStateError
 from relay.pki.own_certificate import RELAY_NAME
+from schemas.error_roots import StateError
 from schemas.files import make_private_directory, write_atomic
 from schemas.projection import is_node_id
 from schemas.text import printable
 
-# A process writes its number down after it has started; clocks are a little apart.
+# A process writes its number after it has started; the two times differ a little.
 _TOLERANCE_S = 5.0
 _DIRECTORY_MODE = 0o750
 _FILE_MODE = 0o640
 
 
 class AccessAuthority(Protocol):
-    """The part of the CA that says who is in force."""
+    """The part of the CA that access is derived from."""
 
     def roots(self) -> list[str]:
         """Return the roots that are trusted now."""
@@ -54,7 +54,7 @@ class AccessAuthority(Protocol):
 
 
 class BrokerAccess:
-    """The files in ``directory``, and the process whose number is in ``pid_file``, if it is to be told."""
+    """The files in ``directory``, and the process to signal, whose number is in ``pid_file``, if any."""
 
     def __init__(
         self, ca: AccessAuthority, directory: Path, pid_file: Path | None, log: FilteringBoundLogger
@@ -65,49 +65,49 @@ class BrokerAccess:
         self._log = log
         self._revoked = ""
         self._generation = ""
-        self._told = ""
-        self._said: tuple[str, dict[str, str]] | None = None
+        self._notified = ""
+        self._logged: tuple[str, dict[str, str]] | None = None
 
     async def follow(self) -> bool:
-        """Refresh on a thread: with thousands of nodes there is much to read, to sign and to write."""
+        """Refresh on a thread: with thousands of nodes, reading, signing and writing take long."""
         return await asyncio.to_thread(self.refresh)
 
     def refresh(self) -> bool:
-        """Write what is true now, and tell the broker; return whether that is done.
+        """Write the files anew, and signal the broker; return whether that is done.
 
-        What cannot be done is said in the log: it is no reason to stop serving.
+        A failure is logged; the relay goes on serving.
         """
         try:
             whole = self._write()
-        except (AuthorityError, LedgerError, OSError) as error:
-            self._say_once("broker access not written", reason=printable(str(error)))
+        except (StateError, OSError) as error:
+            self._log_once("broker access not written", reason=printable(str(error)))
             return False
-        if self._told != self._generation:
-            if self._pid_file is not None and not self._tell(self._pid_file):
+        if self._notified != self._generation:
+            if self._pid_file is not None and not self._notify(self._pid_file):
                 return False
-            self._told = self._generation
+            self._notified = self._generation
         if whole:
-            self._said = None
+            self._logged = None
         return whole
 
-    def _say_once(self, event: str, **facts: str) -> None:
-        """Say why it failed, unless that is why it failed the last time: it is tried again and again."""
-        if self._said != (event, facts):
+    def _log_once(self, event: str, **facts: str) -> None:
+        """Log a failure, unless it is the same as the last: each refresh tries again."""
+        if self._logged != (event, facts):
             self._log.error(event, **facts)
-        self._said = (event, facts)
+        self._logged = (event, facts)
 
     def _write(self) -> bool:
         """Write the files, and then the generation; return whether the list of the revoked is up to date.
 
-        That list takes the root's key, which an operator may keep elsewhere. A nats-server does without it:
-        it is told of its users all the same.
+        That list needs the root's key, which an operator may keep elsewhere. A nats-server's
+        users are written without it.
         """
         roots, users = "".join(self._ca.roots()), nats_users(self._ca.in_force())
         whole = True
         try:
             self._revoked = self._ca.crl_pem()
-        except AuthorityError as error:
-            self._say_once("broker access not written", reason=printable(str(error)))
+        except AuthorityStateError as error:
+            self._log_once("broker access not written", reason=printable(str(error)))
             whole = False
         make_private_directory(self._directory.parent)
         self._directory.mkdir(_DIRECTORY_MODE, exist_ok=True)
@@ -124,17 +124,17 @@ class BrokerAccess:
     def _put(self, name: str, text: str) -> None:
         write_atomic(self._directory / name, text, _FILE_MODE)
 
-    def _tell(self, pid_file: Path) -> bool:
-        """Send SIGHUP to the broker, at which both kinds read their files again; return whether it went."""
+    def _notify(self, pid_file: Path) -> bool:
+        """Send SIGHUP to the broker, at which both kinds reload their files; return whether it was sent."""
         try:
             process = psutil.Process(int(pid_file.read_text("ascii")))
             if process.pid <= 1 or process.create_time() > pid_file.stat().st_mtime + _TOLERANCE_S:
-                # Somebody else's by now: SIGHUP would be the end of most.
+                # The number was reused by another process, which SIGHUP could end.
                 raise psutil.NoSuchProcess(process.pid)
             os.kill(process.pid, signal.SIGHUP)
         except (OSError, ValueError, OverflowError, psutil.Error) as error:
             reason = printable(f"{type(error).__name__}: {error}")
-            self._say_once("broker not told of new access lists", pid_file=str(pid_file), reason=reason)
+            self._log_once("broker not told of new access lists", pid_file=str(pid_file), reason=reason)
             return False
         return True
 
@@ -142,14 +142,14 @@ class BrokerAccess:
 def nats_users(node_ids: Iterable[str]) -> str:
     """Return the users of a nats-server, whose names are the subjects of their certificates."""
     users = [_user(node_id, [f"$devices.{node_id}.>"], []) for node_id in sorted(node_ids)]
-    # What is of QoS 1 comes on a subject of the broker's own making.
+    # The broker delivers QoS 1 on a subject of its own.
     users.append(_user(RELAY_NAME, [], ["$devices.>", "$MQTT.sub.>"]))
     return "authorization {\n  users: [\n" + "".join(f"    {user}\n" for user in users) + "  ]\n}\n"
 
 
 def _user(name: str, publish: list[str], subscribe: list[str]) -> str:
     if name != RELAY_NAME and not is_node_id(name):
-        raise AuthorityError(f"{printable(name)!r} is no node id")
+        raise AuthorityStateError(f"{printable(name)!r} is no node id")
     permissions = {"publish": _allowed(publish), "subscribe": _allowed(subscribe)}
     return json.dumps({"user": f"CN={name}", "permissions": permissions})
 

@@ -1,13 +1,14 @@
-"""The relay's door for nodes that are none yet: ``/enroll``.
+"""The endpoint at which nodes enrol: ``/enroll``.
 
-Whoever asks learns the roots, which are public. A leaf is for whoever proves to have a join token's key, and
-the key of the leaf; everybody else is told one and the same thing, and the audit has the reason. Must not
-decide what the CA decides: which id belongs to which key.
+The roots are public. A leaf is issued to a node that proves to hold a join token's key and the leaf's key;
+every other request gets the same answer, and the audit gets the reason. Must not decide what the CA decides:
+which id belongs to which key.
 """
 
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
@@ -17,9 +18,9 @@ from structlog.typing import FilteringBoundLogger
 
 from relay.audit.log import AuditLog, AuditUnavailableError
 from relay.audit.refusal_counts import RefusalCounter, RefusalEvent
-from relay.ledger import LedgerError
-from relay.pki.authority import AuthorityError, CertificateAuthority, IdTakenError
-from relay.pki.join_tokens import JoinError, JoinTokens
+from relay.pki.authority import CertificateAuthority
+from relay.pki.errors import AuthorityError, IdTakenError
+from relay.pki.join_tokens import JoinRefusedError, JoinTokens
 from schemas.addresses import BrokerAddress
 from schemas.certificates import IdentityError, read_csr
 from schemas.enrolment import (
@@ -31,6 +32,7 @@ from schemas.enrolment import (
     is_proven,
     proven,
 )
+from schemas.error_roots import PeerError, StateError
 from schemas.identity import certificates_in, kid_of
 from schemas.registry import SchemaRegistry
 from schemas.strict_json import StrictJsonError, loads
@@ -38,7 +40,7 @@ from schemas.text import printable
 
 _BODY_TIMEOUT_S = 10.0
 _AT_ONCE = 4
-_MAX_ANSWERS = 5  # as many may be lost on the way
+_MAX_ANSWERS = 5  # of which all but one may be lost
 _MAX_WAITING = 1000
 
 _TEXTS = {
@@ -52,8 +54,25 @@ _TEXTS = {
 }
 
 
-class _RefusedError(Exception):
-    """Nothing is issued. ``reason``, a fixed word, is for the audit; a stranger sees the status alone."""
+class EnrolmentRefusal(StrEnum):
+    """Why an enrolment is refused, for the audit."""
+
+    TOO_LARGE = "too_large"
+    SLOW = "slow"
+    GONE = "gone"
+    MALFORMED = "malformed"
+    BUSY = "busy"
+    FAILING = "failing"
+    UNKNOWN_TOKEN = "unknown_token"  # noqa: S105 - a reason, and no password
+    PROOF = "proof"
+    NO_CA = "no_ca"
+    USED_UP = "used_up"
+    ID_TAKEN = "id_taken"
+    AUDIT = "audit"
+
+
+class _RefusedError(PeerError):
+    """The request is refused. ``reason``, an ``EnrolmentRefusal`` or an identity's, is for the audit."""
 
     def __init__(self, reason: str, status: int = 403) -> None:
         super().__init__(reason)
@@ -72,7 +91,7 @@ class _Issued:
 
 @dataclass(frozen=True, slots=True)
 class EnrolmentInfo:
-    """What a node is told of this relay when it enrols.
+    """What a node learns of this relay when it enrols.
 
     Attributes:
         public_url: in its normal form; the node pins it.
@@ -123,7 +142,7 @@ class EnrolmentEndpoint:
     async def _show_roots(self, _request: Request) -> Response:
         try:
             return PlainTextResponse("".join(await asyncio.to_thread(self._ca.roots)))
-        except (AuthorityError, LedgerError, OSError) as error:
+        except (StateError, OSError) as error:
             self._log.error("the roots cannot be read", reason=printable(str(error)))
             return _answer(503)
 
@@ -143,11 +162,11 @@ class EnrolmentEndpoint:
                 async for piece in request.stream():
                     body += piece
                     if len(body) > MAX_REQUEST_BYTES:
-                        raise _RefusedError("too_large", 413)
+                        raise _RefusedError(EnrolmentRefusal.TOO_LARGE, 413)
         except TimeoutError:
-            raise _RefusedError("slow", 408) from None
+            raise _RefusedError(EnrolmentRefusal.SLOW, 408) from None
         except ClientDisconnect:
-            raise _RefusedError("gone", 400) from None
+            raise _RefusedError(EnrolmentRefusal.GONE, 400) from None
         return bytes(body)
 
     def _read(self, request: Request, body: bytes) -> dict[str, Any]:
@@ -157,23 +176,23 @@ class EnrolmentEndpoint:
         except StrictJsonError:
             message = None
         if media_type != "application/json" or not isinstance(message, dict):
-            raise _RefusedError("malformed", 400)
+            raise _RefusedError(EnrolmentRefusal.MALFORMED, 400)
         if not self._form.is_valid(message):
-            raise _RefusedError("malformed", 400)
+            raise _RefusedError(EnrolmentRefusal.MALFORMED, 400)
         return message
 
     async def _in_turn(self, message: dict[str, Any]) -> _Issued:
-        """Decide on a thread, for it waits for the disk and for locks that a command line may hold."""
+        """Decide on a thread: it waits for the disk and for locks that a command may hold."""
         if self._waiting >= _MAX_WAITING:
-            raise _RefusedError("busy", 429)
+            raise _RefusedError(EnrolmentRefusal.BUSY, 429)
         self._waiting += 1
         try:
             async with self._slots:
                 return await asyncio.to_thread(self._decide, message)
-        except (AuthorityError, LedgerError, OSError) as error:
-            if self._refusals.count(RefusalEvent.ENROLMENT_FAILING, "relay", "failing"):
+        except (AuthorityError, StateError, OSError) as error:
+            if self._refusals.count(RefusalEvent.ENROLMENT_FAILING, "relay", EnrolmentRefusal.FAILING):
                 self._log.error("a node cannot be enrolled", reason=printable(str(error)))
-            raise _RefusedError("failing", 500) from None
+            raise _RefusedError(EnrolmentRefusal.FAILING, 500) from None
         finally:
             self._waiting -= 1
 
@@ -181,24 +200,24 @@ class EnrolmentEndpoint:
         join_id = message["join_id"]
         grant = self._join_tokens.find(join_id)
         if grant is None:
-            raise _RefusedError("unknown_token")
+            raise _RefusedError(EnrolmentRefusal.UNKNOWN_TOKEN)
         if not is_proven(message, grant.key, NODE):
-            raise _RefusedError("proof")
+            raise _RefusedError(EnrolmentRefusal.PROOF)
         if not self._ca.can_issue():
-            raise _RefusedError("no_ca", 503)
+            raise _RefusedError(EnrolmentRefusal.NO_CA, 503)
         try:
             node_id, public_key = read_csr(message["csr"])
         except IdentityError as error:
             raise _RefusedError(error.reason) from None
         self._check_free(node_id, public_key, join_id)
-        # Spent before it is issued: after a crash in between, the same node, and no other, comes back for it.
+        # Spent before the leaf is issued: after a crash in between, the same node alone can enrol again.
         try:
             self._join_tokens.spend(join_id, node_id)
             leaf = self._ca.enrol(message["csr"], grant.tenant, join_id)
-        except JoinError:
-            raise _RefusedError("used_up") from None
+        except JoinRefusedError:
+            raise _RefusedError(EnrolmentRefusal.USED_UP) from None
         except IdTakenError:
-            raise _RefusedError("id_taken") from None
+            raise _RefusedError(EnrolmentRefusal.ID_TAKEN) from None
         return _Issued(node_id, grant.tenant, leaf, "".join(self._ca.roots()), grant.key)
 
     def _check_free(self, node_id: str, public_key: bytes, join_id: str) -> None:
@@ -207,20 +226,20 @@ class EnrolmentEndpoint:
         if records.existed(node_id):
             held = {(leaf.public_key, leaf.join_id) for leaf in records.unrevoked(node_id)}
             if (public_key, join_id) not in held:
-                raise _RefusedError("id_taken")
-            # Each is an entry that stays, and one that was recorded on its way can be sent again.
+                raise _RefusedError(EnrolmentRefusal.ID_TAKEN)
+            # Each is an entry that stays, and a recorded request can be replayed.
             if sum(leaf.join_id == join_id for leaf in records.unrevoked(node_id)) >= _MAX_ANSWERS:
-                raise _RefusedError("used_up")
+                raise _RefusedError(EnrolmentRefusal.USED_UP)
 
     def _answered(self, message: dict[str, Any], issued: _Issued) -> dict[str, Any]:
-        """Return the answer, once the audit has it: what is not recorded is not handed out."""
+        """Return the answer once it is in the audit: what is not recorded is not issued."""
         kid = kid_of(certificates_in(issued.certificate)[0])
         facts = {"node_id": issued.node_id, "tenant": issued.tenant, "join_id": message["join_id"]}
         try:
             self._audit.write(event="enrolled", kid=kid, **facts)
         except AuditUnavailableError as error:
             self._log.error("an enrolment is not recorded", reason=printable(str(error)))
-            raise _RefusedError("audit", 500) from None
+            raise _RefusedError(EnrolmentRefusal.AUDIT, 500) from None
         self._log.info("node enrolled", kid=kid, **facts)
         answer = {
             "certificate": issued.certificate,
@@ -238,6 +257,6 @@ _UNKEPT = {"cache-control": "no-store"}
 
 
 def _answer(status: int) -> Response:
-    # What is left of a request that was not read to its end must not be taken for the next one.
+    # The rest of a request that was not read to its end must not be parsed as the next one.
     headers = {**_UNKEPT, "connection": "close"}
     return JSONResponse({"error": "enrolment", "message": _TEXTS[status]}, status, headers)

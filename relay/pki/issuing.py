@@ -11,8 +11,8 @@ from hashlib import sha1
 from nacl.signing import SigningKey
 
 from relay.pki.certificate_builder import issue_leaf, issue_server, make_root
+from relay.pki.errors import AuthorityOptionError, AuthorityStateError, CertificateRefusedError
 from relay.pki.records import IssuedLeaf, IssuedServer
-from relay.pki.roots import AuthorityError
 from schemas.certificates import IdentityError, end_of, read_csr
 from schemas.identity import certificates_in, kid_of
 from schemas.manifest import FIRST_CREDIBLE_MS
@@ -41,7 +41,7 @@ class Signer:
 
 
 class Issuing:
-    """Signs. Time and randomness come in from outside."""
+    """Signs. Time and randomness are arguments."""
 
     def __init__(self, now_ms: Callable[[], int], random_bytes: Callable[[int], bytes]) -> None:
         self._now_ms = now_ms
@@ -51,12 +51,12 @@ class Issuing:
         """Return a new root.
 
         Raises:
-            AuthorityError: the clock is wrong: the root would have ended, or would soon end, by a right one.
+            AuthorityStateError: the clock is wrong: by a right one the root would have ended, or soon would.
         """
         if self._now_ms() < FIRST_CREDIBLE_MS:
-            raise AuthorityError("this machine's clock reads a time before 2023-11-14: set the clock first")
+            raise AuthorityStateError("this machine's clock reads a time before 2023-11-14: set the clock")
         key = SigningKey(self._random_bytes(_SEED_BYTES))
-        # As in the identifier by which certificates name it: two roots must differ in their names too.
+        # The key's identifier, as certificates name their issuer: two roots must differ in their names too.
         key_id = sha1(bytes(key.verify_key), usedforsecurity=False).hexdigest()[:_KEY_ID_DIGITS]
         name = f"edge-kubelet root {key_id}"
         return Signer(make_root(key, name, self._now_ms(), _ROOT_DAYS, self._serial()), key)
@@ -67,7 +67,8 @@ class Issuing:
         """Return a node's leaf: the record of it, and its PEM.
 
         Raises:
-            AuthorityError: tenant, node id or key are not of their form.
+            AuthorityOptionError: tenant, node id or key are not of their form.
+            AuthorityStateError: the root is damaged, or ends within a day.
         """
         now, serial = self._now_ms(), self._serial()
         with _explained(signer, f"tenant {printable(tenant)!r}"):
@@ -89,11 +90,12 @@ class Issuing:
         """Return a broker's or relay's certificate: the record of it, and its PEM.
 
         Raises:
-            AuthorityError: name, hosts or key are not of their form, or the name is a node's.
+            AuthorityOptionError: name, hosts or key are not of their form, or the name is a node's.
+            AuthorityStateError: the root is damaged, or ends within a day.
         """
         if is_node_id(name):
-            # A broker goes by the common name: it would take the server for that node.
-            raise AuthorityError(f"{name} is the name of a node: no server can have it")
+            # A broker identifies clients by the common name: it would take the server for that node.
+            raise AuthorityOptionError(f"{name} is the name of a node: no server can have it")
         now, serial = self._now_ms(), self._serial()
         with _explained(signer, f"server {printable(name)!r}"):
             pem = issue_server(
@@ -113,29 +115,29 @@ class Issuing:
         return int.from_bytes(self._random_bytes(_SERIAL_BYTES), "big") | 1
 
 
-def asked(csr_pem: str) -> tuple[str, bytes]:
-    """Return the node id and the public key that a request asks for.
+def read_request(csr_pem: str) -> tuple[str, bytes]:
+    """Return the node id and the public key of a certificate request.
 
     Raises:
-        AuthorityError: it proves nothing.
+        CertificateRefusedError: it proves nothing.
     """
     try:
         return read_csr(csr_pem)
     except IdentityError as error:
-        raise AuthorityError(f"the certificate request is not accepted: {error.reason}") from None
+        raise CertificateRefusedError(f"the certificate request is not accepted: {error.reason}") from None
 
 
 @contextmanager
-def _explained(signer: Signer, whose: str) -> Iterator[None]:
+def _explained(signer: Signer, subject: str) -> Iterator[None]:
     try:
         yield
     except IdentityError as error:
         if error.reason == "root_too_old":
-            raise AuthorityError("the root ends within a day: run `relay ca rotate-root`") from None
-        raise AuthorityError(f"not issued for {whose}: {error.reason}") from None
+            raise AuthorityStateError("the root ends within a day: run `relay ca rotate-root`") from None
+        raise AuthorityOptionError(f"not issued for {subject}: {error.reason}") from None
     except ValueError:
-        # Without the error's own text, which can show what it was that was read.
-        raise AuthorityError(f"the root {signer.kid} is damaged") from None
+        # Without the library's text, which can show what was read.
+        raise AuthorityStateError(f"the root {signer.kid} is damaged") from None
 
 
 def _kid(pem: str) -> str:

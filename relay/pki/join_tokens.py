@@ -1,4 +1,4 @@
-"""The join tokens that the operator made: who may still enrol with one, and into which tenant.
+"""The join tokens that the operator made: how many nodes may still enrol with one, and into which tenant.
 
 | action | members besides ``ts_ms`` and ``id`` |
 |---|---|
@@ -20,6 +20,7 @@ from typing import Any
 from relay.ledger import Entry, Ledger
 from schemas.certificates import UNENROLLED_TENANT
 from schemas.enrolment import JoinToken
+from schemas.error_roots import OperatorError, PeerError
 from schemas.identity import TENANT_PATTERN, certificates_in
 from schemas.keys import base64url, from_base64url
 from schemas.text import printable
@@ -30,12 +31,16 @@ MAX_USES = 10_000
 _KEY_BYTES = 32
 
 
-class JoinError(Exception):
-    """A join token is not made, or is not good for this; the text says why."""
+class JoinError(OperatorError):
+    """A join token is not made, or not known; the text says why."""
+
+
+class JoinRefusedError(PeerError):
+    """A node may not enrol with this join token."""
 
 
 class JoinState(StrEnum):
-    """What has become of a join token."""
+    """The state of a join token."""
 
     OPEN = "open"
     USED_UP = "used up"
@@ -45,7 +50,7 @@ class JoinState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class JoinGrant:
-    """What a join token is good for. ``node_ids``: who has enrolled with it, oldest first."""
+    """What a join token allows. ``node_ids``: the nodes that enrolled with it, oldest first."""
 
     id: str
     tenant: str
@@ -57,7 +62,7 @@ class JoinGrant:
     revoked: bool = False
 
     def state(self, now_ms: int) -> JoinState:
-        """Return what has become of it."""
+        """Return its state at ``now_ms``."""
         if self.revoked:
             return JoinState.REVOKED
         if now_ms >= self.expires_at_ms:
@@ -65,7 +70,7 @@ class JoinGrant:
         return JoinState.OPEN if len(self.node_ids) < self.uses else JoinState.USED_UP
 
     def facts(self, now_ms: int) -> dict[str, Any]:
-        """Return what a program wants to know of it; the key is no part of that."""
+        """Return it for programs, without its key."""
         return {
             "id": self.id,
             "tenant": self.tenant,
@@ -77,13 +82,13 @@ class JoinGrant:
         }
 
     def admits(self, node_id: str, now_ms: int) -> bool:
-        """Tell whether ``node_id`` may enrol with it: who has done so may again, for answers are lost."""
+        """Return whether ``node_id`` may enrol with it, or again: answers can be lost."""
         state = self.state(now_ms)
         return state is JoinState.OPEN or (state is JoinState.USED_UP and node_id in self.node_ids)
 
 
 class _Grants:
-    """What the entries come to."""
+    """The grants that the entries add up to, by id."""
 
     def __init__(self) -> None:
         self.grants: dict[str, JoinGrant] = {}
@@ -115,7 +120,7 @@ class _Grants:
 
 
 class JoinTokens:
-    """The join tokens in ``path``. Time and randomness come in from outside.
+    """The join tokens in ``path``. Time and randomness are arguments.
 
     Everything raises LedgerError if the file is damaged, and OSError if it cannot be used.
     """
@@ -127,7 +132,7 @@ class JoinTokens:
         self._ulids = UlidSource(now_ms, random_bytes)
 
     def create(self, tenant: str, ttl_s: int, uses: int, root_pem: str) -> JoinToken:
-        """Make a token for ``uses`` nodes, which tells them that ``root_pem`` is the root of this relay's CA.
+        """Make a token for ``uses`` nodes; it pins ``root_pem`` as the root of this relay's CA.
 
         Raises:
             JoinError: tenant, time or number are out of bounds.
@@ -156,35 +161,35 @@ class JoinTokens:
         return token
 
     def find(self, join_id: str) -> JoinGrant | None:
-        """Return what the token is good for; None if it is unknown, expired or revoked.
+        """Return what the token allows; None if it is unknown, expired or revoked.
 
-        A token that is used up is found, for the sake of a node that lost the answer: see ``spend``.
+        A token that is used up is returned, for a node that lost the answer: see ``spend``.
         """
         grant = self._ledger.read().grants.get(join_id)
         dead = grant is None or grant.state(self._now_ms()) in {JoinState.EXPIRED, JoinState.REVOKED}
         return None if dead else grant
 
     def spend(self, join_id: str, node_id: str) -> None:
-        """Count ``node_id``, once, against what the token is good for.
+        """Count ``node_id``, once, against the uses of the token.
 
         Raises:
-            JoinError: the token is unknown, expired, revoked, or used up by others.
+            JoinRefusedError: the token is unknown, expired, revoked, or used up by others.
         """
-        with self._ledger.locked() as book:
-            grant = book.grants.get(join_id)
+        with self._ledger.locked() as state:
+            grant = state.grants.get(join_id)
             if grant is None or not grant.admits(node_id, self._now_ms()):
-                raise JoinError("the join token is not good for another node")
+                raise JoinRefusedError("the join token is not good for another node")
             if node_id not in grant.node_ids:
                 self._append("spend", join_id, node_id=node_id)
 
     def revoke(self, join_id: str) -> bool:
-        """Make the token void; tell whether it was not already.
+        """Revoke the token; return whether it was not revoked before.
 
         Raises:
-            JoinError: there never was such a token.
+            JoinError: no such token was ever made.
         """
-        with self._ledger.locked() as book:
-            grant = book.grants.get(join_id)
+        with self._ledger.locked() as state:
+            grant = state.grants.get(join_id)
             if grant is None:
                 raise JoinError(f"there is no join token {printable(join_id)!r}: see `relay join-token list`")
             if not grant.revoked:
@@ -202,6 +207,6 @@ class JoinTokens:
 def _key(text: str) -> bytes:
     key = from_base64url(text)
     if len(key) != _KEY_BYTES:
-        # An empty key would be one that everybody has.
+        # An empty key would be known to everyone.
         raise ValueError("not a key")
     return key

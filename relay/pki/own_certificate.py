@@ -1,6 +1,6 @@
-"""The certificate that the relay's own CA issues to it: for who connects to it, and for the broker.
+"""The certificate that the relay's own CA issues to it: shown to its clients, and to the broker.
 
-Must not serve or connect, and must not be asked for less than one reason to issue anew.
+Must not serve or connect, and must not issue anew without a reason.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,19 +12,17 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from cryptography.x509.oid import NameOID
-from nacl.signing import SigningKey
 
 from relay.config import TlsFiles
+from relay.key_files import load_or_create_key
 from schemas.addresses import host_of
-from schemas.files import PRIVATE, make_private_directory, read_private, read_state, write_atomic
-from schemas.keys import private_key_from_pem, private_key_to_pem
+from schemas.files import read_state, write_atomic
 from schemas.x509_forms import moment
 
 RELAY_NAME = "edge-relay"
 """The common name by which a broker knows the relay. It is no node id."""
 
 _LOCAL = ("localhost", "127.0.0.1", "::1")
-_SEED_BYTES = 32
 
 
 class ServerAuthority(Protocol):
@@ -49,7 +47,7 @@ class Wanted:
 
 
 class OwnCertificate:
-    """The certificate and its key in ``files``, for whoever asks for ``public_url`` or for this machine."""
+    """The certificate and its key in ``files``, for clients of ``public_url`` and of this machine."""
 
     def __init__(
         self,
@@ -66,14 +64,14 @@ class OwnCertificate:
         self._random_bytes = random_bytes
 
     def renew(self) -> bool:
-        """Have a certificate issued if there is a reason to; tell whether there was.
+        """Have a certificate issued if there is a reason to; return whether there was.
 
         Raises:
-            AuthorityError: the CA cannot.
+            StateError: the CA cannot issue it, or the key is damaged.
             OSError: the files cannot be used; the key may be readable by others.
         """
-        make_private_directory(self.files.key.parent)
-        wanted = Wanted(RELAY_NAME, self._hosts, bytes(self._key().verify_key))
+        key = load_or_create_key(self.files.key, self._random_bytes)
+        wanted = Wanted(RELAY_NAME, self._hosts, bytes(key.verify_key))
         try:
             held = read_state(self.files.certificate).decode("utf-8", "replace")
         except FileNotFoundError:
@@ -83,18 +81,6 @@ class OwnCertificate:
         issued = self._ca.issue_server(wanted.name, wanted.hosts, wanted.public_key)
         write_atomic(self.files.certificate, issued)
         return True
-
-    def _key(self) -> SigningKey:
-        try:
-            return private_key_from_pem(read_private(self.files.key))
-        except FileNotFoundError:
-            pass
-        except ValueError:
-            # Without the error's own text, which can show a byte of the key.
-            raise OSError(f"{self.files.key} is damaged: remove it, and another is made") from None
-        key = SigningKey(self._random_bytes(_SEED_BYTES))
-        write_atomic(self.files.key, private_key_to_pem(key), PRIVATE)
-        return key
 
 
 def reason_to_renew(held_pem: str, wanted: Wanted, roots: Sequence[str], now_ms: int) -> str | None:

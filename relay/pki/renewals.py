@@ -1,6 +1,7 @@
-"""What a node asks of the certificate authority over its session: another leaf, or to be forgotten.
+"""What a node requests of the certificate authority over its session: another leaf, or to be retired.
 
-The CA's files are locked while it works, so it works in a thread. Must not speak frames.
+The CA waits for locks and for the disk, so it runs on a thread. A fault of the relay is answered as INTERNAL,
+never as the node's. Must not know frames.
 """
 
 import asyncio
@@ -10,8 +11,8 @@ from typing import Protocol
 from structlog.typing import FilteringBoundLogger
 
 from relay.audit.log import AuditLog, AuditUnavailableError
-from relay.ledger import LedgerError
-from relay.pki.authority import AuthorityError
+from relay.pki.errors import AuthorityError, CertificateRefusedError, UnknownTargetError
+from schemas.error_roots import StateError
 from schemas.errors import Failure, ToolError
 from schemas.identity import Identity, certificates_in, kid_of
 from schemas.text import printable
@@ -41,7 +42,7 @@ class LeafAuthority(Protocol):
 
 
 class Renewals:
-    """Renews and retires nodes whose session has proven who they are. What is not recorded is not done."""
+    """Renews and retires nodes that have proven their identity. What cannot be recorded is not answered."""
 
     def __init__(
         self, ca: LeafAuthority, audit: AuditLog, now_ms: Callable[[], int], log: FilteringBoundLogger
@@ -57,24 +58,28 @@ class Renewals:
         """Return ``certificate`` and ``roots``, what the node installs; ``endorsement`` after a rotation.
 
         Raises:
-            ToolError: ATTESTATION_FAILED: the request is not for this node and its key, or the CA cannot;
-                RATE_LIMITED: the leaf is not half used up, or was renewed just now.
+            ToolError: ATTESTATION_FAILED: the request is not for this node and its key;
+                INTERNAL: the CA cannot; RATE_LIMITED: the leaf is not half used up, or was just renewed.
         """
         self._check_due(identity)
         async with self._turns:
             try:
                 leaf = await asyncio.to_thread(self._ca.renew, csr_pem, identity.node_id)
                 roots = await asyncio.to_thread(self._ca.roots)
-                # After the roots: one of a rotation that comes in between says nothing against them.
+                # After the roots: an endorsement by a rotation in between does not contradict them.
                 endorsement = await asyncio.to_thread(self._ca.endorsement)
-            except (AuthorityError, LedgerError, OSError) as error:
+            except CertificateRefusedError as error:
                 raise self._refused("renewal refused", identity, error) from None
+            except (AuthorityError, StateError, OSError) as error:
+                # The node did not use up its turn.
+                self._renewed_ms.pop(identity.node_id, None)
+                raise self._failed("renewal failed", identity, error) from None
         self._record("renewed", identity, kid_of(certificates_in(leaf)[0]))
         issued = {"certificate": leaf, "roots": "".join(roots)}
         return issued if endorsement is None else {**issued, "endorsement": endorsement}
 
     def _check_due(self, identity: Identity) -> None:
-        """Refuse what would only fill the ledger: each leaf is an entry that stays."""
+        """Refuse what would only grow the ledger, where each leaf is an entry that stays."""
         now = self._now_ms()
         half = (identity.not_before_ms + identity.not_after_ms) // 2
         due = max(half, self._renewed_ms.get(identity.node_id, -_AGAIN_AFTER_MS) + _AGAIN_AFTER_MS)
@@ -86,13 +91,15 @@ class Renewals:
         """Revoke every leaf of the node.
 
         Raises:
-            ToolError: ATTESTATION_FAILED: the CA cannot do it.
+            ToolError: ATTESTATION_FAILED: the CA never issued a leaf to the node; INTERNAL: the CA cannot.
         """
         async with self._turns:
             try:
                 kids = await asyncio.to_thread(self._ca.revoke, identity.node_id, "retired")
-            except (AuthorityError, LedgerError, OSError) as error:
+            except UnknownTargetError as error:
                 raise self._refused("retirement refused", identity, error) from None
+            except (AuthorityError, StateError, OSError) as error:
+                raise self._failed("retirement failed", identity, error) from None
         for kid in kids:
             self._record("retired", identity, kid)
 
@@ -104,7 +111,11 @@ class Renewals:
             raise ToolError(Failure.INTERNAL, "It could not be recorded.") from error
         self._log.info(event, **facts)
 
+    def _failed(self, event: str, identity: Identity, error: Exception) -> ToolError:
+        self._log.error(event, node_id=identity.node_id, reason=printable(str(error)))
+        return ToolError(Failure.INTERNAL, "The certificate authority cannot do that at present.")
+
     def _refused(self, event: str, identity: Identity, error: Exception) -> ToolError:
-        # The text may name files of this machine: it is for our log, not for the node.
+        # The text is for our log: what the ledger holds of a node is not shown to one that asks for it.
         self._log.warning(event, node_id=identity.node_id, reason=printable(str(error)))
         return ToolError(Failure.ATTESTATION_FAILED, "The certificate authority does not do that.")

@@ -4,12 +4,12 @@
 |---|---|---|
 | `root.pem` | 0644 | the root that issues |
 | `root.key` | 0600 | its key |
-| `previous.pem` | 0644 | the root before it, until when that is trusted, and its endorsement of `root.pem` |
+| `previous.pem` | 0644 | the root before it, until when it is trusted, and its endorsement of `root.pem` |
 | `previous.key` | 0600 | its key |
-| `next.key` | 0600 | the key of `root.pem` if a rotation was cut short, or nobody's |
+| `next.key` | 0600 | the key of `root.pem` if a rotation was cut short, else unused |
 
-A key is found by the root that it fits, not by its name: so a rotation needs one rename to be done, and
-whatever stops it, each root has its key. Must not decide who gets what from a root.
+A key is found by the root that it fits, not by its name, so one rename completes a rotation, and a rotation
+cut short anywhere leaves each root its key. Must not decide what a root issues.
 """
 
 import re
@@ -18,19 +18,16 @@ from typing import NamedTuple
 
 from nacl.signing import SigningKey
 
+from relay.key_files import KeyFileError, read_key
+from relay.pki.errors import AuthorityOptionError, AuthorityStateError
 from schemas.endorsement import endorse
-from schemas.error_roots import OperatorError
-from schemas.files import PRIVATE, read_private, read_state, write_atomic
+from schemas.files import PRIVATE, read_state, write_atomic
 from schemas.identity import certificates_in, is_for_key, to_pem
-from schemas.keys import private_key_from_pem, private_key_to_pem
+from schemas.keys import private_key_to_pem
 
 _UNTIL = "trusted-until-ms: "
 _ENDORSEMENT = "endorsement: "
 _HEAD = re.compile(rf"{_UNTIL}([0-9]{{1,15}})\n(?:{_ENDORSEMENT}([A-Za-z0-9_-]{{86}})\n)?")
-
-
-class AuthorityError(OperatorError):
-    """The CA cannot, or will not, do it; the text says what to do."""
 
 
 class _Previous(NamedTuple):
@@ -42,7 +39,7 @@ class _Previous(NamedTuple):
 
 
 class RootFiles:
-    """The roots in ``directory``. Whoever writes holds the ledger beside them."""
+    """The roots in ``directory``. Writers hold the lock of the ledger beside them."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -63,12 +60,13 @@ class RootFiles:
         """Write the first root.
 
         Raises:
-            AuthorityError: there is one already, or its key. They are never overwritten.
+            AuthorityOptionError: there is one already. It is never overwritten.
+            AuthorityStateError: its key is there without it.
         """
         if self.certificate.exists():
-            raise AuthorityError(f"{self.directory} holds a CA already")
+            raise AuthorityOptionError(f"{self.directory} holds a CA already")
         if self._key.exists():
-            raise AuthorityError(f"{self._key} is there without its root: restore that, or remove the key")
+            raise AuthorityStateError(f"{self._key} is there without its root: restore it or remove the key")
         write_atomic(self._key, private_key_to_pem(key), PRIVATE)
         write_atomic(self.certificate, root_pem)
 
@@ -76,20 +74,20 @@ class RootFiles:
         """Return the root that issues, in PEM.
 
         Raises:
-            AuthorityError: there is no CA here, or its certificate is damaged.
+            AuthorityStateError: there is no CA here, or its certificate is damaged.
         """
         try:
             return _certificate_of(self.certificate, self._text(self.certificate))
         except FileNotFoundError:
-            raise AuthorityError(f"{self.directory} holds no CA: run `relay ca init`") from None
+            raise AuthorityStateError(f"{self.directory} holds no CA: run `relay ca init`") from None
 
     def trusted(self, now_ms: int) -> list[str]:
         """Return the current root, and the one before it until its time is up.
 
         Raises:
-            AuthorityError: as ``current``.
+            AuthorityStateError: as ``current``.
         """
-        # The current one first: a rotation that goes on meanwhile has written the previous one before it.
+        # The current one first: a concurrent rotation writes the previous one before it.
         current = self.current()
         previous = self._before(current)
         return [current] if previous is None or previous.until_ms <= now_ms else [current, previous.pem]
@@ -98,7 +96,7 @@ class RootFiles:
         """Return what the root before the current one has signed of it; None if there was none before it.
 
         Raises:
-            AuthorityError: as ``current``.
+            AuthorityStateError: as ``current``.
         """
         previous = self._before(self.current())
         return None if previous is None else previous.endorsement
@@ -110,51 +108,51 @@ class RootFiles:
             return None
         root, head = _certificate_of(self._previous, text), _HEAD.match(text)
         if head is None:
-            raise AuthorityError(f"{self._previous} is damaged: it does not say until when it is trusted")
+            raise AuthorityStateError(f"{self._previous} is damaged: it names no end of trust")
         # A rotation that was cut short before its end has put the current root there too.
         return None if root == current else _Previous(root, int(head[1]), head[2])
 
     def _text(self, path: Path) -> str:
-        """Return what a certificate's file holds. A look at one that has not changed needs no descriptor."""
+        """Return what a certificate's file holds. One that has not changed is not opened again."""
         facts = path.lstat()
         stamp = (facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_mode, facts.st_uid)
         known = self._texts.get(path)
         if known is None or known[0] != stamp:
-            # The stamp first: of what changes while it is read, the next look finds another.
+            # The stamp before the content: a change during the read gives the next read another stamp.
             known = self._texts[path] = (stamp, read_state(path).decode("utf-8", "replace"))
         return known[1]
 
     def key_of(self, root_pem: str) -> SigningKey:
-        """Return the key of a root that lies here.
+        """Return the key of a root.
 
         Raises:
-            AuthorityError: it does not lie here, or is damaged.
+            AuthorityStateError: it is not here, or is damaged.
             ExposedFileError: others can read it.
         """
         der = certificates_in(root_pem)[0]
-        # The first a second time: a rotation may just now have given it the name.
+        # The first a second time: a concurrent rotation may just have renamed it.
         for path in (self._key, self._next_key, self._key, self._previous_key):
             key = _key_in(path)
             if key is not None and is_for_key(der, bytes(key.verify_key)):
                 return key
         where = self._key if root_pem == self.current() else self._previous_key
-        raise AuthorityError(f"{where} is not the key of its root: put that back")
+        raise AuthorityStateError(f"{where} is not the key of its root: put that back")
 
     def rotate(self, root_pem: str, key: SigningKey, until_ms: int) -> None:
-        """Put a new root in the place of the current one, which is trusted until ``until_ms``.
+        """Replace the current root, which stays trusted until ``until_ms``.
 
         Raises:
-            AuthorityError: as ``key_of``; nothing has changed then.
-            OSError: it was cut short; whether the new root is in force, ``current`` says. It can be repeated.
+            AuthorityStateError: as ``key_of``; nothing has changed then.
+            OSError: it was cut short; ``current`` returns the root in force. It can be repeated.
         """
         old = self.current()
         old_key = self.key_of(old)
-        # In one file with what it belongs to: cut short anywhere, there is no endorsement of another root.
+        # In one file with its root, so that a rotation cut short leaves no endorsement of another root.
         head = f"{_UNTIL}{until_ms}\n{_ENDORSEMENT}{endorse(old_key, root_pem)}\n"
         write_atomic(self._previous_key, private_key_to_pem(old_key), PRIVATE)
         write_atomic(self._previous, head + old)
         write_atomic(self._next_key, private_key_to_pem(key), PRIVATE)
-        write_atomic(self.certificate, root_pem)  # here it is done
+        write_atomic(self.certificate, root_pem)  # completes the rotation
         self._next_key.replace(self._key)
 
 
@@ -164,16 +162,15 @@ def _certificate_of(path: Path, text: str) -> str:
     except ValueError:
         certificates = []
     if not certificates:
-        # Nobody would be believed, without a word.
-        raise AuthorityError(f"{path} is damaged: it holds no certificate")
+        # Trusting no root would refuse every node, and log nothing.
+        raise AuthorityStateError(f"{path} is damaged: it holds no certificate")
     return to_pem(certificates[:1])
 
 
 def _key_in(path: Path) -> SigningKey | None:
     try:
-        return private_key_from_pem(read_private(path))
+        return read_key(path)
     except FileNotFoundError:
         return None
-    except ValueError:
-        # Without the error's own text, which can show a byte of the key.
-        raise AuthorityError(f"{path} is damaged: it holds no key") from None
+    except KeyFileError as error:
+        raise AuthorityStateError(str(error)) from None

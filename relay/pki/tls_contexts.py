@@ -1,7 +1,7 @@
 """TLS at the relay's two ends: what it serves with, and how it connects to the broker.
 
-A certificate may change while it is served: who connects from then on sees the new one, and nobody else
-notices. Must not decide which certificates there are.
+A certificate may change while it is served: new connections are shown the new one, open ones go on.
+Must not decide which certificates there are.
 """
 
 import asyncio
@@ -12,9 +12,8 @@ from pathlib import Path
 from structlog.typing import FilteringBoundLogger
 
 from relay.config import RelayConfig, TlsFiles
-from relay.ledger import LedgerError
-from relay.pki.authority import AuthorityError
 from relay.pki.own_certificate import OwnCertificate, ServerAuthority
+from schemas.error_roots import StateError
 from schemas.text import printable
 from schemas.tls import FreshContext, TlsFilesError, client_context, load_chain
 
@@ -37,15 +36,15 @@ class LiveContext:
         self.refresh()
 
     def refresh(self) -> bool:
-        """Load the files if they are others than those in use; tell whether they were.
+        """Load the files if they have changed; return whether they had.
 
         Raises:
-            OSError: as above. What was in use stays in use.
+            OSError: as above. The certificate in use stays.
         """
         stamp = _stamp_of(self._files)
         if stamp == self._stamp:
             return False
-        # On trial first: half a chain that does not fit would be the end of what is in use.
+        # Into a context for trial first: a half-written chain must not replace the one in use.
         load_chain(_server_context(), self._files.certificate, self._files.key)
         load_chain(self.context, self._files.certificate, self._files.key)
         self._stamp = stamp
@@ -53,13 +52,13 @@ class LiveContext:
 
 
 class RelayTls:
-    """The relay's contexts, as ``config`` wants them; its own certificate is renewed in time.
+    """The relay's contexts according to ``config``; its own certificate is renewed in time.
 
     Attributes:
         to_broker: what all connections to the broker are made with; None where that is not over TLS.
 
     Raises:
-        AuthorityError: the CA cannot issue the relay's own certificate.
+        StateError: the CA cannot issue the relay's own certificate.
         OSError: files cannot be used; a key may be readable by others.
     """
 
@@ -77,7 +76,7 @@ class RelayTls:
         self._live: LiveContext | None = None
         self._log = log
         self._sleep = sleep
-        self._turn = asyncio.Lock()  # the interval and a change of the CA may come together
+        self._refreshing = asyncio.Lock()  # the interval and a change of the CA may coincide
         self.to_broker: ssl.SSLContext | None = None
         if config.own_root or config.broker.tls:
             self._own = OwnCertificate(config.state.own_tls, ca, config.public_url, now_ms, random_bytes)
@@ -93,22 +92,22 @@ class RelayTls:
         return self._live.context if self._live else None
 
     async def run(self) -> None:
-        """Look from time to time whether a certificate is to be renewed or loaded, until cancelled."""
+        """Renew and load certificates when they are due, until cancelled."""
         while True:
             await self._sleep(INTERVAL_S)
             await self.refresh()
 
     async def refresh(self) -> bool:
-        """Look now; return whether all is as it should be. What cannot be done is said in the log."""
-        async with self._turn:
+        """Renew and load now what is due; return whether it succeeded. A failure is logged."""
+        async with self._refreshing:
             try:
-                # The CA may be held by somebody else, and issuing waits for the disk.
+                # On a thread: issuing waits for the ledger's lock and for the disk.
                 if self._own is not None and await asyncio.to_thread(self._own.renew):
                     self._log.info("own certificate issued")
-                # Not on a thread: a context must not change while a connection is made with it.
+                # Not on a thread: a context must not change during a handshake.
                 if self._live is not None and self._live.refresh():
                     self._log.info("certificate loaded")
-            except (AuthorityError, LedgerError, OSError) as error:
+            except (StateError, OSError) as error:
                 self._log.error("certificate not renewed", reason=printable(str(error)))
                 return False
         return True
@@ -117,14 +116,14 @@ class RelayTls:
 def broker_context(shown: TlsFiles, roots: Callable[[], list[str]], broker_ca: Path | None) -> ssl.SSLContext:
     """Return a context for all connections to the broker, which is shown the relay's own certificate.
 
-    The broker is believed by the roots in ``broker_ca`` alone; by default by the relay's own ``roots``.
+    The broker is verified by the roots in ``broker_ca`` alone; by default by the relay's own ``roots``.
     """
 
     def make() -> ssl.SSLContext:
         try:
             trusted = broker_ca.read_text("ascii", "replace") if broker_ca else "".join(roots())
-        except (AuthorityError, LedgerError) as error:
-            # paho goes on trying after an OSError, and after nothing else.
+        except StateError as error:
+            # paho retries after an OSError only.
             raise TlsFilesError(str(error)) from None
         return client_context(trusted, (shown.certificate, shown.key))
 
@@ -134,7 +133,7 @@ def broker_context(shown: TlsFiles, roots: Callable[[], list[str]], broker_ca: P
 def _server_context() -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    # A client that asks for new keys again and again costs the server more than itself.
+    # Renegotiation costs the server more than the client.
     context.options |= ssl.OP_NO_RENEGOTIATION
     context.set_alpn_protocols(["http/1.1"])
     return context

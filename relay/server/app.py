@@ -41,7 +41,7 @@ class Relay:
     """The parts of one relay, connected.
 
     Raises:
-        AuthorityError: there is no CA.
+        AuthorityStateError: there is no CA.
         ExposedFileError: others can read the token key.
         OSError: the state directory cannot be used.
     """
@@ -149,7 +149,7 @@ async def run_relay(
     ``registry`` and ``kinds`` are the documents and kinds that the relay knows, by default those that ship.
 
     Raises:
-        AuthorityError, ExposedFileError, OSError: as ``Relay``.
+        StateError, ExposedFileError, OSError: as ``Relay``.
         FailedError: it has ended by itself.
     """
     metrics = Metrics()

@@ -19,12 +19,12 @@ from relay.auth.ledger_freshness import LEAVES, TOKENS, Freshness
 from relay.auth.revoked_tokens import RevokedTokens
 from relay.fleet.change_notifier import ChangeNotifier
 from relay.fleet.fleet import Fleet
-from relay.ledger import LedgerError
-from relay.pki.authority import AuthorityError, CertificateAuthority
+from relay.pki.authority import CertificateAuthority
 from relay.pki.records import IssuedLeaf
 from relay.server.descriptor_reserve import DescriptorReserve
 from relay.server.follow_ups import FollowUps
 from relay.sessions.node_sessions import NodeSessions
+from schemas.error_roots import StateError
 from schemas.identity import Identity, certificates_in, kid_of
 from schemas.session import CloseCode
 from schemas.text import printable
@@ -91,7 +91,7 @@ class TrustWatcher:
         """Apply what was decided before the relay was started.
 
         Raises:
-            AuthorityError, LedgerError, OSError: it cannot be read. A relay that does not know the
+            StateError, OSError: it cannot be read. A relay that does not know the
                 revocations must not run.
         """
         self._seen = {LEAVES: self._ca.stamp, TOKENS: self._tokens.stamp}
@@ -145,7 +145,7 @@ class TrustWatcher:
                 self._seen[name] = found[0]
             self._freshness.read(name)
             self._read_errors.pop(name, None)
-        except (AuthorityError, LedgerError, OSError) as error:
+        except (StateError, OSError) as error:
             # What is in effect stays, and the next poll tries again; one line for each reason is enough.
             reason = printable(str(error))
             if reason != self._read_errors.get(name):

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from relay.pki.authority import AuthorityError, CertificateAuthority
+from relay.pki.authority import CertificateAuthority
 from relay.pki.certificate_builder import issue_leaf
+from relay.pki.errors import AuthorityError
 from schemas.certificates import IdentityError, make_csr, read_csr
 from schemas.registry import SchemaRegistry
 from schemas.trust import Outcome, Reason

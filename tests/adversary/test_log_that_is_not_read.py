@@ -21,9 +21,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from kubelet.clock import now_ms
 from kubelet.config import DaemonPlan, NodeConfig
-from relay.auth.agent_tokens import TokenIssuer, load_or_create_token_key
+from relay.auth.agent_tokens import TokenIssuer
 from relay.calls.envelope import META_STEP_ID, META_TASK_ID
 from relay.config import StateFiles
+from relay.key_files import load_or_create_key
 from relay.pki.authority import CertificateAuthority
 from schemas.addresses import BrokerAddress, mcp_url
 from schemas.frames import FrameReader
@@ -126,7 +127,7 @@ async def test_a_relay_whose_log_is_not_read_goes_on_and_says_what_was_lost(tmp_
     CertificateAuthority(tmp_path / "ca", now_ms, os.urandom).create()
     url = f"http://127.0.0.1:{free_port()}"
     issuer = TokenIssuer(
-        load_or_create_token_key(StateFiles(tmp_path).token_key), url, mcp_url(url), SchemaRegistry()
+        load_or_create_key(StateFiles(tmp_path).token_key, os.urandom), url, mcp_url(url), SchemaRegistry()
     )
     token = issuer.issue(
         sub="agent",

@@ -38,7 +38,7 @@ from relay.mcp_api.resources import ResourceCatalog
 from relay.mcp_api.sdk import SdkServer
 from relay.observability.logging import make_logger
 from relay.observability.metrics import Metrics
-from relay.pki.authority import AuthorityError
+from relay.pki.errors import AuthorityStateError
 from relay.pki.renewals import LeafAuthority, Renewals
 from relay.rate_limits import Allowance
 from relay.routing.port import NodeRouter
@@ -68,7 +68,7 @@ class NoAuthority:
     """A CA that is not on this machine."""
 
     def renew(self, csr_pem: str, node_id: str) -> str:
-        raise AuthorityError(f"no key to renew {node_id} with, asked by {len(csr_pem)} characters")
+        raise AuthorityStateError(f"no key to renew {node_id} with, asked by {len(csr_pem)} characters")
 
     def roots(self) -> list[str]:
         return []
@@ -77,7 +77,7 @@ class NoAuthority:
         return None
 
     def revoke(self, target: str, reason: str = "revoked") -> list[str]:
-        raise AuthorityError(f"no key to record that {target} is {reason}")
+        raise AuthorityStateError(f"no key to record that {target} is {reason}")
 
 
 class Hub:

@@ -20,10 +20,11 @@ from kubelet.handlers.base import Handler
 from kubelet.handlers.echo import EchoHandler
 from kubelet.handlers.metrics import MetricsHandler
 from kubelet.logs import make_logger
-from relay.auth.agent_tokens import TokenIssuer, load_or_create_token_key
+from relay.auth.agent_tokens import TokenIssuer
 from relay.clock import now_ms
 from relay.config import RelayConfig, StateFiles
 from relay.http.listener import bind
+from relay.key_files import load_or_create_key
 from relay.pki.authority import CertificateAuthority
 from relay.server.app import run_relay
 from schemas.addresses import BrokerAddress, HostPort, mcp_url
@@ -158,7 +159,7 @@ async def _running(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
 
 
 def _token(config: RelayConfig, registry: SchemaRegistry) -> str:
-    key = load_or_create_token_key(config.state.token_key)
+    key = load_or_create_key(config.state.token_key, os.urandom)
     issuer = TokenIssuer(key, config.public_url, mcp_url(config.public_url), registry)
     return issuer.issue(
         sub="suite",

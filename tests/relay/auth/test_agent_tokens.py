@@ -1,16 +1,14 @@
 import asyncio
 import hmac
 import json
-import stat
 from collections.abc import AsyncIterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_asyncio
 from nacl.signing import SigningKey
 
-from relay.auth.agent_tokens import Authenticator, Principal, TokenIssuer, key_id, load_or_create_token_key
+from relay.auth.agent_tokens import Authenticator, Principal, TokenIssuer, key_id
 from schemas.keys import base64url
 from schemas.registry import SchemaRegistry, ViolationError
 from schemas.tokens import AGENT_REF, TokenError, TokenVerifier, sign_token
@@ -404,37 +402,3 @@ def test_what_would_not_be_accepted_is_not_issued(
     with pytest.raises(ViolationError) as caught:
         issue(registry, **facts)
     assert caught.value.where == where
-
-
-# --- the key ------------------------------------------------------------------------------------------
-
-
-def test_the_token_key_is_made_once_and_for_its_owner_alone(tmp_path: Path) -> None:
-    path = tmp_path / "state" / "token.key"
-    key = load_or_create_token_key(path)
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
-    assert load_or_create_token_key(path) == key
-    assert load_or_create_token_key(tmp_path / "other.key") != key
-
-
-def test_a_token_key_that_others_can_read_is_not_used(tmp_path: Path) -> None:
-    path = tmp_path / "token.key"
-    load_or_create_token_key(path)
-    path.chmod(0o640)
-    with pytest.raises(PermissionError, match="chmod 600"):
-        load_or_create_token_key(path)
-
-
-@pytest.mark.parametrize("content", [b"", b"secret words", b"\xfe\xff"])
-def test_a_damaged_token_key_is_an_error_that_names_the_file_and_shows_nothing_of_it(
-    tmp_path: Path, content: bytes
-) -> None:
-    path = tmp_path / "token.key"
-    path.touch(mode=0o600)
-    path.write_bytes(content)
-    with pytest.raises(OSError, match=r"token\.key is damaged") as caught:
-        load_or_create_token_key(path)
-    assert "secret" not in str(caught.value)
-    assert "0xfe" not in str(caught.value)
-    assert path.read_bytes() == content

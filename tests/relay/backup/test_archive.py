@@ -4,7 +4,7 @@ import tarfile
 import pytest
 
 from relay.backup import archive
-from relay.backup.archive import ArchiveError, pack, unpack
+from relay.backup.archive import ArchiveError, ArchiveTooLargeError, pack, unpack
 from tests.fakes.signer import NOW_MS
 
 FILES = {"ca/root.pem": b"root", "ca/root.key": b"\x00" * 5000, "token.key": b""}
@@ -92,5 +92,5 @@ def test_what_is_compressed_is_refused_whatever_its_size() -> None:
 def test_a_state_that_is_too_large_to_be_restored_is_not_packed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(archive, "MAX_BYTES", 20_480)
     pack({"token.key": bytes(10_000)}, NOW_MS)
-    with pytest.raises(ArchiveError, match="20480 bytes"):
+    with pytest.raises(ArchiveTooLargeError, match="20480 bytes"):
         pack({"token.key": bytes(30_000)}, NOW_MS)

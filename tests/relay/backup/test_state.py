@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from relay.auth.agent_tokens import load_or_create_token_key
 from relay.auth.revoked_tokens import RevokedTokens
 from relay.backup.archive import ArchiveError, pack
 from relay.backup.state import RestoreError, restore, save, write_new
 from relay.config import StateFiles
 from relay.fleet.replay_marks import MarkStore
-from relay.pki.authority import AuthorityError, CertificateAuthority
+from relay.key_files import load_or_create_key
+from relay.pki.authority import CertificateAuthority
+from relay.pki.errors import AuthorityError
 from relay.pki.join_tokens import JoinTokens
 from schemas.certificates import make_csr
 from schemas.files import UntrustedFileError, make_private_directory, write_atomic
@@ -53,7 +54,7 @@ def used(tmp_path: Path) -> StateFiles:
     ca.issue(CSR, "acme")
     ca.rotate_root()
     join_tokens(state).create("acme", 3600, 1, ca.root_pem())
-    load_or_create_token_key(state.token_key)
+    load_or_create_key(state.token_key, os.urandom)
     RevokedTokens(state.revoked_tokens).revoke("a-token", NOW_MS)
     make_private_directory(state.own_tls.key.parent)
     write_atomic(state.own_tls.key, "key", 0o600)

@@ -1,5 +1,6 @@
 import asyncio
 import json
+import os
 import signal
 import stat
 import subprocess
@@ -12,10 +13,11 @@ from pathlib import Path
 import pyrage  # type: ignore[import-untyped]  # the library brings no types
 import pytest
 
-from relay.auth.agent_tokens import key_id, load_or_create_token_key
+from relay.auth.agent_tokens import key_id
 from relay.auth.revoked_tokens import RevokedTokens
 from relay.cli.main import main
 from relay.http.listener import bind
+from relay.key_files import load_or_create_key
 from schemas.addresses import PLAIN_OPTION, HostPort
 from schemas.certificates import make_csr, verify_leaf
 from schemas.enrolment import JoinToken
@@ -506,7 +508,7 @@ def test_token_issue_prints_the_token_alone_and_says_besides_by_what_it_can_be_r
     token = outcome.out.removesuffix("\n")
     assert token.count(".") == 2
     assert mode(state / "token.key") == 0o600
-    public_key = bytes(load_or_create_token_key(state / "token.key").verify_key)
+    public_key = bytes(load_or_create_key(state / "token.key", os.urandom).verify_key)
     claims = TokenVerifier(registry, AGENT_REF).verify(
         token,
         {key_id(public_key): public_key}.get,

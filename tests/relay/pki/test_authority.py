@@ -14,7 +14,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives.hashes import SHA256
 from nacl.signing import SigningKey
 
-from relay.pki.authority import AuthorityError, CertificateAuthority, IdTakenError, UnknownTargetError
+from relay.pki.authority import CertificateAuthority
+from relay.pki.errors import AuthorityError, IdTakenError, UnknownTargetError
 from schemas.certificates import make_csr, verify_leaf
 from schemas.endorsement import is_endorsed
 from schemas.identity import certificates_in

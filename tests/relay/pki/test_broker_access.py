@@ -17,8 +17,8 @@ import pytest
 from cryptography import x509
 
 from relay.observability.logging import make_logger
-from relay.pki.authority import AuthorityError
 from relay.pki.broker_access import BrokerAccess, nats_users
+from relay.pki.errors import AuthorityStateError
 from tests.fakes.broker import BOUND_S
 from tests.fakes.lines import LogLines
 from tests.fakes.owners import SOMEBODY
@@ -214,7 +214,7 @@ def authority(tmp_path: Path) -> PlayedAuthority:
 
 @pytest.mark.parametrize("name", ["", "edge-relay2", 'x", permissions: {}', NODE_ID.upper(), NODE_ID + "\n"])
 def test_what_is_no_node_id_never_becomes_a_user(name: str) -> None:
-    with pytest.raises(AuthorityError, match="is no node id"):
+    with pytest.raises(AuthorityStateError, match="is no node id"):
         nats_users([NODE_ID, name])
 
 
@@ -282,7 +282,7 @@ async def test_a_refresh_waits_on_a_thread_and_says_whether_it_is_done(
 
     def slow() -> str:
         assert go_on.wait(BOUND_S)
-        raise AuthorityError("no CA")
+        raise AuthorityStateError("no CA")
 
     access = BrokerAccess(authority, tmp_path / "broker", None, make_logger(LogLines()))
     with monkeypatch.context() as patch:
@@ -333,7 +333,7 @@ def test_without_the_roots_key_the_users_are_written_and_the_broker_is_told_once
     assert access.refresh()
     told.clear()
     generation = (tmp_path / "broker" / "generation").read_text()
-    monkeypatch.setattr(authority, "crl_pem", failing(AuthorityError("no key")))
+    monkeypatch.setattr(authority, "crl_pem", failing(AuthorityStateError("no key")))
     authority.nodes.add(NODE_ID)
     for _ in range(3):
         assert not access.refresh()
@@ -357,7 +357,7 @@ def test_a_directory_of_the_brokers_group_hands_that_group_what_is_written(
     assert stat.S_IMODE(directory.stat().st_mode) == 0o2750
 
 
-@pytest.mark.parametrize("error", [AuthorityError("no CA"), OSError("no disk")])
+@pytest.mark.parametrize("error", [AuthorityStateError("no CA"), OSError("no disk")])
 def test_what_cannot_be_written_is_a_line_in_the_log_and_the_old_files_stay(
     authority: PlayedAuthority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:

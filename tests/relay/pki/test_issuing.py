@@ -3,8 +3,8 @@ import os
 import pytest
 from cryptography import x509
 
-from relay.pki.issuing import Issuing, Signer, asked
-from relay.pki.roots import AuthorityError
+from relay.pki.errors import AuthorityError
+from relay.pki.issuing import Issuing, Signer, read_request
 from schemas.certificates import make_csr, verify_leaf
 from tests.fakes.clock import FakeClock
 from tests.fakes.signer import DAY_MS, NODE_ID, NOW_MS, key_named
@@ -82,6 +82,6 @@ def test_a_signer_does_not_show_its_key(root: Signer) -> None:
 
 
 def test_what_a_request_asks_for_is_read() -> None:
-    assert asked(make_csr(KEY, NODE_ID)) == (NODE_ID, PUBLIC_KEY)
+    assert read_request(make_csr(KEY, NODE_ID)) == (NODE_ID, PUBLIC_KEY)
     with pytest.raises(AuthorityError, match="not accepted: not_a_request"):
-        asked("")
+        read_request("")

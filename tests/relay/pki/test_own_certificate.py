@@ -8,6 +8,7 @@ import pytest
 from cryptography import x509
 
 from relay.config import TlsFiles
+from relay.key_files import KeyFileError
 from relay.pki.authority import CertificateAuthority
 from relay.pki.certificate_builder import issue_server
 from relay.pki.own_certificate import RELAY_NAME, OwnCertificate, Wanted, reason_to_renew
@@ -172,7 +173,7 @@ def test_a_damaged_key_is_said_and_not_replaced(
 ) -> None:
     own(ca, files, clock).renew()
     files.key.write_text("what was a secret")
-    with pytest.raises(OSError, match=r"relay\.key is damaged") as failed:
+    with pytest.raises(KeyFileError, match=r"relay\.key is damaged") as failed:
         own(ca, files, clock).renew()
     assert "what was" not in str(failed.value)
     assert files.key.read_text() == "what was a secret"

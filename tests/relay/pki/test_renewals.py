@@ -173,15 +173,23 @@ async def test_a_ca_that_is_damaged_renews_nobody_and_shows_no_file_to_the_node(
 ) -> None:
     desk.until_due()
     desk.ca.root_file.with_name(spoilt).write_text("damaged\n")
-    error = await refused(desk.renewals.renew(desk.identity, CSR), Failure.ATTESTATION_FAILED)
+    error = await refused(desk.renewals.renew(desk.identity, CSR), Failure.INTERNAL)
     assert spoilt not in str(error)
-    assert spoilt in desk.hub.lines.entries("renewal refused")[0]["reason"]
+    assert spoilt in desk.hub.lines.entries("renewal failed")[0]["reason"]
+
+
+async def test_a_renewal_that_failed_here_can_be_repeated_at_once(desk: Desk) -> None:
+    desk.until_due()
+    ledger = desk.ca.root_file.with_name("ledger.jsonl")
+    with full_disk(ledger.stat().st_size):
+        await refused(desk.renewals.renew(desk.identity, CSR), Failure.INTERNAL)
+    await desk.renewals.renew(desk.identity, CSR)
 
 
 async def test_without_a_ca_nobody_is_renewed(desk: Desk) -> None:
     desk.until_due()
     renewals = Renewals(NoAuthority(), desk.hub.audit, desk.hub.clock, desk.hub.log)
-    await refused(renewals.renew(desk.identity, CSR), Failure.ATTESTATION_FAILED)
+    await refused(renewals.renew(desk.identity, CSR), Failure.INTERNAL)
 
 
 async def test_what_cannot_be_recorded_is_not_handed_out(desk: Desk) -> None:
@@ -277,11 +285,11 @@ async def test_a_node_that_the_ca_never_heard_of_cannot_retire(desk: Desk) -> No
 
 async def test_without_a_ca_nobody_retires(desk: Desk) -> None:
     renewals = Renewals(NoAuthority(), desk.hub.audit, desk.hub.clock, desk.hub.log)
-    await refused(renewals.retire(desk.identity), Failure.ATTESTATION_FAILED)
+    await refused(renewals.retire(desk.identity), Failure.INTERNAL)
 
 
 async def test_nobody_retires_while_the_ledger_cannot_be_written(desk: Desk) -> None:
     ledger = desk.ca.root_file.with_name("ledger.jsonl")
     with full_disk(ledger.stat().st_size):
-        await refused(desk.renewals.retire(desk.identity), Failure.ATTESTATION_FAILED)
+        await refused(desk.renewals.retire(desk.identity), Failure.INTERNAL)
     assert desk.ca.revoked_kids() == frozenset()

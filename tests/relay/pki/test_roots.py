@@ -3,7 +3,8 @@ from pathlib import Path
 import pytest
 
 from relay.pki.certificate_builder import make_root
-from relay.pki.roots import AuthorityError, RootFiles
+from relay.pki.errors import AuthorityError
+from relay.pki.roots import RootFiles
 from schemas.endorsement import endorse
 from schemas.files import PRIVATE, ExposedFileError, read_private, write_atomic
 from schemas.keys import private_key_to_pem
@@ -105,7 +106,7 @@ def test_a_key_is_found_while_a_rotation_gives_it_its_name(
         seen.append(path.name)
         return text
 
-    monkeypatch.setattr("relay.pki.roots.read_private", then_renamed)
+    monkeypatch.setattr("relay.key_files.read_private", then_renamed)
     assert rotated.key_of(SECOND) == SECOND_KEY
     assert seen[0] == "root.key"
 

@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from relay.pki.authority import AuthorityError, CertificateAuthority
+from relay.key_files import KeyFileError
+from relay.pki.authority import CertificateAuthority
+from relay.pki.errors import AuthorityError
 from relay.pki.server_files import issue_server_files
 from schemas.files import ExposedFileError
 from tests.fakes.clock import FakeClock
@@ -52,7 +54,7 @@ def test_a_damaged_key_is_not_overwritten(ca: CertificateAuthority, tmp_path: Pa
     key = tmp_path / "server.key"
     key.touch(mode=0o600)
     key.write_bytes(content)
-    with pytest.raises(AuthorityError, match=r"server\.key is damaged"):
+    with pytest.raises(KeyFileError, match=r"server\.key is damaged"):
         issue_server_files(ca, ["mqtt.example"], tmp_path, os.urandom)
     assert key.read_bytes() == content
 

@@ -19,7 +19,8 @@ from relay.clock import now_ms
 from relay.config import ExternalIssuerConfig, RelayConfig, StateFiles
 from relay.http.listener import bind
 from relay.observability.metrics import Metrics
-from relay.pki.authority import AuthorityError, CertificateAuthority
+from relay.pki.authority import CertificateAuthority
+from relay.pki.errors import AuthorityError
 from relay.server.app import run_relay
 from relay.server.trust_watcher import TrustWatcher
 from relay.sessions.handshake import Handshake

@@ -16,7 +16,7 @@ from relay.auth.revoked_tokens import RevokedTokens
 from relay.calls.call_record import CallAnswer
 from relay.fleet.change_notifier import ChangeNotifier
 from relay.ledger import LedgerError
-from relay.pki.authority import AuthorityError
+from relay.pki.errors import AuthorityError
 from relay.server.descriptor_reserve import DescriptorReserve
 from relay.server.follow_ups import Follow, FollowUps
 from relay.server.trust_watcher import TrustWatcher
