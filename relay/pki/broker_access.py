@@ -131,12 +131,24 @@ class BrokerAccess:
             if process.pid <= 1 or process.create_time() > pid_file.stat().st_mtime + _TOLERANCE_S:
                 # The number was reused by another process, which SIGHUP could end.
                 raise psutil.NoSuchProcess(process.pid)
+            if not _survives_sighup(process.pid):
+                raise ProcessLookupError("the process does not handle SIGHUP, or not yet")
             os.kill(process.pid, signal.SIGHUP)
         except (OSError, ValueError, OverflowError, psutil.Error) as error:
             reason = printable(f"{type(error).__name__}: {error}")
             self._log_once("broker not told of new access lists", pid_file=str(pid_file), reason=reason)
             return False
         return True
+
+
+def _survives_sighup(pid: int) -> bool:
+    """Return whether the process catches or blocks SIGHUP.
+
+    mosquitto writes its pid file before it installs its handler: a signal in between would end it.
+    """
+    lines = Path(f"/proc/{pid}/status").read_bytes().splitlines()
+    masks = [int(line.split()[1], 16) for line in lines if line.startswith((b"SigCgt:", b"SigBlk:"))]
+    return any(mask >> (signal.SIGHUP - 1) & 1 for mask in masks)
 
 
 def nats_users(node_ids: Iterable[str]) -> str:

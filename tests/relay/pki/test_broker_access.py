@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 import socket
 import stat
 import subprocess
@@ -224,18 +225,59 @@ def test_without_nodes_the_relay_is_the_only_user() -> None:
 
 def test_a_broker_is_told_by_the_process_id_in_its_file(authority: PlayedAuthority, tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
-    # A signal that is blocked waits, also where the parent has it ignored; before that it would be lost.
-    block = "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP]); print(flush=True)"
-    wait = "print(signal.sigwait([signal.SIGHUP]).name)"
+    handle = "import signal, sys; signal.signal(signal.SIGHUP, lambda *_: sys.exit(print('SIGHUP')))"
     with subprocess.Popen(
-        [sys.executable, "-P", "-c", f"{block}; {wait}"], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-P", "-c", f"{handle}; print(flush=True); input()"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "\n"
         pid_file.write_text(f"{process.pid}\n")
         BrokerAccess(authority, tmp_path / "broker", pid_file, make_logger(LogLines())).refresh()
-        out, _ = process.communicate(timeout=BOUND_S)
+        assert process.wait(BOUND_S) == 0
+        out = process.stdout.read()
     assert out == "SIGHUP\n"
+
+
+def test_a_process_that_does_not_handle_the_signal_yet_is_not_ended_by_it(
+    authority: PlayedAuthority, tmp_path: Path
+) -> None:
+    pid_file, log = tmp_path / "pid", LogLines()
+    # A broker writes its number down first, and installs its handler later: here, when it is told.
+    default = "import signal; signal.signal(signal.SIGHUP, signal.SIG_DFL); print(flush=True); input()"
+    handle = (
+        "signal.signal(signal.SIGHUP, lambda *_: print('SIGHUP', flush=True)); print(flush=True); input()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-P", "-c", f"{default}; {handle}"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stdout.readline() == "\n"
+        pid_file.write_text(f"{process.pid}\n")
+        access = BrokerAccess(authority, tmp_path / "broker", pid_file, make_logger(log))
+        early = access.refresh()
+        process.stdin.write("go on\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == "\n"
+        late = access.refresh()
+        out, _ = process.communicate("end\n", timeout=BOUND_S)
+    assert (early, late, out, process.returncode) == (False, True, "SIGHUP\n", 0)
+    [line] = log.entries("broker not told of new access lists")
+    assert line["reason"].endswith("does not handle SIGHUP, or not yet")
+
+
+@pytest.fixture
+def handles_sighup() -> Iterator[None]:
+    """Let this process handle the signal, as a broker does."""
+    before = signal.signal(signal.SIGHUP, lambda *_: None)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 @pytest.mark.parametrize(
@@ -264,6 +306,7 @@ def test_a_pid_file_that_names_no_broker_is_a_line_in_the_log(
     assert (tmp_path / "broker" / "roots.pem").read_text() == authority.ca.root_pem
 
 
+@pytest.mark.usefixtures("handles_sighup")
 def test_a_process_that_is_younger_than_the_file_is_not_the_broker(
     authority: PlayedAuthority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -322,6 +365,7 @@ def test_the_generation_is_written_when_everything_else_is_in_place(
     assert (tmp_path / "broker" / "generation").read_text() != before
 
 
+@pytest.mark.usefixtures("handles_sighup")
 def test_without_the_roots_key_the_users_are_written_and_the_broker_is_told_once(
     authority: PlayedAuthority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
