@@ -49,6 +49,8 @@ STRANGERS = Allowance(rate=500, burst=2000, concurrency=1)
 class MqttFeed:
     """Feeds the fleet from one broker; ``tls`` is whom to believe and what to show, for one over TLS.
 
+    ``longest_wait_s`` bounds the wait between two attempts to connect, which doubles from one second.
+
     Attributes:
         connected: whether the broker is there and lets the relay listen.
     """
@@ -68,6 +70,7 @@ class MqttFeed:
         monotonic: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         tls: ssl.SSLContext | None = None,
+        longest_wait_s: int = _LONGEST_WAIT_S,
     ) -> None:
         self._broker = broker
         # paho does not tell one from the other.
@@ -89,7 +92,7 @@ class MqttFeed:
         )
         if tls is not None:
             self._client.tls_set_context(tls)
-        self._client.reconnect_delay_set(1, _LONGEST_WAIT_S)
+        self._client.reconnect_delay_set(1, longest_wait_s)
 
     async def run(self) -> None:
         """Stay subscribed, and hand on what comes, until cancelled."""

@@ -94,6 +94,8 @@ class Stage:
             metrics=self.hub.metrics,
             refusals=self.hub.refusals,
             log=self.hub.log,
+            # Not doubled: a broker that takes seconds to start would be found after 15 s or 31 s.
+            longest_wait_s=1,
             **parts,
         )
         running = asyncio.create_task(discovery.run())
