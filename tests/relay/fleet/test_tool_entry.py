@@ -1,0 +1,58 @@
+"""An entry of ``tools/list``: the text that is put together is the JSON of the document."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from relay.auth.permissions import SCOPE_OF_SAFETY_CLASS
+from relay.fleet.tool_entry import EntryTemplate
+from relay.fleet.tools import Projector
+from schemas.kinds import SYSTEM_ECHO, KindRegistry, Verb
+from schemas.registry import SchemaRegistry
+from schemas.trust import TrustedManifest
+from tests.fakes.signer import ECHO, METRICS, SimulatedCa
+
+
+def manifest_of(*capabilities: object) -> TrustedManifest:
+    node = SimulatedCa().issue()
+    wire = node.manifest(capabilities=list(capabilities))
+    return TrustedManifest(node.identity(), "", 0, 0, wire)
+
+
+@pytest.mark.parametrize("dashed", [False, True], ids=["canonical", "dashed"])
+@pytest.mark.parametrize("safety_class", SCOPE_OF_SAFETY_CLASS)
+@pytest.mark.parametrize("capability", [ECHO, METRICS], ids=["echo", "metrics"])
+def test_text_and_document_are_the_same_entry(
+    registry: SchemaRegistry, capability: dict[str, object], safety_class: str, *, dashed: bool
+) -> None:
+    manifest = manifest_of({**capability, "safety_class": safety_class})
+    (tool,) = Projector(registry, KindRegistry()).project(manifest).values()
+    text = tool.listed_text(dashed=dashed)
+    assert json.loads(text) == tool.listed(dashed=dashed)
+    assert list(json.loads(text)) == list(tool.listed(dashed=dashed))
+    assert text.isascii()
+
+
+def test_tools_of_one_kind_verb_and_safety_class_share_one_template(registry: SchemaRegistry) -> None:
+    echoes = [{**ECHO, "cap_id": f"echo{number}"} for number in range(3)]
+    tools = Projector(registry, KindRegistry()).project(
+        manifest_of(*echoes, METRICS, {**ECHO, "cap_id": "careful", "safety_class": "reversible"})
+    )
+    assert len({id(tool.entry) for tool in tools.values()}) == 3
+
+
+VERB: Verb = next(iter(SYSTEM_ECHO.verbs.values()))
+
+
+@pytest.mark.parametrize("text", ['"', "\\", "{x}", "\n", "\x7f", "ä", "\u2028", "😀"])
+def test_texts_of_documents_are_escaped(text: str) -> None:
+    verb, schema = replace(VERB, title=text, description=text), {"description": text}
+    entry = EntryTemplate(verb, schema, schema, "read_only")
+    assert json.loads(entry.text("a.b", "00", "a.b")) == entry.document("a.b", "00", "a.b")
+    assert entry.text("a.b", "00", "a.b").isascii()
+
+
+def test_a_document_with_the_character_that_marks_the_gaps_is_refused() -> None:
+    with pytest.raises(ValueError, match="unpack"):
+        EntryTemplate(VERB, {"description": "\0"}, {}, "read_only")
