@@ -29,7 +29,7 @@ def announced(projector: Projector, node_id: str, variant: int) -> tuple[Trusted
     leaf = LEAVES[node_id]
     wire = leaf.manifest(capabilities=SETS[variant])
     manifest = TrustedManifest(leaf.identity(), "", NOW_MS, NOW_MS, wire)
-    return manifest, projector.project(manifest)
+    return manifest, projector.project(node_id, SETS[variant])
 
 
 PROJECTOR = Projector(SchemaRegistry(), KindRegistry())

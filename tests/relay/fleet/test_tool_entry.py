@@ -10,14 +10,7 @@ from relay.fleet.tool_entry import EntryTemplate
 from relay.fleet.tools import Projector
 from schemas.kinds import SYSTEM_ECHO, KindRegistry, Verb
 from schemas.registry import SchemaRegistry
-from schemas.trust import TrustedManifest
-from tests.fakes.signer import ECHO, METRICS, SimulatedCa
-
-
-def manifest_of(*capabilities: object) -> TrustedManifest:
-    node = SimulatedCa().issue()
-    wire = node.manifest(capabilities=list(capabilities))
-    return TrustedManifest(node.identity(), "", 0, 0, wire)
+from tests.fakes.signer import ECHO, METRICS, NODE_ID
 
 
 @pytest.mark.parametrize("dashed", [False, True], ids=["canonical", "dashed"])
@@ -26,8 +19,8 @@ def manifest_of(*capabilities: object) -> TrustedManifest:
 def test_text_and_document_are_the_same_entry(
     registry: SchemaRegistry, capability: dict[str, object], safety_class: str, *, dashed: bool
 ) -> None:
-    manifest = manifest_of({**capability, "safety_class": safety_class})
-    (tool,) = Projector(registry, KindRegistry()).project(manifest).values()
+    announced = [{**capability, "safety_class": safety_class}]
+    (tool,) = Projector(registry, KindRegistry()).project(NODE_ID, announced).values()
     text = tool.listed_text(dashed=dashed)
     assert json.loads(text) == tool.listed(dashed=dashed)
     assert list(json.loads(text)) == list(tool.listed(dashed=dashed))
@@ -36,9 +29,8 @@ def test_text_and_document_are_the_same_entry(
 
 def test_tools_of_one_kind_verb_and_safety_class_share_one_template(registry: SchemaRegistry) -> None:
     echoes = [{**ECHO, "cap_id": f"echo{number}"} for number in range(3)]
-    tools = Projector(registry, KindRegistry()).project(
-        manifest_of(*echoes, METRICS, {**ECHO, "cap_id": "careful", "safety_class": "reversible"})
-    )
+    careful = {**ECHO, "cap_id": "careful", "safety_class": "reversible"}
+    tools = Projector(registry, KindRegistry()).project(NODE_ID, [*echoes, METRICS, careful])
     assert len({id(tool.entry) for tool in tools.values()}) == 3
 
 

@@ -10,8 +10,7 @@ from relay.fleet.tool_index import ToolIndex
 from relay.fleet.tools import Projector, Tool
 from schemas.kinds import KindRegistry
 from schemas.registry import SchemaRegistry
-from schemas.trust import TrustedManifest
-from tests.fakes.signer import ECHO, TENANT, SimulatedCa
+from tests.fakes.signer import ECHO, NODE_ID, TENANT
 
 OTHER_TENANT = "globex"
 READERS = Rights(TENANT, frozenset({"read_only"}))
@@ -25,9 +24,7 @@ def tools(registry: SchemaRegistry) -> list[Tool]:
     capabilities = [
         {**ECHO, "cap_id": f"echo{number:03}", "safety_class": classes[number % 3]} for number in range(150)
     ]
-    node = SimulatedCa().issue()
-    manifest = TrustedManifest(node.identity(), "", 0, 0, node.manifest(capabilities=capabilities))
-    return list(Projector(registry, KindRegistry()).project(manifest).values())
+    return list(Projector(registry, KindRegistry()).project(NODE_ID, capabilities).values())
 
 
 def index_of(tools: list[Tool]) -> ToolIndex:
