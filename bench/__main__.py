@@ -1,6 +1,11 @@
-"""``make bench``: measure everything, print a table, and write ``bench/out/latest.json``."""
+"""``make bench``: measure everything, print a table, and write ``bench/out/latest.json``.
+
+``python -P -m bench NAME...`` measures only those parts, and writes nothing.
+"""
 
 import asyncio
+import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from bench.calls import measure_calls
@@ -8,7 +13,7 @@ from bench.envelope import measure_envelope
 from bench.flooded import measure_flooded
 from bench.footprint import measure_footprint
 from bench.memory import measure_memory
-from bench.results import table, write_json
+from bench.results import Figure, table, write_json
 from bench.revocation import measure_revocation
 from bench.slow_clients import measure_slow_clients
 from bench.storm import measure_absence, measure_storm
@@ -17,29 +22,40 @@ from bench.verification import measure_verification
 
 OUT = Path(__file__).parent / "out" / "latest.json"
 
-
-def main() -> None:
-    """Measure, show and keep."""
-    print("manifests, tokens and envelopes ...", flush=True)
-    figures = [measure_verification(), *measure_tokens(), measure_envelope()]
-    print("calls through a relay and 1 000 mock nodes ...", flush=True)
-    figures = asyncio.run(measure_calls()) + figures
-    print("calls beside 1 000 slow clients ...", flush=True)
-    figures.append(asyncio.run(measure_slow_clients()))
-    print("the time until a revoked node is out ...", flush=True)
-    figures.append(asyncio.run(measure_revocation()))
-    print("calls beside a node that floods the relay ...", flush=True)
-    figures += asyncio.run(measure_flooded())
-    print("5 000 nodes that come back at once ...", flush=True)
-    figures += asyncio.run(measure_storm())
-    print("50 nodes whose relay was away for two minutes ...", flush=True)
-    figures.append(asyncio.run(measure_absence()))
-    print("memory of 5 000 connected nodes ...", flush=True)
-    figures.append(asyncio.run(measure_memory()))
-    print("what a node costs its board ...", flush=True)
-    figures += asyncio.run(measure_footprint())
-    write_json(figures, OUT)
-    print(f"\n{table(figures)}\n\nwritten to {OUT.relative_to(Path.cwd())}")
+PARTS: Mapping[str, tuple[str, Callable[[], list[Figure]]]] = {
+    "calls": ("calls through a relay and 1 000 mock nodes", lambda: asyncio.run(measure_calls())),
+    "documents": (
+        "manifests, tokens and envelopes",
+        lambda: [measure_verification(), *measure_tokens(), measure_envelope()],
+    ),
+    "slow_clients": ("calls beside 1 000 slow clients", lambda: [asyncio.run(measure_slow_clients())]),
+    "revocation": (
+        "the time until a revoked node is disconnected",
+        lambda: [asyncio.run(measure_revocation())],
+    ),
+    "flooded": ("calls beside a node that floods the relay", lambda: asyncio.run(measure_flooded())),
+    "storm": ("5 000 nodes that reconnect at once", lambda: asyncio.run(measure_storm())),
+    "absence": (
+        "50 nodes whose relay was away for two minutes",
+        lambda: [asyncio.run(measure_absence())],
+    ),
+    "memory": ("memory of 5 000 connected nodes", lambda: [asyncio.run(measure_memory())]),
+    "footprint": ("what a node costs its board", lambda: asyncio.run(measure_footprint())),
+}
 
 
-main()
+def main(names: list[str]) -> None:
+    """Measure the parts ``names``, by default all, and print them."""
+    if unknown := set(names) - PARTS.keys():
+        sys.exit(f"no such part: {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
+    figures: list[Figure] = []
+    for text, measure in (PARTS[name] for name in names or PARTS):
+        print(f"{text} ...", flush=True)
+        figures += measure()
+    print(f"\n{table(figures)}")
+    if not names:
+        write_json(figures, OUT)
+        print(f"\nwritten to {OUT.relative_to(Path.cwd())}")
+
+
+main(sys.argv[1:])

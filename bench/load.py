@@ -4,11 +4,16 @@ import asyncio
 import itertools
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-_HEADERS_END = b"\r\n\r\n"
-_LENGTH = b"content-length:"
+MODERN = "2026-07-28"
+OLD = "2025-11-25"
+
+_LINE_END = b"\r\n"
+_HEADERS_END = _LINE_END * 2
+_ARGUMENTS = {"message": "ping"}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -19,45 +24,54 @@ class Target:
     requests: Sequence[bytes]
 
 
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a server has carried: how many calls in how many seconds."""
+
+    calls: int
+    seconds: float
+
+
 def tool_call(port: int, tool: str, token: str | None) -> bytes:
     """Return a ``tools/call`` of the new era as the bytes of an HTTP request."""
-    body = json.dumps(
-        {
-            "jsonrpc": "2.0",
-            "id": 1,
-            "method": "tools/call",
-            "params": {
-                "name": tool,
-                "arguments": {"message": "ping"},
-                "_meta": {
-                    "io.modelcontextprotocol/protocolVersion": "2026-07-28",
-                    "io.modelcontextprotocol/clientCapabilities": {},
-                },
-            },
-        }
-    ).encode("ascii")
-    headers = [
-        "POST /mcp HTTP/1.1",
-        f"Host: 127.0.0.1:{port}",
-        "Content-Type: application/json",
-        "Accept: application/json, text/event-stream",
-        "MCP-Protocol-Version: 2026-07-28",
-        "Mcp-Method: tools/call",
-        f"Mcp-Name: {tool}",
-        f"Content-Length: {len(body)}",
-    ]
-    if token is not None:
-        headers.append(f"Authorization: Bearer {token}")
-    return "\r\n".join(headers).encode("ascii") + _HEADERS_END + body
+    meta = {
+        "io.modelcontextprotocol/protocolVersion": MODERN,
+        "io.modelcontextprotocol/clientCapabilities": {},
+    }
+    params = {"name": tool, "arguments": _ARGUMENTS, "_meta": meta}
+    headers = {"MCP-Protocol-Version": MODERN, "Mcp-Method": "tools/call", "Mcp-Name": tool}
+    return _request(port, token, headers, _message("tools/call", params))
 
 
-async def calls_per_second(target: Target, connections: int, seconds: float) -> float:
-    """Return how many calls a second succeed over ``connections`` kept-alive connections."""
-    turns = itertools.cycle(target.requests)
+def old_tool_call(port: int, tool: str, token: str | None, session: str) -> bytes:
+    """Return a ``tools/call`` of the 2025 era, in a session that ``open_old_session`` has opened."""
+    message = _message("tools/call", {"name": tool, "arguments": _ARGUMENTS})
+    return _request(port, token, _old_headers(session), message)
+
+
+async def open_old_session(port: int, token: str | None) -> str:
+    """Open a session of the 2025 era and return its id."""
+    params = {
+        "protocolVersion": OLD,
+        "capabilities": {},
+        "clientInfo": {"name": "bench", "version": "1"},
+    }
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    head, _ = await _response(reader, writer, _request(port, token, {}, _message("initialize", params)))
+    session = head[b"mcp-session-id"].decode("ascii")
+    ready = {"jsonrpc": "2.0", "method": "notifications/initialized"}
+    await _response(reader, writer, _request(port, token, _old_headers(session), ready))
+    writer.close()
+    return session
+
+
+async def carried(target: Target, connections: int, seconds: float) -> Load:
+    """Call over ``connections`` kept-alive connections, each with requests of its own, for ``seconds``."""
     end = time.perf_counter() + seconds
     counts = [0] * connections
 
     async def worker(index: int) -> None:
+        turns = itertools.cycle(target.requests[index::connections] or target.requests)
         reader, writer = await asyncio.open_connection("127.0.0.1", target.port)
         while time.perf_counter() < end:
             await _exchange(reader, writer, next(turns))
@@ -66,7 +80,7 @@ async def calls_per_second(target: Target, connections: int, seconds: float) -> 
 
     started = time.perf_counter()
     await asyncio.gather(*(worker(index) for index in range(connections)))
-    return sum(counts) / (time.perf_counter() - started)
+    return Load(sum(counts), time.perf_counter() - started)
 
 
 async def latencies_ms(target: Target, count: int, pause_s: float = 0.0) -> list[float]:
@@ -87,22 +101,52 @@ async def latencies_ms(target: Target, count: int, pause_s: float = 0.0) -> list
 async def call_once(port: int, request: bytes) -> bytes:
     """Return the body of the answer to one call, whatever it says."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    body = await _answer(reader, writer, request)
+    _, body = await _response(reader, writer, request)
     writer.close()
     return body
 
 
+def _message(method: str, params: Mapping[str, Any]) -> dict[str, Any]:
+    return {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
+
+
+def _old_headers(session: str) -> dict[str, str]:
+    return {"MCP-Protocol-Version": OLD, "Mcp-Session-Id": session}
+
+
+def _request(port: int, token: str | None, more: Mapping[str, str], message: Mapping[str, Any]) -> bytes:
+    body = json.dumps(message).encode("ascii")
+    headers = {
+        "Host": f"127.0.0.1:{port}",
+        "Content-Type": "application/json",
+        "Accept": "application/json, text/event-stream",
+        **more,
+        "Content-Length": str(len(body)),
+    }
+    if token is not None:
+        headers["Authorization"] = f"Bearer {token}"
+    lines = ["POST /mcp HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
+    return "\r\n".join(lines).encode("ascii") + _HEADERS_END + body
+
+
 async def _exchange(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: bytes) -> None:
-    body = await _answer(reader, writer, request)
+    _, body = await _response(reader, writer, request)
     # A refusal is quick: a bench that counted it would praise a server that does nothing.
     if b'"isError":false' not in body:
         raise RuntimeError(f"a call failed: {body[:500]!r}")
 
 
-async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: bytes) -> bytes:
+async def _response(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: bytes
+) -> tuple[dict[bytes, bytes], bytes]:
     writer.write(request)
-    head = await reader.readuntil(_HEADERS_END)
-    length = next(
-        int(line[len(_LENGTH) :]) for line in head.lower().split(b"\r\n") if line.startswith(_LENGTH)
-    )
-    return await reader.readexactly(length)
+    _, *lines = (await reader.readuntil(_HEADERS_END)).split(_LINE_END)
+    head = {name.lower(): value.strip() for name, _, value in (line.partition(b":") for line in lines)}
+    if (length := head.get(b"content-length")) is not None:
+        return head, await reader.readexactly(int(length))
+    body = b""
+    # An event stream comes in chunks (RFC 9112 section 7.1); the last one is empty.
+    while size := int(await reader.readuntil(_LINE_END), 16):
+        body += await reader.readexactly(size + len(_LINE_END))
+    await reader.readexactly(len(_LINE_END))
+    return head, body
