@@ -5,6 +5,7 @@ request it waits without an end. Must not look into what it bounds.
 """
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import httptools
@@ -20,6 +21,44 @@ MAX_PIPELINED = 8
 
 class PipelineError(Exception):
     """More requests wait on one connection than may: thrown to end the parsing of what came with them."""
+
+
+class JoinedHead:
+    """The transport of one response, which sends its head in one write with what follows at once.
+
+    uvicorn writes them apart, and each write wakes the client. Holds back no body, so that what bounds a
+    stream's buffer works as before. ``is_started`` returns whether the response has begun: before that comes
+    only the interim ``100 Continue``.
+    """
+
+    __slots__ = ("_head", "_is_started", "_transport")
+
+    def __init__(self, transport: asyncio.Transport, is_started: Callable[[], bool]) -> None:
+        self._transport = transport
+        self._is_started = is_started
+        self._head: bytes | None = None
+
+    def write(self, data: bytes) -> None:
+        """Send ``data``, after the head if that has not been sent."""
+        if self._head is None and self._is_started():
+            self._head = data
+            # What follows may take a while: a stream begins with silence.
+            asyncio.get_running_loop().call_soon(self._flush)
+        elif self._head:
+            data, self._head = self._head + data, b""
+            self._transport.write(data)
+        else:
+            self._transport.write(data)
+
+    def close(self) -> None:
+        """Close the connection once everything is sent."""
+        self._flush()
+        self._transport.close()
+
+    def _flush(self) -> None:
+        if self._head and not self._transport.is_closing():
+            self._transport.write(self._head)
+        self._head = b""
 
 
 class BoundedHttp(HttpToolsProtocol):
@@ -89,6 +128,7 @@ class BoundedHttp(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._served = cycle
+        cycle.transport = JoinedHead(self.transport, lambda: cycle.response_started)  # type: ignore[assignment]  # as a cycle uses it
         super()._start_asgi_task(cycle, app)
 
     def _mind(self) -> None:

@@ -10,7 +10,7 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from relay.http.http_protocol import MAX_HEAD_BYTES, MAX_PIPELINED
+from relay.http.http_protocol import MAX_HEAD_BYTES, MAX_PIPELINED, JoinedHead
 from tests.fakes.polling import until
 from tests.fakes.raw_connection import connected, write_until_cut
 from tests.fakes.serving import Server
@@ -158,3 +158,76 @@ async def test_a_request_that_is_served_has_more_time_than_it_had_to_come_in() -
             assert (await reader.readuntil(b"ok")).startswith(b"HTTP/1.1 200")
         writer.close()
         other_writer.close()
+
+
+class Begun:
+    """An application whose answer begins, and goes on when it is told to."""
+
+    def __init__(self) -> None:
+        self.go_on = asyncio.Event()
+
+    async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
+        headers = [(b"content-type", b"text/event-stream")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await self.go_on.wait()
+        await send({"type": "http.response.body", "body": b"data: 1\n\n", "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+
+async def test_the_head_of_a_stream_does_not_wait_for_its_first_event(server: Server) -> None:
+    server.app = begun = Begun()
+    reader, writer = await connected(server)
+    writer.write(REQUEST)
+    async with asyncio.timeout(BOUND_S):
+        head = await reader.readuntil(b"\r\n\r\n")
+        begun.go_on.set()
+        body = await reader.readuntil(b"0\r\n\r\n")
+    writer.close()
+    assert head.startswith(b"HTTP/1.1 200")
+    assert b"data: 1" in body
+
+
+class Sent(asyncio.Transport):
+    """Notes each write."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writes: list[bytes] = []
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.writes.append(bytes(data))
+
+    def is_closing(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        self.writes.append(b"(closed)")
+
+
+async def test_a_head_is_written_together_with_what_follows_at_once() -> None:
+    sent = Sent()
+    joined = JoinedHead(sent, is_started=lambda: True)
+    joined.write(b"head ")
+    joined.write(b"body ")
+    joined.write(b"more")
+    joined.close()
+    assert sent.writes == [b"head body ", b"more", b"(closed)"]
+
+
+async def test_a_head_alone_is_written_before_the_end() -> None:
+    sent = Sent()
+    joined = JoinedHead(sent, is_started=lambda: True)
+    joined.write(b"head")
+    joined.close()
+    await asyncio.sleep(0)
+    assert sent.writes == [b"head", b"(closed)"]
+
+
+async def test_that_the_client_may_go_on_is_not_held_back() -> None:
+    sent, started = Sent(), False
+    joined = JoinedHead(sent, is_started=lambda: started)
+    joined.write(b"100 ")
+    started = True
+    joined.write(b"head ")
+    joined.write(b"body")
+    assert sent.writes == [b"100 ", b"head body"]
