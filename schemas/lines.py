@@ -14,6 +14,8 @@ from typing import TextIO
 
 MAX_WAITING_BYTES = 1024 * 1024
 FLUSH_S = 2.0
+GATHER_S = 0.01
+"""How long the first line of a batch waits for others: to wake a thread costs more than to write a line."""
 _BATCH_BYTES = 64 * 1024
 
 
@@ -52,9 +54,12 @@ class LineWriter:
         with self._changed:
             fits = not self._closed and self._waiting_bytes + len(data) <= self._max_waiting_bytes
             if fits:
-                self._waiting.append(data)
+                before = self._waiting_bytes
                 self._waiting_bytes += len(data)
-                self._changed.notify()
+                # Not for each line: the thread is awake, and gathers until a batch is full.
+                if not self._waiting or before < _BATCH_BYTES <= self._waiting_bytes:
+                    self._changed.notify()
+                self._waiting.append(data)
         if not fits:
             self._lose(1)
 
@@ -95,6 +100,7 @@ class LineWriter:
                 self._changed.wait()
             if not self._waiting and not self._lost:
                 return None
+            self._changed.wait_for(lambda: self._closed or self._waiting_bytes >= _BATCH_BYTES, GATHER_S)
             data = bytearray()
             while self._waiting and len(data) < _BATCH_BYTES:
                 data += self._waiting.popleft()

@@ -159,3 +159,16 @@ def test_a_line_that_was_cut_off_does_not_swallow_the_next(
 
 def test_it_tells_whether_a_person_looks_at_the_stream() -> None:
     assert not writer(io.StringIO()).isatty()
+
+
+def test_lines_that_come_together_are_written_together() -> None:
+    counted = Broken(None)
+    lines = writer(counted, most=1 << 20)
+    for number in range(200):
+        lines.write(f"line {number}\n")
+    lines.close(BOUND_S)
+    writes = 0
+    while counted.tried.acquire(blocking=False):
+        writes += 1
+    assert counted.getvalue().count("\n") == 200
+    assert writes < 100
