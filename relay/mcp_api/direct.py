@@ -6,11 +6,11 @@ The SDK's way is made for answers that can become a stream; along it such a requ
 
 import asyncio
 from collections.abc import Coroutine
+from types import TracebackType
 from typing import Any, TypeVar
 
 from mcp.shared.inbound import ERROR_CODE_HTTP_STATUS
-from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Receive, Send
 
 from relay.ascii_json import encoded
 from relay.mcp_api.fragments import text_of
@@ -18,13 +18,16 @@ from relay.mcp_api.methods import MethodError
 
 ResultT = TypeVar("ResultT")
 
+UNWATCHED_S = 0.1
+"""How late a disconnect may be noticed. Most calls are over before, and need no task that watches."""
+
 _OK = 200
+_JSON = (b"content-type", b"application/json")
 
 
 async def answer(
     work: Coroutine[Any, Any, dict[str, Any]],
     request_id: str | int,
-    scope: Scope,
     receive: Receive,
     send: Send,
 ) -> None:
@@ -40,25 +43,54 @@ async def answer(
         if result is None:
             return
         member = f'"result":{text_of(result)}'
-    body = f'{{"jsonrpc":"2.0","id":{encoded(request_id)},{member}}}'
-    await Response(body, status, media_type="application/json")(scope, receive, send)
+    body = f'{{"jsonrpc":"2.0","id":{encoded(request_id)},{member}}}'.encode()
+    headers = [_JSON, (b"content-length", b"%d" % len(body))]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
 
 
 async def until_gone(work: Coroutine[Any, Any, ResultT], receive: Receive) -> ResultT | None:
     """Return what ``work`` comes to; None, with ``work`` cancelled, if the client goes away first."""
-    working, gone = asyncio.create_task(work), asyncio.create_task(_gone(receive))
-    gone.add_done_callback(lambda _: working.cancel())
-    try:
-        return await working
-    except asyncio.CancelledError:
-        this = asyncio.current_task()
-        if gone.done() and not (this and this.cancelling()):
-            return None
-        raise  # cancelled from outside, not by the client's going
-    finally:
-        gone.cancel()
+    async with _ClientWatch(receive):
+        return await work
+    return None
 
 
-async def _gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+class _ClientWatch:
+    """The context of one request, which ends when its client disconnects.
+
+    Works as ``asyncio.timeout`` does: by cancelling the task that it is in, and by suppressing that
+    cancellation and no other.
+    """
+
+    __slots__ = ("_cancelling", "_gone", "_receive", "_task", "_timer", "_watching")
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._gone = False
+        self._watching: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> None:
+        self._task = asyncio.current_task()
+        self._cancelling = self._task.cancelling() if self._task is not None else 0
+        self._timer = asyncio.get_running_loop().call_later(UNWATCHED_S, self._begin)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        self._timer.cancel()
+        if self._watching is not None:
+            self._watching.cancel()
+        if not self._gone or self._task is None:
+            return False
+        return self._task.uncancel() <= self._cancelling and kind is asyncio.CancelledError
+
+    def _begin(self) -> None:
+        self._watching = asyncio.create_task(self._watch())
+
+    async def _watch(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        if self._task is not None:
+            self._gone = True
+            self._task.cancel()

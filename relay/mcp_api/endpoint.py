@@ -79,7 +79,7 @@ class McpEndpoint:
         caller: Caller = scope[CALLER_IN_SCOPE]
         message = scope.get(MESSAGE_IN_SCOPE)
         if isinstance(message, dict) and answers_once(caller, message, self.methods.table):
-            await direct.answer(self._answered(caller, message), message["id"], scope, receive, send)
+            await direct.answer(self._answered(caller, message), message["id"], receive, send)
             return
         scope["user"] = session_owner(*caller.principal.name)
         if not opens_session(caller):

@@ -30,5 +30,8 @@ class CapabilityLimits:
         if tool is None:
             # Announced when the call was decided, and gone since.
             raise ToolError(Failure.NODE_OFFLINE)
-        with self._limiters.held(tool.capability, tool.allowance):
+        limiter = self._limiters.acquire(tool.capability, tool.allowance)
+        try:
             return await self._sessions.run(command)
+        finally:
+            limiter.release()

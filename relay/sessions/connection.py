@@ -3,8 +3,7 @@
 Must not know what a frame means.
 """
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
@@ -23,23 +22,11 @@ _BYE_REASONS = {
 }
 
 
-@contextmanager
-def _closed_is_a_disconnect() -> Iterator[None]:
-    """Give one type to the end of a connection.
-
-    The server and its library say by a plain RuntimeError that one end has closed. Only around their own
-    calls: one that is raised elsewhere is a bug, and must be seen.
-    """
-    try:
-        yield
-    except RuntimeError as error:
-        raise WebSocketDisconnect(_NOT_SAID) from error
-
-
 class NodeConnection:
     """One connection: a socket and the machine that says what may go over it.
 
-    What is sent or received raises WebSocketDisconnect once either end has closed.
+    What is sent or received raises WebSocketDisconnect once either end has closed. The server and its library
+    raise a plain RuntimeError then; it is caught around their own calls alone, since any other is a bug.
 
     Attributes:
         meter: how many frames the node may send; the server asks it before it parses them.
@@ -82,13 +69,17 @@ class NodeConnection:
     ) -> None:
         """Send a frame under the ``msg_id`` that it has."""
         text = self._machine.send(type_, msg_id, payload, in_reply_to)
-        with _closed_is_a_disconnect():
+        try:
             await self._socket.send_text(text)
+        except RuntimeError as error:
+            raise WebSocketDisconnect(_NOT_SAID) from error
 
     async def receive(self) -> Frame | None:
         """Return the next frame; None for an answer that was dropped."""
-        with _closed_is_a_disconnect():
+        try:
             message = await self._socket.receive()
+        except RuntimeError as error:
+            raise WebSocketDisconnect(_NOT_SAID) from error
         if message["type"] == "websocket.disconnect":
             raise WebSocketDisconnect(message.get("code") or CloseCode.NORMAL)
         text = message.get("text")
@@ -115,7 +106,6 @@ class NodeConnection:
                     bye["retry_after_ms"] = retry_after_ms
                 await self.send("bye", bye)
             self._machine.close()
-            with _closed_is_a_disconnect():
-                await self._socket.close(code)
-        except WebSocketDisconnect:
+            await self._socket.close(code)
+        except (RuntimeError, WebSocketDisconnect):
             self._machine.close()  # the other end was faster

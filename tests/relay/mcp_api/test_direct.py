@@ -393,6 +393,34 @@ async def test_what_work_comes_to_is_returned_and_nobody_is_waited_for_any_more(
     await asyncio.wait_for(asyncio.gather(*left, return_exceptions=True), BOUND_S)
 
 
+async def test_no_task_watches_the_client_of_a_short_call() -> None:
+    async def tasks() -> set[asyncio.Task[Any]]:
+        await asyncio.sleep(0)
+        return asyncio.all_tasks()
+
+    assert await until_gone(tasks(), never) == asyncio.all_tasks()
+
+
+async def test_a_disconnect_as_the_work_ends_cancels_nothing_after_it() -> None:
+    watched, gone = asyncio.Event(), asyncio.Event()
+
+    async def receive() -> Message:
+        watched.set()
+        await gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def ends() -> str:
+        await watched.wait()
+        gone.set()
+        await asyncio.sleep(0)
+        return "too late"
+
+    assert await asyncio.wait_for(until_gone(ends(), receive), BOUND_S) is None
+    task = asyncio.current_task()
+    assert task is not None
+    assert task.cancelling() == 0
+
+
 async def test_an_error_of_the_work_is_the_callers() -> None:
     async def fails() -> None:
         raise LookupError
