@@ -1,1 +1,1 @@
-"""The call gateway: every call of every transport is decided, made and recorded here."""
+"""The call gateway: decides, makes and records every call of every transport."""

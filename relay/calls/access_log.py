@@ -1,6 +1,6 @@
-"""One line a call, the same fields by every transport: what a developer of agents looks for.
+"""The access log: one line for each call, with the same fields for every transport.
 
-JSON on the relay's log, also on a terminal. Who decided what and why is the audit's. Must never write
+JSON in the relay's log, also on a terminal. Decisions and their reasons are in the audit. Must never write
 arguments or results.
 """
 
@@ -15,15 +15,15 @@ from schemas.errors import ToolError
 from schemas.text import printable
 
 _OK = 200
-_GONE = 499  # as others write it: the caller closed the request
+_DISCONNECTED = 499  # the code that nginx logs when the client closed the request
 _MAX_REQUEST_ID = 64
 
 
 class Lines(Protocol):
-    """Where lines go. Taking one must not fail: the call is over, and must not fail for its line."""
+    """Where lines are written. It must not raise: the call has ended, and its answer is still to be sent."""
 
     def write(self, line: str, /) -> object:
-        """Take a line."""
+        """Write a line."""
 
 
 class AccessLog:
@@ -40,7 +40,7 @@ class AccessLog:
         duration_s: float,
         now_ms: int,
     ) -> None:
-        """Write the line of a call that is over; without an ``answer`` its caller had gone."""
+        """Write the line of a call that has ended; without an ``answer`` its caller disconnected."""
         self._lines.write(encoded(_line(request, record, answer, duration_s, now_ms)) + "\n")
 
 
@@ -56,7 +56,7 @@ def _line(
         "transport": request.caller.transport,
         "route": "/mcp",
         "method": "tools/call",
-        "status": _GONE if answer is None else _status(record.error),
+        "status": _DISCONNECTED if answer is None else _status(record.error),
         "durationMs": round(duration_s * 1000, 3),
         "attempt": record.attempt,
         "inputBytes": request.caller.size,
@@ -70,11 +70,11 @@ def _line(
             "deterministic": tool.surface.verb.idempotent if tool else None,
             "toolId": printable(call.tool_id, 80),
         },
-        "error": _told(record.error),
+        "error": _error(record.error),
     }
 
 
-@lru_cache(maxsize=2)  # calls come by the hundred in one second
+@lru_cache(maxsize=2)  # hundreds of calls arrive in one second
 def _moment(now_s: int) -> str:
     return datetime.fromtimestamp(now_s, UTC).strftime("%Y-%m-%dT%H:%M:%S")
 
@@ -83,7 +83,7 @@ def _status(error: ToolError | None) -> int:
     return _OK if error is None else error.failure.value.http_status
 
 
-def _told(error: ToolError | None) -> dict[str, str] | None:
+def _error(error: ToolError | None) -> dict[str, str] | None:
     if error is None:
         return None
     row = error.failure.value

@@ -25,7 +25,7 @@ class CallsPart(Part):
     idempotent_calls: IdempotentCalls
 
     async def close(self) -> None:
-        """End the keyed calls under way, also those whose caller has gone, and record their outcome."""
+        """End the keyed calls in flight, also those of disconnected callers, and record their outcome."""
         await self.idempotent_calls.end()
 
 
@@ -37,7 +37,7 @@ def assemble(
     fleet: FleetPart,
     router: NodeRouter,
 ) -> CallsPart:
-    """Return the wing, which reaches nodes by ``router``."""
+    """Return the wing, which sends commands by ``router``."""
     config, monotonic, log = environment.config, environment.monotonic, environment.log
     executor = CallExecutor(router, audit.log, monotonic, environment.random_bytes, log)
     idempotent_calls = IdempotentCalls(executor, IdempotencyStore[CallAnswer](monotonic), audit.log, log)

@@ -1,4 +1,4 @@
-"""A call on its way through the door: what came in, what is known of it, what goes out.
+"""The data of one call: the request, what is known of it, and the answer.
 
 Must not decide anything.
 """
@@ -16,12 +16,12 @@ from relay.fleet.tools import Tool
 from schemas.errors import ToolError
 from schemas.text import printable
 
-_NOBODY = members_of({"tenant": None, "iss": None, "sub": None, "jti": None})
+_NO_PRINCIPAL = members_of({"tenant": None, "iss": None, "sub": None, "jti": None})
 
 
 @dataclass(frozen=True, slots=True)
 class CallRequest:
-    """A call as a transport brings it: its caller was identified, and nothing else of it was checked."""
+    """A call from a transport: its caller is identified, and nothing else of it has been checked."""
 
     caller: Caller
     call: Call
@@ -29,7 +29,7 @@ class CallRequest:
 
 @dataclass(frozen=True, slots=True)
 class CallAnswer:
-    """A result or an error envelope (``error@1.0.0``), exactly one; ``text`` is it as ASCII JSON."""
+    """A result or an error envelope (``error@1.0.0``), exactly one of them; ``text`` is its ASCII JSON."""
 
     text: str
     result: Mapping[str, Any] | None = None
@@ -38,13 +38,13 @@ class CallAnswer:
 
 @dataclass(slots=True)
 class CallRecord:
-    """What is known of one call, and what the audit says of it.
+    """What is known of one call, and its lines in the audit.
 
     Attributes:
-        started: when it came in, on the door's clock.
+        started: when it arrived, on the gateway's monotonic clock.
         first: the correlation id of the call that this one repeats; None if it repeats none.
         attempt: how often the call was sent under its idempotency key, this one included.
-        answered: whether the node has answered: then it is known what became of it.
+        answered: whether the node has answered, so that the outcome is known.
         error: what it failed with.
     """
 
@@ -60,34 +60,34 @@ class CallRecord:
     error: ToolError | None = None
 
     def denied(self, audit: AuditLog, error: ToolError) -> None:
-        """Write down that the call is refused.
+        """Record in the audit that the call is denied.
 
         Raises:
-            AuditUnavailableError: it cannot be.
+            AuditUnavailableError: it cannot be recorded.
         """
         audit.append(f'{self._members()},"decision":"deny","code":"{error.failure.value.code}"')
 
     def allowed(self, audit: AuditLog) -> None:
-        """Write down that the call is made, before it is.
+        """Record in the audit that the call is allowed, before it is made.
 
         Raises:
-            AuditUnavailableError: it cannot be, so the call must not be made.
+            AuditUnavailableError: it cannot be recorded, so the call must not be made.
         """
         audit.append(self._members() + ',"decision":"allow","code":"ok"')
 
     def ended(self, audit: AuditLog, code: str, now: float) -> None:
-        """Write down what became of a call that was allowed.
+        """Record in the audit the outcome of a call that was allowed.
 
         Raises:
-            AuditUnavailableError: it cannot be.
+            AuditUnavailableError: it cannot be recorded.
         """
         duration_ms = round((now - self.started) * 1000, 3)
         outcome = "ok" if code == "ok" else "error"
         audit.append(f'{self._members()},"outcome":"{outcome}","code":"{code}","duration_ms":{duration_ms}')
 
     def _members(self) -> str:
-        """Return what both lines of a call say alike."""
-        who = self.principal.members if self.principal else _NOBODY
+        """Return the members that both lines of a call have."""
+        who = self.principal.members if self.principal else _NO_PRINCIPAL
         members = f'"correlation_id":"{self.correlation_id}",{who},{members_of(self._called())}'
         return members if self.first is None else f'{members},"first":"{self.first}"'
 

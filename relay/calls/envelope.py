@@ -1,7 +1,7 @@
-"""The relay's reading of a call: what came in, by whatever transport, as one closed envelope and one tool IO.
+"""Parses a call, of any transport, into one closed envelope and one tool IO document, and checks its form.
 
-MCP itself is loose about what stands around a call; this is what a call must look like to be made. Must not
-look into a tool's own arguments: its schema does, in every mode.
+MCP allows any members around a call; a call that is made must have this form. Must not check a tool's own
+arguments: its schema does, in every mode.
 """
 
 import re
@@ -23,8 +23,8 @@ META_TRACEPARENT = "traceparent"
 TOOL_IO_REF = "tool_io@1.0.0"
 
 _MAX_LABEL = 128
-# W3C Trace Context, section 3.2; an id of zeros alone is none. Of the flags two have a meaning, sampled and
-# random, and the others must not be passed on.
+# W3C Trace Context, section 3.2; an id of zeros alone is invalid. Two flags are defined, sampled and
+# random; the others must not be passed on.
 _FLAGS = 0b11
 _TRACEPARENT = re.compile(
     r"(?!ff)[0-9a-f]{2}-(?!0{32})(?P<trace>[0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-(?P<flags>[0-9a-f]{2})"
@@ -33,30 +33,30 @@ _TRACEPARENT = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Where a call belongs, as its caller said: 32 hex digits, and two of flags."""
+    """The trace context that the caller sent: a trace id of 32 hex digits, and two digits of flags."""
 
     trace_id: str
     flags: str
 
     def traceparent(self, span_id: str) -> str:
-        """Return the header for whatever is done in the span ``span_id``."""
+        """Return the ``traceparent`` of the span ``span_id``."""
         return f"00-{self.trace_id}-{span_id}-{self.flags}"
 
 
 class Call:
-    """A call as it came, taken apart once. Nothing in it has been checked.
+    """A call, parsed once. Nothing in it has been checked.
 
     Attributes:
         message: the JSON-RPC message.
         params: the parameters; empty if they are none.
-        meta: what the caller says besides; empty if it is nothing.
-        name: the tool's name as the caller has it.
-        arguments: the arguments; none are no arguments.
-        idempotency_key: the key under which the call counts once, if it has one.
+        meta: the caller's ``_meta``; empty if there is none.
+        name: the tool's name as the caller sent it.
+        arguments: the arguments; empty if they are absent or null.
+        idempotency_key: the idempotency key, if it has one.
         parsed: the tokens of the name; None if it is the name of no tool.
         tool_id: the tool as tool IO names it, by its canonical name where it has one.
-        trace: the trace that the call belongs to: as ``_meta`` says, else as the header ``traceparent`` does.
-            What is none counts as not said.
+        trace: the trace context: from ``_meta``, else from the header ``traceparent``. An invalid one is
+            ignored.
     """
 
     __slots__ = (
@@ -85,7 +85,7 @@ class Call:
         self.trace = _trace(self.meta.get(META_TRACEPARENT)) or _trace(traceparent)
 
     def label(self, key: str) -> str | None:
-        """Return a short text that the caller's ``_meta`` has under ``key``, for logs."""
+        """Return the text of the caller's ``_meta`` under ``key``, if it is short enough for a log."""
         value = self.meta.get(key)
         return value if isinstance(value, str) and len(value) <= _MAX_LABEL else None
 
@@ -94,13 +94,13 @@ def _object(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _trace(said: object) -> Trace | None:
-    match = _TRACEPARENT.fullmatch(said) if isinstance(said, str) else None
+def _trace(value: object) -> Trace | None:
+    match = _TRACEPARENT.fullmatch(value) if isinstance(value, str) else None
     return Trace(match["trace"], f"{int(match['flags'], 16) & _FLAGS:02x}") if match else None
 
 
 class EnvelopeCheck:
-    """Checks the form of calls, as ``mode`` says."""
+    """Checks the form of calls, according to ``mode``."""
 
     def __init__(self, registry: SchemaRegistry, mode: EnvelopeMode, log: FilteringBoundLogger) -> None:
         self._envelope = registry.load_envelope()
@@ -109,10 +109,10 @@ class EnvelopeCheck:
         self._log = log
 
     def check(self, call: Call) -> None:
-        """Return if ``call`` is of the form, or need not be.
+        """Return if ``call`` has the form, or the mode does not enforce it.
 
         Raises:
-            ToolError: ENVELOPE_INVALID; names the first rule that is broken, and nothing of the call.
+            ToolError: ENVELOPE_INVALID; contains the first rule that is broken, and nothing of the call.
         """
         if self._mode is EnvelopeMode.OFF:
             return
@@ -125,7 +125,7 @@ class EnvelopeCheck:
         raise ToolError(Failure.ENVELOPE_INVALID, f"The request is not a call: {violation}.")
 
     def violation(self, call: Call) -> str | None:
-        """Return where ``call`` breaks which rule; None if it breaks none."""
+        """Return the first rule that ``call`` breaks, and where; None if it breaks none."""
         envelope, tool_io = _envelope_of(call), {"tool": call.tool_id, "input": call.arguments}
         try:
             self._envelope.check(envelope)
@@ -143,5 +143,5 @@ def _envelope_of(call: Call) -> Mapping[str, Any]:
 
 
 def _has_two_keys(call: Call) -> bool:
-    said = call.meta.get(META_IDEMPOTENCY_KEY)
-    return said is not None and said != call.idempotency_key
+    in_meta = call.meta.get(META_IDEMPOTENCY_KEY)
+    return in_meta is not None and in_meta != call.idempotency_key

@@ -1,4 +1,4 @@
-"""Makes a call that was decided: record the decision, dispatch, await, check, record the outcome.
+"""Executes a call that is allowed: record the decision, dispatch, await, check, record the outcome.
 
 Must not decide who may call.
 """
@@ -41,11 +41,11 @@ class CallExecutor:
         self._log = log
 
     def revoke(self, jtis: Collection[str]) -> None:
-        """End the calls under way that were made with one of these tokens: E_SAFETY_DENIED."""
+        """End the calls in flight that were made with one of these tokens: E_SAFETY_DENIED."""
         self._in_flight.revoke(jtis)
 
-    def under_way(self, record: CallRecord) -> RevocableCall:
-        """Return the context of a call that waits, which ends when its token is revoked."""
+    def in_flight(self, record: CallRecord) -> RevocableCall:
+        """Return the context of a call in flight, which ends when its token is revoked."""
         return self._in_flight.under(record.principal.jti if record.principal else "")
 
     def budget_ms(self, tool: Tool, record: CallRecord) -> int:
@@ -57,17 +57,17 @@ class CallExecutor:
         """Make the call of ``record``, which is to ``tool``.
 
         Raises:
-            ToolError: it failed; ``record.answered`` tells whether the node has said so.
-            AuditUnavailableError: it was not made, since it cannot be recorded.
+            ToolError: it failed; ``record.answered`` is whether the node has answered.
+            AuditUnavailableError: it was not made, because it cannot be recorded.
         """
         with self.recorded(record):
-            async with self.under_way(record):
+            async with self.in_flight(record):
                 answer = await self._router.run(self._command(tool, record))
             record.answered = True
             return checked(answer, tool, record.call.arguments)
 
     def recorded(self, record: CallRecord) -> "RecordedCall":
-        """Return the context of a call that is made, which records that it is and what becomes of it."""
+        """Return the context of a call that is made, which records the decision and the outcome."""
         return RecordedCall(record, self._audit, self._monotonic, self._log)
 
     def _command(self, tool: Tool, record: CallRecord) -> Command:
@@ -85,7 +85,7 @@ class CallExecutor:
 
 
 class RecordedCall:
-    """The context of one call that is made: recorded before it begins, and when it has ended."""
+    """The context of one call that is made: recorded before it begins, and after it has ended."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class RecordedCall:
         try:
             self._record.ended(self._audit, _code_of(error), self._monotonic())
         except AuditUnavailableError as failed:
-            # It has run; the caller gets the truth. The next call finds the door shut.
+            # It has run, so the caller gets the real result. The next call is refused.
             reason, correlation_id = str(failed), self._record.correlation_id
             self._log.error("outcome not recorded", reason=reason, correlation_id=correlation_id)
 

@@ -1,8 +1,8 @@
-"""The one door: every call, whatever transport it came by, goes through ``CallGateway.call``.
+"""The call gateway: every call of every transport passes ``CallGateway.call``.
 
-identify, read, resolve, authorise, validate, limit, record the decision, dispatch, await, validate the
-result, cross-check, record the outcome, answer. Nothing that a caller can be refused for happens before it.
-Must not know transports: they are thin adapters around it.
+Identify, limit, read, resolve, authorise, validate, record the decision, dispatch, await, validate the
+result, cross-check, record the outcome, answer. No check of a call is made before it. Must not know
+transports: they are thin adapters around it.
 """
 
 from collections.abc import Callable, Collection
@@ -28,7 +28,7 @@ from schemas.ulids import UlidSource
 
 
 class CallGateway:
-    """Decides, dispatches and accounts for calls."""
+    """Decides, dispatches and records calls."""
 
     def __init__(  # noqa: PLR0913 - what comes in from outside
         self,
@@ -67,7 +67,7 @@ class CallGateway:
         self._log = log
 
     async def call(self, request: CallRequest) -> CallAnswer:
-        """Answer ``request``. Never raises but when cancelled: whatever goes wrong is an error envelope."""
+        """Answer ``request``. Raises only when cancelled: every failure is an error envelope."""
         record = CallRecord(self._ulids.new(), request.call, self._monotonic())
         answer: CallAnswer | None = None
         try:
@@ -84,14 +84,14 @@ class CallGateway:
         except AuditUnavailableError as error:
             self._log.error("audit cannot be written; calls are refused", reason=str(error))
             record.error = ToolError(Failure.INTERNAL, "The call could not be recorded, so it was not made.")
-        except Exception as error:  # noqa: BLE001 - a bug must cost one caller an error, not the others the relay
+        except Exception as error:  # noqa: BLE001 - a bug must fail one call, not the relay
             self._log.error("call failed", correlation_id=record.correlation_id, exc_info=error)
             record.error = ToolError(Failure.INTERNAL)
         envelope = record.error.envelope(record.correlation_id)
         return CallAnswer(encoded(envelope), error=envelope)
 
     def charge(self, principal: Principal, cost: float) -> None:
-        """Count something else than a call, of the weight of ``cost`` calls, towards the agent's share.
+        """Count other work, which costs as much as ``cost`` calls, towards the agent's limit.
 
         Raises:
             ToolError: RATE_LIMITED, with ``retry_after_ms``; INTERNAL while revocations cannot be read.
@@ -99,7 +99,7 @@ class CallGateway:
         self._enter(principal, min(cost, self._per_agent.burst)).release()
 
     def revoke(self, jtis: Collection[str]) -> None:
-        """End the calls under way that were made with one of these tokens: E_SAFETY_DENIED."""
+        """End the calls in flight that were made with one of these tokens: E_SAFETY_DENIED."""
         self._executor.revoke(jtis)
 
     async def _run(self, request: CallRequest, record: CallRecord) -> CallAnswer:
@@ -119,7 +119,7 @@ class CallGateway:
         try:
             self._authenticator.check(principal)
         except TokenError:
-            # It was accepted when the request came in: it has expired or was revoked since.
+            # The guard accepted it when the request arrived: it has expired or was revoked since.
             denied = ToolError(Failure.SAFETY_DENIED, "The token is not accepted.")
             record.denied(self._audit, denied)
             raise denied from None
@@ -138,7 +138,7 @@ class CallGateway:
 
     def _check_revocations(self) -> None:
         if not self._revocations_known():
-            # The token, or the node, may be one of those that were revoked since.
+            # The token or the node may have been revoked since.
             text = "The relay cannot read what has been revoked, so it does nothing."
             raise ToolError(Failure.INTERNAL, text)
 
@@ -153,7 +153,7 @@ class CallGateway:
 
     def _decide(self, call: Call, principal: Principal) -> Tool:
         if not isinstance(call.name, str) or call.message.get("id") is None:
-            # In every mode: there is nothing that could be called, or nobody who waits for an answer.
+            # In every mode: without a name there is no tool, and without an id no answer is expected.
             raise ToolError(Failure.ENVELOPE_INVALID)
         tool = self._fleet.resolve(call.name, principal.rights)
         if not tool.surface.arguments.is_valid(call.arguments):
@@ -161,7 +161,7 @@ class CallGateway:
         return tool
 
     def _account(self, request: CallRequest, record: CallRecord, answer: CallAnswer | None) -> None:
-        """Count the call, and write its line; without an answer its caller has gone."""
+        """Count the call, and write its line; without an answer its caller has disconnected."""
         duration_s = self._monotonic() - record.started
         failed = record.error.failure.value.code if record.error else "ok"
         self._metrics.calls(failed if answer else "cancelled").inc()

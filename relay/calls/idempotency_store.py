@@ -1,7 +1,7 @@
-"""What became of calls that carry an idempotency key: within a time, the same call is made once.
+"""The outcomes of calls that carry an idempotency key: for ten minutes, the same call is made once.
 
-Keyed by who calls which tool under which key. What is remembered is the outcome of a call that was really
-sent; one that is under way is joined. Must not decide who may call, nor send anything.
+A key is of one caller and one tool. The store keeps the outcome of a call that was sent, and the task
+of one in flight. Must not decide who may call, nor send anything.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ REMEMBERED_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """How many keys may be in use, and how much the remembered answers may be, as text."""
+    """The limits of one holder: how many keys, and how many bytes of stored answers."""
 
     keys: int
     size: int
@@ -26,7 +26,7 @@ class Quota:
 QUOTA_OF_ALL = Quota(10_000, 64 * 1024 * 1024)
 QUOTA_OF_TENANT = Quota(2500, 16 * 1024 * 1024)
 QUOTA_OF_CALLER = Quota(1000, 8 * 1024 * 1024)
-"""Nobody can take the room of all: neither one agent, nor one tenant with many."""
+"""No agent, and no tenant with many agents, can use up the quota of all."""
 
 CallerName = tuple[str, str, str]
 """Issuer, tenant, subject."""
@@ -39,14 +39,14 @@ AnswerT = TypeVar("AnswerT")
 
 @dataclass(slots=True)
 class KeyedCall(Generic[AnswerT]):
-    """One key: whose arguments it stands for, and what has become of the call.
+    """One idempotency key: a hash of its arguments, and the state of its call.
 
     Attributes:
         first: the correlation id of the first call under the key.
-        attempts: how often it was sent.
-        running: the call under way; None when none is.
-        outcome: the answer, or the error, once it is known; None while it is not.
-        unknown: whether the last one that was sent may have run, and nobody knows.
+        attempts: how many times it was sent.
+        running: the call in flight, if any.
+        outcome: the answer, or the error, once it is known.
+        unknown: whether the last attempt may have run, without a known outcome.
         size: how many bytes the answer has.
     """
 
@@ -62,7 +62,7 @@ class KeyedCall(Generic[AnswerT]):
 
 @dataclass(slots=True)
 class _Holding:
-    """What one holder has in use: its keys, oldest first, and the size of its answers."""
+    """The usage of one holder: its keys, oldest first, and the size of its answers."""
 
     keys: dict[Key, None] = field(default_factory=dict)
     size: int = 0
@@ -91,7 +91,7 @@ class IdempotencyStore(Generic[AnswerT]):
 
         Raises:
             ToolError: ENVELOPE_INVALID if the key stands for other arguments; RATE_LIMITED if there is no
-                room for another key: one that counts is never forgotten for a new one.
+                quota for another key: an unexpired key is never evicted for a new one.
         """
         now = self._clock()
         keyed = self._keyed_calls.get(key)
@@ -99,7 +99,7 @@ class IdempotencyStore(Generic[AnswerT]):
             self.forget(key)
             keyed = None
         if keyed is None:
-            self._make_room(now, key)
+            self._evict_expired(now, key)
             keyed = KeyedCall(arguments, correlation_id, now + REMEMBERED_S)
             self._keyed_calls[key] = keyed
             for holder in _holders(key):
@@ -111,7 +111,7 @@ class IdempotencyStore(Generic[AnswerT]):
         return keyed
 
     def forget(self, key: Key) -> None:
-        """Forget ``key``: its call never reached the node, and may be made as if it was new."""
+        """Remove ``key``: its call never reached the node, and may be made as a new one."""
         keyed = self._keyed_calls.pop(key, None)
         if keyed is None:
             return
@@ -123,21 +123,21 @@ class IdempotencyStore(Generic[AnswerT]):
                 del self._holdings[holder]
 
     def keep(self, key: Key, answer: AnswerT, size: int) -> None:
-        """Remember ``answer``, of ``size`` bytes, as what became of the call under ``key``."""
+        """Store ``answer``, of ``size`` bytes, as the outcome of the call under ``key``."""
         keyed = self._keyed_calls[key]
         keyed.outcome, keyed.size = answer, size
         for holder in _holders(key):
             self._holdings[holder].size += size
 
-    def _make_room(self, now: float, new: Key) -> None:
+    def _evict_expired(self, now: float, new: Key) -> None:
         while self._keyed_calls:
             key, keyed = next(iter(self._keyed_calls.items()))
             if keyed.expires_at > now or keyed.running is not None:
                 break
             self.forget(key)
-        for holder, room in zip(_holders(new), self._quotas, strict=True):
+        for holder, quota in zip(_holders(new), self._quotas, strict=True):
             holding = self._holdings.get(holder)
-            if holding is None or (len(holding.keys) < room.keys and holding.size < room.size):
+            if holding is None or (len(holding.keys) < quota.keys and holding.size < quota.size):
                 continue
             oldest = self._keyed_calls[next(iter(holding.keys))]
             wait_ms = max(1, int((oldest.expires_at - now) * 1000))
@@ -147,6 +147,6 @@ class IdempotencyStore(Generic[AnswerT]):
 
 
 def _holders(key: Key) -> tuple[object, object, object]:
-    """Return whose room a key takes: that of all, of its tenant, and of its caller."""
+    """Return the holders whose quota a key uses: all, its tenant, and its caller."""
     caller = key[0]
     return "all", caller[1], caller

@@ -1,6 +1,6 @@
-"""Makes a call once under its idempotency key, and answers those that repeat it.
+"""Makes a call once for its idempotency key, and answers its repetitions.
 
-Must not decide who may call: a key counts only for a caller who may.
+Must not decide who may call: that is decided for each repetition before it gets here.
 """
 
 import asyncio
@@ -19,14 +19,14 @@ from relay.rate_limits import Limiter
 from schemas.canonical import jcs
 from schemas.errors import Failure, ToolError
 
-# After these it is certain that the command has not run: ``NodeRouter`` says so of the one, and the limits of
-# the capability or of the node of the other. After any other failure without the node's answer it may have.
-_HAS_NOT_RUN = frozenset({Failure.NODE_OFFLINE, Failure.RATE_LIMITED})
-_UNKNOWN = "The first call under this key may have run; nobody knows."
+# After these the command has certainly not run: ``NodeRouter`` guarantees it of the first, the limits of the
+# capability or the node of the second. After any other failure without the node's answer it may have run.
+_NOT_RUN = frozenset({Failure.NODE_OFFLINE, Failure.RATE_LIMITED})
+_UNKNOWN = "The first call under this key may have run; its outcome is not known."
 
 
 class IdempotentCalls:
-    """The calls that carry a key."""
+    """The calls that carry an idempotency key."""
 
     def __init__(
         self,
@@ -44,20 +44,20 @@ class IdempotentCalls:
     async def run(
         self, key: str, tool: Tool, principal: Principal, record: CallRecord, share: Limiter
     ) -> CallAnswer:
-        """Make the call, or join the one that is under way, or answer with what became of it.
+        """Make the call, or join the one in flight, or answer with its outcome.
 
-        A call that is made keeps a place in the agent's ``share`` of its own, until it is over.
+        A call that is made counts in the agent's ``share`` on its own until it has ended.
 
         Raises:
-            ToolError, AuditUnavailableError: as ``CallExecutor.run``; ENVELOPE_INVALID if the key stands for
-                other arguments; RATE_LIMITED if there is no room for another key.
+            ToolError, AuditUnavailableError: as ``CallExecutor.run``; ENVELOPE_INVALID if the key was used
+                for other arguments; RATE_LIMITED if too many keys are in use.
         """
-        # Hashed, for where the form of calls is not enforced a key may be of any length.
+        # Hashed: where the form of calls is not enforced, a key may have any length.
         hashed_key = sha256(key.encode("utf-8", "surrogatepass")).hexdigest()
-        place: Key = (principal.name, tool.canonical, hashed_key)
+        key_of_call: Key = (principal.name, tool.canonical, hashed_key)
         arguments = sha256(jcs(record.call.arguments)).hexdigest()
         try:
-            keyed = self._store.open(place, arguments, record.correlation_id)
+            keyed = self._store.open(key_of_call, arguments, record.correlation_id)
         except ToolError as error:
             record.denied(self._audit, error)
             raise
@@ -65,12 +65,12 @@ class IdempotentCalls:
             return await self._repeated(keyed, tool, record)
         keyed.attempts += 1
         record.attempt = keyed.attempts
-        keyed.running = asyncio.create_task(self._sent(place, keyed, tool, record))
+        keyed.running = asyncio.create_task(self._sent(key_of_call, keyed, tool, record))
         self._running.add(keyed.running)
         keyed.running.add_done_callback(self._ended)
         share.acquire_extra()
         keyed.running.add_done_callback(lambda _: share.release())
-        # A caller who goes away leaves it to whoever repeats the call: that is what the key is for.
+        # Shield: when the caller disconnects, the call goes on, and a repetition gets its outcome.
         try:
             return await asyncio.shield(keyed.running)
         except asyncio.CancelledError:
@@ -78,7 +78,7 @@ class IdempotentCalls:
             raise
 
     async def end(self) -> None:
-        """End the calls under way, also those whose caller has gone, while their outcome can be recorded."""
+        """End the calls in flight, also of disconnected callers, while their outcome can be recorded."""
         if running := list(self._running):
             for task in running:
                 task.cancel()
@@ -87,40 +87,40 @@ class IdempotentCalls:
     def _ended(self, task: "asyncio.Task[CallAnswer]") -> None:
         self._running.discard(task)
         if not task.cancelled():
-            task.exception()  # looked at: else asyncio reports each failed call whose caller has gone
+            task.exception()  # retrieved: else asyncio reports each failed call whose caller has disconnected
 
     def _report(self, task: "asyncio.Task[CallAnswer]") -> None:
-        """Log a bug in a call whose caller has gone: for any other call the door does that."""
+        """Log a bug in a call whose caller has disconnected: for any other call the gateway does."""
         error = None if task.cancelled() else task.exception()
         if error is not None and not isinstance(error, ToolError | AuditUnavailableError):
             self._log.error("call failed", exc_info=error)
 
     async def _sent(
-        self, place: Key, keyed: KeyedCall[CallAnswer], tool: Tool, record: CallRecord
+        self, key_of_call: Key, keyed: KeyedCall[CallAnswer], tool: Tool, record: CallRecord
     ) -> CallAnswer:
         keyed.unknown = True
         try:
             answer = await self._executor.run(tool, record)
-            # The text alone: taken apart it is some three times as large.
-            self._store.keep(place, CallAnswer(answer.text), len(answer.text))
+            # The text alone: parsed, it takes about three times the memory.
+            self._store.keep(key_of_call, CallAnswer(answer.text), len(answer.text))
         except AuditUnavailableError:
-            self._forget(place, keyed)
+            self._forget(key_of_call, keyed)
             raise
         except ToolError as error:
-            if error.failure in _HAS_NOT_RUN:
-                self._forget(place, keyed)
+            if error.failure in _NOT_RUN:
+                self._forget(key_of_call, keyed)
             elif record.answered and error.failure is not Failure.DEADLINE_EXCEEDED:
-                keyed.outcome, keyed.unknown = _afresh(error), False
+                keyed.outcome, keyed.unknown = _without_traceback(error), False
             raise
         finally:
             keyed.running = None
         keyed.unknown = False
         return answer
 
-    def _forget(self, place: Key, keyed: KeyedCall[CallAnswer]) -> None:
-        """Forget a call that was not made, unless it was sent before and may have run then."""
+    def _forget(self, key_of_call: Key, keyed: KeyedCall[CallAnswer]) -> None:
+        """Remove a call that was not made, unless an earlier attempt may have run."""
         if keyed.attempts == 1:
-            self._store.forget(place)
+            self._store.forget(key_of_call)
 
     async def _repeated(self, keyed: KeyedCall[CallAnswer], tool: Tool, record: CallRecord) -> CallAnswer:
         record.first, record.attempt = keyed.first, keyed.attempts
@@ -130,7 +130,7 @@ class IdempotentCalls:
             if keyed.outcome is None:
                 raise ToolError(Failure.DEADLINE_EXCEEDED, _UNKNOWN)
             if isinstance(keyed.outcome, ToolError):
-                raise _afresh(keyed.outcome)
+                raise _without_traceback(keyed.outcome)
             return CallAnswer(keyed.outcome.text, result=json.loads(keyed.outcome.text))
 
     async def _joined(
@@ -138,24 +138,24 @@ class IdempotentCalls:
     ) -> CallAnswer:
         try:
             async with asyncio.timeout(self._executor.budget_ms(tool, record) / 1000):
-                async with self._executor.under_way(record):
-                    return await _of_another(running)
+                async with self._executor.in_flight(record):
+                    return await _result_of_first(running)
         except TimeoutError:
             raise ToolError(Failure.DEADLINE_EXCEEDED) from None
 
 
-async def _of_another(running: "asyncio.Task[CallAnswer]") -> CallAnswer:
+async def _result_of_first(running: "asyncio.Task[CallAnswer]") -> CallAnswer:
     try:
         return await asyncio.shield(running)
     except ToolError as error:
         if error.failure is Failure.SAFETY_DENIED:
-            # The token of whoever called first was revoked; whoever joined has another, which is good.
+            # The first caller's token was revoked; the one that joined has another, which is accepted.
             raise ToolError(Failure.DEADLINE_EXCEEDED, _UNKNOWN) from None
         raise
 
 
-def _afresh(error: ToolError) -> ToolError:
-    """Return the same error without where it was raised: that would keep alive all that was there."""
+def _without_traceback(error: ToolError) -> ToolError:
+    """Return the same error without its traceback, which would keep the frames alive."""
     return ToolError(error.failure, error.detail, retry_after_ms=error.retry_after_ms)
 
 

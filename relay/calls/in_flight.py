@@ -1,6 +1,6 @@
-"""The calls that wait for a node, by the token that they were made with: what revoking a token ends.
+"""The calls in flight, by the token that they were made with: revoking the token ends them.
 
-Must not know what is called, nor what becomes of the answer.
+Must not know tools or answers.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from schemas.errors import Failure, ToolError
 
 
 class InFlight:
-    """Every call that is under way."""
+    """Every call in flight."""
 
     def __init__(self) -> None:
         self._calls: defaultdict[str, set[RevocableCall]] = defaultdict(set)
@@ -22,19 +22,19 @@ class InFlight:
     def under(self, jti: str) -> "RevocableCall":
         """Return the context of one call that was made with the token ``jti``.
 
-        It raises SAFETY_DENIED in the place of whatever would have come when the token is revoked meanwhile.
+        If the token is revoked meanwhile, it raises SAFETY_DENIED in place of any result.
         """
         return RevocableCall(jti, self)
 
     def revoke(self, jtis: Collection[str]) -> None:
-        """End every call that was made with one of the tokens, which are all that are void."""
+        """End every call that was made with one of ``jtis``, which are all revoked tokens."""
         self._revoked = frozenset(jtis)
         for jti in self._calls.keys() & set(jtis):
             for call in self._calls[jti]:
                 call.revoke()
 
     def enter(self, call: "RevocableCall") -> None:
-        """Note that ``call`` has begun.
+        """Add ``call``, which begins.
 
         Raises:
             ToolError: SAFETY_DENIED, if its token was revoked since the call was allowed.
@@ -44,7 +44,7 @@ class InFlight:
         self._calls[call.jti].add(call)
 
     def leave(self, call: "RevocableCall") -> None:
-        """Note that ``call`` has ended."""
+        """Remove ``call``, which has ended."""
         calls = self._calls[call.jti]
         calls.discard(call)
         if not calls:
@@ -79,9 +79,9 @@ class RevocableCall:
         if not self._revoked or self._task is None:
             return
         if kind is None or not issubclass(kind, asyncio.CancelledError):
-            # It ended in the same moment: the cancellation is still to come, and must not hit anything else.
+            # It ended at the same time: the cancellation is still pending, and must not hit other code.
             with suppress(asyncio.CancelledError):
                 await asyncio.sleep(0)
         if self._task.uncancel() > self._cancelling:
-            raise asyncio.CancelledError from error  # its caller has ended it too
+            raise asyncio.CancelledError from error  # its caller has cancelled it too
         raise ToolError(Failure.SAFETY_DENIED, "The token was revoked during the call.") from None

@@ -1,6 +1,6 @@
-"""What a node answered, before a caller gets it: it fits the tool, is this node's own, and can be shown.
+"""Checks a node's answer before its caller gets it: it fits the tool, names the node, and is printable.
 
-What a kind demands beyond its documents stands in its row of the registry. Must not know a kind by name.
+The rules of a kind beyond its schemas are in its row of the registry. Must not know a kind by name.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ def checked(answer: Mapping[str, Any], tool: Tool, arguments: Any) -> CallAnswer
     """Return the node's ``answer`` to a call of ``tool`` as its caller gets it (RFC-0005 sections 4 and 6.8).
 
     Raises:
-        ToolError: the node's own, in our words, or its result cannot be passed on.
+        ToolError: the node's own error, with our text, or its result is invalid.
     """
     if not answer["ok"]:
         raise ToolError.from_node(answer["error"])
@@ -46,10 +46,10 @@ def _with_usual(result: Mapping[str, Any], foreign: ForeignText) -> Mapping[str,
 def _shown(result: Mapping[str, Any], tool: Tool) -> CallAnswer:
     text = encoded(result)
     if "\\" in text:
-        # Something had to be escaped for JSON, and a client would unescape it: no control character may
-        # reach a terminal or a model.
+        # A character was escaped for JSON, and a client would unescape it: no control character may reach a
+        # terminal or a model.
         result = printable_values(result)
         if not tool.surface.result.is_valid(result):
-            raise ToolError(Failure.RESULT_INVALID)  # escaped it is longer, and a client would refuse it
+            raise ToolError(Failure.RESULT_INVALID)  # escaped it is longer, and a client would reject it
         text = encoded(result)
     return CallAnswer(text, result=result)

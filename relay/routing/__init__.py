@@ -1,1 +1,1 @@
-"""How a call reaches the node that it is for, whichever process holds that node's session."""
+"""The seam between calls and sessions: routes a command to the process that holds the node's session."""

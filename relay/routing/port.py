@@ -1,7 +1,7 @@
-"""How a command reaches a node: what the one door asks for, whoever provides it.
+"""The interface by which the call gateway sends commands to nodes.
 
-The sessions of this process are the first kind. Another could ask, over a network, the relay that holds
-the node's session. Must not know agents.
+The sessions of this process are the first implementation. Another could send the command over a network to
+the relay that holds the node's session. Must not know agents.
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """What is asked of a node, once.
+    """One command to a node.
 
     Attributes:
         tool: the canonical name.
@@ -28,12 +28,12 @@ class Command:
 
 
 class NodeRouter(Protocol):
-    """Reaches nodes."""
+    """Sends commands to nodes."""
 
     async def run(self, command: Command) -> Mapping[str, Any]:
         """Return the payload of the node's ``cmd_ack``: ``{ok, result}`` or ``{ok, error}``.
 
-        Cancelling tells the node that nobody waits any more.
+        Cancelling cancels the command on the node.
 
         Raises:
             ToolError: NODE_OFFLINE or RATE_LIMITED, then it was never sent; DEADLINE_EXCEEDED, then it may

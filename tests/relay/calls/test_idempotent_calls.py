@@ -33,7 +33,7 @@ PING, PONG = {"message": "ping"}, {"message": "pong"}
 BOUND_S = 10
 CONSTRAINTS = {"rate_limit_rps": 50, "max_concurrency": 50}
 WIDE_ECHO = {**ECHO, "constraints": CONSTRAINTS}
-MAY_HAVE_RUN = "The first call under this key may have run; nobody knows."
+MAY_HAVE_RUN = "The first call under this key may have run; its outcome is not known."
 IDEMPOTENT = [pytest.param(True, id="idempotent"), pytest.param(False, id="not idempotent")]
 
 
@@ -482,7 +482,7 @@ async def test_an_outcome_that_could_not_be_recorded_is_remembered(
     assert len(router.commands) == 1
 
 
-# --- nobody knows ---------------------------------------------------------------------------------------
+# --- an unknown outcome ---------------------------------------------------------------------------------
 
 UNKNOWN = [
     pytest.param(raising(Failure.DEADLINE_EXCEEDED), id="no answer in time"),
