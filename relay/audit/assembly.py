@@ -17,7 +17,7 @@ class AuditPart(Part):
     refusals: RefusalCounter
 
     async def run(self) -> None:
-        """Write down what was refused, as counted lines, until cancelled."""
+        """Write counted lines of refusals until cancelled."""
         await self.refusals.run()
 
     async def close(self) -> None:

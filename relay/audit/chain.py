@@ -1,8 +1,8 @@
-"""What makes the audit a chain: how a line names the one before it, and the files that lines lie in.
+"""The audit as a hash chain: how a line names the one before it, and the files that hold the lines.
 
-Each line begins with ``prev``, the SHA-256 of the line before. What a full disk cut short stays where it is;
-such a piece may be too short to name a line, so it is hashed together with the hash that it should have
-named. So whatever follows stands for all that came before. Must hold only what writer and reader agree on.
+Each line begins with ``prev``, the SHA-256 of the line before. A line that a full disk cut short stays. It
+may be too short to name a line, so it is hashed together with the hash that it should have named; thus each
+hash covers all lines before it. Must hold only what writer and reader share.
 """
 
 import hashlib
@@ -16,10 +16,10 @@ from typing import BinaryIO
 from schemas.files import open_state
 
 GENESIS = "0" * 64
-"""What the first line of all names."""
+"""What the very first line names."""
 
 MAX_LINE_BYTES = 64 * 1024
-"""No relay writes a longer line. Of one that stands there all the same, only this much is looked at."""
+"""No relay writes a longer line. Of a longer one only this much is examined."""
 
 _CHUNK_BYTES = 2 * MAX_LINE_BYTES
 _NAMED = re.compile(rb'\{"prev":"([0-9a-f]{64})"')
@@ -27,12 +27,12 @@ _AFTER = re.compile(rb'\{"prev":"[0-9a-f]{64}","after":"[^"]*-([0-9]{6,})\.[^"]*
 
 
 def opening(prev: str) -> bytes:
-    """Return how a line begins that follows the line whose hash is ``prev``."""
+    """Return the beginning of a line after the line whose hash is ``prev``."""
     return b'{"prev":"%b"' % prev.encode("ascii")
 
 
 def named(line: bytes) -> str | None:
-    """Return the hash that ``line`` names as the one before it, if it names one."""
+    """Return the hash that ``line`` names as that of the line before it, if any."""
     match = _NAMED.match(line)
     return match[1].decode("ascii") if match else None
 
@@ -44,7 +44,7 @@ def line_hash(prev: str, line: bytes) -> str:
 
 
 class LineBuffer:
-    """Cuts what is read into lines, and keeps no more of one than ``MAX_LINE_BYTES``."""
+    """Cuts chunks into lines, and keeps at most ``MAX_LINE_BYTES`` of one."""
 
     def __init__(self) -> None:
         self._held = b""
@@ -52,11 +52,11 @@ class LineBuffer:
 
     @property
     def unfinished(self) -> bytes:
-        """The beginning of the line whose end has not come yet."""
+        """The beginning of the last line, which has no end yet."""
         return self._held
 
     def feed(self, chunk: bytes) -> Iterator[tuple[bytes, bool]]:
-        """Take in ``chunk``; yield each line that it ends, and whether that was longer than is kept."""
+        """Add ``chunk``; yield each line that it completes, and whether it was longer than is kept."""
         *ended, rest = chunk.split(b"\n")
         for part in ended:
             self._add(part)
@@ -64,7 +64,7 @@ class LineBuffer:
         self._add(rest)
 
     def take(self) -> tuple[bytes, bool]:
-        """Return what there is of a line as though it had ended."""
+        """Return the unfinished line as though it had ended."""
         line, length = self._held, self._length
         self._held, self._length = b"", 0
         return line, length > MAX_LINE_BYTES
@@ -76,12 +76,12 @@ class LineBuffer:
 
 @dataclass(frozen=True, slots=True)
 class ChainEnd:
-    """Where a chain goes on.
+    """Where a chain is continued.
 
     Attributes:
         head: the hash of the newest line that has its end.
-        unfinished: what stands behind that line.
-        linked: whether the newest file holds a line that names the one before.
+        unfinished: what follows that line.
+        linked: whether the newest file contains a line that names the one before.
     """
 
     head: str
@@ -97,7 +97,7 @@ class ChainEnd:
 def end_of_chain(files: Sequence[Path]) -> ChainEnd:
     """Return the end of the chain in ``files``, oldest first.
 
-    Only the end of the newest is read, unless there is no line there that could be told from damage.
+    Only the end of the newest is read, unless it contains no line that is distinguishable from damage.
 
     Raises:
         OSError: a file cannot be read.
@@ -143,7 +143,7 @@ def numbered(path: Path) -> list[tuple[int, Path]]:
 
 
 def number_before(path: Path) -> int:
-    """Return the number of the file that ``path`` says it was begun after; 0 if it says none."""
+    """Return the number of the file that ``path`` names as the one before it; 0 if it names none."""
     with os.fdopen(open_state(path), "rb") as file:
         match = _AFTER.match(file.read(1024))
     return int(match[1]) if match else 0

@@ -1,7 +1,7 @@
 """The lines of an audit, read oldest first through all its files, while a relay may be writing and rotating.
 
-However large the audit, and however long what somebody put into it, a few hundred kilobytes are held. A line
-whose end has not come yet is waited for. Must not judge what it reads, and takes no lock.
+Holds a few hundred kilobytes, however large the audit and however long a line. A line without an end is not
+yielded until its end is written. Must not verify what it reads, and takes no lock.
 """
 
 import os
@@ -32,11 +32,11 @@ class Line:
 
 
 class AuditLines:
-    """What stands in the audit whose newest lines are in ``path``: all, or what ``skip_to_last`` leaves.
+    """The lines of the audit whose newest file is ``path``: all, or those after ``skip_to_last``.
 
     Attributes:
         files: the names of the files that were opened, oldest first.
-        bytes_read: how far it is.
+        bytes_read: how many bytes were read so far.
     """
 
     def __init__(self, path: Path) -> None:
@@ -55,11 +55,11 @@ class AuditLines:
 
     @property
     def unfinished(self) -> bool:
-        """Whether a line stands at the end whose own end has not come yet."""
+        """Whether the last line has no end yet."""
         return bool(self._buffer.unfinished)
 
     def read(self) -> Iterator[Line]:
-        """Yield the lines up to the end as it is now. The next call yields what has come since.
+        """Yield the lines up to the present end. The next call yields those written since.
 
         Raises:
             OSError: a file cannot be read.
@@ -69,14 +69,14 @@ class AuditLines:
             found = self._successor()
             if found is None:
                 return
-            yield from self._rest_of_file()  # what was written between the last look and the rotation
+            yield from self._rest_of_file()  # written between the last read and the rotation
             if self._buffer.unfinished:
                 yield self._line(*self._buffer.take())
             self._file.close()
             self._begin(*found)
 
     def skip_to_last(self, count: int) -> None:
-        """Go to where the last ``count`` lines begin."""
+        """Skip to the beginning of the last ``count`` lines."""
         for number, path in [(0, self._path), *reversed(numbered(self._path))]:
             try:
                 file = FileIO(path)
@@ -92,7 +92,7 @@ class AuditLines:
                 return
 
     def _begin(self, number: int, file: FileIO) -> None:
-        self._number = number  # 0 for the file without one, which is written to
+        self._number = number  # 0 for the current file, which has none
         self._file = file
         self._name = Path(str(file.name)).name
         self._lines = 0
@@ -119,7 +119,7 @@ class AuditLines:
         return self._after(number) if number else self._begun_instead()
 
     def _begun_instead(self) -> tuple[int, FileIO] | None:
-        """Return what stands where the open file was moved away from, once the relay writes to it."""
+        """Return the file that replaced the open one after it was moved away, once it has content."""
         found = self._current()
         if found and not os.fstat(found[1].fileno()).st_size:
             found[1].close()
@@ -127,7 +127,7 @@ class AuditLines:
         return found
 
     def _after(self, number: int) -> tuple[int, FileIO] | None:
-        # In this order: if it is renamed in between, it is found by its number.
+        # In this order: if the current file is renamed in between, it is found by its number.
         current = self._current()
         later = [(other, path) for other, path in numbered(self._path) if other > number]
         if not later:

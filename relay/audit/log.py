@@ -1,9 +1,9 @@
 """The audit: one JSON line for each decision, before it is acted upon, and one for each outcome.
 
 Appended unbuffered to a file of mode 0600, without a disk sync per line. A call whose decision cannot be
-written is not made: every call's first line is the probe that opens the door again. Each line names the one
-before (``relay.audit.chain``), from one file to the next. Must never be given arguments or results
-(RFC-0005 section 12).
+written is not made, and the next call tries again. Each line names the one before
+(``relay.audit.chain``), from one file to the next. Must never be given arguments or results (RFC-0005
+section 12).
 """
 
 import fcntl
@@ -22,23 +22,28 @@ from schemas.files import PRIVATE, open_state
 
 MAX_FILE_BYTES = 64 * 1024 * 1024
 RESERVED_BYTES = 64 * 1024 * 1024
-"""As much of the disk is left to the lines of calls: about 200 000 of them."""
-_LOOK_INTERVAL_MS = 1000
+"""This much of the disk is reserved for the lines of calls: about 200 000 of them."""
+_CHECK_INTERVAL_MS = 1000
 
 
 class AuditUnavailableError(StateError):
     """A line could not be written: the disk is full, or the file is gone."""
 
 
+class AuditInUseError(StateError):
+    """Another relay writes this audit."""
+
+
 class AuditLog:
-    """The audit, whose newest lines are in ``path`` and whose full files lie beside it.
+    """The audit, whose newest lines are in ``path`` and whose full files are beside it.
 
     Attributes:
         available: whether the newest line was written.
-        head: the hash of the newest line; whoever knows it can prove later that none was cut off.
+        head: the hash of the newest line, by which it can be proven later that none was cut off.
 
     Raises:
-        OSError: the file cannot be used, or another relay uses it.
+        AuditInUseError: another relay uses it.
+        OSError: the file cannot be used.
     """
 
     def __init__(
@@ -52,7 +57,7 @@ class AuditLog:
         self._now_ms = now_ms
         self._max_bytes = max_bytes
         self._reserved_bytes = reserved_bytes
-        self._looked_ms = now_ms()
+        self._checked_ms = now_ms()
         self.available = True
         with ExitStack() as held:
             self._lock = _locked(path.with_name(f"{path.stem}.lock"))
@@ -67,10 +72,10 @@ class AuditLog:
         end = end_of_chain([*(file for _, file in full), self._path])
         self.head, self._prev = end.head, end.prev
         self._torn = bool(end.unfinished)
-        self._begun = end.linked  # whether this file has a line that says what it follows
+        self._begun = end.linked  # whether this file has a line that names the one before
         self._number = max([number_before(self._path), *(number for number, _ in full)])
         self._after = full[-1][1].name if full else None
-        self._left: str | None = None  # the name that a full file got while there is no new one yet
+        self._left: str | None = None  # the new name of a full file while there is no new one yet
 
     def write(self, **facts: Any) -> None:
         """Append one line with the time and ``facts``.
@@ -81,10 +86,10 @@ class AuditLog:
         self.append(members_of(facts))
 
     def write_if_space(self, **facts: Any) -> None:
-        """As ``write``, for what can wait: not into the room on the disk that is reserved for calls.
+        """As ``write``, for lines that can wait: not into the space that is reserved for calls.
 
         Raises:
-            AuditUnavailableError: it could not be written, or there is too little room.
+            AuditUnavailableError: it could not be written, or there is too little space.
         """
         disk = os.fstatvfs(self._descriptor)
         if disk.f_bavail * disk.f_frsize < self._reserved_bytes:
@@ -93,20 +98,20 @@ class AuditLog:
         self.write(**facts)
 
     def append(self, members: str) -> None:
-        """Append one line with the time and ``members``, facts that ``members_of`` has made text of.
+        """Append one line with the time and ``members``, as ``members_of`` returns them.
 
         Raises:
             AuditUnavailableError: it could not be written whole.
         """
         now = self._now_ms()
-        if abs(now - self._looked_ms) >= _LOOK_INTERVAL_MS:  # a clock can be set back
-            self._look_after_file(now)
+        if abs(now - self._checked_ms) >= _CHECK_INTERVAL_MS:  # a clock can be set back
+            self._rotate_if_due(now)
         after = ""
         if not self._begun and self._prev != GENESIS:
-            # So that a file whose first lines were cut off cannot pass for a new one.
+            # So that a file whose first lines were cut off is not mistaken for a new one.
             after = f'"after":{json.dumps(self._after)},'
         line = f'{{"prev":"{self._prev}",{after}"ts_ms":{now},{members}}}'.encode("ascii")
-        # What a full disk cut short must not swallow the next line too.
+        # A line that was cut short has no end: end it before this one.
         data = b"\n%b\n" % line if self._torn else line + b"\n"
         self.available = False
         try:
@@ -121,19 +126,19 @@ class AuditLog:
         self.available = True
 
     def _cut_short(self, data: bytes) -> None:
-        """Take what the disk did take into the chain."""
+        """Add to the chain what was written of a line."""
         if self._torn and data:
             data, self._torn, self.head = data[1:], False, self._prev
         if data:
             self._torn, self._prev = True, line_hash(self._prev, data)
 
-    def _look_after_file(self, now: int) -> None:
-        """Begin a new file if this one is full, or if the operator has moved it away."""
-        self._looked_ms = now
+    def _rotate_if_due(self, now: int) -> None:
+        """Begin a new file if this one is full, or was moved away."""
+        self._checked_ms = now
         if self._in_place():
             if os.fstat(self._descriptor).st_size < self._max_bytes:
                 return
-            # A rename that fails is no reason to stop: this file goes on, and the next look tries again.
+            # If the rename fails, this file is continued, and the next check tries again.
             with suppress(OSError):
                 self._rename()
         if not self._in_place():
@@ -156,7 +161,7 @@ class AuditLog:
             descriptor = _opened(self._path)
         except OSError as error:
             if os.fstat(self._descriptor).st_nlink:
-                return  # the old file has another name, and lines in it count
+                return  # the old file still exists under another name, so lines in it count
             self.available = False
             raise AuditUnavailableError(f"its file was deleted: {error.strerror or error}") from None
         os.close(self._descriptor)
@@ -165,10 +170,10 @@ class AuditLog:
         size = os.fstat(descriptor).st_size
         self._begun = size > 0
         self._torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
-        self.head = self._prev  # the end of the old file ended what was torn in it
+        self.head = self._prev  # a torn line in the old file ended with that file
 
     def close(self) -> None:
-        """Close the file, and let another relay use it."""
+        """Close the file and release its lock."""
         os.close(self._descriptor)
         os.close(self._lock)
 
@@ -184,11 +189,13 @@ def _opened(path: Path) -> int:
 
 
 def _locked(path: Path) -> int:
-    """Hold ``path`` until it is closed: a lock on the audit's own file would be renamed with it."""
+    """Lock ``path`` until it is closed: a lock on the audit's own file would be renamed with it."""
     descriptor = _opened(path)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(descriptor)
-        raise OSError(f"another relay uses the state directory {path.parent}: stop it first") from None
+        raise AuditInUseError(
+            f"another relay uses the state directory {path.parent}: stop it first"
+        ) from None
     return descriptor

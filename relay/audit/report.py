@@ -1,6 +1,6 @@
 """The audit as a person reads it in a terminal.
 
-Must let nothing through that is not printable ASCII: whoever could write the file could write anything.
+Must output printable ASCII only: the file may contain anything.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,11 +16,11 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _WIDTHS = (24, 16, 20, 24, 46, 26)
 _COLOURS = {"allow": "green", "ok": "green", "deny": "red", "error": "red"}
 _TARGETS = ("tool", "node_id", "jti", "kid")
-_NOTHING = "-"
+_NONE = "-"
 
 
 def row(facts: Mapping[str, Any] | None, data: bytes, *, colour: bool) -> str:
-    """Return a line of the audit as one row; ``data`` is what stands there if it holds no ``facts``."""
+    """Return a line of the audit as one row; ``data`` is shown if it holds no ``facts``."""
     if facts is None:
         cells = ["", "damaged", printable(data.decode("utf-8", "backslashreplace"), 100)]
         what = "error"
@@ -35,12 +35,12 @@ def row(facts: Mapping[str, Any] | None, data: bytes, *, colour: bool) -> str:
 
 
 def _cells(facts: Mapping[str, Any]) -> list[str]:
-    """Return time, what happened, its code, who, to what, correlation id and milliseconds."""
+    """Return time, event, code, source, target, correlation id and milliseconds."""
     if "event" not in facts:
         who = f"{_text(facts.get('tenant'))}/{_text(facts.get('sub'))}"
     else:
         who = _text(facts.get("source") or facts.get("tenant"))
-    target = next((_text(facts[name]) for name in _TARGETS if facts.get(name)), _NOTHING)
+    target = next((_text(facts[name]) for name in _TARGETS if facts.get(name)), _NONE)
     if "count" in facts:
         target = "once" if facts["count"] == 1 else f"{_text(facts['count'])} times"
     return [
@@ -55,7 +55,7 @@ def _cells(facts: Mapping[str, Any]) -> list[str]:
 
 
 def _text(value: Any) -> str:
-    return _NOTHING if value is None else printable(str(value), 64)
+    return _NONE if value is None else printable(str(value), 64)
 
 
 def moment(ts_ms: Any) -> str:
@@ -68,30 +68,30 @@ def moment(ts_ms: Any) -> str:
 
 
 def report_rows(report: ChainReport) -> Iterator[str]:
-    """Yield what the walk found, a row each, the answer first."""
-    yield _said("audit", "intact" if report.intact else "NOT INTACT")
+    """Yield what was found, a row each, the result first."""
+    yield _row("audit", "intact" if report.intact else "NOT INTACT")
     if report.broken:
-        yield _said("broken", _placed(report.broken, report.breaks))
+        yield _row("broken", _placed(report.broken, report.breaks))
     if report.expected is False:
-        yield _said(
+        yield _row(
             "missing", "no line here has the expected hash: lines were cut off or changed after it was noted"
         )
     if report.last_verified is False:
         text = "the newest line of the last verification is not here: it was cut off, or its file moved away"
-        yield _said("missing", text)
-    yield _said("lines", f"{report.lines} in {len(report.files)} files, {report.files[0]} the oldest")
+        yield _row("missing", text)
+    yield _row("lines", f"{report.lines} in {len(report.files)} files, {report.files[0]} the oldest")
     if report.first_ms is not None:
-        yield _said("first", moment(report.first_ms))
-        yield _said("last", moment(report.last_ms))
-    yield _said("head", report.head)
+        yield _row("first", moment(report.first_ms))
+        yield _row("last", moment(report.last_ms))
+    yield _row("head", report.head)
     if report.after:
-        yield _said("note", f"begins after {report.after}, which is not here")
+        yield _row("note", f"begins after {report.after}, which is not here")
     if report.unfinished:
-        yield _said("note", "the newest line has no end yet and is not counted")
+        yield _row("note", "the newest line has no end yet and is not counted")
     if report.first_backwards:
-        yield _said("note", f"a clock was set back: {_placed(report.first_backwards, report.backwards)}")
+        yield _row("note", f"a clock was set back: {_placed(report.first_backwards, report.backwards)}")
     if report.first_torn:
-        yield _said("warning", _placed(report.first_torn, report.torn))
+        yield _row("warning", _placed(report.first_torn, report.torn))
 
 
 def _placed(place: Place, times: int) -> str:
@@ -99,5 +99,5 @@ def _placed(place: Place, times: int) -> str:
     return f"{place.file} line {place.line}: {place.text}{more}"
 
 
-def _said(name: str, text: str) -> str:
+def _row(name: str, text: str) -> str:
     return f"{name:<8} {printable(text, 240)}"

@@ -1,7 +1,7 @@
-"""The head of the audit as it was last verified, kept beside it: what was there then must still be there.
+"""The head of the audit at its last verification, kept beside it, so that lines lost since then are noticed.
 
-It shows that lines were cut off, or a file lost, since the last verification on this machine. Who can write
-the audit can write this too: against that helps only a head noted elsewhere. Must not judge the audit.
+It shows that lines were cut off, or a file lost, since the last verification on this machine. A process that
+can write the audit can write this too: only a head kept elsewhere protects from that. Must not verify.
 """
 
 import json
@@ -9,9 +9,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from relay.audit.chain import GENESIS
+from schemas.error_roots import StateError
 from schemas.files import read_state, write_atomic
 
 _MAX_BYTES = 1024
+
+
+class VerifiedHeadError(StateError):
+    """The kept head is damaged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +31,8 @@ def read_verified_head(path: Path) -> VerifiedHead | None:
     """Return what was kept in ``path``; None if nothing was verified yet.
 
     Raises:
-        OSError: it cannot be read, or is damaged.
+        VerifiedHeadError: it is damaged.
+        OSError: it cannot be read.
     """
     try:
         data = read_state(path, _MAX_BYTES)
@@ -36,7 +42,9 @@ def read_verified_head(path: Path) -> VerifiedHead | None:
         facts = json.loads(data)
         return VerifiedHead(str(facts["head"]), int(facts["verified_at_ms"]))
     except (ValueError, KeyError, TypeError):
-        raise OSError(f"{path} is damaged: look whether lines are missing, then remove it") from None
+        raise VerifiedHeadError(
+            f"{path} is damaged: look whether lines are missing, then remove it"
+        ) from None
 
 
 def keep_verified_head(path: Path, head: str, now_ms: int) -> None:
@@ -45,5 +53,5 @@ def keep_verified_head(path: Path, head: str, now_ms: int) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    if head != GENESIS:  # of an audit without a line there is nothing that could be missing later
+    if head != GENESIS:  # an audit without a line can lose none
         write_atomic(path, json.dumps(asdict(VerifiedHead(head, now_ms))) + "\n")

@@ -1,6 +1,6 @@
-"""What the audit tells afterwards: whether its chain holds, and the lines that somebody asks for.
+"""Verifies the chain of an audit, and searches its lines.
 
-Must not believe what it reads: whoever can write the files can write anything into them.
+Must not trust what it reads: the files may contain anything.
 """
 
 import json
@@ -19,13 +19,13 @@ FIELDS = (
     *("decision", "outcome", "code", "duration_ms"),
     *("event", "source", "reason", "count", "kid", "join_id"),
 )
-"""What a line of a relay can hold, besides its link."""
+"""The members that a line of a relay can have, besides its link."""
 
-_LINES_A_REPORT = 4096
+_LINES_PER_PROGRESS = 4096
 
 
 def parsed(data: bytes) -> dict[str, Any] | None:
-    """Return the facts in a line, or nothing if it holds none."""
+    """Return the facts in a line; None if it holds none."""
     try:
         facts = json.loads(data)
     except (ValueError, RecursionError):
@@ -35,7 +35,7 @@ def parsed(data: bytes) -> dict[str, Any] | None:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A line, and what there is to say about it."""
+    """A line, and what was found about it."""
 
     file: str
     line: int
@@ -44,18 +44,18 @@ class Place:
 
 @dataclass(slots=True)
 class ChainReport:
-    """What a walk along the chain found.
+    """What a verification of the chain found.
 
     Attributes:
         head: the hash of the newest line.
         after: the file that the oldest one continues, if older ones were taken away.
-        broken: the first line that does not belong where it stands.
+        broken: the first line that does not follow the one before it.
         breaks: how many there are.
         torn: pieces of lines that a full disk cut short; they count as lines.
         backwards: how often a line is older than the one before it: a clock was set back.
         unfinished: whether the newest line has no end yet.
-        expected: whether the hash that was asked for is that of a line; nothing if none was.
-        last_verified: the same of the hash that was the newest at the last verification.
+        expected: whether the expected hash is that of a line; None if none was given.
+        last_verified: the same for the newest hash of the last verification.
     """
 
     files: list[str] = field(default_factory=list)
@@ -76,12 +76,12 @@ class ChainReport:
 
     @property
     def holds(self) -> bool:
-        """Whether the chain holds, and the line that was asked for stands in it."""
+        """Whether the chain is unbroken, and contains the expected line."""
         return self.broken is None and self.expected is not False
 
     @property
     def intact(self) -> bool:
-        """Whether it holds, and the line that was verified last stands in it too."""
+        """Whether it holds, and contains the newest line of the last verification."""
         return self.holds and self.last_verified is not False
 
 
@@ -92,32 +92,32 @@ def verify(
     *,
     last: str | None = None,
 ) -> ChainReport:
-    """Walk the audit from the oldest line that is there; ``progress`` is told how many bytes were read.
+    """Verify the audit from its oldest line on; ``progress`` is called with the number of bytes read.
 
-    A line that was changed, taken out, put in or moved breaks the chain where it stood. Lines cut off at the
-    end break nothing: that they are missing shows only by ``expect``, a hash that was noted earlier, and
-    by ``last``, the newest hash of the last verification.
+    A line that was changed, removed, inserted or moved breaks the chain at its place. Lines cut off at the
+    end break nothing: that they are missing shows only by ``expect``, a hash that was noted earlier, and by
+    ``last``, the newest hash of the last verification.
 
     Raises:
         FileNotFoundError: there is no audit.
     """
     lines = AuditLines(path)
     try:
-        walk = _Walk(expect, last)
+        verification = _Verification(expect, last)
         for count, line in enumerate(lines.read()):
-            walk.take(line)
-            if count % _LINES_A_REPORT == 0:
+            verification.take(line)
+            if count % _LINES_PER_PROGRESS == 0:
                 progress(lines.bytes_read)
-        walk.compare()
-        walk.report.files = lines.files
-        walk.report.unfinished = lines.unfinished
-        return walk.report
+        verification.compare()
+        verification.report.files = lines.files
+        verification.report.unfinished = lines.unfinished
+        return verification.report
     finally:
         lines.close()
 
 
-class _Walk:
-    """Holds each line against the one before."""
+class _Verification:
+    """Compares each line with the one before."""
 
     def __init__(self, expect: str | None, last: str | None) -> None:
         self.report = ChainReport(
@@ -125,13 +125,13 @@ class _Walk:
         )
         self._expect = expect
         self._last = last
-        self._linked = False  # whether a line was met that names another
+        self._linked = False  # whether a line was read that names another
 
     def take(self, line: Line) -> None:
         report = self.report
         facts, names = parsed(line.data), named(line.data)
         if names and not self._linked and names != report.head and facts and "after" in facts:
-            # The oldest file that is there was not the first: what it follows is taken on its word.
+            # The oldest file here was not the first: the hash that it names cannot be verified.
             report.head, report.after = names, str(facts["after"] or "a file that was moved away")
         self._linked = self._linked or names is not None
         self.compare()
@@ -146,7 +146,7 @@ class _Walk:
         self._note_time(line, facts)
 
     def compare(self) -> None:
-        """See whether the newest hash is one that was asked for."""
+        """Compare the newest hash with those that are looked for."""
         if self.report.head == self._expect:
             self.report.expected = True
         if self.report.head == self._last:
@@ -185,7 +185,7 @@ def _fault(line: Line, prev: str, facts: Mapping[str, Any] | None) -> str | None
 def matching(
     lines: Iterator[Line], wanted: Mapping[str, str], since_ms: int | None
 ) -> Iterator[tuple[Line, dict[str, Any]]]:
-    """Yield the lines, and the facts in them, whose values read as ``wanted`` and that are not older."""
+    """Yield the lines with their facts whose values equal ``wanted`` and that are not older."""
     for line in lines:
         facts = parsed(line.data)
         if facts is None:
@@ -198,5 +198,5 @@ def matching(
 
 
 def as_text(value: Any) -> str:
-    """Return ``value`` as a person types it: a string without quotes, anything else as JSON has it."""
+    """Return ``value`` as a person types it: a string without quotes, anything else as JSON."""
     return value if isinstance(value, str) else json.dumps(value)

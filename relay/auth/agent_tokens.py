@@ -1,7 +1,7 @@
-"""Agents' tokens: how the relay issues them, and how it learns from one who calls.
+"""Agents' tokens: issuing them, and identifying a caller by one.
 
-Deny by default: a token that is not provably ours, for this relay, of this class and in time, is nobody's.
-Must not decide what a caller may do: that is ``calls``. Must never log a token.
+Deny by default: a token is accepted only if its issuer, audience, class and lifetime are proven. Must not
+decide what a caller may do: that is ``calls``. Must never log a token.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,19 +18,19 @@ from schemas.registry import SchemaRegistry
 from schemas.tokens import AGENT_REF, TokenError, TokenVerifier, sign_token
 
 _CACHE_SIZE = 4096
-# Its issuer's clock and ours may be as far apart as a node's and ours.
+# The issuer's clock may differ from ours by as much as a node's.
 _EARLY_S = MAX_FUTURE_MS // 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Who calls, as the token proved it.
+    """The caller, as the token proved it.
 
     Attributes:
         kid, key: the key that the token was signed with, by its name and as its 32 bytes.
-        rights: what the scopes reach.
-        name: who it is, whatever token it holds: issuer, tenant and subject.
-        members: what the audit says of it, as ``members_of`` has it.
+        rights: what the scopes allow.
+        name: issuer, tenant and subject: the same for every token that it holds.
+        members: its members of an audit line, as ``members_of`` returns them.
     """
 
     tenant: str
@@ -46,7 +46,7 @@ class Principal:
     members: str = field(init=False)
 
     def __post_init__(self) -> None:
-        # Asked for at every call, and the same for as long as the token is good.
+        # Computed once: read at every call, and constant while the token is valid.
         object.__setattr__(self, "rights", Rights.of(self.tenant, self.scopes))
         object.__setattr__(self, "name", (self.issuer, self.tenant, self.sub))
         facts = {"tenant": self.tenant, "iss": self.issuer, "sub": self.sub, "jti": self.jti}
@@ -65,7 +65,7 @@ class TokenIssuer:
     def issue(  # noqa: PLR0913 - a token has this many facts
         self, *, sub: str, tenant: str, scopes: list[str], now_s: int, ttl_s: int, jti: str
     ) -> str:
-        """Return a token that is good for ``ttl_s`` seconds.
+        """Return a token that is valid for ``ttl_s`` seconds.
 
         Raises:
             ViolationError: the token would not be accepted: a tenant or a sub that is not of its form.
@@ -86,24 +86,24 @@ class TokenIssuer:
 
 
 class IssuerKeySource(Protocol):
-    """The keys of another issuer, which come and go."""
+    """The keys of another issuer, which change."""
 
     def get(self, kid: str) -> bytes | None:
         """Return the 32-byte public key of ``kid``, or None."""
 
     async def refresh(self) -> None:
-        """Ask for the keys, unless that was done a moment ago."""
+        """Fetch the keys, unless the last fetch is too recent."""
 
     async def run(self) -> None:
-        """Ask for the keys again and again until cancelled."""
+        """Fetch the keys regularly until cancelled."""
 
     def follow(self, changed: Callable[[], None]) -> None:
-        """Call ``changed`` whenever the keys are others than before."""
+        """Call ``changed`` whenever the keys have changed."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExternalIssuer:
-    """Another issuer whose tokens count: what it is called, how its tokens read, and its keys."""
+    """Another issuer whose tokens are accepted: its name, the verifier of its tokens, and its keys."""
 
     issuer: str
     verifier: TokenVerifier
@@ -111,9 +111,9 @@ class ExternalIssuer:
 
 
 class Authenticator:
-    """Knows the keys that agents' tokens may be signed with, and remembers what it has verified.
+    """Verifies agents' tokens, and caches what it has verified.
 
-    A key speaks for one issuer: the relay's own for the relay, those of ``external`` for that issuer.
+    A key is valid for one issuer: the relay's own for the relay, those of ``external`` for that issuer.
     """
 
     def __init__(  # noqa: PLR0913, PLR0917 - what comes in from outside
@@ -137,13 +137,13 @@ class Authenticator:
             external.keys.follow(self._verified.clear)
 
     def revoke(self, jtis: frozenset[str]) -> None:
-        """Let the tokens ``jtis`` be void from now on, and no others."""
+        """Reject the tokens ``jtis`` from now on, and no others."""
         if jtis != self._revoked:
             self._revoked = jtis
             self._verified.clear()
 
     async def recognise(self, token: str) -> Principal:
-        """Return who holds ``token``, if need be after asking the external issuer for a key that is new.
+        """Return the holder of ``token``; if its key is unknown, fetch the external issuer's keys first.
 
         Raises:
             TokenError: the token is not accepted.
@@ -157,7 +157,7 @@ class Authenticator:
         return self.identify(token)
 
     def identify(self, token: str) -> Principal:
-        """Return who holds ``token``. The signature is checked once a token, the expiry at every call.
+        """Return the holder of ``token``. The signature is checked once a token, the expiry at every call.
 
         Raises:
             TokenError: the token is not accepted.
@@ -210,7 +210,7 @@ class Authenticator:
         )
 
     def _claims(self, token: str, now_s: int) -> tuple[dict[str, Any], str, bytes]:
-        """Return what ``token`` says, and the name of its key and the key, which speaks for its issuer."""
+        """Return the claims of ``token``, and the name of its key and the key, which is its issuer's."""
         issuer, verifier, external = self._issuer, self._verifier, self._external
         kid = (external.verifier if external else verifier).kid_of(token)
         if external is not None and kid not in self._keys:

@@ -17,7 +17,7 @@ from schemas.tokens import AGENT_REF, EXTERNAL_AGENT_REF, EXTERNAL_HEADER_REF, T
 
 @dataclass(frozen=True, slots=True)
 class AuthPart(Part):
-    """Who calls. ``external`` is the issuer that the operator named besides the relay, if any."""
+    """Identifies callers. ``external`` is the issuer that the operator named besides the relay, if any."""
 
     authenticator: Authenticator
     revoked_tokens: RevokedTokens
@@ -25,7 +25,7 @@ class AuthPart(Part):
     freshness: Freshness
 
     def ready(self) -> Mapping[str, bool]:
-        """Calls are refused while nobody can know whose token or leaf is revoked."""
+        """Calls are refused while it is not known which tokens and leaves are revoked."""
         return {"revocations": self.freshness.is_fresh()}
 
     async def run(self) -> None:

@@ -19,8 +19,8 @@ class Caller:
     Attributes:
         principal: who it is, as the token proved it; its ``jti`` is the token's id.
         transport: ``http``, or ``stdio`` where a bridge says so. For logs alone.
-        headers: the request's headers that somebody behind the guard reads, by lower-case name.
-        query: the URL's query, as it came.
+        headers: the request's headers that are read behind the guard, by lower-case name.
+        query: the URL's query, unparsed.
         size: bytes of the request's body; 0 until it was read.
     """
 
@@ -32,5 +32,5 @@ class Caller:
 
     @property
     def traceparent(self) -> str | None:
-        """The trace that the request says it belongs to (W3C Trace Context); not checked."""
+        """The request's trace (W3C Trace Context); not validated."""
         return self.headers.get(b"traceparent")

@@ -1,8 +1,8 @@
-"""The keys of an outside issuer of agents' tokens: a JWK set, fetched, and believed for a while.
+"""The keys of the external issuer of agents' tokens: a JWK set, fetched and cached.
 
-A key counts because it stands in the set that the operator named, and for as long as it stands there. Whoever
-sends tokens with keys that nobody knows can make the relay fetch the set once in ten seconds, and no more
-often. Must not look at tokens, and must not follow the issuer's server anywhere else.
+A key is accepted while the set that the operator named contains it. Tokens with unknown keys make the relay
+fetch the set at most once in ten seconds. Must not read tokens, and must not follow the issuer's server to
+another URL.
 """
 
 import asyncio
@@ -11,6 +11,7 @@ import ssl
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing
+from enum import StrEnum
 from itertools import islice
 from typing import Any
 
@@ -18,6 +19,7 @@ import httpx2
 from structlog.typing import FilteringBoundLogger
 
 from relay.observability.metrics import Metrics
+from schemas.error_roots import PeerError
 from schemas.keys import from_base64url, is_sound_public_key
 from schemas.registry import SchemaRegistry
 from schemas.strict_json import StrictJsonError, loads
@@ -27,25 +29,36 @@ MAX_BYTES = 64 * 1024
 MAX_KEYS = 64
 TIMEOUT_S = 5.0
 MIN_INTERVAL_S = 10.0
-"""From one fetch to the next, whoever asks for it."""
+"""The least time between two fetches, whatever causes them."""
 REFRESH_S = 600.0
 RETRY_S = 30.0
 MAX_AGE_S = 86_400.0
-"""How long keys are believed while their issuer cannot be asked, to within one retry."""
+"""How long keys are accepted while their issuer cannot be reached, to within one retry."""
 
 _OK = 200
 
 
-class JwksError(Exception):
-    """The set could not be had; ``reason`` is a fixed word, fit for a log and a counter's label."""
+class JwksFault(StrEnum):
+    """What is wrong with the issuer's server or with its set; fit for a log and a counter's label."""
 
-    def __init__(self, reason: str) -> None:
+    UNREACHABLE = "unreachable"
+    TIMEOUT = "timeout"
+    STATUS = "status"
+    TOO_LARGE = "too_large"
+    NOT_JSON = "not_json"
+    NOT_A_KEY_SET = "not_a_key_set"
+
+
+class JwksError(PeerError):
+    """The set could not be fetched, or is none."""
+
+    def __init__(self, reason: JwksFault) -> None:
         super().__init__(reason)
         self.reason = reason
 
 
 class JwksSource:
-    """The server that publishes the set: what comes is bounded in time and in bytes, and not yet trusted."""
+    """The server that publishes the set. A response is bounded in time and in bytes, and not yet trusted."""
 
     def __init__(self, url: str, timeout_s: float = TIMEOUT_S) -> None:
         self._url = url
@@ -54,7 +67,7 @@ class JwksSource:
         self._tls = ssl.create_default_context()
 
     async def fetch(self) -> bytes:
-        """Return what lies at the URL.
+        """Return the document at the URL.
 
         Raises:
             JwksError: with reason ``unreachable``, ``timeout``, ``status`` or ``too_large``.
@@ -63,9 +76,9 @@ class JwksSource:
             async with asyncio.timeout(self._timeout_s):
                 return await self._get()
         except TimeoutError:
-            raise JwksError("timeout") from None
+            raise JwksError(JwksFault.TIMEOUT) from None
         except (httpx2.TransportError, OSError):
-            raise JwksError("unreachable") from None
+            raise JwksError(JwksFault.UNREACHABLE) from None
 
     async def _get(self) -> bytes:
         # The bare transport: no proxy, no cookie, no redirect, and no decompression of a few bytes into many.
@@ -75,26 +88,26 @@ class JwksSource:
             response = await transport.handle_async_request(request)
             async with aclosing(response.aiter_raw()) as chunks:
                 if response.status_code != _OK:
-                    raise JwksError("status")
+                    raise JwksError(JwksFault.STATUS)
                 body = bytearray()
                 async for chunk in chunks:
                     body += chunk
                     if len(body) > MAX_BYTES:
-                        raise JwksError("too_large")
+                        raise JwksError(JwksFault.TOO_LARGE)
         return bytes(body)
 
 
 class JwksReader:
-    """Takes from a set what can be used; ``ours`` are the relay's own keys, which no other issuer has."""
+    """Takes the usable keys from a set; ``ours`` are the relay's own, never accepted from it."""
 
     def __init__(self, registry: SchemaRegistry, ours: Mapping[str, bytes]) -> None:
         self._wanted = registry.load(EXTERNAL_KEY_REF)
         self._ours = ours
 
     def keys(self, document: bytes) -> dict[str, bytes]:
-        """Return the set's Ed25519 signing keys, at most ``MAX_KEYS``; all else in it is passed over.
+        """Return the set's Ed25519 signing keys, at most ``MAX_KEYS``; everything else is ignored.
 
-        A ``kid`` that stands for two of them stands for none.
+        A ``kid`` that two of them share is ignored too.
 
         Raises:
             JwksError: with reason ``not_json`` or ``not_a_key_set``.
@@ -102,13 +115,13 @@ class JwksReader:
         try:
             value = loads(document, max_bytes=MAX_BYTES)
         except StrictJsonError:
-            raise JwksError("not_json") from None
+            raise JwksError(JwksFault.NOT_JSON) from None
         members = value.get("keys") if isinstance(value, dict) else None
         if not isinstance(members, list):
-            raise JwksError("not_a_key_set")
+            raise JwksError(JwksFault.NOT_A_KEY_SET)
         usable = list(islice(filter(None, map(self._usable, members)), MAX_KEYS))
-        standing = Counter(kid for kid, _ in usable)
-        return {kid: key for kid, key in usable if standing[kid] == 1}
+        occurrences = Counter(kid for kid, _ in usable)
+        return {kid: key for kid, key in usable if occurrences[kid] == 1}
 
     def _usable(self, member: Any) -> tuple[str, bytes] | None:
         if not self._wanted.is_valid(member):
@@ -124,7 +137,7 @@ class JwksReader:
 
 
 class IssuerKeys:
-    """The keys of the moment. ``fetch`` brings the set and ``read`` takes the keys from it."""
+    """The keys that are accepted now. ``fetch`` returns the set and ``read`` takes the keys from it."""
 
     def __init__(  # noqa: PLR0913 - what comes in from outside
         self,
@@ -143,7 +156,7 @@ class IssuerKeys:
         self._log = log
         self._sleep = sleep
         self._keys: Mapping[str, bytes] = {}
-        self._asked_s = self._taken_s = -math.inf
+        self._fetch_began_s = self._read_s = -math.inf
         self._fetching: asyncio.Task[None] | None = None
         self._outcome = ""
         self._follow_ups: list[Callable[[], None]] = []
@@ -153,22 +166,22 @@ class IssuerKeys:
         return self._keys.get(kid)
 
     def follow(self, changed: Callable[[], None]) -> None:
-        """Call ``changed`` whenever the keys are others than before."""
+        """Call ``changed`` whenever the keys have changed."""
         self._follow_ups.append(changed)
 
     async def refresh(self) -> None:
-        """Fetch the set, unless that was done a moment ago. A fetch that is under way is waited for."""
+        """Fetch the set unless the last fetch is too recent; wait for a fetch in flight."""
         now_s = self._monotonic()
-        if self._fetching is None and now_s - self._asked_s >= MIN_INTERVAL_S:
-            self._asked_s = now_s
+        if self._fetching is None and now_s - self._fetch_began_s >= MIN_INTERVAL_S:
+            self._fetch_began_s = now_s
             self._fetching = asyncio.create_task(self._fetch_set())
             self._fetching.add_done_callback(self._forget_task)
         if self._fetching is not None:
-            # Who hangs up while he waits must not end it for the others.
+            # Shield: a cancelled waiter must not cancel the shared fetch.
             await asyncio.shield(self._fetching)
 
     async def run(self) -> None:
-        """Fetch the set at once and then regularly, until cancelled: a key that was withdrawn must go."""
+        """Fetch the set at once and then regularly, so that a withdrawn key is dropped, until cancelled."""
         try:
             while True:
                 await self.refresh()
@@ -181,10 +194,10 @@ class IssuerKeys:
         try:
             keys = self._read(await self._fetch())
             outcome = "ok"
-            self._taken_s = self._monotonic()
+            self._read_s = self._monotonic()
         except JwksError as error:
             outcome = error.reason
-            stale = self._monotonic() - self._taken_s >= MAX_AGE_S
+            stale = self._monotonic() - self._read_s >= MAX_AGE_S
             keys = {} if stale else self._keys
         self._note(outcome, keys)
         if keys != self._keys:
@@ -195,7 +208,7 @@ class IssuerKeys:
     def _note(self, outcome: str, keys: Mapping[str, bytes]) -> None:
         self._metrics.issuer_fetches.labels(outcome).inc()
         if outcome == self._outcome and len(keys) == len(self._keys):
-            return  # an issuer that stays away is not worth a line every half minute
+            return  # one line per outage, not one every half minute
         self._outcome = outcome
         if outcome == "ok" and keys:
             self._log.info("outside issuer's keys fetched", keys=len(keys))

@@ -1,7 +1,7 @@
 """Whether the relay knows what the operator has revoked: when each ledger was last read.
 
 A relay that cannot read a ledger cannot know of a revocation, so it must refuse calls. A disk that hangs
-gives no error: what counts is how long ago the last look succeeded. Must not read anything.
+raises no error, so the age of the last successful read counts. Must not read anything.
 """
 
 from collections.abc import Callable, Iterable
@@ -12,7 +12,7 @@ LEAVES, TOKENS = "leaves", "tokens"
 
 
 class Freshness:
-    """When each of ``sources`` was last read, on a monotonic clock. None is fresh before its first look."""
+    """When each of ``sources`` was last read, on a monotonic clock. None is fresh before its first read."""
 
     def __init__(
         self, sources: Iterable[str], monotonic: Callable[[], float], limit_s: float = LIMIT_S
@@ -22,10 +22,10 @@ class Freshness:
         self._read_at: dict[str, float | None] = dict.fromkeys(sources)
 
     def read(self, source: str) -> None:
-        """Note that ``source`` was read, or was seen not to have changed."""
+        """Record that ``source`` was read, or was found unchanged."""
         self._read_at[source] = self._monotonic()
 
     def is_fresh(self) -> bool:
-        """Tell whether every source was read within the limit."""
+        """Return whether every source was read within the limit."""
         oldest = self._monotonic() - self._limit_s
         return all(at is not None and at > oldest for at in self._read_at.values())

@@ -1,7 +1,7 @@
-"""Who may do what: the one table, which listing, calling, listening and reading all ask.
+"""Which scope allows what: the one table for listing, calling, subscribing and reading.
 
-A caller reaches a tool of its own tenant whose safety class has a scope that the caller's token names. All
-that the table does not say is denied. Must not know where a token or a tool came from.
+A caller may use a tool of its own tenant whose safety class has a scope that the caller's token names.
+Everything else is denied. Must not know where a token or a tool came from.
 """
 
 from collections.abc import Collection, Mapping
@@ -19,12 +19,12 @@ SCOPE_OF_SAFETY_CLASS: Mapping[str, str] = MappingProxyType(
 
 SESSION_SCOPE = "sessions:message"
 SCOPES = (*SCOPE_OF_SAFETY_CLASS.values(), SESSION_SCOPE)
-"""Every scope that there is. A token may name others; they allow nothing."""
+"""Every scope. Others that a token names allow nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rights:
-    """What a caller reaches. Callers with equal rights see the same tools."""
+    """What a caller may use. Callers with equal rights see the same tools."""
 
     tenant: str
     safety_classes: frozenset[str]
@@ -36,10 +36,10 @@ class Rights:
         return cls(tenant, frozenset(reached))
 
     def allow(self, owner: str, safety_class: str) -> bool:
-        """Tell whether they reach a tool of ``safety_class`` on a node of the tenant ``owner``."""
+        """Return whether they allow a tool of ``safety_class`` on a node of the tenant ``owner``."""
         return owner == self.tenant and safety_class in self.safety_classes
 
     @property
     def may_read(self) -> bool:
-        """Whether they reach the tenant's resources: what reading a tool needs."""
+        """Whether they allow reading the tenant's resources: the same as calling a read-only tool."""
         return "read_only" in self.safety_classes

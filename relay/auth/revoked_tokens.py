@@ -1,7 +1,7 @@
-"""The tokens that are void before their time, by ``jti``.
+"""The tokens that are revoked before they expire, by ``jti``.
 
-The command writes them down and a running relay looks. They stay: nobody here knows when a token that another
-issuer signed would have ended. Must not hold a token, nor judge one.
+The command appends, and a running relay reads. Entries stay: the relay does not know when a token of another
+issuer expires. Must not hold a token, nor verify one.
 """
 
 import re
@@ -13,18 +13,18 @@ _JTI = re.compile(r"[\x20-\x7E]{1,128}")
 
 
 def is_jti(text: str) -> bool:
-    """Tell whether a token that this relay accepts can have this ``jti``."""
+    """Return whether a token that this relay accepts can have this ``jti``."""
     return _JTI.fullmatch(text) is not None
 
 
-class _Void:
-    """What the entries come to."""
+class _RevokedJtis:
+    """The ``jti`` of every entry."""
 
     def __init__(self, jtis: frozenset[str] | set[str] = frozenset()) -> None:
         self._jtis = set(jtis)
 
-    def copy(self) -> "_Void":
-        return _Void(self._jtis)
+    def copy(self) -> "_RevokedJtis":
+        return _RevokedJtis(self._jtis)
 
     def apply(self, entry: Entry) -> None:
         jti = entry["jti"]
@@ -40,26 +40,26 @@ class RevokedTokens:
     """The list in ``path``, which is made with the first entry."""
 
     def __init__(self, path: Path) -> None:
-        self._ledger = Ledger(path, _Void())
+        self._ledger = Ledger(path, _RevokedJtis())
 
     @property
     def stamp(self) -> tuple[int, int, int]:
-        """What differs after every revocation: a cheap look for whoever watches."""
+        """What differs after every revocation: a cheap check for changes."""
         return self._ledger.stamp
 
     def revoke(self, jti: str, now_ms: int) -> None:
-        """Write down that the token ``jti`` is void. Twice is as good as once.
+        """Revoke the token ``jti``. Repeating it changes nothing.
 
         Raises:
             LedgerError: the file is damaged.
             OSError: it cannot be written.
         """
-        with self._ledger.locked() as void:
-            if jti not in void.jtis():
+        with self._ledger.locked() as revoked:
+            if jti not in revoked.jtis():
                 self._ledger.append({"jti": jti, "revoked_at_ms": now_ms})
 
     def jtis(self) -> frozenset[str]:
-        """Return the ``jti`` of every void token.
+        """Return the ``jti`` of every revoked token.
 
         Raises:
             LedgerError: the file is damaged.

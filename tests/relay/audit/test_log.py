@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from relay.audit.log import AuditLog, AuditUnavailableError
+from relay.audit.log import AuditInUseError, AuditLog, AuditUnavailableError
 from tests.fakes.clock import FakeClock
 from tests.fakes.disk import full_disk
 from tests.fakes.signer import NOW_MS
@@ -398,7 +398,7 @@ HOLD += "audit = AuditLog(Path(sys.argv[1]), lambda: 1); print('held', flush=Tru
 def test_two_relays_never_write_one_chain(rotating: Rotating) -> None:
     for _ in range(2):  # and not after a rotation either
         rotating.write()
-        with pytest.raises(OSError, match=r"another relay uses the state directory .*: stop it first"):
+        with pytest.raises(AuditInUseError, match=r"another relay uses .*: stop it first"):
             AuditLog(rotating.path, rotating.clock)
     rotating.restart()
     rotating.write()
@@ -410,7 +410,7 @@ def test_a_relay_that_was_killed_holds_nothing(path: Path) -> None:
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"held\n"
-        with pytest.raises(OSError, match="another relay"):
+        with pytest.raises(AuditInUseError, match="another relay"):
             AuditLog(path, FakeClock(NOW_MS))
         holder.kill()
     AuditLog(path, FakeClock(NOW_MS)).close()
