@@ -8,7 +8,7 @@ import asyncio
 import math
 import ssl
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
 
 import paho.mqtt.client as paho
@@ -29,10 +29,10 @@ _CONFIRM_TIMEOUT_S = 5.0
 class MqttPublisher:
     """A connection that is kept up from ``start`` to ``stop``.
 
-    ``backoff`` says how long to wait after an attempt that failed, and after a connection that was lost. It
-    starts over only when a connection held for longer than the longest wait: of two machines with one
-    identity the broker drops one whenever the other connects, so each of them succeeds every time. ``tls`` is
-    whom to believe and what to show, for a broker over TLS.
+    ``backoff`` is how long to wait after an attempt that failed, and after a connection that was lost. It is
+    reset only when a connection held for longer than the longest wait: of two machines with one identity the
+    broker drops one whenever the other connects, so each of them succeeds every time. ``tls`` is the context
+    for a broker over TLS.
     """
 
     def __init__(  # noqa: PLR0913 - what comes in from outside
@@ -46,14 +46,13 @@ class MqttPublisher:
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._broker = broker
-        # paho does not tell one from the other.
-        self._unreached = "no answer, or no certificate that is believed" if tls else "no answer"
+        # paho reports both alike.
+        self._unreached = "no answer, or no certificate that is trusted" if tls else "no answer"
         self._log = log
         self._backoff = backoff
         self._monotonic = monotonic
         self._connected_at: float | None = None
-        self._on_connect: list[Callable[[], Awaitable[None]]] = []
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._on_connect: list[Callable[[], None]] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self.connected = False
         self._client = paho.Client(
@@ -66,8 +65,11 @@ class MqttPublisher:
         self._client.on_connect_fail = self._paho_failed
         self._client.on_disconnect = self._paho_disconnected
 
-    def when_connected(self, callback: Callable[[], Awaitable[None]]) -> None:
-        """Await ``callback`` on the event loop after every connect."""
+    def when_connected(self, callback: Callable[[], None]) -> None:
+        """Call ``callback`` on the event loop after every connect, before any other task sees ``connected``.
+
+        What it publishes is then published once: no task can find the new connection and publish the same.
+        """
         self._on_connect.append(callback)
 
     def start(self) -> None:
@@ -77,24 +79,24 @@ class MqttPublisher:
         self._client.loop_start()
 
     async def stop(self) -> None:
-        """Take leave of the broker."""
+        """Disconnect from the broker."""
         self._client.disconnect()
         await asyncio.to_thread(self._client.loop_stop)
 
     def publish(self, topic: str, payload: bytes, *, retain: bool) -> bool:
-        """Publish, retained ones with QoS 1, if connected; tell whether it was handed to the broker."""
+        """Publish, retained ones with QoS 1, if connected; return whether it was handed to paho."""
         if not self.connected:
             return False
         info = self._client.publish(topic, payload, qos=1 if retain else 0, retain=retain)
         return info.rc == paho.MQTT_ERR_SUCCESS
 
     async def publish_confirmed(self, topic: str, payload: bytes) -> bool:
-        """Publish a retained message and wait until the broker has taken it; tell whether it has."""
+        """Publish a retained message; return whether the broker has confirmed it."""
         info = self._client.publish(topic, payload, qos=1, retain=True)
         try:
             await asyncio.to_thread(info.wait_for_publish, _CONFIRM_TIMEOUT_S)
             return info.is_published()
-        except (RuntimeError, ValueError):  # there is no connection, or it was lost
+        except (RuntimeError, ValueError):  # no connection, or it was lost
             return False
 
     def _paho_connected(
@@ -136,13 +138,8 @@ class MqttPublisher:
             return
         self.connected = True
         self._log.info("broker connected", broker=str(self._broker))
-        task = asyncio.ensure_future(self._greet())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _greet(self) -> None:
         for callback in self._on_connect:
-            await callback()
+            callback()
 
     def _disconnected(self, reason: str) -> None:
         if self.connected:

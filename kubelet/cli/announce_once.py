@@ -3,12 +3,12 @@
 Must not leave anything running.
 """
 
-import asyncio
 import random
 import ssl
 from pathlib import Path
 from typing import TextIO
 
+from kubelet.announce.confirmed_publication import publish_all
 from kubelet.announce.hardware import read_hardware_ids
 from kubelet.announce.mqtt import MqttPublisher
 from kubelet.announce.signer import ManifestSigner, SignedManifest
@@ -22,7 +22,7 @@ from schemas.identity_files import NodeIdentity
 from schemas.manifest import fingerprint
 from schemas.registry import SchemaRegistry
 
-_CONNECT_TIMEOUT_S = 10
+_CONNECT_TIMEOUT_S = 10.0
 
 
 def sign_once(
@@ -50,24 +50,14 @@ async def publish_once(
     stream: TextIO,
     tls: ssl.SSLContext | None = None,
 ) -> bool:
-    """Put identity and ``manifest`` on the broker, retained; tell whether the broker confirmed both."""
+    """Publish identity and ``manifest``, retained; return whether the broker confirmed both."""
     backoff = Backoff(random.Random())  # noqa: S311 - jitter, not a secret
     publisher = MqttPublisher(broker, f"edge-announce-{identity.node_id}", make_logger(stream), backoff, tls)
-    connected = asyncio.Event()
-
-    async def greet() -> None:
-        connected.set()
-
-    publisher.when_connected(greet)
-    publisher.start()
-    try:
-        async with asyncio.timeout(_CONNECT_TIMEOUT_S):
-            await connected.wait()
-            chain = identity.chain_pem.encode("ascii")
-            return await publisher.publish_confirmed(
-                topics.identity(identity.node_id), chain
-            ) and await publisher.publish_confirmed(topics.announce(identity.node_id), manifest.wire)
-    except TimeoutError:
-        return False
-    finally:
-        await publisher.stop()
+    return await publish_all(
+        publisher,
+        [
+            (topics.identity(identity.node_id), identity.chain_pem.encode("ascii")),
+            (topics.announce(identity.node_id), manifest.wire),
+        ],
+        _CONNECT_TIMEOUT_S,
+    )

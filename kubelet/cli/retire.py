@@ -1,7 +1,7 @@
-"""Leaving for good: what ``kubelet retire`` does.
+"""Retirement of a node: what ``kubelet retire`` does.
 
-The broker forgets the node, the relay revokes its leaf, and only then the identity is removed here: a node
-that could not take its leave keeps what it needs to try again. Must not be imported by the running daemon.
+The broker forgets the node, the relay revokes its leaf, and only then the identity is removed here: after a
+failure the node has all that it needs to try again. Must not be imported by the running daemon.
 """
 
 import asyncio
@@ -9,6 +9,7 @@ import os
 from pathlib import Path
 from typing import TextIO
 
+from kubelet.announce.confirmed_publication import publish_all
 from kubelet.announce.mqtt import MqttPublisher
 from kubelet.config import NodeConfig, forget
 from kubelet.daemon.agent import last_issued_file, node_environment
@@ -28,13 +29,13 @@ _TIMEOUT_S = 15.0
 
 
 class RetirementError(Exception):
-    """The node has not left; the text says why, and what to do."""
+    """The node is not retired; the text is why, and what to do."""
 
 
 async def retire(config: NodeConfig, state_dir: Path, stream: TextIO) -> bool:
     """Take the node in ``state_dir`` out of service; return whether the broker has forgotten it.
 
-    A broker that is not reached, or takes nothing, is no reason to stay: the relay believes nothing of a node
+    A broker that is not reached, or does not confirm, is no failure: the relay accepts no manifest of a node
     whose leaf is revoked.
 
     Raises:
@@ -45,10 +46,10 @@ async def retire(config: NodeConfig, state_dir: Path, stream: TextIO) -> bool:
     identity = files.read()
     with held_alone(state_dir):
         around = node_environment(config, f"edge-retire-{identity.node_id}", make_logger(stream), files)
-        forgotten = await _tombstones(around.publisher, identity.node_id)
+        forgotten = await _remove_from_broker(around.publisher, identity.node_id)
         try:
             async with asyncio.timeout(_TIMEOUT_S):
-                await _take_leave(around, identity)
+                await _revoke_leaf(around, identity)
         except TimeoutError:
             raise RetirementError(f"{config.relay_url} does not answer; try again") from None
         except AudienceError:
@@ -62,28 +63,14 @@ async def retire(config: NodeConfig, state_dir: Path, stream: TextIO) -> bool:
     return forgotten
 
 
-async def _tombstones(publisher: MqttPublisher, node_id: str) -> bool:
-    connected = asyncio.Event()
-
-    async def greet() -> None:
-        connected.set()
-
-    publisher.when_connected(greet)
-    publisher.start()
-    try:
-        async with asyncio.timeout(_TIMEOUT_S):
-            await connected.wait()
-            # The announce first: a manifest without its leaf would only wait for it.
-            return await publisher.publish_confirmed(
-                topics.announce(node_id), b""
-            ) and await publisher.publish_confirmed(topics.identity(node_id), b"")
-    except TimeoutError:
-        return False
-    finally:
-        await publisher.stop()
+async def _remove_from_broker(publisher: MqttPublisher, node_id: str) -> bool:
+    """Publish empty retained messages, by which the broker forgets the node's."""
+    # The announce first: a manifest without its leaf would only wait for it.
+    messages = [(topics.announce(node_id), b""), (topics.identity(node_id), b"")]
+    return await publish_all(publisher, messages, _TIMEOUT_S)
 
 
-async def _take_leave(around: NodeEnvironment, identity: NodeIdentity) -> None:
+async def _revoke_leaf(around: NodeEnvironment, identity: NodeIdentity) -> None:
     ulids = UlidSource(around.now_ms, os.urandom)
     relay_url, tls = around.config.relay_url, around.relay_tls()
     async with opened(relay_url, tls, around.reader, ulids, _TIMEOUT_S) as channel:

@@ -100,9 +100,9 @@ class Node:
                 renewal=renewal,
             )
         )
-        self.announcer.add_carrier(self._publish)
+        self.announcer.add_carrier(self._carry_to_broker)
         self.announcer.add_carrier(self.link.carry)
-        around.publisher.when_connected(lambda: self.announcer.carry(self._publish))
+        around.publisher.when_connected(self._publish_current)
 
     async def run(self) -> None:
         """Announce, connect and serve until cancelled."""
@@ -112,18 +112,26 @@ class Node:
                     tasks.create_task(handler.run())
                 announcing = tasks.create_task(self.announcer.run())
                 await self.link.run()
-                # It ends only when the node was revoked. Nobody believes what it would announce; what is left
-                # is to be there, and to say so, until an operator acts.
+                # It ends only when the node was revoked. No relay accepts what it would announce: the daemon
+                # stays up so that the operator can read this state on the loopback pages.
                 announcing.cancel()
                 await asyncio.Event().wait()
         finally:
             await self.dispatcher.close()
 
-    async def _publish(self, manifest: SignedManifest) -> bool:
-        """Put identity and manifest on the broker, retained, then say that the node is alive."""
+    def _publish_current(self) -> None:
+        """Publish the current manifest again: the connection to the broker is new."""
+        if (current := self.announcer.current) is not None and self._publish(current):
+            self.announcer.published = current
+
+    async def _carry_to_broker(self, manifest: SignedManifest) -> bool:
+        return self._publish(manifest)
+
+    def _publish(self, manifest: SignedManifest) -> bool:
+        """Publish identity and manifest, retained, then a heartbeat."""
         publish = self._around.publisher.publish
         node_id = self.identity.node_id
-        # The identity first: a manifest whose leaf is not known yet would have to be parked.
+        # The identity first: a manifest whose leaf is not known yet is held as pending.
         publish(topics.identity(node_id), self.identity.chain_pem.encode("ascii"), retain=True)
         sent = publish(topics.announce(node_id), manifest.wire, retain=True)
         self._sequence += 1

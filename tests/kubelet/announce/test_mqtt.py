@@ -29,9 +29,10 @@ class Connections:
         self._queue: asyncio.Queue[str] = asyncio.Queue()
         publisher.when_connected(self._greet)
 
-    async def _greet(self) -> None:
+    def _greet(self) -> None:
         # On the event loop, or this would raise.
-        await self._queue.put(asyncio.current_task().__class__.__name__)
+        asyncio.get_running_loop()
+        self._queue.put_nowait("connected")
 
     async def next(self) -> None:
         await asyncio.wait_for(self._queue.get(), BOUND_S)
@@ -63,6 +64,22 @@ async def test_a_retained_message_waits_at_the_broker_for_those_who_come_later(
             message = await listener.next()
     assert (message.payload, message.retained, message.qos) == (b"\x00manifest\xff", True, 1)
     assert log.entries("broker connected")[0]["broker"] == str(broker)
+
+
+async def test_no_task_finds_a_new_connection_before_the_callback_has_used_it(
+    broker: BrokerAddress, log: LogLines
+) -> None:
+    publisher = publisher_to(broker, log)
+    called: list[bool] = []
+    publisher.when_connected(lambda: called.append(publisher.connected))
+    publisher.start()
+    try:
+        async with asyncio.timeout(BOUND_S):
+            while not publisher.connected:  # noqa: ASYNC110 - a task that runs in every turn of the loop
+                await asyncio.sleep(0)
+        assert called == [True]
+    finally:
+        await publisher.stop()
 
 
 @pytest.mark.parametrize(("retain", "qos"), [(True, 1), (False, 0)])

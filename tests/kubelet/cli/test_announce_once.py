@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-import kubelet.cli.announce_once
 from kubelet.cli.announce_once import publish_once, sign_once
 from kubelet.clock import now_ms
 from kubelet.daemon.agent import last_issued_file, make_handlers
@@ -18,7 +17,6 @@ from tests.fakes.node import identity_of
 from tests.fakes.signer import SimulatedNode
 
 TTL_MS = 60_000
-NOBODY = BrokerAddress("127.0.0.1", 9)
 
 
 def test_what_is_signed_by_hand_is_what_the_daemon_would_announce(
@@ -61,13 +59,3 @@ async def test_identity_and_manifest_are_put_on_the_broker_to_stay(
     assert all(message.retained for message in messages.values())
     assert messages["identity"].payload.decode() == identity.chain_pem
     assert etag_of(messages["announce"].payload) == manifest.etag
-
-
-async def test_a_broker_that_is_not_there_has_confirmed_nothing(
-    node_of_today: SimulatedNode, tmp_path: Path, log: LogLines, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(kubelet.cli.announce_once, "_CONNECT_TIMEOUT_S", 0.05)
-    identity = identity_of(node_of_today)
-    manifest = sign_once(identity, tmp_path, TTL_MS, log, remember=False)
-    assert await publish_once(identity, manifest, NOBODY, log) is False
-    assert json.loads(log.getvalue().splitlines()[0])["event"] == "broker not reached yet"

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from kubelet.announce.confirmed_publication import publish_all
 from kubelet.announce.mqtt import MqttPublisher
 from kubelet.logs import make_logger
 from kubelet.session.tls import NodeTls
@@ -106,19 +107,7 @@ def publisher_to(broker: BrokerAddress, log: LogLines, tls: ssl.SSLContext | Non
 
 async def published(publisher: MqttPublisher, payload: bytes) -> bool:
     """Publish as soon as there is a connection; tell whether the broker confirmed it."""
-    connected = asyncio.Event()
-
-    async def greet() -> None:
-        connected.set()
-
-    publisher.when_connected(greet)
-    publisher.start()
-    try:
-        async with asyncio.timeout(BOUND_S):
-            await connected.wait()
-        return await publisher.publish_confirmed(TOPIC, payload)
-    finally:
-        await publisher.stop()
+    return await publish_all(publisher, [(TOPIC, payload)], BOUND_S)
 
 
 @pytest.mark.parametrize("own_root", [True, False], ids=["own root", "a relay with a public certificate"])
