@@ -119,7 +119,7 @@ class TrustWatcher:
         )
         self._log_freshness()
         now = self._now_ms()
-        self._sessions.shut_out(lambda leaf: not leaf.valid_at(now), CloseCode.AUTH_FAILED)
+        self._sessions.end_sessions(lambda leaf: not leaf.valid_at(now), CloseCode.AUTH_FAILED)
         self._write_unrecorded()
 
     async def _when_changed(
@@ -189,7 +189,7 @@ class TrustWatcher:
 
     def _end(self, is_barred: Callable[[Identity], bool], code: CloseCode) -> None:
         self._fleet.bar(is_barred)
-        self._sessions.shut_out(is_barred, code)
+        self._sessions.end_sessions(is_barred, code)
         self._notifier.wake()
 
     def _tokens_changed(self, jtis: frozenset[str]) -> None:

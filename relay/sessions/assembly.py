@@ -19,7 +19,7 @@ from schemas.tokens import DEVICE_REF, TokenVerifier
 
 @dataclass(frozen=True, slots=True)
 class SessionsPart(Part):
-    """The nodes that are connected to this process, and ``router``, by which calls reach them."""
+    """The sessions of the nodes that are connected to this process, and the ``router`` to them."""
 
     node_sessions: NodeSessions
     router: NodeRouter

@@ -1,6 +1,6 @@
-"""Keeps to the limits that capabilities announce, on the side that holds the nodes' sessions.
+"""Applies the limits that capabilities announce, in the relay that holds the node's session.
 
-There a capability has one count, whichever relay a call came by. Must not know who calls.
+So a capability has one limiter, whichever relay a call arrived at. Must not know callers.
 """
 
 from collections.abc import Callable, Mapping
@@ -28,7 +28,7 @@ class CapabilityLimits:
         """
         tool = self._fleet.announced(command.tool)
         if tool is None:
-            # Announced when the call was decided, and gone since.
+            # It was announced when the call was decided, and is not any more.
             raise ToolError(Failure.NODE_OFFLINE)
         limiter = self._limiters.acquire(tool.capability, tool.allowance)
         try:

@@ -1,8 +1,8 @@
-"""Lets nodes in at a rate that the relay bears, when thousands of them come back at once.
+"""Limits the rate at which nodes connect, for when thousands of them reconnect at once.
 
-Whoever comes too soon is given an appointment, each another one, so that they do not all come again in the
-same moment. One address has half of it at most, so that nobody alone can keep the others out. Must not know
-who they are: that is found out behind it, and costs the most.
+A node over the rate gets a retry time, each another one, so that they do not all reconnect at the same
+moment. One address gets half of the rate at most, so that it cannot starve the others. Must not identify
+nodes: that is done after it, and costs the most.
 """
 
 from collections import OrderedDict
@@ -19,40 +19,40 @@ _MAX_ADDRESSES = 4096
 
 
 class ConnectLimiter:
-    """Token buckets that hand out times to come again. Times are seconds of one monotonic clock."""
+    """Token buckets that give retry times. Times are seconds of one monotonic clock."""
 
     def __init__(
         self, rate: float = RATE_PER_S, burst: float = BURST, max_addresses: int = _MAX_ADDRESSES
     ) -> None:
-        self._all = _Line(rate, burst, now=0.0)
+        self._all = _RetryBucket(rate, burst, now=0.0)
         self._rate, self._burst = rate * _SHARE, max(1.0, burst * _SHARE)
         self._max_addresses = max_addresses
-        self._lines: OrderedDict[str, _Line] = OrderedDict()
+        self._by_address: OrderedDict[str, _RetryBucket] = OrderedDict()
 
     def enter(self, now: float, address: str) -> float:
-        """Let one in and return 0, or return in how many seconds, at most a minute, it is to come again.
+        """Admit a connection and return 0, or return in how many seconds, at most a minute, it is to retry.
 
-        Whoever is sent away for the sake of all has used up some of its address's share: what one address can
-        push back the appointments of all is bounded by that.
+        A connection that the common bucket rejects has used the share of its address all the same: so one
+        address can push back the retry times of all only so far.
         """
-        line = self._line_of(address, now)
+        line = self._bucket_of(address, now)
         return (line.enter(now) if line is not None else 0.0) or self._all.enter(now)
 
-    def _line_of(self, address: str, now: float) -> "_Line | None":
-        """Return the line of an address; None for those that only stand in the line of all."""
+    def _bucket_of(self, address: str, now: float) -> "_RetryBucket | None":
+        """Return the bucket of an address; None for those that only the common one limits."""
         key = address_group(address)
         if key is None:
             return None
-        line = self._lines.get(key)
+        line = self._by_address.get(key)
         if line is not None:
-            self._lines.move_to_end(key)
-        elif evict_idle(self._lines, self._max_addresses, now):
-            line = self._lines[key] = _Line(self._rate, self._burst, now)
+            self._by_address.move_to_end(key)
+        elif evict_idle(self._by_address, self._max_addresses, now):
+            line = self._by_address[key] = _RetryBucket(self._rate, self._burst, now)
         return line
 
 
-class _Line:
-    """Those who come at one bucket."""
+class _RetryBucket:
+    """One token bucket, and the retry times that it has given."""
 
     __slots__ = ("_bucket", "_next_free", "_rate")
 
@@ -65,11 +65,11 @@ class _Line:
         if self._bucket.take(now) == 0:
             return 0.0
         wait_s = max(0.0, self._next_free - now) + 1 / self._rate
-        # Not for longer, however many come: when they are gone, nobody waits for their appointments.
+        # At most that, however many connect: once they are gone, their retry times delay no other node.
         wait_s = min(wait_s, LONGEST_WAIT_S)
         self._next_free = now + wait_s
         return wait_s
 
     def is_idle(self, now: float) -> bool:
-        """Tell whether a new one would be no different."""
+        """Return whether a new one would be equal."""
         return self._next_free <= now and self._bucket.is_full(now)

@@ -1,6 +1,6 @@
-"""One connection of one node: its socket, and the machine that says what may go over it.
+"""One connection of one node: its socket, and the protocol machine that checks its frames.
 
-Must not know what a frame means.
+Must not act on frames.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from schemas.frames import Frame
 from schemas.session import CloseCode, ProtocolError, SessionMachine, State
 from schemas.ulids import UlidSource
 
-_NOT_SAID = 1006  # the code of RFC 6455 for an end without a code
+_NO_CODE = 1006  # RFC 6455: closed without a code
 _BYE_REASONS = {
     CloseCode.SUPERSEDED: "superseded",
     CloseCode.MANIFEST_REJECTED: "manifest_rejected",
@@ -23,13 +23,13 @@ _BYE_REASONS = {
 
 
 class NodeConnection:
-    """One connection: a socket and the machine that says what may go over it.
+    """One connection: a socket and the protocol machine.
 
-    What is sent or received raises WebSocketDisconnect once either end has closed. The server and its library
+    Sending and receiving raise WebSocketDisconnect once either end has closed. The server and its library
     raise a plain RuntimeError then; it is caught around their own calls alone, since any other is a bug.
 
     Attributes:
-        meter: how many frames the node may send; the server asks it before it parses them.
+        meter: how many frames the node may send; the server consults it before it parses them.
     """
 
     __slots__ = ("_machine", "_socket", "_ulids", "meter")
@@ -50,12 +50,12 @@ class NodeConnection:
 
     @property
     def is_open(self) -> bool:
-        """Whether the handshake is done and nobody has closed."""
+        """Whether the handshake is done and neither end has closed."""
         return self._machine.state is State.OPEN
 
     @property
     def is_closed(self) -> bool:
-        """Whether somebody has closed."""
+        """Whether either end has closed."""
         return self._machine.state is State.CLOSED
 
     async def send(self, type_: str, payload: Mapping[str, Any], in_reply_to: str | None = None) -> str:
@@ -67,19 +67,19 @@ class NodeConnection:
     async def send_as(
         self, msg_id: str, type_: str, payload: Mapping[str, Any], in_reply_to: str | None = None
     ) -> None:
-        """Send a frame under the ``msg_id`` that it has."""
+        """Send a frame with the given ``msg_id``."""
         text = self._machine.send(type_, msg_id, payload, in_reply_to)
         try:
             await self._socket.send_text(text)
         except RuntimeError as error:
-            raise WebSocketDisconnect(_NOT_SAID) from error
+            raise WebSocketDisconnect(_NO_CODE) from error
 
     async def receive(self) -> Frame | None:
-        """Return the next frame; None for an answer that was dropped."""
+        """Return the next frame; None if it is an answer that is dropped."""
         try:
             message = await self._socket.receive()
         except RuntimeError as error:
-            raise WebSocketDisconnect(_NOT_SAID) from error
+            raise WebSocketDisconnect(_NO_CODE) from error
         if message["type"] == "websocket.disconnect":
             raise WebSocketDisconnect(message.get("code") or CloseCode.NORMAL)
         text = message.get("text")
@@ -92,13 +92,13 @@ class NodeConnection:
         self._machine.forget(msg_id)
 
     def take_dropped(self) -> dict[str, int]:
-        """Return how many answers were dropped since the last time, by reason."""
+        """Return how many answers were dropped since the last call, by reason."""
         dropped = dict(self._machine.dropped)
         self._machine.dropped.clear()
         return dropped
 
     async def close(self, code: CloseCode, retry_after_ms: int | None = None) -> None:
-        """Say goodbye where there is a word for it, and when to come again, and close."""
+        """Send ``bye`` where the code has a reason for it, with the retry time, and close."""
         try:
             if code in _BYE_REASONS and self._machine.state is not State.CLOSED:
                 bye: dict[str, Any] = {"reason": _BYE_REASONS[code]}
@@ -108,4 +108,4 @@ class NodeConnection:
             self._machine.close()
             await self._socket.close(code)
         except (RuntimeError, WebSocketDisconnect):
-            self._machine.close()  # the other end was faster
+            self._machine.close()  # the other end closed first

@@ -1,7 +1,7 @@
-"""What a connected node says, and what it is answered.
+"""Handles the frames of a connected node, and answers them.
 
-What is asked of the certificate authority is done aside: it can take a while, and the answers of the same
-node to its calls must not wait for it. Must not decide who is connected: that is ``sessions``.
+Requests to the certificate authority run in tasks of their own: they can take seconds, and the same node's
+answers to commands must not wait. Must not decide who is connected: ``node_sessions`` does.
 """
 
 import asyncio
@@ -21,15 +21,15 @@ from schemas.session import CloseCode, ProtocolError
 from schemas.trust import Outcome, Verdict
 
 _MAX_REJECTED_IN_A_ROW = 3
-_AGAIN_AFTER_MS = 60_000
+_RETRY_AFTER_MS = 60_000
 
 _Act = Callable[[NodeSession, NodeConnection, Frame], Awaitable[None]]
 
 
 class FrameHandlers:
-    """Acts on the frames of an open session, but for ``bye``.
+    """Handles the frames of an open session, except ``bye``.
 
-    ``signed_at`` is called with the time of every manifest that is accepted from one.
+    ``signed_at`` is called with the time of every manifest that is accepted.
     """
 
     def __init__(self, fleet: Fleet, renewals: Renewals, signed_at: Callable[[int], None]) -> None:
@@ -38,88 +38,90 @@ class FrameHandlers:
         self._signed_at = signed_at
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def handle(self, live: NodeSession, link: NodeConnection, frame: Frame) -> None:
-        """Act on ``frame``, which came over ``link``, and answer it."""
+    async def handle(self, session: NodeSession, connection: NodeConnection, frame: Frame) -> None:
+        """Handle ``frame``, which arrived over ``connection``, and answer it."""
         match frame.type:
             case "cmd_ack":
-                live.settle(frame.in_reply_to or "", frame.payload)
+                session.settle(frame.in_reply_to or "", frame.payload)
             case "announce":
-                await self._announced(live, link, frame)
+                await self._announced(session, connection, frame)
             case "heartbeat":
-                self._fleet.heartbeat(live.identity.node_id, frame.payload["manifest_etag"])
-                await link.send("heartbeat_ack", {"server_time_ms": live.now_ms()}, frame.msg_id)
+                self._fleet.heartbeat(session.identity.node_id, frame.payload["manifest_etag"])
+                await connection.send("heartbeat_ack", {"server_time_ms": session.now_ms()}, frame.msg_id)
             case "renew":
-                await self._aside(live, link, frame, self._renew)
+                await self._start(session, connection, frame, self._renew)
             case _:  # retire
-                await self._aside(live, link, frame, self._retire)
+                await self._start(session, connection, frame, self._retire)
 
-    async def _announced(self, live: NodeSession, link: NodeConnection, frame: Frame) -> None:
-        node_id = live.identity.node_id
+    async def _announced(self, session: NodeSession, connection: NodeConnection, frame: Frame) -> None:
+        node_id = session.identity.node_id
         verdict = self._fleet.offer_manifest(node_id, frame.wire, "session", frame.payload)
         if verdict.manifest is not None:
             self._signed_at(verdict.manifest.issued_at_ms)
         if verdict.outcome in {Outcome.ACCEPTED, Outcome.UNCHANGED}:
-            live.rejected_in_a_row = 0
-            self._follow_renewal(live)
+            session.rejected_in_a_row = 0
+            self._follow_renewal(session)
             etag = etag_of(frame.wire)
-            await link.send("announce_ack", {"ok": True, "manifest_etag": etag}, frame.msg_id)
+            await connection.send("announce_ack", {"ok": True, "manifest_etag": etag}, frame.msg_id)
             return
-        live.rejected_in_a_row += 1
-        await link.send("announce_ack", _refusal(verdict), frame.msg_id)
-        if live.rejected_in_a_row >= _MAX_REJECTED_IN_A_ROW:
-            await link.close(CloseCode.MANIFEST_REJECTED)
+        session.rejected_in_a_row += 1
+        await connection.send("announce_ack", _refusal(verdict), frame.msg_id)
+        if session.rejected_in_a_row >= _MAX_REJECTED_IN_A_ROW:
+            await connection.close(CloseCode.MANIFEST_REJECTED)
 
-    def _follow_renewal(self, live: NodeSession) -> None:
-        """Let the session stand on the leaf that its node announces with: the old one may be revoked now.
+    def _follow_renewal(self, session: NodeSession) -> None:
+        """Make the leaf that signed the manifest the session's: the old one may be revoked from now on.
 
-        Only on one for the same key. Manifests are public: whoever holds a key that is about to be revoked
-        could otherwise show one of the leaf that took its place.
+        Only a leaf of the same key. Manifests are public: the holder of a key that is about to be revoked
+        could otherwise send one that was signed with the new leaf.
         """
-        signer = self._fleet.signer_of(live.identity.node_id)
-        if signer is not None and signer.public_key == live.identity.public_key:
-            live.identity = signer
+        signer = self._fleet.signer_of(session.identity.node_id)
+        if signer is not None and signer.public_key == session.identity.public_key:
+            session.identity = signer
 
-    async def _aside(self, live: NodeSession, link: NodeConnection, frame: Frame, act: _Act) -> None:
-        """Let ``act`` answer ``frame`` while others are read, unless it does so already in this session."""
-        if frame.type in live.asking:
-            early = ToolError(Failure.RATE_LIMITED, "That is under way.", retry_after_ms=_AGAIN_AFTER_MS)
-            await link.send(f"{frame.type}_ack", {"ok": False, "error": early.envelope()}, frame.msg_id)
+    async def _start(self, session: NodeSession, connection: NodeConnection, frame: Frame, act: _Act) -> None:
+        """Have ``act`` answer ``frame`` in a task, unless one of its type is pending in this session."""
+        if frame.type in session.ca_requests:
+            early = ToolError(
+                Failure.RATE_LIMITED, "Such a request is already pending.", retry_after_ms=_RETRY_AFTER_MS
+            )
+            await connection.send(f"{frame.type}_ack", {"ok": False, "error": early.envelope()}, frame.msg_id)
             return
-        live.asking.add(frame.type)
-        task = asyncio.create_task(self._acted(live, link, frame, act))
+        session.ca_requests.add(frame.type)
+        task = asyncio.create_task(self._run(session, connection, frame, act))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _acted(self, live: NodeSession, link: NodeConnection, frame: Frame, act: _Act) -> None:
+    async def _run(self, session: NodeSession, connection: NodeConnection, frame: Frame, act: _Act) -> None:
         try:
-            await act(live, link, frame)
+            await act(session, connection, frame)
         except (WebSocketDisconnect, ProtocolError):
-            pass  # the connection ended first: what was decided stands, and the node asks again
+            pass  # the connection ended first: what was decided holds, and the node retries
         finally:
-            live.asking.discard(frame.type)
+            session.ca_requests.discard(frame.type)
 
-    async def _renew(self, live: NodeSession, link: NodeConnection, frame: Frame) -> None:
+    async def _renew(self, session: NodeSession, connection: NodeConnection, frame: Frame) -> None:
         answer: dict[str, Any]
         try:
-            issued = await self._renewals.renew(live.identity, frame.payload["csr"])
-            # The node will announce itself with it over this session, and nothing must wait for the broker.
-            self._fleet.offer_identity(live.identity.node_id, issued["certificate"])
+            issued = await self._renewals.renew(session.identity, frame.payload["csr"])
+            # The node will announce itself with it over this session, without waiting for the broker.
+            self._fleet.offer_identity(session.identity.node_id, issued["certificate"])
             answer = {"ok": True, **issued}
         except ToolError as error:
             answer = {"ok": False, "error": error.envelope()}
-        await link.send("renew_ack", answer, frame.msg_id)
+        await connection.send("renew_ack", answer, frame.msg_id)
 
-    async def _retire(self, live: NodeSession, link: NodeConnection, frame: Frame) -> None:
-        # The revocation may be put into effect before it is acknowledged here.
-        live.leaving = True
+    async def _retire(self, session: NodeSession, connection: NodeConnection, frame: Frame) -> None:
+        # The revocation may take effect before it is acknowledged here.
+        session.is_retiring = True
         try:
-            await self._renewals.retire(live.identity)
+            await self._renewals.retire(session.identity)
         except ToolError as error:
-            live.leaving = False
-            await link.send("retire_ack", {"ok": False, "error": error.envelope()}, frame.msg_id)
+            session.is_retiring = False
+            await connection.send("retire_ack", {"ok": False, "error": error.envelope()}, frame.msg_id)
             return
-        await link.send("retire_ack", {"ok": True}, frame.msg_id)
-        await link.close(CloseCode.REVOKED)
+        await connection.send("retire_ack", {"ok": True}, frame.msg_id)
+        await connection.close(CloseCode.REVOKED)
 
 
 def _refusal(verdict: Verdict) -> dict[str, Any]:

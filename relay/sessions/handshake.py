@@ -1,6 +1,6 @@
-"""Who a connecting node is: its certificate, and a token that proves the key for this one challenge.
+"""Authenticates a connecting node: by its certificate, and a token that proves the key for one challenge.
 
-Must not keep anything: what it establishes goes to the sessions.
+Must not keep state: the identity goes to the sessions.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ _MAX_TOKEN_LIFE_S = 60
 
 
 class HandshakeError(Exception):
-    """The node does not get in. ``reason`` is a fixed word; ``code`` closes the connection."""
+    """The node is rejected. ``reason`` is a fixed word; ``code`` closes the connection."""
 
     def __init__(self, reason: str, code: CloseCode = CloseCode.AUTH_FAILED) -> None:
         super().__init__(reason)
@@ -29,10 +29,10 @@ class HandshakeError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Handshake:
-    """Challenges nodes, and judges their answers. ``audience`` is the relay's public URL.
+    """Challenges nodes, and verifies their answers. ``audience`` is the relay's public URL.
 
-    ``now_ms`` is the session's time, of the challenge and of the answer: the node counts the times of its
-    token from the one, and they are judged by the other.
+    ``now_ms`` is the session's time. The node computes the times of its token from that of the challenge, and
+    they are checked against that of the answer.
     """
 
     fleet: Fleet

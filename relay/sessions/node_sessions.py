@@ -1,7 +1,7 @@
-"""The sessions of the nodes that are connected to this process: one a node, the newest.
+"""The sessions of the nodes that are connected to this process: one for each node, the newest.
 
-Moves frames between sockets and the session machine, and pairs commands with answers. A session outlives
-its connection for the same process of the node, so that what was sent may be answered after a reconnect.
+Moves frames between sockets and the protocol machine, and pairs commands with answers. A session outlives its
+connection for the same process of the node, so that a command can be answered after a reconnect.
 Must not decide who may call, nor look into arguments and results.
 """
 
@@ -35,11 +35,11 @@ from schemas.ulids import UlidSource
 
 AUTH_TIMEOUT_S = 5
 
-_TOO_LARGE = 1009  # the server's own: a frame over the cap never comes up to here
+_TOO_LARGE = 1009  # the server's own: a frame over the limit does not reach this module
 
 
 class NodeSessions:
-    """Serves ``/devices/connect``, and reaches the nodes behind it (``relay.routing.port.NodeRouter``)."""
+    """Serves ``/devices/connect``, and is the ``NodeRouter`` of the nodes that connect there."""
 
     def __init__(  # noqa: PLR0913 - what comes in from outside
         self,
@@ -71,57 +71,58 @@ class NodeSessions:
         self._monotonic = monotonic
         self._log = log
         self._auth_timeout_s = auth_timeout_s
-        self._live: dict[str, NodeSession] = {}
+        self._sessions: dict[str, NodeSession] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one WebSocket: what an ASGI application is."""
+        """Serve one WebSocket, as an ASGI application."""
         await self.serve(WebSocket(scope, receive, send))
 
     async def serve(self, socket: WebSocket) -> None:
-        """Hold one node's connection from the upgrade to its end."""
+        """Serve one node's connection from the upgrade to its end."""
         if SUBPROTOCOL not in socket.scope.get("subprotocols", ()):
             await socket.close()  # before accept: the upgrade is refused with 403
             return
         await socket.accept(SUBPROTOCOL)
-        link = NodeConnection(socket, SessionMachine(Role.RELAY, self._reader), self._ulids)
-        if (wait_s := self._connect_limiter.enter(self._monotonic(), link.peer)) > 0:
+        connection = NodeConnection(socket, SessionMachine(Role.RELAY, self._reader), self._ulids)
+        if (wait_s := self._connect_limiter.enter(self._monotonic(), connection.peer)) > 0:
             self._metrics.sessions.labels("sent_away").inc()
-            await link.close(CloseCode.OVER_CAPACITY, retry_after_ms=int(wait_s * 1000) + 1)
+            await connection.close(CloseCode.OVER_CAPACITY, retry_after_ms=int(wait_s * 1000) + 1)
             return
         clock = SessionClock(self._now_ms(), self._ticks_ms)
         try:
             async with asyncio.timeout(self._auth_timeout_s):
-                identity, auth = await self._admit(link, clock, socket.scope)
+                identity, auth = await self._admit(connection, clock, socket.scope)
         except (HandshakeError, ProtocolError, TimeoutError, WebSocketDisconnect) as error:
-            await self._refuse(link, error)
+            await self._refuse(connection, error)
             return
-        live, before = self._take_place(identity, auth, link, clock)
+        session, before = self._register(identity, auth, connection, clock)
         try:
             if before is not None:
-                # Not waited for: a connection that is half gone takes as long to close as to notice.
-                self._aside(before.close(CloseCode.SUPERSEDED))
-            link.meter.admit()
-            await self._welcome(identity.node_id, live, link, auth)
-            del auth  # a certificate and a token, which would otherwise stay as long as the connection
-            await self._serve_frames(live, link)
+                # Not awaited: a half-open connection takes as long to close as to detect.
+                self._start(before.close(CloseCode.SUPERSEDED))
+            connection.meter.admit()
+            await self._welcome(session, connection, auth)
+            del auth  # it holds a certificate and a token, which must not live as long as the connection
+            await self._serve_frames(session, connection)
         except ProtocolError as error:
-            if not link.is_closed:  # else it was closed by us, and what is on the way is nobody's fault
+            # Else the relay closed it, and frames on the way are no fault of the node.
+            if not connection.is_closed:
                 self._broken(identity.node_id, error)
-                await link.close(error.code)
+                await connection.close(error.code)
         except WebSocketDisconnect as error:
-            self._cut_off(identity.node_id, error.code)
+            self._count_server_close(identity.node_id, error.code)
         finally:
-            self._leave(identity.node_id, live, link)
+            self._leave(identity.node_id, session, connection)
 
     async def run(self, command: Command) -> AckPayload:
-        """Send ``command`` and return the node's answer, as ``relay.routing.port.NodeRouter`` describes."""
-        live = self._live.get(command.node_id)
-        link = live.link if live else None
-        if live is None or link is None or not link.is_open:
+        """Send ``command`` and return the node's answer, as ``NodeRouter`` describes."""
+        session = self._sessions.get(command.node_id)
+        connection = session.connection if session else None
+        if session is None or connection is None or not connection.is_open:
             raise ToolError(Failure.NODE_OFFLINE)
         msg_id = self._ulids.new()
-        now = live.now_ms()
+        now = session.now_ms()
         payload: dict[str, Any] = {
             "tool": command.tool,
             "arguments": command.arguments,
@@ -132,70 +133,73 @@ class NodeSessions:
         if command.traceparent is not None:
             payload["traceparent"] = command.traceparent
         answer: asyncio.Future[AckPayload] = asyncio.get_running_loop().create_future()
-        live.pending.add(msg_id, payload, now + command.deadline_ms, answer)
+        session.pending.add(msg_id, payload, now + command.deadline_ms, answer)
         try:
             async with asyncio.timeout(command.deadline_ms / 1000):
-                await self._send_command(link, msg_id, payload)
+                await self._send_command(connection, msg_id, payload)
                 return await answer
         except TimeoutError:
-            self._cancel(live, msg_id, "deadline")
+            self._cancel(session, msg_id, "deadline")
             raise ToolError(Failure.DEADLINE_EXCEEDED) from None
         except asyncio.CancelledError:
-            self._cancel(live, msg_id, "caller_gone")
+            self._cancel(session, msg_id, "caller_gone")
             raise
         finally:
-            live.pending.pop(msg_id)
+            session.pending.pop(msg_id)
 
-    def shut_out(self, is_shut_out: Callable[[Identity], bool], code: CloseCode) -> list[str]:
-        """End the sessions that stand on such a leaf, and the calls under way in them; return the nodes."""
-        ended = [node_id for node_id, live in self._live.items() if is_shut_out(live.identity)]
-        for node_id in ended:
-            live = self._live[node_id]
-            live.fail_all(ToolError(Failure.ATTESTATION_FAILED))
+    def end_sessions(self, matches: Callable[[Identity], bool], code: CloseCode) -> list[str]:
+        """End the sessions of leaves that match, and the calls in flight in them; return the nodes."""
+        ended = {key: session for key, session in self._sessions.items() if matches(session.identity)}
+        for node_id, session in ended.items():
+            session.fail_all(ToolError(Failure.ATTESTATION_FAILED))
             self._log.warning("session ended by the relay", node_id=node_id, code=int(code))
             self._metrics.sessions.labels("shut_out").inc()
-            if live.link is not None:
-                if not live.leaving:
-                    # Not waited for: a node that does not read must not keep the others in.
-                    self._aside(live.link.close(code))
-                self._leave(node_id, live, live.link)
-            del self._live[node_id]
-        return ended
+            if session.connection is not None:
+                if not session.is_retiring:
+                    # Not awaited: a node that does not read must not delay the end of the others.
+                    self._start(session.connection.close(code))
+                self._leave(node_id, session, session.connection)
+            del self._sessions[node_id]
+        return list(ended)
 
-    async def _send_command(self, link: NodeConnection, msg_id: str, payload: Mapping[str, Any]) -> None:
-        link.meter.expect_answer()
+    async def _send_command(
+        self, connection: NodeConnection, msg_id: str, payload: Mapping[str, Any]
+    ) -> None:
+        connection.meter.expect_answer()
         try:
-            await link.send_as(msg_id, "cmd", payload)
+            await connection.send_as(msg_id, "cmd", payload)
         except ProtocolError as error:
-            # Arguments within their schema fit a frame; whatever else it is, nothing has left.
+            # Arguments within their schema fit a frame; in any case, nothing was sent.
             raise ToolError(Failure.INTERNAL, "The command does not fit a frame.") from error
         except WebSocketDisconnect:
-            # Part of it may have left. The same process may still come back for it before the deadline.
+            # Part of it may have been sent. The same process may still resume before the deadline.
             return
 
-    def _cancel(self, live: NodeSession, msg_id: str, reason: str) -> None:
-        link = live.link
-        if link is None or not link.is_open:
+    def _cancel(self, session: NodeSession, msg_id: str, reason: str) -> None:
+        connection = session.connection
+        if connection is None or not connection.is_open:
             return
-        link.forget(msg_id)
-        self._aside(self._tell(link, msg_id, reason))
+        connection.forget(msg_id)
+        self._start(self._send_cancel(connection, msg_id, reason))
 
-    def _aside(self, work: Coroutine[Any, Any, None]) -> None:
-        """Do ``work``, which raises nothing, while whoever asked goes on."""
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run ``work``, which raises nothing, without awaiting it."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _tell(self, link: NodeConnection, msg_id: str, reason: str) -> None:
+    async def _send_cancel(self, connection: NodeConnection, msg_id: str, reason: str) -> None:
         try:
-            await link.send("cmd_cancel", {"reason": reason}, msg_id)
+            await connection.send("cmd_cancel", {"reason": reason}, msg_id)
         except (WebSocketDisconnect, ProtocolError):
             return  # the connection ended first: the node stops the command at its deadline
 
-    async def _admit(self, link: NodeConnection, clock: SessionClock, scope: Scope) -> tuple[Identity, Frame]:
+    async def _admit(
+        self, connection: NodeConnection, clock: SessionClock, scope: Scope
+    ) -> tuple[Identity, Frame]:
         challenge = self._handshake.challenge(clock())
-        await link.send("challenge", challenge)
-        auth = await link.receive()
+        await connection.send("challenge", challenge)
+        auth = await connection.receive()
         if auth is None or auth.type != "auth":
             raise HandshakeError("no_auth")
         identity = self._handshake.judge(auth, challenge["nonce"], clock())
@@ -208,8 +212,8 @@ class NodeSessions:
         if self._refusals.count(RefusalEvent.SESSION_BROKEN, node_id, "protocol"):
             self._log.warning("node broke the protocol", node_id=node_id, reason=printable(error.reason))
 
-    def _cut_off(self, node_id: str, code: int) -> None:
-        """Tell of what the server ended by itself, before a frame came up to here."""
+    def _count_server_close(self, node_id: str, code: int) -> None:
+        """Record that the server closed the connection by itself, before a frame reached this module."""
         if code == _TOO_LARGE:
             self._refusals.count(RefusalEvent.SESSION_BROKEN, node_id, "frame_too_large")
         elif code == FLOODED:
@@ -217,7 +221,7 @@ class NodeSessions:
             if self._refusals.count(RefusalEvent.SESSION_BROKEN, node_id, "flooded"):
                 self._log.warning("node sent more frames than its rate", node_id=node_id)
 
-    async def _refuse(self, link: NodeConnection, error: Exception) -> None:
+    async def _refuse(self, connection: NodeConnection, error: Exception) -> None:
         reason, code = "late", CloseCode.AUTH_FAILED
         if isinstance(error, HandshakeError):
             reason, code = error.reason, error.code
@@ -226,17 +230,17 @@ class NodeSessions:
         elif isinstance(error, WebSocketDisconnect):
             reason = "flooded" if error.code == FLOODED else "gone"
         self._metrics.sessions.labels(f"refused_{reason}").inc()
-        if self._refusals.count(RefusalEvent.NODE_REFUSED, link.peer, reason):
-            self._log.warning("node refused", address=link.peer, reason=reason)
-        await link.close(code)
+        if self._refusals.count(RefusalEvent.NODE_REFUSED, connection.peer, reason):
+            self._log.warning("node refused", address=connection.peer, reason=reason)
+        await connection.close(code)
 
-    def _take_place(
-        self, identity: Identity, auth: Frame, link: NodeConnection, clock: SessionClock
+    def _register(
+        self, identity: Identity, auth: Frame, connection: NodeConnection, clock: SessionClock
     ) -> tuple[NodeSession, NodeConnection | None]:
-        """Give the node's place to ``link``; return the session that it serves and the link before it."""
+        """Make ``connection`` the node's; return its session, and the connection that it replaces."""
         node_id, boot_id = identity.node_id, auth.payload["boot_id"]
-        known = self._live.get(node_id)
-        before = known.link if known is not None else None
+        known = self._sessions.get(node_id)
+        before = known.connection if known is not None else None
         same_process = known is not None and known.boot_id == boot_id
         if before is None:
             self._metrics.nodes_connected.inc()
@@ -245,49 +249,51 @@ class NodeSessions:
             if self._refusals.count(RefusalEvent.IDENTITY_TWICE, node_id, "superseded"):
                 self._log.warning("two machines use one identity; the newer stays", node_id=node_id)
         if known is not None and same_process and known.session_id == auth.payload.get("resume"):
-            known.link, known.identity = link, identity
+            known.connection, known.identity = connection, identity
             return known, before
-        live = self._live[node_id] = NodeSession(self._ulids.new(), boot_id, identity, link, clock)
-        return live, before
+        session = NodeSession(self._ulids.new(), boot_id, identity, connection, clock)
+        self._sessions[node_id] = session
+        return session, before
 
-    async def _welcome(self, node_id: str, live: NodeSession, link: NodeConnection, auth: Frame) -> None:
-        # A new session has a new id, which nobody can have asked for.
-        resumed = live.session_id == auth.payload.get("resume")
+    async def _welcome(self, session: NodeSession, connection: NodeConnection, auth: Frame) -> None:
+        node_id = session.identity.node_id
+        # A new session has a new id, which no node can have asked to resume.
+        resumed = session.session_id == auth.payload.get("resume")
         welcome = {
-            "session_id": live.session_id,
+            "session_id": session.session_id,
             "heartbeat_interval_ms": HEARTBEAT_INTERVAL_MS,
             "max_frame_bytes": MAX_FRAME_BYTES,
-            "server_time_ms": live.now_ms(),
+            "server_time_ms": session.now_ms(),
             "resumed": resumed,
         }
-        await link.send("welcome", welcome, auth.msg_id)
-        if self._live.get(node_id) is not live or live.link is not link:
-            return  # shut out or superseded while it was being sent
+        await connection.send("welcome", welcome, auth.msg_id)
+        if self._sessions.get(node_id) is not session or session.connection is not connection:
+            return  # ended or superseded while it was being sent
         self._fleet.set_connected(node_id, connected=True)
         self._metrics.sessions.labels("resumed" if resumed else "opened").inc()
-        for msg_id, payload in live.pending.resendable(live.now_ms()):
-            # Sending can take a while: what nobody waits for any more must not follow its own cancel.
-            if msg_id in live.pending and link.is_open:
-                await self._send_command(link, msg_id, payload)
+        for msg_id, payload in session.pending.resendable(session.now_ms()):
+            # Sending can block: a command that was cancelled meanwhile must not be sent after its cancel.
+            if msg_id in session.pending and connection.is_open:
+                await self._send_command(connection, msg_id, payload)
 
-    async def _serve_frames(self, live: NodeSession, link: NodeConnection) -> None:
-        node_id = live.identity.node_id
-        while link.is_open:
-            frame = await link.receive()
-            for reason, count in link.take_dropped().items():
+    async def _serve_frames(self, session: NodeSession, connection: NodeConnection) -> None:
+        node_id = session.identity.node_id
+        while connection.is_open:
+            frame = await connection.receive()
+            for reason, count in connection.take_dropped().items():
                 self._metrics.frames_dropped.labels(reason).inc(count)
                 if self._refusals.count(RefusalEvent.FRAME_DROPPED, node_id, reason, count):
                     self._log.warning("answer dropped", node_id=node_id, reason=reason)
             if frame is not None and frame.type == "bye":
                 self._metrics.sessions.labels("bye").inc()
-                await link.close(CloseCode.NORMAL)
+                await connection.close(CloseCode.NORMAL)
             elif frame is not None:
-                await self._frames.handle(live, link, frame)
+                await self._frames.handle(session, connection, frame)
 
-    def _leave(self, node_id: str, live: NodeSession, link: NodeConnection) -> None:
-        if self._live.get(node_id) is not live or live.link is not link:
-            return  # superseded: the node goes on over another connection
-        live.link = None
+    def _leave(self, node_id: str, session: NodeSession, connection: NodeConnection) -> None:
+        if self._sessions.get(node_id) is not session or session.connection is not connection:
+            return  # superseded: the node is connected by another connection
+        session.connection = None
         self._fleet.set_connected(node_id, connected=False)
         self._metrics.sessions.labels("closed").inc()
         self._metrics.nodes_connected.dec()

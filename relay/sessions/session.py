@@ -1,6 +1,6 @@
-"""The session of one process of one node: what outlives its connections.
+"""The session of one process of one node, which outlives its connections.
 
-Must not send or receive: that is ``node_link``.
+Must not send or receive: ``connection`` does.
 """
 
 import asyncio
@@ -20,33 +20,33 @@ AckPayload = Mapping[str, Any]
 
 @dataclass(slots=True)
 class NodeSession:
-    """A session. ``link`` is None while its connection is lost.
+    """A session. ``connection`` is None while it is lost.
 
     Attributes:
-        now_ms: the session's time, which the node measures delays by; it goes on when the session is resumed.
-        identity: the leaf that the node proved last: in the handshake, or with a manifest since.
-        asking: the types of the frames that wait for the certificate authority, one of each at a time.
-        leaving: whether the node retires: it is told that it is done before its connection is closed.
+        now_ms: the session's time, by which the node measures delays; it continues when it is resumed.
+        identity: the leaf that the node proved last, in the handshake or with a manifest.
+        ca_requests: the types of the frames that wait for the certificate authority, one of each at a time.
+        is_retiring: whether the node retires: it gets the acknowledgement before its connection is closed.
     """
 
     session_id: str
     boot_id: str
     identity: Identity
-    link: NodeConnection | None
+    connection: NodeConnection | None
     now_ms: SessionClock
     pending: PendingCommands[asyncio.Future[AckPayload]] = field(default_factory=PendingCommands)
     rejected_in_a_row: int = 0
-    asking: set[str] = field(default_factory=set)
-    leaving: bool = False
+    ca_requests: set[str] = field(default_factory=set)
+    is_retiring: bool = False
 
     def settle(self, msg_id: str, answer: AckPayload) -> None:
-        """Hand ``answer`` to whoever waits for it, once."""
+        """Give ``answer`` to the command that waits for it, once."""
         waiter = self.pending.pop(msg_id)
         if waiter is not None and not waiter.done():
             waiter.set_result(answer)
 
     def fail_all(self, error: ToolError) -> None:
-        """End every command that is not answered with ``error``."""
+        """Fail every unanswered command with ``error``."""
         for msg_id in self.pending:
             waiter = self.pending.pop(msg_id)
             if waiter is not None and not waiter.done():

@@ -53,14 +53,14 @@ class Stage:
             await end.authenticate()
             yield end
 
-    def shut_out(self, node: SimulatedNode) -> list[str]:
+    def end_sessions(self, node: SimulatedNode) -> list[str]:
         """Revoke the one leaf that ``node`` has, as far as sessions go."""
         kid = node.kid
 
         def is_it(leaf: Identity) -> bool:
             return leaf.kid == kid
 
-        return self.sessions.shut_out(is_it, CloseCode.REVOKED)
+        return self.sessions.end_sessions(is_it, CloseCode.REVOKED)
 
     def manifest(self, node: SimulatedNode, **members: Any) -> dict[str, Any]:
         """Return the next manifest of ``node``, as it is sent in a frame."""
@@ -207,9 +207,9 @@ async def test_the_session_stands_on_the_leaf_that_its_node_announces_with(stage
         await asked(end, "announce", stage.manifest(stage.node))
         node = await renewed(stage, end)
         await asked(end, "announce", stage.manifest(node))
-        assert stage.shut_out(stage.node) == []
+        assert stage.end_sessions(stage.node) == []
         await asked(end, "heartbeat", PAYLOADS["heartbeat"])
-        assert stage.shut_out(node) == [NODE_ID]
+        assert stage.end_sessions(node) == [NODE_ID]
         assert (await end.until_closed())[0] == 4003
 
 
@@ -219,8 +219,8 @@ async def test_until_it_announces_with_the_new_leaf_the_session_stands_on_the_ol
         await asked(end, "announce", stage.manifest(stage.node))
         node = await renewed(stage, end)
         await asked(end, "announce", stage.manifest(node, signer=key_named("a thief")))
-        assert stage.shut_out(node) == []
-        assert stage.shut_out(stage.node) == [NODE_ID]
+        assert stage.end_sessions(node) == []
+        assert stage.end_sessions(stage.node) == [NODE_ID]
         assert (await end.until_closed())[0] == 4003
 
 
@@ -233,8 +233,8 @@ async def test_a_manifest_that_the_broker_brought_first_moves_the_session_too(st
         wire = node.manifest(issued_at_ms=manifest["issued_at_ms"])
         stage.hub.fleet.offer_manifest(NODE_ID, wire, "broker")
         assert (await asked(end, "announce", manifest))["ok"] is True
-        assert stage.shut_out(stage.node) == []
-        assert stage.shut_out(node) == [NODE_ID]
+        assert stage.end_sessions(stage.node) == []
+        assert stage.end_sessions(node) == [NODE_ID]
 
 
 async def test_a_session_of_an_old_key_does_not_escape_with_the_public_manifest_of_a_new_one(
@@ -246,8 +246,8 @@ async def test_a_session_of_an_old_key_does_not_escape_with_the_public_manifest_
         honest = stage.real.node(key=key_named("the node's new key"), replace=True)
         stage.hub.fleet.offer_identity(NODE_ID, honest.leaf_pem)
         assert (await asked(thief, "announce", stage.manifest(honest)))["ok"] is True
-        assert stage.shut_out(honest) == []
-        assert stage.shut_out(stage.node) == [NODE_ID]
+        assert stage.end_sessions(honest) == []
+        assert stage.end_sessions(stage.node) == [NODE_ID]
         assert (await thief.until_closed())[0] == 4003
 
 
@@ -346,7 +346,7 @@ async def test_a_session_that_the_relay_closes_while_the_ca_is_busy_breaks_no_pr
     async with stage.open() as end:
         await end.send("renew", {"csr": csr_of(stage.node)})
         await held.until_asked()
-        assert stage.shut_out(stage.node) == [NODE_ID]
+        assert stage.end_sessions(stage.node) == [NODE_ID]
         assert (await end.until_closed())[0] == 4003
     held.free.set()
     async with asyncio.timeout(BOUND_S):
@@ -408,11 +408,11 @@ class Beaten:
 
     def revoke(self, target: str, reason: str = "revoked") -> list[str]:
         kids = self._stage.real.ca.revoke(target, reason)
-        asyncio.run_coroutine_threadsafe(self._shut_out(), self._loop).result(BOUND_S)
+        asyncio.run_coroutine_threadsafe(self._end_sessions(), self._loop).result(BOUND_S)
         return kids
 
-    async def _shut_out(self) -> None:
-        assert self._stage.shut_out(self._stage.node) == [NODE_ID]
+    async def _end_sessions(self) -> None:
+        assert self._stage.end_sessions(self._stage.node) == [NODE_ID]
         for _ in range(20):
             await asyncio.sleep(0)  # whatever was to be done aside is done
 
@@ -434,5 +434,5 @@ async def test_a_node_that_could_not_retire_can_be_shut_out(stage: Stage) -> Non
     stage.real.ca.root_file.unlink()
     async with stage.open() as end:
         assert (await asked(end, "retire", {}))["ok"] is False
-        assert stage.shut_out(stage.node) == [NODE_ID]
+        assert stage.end_sessions(stage.node) == [NODE_ID]
         assert (await end.until_closed())[0] == 4003

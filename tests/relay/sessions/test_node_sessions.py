@@ -777,7 +777,7 @@ async def test_a_frame_on_its_way_when_the_relay_closes_breaks_no_protocol(hub: 
         await admit(socket, hub.ca.issue())
         while len(socket.sent) < 3:  # noqa: ASYNC110 - the event is in the application under test
             await asyncio.sleep(0)
-        sessions.shut_out(is_anybody, CloseCode.REVOKED)
+        sessions.end_sessions(is_anybody, CloseCode.REVOKED)
         while socket.sent[-1]["type"] != "websocket.close":  # noqa: ASYNC110 - as above
             await asyncio.sleep(0)
         socket.put_text(frame_text("heartbeat"))
@@ -791,14 +791,14 @@ async def test_who_is_shut_out_is_closed_and_its_calls_end(stage: Stage) -> None
     async with stage.open() as end:
         task = stage.run()
         await end.receive("cmd")
-        assert stage.sessions.shut_out(is_anybody, CloseCode.REVOKED) == [NODE_ID]
+        assert stage.sessions.end_sessions(is_anybody, CloseCode.REVOKED) == [NODE_ID]
         assert await failure(task) is Failure.ATTESTATION_FAILED
         assert await failure(stage.run()) is Failure.NODE_OFFLINE
         assert (await end.until_closed())[0] == 4003
     await stage.until_ended()
     assert not stage.known().connected
     assert stage.hub.counted("nodes_connected") == 0
-    assert stage.sessions.shut_out(is_anybody, CloseCode.REVOKED) == []
+    assert stage.sessions.end_sessions(is_anybody, CloseCode.REVOKED) == []
 
 
 async def test_a_call_that_waits_for_a_lost_connection_to_come_back_ends_when_its_node_is_shut_out(
@@ -808,13 +808,13 @@ async def test_a_call_that_waits_for_a_lost_connection_to_come_back_ends_when_it
         task = stage.run()
         await end.receive("cmd")
     await stage.until_ended()
-    assert stage.sessions.shut_out(is_anybody, CloseCode.REVOKED) == [NODE_ID]
+    assert stage.sessions.end_sessions(is_anybody, CloseCode.REVOKED) == [NODE_ID]
     assert await failure(task) is Failure.ATTESTATION_FAILED
 
 
 async def test_who_was_shut_out_cannot_resume(stage: Stage) -> None:
     async with stage.open() as end:
-        stage.sessions.shut_out(is_anybody, CloseCode.REVOKED)
+        stage.sessions.end_sessions(is_anybody, CloseCode.REVOKED)
         await end.until_closed()
     async with stage.end() as again:
         welcome = await again.authenticate(resume=end.session_id)
@@ -826,7 +826,7 @@ async def test_only_the_leaves_that_are_meant_are_shut_out(stage: Stage) -> None
     other = stage.hub.ca.issue(OTHER_NODE_ID)
     async with stage.open() as end, stage.end(other) as others_end:
         await others_end.authenticate()
-        assert stage.sessions.shut_out(lambda leaf: leaf.kid == other.kid, CloseCode.AUTH_FAILED) == [
+        assert stage.sessions.end_sessions(lambda leaf: leaf.kid == other.kid, CloseCode.AUTH_FAILED) == [
             OTHER_NODE_ID
         ]
         assert await others_end.until_closed() == (4001, [])
@@ -884,7 +884,7 @@ async def test_who_is_shut_out_while_the_welcome_is_on_its_way_is_not_connected_
     async with asyncio.timeout(BOUND_S):
         await admit(socket, node)
         await socket.stopped.wait()
-        assert sessions.shut_out(is_anybody, CloseCode.REVOKED) == [NODE_ID]
+        assert sessions.end_sessions(is_anybody, CloseCode.REVOKED) == [NODE_ID]
         socket.goes_on.set()
         socket.put({"type": "websocket.disconnect", "code": 4003})
         await serving_it
