@@ -1,20 +1,20 @@
-"""Which source addresses count as one, wherever something is bounded for each address.
+"""Which source addresses count as one where a limit is per address.
 
-Must not know what is bounded.
+Must not know what is limited.
 """
 
 from functools import lru_cache
 from ipaddress import IPv6Address, IPv6Network, ip_address
 
 _SUBSCRIBERS_BITS = 64
-_REMEMBERED = 4096
+_CACHE_SIZE = 4096
 
 
-@lru_cache(maxsize=_REMEMBERED)
+@lru_cache(maxsize=_CACHE_SIZE)
 def address_group(address: str) -> str | None:
-    """Return the group that ``address`` counts towards: itself; of IPv6 its /64, which one subscriber holds.
+    """Return the group that ``address`` counts towards: itself; of IPv6 its /64, which one subscriber has.
 
-    None for this machine, where a proxy stands for all its clients, and for what is no address.
+    None for loopback, where a proxy forwards all its clients, and for what is no address.
     """
     try:
         ip = ip_address(address.partition("%")[0])

@@ -1,6 +1,6 @@
-"""JSON in ASCII for what the relay writes down and hands out: the lines of its logs, and the text of answers.
+"""JSON in ASCII for the relay's log lines and answers.
 
-pydantic's encoder, which came with the MCP SDK: each call is written five times over, and the standard one
+pydantic's encoder, which the MCP SDK depends on: each call is encoded five times, and the standard encoder
 takes three to four times as long. Must not be used for what is signed: that is ``schemas.canonical``.
 """
 
@@ -11,15 +11,15 @@ from pydantic_core import to_json
 
 
 def encoded(value: object) -> str:
-    """Return ``value``, which is what strict JSON or we ourselves made, as JSON without spaces, in ASCII.
+    """Return ``value``, which came from strict JSON or from us, as JSON without spaces, in ASCII.
 
     Raises:
-        ValueError: it holds a lone surrogate, or something that JSON has no form for at all.
+        ValueError: it contains a lone surrogate, or a type that JSON does not have.
     """
-    # Only in a string can this stand, and a terminal must not be sent it.
+    # DEL can only occur inside a string; it must not reach a terminal.
     return to_json(value, ensure_ascii=True).decode("ascii").replace("\x7f", "\\u007f")
 
 
 def members_of(facts: Mapping[str, Any]) -> str:
-    """Return ``facts`` as what stands between the braces of a JSON object, in ASCII."""
+    """Return ``facts`` as the members of a JSON object without its braces, in ASCII."""
     return encoded(facts)[1:-1]

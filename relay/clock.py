@@ -1,8 +1,8 @@
-"""The time that the relay judges by, and the time that one session counts in.
+"""The clock for the relay's validity checks, and the clock of one session.
 
 The system's clock can be set while the relay runs: by an operator, by NTP at boot, by a hypervisor. Ticks,
-which only go forward, show by how much. Must not be used for what is written down (audit, logs, ledgers,
-leaves): that has the system's time, like every other program on the machine.
+which only go forward, show by how much. Must not be used for records (audit, logs, ledgers,
+leaves): those have the system's time, like those of every other program on the machine.
 """
 
 import time
@@ -24,16 +24,17 @@ def now_ms() -> int:
 
 
 def ticks_ms() -> int:
-    """Return milliseconds since boot, which nobody can set; they go on while the machine is suspended."""
+    """Return milliseconds since boot, which cannot be set; they go on while the machine is suspended."""
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
 
 
 class RelayClock:
-    """Follows the system's clock, and no step of it.
+    """Follows the system's clock, but not its steps.
 
     A step within the tolerance is made up over half an hour at most, so that nothing expires or begins at
     once. A larger one is followed at once: a token that has expired by the system's clock must not be
-    accepted for hours. The clock is then in doubt until it is back, or a node's manifest agrees with it.
+    accepted for hours. The clock is then not trusted until the step is undone, or a node's manifest
+    agrees with it.
     """
 
     def __init__(
@@ -70,12 +71,12 @@ class RelayClock:
         return int(ticks + self._offset)
 
     def is_trusted(self) -> bool:
-        """Tell whether the system's clock was not set by more than the tolerance, or was borne out since."""
+        """Return whether the system's clock was not set beyond the tolerance, or was confirmed since."""
         self()
         return self._before is None
 
     def compare(self, issued_at_ms: int) -> None:
-        """Take note of when, by its own clock, a connected node has signed what it now announces."""
+        """Compare the clock with the time at which a connected node signed what it now announces."""
         if not self.is_trusted() and abs(self() - issued_at_ms) <= TOLERANCE_MS:
             self._before = None
             self._log.info("the system's clock is right as it was set: a node's agrees with it")
@@ -84,8 +85,8 @@ class RelayClock:
 class SessionClock:
     """The time at which a session began, and ticks since.
 
-    The node tells by it how long a command was on its way: a step would look like a delay, and every command
-    after it like a late one.
+    The node measures by it how long a command was in transit: a step would look like a delay, and every later
+    command would look late.
     """
 
     def __init__(self, began_ms: int, ticks_ms: Callable[[], int]) -> None:

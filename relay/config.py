@@ -1,4 +1,4 @@
-"""What the operator decides about a relay, and where its state lies."""
+"""The operator's configuration of a relay, and the paths of its state."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -12,16 +12,16 @@ DEFAULT_LISTEN = "127.0.0.1:8700"
 DEFAULT_PUBLIC_URL = f"http://{DEFAULT_LISTEN}"
 HEARTBEAT_INTERVAL_MS = 60_000
 AGENT_BURST_S = 3
-"""How many seconds' worth an agent may take at once: listing all that thousands of nodes offer is one go."""
+"""How many seconds' worth an agent may take at once: listing the tools of thousands of nodes is one burst."""
 
 PER_AGENT = Allowance(rate=300, burst=300 * AGENT_BURST_S, concurrency=64)
-"""What one agent may take of a relay that carries about a thousand calls a second."""
+"""What one agent may use of a relay that serves about a thousand calls a second."""
 
-_MAX_URL = 256  # what fits into a token's iss
+_MAX_URL = 256  # the bound of a token's iss
 
 
 class EnvelopeMode(Enum):
-    """What happens to a call whose form is not that of an envelope: nothing, a log line, or a refusal."""
+    """What happens to a call that is not a valid envelope: nothing, a log line, or a refusal."""
 
     OFF = "off"
     SHADOW = "shadow"
@@ -30,10 +30,10 @@ class EnvelopeMode(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ExternalIssuerConfig:
-    """Who besides the relay itself issues agents' tokens.
+    """The issuer of agents' tokens besides the relay itself.
 
     Attributes:
-        issuer: as it stands in ``iss``, to the letter, and in the metadata for clients.
+        issuer: exactly as in ``iss`` and in the metadata for clients.
         jwks_url: where its keys are.
     """
 
@@ -42,7 +42,7 @@ class ExternalIssuerConfig:
 
     @classmethod
     def parse(cls, issuer: str, jwks_url: str, public_url: str) -> "ExternalIssuerConfig":
-        """Return the issuer, once nobody in between can put keys of his own in place of its.
+        """Return the issuer, if its keys cannot be replaced on the way.
 
         Raises:
             AddressError: one of the two is no URL for that, or the issuer has the relay's own name.
@@ -58,7 +58,7 @@ class ExternalIssuerConfig:
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """A certificate, with those above it in the same file, and its key; both PEM."""
+    """A certificate, with its chain in the same file, and its key; both PEM."""
 
     certificate: Path
     key: Path
@@ -66,21 +66,21 @@ class TlsFiles:
 
 @dataclass(frozen=True, slots=True)
 class RelayConfig:
-    """How one relay reaches the world, and is reached.
+    """How one relay connects, and is reached.
 
     Attributes:
         public_url: in its normal form; nodes sign for it, and agents' tokens are for its ``/mcp``.
         listen: the one address that everything is served on.
-        per_agent: what one agent may take, whatever tokens it holds.
-        envelope_mode: what is done about a call that is not of the form.
+        per_agent: what one agent may use with all its tokens together.
+        envelope_mode: what happens to a call that is not a valid envelope.
         external_issuer: who else issues agents' tokens, if anyone.
-        tls: what is served with; None where a proxy in front, or nobody, speaks TLS.
-        own_root: whether ``tls`` is issued by the relay's own CA: then nodes believe its root alone.
-        plain_allowed: whether the operator has said that others may read along.
-        broker_ca: the roots that vouch for the broker, PEM; None: those of the relay's own CA.
+        tls: what is served with; None where a proxy terminates TLS, or there is none.
+        own_root: whether ``tls`` is issued by the relay's own CA: then nodes trust its root alone.
+        plain_allowed: whether the operator accepts transports that others can read.
+        broker_ca: the roots that the broker is verified by, PEM; None: those of the relay's own CA.
         broker_directory: where what the broker reads is written; None: in the state directory.
-        broker_pid_file: where the process is found that is told of new access lists; None: nobody is told.
-        node_broker: the broker as nodes reach it, which they are told at enrolment; None: as the relay does.
+        broker_pid_file: names the process to signal for new access lists; None: none is signalled.
+        node_broker: the broker as nodes reach it, which enrolment returns; None: as the relay reaches it.
 
     Raises:
         AddressError: something would travel in the clear between machines, or the URL says so.
@@ -120,11 +120,11 @@ class StateFiles:
     |---|---|
     | `ca/` | the CA: `root.pem`, `root.key` (0600), those before them, `ledger.jsonl` |
     | `token.key` | the key that agent tokens are signed with (0600) |
-    | `join_tokens.jsonl` | who may still enrol: the join tokens and their keys (0600) |
+    | `join_tokens.jsonl` | the join tokens, by which nodes may enrol, and their keys (0600) |
     | `marks/` | `marks.sqlite3`, the newest manifest accepted from each node (0700) |
-    | `revoked_tokens.jsonl` | the agent tokens that are void before their time (0600) |
+    | `revoked_tokens.jsonl` | the agent tokens that were revoked (0600) |
     | `tls/` | the certificate of the relay's own CA: `relay.pem`, `relay.key` (0600) |
-    | `broker/` | what a broker reads, unless `--broker-directory` says otherwise: see `broker_access` |
+    | `broker/` | what a broker reads, unless `--broker-directory` is given: see `broker_access` |
     | `audit-verified.json` | the newest line of the audit when it was last verified |
     | `audit.jsonl` | one line a decision and one an outcome (0600); when full, `audit-000001.jsonl`, … |
     """
@@ -143,10 +143,10 @@ class StateFiles:
 
 
 def _is_trustworthy(url: str) -> bool:
-    """Tell whether ``url`` is https, or http within this machine, and holds no secret."""
+    """Return whether ``url`` is https, or http within this machine, and contains no secret."""
     try:
         parts = urlsplit(url)
-        _ = parts.port  # what is no port shows only now
+        _ = parts.port  # an invalid port raises only here
     except ValueError:
         return False
     private = parts.scheme == "https" or (parts.scheme == "http" and is_loopback(parts.hostname or ""))
@@ -155,5 +155,5 @@ def _is_trustworthy(url: str) -> bool:
 
 
 def default_state_dir(home: Path, *, is_root: bool) -> Path:
-    """Return where a relay's state lies unless the operator says otherwise."""
+    """Return the default state directory of a relay."""
     return Path("/var/lib/edge-relay") if is_root else home / ".local/state/edge-relay"

@@ -1,8 +1,8 @@
-"""A file of JSON lines that is only ever appended to, by any process of the operator's, and survives each.
+"""A file of JSON lines that is only appended to, by several processes of one user.
 
-What the CA issued and revoked, who may join and which tokens are void lie in such files: the commands write
-them, and a running relay looks at them. A reader keeps the file open and parses what was appended since its
-last look: a look needs no new descriptor, and costs what is new. Must not know what an entry means.
+The CA's records, the join tokens and the revoked tokens are such files: commands write them, and a running
+relay reads them. A reader keeps the file open and parses what was appended since its last read, so a read
+needs no new descriptor and costs only what is new. Must not know what an entry means.
 """
 
 import errno
@@ -34,15 +34,15 @@ class LedgerState(Protocol):
     """What the entries of one kind of ledger add up to."""
 
     def copy(self) -> Self:
-        """Return another state with the same contents; ``apply`` to one must not show in the other."""
+        """Return an independent copy."""
         ...
 
     def apply(self, entry: Entry) -> None:
-        """Take in the next entry.
+        """Apply the next entry.
 
         Raises:
-            KeyError, ValueError, TypeError, AttributeError: it is no entry of this kind. What is not
-                understood must not be skipped: it may be a revocation.
+            KeyError, ValueError, TypeError, AttributeError: it is no entry of this kind. An
+                entry that is not understood must not be skipped: it may be a revocation.
         """
         ...
 
@@ -71,7 +71,7 @@ class _KeptFile:
 
 @dataclass(frozen=True, slots=True)
 class _Parsed(Generic[StateT]):
-    """What was read of a file: where it ends, how many lines, the last of them, and what they come to."""
+    """What was read of a file: its end, the number of lines, the last of them, and their state."""
 
     state: StateT
     end: int = 0
@@ -81,7 +81,7 @@ class _Parsed(Generic[StateT]):
 
 
 class Ledger(Generic[StateT]):
-    """The ledger in ``path``, which is made with the first entry; ``empty`` is what none come to.
+    """The ledger in ``path``, which is made with the first entry; ``empty`` is the state of no entries.
 
     Can be read on several threads at once. A state that ``read`` or ``locked`` has returned never changes:
     the next entries are applied to a copy.
@@ -101,14 +101,14 @@ class Ledger(Generic[StateT]):
 
     @property
     def stamp(self) -> tuple[int, int, int]:
-        """What differs after every append: a cheap look for whoever watches."""
+        """What differs after every append: a cheap check for changes."""
         try:
             return _stamp(self.path.lstat())
         except FileNotFoundError:
             return (0, 0, 0)
 
     def read(self) -> StateT:
-        """Return what the entries come to.
+        """Return the state that the entries add up to.
 
         Raises:
             LedgerError: a line is not a JSON object, or no entry of this kind.
@@ -125,40 +125,40 @@ class Ledger(Generic[StateT]):
         check_state(self.path, facts, secret=self._secret)
         stamp = _stamp(facts)
         if stamp == self._damaged_at:
-            # A look at damage that nobody has mended yet must not parse it again.
+            # Damage that was found once is not parsed again until the file changes.
             raise LedgerError(self._damage)
         if stamp != self._parsed.stamp:
-            known = self._parsed if self._goes_on(file, facts) else self._nothing
+            known = self._parsed if self._was_appended(file, facts) else self._nothing
             self._parsed = self._extended(known, file.read(known.end, facts.st_size), stamp)
         return self._parsed
 
     def _current_file(self) -> _KeptFile | None:
-        """Return the file that lies at the path now, and keep it open; None if there is none."""
+        """Return the file that is at the path now, and keep it open; None if there is none."""
         try:
             named = self.path.lstat()
         except FileNotFoundError:
-            self._let_go()
+            self._close_file()
             return None
         if self._file is None or not os.path.samestat(self._file.facts(), named):
-            # Replaced: restored from a backup, or edited. Its descriptor first, for there may be no other.
-            self._let_go()
+            # Replaced: restored from a backup, or edited. Close first: there may be no other descriptor.
+            self._close_file()
             self._file = _KeptFile(self.path, secret=self._secret)
         return self._file
 
-    def _let_go(self) -> None:
+    def _close_file(self) -> None:
         if self._file is not None:
             self._file.close()
         self._file, self._parsed = None, self._nothing
 
-    def _goes_on(self, file: _KeptFile, facts: os.stat_result) -> bool:
-        """Tell, by its size and the last line read, whether the file was only appended to."""
+    def _was_appended(self, file: _KeptFile, facts: os.stat_result) -> bool:
+        """Return, by its size and the last line read, whether the file was only appended to."""
         known = self._parsed
         if known.stamp is None or facts.st_size == known.stamp[1]:
-            return False  # of the same size, yet written to: not by an append
+            return False  # of the same size, yet modified: not by an append
         return file.read(known.end - len(known.last), known.end) == known.last
 
     def _extended(self, known: _Parsed[StateT], data: bytes, stamp: tuple[int, int, int]) -> _Parsed[StateT]:
-        # What stands behind the last line end was never said to be done.
+        # What follows the last line end was never acknowledged.
         lines = data.split(b"\n")[:-1]
         if not lines:
             return _Parsed(known.state, known.end, known.number, known.last, stamp)
@@ -174,9 +174,9 @@ class Ledger(Generic[StateT]):
 
     @contextmanager
     def locked(self) -> Iterator[StateT]:
-        """Hold the ledger alone, and return what it comes to: what follows stays true until written.
+        """Lock the ledger and return its state, which stays valid until ``append``.
 
-        Waits for whoever holds it: not to be called where nothing may wait.
+        Waits for the lock: call it on a thread, not on the event loop.
 
         Raises:
             LedgerError, OSError: as ``read``.
@@ -185,7 +185,7 @@ class Ledger(Generic[StateT]):
             with self._lock:
                 parsed = self._read_on()
             if parsed.end != os.fstat(file.fileno()).st_size:
-                # What a power cut left behind the last entry must not become the beginning of the next.
+                # What a power cut left after the last entry must not become the beginning of the next.
                 file.truncate(parsed.end)
             yield parsed.state
 
@@ -194,7 +194,7 @@ class Ledger(Generic[StateT]):
         while True:
             with self._opened_to_write() as file:
                 fcntl.flock(file, fcntl.LOCK_EX)
-                # Who held it until now may have put another file in its place.
+                # The last holder of the lock may have replaced the file.
                 if os.path.samestat(os.fstat(file.fileno()), self.path.lstat()):
                     yield file
                     return
@@ -203,7 +203,7 @@ class Ledger(Generic[StateT]):
         """Add ``entries``, all or none, so that a power cut cannot undo it. Only while it is ``locked``.
 
         Raises:
-            OSError: the disk did not take all of it; the ledger is as it was.
+            OSError: it could not be written whole; the ledger is unchanged.
         """
         lines = "".join(json.dumps(entry, separators=(",", ":")) + "\n" for entry in entries).encode("ascii")
         with self._opened_to_write() as file:
@@ -217,7 +217,7 @@ class Ledger(Generic[StateT]):
                 raise OSError(error.errno, error.strerror, str(self.path)) from None
 
     def _opened_to_write(self) -> FileIO:
-        # Unbuffered: a write is one write, and what came of it is known at once.
+        # Unbuffered: one write call, whose result is known at once.
         return FileIO(open_state(self.path, _WRITE, secret=self._secret), "rb+")
 
 
@@ -226,10 +226,10 @@ def _stamp(facts: os.stat_result) -> tuple[int, int, int]:
 
 
 def parse_entry(line: bytes) -> Entry:
-    """Return the entry that a line holds.
+    """Return the entry in a line.
 
     Raises:
-        ValueError, TypeError, RecursionError: it holds none.
+        ValueError, TypeError, RecursionError: there is none.
     """
     entry = json.loads(line.decode("ascii"))
     if not isinstance(entry, dict):

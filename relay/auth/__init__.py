@@ -1,1 +1,1 @@
-"""Who calls: agents' tokens, their issuers' keys, and the one table of permissions."""
+"""Identifies callers: agents' tokens, their issuers' keys, and the one table of permissions."""

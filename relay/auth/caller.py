@@ -1,4 +1,4 @@
-"""Who makes a request, established once by the request guard and taken from there on by everything behind it.
+"""The caller of a request: identified once by the request guard, and used by everything behind it.
 
 Holds no bearer token: what a token proved is all that is kept of it. Must not decide what a caller may do.
 """

@@ -1,1 +1,1 @@
-"""A relay's state as one encrypted file, and back."""
+"""Backs up a relay's state into one encrypted file, and restores it."""

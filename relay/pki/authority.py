@@ -1,7 +1,7 @@
 """The certificate authority: its roots, and a ledger that binds each node id to its tenant and key.
 
-An id once issued is issued again only when the operator says so, and then its old leaves are revoked, or to
-the key that has it: no request becomes a node that exists, or ever did. Must not hold a root's key in memory
+An id that was issued is issued again only on the operator's command, which revokes its old leaves, or to the
+same key: no request can take over a node that exists or ever did. Must not hold a root's key in memory
 longer than an issue takes.
 """
 
@@ -241,7 +241,7 @@ class CertificateAuthority:
 
     @property
     def stamp(self) -> tuple[object, ...]:
-        """What differs after any change, and when a root's time is up. Take it before what it stands for."""
+        """What differs after any change, and when a root expires. Read it before what it is compared for."""
         return (*self._ledger.stamp, *self.roots())
 
     @contextmanager

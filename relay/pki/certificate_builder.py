@@ -1,6 +1,6 @@
-"""What the certificate authority issues: roots, nodes' leaves, servers' certificates, lists of the revoked.
+"""Builds what the certificate authority issues: roots, leaves, server certificates, revocation lists.
 
-Must not decide who gets one, and must not read files, clocks or randomness.
+Must not decide whether to issue, and must not read files, clocks or randomness.
 """
 
 import re
@@ -94,7 +94,7 @@ def issue_server(  # noqa: PLR0913 - a certificate has this many facts
 ) -> str:
     """Return a certificate in PEM for a server that is reached under ``hosts``: names and addresses.
 
-    It serves as a client's too: the relay shows it to the broker, which knows it by its common name
+    It is a client certificate too: the relay shows it to the broker, which identifies it by its common name
     ``name``. No node can have it: a leaf's only name is the URN of the node.
 
     Raises:
@@ -117,8 +117,8 @@ def issue_server(  # noqa: PLR0913 - a certificate has this many facts
 def make_crl(root_pem: str, root_key: SigningKey, serials: Iterable[int], now_ms: int, number: int) -> str:
     """Return the list of revoked ``serials`` in PEM, signed by the root that issued them.
 
-    It is good for as long as the root is: a broker refuses everybody once its list has run out, and what
-    keeps a list young is that a new one is written with each revocation.
+    It is valid for as long as the root: a broker refuses every client once its list has expired, and each
+    revocation writes a new list.
     """
     root = x509.load_pem_x509_certificate(root_pem.encode("ascii"))
     builder = (
@@ -138,7 +138,7 @@ def make_crl(root_pem: str, root_key: SigningKey, serials: Iterable[int], now_ms
 def _root_for(root_pem: str, now_ms: int, valid_days: int) -> tuple[x509.Certificate, int]:
     """Return the root, and how many of ``valid_days`` are within its life."""
     root = x509.load_pem_x509_certificate(root_pem.encode("ascii"))
-    # What outlives its root would be believed by nobody from then on, without a word.
+    # A certificate that outlived its root would be rejected from then on without a diagnosis.
     days_left = (root.not_valid_after_utc - moment(now_ms)).days
     if days_left < 1:
         raise IdentityError("root_too_old")
@@ -167,7 +167,7 @@ def _host_name(host: str) -> x509.GeneralName:
         address = ip_address(bare)
     except ValueError:
         address = None
-    if address is not None and "%" not in bare:  # a zone means something on one machine alone
+    if address is not None and "%" not in bare:  # a zone is meaningful on one machine alone
         return x509.IPAddress(address)
     if not is_host(host):
         raise IdentityError("not_a_host")

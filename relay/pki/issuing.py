@@ -1,6 +1,6 @@
-"""What the CA signs, each with the record of it for the ledger.
+"""Signs what the CA issues, and returns the record of it for the ledger.
 
-Must not decide who gets one, and must not read or write files.
+Must not decide whether to issue, and must not read or write files.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -1,4 +1,4 @@
-"""What the CA's ledger says, entry by entry: which certificates there are, whose they are, which are revoked.
+"""The entries of the CA's ledger, and their sum: the certificates, their holders, and which are revoked.
 
 | action | members besides ``ts_ms`` |
 |---|---|
@@ -7,7 +7,7 @@
 | `revoke` | `node_id` or `name`, `kid`, `reason` |
 | `rotate` | `root`, `previous`, `previous_until_ms` |
 
-Serial numbers are in hex, for they are longer than JSON's numbers. Must not read or write files.
+Serial numbers are in hex, since they exceed JSON's numbers. Must not read or write files.
 """
 
 import re
@@ -17,17 +17,17 @@ from itertools import pairwise
 from typing import Any
 
 KID_DIGITS = 16
-"""As many of a kid as are shown to people, and tell one from another."""
+"""How many digits of a kid are shown to people; enough to be unique."""
 _KID = re.compile(rf"[0-9a-f]{{{KID_DIGITS},64}}")
 _OLD_LEAF_MS = 90 * 86_400_000
 
 
 @dataclass(frozen=True, slots=True)
 class IssuedLeaf:
-    """A node's leaf as the ledger has it.
+    """A node's leaf as the ledger records it.
 
-    ``serial`` is 0 for a leaf of the first version, which wrote none down: a list of the revoked cannot
-    name it, the kid can. ``join_id`` names the join token that it was enrolled with, if it was.
+    ``serial`` is 0 for a leaf of the first version, which recorded none: a revocation list cannot name it,
+    its kid can. ``join_id`` names the join token that it was enrolled with, if it was.
     """
 
     node_id: str
@@ -41,7 +41,7 @@ class IssuedLeaf:
 
     @property
     def name(self) -> str:
-        """Whose it is."""
+        """The node that holds it."""
         return self.node_id
 
     def subject(self) -> dict[str, str]:
@@ -49,7 +49,7 @@ class IssuedLeaf:
         return {"node_id": self.node_id, "kid": self.kid}
 
     def facts(self) -> dict[str, Any]:
-        """Return what a program wants to know of it."""
+        """Return it for programs."""
         times = {"issued_ms": self.issued_ms, "not_after_ms": self.not_after_ms}
         return {**self.subject(), "tenant": self.tenant, **times, "join_id": self.join_id}
 
@@ -85,7 +85,7 @@ class IssuedLeaf:
 
 @dataclass(frozen=True, slots=True)
 class IssuedServer:
-    """A broker's or relay's certificate as the ledger has it."""
+    """A broker's or relay's certificate as the ledger records it."""
 
     name: str
     kid: str
@@ -95,14 +95,14 @@ class IssuedServer:
 
     @property
     def tenant(self) -> None:
-        """A server is nobody's tenant."""
+        """A server belongs to no tenant."""
 
     def subject(self) -> dict[str, str]:
         """Return what names it in other entries."""
         return {"name": self.name, "kid": self.kid}
 
     def facts(self) -> dict[str, Any]:
-        """Return what a program wants to know of it."""
+        """Return it for programs."""
         return {**self.subject(), "issued_ms": self.issued_ms, "not_after_ms": self.not_after_ms}
 
     def entry(self) -> dict[str, Any]:
@@ -140,7 +140,7 @@ def rotation(root: str, previous: str, previous_until_ms: int, now_ms: int) -> d
 
 
 class Records:
-    """All that the entries of the CA's ledger come to: a ``relay.ledger.LedgerState``."""
+    """The sum of the entries of the CA's ledger: a ``relay.ledger.LedgerState``."""
 
     def __init__(self, entries: Iterable[Mapping[str, Any]] = ()) -> None:
         self.issued: dict[str, IssuedLeaf | IssuedServer] = {}
@@ -159,7 +159,7 @@ class Records:
         return other
 
     def apply(self, entry: Mapping[str, Any]) -> None:
-        """Take in the next entry.
+        """Apply the next entry.
 
         Raises:
             KeyError, ValueError, TypeError, AttributeError: it is none that the CA writes.
@@ -180,13 +180,13 @@ class Records:
                 raise ValueError(other)
 
     def state(self, issued: IssuedLeaf | IssuedServer, now_ms: int) -> str:
-        """Return, in words, what has become of a certificate."""
+        """Return the state of a certificate, in words."""
         if issued.kid in self.revoked:
             return "revoked"
         return "in force" if now_ms < issued.not_after_ms else "expired"
 
     def existed(self, node_id: str) -> bool:
-        """Tell whether the id was ever issued: then it belongs to a key, even if that is revoked."""
+        """Return whether the id was ever issued: then it belongs to a key, even a revoked one."""
         return node_id in self._of_node
 
     def unrevoked(self, node_id: str) -> list[IssuedLeaf]:

@@ -1,8 +1,8 @@
-"""A certificate for a broker or another server, as the files that such a program reads.
+"""Writes a certificate for a broker or another server, as the files that such a program reads.
 
 | file | mode | holds |
 |---|---|---|
-| `server.key` | 0600 | its key; one that is there is kept |
+| `server.key` | 0600 | its key; an existing one is kept |
 | `server.pem` | 0644 | its certificate |
 | `roots.pem` | 0644 | the roots that are trusted now |
 
