@@ -12,6 +12,7 @@ from bench.calls import measure_calls
 from bench.envelope import measure_envelope
 from bench.flooded import measure_flooded
 from bench.footprint import measure_footprint
+from bench.lists import measure_lists
 from bench.memory import measure_memory
 from bench.results import Figure, table, write_json
 from bench.revocation import measure_revocation
@@ -28,6 +29,7 @@ PARTS: Mapping[str, tuple[str, Callable[[], list[Figure]]]] = {
         "manifests, tokens and envelopes",
         lambda: [measure_verification(), *measure_tokens(), measure_envelope()],
     ),
+    "lists": ("a page of tools/list and an idle second", measure_lists),
     "slow_clients": ("calls beside 1 000 slow clients", lambda: [asyncio.run(measure_slow_clients())]),
     "revocation": (
         "the time until a revoked node is disconnected",

@@ -1,0 +1,129 @@
+"""What a page of ``tools/list`` and a second without a change cost, in a fleet of 1 000 nodes and one of 10.
+
+Both fleets have the same tools in number: a cost that follows the number of nodes shows as a ratio above 1.
+"""
+
+import io
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from nacl.signing import SigningKey
+
+from bench.results import Figure
+from kubelet.handlers.echo import CAPABILITY as ECHO
+from relay.audit.log import AuditLog
+from relay.audit.refusal_counts import RefusalCounter
+from relay.auth.permissions import Rights
+from relay.fleet.fleet import Fleet
+from relay.fleet.leaves import Trust
+from relay.fleet.replay_marks import MarkStore
+from relay.fleet.tools import Projector
+from relay.mcp_api.paging import ToolEntries, page_of
+from relay.observability.logging import make_logger
+from relay.observability.metrics import Metrics
+from relay.pki.certificate_builder import issue_leaf, make_root
+from schemas.kinds import KindRegistry
+from schemas.manifest import fingerprint, sign_manifest
+from schemas.registry import SchemaRegistry
+from schemas.trust import Outcome, TrustRules
+
+_NOW_MS = 1_790_000_000_000
+_TENANT = "bench"
+_ROOT_KEY, _NODE_KEY = SigningKey(bytes(range(32))), SigningKey(bytes(range(1, 33)))
+_TOOLS = 2000
+_SIZES = (1000, 10)
+_ROUNDS = 7
+_PAGES = 20
+_IDLE_SECONDS = 5000
+
+
+def measure_lists() -> list[Figure]:
+    """Return ``list_page_us`` and ``idle_second_us``."""
+    pages, idle = [], []
+    for nodes in _SIZES:
+        with _fleet(nodes) as fleet:
+            pages.append(_us_each(partial(_first_page, fleet), _PAGES))
+            idle.append(_us_each(fleet.sweep, _IDLE_SECONDS))
+    many, few = _SIZES
+    return [
+        Figure(name, value, "us", f"the same tools at {few} nodes, not {many}", reference, wanted)
+        for name, (value, reference), wanted in (
+            ("list_page_us", pages, "ratio <= 1.5"),
+            ("idle_second_us", idle, "ratio <= 1.5"),
+        )
+    ]
+
+
+def _first_page(fleet: Fleet) -> None:
+    listed = partial(fleet.listed, Rights(_TENANT, frozenset({"read_only"})))
+    tools, cursor = page_of(listed, None)
+    ToolEntries(tools, dashed=False).text()
+    if cursor is None:
+        raise RuntimeError("the page must be a full one")
+
+
+@contextmanager
+def _fleet(nodes: int) -> Iterator[Fleet]:
+    """Hold a fleet of so many nodes, which are connected and have ``_TOOLS`` tools together."""
+    root = make_root(_ROOT_KEY, "bench", _NOW_MS, 3650, serial=1)
+    registry, kinds, log = SchemaRegistry(), KindRegistry(), make_logger(io.StringIO())
+    capabilities = [{**ECHO, "cap_id": f"echo{number}"} for number in range(_TOOLS // nodes)]
+    with TemporaryDirectory(prefix="edge-kubelet-bench-") as name:
+        audit = AuditLog(Path(name) / "audit.jsonl", lambda: _NOW_MS)
+        fleet = Fleet(
+            trust=Trust(TrustRules(registry, kinds), [root], frozenset()),
+            projector=Projector(registry, kinds),
+            marks=MarkStore(Path(name) / "marks"),
+            metrics=Metrics(),
+            refusals=RefusalCounter(audit, log, time.monotonic),
+            now_ms=lambda: _NOW_MS,
+            log=log,
+        )
+        for number in range(nodes):
+            node_id = f"01hzx9k3m4p7q8r9s0t1v2{number:04}"
+            _connect(fleet, node_id, root, capabilities)
+        yield fleet
+        audit.close()
+
+
+def _connect(fleet: Fleet, node_id: str, root: str, capabilities: list[Any]) -> None:
+    leaf = issue_leaf(
+        root,
+        _ROOT_KEY,
+        node_id=node_id,
+        tenant=_TENANT,
+        public_key=bytes(_NODE_KEY.verify_key),
+        now_ms=_NOW_MS,
+        valid_days=90,
+        serial=2,
+    )
+    identity = fleet.identify(node_id, leaf)
+    wire = sign_manifest(
+        node_id=node_id,
+        kid=identity.kid,
+        hw_fingerprint=fingerprint({"machine_id": node_id}),
+        capabilities=capabilities,
+        issued_at_ms=_NOW_MS,
+        expires_at_ms=_NOW_MS + 900_000,
+        sign=lambda message: _NODE_KEY.sign(message).signature,
+    )
+    if fleet.offer_manifest(node_id, wire, "broker").outcome is not Outcome.ACCEPTED:
+        raise RuntimeError("what is measured must succeed")
+    fleet.set_connected(node_id, connected=True)
+
+
+def _us_each(work: Callable[[], object], count: int) -> float:
+    """Return the CPU time of one piece of work: the median of some rounds."""
+    rounds = []
+    for _ in range(_ROUNDS):
+        started = time.process_time()
+        for _ in range(count):
+            work()
+        rounds.append((time.process_time() - started) / count * 1_000_000)
+    return statistics.median(rounds)
