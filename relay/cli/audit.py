@@ -1,7 +1,7 @@
-"""``relay audit``: what was decided, and whether anybody has touched it since.
+"""``relay audit``: shows what was decided, and verifies that it was not changed since.
 
-Reads beside a running relay, and needs no lock. Every value is made printable before it is shown: whoever
-could write the file could write anything.
+Reads while a relay is running, and needs no lock. Every value is made printable before it is shown: the file
+may have been tampered with.
 """
 
 import json
@@ -26,7 +26,7 @@ from relay.audit.verify import FIELDS, HASH_FORM, matching, parsed, verify
 from relay.cli.options import EXIT_LOST, EXIT_NO, EXIT_USAGE, AsJson, StateDir, fail, seconds, state_files
 from schemas.text import printable
 
-app = typer.Typer(help="What was decided, and whether it still stands there.", no_args_is_help=True)
+app = typer.Typer(help="What was decided, and whether it was changed since.", no_args_is_help=True)
 
 _POLL_S = 0.25
 _QUIET_S = 1.0
@@ -40,14 +40,14 @@ def audit_verify(
     ] = None,
     accept_loss: Annotated[
         bool,
-        typer.Option("--accept-loss", help="Go by the lines that are here, though others were here before."),
+        typer.Option("--accept-loss", help="Accept that lines of the last run are missing."),
     ] = False,
     as_json: AsJson = False,
     state_dir: StateDir = None,
 ) -> None:
     """Walk the chain. Exit 0 if it is intact, 1 if not, 4 if the newest line of the last time is lost."""
     if expect is not None and HASH_FORM.fullmatch(expect) is None:
-        fail("--expect wants the 64 hexadecimal digits of a line's hash", EXIT_USAGE)
+        fail("--expect is the 64 hexadecimal digits of a line's hash", EXIT_USAGE)
     files = state_files(state_dir)
     last = None if accept_loss else read_verified_head(files.audit_verified)
     progress = _Progress(files.audit, time.monotonic)
@@ -65,16 +65,14 @@ def audit_verify(
     try:
         keep_verified_head(files.audit_verified, report.head, time.time_ns() // 1_000_000)
     except OSError as error:
-        # As in an archive that is read only: what was asked is answered all the same.
+        # As in an archive that is read only: the result has been printed all the same.
         typer.echo(f"relay: the head is not kept for the next time: {printable(str(error))}", err=True)
 
 
 @app.command("tail")
 def audit_tail(
     count: Annotated[int, typer.Option("-n", "--lines", min=0, help="How many lines.")] = 20,
-    follow: Annotated[
-        bool, typer.Option("-f", "--follow", help="Go on with what comes, until Ctrl-C.")
-    ] = False,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Print new lines until Ctrl-C.")] = False,
     as_json: AsJson = False,
     state_dir: StateDir = None,
 ) -> None:
@@ -93,7 +91,7 @@ def audit_tail(
 def audit_grep(
     fields: Annotated[
         list[str] | None,
-        typer.Argument(metavar="FIELD=VALUE...", help="What a line must say, e.g. tenant=acme code=ok."),
+        typer.Argument(metavar="FIELD=VALUE...", help="What a line must contain, e.g. tenant=acme code=ok."),
     ] = None,
     since: Annotated[
         str | None, typer.Option(metavar="TIME", help="15m, 2h, 30d, or 2026-11-21T08:00 (UTC).")
@@ -101,7 +99,7 @@ def audit_grep(
     as_json: AsJson = False,
     state_dir: StateDir = None,
 ) -> None:
-    """Show the lines that say all of it. Exit 1 if none does."""
+    """Show the lines that contain all of it. Exit 1 if none does."""
     wanted = dict(_pair(text) for text in fields or [])
     since_ms = None if since is None else _moment_ms(since)
     found = False
@@ -136,7 +134,7 @@ def _moment_ms(text: str) -> int:
 
 
 def _shower(*, as_json: bool) -> Callable[[Line, Mapping[str, Any] | None], None]:
-    """Return what prints a line: a row for people, or JSON for programs."""
+    """Return a function that prints a line: a row for people, or JSON for programs."""
     colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
 
     def show_row(line: Line, facts: Mapping[str, Any] | None) -> None:
@@ -146,7 +144,7 @@ def _shower(*, as_json: bool) -> Callable[[Line, Mapping[str, Any] | None], None
         if facts is None:
             typer.echo(f"relay: {printable(line.file)} holds a line that is no JSON; left out", err=True)
             return
-        # As a relay wrote it; and what no relay writes still becomes no control character.
+        # As the relay wrote it; a line of another program must not print control characters either.
         text = line.data.decode("ascii", "replace")
         typer.echo(text if text.isascii() and text.isprintable() else json.dumps(facts))
 
@@ -160,7 +158,7 @@ def _followed(lines: AuditLines) -> Iterator[Line]:
 
 
 class _Progress:
-    """Tells a person how far a long walk is; programs, and whoever waits no second, hear nothing of it."""
+    """Shows the progress of a verification that takes more than a second, on a terminal."""
 
     def __init__(self, path: Path, monotonic: Callable[[], float]) -> None:
         files = [path, *(file for _, file in numbered(path))]

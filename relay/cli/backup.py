@@ -1,6 +1,6 @@
 """``relay ca backup`` and ``relay ca restore``: the relay's state as one file that is encrypted.
 
-A passphrase comes from a file, from EDGE_BACKUP_PASSPHRASE or from the terminal, and never from the command
+A passphrase is read from a file, from EDGE_BACKUP_PASSPHRASE or from the terminal, and never from the command
 line, which every user of the machine can read.
 """
 
@@ -27,7 +27,7 @@ from relay.clock import now_ms
 from schemas.files import read_named_private, read_named_secret
 
 _VARIABLE = "EDGE_BACKUP_PASSPHRASE"
-# The header of an encrypted file, and the 16 bytes that each 64 KiB of it have in addition.
+# The header of an encrypted file, and 16 bytes more for each 64 KiB.
 _MAX_FILE_BYTES = MAX_BYTES + MAX_BYTES // 1024
 
 PassphraseFile = Annotated[
@@ -59,7 +59,7 @@ def ca_backup(
         fail(f"{file} exists, and is not overwritten: name another file", EXIT_CANNOT_RUN)
     except (ArchiveError, EncryptionError) as error:
         fail(str(error), EXIT_CANNOT_RUN)
-    warning = " It is not encrypted: who reads it can be the relay, and any node." if plain else ""
+    warning = " It is not encrypted: its readers can impersonate the relay and any node." if plain else ""
     typer.echo(f"{file}: restore it with `relay ca restore`.{warning}", err=True)
 
 
@@ -78,7 +78,7 @@ def ca_restore(
     state = state_files(state_dir)
     data = read_named_private(file, _MAX_FILE_BYTES)
     if is_encrypted(data) is plain:
-        # An archive that anybody could have written must not pass for one that was encrypted.
+        # An archive that anyone can write must not be accepted as one that was encrypted.
         fail(f"{file} is {'encrypted: leave out' if plain else 'not encrypted: say'} --plain", EXIT_USAGE)
     try:
         if identity is not None:
@@ -88,7 +88,7 @@ def ca_restore(
         restore(data, state)
     except (ArchiveError, EncryptionError, RestoreError) as error:
         fail(f"{file}: {error}", EXIT_CANNOT_RUN)
-    typer.echo(f"{state.root} holds the relay as it was. Repeat now what was revoked since.", err=True)
+    typer.echo(f"{state.root} holds the relay as it was. Revoke again now what was revoked since.", err=True)
 
 
 def _passphrase(file: Path | None, *, confirm: bool) -> str:

@@ -40,7 +40,7 @@ def ca_issue(
     csr: Annotated[Path | None, typer.Argument(metavar="CSR", help="A node's certificate request.")] = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Where the leaf goes.")] = None,
     tenant: Annotated[
-        str | None, typer.Option(help="Whose it is. Default: as it was with --replace, else `default`.")
+        str | None, typer.Option(help="The tenant. Default: as before with --replace, else `default`.")
     ] = None,
     replace: Annotated[bool, typer.Option(help="Revoke the leaf that the node has.")] = False,
     mock: Annotated[
@@ -58,9 +58,9 @@ def ca_issue(
         typer.echo(f"{len(node_ids)} identities in {out}", err=True)
         return
     if csr is None:
-        fail("name the CSR, or say --mock N --out DIR", EXIT_USAGE)
+        fail("name the CSR, or use --mock N --out DIR", EXIT_USAGE)
     if output is not None:
-        output.touch()  # what cannot be written must be known before the ledger says that it was issued
+        output.touch()  # a path that cannot be written must fail before the ledger records the certificate
     leaf = ca.issue(csr.read_text("utf-8", "replace"), tenant, replace=replace)
     if output is None:
         typer.echo(leaf, nl=False)
@@ -71,7 +71,7 @@ def ca_issue(
 
 @app.command("list")
 def ca_list(as_json: AsJson = False, state_dir: StateDir = None) -> None:
-    """Show every certificate that was issued, and what has become of it."""
+    """Show every certificate that was issued, and its state."""
     records, now = authority(state_dir).records(), now_ms()
     if as_json:
         facts = [{**each.facts(), "state": records.state(each, now)} for each in records.issued.values()]
@@ -101,7 +101,7 @@ def ca_revoke(
     ],
     state_dir: StateDir = None,
 ) -> None:
-    """Revoke every leaf of a node, or one certificate; a relay that runs shuts it out within a second."""
+    """Revoke every leaf of a node, or one certificate; a running relay applies it within a second."""
     try:
         kids = authority(state_dir).revoke(target)
     except UnknownTargetError as error:
@@ -109,7 +109,7 @@ def ca_revoke(
     for kid in kids:
         typer.echo(kid)
     if not kids:
-        typer.echo("nothing of it is in force: it was revoked before", err=True)
+        typer.echo("no certificate of it is in force: it was revoked before", err=True)
 
 
 @app.command("rotate-root")
@@ -126,7 +126,7 @@ def ca_rotate_root(
     typer.echo(ca.root_file)
     typer.echo(
         f"the old root is trusted until {utc(until_ms)} UTC: make a backup now, and on that day issue again "
-        "what brokers and other servers show",
+        "the certificates of brokers and other servers",
         err=True,
     )
 
@@ -137,7 +137,7 @@ def ca_issue_server(
     out: Annotated[Path, typer.Option(help="Where server.key, server.pem and roots.pem go.")],
     state_dir: StateDir = None,
 ) -> None:
-    """Issue a broker's or another server's certificate. A key that lies in --out already is kept."""
+    """Issue a broker's or another server's certificate. An existing key in --out is kept."""
     issue_server_files(authority(state_dir), hosts, out, os.urandom)
     typer.echo(f"server.key, server.pem and roots.pem are in {out}", err=True)
 

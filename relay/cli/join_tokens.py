@@ -1,4 +1,4 @@
-"""``relay join-token``: what lets a node enrol by itself.
+"""``relay join-token``: the tokens that nodes enrol with.
 
 Must not print a token's key anywhere but in the token itself, on standard output.
 """
@@ -29,20 +29,20 @@ from relay.config import DEFAULT_PUBLIC_URL
 from relay.pki.join_tokens import JoinError, JoinTokens
 from schemas.addresses import PLAIN_OPTION, is_private_url, normal_url
 
-app = typer.Typer(help="What lets a node enrol by itself.", no_args_is_help=True)
+app = typer.Typer(help="The tokens that nodes enrol with.", no_args_is_help=True)
 
 
 @app.command("create")
 def join_token_create(
     tenant: Tenant = "default",
-    ttl: Annotated[str, typer.Option(help="How long it is good for: 90s, 15m, 12h or 30d.")] = "1h",
+    ttl: Annotated[str, typer.Option(help="How long it is valid: 90s, 15m, 12h or 30d.")] = "1h",
     uses: Annotated[int, typer.Option(help="For how many nodes.")] = 1,
     public_url: PublicUrl = DEFAULT_PUBLIC_URL,
     state_dir: StateDir = None,
 ) -> None:
-    """Make a join token, and print it: a secret that the node is given once."""
+    """Make a join token, and print it: a secret for the node."""
     url = normal_url(public_url)
-    # The oldest root: that is the one whose certificate the relay shows.
+    # The oldest root: the relay's certificate is issued by it.
     root = authority(state_dir).roots()[-1]
     try:
         token = _tokens(state_dir).create(tenant, seconds(ttl), uses, root)
@@ -60,7 +60,7 @@ def join_token_create(
 
 @app.command("list")
 def join_token_list(as_json: AsJson = False, state_dir: StateDir = None) -> None:
-    """Show every join token that was made, without its secret, and what has become of it."""
+    """Show every join token that was made, without its secret, and its state."""
     now, grants = now_ms(), _tokens(state_dir).all()
     if as_json:
         typer.echo(json.dumps([grant.facts(now) for grant in grants]))
@@ -86,7 +86,7 @@ def join_token_revoke(
     join_id: Annotated[str, typer.Argument(metavar="ID", help="The token's id, the part after ekj1.")],
     state_dir: StateDir = None,
 ) -> None:
-    """Make a join token void. Nodes that have enrolled with it stay."""
+    """Revoke a join token. Nodes that have enrolled with it stay enrolled."""
     try:
         revoked = _tokens(state_dir).revoke(join_id)
     except JoinError as error:

@@ -25,8 +25,10 @@ EXIT_LOST = 4
 EXIT_FAULT = 70
 
 StateDir = Annotated[Path | None, typer.Option("--state-dir", help="The relay's state directory.")]
-Tenant = Annotated[str, typer.Option(help="Whose it is.")]
-PublicUrl = Annotated[str, typer.Option("--public-url", metavar="URL", help="The relay as others see it.")]
+Tenant = Annotated[str, typer.Option(help="The tenant.")]
+PublicUrl = Annotated[
+    str, typer.Option("--public-url", metavar="URL", help="The URL of the relay for nodes and agents.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
 

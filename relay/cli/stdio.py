@@ -1,6 +1,6 @@
 """``relay stdio``: MCP for clients that start a process instead of opening a connection.
 
-Must not print anything on standard output: that belongs to the protocol.
+Must not print anything on standard output, which carries the protocol.
 """
 
 import os
@@ -27,7 +27,7 @@ class Names(StrEnum):
 def stdio(
     url: Annotated[str, typer.Option(metavar="URL", help="The relay.")],
     names: Annotated[
-        Names, typer.Option(help="How tools are listed; some clients refuse dots.")
+        Names, typer.Option(help="The form of tools' names; some clients reject dots.")
     ] = Names.DOTTED,
     token_file: Annotated[Path | None, typer.Option(help="The file that holds the token, mode 0600.")] = None,
     ca: Annotated[

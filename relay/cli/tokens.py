@@ -25,12 +25,12 @@ app = typer.Typer(help="Agents' bearer tokens.", no_args_is_help=True)
 
 @app.command("issue")
 def token_issue(
-    sub: Annotated[str, typer.Option(help="Who will hold it; stands in the audit.")],
+    sub: Annotated[str, typer.Option(help="The agent; it is recorded in the audit.")],
     tenant: Tenant = "default",
     scope: Annotated[
         list[str] | None, typer.Option(help="What it allows; repeat. Default: tools:call:read_only.")
     ] = None,
-    ttl: Annotated[str, typer.Option(help="How long it is good for: 90s, 15m, 12h or 30d.")] = "12h",
+    ttl: Annotated[str, typer.Option(help="How long it is valid: 90s, 15m, 12h or 30d.")] = "12h",
     public_url: PublicUrl = DEFAULT_PUBLIC_URL,
     state_dir: StateDir = None,
 ) -> None:
@@ -54,7 +54,7 @@ def token_issue(
             jti=jti,
         )
     except ViolationError as error:
-        fail(f"--sub, --tenant or --ttl is not of its form: {error}", EXIT_USAGE)
+        fail(f"--sub, --tenant or --ttl is malformed: {error}", EXIT_USAGE)
     typer.echo(f"jti {jti}", err=True)
     typer.echo(token)
 
@@ -64,8 +64,8 @@ def token_revoke(
     jti: Annotated[str, typer.Argument(metavar="JTI", help="The token's id: its claim jti.")],
     state_dir: StateDir = None,
 ) -> None:
-    """Make a token void for good, whoever issued it; a relay that runs refuses it within a second."""
+    """Revoke a token of any issuer; a running relay rejects it within a second."""
     if not is_jti(jti):
-        fail(f"{printable(jti)!r} is no jti: 1 to 128 printable ASCII characters", EXIT_USAGE)
+        fail(f"{printable(jti)!r} is not a jti: 1 to 128 printable ASCII characters", EXIT_USAGE)
     RevokedTokens(state_files(state_dir).revoked_tokens).revoke(jti, now_ms())
     typer.echo(f"revoked {jti}", err=True)

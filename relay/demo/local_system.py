@@ -1,8 +1,7 @@
 """A whole system on this machine: broker, CA, relay, this machine's kubelet, and mock nodes.
 
-What the demo shows, and what tests and benches measure. Every part is the real one, in a process of its
-own, started by the commands that a user would type; everything lies in one directory. Must not take short
-cuts that a user could not take.
+The demo, tests and benches run it. Every part is the real one, in a process of its own, started by the
+commands that a user would type, with all files in one directory. Must not do what a user could not do.
 """
 
 import asyncio
@@ -37,7 +36,7 @@ _LOOPBACK_PORT = 8701
 _BROKER_PORT = 1883
 _TOKEN_TTL_S = 12 * 3600
 _POLL_S = 0.1
-# As the MCP SDK has it for its own clients: a stream on which nothing is to be said yet is not broken.
+# As the MCP SDK's own clients: a stream without messages is not broken.
 _TIMEOUT = httpx2.Timeout(30, read=300)
 
 # Not docs/brokers/nats-server.conf: the wheel holds no docs, and a demo's broker needs no more than this.
@@ -49,7 +48,7 @@ mqtt {{ listen: "127.0.0.1:{port}" }}
 """
 
 Step = Callable[[str], None]
-"""Is told what was done, a line at a time."""
+"""Called with a line for each step that is done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +95,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class LocalSystem:
-    """A system that was started, and how to speak to it."""
+    """A system that was started, and how to connect to it."""
 
     plan: Plan
     processes: Processes
@@ -151,7 +150,7 @@ async def start_system(plan: Plan, nodes: int, processes: Processes, step: Step)
 async def until_listed(client: Client, wanted: AbstractSet[str], check: Callable[[], None]) -> list[Tool]:
     """Wait until the nodes ``wanted`` are connected and listed; return all tools.
 
-    ``check`` is called before each look, and what it raises ends the wait.
+    ``check`` is called before each attempt; what it raises ends the wait.
     """
     while True:
         check()
@@ -163,7 +162,7 @@ async def until_listed(client: Client, wanted: AbstractSet[str], check: Callable
 
 
 async def connected_nodes(client: Client) -> set[str]:
-    """Return the nodes that are connected: tools are listed for a grace without."""
+    """Return the nodes that are connected: tools stay listed for a while after a node has disconnected."""
     contents = (await client.read_resource("fleet://nodes", cache_mode="bypass")).contents
     text = "".join(item.text for item in contents if isinstance(item, TextResourceContents))
     return {node["node_id"] for node in json.loads(text)["nodes"] if node["connected"]}
@@ -182,7 +181,7 @@ async def list_tools(client: Client) -> list[Tool]:
 
 
 async def start_broker(plan: Plan, processes: Processes) -> None:
-    """Start the broker, and wait until it is there."""
+    """Start the broker, and wait until it listens."""
     store = json.dumps(str(plan.directory / "broker"))
     config = plan.directory / "broker.conf"
     config.write_text(_BROKER_CONFIG.format(store=store, port=plan.broker_port), "utf-8")
@@ -238,7 +237,7 @@ def fleet_command(plan: Plan) -> list[str]:
 
 
 def issue_token(plan: Plan, sub: str, tenant: str = TENANT) -> str:
-    """Return a token for the agent ``sub``, good for the demo's lifetime and reading only."""
+    """Return a token for the agent ``sub``, valid for the demo's lifetime and for reading only."""
     key = load_or_create_key(plan.state.token_key, os.urandom)
     issuer = TokenIssuer(key, plan.public_url, mcp_url(plan.public_url), SchemaRegistry())
     return issuer.issue(

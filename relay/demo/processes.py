@@ -1,7 +1,7 @@
-"""Child processes of a demo: started, waited for, and all gone at the end.
+"""Child processes of a demo: started, awaited, and ended.
 
-Each writes to a log of its own; when one fails, the last lines of its log say why. Must not end a process
-that it did not start.
+Each writes to a log of its own; when one fails, the error contains the last lines of its log. Must not end a
+process that it did not start.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ class StartError(OperatorError):
 
 
 class Processes:
-    """The processes of one demo, whose logs lie in ``directory``. Use ``running``."""
+    """The processes of one demo, with their logs in ``directory``. Use ``running``."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -35,7 +35,7 @@ class Processes:
     @classmethod
     @asynccontextmanager
     async def running(cls, directory: Path) -> AsyncIterator["Processes"]:
-        """Hold processes; on the way out, each is told to stop and waited for, the newest first."""
+        """Hold processes; at exit each gets SIGTERM and is awaited, the newest first."""
         processes = cls(directory)
         try:
             yield processes
@@ -45,7 +45,7 @@ class Processes:
     async def start(self, name: str, command: Sequence[str]) -> int:
         """Start ``command`` and return its process id."""
         with self._log(name).open("ab") as log:
-            # A session of its own: Ctrl-C is for the demo, which then stops its parts in order.
+            # A session of its own: Ctrl-C reaches the demo alone, which then stops its parts in order.
             process = await asyncio.create_subprocess_exec(
                 *command, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
@@ -53,7 +53,7 @@ class Processes:
         return process.pid
 
     async def kill(self, name: str) -> None:
-        """End the process called ``name`` without ceremony, and expect no more of it."""
+        """Kill the process called ``name``, and forget it."""
         process = self._running.pop(name)
         process.kill()
         await process.wait()
@@ -95,7 +95,7 @@ class Processes:
             await asyncio.sleep(_POLL_S)
 
     def check(self) -> None:
-        """Return if all are alive.
+        """Return if all are running.
 
         Raises:
             StartError: one is not.
@@ -134,7 +134,7 @@ class Processes:
 
 
 def find_program(name: str) -> str:
-    """Return the path of a program that came with this environment, or lies on the PATH.
+    """Return the path of a program of this environment, or of the PATH.
 
     Raises:
         StartError: there is none.
@@ -147,7 +147,7 @@ def find_program(name: str) -> str:
 
 
 def free_port(wanted: int) -> int:
-    """Return ``wanted`` if nobody listens there on the loopback address, else another free port."""
+    """Return ``wanted`` if it is free on the loopback address, else another free port."""
     for port in (wanted, 0):
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe, suppress(OSError):
             probe.bind(("127.0.0.1", port))

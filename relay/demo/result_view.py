@@ -1,4 +1,4 @@
-"""How a result is shown to a person in a terminal. Must not be used for what a program or a model reads."""
+"""Formats a result for a terminal. Must not be used for what a program or a model reads."""
 
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta

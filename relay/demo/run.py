@@ -1,6 +1,6 @@
-"""``relay demo``: a whole system on this machine, seen through the official MCP client.
+"""``relay demo``: runs a whole system on this machine, and calls its tools through the official MCP client.
 
-Must not start anything by itself: that is ``local_system``. Everything is gone when it ends.
+Must not start processes: ``local_system`` does. Everything is removed when it ends.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ class DemoError(OperatorError):
 
 
 async def run_demo(*, nodes: int, once: bool, ready_file: Path | None) -> bool:
-    """Start everything with ``nodes`` mock nodes, call each tool, and serve on unless ``once``.
+    """Start everything with ``nodes`` mock nodes, call each tool, and keep serving unless ``once``.
 
     Returns whether every call worked.
 
@@ -53,11 +53,11 @@ async def run_demo(*, nodes: int, once: bool, ready_file: Path | None) -> bool:
 
 async def _started(plan: Plan, nodes: int, processes: Processes) -> LocalSystem:
     started = time.monotonic()
-    _say("Starting an edge of its own on this machine:")
+    _print("Starting an edge of its own on this machine:")
     try:
         async with asyncio.timeout(_READY_TIMEOUT_S):
             system = await start_system(
-                plan, nodes, processes, lambda text: _say(f"  {time.monotonic() - started:5.1f} s  {text}")
+                plan, nodes, processes, lambda text: _print(f"  {time.monotonic() - started:5.1f} s  {text}")
             )
             await system.until_listed()
     except StartError as error:
@@ -71,9 +71,9 @@ async def _show_calls(system: LocalSystem) -> bool:
     worked = True
     async with system.client() as client:
         tools = await list_tools(client)
-        _say(f"\nThe official MCP client (protocol {client.protocol_version}) lists {len(tools)} tools.")
-        _say("Calling each:")
-        # This machine first: it is what somebody who tries this wants to see.
+        _print(f"\nThe official MCP client (protocol {client.protocol_version}) lists {len(tools)} tools.")
+        _print("Calling each:")
+        # This machine first: its values are the ones that a user can check.
         for tool in sorted(tools, key=lambda tool: system.real_node not in tool.name):
             arguments = {"message": "hello from the demo"} if ".echo." in tool.name else {}
             started = time.perf_counter()
@@ -81,7 +81,7 @@ async def _show_calls(system: LocalSystem) -> bool:
             took_ms = (time.perf_counter() - started) * 1000
             worked = worked and not result.is_error
             where = "this machine" if system.real_node in tool.name else "mock node"
-            _say(f"\n  {tool.name}\n    {where}, {took_ms:.1f} ms")
+            _print(f"\n  {tool.name}\n    {where}, {took_ms:.1f} ms")
             _show(result)
     return worked
 
@@ -90,19 +90,19 @@ def _show(result: CallToolResult) -> None:
     content = result.structured_content
     if result.is_error or not isinstance(content, dict):
         text = next((item.text for item in result.content if isinstance(item, TextContent)), "no content")
-        _say(f"    FAILED  {printable(text, 600)}")
+        _print(f"    FAILED  {printable(text, 600)}")
         return
     for label, line in lines_of(content):
-        _say(f"    {label:<8}  {line}")
+        _print(f"    {label:<8}  {line}")
 
 
 def _show_how_to_connect(system: LocalSystem) -> None:
     url = mcp_url(system.plan.public_url)
     header = f"Authorization: Bearer {system.token}"
-    _say(f"\nServing until Ctrl-C.\n\n  MCP URL  {url}\n  token    {system.token}\n")
-    _say("Paste this to give Claude Code these tools:\n")
-    _say(f'  claude mcp add --transport http edge "{url}?names=dashed" --header "{header}"\n')
-    _say(f"What the node says of itself: curl http://127.0.0.1:{system.plan.loopback_port}/readyz")
+    _print(f"\nServing until Ctrl-C.\n\n  MCP URL  {url}\n  token    {system.token}\n")
+    _print("Paste this to give Claude Code these tools:\n")
+    _print(f'  claude mcp add --transport http edge "{url}?names=dashed" --header "{header}"\n')
+    _print(f"The node's own status: curl http://127.0.0.1:{system.plan.loopback_port}/readyz")
 
 
 def _ready_facts(system: LocalSystem) -> dict[str, object]:
@@ -123,5 +123,5 @@ def _ready_facts(system: LocalSystem) -> dict[str, object]:
     }
 
 
-def _say(text: str) -> None:
-    print(text, flush=True)  # noqa: T201 - what a person asked to see
+def _print(text: str) -> None:
+    print(text, flush=True)  # noqa: T201 - the demo's output
