@@ -32,6 +32,8 @@ from schemas.token_bucket import TokenBucket
 
 _KEEPALIVE_S = 30
 _LONGEST_WAIT_S = 30
+# A nats-server that has just started can grant a subscription and send none of its retained messages.
+_RESUBSCRIBE_AFTER_S = 5.0
 _INBOX_MESSAGES = 10_000
 _INBOX_BYTES = 8 * 1024 * 1024
 # What is done without letting calls in between: whichever comes first.
@@ -46,10 +48,16 @@ PACE = Allowance(rate=10, burst=60, concurrency=1)
 STRANGERS = Allowance(rate=500, burst=2000, concurrency=1)
 
 
+_SUBSCRIPTIONS = [
+    (topic, 1) for topic in (topics.ALL_IDENTITIES, topics.ALL_ANNOUNCES, topics.ALL_HEARTBEATS)
+]
+
+
 class MqttFeed:
     """Feeds the fleet from one broker; ``tls`` is whom to believe and what to show, for one over TLS.
 
-    ``longest_wait_s`` bounds the wait between two attempts to connect, which doubles from one second.
+    ``longest_wait_s`` bounds the wait between two attempts to connect, which doubles from one second. Each
+    connection subscribes again after ``resubscribe_after_s``: the broker then repeats what is retained.
 
     Attributes:
         connected: whether the broker is there and lets the relay listen.
@@ -71,6 +79,7 @@ class MqttFeed:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         tls: ssl.SSLContext | None = None,
         longest_wait_s: int = _LONGEST_WAIT_S,
+        resubscribe_after_s: float = _RESUBSCRIBE_AFTER_S,
     ) -> None:
         self._broker = broker
         # paho does not tell one from the other.
@@ -85,6 +94,8 @@ class MqttFeed:
         self._strangers = TokenBucket(strangers.rate, strangers.burst, monotonic())
         self._monotonic = monotonic
         self._sleep = sleep
+        self._resubscribe_after_s = resubscribe_after_s
+        self._resubscribing: asyncio.TimerHandle | None = None
         self._arrived = asyncio.Event()
         self.connected = False
         self._client = paho.Client(
@@ -112,6 +123,7 @@ class MqttFeed:
                 self._arrived.clear()
                 await self._drain(inbox)
         finally:
+            self._resubscribe_later(connected=False)
             self._client.disconnect()
             self._client.on_message = None
             inbox.close()  # paho's thread may be waiting for room
@@ -128,8 +140,7 @@ class MqttFeed:
             if code.is_failure:
                 hand_over(self._connected, False, str(code))  # noqa: FBT003 - positional through the loop
                 return
-            wanted = (topics.ALL_IDENTITIES, topics.ALL_ANNOUNCES, topics.ALL_HEARTBEATS)
-            client.subscribe([(topic, 1) for topic in wanted])
+            client.subscribe(_SUBSCRIPTIONS)
 
         def on_subscribe(
             _client: object, _data: object, _mid: int, codes: list[ReasonCode], _properties: object
@@ -225,4 +236,15 @@ class MqttFeed:
         if connected != self.connected:
             event = "broker connected" if connected else "broker lost"
             self._log.info(event, broker=str(self._broker), reason=printable(reason))
+            self._resubscribe_later(connected=connected)
         self.connected = connected
+
+    def _resubscribe_later(self, *, connected: bool) -> None:
+        if self._resubscribing is not None:
+            self._resubscribing.cancel()
+        loop = asyncio.get_running_loop()
+        self._resubscribing = (
+            loop.call_later(self._resubscribe_after_s, self._client.subscribe, _SUBSCRIPTIONS)
+            if connected
+            else None
+        )

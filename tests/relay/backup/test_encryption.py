@@ -1,3 +1,5 @@
+import base64
+
 import pyrage  # type: ignore[import-untyped]  # the library brings no types
 import pytest
 
@@ -12,6 +14,12 @@ from relay.backup.encryption import (
 
 SECRET = b"the root's key"
 ONE, TWO, OTHER = (pyrage.x25519.Identity.generate() for _ in range(3))
+# Of the age format, with a work factor of 2: the library reads it, and writes only what takes seconds.
+WITH_PASSPHRASE = base64.b64decode(
+    "YWdlLWVuY3J5cHRpb24ub3JnL3YxCi0+IHNjcnlwdCB6OHViOXMrc3YxV0xyUi9SbXcyMElRIDIKaDBOcW54OFlqSm1pdHNVc2k2dVRZ"
+    "UDRBZEMyOVVEMFU1b2s3TTZLMDdVUQotLS0gd1dtZ0Q3NGNVczY0VkJyZEo0RnFzYXh4Mm1abFhFQ0VneDZoVkFlMkl3SQrlSI3+hA4K"
+    "LW3mgTn3/aUmadvIFofydTZUbYcYgmn4/djgpbtVFErGNBl4aPqI"
+)
 FOR_TWO = encrypt_for(SECRET, [str(ONE.to_public()), str(TWO.to_public())])
 
 
@@ -28,6 +36,14 @@ def test_an_identity_file_may_hold_several() -> None:
     assert decrypt_for(FOR_TWO, f"{OTHER}\n{TWO}\n") == SECRET
 
 
+def test_what_another_program_encrypted_is_read_with_its_passphrase_and_no_other() -> None:
+    assert is_encrypted(WITH_PASSPHRASE)
+    assert decrypt_with(WITH_PASSPHRASE, "correct horse") == SECRET
+    with pytest.raises(EncryptionError, match="passphrase"):
+        decrypt_with(WITH_PASSPHRASE, "another horse")
+
+
+@pytest.mark.long  # three derivations of a key at the library's own work factor
 def test_a_passphrase_reads_it_and_no_other() -> None:
     data = encrypt_with(SECRET, "correct horse")
     assert is_encrypted(data)

@@ -280,21 +280,32 @@ def test_a_backup_is_encrypted_and_restored_into_an_empty_directory(
     assert "is not empty" in again.error
 
 
-@pytest.mark.parametrize("way", ["file", "environment"])
+# Each costs two derivations of a key, seconds and a gigabyte by design.
+@pytest.mark.parametrize(
+    "ways",
+    [
+        pytest.param(("file", "environment"), id="file-environment"),
+        pytest.param(("environment", "file"), id="environment-file", marks=pytest.mark.long),
+    ],
+)
+@pytest.mark.processes
 def test_a_passphrase_is_read_from_where_others_cannot_see_it(
-    relay: Relay, state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+    relay: Relay, state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ways: tuple[str, str]
 ) -> None:
-    relay("ca", "init")
-    options: list[str | Path] = []
-    if way == "file":
-        write_atomic(tmp_path / "passphrase", "correct horse\n", PRIVATE)
-        options = ["--passphrase-file", tmp_path / "passphrase"]
-    else:
+    def options(way: str) -> list[str | Path]:
+        if way == "file":
+            monkeypatch.delenv("EDGE_BACKUP_PASSPHRASE", raising=False)
+            return ["--passphrase-file", tmp_path / "passphrase"]
         monkeypatch.setenv("EDGE_BACKUP_PASSPHRASE", "correct horse")
-    assert relay("ca", "backup", tmp_path / "backup", *options).code == 0
+        return []
+
+    backup, restore = ways
+    relay("ca", "init")
+    write_atomic(tmp_path / "passphrase", "correct horse\n", PRIVATE)
+    assert relay("ca", "backup", tmp_path / "backup", *options(backup)).code == 0
     assert b"PRIVATE KEY" not in (tmp_path / "backup").read_bytes()
     state.rename(tmp_path / "lost")
-    assert relay("ca", "restore", tmp_path / "backup", *options).code == 0
+    assert relay("ca", "restore", tmp_path / "backup", *options(restore)).code == 0
     assert (state / "ca" / "root.key").exists()
 
 

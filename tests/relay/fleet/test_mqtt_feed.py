@@ -346,6 +346,22 @@ async def test_what_was_retained_before_the_broker_was_stopped_is_found_after_it
         await stage.until("accepted")
 
 
+# nats-server may answer the first subscription or not, which is what the second is for.
+@pytest.mark.parametrize("broker_kind", ["mosquitto"], indirect=True)
+async def test_each_connection_subscribes_twice_to_what_is_retained(
+    stage: Stage, stoppable_broker: Broker
+) -> None:
+    await send(stoppable_broker.address, *introduction(stage.node))
+    async with stage.subscribed(stoppable_broker.address, resubscribe_after_s=0.1):
+        await stage.until("accepted")
+        await stage.until("unchanged")
+        await asyncio.to_thread(stoppable_broker.stop)
+        await stage.hub.lines.until("broker lost")
+        await asyncio.to_thread(stoppable_broker.start)
+        await stage.until("unchanged")
+        await stage.until("unchanged")
+
+
 async def test_heartbeats_tell_of_nodes_whose_manifests_the_broker_holds_back(
     stage: Stage, broker: BrokerAddress
 ) -> None:
