@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from schemas.addresses import AddressError
+from schemas.error_roots import EdgeError
 from schemas.faults import FailedError
-from schemas.identity_files import IdentityFilesError
 
 EXIT_NO = 1
 EXIT_USAGE = 2
@@ -34,7 +34,7 @@ def errors_in_one_line() -> Iterator[None]:
         fail(str(error), EXIT_USAGE)
     except OSError as error:
         fail(f"{error.filename}: {error.strerror}" if error.filename else str(error), EXIT_CANNOT_RUN)
-    except (FailedError, IdentityFilesError, ValueError) as error:
+    except (EdgeError, FailedError, ValueError) as error:
         fail(str(error), EXIT_CANNOT_RUN)
 
 

@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import Sequence
 from datetime import datetime
+from enum import StrEnum
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
@@ -17,6 +18,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from cryptography.x509.oid import NameOID
 from nacl.signing import SigningKey
 
+from schemas.error_roots import PeerError
 from schemas.identity import (
     MAX_PEM_BYTES,
     TENANT_PATTERN,
@@ -44,10 +46,30 @@ _UNREADABLE = (
 )
 
 
-class IdentityError(ValueError):
+class IdentityReason(StrEnum):
+    """Why a certificate, or a request for one, is rejected; fit for a counter's label."""
+
+    BAD_CERTIFICATE = "bad_certificate"
+    WRONG_FORM = "wrong_form"
+    NOT_ED25519 = "not_ed25519"
+    LOW_ORDER_KEY = "low_order_key"
+    CHAIN = "chain"
+    VALIDITY = "validity"
+    ID_MISMATCH = "id_mismatch"
+    REVOKED = "revoked"
+    NOT_A_REQUEST = "not_a_request"
+    NO_PROOF_OF_POSSESSION = "no_proof_of_possession"
+    NOT_A_NODE_ID = "not_a_node_id"
+    NOT_A_TENANT = "not_a_tenant"
+    NOT_A_HOST = "not_a_host"
+    NOT_A_NAME = "not_a_name"
+    ROOT_TOO_OLD = "root_too_old"
+
+
+class IdentityError(PeerError):
     """A certificate is not believed; ``reason`` is a fixed word, fit for a counter's label."""
 
-    def __init__(self, reason: str) -> None:
+    def __init__(self, reason: IdentityReason) -> None:
         super().__init__(reason)
         self.reason = reason
 
@@ -69,13 +91,13 @@ def read_csr(pem: str) -> tuple[str, bytes]:
         key = request.public_key()
         common_names = request.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
     except _UNREADABLE:
-        raise IdentityError("not_a_request") from None
+        raise IdentityError(IdentityReason.NOT_A_REQUEST) from None
     public = _sound_key(key)
     if not request.is_signature_valid:
-        raise IdentityError("no_proof_of_possession")
+        raise IdentityError(IdentityReason.NO_PROOF_OF_POSSESSION)
     node_id = str(common_names[0].value) if len(common_names) == 1 else ""
     if not is_node_id(node_id):
-        raise IdentityError("not_a_node_id")
+        raise IdentityError(IdentityReason.NOT_A_NODE_ID)
     return node_id, public
 
 
@@ -98,17 +120,17 @@ def verify_leaf(pem: str, roots: Sequence[str], now_ms: int) -> Identity:
     try:
         der = certificates_in(pem)[0]
         if not has_positive_serial(der):
-            raise IdentityError("bad_certificate")
+            raise IdentityError(IdentityReason.BAD_CERTIFICATE)
         leaf = x509.load_der_x509_certificate(der)
         key = leaf.public_key()
         extensions = leaf.extensions
     except (*_UNREADABLE, IndexError):
-        raise IdentityError("bad_certificate") from None
+        raise IdentityError(IdentityReason.BAD_CERTIFICATE) from None
     public = _sound_key(key)
     issuers = (_issuer(leaf, der, root, now_ms) for root in roots)
     issuer = next((kid for kid in issuers if kid is not None), None)
     if issuer is None:
-        raise IdentityError("chain")
+        raise IdentityError(IdentityReason.CHAIN)
     tenant, node_id = _subject_of(leaf, extensions)
     identity = Identity(
         node_id=node_id,
@@ -121,7 +143,7 @@ def verify_leaf(pem: str, roots: Sequence[str], now_ms: int) -> Identity:
         root_kid=sys.intern(issuer),
     )
     if not identity.valid_at(now_ms):
-        raise IdentityError("validity")
+        raise IdentityError(IdentityReason.VALIDITY)
     return identity
 
 
@@ -153,23 +175,23 @@ def _subject_of(leaf: x509.Certificate, extensions: x509.Extensions) -> tuple[st
         basic = extensions.get_extension_for_class(x509.BasicConstraints).value
         names = extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:
-        raise IdentityError("wrong_form") from None
+        raise IdentityError(IdentityReason.WRONG_FORM) from None
     uris = names.get_values_for_type(x509.UniformResourceIdentifier)
     match = _SAN.fullmatch(uris[0]) if len(uris) == len(names) == 1 else None
     common_names = leaf.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
     if match is None or basic.ca or len(common_names) != 1:
-        raise IdentityError("wrong_form")
+        raise IdentityError(IdentityReason.WRONG_FORM)
     if common_names[0].value != match["node"]:
-        raise IdentityError("id_mismatch")
+        raise IdentityError(IdentityReason.ID_MISMATCH)
     return match["tenant"], match["node"]
 
 
 def _sound_key(key: object) -> bytes:
     if not isinstance(key, Ed25519PublicKey):
-        raise IdentityError("not_ed25519")
+        raise IdentityError(IdentityReason.NOT_ED25519)
     raw = key.public_bytes(Encoding.Raw, PublicFormat.Raw)
     if not is_sound_public_key(raw):
-        raise IdentityError("low_order_key")
+        raise IdentityError(IdentityReason.LOW_ORDER_KEY)
     return raw
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from schemas.canonical import jcs
+from schemas.error_roots import OperatorError
 from schemas.keys import base64url, from_base64url
 
 REQUEST_REF = "enrol.request@1.0.0"
@@ -28,7 +29,7 @@ _PROOF = "proof"
 _TOKEN = re.compile(r"ekj1\.([0-9A-HJKMNP-TV-Z]{26})\.([A-Za-z0-9_-]{43})\.([A-Za-z0-9_-]{43})")
 
 
-class JoinTokenError(ValueError):
+class JoinTokenError(OperatorError):
     """The text is not a join token. It is not repeated: what is nearly one is nearly a secret."""
 
 

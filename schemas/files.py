@@ -15,6 +15,8 @@ import stat
 import tempfile
 from pathlib import Path
 
+from schemas.error_roots import OperatorError
+
 PRIVATE = 0o600
 PUBLIC = 0o644
 PRIVATE_DIRECTORY = 0o700
@@ -27,7 +29,7 @@ _OTHERS_WRITE = 0o022
 _ROOT = 0
 
 
-class UntrustedFileError(PermissionError):
+class UntrustedFileError(OperatorError, PermissionError):
     """A file is not used, because somebody else may have put it there; the text says what to do."""
 
 

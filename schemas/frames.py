@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from schemas.error_roots import PeerError
 from schemas.registry import SchemaRegistry, Validator
 from schemas.strict_json import StrictJsonError, loads
 
@@ -38,7 +39,7 @@ FRAME_TYPES = (
 )
 
 
-class FrameError(ValueError):
+class FrameError(PeerError):
     """Bytes that are not a frame. ``type`` is the frame's type where it could be told."""
 
     def __init__(self, reason: str, type_: str | None = None) -> None:

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import jsonschema_rs
 
 from schemas.canonical import jcs
+from schemas.error_roots import EdgeError
 from schemas.kinds import KindRegistry
 from schemas.projection import parse
 from schemas.text import printable
@@ -28,7 +29,7 @@ ENVELOPE_REF = "envelope@1.0.0"
 _REFERENCES = ("$ref", "$dynamicRef")
 
 
-class ViolationError(ValueError):
+class ViolationError(EdgeError):
     """A value does not fit its schema. ``where`` and ``rule`` are printable and hold no value of it."""
 
     def __init__(self, where: str, rule: str) -> None:

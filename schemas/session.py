@@ -13,27 +13,47 @@ reaches a caller: it is dropped and counted. Must not know sockets, clocks or wh
 """
 
 from collections.abc import Mapping
-from enum import Enum, IntEnum
+from enum import IntEnum, StrEnum
 from types import MappingProxyType
 from typing import Any
 
+from schemas.error_roots import EdgeError, PeerError
 from schemas.frames import MAX_FRAME_BYTES, MAX_FRAME_BYTES_BEFORE_WELCOME, Frame, FrameError, FrameReader
 
 
-class Role(Enum):
+class Role(StrEnum):
     """Which end this is."""
 
     RELAY = "relay"
     NODE = "node"
 
 
-class State(Enum):
+class State(StrEnum):
     """How far the connection has come."""
 
     CHALLENGING = "challenging"
     AUTHENTICATING = "authenticating"
     OPEN = "open"
     CLOSED = "closed"
+
+
+class DropReason(StrEnum):
+    """Why an answer was dropped; the value is fit for a counter's label."""
+
+    MALFORMED = "malformed"
+    UNASKED = "unasked"
+
+
+class ByeReason(StrEnum):
+    """What ``bye`` gives as the reason of a close."""
+
+    SHUTTING_DOWN = "shutting_down"
+    SUPERSEDED = "superseded"
+    MANIFEST_REJECTED = "manifest_rejected"
+    REVOKED = "revoked"
+    OVER_CAPACITY = "over_capacity"
+    PROTOCOL_VIOLATION = "protocol_violation"
+    AUTH_FAILED = "auth_failed"
 
 
 class CloseCode(IntEnum):
@@ -93,13 +113,17 @@ ANSWERED_BY: Mapping[str, str] = MappingProxyType(
 _ANSWERS = MappingProxyType({answer: question for question, answer in ANSWERED_BY.items()})
 
 
-class ProtocolError(Exception):
-    """The other end broke the protocol; the connection is to be closed with ``code``."""
+class ProtocolError(EdgeError):
+    """A frame that may not be sent or received now; the connection is to be closed with ``code``."""
 
     def __init__(self, reason: str, code: CloseCode = CloseCode.PROTOCOL_VIOLATION) -> None:
         super().__init__(reason)
         self.reason = reason
         self.code = code
+
+
+class PeerProtocolError(ProtocolError, PeerError):
+    """The other end sent that frame: it broke the protocol."""
 
 
 class SessionMachine:
@@ -120,7 +144,7 @@ class SessionMachine:
         self._max_frame_bytes = max_frame_bytes
         self._unanswered: dict[str, str] = {}
         self.state = State.CHALLENGING
-        self.dropped: dict[str, int] = {}
+        self.dropped: dict[DropReason, int] = {}
 
     def send(
         self, type_: str, msg_id: str, payload: Mapping[str, Any] | bytes, in_reply_to: str | None = None
@@ -146,24 +170,24 @@ class SessionMachine:
         """Return the frame that ``text`` holds, or None when it is an answer that was dropped.
 
         Raises:
-            ProtocolError: not a frame, or not one that the other end may send now.
+            PeerProtocolError: not a frame, or not one that the other end may send now.
         """
         try:
             frame = self._reader.read(text, self._limit())
         except FrameError as error:
             if error.type == "cmd_ack" and "cmd_ack" in self._receives.get(self.state, {}):
-                self._drop("malformed")
+                self._drop(DropReason.MALFORMED)
                 return None
-            raise ProtocolError(error.reason) from None
-        following = self._next(self._receives, frame.type)
+            raise PeerProtocolError(error.reason) from None
+        following = self._next(self._receives, frame.type, PeerProtocolError)
         question = _ANSWERS.get(frame.type)
         if question is not None:
             asked = self._unanswered.get(frame.in_reply_to or "")
             if asked != question:
                 if self.state is State.OPEN:
-                    self._drop("unasked")
+                    self._drop(DropReason.UNASKED)
                     return None
-                raise ProtocolError("an answer to nothing that was asked")
+                raise PeerProtocolError("an answer to nothing that was asked")
             del self._unanswered[frame.in_reply_to or ""]
         self.state = following
         return frame
@@ -176,16 +200,18 @@ class SessionMachine:
         """Note that the connection is over."""
         self.state = State.CLOSED
 
-    def _drop(self, reason: str) -> None:
+    def _drop(self, reason: DropReason) -> None:
         self.dropped[reason] = self.dropped.get(reason, 0) + 1
 
     def _limit(self) -> int:
         return self._max_frame_bytes if self.state is State.OPEN else MAX_FRAME_BYTES_BEFORE_WELCOME
 
-    def _next(self, table: Mapping[State, _Moves], type_: str) -> State:
+    def _next(
+        self, table: Mapping[State, _Moves], type_: str, error: type[ProtocolError] = ProtocolError
+    ) -> State:
         if type_ == "bye" and self.state is not State.CLOSED:
             return State.CLOSED
         following = table.get(self.state, {}).get(type_)
         if following is None:
-            raise ProtocolError(f"{type_} does not belong in state {self.state.value}")
+            raise error(f"{type_} does not belong in state {self.state.value}")
         return following

@@ -10,6 +10,8 @@ import re
 from math import isfinite
 from typing import Any
 
+from schemas.error_roots import PeerError
+
 MAX_DEPTH = 32
 MAX_SAFE_INTEGER = 2**53 - 1
 
@@ -19,7 +21,7 @@ _STRING = re.compile(r'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 _INTEGER_DIGITS = len(str(MAX_SAFE_INTEGER)) + 1
 
 
-class StrictJsonError(ValueError):
+class StrictJsonError(PeerError):
     """The bytes are not JSON that this system accepts; ``reason`` is a fixed text, safe to log."""
 
     def __init__(self, reason: str) -> None:

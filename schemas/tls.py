@@ -10,10 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from schemas.error_roots import OperatorError
 from schemas.files import read_named_secret
 
 
-class TlsFilesError(OSError):
+class TlsFilesError(OperatorError, OSError):
     """What lies in files is of no use for TLS; the text says what."""
 
 

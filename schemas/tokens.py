@@ -8,10 +8,12 @@ of one into an exception.
 
 import json
 from collections.abc import Callable, Mapping
+from enum import StrEnum
 from typing import Any
 
 from nacl.signing import SigningKey
 
+from schemas.error_roots import PeerError
 from schemas.keys import base64url, from_base64url, verifies
 from schemas.registry import SchemaRegistry
 from schemas.strict_json import StrictJsonError, loads
@@ -27,10 +29,24 @@ MAX_TOKEN_BYTES = 4096
 CLOCK_LEEWAY_S = 5
 
 
-class TokenError(ValueError):
+class TokenReason(StrEnum):
+    """Why a token is rejected; fit for a counter's label."""
+
+    MALFORMED = "malformed"
+    UNKNOWN_KEY = "unknown_key"
+    SIGNATURE = "signature"
+    CLAIMS = "claims"
+    AUDIENCE = "audience"
+    ISSUER = "issuer"
+    EXPIRED = "expired"
+    NOT_YET = "not_yet"
+    REVOKED = "revoked"
+
+
+class TokenError(PeerError):
     """A token is not accepted; ``reason`` is a fixed word, fit for a log and a counter's label."""
 
-    def __init__(self, reason: str) -> None:
+    def __init__(self, reason: TokenReason) -> None:
         super().__init__(reason)
         self.reason = reason
 
@@ -70,17 +86,17 @@ class TokenVerifier:
         """
         public_key = key_of(self.kid_of(token))
         if public_key is None:
-            raise TokenError("unknown_key")
+            raise TokenError(TokenReason.UNKNOWN_KEY)
         signing_input, _, signature = token.rpartition(".")
         try:
             raw_signature = from_base64url(signature)
         except ValueError:
-            raise TokenError("malformed") from None
+            raise TokenError(TokenReason.MALFORMED) from None
         if not verifies(public_key, signing_input.encode("ascii"), raw_signature):
-            raise TokenError("signature")
+            raise TokenError(TokenReason.SIGNATURE)
         claims = _object(signing_input.partition(".")[2])
         if not self._claims.is_valid(claims):
-            raise TokenError("claims")
+            raise TokenError(TokenReason.CLAIMS)
         _check_claims(claims, audience, now_s, early_s)
         return claims
 
@@ -92,10 +108,10 @@ class TokenVerifier:
         """
         # ASCII first: the claims are encoded before anything has looked at them.
         if len(token) > MAX_TOKEN_BYTES or not token.isascii() or token.count(".") != 2:  # noqa: PLR2004 - header, claims, signature
-            raise TokenError("malformed")
+            raise TokenError(TokenReason.MALFORMED)
         header = _object(token.partition(".")[0])
         if not self._header.is_valid(header):
-            raise TokenError("malformed")
+            raise TokenError(TokenReason.MALFORMED)
         kid: str = header["kid"]
         return kid
 
@@ -103,12 +119,12 @@ class TokenVerifier:
 def _check_claims(claims: Mapping[str, Any], audience: str, now_s: int, early_s: int) -> None:
     named = claims["aud"]
     if audience not in (named if isinstance(named, list) else [named]):
-        raise TokenError("audience")
+        raise TokenError(TokenReason.AUDIENCE)
     if claims["exp"] + CLOCK_LEEWAY_S <= now_s:
-        raise TokenError("expired")
+        raise TokenError(TokenReason.EXPIRED)
     begins = max(claims["iat"], claims.get("nbf", 0))
     if begins - early_s > now_s or claims["exp"] <= begins:
-        raise TokenError("not_yet")
+        raise TokenError(TokenReason.NOT_YET)
 
 
 def _segment(value: Mapping[str, Any]) -> str:
@@ -119,7 +135,7 @@ def _object(segment: str) -> dict[str, Any]:
     try:
         value = loads(from_base64url(segment), max_bytes=MAX_TOKEN_BYTES)
     except (StrictJsonError, ValueError):
-        raise TokenError("malformed") from None
+        raise TokenError(TokenReason.MALFORMED) from None
     if not isinstance(value, dict):
-        raise TokenError("malformed")
+        raise TokenError(TokenReason.MALFORMED)
     return value

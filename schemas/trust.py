@@ -7,7 +7,7 @@ verdict rejected be used for more than counting.
 
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 from typing import Any
 
 from schemas.canonical import is_canonical
@@ -19,7 +19,7 @@ from schemas.registry import SchemaRegistry
 from schemas.strict_json import StrictJsonError, loads
 
 
-class Outcome(Enum):
+class Outcome(StrEnum):
     """What is to be done with a manifest."""
 
     ACCEPTED = "accepted"
@@ -29,7 +29,7 @@ class Outcome(Enum):
     REJECTED = "rejected"
 
 
-class Reason(Enum):
+class Reason(StrEnum):
     """Why a manifest was rejected; the value is fit for a counter's label."""
 
     NOT_JSON = "not_json"

@@ -18,7 +18,7 @@ from kubelet.identity.provisioning import create_identity, install_certificate
 from kubelet.lock import held_alone
 from schemas.addresses import check_private_url, normal_url, parse_broker
 from schemas.canonical import jcs
-from schemas.certificates import IdentityError, make_csr, verify_leaf
+from schemas.certificates import IdentityError, IdentityReason, make_csr, verify_leaf
 from schemas.enrolment import (
     ENROL_PATH,
     MAX_RESPONSE_BYTES,
@@ -106,7 +106,7 @@ class Enroller:
         try:
             verify_leaf(own.leaf_pem, [own.root_pem or ""], self.now_ms())
         except IdentityError as error:
-            if error.reason != "validity":
+            if error.reason is not IdentityReason.VALIDITY:
                 return  # the leaf is self-signed still, whatever lies beside it
         raise IdentityFilesError(f"{self.files.root} is enrolled already, as node {own.node_id}")
 

@@ -15,7 +15,7 @@ from websockets.exceptions import ConnectionClosed, WebSocketException
 from kubelet.session.metered_connection import MeteredConnection
 from schemas.addresses import connect_url
 from schemas.frames import MAX_FRAME_BYTES, SUBPROTOCOL, Frame, FrameReader
-from schemas.session import CloseCode, ProtocolError, Role, SessionMachine, State
+from schemas.session import CloseCode, PeerProtocolError, Role, SessionMachine, State
 from schemas.ulids import UlidSource
 
 NOT_REACHED = (OSError, WebSocketException)
@@ -92,14 +92,14 @@ class Channel:
         """Return the next frame; None for an answer that was dropped.
 
         Raises:
-            ProtocolError: the relay broke the protocol.
+            PeerProtocolError: the relay broke the protocol.
             ConnectionClosed: the connection is over.
         """
         try:
             text = await self._socket.recv(decode=False)
         except ConnectionClosed:
             if isinstance(self._socket, MeteredConnection) and self._socket.is_flooded:
-                raise ProtocolError("more frames than this node is willing to be sent") from None
+                raise PeerProtocolError("more frames than this node accepts") from None
             raise
         return self._session.receive(text)
 

@@ -24,7 +24,7 @@ from kubelet.session.renewal import Renewal
 from schemas.delivery import TransitGauge
 from schemas.frames import Frame, FrameReader
 from schemas.identity_files import NodeIdentity
-from schemas.session import CloseCode, ProtocolError
+from schemas.session import ByeReason, CloseCode, PeerProtocolError, ProtocolError
 from schemas.text import printable
 from schemas.ulids import UlidSource
 
@@ -106,9 +106,12 @@ class RelayLink:
             except AudienceError:
                 self.state = LinkState.WRONG_AUDIENCE
                 log.warning("relay names another audience", pinned=self._parts.relay_url)
-            except ProtocolError as error:
+            except PeerProtocolError as error:
                 self.state = LinkState.CONNECTING
                 log.warning("relay broke the protocol", reason=printable(error.reason))
+            except ProtocolError:
+                self.state = LinkState.CONNECTING
+                log.exception("a frame of this node does not fit the protocol")
             except NOT_REACHED as error:
                 self.state = LinkState.CONNECTING
                 log.info("relay not reached", relay=self._parts.relay_url, reason=printable(str(error)))
@@ -178,14 +181,14 @@ class RelayLink:
                     await self._handle(channel, frame)
         except asyncio.CancelledError:
             if channel.is_open:
-                await channel.send("bye", {"reason": "shutting_down"})
+                await channel.send("bye", {"reason": ByeReason.SHUTTING_DOWN})
                 await channel.close(CloseCode.NORMAL)
             raise
 
     async def _receive(self, channel: Channel) -> Frame:
         frame = await channel.receive()
         if frame is None:
-            raise ProtocolError("an unexpected frame in the handshake")
+            raise PeerProtocolError("an unexpected frame in the handshake")
         if frame.type == "bye":
             await self._until_closed(channel, frame)
         return frame
@@ -195,7 +198,7 @@ class RelayLink:
         self._asked_wait_s = bye.payload.get("retry_after_ms", 0) / 1000
         async with asyncio.timeout(CLOSE_TIMEOUT_S):
             await channel.receive()
-        raise ProtocolError("a frame after bye")
+        raise PeerProtocolError("a frame after bye")
 
     async def _handle(self, channel: Channel, frame: Frame) -> None:
         payload = frame.payload

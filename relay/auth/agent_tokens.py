@@ -15,7 +15,7 @@ from relay.ascii_json import members_of
 from relay.auth.permissions import SCOPES, Rights
 from schemas.manifest import MAX_FUTURE_MS
 from schemas.registry import SchemaRegistry
-from schemas.tokens import AGENT_REF, TokenError, TokenVerifier, sign_token
+from schemas.tokens import AGENT_REF, TokenError, TokenReason, TokenVerifier, sign_token
 
 _CACHE_SIZE = 4096
 # The issuer's clock may differ from ours by as much as a node's.
@@ -151,7 +151,7 @@ class Authenticator:
         try:
             return self.identify(token)
         except TokenError as error:
-            if error.reason != "unknown_key" or self._external is None:
+            if error.reason is not TokenReason.UNKNOWN_KEY or self._external is None:
                 raise
         await self._external.keys.refresh()
         return self.identify(token)
@@ -173,7 +173,7 @@ class Authenticator:
             self._verified[digest] = principal
         if principal.expires_s <= now_s:
             del self._verified[digest]
-            raise TokenError("expired")
+            raise TokenError(TokenReason.EXPIRED)
         return principal
 
     def check(self, principal: Principal) -> None:
@@ -183,11 +183,11 @@ class Authenticator:
             TokenError: ``revoked``, ``expired``, or ``unknown_key`` where its issuer has withdrawn the key.
         """
         if principal.jti in self._revoked:
-            raise TokenError("revoked")
+            raise TokenError(TokenReason.REVOKED)
         if principal.expires_s <= self._now_ms() // 1000:
-            raise TokenError("expired")
+            raise TokenError(TokenReason.EXPIRED)
         if self._key_of(principal.kid) != principal.key:
-            raise TokenError("unknown_key")
+            raise TokenError(TokenReason.UNKNOWN_KEY)
 
     def _key_of(self, kid: str) -> bytes | None:
         """Return the key of that name: the relay's own, or else the external issuer's."""
@@ -197,7 +197,7 @@ class Authenticator:
     def _verify(self, token: str, now_s: int) -> Principal:
         claims, kid, key = self._claims(token, now_s)
         if claims["jti"] in self._revoked:
-            raise TokenError("revoked")
+            raise TokenError(TokenReason.REVOKED)
         return Principal(
             tenant=claims["tenant"],
             sub=claims["sub"],
@@ -220,7 +220,7 @@ class Authenticator:
             token, {kid: key}.get, audience=self._audience, now_s=now_s, early_s=_EARLY_S
         )
         if key is None or claims["iss"] != issuer:
-            raise TokenError("issuer")
+            raise TokenError(TokenReason.ISSUER)
         return claims, kid, key
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from relay.fleet.node_record import NodeRecord
-from schemas.certificates import IdentityError, verify_leaf
+from schemas.certificates import IdentityError, IdentityReason, verify_leaf
 from schemas.identity import Identity, certificates_in, kid_of
 from schemas.trust import TrustRules
 
@@ -31,9 +31,9 @@ class Trust:
             return found  # thousands of nodes that reconnect present a leaf that was verified before
         identity = verify_leaf(pem, self.roots, now_ms)
         if identity.node_id != node_id:
-            raise IdentityError("id_mismatch")
+            raise IdentityError(IdentityReason.ID_MISMATCH)
         if identity.kid in self.revoked:
-            raise IdentityError("revoked")
+            raise IdentityError(IdentityReason.REVOKED)
         return identity
 
 

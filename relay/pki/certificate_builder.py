@@ -15,7 +15,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 from nacl.signing import SigningKey
 
 from schemas.addresses import is_host
-from schemas.certificates import UNENROLLED_TENANT, IdentityError
+from schemas.certificates import UNENROLLED_TENANT, IdentityError, IdentityReason
 from schemas.identity import TENANT_PATTERN, san_uri
 from schemas.keys import is_sound_public_key
 from schemas.projection import is_node_id
@@ -71,11 +71,11 @@ def issue_leaf(  # noqa: PLR0913 - a certificate has this many facts
             within a day.
     """
     if not is_sound_public_key(public_key):
-        raise IdentityError("low_order_key")
+        raise IdentityError(IdentityReason.LOW_ORDER_KEY)
     if not is_node_id(node_id):
-        raise IdentityError("not_a_node_id")
+        raise IdentityError(IdentityReason.NOT_A_NODE_ID)
     if not re.fullmatch(TENANT_PATTERN, tenant) or tenant == UNENROLLED_TENANT:
-        raise IdentityError("not_a_tenant")
+        raise IdentityError(IdentityReason.NOT_A_TENANT)
     root, days = _root_for(root_pem, now_ms, valid_days)
     builder = leaf_builder(public_key, node_id, san_uri(tenant, node_id), now_ms, days)
     return _signed(builder, root, root_key, serial)
@@ -102,12 +102,12 @@ def issue_server(  # noqa: PLR0913 - a certificate has this many facts
             within a day.
     """
     if not is_sound_public_key(public_key):
-        raise IdentityError("low_order_key")
+        raise IdentityError(IdentityReason.LOW_ORDER_KEY)
     if not hosts:
-        raise IdentityError("not_a_host")
+        raise IdentityError(IdentityReason.NOT_A_HOST)
     _host_name(name)
     if len(name) > _MAX_COMMON_NAME:
-        raise IdentityError("not_a_name")
+        raise IdentityError(IdentityReason.NOT_A_NAME)
     root, days = _root_for(root_pem, now_ms, valid_days)
     usages = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
     names = [_host_name(host) for host in hosts]
@@ -141,7 +141,7 @@ def _root_for(root_pem: str, now_ms: int, valid_days: int) -> tuple[x509.Certifi
     # A certificate that outlived its root would be rejected from then on without a diagnosis.
     days_left = (root.not_valid_after_utc - moment(now_ms)).days
     if days_left < 1:
-        raise IdentityError("root_too_old")
+        raise IdentityError(IdentityReason.ROOT_TOO_OLD)
     return root, min(valid_days, days_left)
 
 
@@ -157,7 +157,7 @@ def _authority_of(root: x509.Certificate) -> x509.AuthorityKeyIdentifier:
     # RFC 5280 section 4.2.1.1; without it strict verifiers refuse, and two roots could be mixed up.
     key = root.public_key()
     if not isinstance(key, Ed25519PublicKey):
-        raise IdentityError("not_ed25519")
+        raise IdentityError(IdentityReason.NOT_ED25519)
     return x509.AuthorityKeyIdentifier.from_issuer_public_key(key)
 
 
@@ -170,5 +170,5 @@ def _host_name(host: str) -> x509.GeneralName:
     if address is not None and "%" not in bare:  # a zone is meaningful on one machine alone
         return x509.IPAddress(address)
     if not is_host(host):
-        raise IdentityError("not_a_host")
+        raise IdentityError(IdentityReason.NOT_A_HOST)
     return x509.DNSName(host)

@@ -13,7 +13,7 @@ from nacl.signing import SigningKey
 from relay.pki.certificate_builder import issue_leaf, issue_server, make_root
 from relay.pki.errors import AuthorityOptionError, AuthorityStateError, CertificateRefusedError
 from relay.pki.records import IssuedLeaf, IssuedServer
-from schemas.certificates import IdentityError, end_of, read_csr
+from schemas.certificates import IdentityError, IdentityReason, end_of, read_csr
 from schemas.identity import certificates_in, kid_of
 from schemas.manifest import FIRST_CREDIBLE_MS
 from schemas.projection import is_node_id
@@ -132,7 +132,7 @@ def _explained(signer: Signer, subject: str) -> Iterator[None]:
     try:
         yield
     except IdentityError as error:
-        if error.reason == "root_too_old":
+        if error.reason is IdentityReason.ROOT_TOO_OLD:
             raise AuthorityStateError("the root ends within a day: run `relay ca rotate-root`") from None
         raise AuthorityOptionError(f"not issued for {subject}: {error.reason}") from None
     except ValueError:

@@ -10,15 +10,15 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from relay.http.frame_meter import METER_IN_SCOPE, FrameMeter
 from schemas.frames import Frame
-from schemas.session import CloseCode, ProtocolError, SessionMachine, State
+from schemas.session import ByeReason, CloseCode, DropReason, PeerProtocolError, SessionMachine, State
 from schemas.ulids import UlidSource
 
 _NO_CODE = 1006  # RFC 6455: closed without a code
 _BYE_REASONS = {
-    CloseCode.SUPERSEDED: "superseded",
-    CloseCode.MANIFEST_REJECTED: "manifest_rejected",
-    CloseCode.REVOKED: "revoked",
-    CloseCode.OVER_CAPACITY: "over_capacity",
+    CloseCode.SUPERSEDED: ByeReason.SUPERSEDED,
+    CloseCode.MANIFEST_REJECTED: ByeReason.MANIFEST_REJECTED,
+    CloseCode.REVOKED: ByeReason.REVOKED,
+    CloseCode.OVER_CAPACITY: ByeReason.OVER_CAPACITY,
 }
 
 
@@ -84,14 +84,14 @@ class NodeConnection:
             raise WebSocketDisconnect(message.get("code") or CloseCode.NORMAL)
         text = message.get("text")
         if text is None:
-            raise ProtocolError("a binary frame")
+            raise PeerProtocolError("a binary frame")
         return self._machine.receive(text)
 
     def forget(self, msg_id: str) -> None:
         """Stop waiting for the answer to ``msg_id``."""
         self._machine.forget(msg_id)
 
-    def take_dropped(self) -> dict[str, int]:
+    def take_dropped(self) -> dict[DropReason, int]:
         """Return how many answers were dropped since the last call, by reason."""
         dropped = dict(self._machine.dropped)
         self._machine.dropped.clear()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from relay.fleet.fleet import Fleet
-from schemas.certificates import IdentityError
+from schemas.certificates import IdentityError, IdentityReason
 from schemas.frames import Frame
 from schemas.identity import Identity
 from schemas.keys import base64url
@@ -58,7 +58,7 @@ class Handshake:
         try:
             identity = self.fleet.identify(node_id, auth.payload["certificate"])
         except IdentityError as error:
-            code = CloseCode.REVOKED if error.reason == "revoked" else CloseCode.AUTH_FAILED
+            code = CloseCode.REVOKED if error.reason is IdentityReason.REVOKED else CloseCode.AUTH_FAILED
             raise HandshakeError(error.reason, code) from None
         try:
             claims = self.verifier.verify(

@@ -29,7 +29,7 @@ from relay.sessions.session import AckPayload, NodeSession
 from schemas.errors import Failure, ToolError
 from schemas.frames import MAX_FRAME_BYTES, SUBPROTOCOL, Frame, FrameReader
 from schemas.identity import Identity
-from schemas.session import CloseCode, ProtocolError, Role, SessionMachine
+from schemas.session import CloseCode, PeerProtocolError, ProtocolError, Role, SessionMachine
 from schemas.text import printable
 from schemas.ulids import UlidSource
 
@@ -106,10 +106,12 @@ class NodeSessions:
             del auth  # it holds a certificate and a token, which must not live as long as the connection
             await self._serve_frames(session, connection)
         except ProtocolError as error:
-            # Else the relay closed it, and frames on the way are no fault of the node.
-            if not connection.is_closed:
-                self._broken(identity.node_id, error)
-                await connection.close(error.code)
+            if connection.is_closed:
+                return  # by the relay: frames on the way are no fault of the node
+            if not isinstance(error, PeerProtocolError):
+                raise
+            self._broken(identity.node_id, error)
+            await connection.close(error.code)
         except WebSocketDisconnect as error:
             self._count_server_close(identity.node_id, error.code)
         finally:
@@ -207,7 +209,7 @@ class NodeSessions:
             raise HandshakeError("connections", CloseCode.OVER_CAPACITY)
         return identity, auth
 
-    def _broken(self, node_id: str, error: ProtocolError) -> None:
+    def _broken(self, node_id: str, error: PeerProtocolError) -> None:
         self._metrics.sessions.labels("protocol_violation").inc()
         if self._refusals.count(RefusalEvent.SESSION_BROKEN, node_id, "protocol"):
             self._log.warning("node broke the protocol", node_id=node_id, reason=printable(error.reason))

@@ -7,7 +7,18 @@ from hypothesis import strategies as st
 
 from schemas.frames import FRAME_TYPES, MAX_FRAME_BYTES, MAX_FRAME_BYTES_BEFORE_WELCOME, FrameReader
 from schemas.registry import SchemaRegistry
-from schemas.session import ANSWERED_BY, SENDS, CloseCode, ProtocolError, Role, SessionMachine, State
+from schemas.session import (
+    ANSWERED_BY,
+    SENDS,
+    ByeReason,
+    CloseCode,
+    DropReason,
+    PeerProtocolError,
+    ProtocolError,
+    Role,
+    SessionMachine,
+    State,
+)
 from tests.fakes.frames import PAYLOADS, REPLIES, frame_text, message_id
 
 CHALLENGE, AUTH, WELCOME = 1, 2, 3
@@ -424,4 +435,18 @@ def test_an_answer_reaches_the_caller_exactly_once_however_often_it_comes(
     ]
     assert len(taken) == len(set(taken))
     assert set(taken) == asked & set(arriving)
-    assert relay.dropped.get("unasked", 0) == len(arriving) - len(taken)
+    assert relay.dropped.get(DropReason.UNASKED, 0) == len(arriving) - len(taken)
+
+
+def test_the_reasons_of_a_bye_are_those_of_its_document(registry: SchemaRegistry) -> None:
+    reason = registry.document("session.bye@1.0.0")["properties"]["payload"]["properties"]["reason"]
+    assert set(ByeReason) == set(reason["enum"])
+
+
+def test_only_what_is_received_is_the_fault_of_the_other_end(reader: FrameReader) -> None:
+    relay, node = pair(reader)
+    with pytest.raises(ProtocolError) as sent:
+        send(relay, "auth", 50, answers=60)
+    assert not isinstance(sent.value, PeerProtocolError)
+    with pytest.raises(PeerProtocolError):
+        relay.receive(send(node, "bye", 51).replace("bye", "cmd"))

@@ -12,12 +12,13 @@ from starlette.routing import WebSocketRoute
 
 from relay.auth.permissions import Rights
 from relay.routing.port import Command
+from relay.sessions.frame_handlers import FrameHandlers
 from schemas.certificates import make_csr, verify_leaf
 from schemas.errors import ToolError
 from schemas.frames import CONNECT_PATH, FrameReader
 from schemas.identity import Identity
 from schemas.manifest import etag_of
-from schemas.session import CloseCode
+from schemas.session import CloseCode, ProtocolError
 from tests.fakes.frames import PAYLOADS
 from tests.fakes.hub import Hub, NoAuthority
 from tests.fakes.node_end import NodeEnd
@@ -103,6 +104,19 @@ async def test_an_accepted_manifest_is_answered_with_its_etag(stage: Stage) -> N
             }
     tools = stage.hub.fleet.listed(Rights(TENANT, frozenset({"read_only"})))
     assert ECHO_NAME in [tool.canonical for tool in tools]
+
+
+async def test_a_frame_that_this_relay_may_not_send_is_not_blamed_on_the_node(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def handle(*_: object) -> None:
+        raise ProtocolError("a frame over the limit")
+
+    monkeypatch.setattr(FrameHandlers, "handle", handle)
+    async with stage.open() as end:
+        await end.send("heartbeat", PAYLOADS["heartbeat"])
+        assert (await end.until_closed())[0] != CloseCode.PROTOCOL_VIOLATION
+    assert stage.hub.counted("sessions_total", event="protocol_violation") == 0
 
 
 async def test_a_manifest_is_parsed_encoded_and_validated_once(
