@@ -15,7 +15,7 @@ import stat
 import tempfile
 from pathlib import Path
 
-from schemas.error_roots import OperatorError
+from schemas.error_roots import StateError
 
 PRIVATE = 0o600
 PUBLIC = 0o644
@@ -29,7 +29,7 @@ _OTHERS_WRITE = 0o022
 _ROOT = 0
 
 
-class UntrustedFileError(OperatorError, PermissionError):
+class UntrustedFileError(StateError, PermissionError):
     """A file is not used, because somebody else may have put it there; the text says what to do."""
 
 

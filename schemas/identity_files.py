@@ -16,14 +16,14 @@ from pathlib import Path
 
 from nacl.signing import SigningKey
 
-from schemas.error_roots import OperatorError
+from schemas.error_roots import StateError
 from schemas.files import PRIVATE, make_private_directory, read_private, read_state, write_atomic
 from schemas.identity import certificates_in, is_for_key, kid_of
 from schemas.keys import KeyFormatError, private_key_from_pem, private_key_to_pem
 from schemas.projection import is_node_id
 
 
-class IdentityFilesError(OperatorError):
+class IdentityFilesError(StateError):
     """The identity cannot be used; the text says what to do."""
 
 

@@ -13,7 +13,7 @@ from nacl.bindings import crypto_core_ed25519_is_valid_point
 from nacl.exceptions import BadSignatureError
 from nacl.signing import SigningKey, VerifyKey
 
-from schemas.error_roots import OperatorError
+from schemas.error_roots import StateError
 
 _PKCS8_ED25519 = bytes.fromhex("302e020100300506032b657004220420")
 _PEM = re.compile(r"-----BEGIN PRIVATE KEY-----\s+([A-Za-z0-9+/=\s]+)-----END PRIVATE KEY-----\s*")
@@ -22,7 +22,7 @@ _SEED_BYTES = 32
 _BASE64URL = re.compile(r"[A-Za-z0-9_-]*")
 
 
-class KeyFormatError(OperatorError):
+class KeyFormatError(StateError):
     """The text is not an unencrypted Ed25519 private key in PKCS #8 PEM."""
 
 
