@@ -1,4 +1,4 @@
-"""Assembles what agents speak MCP to."""
+"""Assembles the MCP endpoint."""
 
 from dataclasses import dataclass
 from importlib.metadata import version

@@ -1,7 +1,7 @@
-"""What agents keep open in order to be told of changes: sessions of the old era, subscriptions of the new.
+"""The streams that notify agents of changes: sessions of the old era, subscriptions of the new.
 
-Each takes a place in its agent's share (``open_streams``) and ends with its token. What changes is no matter
-of this module, but ``relay.fleet.change_notifier``.
+Each counts towards its agent's limit (``open_streams``) and ends with its token. Must not detect changes:
+``relay.fleet.change_notifier`` does.
 """
 
 import asyncio
@@ -19,12 +19,13 @@ from relay.mcp_api.sdk import Context, caller_of, connection_of
 
 TOO_MANY_STREAMS = "Too many sessions and subscriptions are open; close one."
 
-_TOLD = "told"  # under which a session of the old era keeps what tells it of changes
-_FOLLOWED = "followed"
+# The keys under which a session of the old era keeps its subscription to changes.
+_SUBSCRIPTION = "subscription"
+_SUBSCRIBED = "subscribed"
 
 
 class ChangeStreams:
-    """The streams of all agents over which changes are told."""
+    """The change streams of all agents."""
 
     def __init__(self, notifier: ChangeNotifier, streams: OpenStreams, now_ms: Callable[[], int]) -> None:
         self._notifier = notifier
@@ -32,45 +33,45 @@ class ChangeStreams:
         self._now_ms = now_ms
 
     def revoke(self, jtis: Collection[str]) -> None:
-        """End what was opened with one of these tokens."""
+        """End the streams that were opened with one of these tokens."""
         self._streams.revoke(jtis)
 
     def open_session(self, principal: Principal) -> Callable[[], None]:
-        """Take a place for a request that can only open a session; return what gives it back.
+        """Count a request that can only open a session; return what ends the counting.
 
-        The SDK keeps room for a session before it has read who opens it.
+        The SDK allocates a session before it calls any code of ours.
 
         Raises:
-            StreamLimitError: there is no place.
+            StreamLimitError: the agent's limit, or that of all, is reached.
         """
         self._streams.check(principal)
         return self._streams.hold(principal)
 
     def count_session(self, context: Context) -> None:
-        """Count a session of the old era for as long as it lasts; what it is told ends with its token."""
+        """Count a session of the old era while it lasts; its notifications end with its token."""
         connection = connection_of(context)
-        if _TOLD in connection.state:
-            return  # a client may initialize as often as it likes: one session takes one place
-        told = connection.state[_TOLD] = ExitStack()
-        connection.exit_stack.callback(self._streams.hold(caller_of(context).principal, told.close))
+        if _SUBSCRIPTION in connection.state:
+            return  # a client may initialize repeatedly: one session is counted once
+        subscription = connection.state[_SUBSCRIPTION] = ExitStack()
+        connection.exit_stack.callback(self._streams.hold(caller_of(context).principal, subscription.close))
 
     def follow_session(self, context: Context) -> None:
-        """Tell a session of the old era about changes for as long as it lasts, and its token is good."""
+        """Notify a session of the old era of changes while it lasts and its token is accepted."""
         connection, principal = connection_of(context), caller_of(context).principal
-        if _FOLLOWED in connection.state:
-            return  # a client may say twice that it is ready
-        connection.state[_FOLLOWED] = True
-        told = connection.state.setdefault(_TOLD, ExitStack())
+        if _SUBSCRIBED in connection.state:
+            return  # a client may send ``initialized`` twice
+        connection.state[_SUBSCRIBED] = True
+        subscription = connection.state.setdefault(_SUBSCRIPTION, ExitStack())
         stop = self._notifier.listen(principal.rights, context.session.send_tool_list_changed)
-        told.callback(stop)
-        ending = asyncio.get_running_loop().call_later(self._seconds_left(principal), told.close)
+        subscription.callback(stop)
+        ending = asyncio.get_running_loop().call_later(self._seconds_left(principal), subscription.close)
         connection.exit_stack.callback(ending.cancel)
         connection.exit_stack.callback(stop)
 
     async def listen(
         self, context: Context, params: types.SubscriptionsListenRequestParams
     ) -> types.SubscriptionsListenResult:
-        """Serve ``subscriptions/listen`` of the new era until the client goes, or its token ends."""
+        """Serve ``subscriptions/listen`` of the new era until the client disconnects or its token ends."""
         principal = caller_of(context).principal
         try:
             self._streams.check(principal)

@@ -1,7 +1,7 @@
-"""Requests of the new era that have one result, from the body to the response.
+"""Answers requests of the new era that have one result, without the SDK's streams.
 
-The SDK's way is made for answers that can become a stream; along it such a request takes twice as long
-(docs/decisions/0021, 0030). Must not refuse a request: what is malformed is the SDK's to answer.
+The SDK prepares every answer to become a stream, which takes such a request twice as long
+(docs/decisions/0021, 0030). Must not reject a request: the SDK answers malformed ones.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from relay.mcp_api.methods import MethodError
 ResultT = TypeVar("ResultT")
 
 UNWATCHED_S = 0.1
-"""How late a disconnect may be noticed. Most calls are over before, and need no task that watches."""
+"""How late a disconnect may be noticed. Most calls end earlier, and need no task that waits for one."""
 
 _OK = 200
 _JSON = (b"content-type", b"application/json")
@@ -31,14 +31,14 @@ async def answer(
     receive: Receive,
     send: Send,
 ) -> None:
-    """Send the result of ``work``, or the ``MethodError`` that it raises, unless the client has gone."""
+    """Send the result of ``work``, or its ``MethodError``, unless the client has disconnected."""
     status = _OK
     try:
-        result = await until_gone(work, receive)
+        result = await until_disconnected(work, receive)
     except MethodError as error:
         status = ERROR_CODE_HTTP_STATUS.get(error.code, _OK)
-        told = {"code": error.code, "message": error.message}
-        member = f'"error":{encoded(told if error.data is None else {**told, "data": error.data})}'
+        document = {"code": error.code, "message": error.message}
+        member = f'"error":{encoded(document if error.data is None else {**document, "data": error.data})}'
     else:
         if result is None:
             return
@@ -49,8 +49,8 @@ async def answer(
     await send({"type": "http.response.body", "body": body})
 
 
-async def until_gone(work: Coroutine[Any, Any, ResultT], receive: Receive) -> ResultT | None:
-    """Return what ``work`` comes to; None, with ``work`` cancelled, if the client goes away first."""
+async def until_disconnected(work: Coroutine[Any, Any, ResultT], receive: Receive) -> ResultT | None:
+    """Return the result of ``work``; None, with ``work`` cancelled, if the client disconnects first."""
     async with _ClientWatch(receive):
         return await work
     return None
@@ -63,11 +63,11 @@ class _ClientWatch:
     cancellation and no other.
     """
 
-    __slots__ = ("_cancelling", "_gone", "_receive", "_task", "_timer", "_watching")
+    __slots__ = ("_cancelling", "_disconnected", "_receive", "_task", "_timer", "_watching")
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
-        self._gone = False
+        self._disconnected = False
         self._watching: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> None:
@@ -81,7 +81,7 @@ class _ClientWatch:
         self._timer.cancel()
         if self._watching is not None:
             self._watching.cancel()
-        if not self._gone or self._task is None:
+        if not self._disconnected or self._task is None:
             return False
         return self._task.uncancel() <= self._cancelling and kind is asyncio.CancelledError
 
@@ -92,5 +92,5 @@ class _ClientWatch:
         while (await self._receive())["type"] != "http.disconnect":
             pass
         if self._task is not None:
-            self._gone = True
+            self._disconnected = True
             self._task.cancel()

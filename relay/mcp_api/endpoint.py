@@ -1,9 +1,9 @@
 """``/mcp``: Streamable HTTP in both protocol eras, over one table of methods.
 
 A request of the new era whose method is in the table is answered from there (``direct``). Streams, the old
-era and whatever the SDK would refuse go to the SDK, whose middleware reads the same table: the SDK's typed
-models would drop ``x-safety-class``. Must not decide anything: who may call what is the gateway's, and what
-is listed is the fleet's.
+era and every request that the SDK would reject go to the SDK, whose middleware reads the same table: the
+SDK's typed models would drop ``x-safety-class``. Must not decide anything: the gateway decides who may call
+what, and the fleet what is listed.
 """
 
 from collections.abc import Collection, Mapping
@@ -51,10 +51,10 @@ class McpEndpoint:
         server.serve(self._answer, changes.listen)
         self._manager = StreamableHTTPSessionManager(
             app=server,
-            # Host and Origin are checked in front of every route, this one among them.
+            # The request guard checks Host and Origin for every route.
             security_settings=None,
             max_request_body_size=MAX_BODY_BYTES,
-            # Sessions of the old era are few enough to be worth forgetting soon; an open stream is not idle.
+            # A session of the old era without an open stream ends after this time.
             session_idle_timeout=SESSION_IDLE_S,
         )
 
@@ -71,7 +71,7 @@ class McpEndpoint:
         await self._bodies(scope, receive, send)
 
     def _charge_body(self, caller: Caller) -> None:
-        # A call has its own price; a body that is larger than one has to be costs more to parse than that.
+        # A call is charged by the gateway; a body larger than a call needs costs more than that to parse.
         if caller.size > BYTES_LIKE_A_CALL:
             self.methods.charge_size(caller)
 
@@ -101,7 +101,7 @@ class McpEndpoint:
         return self._eras.shaped(result, modern=True)
 
     async def _answer(self, ctx: Context, call_next: CallNext) -> HandlerResult:
-        """Answer a message of the SDK's from the table; what is not in it, or malformed, is the SDK's own."""
+        """Answer a message from the table; the SDK answers what is not in it, or malformed."""
         method = self.methods.table.get(ctx.method)
         if method is not None and takes(ctx.method, ctx.protocol_version, ctx.params):
             try:

@@ -31,9 +31,9 @@ CALL_TOOL = "tools/call"
 META_ERROR = "edge-kubelet/error"
 LIST_TTL_MS = 5000
 BYTES_LIKE_A_CALL = 4096
-"""To read or write so many bytes costs about as much as one call."""
+"""Reading or writing this many bytes costs about as much as one call."""
 
-_TOOLS_LIKE_A_CALL = 20  # listing so many costs about as much as one call
+_TOOLS_LIKE_A_CALL = 20  # listing this many costs about as much as one call
 _INVALID_PARAMS = -32602
 _INTERNAL_ERROR = -32603
 _TOKEN_ENDED = "the token is no longer accepted; get a new one"  # noqa: S105 - a sentence
@@ -50,7 +50,7 @@ class MethodError(Exception):
 
 
 class Methods:
-    """Answers for one relay. ``table`` has a ``Method`` for each name of one."""
+    """The methods of one relay. ``table`` has a ``Method`` for each name."""
 
     def __init__(
         self,
@@ -76,10 +76,10 @@ class Methods:
         }
 
     def charge(self, principal: Principal, cost: float) -> None:
-        """Count the weight of ``cost`` calls towards the agent's share, if its token is still accepted.
+        """Charge ``cost`` calls to the agent's limit, if its token is still accepted.
 
         Raises:
-            MethodError: the token is not accepted any more, or the share is used up.
+            MethodError: the token is not accepted any more, or the limit is exceeded.
         """
         try:
             self._authenticator.check(principal)
@@ -90,10 +90,10 @@ class Methods:
             raise MethodError(_INTERNAL_ERROR, str(error), error.envelope()) from None
 
     def charge_size(self, caller: Caller) -> None:
-        """Count a body that is larger than a call has to be.
+        """Charge a body that is larger than a call needs.
 
         Raises:
-            ToolError: the share of its agent is used up.
+            ToolError: the limit of its agent is exceeded.
         """
         self._gateway.charge(caller.principal, caller.size / BYTES_LIKE_A_CALL)
 
@@ -167,14 +167,14 @@ class Methods:
 
 
 def _cached(ttl_ms: int) -> dict[str, Any]:
-    """Return how long a result is good, and for whom: always for its caller alone."""
+    """Return the caching members of a result: always private to its caller."""
     return {"ttlMs": ttl_ms, "cacheScope": "private"}
 
 
 def _tool_result(answer: CallAnswer) -> dict[str, Any]:
     content = [{"type": "text", "text": answer.text}]
     if answer.error is not None:
-        # Not in structuredContent: clients check that against the tool's output schema, even of an error.
+        # Not in structuredContent: clients validate that against the tool's output schema, even in an error.
         return {
             "content": content,
             "isError": True,

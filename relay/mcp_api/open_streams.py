@@ -1,7 +1,7 @@
-"""What agents hold open at the relay: sessions of the old era, and subscriptions of the new.
+"""Counts the streams that agents hold open: sessions of the old era, and subscriptions of the new.
 
-Each agent has a share, so that one cannot take the room of all; and what a token opened ends when the token
-is revoked. Must not know what goes through them.
+Each agent has a limit, so that one cannot use up the limit of all; and a stream ends when the token that
+opened it is revoked. Must not know what is sent on them.
 """
 
 from collections import Counter, defaultdict
@@ -16,7 +16,7 @@ Name = tuple[str, str, str]
 
 
 class StreamLimitError(Exception):
-    """The agent's share is used up, or the room of all."""
+    """The limit of the agent, or that of all, is reached."""
 
 
 class OpenStreams:
@@ -29,7 +29,7 @@ class OpenStreams:
         self._ends: defaultdict[str, dict[object, Callable[[], None]]] = defaultdict(dict)
 
     def check(self, principal: Principal) -> None:
-        """Return if ``principal`` may open one more.
+        """Return if ``principal`` may open another stream.
 
         Raises:
             StreamLimitError: it may not.
@@ -38,9 +38,9 @@ class OpenStreams:
             raise StreamLimitError
 
     def hold(self, principal: Principal, end: Callable[[], None] = lambda: None) -> Callable[[], None]:
-        """Count one that ``principal`` has opened; ``end`` is called if its token is revoked.
+        """Count a stream that ``principal`` has opened; ``end`` is called if its token is revoked.
 
-        Returns what is to be called, once or more, when it is closed.
+        Returns what to call, once or more, when it is closed.
         """
         key = object()
         self._held[principal.name] += 1
@@ -59,7 +59,7 @@ class OpenStreams:
         return release
 
     def revoke(self, jtis: Collection[str]) -> None:
-        """End what was opened with one of the tokens."""
+        """End the streams that were opened with one of the tokens."""
         for jti in self._ends.keys() & set(jtis):
             for end in list(self._ends[jti].values()):
                 end()

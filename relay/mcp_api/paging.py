@@ -14,7 +14,7 @@ from schemas.keys import base64url, from_base64url
 
 PAGE_SIZE = 1000
 MAX_PAGE_BYTES = 768 * 1024
-"""Clients refuse an event of more than a mebibyte: the official one closes the stream."""
+"""Clients reject an event of more than a mebibyte: the official one closes the stream."""
 
 _PLACE = re.compile(r"(?P<turn>[0-9]{1,4}) (?P<name>[a-z0-9_.]+)")
 

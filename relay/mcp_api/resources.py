@@ -1,9 +1,9 @@
-"""What an agent can read: the nodes, what they signed, and the schemas.
+"""The resources that an agent can read: the nodes, what they signed, and the schemas.
 
-| uri | holds |
+| uri | content |
 |---|---|
 | `fleet://nodes` | the tenant's nodes: id, whether connected, when the manifest expires |
-| `node://{node_id}/manifest` | the signed bytes, so that an agent can verify for itself |
+| `node://{node_id}/manifest` | the signed bytes, so that an agent can verify them |
 | `node://{node_id}/identity` | the leaf that they were signed with |
 | `schema://{kind}@{semver}` | a document of the registry |
 
@@ -30,7 +30,7 @@ TEMPLATES = {
 
 @dataclass(frozen=True, slots=True)
 class Resource:
-    """One resource that is listed."""
+    """One entry of ``resources/list``."""
 
     uri: str
     name: str
@@ -40,7 +40,7 @@ class Resource:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What reading a resource gives."""
+    """The content of a resource."""
 
     mime_type: str
     text: str
@@ -54,7 +54,7 @@ class ResourceCatalog:
         self._registry = registry
 
     def listed(self, principal: Principal) -> Iterator[Resource]:
-        """Yield what ``principal`` can read; reading needs the scope that reading a tool needs."""
+        """Yield what ``principal`` can read; it needs the scope of read-only tools."""
         if not principal.rights.may_read:
             return
         yield Resource("fleet://nodes", "nodes", JSON, "The nodes of this tenant")
@@ -69,7 +69,7 @@ class ResourceCatalog:
                 )
 
     def read(self, principal: Principal, uri: str) -> Content | None:
-        """Return what ``uri`` holds for ``principal``; None when there is no such thing for them."""
+        """Return the content of ``uri`` for ``principal``; None if it does not exist for them."""
         if not principal.rights.may_read:
             return None
         scheme, _, rest = uri.partition("://")

@@ -1,4 +1,4 @@
-"""The MCP SDK's server as this relay uses it, and the SDK's own opinion of a request.
+"""Adapts the MCP SDK: its server, and its own validation of requests.
 
 Must not answer a method: ``methods`` does.
 """
@@ -42,16 +42,16 @@ _OF_THE_NEW_ERA = ("ttlMs", "cacheScope")
 
 
 class _Notification(BaseModel):
-    """A notification with whatever parameters: the SDK only dumps it."""
+    """A notification with any parameters: the SDK only dumps it."""
 
     method: str
     params: dict[str, Any]
 
 
 class SdkServer(Server[Any]):
-    """A server whose methods are answered in front of its handlers, and which says so of itself.
+    """A server whose methods are answered in a middleware, and which declares its capabilities itself.
 
-    Tools change; prompts and resources do not. The SDK would derive that from handlers, which are not there.
+    Tools change; prompts and resources do not. The SDK would derive that from handlers; it has none.
     """
 
     def __init__(self, version: str, instructions: str) -> None:
@@ -60,8 +60,8 @@ class SdkServer(Server[Any]):
             version=version,
             title="Edge kubelet",
             instructions=instructions,
-            # Headers that mirror arguments are opt-in by schema, and none of ours asks for them. Unless it is
-            # told so, the SDK walks tools/list before each call of the new era.
+            # Headers that mirror arguments are opt-in by schema, and no schema of ours uses them. Otherwise
+            # the SDK walks tools/list before each call of the new era.
             get_tool_input_schema=lambda _name: None,
         )
 
@@ -72,7 +72,7 @@ class SdkServer(Server[Any]):
             [Context, types.SubscriptionsListenRequestParams], Awaitable[types.SubscriptionsListenResult]
         ],
     ) -> None:
-        """Have ``answer`` look at each message first, and ``listen`` serve ``subscriptions/listen``."""
+        """Make ``answer`` the middleware, and ``listen`` the handler of ``subscriptions/listen``."""
         self.middleware = [answer]
         self.add_request_handler("subscriptions/listen", types.SubscriptionsListenRequestParams, listen)
 
@@ -110,20 +110,20 @@ class SdkServer(Server[Any]):
         experimental_capabilities: dict[str, dict[str, Any]] | None = None,
         extensions: dict[str, dict[str, Any]] | None = None,
     ) -> InitializationOptions:
-        """Return what is said in answer to ``initialize``."""
-        # Over HTTP the SDK asks for this without options, and would then deny that the list ever changes.
+        """Return the options of the answer to ``initialize``."""
+        # Over HTTP the SDK calls this without options, and would declare that the list never changes.
         options = notification_options or NotificationOptions(tools_changed=True)
         return super().create_initialization_options(options, experimental_capabilities, extensions)
 
 
 class Eras:
-    """What a result looks like in each era of the protocol."""
+    """The form of a result in each era of the protocol."""
 
     def __init__(self, server: SdkServer) -> None:
         self._stamp = {types.SERVER_INFO_META_KEY: server.server_info_stamp}
 
     def shaped(self, result: dict[str, Any], *, modern: bool) -> dict[str, Any]:
-        """Return ``result`` as its era has it, as the SDK does with what comes through its models."""
+        """Return ``result`` in the form of its era, as the SDK's models do."""
         if modern:
             meta = {**result.get("_meta", {}), **self._stamp}
             return {**result, "resultType": "complete", "_meta": meta}
@@ -132,25 +132,25 @@ class Eras:
 
 @lru_cache(maxsize=1024)
 def session_owner(issuer: str, tenant: str, sub: str) -> AuthenticatedUser:
-    """Return who a session of the old era belongs to. The token itself must not get into this record."""
+    """Return the owner of a session of the old era. It must not contain the token."""
     claims = {"iss": issuer}
     owner = AccessToken(token="", client_id=f"{tenant}/{sub}", scopes=[], subject=sub, claims=claims)
     return AuthenticatedUser(owner)
 
 
 def is_modern(protocol_version: str | None) -> bool:
-    """Tell whether a version is of the new era, in which there are no sessions."""
+    """Return whether a version is of the new era, which has no sessions."""
     return protocol_version in MODERN_PROTOCOL_VERSIONS
 
 
 def opens_session(caller: Caller) -> bool:
-    """Tell whether a request can only be the first of a session of the old era."""
+    """Return whether a request can only be the first of a session of the old era."""
     headers = caller.headers
     return b"mcp-session-id" not in headers and not is_modern(headers.get(b"mcp-protocol-version"))
 
 
 def takes(method: str, protocol_version: str, params: Mapping[str, Any] | None) -> bool:
-    """Tell whether the SDK finds no fault with the parameters of ``method``; a call's are the gateway's."""
+    """Return whether the SDK accepts the parameters of ``method``; the gateway checks those of a call."""
     if method == CALL_TOOL:
         return True
     try:
@@ -161,9 +161,9 @@ def takes(method: str, protocol_version: str, params: Mapping[str, Any] | None) 
 
 
 def answers_once(caller: Caller, message: Mapping[str, Any], methods: Container[str]) -> bool:
-    """Tell whether a request is of the new era and for one of ``methods``, and faultless to the SDK.
+    """Return whether a request is of the new era, for one of ``methods``, and valid to the SDK.
 
-    ``message`` is its body. By the SDK's own rules, and rather no than yes: on a no the SDK decides.
+    ``message`` is its body. By the SDK's own rules, and false in doubt: then the SDK decides.
     """
     method = message.get("method")
     if not isinstance(method, str) or method not in methods:
@@ -172,7 +172,7 @@ def answers_once(caller: Caller, message: Mapping[str, Any], methods: Container[
     if not headers.get(b"content-type", "").lower().startswith("application/json"):
         return False
     accept = headers.get(b"accept", "")
-    if len(accept) > _MAX_ACCEPT or not _accepts_all(accept):
+    if len(accept) > _MAX_ACCEPT or not _accepts_both(accept):
         return False
     if message.get("jsonrpc") != "2.0" or type(message.get("id")) not in {int, str}:
         return False
@@ -185,33 +185,33 @@ def answers_once(caller: Caller, message: Mapping[str, Any], methods: Container[
     )
 
 
-@lru_cache(maxsize=256)  # a client says the same each time
-def _accepts_all(accept: str) -> bool:
-    """Tell whether a client takes an answer that is whole, and one that is a stream."""
+@lru_cache(maxsize=256)  # a client sends the same each time
+def _accepts_both(accept: str) -> bool:
+    """Return whether a client accepts both JSON and a stream."""
     headers = [(b"accept", accept.encode("latin-1"))]
     return all(check_accept_headers(Request({"type": "http", "headers": headers})))
 
 
 def connection_of(context: Context) -> Any:
-    """Return what lasts as long as a session of the old era does."""
-    # The SDK has no public way to keep something for a session, nor to learn that it ended.
+    """Return the SDK's connection, which lives as long as a session of the old era."""
+    # The SDK has no public way to keep state of a session, nor to learn that it ended.
     return context.session._connection  # noqa: SLF001
 
 
 def caller_of(context: Context) -> Caller:
-    """Return who sent a message."""
+    """Return the caller of a message."""
     caller: Caller = _request_of(context).scope[CALLER_IN_SCOPE]
     return caller
 
 
 def message_of(context: Context) -> Mapping[str, Any]:
-    """Return a message as it came, with the members that the SDK drops."""
+    """Return a message as it was received, with the members that the SDK drops."""
     message: Mapping[str, Any] = _request_of(context).scope[MESSAGE_IN_SCOPE]
     return message
 
 
 def emitter_of(context: Context) -> Emit:
-    """Return what sends notifications on the stream of the answer to a message."""
+    """Return what sends notifications on the response stream of a message."""
 
     async def emit(method: str, params: Mapping[str, Any]) -> None:
         notification: Any = _Notification(method=method, params=dict(params))

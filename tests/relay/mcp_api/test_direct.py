@@ -25,7 +25,7 @@ from relay.auth.caller import CALLER_IN_SCOPE, Caller
 from relay.calls.envelope import META_IDEMPOTENCY_KEY, META_TRACEPARENT
 from relay.http.body_parser import MESSAGE_IN_SCOPE
 from relay.http.request_guard import AllowedHosts, RequestGuard
-from relay.mcp_api.direct import until_gone
+from relay.mcp_api.direct import until_disconnected
 from relay.mcp_api.methods import Emit, Method
 from relay.rate_limits import Allowance
 from relay.routing.port import NodeRouter
@@ -388,7 +388,7 @@ async def answered() -> str:
 
 async def test_what_work_comes_to_is_returned_and_nobody_is_waited_for_any_more() -> None:
     before = asyncio.all_tasks()
-    assert await until_gone(answered(), never) == "an answer"
+    assert await until_disconnected(answered(), never) == "an answer"
     left = asyncio.all_tasks() - before
     await asyncio.wait_for(asyncio.gather(*left, return_exceptions=True), BOUND_S)
 
@@ -398,7 +398,7 @@ async def test_no_task_watches_the_client_of_a_short_call() -> None:
         await asyncio.sleep(0)
         return asyncio.all_tasks()
 
-    assert await until_gone(tasks(), never) == asyncio.all_tasks()
+    assert await until_disconnected(tasks(), never) == asyncio.all_tasks()
 
 
 async def test_a_disconnect_as_the_work_ends_cancels_nothing_after_it() -> None:
@@ -415,7 +415,7 @@ async def test_a_disconnect_as_the_work_ends_cancels_nothing_after_it() -> None:
         await asyncio.sleep(0)
         return "too late"
 
-    assert await asyncio.wait_for(until_gone(ends(), receive), BOUND_S) is None
+    assert await asyncio.wait_for(until_disconnected(ends(), receive), BOUND_S) is None
     task = asyncio.current_task()
     assert task is not None
     assert task.cancelling() == 0
@@ -426,7 +426,7 @@ async def test_an_error_of_the_work_is_the_callers() -> None:
         raise LookupError
 
     with pytest.raises(LookupError):
-        await until_gone(fails(), never)
+        await until_disconnected(fails(), never)
 
 
 async def test_more_of_the_request_is_no_goodbye() -> None:
@@ -442,7 +442,7 @@ async def test_more_of_the_request_is_no_goodbye() -> None:
         finally:
             ended.set()
 
-    assert await asyncio.wait_for(until_gone(waits(), receive), BOUND_S) is None
+    assert await asyncio.wait_for(until_disconnected(waits(), receive), BOUND_S) is None
     assert messages == []
     assert ended.is_set()
 
@@ -458,7 +458,7 @@ async def test_who_is_ended_from_outside_is_ended_also_when_the_client_has_gone(
         begun.set()
         return await never()
 
-    task = asyncio.create_task(until_gone(waits(), receive))
+    task = asyncio.create_task(until_disconnected(waits(), receive))
     await asyncio.wait_for(begun.wait(), BOUND_S)
     gone.set()
     task.cancel()
@@ -476,7 +476,7 @@ async def test_who_is_ended_from_outside_ends_the_work() -> None:
         finally:
             ended.set()
 
-    task = asyncio.create_task(until_gone(waits(), never))
+    task = asyncio.create_task(until_disconnected(waits(), never))
     await asyncio.wait_for(begun.wait(), BOUND_S)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
