@@ -8,10 +8,9 @@ import json
 from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from hashlib import sha256
-from importlib.resources import files
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 import jsonschema_rs
 
@@ -24,6 +23,8 @@ from schemas.text import printable
 SCHEME = "mcp://schemas/"
 TOOL_PREFIX = "mcp.tool:"
 ENVELOPE_REF = "envelope@1.0.0"
+
+_DOCUMENTS = Path(__file__).with_name("documents")
 
 # What makes a document depend on another; a value of one of them that is no text is a property of that name.
 _REFERENCES = ("$ref", "$dynamicRef")
@@ -80,12 +81,6 @@ class ToolIo:
     output: Validator
 
 
-class Source(Protocol):
-    """Where documents are read from: a directory or a package's resources."""
-
-    def iterdir(self) -> Any: ...  # noqa: D102 - Path and Traversable differ in the item type
-
-
 class SchemaRegistry:
     """The documents below ``schema_root`` (default: those that ship with this package).
 
@@ -103,7 +98,7 @@ class SchemaRegistry:
         kinds: KindRegistry | None = None,
         compiled: MutableMapping[str, Validator] | None = None,
     ) -> None:
-        self._documents = _read(schema_root or files("schemas").joinpath("documents"))
+        self._documents = _read(schema_root or _DOCUMENTS)
         self._bytes = MappingProxyType({ref: jcs(document) for ref, document in self._documents.items()})
         direct = {ref: _referred(ref, self._documents) for ref in self._documents}
         by_id = [(SCHEME + ref, document) for ref, document in self._documents.items()]
@@ -164,10 +159,10 @@ class SchemaRegistry:
         return ToolIo(self.load(verb.input_ref), self.load(verb.output_ref))
 
 
-def _read(source: Source) -> dict[str, dict[str, Any]]:
+def _read(directory: Path) -> dict[str, dict[str, Any]]:
     documents: dict[str, dict[str, Any]] = {}
-    for entry in sorted(source.iterdir(), key=lambda item: str(item.name)):
-        if not entry.name.endswith(".json"):
+    for entry in sorted(directory.iterdir()):
+        if entry.suffix != ".json":
             continue
         document = json.loads(entry.read_text(encoding="utf-8"))
         ref = entry.name.removesuffix(".json")

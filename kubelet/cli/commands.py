@@ -214,8 +214,9 @@ def run(
     config = stored_config(directory, broker, relay, heartbeat, ttl_ms, plain=plain)
     plan = DaemonPlan(config, directory, loopback_port)
     # The same process goes on as the daemon, without what only a command line needs. -P: else Python would
-    # run a json.py that lies in the working directory, and run it as root.
-    command = [sys.executable, "-P", "-m", "kubelet.daemon", plan.to_json()]
+    # run a json.py of the working directory, and run it as root. no_debug_ranges: a traceback names the line
+    # without the column, and each loaded module takes less memory.
+    command = [sys.executable, "-P", "-X", "no_debug_ranges", "-m", "kubelet.daemon", plan.to_json()]
     # One arena: glibc would give each thread of the daemon one of its own, for memory that few of them need.
     environment = {"MALLOC_ARENA_MAX": "1", **os.environ}
     os.execve(command[0], command, environment)  # noqa: S606 - our own interpreter, with what was just checked

@@ -13,7 +13,7 @@ from kubelet.process import errors_in_one_line, run_until_told
 
 def main() -> None:
     """Run the daemon as the plan in the first argument says."""
-    _do_without(sys.modules, "rich")
+    _do_without(sys.modules, "rich", "bz2", "lzma")
     from kubelet.daemon.agent import run_agent  # noqa: PLC0415 - after that
 
     with errors_in_one_line():
@@ -21,12 +21,14 @@ def main() -> None:
         run_until_told(run_agent(plan.config, plan.state_dir, plan.loopback_port, sys.stderr))
 
 
-def _do_without(modules: dict[str, ModuleType], name: str) -> None:
-    """Make ``name`` look as if it was not installed.
+def _do_without(modules: dict[str, ModuleType], *names: str) -> None:
+    """Make ``names`` look as if they were not installed.
 
     structlog loads rich where it can, for tracebacks in colour, which a daemon never prints: four mebibytes.
+    shutil loads bz2 and lzma where it can, for archives, which a daemon never opens: a third of one.
     """
-    modules[name] = None  # type: ignore[assignment]  # how Python writes "not to be imported"
+    for name in names:
+        modules[name] = None  # type: ignore[assignment]  # how Python writes "not to be imported"
 
 
 if __name__ == "__main__":

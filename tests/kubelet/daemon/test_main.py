@@ -20,7 +20,10 @@ HEAVY = {
     "html",
     "psutil",
     "ulid",
-    # What nothing of the daemon may bring along by accident.
+    # What is made to look absent.
+    "bz2",
+    "lzma",
+    # What no dependency may load by accident.
     "mcp",
     "multiprocessing",
     "pydantic",
