@@ -4,12 +4,17 @@ Both ends count frames by it before a parser spends time on them. Must not judge
 through as it came, and is the parser's to refuse.
 """
 
+import struct
 from typing import NamedTuple
 
 _CONTROL = 0x08
 _MASK, _LENGTH = 0x80, 0x7F
 _LENGTH_IN_2_BYTES = 126
+_MAX_IN_2_BYTES = 0xFFFF
 _MASK_BYTES = 4
+_WHOLE_TEXT = 0x81
+_SHORT, _MEDIUM = struct.Struct("!BB"), struct.Struct("!BBH")
+_LONG = struct.Struct("!BBQ")
 
 
 class FrameHead(NamedTuple):
@@ -24,6 +29,15 @@ class FrameHead(NamedTuple):
     is_control: bool
     payload_bytes: int
     head_bytes: int
+
+
+def text_frame_head(payload_bytes: int) -> bytes:
+    """Return the head of a server's frame that holds a whole text of ``payload_bytes``."""
+    if payload_bytes < _LENGTH_IN_2_BYTES:
+        return _SHORT.pack(_WHOLE_TEXT, payload_bytes)
+    if payload_bytes <= _MAX_IN_2_BYTES:
+        return _MEDIUM.pack(_WHOLE_TEXT, _LENGTH_IN_2_BYTES, payload_bytes)
+    return _LONG.pack(_WHOLE_TEXT, _LENGTH, payload_bytes)
 
 
 class FrameSlicer:

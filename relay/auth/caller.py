@@ -30,6 +30,10 @@ class Caller:
     query: str = ""
     size: int = 0
 
+    def with_size(self, size: int) -> "Caller":
+        """Return the caller of the same request, whose body has been read."""
+        return Caller(self.principal, self.transport, self.headers, self.query, size)
+
     @property
     def traceparent(self) -> str | None:
         """The request's trace (W3C Trace Context); not validated."""

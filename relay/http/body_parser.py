@@ -6,7 +6,6 @@ the message says.
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -53,7 +52,7 @@ class BodyParser:
         if len(body) > MAX_BODY_BYTES:
             await _refusal(*_TOO_LARGE)(scope, receive, send)
             return
-        caller = scope[CALLER_IN_SCOPE] = replace(scope[CALLER_IN_SCOPE], size=len(body))
+        caller = scope[CALLER_IN_SCOPE] = scope[CALLER_IN_SCOPE].with_size(len(body))
         try:
             self._charge(caller)
         except ToolError as error:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from websockets.frames import Frame, Opcode
 
-from schemas.websocket_frames import FrameSlicer
+from schemas.websocket_frames import FrameSlicer, text_frame_head
 
 SIZES = [0, 1, 125, 126, 127, 65_535, 65_536]
 
@@ -73,3 +73,9 @@ def test_it_does_not_matter_how_the_bytes_come(frames: list[tuple[Opcode, int]],
     ends = [0, *sorted(min(cut, len(stream)) for cut in cuts), len(stream)]
     assert sliced([stream[start:end] for start, end in pairwise(ends)]) == sliced([stream])
     assert len(sliced([stream])[0]) == len(frames)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_the_head_of_a_text_is_that_of_the_library(size: int) -> None:
+    payload = b"x" * size
+    assert text_frame_head(size) + payload == Frame(Opcode.TEXT, payload).serialize(mask=False)
