@@ -38,6 +38,19 @@ def test_a_line_is_in_the_file_when_write_returns(audit: AuditLog, path: Path) -
     assert audit.available
 
 
+def test_a_line_that_can_wait_is_not_written_into_the_space_for_calls(path: Path) -> None:
+    audit = AuditLog(path, FakeClock(NOW_MS), reserved_bytes=2**80)
+    with pytest.raises(AuditUnavailableError, match="MiB left, which is kept for calls"):
+        audit.write_if_space(event="refused")
+    assert audit.available
+    audit.write(decision="allow")
+    audit.close()
+    roomy = AuditLog(path, FakeClock(NOW_MS), reserved_bytes=0)
+    roomy.write_if_space(event="refused")
+    lines = map(json.loads, path.read_text("ascii").splitlines())
+    assert [line.get("event") for line in lines] == [None, "refused"]
+
+
 @pytest.mark.parametrize("text", ["\n{}\n", "\u202e", "\x1b[2J", '"'])
 def test_no_text_can_make_a_line_of_its_own_or_reach_a_terminal(
     audit: AuditLog, path: Path, text: str

@@ -363,6 +363,42 @@ async def test_a_token_of_the_outside_issuer_can_be_revoked(world: OutsideWorld)
     assert await not_recognised(world, outside_token()) == "revoked"
 
 
+# --- what was identified, checked again ----------------------------------------------------------------
+
+
+def rejected(authenticator: Authenticator, principal: Principal) -> str:
+    with pytest.raises(TokenError) as caught:
+        authenticator.check(principal)
+    return caught.value.reason
+
+
+def test_a_principal_is_accepted_until_it_expires(authenticator: Authenticator, clock: FakeClock) -> None:
+    principal = authenticator.identify(token())
+    clock.advance(60_000 - 1)
+    authenticator.check(principal)
+    clock.advance(1)
+    assert rejected(authenticator, principal) == "expired"
+
+
+def test_a_principal_whose_token_is_revoked_is_rejected_and_no_other(authenticator: Authenticator) -> None:
+    principal, other = authenticator.identify(token()), authenticator.identify(token(jti="jti-2"))
+    authenticator.revoke(frozenset({principal.jti}))
+    assert rejected(authenticator, principal) == "revoked"
+    authenticator.check(other)
+
+
+async def test_a_principal_is_rejected_once_its_issuer_replaces_the_key(
+    world: OutsideWorld,
+) -> None:
+    principal, ours = await recognised(world, outside_token()), await recognised(world, token())
+    world.authenticator.check(principal)
+    world.server.publish(jwk(STRANGER))
+    world.clock.advance(10_000)
+    await not_recognised(world, outside_token(kid="unknown"))
+    assert rejected(world.authenticator, principal) == "unknown_key"
+    world.authenticator.check(ours)
+
+
 # --- issuing ------------------------------------------------------------------------------------------
 
 

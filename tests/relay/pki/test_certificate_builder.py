@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cryptography import x509
@@ -13,7 +14,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 from nacl.signing import SigningKey
 
 from relay.pki.certificate_builder import issue_leaf, issue_server, make_crl, make_root
-from schemas.certificates import IdentityError, verify_leaf
+from schemas.certificates import UNENROLLED_TENANT, IdentityError, verify_leaf
 from schemas.files import PRIVATE, write_atomic
 from schemas.keys import private_key_to_pem
 from tests.fakes.signer import DAY_MS, LOW_ORDER_KEYS, NODE_ID, OTHER_NODE_ID, key_named
@@ -320,3 +321,19 @@ def test_where_a_list_is_wanted_a_root_without_one_lets_nobody_in(tmp_path: Path
 def test_a_list_that_another_root_made_in_its_name_is_not_believed(tmp_path: Path) -> None:
     forged = make_crl(make_root(OTHER_ROOT.key, "root one", NOW_MS, 3650, 1), OTHER_ROOT.key, [], NOW_MS, 99)
     assert between(tmp_path, crls=[forged])[1] != ""
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        pytest.param({"public_key": next(iter(LOW_ORDER_KEYS.values()))}, "low_order_key", id="low order"),
+        pytest.param({"node_id": "mqtt.example"}, "not_a_node_id", id="no node id"),
+        pytest.param({"tenant": "Acme"}, "not_a_tenant", id="no tenant"),
+        pytest.param({"tenant": UNENROLLED_TENANT}, "not_a_tenant", id="the tenant of those not enrolled"),
+    ],
+)
+def test_a_leaf_of_another_form_is_not_issued(changes: dict[str, Any], reason: str) -> None:
+    good = {"node_id": NODE_ID, "tenant": "acme", "public_key": bytes(key_named(NODE_ID).verify_key)}
+    with pytest.raises(IdentityError) as caught:
+        issue_leaf(ROOT.pem, ROOT.key, **{**good, **changes}, now_ms=NOW_MS, valid_days=90, serial=1)
+    assert caught.value.reason == reason

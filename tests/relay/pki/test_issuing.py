@@ -3,7 +3,7 @@ import os
 import pytest
 from cryptography import x509
 
-from relay.pki.errors import AuthorityError
+from relay.pki.errors import AuthorityError, AuthorityOptionError, AuthorityStateError
 from relay.pki.issuing import Issuing, Signer, read_request
 from schemas.certificates import make_csr, verify_leaf
 from tests.fakes.clock import FakeClock
@@ -85,3 +85,23 @@ def test_what_a_request_asks_for_is_read() -> None:
     assert read_request(make_csr(KEY, NODE_ID)) == (NODE_ID, PUBLIC_KEY)
     with pytest.raises(AuthorityError, match="not accepted: not_a_request"):
         read_request("")
+
+
+def test_no_server_gets_the_name_of_a_node(issuing: Issuing, root: Signer) -> None:
+    with pytest.raises(AuthorityOptionError, match="no server can have it"):
+        issuing.server(root, NODE_ID, ["mqtt.example"], PUBLIC_KEY)
+
+
+def test_what_the_operator_wants_it_for_is_named_without_control_characters(
+    issuing: Issuing, root: Signer
+) -> None:
+    with pytest.raises(AuthorityOptionError, match=r"not issued for tenant .*not_a_tenant") as caught:
+        issuing.leaf(root, NODE_ID, "\x1b[31m", PUBLIC_KEY)
+    assert str(caught.value).isprintable()
+    with pytest.raises(AuthorityOptionError, match=r"not issued for server .*not_a_host"):
+        issuing.server(root, "mqtt.example", [], PUBLIC_KEY)
+
+
+def test_a_clock_that_was_never_set_makes_no_root() -> None:
+    with pytest.raises(AuthorityStateError, match="set the clock"):
+        Issuing(FakeClock(1_000), os.urandom).root()

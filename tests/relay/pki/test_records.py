@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from relay.pki.records import IssuedLeaf, IssuedServer, Records
+from relay.pki.records import IssuedLeaf, IssuedServer, Records, rotation
 from tests.fakes.signer import DAY_MS, NODE_ID, NOW_MS, OTHER_NODE_ID
 
 LEAF = IssuedLeaf(NODE_ID, "acme", "a" * 64, bytes(32), 2**127 + 1, NOW_MS + DAY_MS, NOW_MS, None)
@@ -38,7 +38,7 @@ def test_the_newest_unrevoked_leaf_is_in_force() -> None:
     assert not revoked.existed(OTHER_NODE_ID)
 
 
-def test_a_revocation_is_for_ever_wherever_it_stands() -> None:
+def test_a_revocation_is_final_wherever_it_is_in_the_ledger() -> None:
     assert records(revocation(LEAF.kid), LEAF).in_force() == {}
     assert records(LEAF, revocation(LEAF.kid), LEAF).in_force() == {}
     assert records(revocation("f" * 64)).revoked == {"f" * 64: NOW_MS}
@@ -96,3 +96,30 @@ def test_what_a_copy_takes_in_does_not_show_in_the_original() -> None:
         other.apply(entry)
     assert (original.issued, original.revoked, original.unrevoked(NODE_ID)) == ({LEAF.kid: LEAF}, {}, [LEAF])
     assert other.unrevoked(NODE_ID) == [NEWER]
+
+
+def test_what_programs_get_names_holder_and_times_and_no_key() -> None:
+    times = {"issued_ms": NOW_MS, "not_after_ms": NOW_MS + DAY_MS}
+    join = {"tenant": "acme", "join_id": "the join token"}
+    assert NEWER.facts() == {"node_id": NODE_ID, "kid": NEWER.kid, **times, **join}
+    assert SERVER.facts() == {"name": "mqtt.example", "kid": SERVER.kid, **times}
+    assert (LEAF.name, LEAF.tenant) == (NODE_ID, "acme")
+    assert (SERVER.name, SERVER.tenant) == ("mqtt.example", None)
+
+
+def test_the_tenant_of_a_node_is_that_of_its_newest_leaf_revoked_or_not() -> None:
+    moved = replace(NEWER, tenant="globex")
+    assert records(LEAF, moved, revocation(moved.kid)).tenant_of(NODE_ID) == "globex"
+    assert records(LEAF).tenant_of(OTHER_NODE_ID) is None
+
+
+def test_a_leaf_for_another_tenant_than_the_one_before_it_has_moved() -> None:
+    moved = replace(NEWER, tenant="globex")
+    assert records(LEAF, OTHER, moved).moved() == {moved.kid: moved}
+    assert records(LEAF, NEWER, OTHER).moved() == {}
+
+
+def test_a_rotation_changes_no_certificate() -> None:
+    entry = rotation("new", "old", NOW_MS + DAY_MS, NOW_MS)
+    assert entry["action"] == "rotate"
+    assert records(LEAF, entry).issued == {LEAF.kid: LEAF}

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from relay.pki.certificate_builder import make_root
-from relay.pki.errors import AuthorityError
+from relay.pki.errors import AuthorityError, AuthorityOptionError, AuthorityStateError
 from relay.pki.roots import RootFiles
 from schemas.endorsement import endorse
 from schemas.files import PRIVATE, ExposedFileError, read_private, write_atomic
@@ -152,4 +152,14 @@ def test_a_damaged_previous_root_is_an_error_that_names_it(rotated: RootFiles, c
 def test_a_root_that_cannot_be_read_back_is_damaged(roots: RootFiles) -> None:
     roots.certificate.write_text("x" * 20_000)
     with pytest.raises(AuthorityError, match=r"root\.pem is damaged"):
+        roots.current()
+
+
+def test_a_root_is_never_overwritten_nor_made_beside_a_key_of_another(roots: RootFiles) -> None:
+    with pytest.raises(AuthorityOptionError, match="holds a CA already"):
+        roots.create(SECOND, SECOND_KEY)
+    roots.certificate.unlink()
+    with pytest.raises(AuthorityStateError, match=r"root\.key is there without its root"):
+        roots.create(SECOND, SECOND_KEY)
+    with pytest.raises(AuthorityStateError, match="relay ca init"):
         roots.current()

@@ -1,0 +1,60 @@
+"""The environment of an assembled package, in tests: clocks that the test moves, a log that it reads."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from relay.clock import RelayClock
+from relay.config import RelayConfig, StateFiles
+from relay.environment import RelayEnvironment
+from relay.observability.logging import make_logger
+from relay.observability.metrics import Metrics
+from schemas.addresses import BrokerAddress, HostPort
+from schemas.kinds import KindRegistry
+from schemas.lines import LineWriter
+from schemas.registry import SchemaRegistry
+from schemas.ulids import UlidSource
+from tests.fakes.clock import FakeClock
+from tests.fakes.lines import LogLines
+from tests.fakes.seconds import Seconds
+from tests.fakes.signer import NOW_MS
+
+PUBLIC_URL = "https://relay.example"
+LISTEN = HostPort("127.0.0.1", 8700)
+BROKER = BrokerAddress("127.0.0.1", 1883)
+
+
+@dataclass(frozen=True, slots=True)
+class FakeEnvironment:
+    """An environment, and the parts of it that a test moves or reads."""
+
+    environment: RelayEnvironment
+    clock: FakeClock
+    seconds: Seconds
+    lines: LogLines
+
+
+def config(state: Path) -> RelayConfig:
+    """Return the configuration of a relay on loopback whose state is in ``state``."""
+    return RelayConfig(BROKER, PUBLIC_URL, LISTEN, StateFiles(state))
+
+
+def fake_environment(wanted: RelayConfig, registry: SchemaRegistry) -> FakeEnvironment:
+    """Return the environment of a relay with the configuration ``wanted``."""
+    clock, seconds, lines = FakeClock(NOW_MS), Seconds(), LogLines()
+    log = make_logger(lines)
+    environment = RelayEnvironment(
+        config=wanted,
+        registry=registry,
+        kinds=KindRegistry(),
+        ulids=UlidSource(clock, os.urandom),
+        metrics=Metrics(),
+        log=log,
+        lines=LineWriter(lines, lambda count: f"{count} lines lost\n"),
+        now_ms=clock,
+        clock=RelayClock(clock, clock.ticks_ms, log),
+        ticks_ms=clock.ticks_ms,
+        monotonic=seconds,
+        random_bytes=os.urandom,
+    )
+    return FakeEnvironment(environment, clock, seconds, lines)

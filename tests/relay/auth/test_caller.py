@@ -1,0 +1,30 @@
+"""What is kept of a request's caller."""
+
+import pytest
+
+from relay.auth.agent_tokens import Principal
+from relay.auth.caller import Caller
+
+PRINCIPAL = Principal(
+    tenant="acme",
+    sub="agent-1",
+    jti="jti-1",
+    issuer="https://relay.example",
+    scopes=frozenset(),
+    expires_s=1,
+    kid="k",
+    key=bytes(32),
+)
+
+
+@pytest.mark.parametrize(
+    ("headers", "trace"),
+    [
+        pytest.param({b"traceparent": "00-ab-cd-01"}, "00-ab-cd-01", id="as it was sent"),
+        pytest.param({b"tracestate": "x"}, None, id="none"),
+    ],
+)
+def test_the_trace_is_the_requests_own(headers: dict[bytes, str], trace: str | None) -> None:
+    caller = Caller(PRINCIPAL, "http", headers)
+    assert caller.traceparent == trace
+    assert (caller.query, caller.size) == ("", 0)
