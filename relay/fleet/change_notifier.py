@@ -138,4 +138,4 @@ class ChangeNotifier:
         except TimeoutError:
             pass  # its client does not read, or its connection is lost: the stream ends by itself
         except Exception as error:  # noqa: BLE001 - a failure to notify one agent must not affect the others
-            self._log.error("an agent was not told of a change", exc_info=error)
+            self._log.error("an agent was not notified of a change", exc_info=error)

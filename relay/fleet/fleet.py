@@ -134,18 +134,18 @@ class Fleet:
         manifest = self._nodes[node_id].manifest
         return manifest.identity if manifest is not None else None
 
-    def believe(self, roots: Sequence[str], revoked: frozenset[str]) -> None:
-        """Use these roots and revocations from now on. What was accepted before stays: see ``bar``."""
+    def change_trust(self, roots: Sequence[str], revoked: frozenset[str]) -> None:
+        """Trust by these roots and revocations from now on. ``drop_leaves`` drops what was trusted before."""
         self._trust = Trust(self._trust.rules, roots, revoked)
 
-    def bar(self, is_barred: Callable[[Identity], bool]) -> None:
-        """Drop every leaf that is no longer believed, and the manifests that it signed."""
+    def drop_leaves(self, is_untrusted: Callable[[Identity], bool]) -> None:
+        """Drop every leaf that is no longer trusted, and the manifest that it signed."""
         now = self._now_ms()
         for node in self._nodes:
-            node.identities = {kid: leaf for kid, leaf in node.identities.items() if not is_barred(leaf)}
-            if node.manifest is not None and is_barred(node.manifest.identity):
+            node.identities = {kid: leaf for kid, leaf in node.identities.items() if not is_untrusted(leaf)}
+            if node.manifest is not None and is_untrusted(node.manifest.identity):
                 self._drop_manifest(node)
-                node.barred = True
+                node.leaf_dropped = True
                 self._nodes.update(node, now)
 
     def tombstone(self, node_id: str) -> None:
@@ -245,7 +245,7 @@ class Fleet:
             self._log.info("node announced", node_id=node.node_id, tools=len(node.tools))
         node.manifest = manifest
         self._missing.found(node.node_id)
-        node.rejected = node.barred = False
+        node.rejected = node.leaf_dropped = False
         node.mark = manifest.mark
         self._marks.put(node.node_id, node.tenant, manifest.mark)
         self._nodes.update(node, self._now_ms())
@@ -260,7 +260,7 @@ class Fleet:
         node = self._nodes.get(name.node_id)
         if node is None or node.tenant != tenant:
             return ToolError(Failure.SAFETY_DENIED)
-        if node.barred:
+        if node.leaf_dropped:
             return ToolError(Failure.ATTESTATION_FAILED)
         if node.manifest is None:
             return ToolError(Failure.MANIFEST_INVALID if node.rejected else Failure.MANIFEST_NOT_FOUND)

@@ -1,6 +1,6 @@
-"""Messages on their way from the broker library's thread to the event loop: bounded in number and in bytes.
+"""A queue of messages from the broker library's thread to the event loop, bounded in number and in bytes.
 
-Must not look into them, and must not drop any: a full inbox lets the broker wait.
+Must not read them, and must not drop any: while the inbox is full, the broker waits.
 """
 
 import threading
@@ -8,11 +8,11 @@ from collections import deque
 from collections.abc import Callable
 
 Message = tuple[str, bytes]
-"""A topic and what was said on it."""
+"""A topic and a payload."""
 
 
 class Inbox:
-    """A queue between two threads. ``arrived`` is called by the one that puts, after each message."""
+    """A queue between two threads. ``arrived`` is called in the thread that puts, after each message."""
 
     def __init__(self, arrived: Callable[[], None], max_messages: int, max_bytes: int) -> None:
         self._arrived = arrived
@@ -24,10 +24,10 @@ class Inbox:
         self._changed = threading.Condition()
 
     def put(self, topic: str, payload: bytes) -> None:
-        """Add a message, once there is room: an empty inbox has room for any. After ``close``, drop it."""
+        """Add a message; block while it does not fit. Any fits into an empty inbox; none after ``close``."""
         size = len(topic) + len(payload)
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or self._has_room(size))
+            self._changed.wait_for(lambda: self._closed or self._fits(size))
             if self._closed:
                 return
             self._messages.append((topic, payload))
@@ -45,13 +45,13 @@ class Inbox:
             return topic, payload
 
     def close(self) -> None:
-        """Take no more, and let go who waits for room."""
+        """Accept no more messages, and release a thread that is blocked in ``put``."""
         with self._changed:
             self._closed = True
             self._messages.clear()
             self._changed.notify_all()
 
-    def _has_room(self, size: int) -> bool:
+    def _fits(self, size: int) -> bool:
         if not self._messages:
             return True
         return len(self._messages) < self._max_messages and self._bytes + size <= self._max_bytes

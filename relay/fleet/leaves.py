@@ -1,4 +1,4 @@
-"""Which leaf certificates are believed: by root, by revocation, and by node id.
+"""Which leaf certificates are trusted: by root, by revocation, and by node id.
 
 Pure: time and what is known of a node come in as arguments. Must not keep records of nodes.
 """
@@ -14,7 +14,7 @@ from schemas.trust import TrustRules
 
 @dataclass(frozen=True, slots=True)
 class Trust:
-    """What the fleet believes: manifests by ``rules``, leaves by ``roots`` unless ``revoked`` has them."""
+    """What the fleet trusts: manifests by ``rules``, leaves by ``roots`` unless ``revoked`` has their kid."""
 
     rules: TrustRules
     roots: Sequence[str]

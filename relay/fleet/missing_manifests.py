@@ -1,17 +1,17 @@
-"""Nodes that are alive at the broker, and whose manifests the relay does not have.
+"""Nodes that send heartbeats, and whose manifests the relay does not have.
 
-A broker that holds back retained messages does not say so; the heartbeats do. A heartbeat may overtake its
-manifest, so what counts is who is still without one after a minute. Must not grow with what strangers write.
+That a broker holds back retained messages shows in the heartbeats alone. A heartbeat may overtake its
+manifest, so only nodes that lack one for a minute count. Must not grow with what anyone publishes.
 """
 
 from structlog.typing import FilteringBoundLogger
 
 WINDOW_MS = 60_000
-MOST_NODES = 10_000
+MAX_NODES = 10_000
 
 
 class MissingManifests:
-    """Who is missed since when; told once a minute at most."""
+    """The nodes without a manifest; logged once a minute at most."""
 
     def __init__(self, log: FilteringBoundLogger) -> None:
         self._log = log
@@ -19,10 +19,10 @@ class MissingManifests:
         self._since_ms = 0
 
     def missed(self, node_id: str, now_ms: int) -> None:
-        """Note that ``node_id`` lives, and has no manifest."""
+        """Record that ``node_id`` is alive and has no manifest."""
         if not self._nodes:
             self._since_ms = now_ms
-        if len(self._nodes) < MOST_NODES:
+        if len(self._nodes) < MAX_NODES:
             self._nodes.add(node_id)
         if now_ms - self._since_ms < WINDOW_MS:
             return
@@ -33,5 +33,5 @@ class MissingManifests:
         self._nodes.clear()
 
     def found(self, node_id: str) -> None:
-        """Note that there is a manifest of ``node_id``."""
+        """Record that there is a manifest of ``node_id``."""
         self._nodes.discard(node_id)

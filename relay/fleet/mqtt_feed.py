@@ -1,8 +1,8 @@
-"""The relay's subscription to the broker: what comes on the devices' topics goes to the fleet.
+"""The relay's subscription to the broker: passes the messages of the devices' topics to the fleet.
 
-paho runs its own thread; messages cross to the event loop through a bounded inbox, so that a broker that
-delivers thousands of retained manifests at once waits for us, and calls in between do not. What comes for
-nodes that the relay does not know has one common pace: ids cost nothing to invent. Must not judge.
+paho runs its own thread; messages cross to the event loop through a bounded inbox. A broker that delivers
+thousands of retained manifests at once has to wait, and calls meanwhile do not. Messages of all unknown nodes
+together have one rate limit, since ids cost nothing to invent. Must not judge.
 """
 
 import asyncio
@@ -31,21 +31,21 @@ from schemas.text import printable
 from schemas.token_bucket import TokenBucket
 
 _KEEPALIVE_S = 30
-_LONGEST_WAIT_S = 30
+_MAX_BACKOFF_S = 30
 # A nats-server that has just started can grant a subscription and send none of its retained messages.
 _RESUBSCRIBE_AFTER_S = 5.0
 _INBOX_MESSAGES = 10_000
 _INBOX_BYTES = 8 * 1024 * 1024
-# What is done without letting calls in between: whichever comes first.
+# How much is done without a pause for calls: whichever is reached first.
 _BATCH_BYTES = 64 * 1024
 _BATCH_S = 0.005
 _LARGEST = max(MAX_MANIFEST_BYTES, MAX_PEM_BYTES)
 _MAX_HEARTBEAT_BYTES = 1024
 _BYTES_LIKE_A_MESSAGE = 8192
-# A node says three things a heartbeat, and everything again with each reconnect.
-PACE = Allowance(rate=10, burst=60, concurrency=1)
-# All nodes that are not known together: a new relay learns some thousands at once, each by its leaf.
-STRANGERS = Allowance(rate=500, burst=2000, concurrency=1)
+# A node publishes three messages a heartbeat, and all of them again with each reconnect.
+NODE_RATE = Allowance(rate=10, burst=60, concurrency=1)
+# All unknown nodes together: a new relay learns of some thousands at once, of each by its leaf.
+UNKNOWN_NODES_RATE = Allowance(rate=500, burst=2000, concurrency=1)
 
 
 _SUBSCRIPTIONS = [
@@ -54,13 +54,13 @@ _SUBSCRIPTIONS = [
 
 
 class MqttFeed:
-    """Feeds the fleet from one broker; ``tls`` is whom to believe and what to show, for one over TLS.
+    """Feeds the fleet from one broker; ``tls`` has the roots to trust and the certificate to present, if TLS.
 
-    ``longest_wait_s`` bounds the wait between two attempts to connect, which doubles from one second. Each
+    ``longest_wait_s`` bounds the backoff between two attempts to connect, which doubles from one second. Each
     connection subscribes again after ``resubscribe_after_s``: the broker then repeats what is retained.
 
     Attributes:
-        connected: whether the broker is there and lets the relay listen.
+        connected: whether the broker is connected and has granted the subscription.
     """
 
     def __init__(  # noqa: PLR0913 - what comes in from outside
@@ -73,25 +73,25 @@ class MqttFeed:
         metrics: Metrics,
         refusals: RefusalCounter,
         log: FilteringBoundLogger,
-        pace: Allowance = PACE,
-        strangers: Allowance = STRANGERS,
+        per_node: Allowance = NODE_RATE,
+        unknown_nodes: Allowance = UNKNOWN_NODES_RATE,
         monotonic: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         tls: ssl.SSLContext | None = None,
-        longest_wait_s: int = _LONGEST_WAIT_S,
+        longest_wait_s: int = _MAX_BACKOFF_S,
         resubscribe_after_s: float = _RESUBSCRIBE_AFTER_S,
     ) -> None:
         self._broker = broker
-        # paho does not tell one from the other.
-        self._unreached = "no answer, or no certificate that is believed" if tls else "no answer"
+        # paho does not distinguish the two.
+        self._unreached = "no answer, or no trusted certificate" if tls else "no answer"
         self._fleet = fleet
         self._heartbeat = registry.load("heartbeat@1.0.0")
         self._metrics = metrics
         self._refusals = refusals
         self._log = log
-        self._pace = pace
+        self._per_node = per_node
         self._limiters: KeyedLimiters[str] = KeyedLimiters(monotonic)
-        self._strangers = TokenBucket(strangers.rate, strangers.burst, monotonic())
+        self._unknown_nodes = TokenBucket(unknown_nodes.rate, unknown_nodes.burst, monotonic())
         self._monotonic = monotonic
         self._sleep = sleep
         self._resubscribe_after_s = resubscribe_after_s
@@ -106,7 +106,7 @@ class MqttFeed:
         self._client.reconnect_delay_set(1, longest_wait_s)
 
     async def run(self) -> None:
-        """Stay subscribed, and hand on what comes, until cancelled."""
+        """Stay subscribed, and pass on what arrives, until cancelled."""
         loop = asyncio.get_running_loop()
 
         def arrived() -> None:
@@ -126,11 +126,11 @@ class MqttFeed:
             self._resubscribe_later(connected=False)
             self._client.disconnect()
             self._client.on_message = None
-            inbox.close()  # paho's thread may be waiting for room
+            inbox.close()  # paho's thread may be blocked in put
             await asyncio.to_thread(self._client.loop_stop)
 
     def _wire_up(self, loop: asyncio.AbstractEventLoop, inbox: Inbox) -> None:
-        def hand_over(action: Callable[..., None], *arguments: object) -> None:
+        def in_loop(action: Callable[..., None], *arguments: object) -> None:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(action, *arguments)
 
@@ -138,7 +138,7 @@ class MqttFeed:
             client: paho.Client, _data: object, _flags: object, code: ReasonCode, _properties: object
         ) -> None:
             if code.is_failure:
-                hand_over(self._connected, False, str(code))  # noqa: FBT003 - positional through the loop
+                in_loop(self._connected, False, str(code))  # noqa: FBT003 - positional through the loop
                 return
             client.subscribe(_SUBSCRIPTIONS)
 
@@ -146,19 +146,19 @@ class MqttFeed:
             _client: object, _data: object, _mid: int, codes: list[ReasonCode], _properties: object
         ) -> None:
             refused = [code for code in codes if code.is_failure]
-            hand_over(self._subscribed, str(refused[0]) if refused else None)
+            in_loop(self._subscribed, str(refused[0]) if refused else None)
 
         def on_disconnect(
             _client: object, _data: object, _flags: object, code: ReasonCode, _properties: object
         ) -> None:
-            hand_over(self._connected, False, str(code))  # noqa: FBT003 - positional through the loop
+            in_loop(self._connected, False, str(code))  # noqa: FBT003 - positional through the loop
 
         def on_connect_fail(_client: object, _data: object) -> None:
-            hand_over(self._connected, False, self._unreached)  # noqa: FBT003 - as above
+            in_loop(self._connected, False, self._unreached)  # noqa: FBT003 - as above
 
         def on_message(_client: object, _data: object, message: paho.MQTTMessage) -> None:
-            # Blocks this thread when the inbox is full: the broker waits, nothing is lost. Of what is too
-            # large to be meant, no more is kept than shows that it is.
+            # Blocks this thread while the inbox is full: the broker waits, nothing is lost. Of a payload that
+            # is too large, one byte more than the limit is kept, which shows that it is.
             inbox.put(message.topic, bytes(message.payload[: _LARGEST + 1]))
 
         self._client.on_connect = on_connect
@@ -173,7 +173,7 @@ class MqttFeed:
             topic, payload = message
             try:
                 await self._take(topic, payload)
-            except Exception as error:  # noqa: BLE001 - it is retained: it would end the relay at every start
+            except Exception as error:  # noqa: BLE001 - a retained message would end the relay at every start
                 self._metrics.messages_dropped.labels("internal").inc()
                 self._log.error("message not understood", exc_info=error)
             size += len(payload)
@@ -189,18 +189,18 @@ class MqttFeed:
         node_id, channel = parsed
         cost = 1 + len(payload) / _BYTES_LIKE_A_MESSAGE
         if not self._fleet.knows(node_id):
-            # The broker waits, with all that it has: a leaf that is dropped would not come again by itself.
-            while (wait_s := self._strangers.take(self._monotonic(), cost)) > 0:
+            # The broker waits with all messages: a leaf that is dropped would not be published again.
+            while (wait_s := self._unknown_nodes.take(self._monotonic(), cost)) > 0:
                 await self._sleep(wait_s)
         try:
-            with self._limiters.held(node_id, self._pace, cost):
-                self._hand_on(node_id, channel, payload)
+            with self._limiters.held(node_id, self._per_node, cost):
+                self._dispatch(node_id, channel, payload)
         except ToolError:
-            # One node that floods its topic must not take the time of the others; what is new comes again.
+            # One node that floods its topic must not take the others' time; its newest messages are repeated.
             self._metrics.messages_dropped.labels("too_many").inc()
             self._refusals.count(RefusalEvent.MESSAGE_DROPPED, node_id, "too_many")
 
-    def _hand_on(self, node_id: str, channel: str, payload: bytes) -> None:
+    def _dispatch(self, node_id: str, channel: str, payload: bytes) -> None:
         match channel:
             case "announce" if not payload:
                 self._fleet.tombstone(node_id)

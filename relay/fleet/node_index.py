@@ -2,7 +2,7 @@
 
 The index follows the records: the fleet changes a record and then calls ``update``. What ends by time (a
 manifest, a leaf, a grace) waits in a queue, so that time that passes costs nothing until something ends.
-Must not decide what is believed of a node.
+Must not decide what is trusted.
 """
 
 from collections.abc import Callable, Iterator, Mapping

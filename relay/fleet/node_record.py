@@ -1,6 +1,6 @@
 """What the relay knows of one node.
 
-Must not decide what is believed: that is for ``leaves`` and the trust rules.
+Must not decide what is trusted: that is for ``leaves`` and the trust rules.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ class NodeRecord:
 
     Attributes:
         tenant: of its newest leaf that was verified, now or before a restart.
-        barred: its manifest was dropped because its leaf is no longer believed.
+        leaf_dropped: its manifest was dropped because its leaf is no longer trusted.
         tools: what its manifest announces, by canonical name.
         grace_until_ms: how long its tools stay listed without a connection.
         indexed_tenant, indexed_tools: what ``NodeIndex`` has taken in; written by the index alone.
@@ -33,7 +33,7 @@ class NodeRecord:
     mark: Mark | None = None
     manifest: TrustedManifest | None = None
     rejected: bool = False
-    barred: bool = False
+    leaf_dropped: bool = False
     tools: Mapping[str, Tool] = field(default_factory=lambda: NO_TOOLS)
     connected: bool = False
     grace_until_ms: int = 0

@@ -1,11 +1,11 @@
 """The newest manifest ever accepted from each node, kept across restarts.
 
-Without it, whoever can write to the broker could bring back an older manifest after a restart. Writes are
-gathered and made once in a while, off the event loop: a crash forgets at most that long, and a manifest
-replayed within it is younger than a heartbeat. What a full disk refuses is tried again. Must not judge.
+Without them, anyone who can publish to the broker could replay an older manifest after a restart. Writes are
+collected and made once a second, off the event loop: a crash loses at most that second, and what is replayed
+from it is younger than a heartbeat. A write that fails is retried. Must not judge.
 
-SQLite opens its files by name, follows links, and makes others beside them. So they lie in a directory that
-is the relay's alone, and are looked at before SQLite first opens them.
+SQLite opens its files by name, follows links, and creates others beside them. So they are in a directory of
+the relay's own, and are checked before SQLite first opens them.
 """
 
 import asyncio
@@ -52,18 +52,18 @@ class MarkStore:
             yield node_id, tenant, Mark(issued_at_ms, etag)
 
     def put(self, node_id: str, tenant: str, mark: Mark) -> None:
-        """Remember ``mark``; it reaches the disk with the next flush."""
+        """Keep ``mark``, and write it with the next flush."""
         self._pending[node_id] = (tenant, mark)
 
     async def run(self) -> None:
-        """Flush once in a while until cancelled, and then a last time."""
+        """Flush once a second until cancelled, and then a last time."""
         try:
             while True:
                 await asyncio.sleep(self._flush_interval_s)
                 if self._pending:
                     await self._flush()
         finally:
-            # What the disk refuses now is lost as in a crash; the relay ends as it was told.
+            # A write that fails now is lost as in a crash; the relay ends all the same.
             with suppress(OSError):
                 self._write(self._take())
 
@@ -120,14 +120,14 @@ def _move_in(directory: Path) -> None:
     """Move the file that earlier versions kept beside ``directory``, with its journal.
 
     Raises:
-        OSError: it is not to be believed, or there is one in ``directory`` as well.
+        OSError: the file is not safe to use, or there is one in ``directory`` as well.
     """
     former, path = directory.with_name(_FILE), directory / _FILE
     if not os.path.lexists(former):
         return
     if os.path.lexists(path):
         raise OSError(f"{former} and {path} are both there: remove the one that the relay did not use last")
-    # The journal first: cut short in between, the database is moved at the next start, and finds it there.
+    # The journal first: if this is interrupted, the next start moves the database, and finds it there.
     for suffix in (*_BESIDE, ""):
         old = former.with_name(former.name + suffix)
         if os.path.lexists(old):
@@ -136,7 +136,7 @@ def _move_in(directory: Path) -> None:
 
 
 def _check_files(path: Path) -> None:
-    """See that the database's files can be used, and make an empty database that is private."""
+    """Check that the database's files can be used, and create an empty private one."""
     os.close(open_state(path, os.O_RDWR | os.O_CREAT))
     for suffix in _BESIDE:
         beside = path.with_name(path.name + suffix)

@@ -97,7 +97,7 @@ class TrustWatcher:
         self._seen = {LEAVES: self._ca.stamp, TOKENS: self._tokens.stamp}
         self._roots, self._kids, self._moved = self._read_leaves()
         self._jtis = self._tokens.jtis()
-        self._fleet.believe(self._roots, self._kids)
+        self._fleet.change_trust(self._roots, self._kids)
         for act in self._on_tokens:
             act(self._jtis)
         for source in (LEAVES, TOKENS):
@@ -174,7 +174,7 @@ class TrustWatcher:
         revoked, gone = kids - self._kids, set(self._roots) - set(roots)
         newly_moved = [leaf for kid, leaf in moved.items() if kid not in self._moved]
         self._roots, self._kids, self._moved = roots, kids | self._kids, moved
-        self._fleet.believe(roots, self._kids)
+        self._fleet.change_trust(roots, self._kids)
         if revoked:
             self._end(lambda leaf: leaf.kid in kids, CloseCode.REVOKED)
             for kid in sorted(revoked):
@@ -188,7 +188,7 @@ class TrustWatcher:
         self._follow_ups.due()
 
     def _end(self, is_barred: Callable[[Identity], bool], code: CloseCode) -> None:
-        self._fleet.bar(is_barred)
+        self._fleet.drop_leaves(is_barred)
         self._sessions.end_sessions(is_barred, code)
         self._notifier.wake()
 

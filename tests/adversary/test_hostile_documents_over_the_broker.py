@@ -71,7 +71,7 @@ async def test_no_hostile_document_stops_the_relay_from_listening(
         metrics=hub.metrics,
         refusals=hub.refusals,
         log=hub.log,
-        pace=Allowance(rate=1000, burst=1000, concurrency=1),
+        per_node=Allowance(rate=1000, burst=1000, concurrency=1),
     )
     running = asyncio.create_task(discovery.run())
     try:

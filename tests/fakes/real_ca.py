@@ -24,7 +24,7 @@ class RealCa:
         self._directory = directory
         self.ca = CertificateAuthority(directory, hub.clock, os.urandom)
         self.ca.create()
-        hub.fleet.believe(self.ca.roots(), frozenset())
+        hub.fleet.change_trust(self.ca.roots(), frozenset())
 
     def as_operator(self) -> CertificateAuthority:
         """Return the CA as a command on the same machine opens it."""

@@ -276,6 +276,6 @@ async def test_however_a_node_of_another_tenant_fares_nobody_else_notices(entrie
     entries.hub.fleet.tombstone(NODE_ID)
     texts.append(await seen())
     entries.hub.announce(entries.node, issued_at_ms=entries.hub.clock.advance(1))
-    entries.hub.fleet.bar(lambda leaf: leaf.kid == entries.node.kid)
+    entries.hub.fleet.drop_leaves(lambda leaf: leaf.kid == entries.node.kid)
     texts.append(await seen())
     assert len(set(texts)) == 1

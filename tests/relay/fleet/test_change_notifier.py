@@ -16,15 +16,15 @@ OTHERS = Rights("globex", frozenset({"read_only"}))
 ACTORS = Rights(TENANT, frozenset({"physical_actuation"}))
 
 
-class Ear:
-    """A listener; counts what it hears."""
+class CountingListener:
+    """A listener that counts its calls."""
 
     def __init__(self) -> None:
-        self.heard = 0
+        self.calls = 0
         self._events: asyncio.Queue[None] = asyncio.Queue()
 
     async def __call__(self) -> None:
-        self.heard += 1
+        self.calls += 1
         self._events.put_nowait(None)
 
     async def next(self) -> None:
@@ -56,95 +56,95 @@ async def notifier(hub: Hub) -> AsyncIterator[ChangeNotifier]:
 async def test_a_listener_hears_of_a_node_that_comes_and_goes(
     hub: Hub, notifier: ChangeNotifier, node: SimulatedNode
 ) -> None:
-    ear = Ear()
-    notifier.listen(READERS, ear)
+    listener = CountingListener()
+    notifier.listen(READERS, listener)
     hub.connect(node)
-    await ear.next()
+    await listener.next()
     hub.fleet.set_connected(NODE_ID, connected=False)
     hub.clock.advance(GRACE_MS)
-    await ear.next()
-    assert ear.heard == 2
+    await listener.next()
+    assert listener.calls == 2
 
 
 async def test_an_expiry_is_heard_though_nothing_happened(
     hub: Hub, notifier: ChangeNotifier, node: SimulatedNode
 ) -> None:
     hub.connect(node)
-    ear = Ear()
-    notifier.listen(READERS, ear)
+    listener = CountingListener()
+    notifier.listen(READERS, listener)
     hub.clock.advance(TTL_MS)
-    await ear.next()
+    await listener.next()
 
 
 async def test_what_changes_between_two_looks_is_told_once(
     hub: Hub, notifier: ChangeNotifier, node: SimulatedNode
 ) -> None:
-    ear = Ear()
-    notifier.listen(READERS, ear)
+    listener = CountingListener()
+    notifier.listen(READERS, listener)
     hub.connect(node)
     hub.connect(hub.ca.issue(OTHER_NODE_ID))
     hub.announce(node, issued_at_ms=NOW_MS + 1, capabilities=[ECHO])
-    await ear.next()
+    await listener.next()
     hub.announce(node, issued_at_ms=NOW_MS + 2)
-    await ear.next()
-    assert ear.heard == 2
+    await listener.next()
+    assert listener.calls == 2
 
 
 async def test_a_renewal_that_nobody_can_see_is_not_told(
     hub: Hub, notifier: ChangeNotifier, node: SimulatedNode
 ) -> None:
     hub.connect(node)
-    ear = Ear()
-    notifier.listen(READERS, ear)
+    listener = CountingListener()
+    notifier.listen(READERS, listener)
     slower = {**ECHO, "constraints": {"rate_limit_rps": 1}}
     hub.announce(node, issued_at_ms=NOW_MS + 1, capabilities=[ECHO])
-    await ear.next()
+    await listener.next()
     hub.announce(node, issued_at_ms=NOW_MS + 2, capabilities=[slower])
     hub.fleet.set_connected(NODE_ID, connected=False)
-    other = Ear()
+    other = CountingListener()
     notifier.listen(OTHERS, other)
     hub.connect(hub.ca.issue(OTHER_NODE_ID, "globex"))
     await other.next()
-    assert ear.heard == 1
+    assert listener.calls == 1
 
 
 async def test_only_those_hear_who_can_see_the_change(
     hub: Hub, notifier: ChangeNotifier, node: SimulatedNode
 ) -> None:
-    readers, others, actors = Ear(), Ear(), Ear()
-    for audience, ear in ((READERS, readers), (OTHERS, others), (ACTORS, actors)):
-        notifier.listen(audience, ear)
+    readers, others, actors = CountingListener(), CountingListener(), CountingListener()
+    for audience, listener in ((READERS, readers), (OTHERS, others), (ACTORS, actors)):
+        notifier.listen(audience, listener)
     hub.connect(node)
     await readers.next()
     hub.connect(hub.ca.issue(OTHER_NODE_ID, "globex"))
     await others.next()
-    assert (readers.heard, others.heard, actors.heard) == (1, 1, 0)
+    assert (readers.calls, others.calls, actors.calls) == (1, 1, 0)
 
 
 async def test_who_has_stopped_listening_hears_nothing_and_the_others_go_on(
     hub: Hub, notifier: ChangeNotifier, node: SimulatedNode
 ) -> None:
-    leaver, stayer = Ear(), Ear()
+    leaver, stayer = CountingListener(), CountingListener()
     stop = notifier.listen(READERS, leaver)
     notifier.listen(READERS, stayer)
     stop()
     stop()
     hub.connect(node)
     await stayer.next()
-    assert leaver.heard == 0
+    assert leaver.calls == 0
 
 
 async def test_who_listens_again_hears_only_of_what_changes_from_then_on(
     hub: Hub, notifier: ChangeNotifier, node: SimulatedNode
 ) -> None:
-    early = Ear()
+    early = CountingListener()
     notifier.listen(READERS, early)()
     hub.connect(node)
-    late = Ear()
+    late = CountingListener()
     notifier.listen(READERS, late)
     hub.connect(hub.ca.issue(OTHER_NODE_ID))
     await late.next()
-    assert (early.heard, late.heard) == (0, 1)
+    assert (early.calls, late.calls) == (0, 1)
 
 
 async def never_returns() -> None:
@@ -157,111 +157,111 @@ async def test_a_listener_that_fails_costs_the_others_nothing(
     async def fails() -> None:
         raise ConnectionResetError
 
-    ear = Ear()
+    listener = CountingListener()
     notifier.listen(READERS, fails)
-    notifier.listen(READERS, ear)
+    notifier.listen(READERS, listener)
     hub.connect(node)
-    await ear.next()
+    await listener.next()
     hub.announce(node, issued_at_ms=NOW_MS + 1, capabilities=[ECHO])
-    await ear.next()
-    (line,) = hub.lines.entries("an agent was not told of a change")
+    await listener.next()
+    (line,) = hub.lines.entries("an agent was not notified of a change")
     assert "in fails: raise ConnectionResetError" in line["exception"]
 
 
 async def test_nobody_waits_for_a_listener_that_does_not_return(
     hub: Hub, notifier: ChangeNotifier, node: SimulatedNode
 ) -> None:
-    ear = Ear()
+    listener = CountingListener()
     notifier.listen(READERS, never_returns)
-    notifier.listen(READERS, ear)
+    notifier.listen(READERS, listener)
     hub.connect(node)
-    await ear.next()
+    await listener.next()
 
 
 async def test_a_listener_that_does_not_return_is_given_up_and_the_next_change_is_told(
     hub: Hub, node: SimulatedNode
 ) -> None:
     notifier = ChangeNotifier(hub.fleet, hub.log, interval_s=0, timeout_s=0.001)
-    ear = Ear()
+    listener = CountingListener()
     notifier.listen(READERS, never_returns)
-    notifier.listen(READERS, ear)
+    notifier.listen(READERS, listener)
     async with running(notifier):
         hub.connect(node)
-        await ear.next()
+        await listener.next()
         hub.announce(node, issued_at_ms=NOW_MS + 1, capabilities=[ECHO])
-        await ear.next()
+        await listener.next()
 
 
 async def test_an_audience_that_does_not_read_keeps_no_other_waiting(hub: Hub, node: SimulatedNode) -> None:
     notifier = ChangeNotifier(hub.fleet, hub.log, interval_s=0, timeout_s=1000)
-    ear = Ear()
+    listener = CountingListener()
     notifier.listen(READERS, never_returns)
-    notifier.listen(OTHERS, ear)
+    notifier.listen(OTHERS, listener)
     async with running(notifier):
         for issued_at_ms in (NOW_MS, NOW_MS + 1, NOW_MS + 2):
             capabilities = [ECHO] if issued_at_ms % 2 else [METRICS]
             hub.connect(node, issued_at_ms=issued_at_ms, capabilities=capabilities)
             other = hub.ca.issue(OTHER_NODE_ID, "globex")
             hub.connect(other, issued_at_ms=issued_at_ms, capabilities=capabilities)
-            await ear.next()
-    assert ear.heard == 3
+            await listener.next()
+    assert listener.calls == 3
 
 
 async def test_an_audience_is_not_told_twice_at_a_time_and_what_changed_meanwhile_is_told_then(
     hub: Hub, node: SimulatedNode
 ) -> None:
     notifier = ChangeNotifier(hub.fleet, hub.log, interval_s=0.001, timeout_s=1000)
-    told, read_on = asyncio.Queue[None](), asyncio.Event()
-    others = Ear()
+    notified, read_on = asyncio.Queue[None](), asyncio.Event()
+    others = CountingListener()
 
     async def slow() -> None:
-        told.put_nowait(None)
+        notified.put_nowait(None)
         await read_on.wait()
 
     notifier.listen(READERS, slow)
     notifier.listen(OTHERS, others)
     async with running(notifier):
         hub.connect(node)
-        await asyncio.wait_for(told.get(), BOUND_S)
+        await asyncio.wait_for(notified.get(), BOUND_S)
         hub.announce(node, issued_at_ms=NOW_MS + 1, capabilities=[ECHO])
         hub.connect(hub.ca.issue(OTHER_NODE_ID, "globex"))
-        await others.next()  # the notifier has looked at everybody since
-        assert told.empty()
+        await others.next()  # the notifier has checked every audience since
+        assert notified.empty()
         read_on.set()
-        await asyncio.wait_for(told.get(), BOUND_S)
+        await asyncio.wait_for(notified.get(), BOUND_S)
 
 
 async def test_what_changed_while_an_audience_was_told_does_not_wait_for_the_next_look(
     hub: Hub, node: SimulatedNode
 ) -> None:
     notifier = ChangeNotifier(hub.fleet, hub.log, interval_s=1000, timeout_s=1000, quiet_s=0)
-    told, read_on = asyncio.Queue[None](), asyncio.Event()
+    notified, read_on = asyncio.Queue[None](), asyncio.Event()
 
     async def slow() -> None:
-        told.put_nowait(None)
+        notified.put_nowait(None)
         await read_on.wait()
 
     notifier.listen(READERS, slow)
     async with running(notifier):
         hub.connect(node)
         notifier.wake()
-        await asyncio.wait_for(told.get(), BOUND_S)
+        await asyncio.wait_for(notified.get(), BOUND_S)
         hub.announce(node, issued_at_ms=NOW_MS + 1, capabilities=[ECHO])
         read_on.set()
-        await asyncio.wait_for(told.get(), BOUND_S)
+        await asyncio.wait_for(notified.get(), BOUND_S)
 
 
 async def test_who_is_woken_within_the_quiet_while_tells_when_that_ends_and_not_at_the_next_look(
     hub: Hub, node: SimulatedNode
 ) -> None:
     notifier = ChangeNotifier(hub.fleet, hub.log, interval_s=1000, quiet_s=0.05)
-    ear = Ear()
-    notifier.listen(READERS, ear)
+    listener = CountingListener()
+    notifier.listen(READERS, listener)
     async with running(notifier):
         for issued_at_ms in range(NOW_MS, NOW_MS + 4):
             hub.connect(node, issued_at_ms=issued_at_ms, capabilities=[ECHO, METRICS][issued_at_ms % 2 :])
             notifier.wake()
-            await ear.next()
+            await listener.next()
 
 
 # --- at once, but not too often -----------------------------------------------------------------------
@@ -269,35 +269,35 @@ async def test_who_is_woken_within_the_quiet_while_tells_when_that_ends_and_not_
 
 async def test_who_is_woken_looks_at_once(hub: Hub, node: SimulatedNode) -> None:
     notifier = ChangeNotifier(hub.fleet, hub.log, interval_s=1000)
-    ear = Ear()
-    notifier.listen(READERS, ear)
+    listener = CountingListener()
+    notifier.listen(READERS, listener)
     async with running(notifier):
         hub.connect(node)
         notifier.wake()
-        await ear.next()
+        await listener.next()
 
 
 async def test_to_be_woken_without_a_change_tells_nobody(hub: Hub, node: SimulatedNode) -> None:
     notifier = ChangeNotifier(hub.fleet, hub.log, interval_s=1000)
-    ears = {READERS: Ear(), OTHERS: Ear()}
-    for audience, ear in ears.items():
-        notifier.listen(audience, ear)
+    listeners = {READERS: CountingListener(), OTHERS: CountingListener()}
+    for audience, listener in listeners.items():
+        notifier.listen(audience, listener)
     async with running(notifier):
         notifier.wake()
         hub.connect(hub.ca.issue(OTHER_NODE_ID, "globex"))
         notifier.wake()
-        await ears[OTHERS].next()
+        await listeners[OTHERS].next()
         hub.connect(node)
         notifier.wake()
-        await ears[READERS].next()
-    assert [ear.heard for ear in ears.values()] == [1, 1]
+        await listeners[READERS].next()
+    assert [listener.calls for listener in listeners.values()] == [1, 1]
 
 
 async def test_an_audience_hears_once_in_a_while_however_often_it_is_woken_and_others_are_not_held_up(
     hub: Hub, node: SimulatedNode
 ) -> None:
     notifier = ChangeNotifier(hub.fleet, hub.log, interval_s=1000)
-    ours, theirs = Ear(), Ear()
+    ours, theirs = CountingListener(), CountingListener()
     notifier.listen(READERS, ours)
     notifier.listen(OTHERS, theirs)
     async with running(notifier):
@@ -309,20 +309,20 @@ async def test_an_audience_hears_once_in_a_while_however_often_it_is_woken_and_o
         hub.connect(hub.ca.issue(OTHER_NODE_ID, "globex"))
         notifier.wake()
         await theirs.next()
-    assert (ours.heard, theirs.heard) == (1, 1)
+    assert (ours.calls, theirs.calls) == (1, 1)
 
 
 async def test_what_could_not_be_told_at_once_is_told_when_the_while_is_over(
     hub: Hub, node: SimulatedNode
 ) -> None:
     notifier = ChangeNotifier(hub.fleet, hub.log, interval_s=0.02)
-    ear = Ear()
-    notifier.listen(READERS, ear)
+    listener = CountingListener()
+    notifier.listen(READERS, listener)
     async with running(notifier):
         hub.connect(node)
         notifier.wake()
-        await ear.next()
+        await listener.next()
         hub.announce(node, issued_at_ms=NOW_MS + 1, capabilities=[ECHO])
         notifier.wake()
-        await ear.next()
-    assert ear.heard == 2
+        await listener.next()
+    assert listener.calls == 2

@@ -422,7 +422,7 @@ ELSEWHERE = SimulatedCa("elsewhere")
 
 def test_a_leaf_that_was_verified_is_not_verified_again(hub: Hub, node: SimulatedNode) -> None:
     first = hub.fleet.identify(NODE_ID, node.leaf_pem)
-    hub.fleet.believe([ELSEWHERE.root_pem], frozenset())  # nothing would chain to it
+    hub.fleet.change_trust([ELSEWHERE.root_pem], frozenset())  # nothing would chain to it
     assert hub.fleet.identify(NODE_ID, node.leaf_pem) is first
     assert hub.fleet.identify(NODE_ID, "text around it\n" + node.leaf_pem + node.root_pem) is first
     with pytest.raises(IdentityError, match="chain"):
@@ -519,8 +519,8 @@ def test_a_manifest_of_the_older_of_two_leaves_that_waited_is_taken_in(hub: Hub,
 def bar(hub: Hub, *leaves: SimulatedNode) -> None:
     """Revoke the leaves, as the watch does."""
     kids = frozenset(leaf.kid for leaf in leaves)
-    hub.fleet.believe([hub.ca.root_pem], kids)
-    hub.fleet.bar(lambda leaf: leaf.kid in kids)
+    hub.fleet.change_trust([hub.ca.root_pem], kids)
+    hub.fleet.drop_leaves(lambda leaf: leaf.kid in kids)
 
 
 def test_a_node_whose_leaf_is_barred_is_gone_and_says_why(hub: Hub, node: SimulatedNode) -> None:
@@ -580,7 +580,7 @@ def test_a_leaf_that_waits_without_a_manifest_is_forgotten_too(hub: Hub, node: S
 
 
 def test_a_leaf_of_a_root_that_is_not_believed_any_more_is_refused(hub: Hub, node: SimulatedNode) -> None:
-    hub.fleet.believe([ELSEWHERE.root_pem], frozenset())
+    hub.fleet.change_trust([ELSEWHERE.root_pem], frozenset())
     with pytest.raises(IdentityError, match="chain"):
         hub.fleet.identify(NODE_ID, node.leaf_pem)
     assert hub.fleet.identify(NODE_ID, ELSEWHERE.issue().leaf_pem).node_id == NODE_ID

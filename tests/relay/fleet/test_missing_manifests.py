@@ -1,6 +1,6 @@
 import pytest
 
-from relay.fleet.missing_manifests import MOST_NODES, WINDOW_MS
+from relay.fleet.missing_manifests import MAX_NODES, WINDOW_MS
 from schemas.manifest import etag_of
 from tests.fakes.hub import Hub
 from tests.fakes.signer import NODE_ID, OTHER_NODE_ID, SimulatedNode
@@ -14,8 +14,8 @@ def node(hub: Hub) -> SimulatedNode:
     return hub.ca.issue()
 
 
-def told(hub: Hub) -> list[int]:
-    """Return of how many nodes each warning spoke."""
+def warned(hub: Hub) -> list[int]:
+    """Return the number of nodes in each warning."""
     lines = hub.lines.entries(EVENT)
     assert all(line["level"] == "warning" for line in lines)
     return [line["nodes"] for line in lines]
@@ -26,17 +26,17 @@ def test_nodes_that_live_a_minute_without_a_manifest_are_told_and_counted_once(h
         hub.fleet.heartbeat(node_id, ETAG)
     hub.clock.advance(WINDOW_MS - 1)
     hub.fleet.heartbeat(NODE_ID, ETAG)
-    assert told(hub) == []
+    assert warned(hub) == []
     hub.clock.advance(1)
     hub.fleet.heartbeat(NODE_ID, ETAG)
-    assert told(hub) == [2]
+    assert warned(hub) == [2]
 
 
 def test_they_are_told_at_most_once_a_minute(hub: Hub) -> None:
     for _ in range(10):
         hub.fleet.heartbeat(NODE_ID, ETAG)
         hub.clock.advance(WINDOW_MS // 2)
-    assert told(hub) == [1, 1, 1]
+    assert warned(hub) == [1, 1, 1]
 
 
 def test_a_heartbeat_that_overtakes_its_manifest_is_no_news(hub: Hub, node: SimulatedNode) -> None:
@@ -46,10 +46,10 @@ def test_a_heartbeat_that_overtakes_its_manifest_is_no_news(hub: Hub, node: Simu
     hub.fleet.heartbeat(NODE_ID, etag_of(wire))
     hub.fleet.heartbeat(NODE_ID, ETAG)
     hub.fleet.heartbeat(OTHER_NODE_ID, ETAG)
-    assert told(hub) == []
+    assert warned(hub) == []
     hub.clock.advance(WINDOW_MS)
     hub.fleet.heartbeat(OTHER_NODE_ID, ETAG)
-    assert told(hub) == [1]
+    assert warned(hub) == [1]
 
 
 def test_a_manifest_without_its_leaf_is_missing(hub: Hub, node: SimulatedNode) -> None:
@@ -57,7 +57,7 @@ def test_a_manifest_without_its_leaf_is_missing(hub: Hub, node: SimulatedNode) -
         hub.fleet.offer_manifest(NODE_ID, node.manifest(), "broker")
         hub.fleet.heartbeat(NODE_ID, ETAG)
         hub.clock.advance(WINDOW_MS)
-    assert told(hub) == [1]
+    assert warned(hub) == [1]
 
 
 def test_a_manifest_that_was_rejected_is_not_missing(hub: Hub, node: SimulatedNode) -> None:
@@ -66,12 +66,12 @@ def test_a_manifest_that_was_rejected_is_not_missing(hub: Hub, node: SimulatedNo
     for _ in range(2):
         hub.fleet.heartbeat(NODE_ID, ETAG)
         hub.clock.advance(WINDOW_MS)
-    assert told(hub) == []
+    assert warned(hub) == []
 
 
 def test_made_up_nodes_are_counted_up_to_a_bound(hub: Hub) -> None:
-    for number in range(MOST_NODES + 5):
+    for number in range(MAX_NODES + 5):
         hub.fleet.heartbeat(f"{number:026d}", ETAG)
     hub.clock.advance(WINDOW_MS)
     hub.fleet.heartbeat(NODE_ID, ETAG)
-    assert told(hub) == [MOST_NODES]
+    assert warned(hub) == [MAX_NODES]

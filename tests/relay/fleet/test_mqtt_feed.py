@@ -86,7 +86,7 @@ class Stage:
 
     @asynccontextmanager
     async def subscribed(self, address: BrokerAddress, **parts: Any) -> AsyncIterator[MqttFeed]:
-        discovery = MqttFeed(
+        feed = MqttFeed(
             broker=address,
             client_id="edge-relay-test",
             fleet=self.hub.fleet,
@@ -98,9 +98,9 @@ class Stage:
             longest_wait_s=1,
             **parts,
         )
-        running = asyncio.create_task(discovery.run())
+        running = asyncio.create_task(feed.run())
         try:
-            yield discovery
+            yield feed
             assert not running.done()
         finally:
             running.cancel()
@@ -291,7 +291,7 @@ async def test_nodes_that_are_not_known_have_one_common_pace_and_lose_nothing(
     strangers = [f"{number:026d}" for number in range(4)]
     pauses, seconds = Pauses(), Seconds()
     allowance = Allowance(rate=2, burst=2.5, concurrency=1)
-    async with stage.subscribed(broker, strangers=allowance, monotonic=seconds, sleep=pauses.sleep):
+    async with stage.subscribed(broker, unknown_nodes=allowance, monotonic=seconds, sleep=pauses.sleep):
         await stage.hub.lines.until("broker connected")
         await send(broker, *((topics.announce(node_id), b"{}") for node_id in strangers), retain=False)
         assert [await stage.next() for _ in range(2)] == [("rejected", each) for each in strangers[:2]]
@@ -311,7 +311,7 @@ async def test_a_node_that_is_known_pays_nothing_into_the_strangers_pace(
     stage.hub.announce(stage.node)
     while not stage.fleet.handed.empty():
         await stage.next()
-    async with stage.subscribed(broker, strangers=allowance, monotonic=Seconds(), sleep=Pauses().sleep):
+    async with stage.subscribed(broker, unknown_nodes=allowance, monotonic=Seconds(), sleep=Pauses().sleep):
         await stage.hub.lines.until("broker connected")
         topic = topics.announce(NODE_ID)
         newer = [(topic, stage.node.manifest(issued_at_ms=NOW_MS + at)) for at in range(1, 10)]
@@ -380,15 +380,15 @@ async def test_a_broker_that_goes_away_is_noticed_and_found_again(
     stage: Stage, stoppable_broker: Broker
 ) -> None:
     address = stoppable_broker.address
-    async with stage.subscribed(address) as discovery:
+    async with stage.subscribed(address) as feed:
         await stage.hub.lines.until("broker connected")
-        states = [discovery.connected]
+        states = [feed.connected]
         await asyncio.to_thread(stoppable_broker.stop)
         await stage.hub.lines.until("broker lost")
-        states.append(discovery.connected)
+        states.append(feed.connected)
         await asyncio.to_thread(stoppable_broker.start)
         await stage.hub.lines.until("broker connected", 2)
-        states.append(discovery.connected)
+        states.append(feed.connected)
         assert states == [True, False, True]
         await send(address, *introduction(stage.node))
         await stage.until("accepted")
@@ -398,11 +398,11 @@ async def test_a_broker_that_comes_later_than_the_relay_is_found(
     stage: Stage, stoppable_broker: Broker
 ) -> None:
     await asyncio.to_thread(stoppable_broker.stop)
-    async with stage.subscribed(stoppable_broker.address) as discovery:
-        assert not discovery.connected
+    async with stage.subscribed(stoppable_broker.address) as feed:
+        assert not feed.connected
         await asyncio.to_thread(stoppable_broker.start)
         await stage.hub.lines.until("broker connected")
-        assert discovery.connected
+        assert feed.connected
 
 
 async def test_a_broker_that_lets_nobody_listen_does_not_count_as_connected(
@@ -411,10 +411,10 @@ async def test_a_broker_that_lets_nobody_listen_does_not_count_as_connected(
     deaf = Broker(broker_kind, tmp_path_factory.mktemp("deaf"), deaf=True)
     await asyncio.to_thread(deaf.start)
     try:
-        async with stage.subscribed(deaf.address) as discovery:
+        async with stage.subscribed(deaf.address) as feed:
             line = await stage.hub.lines.until("broker refuses the subscription")
             assert line["broker"] == str(deaf.address)
-            assert not discovery.connected
+            assert not feed.connected
     finally:
         await asyncio.to_thread(deaf.stop)
 
@@ -439,7 +439,7 @@ async def test_over_tls_the_relay_listens_as_who_its_certificate_says(
     broker = TlsBroker(broker_kind, tmp_path, authority.server("edge-broker"))
     BrokerAccess(authority, broker.edge, None, make_logger(LogLines())).refresh()
     broker.start()
-    discovery = MqttFeed(
+    feed = MqttFeed(
         broker=broker.address,
         client_id="edge-relay-test",
         fleet=hub.fleet,
@@ -449,10 +449,10 @@ async def test_over_tls_the_relay_listens_as_who_its_certificate_says(
         log=hub.log,
         tls=authority.relay_context(),
     )
-    running = asyncio.create_task(discovery.run())
+    running = asyncio.create_task(feed.run())
     try:
         await hub.lines.until("broker connected")
-        assert discovery.connected
+        assert feed.connected
     finally:
         running.cancel()
         with suppress(asyncio.CancelledError):

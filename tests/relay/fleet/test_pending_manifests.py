@@ -29,7 +29,7 @@ def test_memory_is_bounded_and_given_back() -> None:
     manifests = PendingManifests(list[str]().append, max_bytes=10)
     assert manifests.put(NODE_ID, b"x" * 10, NOW_MS)
     assert not manifests.put(OTHER_NODE_ID, b"y", NOW_MS)
-    # In the place of its own there is room for as much.
+    # In place of its own, as much fits.
     assert manifests.put(NODE_ID, b"z" * 10, NOW_MS)
     manifests.sweep(NOW_MS + PENDING_FOR_MS - 1)
     assert not manifests.put(OTHER_NODE_ID, b"y", NOW_MS)
@@ -40,17 +40,17 @@ def test_memory_is_bounded_and_given_back() -> None:
 
 
 def test_of_what_its_leaf_never_came_for_the_node_is_told() -> None:
-    given_up: list[str] = []
-    manifests = PendingManifests(given_up.append, max_bytes=10)
+    dropped: list[str] = []
+    manifests = PendingManifests(dropped.append, max_bytes=10)
     manifests.put(NODE_ID, b"old", NOW_MS)
     manifests.put(NODE_ID, b"old", NOW_MS)
-    assert given_up == []
+    assert dropped == []
     manifests.put(NODE_ID, b"new", NOW_MS)
-    assert given_up == [NODE_ID]
+    assert dropped == [NODE_ID]
     manifests.put(OTHER_NODE_ID, b"too large for it", NOW_MS)
-    assert given_up == [NODE_ID, OTHER_NODE_ID]
+    assert dropped == [NODE_ID, OTHER_NODE_ID]
     manifests.sweep(NOW_MS + PENDING_FOR_MS)
-    assert given_up == [NODE_ID, OTHER_NODE_ID, NODE_ID]
+    assert dropped == [NODE_ID, OTHER_NODE_ID, NODE_ID]
     manifests.put(NODE_ID, b"late", NOW_MS)
     assert manifests.take(NODE_ID, NOW_MS + PENDING_FOR_MS) is None
-    assert given_up == [NODE_ID, OTHER_NODE_ID, NODE_ID, NODE_ID]
+    assert dropped == [NODE_ID, OTHER_NODE_ID, NODE_ID, NODE_ID]
