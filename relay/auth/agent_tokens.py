@@ -13,8 +13,9 @@ from nacl.signing import SigningKey
 
 from relay.ascii_json import members_of
 from relay.auth.permissions import SCOPES, Rights
+from schemas.error_roots import OperatorError
 from schemas.manifest import MAX_FUTURE_MS
-from schemas.registry import SchemaRegistry
+from schemas.registry import SchemaRegistry, ViolationError
 from schemas.tokens import AGENT_REF, TokenError, TokenReason, TokenVerifier, sign_token
 
 _CACHE_SIZE = 4096
@@ -53,6 +54,14 @@ class Principal:
         object.__setattr__(self, "members", members_of(facts))
 
 
+class TokenOptionError(OperatorError):
+    """What the operator wants in a token is not of its form; ``where`` is a JSON pointer to the claim."""
+
+    def __init__(self, text: str, where: str) -> None:
+        super().__init__(text)
+        self.where = where
+
+
 class TokenIssuer:
     """Signs agents' tokens with the relay's own key."""
 
@@ -68,7 +77,7 @@ class TokenIssuer:
         """Return a token that is valid for ``ttl_s`` seconds.
 
         Raises:
-            ViolationError: the token would not be accepted: a tenant or a sub that is not of its form.
+            TokenOptionError: the token would not be accepted: a tenant or a sub that is not of its form.
         """
         claims = {
             "iss": self._issuer,
@@ -81,7 +90,10 @@ class TokenIssuer:
             "jti": jti,
             "token_class": "agent_runtime",
         }
-        self._claims.check(claims)
+        try:
+            self._claims.check(claims)
+        except ViolationError as error:
+            raise TokenOptionError(str(error), error.where) from None
         return sign_token(self._key, key_id(bytes(self._key.verify_key)), claims)
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from relay.auth.agent_tokens import TokenIssuer
+from relay.auth.agent_tokens import TokenIssuer, TokenOptionError
 from relay.auth.permissions import SCOPES
 from relay.auth.revoked_tokens import RevokedTokens, is_jti
 from relay.cli.options import EXIT_USAGE, PublicUrl, StateDir, Tenant, fail, seconds, state_files
@@ -16,7 +16,7 @@ from relay.clock import now_ms
 from relay.config import DEFAULT_PUBLIC_URL
 from relay.key_files import load_or_create_key
 from schemas.addresses import mcp_url, normal_url
-from schemas.registry import SchemaRegistry, ViolationError
+from schemas.registry import SchemaRegistry
 from schemas.text import printable
 from schemas.ulids import UlidSource
 
@@ -53,7 +53,7 @@ def token_issue(
             ttl_s=seconds(ttl),
             jti=jti,
         )
-    except ViolationError as error:
+    except TokenOptionError as error:
         fail(f"--sub, --tenant or --ttl is malformed: {error}", EXIT_USAGE)
     typer.echo(f"jti {jti}", err=True)
     typer.echo(token)

@@ -232,6 +232,16 @@ def test_what_comes_as_it_is_told_is_never_sent_away_twice(rate: float, calls: i
             assert admits(limiter, now)
 
 
+def test_what_one_in_flight_has_started_counts_beyond_its_end() -> None:
+    limiter = Limiter(Allowance(100, 100, 1), 0.0)
+    limiter.acquire(0.0)
+    limiter.acquire_extra()
+    limiter.release()
+    assert refused(limiter, 0.0) == BUSY_RETRY_MS
+    limiter.release()
+    assert admits(limiter, 0.0)
+
+
 @given(st.integers(1, 5), st.lists(st.booleans(), max_size=100))
 def test_never_more_than_may_are_in_flight(concurrency: int, moves: list[bool]) -> None:
     limiter = Limiter(Allowance(1e6, 1e6, concurrency), 0.0)

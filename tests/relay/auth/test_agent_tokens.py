@@ -8,9 +8,9 @@ import pytest
 import pytest_asyncio
 from nacl.signing import SigningKey
 
-from relay.auth.agent_tokens import Authenticator, Principal, TokenIssuer, key_id
+from relay.auth.agent_tokens import Authenticator, Principal, TokenIssuer, TokenOptionError, key_id
 from schemas.keys import base64url
-from schemas.registry import SchemaRegistry, ViolationError
+from schemas.registry import SchemaRegistry
 from schemas.tokens import AGENT_REF, TokenError, TokenVerifier, sign_token
 from tests.fakes.clock import FakeClock
 from tests.fakes.issuer import BOUND_S, KID, OUR_KID, OutsideWorld, jwk, outside_token
@@ -435,6 +435,6 @@ def test_what_is_issued_is_accepted(registry: SchemaRegistry, authenticator: Aut
 def test_what_would_not_be_accepted_is_not_issued(
     registry: SchemaRegistry, facts: dict[str, Any], where: str
 ) -> None:
-    with pytest.raises(ViolationError) as caught:
+    with pytest.raises(TokenOptionError) as caught:
         issue(registry, **facts)
     assert caught.value.where == where
