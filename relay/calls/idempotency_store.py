@@ -90,7 +90,7 @@ class IdempotencyStore(Generic[AnswerT]):
         """Return what is known under ``key``, made if it is new; ``arguments`` is a hash of the call's.
 
         Raises:
-            ToolError: ENVELOPE_INVALID if the key stands for other arguments; RATE_LIMITED if there is no
+            ToolError: ENVELOPE_INVALID if the key was used for other arguments; RATE_LIMITED if there is no
                 quota for another key: an unexpired key is never evicted for a new one.
         """
         now = self._clock()

@@ -1,6 +1,6 @@
-"""Accepts connections: within their bounds, before anything is spent on them, TLS included.
+"""Accepts connections within their limits, before the TLS handshake.
 
-asyncio's own server takes whatever comes, and shakes hands with it. Must not know what is spoken.
+asyncio's own server accepts every connection and does the handshake. Must not know the protocol.
 """
 
 import asyncio
@@ -16,9 +16,9 @@ from relay.http.connections import Connection, Connections
 HANDSHAKE_TIMEOUT_S = 10.0
 """How long a TLS handshake may take."""
 WRITE_TIMEOUT_S = 20.0
-"""How long a peer may take nothing of what is sent to it."""
+"""How long a peer may read nothing of what is sent to it."""
 
-_TLS_GOODBYE_S = 2.0
+_TLS_SHUTDOWN_S = 2.0
 _AT_ONCE = 16
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _EXHAUSTED_PAUSE_S = 0.2
@@ -27,7 +27,7 @@ _UNUSABLE = frozenset({errno.EBADF, errno.EINVAL, errno.ENOTSOCK})
 
 @dataclass(frozen=True, slots=True)
 class SocketTimeouts:
-    """How long a peer may take: for its handshake, and with nothing taken of what is sent to it."""
+    """Timeouts of a peer: of its handshake, and of reading what is sent to it."""
 
     handshake_s: float = HANDSHAKE_TIMEOUT_S
     write_s: float = WRITE_TIMEOUT_S
@@ -37,28 +37,28 @@ SOCKET_TIMEOUTS = SocketTimeouts()
 
 
 class Acceptor:
-    """Accepts from ``listener``, over TLS if there is a context; ``speak`` makes the protocol of each."""
+    """Accepts from ``listener``, over TLS if there is a context; ``make_protocol`` makes each protocol."""
 
     def __init__(
         self,
         listener: socket.socket,
         connections: Connections,
-        speak: Callable[[Connection], asyncio.Protocol],
+        make_protocol: Callable[[Connection], asyncio.Protocol],
         tls: ssl.SSLContext | None,
         timeouts: SocketTimeouts,
     ) -> None:
         self._listener = listener
         self._connections = connections
-        self._speak = speak
+        self._make_protocol = make_protocol
         self._tls = tls
         self._timeouts = timeouts
         self._opening: set[asyncio.Task[None]] = set()
 
     async def run(self, backlog: int) -> None:
-        """Accept until cancelled, and then no more: the listener is closed.
+        """Accept until cancelled, and then close the listener.
 
         Raises:
-            OSError: the listener is of no use.
+            OSError: the listener is broken.
         """
         self._listener.setblocking(False)  # noqa: FBT003 - as the standard library has it
         self._listener.listen(backlog)
@@ -66,7 +66,7 @@ class Acceptor:
             while True:
                 for _ in range(_AT_ONCE):
                     await self._accept()
-                # An accept that need not wait does not yield: in a flood, nothing else would have its turn.
+                # An accept that need not wait does not yield: in a flood, no other task would run.
                 await asyncio.sleep(0)
         finally:
             self._listener.close()
@@ -82,7 +82,7 @@ class Acceptor:
             if error.errno in _EXHAUSTED:
                 self._connections.refuse("descriptors")
                 await asyncio.sleep(_EXHAUSTED_PAUSE_S)
-            return  # else the peer left before it was accepted
+            return  # else the peer disconnected before it was accepted
         connection = self._connections.begin(address[0])
         if connection is None:
             accepted.close()
@@ -95,17 +95,17 @@ class Acceptor:
     async def _open(self, accepted: socket.socket, connection: Connection) -> None:
         is_open = False
         try:
-            # The kernel sees what the peer takes, also when the transport is only waiting to be closed.
+            # The kernel knows what the peer reads, also while the transport is closing.
             write_ms = int(self._timeouts.write_s * 1000)
             accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, write_ms)
-            with contextlib.suppress(OSError):  # no handshake, or gone meanwhile
+            with contextlib.suppress(OSError):  # no handshake, or disconnected meanwhile
                 await asyncio.get_running_loop().connect_accepted_socket(
-                    lambda: self._speak(connection),
+                    lambda: self._make_protocol(connection),
                     accepted,
                     ssl=self._tls,
-                    # asyncio wants no limits to what there is not.
+                    # asyncio allows these timeouts with TLS only.
                     ssl_handshake_timeout=self._timeouts.handshake_s if self._tls else None,
-                    ssl_shutdown_timeout=_TLS_GOODBYE_S if self._tls else None,
+                    ssl_shutdown_timeout=_TLS_SHUTDOWN_S if self._tls else None,
                 )
                 is_open = True
         finally:

@@ -1,4 +1,4 @@
-"""Assembles what is served on the relay's one port: the request guard, and the routes behind it."""
+"""Assembles what the relay's one port serves: the request guard, and the routes behind it."""
 
 import resource
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +19,7 @@ from relay.part import Part
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What other wings have served.
+    """What other wings serve.
 
     Attributes:
         mcp: the application behind ``/mcp``, and ``running`` the context in which it can serve.
@@ -44,7 +44,7 @@ class HttpPart(Part):
 
 
 def assemble(environment: RelayEnvironment, audit: AuditPart, auth: AuthPart, served: Served) -> HttpPart:
-    """Return the wing, with what it is given to serve."""
+    """Return the wing, which serves ``served``."""
     config = environment.config
     routes = make_routes(
         public_url=config.public_url,

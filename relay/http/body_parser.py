@@ -1,7 +1,7 @@
-"""Every body on ``/mcp`` passes the strict parser before the SDK sees it.
+"""Parses each body on ``/mcp`` strictly, before the SDK.
 
-The SDK takes duplicate keys, NaN and lone surrogates, and drops what it does not know. Must not look at what
-the message says.
+The SDK accepts duplicate keys, NaN and lone surrogates, and drops unknown members. Must not interpret the
+message.
 """
 
 import json
@@ -15,12 +15,12 @@ from schemas.errors import ToolError
 from schemas.strict_json import StrictJsonError, loads
 
 MAX_BODY_BYTES = 256 * 1024
-"""As much as a frame to a node: larger arguments would not get there."""
+"""The limit of a frame to a node: larger arguments could not be sent."""
 
 MESSAGE_IN_SCOPE = "edge.message"
-"""What the body holds, in the scope of the request."""
+"""The key of the parsed body in the scope of the request."""
 
-_LENGTH_DIGITS = 20  # of the greatest length that a server reads
+_LENGTH_DIGITS = 20  # of the greatest length that the server reads
 _PARSE_ERROR = -32700
 _INVALID_REQUEST = -32600
 _TIMEOUT = -32003
@@ -28,10 +28,10 @@ _TOO_LARGE = (413, _INVALID_REQUEST, "The request is larger than 256 KiB.")
 
 
 class BodyParser:
-    """An ASGI application that lets requests through to ``app`` once their body is whole and was parsed.
+    """An ASGI application that passes requests to ``app`` once their body is complete and parsed.
 
-    The ``Caller`` in the scope is told the body's size. ``charge`` gets it before the body is parsed, which
-    for a large one takes a while; the ``ToolError`` that it raises is the answer.
+    The ``Caller`` in the scope gets the body's size. ``charge`` is called with it before the body is parsed,
+    which is slow for a large one; the ``ToolError`` that it raises is the answer.
     """
 
     def __init__(self, app: ASGIApp, charge: Callable[[Caller], None]) -> None:
@@ -39,16 +39,16 @@ class BodyParser:
         self._charge = charge
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request: -32700 for what is not JSON as this system accepts it."""
+        """Serve one request: -32700 for what is not strict JSON."""
         if scope["method"] != "POST":
             await self._app(scope, receive, send)
             return
-        if _is_announced_too_large(scope):
+        if _declares_too_large(scope):
             await _refusal(*_TOO_LARGE)(scope, receive, send)
             return
-        body = await _whole(receive)
+        body = await _received(receive)
         if body is None:
-            return  # nobody is there any more
+            return  # the client has disconnected
         if len(body) > MAX_BODY_BYTES:
             await _refusal(*_TOO_LARGE)(scope, receive, send)
             return
@@ -66,18 +66,18 @@ class BodyParser:
         except StrictJsonError as error:
             await _refusal(400, _PARSE_ERROR, f"Parse error: {error.reason}.")(scope, receive, send)
             return
-        await self._app(scope, _replayed(body, receive), send)
+        await self._app(scope, _receive_again(body, receive), send)
 
 
-def _is_announced_too_large(scope: Scope) -> bool:
+def _declares_too_large(scope: Scope) -> bool:
     for name, value in scope["headers"]:
         if name == b"content-length" and value.isdigit():
             return len(value) > _LENGTH_DIGITS or int(value) > MAX_BODY_BYTES
     return False
 
 
-async def _whole(receive: Receive) -> bytes | None:
-    """Return the body, or what has come of it when it is too large; None if it never came to its end."""
+async def _received(receive: Receive) -> bytes | None:
+    """Return the body, or what was received when it is too large; None if the client disconnected."""
     body = bytearray()
     while True:
         message = await receive()
@@ -93,8 +93,8 @@ def _refusal(status: int, code: int, message: str) -> Response:
     return Response(json.dumps(error), status, media_type="application/json")
 
 
-def _replayed(body: bytes, receive: Receive) -> Receive:
-    """Return what gives ``body`` once more, and then whatever ``receive`` gives."""
+def _receive_again(body: bytes, receive: Receive) -> Receive:
+    """Return a ``receive`` that gives ``body`` once more, and then what ``receive`` gives."""
     waiting: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def again() -> Message:

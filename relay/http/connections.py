@@ -1,8 +1,7 @@
-"""The connections that the relay holds: how many, for whom, and how long before that is known.
+"""Limits connections: their number, by holder or by address, and the time until the holder is known.
 
-Until a node's session or an agent's token is known, a connection is a stranger's and counts towards its
-address. From then on it counts towards that node or agent: many of them may share one address. Must not read
-what is sent.
+Until a node or an agent is authenticated, a connection is a stranger's and counts towards its address. From
+then on it counts towards that node or agent: many of them may share one address. Must not read data.
 """
 
 import asyncio
@@ -17,10 +16,10 @@ from starlette.types import Scope
 from relay.address_groups import address_group
 
 CONNECTION_IN_STATE = "edge.connection"
-"""Where the ``Connection`` is in the ``state`` of what is served over it."""
+"""The key of the ``Connection`` in the ASGI ``state`` of what is served over it."""
 
 REQUEST_TIMEOUT_S = 10.0
-"""How long a request, or what comes before a node's session, may take."""
+"""How long a request, or the handshake of a node, may take."""
 
 _RESERVED = 64
 _PER_ADDRESS = 128
@@ -30,7 +29,7 @@ _SHARE = 4
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """How many connections there may be: in ``total``, of ``strangers``, of one address and of one holder."""
+    """The limits of connections: in ``total``, of ``strangers``, of one address and of one holder."""
 
     total: int
     strangers: int
@@ -39,9 +38,9 @@ class Bounds:
 
     @classmethod
     def below(cls, descriptors: int) -> "Bounds":
-        """Return the bounds of a process that may open ``descriptors``, some of which it needs for itself.
+        """Return the limits of a process that may open ``descriptors``, some of which it needs for itself.
 
-        Strangers have half of the room at most, so that those who were admitted keep the other half.
+        Strangers get half of them at most, so that the other half stays for authenticated holders.
         """
         total = max(_SHARE * 2, descriptors - _RESERVED)
         strangers = total // 2
@@ -51,7 +50,7 @@ class Bounds:
 
 
 class Connections:
-    """The open connections, within ``bounds``. What is refused is counted in ``refused``."""
+    """The open connections, within ``bounds``. Rejected ones are counted in ``refused``."""
 
     def __init__(
         self, bounds: Bounds, refused: Counter, request_timeout_s: float = REQUEST_TIMEOUT_S
@@ -62,7 +61,7 @@ class Connections:
         self._open: set[Connection] = set()
         self._strangers = 0
         self._waiting: OrderedDict[Connection, None] = OrderedDict()
-        # Those without any are forgotten: there are more addresses than there is room to remember them.
+        # Keys with a count of zero are removed: there are more addresses than memory for them.
         self._by_address: defaultdict[Hashable, int] = defaultdict(int)
         self._by_holder: defaultdict[Hashable, int] = defaultdict(int)
 
@@ -70,13 +69,13 @@ class Connections:
         return len(self._open)
 
     def begin(self, address: str) -> "Connection | None":
-        """Return a stranger's connection from ``address``, whose time runs; None if there is no room."""
+        """Return a stranger's connection from ``address``, whose timer runs; None if a limit is reached."""
         group = address_group(address)
         if group is not None and self._by_address.get(group, 0) >= self._bounds.per_address:
             self.refuse("address")
         elif len(self._open) >= self._bounds.total:
             self.refuse("total")
-        elif self._strangers >= self._bounds.strangers and not self._make_room():
+        elif self._strangers >= self._bounds.strangers and not self._evict_longest_waiting():
             self.refuse("strangers")
         else:
             connection = Connection(self, group)
@@ -87,25 +86,25 @@ class Connections:
         return None
 
     def wait(self, connection: "Connection") -> None:
-        """Note that ``connection`` waits, and since when; of strangers only."""
+        """Add ``connection`` to those that wait, in their order, if it is a stranger's."""
         if connection.holder is None:
             self._waiting[connection] = None
 
     def wait_no_more(self, connection: "Connection") -> None:
-        """Note that ``connection`` does not wait, or that it is no stranger's."""
+        """Remove ``connection`` from those that wait."""
         self._waiting.pop(connection, None)
 
     def refuse(self, reason: str) -> None:
-        """Count one that was refused; ``reason`` is a fixed word."""
+        """Count a rejected connection; ``reason`` is a fixed word."""
         self._refused.labels(reason).inc()
 
     def abort(self) -> None:
-        """End all at once, whatever is left to send."""
+        """Abort all, without sending what is left."""
         for connection in list(self._open):
             connection.abort()
 
     def take(self, connection: "Connection", holder: Hashable) -> bool:
-        """Count ``connection`` towards ``holder``, unless that one has as many as it may."""
+        """Count ``connection`` towards ``holder``, unless its limit is reached."""
         if self._by_holder.get(holder, 0) >= self._bounds.per_holder:
             self.refuse("holder")
             return False
@@ -114,15 +113,15 @@ class Connections:
         return True
 
     def end(self, connection: "Connection") -> None:
-        """Count ``connection`` no more."""
+        """Stop counting ``connection``."""
         if connection in self._open:
             self._open.remove(connection)
             self._uncount(connection)
 
-    def _make_room(self) -> bool:
-        """End the stranger that waits longest; return False if none does.
+    def _evict_longest_waiting(self) -> bool:
+        """Abort the stranger that waits longest; return False if none waits.
 
-        To refuse the newest would let those who say nothing keep out all others for as long as they may wait.
+        Rejecting the newest would let silent connections keep out all others until their timeout.
         """
         if not self._waiting:
             return False
@@ -147,8 +146,8 @@ class Connections:
 class Connection:
     """One connection, from its acceptance to its end.
 
-    One timer ends it. It runs from the acceptance until a whole request or a node's session is there, also
-    through the upgrade, and again while another request is on its way.
+    One timer aborts it. It runs from the acceptance until a request is complete or a node is
+    authenticated, also through the upgrade, and again while another request is being received.
 
     Attributes:
         group: the addresses that it counts towards while it is a stranger's.
@@ -166,30 +165,30 @@ class Connection:
         self._abort: Callable[[], object] | None = None
 
     def begin(self, abort: Callable[[], object]) -> None:
-        """Note how it is ended: at first its handshake, then its transport."""
+        """Set how it is aborted: at first its handshake, then its transport."""
         self._abort = abort
 
     def upgrade(self) -> None:
-        """Note that no more requests will come, and wait for the node's session."""
+        """Expect no further requests, but the node's authentication."""
         self._is_upgraded = True
         self.expect()
 
     def expect(self) -> None:
-        """Let the time run; if it runs, it goes on."""
+        """Start the timer, unless it runs."""
         if self._timer is None:
             loop, timeout_s = asyncio.get_running_loop(), self._connections.request_timeout_s
             self._timer = loop.call_later(timeout_s, self.abort)
             self._connections.wait(self)
 
     def rest(self) -> None:
-        """Let no time run: there is nothing to wait for."""
+        """Stop the timer."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
             self._connections.wait_no_more(self)
 
     def admit(self, holder: Hashable) -> bool:
-        """Count towards ``holder`` from now on; return False, with no change, if that one has too many."""
+        """Count towards ``holder`` from now on; return False, without a change, if its limit is reached."""
         if holder == self.holder:
             return True
         if not self._connections.take(self, holder):
@@ -197,28 +196,28 @@ class Connection:
         self.holder = holder
         self._connections.wait_no_more(self)
         if self._is_upgraded:
-            self.rest()  # of a request, the body is still to come
+            self.rest()  # an agent's request goes on: its body is still to be received
         return True
 
     def abort(self) -> None:
-        """End at once, whatever is left to send."""
+        """Abort, without sending what is left."""
         if self._abort is not None:
             self._abort()
 
     def end(self) -> None:
-        """Count no more: it is closed."""
+        """Stop counting: it is closed."""
         self.rest()
         self._connections.end(self)
 
 
 def connection_in(state: Mapping[str, Any]) -> Connection:
-    """Return the connection over which that is served whose ``state`` it is."""
+    """Return the connection in an ASGI ``state``."""
     connection: Connection = state[CONNECTION_IN_STATE]
     return connection
 
 
 def admit(scope: Scope, holder: Hashable) -> bool:
-    """Count the connection of ``scope`` towards ``holder``; return False if that one has too many already."""
+    """Count the connection of ``scope`` towards ``holder``; return False if its limit is reached."""
     connection: Connection | None = scope.get("state", {}).get(CONNECTION_IN_STATE)
     return connection is None or connection.admit(holder)
 

@@ -1,8 +1,8 @@
-"""How many frames the other end of one WebSocket may send: a handful until its node is known, then a rate.
+"""Limits the frames that a peer may send on one WebSocket: a few until its node is admitted, then a rate.
 
-The one budget for all frames of a connection: messages, fragments, pings and pongs. It is asked before a
-frame is parsed, since parsing is most of what a small frame costs. Must not wait, nor close anything: that is
-``websocket_protocol``.
+One budget for all frames of a connection: messages, fragments, pings and pongs. It is consulted before a
+frame is parsed, since parsing is most of the cost of a small frame. Must not wait or close:
+``websocket_protocol`` does.
 """
 
 import math
@@ -13,7 +13,7 @@ from schemas.token_bucket import TokenBucket
 from schemas.websocket_frames import FrameHead
 
 METER_IN_SCOPE = "edge.frame_meter"
-"""Where a connection's meter stands in the scope of its WebSocket."""
+"""The key of a connection's meter in the scope of its WebSocket."""
 
 FRAMES_BEFORE_ADMISSION = 8.0
 FRAMES_PER_S = 20.0
@@ -24,7 +24,7 @@ _MOST_CREDIT = 1024.0
 
 
 class FrameMeter:
-    """The budget of one connection. ``monotonic`` gives seconds that only ever go forward."""
+    """The budget of one connection. ``monotonic`` is in seconds."""
 
     __slots__ = ("_bucket", "_credit", "_early", "_monotonic")
 
@@ -36,24 +36,24 @@ class FrameMeter:
 
     @property
     def is_admitted(self) -> bool:
-        """Whether the node is known."""
+        """Whether the node is admitted."""
         return self._bucket is not None
 
     def admit(self) -> None:
-        """Allow what a node may send, from now on."""
+        """Apply the rate of a node from now on."""
         self._bucket = TokenBucket(FRAMES_PER_S, FRAMES_AT_ONCE, self._monotonic())
 
     def expect_answer(self) -> None:
-        """Allow the answer to a command, however many commands there are."""
+        """Add credit for the answer to a command."""
         self._credit = min(_MOST_CREDIT, self._credit + _CREDIT_OF_A_COMMAND)
 
     def take(self, head: FrameHead) -> float:
         """Count a frame and return 0, or count nothing and return in how many seconds it may be parsed.
 
-        Infinity where the connection is to be cut off: a stranger that says more than a handful, and a node
-        that exceeds its rate by control frames. They carry nothing that is worth waiting for.
+        Infinity if the connection is to be aborted: a stranger that sends more than a few frames, and a node
+        that exceeds its rate with control frames, which carry no data worth a delay.
         """
-        # What is longer than the longest message is refused by the parser, at its head.
+        # The parser rejects a longer frame at its head.
         cost = 1.0 + min(head.payload_bytes, MAX_FRAME_BYTES) / _BYTES_LIKE_A_FRAME
         if self._bucket is None:
             if cost > self._early:

@@ -1,7 +1,7 @@
-"""uvicorn's HTTP protocol with limits: what a stranger may make this process hold.
+"""uvicorn's HTTP protocol with limits on what a peer can make this process hold.
 
-uvicorn bounds bodies, but neither a head that never ends nor the requests that wait behind another, and for a
-request it waits without an end. Must not look into what it bounds.
+uvicorn limits bodies, but neither an endless head nor pipelined requests, and has no timeout for a request.
+Must not interpret requests.
 """
 
 import asyncio
@@ -16,11 +16,11 @@ from relay.http.connections import connection_in
 
 MAX_HEAD_BYTES = 64 * 1024
 MAX_PIPELINED = 8
-"""How many requests may wait on a connection while another is served."""
+"""How many requests may be queued on a connection while another is served."""
 
 
 class PipelineError(Exception):
-    """More requests wait on one connection than may: thrown to end the parsing of what came with them."""
+    """Too many requests are queued on one connection: raised to end the parsing of the received data."""
 
 
 class JoinedHead:
@@ -62,7 +62,7 @@ class JoinedHead:
 
 
 class BoundedHttp(HttpToolsProtocol):
-    """HTTP whose requests end, come in within a time, and do not pile up, or the connection ends."""
+    """HTTP that aborts a connection with an endless head, a slow request or too many queued ones."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -73,12 +73,12 @@ class BoundedHttp(HttpToolsProtocol):
         self._served: RequestResponseCycle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
-        """Begin; the time for the first request runs since the connection was accepted."""
+        """Begin; the timer of the first request runs since the connection was accepted."""
         super().connection_made(transport)
         self._connection.begin(transport.abort)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End, and tell so what is served: uvicorn tells the request that came last, which may only wait."""
+        """End, and signal the request that is served: uvicorn signals the last one, which may be queued."""
         self._connection.end()
         if self._served is not None and not self._served.response_complete:
             self._served.disconnected = True
@@ -86,21 +86,21 @@ class BoundedHttp(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Take what came, and give up on a head that does not end."""
+        """Parse ``data``, and abort at a head over the limit."""
         super().data_received(data)
         if self._in_head:
             self._head_bytes += len(data)
             if self._head_bytes > MAX_HEAD_BYTES:
                 self.transport.abort()
-        self._mind()
+        self._update_timer()
 
     def on_message_begin(self) -> None:
-        """Note that a head begins."""
+        """Begin a head."""
         self._in_head, self._head_bytes = True, 0
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
-        """Note that the head is over, and whom it is for; end the connection if too many requests wait."""
+        """End the head; abort the connection if too many requests are queued."""
         if len(self.pipeline) >= MAX_PIPELINED:
             self.transport.abort()
             raise PipelineError
@@ -110,12 +110,12 @@ class BoundedHttp(HttpToolsProtocol):
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
-        """Note that the request is over."""
+        """End the request."""
         self._in_body = False
         super().on_message_complete()
 
     def _take_host_from_target(self) -> None:
-        """Let no request be for two hosts: a name in the target counts too (RFC 9112 section 3.2.2)."""
+        """Reject a request for two hosts: an absolute target names one too (RFC 9112 section 3.2.2)."""
         try:
             target = httptools.parse_url(self.url)
         except httptools.HttpParserInvalidURLError:
@@ -124,15 +124,15 @@ class BoundedHttp(HttpToolsProtocol):
             name = target.host + (b":%d" % target.port if target.port else b"")
             hosts = {value.strip(b" \t").lower() for header, value in self.headers if header == b"host"}
             if hosts != {name.lower()}:
-                self.headers.append((b"host", name))  # which is one too many, unless there was none
+                self.headers.append((b"host", name))  # two of them are rejected by the guard
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._served = cycle
         cycle.transport = JoinedHead(self.transport, lambda: cycle.response_started)  # type: ignore[assignment]  # as a cycle uses it
         super()._start_asgi_task(cycle, app)
 
-    def _mind(self) -> None:
-        """Let the time run while a request is on its way, and while none is; not while one is served."""
+    def _update_timer(self) -> None:
+        """Run the timer while a request is received or awaited, and not while one is served."""
         served = self._served is not None and not self._served.response_complete
         if self.transport.get_protocol() is not self:
             self._connection.upgrade()

@@ -1,4 +1,4 @@
-"""How the relay serves: the one socket, the server on it, and the limits of both.
+"""Serves on the relay's one socket: the server, and its limits.
 
 Must not know what is served.
 """
@@ -27,7 +27,7 @@ _SHUTDOWN_S = 3
 
 
 class _Server(uvicorn.Server):
-    """uvicorn behind our own acceptor, and without its signal handlers: who runs it decides when it ends."""
+    """uvicorn behind our own acceptor, and without its signal handlers: the caller of ``serve`` ends it."""
 
     def __init__(
         self,
@@ -39,19 +39,19 @@ class _Server(uvicorn.Server):
     ) -> None:
         super().__init__(config)
         self._connections = connections
-        self._acceptor = Acceptor(listener, connections, self._speak, tls, timeouts)
+        self._acceptor = Acceptor(listener, connections, self._make_protocol, tls, timeouts)
 
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:  # noqa: ARG002 - ours is known
-        """Begin to serve. uvicorn's own way accepts without bounds, and waits a minute for a handshake."""
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:  # noqa: ARG002 - the acceptor has its own
+        """Begin to serve. uvicorn itself accepts without limits, and waits a minute for a handshake."""
         await super().startup(sockets=[])
         self._accepting = asyncio.create_task(self._acceptor.run(self.config.backlog))
         self._accepting.add_done_callback(self._end)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Accept no more, let what is served come to its end for a while, and close what is left then.
+        """Stop accepting, give open requests a few seconds, and close what is left.
 
         Raises:
-            OSError: the listener broke, which is why this ends.
+            OSError: the listener broke, which ended the server.
         """
         self._accepting.cancel()
         await asyncio.wait([self._accepting])
@@ -63,7 +63,7 @@ class _Server(uvicorn.Server):
     def _end(self, _accepting: "asyncio.Task[None]") -> None:
         self.should_exit = True
 
-    def _speak(self, connection: Connection) -> asyncio.Protocol:
+    def _make_protocol(self, connection: Connection) -> asyncio.Protocol:
         state = {**self.lifespan.state, CONNECTION_IN_STATE: connection}
         return BoundedHttp(config=self.config, server_state=self.server_state, app_state=state)
 

@@ -1,7 +1,7 @@
-"""What stands in front of every route: Host and Origin, and on ``/mcp`` the bearer token.
+"""Guards every route: checks Host and Origin, and on ``/mcp`` the bearer token.
 
-A page in somebody's browser can make it talk to a loopback address under a name of the page's choosing;
-Host and Origin are how that shows, on the WebSocket too. Must not know MCP or the nodes' protocol.
+A web page can make its browser send requests to a loopback address under a name of the page's choice (DNS
+rebinding); Host and Origin reveal that, on the WebSocket too. Must not know MCP or the nodes' protocol.
 """
 
 import json
@@ -23,14 +23,14 @@ from schemas.tokens import TokenError
 _METADATA_ROOT = "/.well-known/oauth-protected-resource"
 METADATA_PATH = _METADATA_ROOT + MCP_PATH
 METADATA_PATHS = (METADATA_PATH, _METADATA_ROOT)
-"""Where RFC 9728 puts the metadata of ``/mcp``, and where clients look that were told nothing."""
+"""Where RFC 9728 puts the metadata of ``/mcp``, and where clients without a hint request it."""
 
 METRICS_PATH = "/metrics"
 
 _BEARER = "bearer "
 _AUTHORIZATION = b"authorization"
-_TRANSPORT = b"edge-transport"  # what the stdio bridge says of itself; it only goes into the log
-_NAMES = frozenset({b"host", b"origin"})  # of hosts: upper and lower case are one
+_TRANSPORT = b"edge-transport"  # sent by the stdio bridge; for the access log alone
+_NAMES = frozenset({b"host", b"origin"})  # host names: case-insensitive
 _READ_HEADERS = _NAMES | {
     b"accept",
     _AUTHORIZATION,
@@ -43,27 +43,27 @@ _READ_HEADERS = _NAMES | {
     b"traceparent",
 }
 TWICE = "\n"
-"""Stands there for a header that came twice; no header that came once has this value."""
+"""The value of a header that was sent twice; a header sent once cannot have it."""
 
 _CHALLENGED = SCOPE_OF_SAFETY_CLASS["read_only"]
-"""What a client asks for that nobody told otherwise (docs/decisions/0013)."""
+"""The scope that a client without configuration requests (docs/decisions/0013)."""
 
 _REFUSED = "The token is not accepted."
 _REFUSALS = {
     "expired": "The token has expired; get a new one.",
     "revoked": "The token has been revoked.",
-    "not_yet": "The token is not good yet.",
+    "not_yet": "The token is not valid yet.",
     "audience": "The token is for another resource.",
 }
-# What no client that means well does; a path that is not there or a token that is not sent is no attack.
+# No honest client causes these; an unknown path or a missing token is no attack.
 _HOSTILE = frozenset({"host", "origin"})
 
 
 @dataclass(frozen=True, slots=True)
 class AllowedHosts:
-    """The names under which a relay may be spoken to: by this machine ``hosts``, by others ``public``.
+    """The names that a request may have in Host: from this machine ``hosts``, from others ``public``.
 
-    ``loopback`` are those that only this machine has.
+    ``loopback`` are the names of this machine's loopback.
     """
 
     hosts: frozenset[str]
@@ -73,7 +73,7 @@ class AllowedHosts:
 
     @classmethod
     def of(cls, public_url: str, listen: HostPort, *, tls: bool = False) -> "AllowedHosts":
-        """Return the names of a relay: its public one, and those of its loopback. ``tls``: it speaks that."""
+        """Return the names of a relay: its public one, and those of its loopback. ``tls``: it serves TLS."""
         scheme, _, public_host = public_url.partition("://")
         usual_port = {"http": "80", "https": "443"}[scheme]
         loopback = frozenset(f"{name}:{listen.port}" for name in ("127.0.0.1", "localhost", "[::1]"))
@@ -84,7 +84,7 @@ class AllowedHosts:
 
 
 class RequestGuard:
-    """An ASGI application that lets requests through to ``mcp``, ``node_door`` or ``other``."""
+    """An ASGI application that passes requests to ``mcp``, ``node_sessions`` or ``other``."""
 
     def __init__(  # noqa: PLR0913 - what comes in from outside
         self,
@@ -112,7 +112,7 @@ class RequestGuard:
         if scope["type"] == "lifespan":
             await self._other(scope, receive, send)
             return
-        # RFC 9110 section 5.5: white space around a value is no part of it. httptools leaves it behind one.
+        # RFC 9110 section 5.5: white space around a value is not part of it. httptools keeps it after one.
         # In place: the server keeps this list for as long as the connection, and must keep no token either.
         scope["headers"][:] = [(name, value.strip(b" \t")) for name, value in scope["headers"]]
         headers = _headers(scope)
@@ -122,7 +122,7 @@ class RequestGuard:
         elif origin is not None and origin not in self._allowed.origins:
             await self._refuse(scope, send, 403, "origin", "This origin may not use this server.")
         elif scope["path"] == METRICS_PATH and host not in self._allowed.loopback:
-            # The same port faces the internet: what the relay counts is for the machine that it runs on.
+            # The same port is public: the relay's metrics are for its own machine.
             await self._refuse(scope, send, 404, "metrics", "Not found.")
         elif scope["type"] == "websocket":
             await self._to_node_sessions(scope, receive, send)
@@ -132,7 +132,7 @@ class RequestGuard:
             await self._other(scope, receive, send)
 
     async def _to_node_sessions(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # Straight through: thousands of these stay, and every layer in between would stay with each.
+        # Without layers in between: thousands of these stay open, each with its layers.
         if scope["path"] == CONNECT_PATH:
             await self._node_sessions(scope, receive, send)
         else:
@@ -161,7 +161,7 @@ class RequestGuard:
         if authorization == TWICE:
             self._refusals.count(RefusalEvent.TOKEN_REFUSED, _address(scope), "twice")
         if authorization is None or not authorization.lower().startswith(_BEARER):
-            # RFC 6750 section 3.1: a request without credentials is told no error code.
+            # RFC 6750 section 3.1: the answer to a request without credentials has no error code.
             await self._refuse(
                 scope, send, 401, "no_token", "Send a bearer token.", f"Bearer {self._challenge}"
             )
@@ -194,13 +194,13 @@ class RequestGuard:
 
 
 def _is_local(scope: Scope) -> bool:
-    """Tell whether this machine asks: a name that only it has is nothing that another may go by."""
+    """Return whether the request comes from this machine: only then may it use a loopback name."""
     return _is_loopback(_address(scope))
 
 
 @lru_cache(maxsize=1024)
 def _is_loopback(address: str) -> bool:
-    # The same few addresses ask again and again, and to read one takes longer than the rest of the look.
+    # A few addresses repeat, and parsing one takes longer than the rest of the check.
     return is_loopback(address)
 
 
@@ -210,7 +210,7 @@ def _address(scope: Scope) -> str:
 
 
 def _headers(scope: Scope) -> dict[bytes, str]:
-    """Return the headers that are read here or behind, by name. One that comes twice is ``TWICE``."""
+    """Return the headers that are read here or behind, by name. One that was sent twice is ``TWICE``."""
     found: dict[bytes, str] = {}
     for name, value in scope["headers"]:
         if name in _READ_HEADERS:

@@ -1,6 +1,6 @@
 """The relay's other HTTP routes: schemas, health, metrics and the OAuth metadata.
 
-Must not serve agents or nodes: those are ``mcp_server`` and ``sessions``.
+Must not serve agents or nodes: ``mcp_api`` and ``sessions`` do.
 """
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -32,10 +32,10 @@ def make_routes(  # noqa: PLR0913 - what comes in from outside
     issuers: Sequence[str] = (),
     more: Sequence[Route] = (),
 ) -> Starlette:
-    """Return the application; ``running`` is entered for as long as it serves.
+    """Return the application; ``running`` is entered while it serves.
 
-    ``issuers`` are the authorization servers that agents can get a token from by themselves; ``more`` are
-    the routes of other modules.
+    ``issuers`` are the authorization servers from which agents can get tokens; ``more`` are the routes of
+    other modules.
     """
     documents = registry.documents
     metadata = _metadata(public_url, issuers)
@@ -45,7 +45,7 @@ def make_routes(  # noqa: PLR0913 - what comes in from outside
         return JSONResponse({"schemas": sorted(documents)})
 
     async def get_schema(request: Request) -> Response:
-        # A dictionary look-up, never a path: whatever the name is, it can only be one of ours.
+        # A dictionary look-up, never a path: no name can lead to another file.
         document = documents.get(request.path_params["ref"])
         if document is None:
             return JSONResponse({"error": "no such schema; GET /schemas/ lists them"}, status_code=404)
@@ -84,13 +84,13 @@ def make_routes(  # noqa: PLR0913 - what comes in from outside
         *more,
     ]
     application = Starlette(routes=routes, lifespan=lifespan)
-    # A path that is none is not found. Starlette would send the client to another, under http.
+    # An unknown path is 404. Starlette would redirect the client to another, by http.
     application.router.redirect_slashes = False
     return application
 
 
 def _metadata(public_url: str, issuers: Sequence[str]) -> dict[str, Any]:
-    """Return what RFC 9728 has a resource say of itself."""
+    """Return the metadata of the resource (RFC 9728)."""
     metadata: dict[str, Any] = {
         "resource": mcp_url(public_url),
         "resource_name": "Edge relay",

@@ -1,8 +1,8 @@
-"""uvicorn's WebSocket protocol with limits: what a stranger, or a node, may make this process do and hold.
+"""uvicorn's WebSocket protocol with limits on what a stranger, or a node, can make this process do and hold.
 
-uvicorn parses all that comes at once. Here bytes wait until the application asks for a message, and reach the
-parser frame by frame, each after ``frame_meter`` has allowed it: nothing is parsed before the application has
-let the connection in. Must not look into payloads.
+uvicorn parses data when it arrives. Here bytes wait until the application receives a message, and are parsed
+frame by frame, each after ``frame_meter`` has allowed it: nothing is parsed before the application has
+accepted the connection. Must not read payloads.
 """
 
 import asyncio
@@ -19,10 +19,10 @@ from schemas.websocket_frames import FrameHead, FrameSlicer, text_frame_head
 MAX_BYTES_BEFORE_ADMISSION = 32 * 1024
 MAX_FRAGMENTS = 64
 MAX_BEHIND_S = 10.0
-"""How long a node may be faster than its rate. After that its pongs would not get through either."""
+"""How long a node may exceed its rate. After that its pongs would be too late as well."""
 
 FLOODED = 1008
-"""The code of a disconnect that was ours, for too many frames or bytes. It never goes over the wire."""
+"""The code of a disconnect by this module, for too many frames or bytes. It is never sent."""
 
 _BAD_REQUEST = b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 
@@ -62,7 +62,7 @@ class MessageQueue:
 
 
 class BoundedWebSocket(WebSocketsSansIOProtocol):
-    """A WebSocket that a stranger cannot fill, and that ends when its time is up, read or not."""
+    """A WebSocket with limits for strangers, and with timeouts also for a peer that does not read."""
 
     _later: asyncio.TimerHandle | None
 
@@ -78,29 +78,29 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         self._behind_since: float | None = None
 
     def handle_connect(self, event: Any) -> None:
-        """Hand the meter to the application with the upgrade: only that knows when a node is admitted."""
+        """Give the meter to the application, which knows when a node is admitted."""
         super().handle_connect(event)
         if self.response.status_code == 101:  # noqa: PLR2004 - Switching Protocols; else there is no scope
             self.scope[METER_IN_SCOPE] = self._meter  # type: ignore[literal-required]  # not one of ASGI
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End, and parse no more."""
+        """End, and stop parsing."""
         if self._later is not None:
             self._later.cancel()
         self._connection.end()
         super().connection_lost(exc)
 
     def shutdown(self) -> None:
-        """Say that the relay ends, unless this connection does already: nothing may be said then."""
+        """Close with 1012, unless this connection is closing: nothing may be sent then."""
         if not self.transport.is_closing():
             super().shutdown()
 
     def data_received(self, data: bytes) -> None:
-        """Take what came, of a stranger only so much, and parse what is wanted of it."""
+        """Buffer ``data``, of a stranger up to a limit, and parse what the application waits for."""
         if not self._meter.is_admitted:
             self._early_bytes += len(data)
             if self._early_bytes > MAX_BYTES_BEFORE_ADMISSION:
-                self._cut()
+                self._abort()
                 return
         if not self.handshake_initiated:
             self._upgrade(data)
@@ -111,12 +111,12 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
     def _upgrade(self, request: bytes) -> None:
         super().data_received(request)
         if not self.handshake_initiated and self.conn.handshake_exc is not None:
-            # httptools had let it pass, websockets does not, and uvicorn does not ask: it would never end.
+            # httptools accepts it, websockets rejects it, and uvicorn does not check: it would never end.
             self.transport.write(_BAD_REQUEST)
             self.transport.close()
 
     async def receive(self) -> ASGIReceiveEvent:
-        """Return the next message, and parse until there is one."""
+        """Return the next message; parse until there is one."""
         self._wanted = True
         try:
             self._parse()
@@ -125,7 +125,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
             self._wanted = False
 
     async def send(self, message: ASGISendEvent) -> None:
-        """Send, and after a close look for the answer to it in what has come already."""
+        """Send; after a close, parse the buffered data for the peer's close."""
         text = message.get("text") if message["type"] == "websocket.send" else None
         if text is not None and self._takes_text():
             payload = text.encode()
@@ -146,12 +146,12 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         )
 
     def keepalive_timeout(self) -> None:
-        """End: closing alone would wait until everything was read, by a peer that does not read."""
+        """Abort: closing would wait until the peer has read everything, and it does not read."""
         super().keepalive_timeout()
         self.transport.abort()
 
     def _parse(self) -> None:
-        """Parse what may be parsed now, and read on unless something waits here already."""
+        """Parse what may be parsed now, and resume reading unless data is buffered here."""
         if self._later is not None:
             return
         exhausted = self._slicer.is_empty
@@ -166,20 +166,20 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
                 break
             super().data_received(piece)
             if len(self.frames) > MAX_FRAGMENTS:
-                self._cut()
+                self._abort()
         self._read(on=exhausted)
 
     def _allowed(self, head: FrameHead) -> bool:
-        """Enter the next frame if its time has come; else see to it that it comes, or hang up."""
+        """Enter the next frame if the meter allows it; else schedule it, or abort."""
         if (wait_s := self._meter.take(head)) == 0:
             self._slicer.enter(head)
             return True
         now = self.loop.time()
         if self._behind_since is None:
             self._behind_since = now
-        # After our own close nothing is worth waiting for.
+        # After our own close no frame is worth a delay.
         if self.close_sent or now + wait_s - self._behind_since > MAX_BEHIND_S:
-            self._cut()
+            self._abort()
         else:
             self._later = self.loop.call_later(wait_s, self._parse_later)
         return False
@@ -189,7 +189,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         self._parse()
 
     def _read(self, *, on: bool) -> None:
-        """Read on, or leave what comes in the sender's own buffers."""
+        """Resume or pause reading: unread data fills the sender's buffers."""
         if on is not self.read_paused or self.transport.is_closing():
             return
         self.read_paused = not on
@@ -198,7 +198,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         else:
             self.transport.pause_reading()
 
-    def _cut(self) -> None:
-        """Hang up, and let the application know why."""
+    def _abort(self) -> None:
+        """Abort, and signal the reason to the application."""
         self.queue.put_nowait({"type": "websocket.disconnect", "code": FLOODED})
         self.transport.abort()

@@ -125,7 +125,7 @@ class FrameHandlers:
 
 
 def _refusal(verdict: Verdict) -> dict[str, Any]:
-    # Parked: the node itself is here, so no other leaf of its own will follow to vouch for it.
+    # Pending for a leaf: the node itself is connected, so no other leaf of it will follow.
     unvouched = Failure.ATTESTATION_FAILED if verdict.outcome is Outcome.PARKED else Failure.MANIFEST_INVALID
     failure = verdict.reason.failure if verdict.reason else unvouched
     why = verdict.reason.value if verdict.reason else verdict.outcome.value
