@@ -22,7 +22,7 @@ from relay.pki.authority import CertificateAuthority
 from relay.pki.errors import AuthorityError, IdTakenError
 from relay.pki.join_tokens import JoinRefusedError, JoinTokens
 from schemas.addresses import BrokerAddress
-from schemas.certificates import IdentityError, read_csr
+from schemas.certificates import IdentityError, IdentityReason, read_csr
 from schemas.enrolment import (
     ENROL_PATH,
     MAX_REQUEST_BYTES,
@@ -72,9 +72,9 @@ class EnrolmentRefusal(StrEnum):
 
 
 class _RefusedError(PeerError):
-    """The request is refused. ``reason``, an ``EnrolmentRefusal`` or an identity's, is for the audit."""
+    """The request is refused. ``reason`` is for the audit; the client sees the status alone."""
 
-    def __init__(self, reason: str, status: int = 403) -> None:
+    def __init__(self, reason: EnrolmentRefusal | IdentityReason, status: int = 403) -> None:
         super().__init__(reason)
         self.reason = reason
         self.status = status
