@@ -60,6 +60,6 @@ def show_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 def fail(text: str, code: int) -> NoReturn:
-    """End with ``code`` and one line that says what to do."""
+    """Print ``text`` as one line of error, and exit with ``code``."""
     typer.echo(f"relay: {text}", err=True)
     raise SystemExit(code)

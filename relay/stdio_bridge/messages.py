@@ -80,7 +80,7 @@ class Message:
 
 
 def read(raw: bytes) -> Message:
-    """Return what ``raw`` says of itself; of what is not JSON as the relay takes it, nothing."""
+    """Parse ``raw``; of what the relay would not accept as JSON, only the bytes."""
     try:
         value = loads(raw, max_bytes=MAX_LINE_BYTES)
     except StrictJsonError:
