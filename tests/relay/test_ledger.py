@@ -397,7 +397,7 @@ def open_files() -> int:
 
 
 def until_waited_for(path: Path) -> None:
-    """Wait until somebody waits for the lock of ``path``."""
+    """Wait until a process waits for the lock of ``path``."""
     inode, ends = str(path.stat().st_ino), time.monotonic() + BOUND_S
     while time.monotonic() < ends:
         locks = Path("/proc/locks").read_text("ascii").splitlines()

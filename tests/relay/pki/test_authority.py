@@ -168,7 +168,7 @@ def test_the_ledger_binds_the_id_to_tenant_and_key(ca: CertificateAuthority) -> 
     "csr",
     [
         pytest.param(CSR, id="the same request"),
-        pytest.param(make_csr(OTHER_KEY, NODE_ID), id="somebody else's key"),
+        pytest.param(make_csr(OTHER_KEY, NODE_ID), id="another's key"),
     ],
 )
 def test_an_id_that_was_issued_is_not_issued_again(ca: CertificateAuthority, csr: str) -> None:
@@ -747,7 +747,7 @@ def test_a_new_root_is_endorsed_with_the_key_of_the_old_one(
     endorsement = ca.endorsement()
     assert endorsement is not None
     assert is_endorsed(certificates_in(ca.root_pem())[0], certificates_in(old), endorsement)
-    clock.advance(90 * DAY_MS)  # for whoever comes late
+    clock.advance(90 * DAY_MS)  # later than any renewal
     assert ca.endorsement() == endorsement
 
 

@@ -296,7 +296,7 @@ def handles_sighup() -> Iterator[None]:
 def test_a_pid_file_that_names_no_broker_is_a_line_in_the_log(
     authority: PlayedAuthority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str | None
 ) -> None:
-    monkeypatch.setattr(os, "kill", lambda *_: pytest.fail("somebody was signalled"))
+    monkeypatch.setattr(os, "kill", lambda *_: pytest.fail("a process was signalled"))
     pid_file, log = tmp_path / "pid", LogLines()
     if content is not None:
         pid_file.write_text(content)
@@ -310,7 +310,7 @@ def test_a_pid_file_that_names_no_broker_is_a_line_in_the_log(
 def test_a_process_that_is_younger_than_the_file_is_not_the_broker(
     authority: PlayedAuthority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(os, "kill", lambda *_: pytest.fail("somebody was signalled"))
+    monkeypatch.setattr(os, "kill", lambda *_: pytest.fail("a process was signalled"))
     pid_file, log = tmp_path / "pid", LogLines()
     pid_file.write_text(str(os.getpid()))
     os.utime(pid_file, (1, 1))

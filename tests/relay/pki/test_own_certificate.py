@@ -92,7 +92,7 @@ def test_it_stays_while_its_root_is_trusted_and_is_replaced_from_then_on() -> No
 
 def test_a_root_of_the_same_name_is_not_the_same_root() -> None:
     namesake = SimulatedCa()
-    namesake.key = key_named("of somebody else")
+    namesake.key = key_named("of another server")
     assert reason_to_renew(issued(ca=namesake), WANTED, [CA.root_pem], NOW_MS) == "root"
 
 

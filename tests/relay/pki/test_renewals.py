@@ -218,7 +218,7 @@ async def test_what_cannot_be_recorded_is_not_handed_out(desk: Desk) -> None:
 
 
 class Slow(NoAuthority):
-    """A CA whose ledger somebody else holds until the test lets go."""
+    """A CA whose ledger another process locks until the test releases it."""
 
     def __init__(self, answer: Callable[[], str]) -> None:
         self.free = Event()
