@@ -15,7 +15,7 @@ _PUBLIC = bytes(TOKEN_KEY.verify_key)
 
 
 def principal_of(token: str) -> Principal:
-    """Return whom ``token`` speaks for, which nobody has checked; one without rights if it is no token."""
+    """Return the principal of ``token``, unverified; one without rights if it is no token."""
     try:
         header, claims = (json.loads(from_base64url(part)) for part in token.split(".")[:2])
     except ValueError:

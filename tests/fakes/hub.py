@@ -223,7 +223,7 @@ class Hub:
         connect_limiter: ConnectLimiter | None = None,
         authority: LeafAuthority | None = None,
     ) -> NodeSessions:
-        """Return the nodes' sessions; without an ``authority`` nobody renews."""
+        """Return the nodes' sessions; without an ``authority`` no leaf is renewed."""
         renewals = Renewals(authority or NoAuthority(), self.audit, self.clock, self.log)
         return NodeSessions(
             handshake=self.handshake(),

@@ -1,4 +1,4 @@
-"""A node at the end of a string: it answers what a test says."""
+"""Implementations of ``NodeRouter`` that answer as a test says."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -38,8 +38,8 @@ class SilentRouter:
     """A node that never answers.
 
     Attributes:
-        asked: set when a command has come.
-        given_up: set when nobody waits for it any more.
+        asked: set when a command has arrived.
+        given_up: set when it is cancelled.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
 """One relay on a real socket, as any client of its port finds it.
 
-All parts are the product's own, on the hub's clock; a node is whoever connects. Requests can be sent as they
-stand, for a client library would tidy away what an attacker has made crooked.
+All parts are the product's own, on the hub's clock; a node is any client that connects. Requests can be
+sent as raw bytes, since a client library would correct what an attacker has malformed.
 """
 
 import asyncio

@@ -182,7 +182,7 @@ def test_no_control_character_of_a_caller_gets_into_the_log(written: Written) ->
         assert value.isprintable()
 
 
-# --- at the door ----------------------------------------------------------------------------------------
+# --- at the gateway -------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -275,7 +275,7 @@ class Behind(LogLines):
     "error",
     [
         pytest.param(OSError(28, "No space left on device"), id="no space"),
-        pytest.param(BrokenPipeError(), id="nobody reads"),
+        pytest.param(BrokenPipeError(), id="without a reader"),
         pytest.param(ValueError("I/O operation on closed file."), id="closed"),
     ],
 )

@@ -15,7 +15,7 @@ WHO = Principal(
     "acme", "agent-1", "jti-1", "https://relay.example", frozenset({"tools:call:read_only"}), 0, "kid-1", b""
 )
 DENIED = ToolError(Failure.SAFETY_DENIED)
-NOBODY = {"tenant": None, "iss": None, "sub": None, "jti": None}
+NO_PRINCIPAL = {"tenant": None, "iss": None, "sub": None, "jti": None}
 AGENT = {"tenant": "acme", "iss": "https://relay.example", "sub": "agent-1", "jti": "jti-1"}
 
 
@@ -109,7 +109,7 @@ def test_of_a_call_to_no_tool_the_audit_says_what_can_be_said(
     line = only_line(hub)
     assert (line["tool"], line["node_id"]) == (name if tool is None else tool, node_id)
     assert line["tool"].isprintable()
-    assert {key: line[key] for key in NOBODY} == NOBODY
+    assert {key: line[key] for key in NO_PRINCIPAL} == NO_PRINCIPAL
 
 
 def test_what_a_record_begins_with(hub: Hub) -> None:

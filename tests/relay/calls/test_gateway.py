@@ -249,6 +249,15 @@ async def test_a_token_that_has_expired_since_is_refused(hub: Hub, gateway: Call
     assert error(await gateway.call(call))["code"] == "E_SAFETY_DENIED"
 
 
+async def test_a_token_whose_issuer_has_withdrawn_the_key_since_is_refused(
+    hub: Hub, gateway: CallGateway, router: ScriptedRouter
+) -> None:
+    call = request(hub)
+    principal = replace(call.caller.principal, key=b"the key of that name before")
+    envelope = error(await gateway.call(replace(call, caller=replace(call.caller, principal=principal))))
+    assert (envelope["code"], router.commands) == ("E_SAFETY_DENIED", [])
+
+
 WORST: dict[str, Any] = {"name": "echo", "scopes": ["sessions:message"], "arguments": []}
 
 

@@ -54,7 +54,7 @@ def seconds() -> Seconds:
 
 
 class Stage:
-    """A door whose tools may not be called twice, unless it says otherwise."""
+    """A gateway whose tools are not idempotent, unless a test overrides it."""
 
     def __init__(  # noqa: PLR0913 - what a test may want to have otherwise
         self,
@@ -127,7 +127,7 @@ def held() -> HeldRouter:
 
 @pytest.fixture
 def waiting(single: Hub, held: HeldRouter, seconds: Seconds) -> Stage:
-    """The door of a node that answers when a test says so."""
+    """The gateway of a node that answers when a test does."""
     return Stage(single, held, seconds)
 
 
@@ -144,7 +144,7 @@ def told(answer: CallAnswer) -> dict[str, Any]:
 async def until_joined(stage: Stage, lines: int) -> None:
     """Wait until the audit has so many lines, which a call that joins writes before it waits."""
     async with asyncio.timeout(BOUND_S):
-        while len(stage.hub.audited()) < lines:  # noqa: ASYNC110 - the audit is a file, which tells nobody
+        while len(stage.hub.audited()) < lines:  # noqa: ASYNC110 - the audit is a file, without an event to await
             await asyncio.sleep(0)
 
 

@@ -232,7 +232,7 @@ async def test_a_call_that_ended_stays_ended_if_its_caller_ends_it_as_it_is_revo
             task.cancel()
             if not answered:
                 raise ToolError(Failure.NODE_OFFLINE)
-        return "went on as if nobody had ended it"
+        return "went on as if it had not been ended"
 
     task = asyncio.create_task(work())
     with pytest.raises(asyncio.CancelledError):
@@ -241,7 +241,7 @@ async def test_a_call_that_ended_stays_ended_if_its_caller_ends_it_as_it_is_revo
 
 
 async def test_a_caller_who_has_gone_before_the_call_began_is_no_reason_to_keep_the_call() -> None:
-    # Whoever cleans up after a cancellation may call once more: the count of the task is not zero then.
+    # Clean-up after a cancellation may make a call: the task's count is not zero then.
     inflight = InFlight()
     codes: list[Failure] = []
 

@@ -12,15 +12,15 @@ HOME, SAME_HOME, OTHER = "2001:db8:1:2::1", "2001:db8:1:2::9", "203.0.113.7"
 FEW = Bounds(total=8, strangers=4, per_address=2, per_holder=3)
 
 
-class Room:
-    """Connections within few bounds, and what was refused."""
+class FewConnections:
+    """Connections with low limits, and the count of rejected ones."""
 
     def __init__(self) -> None:
         self._metrics = Metrics()
         self.connections = Connections(FEW, self._metrics.connections_refused)
 
     def begin(self, address: str) -> Connection:
-        """Return a connection for which there must be room."""
+        """Return a connection, which must be accepted."""
         connection = self.connections.begin(address)
         assert connection is not None
         return connection
@@ -30,8 +30,8 @@ class Room:
 
 
 @pytest.fixture
-async def room() -> Room:
-    return Room()
+async def few() -> FewConnections:
+    return FewConnections()
 
 
 @pytest.mark.parametrize("descriptors", [0, 64, 80, 256, 1024, 65_536])
@@ -42,80 +42,82 @@ def test_the_bounds_leave_descriptors_and_room_for_those_who_are_admitted(descri
     assert 1 <= bounds.per_holder < bounds.total
 
 
-async def test_an_address_has_its_share_of_strangers_and_gets_it_back(room: Room) -> None:
-    first, _ = room.begin(HOME), room.begin(SAME_HOME)
-    assert room.connections.begin(HOME) is None
-    assert room.refused("address") == 1
-    room.begin(OTHER)
+async def test_an_address_has_its_share_of_strangers_and_gets_it_back(few: FewConnections) -> None:
+    first, _ = few.begin(HOME), few.begin(SAME_HOME)
+    assert few.connections.begin(HOME) is None
+    assert few.refused("address") == 1
+    few.begin(OTHER)
     first.end()
-    room.begin(HOME)
+    few.begin(HOME)
 
 
-async def test_whom_a_proxy_on_this_machine_stands_for_is_not_known(room: Room) -> None:
+async def test_whom_a_proxy_on_this_machine_stands_for_is_not_known(few: FewConnections) -> None:
     for _ in range(FEW.strangers):
-        room.begin("127.0.0.1")
-    assert room.refused("address") == 0
+        few.begin("127.0.0.1")
+    assert few.refused("address") == 0
 
 
-async def test_of_strangers_the_one_that_waits_longest_makes_room(room: Room) -> None:
+async def test_of_strangers_the_one_that_waits_longest_makes_room(few: FewConnections) -> None:
     ended: list[int] = []
-    strangers = [room.begin(f"203.0.113.{number}") for number in range(FEW.strangers)]
+    strangers = [few.begin(f"203.0.113.{number}") for number in range(FEW.strangers)]
     for number, stranger in enumerate(strangers):
         stranger.begin(partial(ended.append, number))
     strangers[0].rest()  # it is served
     assert strangers[1].admit("node")
-    room.begin(OTHER)
+    few.begin(OTHER)
     assert ended == []
-    room.begin(OTHER)
+    few.begin(OTHER)
     assert ended == [2]
-    assert room.refused("strangers") == 1
+    assert few.refused("strangers") == 1
     strangers[2].end()
-    assert len(room.connections) == FEW.strangers + 1
+    assert len(few.connections) == FEW.strangers + 1
 
 
-async def test_a_stranger_that_is_served_does_not_make_room(room: Room) -> None:
+async def test_a_stranger_that_is_served_does_not_make_room(few: FewConnections) -> None:
     for number in range(FEW.strangers):
-        room.begin(f"203.0.113.{number}").rest()
-    assert room.connections.begin(OTHER) is None
-    assert room.refused("strangers") == 1
+        few.begin(f"203.0.113.{number}").rest()
+    assert few.connections.begin(OTHER) is None
+    assert few.refused("strangers") == 1
 
 
-async def test_who_was_admitted_does_not_count_towards_the_address(room: Room) -> None:
+async def test_who_was_admitted_does_not_count_towards_the_address(few: FewConnections) -> None:
     for number in range(FEW.total):
-        assert room.begin(HOME).admit(f"node {number}")
-    assert room.connections.begin(HOME) is None
-    assert room.refused("total") == 1
+        assert few.begin(HOME).admit(f"node {number}")
+    assert few.connections.begin(HOME) is None
+    assert few.refused("total") == 1
 
 
-async def test_a_holder_has_no_more_than_its_share(room: Room) -> None:
-    held = [room.begin("127.0.0.1") for _ in range(FEW.per_holder + 1)]
+async def test_a_holder_has_no_more_than_its_share(few: FewConnections) -> None:
+    held = [few.begin("127.0.0.1") for _ in range(FEW.per_holder + 1)]
     assert [connection.admit("agent") for connection in held] == [True] * FEW.per_holder + [False]
-    assert room.refused("holder") == 1
+    assert few.refused("holder") == 1
     assert held[-1].holder is None
     held[0].end()
     assert held[-1].admit("agent")
 
 
-async def test_a_connection_that_a_proxy_uses_for_another_agent_counts_towards_that_one(room: Room) -> None:
-    shared = room.begin("127.0.0.1")
+async def test_a_connection_that_a_proxy_uses_for_another_agent_counts_towards_that_one(
+    few: FewConnections,
+) -> None:
+    shared = few.begin("127.0.0.1")
     for _ in range(FEW.per_holder + 1):
         assert shared.admit("one")
         assert shared.admit("other")
-    assert all(room.begin("127.0.0.1").admit("one") for _ in range(FEW.per_holder))
+    assert all(few.begin("127.0.0.1").admit("one") for _ in range(FEW.per_holder))
 
 
-async def test_an_end_is_counted_once(room: Room) -> None:
-    connection = room.begin(HOME)
+async def test_an_end_is_counted_once(few: FewConnections) -> None:
+    connection = few.begin(HOME)
     connection.end()
     connection.end()
-    assert len(room.connections) == 0
-    room.begin(HOME)
-    room.begin(HOME)
-    assert room.connections.begin(HOME) is None
+    assert len(few.connections) == 0
+    few.begin(HOME)
+    few.begin(HOME)
+    assert few.connections.begin(HOME) is None
 
 
-async def test_what_is_served_knows_its_connection(room: Room) -> None:
-    connection = room.begin(HOME)
+async def test_what_is_served_knows_its_connection(few: FewConnections) -> None:
+    connection = few.begin(HOME)
     state = {CONNECTION_IN_STATE: connection}
     assert connection_in(state) is connection
     assert admit({"state": state}, "agent")

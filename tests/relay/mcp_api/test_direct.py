@@ -167,7 +167,7 @@ LISTED: Final = {
     "the server": asked("server/discover"),
 }
 FAILING: Final = {
-    "a cursor of nobody's": asked("tools/list", cursor="x"),
+    "an unknown cursor": asked("tools/list", cursor="x"),
     "a resource that is not there": asked("resources/read", uri="fleet://other"),
 }
 NO_NAME = call()
@@ -181,7 +181,7 @@ PLAIN: Final[Mapping[str, tuple[object, Mapping[str, str]]]] = {
     "no name": (NO_NAME, PLAIN_HEADERS),
     "arguments that do not fit": (call(arguments={"message": 7}), PLAIN_HEADERS),
     "arguments in a list": (call(arguments=["ping"]), PLAIN_HEADERS),
-    "a tool that nobody has": (call("echo"), {**PLAIN_HEADERS, "mcp-name": "echo"}),
+    "an unknown tool": (call("echo"), {**PLAIN_HEADERS, "mcp-name": "echo"}),
     "an alias": (
         call(ECHO_NAME.replace(".", "-")),
         {**PLAIN_HEADERS, "mcp-name": ECHO_NAME.replace(".", "-")},
@@ -207,7 +207,7 @@ PLAIN: Final[Mapping[str, tuple[object, Mapping[str, str]]]] = {
     **LISTED,
 }
 ODD: Final[Mapping[str, tuple[object, Mapping[str, str]]]] = {
-    "a method of nobody's": asked("tools/fetch"),
+    "an unknown method": asked("tools/fetch"),
     "a method of the old era": asked("ping"),
     "a cursor that is no text": asked("tools/list", cursor=7),
     "a resource without a name": asked("resources/read"),

@@ -26,7 +26,7 @@ class Ends:
         return lambda: self.ended.append(name)
 
 
-def has_room(streams: OpenStreams, who: Principal) -> bool:
+def may_open(streams: OpenStreams, who: Principal) -> bool:
     try:
         streams.check(who)
     except StreamLimitError:
@@ -60,22 +60,22 @@ def test_an_agent_has_its_share_and_no_more() -> None:
 def test_another_agent_has_a_share_of_its_own(other: Principal) -> None:
     streams = OpenStreams(per_agent=1)
     streams.hold(principal(), nothing)
-    assert not has_room(streams, principal())
-    assert has_room(streams, other)
+    assert not may_open(streams, principal())
+    assert may_open(streams, other)
 
 
 def test_another_token_of_the_same_agent_brings_no_further_share() -> None:
     streams = OpenStreams(per_agent=1)
     streams.hold(principal(jti="jti-1"), nothing)
-    assert not has_room(streams, principal(jti="jti-2"))
+    assert not may_open(streams, principal(jti="jti-2"))
 
 
 def test_there_is_room_for_so_many_in_all() -> None:
     streams = OpenStreams(per_agent=10, in_all=3)
     releases = [streams.hold(principal(f"agent-{number}"), nothing) for number in range(3)]
-    assert not has_room(streams, principal("a newcomer"))
+    assert not may_open(streams, principal("a newcomer"))
     releases[1]()
-    assert has_room(streams, principal("a newcomer"))
+    assert may_open(streams, principal("a newcomer"))
 
 
 def test_what_is_closed_gives_its_place_back_once() -> None:
@@ -84,14 +84,14 @@ def test_what_is_closed_gives_its_place_back_once() -> None:
     for _ in range(3):
         first()
     streams.hold(principal(), nothing)
-    assert not has_room(streams, principal())
+    assert not may_open(streams, principal())
 
 
 def test_to_ask_for_room_takes_none() -> None:
     streams = OpenStreams(per_agent=1)
     for _ in range(5):
         streams.check(principal())
-    assert has_room(streams, principal())
+    assert may_open(streams, principal())
 
 
 def test_who_holds_nothing_is_forgotten() -> None:
@@ -128,17 +128,17 @@ def test_a_stream_that_closes_as_it_is_ended_gives_its_place_back() -> None:
     for _ in range(2):
         number = len(releases)
         releases.append(streams.hold(principal(), lambda number=number: releases[number]()))  # type: ignore[misc]
-    assert not has_room(streams, principal())
+    assert not may_open(streams, principal())
     streams.revoke({"jti-1"})
     streams.revoke({"jti-1"})
     streams.hold(principal(), nothing)
-    assert has_room(streams, principal())
+    assert may_open(streams, principal())
 
 
 def test_a_stream_that_goes_on_until_it_notices_keeps_its_place_until_then() -> None:
     streams = OpenStreams(per_agent=1)
     release = streams.hold(principal(), nothing)
     streams.revoke({"jti-1"})
-    assert not has_room(streams, principal())
+    assert not may_open(streams, principal())
     release()
-    assert has_room(streams, principal())
+    assert may_open(streams, principal())

@@ -47,13 +47,13 @@ def test_no_more_than_the_burst_is_saved_up() -> None:
 
 def test_every_appointment_is_another_one() -> None:
     waits = [wait for wait in come(ConnectLimiter(10, 5), 500, NOW) if wait]
-    appointments = sorted(NOW + wait for wait in waits)
+    retry_times = sorted(NOW + wait for wait in waits)
     assert len(waits) == 495
-    gaps = [later - earlier for earlier, later in pairwise(appointments)]
+    gaps = [later - earlier for earlier, later in pairwise(retry_times)]
     assert gaps == pytest.approx([0.1] * 494)
 
 
-def test_appointments_stay_different_for_those_who_come_later() -> None:
+def test_retry_times_stay_different_for_those_who_come_later() -> None:
     connect_limiter = ConnectLimiter(10, 5)
     come(connect_limiter, 5, NOW)
     first = [NOW + wait for wait in come(connect_limiter, 3, NOW)]
@@ -61,7 +61,7 @@ def test_appointments_stay_different_for_those_who_come_later() -> None:
     assert first + second == pytest.approx([NOW + 0.1 * number for number in range(1, 7)])
 
 
-def test_appointments_of_the_past_keep_nobody_waiting() -> None:
+def test_retry_times_of_the_past_keep_nobody_waiting() -> None:
     connect_limiter = ConnectLimiter(10, 5)
     come(connect_limiter, 50, NOW)
     later = NOW + 100
@@ -139,7 +139,7 @@ def test_a_host_that_never_waits_keeps_nobody_out() -> None:
     assert waits == [0.0] * 500
 
 
-def test_appointments_of_one_address_are_not_those_of_another() -> None:
+def test_retry_times_of_one_address_are_not_those_of_another() -> None:
     connect_limiter = ConnectLimiter(20, 10)
     assert come(connect_limiter, 500, NOW, HOST)[-1] > 40
     assert come(connect_limiter, 6, NOW, OTHER_HOST) == pytest.approx([0, 0, 0, 0, 0, 0.1])

@@ -36,7 +36,7 @@ ECHO_NAME = f"sysecho.{NODE_ID}.echo.invoke"
 
 
 class Stage:
-    """The nodes' door of a relay whose nodes have leaves of a real CA."""
+    """The nodes' endpoint of a relay whose nodes have leaves of a real CA."""
 
     def __init__(self, hub: Hub, real: RealCa, server: Server, reader: FrameReader) -> None:
         self.hub = hub
@@ -137,7 +137,7 @@ async def test_a_manifest_is_parsed_encoded_and_validated_once(
     [
         pytest.param({"capabilities": [{**ECHO, "kind": "gpio.led"}]}, "E_KIND_UNSUPPORTED", id="kind"),
         pytest.param({"signer": key_named("a thief")}, "E_ATTESTATION_FAILED", id="forged"),
-        pytest.param({"attestation": {"kid": "ab" * 32}}, "E_ATTESTATION_FAILED", id="a leaf nobody knows"),
+        pytest.param({"attestation": {"kid": "ab" * 32}}, "E_ATTESTATION_FAILED", id="an unknown leaf"),
         pytest.param({"expires_at_ms": NOW_MS}, "E_MANIFEST_INVALID", id="expired"),
     ],
 )
@@ -290,7 +290,7 @@ async def test_a_request_for_another_node_or_key_is_refused_and_the_session_goes
 
 
 class Held(NoAuthority):
-    """A CA whose ledger somebody else holds until the test lets go."""
+    """A CA whose ledger is locked until the test releases it."""
 
     def __init__(self, real: RealCa) -> None:
         self.free = Event()
@@ -312,7 +312,7 @@ class Held(NoAuthority):
 
     async def until_asked(self) -> None:
         async with asyncio.timeout(BOUND_S):
-            while not self.asked:  # noqa: ASYNC110 - the thread calls nobody
+            while not self.asked:  # noqa: ASYNC110 - the thread has no event to await
                 await asyncio.sleep(0)
 
 
@@ -364,7 +364,7 @@ async def test_a_session_that_the_relay_closes_while_the_ca_is_busy_breaks_no_pr
         assert (await end.until_closed())[0] == 4003
     held.free.set()
     async with asyncio.timeout(BOUND_S):
-        while "renewed" not in stage.hub.audit_file.read_text():  # noqa: ASYNC110 - the CA calls nobody
+        while "renewed" not in stage.hub.audit_file.read_text():  # noqa: ASYNC110 - the CA has no event to await
             await asyncio.sleep(0)
     for _ in range(20):
         await asyncio.sleep(0)  # whatever was to be sent was tried
@@ -405,7 +405,7 @@ async def test_a_call_to_a_node_that_has_retired_finds_nobody(stage: Stage) -> N
 
 
 class Beaten:
-    """A CA whose revocations take effect before whoever asked for them hears of it."""
+    """A CA whose revocations take effect before they are acknowledged."""
 
     def __init__(self, stage: Stage) -> None:
         self._stage = stage

@@ -62,7 +62,7 @@ def command(deadline_ms: int = 10_000, node_id: str = NODE_ID, **arguments: Any)
 
 
 class Stage:
-    """The nodes' door of one relay."""
+    """The nodes' endpoint of one relay."""
 
     def __init__(self, hub: Hub, sessions: NodeSessions, reader: FrameReader, server: Server) -> None:
         self.hub = hub
@@ -457,7 +457,7 @@ async def test_a_command_that_does_not_fit_a_frame_fails_and_costs_the_session_n
         await goes_on(end)
 
 
-# --- answers that nobody waits for --------------------------------------------------------------------
+# --- unexpected answers -------------------------------------------------------------------------------
 
 
 async def dropped(stage: Stage, reason: str, count: int = 1) -> None:
