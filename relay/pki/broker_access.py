@@ -136,7 +136,7 @@ class BrokerAccess:
             os.kill(process.pid, signal.SIGHUP)
         except (OSError, ValueError, OverflowError, psutil.Error) as error:
             reason = printable(f"{type(error).__name__}: {error}")
-            self._log_once("broker not told of new access lists", pid_file=str(pid_file), reason=reason)
+            self._log_once("broker not signalled for new access lists", pid_file=str(pid_file), reason=reason)
             return False
         return True
 

@@ -268,7 +268,7 @@ def test_a_process_that_does_not_handle_the_signal_yet_is_not_ended_by_it(
         late = access.refresh()
         out, _ = process.communicate("end\n", timeout=BOUND_S)
     assert (early, late, out, process.returncode) == (False, True, "SIGHUP\n", 0)
-    [line] = log.entries("broker not told of new access lists")
+    [line] = log.entries("broker not signalled for new access lists")
     assert line["reason"].endswith("does not handle SIGHUP, or not yet")
 
 
@@ -301,7 +301,7 @@ def test_a_pid_file_that_names_no_broker_is_a_line_in_the_log(
     if content is not None:
         pid_file.write_text(content)
     assert not BrokerAccess(authority, tmp_path / "broker", pid_file, make_logger(log)).refresh()
-    [line] = log.entries("broker not told of new access lists")
+    [line] = log.entries("broker not signalled for new access lists")
     assert line["pid_file"] == str(pid_file)
     assert (tmp_path / "broker" / "roots.pem").read_text() == authority.ca.root_pem
 
@@ -315,7 +315,7 @@ def test_a_process_that_is_younger_than_the_file_is_not_the_broker(
     pid_file.write_text(str(os.getpid()))
     os.utime(pid_file, (1, 1))
     BrokerAccess(authority, tmp_path / "broker", pid_file, make_logger(log)).refresh()
-    assert log.entries("broker not told of new access lists")
+    assert log.entries("broker not signalled for new access lists")
 
 
 async def test_a_refresh_waits_on_a_thread_and_says_whether_it_is_done(
