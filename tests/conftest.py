@@ -15,9 +15,9 @@ register_profiles()
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Return two workers a core, for most tests wait longer than they compute; ``logical`` is one a core."""
+    """Return two workers a core, as most tests wait more than they work; ``logical``: one more than cores."""
     cores = len(os.sched_getaffinity(0))
-    return cores if config.option.numprocesses == "logical" else 2 * cores
+    return cores + 1 if config.option.numprocesses == "logical" else 2 * cores
 
 
 def pytest_collection_finish() -> None:
