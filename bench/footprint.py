@@ -72,7 +72,7 @@ async def _at_rest(pids: list[int]) -> list[Figure]:
     resident = [process.memory_info().rss / 2**20 for process in (kubelet, exporter)]
     # An exporter that nobody asks may use nothing at all; a ratio needs something to stand on.
     return [
-        _figure("kubelet_rss_mib", resident[0], "MiB", resident[1], "<= 45"),
+        _figure("kubelet_rss_mib", resident[0], "MiB", resident[1], "<= 40"),
         _figure("kubelet_cpu_pct", used[0], "%", max(used[1], 0.01), "<= 0.5"),
     ]
 

@@ -1,15 +1,15 @@
 """How long to wait before connecting again: exponential, with full jitter, 1 s to 30 s.
 
-The relay paces those who return by itself, so a node need not stay away for longer than that. What the other
-side asks for is honoured up to ten minutes: a relay that is not honest must not send a node away for a day.
-Must not wait by itself.
+The relay limits the rate of reconnects by itself, so a node need not wait longer than that. A wait that the
+relay requests is honoured up to ten minutes: a dishonest relay must not suspend a node for a day. Must not
+wait by itself.
 """
 
 import random
 
 FIRST_S = 1.0
 LONGEST_S = 30.0
-LONGEST_ASKED_S = 600.0
+LONGEST_REQUESTED_S = 600.0
 
 
 class Backoff:
@@ -26,10 +26,10 @@ class Backoff:
         self._ceiling_s = self._first_s
 
     def next_s(self, at_least_s: float = 0.0) -> float:
-        """Return the next wait in seconds, no shorter than what the other side has asked for."""
+        """Return the next wait in seconds, no shorter than what the other side has requested."""
         if at_least_s > 0:
-            # Thousands that were asked for the same wait must still not return in the same moment.
-            return min(at_least_s, LONGEST_ASKED_S - FIRST_S) + self._rng.uniform(0, FIRST_S)
+            # Thousands that got the same wait must still not reconnect in the same moment.
+            return min(at_least_s, LONGEST_REQUESTED_S - FIRST_S) + self._rng.uniform(0, FIRST_S)
         wait = self._rng.uniform(0, self._ceiling_s)
         self._ceiling_s = min(self._ceiling_s * 2, self._longest_s)
         return wait

@@ -1,4 +1,4 @@
-"""What the operator decides about a node, or has decided at its enrolment, checked before anything starts."""
+"""The configuration of a node, from the command line or its enrolment, checked before anything starts."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -17,19 +17,19 @@ _MAX_STORED_BYTES = 4096
 
 
 class StoredConfigError(ValueError):
-    """What enrolment stored cannot be used; the text says what to do."""
+    """What enrolment stored cannot be used; the text is what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeConfig:
-    """How one node reaches the world.
+    """How one node reaches its relay and its broker.
 
     Attributes:
         relay_url: in its normal form; it is the audience that this node signs for.
         heartbeat_s: seconds between two heartbeats, give or take a tenth.
         ttl_ms: how long a manifest is good for, in milliseconds.
-        plain_allowed: whether the operator has said that others may read along.
-        own_root: whether the relay and the broker are believed by the root of this node's leaf alone; else
+        plain_allowed: whether the operator has allowed connections that others can read.
+        own_root: whether the relay and the broker are trusted by the root of this node's leaf alone; else
             by what this machine trusts.
 
     Raises:
@@ -49,7 +49,7 @@ class NodeConfig:
 
 @dataclass(frozen=True, slots=True)
 class DaemonPlan:
-    """All that the daemon is told. It holds no secret, so it may stand on a command line."""
+    """The arguments of the daemon. They hold no secret, so they may be on a command line."""
 
     config: NodeConfig
     state_dir: Path
@@ -95,11 +95,11 @@ def read_stored(state_dir: Path) -> NodeConfig | None:
     """
     file = state_dir / _STORED
     try:
-        told = loads(read_state(file), max_bytes=_MAX_STORED_BYTES)
-        flags = (told["insecure_plain_transports"], told["own_root"])
+        stored = loads(read_state(file), max_bytes=_MAX_STORED_BYTES)
+        flags = (stored["insecure_plain_transports"], stored["own_root"])
         if not all(isinstance(flag, bool) for flag in flags):
             raise StoredConfigError(f"{file} is damaged: a flag is neither true nor false")
-        broker, relay_url = parse_broker(told["broker"]), normal_url(told["relay"])
+        broker, relay_url = parse_broker(stored["broker"]), normal_url(stored["relay"])
         return NodeConfig(broker, relay_url, plain_allowed=flags[0], own_root=flags[1])
     except FileNotFoundError:
         return None
@@ -110,5 +110,5 @@ def read_stored(state_dir: Path) -> NodeConfig | None:
 
 
 def default_state_dir(home: Path, *, is_root: bool) -> Path:
-    """Return where a node's identity lies unless the operator says otherwise."""
+    """Return the state directory that is used unless the operator names another."""
     return Path("/var/lib/edge-kubelet") if is_root else home / ".local/state/edge-kubelet"

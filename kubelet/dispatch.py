@@ -1,7 +1,8 @@
 """Runs commands: each at most once, within its deadline, and only what this node has announced.
 
 The node trusts the relay to have decided who may call; it still checks name and arguments itself, because
-it is the node that acts. Must not know the connection: answers go to a callback, and are remembered.
+it is the node that acts. Must not know the connection: answers go to a callback, and are kept for a
+repeated command.
 """
 
 import asyncio
@@ -101,12 +102,12 @@ class Dispatcher:
                 await reply(msg_id, _refusal(full, correlation_id))
 
     def cancel(self, msg_id: str) -> None:
-        """Stop the command ``msg_id``: nobody waits for it any more."""
+        """Stop the command ``msg_id``: its caller waits no longer."""
         if (task := self._running.get(msg_id)) is not None:
             task.cancel()
 
     async def close(self) -> None:
-        """Stop whatever runs."""
+        """Stop all commands that run."""
         if tasks := list(self._running.values()):
             for task in tasks:
                 task.cancel()
@@ -119,7 +120,7 @@ class Dispatcher:
             result = await self._invoke(frame.payload, budget_ms)
             answer: dict[str, Any] = {"ok": True, "result": result}
             if traceparent is not None:
-                # Only what somebody follows: a line for each command would be most of what a command costs.
+                # Only commands that are traced: a line for each would be most of what a command costs.
                 self._log.info("command done", correlation_id=correlation_id, traceparent=traceparent)
         except ToolError as error:
             code = error.failure.value.code
@@ -140,7 +141,7 @@ class Dispatcher:
     def _ended(self, frame: Frame, task: asyncio.Task[None]) -> None:
         del self._running[frame.msg_id]
         if task.cancelled() and self._memory.runs(frame.msg_id):
-            # Nobody waits, but the same command may come again: it must not run a second time. Noted here,
+            # Its caller waits no longer, but may send it again: it must not run a second time. Recorded here,
             # because a task that is cancelled before its first step never reaches an except of its own.
             refusal = _refusal(ToolError(Failure.DEADLINE_EXCEEDED), frame.payload["correlation_id"])
             self._remember(frame, refusal)

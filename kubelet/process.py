@@ -20,14 +20,14 @@ EXIT_CANNOT_RUN = 3
 
 
 def fail(text: str, code: int) -> NoReturn:
-    """End with ``code`` and one line that says what to do."""
-    print(f"kubelet: {text}", file=sys.stderr)  # noqa: T201 - what a person asked to be told
+    """End with ``code`` and one line on standard error."""
+    print(f"kubelet: {text}", file=sys.stderr)  # noqa: T201 - the output of a command
     raise SystemExit(code)
 
 
 @contextmanager
 def errors_in_one_line() -> Iterator[None]:
-    """End with one line and the right code when something goes wrong that an operator can mend."""
+    """End with one line and the right code when something goes wrong that an operator can correct."""
     try:
         yield
     except AddressError as error:
@@ -38,8 +38,8 @@ def errors_in_one_line() -> Iterator[None]:
         fail(str(error), EXIT_CANNOT_RUN)
 
 
-def run_until_told(work: Coroutine[Any, Any, None]) -> None:
-    """Run ``work`` until SIGINT or SIGTERM; a daemon that is told to stop has done its job."""
+def run_until_signal(work: Coroutine[Any, Any, None]) -> None:
+    """Run ``work`` until SIGINT or SIGTERM, which are no failure."""
 
     async def supervised() -> None:
         task = asyncio.ensure_future(work)

@@ -1,1 +1,1 @@
-"""The signed manifest, and its way to the broker."""
+"""The signed manifest, and how it is published."""

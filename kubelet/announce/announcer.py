@@ -1,8 +1,8 @@
-"""Keeps the node's manifest fresh, and hands every new one to those who carry it.
+"""Keeps the node's manifest fresh, and hands every new one to its carriers.
 
-A heartbeat signs a manifest with a new expiry, republishes it, then says that the node is alive (RFC-0001
-decision 6). What is to be announced at once still waits until the signer may sign again: asking costs a relay
-less than signing costs a board. Must not know what a carrier does with a manifest.
+A heartbeat signs a manifest with a new expiry, republishes it, then sends a heartbeat (RFC-0001
+decision 6). What is to be announced at once still waits until the signer may sign again: a request costs a
+relay less than a signature costs a board. Must not know what a carrier does with a manifest.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ _JITTER = 0.1
 _CLOCK_RETRY_S = 5.0
 
 Carrier = Callable[[SignedManifest], Awaitable[bool]]
-"""Carries a manifest towards the relay; tells whether it could."""
+"""Sends a manifest to the relay or the broker; returns whether it could."""
 
 
 class Announcer:
@@ -70,7 +70,7 @@ class Announcer:
         self._due.set()
 
     def shorten_interval(self, interval_s: float) -> None:
-        """Heartbeat at least as often as the relay asks for, from now on."""
+        """Heartbeat at least as often as the relay requests, from now on."""
         if interval_s < self._interval_s:
             self._interval_s = interval_s
             self._due.set()
@@ -80,7 +80,7 @@ class Announcer:
         while True:
             while (wait_s := self._signer.wait_s()) > 0:
                 await self._sleep(wait_s)
-            # Before announcing: a relay may ask for a newer manifest while this one is still being carried.
+            # Before announcing: a relay may request a newer manifest while this one is still being sent.
             self._due.clear()
             await self._pause(await self._announce())
 
@@ -104,6 +104,6 @@ class Announcer:
         for carrier in self._carriers:
             try:
                 await self.carry(carrier)
-            except Exception as error:  # noqa: BLE001 - one road that is broken must not close the others
+            except Exception as error:  # noqa: BLE001 - a fault of one carrier must not stop the others
                 self._log.error("manifest not carried", exc_info=error)
         return self._interval_s * self._rng.uniform(1 - _JITTER, 1 + _JITTER)

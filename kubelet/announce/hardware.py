@@ -1,7 +1,7 @@
 """The hardware ids that a manifest's ``hw_fingerprint`` is taken over (RFC-0001 section 2).
 
-Must not let a value out of the node: only their common hash leaves it (``schemas.manifest.fingerprint``).
-Must not fail on odd hardware: a source that cannot be read, or that says nothing, is left out.
+Must not disclose a value: only their common hash leaves the node (``schemas.manifest.fingerprint``).
+Must not fail on odd hardware: a source that cannot be read, or identifies nothing, is left out.
 """
 
 import re
@@ -34,19 +34,19 @@ def read_hardware_ids(root: Path) -> dict[str, str]:
 
 def _cpu_serial(root: Path) -> str | None:
     match = _CPUINFO_SERIAL.search(_text(root / "proc/cpuinfo"))
-    serial = _telling(_SERIAL, match.group(1)) if match else None
+    serial = _identifying(_SERIAL, match.group(1)) if match else None
     # 64-bit kernels may have it in the device tree alone.
-    return serial or _telling(_SERIAL, _text(root / "sys/firmware/devicetree/base/serial-number"))
+    return serial or _identifying(_SERIAL, _text(root / "sys/firmware/devicetree/base/serial-number"))
 
 
 def _soc_uid(root: Path) -> str | None:
     # Not soc_id, which lies beside it: that is the model, the same on every board of a kind.
-    return _telling(_SERIAL, _text(root / "sys/devices/soc0/serial_number"))
+    return _identifying(_SERIAL, _text(root / "sys/devices/soc0/serial_number"))
 
 
 def _machine_id(root: Path) -> str | None:
-    # The pattern keeps out "uninitialized", which an image says before its first boot.
-    return _telling(_MACHINE_ID, _text(root / "etc/machine-id"))
+    # The pattern rejects "uninitialized", which an image contains before its first boot.
+    return _identifying(_MACHINE_ID, _text(root / "etc/machine-id"))
 
 
 def _mac_primary(root: Path) -> str | None:
@@ -60,12 +60,12 @@ def _mac_primary(root: Path) -> str | None:
         # An address that was made up at boot or set by hand identifies nothing, and would change.
         if _text(interface / "addr_assign_type").strip() not in ("", _PERMANENT):
             continue
-        if mac := _telling(_MAC, _text(interface / "address")):
+        if mac := _identifying(_MAC, _text(interface / "address")):
             return mac
     return None
 
 
-def _telling(form: re.Pattern[str], text: str) -> str | None:
+def _identifying(form: re.Pattern[str], text: str) -> str | None:
     # Strings of the device tree end with a NUL.
     value = text.strip("\0 \t\r\n")
     return value if form.fullmatch(value) and set(value) - set("0:.-_") else None

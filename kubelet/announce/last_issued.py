@@ -1,8 +1,8 @@
 """The time of the newest manifest, in a file that is never behind what was published.
 
 The file is written ahead: it reserves the next ten seconds, so that manifests signed within them need no
-write of their own. A relay that makes a node sign again and again must not wear out its card. After a restart
-the node goes on after the reserved time. Must not decide what time a manifest gets.
+write of their own. A relay that makes a node sign again and again must not wear out its flash. A restarted
+node continues after the reserved time. Must not decide what time a manifest gets.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ RESERVED_MS = 10_000
 class LastIssued:
     """The newest ``issued_at_ms``, kept in ``file``, or in memory alone for a node without disk.
 
-    A file that cannot be written is no reason to fall silent: after a restart, the relay tells its mark.
+    A file that cannot be written does not stop the node: after a restart, the relay sends its mark.
 
     Attributes:
         ms: the newest time; 0 before the first. What a file holds beyond ``greatest_ms`` counts as nothing.
@@ -42,7 +42,7 @@ class LastIssued:
         return max(0, self._written_ticks + RESERVED_MS - self._ticks_ms())
 
     def advance(self, issued_at_ms: int, now_ms: int) -> None:
-        """Note the time of a manifest, before it is published."""
+        """Record the time of a manifest, before it is published."""
         self.ms = issued_at_ms
         if issued_at_ms <= self._reserved_ms:
             return

@@ -1,6 +1,6 @@
 """Signs this node's manifests, each newer than the one before, across restarts.
 
-Must not publish: that is the announcer's.
+Must not publish: the announcer does.
 """
 
 import json
@@ -24,7 +24,7 @@ _SHORTEST_MS = 1_000
 
 @dataclass(frozen=True, slots=True)
 class SignedManifest:
-    """A manifest as it travels."""
+    """A manifest as it is sent."""
 
     wire: bytes
     etag: str
@@ -69,7 +69,7 @@ class ManifestSigner:
         self._last = LastIssued(last_issued, MAX_SAFE_INTEGER - ttl_ms - 1, ticks_ms, log)
 
     def wait_s(self) -> float:
-        """Return how long to wait before ``sign``: a relay that asks for more than this asks too much.
+        """Return how long to wait before ``sign``: a relay may not request more often.
 
         Once a second is enough for what is announced at once, and the file is written once in ten seconds.
         """
@@ -104,11 +104,11 @@ class ManifestSigner:
         return SignedManifest(wire, etag_of(wire), issued, issued + self._ttl_ms)
 
     def overtake(self, mark_ms: int) -> bool:
-        """Make the next manifest newer than ``mark_ms``, the newest that the relay says it has accepted.
+        """Make the next manifest newer than ``mark_ms``, the newest that the relay has accepted.
 
         Also backwards: by a clock that was once far ahead this node may have issued manifests from a future
         that no relay accepts, and must not have to wait for it. Never further ahead than a relay accepts: one
-        that is not honest would otherwise get manifests that are good for months. Tells whether it is done.
+        that is not honest would otherwise get manifests that are good for months. Returns whether it is done.
         """
         if mark_ms > self._now_ms() + MAX_FUTURE_MS:
             self._log.error("the relay's mark is too far ahead of this clock", mark_ms=mark_ms)

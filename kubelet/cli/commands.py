@@ -37,7 +37,7 @@ from kubelet.config import (
     DaemonPlan,
     read_stored,
 )
-from kubelet.process import EXIT_NO, EXIT_USAGE, errors_in_one_line, fail, run_until_told
+from kubelet.process import EXIT_NO, EXIT_USAGE, errors_in_one_line, fail, run_until_signal
 from schemas.addresses import PLAIN_OPTION, host_of, is_loopback, normal_url, parse_broker
 from schemas.identity_files import IdentityFiles
 from schemas.manifest import MAX_MANIFEST_BYTES
@@ -52,7 +52,7 @@ app = typer.Typer(
 
 
 def main() -> None:
-    """Run the command line, and say an error in one line."""
+    """Run the command line, and print an error in one line."""
     with errors_in_one_line():
         app()
 
@@ -61,7 +61,7 @@ def main() -> None:
 def init(
     state_dir: StateDir = None,
     certificate: Annotated[Path | None, typer.Option(help="The leaf that a CA issued, PEM.")] = None,
-    root: Annotated[Path | None, typer.Option(help="The root that vouches for it, PEM.")] = None,
+    root: Annotated[Path | None, typer.Option(help="The root that it chains to, PEM.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Make this node's identity, or install the certificate that a CA issued for it."""
@@ -151,10 +151,10 @@ def announce(
         sys.stdout.buffer.flush()
         return
     if broker is None:
-        fail("say where to publish with --broker HOST:PORT, or use --dry-run", EXIT_USAGE)
+        fail("name the broker with --broker HOST:PORT, or use --dry-run", EXIT_USAGE)
     address = parse_broker(broker)
     if not (plain or address.is_private):
-        fail(f"{address} is not encrypted: use mqtts, or say {PLAIN_OPTION}", EXIT_USAGE)
+        fail(f"{address} is not encrypted: use mqtts, or give {PLAIN_OPTION}", EXIT_USAGE)
     tls = NodeTls(files, own_root=stored is not None and stored.own_root).to_broker(address)
     manifest = sign_once(identity, directory, ttl_ms, sys.stderr, remember=True)
     if not asyncio.run(publish_once(identity, manifest, address, sys.stderr, tls)):
@@ -209,7 +209,7 @@ def run(
     ttl_ms: Ttl = DEFAULT_TTL_MS,
     plain: Plain = False,
 ) -> None:
-    """Run the daemon. Broker and relay are those of the enrolment unless said otherwise."""
+    """Run the daemon. Broker and relay are those of the enrolment unless given."""
     directory = directory_of(state_dir)
     config = stored_config(directory, broker, relay, heartbeat, ttl_ms, plain=plain)
     plan = DaemonPlan(config, directory, loopback_port)
@@ -230,9 +230,9 @@ def retire(
     plain: Plain = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
-    """Leave for good: the leaf is revoked, and the identity removed. Stop the daemon first."""
+    """Retire this node: its leaf is revoked, and its identity removed. Stop the daemon first."""
     from kubelet.cli.retire import RetirementError  # noqa: PLC0415
-    from kubelet.cli.retire import retire as take_leave  # noqa: PLC0415
+    from kubelet.cli.retire import retire as retire_node  # noqa: PLC0415
 
     directory = directory_of(state_dir)
     config = stored_config(directory, broker, relay, DEFAULT_HEARTBEAT_S, DEFAULT_TTL_MS, plain=plain)
@@ -240,11 +240,11 @@ def retire(
     if not yes and not typer.confirm(f"Retire {node_id} for good?", err=True):
         fail("not retired", EXIT_NO)
     try:
-        forgotten = asyncio.run(take_leave(config, directory, sys.stderr))
+        forgotten = asyncio.run(retire_node(config, directory, sys.stderr))
     except RetirementError as error:
         fail(str(error), EXIT_NO)
     if not forgotten:
-        _say(f"the broker at {config.broker} still holds the last manifest, which nobody believes any more")
+        _say(f"the broker at {config.broker} still holds the last manifest, which no relay accepts any more")
     typer.echo(f"{node_id} is retired")
 
 
@@ -275,7 +275,7 @@ def fleet(
             around = node_environment(config, f"edge-fleet-{os.getpid()}", log, IdentityFiles(identities))
             await run_fleet(nodes, around)
 
-    run_until_told(run_nodes())
+    run_until_signal(run_nodes())
 
 
 def _print(facts: dict[str, Any], *, as_json: bool) -> None:

@@ -1,7 +1,7 @@
 """Mock nodes in one process, for demos, tests and benches.
 
-Their keys, signatures and sessions are real; their metrics are made up. Must not be used where somebody
-could take them for boards.
+Their keys, signatures and sessions are real; their metrics are made up. Must not be used where they
+could be mistaken for boards.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""The options of the node's commands, and what they amount to with what the enrolment wrote.
+"""The options of the node's commands, and the configuration that they make with that of the enrolment.
 
 Must not run anything.
 """
@@ -17,12 +17,14 @@ from schemas.files import read_named_secret
 
 _TOKEN_VARIABLE = "EDGE_JOIN_TOKEN"  # noqa: S105 - the name of a variable, not a secret
 
-StateDir = Annotated[Path | None, typer.Option("--state-dir", help="Where the node's identity lies.")]
+StateDir = Annotated[Path | None, typer.Option("--state-dir", help="The directory of the node's identity.")]
 Broker = Annotated[str, typer.Option("--broker", metavar="HOST:PORT", help="The MQTT broker.")]
 Relay = Annotated[str, typer.Option("--relay", metavar="URL", help="The relay's public URL.")]
 MaybeBroker = Annotated[str | None, typer.Option("--broker", metavar="HOST:PORT", help="The MQTT broker.")]
 MaybeRelay = Annotated[str | None, typer.Option("--relay", metavar="URL", help="The relay's public URL.")]
-Plain = Annotated[bool, typer.Option(PLAIN_OPTION, help="Let others on the network read along, and write.")]
+Plain = Annotated[
+    bool, typer.Option(PLAIN_OPTION, help="Let others on the network read the traffic, and change it.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 Heartbeat = Annotated[
     float, typer.Option("--heartbeat", min=1.0, max=3600.0, help="Seconds between two heartbeats.")
@@ -35,13 +37,13 @@ Ttl = Annotated[
 def stored_config(
     directory: Path, broker: str | None, relay: str | None, heartbeat_s: float, ttl_ms: int, *, plain: bool
 ) -> NodeConfig:
-    """Return the configuration of the enrolment, but for what the command line says otherwise."""
+    """Return the configuration of the enrolment, but for what the command line overrides."""
     stored = read_stored(directory)
     if stored is not None:
         broker, relay = broker or str(stored.broker), relay or stored.relay_url
         plain = plain or stored.plain_allowed
     if broker is None or relay is None:
-        fail("enrol first with `kubelet enroll`, or say --broker and --relay", EXIT_USAGE)
+        fail("enrol first with `kubelet enroll`, or give --broker and --relay", EXIT_USAGE)
     own_root = stored is not None and stored.own_root
     return typed_config(broker, relay, heartbeat_s, ttl_ms, plain=plain, own_root=own_root)
 

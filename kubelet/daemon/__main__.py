@@ -8,17 +8,17 @@ import sys
 from types import ModuleType
 
 from kubelet.config import DaemonPlan
-from kubelet.process import errors_in_one_line, run_until_told
+from kubelet.process import errors_in_one_line, run_until_signal
 
 
 def main() -> None:
-    """Run the daemon as the plan in the first argument says."""
+    """Run the daemon by the plan in the first argument."""
     _do_without(sys.modules, "rich", "bz2", "lzma")
     from kubelet.daemon.agent import run_agent  # noqa: PLC0415 - after that
 
     with errors_in_one_line():
         plan = DaemonPlan.from_json(sys.argv[1])
-        run_until_told(run_agent(plan.config, plan.state_dir, plan.loopback_port, sys.stderr))
+        run_until_signal(run_agent(plan.config, plan.state_dir, plan.loopback_port, sys.stderr))
 
 
 def _do_without(modules: dict[str, ModuleType], *names: str) -> None:

@@ -1,6 +1,6 @@
 """The daemon's composition root: the one place where its parts meet the clock, the disk and the network.
 
-The loopback server starts first and ends last, so that a node that never gets in stays visible. Must not
+The loopback server starts first and ends last, so that a node that is never accepted stays visible. Must not
 hold behaviour of its own.
 """
 
@@ -18,10 +18,10 @@ from kubelet.backoff import Backoff
 from kubelet.clock import now_ms
 from kubelet.config import NodeConfig
 from kubelet.daemon.node import Node, NodeEnvironment
+from kubelet.daemon.prestarted_pool import prestarted_pool
 from kubelet.handlers.base import Handler
 from kubelet.handlers.echo import EchoHandler
 from kubelet.handlers.metrics import MetricsHandler
-from kubelet.helper_threads import started_threads
 from kubelet.lock import held_alone
 from kubelet.logs import fatal_errors_logged, opened
 from kubelet.loopback.pages import Readiness
@@ -40,7 +40,7 @@ def node_environment(
 ) -> NodeEnvironment:
     """Return what nodes of this process share, with the system's clock and randomness.
 
-    ``files``: whose root is believed, if the operator wants that, and whose leaf the broker is shown.
+    ``files``: whose root is trusted, if so configured, and whose leaf is presented to the broker.
     """
     tls = NodeTls(files, own_root=config.own_root)
     rng = random.Random(os.urandom(16))  # noqa: S311 - jitter, not a secret
@@ -66,7 +66,7 @@ def node_environment(
 
 
 def make_handlers(node_id: str, log: FilteringBoundLogger) -> list[Handler]:
-    """Return what this node can do. An explicit list: nothing is found by scanning."""
+    """Return the handlers of this node. An explicit list: nothing is found by scanning."""
     return [EchoHandler(node_id, now_ms), MetricsHandler(node_id, now_ms, log=log)]
 
 
@@ -82,7 +82,7 @@ async def run_agent(config: NodeConfig, state_dir: Path, loopback_port: int, str
         IdentityFilesError: the identity cannot be used, or another daemon uses it.
         OSError: the loopback port is taken.
         ValueError: no hardware id can be read.
-        FailedError: it has ended by itself.
+        FailedError: it has failed.
     """
     identity = IdentityFiles(state_dir).read()
     with held_alone(state_dir), opened(stream) as (log, _lines):
@@ -106,7 +106,7 @@ async def _run(
         lambda: _readiness(node, identity, around),
         loopback_port,
     )
-    asyncio.get_running_loop().set_default_executor(started_threads())
+    asyncio.get_running_loop().set_default_executor(prestarted_pool())
     loopback.start()
     around.publisher.start()
     around.log.info("kubelet started", node_id=identity.node_id, loopback=f"http://127.0.0.1:{loopback.port}")

@@ -15,13 +15,13 @@ class Handler(ABC):
     @property
     @abstractmethod
     def capability(self) -> Mapping[str, Any]:
-        """The capability as it stands in the manifest (RFC-0001 section 2)."""
+        """The capability as the manifest contains it (RFC-0001 section 2)."""
 
     @abstractmethod
     async def invoke(self, verb: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Run ``verb`` and return its result, which fits the output document of the kind.
 
-        May be cancelled at any await: the caller went away, or the deadline passed.
+        May be cancelled at any await: the caller has disconnected, or the deadline has passed.
         """
 
     async def run(self) -> None:  # noqa: B027 - most handlers have nothing to do between calls

@@ -1,7 +1,7 @@
 """The list of this node's disks, kept fresh although any one of them may hang.
 
-Asking a dead disk for its space can block without end, so disks are asked in threads; one that does not
-answer keeps its last numbers, and is not asked again until it does. A system without a thread to spare costs
+Reading the space of a dead disk can block without end, so disks are read in threads; one that does not
+return keeps its last numbers, and is not read again until it does. A system without a thread to spare costs
 the readings of this round. Must not touch a disk on the event loop.
 """
 
@@ -13,13 +13,13 @@ from typing import NamedTuple
 
 from structlog.typing import FilteringBoundLogger
 
-from kubelet.handlers.disk_threads import DiskThreads
+from kubelet.handlers.daemon_thread_pool import DaemonThreadPool
 from kubelet.handlers.readings import Mount, Space
 from schemas.strict_json import MAX_SAFE_INTEGER
 from schemas.text import printable
 
 INTERVAL_S = 15.0
-PATIENCE_S = 0.5
+TIMEOUT_S = 0.5
 MAX_DISKS = 64
 MAX_MOUNT = 256
 MAX_FS_TYPE = 32
@@ -50,7 +50,7 @@ def distinct(mounts: Iterable[Mount]) -> list[Mount]:
 
 
 def described(mount: Mount, space: Space) -> Disk:
-    """Return the disk at ``mount``. Whoever plugs in a stick chooses its name, and its sizes too."""
+    """Return the disk at ``mount``. The owner of a plugged-in disk chooses its name, and its sizes too."""
     total = min(max(space.total, 0), MAX_SAFE_INTEGER)
     return Disk(
         mount=printable(mount.path, MAX_MOUNT),
@@ -63,10 +63,10 @@ def described(mount: Mount, space: Space) -> Disk:
 class Disks:
     """Keeps the last list.
 
-    ``mounts`` and ``space`` are called in ``threads``, and may never come back.
+    ``mounts`` and ``space`` are called in ``threads``, and may never return.
 
     Attributes:
-        first: set when every disk has been asked once, whether it answered or not.
+        first: set when every disk has been read once, whether that returned or not.
     """
 
     def __init__(  # noqa: PLR0913 - what comes in from outside
@@ -75,59 +75,59 @@ class Disks:
         space: Callable[[str], Space],
         log: FilteringBoundLogger,
         *,
-        threads: DiskThreads | None = None,
+        threads: DaemonThreadPool | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-        patience_s: float = PATIENCE_S,
+        timeout_s: float = TIMEOUT_S,
     ) -> None:
         self._mounts = mounts
         self._space = space
         self._log = log
-        self._threads = threads or DiskThreads()
+        self._threads = threads or DaemonThreadPool()
         self._sleep = sleep
-        self._patience_s = patience_s
+        self._patience_s = timeout_s
         self._mounted: list[Mount] = []
         self._known: dict[Mount, Disk] = {}
-        self._asked: dict[Mount, asyncio.Future[Space]] = {}
-        self._asked_mounts: asyncio.Future[Sequence[Mount]] | None = None
+        self._pending: dict[Mount, asyncio.Future[Space]] = {}
+        self._pending_mounts: asyncio.Future[Sequence[Mount]] | None = None
         self._short_of_threads = False
         self.first = asyncio.Event()
 
     @property
     def latest(self) -> list[Disk] | None:
-        """The disks that have answered, in the order of mounting; None while that is not known at all."""
+        """The disks whose reading returned, in the order of mounting; None before the first round."""
         disks = [self._known[mount] for mount in self._mounted if mount in self._known]
         return disks if disks or self.first.is_set() else None
 
     async def run(self) -> None:
-        """Refresh the list, for ever."""
+        """Refresh the list until cancelled."""
         while True:
             await self.refresh()
             await self._sleep(INTERVAL_S)
 
     async def refresh(self) -> None:
-        """Ask every disk that does not still owe an answer, and wait a little for the answers."""
+        """Read every disk whose last reading has returned, and wait for the results up to the timeout."""
         await self._read_mounts()
         self._known = {mount: disk for mount, disk in self._known.items() if mount in self._mounted}
         for mount in self._mounted:
-            if mount not in self._asked:
-                self._asked[mount] = self._threads.ask(partial(self._space, mount.path))
-                self._asked[mount].add_done_callback(partial(self._answered, mount))
+            if mount not in self._pending:
+                self._pending[mount] = self._threads.submit(partial(self._space, mount.path))
+                self._pending[mount].add_done_callback(partial(self._answered, mount))
         self._start_threads()
-        if self._asked:
-            await asyncio.wait(self._asked.values(), timeout=self._patience_s)
+        if self._pending:
+            await asyncio.wait(self._pending.values(), timeout=self._patience_s)
         self.first.set()
 
     async def _read_mounts(self) -> None:
-        if self._asked_mounts is None:
-            self._asked_mounts = self._threads.ask(self._mounts)
+        if self._pending_mounts is None:
+            self._pending_mounts = self._threads.submit(self._mounts)
         self._start_threads()
-        await asyncio.wait((self._asked_mounts,), timeout=self._patience_s)
-        if not self._asked_mounts.done():
+        await asyncio.wait((self._pending_mounts,), timeout=self._patience_s)
+        if not self._pending_mounts.done():
             return
-        # A table of mounts that cannot be read now leaves the last list standing.
+        # A table of mounts that cannot be read now leaves the last list in place.
         with suppress(OSError):
-            self._mounted = distinct(self._asked_mounts.result())
-        self._asked_mounts = None
+            self._mounted = distinct(self._pending_mounts.result())
+        self._pending_mounts = None
 
     def _start_threads(self) -> None:
         try:
@@ -140,9 +140,9 @@ class Disks:
             self._short_of_threads = False
 
     def _answered(self, mount: Mount, answer: asyncio.Future[Space]) -> None:
-        del self._asked[mount]
+        del self._pending[mount]
         try:
             self._known[mount] = described(mount, answer.result())
         except OSError:
-            # Unmounted in between, or broken: its old numbers would be a lie.
+            # Unmounted in between, or broken: its old numbers would be wrong.
             self._known.pop(mount, None)

@@ -1,4 +1,4 @@
-"""``system.echo``: gives a message back, to prove that the whole way works (RFC-0005)."""
+"""``system.echo``: returns a message, to prove that the whole path works (RFC-0005)."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -25,7 +25,7 @@ class EchoHandler(Handler):
 
     @property
     def capability(self) -> Mapping[str, Any]:
-        """The capability as it stands in the manifest."""
+        """The capability as the manifest contains it."""
         return CAPABILITY
 
     async def invoke(self, verb: str, arguments: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ARG002 - one verb

@@ -28,14 +28,14 @@ CAPABILITY: Mapping[str, Any] = {
 ALL_PARTS = ("cpu", "mem", "load", "uptime", "disk")
 MAX_CORES = 4096
 
-PATIENCE_S = 1.0
-"""How long a snapshot that comes right after the start waits for the first samples."""
+TIMEOUT_S = 1.0
+"""How long a snapshot right after the start waits for the first samples."""
 
 
 class MetricsHandler(Handler):
     """Answers with a sample of the machine that ``readings`` reads, by default this one.
 
-    A part that is not known, because its first sample has not come in time, is left out: it is never made up.
+    A part that is not known, because its first sample has not come in time, is left out, not invented.
     """
 
     def __init__(  # noqa: PLR0913 - what comes in from outside
@@ -46,18 +46,18 @@ class MetricsHandler(Handler):
         *,
         log: FilteringBoundLogger,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-        patience_s: float = PATIENCE_S,
+        timeout_s: float = TIMEOUT_S,
     ) -> None:
         self._node_id = node_id
         self._now_ms = now_ms
         self._readings = readings or LinuxReadings()
-        self._patience_s = patience_s
+        self._patience_s = timeout_s
         self._cpu = CpuSampler(self._readings.cpu_times, sleep=sleep)
         self._disks = Disks(self._readings.mounts, self._readings.space, log, sleep=sleep)
 
     @property
     def capability(self) -> Mapping[str, Any]:
-        """The capability as it stands in the manifest."""
+        """The capability as the manifest contains it."""
         return CAPABILITY
 
     async def run(self) -> None:

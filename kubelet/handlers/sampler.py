@@ -11,7 +11,7 @@ from typing import NamedTuple
 from kubelet.handlers.readings import CpuTimes
 
 FIRST_INTERVAL_S = 0.25
-"""Short, so that a node has something to say soon after its start."""
+"""Short, so that a node has a sample soon after its start."""
 
 INTERVAL_S = 5.0
 
@@ -62,10 +62,10 @@ class CpuSampler:
         self.first = asyncio.Event()
 
     async def run(self) -> None:
-        """Measure one interval after the other, for ever."""
+        """Measure one interval after the other, until cancelled."""
         before: Sequence[CpuTimes] = ()
         while True:
-            # Counters that cannot be read now leave the last usage standing.
+            # Counters that cannot be read now leave the last usage in place.
             with suppress(OSError):
                 after = self._read()
                 if (usage := usage_between(before, after)) is not None:

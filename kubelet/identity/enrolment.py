@@ -1,8 +1,8 @@
 """How a node enrols over the network: what ``kubelet enroll`` does.
 
-Before the node says anything it knows whom it talks to: the relay's root must be the one that the join token
-names. What it then says is worth nothing without the token's key, and what it is told is believed because
-whoever said it has that key. Must not be imported by the running daemon: it needs the X.509 library.
+Before the node sends anything it verifies the relay: the relay's root must be the one that the join token
+names. Its request is then proven by the token's key, and the response is accepted because it is proven by
+that key too. Must not be imported by the running daemon: it needs the X.509 library.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from ssl import CERT_NONE, SSLCertVerificationError, SSLContext
 from typing import Any
 
 from kubelet.config import NodeConfig, store
-from kubelet.identity.http_exchange import Answer, Request, exchange
+from kubelet.identity.http_exchange import HttpResponse, Request, exchange
 from kubelet.identity.provisioning import create_identity, install_certificate
 from kubelet.lock import held_alone
 from schemas.addresses import check_private_url, normal_url, parse_broker
@@ -40,7 +40,7 @@ from schemas.tls import client_context
 _NONCE_BYTES = 32
 # As much as a leaf is dated back.
 _MAX_CLOCK_SKEW_MS = 5 * 60_000
-# What OpenSSL says when nobody that it trusts vouches for a certificate, whatever else may be wrong with it.
+# OpenSSL's codes for a certificate of an issuer that it does not trust, whatever else may be wrong with it.
 _UNKNOWN_ISSUER = frozenset({2, 18, 19, 20, 21})
 _CLOCK_OR_AGE = frozenset({9, 10})
 
@@ -55,7 +55,7 @@ _REFUSALS = {
 
 
 class EnrolmentError(Exception):
-    """The answer is no; the text says why."""
+    """The node is not enrolled; the text is why."""
 
 
 class ClockError(ValueError):
@@ -64,7 +64,7 @@ class ClockError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Enrolled:
-    """What came of it."""
+    """The result of an enrolment."""
 
     identity: Identity
     config: NodeConfig
@@ -99,7 +99,7 @@ class Enroller:
             root = await self._recognised_root()
             if not self.files.exists():
                 create_identity(self.files, self.now_ms(), self.random_bytes)
-            return self._installed(await self._vouched_for(root))
+            return self._installed(await self._issued_by(root))
 
     def _check_not_enrolled(self) -> None:
         own = self.files.read()
@@ -111,8 +111,8 @@ class Enroller:
         raise IdentityFilesError(f"{self.files.root} is enrolled already, as node {own.node_id}")
 
     async def _recognised_root(self) -> bytes:
-        """Return the root that the token names, from the relay, to which nothing is said before."""
-        answer = await exchange(Request(self.relay_url, ENROL_PATH), _believing_anybody())
+        """Return the root that the token names, from the relay, before anything else is sent to it."""
+        answer = await exchange(Request(self.relay_url, ENROL_PATH), _unverified_context())
         self._check_status(answer)
         try:
             roots = certificates_in(answer.body.decode("ascii"))
@@ -123,12 +123,12 @@ class Enroller:
                 return root
         raise EnrolmentError(f"{self.relay_url} is another relay than the one that made this join token")
 
-    async def _vouched_for(self, root: bytes) -> dict[str, Any]:
-        """Ask for a leaf, and return what the relay that made the token says."""
+    async def _issued_by(self, root: bytes) -> dict[str, Any]:
+        """Request a leaf, and return the message of the relay that made the token."""
         own, registry = self.files.read(), SchemaRegistry()
         nonce = base64url(self.random_bytes(_NONCE_BYTES))
         request = {"join_id": self.token.id, "csr": make_csr(own.key, own.node_id), "nonce": nonce}
-        answer, by_own_root = await self._ask_verified(root, jcs(proven(request, self.token.key, NODE)))
+        answer, by_own_root = await self._exchange_verified(root, jcs(proven(request, self.token.key, NODE)))
         self._check_status(answer)
         message = self._genuine(answer, nonce, registry.load(RESPONSE_REF))
         self._check_clock(message["server_time_ms"])
@@ -151,35 +151,35 @@ class Enroller:
         leaf, roots = message["certificate"], message["roots"]
         return Enrolled(install_certificate(self.files, leaf, roots, self.now_ms()), config)
 
-    async def _ask_verified(self, root: bytes, body: bytes) -> tuple[Answer, bool]:
-        """Ask a server that the token's root vouches for, or else the machine's own trust.
+    async def _exchange_verified(self, root: bytes, body: bytes) -> tuple[HttpResponse, bool]:
+        """Send to a server whose certificate is of the token's root, or else of one that the machine trusts.
 
-        Returns the answer, and whether no other than the root was needed.
+        Returns the response, and whether no other than the root was needed.
         """
         request = Request(self.relay_url, ENROL_PATH, body)
         try:
             return await exchange(request, client_context(to_pem([root]))), True
         except SSLCertVerificationError as error:
             if error.verify_code not in _UNKNOWN_ISSUER:
-                raise self._not_believed(error) from None
+                raise self._certificate_error(error) from None
         try:
             return await exchange(request, client_context()), False
         except SSLCertVerificationError as error:
-            raise self._not_believed(error) from None
+            raise self._certificate_error(error) from None
 
-    def _not_believed(self, error: SSLCertVerificationError) -> Exception:
+    def _certificate_error(self, error: SSLCertVerificationError) -> Exception:
         text = f"the certificate of {self.relay_url} is not believed: {error.verify_message}"
         if error.verify_code in _CLOCK_OR_AGE:
             return ClockError(f"{text}; this machine's clock reads {_readable(self.now_ms())}: set the clock")
         return EnrolmentError(text)
 
-    def _check_status(self, answer: Answer) -> None:
+    def _check_status(self, answer: HttpResponse) -> None:
         if answer.status != 200:  # noqa: PLR2004 - OK
             why = _REFUSALS.get(answer.status, f"answers with status {answer.status}: look at its log")
             raise EnrolmentError(f"{self.relay_url} {why}")
 
-    def _genuine(self, answer: Answer, nonce: str, form: Validator) -> dict[str, Any]:
-        """Return the message if the relay that made the token said it, and in reply to us."""
+    def _genuine(self, answer: HttpResponse, nonce: str, form: Validator) -> dict[str, Any]:
+        """Return the message if the relay that made the token sent it, in reply to this request."""
         try:
             message = loads(answer.body, max_bytes=MAX_RESPONSE_BYTES)
         except StrictJsonError:
@@ -201,8 +201,8 @@ class Enroller:
             )
 
 
-def _believing_anybody() -> SSLContext:
-    """For the one request that says nothing and whose answer is checked against the token."""
+def _unverified_context() -> SSLContext:
+    """For the one request that holds nothing and whose response is checked against the token."""
     context = client_context()
     context.check_hostname = False
     context.verify_mode = CERT_NONE

@@ -1,7 +1,7 @@
-"""One HTTP request and its answer, bounded in time and size, for the commands of the node.
+"""One HTTP request and its response, bounded in time and size, for the commands of the node.
 
-Asks with asyncio's streams, because one timeout then bounds all of it: a server that sends a byte a second
-is given up on like one that sends none. Must not follow redirects, go through proxies, or keep connections.
+On asyncio's streams, because one timeout then bounds all of it, also for a server that sends a byte a second.
+Must not follow redirects, go through proxies, or keep connections.
 Must not be imported by the running daemon, which has no use for it.
 """
 
@@ -10,7 +10,8 @@ import io
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from http.client import HTTPException, HTTPResponse
+from http.client import HTTPException
+from http.client import HTTPResponse as ResponseParser
 from ssl import SSLCertVerificationError, SSLContext, SSLError
 from urllib.parse import urlsplit
 
@@ -22,12 +23,12 @@ _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 class NoAnswerError(ConnectionError):
-    """There was no answer that can be read; the text says why."""
+    """There was no response that can be parsed; the text is why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is asked: a GET without a body, a POST of JSON with one.
+    """A request: a GET without a body, a POST of JSON with one.
 
     Attributes:
         url: the server's, in its normal form.
@@ -46,18 +47,18 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What came. It is believed as far as the connection was verified, and no further."""
+class HttpResponse:
+    """A response. It is as trustworthy as the connection was verified, and no more."""
 
     status: int
     body: bytes = field(repr=False)
 
 
-async def exchange(request: Request, tls: SSLContext, timeout_s: float = _TIMEOUT_S) -> Answer:
-    """Ask, and return the answer. ``tls`` says whom to believe where the URL is https.
+async def exchange(request: Request, tls: SSLContext, timeout_s: float = _TIMEOUT_S) -> HttpResponse:
+    """Send ``request`` and return the response. ``tls`` is the context where the URL is https.
 
     Raises:
-        SSLCertVerificationError: ``tls`` does not believe the server. Nothing was said to it.
+        SSLCertVerificationError: ``tls`` does not trust the server. Nothing was sent to it.
         NoAnswerError: it cannot be reached, does not answer in time, or with too much, or not in HTTP.
     """
     try:
@@ -94,17 +95,17 @@ async def _exchanged(request: Request, tls: SSLContext) -> bytes:
             await writer.wait_closed()
 
 
-def _parsed(received: bytes, url: str) -> Answer:
-    response = HTTPResponse(_Received(received))  # type: ignore[arg-type]  # it asks no more of a socket
+def _parsed(received: bytes, url: str) -> HttpResponse:
+    response = ResponseParser(_Received(received))  # type: ignore[arg-type]  # it uses no more of a socket
     try:
         response.begin()
-        return Answer(response.status, response.read())
+        return HttpResponse(response.status, response.read())
     except (HTTPException, ValueError, OverflowError):
         raise NoAnswerError(f"what answers at {url} does not speak HTTP as it should") from None
 
 
 class _Received:
-    """What the standard library's parser takes for a socket."""
+    """What the standard library's parser needs of a socket."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data

@@ -1,7 +1,7 @@
 """``python -P -m kubelet.identity.install STATE_DIR``: installs a renewed leaf: JSON on standard input.
 
 A process of its own, since verifying takes the certificate library, which the daemon does without. Exit code
-0 when it is in place; else one line says why not, and nothing has changed.
+0 when it is installed; else one line is why not, and nothing has changed.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""How a node comes by its identity: made on the node, then vouched for by a CA.
+"""The identity of a node: created on the node, then certified by a CA.
 
 Must not be imported by the running daemon: it needs the X.509 library.
 """
@@ -41,7 +41,7 @@ def install_renewed(
     Raises:
         IdentityFilesError: as ``install_certificate``, or one of the roots is neither trusted by this node
             nor endorsed by one that is: roots are public, so a good one proves nothing of those beside it,
-            and whoever can pose as the relay for a moment must not become a root for good.
+            and an attacker in the place of the relay for a moment must not become a root for good.
     """
     trusted = certificates_in(files.read().root_pem or "")
     for root in certificates_in(roots_pem):
@@ -51,7 +51,7 @@ def install_renewed(
 
 
 def install_certificate(files: IdentityFiles, leaf_pem: str, root_pem: str, now_ms: int) -> Identity:
-    """Install a leaf that a CA issued, and the root that vouches for it.
+    """Install a leaf that a CA issued, and the root that it chains to.
 
     Raises:
         IdentityFilesError: it is not a leaf of that root, not valid now, or not for this node and its key.
@@ -65,6 +65,6 @@ def install_certificate(files: IdentityFiles, leaf_pem: str, root_pem: str, now_
         raise IdentityFilesError("the certificate is for another node")
     if identity.public_key != bytes(own.key.verify_key):
         raise IdentityFilesError("the certificate is for another key")
-    # Re-written: a key that somebody left in the root's file would be published with it.
+    # Encoded again: a key that was left in the root's file would be published with it.
     files.install(identity.pem, to_pem(certificates_in(root_pem)))
     return identity

@@ -1,4 +1,4 @@
-"""Checks a manifest as the relay would, for an operator who wants to see for himself.
+"""Checks a manifest as the relay would, for an operator.
 
 Must not be imported by the running daemon: it needs the X.509 library.
 """

@@ -1,1 +1,1 @@
-"""What the operator of a node can ask it over HTTP on its loopback address."""
+"""Health, readiness and the manifest over HTTP, on the loopback address."""

@@ -2,7 +2,7 @@
 
 Other programs of the machine, and web pages in its browser, can reach the port where these are served: so
 nothing here changes anything, nothing secret is shown, a request made under a foreign name (DNS rebinding) or
-by a foreign page is refused, and no text of a request is ever answered or logged.
+by a foreign page is refused, and no text of a request is ever returned or logged.
 """
 
 import json
@@ -87,8 +87,8 @@ class Pages:
             return _json(HTTPStatus.NOT_FOUND, {"error": "no manifest has been published yet"})
         wire, etag = published
         headers = {"ETag": f'"{etag}"'}
-        asked = ",".join(fields.get("if-none-match", []))
-        known = {tag.strip().removeprefix("W/") for tag in asked.split(",")}
+        etags = ",".join(fields.get("if-none-match", []))
+        known = {tag.strip().removeprefix("W/") for tag in etags.split(",")}
         if known & {"*", headers["ETag"]}:
             return LoopbackResponse(HTTPStatus.NOT_MODIFIED, b"", headers)
         return LoopbackResponse(HTTPStatus.OK, wire, headers)

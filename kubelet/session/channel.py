@@ -1,4 +1,4 @@
-"""One connection to the relay: its socket, and the machine that says what may go over it.
+"""One connection to the relay: its socket, and the state machine of its session.
 
 Must not know what a frame means.
 """
@@ -53,7 +53,7 @@ async def opened(  # noqa: PLR0913 - what comes in from outside
         ping_interval=_PING_INTERVAL_S,
         ping_timeout=_PING_TIMEOUT_S,
         user_agent_header=None,
-        create_connection=metered,  # type: ignore[arg-type]  # it is asked for a type, and only called
+        create_connection=metered,  # type: ignore[arg-type]  # a type is declared, and it is only called
     ) as socket:
         yield Channel(socket, SessionMachine(Role.NODE, reader), ulids)
 
@@ -68,13 +68,13 @@ class Channel:
 
     @property
     def is_open(self) -> bool:
-        """Whether the handshake is done and nobody has closed."""
+        """Whether the handshake is done and neither end has closed."""
         return self._session.state is State.OPEN
 
     async def send(
         self, type_: str, payload: Mapping[str, Any] | bytes, in_reply_to: str | None = None
     ) -> bool:
-        """Send a frame, with a ``payload`` of bytes as it is; tell whether the connection could take it.
+        """Send a frame, with a ``payload`` of bytes as it is; return whether the connection could take it.
 
         Raises:
             ProtocolError: this end may not send it now, or it is larger than a frame may be.

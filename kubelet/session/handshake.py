@@ -1,7 +1,7 @@
 """How a node answers the relay's challenge: its certificate, and a token that its key signs for this once.
 
-Must never answer a challenge that names another audience than the one that this node has pinned: a rogue
-relay could forward the real one's.
+Must never answer a challenge for another audience than the pinned one: a rogue relay could forward the
+real one's.
 """
 
 from collections.abc import Mapping

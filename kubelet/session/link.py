@@ -1,6 +1,6 @@
-"""The node's one outbound connection to the relay: connects, proves who it is, and moves frames.
+"""The node's one outbound connection to the relay: connects, authenticates, and dispatches frames.
 
-What may be said when is the session machine's; what a command does is the dispatcher's.
+Which frame may be sent when is the session machine's; what a command does is the dispatcher's.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from websockets.exceptions import ConnectionClosed
 
 from kubelet.announce.announcer import Announcer
 from kubelet.announce.signer import SignedManifest
-from kubelet.backoff import LONGEST_ASKED_S, Backoff, RivalBackoff
+from kubelet.backoff import LONGEST_REQUESTED_S, Backoff, RivalBackoff
 from kubelet.dispatch import Dispatcher
 from kubelet.session.channel import CLOSE_TIMEOUT_S, NOT_REACHED, Channel, opened
 from kubelet.session.handshake import AudienceError, answer_to
@@ -53,9 +53,9 @@ class LinkParts:
     """What a link works with.
 
     Attributes:
-        tls: how the relay is believed; None where the connection is not over TLS.
+        tls: how the relay is verified; None where the connection is not over TLS.
         renewal: renews the leaf; None for a node that has no files.
-        ticks_ms: milliseconds that only ever go forward. They tell how long a command was on its way: the
+        ticks_ms: milliseconds that only ever go forward. They measure how long a command was on its way: the
             clock of a board without a battery leaps when it is set, and every command would look late.
     """
 
@@ -87,17 +87,17 @@ class RelayLink:
         self._session_id: str | None = None
         self._channel: Channel | None = None
         self._gauge = TransitGauge()
-        self._asked_wait_s = 0.0
-        self._rival = RivalBackoff(_SUPERSEDED_WAIT_S, LONGEST_ASKED_S)
+        self._requested_wait_s = 0.0
+        self._rival = RivalBackoff(_SUPERSEDED_WAIT_S, LONGEST_REQUESTED_S)
         self._opened_ms: int | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self.state = LinkState.CONNECTING
 
     async def run(self) -> None:
-        """Hold a session, and come back whenever it is lost; ends only when the node was revoked."""
+        """Hold a session, and reconnect when it is lost; ends only when the node was revoked."""
         log = self._parts.log
         while self.state is not LinkState.REVOKED:
-            self._asked_wait_s = 0.0
+            self._requested_wait_s = 0.0
             self._opened_ms = None
             try:
                 await self._connect()
@@ -118,10 +118,10 @@ class RelayLink:
             finally:
                 self._channel = None
             if self.state is not LinkState.REVOKED:
-                await self._parts.sleep(self._parts.backoff.next_s(self._asked_wait_s))
+                await self._parts.sleep(self._parts.backoff.next_s(self._requested_wait_s))
 
     async def carry(self, manifest: SignedManifest) -> bool:
-        """Send ``manifest``, and the heartbeat that goes with it, if a session is open."""
+        """Send ``manifest`` and its heartbeat, if a session is open."""
         channel = self._channel
         if channel is None or not channel.is_open:
             return False
@@ -194,8 +194,8 @@ class RelayLink:
         return frame
 
     async def _until_closed(self, channel: Channel, bye: Frame) -> NoReturn:
-        """Wait for the close that follows ``bye``: only its code says what to do next."""
-        self._asked_wait_s = bye.payload.get("retry_after_ms", 0) / 1000
+        """Wait for the close that follows ``bye``: its code decides what to do next."""
+        self._requested_wait_s = bye.payload.get("retry_after_ms", 0) / 1000
         async with asyncio.timeout(CLOSE_TIMEOUT_S):
             await channel.receive()
         raise PeerProtocolError("a frame after bye")
@@ -223,7 +223,7 @@ class RelayLink:
     def _announced(self, frame: Frame) -> None:
         payload = frame.payload
         if payload["ok"]:
-            # Not before: a relay that takes the node in and throws it out again must not be hammered.
+            # Not before: a relay that accepts the session and then closes it must not be hammered.
             self._parts.backoff.reset()
             self.state = LinkState.ANNOUNCED
             return
@@ -233,13 +233,13 @@ class RelayLink:
 
     async def _renew(self, channel: Channel) -> None:
         renewal = self._parts.renewal
-        if renewal is not None and (asked := renewal.request()) is not None:
-            await channel.send("renew", asked)
+        if renewal is not None and (request := renewal.request()) is not None:
+            await channel.send("renew", request)
 
     def _renewed(self, payload: Mapping[str, Any]) -> None:
         if self._parts.renewal is None:
             return
-        # Aside: installing takes a while, and commands must go on meanwhile.
+        # In a task: installing takes a while, and commands must run meanwhile.
         task = asyncio.create_task(self._parts.renewal.answered(payload))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -258,7 +258,7 @@ class RelayLink:
                 self.state = LinkState.REVOKED
             case CloseCode.SUPERSEDED:
                 self.state = LinkState.SUPERSEDED
-                self._asked_wait_s = max(self._asked_wait_s, self._rival.displaced(self._held_s()))
+                self._requested_wait_s = max(self._requested_wait_s, self._rival.displaced(self._held_s()))
             case _:
                 self._parts.log.info("relay lost", code=code)
                 return

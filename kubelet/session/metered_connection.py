@@ -1,4 +1,4 @@
-"""A WebSocket to the relay that counts frames before they are parsed: no relay may burn a node's time.
+"""A WebSocket to the relay that counts frames before they are parsed: no relay may exhaust a node.
 
 A relay that keeps to the limits that its node has announced stays below the rate here. What exceeds it ends
 the connection. Must not know what a frame means.
@@ -24,10 +24,10 @@ _END_OF_HEAD = b"\r\n\r\n"
 
 
 class MeteredConnection(ClientConnection):
-    """A connection of a node that is willing to be sent ``commands_per_s``, and as many at once.
+    """A connection of a node that accepts ``commands_per_s``, and as many at once.
 
     Attributes:
-        is_flooded: whether it was ended because too much came.
+        is_flooded: whether it was closed because it exceeded the rate.
     """
 
     def __init__(self, protocol: ClientProtocol, *, commands_per_s: float, **options: Any) -> None:
@@ -59,7 +59,7 @@ class MeteredConnection(ClientConnection):
         return rest
 
     def _next_piece(self) -> bytes:
-        """Return what is there of the next frame, or of the one before; nothing when it is one too many."""
+        """Return what is there of the next frame, or of the one before; nothing when it exceeds the rate."""
         head = None if self._slicer.is_within else self._slicer.head()
         if head is not None:
             # What is longer than the longest message is refused by the parser, at its head.

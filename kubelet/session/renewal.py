@@ -1,4 +1,4 @@
-"""Another leaf before this one ends: asked for over the session, put in place without dropping it.
+"""Renews the leaf before it expires: requested over the session, installed without dropping it.
 
 The request is the one that the node made with its key, so the key stays. What comes back is verified and
 installed by a process of its own (``kubelet.identity.install``): the daemon does without the library for
@@ -48,7 +48,7 @@ class Renewal:
         self._not_before_ms = 0
 
     def request(self) -> dict[str, str] | None:
-        """Return the payload of ``renew`` if it is time to ask; asking counts as asked for an hour."""
+        """Return the payload of ``renew`` if a renewal is due; the next is due in an hour at the earliest."""
         now = self._now_ms()
         start, end = validity_of(certificates_in(self._identity.leaf_pem)[0])
         if self._identity.root_pem is None or now < max(start + (end - start) * 2 // 3, self._not_before_ms):
@@ -80,7 +80,7 @@ class Renewal:
 
 
 def installer(files: IdentityFiles) -> Install:
-    """Return what installs into ``files``, in a process of its own."""
+    """Return a function that installs into ``files``, in a process of its own."""
 
     async def install(payload: Mapping[str, Any]) -> str | None:
         try:

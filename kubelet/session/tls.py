@@ -1,4 +1,4 @@
-"""How a node speaks TLS: whom it believes, and what it shows of itself.
+"""TLS of a node: which servers it trusts, and which certificate it presents.
 
 Everything is read from the node's files when a connection is made, so that a renewed leaf and a changed root
 count from the next one on. Must not import the certificate library: the daemon does without it.
@@ -15,8 +15,8 @@ from schemas.tls import FreshContext, client_context
 class NodeTls:
     """The contexts of the node whose identity is ``files``.
 
-    ``own_root``: servers are believed by the root of the node's leaf alone; else the relay by what this
-    machine trusts.
+    ``own_root``: servers are trusted by the root of the node's leaf alone; else the relay by the roots of
+    this machine.
     """
 
     def __init__(self, files: IdentityFiles, *, own_root: bool) -> None:
@@ -26,7 +26,7 @@ class NodeTls:
     def to_relay(self, relay_url: str) -> ssl.SSLContext | None:
         """Return a context for one connection to the relay; None where that is not over TLS.
 
-        The node shows no certificate here: it says who it is inside, once the relay has proven who it is.
+        The node presents no certificate here: it authenticates in the session, once the relay is verified.
 
         Raises:
             OSError: the root is not there, or is none.
@@ -38,8 +38,8 @@ class NodeTls:
     def to_broker(self, broker: BrokerAddress) -> ssl.SSLContext | None:
         """Return a context for all connections to the broker; None where they are not over TLS.
 
-        The broker knows the node by its leaf, and lets it write below its own topic alone. Its certificate
-        may always be of our root: a relay with a public one may well have a broker of its own beside it, and
+        The broker identifies the node by its leaf, and allows it its own topics alone. Its certificate may
+        always be of our root: a relay with a public one may have a broker of its own beside it, and
         nothing that goes there is secret.
         """
         if not broker.tls:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kubelet.process import EXIT_CANNOT_RUN, EXIT_NO, EXIT_USAGE, errors_in_one_line, fail, run_until_told
+from kubelet.process import EXIT_CANNOT_RUN, EXIT_NO, EXIT_USAGE, errors_in_one_line, fail, run_until_signal
 from schemas.addresses import AddressError
 from schemas.files import ExposedFileError
 from schemas.identity_files import IdentityFilesError
@@ -55,12 +55,12 @@ def test_work_that_is_told_to_stop_may_tidy_up_and_has_done_its_job(number: sign
         finally:
             tidied.append("tidied")
 
-    run_until_told(work())
+    run_until_signal(work())
     assert tidied == ["tidied"]
 
 
 def test_work_may_end_by_itself() -> None:
-    run_until_told(asyncio.sleep(0))
+    run_until_signal(asyncio.sleep(0))
 
 
 def test_of_what_went_wrong_in_task_groups_the_first_is_told() -> None:
@@ -76,4 +76,4 @@ def test_of_what_went_wrong_in_task_groups_the_first_is_told() -> None:
             tasks.create_task(breaks())
 
     with pytest.raises(OSError, match="the port is taken"):
-        run_until_told(work())
+        run_until_signal(work())

@@ -23,7 +23,7 @@ from kubelet.clock import now_ms
 from kubelet.config import DaemonPlan, NodeConfig
 from kubelet.daemon.agent import run_agent
 from kubelet.handlers.echo import EchoHandler
-from kubelet.process import errors_in_one_line, run_until_told
+from kubelet.process import errors_in_one_line, run_until_signal
 from schemas.addresses import BrokerAddress
 from schemas.files import PRIVATE, write_atomic
 from schemas.identity_files import IdentityFiles
@@ -683,7 +683,7 @@ def test_a_daemon_that_cannot_go_on_says_why_in_its_last_line(
     monkeypatch.setattr(kubelet.daemon.agent, "make_handlers", lambda node_id, _log: [Misfit(node_id, int)])
     config = NodeConfig(BrokerAddress("127.0.0.1", 9), "http://127.0.0.1:9")
     with pytest.raises(SystemExit) as ended, errors_in_one_line():
-        run_until_told(run_agent(config, enrolled.root, 0, sys.stderr))
+        run_until_signal(run_agent(config, enrolled.root, 0, sys.stderr))
     assert ended.value.code == CANNOT_RUN
     last = capsys.readouterr().err.splitlines()[-1]
     assert last.startswith("kubelet: ")

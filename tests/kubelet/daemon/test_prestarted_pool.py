@@ -3,7 +3,7 @@ import threading
 
 import pytest
 
-from kubelet.helper_threads import started_threads
+from kubelet.daemon.prestarted_pool import prestarted_pool
 
 
 def no_thread_left(_thread: threading.Thread) -> None:
@@ -14,7 +14,7 @@ async def test_names_are_looked_up_when_no_thread_can_be_started_any_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     loop = asyncio.get_running_loop()
-    pool = started_threads(2)
+    pool = prestarted_pool(2)
     loop.set_default_executor(pool)
     with monkeypatch.context() as context:
         context.setattr(threading.Thread, "start", no_thread_left)
@@ -37,6 +37,6 @@ def test_a_system_without_so_many_threads_says_so_and_leaves_none_behind(
 
     monkeypatch.setattr(threading.Thread, "start", only_one)
     with pytest.raises(RuntimeError, match="can't start new thread"):
-        started_threads(3)
+        prestarted_pool(3)
     started[0].join(10)
     assert not started[0].is_alive()

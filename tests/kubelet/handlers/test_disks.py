@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from kubelet.handlers.disk_threads import MAX_THREADS, DiskThreads, start_daemon
+from kubelet.handlers.daemon_thread_pool import MAX_THREADS, DaemonThreadPool, start_daemon_thread
 from kubelet.handlers.disks import INTERVAL_S, MAX_DISKS, Disk, Disks, described, distinct
 from kubelet.handlers.readings import Mount, Space
 from kubelet.logs import make_logger
@@ -57,7 +57,7 @@ def machine() -> Iterator[Machine]:
 
 
 def patient(machine: Machine) -> Disks:
-    return Disks(machine.mounts, machine.space, LOG, patience_s=BOUND_S)
+    return Disks(machine.mounts, machine.space, LOG, timeout_s=BOUND_S)
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -134,7 +134,7 @@ async def test_a_disk_that_hangs_delays_no_other_disk(machine: Machine) -> None:
 
 async def test_a_disk_that_hangs_is_waited_for_only_so_long_and_not_asked_again(machine: Machine) -> None:
     machine.hanging = {"/"}
-    disks = Disks(machine.mounts, machine.space, LOG, patience_s=0.01)
+    disks = Disks(machine.mounts, machine.space, LOG, timeout_s=0.01)
     for _ in range(3):
         await asyncio.wait_for(disks.refresh(), BOUND_S)
     assert disks.first.is_set()
@@ -146,7 +146,7 @@ async def test_of_many_disks_most_may_hang_and_the_others_are_still_read() -> No
     many = [Mount(f"/dev/disk{n}", f"/mnt/{n}", "ext4") for n in range(MAX_DISKS)]
     machine = Machine(*many)
     machine.hanging = {mount.path for mount in many[: MAX_THREADS - 1]}
-    disks = Disks(machine.mounts, machine.space, LOG, patience_s=0.01)
+    disks = Disks(machine.mounts, machine.space, LOG, timeout_s=0.01)
     try:
         for _ in range(3):
             await asyncio.wait_for(disks.refresh(), BOUND_S)
@@ -168,7 +168,7 @@ async def test_a_table_of_mounts_that_hangs_leaves_the_last_list_standing(machin
             return [ROOT]
         return machine.mounts()
 
-    disks = Disks(mounts, machine.space, LOG, patience_s=0.05)
+    disks = Disks(mounts, machine.space, LOG, timeout_s=0.05)
     for _ in range(4):
         await asyncio.wait_for(disks.refresh(), BOUND_S)
     assert (answers, disks.latest) == (2, [ROOT_DISK, STICK_DISK])
@@ -186,10 +186,10 @@ async def test_a_system_without_a_thread_left_costs_readings_and_nothing_else(
         if left[0] == 0:
             raise RuntimeError("can't start new thread")
         left[0] -= 1
-        start_daemon(work)
+        start_daemon_thread(work)
 
     disks = Disks(
-        machine.mounts, machine.space, make_logger(log), threads=DiskThreads(start), patience_s=0.05
+        machine.mounts, machine.space, make_logger(log), threads=DaemonThreadPool(start), timeout_s=0.05
     )
     await disks.refresh()
     await until(lambda: disks.latest == [ROOT_DISK, STICK_DISK])
@@ -257,7 +257,7 @@ async def test_a_mount_table_that_cannot_be_read_leaves_the_last_list_standing(m
 
 async def test_the_list_is_refreshed_again_and_again(machine: Machine) -> None:
     pauses: asyncio.Queue[float] = asyncio.Queue()
-    disks = Disks(machine.mounts, machine.space, LOG, sleep=pauses.put, patience_s=BOUND_S)
+    disks = Disks(machine.mounts, machine.space, LOG, sleep=pauses.put, timeout_s=BOUND_S)
     task = asyncio.create_task(disks.run())
     for _ in range(2):
         assert await asyncio.wait_for(pauses.get(), BOUND_S) == INTERVAL_S
@@ -269,7 +269,7 @@ async def test_the_list_is_refreshed_again_and_again(machine: Machine) -> None:
 def test_an_answer_after_the_loop_has_closed_is_dropped_in_silence(machine: Machine) -> None:
     # An exception in a thread fails a test here, because every warning does.
     machine.hanging = {"/"}
-    asyncio.run(Disks(machine.mounts, machine.space, LOG, patience_s=0.01).refresh())
+    asyncio.run(Disks(machine.mounts, machine.space, LOG, timeout_s=0.01).refresh())
     machine.release.set()
     for thread in machine.threads:
         thread.join(BOUND_S)

@@ -1,7 +1,7 @@
-"""Threads that are there before they are needed: for the look-up of names, and for what waits at the end.
+"""A thread pool that is started in full at once: for name resolution, and for joining threads at the end.
 
-The event loop starts its helpers one by one when they are first needed. On a board at its limit of tasks that
-start fails long after the daemon's own, in the middle of a reconnect, and would end the daemon. Must not be
+The event loop's own pool starts its threads one by one on demand. On a board at its limit of tasks that start
+fails long after the daemon's own, in the middle of a reconnect, and would end the daemon. Must not be
 used for calls that may never return.
 """
 
@@ -11,11 +11,11 @@ from concurrent.futures import ThreadPoolExecutor
 COUNT = 4
 
 
-def started_threads(count: int = COUNT) -> ThreadPoolExecutor:
+def prestarted_pool(count: int = COUNT) -> ThreadPoolExecutor:
     """Return a pool of ``count`` threads, all of which run.
 
     Raises:
-        RuntimeError: the system has not that many left.
+        RuntimeError: the system has too few left.
     """
     pool = ThreadPoolExecutor(count, thread_name_prefix="helper")
     # None of them is free for the next job before the last one runs, so that each job starts a thread.

@@ -69,9 +69,9 @@ async def running(handler: MetricsHandler) -> AsyncIterator[None]:
     await asyncio.wait([task])
 
 
-def handler_of(machine: Machine, patience_s: float = BOUND_S) -> MetricsHandler:
+def handler_of(machine: Machine, timeout_s: float = BOUND_S) -> MetricsHandler:
     return MetricsHandler(
-        NODE_ID, lambda: NOW_MS, machine, log=LOG, sleep=only_the_first, patience_s=patience_s
+        NODE_ID, lambda: NOW_MS, machine, log=LOG, sleep=only_the_first, timeout_s=timeout_s
     )
 
 
@@ -148,7 +148,7 @@ async def test_a_snapshot_before_the_first_interval_waits_for_it() -> None:
         await first_interval.wait()
         await only_the_first(seconds)
 
-    handler = MetricsHandler(NODE_ID, lambda: NOW_MS, Machine(), log=LOG, sleep=pause, patience_s=BOUND_S)
+    handler = MetricsHandler(NODE_ID, lambda: NOW_MS, Machine(), log=LOG, sleep=pause, timeout_s=BOUND_S)
     asked = asyncio.create_task(handler.invoke("snapshot", {"include": ["cpu"]}))
     async with running(handler):
         await asyncio.sleep(0)
@@ -159,13 +159,13 @@ async def test_a_snapshot_before_the_first_interval_waits_for_it() -> None:
 
 
 async def test_parts_that_are_not_known_in_time_are_left_out_and_not_made_up() -> None:
-    handler = handler_of(Machine(), patience_s=0.01)
+    handler = handler_of(Machine(), timeout_s=0.01)
     sample = await asyncio.wait_for(handler.invoke("snapshot", {}), BOUND_S)
     assert set(sample) == {*REQUIRED, "mem", "load"}
 
 
 async def test_parts_that_need_no_sample_are_not_waited_for() -> None:
-    handler = handler_of(Machine(), patience_s=10 * BOUND_S)
+    handler = handler_of(Machine(), timeout_s=10 * BOUND_S)
     sample = await asyncio.wait_for(handler.invoke("snapshot", {"include": ["mem", "load"]}), BOUND_S)
     assert set(sample) == {*REQUIRED, "mem", "load"}
 
@@ -179,7 +179,7 @@ async def test_a_caller_that_goes_away_stops_the_wait() -> None:
 
 
 async def test_this_machine_gives_a_valid_sample() -> None:
-    handler = MetricsHandler(NODE_ID, lambda: NOW_MS, log=LOG, patience_s=BOUND_S)
+    handler = MetricsHandler(NODE_ID, lambda: NOW_MS, log=LOG, timeout_s=BOUND_S)
     async with running(handler):
         sample = await handler.invoke("snapshot", {})
     SchemaRegistry().load("system.metrics.sample@1.0.0").check(sample)

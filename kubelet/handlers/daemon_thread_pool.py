@@ -1,8 +1,8 @@
-"""A few threads that ask what may never answer.
+"""A small pool of daemon threads, for calls that may never return.
 
 A call that hangs keeps its thread, since nothing ends a thread that waits for a dead disk; as long as others
-are left, no other call waits for it. They are daemon threads and not those of a standard pool, which is
-joined at exit: a dead disk would keep the daemon from ending. Must not know what is asked.
+are left, no other call waits for it. Not a standard pool, which is joined at exit: a dead disk would keep the
+daemon from ending. Must not know what is called.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ T = TypeVar("T")
 MAX_THREADS = 16
 
 
-def start_daemon(work: Callable[[], None]) -> None:
+def start_daemon_thread(work: Callable[[], None]) -> None:
     """Start a thread that does not keep the process from ending.
 
     Raises:
@@ -27,11 +27,11 @@ def start_daemon(work: Callable[[], None]) -> None:
     threading.Thread(target=work, name="disk", daemon=True).start()
 
 
-class DiskThreads:
-    """At most ``limit`` threads, which ``start`` starts; each ends when there is nothing left to ask."""
+class DaemonThreadPool:
+    """At most ``limit`` threads, which ``start`` starts; each ends when no call is queued."""
 
     def __init__(
-        self, start: Callable[[Callable[[], None]], None] = start_daemon, limit: int = MAX_THREADS
+        self, start: Callable[[Callable[[], None]], None] = start_daemon_thread, limit: int = MAX_THREADS
     ) -> None:
         self._start = start
         self._limit = limit
@@ -39,10 +39,10 @@ class DiskThreads:
         self._jobs: deque[Callable[[], None]] = deque()
         self._running = 0
 
-    def ask(self, call: Callable[[], T]) -> asyncio.Future[T]:
+    def submit(self, call: Callable[[], T]) -> asyncio.Future[T]:
         """Return what ``call`` will return or raise once a thread takes it, which ``start_missing`` starts.
 
-        A loop that has closed meanwhile is told nothing.
+        Dropped when the loop has closed meanwhile.
         """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
@@ -59,10 +59,10 @@ class DiskThreads:
         return future
 
     def start_missing(self) -> None:
-        """Start a thread for every call that waits for one, up to the limit.
+        """Start a thread for every queued call, up to the limit.
 
         Raises:
-            RuntimeError: the system has none left. What waits is taken by threads that run, or the next time.
+            RuntimeError: the system has none left. Queued calls wait for threads that run, or the next time.
         """
         for _ in range(min(len(self._jobs), self._limit)):
             with self._lock:

@@ -4,14 +4,14 @@ from collections.abc import Callable
 
 import pytest
 
-from kubelet.handlers.disk_threads import DiskThreads, start_daemon
+from kubelet.handlers.daemon_thread_pool import DaemonThreadPool, start_daemon_thread
 
 BOUND_S = 10
 
 
 async def test_what_is_asked_is_answered_in_a_thread_that_ends() -> None:
-    threads = DiskThreads()
-    asked = threads.ask(threading.current_thread)
+    threads = DaemonThreadPool()
+    asked = threads.submit(threading.current_thread)
     threads.start_missing()
     thread = await asyncio.wait_for(asked, BOUND_S)
     assert thread is not threading.main_thread()
@@ -21,12 +21,12 @@ async def test_what_is_asked_is_answered_in_a_thread_that_ends() -> None:
 
 
 async def test_what_is_raised_is_raised_to_those_who_asked() -> None:
-    threads = DiskThreads()
+    threads = DaemonThreadPool()
 
     def broken() -> None:
         raise OSError("input/output error")
 
-    asked = threads.ask(broken)
+    asked = threads.submit(broken)
     threads.start_missing()
     with pytest.raises(OSError, match="input/output"):
         await asyncio.wait_for(asked, BOUND_S)
@@ -41,8 +41,8 @@ async def test_there_are_never_more_threads_than_the_limit_and_what_waits_is_don
         assert release.wait(BOUND_S)
         return threading.current_thread()
 
-    threads = DiskThreads(limit=2)
-    asked = [threads.ask(hang) for _ in range(5)]
+    threads = DaemonThreadPool(limit=2)
+    asked = [threads.submit(hang) for _ in range(5)]
     for _ in range(3):
         threads.start_missing()
     both = {await asyncio.wait_for(begun.get(), BOUND_S) for _ in range(2)}
@@ -59,10 +59,10 @@ async def test_a_thread_that_cannot_be_started_is_tried_again() -> None:
         if refused < 2:
             refused += 1
             raise RuntimeError("can't start new thread")
-        start_daemon(work)
+        start_daemon_thread(work)
 
-    threads = DiskThreads(start, limit=1)
-    asked = threads.ask(lambda: "space")
+    threads = DaemonThreadPool(start, limit=1)
+    asked = threads.submit(lambda: "space")
     for _ in range(2):
         with pytest.raises(RuntimeError, match="can't start"):
             threads.start_missing()
