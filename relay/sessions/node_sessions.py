@@ -25,7 +25,7 @@ from relay.sessions.connect_limiter import ConnectLimiter
 from relay.sessions.connection import NodeConnection
 from relay.sessions.frame_handlers import FrameHandlers
 from relay.sessions.handshake import Handshake, HandshakeError
-from relay.sessions.session import AckPayload, NodeSession
+from relay.sessions.session import AckPayload, NodeSession, cmd_payload
 from schemas.errors import Failure, ToolError
 from schemas.frames import MAX_FRAME_BYTES, SUBPROTOCOL, Frame, FrameReader
 from schemas.identity import Identity
@@ -125,15 +125,7 @@ class NodeSessions:
             raise ToolError(Failure.NODE_OFFLINE)
         msg_id = self._ulids.new()
         now = session.now_ms()
-        payload: dict[str, Any] = {
-            "tool": command.tool,
-            "arguments": command.arguments,
-            "deadline_ms": command.deadline_ms,
-            "sent_at_ms": now,
-            "correlation_id": command.correlation_id,
-        }
-        if command.traceparent is not None:
-            payload["traceparent"] = command.traceparent
+        payload = cmd_payload(command, now)
         answer: asyncio.Future[AckPayload] = asyncio.get_running_loop().create_future()
         session.pending.add(msg_id, payload, now + command.deadline_ms, answer)
         try:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from relay.clock import SessionClock
+from relay.routing.port import Command
 from relay.sessions.connection import NodeConnection
 from schemas.delivery import PendingCommands
 from schemas.errors import ToolError
@@ -51,3 +52,17 @@ class NodeSession:
             waiter = self.pending.pop(msg_id)
             if waiter is not None and not waiter.done():
                 waiter.set_exception(error)
+
+
+def cmd_payload(command: Command, sent_at_ms: int) -> dict[str, Any]:
+    """Return the payload of the ``cmd`` for ``command``; ``sent_at_ms`` is the session's time."""
+    payload: dict[str, Any] = {
+        "tool": command.tool,
+        "arguments": command.arguments,
+        "deadline_ms": command.deadline_ms,
+        "sent_at_ms": sent_at_ms,
+        "correlation_id": command.correlation_id,
+    }
+    if command.traceparent is not None:
+        payload["traceparent"] = command.traceparent
+    return payload

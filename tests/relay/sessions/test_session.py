@@ -3,9 +3,11 @@ import asyncio
 import pytest
 
 from relay.clock import SessionClock
-from relay.sessions.session import AckPayload, NodeSession
+from relay.routing.port import Command
+from relay.sessions.session import AckPayload, NodeSession, cmd_payload
 from schemas.errors import Failure, ToolError
-from tests.fakes.signer import NOW_MS, SimulatedCa
+from schemas.registry import SchemaRegistry
+from tests.fakes.signer import NODE_ID, NOW_MS, SimulatedCa
 
 DONE: AckPayload = {"ok": True, "result": {}}
 REVOKED = ToolError(Failure.ATTESTATION_FAILED)
@@ -67,3 +69,17 @@ async def test_a_command_of_a_session_that_was_settled_elsewhere_is_left_alone(l
     answered.set_result(DONE)
     live.fail_all(REVOKED)
     assert answered.result() is DONE
+
+
+@pytest.mark.parametrize("traceparent", [None, f"00-{'a' * 32}-{'b' * 16}-01"])
+def test_a_cmd_fits_its_document_with_a_trace_and_without(
+    registry: SchemaRegistry, traceparent: str | None
+) -> None:
+    command = Command(
+        NODE_ID, f"sysecho.{NODE_ID}.echo.invoke", {}, 1000, "01HZX9K3M4P7Q8R9S0T1V2W3XY", traceparent
+    )
+    payload = cmd_payload(command, NOW_MS)
+    assert payload.get("traceparent") == traceparent
+    assert (payload["sent_at_ms"], payload["deadline_ms"]) == (NOW_MS, 1000)
+    frame = {"type": "cmd", "msg_id": "01HZX9K3M4P7Q8R9S0T1V2W3XZ", "payload": payload}
+    assert registry.load("session.cmd@1.0.0").is_valid(frame)
