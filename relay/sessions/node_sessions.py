@@ -34,7 +34,6 @@ from schemas.text import printable
 from schemas.ulids import UlidSource
 
 AUTH_TIMEOUT_S = 5
-
 _TOO_LARGE = 1009  # the server's own: a frame over the limit does not reach this module
 
 
