@@ -13,7 +13,7 @@ from structlog.typing import FilteringBoundLogger
 
 from kubelet.handlers.base import Handler
 from kubelet.handlers.disks import Disks
-from kubelet.handlers.readings import LinuxReadings, Memory, Readings
+from kubelet.handlers.readings import LinuxReadings, MemoryReading, Readings
 from kubelet.handlers.sampler import CpuSampler, CpuUsage
 
 CAPABILITY: Mapping[str, Any] = {
@@ -103,7 +103,7 @@ def _cpu(usage: CpuUsage) -> dict[str, Any]:
     }
 
 
-def _mem(memory: Memory) -> dict[str, int]:
+def _mem(memory: MemoryReading) -> dict[str, int]:
     return {
         "total_bytes": memory.total,
         "available_bytes": memory.available,

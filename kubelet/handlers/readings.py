@@ -1,4 +1,4 @@
-"""What this machine says of itself, read through psutil and ``/proc``.
+"""The resources of this machine, read through psutil and ``/proc``.
 
 The numbers mean what the Rust crate ``sysinfo`` means by them (RFC-0001, decision 8). Must not keep anything
 between two readings: rates and last lists are the samplers' business.
@@ -22,7 +22,7 @@ class CpuTimes(NamedTuple):
     total: float
 
 
-class Memory(NamedTuple):
+class MemoryReading(NamedTuple):
     """Bytes of memory and swap."""
 
     total: int
@@ -32,7 +32,7 @@ class Memory(NamedTuple):
 
 
 class Mount(NamedTuple):
-    """A file system where it is mounted. All three are strings of foreign origin."""
+    """A file system where it is mounted. All three strings are of foreign origin."""
 
     device: str
     path: str
@@ -40,7 +40,7 @@ class Mount(NamedTuple):
 
 
 class Space(NamedTuple):
-    """Bytes of a file system, and how many of them an ordinary user can still have."""
+    """Bytes of a file system, and how many of them are free for an unprivileged user."""
 
     total: int
     available: int
@@ -52,7 +52,7 @@ class Readings(Protocol):
     def cpu_times(self) -> Sequence[CpuTimes]:
         """Return the times of each logical CPU."""
 
-    def memory(self) -> Memory:
+    def memory(self) -> MemoryReading:
         """Return the state of memory and swap."""
 
     def load(self) -> tuple[float, float, float]:
@@ -65,7 +65,7 @@ class Readings(Protocol):
         """Return what is mounted from block devices, in the order of mounting; may block."""
 
     def space(self, path: str) -> Space:
-        """Return the space of the file system at ``path``; may block for ever."""
+        """Return the space of the file system at ``path``; may block without end."""
 
 
 class LinuxReadings:
@@ -78,11 +78,11 @@ class LinuxReadings:
         """Return the times of each logical CPU."""
         return [summed(times) for times in psutil.cpu_times(percpu=True)]
 
-    def memory(self) -> Memory:
+    def memory(self) -> MemoryReading:
         """Return the state of memory and swap."""
         memory = psutil.virtual_memory()
         swap = psutil.swap_memory()
-        return Memory(memory.total, memory.available, swap.total, swap.free)
+        return MemoryReading(memory.total, memory.available, swap.total, swap.free)
 
     def load(self) -> tuple[float, float, float]:
         """Return the load averages over 1, 5 and 15 minutes."""

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kubelet.handlers.metrics import CAPABILITY, MetricsHandler
-from kubelet.handlers.readings import CpuTimes, Memory, Mount, Space
+from kubelet.handlers.readings import CpuTimes, MemoryReading, Mount, Space
 from kubelet.handlers.sampler import FIRST_INTERVAL_S
 from kubelet.logs import make_logger
 from schemas.canonical import jcs
@@ -29,14 +29,14 @@ class Machine:
     def __init__(self) -> None:
         self._seconds = count()
         self.cores = 2
-        self.memory_now = Memory(total=8000, available=6000, swap_total=2000, swap_free=500)
+        self.memory_now = MemoryReading(total=8000, available=6000, swap_total=2000, swap_free=500)
         self.mounted = [Mount("/dev/sda1", "/", "ext4")]
 
     def cpu_times(self) -> Sequence[CpuTimes]:
         second = float(next(self._seconds))
         return [CpuTimes(0.0, second), *[CpuTimes(second, second)] * (self.cores - 1)]
 
-    def memory(self) -> Memory:
+    def memory(self) -> MemoryReading:
         return self.memory_now
 
     def load(self) -> tuple[float, float, float]:
@@ -133,7 +133,7 @@ async def test_include_chooses_several_parts() -> None:
 async def test_the_oddest_machine_still_fits_the_schema() -> None:
     machine = Machine()
     machine.cores = 5000
-    machine.memory_now = Memory(total=10, available=20, swap_total=0, swap_free=5)
+    machine.memory_now = MemoryReading(total=10, available=20, swap_total=0, swap_free=5)
     machine.mounted = [Mount(f"/dev/{n}", f"/media/\x1b\u202e{n}" + "y" * 400, "t" * 99) for n in range(99)]
     sample = await snapshot(machine, {})
     assert len(sample["cpu"]["per_core_pct"]) == sample["cpu"]["cores"] == 4096

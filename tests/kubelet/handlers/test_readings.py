@@ -4,7 +4,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from kubelet.handlers.readings import CpuTimes, LinuxReadings, Memory, summed
+from kubelet.handlers.readings import CpuTimes, LinuxReadings, MemoryReading, summed
 
 STAT = """\
 cpu  3000 0 1000 6000 0 0 0 0 0 0
@@ -59,7 +59,7 @@ def _times(like: object, **seconds: float) -> psutil._ntuples.scputimes:
 
 @pytest.mark.usefixtures("proc")
 def test_memory_is_read_in_bytes() -> None:
-    assert LinuxReadings().memory() == Memory(
+    assert LinuxReadings().memory() == MemoryReading(
         total=8000 * 1024, available=6000 * 1024, swap_total=2048 * 1024, swap_free=1536 * 1024
     )
 
