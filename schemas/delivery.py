@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Generic, TypeVar
 
+from schemas.payloads import Cmd
+
 WaiterT = TypeVar("WaiterT")
 
 ENTRY_BYTES = 256
@@ -23,7 +25,7 @@ _NOT_KEPT = b""
 class Sent(Generic[WaiterT]):
     """A command on its way: its payload, when it is over, and who waits for it."""
 
-    payload: Mapping[str, Any]
+    payload: Cmd
     expires_at_ms: int
     waiter: WaiterT
 
@@ -43,7 +45,7 @@ class PendingCommands(Generic[WaiterT]):
     def __contains__(self, msg_id: object) -> bool:
         return msg_id in self._sent
 
-    def add(self, msg_id: str, payload: Mapping[str, Any], expires_at_ms: int, waiter: WaiterT) -> None:
+    def add(self, msg_id: str, payload: Cmd, expires_at_ms: int, waiter: WaiterT) -> None:
         """Note that the command was sent."""
         self._sent[msg_id] = Sent(payload, expires_at_ms, waiter)
 
@@ -52,7 +54,7 @@ class PendingCommands(Generic[WaiterT]):
         sent = self._sent.pop(msg_id, None)
         return None if sent is None else sent.waiter
 
-    def resendable(self, now_ms: int) -> list[tuple[str, dict[str, Any]]]:
+    def resendable(self, now_ms: int) -> list[tuple[str, Cmd]]:
         """Return ``(msg_id, payload)`` of what may be sent again to the same process, budgets renewed."""
         return [
             (msg_id, {**sent.payload, "deadline_ms": sent.expires_at_ms - now_ms, "sent_at_ms": now_ms})

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from schemas.error_roots import EdgeError
+from schemas.payloads import ErrorEnvelope
 
 MAX_TEXT = 512
 
@@ -245,10 +246,10 @@ class ToolError(EdgeError):
     def __str__(self) -> str:
         return f"{self.failure.value.code}: {self.detail or self.failure.value.message}"
 
-    def envelope(self, correlation_id: str | None = None) -> dict[str, Any]:
+    def envelope(self, correlation_id: str | None = None) -> ErrorEnvelope:
         """Return the error envelope of RFC-0001 section 4 (``error@1.0.0``)."""
         row = self.failure.value
-        envelope: dict[str, Any] = {
+        envelope: ErrorEnvelope = {
             "code": row.code,
             "message": (self.detail or row.message)[:MAX_TEXT],
             "suggested_fix": row.suggested_fix,

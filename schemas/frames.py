@@ -5,7 +5,6 @@ Must not know in which state a session is: that is ``session``.
 
 import json
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -66,13 +65,14 @@ class Frame:
 
     Attributes:
         msg_id: a ULID in upper case, as ``in_reply_to``.
+        payload: of the type in ``payloads`` that is named for this type of frame.
         wire: the text of an ``announce``'s payload, the bytes that were signed: ``encode`` writes them. Empty
             in any other frame.
     """
 
     type: str
     msg_id: str
-    payload: Mapping[str, Any]
+    payload: Any
     in_reply_to: str | None = None
     wire: bytes = field(default=b"", compare=False)
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from schemas.canonical import blake3_hex, jcs
 from schemas.keys import base64url, from_base64url, verifies
+from schemas.payloads import Attestation, Fingerprint
 
 MANIFEST_VERSION = "1.1.0"
 MAX_MANIFEST_BYTES = 128 * 1024
@@ -21,7 +22,7 @@ FIRST_CREDIBLE_MS = 1_700_000_000_000
 """2023-11-14: a clock that reads less has not been set, and nothing is published by it."""
 
 
-def fingerprint(readings: Mapping[str, str]) -> dict[str, Any]:
+def fingerprint(readings: Mapping[str, str]) -> Fingerprint:
     """Return the ``hw_fingerprint`` of the hardware ids ``{source: value}`` that could be read.
 
     Raises:
@@ -70,7 +71,7 @@ def etag_of(wire: bytes) -> str:
     return blake3_hex(wire)
 
 
-def signature_holds(wire: bytes, attestation: Mapping[str, str], public_key: bytes) -> bool:
+def signature_holds(wire: bytes, attestation: Attestation, public_key: bytes) -> bool:
     """Tell whether hash and signature fit ``wire``, the canonical bytes of a schema-valid manifest.
 
     ``u`` and ``s`` are spliced out of ``wire``: ``sig`` is the last member of the canonical attestation and

@@ -15,6 +15,7 @@ from schemas.errors import Failure
 from schemas.identity import Identity
 from schemas.kinds import MANIFEST_REF, KindRegistry
 from schemas.manifest import MAX_FUTURE_MS, MAX_MANIFEST_BYTES, MAX_TTL_MS, etag_of, signature_holds
+from schemas.payloads import Capability, Manifest
 from schemas.registry import SchemaRegistry
 from schemas.strict_json import StrictJsonError, loads
 
@@ -127,7 +128,7 @@ class Verdict:
 
     outcome: Outcome
     manifest: TrustedManifest | None = None
-    capabilities: Sequence[Mapping[str, Any]] = ()
+    capabilities: Sequence[Capability] = ()
     reason: Reason | None = None
     kid: str | None = None
     mark: Mark | None = None
@@ -200,9 +201,9 @@ class TrustRules:
         capabilities = manifest["capabilities"]
         return Verdict(Outcome.ACCEPTED, manifest=trusted, capabilities=capabilities, mark=known.mark)
 
-    def _read(self, wire: bytes, parsed: Mapping[str, Any] | None) -> dict[str, Any]:
+    def _read(self, wire: bytes, parsed: Mapping[str, Any] | None) -> Manifest:
         """Return the manifest that ``wire`` is the canonical form of, if it is one by itself."""
-        manifest = _parsed(wire) if parsed is None or len(wire) > MAX_MANIFEST_BYTES else parsed
+        manifest: Any = _parsed(wire) if parsed is None or len(wire) > MAX_MANIFEST_BYTES else parsed
         # Kinds first: one that the document does not admit, or this process not know, has a code of its own.
         if self._names_unknown_kind(manifest):
             raise _RejectionError(Reason.KIND_UNSUPPORTED)
@@ -210,10 +211,11 @@ class TrustRules:
             raise _RejectionError(Reason.SCHEMA)
         if not is_canonical(wire, manifest):
             raise _RejectionError(Reason.NOT_CANONICAL)
-        if not 0 < manifest["expires_at_ms"] - manifest["issued_at_ms"] <= MAX_TTL_MS:
+        read: Manifest = manifest
+        if not 0 < read["expires_at_ms"] - read["issued_at_ms"] <= MAX_TTL_MS:
             raise _RejectionError(Reason.LIFETIME)
-        self._check_capabilities(manifest["capabilities"])
-        return dict(manifest)
+        self._check_capabilities(read["capabilities"])
+        return read
 
     def _names_unknown_kind(self, manifest: object) -> bool:
         capabilities = manifest.get("capabilities") if isinstance(manifest, dict) else None
@@ -222,7 +224,7 @@ class TrustRules:
         kinds = [item.get("kind") for item in capabilities if isinstance(item, dict)]
         return any(isinstance(kind, str) and self._kinds.get(kind) is None for kind in kinds)
 
-    def _check_capabilities(self, capabilities: Sequence[Mapping[str, Any]]) -> None:
+    def _check_capabilities(self, capabilities: Sequence[Capability]) -> None:
         """Check what the document cannot say: ids are unique, and each cites the schema of its kind."""
         if len({capability["cap_id"] for capability in capabilities}) != len(capabilities):
             raise _RejectionError(Reason.CAPABILITY_TWICE)
@@ -239,7 +241,7 @@ def _parsed(wire: bytes) -> Any:
         raise _RejectionError(Reason.NOT_JSON) from None
 
 
-def _check_attested(wire: bytes, manifest: dict[str, Any], identity: Identity, now_ms: int) -> None:
+def _check_attested(wire: bytes, manifest: Manifest, identity: Identity, now_ms: int) -> None:
     if identity.node_id != manifest["node_id"]:
         raise _RejectionError(Reason.ID_MISMATCH)
     if not identity.valid_at(now_ms):

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from schemas.identity_files import NodeIdentity
+from schemas.payloads import Auth
 from schemas.tokens import sign_token
 
 _TOKEN_LIFE_S = 60
@@ -19,7 +20,7 @@ class AudienceError(Exception):
 
 def answer_to(
     challenge: Mapping[str, Any], identity: NodeIdentity, pinned: str, jti: str, boot_id: str
-) -> dict[str, Any]:
+) -> Auth:
     """Return the payload of ``auth``, but for ``resume``, to the payload of a ``challenge``.
 
     Raises:

@@ -24,6 +24,7 @@ from kubelet.session.renewal import Renewal
 from schemas.delivery import TransitGauge
 from schemas.frames import Frame, FrameReader
 from schemas.identity_files import NodeIdentity
+from schemas.payloads import AnnounceAck, Bye, Cmd, Heartbeat, HeartbeatAck, Welcome
 from schemas.session import ByeReason, CloseCode, PeerProtocolError, ProtocolError
 from schemas.text import printable
 from schemas.ulids import UlidSource
@@ -125,7 +126,7 @@ class RelayLink:
         channel = self._channel
         if channel is None or not channel.is_open:
             return False
-        beat = {
+        beat: Heartbeat = {
             "manifest_etag": manifest.etag,
             "expires_at_ms": manifest.expires_at_ms,
             "inflight": self._parts.dispatcher.inflight,
@@ -162,7 +163,7 @@ class RelayLink:
         if self._session_id is not None:
             auth["resume"] = self._session_id
         await channel.send("auth", auth, challenge.msg_id)
-        payload = (await self._receive(channel)).payload
+        payload: Welcome = (await self._receive(channel)).payload
         self._session_id = payload["session_id"]
         if not payload["resumed"]:
             self._gauge = TransitGauge()
@@ -195,7 +196,8 @@ class RelayLink:
 
     async def _until_closed(self, channel: Channel, bye: Frame) -> NoReturn:
         """Wait for the close that follows ``bye``: its code decides what to do next."""
-        self._requested_wait_s = bye.payload.get("retry_after_ms", 0) / 1000
+        payload: Bye = bye.payload
+        self._requested_wait_s = payload.get("retry_after_ms", 0) / 1000
         async with asyncio.timeout(CLOSE_TIMEOUT_S):
             await channel.receive()
         raise PeerProtocolError("a frame after bye")
@@ -204,13 +206,15 @@ class RelayLink:
         payload = frame.payload
         match frame.type:
             case "cmd":
-                delay = self._gauge.delay_ms(payload["sent_at_ms"], self._parts.ticks_ms())
-                await self._parts.dispatcher.submit(frame, payload["deadline_ms"] - delay, self._answer)
+                command: Cmd = payload
+                delay = self._gauge.delay_ms(command["sent_at_ms"], self._parts.ticks_ms())
+                await self._parts.dispatcher.submit(frame, command["deadline_ms"] - delay, self._answer)
             case "cmd_cancel":
                 self._parts.dispatcher.cancel(frame.in_reply_to or "")
             case "heartbeat_ack":
+                beat: HeartbeatAck = payload
                 self._gauge.renew()
-                self._gauge.delay_ms(payload["server_time_ms"], self._parts.ticks_ms())
+                self._gauge.delay_ms(beat["server_time_ms"], self._parts.ticks_ms())
                 await self._renew(channel)
             case "announce_ack":
                 self._announced(frame)
@@ -221,7 +225,7 @@ class RelayLink:
                 await self._until_closed(channel, frame)
 
     def _announced(self, frame: Frame) -> None:
-        payload = frame.payload
+        payload: AnnounceAck = frame.payload
         if payload["ok"]:
             # Not before: a relay that accepts the session and then closes it must not be hammered.
             self._parts.backoff.reset()

@@ -10,6 +10,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from relay.http.frame_meter import METER_IN_SCOPE, FrameMeter
 from schemas.frames import Frame
+from schemas.payloads import Bye
 from schemas.session import ByeReason, CloseCode, DropReason, PeerProtocolError, SessionMachine, State
 from schemas.ulids import UlidSource
 
@@ -101,7 +102,7 @@ class NodeConnection:
         """Send ``bye`` where the code has a reason for it, with the retry time, and close."""
         try:
             if code in _BYE_REASONS and self._machine.state is not State.CLOSED:
-                bye: dict[str, Any] = {"reason": _BYE_REASONS[code]}
+                bye: Bye = {"reason": _BYE_REASONS[code]}
                 if retry_after_ms is not None:
                     bye["retry_after_ms"] = retry_after_ms
                 await self.send("bye", bye)

@@ -5,7 +5,7 @@ answers to commands must not wait. Must not decide who is connected: ``node_sess
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from starlette.websockets import WebSocketDisconnect
@@ -17,6 +17,7 @@ from relay.sessions.session import NodeSession
 from schemas.errors import Failure, ToolError
 from schemas.frames import Frame
 from schemas.manifest import etag_of
+from schemas.payloads import AnnounceAck, Heartbeat, Renew
 from schemas.session import CloseCode, ProtocolError
 from schemas.trust import Outcome, Verdict
 
@@ -46,7 +47,8 @@ class FrameHandlers:
             case "announce":
                 await self._announced(session, connection, frame)
             case "heartbeat":
-                self._fleet.heartbeat(session.identity.node_id, frame.payload["manifest_etag"])
+                beat: Heartbeat = frame.payload
+                self._fleet.heartbeat(session.identity.node_id, beat["manifest_etag"])
                 await connection.send("heartbeat_ack", {"server_time_ms": session.now_ms()}, frame.msg_id)
             case "renew":
                 await self._start(session, connection, frame, self._renew)
@@ -101,9 +103,10 @@ class FrameHandlers:
             session.ca_requests.discard(frame.type)
 
     async def _renew(self, session: NodeSession, connection: NodeConnection, frame: Frame) -> None:
-        answer: dict[str, Any]
+        asked: Renew = frame.payload
+        answer: Mapping[str, Any]
         try:
-            issued = await self._renewals.renew(session.identity, frame.payload["csr"])
+            issued = await self._renewals.renew(session.identity, asked["csr"])
             # The node will announce itself with it over this session, without waiting for the broker.
             self._fleet.offer_identity(session.identity.node_id, issued["certificate"])
             answer = {"ok": True, **issued}
@@ -124,13 +127,13 @@ class FrameHandlers:
         await connection.close(CloseCode.REVOKED)
 
 
-def _refusal(verdict: Verdict) -> dict[str, Any]:
+def _refusal(verdict: Verdict) -> AnnounceAck:
     # Pending for a leaf: the node itself is connected, so no other leaf of it will follow.
     unvouched = Failure.ATTESTATION_FAILED if verdict.outcome is Outcome.PARKED else Failure.MANIFEST_INVALID
     failure = verdict.reason.failure if verdict.reason else unvouched
     why = verdict.reason.value if verdict.reason else verdict.outcome.value
     detail = f"The manifest was not accepted: {why}."
-    refusal: dict[str, Any] = {"ok": False, "error": ToolError(failure, detail).envelope()}
+    refusal: AnnounceAck = {"ok": False, "error": ToolError(failure, detail).envelope()}
     if verdict.mark is not None:
         refusal["mark_issued_at_ms"] = verdict.mark.issued_at_ms
     return refusal

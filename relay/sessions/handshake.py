@@ -11,6 +11,7 @@ from schemas.certificates import IdentityError, IdentityReason
 from schemas.frames import Frame
 from schemas.identity import Identity
 from schemas.keys import base64url
+from schemas.payloads import Auth, Challenge
 from schemas.session import CloseCode
 from schemas.tokens import TokenError, TokenVerifier
 
@@ -40,7 +41,7 @@ class Handshake:
     audience: str
     random_bytes: Callable[[int], bytes]
 
-    def challenge(self, now_ms: int) -> dict[str, object]:
+    def challenge(self, now_ms: int) -> Challenge:
         """Return the payload of a fresh challenge."""
         return {
             "nonce": base64url(self.random_bytes(_NONCE_BYTES)),
@@ -54,15 +55,16 @@ class Handshake:
         Raises:
             HandshakeError: it proves none.
         """
-        node_id = auth.payload["node_id"]
+        proof: Auth = auth.payload
+        node_id = proof["node_id"]
         try:
-            identity = self.fleet.identify(node_id, auth.payload["certificate"])
+            identity = self.fleet.identify(node_id, proof["certificate"])
         except IdentityError as error:
             code = CloseCode.REVOKED if error.reason is IdentityReason.REVOKED else CloseCode.AUTH_FAILED
             raise HandshakeError(error.reason, code) from None
         try:
             claims = self.verifier.verify(
-                auth.payload["token"],
+                proof["token"],
                 {identity.kid: identity.public_key}.get,
                 audience=self.audience,
                 now_s=now_ms // 1000,

@@ -6,7 +6,7 @@ Must not decide who may call, nor look into arguments and results.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from starlette.types import Receive, Scope, Send
@@ -29,6 +29,7 @@ from relay.sessions.session import AckPayload, NodeSession, cmd_payload
 from schemas.errors import Failure, ToolError
 from schemas.frames import MAX_FRAME_BYTES, SUBPROTOCOL, Frame, FrameReader
 from schemas.identity import Identity
+from schemas.payloads import Cmd, Welcome
 from schemas.session import CloseCode, PeerProtocolError, ProtocolError, Role, SessionMachine
 from schemas.text import printable
 from schemas.ulids import UlidSource
@@ -155,9 +156,7 @@ class NodeSessions:
             del self._sessions[node_id]
         return list(ended)
 
-    async def _send_command(
-        self, connection: NodeConnection, msg_id: str, payload: Mapping[str, Any]
-    ) -> None:
+    async def _send_command(self, connection: NodeConnection, msg_id: str, payload: Cmd) -> None:
         connection.meter.expect_answer()
         try:
             await connection.send_as(msg_id, "cmd", payload)
@@ -252,7 +251,7 @@ class NodeSessions:
         node_id = session.identity.node_id
         # A new session has a new id, which no node can have asked to resume.
         resumed = session.session_id == auth.payload.get("resume")
-        welcome = {
+        welcome: Welcome = {
             "session_id": session.session_id,
             "heartbeat_interval_ms": HEARTBEAT_INTERVAL_MS,
             "max_frame_bytes": MAX_FRAME_BYTES,

@@ -14,6 +14,7 @@ from relay.sessions.connection import NodeConnection
 from schemas.delivery import PendingCommands
 from schemas.errors import ToolError
 from schemas.identity import Identity
+from schemas.payloads import Cmd
 
 AckPayload = Mapping[str, Any]
 """The payload of a ``cmd_ack``."""
@@ -54,9 +55,9 @@ class NodeSession:
                 waiter.set_exception(error)
 
 
-def cmd_payload(command: Command, sent_at_ms: int) -> dict[str, Any]:
+def cmd_payload(command: Command, sent_at_ms: int) -> Cmd:
     """Return the payload of the ``cmd`` for ``command``; ``sent_at_ms`` is the session's time."""
-    payload: dict[str, Any] = {
+    payload: Cmd = {
         "tool": command.tool,
         "arguments": command.arguments,
         "deadline_ms": command.deadline_ms,

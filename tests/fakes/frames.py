@@ -4,9 +4,18 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
+from schemas.payloads import Cmd
 from tests.fakes.signer import NODE_ID, NOW_MS
 
 ERROR: Final[Mapping[str, Any]] = {"code": "E_INTERNAL", "message": "It broke.", "suggested_fix": "Wait."}
+
+COMMAND: Final[Cmd] = {
+    "tool": f"sysecho.{NODE_ID}.echo.invoke",
+    "arguments": {"message": "ping"},
+    "deadline_ms": 2000,
+    "sent_at_ms": NOW_MS,
+    "correlation_id": "01HZX9K3M4P7Q8R9S0T1V2W3XW",
+}
 
 PAYLOADS: Final[Mapping[str, Mapping[str, Any]]] = {
     "challenge": {"nonce": "n" * 43, "audience": "https://relay.example", "server_time_ms": NOW_MS},
@@ -27,13 +36,7 @@ PAYLOADS: Final[Mapping[str, Mapping[str, Any]]] = {
     "announce_ack": {"ok": True, "manifest_etag": "ab" * 32},
     "heartbeat": {"manifest_etag": "ab" * 32, "expires_at_ms": NOW_MS, "inflight": 0},
     "heartbeat_ack": {"server_time_ms": NOW_MS},
-    "cmd": {
-        "tool": f"sysecho.{NODE_ID}.echo.invoke",
-        "arguments": {"message": "ping"},
-        "deadline_ms": 2000,
-        "sent_at_ms": NOW_MS,
-        "correlation_id": "01HZX9K3M4P7Q8R9S0T1V2W3XW",
-    },
+    "cmd": COMMAND,
     "cmd_ack": {"ok": True, "result": {"message": "ping"}},
     "cmd_cancel": {"reason": "deadline"},
     "renew": {"csr": "-----BEGIN CERTIFICATE REQUEST-----\nAAAA\n-----END CERTIFICATE REQUEST-----\n"},

@@ -6,19 +6,19 @@ from hypothesis import strategies as st
 
 from schemas.delivery import ENTRY_BYTES, AnswerCache, CommandStatus, PendingCommands, TransitGauge
 from tests.fakes.clock import FakeClock
+from tests.fakes.frames import COMMAND
 from tests.fakes.signer import NOW_MS
 
-PAYLOAD = {"tool": "t", "arguments": {"message": "ping"}, "deadline_ms": 2000, "sent_at_ms": NOW_MS}
 PONG = {"ok": True, "result": {"message": "ping"}}
 
 
-# --- the relay's pending ---------------------------------------------------------------------------------
+# --- the commands that the relay has sent --------------------------------------------------------------
 
 
 def pending_commands(*entries: tuple[str, int]) -> PendingCommands[str]:
     pending: PendingCommands[str] = PendingCommands()
     for msg_id, expires_at_ms in entries:
-        pending.add(msg_id, PAYLOAD, expires_at_ms, f"caller of {msg_id}")
+        pending.add(msg_id, COMMAND, expires_at_ms, f"caller of {msg_id}")
     return pending
 
 
@@ -55,7 +55,7 @@ def test_a_command_is_sent_again_under_its_own_id_with_what_is_left_of_its_budge
     pending = pending_commands(("a", clock() + 2000))
     clock.advance(1500)
     assert pending.resendable(clock()) == [
-        ("a", {**PAYLOAD, "deadline_ms": 500, "sent_at_ms": NOW_MS + 1500}),
+        ("a", {**COMMAND, "deadline_ms": 500, "sent_at_ms": NOW_MS + 1500}),
     ]
 
 
@@ -75,7 +75,7 @@ def test_sending_again_leaves_the_book_as_it_was() -> None:
     pending = pending_commands(("a", NOW_MS + 2000))
     first = pending.resendable(NOW_MS + 500)
     assert pending.resendable(NOW_MS + 500) == first
-    assert PAYLOAD["deadline_ms"] == 2000
+    assert COMMAND["deadline_ms"] == 2000
     assert pending.pop("a") == "caller of a"
 
 
@@ -336,7 +336,7 @@ def test_a_delay_is_what_exceeds_the_fastest_journey_of_this_window_and_the_one_
 
 def test_a_book_knows_whether_a_command_still_waits() -> None:
     pending: PendingCommands[str] = PendingCommands()
-    pending.add("waits", {}, NOW_MS, "caller")
+    pending.add("waits", COMMAND, NOW_MS, "caller")
     assert "waits" in pending
     pending.pop("waits")
     assert "waits" not in pending

@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from schemas.delivery import ENTRY_BYTES, AnswerCache, CommandStatus, PendingCommands
+from schemas.payloads import Cmd
 from tests.fakes.examples import examples
+from tests.fakes.frames import COMMAND
 from tests.fakes.signer import NOW_MS
 
 CAPACITY = 4
@@ -29,7 +31,7 @@ class DeliveryMachine(RuleBasedStateMachine):
         self.now_ms = NOW_MS
         self.pending: PendingCommands[str] = PendingCommands()
         self.memory = AnswerCache(CAPACITY * ENTRY_BYTES + ROOM_FOR_ANSWERS)
-        self.sent: dict[str, tuple[dict[str, Any], int]] = {}
+        self.sent: dict[str, tuple[Cmd, int]] = {}
         self.to_node: list[tuple[str, Mapping[str, Any]]] = []
         self.to_relay: list[tuple[str, Mapping[str, Any]]] = []
         self.running: list[str] = []
@@ -40,7 +42,12 @@ class DeliveryMachine(RuleBasedStateMachine):
     def call(self) -> None:
         """Send a command."""
         msg_id = f"m{len(self.sent)}"
-        payload = {"tool": msg_id, "deadline_ms": DEADLINE_MS, "sent_at_ms": self.now_ms}
+        payload: Cmd = {
+            **COMMAND,
+            "tool": msg_id,
+            "deadline_ms": DEADLINE_MS,
+            "sent_at_ms": self.now_ms,
+        }
         self.sent[msg_id] = payload, self.now_ms + DEADLINE_MS
         self.pending.add(msg_id, payload, self.now_ms + DEADLINE_MS, msg_id)
         self.to_node.append((msg_id, payload))

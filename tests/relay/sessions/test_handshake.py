@@ -45,7 +45,7 @@ def refusal(handshake: Handshake, frame: Frame, nonce: object) -> tuple[str, Clo
 
 
 def test_a_challenge_fits_its_document_and_is_fresh(handshake: Handshake, reader: FrameReader) -> None:
-    first: dict[str, Any] = handshake.challenge(NOW_MS)
+    first: dict[str, Any] = {**handshake.challenge(NOW_MS)}
     second = handshake.challenge(NOW_MS)
     assert reader.read(frame_text("challenge", **first), 8192).payload == first
     assert first["audience"] == PUBLIC_URL

@@ -7,6 +7,7 @@ from relay.routing.port import Command
 from relay.sessions.session import AckPayload, NodeSession, cmd_payload
 from schemas.errors import Failure, ToolError
 from schemas.registry import SchemaRegistry
+from tests.fakes.frames import COMMAND
 from tests.fakes.signer import NODE_ID, NOW_MS, SimulatedCa
 
 DONE: AckPayload = {"ok": True, "result": {}}
@@ -23,7 +24,7 @@ def live() -> NodeSession:
 def sent(live: NodeSession, msg_id: str) -> asyncio.Future[AckPayload]:
     """Return what waits for the answer to a command that was sent as ``msg_id``."""
     waiter: asyncio.Future[AckPayload] = asyncio.get_running_loop().create_future()
-    live.pending.add(msg_id, {}, NOW_MS + 1000, waiter)
+    live.pending.add(msg_id, COMMAND, NOW_MS + 1000, waiter)
     return waiter
 
 

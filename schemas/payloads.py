@@ -1,0 +1,166 @@
+"""The members of the documents that travel, as types: a misspelled member is an error of mypy.
+
+What is read has passed its document before it has such a type. Must not hold behaviour, nor rules that the
+documents in ``documents/`` do not have.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NotRequired, TypedDict
+
+
+class ErrorEnvelope(TypedDict):
+    """``error@1.0.0``: why a call, or a request of a node, has failed."""
+
+    code: str
+    message: str
+    suggested_fix: str
+    retry_after_ms: NotRequired[int]
+    correlation_id: NotRequired[str]
+
+
+class Attestation(TypedDict):
+    """``node_attestation`` of a manifest."""
+
+    alg: str
+    kid: str
+    sig: str
+    payload_hash: str
+
+
+class Fingerprint(TypedDict):
+    """``hw_fingerprint`` of a manifest."""
+
+    algo: str
+    value: str
+    sources: list[str]
+
+
+class Constraints(TypedDict):
+    """``constraints`` of a capability. What is left out has the default of the manifest's document."""
+
+    rate_limit_rps: float
+    max_concurrency: NotRequired[int]
+    deadline_ms_default: NotRequired[int]
+
+
+class Capability(TypedDict):
+    """One capability of a manifest."""
+
+    cap_id: str
+    kind: str
+    schema_ref: str
+    verbs: list[str]
+    safety_class: str
+    constraints: Constraints
+
+
+class Manifest(TypedDict):
+    """``manifest@1.1.0``."""
+
+    manifest_version: str
+    node_id: str
+    hw_fingerprint: Fingerprint
+    node_attestation: Attestation
+    issued_at_ms: int
+    expires_at_ms: int
+    capabilities: list[Capability]
+
+
+class Challenge(TypedDict):
+    """Sent by the relay first."""
+
+    nonce: str
+    audience: str
+    server_time_ms: int
+
+
+class Auth(TypedDict):
+    """The node's answer to a challenge."""
+
+    node_id: str
+    certificate: str
+    token: str
+    boot_id: str
+    resume: NotRequired[str]
+
+
+class Welcome(TypedDict):
+    """The session is open."""
+
+    session_id: str
+    heartbeat_interval_ms: int
+    max_frame_bytes: int
+    server_time_ms: int
+    resumed: bool
+
+
+class Heartbeat(TypedDict):
+    """Sent by the node after each manifest."""
+
+    manifest_etag: str
+    expires_at_ms: int
+    inflight: int
+
+
+class HeartbeatAck(TypedDict):
+    """The relay's answer to a heartbeat."""
+
+    server_time_ms: int
+
+
+class Cmd(TypedDict):
+    """A command for the node."""
+
+    tool: str
+    arguments: Mapping[str, Any]
+    deadline_ms: int
+    sent_at_ms: int
+    correlation_id: str
+    traceparent: NotRequired[str]
+
+
+class CmdCancel(TypedDict):
+    """The result of a command is not needed any more."""
+
+    reason: str
+
+
+class Renew(TypedDict):
+    """The node's request for a new leaf."""
+
+    csr: str
+
+
+class Bye(TypedDict):
+    """Sent before a close."""
+
+    reason: str
+    retry_after_ms: NotRequired[int]
+
+
+class Ack(TypedDict):
+    """What every answer with an outcome has; ``error`` if, and only if, ``ok`` is false."""
+
+    ok: bool
+    error: NotRequired[ErrorEnvelope]
+
+
+class AnnounceAck(Ack):
+    """The relay's verdict on a manifest."""
+
+    manifest_etag: NotRequired[str]
+    mark_issued_at_ms: NotRequired[int]
+
+
+class CmdAck(Ack):
+    """The node's answer to a command."""
+
+    result: NotRequired[Mapping[str, Any]]
+
+
+class RenewAck(Ack):
+    """The relay's answer to a request for a new leaf."""
+
+    certificate: NotRequired[str]
+    roots: NotRequired[str]
+    endorsement: NotRequired[str]

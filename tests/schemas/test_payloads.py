@@ -1,0 +1,81 @@
+from collections.abc import Mapping
+from typing import Any, NotRequired, get_type_hints, is_typeddict
+
+import pytest
+
+from schemas import payloads
+from schemas.registry import SchemaRegistry
+
+FRAMES = {
+    "challenge": payloads.Challenge,
+    "auth": payloads.Auth,
+    "welcome": payloads.Welcome,
+    "announce_ack": payloads.AnnounceAck,
+    "heartbeat": payloads.Heartbeat,
+    "heartbeat_ack": payloads.HeartbeatAck,
+    "cmd": payloads.Cmd,
+    "cmd_ack": payloads.CmdAck,
+    "cmd_cancel": payloads.CmdCancel,
+    "renew": payloads.Renew,
+    "renew_ack": payloads.RenewAck,
+    "retire_ack": payloads.Ack,
+    "bye": payloads.Bye,
+}
+JSON_TYPES = {"string": str, "integer": int, "boolean": bool, "object": Mapping, "array": list}
+
+
+def members(type_: type) -> tuple[set[str], set[str]]:
+    """Return the members of a type that must be there, and all of them."""
+    hints = get_type_hints(type_, include_extras=True)
+    required = {name for name, hint in hints.items() if getattr(hint, "__origin__", None) is not NotRequired}
+    return required, set(hints)
+
+
+def stated(schema: dict[str, Any]) -> tuple[set[str], set[str]]:
+    """The same of a document; of one with alternatives, what must be there in each and may be in any."""
+    forms = schema.get("oneOf", [schema])
+    required = set.intersection(*(set(form.get("required", [])) for form in forms))
+    return required, set().union(*(form["properties"] for form in forms))
+
+
+@pytest.mark.parametrize("frame", FRAMES)
+def test_the_type_of_a_payload_has_the_members_of_its_document(registry: SchemaRegistry, frame: str) -> None:
+    document = registry.document(f"session.{frame}@1.0.0")["properties"]["payload"]
+    assert members(FRAMES[frame]) == stated(document)
+
+
+@pytest.mark.parametrize(
+    ("type_", "ref", "path"),
+    [
+        (payloads.ErrorEnvelope, "error@1.0.0", []),
+        (payloads.Manifest, "manifest@1.1.0", []),
+        (payloads.Attestation, "manifest@1.1.0", ["properties", "node_attestation"]),
+        (payloads.Fingerprint, "manifest@1.1.0", ["properties", "hw_fingerprint"]),
+        (payloads.Capability, "manifest@1.1.0", ["$defs", "Capability"]),
+        (payloads.Constraints, "manifest@1.1.0", ["$defs", "Capability", "properties", "constraints"]),
+    ],
+)
+def test_the_type_of_a_document_has_its_members(
+    registry: SchemaRegistry, type_: type, ref: str, path: list[str]
+) -> None:
+    document = registry.document(ref)
+    for name in path:
+        document = document[name]
+    assert members(type_) == stated(document)
+
+
+@pytest.mark.parametrize("frame", FRAMES)
+def test_each_member_has_the_type_that_its_document_states(registry: SchemaRegistry, frame: str) -> None:
+    document = registry.document(f"session.{frame}@1.0.0")["properties"]["payload"]
+    hints = get_type_hints(FRAMES[frame])
+    for form in document.get("oneOf", [document]):
+        for name, schema in form["properties"].items():
+            if (json_type := schema.get("type")) is not None:
+                plain = getattr(hints[name], "__origin__", hints[name])
+                assert plain is JSON_TYPES[json_type]
+
+
+def test_no_type_is_left_out() -> None:
+    known = {type_ for type_ in vars(payloads).values() if is_typeddict(type_)}
+    others = {"ErrorEnvelope", "Manifest", "Attestation", "Fingerprint", "Capability", "Constraints"}
+    assert known == {*FRAMES.values(), *(getattr(payloads, name) for name in others)}
