@@ -14,7 +14,7 @@ from schemas.frames import CONNECT_PATH
 
 MCP_PATH = "/mcp"
 PLAIN_OPTION = "--insecure-plain-transports"
-"""What an operator says, in so many words, to let others on the network read along and write."""
+"""The option that allows connections that others on the network can read and change."""
 
 _SCHEMES = {"http": "http", "ws": "http", "https": "https", "wss": "https"}
 _DEFAULT_PORTS = {"http": 80, "https": 443}
@@ -54,7 +54,7 @@ class BrokerAddress:
 
     @property
     def is_private(self) -> bool:
-        """Whether nobody in between can read along: over TLS, or within this machine."""
+        """Whether it is protected from the network: over TLS, or within this machine."""
         return self.tls or is_loopback(self.host)
 
 
@@ -140,7 +140,7 @@ def is_host(text: str) -> bool:
 
 
 def is_private_url(relay_url: str) -> bool:
-    """Tell whether nobody in between can read along: over TLS, or within this machine."""
+    """Return whether it is protected from the network: over TLS, or within this machine."""
     parts = urlsplit(relay_url)
     return parts.scheme == "https" or is_loopback(parts.hostname or "")
 
@@ -172,7 +172,7 @@ def host_of(relay_url: str) -> str:
 
 
 def connect_url(relay_url: str) -> str:
-    """Return the WebSocket URL of the node's door on the relay with the normal URL ``relay_url``."""
+    """Return the WebSocket URL for nodes on the relay with the normal URL ``relay_url``."""
     return "ws" + relay_url.removeprefix("http") + CONNECT_PATH
 
 

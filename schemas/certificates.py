@@ -1,4 +1,4 @@
-"""The X.509 certificates of a node: what it asks with, and the one way in which a leaf is believed.
+"""The X.509 certificates of a node: requests, and the one way in which a leaf is verified.
 
 A leaf is Ed25519, its CN is the node id, its only SAN is ``urn:edge-kubelet:tenant:<tenant>:node:<node_id>``,
 and a root issued it directly. Imports the X.509 library, which is large: a running node must not import
@@ -67,7 +67,7 @@ class IdentityReason(StrEnum):
 
 
 class IdentityError(PeerError):
-    """A certificate is not believed; ``reason`` is a fixed word, fit for a counter's label."""
+    """A certificate is rejected."""
 
     def __init__(self, reason: IdentityReason) -> None:
         super().__init__(reason)

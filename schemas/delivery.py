@@ -23,7 +23,7 @@ _NOT_KEPT = b""
 
 @dataclass(slots=True)
 class Sent(Generic[WaiterT]):
-    """A command on its way: its payload, when it is over, and who waits for it."""
+    """A command in flight: its payload, its deadline, and its waiter."""
 
     payload: Cmd
     expires_at_ms: int
@@ -50,7 +50,7 @@ class PendingCommands(Generic[WaiterT]):
         self._sent[msg_id] = Sent(payload, expires_at_ms, waiter)
 
     def pop(self, msg_id: str) -> WaiterT | None:
-        """Return who waits for ``msg_id`` and strike it out; None the second time, and for a stranger."""
+        """Remove ``msg_id`` and return its waiter; None if it is unknown or was removed before."""
         sent = self._sent.pop(msg_id, None)
         return None if sent is None else sent.waiter
 
@@ -84,7 +84,7 @@ class AnswerCache:
     """The node's memory of the commands that it has seen, in at most ``max_bytes``.
 
     A command is known while it runs and until its deadline: after that the relay does not send it again. Only
-    answers make room before that, the oldest first; a repeat of such a command is to be refused.
+    answers are evicted before that, the oldest first; a repeat of such a command must be refused.
     """
 
     def __init__(self, max_bytes: int = 1 << 20) -> None:
@@ -93,7 +93,7 @@ class AnswerCache:
         self._seen: dict[str, _Seen] = {}
 
     def admit(self, msg_id: str, expires_at_ms: int, now_ms: int) -> CommandStatus:
-        """Remember ``msg_id`` as running if it is new and there is room, and tell which."""
+        """Remember ``msg_id`` as running if it is new and fits, and return which."""
         if (seen := self._seen.get(msg_id)) is not None:
             return CommandStatus.FORGOTTEN if seen.answer == _NOT_KEPT else CommandStatus.SEEN
         if not self._make_room(ENTRY_BYTES, now_ms):
@@ -111,7 +111,7 @@ class AnswerCache:
         if (seen := self._seen.get(msg_id)) is None:
             return
         self._used_bytes -= len(seen.answer or b"")
-        # Until it is there it must not be taken for one that can make room.
+        # Until it is set, this entry must not be evicted as an answer.
         seen.answer = None
         # As text: a small dictionary takes several times as much memory.
         text = json.dumps(answer, separators=(",", ":"), allow_nan=False).encode("ascii")
@@ -151,8 +151,8 @@ class AnswerCache:
 class TransitGauge:
     """How long a message was on its way, told by two clocks that need not agree.
 
-    The smallest difference between the clocks stands for an instant journey; what a message shows beyond it
-    is delay. Clocks drift and are set, so only what was seen since the last ``renew`` but one counts:
+    The smallest difference between the clocks counts as no delay; what a message shows beyond it is delay.
+    Clocks drift and are set, so only what was seen since the last ``renew`` but one counts:
     otherwise a relay whose clock is set back would seem to move ever further away.
     """
 

@@ -1,4 +1,4 @@
-"""What makes another root believable to who trusts the one before it: a signature with the old root's key.
+"""How trust passes from one root to the next: a signature with the old root's key.
 
 Roots are public, so to come together with one that is trusted proves nothing of a root. Imports the X.509
 library: a running node must not import this module. Must not decide which roots are trusted.

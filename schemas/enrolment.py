@@ -35,7 +35,7 @@ class JoinTokenError(OperatorError):
 
 @dataclass(frozen=True, slots=True)
 class JoinToken:
-    """What lets a node enrol, and tells it with whom.
+    """The right of a node to enrol, and the identity of the relay.
 
     Attributes:
         id: a ULID in upper case, which names the token at the relay and is no secret.

@@ -16,7 +16,7 @@ class EdgeError(Exception):
 
 
 class OperatorError(EdgeError):
-    """What the operator gave cannot be used. Its text, one line, says what to do and holds no secret."""
+    """What the operator gave cannot be used. Its text, one line, states what to do and holds no secret."""
 
 
 class PeerError(EdgeError):
@@ -27,5 +27,5 @@ class StateError(EdgeError):
     """What this program keeps on its machine cannot be used: a damaged ledger, a full disk, a lost key.
 
     A root of its own: the operator's last input did not cause it, and a node or an agent blamed for it would
-    give up. Its text, one line, names the file and says what to do.
+    give up. Its text, one line, names the file and states what to do.
     """

@@ -60,7 +60,7 @@ class Row:
 
 
 class Failure(Enum):
-    """The conditions that the system tells apart."""
+    """The conditions that the system distinguishes."""
 
     MANIFEST_NOT_FOUND = Row(
         "E_MANIFEST_NOT_FOUND",
@@ -227,7 +227,7 @@ _FROM_NODE: Mapping[str, Failure] = MappingProxyType(
 
 
 class ToolError(EdgeError):
-    """A failure on its way to whoever asked.
+    """The failure of a call, to be returned to its caller.
 
     Attributes:
         failure: the row of the table.

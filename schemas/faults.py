@@ -1,4 +1,4 @@
-"""What a log may say of an exception: where it was raised, and a little of what it says.
+"""What a log may hold of an exception: where it was raised, and a bounded part of its message.
 
 An exception's message can hold bytes from outside, and a frame's variables secrets: messages are escaped and
 cut, variables are left out. The same fault may be hit a thousand times a second: a place is told of once a

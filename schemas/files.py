@@ -30,7 +30,7 @@ _ROOT = 0
 
 
 class UntrustedFileError(StateError, PermissionError):
-    """A file is not used, because somebody else may have put it there; the text says what to do."""
+    """A file is not used, because another user may have put it there; the text states what to do."""
 
 
 class ExposedFileError(UntrustedFileError):
@@ -147,7 +147,7 @@ def _read(path: Path, descriptor: int, max_bytes: int) -> bytes:
 def write_atomic(path: Path, content: str | bytes, mode: int = PUBLIC) -> None:
     """Write ``content`` to ``path`` so that it is there whole, or as it was before, whatever happens."""
     data = content.encode("utf-8") if isinstance(content, str) else content
-    # mkstemp makes a file that is new, ours alone, and no link that somebody put there.
+    # mkstemp makes a file that is new, ours alone, and no link that another user made.
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     temporary = Path(name)
     try:

@@ -24,7 +24,7 @@ from schemas.projection import is_node_id
 
 
 class IdentityFilesError(StateError):
-    """The identity cannot be used; the text says what to do."""
+    """The identity cannot be used; the text states what to do."""
 
 
 @dataclass(slots=True)
@@ -76,7 +76,7 @@ class IdentityFiles:
         self.root_certificate = root / "root.pem"
 
     def exists(self) -> bool:
-        """Tell whether an identity was made here: the key is what it hangs on."""
+        """Return whether an identity was made here: whether there is a key."""
         return self.key.exists()
 
     def write(self, node_id: str, key: SigningKey, leaf_pem: str, csr_pem: str | None = None) -> None:

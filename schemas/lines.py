@@ -1,8 +1,8 @@
 """Lines on their way to a stream that may be slow, full or read by no one.
 
-A write to a pipe that is not read blocks whoever writes: so a thread of its own does it, from a queue that is
-bounded in bytes. What does not fit is lost, counted, and the count is said once there is room. Must not know
-what a line says.
+A write to a pipe that is not read blocks its writer: so a thread of its own does it, from a queue that is
+bounded in bytes. What does not fit is lost and counted, and the count is written when the queue has space.
+Must not know what a line means.
 """
 
 import os
@@ -64,7 +64,7 @@ class LineWriter:
             self._lose(1)
 
     def isatty(self) -> bool:
-        """Tell whether a person looks at the stream."""
+        """Return whether the stream is a terminal."""
         return self._is_terminal
 
     def close(self, timeout_s: float = FLUSH_S) -> None:

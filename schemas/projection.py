@@ -31,7 +31,7 @@ class ToolName:
 
     @property
     def canonical(self) -> str:
-        """The dotted form: what travels in ``cmd.payload.tool`` and stands in the audit."""
+        """The dotted form: as in ``cmd.payload.tool`` and in the audit."""
         return f"{self.kind_short}.{self.node_id}.{self.cap_id}.{self.verb}"
 
     @property

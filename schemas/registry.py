@@ -1,7 +1,7 @@
 """The schema registry: every document by its reference, and the compiled validators.
 
-A reference is what stands behind ``mcp://schemas/``: ``{kind}@{semver}``. Look-ups are dictionary
-look-ups, never paths. Must not hand out anything that its taker could change for others.
+A reference is the part after ``mcp://schemas/``: ``{kind}@{semver}``. Look-ups are dictionary
+look-ups, never paths. Must not hand out anything that a caller could change for others.
 """
 
 import json
@@ -44,7 +44,7 @@ class ViolationError(EdgeError):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Validator:
-    """One compiled document. Frozen, because all who ask for the document share it."""
+    """One compiled document. Frozen, because all users of the document share it."""
 
     _compiled: jsonschema_rs.Draft202012Validator
 
@@ -138,7 +138,7 @@ class SchemaRegistry:
         return validator
 
     def load_envelope(self) -> Validator:
-        """Return the validator of what stands around a call."""
+        """Return the validator of the envelope of a call."""
         return self.load(ENVELOPE_REF)
 
     def load_tool_io(self, tool_id: str) -> ToolIo:
@@ -178,7 +178,7 @@ def _referred(ref: str, documents: Mapping[str, Any]) -> set[str]:
     found = set()
     for text in _references(documents[ref]):
         other, _, _ = text.removeprefix(SCHEME).partition("#")
-        # A relative reference would have to be resolved as a URL to know what it stands for.
+        # A relative reference would have to be resolved as a URL to know what it refers to.
         if other and (not text.startswith(SCHEME) or other not in documents):
             raise ValueError(f"{ref}.json: refers to {printable(text)}, which is no document here by its $id")
         found.add(other or ref)
@@ -203,6 +203,6 @@ def _fingerprint(ref: str, direct: Mapping[str, set[str]], documents: Mapping[st
         new = direct[ahead.pop()] - reached
         reached |= new
         ahead += new
-    # No line feed stands in canonical JSON, so what is joined by it can be read in one way only.
+    # Canonical JSON contains no line feed, so what is joined by it can be read in one way only.
     parts = [documents[ref], *(documents[other] for other in sorted(reached - {ref}))]
     return sha256(b"\n".join(parts)).hexdigest()

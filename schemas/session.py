@@ -29,7 +29,7 @@ class Role(StrEnum):
 
 
 class State(StrEnum):
-    """How far the connection has come."""
+    """The phase of the connection."""
 
     CHALLENGING = "challenging"
     AUTHENTICATING = "authenticating"
@@ -130,7 +130,7 @@ class SessionMachine:
     """One end of one connection.
 
     Attributes:
-        state: where the connection stands.
+        state: how far the handshake is.
         dropped: how many frames were dropped, by reason.
     """
 

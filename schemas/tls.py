@@ -1,4 +1,4 @@
-"""What both programs demand of whoever they connect to over TLS.
+"""What both programs require of the other end of a TLS connection.
 
 Version 1.2 or newer, a certificate for the very name or address that was asked for, from a root that is
 named, or else one that this machine trusts. Must not connect, and must not read the files of certificates
@@ -15,7 +15,7 @@ from schemas.files import read_named_secret
 
 
 class TlsFilesError(OperatorError, OSError):
-    """What lies in files is of no use for TLS; the text says what."""
+    """The content of files cannot be used for TLS; the text states why."""
 
 
 def client_context(

@@ -44,7 +44,7 @@ class TokenReason(StrEnum):
 
 
 class TokenError(PeerError):
-    """A token is not accepted; ``reason`` is a fixed word, fit for a log and a counter's label."""
+    """A token is rejected."""
 
     def __init__(self, reason: TokenReason) -> None:
         super().__init__(reason)
@@ -101,7 +101,7 @@ class TokenVerifier:
         return claims
 
     def kid_of(self, token: str) -> str:
-        """Return the name of the key that ``token`` says it is signed with: nothing of it is proven.
+        """Return the name of the key that ``token`` claims to be signed with: nothing is verified.
 
         Raises:
             TokenError: with reason ``malformed``.

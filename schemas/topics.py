@@ -1,4 +1,4 @@
-"""The MQTT topics of the system, and who a message on one claims to be from."""
+"""The MQTT topics of the system, and which node a message on one claims to be from."""
 
 from schemas.projection import is_node_id
 

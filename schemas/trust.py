@@ -1,6 +1,6 @@
 """From bytes to a verdict: the one place where a manifest becomes trusted.
 
-The same rules for both ways that a manifest comes in, the broker and the session. Pure: the caller brings
+The same rules for both ways that a manifest comes in, the broker and the session. Pure: the caller passes
 the time and what it knows, and acts on the verdict. Must not do I/O, and must not let anything that a
 verdict rejected be used for more than counting.
 """
@@ -51,7 +51,7 @@ class Reason(StrEnum):
 
     @property
     def failure(self) -> Failure:
-        """The row of the error table that tells the node, and those who call it."""
+        """The row of the error table for the node, and for calls to it."""
         match self:
             case Reason.KIND_UNSUPPORTED:
                 return Failure.KIND_UNSUPPORTED
@@ -105,7 +105,7 @@ class TrustedManifest:
 
     @property
     def capabilities_bytes(self) -> bytes:
-        """The capabilities as they stand in ``wire``: the first member of the canonical form."""
+        """The capabilities as they are in ``wire``: the first member of the canonical form."""
         return self.wire.partition(b',"expires_at_ms":')[0]
 
     @property
@@ -225,7 +225,7 @@ class TrustRules:
         return any(isinstance(kind, str) and self._kinds.get(kind) is None for kind in kinds)
 
     def _check_capabilities(self, capabilities: Sequence[Capability]) -> None:
-        """Check what the document cannot say: ids are unique, and each cites the schema of its kind."""
+        """Check what the document cannot express: ids are unique, and each cites the schema of its kind."""
         if len({capability["cap_id"] for capability in capabilities}) != len(capabilities):
             raise _RejectionError(Reason.CAPABILITY_TWICE)
         for capability in capabilities:

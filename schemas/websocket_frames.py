@@ -18,7 +18,7 @@ _LONG = struct.Struct("!BBQ")
 
 
 class FrameHead(NamedTuple):
-    """What the first bytes of a frame say.
+    """The first bytes of a frame, parsed.
 
     Attributes:
         is_control: a ping, a pong or a close.
