@@ -26,7 +26,7 @@ class Outcome(StrEnum):
     ACCEPTED = "accepted"
     UNCHANGED = "unchanged"
     STALE = "stale"
-    PARKED = "parked"
+    PENDING = "parked"  # the label of a metric that operators query: the value stays
     REJECTED = "rejected"
 
 
@@ -122,7 +122,7 @@ class Verdict:
         manifest: what was accepted, if it was.
         capabilities: those of ``manifest``. Not to be kept: of thousands of nodes, the bytes are kept alone.
         reason: why it was rejected, if it was.
-        kid: the leaf that is not known yet, if the manifest is parked until it is.
+        kid: the leaf that is not known yet, if the manifest is pending until it is.
         mark: what was known before: the next manifest must be newer.
     """
 
@@ -187,7 +187,7 @@ class TrustRules:
             raise _RejectionError(Reason.REVOKED)
         identity = known.identities.get(kid)
         if identity is None:
-            return Verdict(Outcome.PARKED, kid=kid, mark=known.mark)
+            return Verdict(Outcome.PENDING, kid=kid, mark=known.mark)
         _check_attested(wire, manifest, identity, now_ms)
         trusted = TrustedManifest(
             identity=identity,

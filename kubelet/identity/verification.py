@@ -32,7 +32,7 @@ def verify_manifest(wire: bytes, identity_pem: str, root_pem: str, now_ms: int) 
     match verdict.outcome:
         case Outcome.ACCEPTED:
             return Finding(verdict.manifest, None)
-        case Outcome.PARKED:
+        case Outcome.PENDING:
             return Finding(None, "signed by another leaf than the one given")
         case _:
             return Finding(None, verdict.reason.value if verdict.reason else verdict.outcome.value)

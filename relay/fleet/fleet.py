@@ -117,7 +117,7 @@ class Fleet:
         verdict = self._trust.rules.accept(wire, node_id, now, self._known(node), parsed)
         reason = verdict.reason.value if verdict.reason else ""
         self._metrics.manifests.labels(verdict.outcome.value, reason, way).inc()
-        if verdict.outcome is Outcome.PARKED:
+        if verdict.outcome is Outcome.PENDING:
             if not self._pending.put(node_id, wire, now):
                 self._metrics.messages_dropped.labels("too_much_parked").inc()
         elif verdict.outcome is Outcome.REJECTED:

@@ -129,7 +129,7 @@ class FrameHandlers:
 
 def _refusal(verdict: Verdict) -> AnnounceAck:
     # Pending for a leaf: the node itself is connected, so no other leaf of it will follow.
-    unvouched = Failure.ATTESTATION_FAILED if verdict.outcome is Outcome.PARKED else Failure.MANIFEST_INVALID
+    unvouched = Failure.ATTESTATION_FAILED if verdict.outcome is Outcome.PENDING else Failure.MANIFEST_INVALID
     failure = verdict.reason.failure if verdict.reason else unvouched
     why = verdict.reason.value if verdict.reason else verdict.outcome.value
     detail = f"The manifest was not accepted: {why}."

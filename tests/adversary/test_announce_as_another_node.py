@@ -77,7 +77,7 @@ def test_another_nodes_id_vouched_for_by_its_own_leaf_is_never_accepted(
     hub: Hub, node: SimulatedNode, attacker: SimulatedNode, good: bytes
 ) -> None:
     # A's leaf is known, but not as B's: to the relay it is a leaf of B's that has not come yet.
-    assert hub.fleet.offer_manifest(NODE_ID, as_another(attacker), "broker").outcome is Outcome.PARKED
+    assert hub.fleet.offer_manifest(NODE_ID, as_another(attacker), "broker").outcome is Outcome.PENDING
     check_untouched(hub, node, good)
     hub.clock.advance(PENDING_FOR_MS)
     hub.fleet.sweep()

@@ -25,7 +25,7 @@ def renewed(hub: Hub, node: SimulatedNode) -> SimulatedNode:
 
 def announce(hub: Hub, node: SimulatedNode, issued_at_ms: int = NOW_MS + 1) -> bytes:
     wire = node.manifest(issued_at_ms=issued_at_ms)
-    assert hub.fleet.offer_manifest(NODE_ID, wire, "broker").outcome is Outcome.PARKED
+    assert hub.fleet.offer_manifest(NODE_ID, wire, "broker").outcome is Outcome.PENDING
     return wire
 
 
@@ -62,7 +62,7 @@ def test_waiting_gives_no_more_trust_than_coming_in_order(
     hub: Hub, node: SimulatedNode, renewed: SimulatedNode
 ) -> None:
     forged = renewed.manifest(issued_at_ms=NOW_MS + 1, signer=key_named("a thief"))
-    assert hub.fleet.offer_manifest(NODE_ID, forged, "broker").outcome is Outcome.PARKED
+    assert hub.fleet.offer_manifest(NODE_ID, forged, "broker").outcome is Outcome.PENDING
     hub.fleet.offer_identity(NODE_ID, renewed.leaf_pem)
     assert manifest_in_force(hub, node) == node.manifest()
     (line,) = audited_refusals(hub)

@@ -8,8 +8,8 @@ import pytest
 
 from schemas.identity import to_pem
 from schemas.trust import Outcome
-from tests.fakes.crooked_leaf import crooked_leaf
 from tests.fakes.hub import Hub
+from tests.fakes.invalid_leaf import invalid_leaf
 from tests.fakes.refusals import audited_refusals, manifest_in_force, refusal
 from tests.fakes.signer import (
     DAY_MS,
@@ -32,7 +32,7 @@ BAD = [
     pytest.param(CA.issue(now_ms=NOW_MS - 91 * DAY_MS).leaf_pem, "validity", id="one that has expired"),
     pytest.param(CA.issue(now_ms=NOW_MS + DAY_MS).leaf_pem, "validity", id="one of tomorrow"),
     pytest.param(
-        crooked_leaf(CA, public_key=LOW_ORDER_KEYS["order-4"]), "low_order_key", id="one of a low-order key"
+        invalid_leaf(CA, public_key=LOW_ORDER_KEYS["order-4"]), "low_order_key", id="one of a low-order key"
     ),
 ]
 

@@ -28,7 +28,7 @@ def test_no_manifest_with_one_bit_flipped_is_accepted(hub: Hub, node: SimulatedN
     good = hub.connect(node)
     newer = node.manifest(issued_at_ms=NOW_MS + 1)
     outcomes = Counter(hub.fleet.offer_manifest(NODE_ID, wire, way).outcome for wire in flips(newer))
-    assert set(outcomes) == {Outcome.REJECTED, Outcome.PARKED}
+    assert set(outcomes) == {Outcome.REJECTED, Outcome.PENDING}
     assert manifest_in_force(hub, node) == good
     lines = audited_refusals(hub)
     assert {(line["event"], line["source"]) for line in lines} == {("manifest_refused", NODE_ID)}
@@ -43,5 +43,5 @@ def test_only_a_flip_in_the_name_of_the_leaf_lets_it_wait_for_one(hub: Hub, node
     start = newer.index(node.kid.encode()) * 8
     kid = range(start, start + len(node.kid) * 8)
     for position, wire in enumerate(flips(newer)):
-        parked = hub.fleet.offer_manifest(NODE_ID, wire, "broker").outcome is Outcome.PARKED
+        parked = hub.fleet.offer_manifest(NODE_ID, wire, "broker").outcome is Outcome.PENDING
         assert not parked or position in kid

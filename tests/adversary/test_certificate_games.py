@@ -11,8 +11,8 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from relay.pki.certificate_builder import issue_server
 from schemas.certificates import self_signed_leaf
 from schemas.identity import certificates_in, to_pem
-from tests.fakes.crooked_leaf import crooked_leaf, san
 from tests.fakes.hub import Hub
+from tests.fakes.invalid_leaf import invalid_leaf, san
 from tests.fakes.refusals import audited_refusals, manifest_in_force, refusal
 from tests.fakes.served_relay import ServedRelay
 from tests.fakes.signer import (
@@ -36,7 +36,7 @@ ISSUER_NAME, SUBJECT_NAME = bytes.fromhex("0603551d12"), bytes.fromhex("0603551d
 
 def two_name_extensions() -> str:
     """Return a leaf with the extension of the alternative name twice, which no library would build."""
-    leaf = crooked_leaf(
+    leaf = invalid_leaf(
         CA, names=[san(OTHER_NODE_ID)], public_key=THIEFS_KEY, more=[x509.IssuerAlternativeName([san()])]
     )
     certificate = x509.load_pem_x509_certificate(leaf.encode("ascii"))
@@ -49,43 +49,43 @@ def two_name_extensions() -> str:
 
 GAMES = [
     pytest.param(
-        crooked_leaf(CA, common_names=[NODE_ID], names=[san(OTHER_NODE_ID)], public_key=THIEFS_KEY),
+        invalid_leaf(CA, common_names=[NODE_ID], names=[san(OTHER_NODE_ID)], public_key=THIEFS_KEY),
         "id_mismatch",
         id="B in the common name and A in the alternative name",
     ),
     pytest.param(
-        crooked_leaf(CA, common_names=[OTHER_NODE_ID], names=[san(NODE_ID)], public_key=THIEFS_KEY),
+        invalid_leaf(CA, common_names=[OTHER_NODE_ID], names=[san(NODE_ID)], public_key=THIEFS_KEY),
         "id_mismatch",
         id="A in the common name and B in the alternative name",
     ),
     pytest.param(
-        crooked_leaf(CA, common_names=[OTHER_NODE_ID], names=[san(OTHER_NODE_ID)], public_key=THIEFS_KEY),
+        invalid_leaf(CA, common_names=[OTHER_NODE_ID], names=[san(OTHER_NODE_ID)], public_key=THIEFS_KEY),
         "id_mismatch",
         id="A's own leaf on B's topic",
     ),
     pytest.param(
-        crooked_leaf(CA, common_names=[OTHER_NODE_ID, NODE_ID], public_key=THIEFS_KEY),
+        invalid_leaf(CA, common_names=[OTHER_NODE_ID, NODE_ID], public_key=THIEFS_KEY),
         "wrong_form",
         id="two common names",
     ),
     pytest.param(
-        crooked_leaf(CA, names=[san(OTHER_NODE_ID), san(NODE_ID)], public_key=THIEFS_KEY),
+        invalid_leaf(CA, names=[san(OTHER_NODE_ID), san(NODE_ID)], public_key=THIEFS_KEY),
         "wrong_form",
         id="A's name and B's in one extension",
     ),
     pytest.param(
-        crooked_leaf(CA, names=[san(), san()], public_key=THIEFS_KEY),
+        invalid_leaf(CA, names=[san(), san()], public_key=THIEFS_KEY),
         "wrong_form",
         id="B's name twice in one extension",
     ),
     pytest.param(two_name_extensions(), "bad_certificate", id="two extensions of names, A's and B's"),
     pytest.param(
-        crooked_leaf(CA, names=[san(), x509.DNSName(NODE_ID)], public_key=THIEFS_KEY),
+        invalid_leaf(CA, names=[san(), x509.DNSName(NODE_ID)], public_key=THIEFS_KEY),
         "wrong_form",
         id="a DNS name besides",
     ),
     pytest.param(
-        crooked_leaf(CA, names=[x509.DNSName(NODE_ID)], public_key=THIEFS_KEY),
+        invalid_leaf(CA, names=[x509.DNSName(NODE_ID)], public_key=THIEFS_KEY),
         "wrong_form",
         id="a DNS name alone",
     ),
@@ -105,7 +105,7 @@ GAMES = [
     ),
     pytest.param(self_signed_leaf(THIEF, NODE_ID, NOW_MS, 90, 5), "chain", id="self-signed"),
     pytest.param(
-        crooked_leaf(CA, public_key=THIEFS_KEY, signer=THIEF), "chain", id="in the root's name, self-made"
+        invalid_leaf(CA, public_key=THIEFS_KEY, signer=THIEF), "chain", id="in the root's name, self-made"
     ),
     pytest.param(LOOKALIKE.issue(key=THIEF).leaf_pem, "chain", id="a root of the same name"),
     pytest.param(
@@ -152,7 +152,7 @@ async def test_nor_does_it_open_a_session(
 
 def test_an_odd_serial_is_refused_without_a_word_of_the_librarys(hub: Hub, node: SimulatedNode) -> None:
     good = hub.connect(node)
-    (der,) = certificates_in(crooked_leaf(CA, public_key=THIEFS_KEY))
+    (der,) = certificates_in(invalid_leaf(CA, public_key=THIEFS_KEY))
     odd = der.replace(bytes.fromhex("020163"), bytes.fromhex("020100"), 1)
     assert odd != der
     hub.fleet.offer_identity(NODE_ID, to_pem([odd]))

@@ -18,8 +18,8 @@ from schemas.certificates import IdentityError, make_csr, read_csr
 from schemas.registry import SchemaRegistry
 from schemas.trust import Outcome, Reason
 from tests.fakes.clock import FakeClock
-from tests.fakes.crooked_leaf import crooked_leaf
 from tests.fakes.hub import Hub
+from tests.fakes.invalid_leaf import invalid_leaf
 from tests.fakes.refusals import audited_refusals, manifest_in_force, refusal
 from tests.fakes.served_relay import ServedRelay
 from tests.fakes.serving import Server
@@ -49,7 +49,7 @@ NOT_BELIEVED = [
     pytest.param(CA.issue(now_ms=NOW_MS - 400 * DAY_MS), "validity", id="expired long ago"),
     pytest.param(CA.issue(now_ms=NOW_MS + SKEW_MS + 1000), "validity", id="not valid for another second"),
     *(
-        pytest.param(with_leaf(crooked_leaf(CA, public_key=key)), "low_order_key", id=f"a key of {name}")
+        pytest.param(with_leaf(invalid_leaf(CA, public_key=key)), "low_order_key", id=f"a key of {name}")
         for name, key in LOW_ORDER_KEYS.items()
     ),
 ]
@@ -117,12 +117,12 @@ def test_a_signature_that_fits_everything_fits_nothing_here(
 ) -> None:
     # R = the neutral point and S = 0 verify under such a key for a good part of all messages.
     forgery = base64.urlsafe_b64encode(LOW_ORDER_KEYS["order-1"] + bytes(32)).rstrip(b"=").decode()
-    impostor = with_leaf(crooked_leaf(hub.ca, public_key=low))
+    impostor = with_leaf(invalid_leaf(hub.ca, public_key=low))
     hub.connect(node)
     hub.fleet.offer_identity(NODE_ID, impostor.leaf_pem)
     for number in range(1, 9):
         wire = impostor.manifest(issued_at_ms=NOW_MS + number, attestation={"sig": forgery})
-        assert hub.fleet.offer_manifest(NODE_ID, wire, "broker").outcome is Outcome.PARKED
+        assert hub.fleet.offer_manifest(NODE_ID, wire, "broker").outcome is Outcome.PENDING
     assert manifest_in_force(hub, node) == node.manifest()
     assert audited_refusals(hub) == [
         refusal("identity_refused", NODE_ID, "low_order_key"),

@@ -344,7 +344,7 @@ def test_no_manifest_with_a_single_bit_flipped_is_accepted(rules: TrustRules) ->
         assert verdict.manifest is None, bit
         outcomes.add(verdict.outcome)
     # A flipped kid is the kid of a leaf that is not known; all else is rejected.
-    assert outcomes == {Outcome.REJECTED, Outcome.PARKED}
+    assert outcomes == {Outcome.REJECTED, Outcome.PENDING}
 
 
 # --- whose it is --------------------------------------------------------------------------------------
@@ -363,14 +363,14 @@ def test_a_node_cannot_sign_for_another(rules: TrustRules) -> None:
 
 def test_a_manifest_under_a_leaf_that_is_not_known_is_parked_for_it(rules: TrustRules) -> None:
     verdict = rules.accept(NODE.manifest(), NODE_ID, NOW_MS, Known(identities={OTHER.kid: OTHER.identity()}))
-    assert verdict == Verdict(Outcome.PARKED, kid=NODE.kid)
+    assert verdict == Verdict(Outcome.PENDING, kid=NODE.kid)
 
 
 def test_a_manifest_under_a_foreign_root_is_never_more_than_parked(rules: TrustRules) -> None:
     # Its leaf is never verified, so it is never known.
     stranger = SimulatedCa("stranger").issue()
     assert rules.accept(stranger.manifest(), NODE_ID, NOW_MS, KNOWN) == Verdict(
-        Outcome.PARKED, kid=stranger.kid
+        Outcome.PENDING, kid=stranger.kid
     )
 
 
@@ -471,8 +471,8 @@ EVERY_OUTCOME: dict[str, tuple[Known, Outcome]] = {
     "accepted-as-the-first": (KNOWN, Outcome.ACCEPTED),
     "unchanged": (replace(KNOWN, mark=BEFORE, current_etag=etag_of(WIRE)), Outcome.UNCHANGED),
     "stale": (replace(KNOWN, mark=AFTER, session_alive=True), Outcome.STALE),
-    "parked": (Known(identities={}, mark=AFTER), Outcome.PARKED),
-    "parked-as-the-first": (Known(identities={}), Outcome.PARKED),
+    "parked": (Known(identities={}, mark=AFTER), Outcome.PENDING),
+    "parked-as-the-first": (Known(identities={}), Outcome.PENDING),
     "rejected-by-its-history": (replace(KNOWN, mark=AFTER), Outcome.REJECTED),
     "rejected-for-its-leaf": (replace(KNOWN, mark=BEFORE, revoked={NODE.kid}), Outcome.REJECTED),
     "rejected-as-the-first": (replace(KNOWN, revoked={NODE.kid}), Outcome.REJECTED),

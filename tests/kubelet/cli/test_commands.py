@@ -28,7 +28,7 @@ from schemas.addresses import BrokerAddress
 from schemas.files import PRIVATE, write_atomic
 from schemas.identity_files import IdentityFiles
 from schemas.manifest import etag_of
-from tests.fakes.enrolment_desk import Desk
+from tests.fakes.enrolment_server import EnrolmentServer
 from tests.fakes.mqtt_listener import MqttListener
 from tests.fakes.node import write_identity
 from tests.fakes.signer import DAY_MS, NODE_ID, OTHER_NODE_ID, SimulatedCa, SimulatedNode, key_named
@@ -308,40 +308,54 @@ def test_a_place_that_cannot_hold_an_identity_is_refused(run: Run, tmp_path: Pat
 
 
 @pytest.fixture
-def desk(ca_of_today: SimulatedCa) -> Iterator[Desk]:
-    with Desk(ca_of_today, now_ms).open_aside() as desk:
-        yield desk
+def enrolment_server(ca_of_today: SimulatedCa) -> Iterator[EnrolmentServer]:
+    with EnrolmentServer(ca_of_today, now_ms).open_in_thread() as enrolment_server:
+        yield enrolment_server
 
 
 def test_enrolling_takes_one_command_and_says_what_comes_next(
-    run: Run, state: IdentityFiles, desk: Desk
+    run: Run, state: IdentityFiles, enrolment_server: EnrolmentServer
 ) -> None:
-    ran = run("enroll", desk.url, "--token", desk.token.text(), "--state-dir", state.root)
+    ran = run(
+        "enroll", enrolment_server.url, "--token", enrolment_server.token.text(), "--state-dir", state.root
+    )
     assert ran.code == DONE
     assert state.read().node_id in ran.out.decode()
     assert ran.err == "\nnext: kubelet run, or: systemctl enable --now edge-kubelet\n"
-    assert state.read().root_pem == desk.ca.root_pem
+    assert state.read().root_pem == enrolment_server.ca.root_pem
     assert stat.S_IMODE(state.key.stat().st_mode) == 0o600
 
 
-def test_enrolling_tells_programs_the_facts(run: Run, state: IdentityFiles, desk: Desk) -> None:
-    ran = run("enroll", desk.url, "--token", desk.token.text(), "--state-dir", state.root, "--json")
+def test_enrolling_tells_programs_the_facts(
+    run: Run, state: IdentityFiles, enrolment_server: EnrolmentServer
+) -> None:
+    ran = run(
+        "enroll",
+        enrolment_server.url,
+        "--token",
+        enrolment_server.token.text(),
+        "--state-dir",
+        state.root,
+        "--json",
+    )
     assert (ran.code, ran.err) == (DONE, "")
     assert ran.facts == {
         "node_id": state.read().node_id,
         "tenant": "acme",
         "kid": state.read().kid,
-        "relay": desk.url,
+        "relay": enrolment_server.url,
         "broker": "mqtt://127.0.0.1:1883",
         "state_dir": str(state.root),
     }
 
 
 def test_a_public_url_that_is_another_than_what_was_typed_is_said(
-    run: Run, state: IdentityFiles, desk: Desk
+    run: Run, state: IdentityFiles, enrolment_server: EnrolmentServer
 ) -> None:
-    desk.told = {"relay_url": "https://relay.example"}
-    ran = run("enroll", desk.url, "--token", desk.token.text(), "--state-dir", state.root)
+    enrolment_server.overrides = {"relay_url": "https://relay.example"}
+    ran = run(
+        "enroll", enrolment_server.url, "--token", enrolment_server.token.text(), "--state-dir", state.root
+    )
     assert ran.code == DONE
     assert "the relay's public URL is https://relay.example: this node will use that" in ran.err
     assert "ask for `relay run --node-broker`" in ran.err
@@ -351,38 +365,38 @@ def test_a_public_url_that_is_another_than_what_was_typed_is_said(
 def test_a_join_token_need_not_stand_on_the_command_line(  # noqa: PLR0913, PLR0917 - what it takes
     run: Run,
     state: IdentityFiles,
-    desk: Desk,
+    enrolment_server: EnrolmentServer,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     way: str,
 ) -> None:
     options: list[str | Path] = []
     if way == "file":
-        write_atomic(tmp_path / "token", desk.token.text() + "\n", PRIVATE)
+        write_atomic(tmp_path / "token", enrolment_server.token.text() + "\n", PRIVATE)
         options = ["--token-file", tmp_path / "token"]
     else:
-        monkeypatch.setenv("EDGE_JOIN_TOKEN", desk.token.text())
-    ran = run("enroll", desk.url, *options, "--state-dir", state.root)
+        monkeypatch.setenv("EDGE_JOIN_TOKEN", enrolment_server.token.text())
+    ran = run("enroll", enrolment_server.url, *options, "--state-dir", state.root)
     assert ran.code == DONE
-    assert desk.token.text() not in ran.out.decode() + ran.err
+    assert enrolment_server.token.text() not in ran.out.decode() + ran.err
 
 
 @pytest.mark.parametrize("mode", [0o666, 0o644, 0o640], ids=oct)
 def test_a_join_token_that_others_can_read_or_change_is_not_used(
-    run: Run, state: IdentityFiles, desk: Desk, tmp_path: Path, mode: int
+    run: Run, state: IdentityFiles, enrolment_server: EnrolmentServer, tmp_path: Path, mode: int
 ) -> None:
-    write_atomic(tmp_path / "token", desk.token.text(), mode)
-    ran = run("enroll", desk.url, "--token-file", tmp_path / "token", "--state-dir", state.root)
+    write_atomic(tmp_path / "token", enrolment_server.token.text(), mode)
+    ran = run("enroll", enrolment_server.url, "--token-file", tmp_path / "token", "--state-dir", state.root)
     assert ran.code == CANNOT_RUN
     assert f"chmod 600 {tmp_path / 'token'}" in ran.err
     assert not state.exists()
 
 
 def test_a_join_token_that_is_no_text_is_said_in_one_line(
-    run: Run, state: IdentityFiles, desk: Desk, tmp_path: Path
+    run: Run, state: IdentityFiles, enrolment_server: EnrolmentServer, tmp_path: Path
 ) -> None:
     write_atomic(tmp_path / "token", b"\xff", PRIVATE)
-    ran = run("enroll", desk.url, "--token-file", tmp_path / "token", "--state-dir", state.root)
+    ran = run("enroll", enrolment_server.url, "--token-file", tmp_path / "token", "--state-dir", state.root)
     assert ran.code == USAGE
     assert "holds no join token" in ran.err
 
@@ -414,27 +428,35 @@ def test_without_a_join_token_there_is_no_enrolling(
     ],
 )
 def test_a_relay_that_cannot_be_spoken_to_is_not(
-    run: Run, state: IdentityFiles, desk: Desk, url: str, text: str
+    run: Run, state: IdentityFiles, enrolment_server: EnrolmentServer, url: str, text: str
 ) -> None:
-    ran = run("enroll", url, "--token", desk.token.text(), "--state-dir", state.root)
+    ran = run("enroll", url, "--token", enrolment_server.token.text(), "--state-dir", state.root)
     assert (ran.code, ran.said_in_one_line(text)) == (USAGE, True)
     assert not state.root.exists()
 
 
-def test_a_relay_that_refuses_is_a_no(run: Run, state: IdentityFiles, desk: Desk) -> None:
-    desk.status = 403
-    ran = run("enroll", desk.url, "--token", desk.token.text(), "--state-dir", state.root)
+def test_a_relay_that_refuses_is_a_no(
+    run: Run, state: IdentityFiles, enrolment_server: EnrolmentServer
+) -> None:
+    enrolment_server.status = 403
+    ran = run(
+        "enroll", enrolment_server.url, "--token", enrolment_server.token.text(), "--state-dir", state.root
+    )
     assert (ran.code, ran.out) == (NO, b"")
     assert ran.said_in_one_line("refuses: the join token is used up, expired or withdrawn")
 
 
 def test_a_relay_that_is_not_there_or_a_node_that_is_enrolled_cannot(
-    run: Run, state: IdentityFiles, enrolled: IdentityFiles, desk: Desk
+    run: Run, state: IdentityFiles, enrolled: IdentityFiles, enrolment_server: EnrolmentServer
 ) -> None:
-    ran = run("enroll", desk.url, "--token", desk.token.text(), "--state-dir", enrolled.root)
+    ran = run(
+        "enroll", enrolment_server.url, "--token", enrolment_server.token.text(), "--state-dir", enrolled.root
+    )
     assert (ran.code, ran.said_in_one_line("is enrolled already")) == (CANNOT_RUN, True)
     shutil.rmtree(state.root)
-    ran = run("enroll", "http://127.0.0.1:9", "--token", desk.token.text(), "--state-dir", state.root)
+    ran = run(
+        "enroll", "http://127.0.0.1:9", "--token", enrolment_server.token.text(), "--state-dir", state.root
+    )
     assert (ran.code, ran.said_in_one_line("cannot be reached")) == (CANNOT_RUN, True)
 
 
@@ -460,21 +482,21 @@ def plan_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., DaemonPlan]:
 
 
 def test_after_enrolling_the_daemon_needs_to_be_told_nothing(
-    run: Run, state: IdentityFiles, desk: Desk, plan_of: Callable[..., DaemonPlan]
+    run: Run, state: IdentityFiles, enrolment_server: EnrolmentServer, plan_of: Callable[..., DaemonPlan]
 ) -> None:
-    desk.told = {"own_root": True, "broker": "mqtts://mqtt.example:8883"}
-    run("enroll", desk.url, "--token", desk.token.text(), "--state-dir", state.root)
+    enrolment_server.overrides = {"own_root": True, "broker": "mqtts://mqtt.example:8883"}
+    run("enroll", enrolment_server.url, "--token", enrolment_server.token.text(), "--state-dir", state.root)
     config = plan_of("--state-dir", state.root).config
-    assert (config.relay_url, str(config.broker)) == (desk.url, "mqtts://mqtt.example:8883")
+    assert (config.relay_url, str(config.broker)) == (enrolment_server.url, "mqtts://mqtt.example:8883")
     assert (config.own_root, config.plain_allowed) == (True, False)
 
 
 def test_options_come_before_what_was_stored(
-    run: Run, state: IdentityFiles, desk: Desk, plan_of: Callable[..., DaemonPlan]
+    run: Run, state: IdentityFiles, enrolment_server: EnrolmentServer, plan_of: Callable[..., DaemonPlan]
 ) -> None:
-    run("enroll", desk.url, "--token", desk.token.text(), "--state-dir", state.root)
+    run("enroll", enrolment_server.url, "--token", enrolment_server.token.text(), "--state-dir", state.root)
     config = plan_of("--state-dir", state.root, "--broker", "mqtts://mqtt.example").config
-    assert (config.relay_url, str(config.broker)) == (desk.url, "mqtts://mqtt.example:8883")
+    assert (config.relay_url, str(config.broker)) == (enrolment_server.url, "mqtts://mqtt.example:8883")
     config = plan_of("--state-dir", state.root, "--relay", "wss://relay.example/").config
     assert (config.relay_url, str(config.broker)) == ("https://relay.example", "mqtt://127.0.0.1:1883")
 

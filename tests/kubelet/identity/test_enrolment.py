@@ -22,7 +22,7 @@ from schemas.identity_files import IdentityFiles, IdentityFilesError
 from schemas.keys import base64url
 from schemas.strict_json import loads
 from tests.fakes.clock import FakeClock
-from tests.fakes.enrolment_desk import Desk
+from tests.fakes.enrolment_server import EnrolmentServer
 from tests.fakes.raw_http_server import server_context
 from tests.fakes.signer import DAY_MS, OTHER_NODE_ID, TENANT, SimulatedCa, key_named
 
@@ -35,26 +35,31 @@ Message = dict[str, Any]
 
 
 class Bench:
-    """A desk, and a node in front of it that has been nowhere yet."""
+    """An enrolment server, and a node that is not enrolled yet."""
 
     def __init__(self, directory: Path) -> None:
         self.relay_clock, self.clock = FakeClock(NOW), FakeClock(NOW)
-        self.desk = Desk(CA, self.relay_clock)
+        self.server = EnrolmentServer(CA, self.relay_clock)
         self.files = IdentityFiles(directory / "state")
         self.directory = directory
 
     def open(
         self, ca: SimulatedCa | None = None, *, host: str = "127.0.0.1", since_ms: int = NOW
-    ) -> AbstractAsyncContextManager[Desk]:
-        """Let the desk serve, over TLS if there is a ``ca`` for its certificate."""
+    ) -> AbstractAsyncContextManager[EnrolmentServer]:
+        """Serve, over TLS if there is a ``ca`` for its certificate."""
         context = server_context(ca, self.directory, since_ms, host=host) if ca else None
-        return self.desk.open(context)
+        return self.server.open(context)
 
     async def enrol(
         self, token: JoinToken | None = None, url: str | None = None, *, plain_allowed: bool = False
     ) -> Enrolled:
         return await Enroller(
-            self.files, token or self.desk.token, url or self.desk.url, plain_allowed, self.clock, os.urandom
+            self.files,
+            token or self.server.token,
+            url or self.server.url,
+            plain_allowed,
+            self.clock,
+            os.urandom,
         ).run()
 
     @property
@@ -71,7 +76,7 @@ def bench(tmp_path: Path) -> Bench:
 
 @pytest.fixture
 async def plain_bench(bench: Bench) -> AsyncIterator[Bench]:
-    """A bench whose desk is open, over plain HTTP on this machine."""
+    """A bench whose server is open, over plain HTTP on this machine."""
     async with bench.open():
         yield bench
 
@@ -87,19 +92,19 @@ async def test_a_node_comes_away_with_all_that_it_needs(plain_bench: Bench) -> N
     assert enrolled.identity.node_id == own.node_id
     assert enrolled.identity.public_key == bytes(own.key.verify_key)
     assert read_stored(plain_bench.files.root) == enrolled.config
-    assert enrolled.config.relay_url == plain_bench.desk.url
+    assert enrolled.config.relay_url == plain_bench.server.url
     assert str(enrolled.config.broker) == "mqtt://127.0.0.1:1883"
     assert not enrolled.config.own_root
 
 
 async def test_neither_the_token_s_key_nor_the_node_s_travels(plain_bench: Bench) -> None:
     await plain_bench.enrol()
-    sent = "".join(asked.head + asked.body.decode() for asked in plain_bench.desk.server.asked)
+    sent = "".join(asked.head + asked.body.decode() for asked in plain_bench.server.server.asked)
     own_key = bytes(plain_bench.files.read().key)
-    for secret in (plain_bench.desk.token.key, own_key):
+    for secret in (plain_bench.server.token.key, own_key):
         assert base64url(secret) not in sent
         assert secret.hex() not in sent
-    assert len(plain_bench.desk.genuine) == 1
+    assert len(plain_bench.server.genuine) == 1
 
 
 async def test_an_identity_that_is_there_is_enrolled_as_it_is(plain_bench: Bench) -> None:
@@ -110,12 +115,12 @@ async def test_an_identity_that_is_there_is_enrolled_as_it_is(plain_bench: Bench
 
 
 async def test_after_a_lost_answer_the_same_node_asks_again(plain_bench: Bench) -> None:
-    plain_bench.desk.lost = 1
+    plain_bench.server.lost = 1
     with pytest.raises(NoAnswerError):
         await plain_bench.enrol()
     assert plain_bench.untouched
     await plain_bench.enrol()
-    first, second = plain_bench.desk.genuine
+    first, second = plain_bench.server.genuine
     assert first["csr"] == second["csr"]
     assert first["nonce"] != second["nonce"]
 
@@ -128,15 +133,18 @@ async def test_after_a_crash_half_way_through_installing_it_can_be_run_again(pla
 
 
 async def test_the_url_that_the_relay_states_is_pinned(plain_bench: Bench) -> None:
-    plain_bench.desk.told = {"relay_url": "https://relay.example", "broker": "mqtts://mqtt.example:8883"}
+    plain_bench.server.overrides = {
+        "relay_url": "https://relay.example",
+        "broker": "mqtts://mqtt.example:8883",
+    }
     config = (await plain_bench.enrol()).config
     assert (config.relay_url, str(config.broker)) == ("https://relay.example", "mqtts://mqtt.example:8883")
 
 
 async def test_every_root_that_is_trusted_is_installed(plain_bench: Bench) -> None:
     both = OTHER_CA.root_pem + CA.root_pem
-    plain_bench.desk.told = {"roots": both}
-    plain_bench.desk.shown_roots = both
+    plain_bench.server.overrides = {"roots": both}
+    plain_bench.server.shown_roots = both
     await plain_bench.enrol()
     assert plain_bench.files.read().root_pem == both
 
@@ -146,21 +154,21 @@ async def test_every_root_that_is_trusted_is_installed(plain_bench: Bench) -> No
 
 async def test_a_node_that_is_enrolled_is_not_enrolled_again(plain_bench: Bench) -> None:
     await plain_bench.enrol()
-    leaf, asked = plain_bench.files.read().leaf_pem, len(plain_bench.desk.server.asked)
+    leaf, asked = plain_bench.files.read().leaf_pem, len(plain_bench.server.server.asked)
     with pytest.raises(IdentityFilesError, match="is enrolled already, as node"):
         await plain_bench.enrol()
     plain_bench.clock.advance(91 * DAY_MS)
     with pytest.raises(IdentityFilesError, match="is enrolled already, as node"):
         await plain_bench.enrol()
     assert plain_bench.files.read().leaf_pem == leaf
-    assert len(plain_bench.desk.server.asked) == asked
+    assert len(plain_bench.server.server.asked) == asked
 
 
 async def test_a_directory_that_another_kubelet_holds_is_left_alone(plain_bench: Bench) -> None:
     create_identity(plain_bench.files, NOW, os.urandom)
     with held_alone(plain_bench.files.root), pytest.raises(IdentityFilesError, match="another kubelet"):
         await plain_bench.enrol()
-    assert plain_bench.desk.methods == []
+    assert plain_bench.server.methods == []
 
 
 # --- whom it talks to
@@ -168,10 +176,10 @@ async def test_a_directory_that_another_kubelet_holds_is_left_alone(plain_bench:
 
 async def test_to_another_relay_than_the_token_s_nothing_is_said(plain_bench: Bench) -> None:
     fingerprint = sha256(certificates_in(OTHER_CA.root_pem)[0]).digest()
-    token = JoinToken(plain_bench.desk.token.id, plain_bench.desk.token.key, fingerprint)
+    token = JoinToken(plain_bench.server.token.id, plain_bench.server.token.key, fingerprint)
     with pytest.raises(EnrolmentError, match="is another relay than the one that made this join token"):
         await plain_bench.enrol(token)
-    assert plain_bench.desk.methods == ["GET"]
+    assert plain_bench.server.methods == ["GET"]
     assert not plain_bench.files.exists()
 
 
@@ -187,15 +195,15 @@ async def test_to_another_relay_than_the_token_s_nothing_is_said(plain_bench: Be
     ],
 )
 async def test_a_relay_that_does_not_show_the_token_s_root_is_another(plain_bench: Bench, shown: str) -> None:
-    plain_bench.desk.shown_roots = shown
+    plain_bench.server.shown_roots = shown
     with pytest.raises(EnrolmentError, match="is another relay"):
         await plain_bench.enrol()
-    assert plain_bench.desk.methods == ["GET"]
+    assert plain_bench.server.methods == ["GET"]
 
 
 @pytest.mark.parametrize("own_root", [True, False])
 async def test_over_tls_a_certificate_of_the_token_s_root_is_believed(bench: Bench, own_root: bool) -> None:  # noqa: FBT001 - a table
-    bench.desk.told = {"own_root": own_root}
+    bench.server.overrides = {"own_root": own_root}
     async with bench.open(CA):
         assert (await bench.enrol()).config.own_root is own_root
 
@@ -204,7 +212,7 @@ async def test_a_relay_in_the_middle_that_shows_the_right_roots_is_told_nothing(
     async with bench.open(OTHER_CA):
         with pytest.raises(EnrolmentError, match="is not believed"):
             await bench.enrol()
-    assert bench.desk.methods == ["GET"]
+    assert bench.server.methods == ["GET"]
     assert bench.untouched
 
 
@@ -212,7 +220,7 @@ async def test_a_certificate_for_another_name_is_not_believed(bench: Bench) -> N
     async with bench.open(CA, host="other.example"):
         with pytest.raises(EnrolmentError, match="IP address mismatch"):
             await bench.enrol()
-    assert bench.desk.methods == ["GET"]
+    assert bench.server.methods == ["GET"]
 
 
 @pytest.fixture
@@ -230,7 +238,7 @@ async def test_a_certificate_that_the_machine_trusts_will_do(bench: Bench) -> No
 
 @pytest.mark.usefixtures("trusting_the_other_ca")
 async def test_but_not_where_the_relay_says_that_it_shows_its_own(bench: Bench) -> None:
-    bench.desk.told = {"own_root": True}
+    bench.server.overrides = {"own_root": True}
     async with bench.open(OTHER_CA):
         with pytest.raises(EnrolmentError, match="something in between answers for it"):
             await bench.enrol()
@@ -263,7 +271,7 @@ OTHERS_LEAF = CA.issue(OTHER_NODE_ID, now_ms=NOW).leaf_pem
 async def test_an_answer_that_was_changed_on_the_way_is_refused(
     plain_bench: Bench, tamper: Callable[[Message], Message]
 ) -> None:
-    plain_bench.desk.tamper = tamper
+    plain_bench.server.tamper = tamper
     with pytest.raises(EnrolmentError, match="was changed, or is not from the relay of this join token"):
         await plain_bench.enrol()
     assert plain_bench.untouched
@@ -276,8 +284,8 @@ async def test_an_answer_to_another_question_is_refused_though_it_is_genuine(pla
         said.append(message)
         return said[0]
 
-    plain_bench.desk.tamper = replay
-    plain_bench.desk.lost = 1
+    plain_bench.server.tamper = replay
+    plain_bench.server.lost = 1
     with pytest.raises(NoAnswerError):
         await plain_bench.enrol()
     with pytest.raises(EnrolmentError, match="was changed"):
@@ -299,7 +307,7 @@ async def test_an_answer_to_another_question_is_refused_though_it_is_genuine(pla
 async def test_an_answer_of_another_form_is_none(
     plain_bench: Bench, tamper: Callable[[Message], Any]
 ) -> None:
-    plain_bench.desk.tamper = tamper
+    plain_bench.server.tamper = tamper
     with pytest.raises(EnrolmentError, match="answers with something else than a relay would"):
         await plain_bench.enrol()
     assert plain_bench.untouched
@@ -317,7 +325,7 @@ async def test_an_answer_of_another_form_is_none(
 async def test_a_leaf_that_is_not_for_this_node_is_not_installed(
     plain_bench: Bench, leaf: str, text: str
 ) -> None:
-    plain_bench.desk.told = {"certificate": leaf}
+    plain_bench.server.overrides = {"certificate": leaf}
     with pytest.raises(IdentityFilesError, match=text):
         await plain_bench.enrol()
     assert plain_bench.files.read().root_pem is None
@@ -325,7 +333,9 @@ async def test_a_leaf_that_is_not_for_this_node_is_not_installed(
 
 async def test_a_leaf_of_the_same_id_for_another_key_is_not_installed(plain_bench: Bench) -> None:
     node_id = create_identity(plain_bench.files, NOW, os.urandom)
-    plain_bench.desk.told = {"certificate": CA.issue(node_id, key=key_named("another"), now_ms=NOW).leaf_pem}
+    plain_bench.server.overrides = {
+        "certificate": CA.issue(node_id, key=key_named("another"), now_ms=NOW).leaf_pem
+    }
     with pytest.raises(IdentityFilesError, match="for another key"):
         await plain_bench.enrol()
 
@@ -345,7 +355,7 @@ async def test_a_leaf_of_the_same_id_for_another_key_is_not_installed(plain_benc
 async def test_a_refusal_says_what_to_do_and_repeats_nothing(
     plain_bench: Bench, status: int, text: str
 ) -> None:
-    plain_bench.desk.status = status
+    plain_bench.server.status = status
     with pytest.raises(EnrolmentError, match=text) as caught:
         await plain_bench.enrol()
     assert "whatever" not in str(caught.value)
@@ -365,7 +375,7 @@ async def test_a_relay_in_the_clear_on_another_machine_is_not_asked(bench: Bench
 async def test_nothing_in_the_clear_is_pinned_unless_the_operator_said_so(
     plain_bench: Bench, told: Message
 ) -> None:
-    plain_bench.desk.told = told
+    plain_bench.server.overrides = told
     with pytest.raises(AddressError, match="is not encrypted"):
         await plain_bench.enrol()
     assert plain_bench.untouched
@@ -409,15 +419,15 @@ async def test_a_certificate_of_another_time_speaks_of_the_clock(
 
 
 async def test_many_nodes_enrol_side_by_side(plain_bench: Bench, tmp_path: Path) -> None:
-    desk = plain_bench.desk
+    server = plain_bench.server
 
     async def enrol(number: int) -> str:
         files = IdentityFiles(tmp_path / f"node {number}")
-        enroller = Enroller(files, desk.token, desk.url, False, plain_bench.clock, os.urandom)  # noqa: FBT003
+        enroller = Enroller(files, server.token, server.url, False, plain_bench.clock, os.urandom)  # noqa: FBT003
         return (await enroller.run()).identity.node_id
 
     async with asyncio.timeout(30):
         node_ids = await asyncio.gather(*map(enrol, range(8)))
     assert len(set(node_ids)) == 8
-    asked = [loads(said.body, max_bytes=20_000) for said in desk.server.asked if said.method == "POST"]
+    asked = [loads(said.body, max_bytes=20_000) for said in server.server.asked if said.method == "POST"]
     assert len({request["nonce"] for request in asked}) == 8

@@ -98,7 +98,7 @@ def test_at_renewal_both_leaves_are_known_and_the_oldest_goes_first(hub: Hub) ->
         hub.fleet.offer_manifest(NODE_ID, leaf.manifest(issued_at_ms=NOW_MS + at), "broker").outcome
         for at, leaf in enumerate(leaves)
     ]
-    assert outcomes == [Outcome.PARKED, Outcome.ACCEPTED, Outcome.ACCEPTED]
+    assert outcomes == [Outcome.PENDING, Outcome.ACCEPTED, Outcome.ACCEPTED]
 
 
 def test_an_old_leaf_that_somebody_retains_again_pushes_out_no_newer_one(hub: Hub) -> None:
@@ -114,7 +114,7 @@ def test_an_old_leaf_that_somebody_retains_again_pushes_out_no_newer_one(hub: Hu
 
 
 def test_a_manifest_before_its_leaf_waits_for_it(hub: Hub, node: SimulatedNode) -> None:
-    assert hub.fleet.offer_manifest(NODE_ID, node.manifest(), "broker").outcome is Outcome.PARKED
+    assert hub.fleet.offer_manifest(NODE_ID, node.manifest(), "broker").outcome is Outcome.PENDING
     assert failure(hub, ECHO_NAME) is Failure.SAFETY_DENIED
     hub.fleet.offer_identity(NODE_ID, node.leaf_pem)
     assert hub.fleet.resolve(ECHO_NAME, Rights(TENANT, READ_ONLY)).canonical == ECHO_NAME

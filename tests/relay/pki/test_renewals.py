@@ -23,7 +23,7 @@ CSR = make_csr(KEY, NODE_ID)
 LEAF_LIFE_MS = 90 * DAY_MS
 
 
-class Desk:
+class RenewalStage:
     """A CA on disk, a node that it enrolled, and what renews it."""
 
     def __init__(self, hub: Hub, directory: Path) -> None:
@@ -49,8 +49,8 @@ class Desk:
 
 
 @pytest.fixture
-def desk(hub: Hub, tmp_path: Path) -> Desk:
-    return Desk(hub, tmp_path / "ca")
+def stage(hub: Hub, tmp_path: Path) -> RenewalStage:
+    return RenewalStage(hub, tmp_path / "ca")
 
 
 async def refused(renewing: object, failure: Failure) -> ToolError:
@@ -63,59 +63,65 @@ async def refused(renewing: object, failure: Failure) -> ToolError:
 # --- renewing -----------------------------------------------------------------------------------------
 
 
-async def test_a_node_gets_a_leaf_for_its_key_and_the_roots_that_vouch_for_it(desk: Desk) -> None:
-    desk.until_due()
-    issued = await desk.renewals.renew(desk.identity, CSR)
+async def test_a_node_gets_a_leaf_for_its_key_and_the_roots_that_vouch_for_it(stage: RenewalStage) -> None:
+    stage.until_due()
+    issued = await stage.renewals.renew(stage.identity, CSR)
     assert issued.keys() == {"certificate", "roots"}
-    fresh = verify_leaf(issued["certificate"], [issued["roots"]], desk.hub.clock())
+    fresh = verify_leaf(issued["certificate"], [issued["roots"]], stage.hub.clock())
     assert (fresh.node_id, fresh.tenant, fresh.public_key) == (NODE_ID, TENANT, bytes(KEY.verify_key))
-    assert fresh.kid != desk.identity.kid
-    assert fresh.not_after_ms == desk.hub.clock() + LEAF_LIFE_MS
-    assert desk.ca.revoked_kids() == frozenset()
-    assert desk.events() == [("renewed", NODE_ID, TENANT, fresh.kid)]
+    assert fresh.kid != stage.identity.kid
+    assert fresh.not_after_ms == stage.hub.clock() + LEAF_LIFE_MS
+    assert stage.ca.revoked_kids() == frozenset()
+    assert stage.events() == [("renewed", NODE_ID, TENANT, fresh.kid)]
 
 
-async def test_after_a_rotation_both_roots_come_and_the_new_one_has_signed(desk: Desk) -> None:
-    desk.until_due()
-    old_root = desk.ca.root_pem()
-    desk.ca.rotate_root(30)
-    issued = await desk.renewals.renew(desk.identity, CSR)
+async def test_after_a_rotation_both_roots_come_and_the_new_one_has_signed(stage: RenewalStage) -> None:
+    stage.until_due()
+    old_root = stage.ca.root_pem()
+    stage.ca.rotate_root(30)
+    issued = await stage.renewals.renew(stage.identity, CSR)
     assert certificates_in(issued["roots"]) == [
-        *certificates_in(desk.ca.root_pem()),
+        *certificates_in(stage.ca.root_pem()),
         *certificates_in(old_root),
     ]
-    assert verify_leaf(issued["certificate"], [desk.ca.root_pem()], desk.hub.clock()).node_id == NODE_ID
-    old, new = certificates_in(old_root), certificates_in(desk.ca.root_pem())
+    assert verify_leaf(issued["certificate"], [stage.ca.root_pem()], stage.hub.clock()).node_id == NODE_ID
+    old, new = certificates_in(old_root), certificates_in(stage.ca.root_pem())
     assert is_endorsed(new[0], old, issued["endorsement"])
 
 
-async def test_before_half_of_its_life_a_leaf_is_not_renewed_and_the_node_is_told_when(desk: Desk) -> None:
-    half = (desk.identity.not_before_ms + desk.identity.not_after_ms) // 2
-    error = await refused(desk.renewals.renew(desk.identity, CSR), Failure.RATE_LIMITED)
-    assert error.retry_after_ms == half - desk.hub.clock()
-    desk.hub.clock.advance(error.retry_after_ms - 1)
-    assert (await refused(desk.renewals.renew(desk.identity, CSR), Failure.RATE_LIMITED)).retry_after_ms == 1
-    desk.hub.clock.advance(1)
-    await desk.renewals.renew(desk.identity, CSR)
-    assert len(desk.events()) == 1
+async def test_before_half_of_its_life_a_leaf_is_not_renewed_and_the_node_is_told_when(
+    stage: RenewalStage,
+) -> None:
+    half = (stage.identity.not_before_ms + stage.identity.not_after_ms) // 2
+    error = await refused(stage.renewals.renew(stage.identity, CSR), Failure.RATE_LIMITED)
+    assert error.retry_after_ms == half - stage.hub.clock()
+    stage.hub.clock.advance(error.retry_after_ms - 1)
+    assert (
+        await refused(stage.renewals.renew(stage.identity, CSR), Failure.RATE_LIMITED)
+    ).retry_after_ms == 1
+    stage.hub.clock.advance(1)
+    await stage.renewals.renew(stage.identity, CSR)
+    assert len(stage.events()) == 1
 
 
-async def test_a_leaf_that_was_renewed_just_now_is_not_renewed_again(desk: Desk) -> None:
+async def test_a_leaf_that_was_renewed_just_now_is_not_renewed_again(stage: RenewalStage) -> None:
     # The old leaf stays valid: without this, each frame would be an entry in the ledger that stays.
-    desk.until_due()
-    await desk.renewals.renew(desk.identity, CSR)
-    desk.hub.clock.advance(HOUR_MS - 1)
-    assert (await refused(desk.renewals.renew(desk.identity, CSR), Failure.RATE_LIMITED)).retry_after_ms == 1
-    desk.hub.clock.advance(1)
-    await desk.renewals.renew(desk.identity, CSR)
+    stage.until_due()
+    await stage.renewals.renew(stage.identity, CSR)
+    stage.hub.clock.advance(HOUR_MS - 1)
+    assert (
+        await refused(stage.renewals.renew(stage.identity, CSR), Failure.RATE_LIMITED)
+    ).retry_after_ms == 1
+    stage.hub.clock.advance(1)
+    await stage.renewals.renew(stage.identity, CSR)
 
 
-async def test_requests_of_the_same_moment_make_one_leaf(desk: Desk) -> None:
-    desk.until_due()
-    asked = [asyncio.create_task(desk.renewals.renew(desk.identity, CSR)) for _ in range(5)]
+async def test_requests_of_the_same_moment_make_one_leaf(stage: RenewalStage) -> None:
+    stage.until_due()
+    asked = [asyncio.create_task(stage.renewals.renew(stage.identity, CSR)) for _ in range(5)]
     done = await asyncio.wait_for(asyncio.gather(*asked, return_exceptions=True), BOUND_S)
     assert [type(each) for each in done].count(ToolError) == 4
-    assert len(desk.ca.records().issued) == 2
+    assert len(stage.ca.records().issued) == 2
 
 
 @pytest.mark.parametrize(
@@ -130,73 +136,75 @@ async def test_requests_of_the_same_moment_make_one_leaf(desk: Desk) -> None:
     ],
 )
 async def test_a_request_that_is_not_this_nodes_own_is_refused_and_leaves_nothing(
-    desk: Desk, csr: str, reason: str
+    stage: RenewalStage, csr: str, reason: str
 ) -> None:
-    desk.until_due()
-    error = await refused(desk.renewals.renew(desk.identity, csr), Failure.ATTESTATION_FAILED)
-    assert str(desk.ca.root_file.parent) not in str(error)
-    (line,) = desk.hub.lines.entries("renewal refused")
+    stage.until_due()
+    error = await refused(stage.renewals.renew(stage.identity, csr), Failure.ATTESTATION_FAILED)
+    assert str(stage.ca.root_file.parent) not in str(error)
+    (line,) = stage.hub.lines.entries("renewal refused")
     assert line["node_id"] == NODE_ID
     assert reason in line["reason"]
     assert line["reason"].isprintable()
-    assert len(desk.ca.records().issued) == 1
-    assert desk.events() == []
+    assert len(stage.ca.records().issued) == 1
+    assert stage.events() == []
 
 
-async def test_a_request_of_another_node_of_the_same_ca_gets_no_leaf_of_that_node(desk: Desk) -> None:
+async def test_a_request_of_another_node_of_the_same_ca_gets_no_leaf_of_that_node(
+    stage: RenewalStage,
+) -> None:
     other = key_named("another node")
-    desk.ca.issue(make_csr(other, OTHER_NODE_ID), TENANT)
-    desk.until_due()
+    stage.ca.issue(make_csr(other, OTHER_NODE_ID), TENANT)
+    stage.until_due()
     theirs = make_csr(other, OTHER_NODE_ID)
-    await refused(desk.renewals.renew(desk.identity, theirs), Failure.ATTESTATION_FAILED)
+    await refused(stage.renewals.renew(stage.identity, theirs), Failure.ATTESTATION_FAILED)
 
 
-async def test_a_revoked_node_is_not_renewed(desk: Desk) -> None:
-    desk.until_due()
-    desk.ca.revoke(NODE_ID)
-    await refused(desk.renewals.renew(desk.identity, CSR), Failure.ATTESTATION_FAILED)
-    assert desk.ca.in_force() == {}
+async def test_a_revoked_node_is_not_renewed(stage: RenewalStage) -> None:
+    stage.until_due()
+    stage.ca.revoke(NODE_ID)
+    await refused(stage.renewals.renew(stage.identity, CSR), Failure.ATTESTATION_FAILED)
+    assert stage.ca.in_force() == {}
 
 
-async def test_a_node_with_several_leaves_is_renewed_while_one_is_in_force(desk: Desk) -> None:
-    desk.until_due()
-    await desk.renewals.renew(desk.identity, CSR)
-    desk.ca.revoke(desk.identity.kid)
-    desk.hub.clock.advance(HOUR_MS)
-    issued = await desk.renewals.renew(desk.identity, CSR)
-    assert desk.believed(issued["certificate"]).node_id == NODE_ID
+async def test_a_node_with_several_leaves_is_renewed_while_one_is_in_force(stage: RenewalStage) -> None:
+    stage.until_due()
+    await stage.renewals.renew(stage.identity, CSR)
+    stage.ca.revoke(stage.identity.kid)
+    stage.hub.clock.advance(HOUR_MS)
+    issued = await stage.renewals.renew(stage.identity, CSR)
+    assert stage.believed(issued["certificate"]).node_id == NODE_ID
 
 
 @pytest.mark.parametrize("spoilt", ["ledger.jsonl", "root.key", "root.pem"])
 async def test_a_ca_that_is_damaged_renews_nobody_and_shows_no_file_to_the_node(
-    desk: Desk, spoilt: str
+    stage: RenewalStage, spoilt: str
 ) -> None:
-    desk.until_due()
-    desk.ca.root_file.with_name(spoilt).write_text("damaged\n")
-    error = await refused(desk.renewals.renew(desk.identity, CSR), Failure.INTERNAL)
+    stage.until_due()
+    stage.ca.root_file.with_name(spoilt).write_text("damaged\n")
+    error = await refused(stage.renewals.renew(stage.identity, CSR), Failure.INTERNAL)
     assert spoilt not in str(error)
-    assert spoilt in desk.hub.lines.entries("renewal failed")[0]["reason"]
+    assert spoilt in stage.hub.lines.entries("renewal failed")[0]["reason"]
 
 
-async def test_a_renewal_that_failed_here_can_be_repeated_at_once(desk: Desk) -> None:
-    desk.until_due()
-    ledger = desk.ca.root_file.with_name("ledger.jsonl")
+async def test_a_renewal_that_failed_here_can_be_repeated_at_once(stage: RenewalStage) -> None:
+    stage.until_due()
+    ledger = stage.ca.root_file.with_name("ledger.jsonl")
     with full_disk(ledger.stat().st_size):
-        await refused(desk.renewals.renew(desk.identity, CSR), Failure.INTERNAL)
-    await desk.renewals.renew(desk.identity, CSR)
+        await refused(stage.renewals.renew(stage.identity, CSR), Failure.INTERNAL)
+    await stage.renewals.renew(stage.identity, CSR)
 
 
-async def test_without_a_ca_nobody_is_renewed(desk: Desk) -> None:
-    desk.until_due()
-    renewals = Renewals(NoAuthority(), desk.hub.audit, desk.hub.clock, desk.hub.log)
-    await refused(renewals.renew(desk.identity, CSR), Failure.INTERNAL)
+async def test_without_a_ca_nobody_is_renewed(stage: RenewalStage) -> None:
+    stage.until_due()
+    renewals = Renewals(NoAuthority(), stage.hub.audit, stage.hub.clock, stage.hub.log)
+    await refused(renewals.renew(stage.identity, CSR), Failure.INTERNAL)
 
 
-async def test_what_cannot_be_recorded_is_not_handed_out(desk: Desk) -> None:
-    desk.until_due()
-    desk.hub.audit.write(event="before")
+async def test_what_cannot_be_recorded_is_not_handed_out(stage: RenewalStage) -> None:
+    stage.until_due()
+    stage.hub.audit.write(event="before")
     # The ledger of a real CA would not take the entry either: this disk is the audit's alone.
-    leaf, roots = desk.ca.renew(CSR, NODE_ID), desk.ca.roots()
+    leaf, roots = stage.ca.renew(CSR, NODE_ID), stage.ca.roots()
 
     class Elsewhere(NoAuthority):
         def renew(self, csr_pem: str, node_id: str) -> str:
@@ -208,13 +216,13 @@ async def test_what_cannot_be_recorded_is_not_handed_out(desk: Desk) -> None:
 
         def revoke(self, target: str, reason: str = "revoked") -> list[str]:
             assert (target, reason) == (NODE_ID, "retired")
-            return [desk.identity.kid]
+            return [stage.identity.kid]
 
-    renewals = Renewals(Elsewhere(), desk.hub.audit, desk.hub.clock, desk.hub.log)
-    with full_disk(desk.hub.audit_file.stat().st_size):
-        await refused(renewals.renew(desk.identity, CSR), Failure.INTERNAL)
-        await refused(renewals.retire(desk.identity), Failure.INTERNAL)
-    assert desk.hub.lines.entries("renewed") == []
+    renewals = Renewals(Elsewhere(), stage.hub.audit, stage.hub.clock, stage.hub.log)
+    with full_disk(stage.hub.audit_file.stat().st_size):
+        await refused(renewals.renew(stage.identity, CSR), Failure.INTERNAL)
+        await refused(renewals.retire(stage.identity), Failure.INTERNAL)
+    assert stage.hub.lines.entries("renewed") == []
 
 
 class Slow(NoAuthority):
@@ -236,11 +244,13 @@ class Slow(NoAuthority):
         return self._answer()
 
 
-async def test_the_event_loop_goes_on_while_a_ca_waits_and_few_threads_wait_with_it(desk: Desk) -> None:
-    leaf = desk.ca.issue(make_csr(KEY, OTHER_NODE_ID), TENANT)
+async def test_the_event_loop_goes_on_while_a_ca_waits_and_few_threads_wait_with_it(
+    stage: RenewalStage,
+) -> None:
+    leaf = stage.ca.issue(make_csr(KEY, OTHER_NODE_ID), TENANT)
     slow = Slow(lambda: leaf)
-    renewals = Renewals(slow, desk.hub.audit, desk.hub.clock, desk.hub.log)
-    desk.until_due()
+    renewals = Renewals(slow, stage.hub.audit, stage.hub.clock, stage.hub.log)
+    stage.until_due()
     identities = [Identity(f"{number:026d}", TENANT, "ab" * 32, bytes(32), 0, 2, "") for number in range(20)]
     tasks = [asyncio.create_task(renewals.renew(identity, CSR)) for identity in identities]
     async with asyncio.timeout(BOUND_S):
@@ -255,41 +265,41 @@ async def test_the_event_loop_goes_on_while_a_ca_waits_and_few_threads_wait_with
 # --- retiring -----------------------------------------------------------------------------------------
 
 
-async def test_a_node_that_retires_loses_every_leaf_and_the_audit_names_them(desk: Desk) -> None:
-    desk.until_due()
-    second = desk.believed((await desk.renewals.renew(desk.identity, CSR))["certificate"])
-    await desk.renewals.retire(second)
-    assert desk.ca.revoked_kids() == {desk.identity.kid, second.kid}
-    assert desk.ca.in_force() == {}
-    assert desk.events()[1:] == [
-        ("retired", NODE_ID, TENANT, desk.identity.kid),
+async def test_a_node_that_retires_loses_every_leaf_and_the_audit_names_them(stage: RenewalStage) -> None:
+    stage.until_due()
+    second = stage.believed((await stage.renewals.renew(stage.identity, CSR))["certificate"])
+    await stage.renewals.retire(second)
+    assert stage.ca.revoked_kids() == {stage.identity.kid, second.kid}
+    assert stage.ca.in_force() == {}
+    assert stage.events()[1:] == [
+        ("retired", NODE_ID, TENANT, stage.identity.kid),
         ("retired", NODE_ID, TENANT, second.kid),
     ]
-    ledger = desk.ca.root_file.with_name("ledger.jsonl").read_text()
+    ledger = stage.ca.root_file.with_name("ledger.jsonl").read_text()
     assert ledger.count('"reason":"retired"') == 2
 
 
-async def test_retiring_twice_is_as_good_as_once(desk: Desk) -> None:
-    await desk.renewals.retire(desk.identity)
-    await desk.renewals.retire(desk.identity)
-    assert len(desk.events()) == 1
+async def test_retiring_twice_is_as_good_as_once(stage: RenewalStage) -> None:
+    await stage.renewals.retire(stage.identity)
+    await stage.renewals.retire(stage.identity)
+    assert len(stage.events()) == 1
 
 
-async def test_a_node_that_the_ca_never_heard_of_cannot_retire(desk: Desk) -> None:
+async def test_a_node_that_the_ca_never_heard_of_cannot_retire(stage: RenewalStage) -> None:
     stranger = Identity(OTHER_NODE_ID, TENANT, "ab" * 32, bytes(32), 0, 1, "")
-    error = await refused(desk.renewals.retire(stranger), Failure.ATTESTATION_FAILED)
+    error = await refused(stage.renewals.retire(stranger), Failure.ATTESTATION_FAILED)
     assert OTHER_NODE_ID not in str(error)
-    assert desk.hub.lines.entries("retirement refused")[0]["node_id"] == OTHER_NODE_ID
-    assert desk.events() == []
+    assert stage.hub.lines.entries("retirement refused")[0]["node_id"] == OTHER_NODE_ID
+    assert stage.events() == []
 
 
-async def test_without_a_ca_nobody_retires(desk: Desk) -> None:
-    renewals = Renewals(NoAuthority(), desk.hub.audit, desk.hub.clock, desk.hub.log)
-    await refused(renewals.retire(desk.identity), Failure.INTERNAL)
+async def test_without_a_ca_nobody_retires(stage: RenewalStage) -> None:
+    renewals = Renewals(NoAuthority(), stage.hub.audit, stage.hub.clock, stage.hub.log)
+    await refused(renewals.retire(stage.identity), Failure.INTERNAL)
 
 
-async def test_nobody_retires_while_the_ledger_cannot_be_written(desk: Desk) -> None:
-    ledger = desk.ca.root_file.with_name("ledger.jsonl")
+async def test_nobody_retires_while_the_ledger_cannot_be_written(stage: RenewalStage) -> None:
+    ledger = stage.ca.root_file.with_name("ledger.jsonl")
     with full_disk(ledger.stat().st_size):
-        await refused(desk.renewals.retire(desk.identity), Failure.INTERNAL)
-    assert desk.ca.revoked_kids() == frozenset()
+        await refused(stage.renewals.retire(stage.identity), Failure.INTERNAL)
+    assert stage.ca.revoked_kids() == frozenset()

@@ -1,4 +1,4 @@
-"""A relay's ``/enroll`` as the node sees it: honest by default, and crooked in whatever way a test wants."""
+"""A relay's ``/enroll`` as the node sees it: correct by default, and wrong in the way that a test sets."""
 
 import asyncio
 import json
@@ -19,12 +19,12 @@ from tests.fakes.signer import TENANT, SimulatedCa
 JOIN_ID = "01HZX9K3M4P7Q8R9S0T1V2W3XY"
 
 
-class Desk:
-    """Enrols whoever proves to have the key of its token.
+class EnrolmentServer:
+    """Enrols each node that proves to have the key of its token.
 
     Attributes:
-        told: members that the relay itself puts in place of the true ones, before it proves what it says.
-        tamper: what somebody in between does to the bytes of the answer.
+        overrides: members that the relay itself puts in place of the true ones, before it makes its proof.
+        tamper: what a man in the middle does to the bytes of the answer.
         shown_roots: what ``GET`` answers.
         status: what is answered instead, if anything.
         lost: how many answers get lost on the way.
@@ -34,7 +34,7 @@ class Desk:
     def __init__(self, ca: SimulatedCa, now_ms: Callable[[], int]) -> None:
         self.ca = ca
         self.token = JoinToken(JOIN_ID, bytes(range(32)), sha256(certificates_in(ca.root_pem)[0]).digest())
-        self.told: dict[str, Any] = {}
+        self.overrides: dict[str, Any] = {}
         self.tamper: Callable[[dict[str, Any]], Any] = dict
         self.shown_roots = ca.root_pem
         self.status: int | None = None
@@ -44,14 +44,14 @@ class Desk:
         self._now_ms = now_ms
 
     @asynccontextmanager
-    async def open(self, tls: ssl.SSLContext | None = None) -> AsyncIterator["Desk"]:
+    async def open(self, tls: ssl.SSLContext | None = None) -> AsyncIterator["EnrolmentServer"]:
         """Serve."""
         async with RawServer.running(self._respond, tls) as self.server:
             yield self
 
     @contextmanager
-    def open_aside(self) -> Iterator["Desk"]:
-        """Serve in a thread, for who runs a command line in this one."""
+    def open_in_thread(self) -> Iterator["EnrolmentServer"]:
+        """Serve in a thread, for a test that runs a command line in this one."""
         opened, closing = threading.Event(), asyncio.Event()
         loop = asyncio.new_event_loop()
 
@@ -114,6 +114,6 @@ class Desk:
             "own_root": False,
             "nonce": request["nonce"],
             "server_time_ms": self._now_ms(),
-            **self.told,
+            **self.overrides,
         }
         return self.tamper(proven(answer, self.token.key, RELAY))

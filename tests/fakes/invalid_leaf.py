@@ -20,7 +20,7 @@ def san(node_id: str = NODE_ID, tenant: str = TENANT) -> x509.GeneralName:
     return x509.UniformResourceIdentifier(san_uri(tenant, node_id))
 
 
-def crooked_leaf(  # noqa: PLR0913 - each is one fact to get wrong
+def invalid_leaf(  # noqa: PLR0913 - each is one fact to get wrong
     ca: SimulatedCa,
     *,
     common_names: Sequence[str] = (NODE_ID,),
