@@ -132,7 +132,6 @@ class Relay:
                 self.calls.gateway.revoke,
                 self.mcp.endpoint.revoke,
             ],
-            now_ms=environment.clock,
             log=log,
         )
 

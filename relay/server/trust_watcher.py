@@ -58,7 +58,6 @@ class TrustWatcher:
         freshness: Freshness,
         reserve: DescriptorReserve,
         on_tokens: Sequence[Callable[[frozenset[str]], None]],
-        now_ms: Callable[[], int],
         log: FilteringBoundLogger,
         interval_s: float = INTERVAL_S,
     ) -> None:
@@ -73,7 +72,6 @@ class TrustWatcher:
         self._reserve = reserve
         self._was_fresh = True
         self._on_tokens = on_tokens
-        self._now_ms = now_ms
         self._log = log
         self._interval_s = interval_s
         # Its own threads: enrolments and renewals that wait for a ledger must not delay a revocation.
@@ -118,8 +116,7 @@ class TrustWatcher:
             self._when_changed(TOKENS, lambda: self._tokens.stamp, self._tokens.jtis, self._tokens_changed),
         )
         self._log_freshness()
-        now = self._now_ms()
-        self._sessions.end_sessions(lambda leaf: not leaf.valid_at(now), CloseCode.AUTH_FAILED)
+        self._sessions.end_expired()
         self._write_unrecorded()
 
     async def _when_changed(

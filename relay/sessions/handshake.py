@@ -6,13 +6,16 @@ Must not keep state: the identity goes to the sessions.
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from starlette.websockets import WebSocketDisconnect
+
 from relay.fleet.fleet import Fleet
+from relay.http.websocket_protocol import FLOODED
 from schemas.certificates import IdentityError, IdentityReason
 from schemas.frames import Frame
 from schemas.identity import Identity
 from schemas.keys import base64url
 from schemas.payloads import Auth, Challenge
-from schemas.session import CloseCode
+from schemas.session import CloseCode, ProtocolError
 from schemas.tokens import TokenError, TokenVerifier
 
 _NONCE_BYTES = 32
@@ -26,6 +29,19 @@ class HandshakeError(Exception):
         super().__init__(reason)
         self.reason = reason
         self.code = code
+
+
+def rejection_of(error: Exception) -> tuple[str, CloseCode]:
+    """Return the reason, a fixed word, for which ``error`` ends a handshake, and the code that closes it."""
+    match error:
+        case HandshakeError():
+            return error.reason, error.code
+        case ProtocolError():
+            return "protocol", error.code
+        case WebSocketDisconnect():
+            return "flooded" if error.code == FLOODED else "gone", CloseCode.AUTH_FAILED
+        case _:
+            return "late", CloseCode.AUTH_FAILED
 
 
 @dataclass(frozen=True, slots=True)

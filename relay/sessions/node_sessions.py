@@ -6,7 +6,7 @@ Must not decide who may call, nor look into arguments and results.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from starlette.types import Receive, Scope, Send
@@ -24,7 +24,8 @@ from relay.routing.port import Command
 from relay.sessions.connect_limiter import ConnectLimiter
 from relay.sessions.connection import NodeConnection
 from relay.sessions.frame_handlers import FrameHandlers
-from relay.sessions.handshake import Handshake, HandshakeError
+from relay.sessions.handshake import Handshake, HandshakeError, rejection_of
+from relay.sessions.leaf_expiry import LeafExpiry
 from relay.sessions.session import AckPayload, NodeSession, cmd_payload
 from schemas.errors import Failure, ToolError
 from schemas.frames import MAX_FRAME_BYTES, SUBPROTOCOL, Frame, FrameReader
@@ -72,6 +73,7 @@ class NodeSessions:
         self._log = log
         self._auth_timeout_s = auth_timeout_s
         self._sessions: dict[str, NodeSession] = {}
+        self._expiry = LeafExpiry()
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -143,8 +145,17 @@ class NodeSessions:
 
     def end_sessions(self, matches: Callable[[Identity], bool], code: CloseCode) -> list[str]:
         """End the sessions of leaves that match, and the calls in flight in them; return the nodes."""
-        ended = {key: session for key, session in self._sessions.items() if matches(session.identity)}
-        for node_id, session in ended.items():
+        ended = [key for key, session in self._sessions.items() if matches(session.identity)]
+        self._end(ended, code)
+        return ended
+
+    def end_expired(self) -> None:
+        """End the sessions whose leaf is not valid now, and the calls in flight in them."""
+        self._end(self._expiry.expired(self._sessions, self._now_ms()), CloseCode.AUTH_FAILED)
+
+    def _end(self, node_ids: Sequence[str], code: CloseCode) -> None:
+        for node_id in node_ids:
+            session = self._sessions.pop(node_id)
             session.fail_all(ToolError(Failure.ATTESTATION_FAILED))
             self._log.warning("session ended by the relay", node_id=node_id, code=int(code))
             self._metrics.sessions.labels("shut_out").inc()
@@ -152,9 +163,7 @@ class NodeSessions:
                 if not session.is_retiring:
                     # Not awaited: a node that does not read must not delay the end of the others.
                     self._start(session.connection.close(code))
-                self._leave(node_id, session, session.connection)
-            del self._sessions[node_id]
-        return list(ended)
+                self._release(node_id, session)
 
     async def _send_command(self, connection: NodeConnection, msg_id: str, payload: Cmd) -> None:
         connection.meter.expect_answer()
@@ -214,13 +223,7 @@ class NodeSessions:
                 self._log.warning("node sent more frames than its rate", node_id=node_id)
 
     async def _refuse(self, connection: NodeConnection, error: Exception) -> None:
-        reason, code = "late", CloseCode.AUTH_FAILED
-        if isinstance(error, HandshakeError):
-            reason, code = error.reason, error.code
-        elif isinstance(error, ProtocolError):
-            reason, code = "protocol", error.code
-        elif isinstance(error, WebSocketDisconnect):
-            reason = "flooded" if error.code == FLOODED else "gone"
+        reason, code = rejection_of(error)
         self._metrics.sessions.labels(f"refused_{reason}").inc()
         if self._refusals.count(RefusalEvent.NODE_REFUSED, connection.peer, reason):
             self._log.warning("node refused", address=connection.peer, reason=reason)
@@ -245,6 +248,7 @@ class NodeSessions:
             return known, before
         session = NodeSession(self._ulids.new(), boot_id, identity, connection, clock)
         self._sessions[node_id] = session
+        self._expiry.watch(session)
         return session, before
 
     async def _welcome(self, session: NodeSession, connection: NodeConnection, auth: Frame) -> None:
@@ -285,6 +289,9 @@ class NodeSessions:
     def _leave(self, node_id: str, session: NodeSession, connection: NodeConnection) -> None:
         if self._sessions.get(node_id) is not session or session.connection is not connection:
             return  # superseded: the node is connected by another connection
+        self._release(node_id, session)
+
+    def _release(self, node_id: str, session: NodeSession) -> None:
         session.connection = None
         self._fleet.set_connected(node_id, connected=False)
         self._metrics.sessions.labels("closed").inc()

@@ -73,7 +73,6 @@ class Stage:
             freshness=self.hub.freshness,
             reserve=self.reserve,
             on_tokens=[self.hub.authenticator.revoke, self.gateway.revoke],
-            now_ms=self.hub.clock,
             log=self.hub.log,
             interval_s=interval_s,
         )
