@@ -1,7 +1,7 @@
 """The one byte form of a JSON value (RFC 8785, JCS) and the hashes taken over it.
 
-Must not be given values that did not come through ``strict_json`` or were not built by us: JCS is only
-unambiguous for those.
+Must be given only values that ``strict_json`` parsed or that this system built: JCS is unambiguous
+only for those.
 """
 
 import json
@@ -28,8 +28,8 @@ def jcs(value: Any) -> bytes:
 def is_canonical(data: bytes, value: Any) -> bool:
     """Tell whether ``data`` is the canonical form of ``value``, which was parsed from it.
 
-    Where JCS and the standard encoder have nothing to disagree about (no fractions, whose spelling differs,
-    and ASCII, where sorting by code points is sorting by UTF-16), the standard one answers five times faster.
+    JCS and the standard encoder give the same bytes for values without fractions (whose spelling differs) and
+    in ASCII (where code points and UTF-16 sort alike); there the standard encoder is five times faster.
     """
     if data.isascii() and not _has_fraction(value):
         return _PLAIN.encode(value).encode("utf-8") == data

@@ -102,7 +102,7 @@ def read_csr(pem: str) -> tuple[str, bytes]:
 
 
 def self_signed_leaf(key: SigningKey, node_id: str, now_ms: int, valid_days: int, serial: int) -> str:
-    """Return the leaf that serves a node until a CA's arrives. Nobody but the node itself believes it."""
+    """Return the self-signed leaf that a node uses until a CA issues one. Only the node itself trusts it."""
     san = san_uri(UNENROLLED_TENANT, node_id)
     builder = leaf_builder(bytes(key.verify_key), node_id, san, now_ms, valid_days)
     return pem_of(builder.issuer_name(name_of(node_id)).serial_number(serial).sign(private(key), None))

@@ -1,7 +1,7 @@
-"""Enrolment: the join token that an operator carries to a node, and the proofs that both ends make with it.
+"""Enrolment: the join token that an operator copies to a node, and the proofs that both ends make with it.
 
-The token's key never travels. Each message carries an HMAC under it over its own canonical form, so that
-whoever is in between, or plays the relay, learns nothing that is worth anything and changes nothing unseen.
+The token's key is never sent. Each message carries an HMAC with this key over its own canonical form, so that
+an attacker in between, or one that poses as the relay, learns no secret and changes nothing undetected.
 Must not decide who is enrolled, and must not read files, clocks or randomness.
 """
 
@@ -21,7 +21,7 @@ ENROL_PATH = "/enroll"
 MAX_REQUEST_BYTES = 16 * 1024
 MAX_RESPONSE_BYTES = 64 * 1024
 
-# Whom a proof speaks for: none that one end made can be sent back to it as the other's.
+# The role of the sender, part of the HMAC: a proof of one end cannot be sent back to it as the other's.
 NODE = b"edge-kubelet enrol request\n"
 RELAY = b"edge-kubelet enrol response\n"
 
@@ -30,7 +30,7 @@ _TOKEN = re.compile(r"ekj1\.([0-9A-HJKMNP-TV-Z]{26})\.([A-Za-z0-9_-]{43})\.([A-Z
 
 
 class JoinTokenError(OperatorError):
-    """The text is not a join token. It is not repeated: what is nearly one is nearly a secret."""
+    """The text is not a join token. The error does not quote it: a mistyped token is nearly a secret."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class JoinToken:
     """The right of a node to enrol, and the identity of the relay.
 
     Attributes:
-        id: a ULID in upper case, which names the token at the relay and is no secret.
+        id: a ULID in upper case, which identifies the token at the relay and is not secret.
         key: 32 secret bytes.
         fingerprint: the SHA-256 of the DER of the root that the relay's CA had when it made the token.
     """
@@ -48,39 +48,39 @@ class JoinToken:
     fingerprint: bytes
 
     def text(self) -> str:
-        """Return the token as an operator carries it."""
+        """Return the token as the text that an operator copies."""
         return f"ekj1.{self.id}.{base64url(self.key)}.{base64url(self.fingerprint)}"
 
     @classmethod
     def parse(cls, text: str) -> "JoinToken":
-        """Return the token that ``text`` is, white space around it aside.
+        """Return the token in ``text``, which white space may surround.
 
         Raises:
-            JoinTokenError: it is none.
+            JoinTokenError: ``text`` is not a join token.
         """
         match = _TOKEN.fullmatch(text.strip())
         if match is None:
-            raise JoinTokenError("that is no join token: it begins with ekj1. and has four parts")
+            raise JoinTokenError("not a join token: one begins with ekj1. and has four parts")
         try:
             return cls(match[1], from_base64url(match[2]), from_base64url(match[3]))
         except ValueError:
-            raise JoinTokenError("the join token is damaged: copy it again, whole") from None
+            raise JoinTokenError("the join token is damaged: copy all of it again") from None
 
 
-def proven(message: Mapping[str, Any], key: bytes, speaker: bytes) -> dict[str, Any]:
-    """Return ``message`` with the proof of ``speaker``, ``NODE`` or ``RELAY``, that it has the ``key``."""
-    return {**message, _PROOF: base64url(_mac(message, key, speaker))}
+def proven(message: Mapping[str, Any], key: bytes, sender: bytes) -> dict[str, Any]:
+    """Return ``message`` with the proof that ``sender``, ``NODE`` or ``RELAY``, has the ``key``."""
+    return {**message, _PROOF: base64url(_mac(message, key, sender))}
 
 
-def is_proven(message: Mapping[str, Any], key: bytes, speaker: bytes) -> bool:
-    """Tell whether ``speaker`` has the ``key`` and said exactly this. ``message`` fits its schema."""
+def is_proven(message: Mapping[str, Any], key: bytes, sender: bytes) -> bool:
+    """Tell whether ``sender`` has the ``key`` and sent exactly this. ``message`` fits its schema."""
     try:
         proof = from_base64url(message[_PROOF])
     except ValueError:
         return False
-    said = {name: value for name, value in message.items() if name != _PROOF}
-    return hmac.compare_digest(proof, _mac(said, key, speaker))
+    unproven = {name: value for name, value in message.items() if name != _PROOF}
+    return hmac.compare_digest(proof, _mac(unproven, key, sender))
 
 
-def _mac(message: Mapping[str, Any], key: bytes, speaker: bytes) -> bytes:
-    return hmac.digest(key, speaker + jcs(dict(message)), "sha256")
+def _mac(message: Mapping[str, Any], key: bytes, sender: bytes) -> bytes:
+    return hmac.digest(key, sender + jcs(dict(message)), "sha256")

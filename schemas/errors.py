@@ -2,7 +2,7 @@
 
 The table ties together the three vocabularies that a failure has: RFC-0001 section 4 codes, canonical
 codes with their HTTP status and JSON-RPC code, and the remote-tool errors of SPEC-0004 section 3.3. Must
-not hold text that came from outside: messages are ours, printable ASCII, at most 512 characters.
+not contain text from outside: messages are constants, printable ASCII, at most 512 characters.
 """
 
 from collections.abc import Mapping
@@ -21,15 +21,15 @@ class Canonical(Enum):
     """The canonical codes; a value is ``(HTTP status, JSON-RPC code, message)``."""
 
     INVALID_INPUT = (400, -32602, "The request or its arguments are not valid.")
-    INVALID_OUTPUT = (502, -32000, "The tool gave a result that is not valid.")
-    NOT_FOUND = (404, -32601, "There is no such tool, or it is not there at the moment.")
-    TIMEOUT = (504, -32003, "There was no answer in time, or no room for the call.")
-    UNAUTHORIZED = (401, -32001, "The caller may not do this, or the node could not prove who it is.")
-    INTERNAL_ERROR = (500, -32603, "Something went wrong on the way, or the node is not connected.")
+    INVALID_OUTPUT = (502, -32000, "The tool returned a result that is not valid.")
+    NOT_FOUND = (404, -32601, "There is no such tool, or it is not available at the moment.")
+    TIMEOUT = (504, -32003, "There was no answer in time, or no capacity for the call.")
+    UNAUTHORIZED = (401, -32001, "The caller may not do this, or the node could not prove its identity.")
+    INTERNAL_ERROR = (500, -32603, "An internal error occurred, or the node is not connected.")
 
 
 class Retry(Enum):
-    """Whether calling again can help, and may be done without being asked."""
+    """Whether a retry can help, and whether a client may retry automatically."""
 
     NO = "no"
     YES = "yes"
@@ -38,7 +38,7 @@ class Retry(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of the table: how a failure is said in each vocabulary."""
+    """One row of the table: a failure in each vocabulary."""
 
     code: str
     canonical: Canonical
@@ -68,7 +68,7 @@ class Failure(Enum):
         "tool_not_found",
         Retry.NO,
         "The node has no manifest at the moment.",
-        "List the tools again; if the node stays away, ask its operator to start it.",
+        "List the tools again; if the node is still missing, ask its operator to start it.",
     )
     NAME_UNKNOWN = Row(
         "E_VERB_UNSUPPORTED",
@@ -108,14 +108,14 @@ class Failure(Enum):
         "provider_failure",
         Retry.NO,
         "The manifest of the node has expired or was rejected.",
-        "Ask the operator of the node to look at its log.",
+        "Ask the operator of the node to check its log.",
     )
     ATTESTATION_FAILED = Row(
         "E_ATTESTATION_FAILED",
         Canonical.UNAUTHORIZED,
         "unauthorized",
         Retry.NO,
-        "The node could not prove who it is.",
+        "The node could not prove its identity.",
         "Ask the operator of the node to enrol it again.",
     )
     SAFETY_DENIED = Row(
@@ -162,7 +162,7 @@ class Failure(Enum):
     )
     INTERNAL = Row(
         "E_INTERNAL", Canonical.INTERNAL_ERROR, "provider_failure", Retry.IF_IDEMPOTENT,
-        "Something went wrong inside the system.",
+        "An internal error occurred.",
         "Report the correlation_id to the operator.",
     )  # fmt: skip
 
@@ -182,12 +182,12 @@ def to_http_status(code: str) -> int:
 
 
 def to_jsonrpc_error(code: str) -> dict[str, Any]:
-    """Return the JSON-RPC error object of the canonical ``code``; the taker's own, and always the same.
+    """Return the JSON-RPC error object of the canonical ``code``; it depends on the code alone.
 
     A canonical code stands for several rows. ``retryable`` is true if one of them is ``Retry.YES``: nothing
-    ran, and the cause passes (too many calls, a node that is away). It is a hint that the call may succeed
-    later, and no leave to repeat it unasked: by another row of the same code the command may have run, which
-    only the error envelope tells. INVALID_OUTPUT is not retryable, because there it always has run.
+    ran, and the cause is temporary (too many calls, an offline node). It is a hint that the call may succeed
+    later, not a permission to retry it automatically: in another row of the same code the command may have
+    run, which only the error envelope shows. INVALID_OUTPUT is not retryable: the command has always run.
 
     Raises:
         KeyError: there is no such code.
@@ -209,8 +209,8 @@ def to_jsonrpc_error(code: str) -> dict[str, Any]:
 
 CODES: frozenset[str] = frozenset(failure.value.code for failure in Failure)
 
-# What a node says of a failure is a code and nothing else; the text that goes with it is ours. A code that
-# only the relay can establish (who may call, what is trusted) is not the node's to claim.
+# Of a node's error only the code is used; the text is a constant of this table. A code that only the relay
+# can establish (who may call, what is trusted) is not accepted from a node.
 _FROM_NODE: Mapping[str, Failure] = MappingProxyType(
     {
         failure.value.code: failure
@@ -231,7 +231,7 @@ class ToolError(EdgeError):
 
     Attributes:
         failure: the row of the table.
-        detail: a text of ours that replaces the row's message where more is known.
+        detail: a constant text that replaces the row's message where more is known.
         retry_after_ms: when calling again may help, in milliseconds from now.
     """
 
@@ -262,9 +262,9 @@ class ToolError(EdgeError):
 
     @classmethod
     def from_node(cls, envelope: Mapping[str, Any]) -> "ToolError":
-        """Return what a node's error envelope amounts to, with our own text.
+        """Return the error for a node's error envelope, with the text of the table.
 
-        A code that is not a node's to claim becomes E_INTERNAL. ``retry_after_ms`` is capped at a minute.
+        A code that is not accepted from a node becomes E_INTERNAL. ``retry_after_ms`` is capped at a minute.
         """
         failure = _FROM_NODE.get(envelope["code"], Failure.INTERNAL)
         retry = envelope.get("retry_after_ms")

@@ -110,7 +110,7 @@ class OncePerPlace:
                 known.kept_back += 1
                 return None
             if known is None and len(self._places) >= _MAX_PLACES:
-                # Places are lines of code: there are this many only if somebody makes them up.
+                # Places are lines of code: there are this many only if they are invented.
                 del self._places[min(self._places, key=lambda each: self._places[each].told_s)]
             self._places[place] = _Place(now_s)
             return known.kept_back if known is not None else 0

@@ -1,7 +1,7 @@
-"""The closed registry of kinds: what a node can offer, and how each verb is shown to an agent.
+"""The closed registry of kinds: what a node can offer, and how each verb is presented to an agent.
 
 RFC-0001 sections 2, 3.2 and 5, RFC-0005 sections 2 and 9. A new kind is one row here, its documents (with
-the amendment of the manifest's enum and clamp) and one handler file on the node. Must not hold behaviour.
+the amendment of the manifest's enum and clamp) and one handler file on the node. Must not contain behaviour.
 """
 
 import re
@@ -14,11 +14,11 @@ MANIFEST_REF = "manifest@1.1.0"
 
 @dataclass(frozen=True, slots=True)
 class ForeignText:
-    """A text of a result that neither the node nor its operator need have chosen, and that a model reads.
+    """A text of a result that a third party may have chosen, and that a model reads.
 
-    ``path`` leads to it through objects; lists on the way are entered. A text that ``usual`` matches whole is
-    passed on as it is. Of any other, what is not a letter, a digit or one of ``._-/:@+`` is escaped, blanks
-    too, and it is cut to ``limit`` characters: enough to recognise it by, and no sentence.
+    ``path`` is the path of member names to it, through every element of lists. A text that ``usual`` matches
+    completely is passed on unchanged. In any other, every character but letters, digits and ``._-/:@+`` is
+    escaped, spaces too, and it is cut to ``limit`` characters: enough to recognise it, not a sentence.
     """
 
     path: tuple[str, ...]
@@ -28,11 +28,11 @@ class ForeignText:
 
 @dataclass(frozen=True, slots=True)
 class Verb:
-    """One verb of a kind. ``title`` and ``description`` are static: no node ever adds to them.
+    """One verb of a kind. ``title`` and ``description`` are static: a node cannot change them.
 
     Attributes:
         verbatim: the members of the result that must equal the argument of the same name.
-        foreign_texts: the texts of the result that are not passed on as they are unless they look usual.
+        foreign_texts: the texts of the result that are escaped unless they match their usual pattern.
     """
 
     name: str
@@ -49,8 +49,8 @@ class Verb:
 class Kind:
     """One row: a kind, the token that its tool names start with, and its verbs.
 
-    ``schema_ref`` is what a capability of this kind cites in the manifest. A verb that the RFC admits but
-    that has no row is not shown to anybody: it cannot be called.
+    ``schema_ref`` is what a capability of this kind cites in the manifest. A verb that the RFC defines but
+    that has no row is not listed and cannot be called.
     """
 
     name: str
@@ -69,7 +69,7 @@ SYSTEM_METRICS = Kind(
     short="sys",
     safety_class="read_only",
     schema_ref="mcp://schemas/system.metrics@1.0.0",
-    # `subscribe` gets its row when telemetry works end to end.
+    # `subscribe` is added when telemetry works end to end.
     verbs=_verbs(
         Verb(
             name="snapshot",
@@ -83,7 +83,7 @@ SYSTEM_METRICS = Kind(
             ),
             idempotent=True,
             foreign_texts=(
-                # Whoever labels a stick or exports a share names them.
+                # The names come from the label of a USB stick or the export of a network share.
                 ForeignText(("disk", "mount"), re.compile(r"/|(/[A-Za-z0-9._@+:-]{1,64}){1,12}"), limit=64),
                 ForeignText(("disk", "fs_type"), re.compile(r"[a-z0-9][a-z0-9._-]*"), limit=32),
             ),
@@ -113,7 +113,7 @@ SYSTEM_ECHO = Kind(
 )
 
 KINDS = (SYSTEM_METRICS, SYSTEM_ECHO)
-"""Every kind that ships."""
+"""Every kind that is shipped."""
 
 
 class KindRegistry:

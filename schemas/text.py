@@ -1,6 +1,6 @@
-"""Strings of foreign origin made harmless before a person, a terminal or a model sees them.
+"""Escaping of untrusted strings before a person, a terminal or a model sees them.
 
-Must be used on everything that a node, an agent or a broker sent and that is about to be shown.
+Must be applied to everything that a node, an agent or a broker sent before it is shown.
 """
 
 import re
@@ -16,7 +16,7 @@ def printable(text: str, limit: int = 256) -> str:
     >>> printable("a\x1b[31mb\n\u202e")
     'a\\x1b[31mb\\n\\u202e'
     """
-    # Cut before the work, so that a hostile megabyte costs no more than a line.
+    # Cut first, so that a hostile megabyte costs no more than a line.
     safe = text[:limit].encode("ascii", "backslashreplace").decode("ascii")
     if not safe.isprintable():
         safe = "".join(char if char.isprintable() else repr(char)[1:-1] for char in safe)
@@ -35,9 +35,9 @@ def printable_values(value: Any) -> Any:
 
 
 def inert(text: str, limit: int) -> str:
-    r"""Return ``text`` with all but letters, digits and ``._-/:@+`` escaped, blanks too, cut to ``limit``.
+    r"""Return ``text`` with all but letters, digits and ``._-/:@+`` escaped, spaces too, cut to ``limit``.
 
-    Unlike ``printable`` it leaves no sentence that a model could read as one. No escape is cut in two.
+    Unlike ``printable`` it leaves no text that a model could read as a sentence. An escape is never split.
 
     >>> inert("/media/Ignore all of it\n", 26)
     '/media/Ignore\x20all\x20of'
@@ -53,11 +53,11 @@ def inert(text: str, limit: int) -> str:
 
 def _escape(char: str) -> str:
     escaped = char.encode("unicode_escape").decode("ascii")
-    return escaped if len(escaped) > 1 else f"\\x{ord(char):02x}"  # printable, and only unwanted here
+    return escaped if len(escaped) > 1 else f"\\x{ord(char):02x}"  # printable, but not allowed here
 
 
 def changed_at(value: Any, path: Sequence[str], change: Callable[[str], str]) -> Any:
-    """Return the JSON ``value`` with every string at ``path`` changed; lists on the way are entered."""
+    """Return the JSON ``value`` with every string at ``path`` changed, in every element of lists along the path."""
     if isinstance(value, list):
         return [changed_at(item, path, change) for item in value]
     if not path:

@@ -1,14 +1,14 @@
-"""A rate as a token bucket, on a clock that comes in from outside.
+"""A rate limit as a token bucket. The time is an argument.
 
-Must not wait, nor know what it counts.
+Must not wait, and must not know what it limits.
 """
 
 _ROUNDING = 1e-6
-"""What sums of fractions may be off by."""
+"""The tolerance for rounding errors in sums of fractions."""
 
 
 class TokenBucket:
-    """``rate`` a second, after ``burst`` at once. Times are seconds of one clock."""
+    """``rate`` tokens a second, up to ``burst`` at once. Times are seconds of one clock."""
 
     __slots__ = ("_at", "_burst", "_rate", "_tokens")
 
@@ -19,26 +19,26 @@ class TokenBucket:
         self._at = now
 
     def take(self, now: float, cost: float = 1.0) -> float:
-        """Take ``cost`` and return 0, or take nothing and return in how many seconds it would be there."""
+        """Take ``cost`` and return 0, or take nothing and return the seconds until it is available."""
         self._fill(now)
-        # A caller that waited as long as told must not be refused again for a rounding error.
+        # A caller that waited the returned time must not be rejected again because of a rounding error.
         if self._tokens + _ROUNDING < cost:
             return (cost - self._tokens) / self._rate
         self._tokens -= cost
         return 0.0
 
     def is_full(self, now: float) -> bool:
-        """Tell whether a new one would be no different."""
+        """Tell whether the bucket equals a new one."""
         self._fill(now)
         return self._tokens >= self._burst
 
     def change(self, rate: float, burst: float) -> None:
-        """Go by another rate from now on; what has been used up stays used up."""
+        """Use another rate from now on; tokens already taken are not given back."""
         self._rate, self._burst = rate, burst
         self._tokens = min(self._tokens, burst)
 
     def _fill(self, now: float) -> None:
-        # A clock that goes back fills nothing.
+        # A clock that is set back adds no tokens.
         passed = max(0.0, now - self._at)
         self._at = now
         self._tokens = min(self._burst, self._tokens + passed * self._rate)

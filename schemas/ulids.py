@@ -1,6 +1,6 @@
 """ULIDs: upper case for messages and calls, lower case for nodes.
 
-Must not read the clock or the system's randomness: both come in.
+Must not read the clock or the system's randomness: both are arguments.
 """
 
 from collections.abc import Callable
@@ -19,10 +19,10 @@ class UlidSource:
         self._random_bytes = random_bytes
 
     def new(self) -> str:
-        """Return a fresh ULID in upper case, as messages and correlation ids have it."""
+        """Return a fresh ULID in upper case, as in message and correlation ids."""
         stamp = self._now_ms().to_bytes(_TIME_BYTES, "big")
         return str(ULID.from_bytes(stamp + self._random_bytes(_RANDOM_BYTES)))
 
     def new_node_id(self) -> str:
-        """Return a fresh ULID in lower case, as a node id is written (RFC-0001 section 2)."""
+        """Return a fresh ULID in lower case, as in node ids (RFC-0001 section 2)."""
         return self.new().lower()

@@ -1,6 +1,6 @@
-"""The shape of the system's X.509 certificates: what roots, leaves and requests are built from.
+"""Builders for the system's X.509 certificates: the common parts of roots, leaves and requests.
 
-Must not sign, and must not judge.
+Must not sign, and must not verify.
 """
 
 from datetime import UTC, datetime, timedelta
@@ -14,7 +14,7 @@ from nacl.signing import SigningKey
 CLOCK_SKEW = timedelta(minutes=5)
 
 
-def builder_for(  # noqa: PLR0913, PLR0917 - the facts that all end certificates have
+def builder_for(  # noqa: PLR0913, PLR0917 - the fields that all end-entity certificates have
     public_key: bytes,
     common_name: str,
     names: list[x509.GeneralName],
@@ -22,7 +22,7 @@ def builder_for(  # noqa: PLR0913, PLR0917 - the facts that all end certificates
     now_ms: int,
     valid_days: int,
 ) -> x509.CertificateBuilder:
-    """Return the unsigned form of a certificate that is no CA's, without issuer and serial."""
+    """Return the unsigned form of an end-entity certificate, without issuer and serial."""
     start = moment(now_ms)
     return (
         x509.CertificateBuilder()
@@ -42,12 +42,12 @@ def leaf_builder(
 ) -> x509.CertificateBuilder:
     """Return the unsigned form of a node's leaf, without issuer and serial."""
     names: list[x509.GeneralName] = [x509.UniformResourceIdentifier(san)]
-    usages = [ExtendedKeyUsageOID.CLIENT_AUTH]  # a node never serves
+    usages = [ExtendedKeyUsageOID.CLIENT_AUTH]  # a node is never a TLS server
     return builder_for(public_key, node_id, names, usages, now_ms, valid_days)
 
 
 def key_usage(*, ca: bool) -> x509.KeyUsage:
-    """Return what a key may be used for: a CA's signs certificates, any other the rest."""
+    """Return the key usage: a CA's key signs certificates and CRLs, any other key signs data."""
     return x509.KeyUsage(
         digital_signature=not ca,
         content_commitment=False,
@@ -62,12 +62,12 @@ def key_usage(*, ca: bool) -> x509.KeyUsage:
 
 
 def private(key: SigningKey) -> Ed25519PrivateKey:
-    """Return ``key`` as the X.509 library has it."""
+    """Return ``key`` as the X.509 library's type."""
     return Ed25519PrivateKey.from_private_bytes(bytes(key))
 
 
 def name_of(common_name: str) -> x509.Name:
-    """Return a name that is a common name and nothing else."""
+    """Return a name that consists of a common name only."""
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
 
 
@@ -77,5 +77,5 @@ def pem_of(certificate: x509.Certificate) -> str:
 
 
 def moment(now_ms: int) -> datetime:
-    """Return the whole second of ``now_ms``: certificates know no fractions."""
+    """Return the whole second of ``now_ms``: certificates have no fractions of a second."""
     return datetime.fromtimestamp(now_ms // 1000, UTC)

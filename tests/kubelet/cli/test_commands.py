@@ -405,7 +405,7 @@ def test_a_join_token_that_is_no_text_is_said_in_one_line(
     ("options", "code", "text"),
     [
         pytest.param([], USAGE, "with --token-file or with --token", id="no token"),
-        pytest.param(["--token", "ekj1.a.b.c"], USAGE, "that is no join token", id="no join token"),
+        pytest.param(["--token", "ekj1.a.b.c"], USAGE, "not a join token", id="no join token"),
         pytest.param(["--token", "a", "--token-file", "b"], USAGE, "exclude each other", id="two"),
         pytest.param(["--token-file", "/not/there"], CANNOT_RUN, "/not/there", id="no file"),
     ],
