@@ -6,11 +6,12 @@ Must not know in which state a session is: that is ``session``.
 import json
 import re
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
 from schemas.error_roots import PeerError
 from schemas.registry import SchemaRegistry, Validator
-from schemas.strict_json import StrictJsonError, loads
+from schemas.strict_json import JsonReason, StrictJsonError, loads
 
 SUBPROTOCOL = "edge-kubelet.v1"
 CONNECT_PATH = "/devices/connect"
@@ -38,10 +39,18 @@ FRAME_TYPES = (
 )
 
 
-class FrameError(PeerError):
-    """Bytes that are not a frame. ``type`` is the frame's type where it could be told."""
+class FrameReason(StrEnum):
+    """Why JSON that was accepted is not a frame; the texts are safe to log."""
 
-    def __init__(self, reason: str, type_: str | None = None) -> None:
+    UNKNOWN_TYPE = "an unknown frame type"
+    INVALID = "does not fit the schema of its type"
+    ESCAPED_ANNOUNCE = "escapes in an announce outside of its payload"
+
+
+class FrameError(PeerError):
+    """Bytes that are not a frame. ``type`` is the frame's type where it is known."""
+
+    def __init__(self, reason: JsonReason | FrameReason, type_: str | None = None) -> None:
         super().__init__(reason)
         self.reason = reason
         self.type = type_
@@ -113,9 +122,9 @@ class FrameReader:
             raise FrameError(error.reason) from None
         type_ = message.get("type") if isinstance(message, dict) else None
         if type_ not in FRAME_TYPES:
-            raise FrameError("an unknown frame type")
+            raise FrameError(FrameReason.UNKNOWN_TYPE)
         if not self._validator(type_).is_valid(message):
-            raise FrameError("does not fit the schema of its type", type_)
+            raise FrameError(FrameReason.INVALID, type_)
         wire = _payload_text(text) if type_ == "announce" else b""
         return Frame(message["type"], message["msg_id"], message["payload"], message.get("in_reply_to"), wire)
 
@@ -130,5 +139,5 @@ def _payload_text(text: str | bytes) -> bytes:
     """Return the payload's text in that of an announce, which is strict JSON and fits its schema."""
     found = _ANNOUNCE.fullmatch(text if isinstance(text, str) else text.decode("utf-8"))
     if found is None:
-        raise FrameError("escapes in an announce outside of its payload", "announce")
+        raise FrameError(FrameReason.ESCAPED_ANNOUNCE, "announce")
     return found[1].encode("utf-8")

@@ -6,7 +6,7 @@ from typing import Final
 
 Spoil = Callable[[bytes], bytes]
 
-TWICE = "a key stands twice in one object"
+TWICE = "a duplicate key in an object"
 NOT_FINITE = "a number that is not finite"
 TOO_GREAT = "an integer beyond 2^53-1"
 TOO_DEEP = "nested too deeply"

@@ -58,17 +58,17 @@ SINS = [
     pytest.param(b'{"jsonrpc":"2.0","id":1,"method":"tools/call"', "not JSON", id="half of a message"),
     pytest.param(
         b'{"jsonrpc":"2.0","id":1,"id":2,"method":"tools/list"}',
-        "a key stands twice in one object",
+        "a duplicate key in an object",
         id="two ids",
     ),
     pytest.param(
         b'{"jsonrpc":"2.0","id":1,"method":"tools/list","method":"tools/call"}',
-        "a key stands twice in one object",
+        "a duplicate key in an object",
         id="two methods",
     ),
     pytest.param(
         b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"a","name":"b"}}',
-        "a key stands twice in one object",
+        "a duplicate key in an object",
         id="two names",
     ),
     pytest.param(b'{"jsonrpc":"2.0","id":NaN,"method":"ping"}', "a number that is not finite", id="NaN"),

@@ -74,7 +74,7 @@ def test_a_stray_member_is_refused_on_every_level(reader: FrameReader, type_: st
     [
         pytest.param("", "not JSON", None, id="nothing"),
         pytest.param(b"\xff", "not UTF-8", None, id="not-utf-8"),
-        pytest.param('{"type":"bye","type":"cmd"}', "a key stands twice in one object", None, id="two-types"),
+        pytest.param('{"type":"bye","type":"cmd"}', "a duplicate key in an object", None, id="two-types"),
         pytest.param("[" * 100, "nested too deeply", None, id="too-deep"),
         pytest.param([message("bye")], "an unknown frame type", None, id="an-array"),
         pytest.param("null", "an unknown frame type", None, id="null"),

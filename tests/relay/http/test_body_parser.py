@@ -171,11 +171,11 @@ async def _nowhere(_message: Message) -> None:
         pytest.param(b'{"a":1,}', "not JSON", id="a comma too many"),
         pytest.param(b"\xef\xbb\xbf{}", "not JSON", id="a byte order mark"),
         pytest.param(b'{"a":"\n"}', "not JSON", id="a bare line feed in a text"),
-        pytest.param(b'{"id":1,"id":2}', "a key stands twice in one object", id="a key twice"),
+        pytest.param(b'{"id":1,"id":2}', "a duplicate key in an object", id="a key twice"),
         pytest.param(
-            b'[{"a":{"b":1,"b":1}}]', "a key stands twice in one object", id="a key twice deep down"
+            b'[{"a":{"b":1,"b":1}}]', "a duplicate key in an object", id="a key twice deep down"
         ),
-        pytest.param(rb'{"a":1,"\u0061":2}', "a key stands twice in one object", id="a key in two writings"),
+        pytest.param(rb'{"a":1,"\u0061":2}', "a duplicate key in an object", id="a key in two writings"),
         pytest.param(b'{"id":NaN}', "a number that is not finite", id="NaN"),
         pytest.param(b"[-Infinity]", "a number that is not finite", id="infinity"),
         pytest.param(b"[1e999]", "a number that is not finite", id="a number that becomes infinity"),
