@@ -180,7 +180,7 @@ def make_private_directory(path: Path) -> None:
 
 
 def check_private_directory(path: Path) -> None:
-    """See that ``path`` is a directory into which only its owner can put files, and not a link to one.
+    """See that ``path`` is a directory into which only this user can put files, and not a link to one.
 
     Raises:
         UntrustedFileError: it is something else.

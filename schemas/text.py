@@ -57,7 +57,7 @@ def _escape(char: str) -> str:
 
 
 def changed_at(value: Any, path: Sequence[str], change: Callable[[str], str]) -> Any:
-    """Return the JSON ``value`` with every string at ``path`` changed, in every element of lists along the path."""
+    """Return the JSON ``value`` with every string at ``path`` changed, in each element of a list."""
     if isinstance(value, list):
         return [changed_at(item, path, change) for item in value]
     if not path:

@@ -51,9 +51,7 @@ def test_any_input_is_either_refused_or_read_as_json_reads_it(data: str | bytes)
     ("data", "reason"),
     [
         pytest.param(b'{"a":1,"a":1}', "a duplicate key in an object", id="a-key-twice"),
-        pytest.param(
-            b'{"a":1,"\\u0061":2}', "a duplicate key in an object", id="a-key-twice-once-escaped"
-        ),
+        pytest.param(b'{"a":1,"\\u0061":2}', "a duplicate key in an object", id="a-key-twice-once-escaped"),
         pytest.param(b'[{"b":{"a":1,"a":2}}]', "a duplicate key in an object", id="a-key-twice-inside"),
         pytest.param(b"NaN", "a number that is not finite", id="nan"),
         pytest.param(b'{"a":Infinity}', "a number that is not finite", id="infinity"),

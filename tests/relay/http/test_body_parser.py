@@ -172,9 +172,7 @@ async def _nowhere(_message: Message) -> None:
         pytest.param(b"\xef\xbb\xbf{}", "not JSON", id="a byte order mark"),
         pytest.param(b'{"a":"\n"}', "not JSON", id="a bare line feed in a text"),
         pytest.param(b'{"id":1,"id":2}', "a duplicate key in an object", id="a key twice"),
-        pytest.param(
-            b'[{"a":{"b":1,"b":1}}]', "a duplicate key in an object", id="a key twice deep down"
-        ),
+        pytest.param(b'[{"a":{"b":1,"b":1}}]', "a duplicate key in an object", id="a key twice deep down"),
         pytest.param(rb'{"a":1,"\u0061":2}', "a duplicate key in an object", id="a key in two writings"),
         pytest.param(b'{"id":NaN}', "a number that is not finite", id="NaN"),
         pytest.param(b"[-Infinity]", "a number that is not finite", id="infinity"),
