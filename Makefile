@@ -53,7 +53,7 @@ coverage: $(READY) ## how much of each module its own tests cover, branches incl
 bench: $(READY) ## ratios against named references, measured in one run
 	@$(BIN)/python -P -m bench
 
-format: $(READY) ## rewrite the sources in the house style
+format: $(READY) ## rewrite the sources in the project's style
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 

@@ -78,7 +78,7 @@ class FloodingNode:
         session = SessionMachine(Role.NODE, self._reader)
         challenge = session.receive(await socket.recv(decode=False))
         if challenge is None or challenge.type != "challenge":
-            raise ProtocolError("not let in")
+            raise ProtocolError("not admitted")
         auth = answer_to(challenge.payload, self._identity, self._url, self._ulids.new(), self._ulids.new())
         await socket.send(session.send("auth", self._ulids.new(), auth, challenge.msg_id))
         session.receive(await socket.recv(decode=False))

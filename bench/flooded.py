@@ -1,4 +1,4 @@
-"""How long calls take while a node of another tenant floods the relay with pings, and how soon it is out."""
+"""How long calls take while a node of another tenant floods the relay, and how soon it is cut off."""
 
 import asyncio
 import itertools

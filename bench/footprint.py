@@ -70,7 +70,7 @@ async def _at_rest(pids: list[int]) -> list[Figure]:
         for process, earlier in zip((kubelet, exporter), before, strict=True)
     ]
     resident = [process.memory_info().rss / 2**20 for process in (kubelet, exporter)]
-    # An exporter that nobody asks may use nothing at all; a ratio needs something to stand on.
+    # An exporter without requests may use nothing at all; the divisor of a ratio must not be 0.
     return [
         _figure("kubelet_rss_mib", resident[0], "MiB", resident[1], "<= 40"),
         _figure("kubelet_cpu_pct", used[0], "%", max(used[1], 0.01), "<= 0.5"),
@@ -123,6 +123,6 @@ class _Announcement:
         await self._arrived.wait()
 
     async def close(self) -> None:
-        """Take leave of the broker."""
+        """Disconnect from the broker."""
         self._client.disconnect()
         await asyncio.to_thread(self._client.loop_stop)

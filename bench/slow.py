@@ -1,6 +1,6 @@
-"""Clients that take their time: five sorts of them, in equal parts, each as slow as it is let.
+"""Clients that take their time: five sorts of them, in equal parts, each as slow as its timeout allows.
 
-Run as a process, it listens on a port of its own once all are connected, so that whoever measures knows when
+Run as a process, it listens on a port of its own once all are connected, so that the measurement knows when
 to begin. Must be a process of its own where anything is measured: what these clients cost is the relay's to
 bear.
 """
@@ -49,7 +49,7 @@ class SlowClients:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _keep_up(self, sort: Callable[[_Streams], Awaitable[None]]) -> None:
-        """Come again whenever the relay has hung up."""
+        """Connect again whenever the relay has disconnected."""
         first = True
         while True:
             with suppress(OSError):

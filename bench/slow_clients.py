@@ -19,7 +19,7 @@ _SLOW_CLIENTS = 1000
 _WARM_UP_CALLS = 200
 _CALLS = 1500
 _PAUSE_S = 0.01
-"""With it the calls last until the relay has lost its patience with the others, more than once."""
+"""With it the calls last until the timeouts of the slow clients have passed, more than once."""
 _READY_TIMEOUT_S = 120
 
 

@@ -1,4 +1,4 @@
-"""What it costs to know an agent by its token, seen before and not, beside the bare signature check."""
+"""What it costs to identify an agent by its token, seen before and not, beside the bare signature check."""
 
 import statistics
 import time

@@ -28,7 +28,7 @@ def named_paths(text: str) -> set[str]:
 
 
 def missing_paths(text: str) -> set[str]:
-    """Return the paths that ``text`` names and the tree does not have; ``*`` stands for any name."""
+    """Return the paths that ``text`` names and the tree does not have; ``*`` matches any name."""
     created = set(NEW_FILE.findall(text))
     return {path for path in named_paths(text) - created if not any(ROOT.glob(path.rstrip("/")))}
 

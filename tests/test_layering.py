@@ -1,4 +1,4 @@
-"""The house stands as it was drawn: what imports what, and what stands alone."""
+"""What may import what, as the architecture describes it, and what runs without the rest."""
 
 import ast
 import subprocess

@@ -1,4 +1,4 @@
-"""Wherever our sources start Python, it is told not to take modules from the working directory."""
+"""Wherever our sources start Python, the interpreter ignores modules in the working directory."""
 
 import ast
 import re
@@ -27,7 +27,7 @@ STARTED = re.compile(r"""(?:^|[/"\s`@)])(?:python3?|\$\(PYTHON\)|\$python)"?\s+(
 
 
 def is_safe(argument: ast.expr) -> bool:
-    """Tell whether the argument after the interpreter is ``-P``, or a list that begins with it."""
+    """Return whether the argument after the interpreter is ``-P``, or a list that begins with it."""
     match argument:
         case ast.Starred(value=ast.Tuple(elts=[first, *_]) | ast.List(elts=[first, *_])):
             return is_safe(first)

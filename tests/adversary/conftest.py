@@ -1,4 +1,4 @@
-"""What the attacks are tried on: one relay with every part real, on a clock that stands still."""
+"""What the attacks are tried on: one relay with every part real, on a clock that does not run."""
 
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path

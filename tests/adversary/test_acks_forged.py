@@ -26,7 +26,7 @@ def neighbour(msg_id: str) -> str:
     return msg_id[:-1] + last[(last.index(msg_id[-1]) + 1) % 32]
 
 
-async def test_an_answer_to_what_was_never_asked_reaches_nobody(
+async def test_an_answer_to_what_was_never_asked_reaches_no_caller(
     relay: ServedRelay, node: SimulatedNode
 ) -> None:
     async with relay.session(node) as end:

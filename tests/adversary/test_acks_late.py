@@ -1,5 +1,5 @@
 """Attacker: a node that answers when it suits it. Tried: an answer after the deadline, when the caller has
-been told that the time is up; it must neither reach him nor the next caller.
+got the error that the time is up; it must neither reach him nor the next caller.
 
 What must happen: ``E_DEADLINE_EXCEEDED`` for the caller, the late answer in a ``frame_dropped`` line, the
 session lives on.
@@ -19,7 +19,9 @@ ECHO_NAME = f"sysecho.{NODE_ID}.echo.invoke"
 HASTY = {**ECHO, "constraints": {**ECHO["constraints"], "deadline_ms_default": 50}}
 
 
-async def test_an_answer_after_the_deadline_reaches_nobody(relay: ServedRelay, node: SimulatedNode) -> None:
+async def test_an_answer_after_the_deadline_reaches_no_caller(
+    relay: ServedRelay, node: SimulatedNode
+) -> None:
     async with relay.session(node, capabilities=[HASTY]) as end:
         call = asyncio.create_task(relay.call(ECHO_NAME))
         command = await end.receive("cmd")

@@ -1,7 +1,7 @@
 """Attacker: a node that would have its answer taken for another's. Tried: a result that names another node,
 none, the right one in another spelling, or the right one twice.
 
-What must happen: ``E_INTERNAL`` for the caller, with nothing of the result; the outcome stands in the audit
+What must happen: ``E_INTERNAL`` for the caller, with nothing of the result; the outcome is in the audit
 under the node that was called.
 """
 
@@ -32,7 +32,7 @@ ECHO_NAME = f"sysecho.{NODE_ID}.echo.invoke"
         pytest.param({"node_id": NODE_ID, "on_behalf_of": OTHER_NODE_ID}, id="and another besides"),
     ],
 )
-async def test_a_result_that_names_another_node_reaches_nobody(
+async def test_a_result_that_names_another_node_reaches_no_caller(
     relay: ServedRelay, node: SimulatedNode, members: dict[str, Any]
 ) -> None:
     async with relay.session(node) as end:
@@ -60,7 +60,7 @@ async def test_a_result_that_names_its_node_twice_is_no_answer(
         ack = {"type": "cmd_ack", "msg_id": "0" * 26, "in_reply_to": command.msg_id}
         text = json.dumps({**ack, "payload": {"ok": True, "result": MARK}})
         await end.send_raw(text.replace(f'"{MARK}"', twice))
-        # Duplicate keys are no JSON here: nobody can say what such a frame is, and it ends the session.
+        # Duplicate keys are no JSON here: what such a frame means is undefined, and it ends the session.
         assert await end.until_closed() == (4009, [])
         reply = await call
     assert reply.error()["code"] == "E_DEADLINE_EXCEEDED"

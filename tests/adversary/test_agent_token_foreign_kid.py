@@ -1,5 +1,5 @@
-"""Attacker: somebody with a key of his own. Tried: a perfect token, signed with it, under his own ``kid``,
-under the relay's, and under one that looks like a path or a statement to whoever would look it up
+"""Attacker: the owner of a key of his own. Tried: a perfect token, signed with it, under his own ``kid``,
+under the relay's, and under one that looks like a path or a statement to code that looks it up
 carelessly.
 
 What must happen: 401, nothing called, a ``token_refused`` line that says which of it was wrong.

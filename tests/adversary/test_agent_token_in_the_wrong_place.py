@@ -1,4 +1,4 @@
-"""Attacker: somebody who wants a token to be read that others do not see, or to be seen that is not read.
+"""Attacker: one who wants a token to be read that others do not see, or to be seen that is not read.
 Tried: a good token in the query, in a cookie, in headers of proxies, and in two Authorization headers, one
 of them bad.
 

@@ -1,4 +1,4 @@
-"""Attacker: somebody who found a token, or has one from an issuer whose clock is wrong. Tried: tokens that
+"""Attacker: one who found a token, or has one from an issuer whose clock is wrong. Tried: tokens that
 have expired, that are not valid yet, that live backwards, and one that expires while it is being used.
 
 What must happen: 401, nothing called, a ``token_refused`` line; what was verified before counts for nothing.

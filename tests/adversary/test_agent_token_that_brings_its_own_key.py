@@ -1,9 +1,9 @@
-"""Attacker: somebody with a key and a web server. Tried: headers that tell the verifier where to find the key
+"""Attacker: the owner of a key and a web server. Tried: headers that tell the verifier where to find the key
 (``jku``, ``x5u``), that hold it (``jwk``, ``x5c``), or that ask for an extension (``crit``, ``b64``,
 ``zip``).
 
 What must happen: 401 and a ``token_refused`` line, with a perfect signature of the relay's own key too: such
-a header is not even looked into. Nothing is fetched.
+a header is not even read. Nothing is fetched.
 """
 
 import socket

@@ -110,7 +110,7 @@ def not_its_own(attacker: SimulatedNode, node: SimulatedNode) -> list[bytes]:
 
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("which", range(3), ids=["B's own", "B's as A signs it", "A's under B's id"])
-async def test_over_its_own_session_it_speaks_for_nobody_else(
+async def test_over_its_own_session_it_announces_no_other_node(
     relay: ServedRelay, node: SimulatedNode, good: bytes, which: int
 ) -> None:
     attacker = relay.hub.ca.issue(OTHER_NODE_ID)

@@ -1,8 +1,8 @@
-"""Attacker: the order in which a broker delivers, and whoever exploits that the relay waits for a leaf.
+"""Attacker: the order in which a broker delivers, and one who exploits that the relay waits for a leaf.
 
 Tried: a renewed leaf's announce that arrives before the identity; one whose leaf never comes or comes too
-late; one that pushes another out. What must happen: parked for 30 s and believed only with the leaf; what was
-in force stays in force meanwhile; what is dropped is said in the audit.
+late; one that pushes another out. What must happen: pending for 30 s and believed only with the leaf; what
+was in force stays in force meanwhile; what is dropped is said in the audit.
 """
 
 import pytest
@@ -13,7 +13,7 @@ from tests.fakes.hub import Hub
 from tests.fakes.refusals import audited_refusals, manifest_in_force
 from tests.fakes.signer import NODE_ID, NOW_MS, OTHER_NODE_ID, SimulatedNode, key_named
 
-UNSAID = "a parked manifest that is dropped leaves no line in the audit (Fleet.offer_manifest, Fleet.sweep)"
+UNSAID = "a pending manifest that is dropped leaves no line in the audit (Fleet.offer_manifest, Fleet.sweep)"
 
 
 @pytest.fixture

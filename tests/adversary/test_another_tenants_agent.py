@@ -3,7 +3,7 @@ there, what it can do and when it comes and goes: by listing, by calling under b
 reading resources, by listening for changes, and by taking up another agent's session.
 
 What must happen: nothing of it is listed, ``E_SAFETY_DENIED`` byte for byte as for a node that exists
-nowhere, and a ``deny`` line under the caller's own tenant. Changes elsewhere are not told.
+nowhere, and a ``deny`` line under the caller's own tenant. Changes elsewhere cause no notification.
 """
 
 import asyncio
@@ -220,7 +220,7 @@ class Listener:
         return listener
 
 
-async def test_a_change_is_told_to_nobody_else(relay: ServedRelay, node: SimulatedNode) -> None:
+async def test_a_change_notifies_no_other_tenant(relay: ServedRelay, node: SimulatedNode) -> None:
     async with AsyncExitStack() as stack:
         spy = await Listener.of(relay, THEIRS, stack)
         owner = await Listener.of(relay, node.tenant, stack)
@@ -229,7 +229,7 @@ async def test_a_change_is_told_to_nobody_else(relay: ServedRelay, node: Simulat
         assert (await owner.next())["method"] == CHANGED
         relay.hub.fleet.set_connected(NODE_ID, connected=False)
         relay.hub.clock.advance(60_000)
-        # Told in the second look; in the first, all others were looked at too.
+        # Notified in the second round; the first one has covered all other tenants too.
         assert (await owner.next())["method"] == CHANGED
         await relay.mcp("tools/list", token=relay.hub.token(tenant=THEIRS))
         assert not heard.done()

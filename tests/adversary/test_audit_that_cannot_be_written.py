@@ -1,8 +1,8 @@
-"""Attacker: whoever has filled the relay's disk, and would now act without a trace. Tried: calls, good and
+"""Attacker: an agent that has filled the relay's disk, so as to act without a trace. Tried: calls, good and
 bad, and refusals, while not a line of the audit can be written.
 
-What must happen: ``E_INTERNAL``, and the node never sees a command; when there is room again the next call
-goes through by itself, and its two lines and the counts of what was refused meanwhile are there.
+What must happen: ``E_INTERNAL``, and the node never sees a command; when there is space again the next call
+succeeds by itself, and its two lines and the counts of what was refused meanwhile are there.
 """
 
 import asyncio

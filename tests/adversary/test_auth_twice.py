@@ -1,8 +1,8 @@
-"""Attacker: a node that was admitted, or somebody on its connection. Tried: a second ``auth``, as another
+"""Attacker: a node that was admitted, or an intruder on its connection. Tried: a second ``auth``, as another
 node or as itself, after the welcome and in the same breath as the first; and a first one that answers
 nothing.
 
-What must happen: 4009, and the session is over; the other identity is not even looked at.
+What must happen: 4009, and the session is over; the other identity is not even read.
 """
 
 import json
@@ -50,7 +50,7 @@ async def test_of_two_answers_in_one_breath_the_second_ends_the_session(
     assert [known.node_id for known in relay.hub.fleet.nodes_of(TENANT)] == [node.node_id]
 
 
-async def test_an_answer_to_nothing_that_was_asked_admits_nobody(
+async def test_an_answer_to_nothing_that_was_asked_admits_no_node(
     relay: ServedRelay, node: SimulatedNode
 ) -> None:
     async with relay.end(node) as end:

@@ -1,4 +1,4 @@
-"""Attacker: whoever can write on B's identity topic. Tried: to retain a bad certificate over the good one.
+"""Attacker: one who can write on B's identity topic. Tried: to retain a bad certificate over the good one.
 
 What must happen: the bad one is refused with its reason and displaces nothing: B's manifests are accepted as
 before, and so is a renewal, however often it is tried.

@@ -1,7 +1,7 @@
 """Attacker: a broker, or a disk, that changes what it carries. Tried: every single bit of a manifest flipped.
 
 What must happen: not one of them is accepted or raises anything, what was in force stays, the mark does not
-move, and each is counted: as a refusal, or as parked where the flip made the name of another leaf.
+move, and each is counted: as a refusal, or as pending where the flip made the name of another leaf.
 """
 
 from collections import Counter
@@ -43,5 +43,5 @@ def test_only_a_flip_in_the_name_of_the_leaf_lets_it_wait_for_one(hub: Hub, node
     start = newer.index(node.kid.encode()) * 8
     kid = range(start, start + len(node.kid) * 8)
     for position, wire in enumerate(flips(newer)):
-        parked = hub.fleet.offer_manifest(NODE_ID, wire, "broker").outcome is Outcome.PENDING
-        assert not parked or position in kid
+        pending = hub.fleet.offer_manifest(NODE_ID, wire, "broker").outcome is Outcome.PENDING
+        assert not pending or position in kid

@@ -1,6 +1,6 @@
-"""Attacker: somebody who has recorded a node's answers (a stolen disk of a proxy, a rogue relay of
+"""Attacker: one who has recorded a node's answers (a stolen disk of a proxy, a rogue relay of
 yesterday). Tried: an answer with the nonce of an earlier challenge, of a connection that is open beside
-it, of nobody; and the whole recorded ``auth`` of a session that was opened with it.
+it, of no challenge; and the whole recorded ``auth`` of a session that was opened with it.
 
 What must happen: 4001, no session, a ``node_refused`` line.
 """
@@ -41,7 +41,7 @@ async def test_the_nonce_of_another_connection_is_refused(relay: ServedRelay, no
 
 
 @pytest.mark.parametrize("nonce", ["A" * 43, "\x00" * 43, "", None, "n" * 42])
-async def test_a_nonce_of_nobody_is_refused(
+async def test_a_nonce_of_no_challenge_is_refused(
     relay: ServedRelay, node: SimulatedNode, nonce: str | None
 ) -> None:
     reason = "token_nonce" if nonce == "A" * 43 else "token_claims"

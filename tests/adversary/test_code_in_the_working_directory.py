@@ -1,4 +1,4 @@
-"""Attacker: somebody who may write into the directory from which an operator, often as root, starts a
+"""Attacker: a user who may write into the directory from which an operator, often as root, starts a
 program. Tried: modules there that are called as the standard library's, ours and our dependencies'.
 
 What must happen: no program that starts another lets it run them.

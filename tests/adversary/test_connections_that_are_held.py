@@ -82,7 +82,7 @@ def held(address: tuple[str, int], said: bytes) -> socket.socket:
     return connection
 
 
-async def test_held_connections_keep_nobody_out_and_do_not_keep_the_relay_from_ending(tmp_path: Path) -> None:
+async def test_held_connections_neither_exclude_others_nor_keep_the_relay_from_ending(tmp_path: Path) -> None:
     port = free_port(0)
     async with running_relay(tmp_path / "relay", port) as process:
         with ExitStack() as stack:

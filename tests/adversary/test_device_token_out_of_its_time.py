@@ -1,4 +1,4 @@
-"""Attacker: somebody who got hold of a node's token, or of its key for a moment. Tried: tokens that live
+"""Attacker: the holder of a node's token, or of its key for a moment. Tried: tokens that live
 longer than a minute, so that they can be hoarded, and tokens of another time.
 
 What must happen: 4001, no session, a ``node_refused`` line.
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
         pytest.param(NOW_S, 2**53, "token_malformed", id="and beyond"),
     ],
 )
-async def test_a_token_out_of_its_time_admits_nobody(
+async def test_a_token_out_of_its_time_admits_no_node(
     relay: ServedRelay, node: SimulatedNode, iat: float, exp: float, reason: str
 ) -> None:
     async with relay.end(node) as end:
@@ -40,7 +40,7 @@ async def test_a_token_out_of_its_time_admits_nobody(
     assert relay.refusals() == [("node_refused", HERE, reason, 1)]
 
 
-async def test_a_good_token_that_comes_a_minute_late_admits_nobody(
+async def test_a_good_token_that_comes_a_minute_late_admits_no_node(
     relay: ServedRelay, node: SimulatedNode
 ) -> None:
     async with relay.end(node) as end:

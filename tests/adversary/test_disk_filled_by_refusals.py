@@ -1,10 +1,10 @@
 """Attacker: anybody who can reach the relay's port, as fast as he can, from as many addresses as he has; and
 a node that was admitted. Tried: to fill the disk with what is written about him: bad tokens, foreign
-names, sessions that come to nothing, answers that nobody asked for.
+names, sessions that fail, answers to no call.
 
 What must happen: one counted line for each address, reason and kind of refusal, then one a minute; at most
 120 a minute for strangers, however many addresses they have; nothing is lost from the counts; and the last
-room on the disk is for calls.
+space on the disk is for calls.
 """
 
 import asyncio
@@ -62,9 +62,7 @@ async def flood_of_answers(relay: ServedRelay, node: SimulatedNode) -> None:
 
 
 @pytest.mark.long
-async def test_many_answers_that_nobody_asked_for_are_one_line(
-    relay: ServedRelay, node: SimulatedNode
-) -> None:
+async def test_many_unasked_answers_are_one_line(relay: ServedRelay, node: SimulatedNode) -> None:
     await flood_of_answers(relay, node)
     assert relay.refusals() == [("frame_dropped", NODE_ID, "unasked", MANY)]
 

@@ -27,7 +27,7 @@ _PING, _CONTINUATION = 9, 0
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def relay(hub: Hub, server: Server) -> AsyncIterator[ServedRelay]:
-    """A relay whose patience fits into a test."""
+    """A relay whose timeout fits into a test."""
     async with ServedRelay.open(hub, server, auth_timeout_s=AUTH_TIMEOUT_S) as relay:
         yield relay
 
@@ -55,7 +55,7 @@ async def test_who_takes_his_time_is_closed_when_it_is_over(
     closing = asyncio.create_task(until_closed(reader))
     for piece in pieces:
         writer.write(piece)
-        # Not a pause, but a look at whether the relay has had enough.
+        # Not a pause: the wait ends as soon as the relay closes.
         if (await asyncio.wait([closing], timeout=BETWEEN_BYTES_S))[0]:
             break
     assert await closing == 4001

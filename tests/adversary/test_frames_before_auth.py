@@ -65,7 +65,7 @@ async def test_a_call_cannot_be_answered_before_auth(relay: ServedRelay, node: S
     assert relay.refusals() == [("node_refused", HERE, "protocol", 1)]
 
 
-async def test_a_frame_over_8_kib_admits_nobody_even_if_it_is_good(
+async def test_a_frame_over_8_kib_admits_no_node_even_if_it_is_good(
     relay: ServedRelay, node: SimulatedNode
 ) -> None:
     async with relay.end(node) as end:

@@ -1,5 +1,5 @@
 """Attacker: a node that was admitted. Tried: a frame of more than 256 KiB, whole, in fragments that are each
-small, in more fragments than anybody needs, and announced in its header but never sent; and a compressed
+small, in more fragments than any client needs, and announced in its header but never sent; and a compressed
 one, that would unfold to more.
 
 What must happen: 1009 (1002 for compression, which was not negotiated; nothing at all for a flood of

@@ -1,4 +1,4 @@
-"""Attacker: whoever cuts cables, or freezes a node that was admitted. Tried: a connection that is there but
+"""Attacker: one who cuts cables, or freezes a node that was admitted. Tried: a connection that is there but
 never answers a ping, one that never reads, and one that never answers the relay's close.
 
 What must happen: the relay notices, ends the connection and calls the node offline; a call fails at once with

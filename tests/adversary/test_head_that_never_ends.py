@@ -1,4 +1,4 @@
-"""Attacker: a stranger with many connections. Tried: a request whose head goes on for ever: one header
+"""Attacker: a stranger with many connections. Tried: a request whose head does not end: one header
 without end, headers without end, a path without end; and a head of which half has come and no more will.
 
 What must happen: what goes on is cut off when it is over its limit, without an answer and without a line in

@@ -1,7 +1,8 @@
-"""Attacker: node A, or whoever can publish. Tried: B's heartbeat on A's topic, A's on B's, and telemetry.
+"""Attacker: node A, or any client that can publish. Tried: B's heartbeat on A's topic, A's on B's, and
+telemetry.
 
-What must happen: a heartbeat whose topic and id disagree counts for nobody; one that agrees informs and moves
-no expiry; nobody listens to telemetry while no lease asks for it.
+What must happen: a heartbeat whose topic and id disagree counts for no node; one that agrees informs and moves
+no expiry; the relay does not subscribe to telemetry while no lease needs it.
 """
 
 import asyncio
@@ -91,7 +92,7 @@ def in_anothers_name(etag: str) -> list[tuple[str, bytes]]:
     ]
 
 
-async def test_it_counts_for_nobody(hub: Hub, node: SimulatedNode, broker: BrokerAddress) -> None:
+async def test_it_counts_for_no_node(hub: Hub, node: SimulatedNode, broker: BrokerAddress) -> None:
     good = hub.connect(node)
     await listen(hub, broker, *in_anothers_name(etag_of(good)))
     assert hub.counted("heartbeats_total", verdict="malformed") == 4
@@ -107,7 +108,7 @@ async def test_it_is_said_in_the_audit(hub: Hub, node: SimulatedNode, broker: Br
     assert counts == {OTHER_NODE_ID: 1, NODE_ID: 3}
 
 
-async def test_a_heartbeat_moves_no_expiry_and_brings_nobody_back(hub: Hub, node: SimulatedNode) -> None:
+async def test_a_heartbeat_moves_no_expiry_and_restores_no_node(hub: Hub, node: SimulatedNode) -> None:
     good = hub.connect(node)
     hub.clock.advance(TTL_MS - 1)
     hub.fleet.heartbeat(NODE_ID, etag_of(good))
@@ -118,7 +119,9 @@ async def test_a_heartbeat_moves_no_expiry_and_brings_nobody_back(hub: Hub, node
     assert not known.is_listed(hub.clock())
 
 
-async def test_nobody_listens_to_telemetry(hub: Hub, node: SimulatedNode, broker: BrokerAddress) -> None:
+async def test_the_relay_does_not_subscribe_to_telemetry(
+    hub: Hub, node: SimulatedNode, broker: BrokerAddress
+) -> None:
     good = hub.connect(node)
     sample = json.dumps({"ts_ms": NOW_MS, "node_id": OTHER_NODE_ID, "uptime_s": 1}).encode()
     await listen(hub, broker, (f"$devices/{NODE_ID}/telemetry", sample))

@@ -1,5 +1,5 @@
-"""Attacker: a page in the browser of somebody on the relay's or the node's machine, under a name of its own
-that it makes resolve to loopback; and a proxy that is led astray. Tried: foreign names in ``Host``, none,
+"""Attacker: a page in a user's browser on the relay's or the node's machine, under a name of its own
+that it makes resolve to loopback; and a proxy that is misled. Tried: foreign names in ``Host``, none,
 two, with ports, dots, user parts, in the request's target, on both HTTP relay.
 
 What must happen: 421 and a ``request_refused`` line at the relay; 421 at the node, which keeps no audit;

@@ -39,7 +39,7 @@ SPOILT = [
 
 
 class Office:
-    """The door, and a request that it would grant."""
+    """The endpoint, and a request that it would grant."""
 
     def __init__(self, hub: Hub, directory: Path) -> None:
         self.ca = CertificateAuthority(directory / "ca", hub.clock, os.urandom)

@@ -73,7 +73,7 @@ def test_either_end_ends_the_session_over_it_in_every_state(
 
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("spoil", [spoil for spoil, _ in AS_TEXT.values()], ids=list(AS_TEXT))
-async def test_a_stranger_that_sends_it_is_shown_the_door(
+async def test_an_unauthenticated_node_that_sends_it_is_disconnected(
     relay: ServedRelay, node: SimulatedNode, spoil: Spoil
 ) -> None:
     bystander = relay.hub.ca.issue(OTHER_NODE_ID)

@@ -1,4 +1,4 @@
-"""Attacker: whoever can make a token's signature fit. Tried: parts that are no JSON of one reading.
+"""Attacker: one who can make a token's signature fit. Tried: parts that are no JSON of one reading.
 
 Signed rightly, so that nothing but the document is wrong. What must happen: ``malformed``, in either part and
 in either class of token, and no other error.

@@ -1,4 +1,5 @@
-"""Attacker: whoever can publish below ``$devices/``. Tried: every hostile document on every kind of topic.
+"""Attacker: any client that can publish below ``$devices/``. Tried: every hostile document on every kind of
+topic.
 
 What must happen: each is counted and none is more: the relay stays subscribed, believes a node's own
 manifest that comes after them, and says in the audit what it refused.
@@ -27,7 +28,7 @@ from tests.fakes.signer import NODE_ID, SimulatedNode
 
 BOUND_S = 60
 BEAT = b'{"node_id":"%b"}' % NODE_ID.encode()
-# A broker has a limit of its own, near one mebibyte; what lies between is for the relay to refuse.
+# A broker has a limit of its own, near one mebibyte; what is between the two is for the relay to refuse.
 DOCUMENTS = [spoil(BEAT)[: 200 * 1024] for spoil, _ in HOSTILE.values() if spoil(BEAT)]
 # One topic of one node each: the relay takes only so much at once of any one node.
 BEATING, IDENTIFIED, ANNOUNCED = (NODE_ID[:-1] + letter for letter in "abc")

@@ -1,4 +1,4 @@
-"""Attacker: a node, or whoever names what is plugged into one. Tried: texts that harm whoever reads them.
+"""Attacker: a node, or one who names what is plugged into it. Tried: texts that harm their reader.
 
 In mount names, file system types, echoed messages, error envelopes and manifests: control characters, ANSI
 codes, line ends, bidi overrides, instructions to a model. What must happen: a result holds them escaped, an

@@ -1,7 +1,8 @@
-"""Attacker: whoever has a good join token and a key of his own. Tried: enrolling under the id of a node that
-exists, in its tenant and in his own, with a request that the node once made, and after the node was revoked.
+"""Attacker: the holder of a good join token and of a key of his own. Tried: enrolling under the id of a node
+that exists, in its tenant and in his own, with a request that the node once made, and after the node was
+revoked.
 
-What must happen: 403, in the same words as for a token out of thin air; the ledger stays as it was, the token
+What must happen: 403, in the same words as for a made-up token; the ledger stays as it was, the token
 is not used up, and the audit says ``enrolment_refused``, ``id_taken``.
 """
 
@@ -78,7 +79,7 @@ def attack(hub: Hub, tmp_path: Path) -> Attack:
 @pytest.mark.parametrize("tenant", [TENANT, "the-attackers"])
 @pytest.mark.parametrize("whose", ["his own request", "the victim's request"])
 @pytest.mark.parametrize("revoked", [False, True], ids=["while it is trusted", "after it was revoked"])
-async def test_nobody_becomes_a_node_that_exists(
+async def test_no_token_enrols_a_node_under_an_id_that_exists(
     attack: Attack, tenant: str, whose: str, *, revoked: bool
 ) -> None:
     if revoked:
@@ -94,7 +95,7 @@ async def test_nobody_becomes_a_node_that_exists(
     assert (unknown.status_code, unknown.content) == (refused.status_code, refused.content)
     assert attack.audited()[1:] == [("enrolment_refused", "unknown_token")]
 
-    # Under an id of his own the same token still is good: nothing was used up, and nothing was won.
+    # Under an id of his own the same token still is good: nothing was used up, and nothing was gained.
     good = await attack.send(token, make_csr(ATTACKER, OTHER_NODE_ID))
     leaf = verify_leaf(good.json()["certificate"], attack.ca.roots(), NOW_MS)
     assert (leaf.node_id, leaf.tenant) == (OTHER_NODE_ID, tenant)

@@ -51,7 +51,7 @@ class Unread:
         self._ends = ends
 
     async def read_on(self) -> list[dict[str, Any]]:
-        """Tell the program to stop, read both pipes to their end, and return the lines that came."""
+        """Stop the program, read both pipes to their end, and return the lines that came."""
         readers = [asyncio.to_thread(_read, end) for end in self._ends]
         texts = asyncio.gather(*readers)
         self.process.send_signal(signal.SIGTERM)
@@ -59,7 +59,7 @@ class Unread:
         return [json.loads(line) for line in text.splitlines()]
 
     async def stop(self) -> int:
-        """Tell the program to stop, without reading, and return its exit code."""
+        """Stop the program, without reading, and return its exit code."""
         self.process.send_signal(signal.SIGTERM)
         return await self.process.wait()
 

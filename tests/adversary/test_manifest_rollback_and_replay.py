@@ -1,4 +1,4 @@
-"""Attacker: whoever keeps a node's old manifests, and can write on its topic or restart the relay.
+"""Attacker: one who keeps a node's old manifests, and can write on its topic or restart the relay.
 
 Tried: rollback, replay, fast-forward, two manifests of one instant, a tombstone and then a replay, a restart
 and then a replay. What must happen: nothing older than the newest ever accepted comes back, and a time in
@@ -71,7 +71,7 @@ def test_the_same_bytes_again_change_nothing_and_are_no_refusal(hub: Hub, node: 
     assert audited_refusals(hub) == []
 
 
-def test_the_far_future_is_refused_and_shuts_nobody_out(hub: Hub, node: SimulatedNode) -> None:
+def test_the_far_future_is_refused_and_excludes_no_node(hub: Hub, node: SimulatedNode) -> None:
     good = hub.connect(node)
     for offset_ms in (MAX_FUTURE_MS + 1, 365 * 86_400_000, 2**53 - 1 - NOW_MS - TTL_MS):
         verdict = offer(hub, at(node, offset_ms))

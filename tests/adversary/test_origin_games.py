@@ -1,4 +1,4 @@
-"""Attacker: a page from elsewhere in the browser of somebody who can reach the relay or the node. Tried:
+"""Attacker: a page from elsewhere in the browser of a user who can reach the relay or the node. Tried:
 requests and WebSockets with its own ``Origin``, with ``null`` (a sandboxed frame), with names that merely
 look like ours, and with a good one beside a bad one; with a good token besides.
 

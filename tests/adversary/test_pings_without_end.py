@@ -1,5 +1,5 @@
 """Attacker: an enrolled node, or a stranger. Tried: empty pings as fast as they go, each of which a
-WebSocket has to answer, and which never reach what looks at messages.
+WebSocket has to answer, and which never reach the code that reads messages.
 
 What must happen: at most a burst of them is answered, of a stranger a handful, and the connection is cut
 off; the audit says why.

@@ -1,4 +1,4 @@
-"""Attacker: an enrolled node, or a stranger. Tried: pongs that nobody asked for, as fast as they go, with
+"""Attacker: an enrolled node, or a stranger. Tried: pongs that answer no ping, as fast as possible, with
 as much in them as a control frame holds.
 
 What must happen: the connection is cut off after a burst, of a stranger after a handful, and the audit says

@@ -38,7 +38,7 @@ async def called(
 
 
 async def announce(relay: ServedRelay, end: NodeEnd, node: SimulatedNode) -> bool:
-    """Announce ``node``, whose own clock nobody has set; tell whether the relay takes it."""
+    """Announce ``node``, whose own clock was not set; return whether the relay takes it."""
     manifest = node.manifest(issued_at_ms=relay.hub.clock.ticks_ms())
     await end.send("announce", json.loads(manifest))
     return bool((await end.receive("announce_ack")).payload["ok"])

@@ -1,5 +1,5 @@
-"""Attacker: somebody behind a proxy that reads HTTP otherwise than we do. Tried: messages whose end two
-readers see in two places: both lengths, two lengths, crooked chunks, line ends and white space where none
+"""Attacker: a client of a proxy that reads HTTP otherwise than we do. Tried: messages whose end two
+readers see in two places: both lengths, two lengths, malformed chunks, line ends and white space where none
 belong; each with a second request hidden in what one of the readers takes for the body.
 
 What must happen: 400 and a close at the relay; at the node, which reads no body, one answer and a close;
@@ -47,7 +47,7 @@ def shapes() -> Iterator[tuple[str, bytes, bytes]]:
     yield "a null byte", b"X: y\x00z\r\nContent-Length: 0\r\n", b""
     yield "a null byte in a name", b"X\x00: y\r\n", b""
     yield "a header without a colon", b"Content-Length 0\r\n", b""
-    yield "a chunk of a crooked size", b"Transfer-Encoding: chunked\r\n", b"0x0\r\n\r\n"
+    yield "a chunk of a malformed size", b"Transfer-Encoding: chunked\r\n", b"0x0\r\n\r\n"
     yield "a chunk of a negative size", b"Transfer-Encoding: chunked\r\n", b"-1\r\n\r\n"
     yield "a chunk beyond all numbers", b"Transfer-Encoding: chunked\r\n", b"FFFFFFFFFFFFFFFFF\r\n\r\n"
     yield "a chunk with a bare line feed", b"Transfer-Encoding: chunked\r\n", b"0\n\n"
@@ -79,7 +79,7 @@ async def test_no_second_request_comes_out_of_the_first(
     answer = await relay.exchange(whole(relay.address.port, headers, body))
     statuses = [line.split(b" ")[1] for line in answer.split(b"\r\n") if line.startswith(b"HTTP/1.")]
     assert statuses == [b"400"]
-    # A crooked chunk comes behind a good head, and the head is passed on before.
+    # A malformed chunk comes behind a good head, and the head is passed on before.
     assert relay.requests in ([], ["/healthz"])
     assert relay.refusals() == []
 

@@ -1,6 +1,6 @@
-"""Attacker: a rogue relay that a node was talked into, with a connection of its own to the real relay. Tried:
-it passes the real relay's challenge on to the node, to pass the node's answer back and be the node; once
-as it came, and once under its own name, which is the only name that the node answers to.
+"""Attacker: a rogue relay that a node was configured with, with a connection of its own to the real relay.
+Tried: it passes the real relay's challenge on to the node, to pass the node's answer back and be the node;
+once as it came, and once under its own name, which is the only name that the node answers to.
 
 What must happen: to the challenge of another name, not a byte but a close leaves the node, and no token. What
 the node says to the rogue's own name opens nothing at the real relay: 4001 and a ``node_refused`` line.

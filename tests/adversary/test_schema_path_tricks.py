@@ -107,5 +107,5 @@ async def test_an_encoded_name_is_the_same_schema(
 
 
 @pytest.mark.parametrize("method", ["PUT", "POST", "DELETE", "PATCH"])
-async def test_nobody_writes_a_schema(relay: ServedRelay, method: str) -> None:
+async def test_no_client_writes_a_schema(relay: ServedRelay, method: str) -> None:
     assert (await relay.ask(f"{method} /schemas/{REF}", body=b"{}")).status == 405

@@ -1,4 +1,4 @@
-"""Attacker: somebody with a thousand connections and all the time in the world. Tried: half a head, a head a
+"""Attacker: a client with a thousand connections, each of them slow. Tried: half a head, a head a
 byte at a time, a body that never comes, a WebSocket that never authenticates, a reader that never reads:
 all at once.
 

@@ -76,7 +76,7 @@ async def run_suite(npm: NpmPrograms, revision: str, directory: Path) -> Run:
             stderr=asyncio.subprocess.STDOUT,
         )
         try:
-            # Its status is not looked at: it is that of the whole set, and ours are the single scenarios.
+            # Its status is ignored: it is that of the whole set, and ours are the single scenarios.
             async with asyncio.timeout(TIMEOUT_S):
                 output, _ = await process.communicate()
         finally:
@@ -159,7 +159,7 @@ def test_the_error_that_the_suite_sees_is_what_became_of_the_node_s_own(run: Run
     result = result_in(run, "tools-call-error")
     envelope = result["_meta"]["edge-kubelet/error"]
     assert [json.loads(content["text"]) for content in result["content"]] == [envelope]
-    # Told with the text of ours: what a handler raises can hold anything.
+    # Answered with a text of ours: what a handler raises can hold anything.
     assert ERROR_TEXT not in json.dumps(result)
     [outcome] = [line for line in run.audit if line.get("correlation_id") == envelope["correlation_id"]][1:]
     assert (outcome["tool"], outcome["code"]) == (run.names["test_error_handling"], envelope["code"])

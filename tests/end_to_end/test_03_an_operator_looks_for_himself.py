@@ -1,7 +1,7 @@
-"""3. An operator checks by his own means what the node says of itself.
+"""3. An operator verifies by his own means what the node announces.
 
 Steps: read the node's loopback · read the broker · verify the manifest by the command line · read the
-resources that an agent can verify · look at health, readiness, schemas and metrics of the relay.
+resources that an agent can verify · read health, readiness, schemas and metrics of the relay.
 """
 
 import asyncio

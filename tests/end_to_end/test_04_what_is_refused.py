@@ -1,6 +1,6 @@
-"""4. What is wrong gets the error that the contract names, and reaches nobody.
+"""4. What is wrong gets the error that the contract names, and reaches no node.
 
-Steps: call with bad arguments, bad names, other people's nodes · come without a token, or with a bad one ·
+Steps: call with bad arguments, bad names, other tenants' nodes · call without a token, or with a bad one ·
 put manifests on the broker that no rule lets through.
 """
 
@@ -110,7 +110,7 @@ async def test_a_page_in_a_browser_cannot_use_a_name_of_its_own(demo: Demo, path
 
 
 class Publisher:
-    """Somebody who can write to the broker."""
+    """A client that can write to the broker."""
 
     def __init__(self, demo: Demo) -> None:
         address = parse_host_port(demo.facts["broker"])

@@ -1,4 +1,4 @@
-"""5. Something is killed, and the rest stays right: who calls meanwhile is told the truth.
+"""5. Something is killed, and the rest stays right: a caller meanwhile gets the true cause.
 
 Steps: kill the node, the relay, the broker · call · start it again · call again. Each without ceremony: the
 processes get a SIGKILL.

@@ -1,4 +1,4 @@
-"""6. Somebody writes a kind of his own, as the page tells him to.
+"""6. A developer writes a kind of his own, as the page describes.
 
 Steps: copy the sources · do what docs/write-your-own-kind.md says, block by block · run the checks that it
 ends with · start the system from the copy · call the new tool on this machine.

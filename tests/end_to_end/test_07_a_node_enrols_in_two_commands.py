@@ -1,6 +1,6 @@
-"""7. An operator takes a node in with two commands, and everybody else stays outside.
+"""7. An operator takes a node in with two commands, and no other node is admitted.
 
-Steps: make a join token on the relay · enrol on the node · run it without another word · call it as an
+Steps: make a join token on the relay · enrol on the node · run it without further options · call it as an
 agent · try the token a second time, and at another relay · read in the audit what was decided.
 """
 
@@ -80,7 +80,7 @@ class Site:
         )
 
     async def start_node(self, name: str) -> None:
-        """Start the daemon of the node called ``name``, which is told where it lies, and nothing else."""
+        """Start the daemon of the node called ``name``, which gets its state directory, and nothing else."""
         state = str(self.plan.directory / name)
         command = [sys.executable, "-P", "-m", "kubelet", "run", "--state-dir", state, "--loopback-port", "0"]
         await self.processes.start(name, command)

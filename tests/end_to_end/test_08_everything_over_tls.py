@@ -1,7 +1,7 @@
-"""8. Nothing travels in the clear, and the broker knows everybody by certificate.
+"""8. Everything is encrypted, and the broker identifies each client by certificate.
 
 Steps: a certificate for the broker · the relay, which serves with its own · the broker · enrol a node and run
-it · call it as an agent · look at the broker as the relay does, and as a stranger · revoke the node.
+it · call it as an agent · read the broker as the relay does, and without a certificate · revoke the node.
 """
 
 import asyncio
@@ -133,7 +133,7 @@ async def test_a_node_is_called_announced_and_shut_out_and_nothing_travels_in_th
         answer = await client.call_tool(name, {"message": "over TLS"})
         assert (answer.structured_content or {})["message"] == "over TLS"
 
-        # The broker holds what the node announced, for the relay and for nobody else.
+        # The broker holds what the node announced, for the relay and for no other client.
         relay = await asyncio.to_thread(site.peer, own.certificate, own.key)
         assert relay.subscribe(f"$devices/{node_id}/announce")
         topic, manifest = await asyncio.to_thread(relay.next)

@@ -1,8 +1,8 @@
-"""9. A node or a token falls into the wrong hands: one command, and it is out.
+"""9. A node or a token is stolen: one command, and it is revoked.
 
 Steps: list, and have calls under way · `relay ca revoke NODE`, or `relay token revoke JTI` · what was under
-way ends, what was listed is gone, and who listens is told · start the relay again: it is still out. The node
-is stopped while calls are under way, so that none of them can be answered.
+way ends, what was listed is gone, and subscribers are notified · start the relay again: it is still out. The
+node is stopped while calls are under way, so that none of them can be answered.
 """
 
 import asyncio
@@ -104,7 +104,7 @@ def events(system: LocalSystem, event: str) -> list[dict[str, Any]]:
 
 async def until_under_way(system: LocalSystem, jti: str) -> None:
     """Wait until calls have been let through that the stopped node cannot answer."""
-    while UNDER_WAY not in outcomes(system, jti):  # noqa: ASYNC110 - the audit is a file, it calls nobody
+    while UNDER_WAY not in outcomes(system, jti):  # noqa: ASYNC110 - the audit is a file, it has no callback
         await asyncio.sleep(0.05)
 
 
@@ -178,7 +178,7 @@ async def test_a_revoked_token_is_void_and_stays_void(system: LocalSystem) -> No
 
 
 async def until_denied(client: Client, node_id: str) -> str:
-    """As ``echo_until_it_ends_otherwise``, whose next call would not even be let in."""
+    """As ``echo_until_it_ends_otherwise``, whose next call would not even be admitted."""
     try:
         return await echo_until_it_ends_otherwise(client, node_id)
     except MCPError as error:

@@ -29,13 +29,15 @@ ERAS = pytest.mark.parametrize("era", ["2026-07-28", "legacy"])
 
 
 @asynccontextmanager
-async def agent(url: str, token_file: Path, era: str, *options: str, **told: Any) -> AsyncIterator[Client]:
+async def agent(
+    url: str, token_file: Path, era: str, *options: str, **arguments: Any
+) -> AsyncIterator[Client]:
     """Hold the official client, which starts the program by itself."""
     program = StdioServerParameters(
         command=sys.executable,
         args=["-P", "-m", "relay", "stdio", "--url", url, "--token-file", str(token_file), *options],
     )
-    async with Client(stdio_client(program), mode=era, **told) as client:
+    async with Client(stdio_client(program), mode=era, **arguments) as client:
         yield client
 
 
@@ -81,7 +83,7 @@ async def test_a_relay_that_dies_and_comes_back_is_no_more_than_a_slow_call(
         await client.list_tools()
         assert not (await client.call_tool(name, {"message": "before"})).is_error
         await system.processes.kill("relay")
-        # Asked while nobody is there, and answered once somebody is.
+        # Asked while there is no relay, and answered once there is one.
         listing = asyncio.create_task(client.list_tools())
         await system.processes.start("relay", relay_command(system.plan))
         await listing
@@ -99,13 +101,13 @@ async def test_who_follows_the_tools_is_told_that_they_may_have_changed_meanwhil
 ) -> None:
     changed = asyncio.Event()
 
-    async def told(message: IncomingMessage) -> None:
+    async def heard(message: IncomingMessage) -> None:
         if isinstance(message, ToolListChangedNotification):
             changed.set()
 
     token = private(tmp_path, system.token)
     url = system.plan.public_url
-    async with asyncio.timeout(BOUND_S), agent(url, token, era, message_handler=told) as client:
+    async with asyncio.timeout(BOUND_S), agent(url, token, era, message_handler=heard) as client:
         await client.list_tools()
         if era == "legacy":
             await system.processes.kill("relay")

@@ -85,7 +85,7 @@ class LineClient:
         self._input.put_nowait(None)
 
     def write(self, raw: bytes) -> None:
-        """Write bytes as they stand."""
+        """Write bytes unchanged."""
         self._input.put_nowait(raw)
 
     def say(self, message: Mapping[str, Any]) -> None:

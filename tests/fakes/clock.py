@@ -1,4 +1,4 @@
-"""A clock that stands still until it is told to move, or is set."""
+"""A clock that runs only when a test advances or sets it."""
 
 import itertools
 from collections.abc import Callable
@@ -30,5 +30,5 @@ class FakeClock:
 
 
 def hurried_ticks() -> Callable[[], int]:
-    """Return milliseconds of which ten seconds pass between any two looks: nobody has to wait for a turn."""
+    """Return a clock that advances ten seconds at each reading, so that no rate limit delays the caller."""
     return itertools.count(0, 10_000).__next__

@@ -1,4 +1,4 @@
-"""A demo that runs: the system that the end-to-end stories are told about."""
+"""A demo that runs: the system that the end-to-end tests use."""
 
 import fcntl
 import json

@@ -8,7 +8,7 @@ from schemas.addresses import BrokerAddress
 
 
 class FaultProxy:
-    """Passes bytes on to ``target``, both ways, until told otherwise."""
+    """Passes bytes on to ``target``, both ways, until a test cuts its connections."""
 
     def __init__(self, target: BrokerAddress) -> None:
         self._target = target

@@ -1,6 +1,6 @@
-"""Agents' tokens as an attacker would have them: any header and claims, signed with whatever he holds.
+"""Agents' tokens as an attacker would have them: any header and claims, signed with whatever key he has.
 
-Made from the bare libraries, so that the product's own signing vouches for nothing. The one key that no
+Made from the bare libraries, so that nothing depends on the product's own signing. The one key that no
 attacker holds is here too: only with it does a token differ from a good one in the one fact that is tried.
 """
 

@@ -67,7 +67,7 @@ REPLIES: Final = frozenset(
 
 
 def message_id(number: int) -> str:
-    """Return the ULID that stands for ``number``."""
+    """Return the ULID of ``number``."""
     return f"{number:026d}"
 
 

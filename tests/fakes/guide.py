@@ -1,7 +1,7 @@
 """Does what a page of ``docs/`` says, block by block, to a copy of the sources.
 
 As the page explains it: ``<!-- file: PATH -->`` over a block makes a file of it, and ``, after: LINE`` or
-``, instead of: LINE`` puts it into a file that exists. Must not be cleverer than a reader: a line that is not
+``, instead of: LINE`` puts it into a file that exists. Must not guess what a reader would not: a line that is not
 there, or is there twice, ends it.
 """
 
@@ -55,5 +55,5 @@ def blocks_of(page: str) -> Iterator[Block]:
     """
     found = [Block(**match.groupdict()) for match in _BLOCK.finditer(page)]
     if len(found) != len(_COMMENT.findall(page)):
-        raise ValueError("a comment of the page does not stand over a block, or is misspelt")
+        raise ValueError("a comment of the page is not above a block, or is misspelt")
     yield from found

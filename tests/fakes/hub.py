@@ -1,4 +1,4 @@
-"""The parts of a relay around one fleet: all real, on a clock that stands still.
+"""The parts of a relay around one fleet: all real, on a clock that does not run.
 
 A test takes the parts that it needs; those that reach nodes or agents it makes itself.
 """
@@ -204,7 +204,7 @@ class Hub:
         self, gateway: CallGateway, notifier: ChangeNotifier | None = None, streams: OpenStreams | None = None
     ) -> McpEndpoint:
         """Return MCP over ``gateway``."""
-        server = SdkServer("0.0.0", "What agents are told first.")
+        server = SdkServer("0.0.0", "The instructions for agents.")
         resources = ResourceCatalog(self.fleet, self.registry)
         methods = Methods(gateway, self.fleet, self.authenticator, resources, server.discovered)
         changes = ChangeStreams(
@@ -247,7 +247,7 @@ class Hub:
         return [{name: value for name, value in line.items() if name != "prev"} for line in lines]
 
     def counted(self, name: str, **labels: str) -> float:
-        """Return what the counter ``edge_relay_{name}`` with ``labels`` stands at; 0 if it never moved."""
+        """Return what the counter ``edge_relay_{name}`` with ``labels`` has; 0 if there was none."""
         return counted(self.metrics, name, **labels)
 
 

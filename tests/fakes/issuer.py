@@ -65,7 +65,7 @@ def jwk(key: SigningKey = KEY, kid: object = KID, **changes: Any) -> dict[str, A
 def outside_token(
     key: SigningKey = KEY, kid: object = KID, header: Mapping[str, Any] | None = None, **claims: Any
 ) -> str:
-    """Return a token of the issuer, ``header`` and ``claims`` changed as told."""
+    """Return a token of the issuer, with members of ``header`` and ``claims`` replaced."""
     head = {"alg": "EdDSA", "typ": "at+jwt", "kid": kid, **(header or {})}
     body = {name: value for name, value in {**CLAIMS, **claims}.items() if value is not ABSENT}
     signing_input = ".".join(
@@ -81,7 +81,7 @@ class IssuerServer:
     Attributes:
         answer: those bytes, a whole HTTP answer or a part of one.
         requests: the heads of the requests that came.
-        open: while it is not set, nobody is answered.
+        open: while it is not set, no request is answered.
         finish: whether a connection ends with the answer.
     """
 

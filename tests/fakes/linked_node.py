@@ -91,5 +91,5 @@ class LinkedNode:
     async def until(self, state: LinkState) -> None:
         """Wait until the link is in ``state``."""
         async with asyncio.timeout(BOUND_S):
-            while self.link.state is not state:  # noqa: ASYNC110 - readiness is read, it calls nobody
+            while self.link.state is not state:  # noqa: ASYNC110 - readiness is polled, it has no callback
                 await asyncio.sleep(0)

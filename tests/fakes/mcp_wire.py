@@ -46,7 +46,7 @@ class McpWire:
         (await self.post(json.dumps(ready).encode())).raise_for_status()
 
     async def post(self, body: bytes, **headers: str) -> httpx2.Response:
-        """Send ``body`` with the headers of a ``tools/call``, in which ``headers`` stand besides."""
+        """Send ``body`` with the headers of a ``tools/call``, with ``headers`` added."""
         own = {"mcp-protocol-version": NEW, "mcp-method": "tools/call"} if self.era == NEW else {}
         return await self._http.post("/mcp", content=body, headers={**self._headers, **own, **headers})
 

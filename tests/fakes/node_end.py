@@ -1,4 +1,4 @@
-"""The node's end of a session over a real WebSocket, driven by hand: it says what it is told, true or not."""
+"""The node's end of a session over a real WebSocket, by hand: it sends what a test gives it, true or not."""
 
 import asyncio
 import base64

@@ -1,4 +1,4 @@
-"""A file of another user: given away where the tests run as root, else by running as somebody else."""
+"""A file of another user: by ``chown`` where the tests run as root, else by another effective user id."""
 
 import os
 from pathlib import Path

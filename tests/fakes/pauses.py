@@ -8,7 +8,7 @@ BOUND_S = 10
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """One pause that somebody is in, and how long it was to be."""
+    """One pause that a task is in, and how long it was to be."""
 
     seconds: float
     over: asyncio.Event
@@ -30,5 +30,5 @@ class Pauses:
         await pause.over.wait()
 
     async def next(self) -> Pause:
-        """Return the next pause once somebody is in it."""
+        """Return the next pause once a task is in it."""
         return await asyncio.wait_for(self._begun.get(), BOUND_S)

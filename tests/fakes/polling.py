@@ -1,4 +1,4 @@
-"""Waiting, with a bound, for what tells nobody that it has happened."""
+"""Waiting, with a bound, for what has no event and no callback."""
 
 import asyncio
 from collections.abc import Callable

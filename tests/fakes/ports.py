@@ -1,7 +1,7 @@
 """Ports of the loopback address for what a test starts a moment later.
 
 A port that was bound and released can be given to any outgoing connection before it is used: the kernel takes
-those from the ephemeral range. These lie below it, and each test process begins at another one, so that no
+those from the ephemeral range. These are below it, and each test process begins at another one, so that no
 other worker and no other run of the tests chooses the same.
 """
 

@@ -12,7 +12,7 @@ async def connected(server: Server) -> tuple[asyncio.StreamReader, asyncio.Strea
 
 
 async def write_until_cut(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, chunk: bytes) -> int:
-    """Send ``chunk`` until the relay hangs up, and return how many bytes it let itself be sent."""
+    """Send ``chunk`` until the relay disconnects, and return how many bytes it took."""
     sent = 0
     async with asyncio.timeout(BOUND_S):
         try:

@@ -1,4 +1,4 @@
-"""Bytes over a socket as they stand: a client library would tidy away what an attacker has made crooked."""
+"""Bytes over a socket unchanged: a client library would correct what an attacker has malformed."""
 
 import asyncio
 

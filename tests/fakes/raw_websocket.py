@@ -1,4 +1,4 @@
-"""Frames of WebSockets as bytes, for an attacker who does not keep to the protocol.
+"""Frames of WebSockets as bytes, for an attacker who violates the protocol.
 
 Only what a client sends is made here, and only what a server sends is read.
 """

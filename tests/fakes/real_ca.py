@@ -1,4 +1,4 @@
-"""The product's own CA around a hub: nodes whose leaves stand in a ledger, and can be revoked in it."""
+"""The product's own CA around a hub: nodes whose leaves are in a ledger, and can be revoked in it."""
 
 import os
 from pathlib import Path

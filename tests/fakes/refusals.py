@@ -1,4 +1,4 @@
-"""What the audit says of refusals, and what a relay shows of its nodes, as attacks look at them."""
+"""What the audit says of refusals, and what a relay shows of its nodes, as attacks check them."""
 
 from typing import Any
 

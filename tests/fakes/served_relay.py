@@ -147,7 +147,7 @@ class ServedRelay:
             assert (await end.receive("announce_ack")).payload["ok"] is True
             yield end
 
-    # --- agents and strangers
+    # --- agents and unauthenticated clients
 
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Open a connection on which nothing has been said yet."""
@@ -188,7 +188,7 @@ class ServedRelay:
     async def ask(
         self, request_line: str, headers: Headers = (), body: bytes = b"", *, host: str | None = None
     ) -> Reply:
-        """Send one request, with headers as they stand, to the relay's own name or to ``host``."""
+        """Send one request, with headers unchanged, to the relay's own name or to ``host``."""
         lines = [f"{request_line} HTTP/1.1", f"Host: {host or self.address}", "Connection: close"]
         lines += [f"{name}: {value}" for name, value in headers]
         lines += [f"Content-Length: {len(body)}"] if body else []

@@ -1,4 +1,4 @@
-"""A certificate authority and nodes with real keys, which sign whatever they are told to.
+"""A certificate authority and nodes with real keys, which sign whatever a test gives them.
 
 A good manifest takes no argument and a bad one takes one: ``node.manifest(expires_at_ms=…)``. Hash and
 signature are made here from the bare libraries, so that the product's own signing is checked against a second
@@ -60,7 +60,7 @@ def key_named(name: str) -> SigningKey:
 
 
 class SimulatedNode:
-    """A node with a leaf: it signs what it is told, true or not."""
+    """A node with a leaf: it signs what a test gives it, true or not."""
 
     def __init__(self, node_id: str, tenant: str, key: SigningKey, leaf_pem: str, root_pem: str) -> None:
         self.node_id = node_id

@@ -130,7 +130,7 @@ class SuiteTool(Handler):
 
     @property
     def capability(self) -> Mapping[str, Any]:
-        """The capability as it stands in the manifest."""
+        """The capability as the manifest has it."""
         kind, cap_id = _TOOLS[self.name]
         return {
             "cap_id": cap_id,

@@ -63,7 +63,7 @@ class SuiteSystem:
 
 @asynccontextmanager
 async def suite_system(directory: Path) -> AsyncIterator[SuiteSystem]:
-    """Hold a system whose files lie in ``directory``, once its tools are listed."""
+    """Hold a system whose files are in ``directory``, once its tools are listed."""
     write_documents(directory / "documents")
     registry, kinds = SchemaRegistry(directory / "documents"), kinds_with_the_suites()
     state = StateFiles(directory / "relay")

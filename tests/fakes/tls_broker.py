@@ -1,4 +1,4 @@
-"""A real broker that knows everybody by certificate, run with the configuration that ships for that.
+"""A real broker that identifies each client by certificate, run with the configuration that ships for that.
 
 Beside it an authority that says what the test wants to be true, and clients that wait for what happens.
 """
@@ -135,7 +135,7 @@ class PlayedAuthority:
 
 
 class TlsBroker(Broker):
-    """A broker over TLS in ``directory``; ``BrokerAccess`` writes into its ``edge`` who may come in."""
+    """A broker over TLS in ``directory``; ``BrokerAccess`` writes whom it admits into its ``edge``."""
 
     def __init__(self, kind: str, directory: Path, certificate: Shown | None = None) -> None:
         super().__init__(kind, directory)
@@ -199,11 +199,11 @@ class Peer:
 
     @property
     def connected(self) -> bool:
-        """Whether the broker let it in and has not hung up."""
+        """Whether the broker admitted it and has not disconnected."""
         return self.answer == "Success" and not self.gone.is_set()
 
     def subscribe(self, *topics: str) -> bool:
-        """Subscribe with QoS 1; tell whether the broker granted all of it."""
+        """Subscribe with QoS 1; return whether the broker granted all of it."""
         self._client.subscribe([(topic, 1) for topic in topics])
         return self._granted.get(timeout=BOUND_S)
 
@@ -230,7 +230,7 @@ class Peer:
         self._client.loop_stop()
 
     def vanish(self) -> None:
-        """Leave without a word: the broker carries out the will."""
+        """Disconnect without DISCONNECT: the broker publishes the will."""
         sock: Any = self._client.socket()
         self._client.loop_stop()
         sock.close()

@@ -1,8 +1,8 @@
 """A proxy for suites and tools that cannot send a token, or that call tools by names of their own.
 
-It puts a bearer token on every request, and renames tools where it is told to: in requests from the client's
-name to the relay's, in answers back. It changes nothing else: Host and Origin pass as they came, so that what
-the relay says to them is seen, and so do other names, wrong ones among them.
+It puts a bearer token on every request, and renames tools where a test names them: in requests from the
+client's name to the relay's, in answers back. It changes nothing else: Host and Origin pass as they came, so
+that what the relay says to them is seen, and so do other names, wrong ones among them.
 """
 
 import asyncio
@@ -131,7 +131,7 @@ async def _copy_message(
 
 
 async def _copy_chunk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, rename: Rename) -> bool:
-    """Pass one chunk on, and tell whether another follows."""
+    """Pass one chunk on, and return whether another follows."""
     size = int((await reader.readuntil(b"\r\n")).strip(), 16)
     chunk = rename((await reader.readexactly(size + 2)).removesuffix(b"\r\n"))
     writer.write(b"%x\r\n%b\r\n" % (len(chunk), chunk))

@@ -21,7 +21,7 @@ def main() -> int:
     first = options.seed if options.seed is not None else random.SystemRandom().getrandbits(48)
     until = time.monotonic() + options.seconds
     for seed in count(first):
-        data = mutated(target.samples, random.Random(seed))  # noqa: S311 - a source of accidents
+        data = mutated(target.samples, random.Random(seed))  # noqa: S311 - a source of changes
         try:
             target.parse(data)
         except BaseException:

@@ -1,4 +1,4 @@
-"""How a good document is made a bad one: a few small accidents, drawn from a source of chance."""
+"""How a good document is made a bad one: a few small changes, drawn from a source of randomness."""
 
 from collections.abc import Callable, Sequence
 from random import Random
@@ -112,7 +112,7 @@ _ACCIDENTS: Final[tuple[Accident, ...]] = (
 
 
 def mutated(samples: Sequence[bytes], chance: Random) -> bytes:
-    """Return one of ``samples`` after one accident or several."""
+    """Return one of ``samples`` after one change or several."""
     data = chance.choice(samples)
     for _ in range(chance.randint(1, _MAX_STEPS)):
         data = chance.choice(_ACCIDENTS)(data, chance, samples)[:_MAX_BYTES]

@@ -1,4 +1,4 @@
-"""A fuzz target for every parser of bytes from outside: it takes anything, and lets documented errors go.
+"""A fuzz target for every parser of bytes from outside: it takes any bytes, and ignores documented errors.
 
 Whatever else is raised, and every assertion that fails, is a finding.
 """
@@ -57,7 +57,7 @@ def _text(data: bytes) -> str:
 
 
 def strict_json(data: bytes) -> None:
-    """Bytes and text have the same reading, and what is read has a canonical form that is told apart."""
+    """Bytes and text have the same reading, and what is read has a canonical form that is unique."""
     try:
         value = loads(data, max_bytes=_LIMIT)
     except StrictJsonError as error:
@@ -183,7 +183,7 @@ def result(data: bytes) -> None:
 
 
 def leaf(data: bytes) -> None:
-    """Nobody is believed but who has a leaf of the root."""
+    """Only a leaf of the root is accepted."""
     try:
         identity = verify_leaf(_text(data), [samples.CA.root_pem], NOW_MS)
     except IdentityError as error:
@@ -241,7 +241,7 @@ def join_token(data: bytes) -> None:
 
 
 def enrol_request(data: bytes) -> None:
-    """Whoever has not the key proves nothing, whatever is asked."""
+    """Without the key there is no proof, whatever the request is."""
     try:
         request = loads(data, max_bytes=MAX_REQUEST_BYTES)
     except StrictJsonError:

@@ -20,7 +20,7 @@ SEEDS = st.integers(0, 2**48)
 @given(seed=SEEDS)
 def test_a_damaged_document_raises_nothing_but_what_is_documented(name: str, seed: int) -> None:
     target = TARGETS[name]
-    target.parse(mutated(target.samples, random.Random(seed)))  # noqa: S311 - a source of accidents
+    target.parse(mutated(target.samples, random.Random(seed)))  # noqa: S311 - a source of changes
 
 
 @pytest.mark.parametrize("name", TARGETS)

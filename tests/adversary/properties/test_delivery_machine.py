@@ -124,7 +124,7 @@ class DeliveryMachine(RuleBasedStateMachine):
 
     @rule()
     def give_up(self) -> None:
-        """Let those who have waited too long be told so, and wait no more."""
+        """End the wait of each caller whose deadline has passed, with that error."""
         for msg_id in self.pending:
             if self.sent[msg_id][1] <= self.now_ms:
                 self.settle(msg_id, {"ok": False})
@@ -137,7 +137,7 @@ class DeliveryMachine(RuleBasedStateMachine):
             self.answers.setdefault(msg_id, []).append(answer)
 
     @invariant()
-    def nobody_is_answered_twice(self) -> None:
+    def no_caller_is_answered_twice(self) -> None:
         """Neither by two answers, nor by an answer and the deadline."""
         assert all(len(answers) == 1 for answers in self.answers.values())
         assert not set(self.answers) & set(self.pending)

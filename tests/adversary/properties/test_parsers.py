@@ -1,4 +1,4 @@
-"""What holds of the parsers for every input, and not only for the ones that somebody thought of."""
+"""What holds of the parsers for every input, and not only for chosen examples."""
 
 import json
 import math
@@ -255,7 +255,7 @@ def test_two_tools_never_share_a_name(one: ToolName, other: ToolName) -> None:
 
 
 @given(ANY_TEXT | st.lists(st.sampled_from(["$devices", "+", "#", "", "announce", "0" * 26]), max_size=5))
-def test_a_topic_names_a_node_or_nobody(text: str | list[str]) -> None:
+def test_a_topic_names_a_node_or_none(text: str | list[str]) -> None:
     topic = text if isinstance(text, str) else "/".join(text)
     parsed = topics.parse(topic)
     if parsed is not None:

@@ -104,7 +104,7 @@ class TwoEnds(RuleBasedStateMachine):
 
     @rule(role=ROLES, at=PICK, type_=ANSWERS)
     def forge(self, role: Role, at: int, type_: str) -> None:
-        """Let an answer arrive that nobody gave, to something that was asked at some time."""
+        """Let an answer arrive that no end gave, to something that was asked at some time."""
         if self.ever[role]:
             self.receive(role, frame_text(type_, 9, answers=int(self.ever[role][at % len(self.ever[role])])))
 
@@ -124,7 +124,7 @@ class TwoEnds(RuleBasedStateMachine):
 
     @rule(role=ROLES, type_=TYPES, answers=st.integers(0, 12), number=st.integers(0, 12))
     def invent(self, role: Role, type_: str, answers: int, number: int) -> None:
-        """Let a frame arrive that nobody sent."""
+        """Let a frame arrive that no end sent."""
         self.receive(role, frame_text(type_, number, answers=answers))
 
     @rule(role=ROLES, junk=st.text(max_size=40) | st.binary(max_size=40) | st.just("[" * 40))
@@ -183,7 +183,7 @@ class TwoEnds(RuleBasedStateMachine):
             self.heard[role].append((frame.type, frame.msg_id))
         question = QUESTIONS.get(frame.type)
         if question is not None:
-            # It was asked, by this very end, and nobody had been answered yet.
+            # It was asked, by this very end, and had not been answered yet.
             assert frame.in_reply_to is not None
             assert self.asked[role].pop(frame.in_reply_to) == question
             assert frame.in_reply_to not in self.answered[role]
