@@ -1,8 +1,8 @@
 """Attacker: node A, or any client that can publish. Tried: B's heartbeat on A's topic, A's on B's, and
 telemetry.
 
-What must happen: a heartbeat whose topic and id disagree counts for no node; one that agrees informs and moves
-no expiry; the relay does not subscribe to telemetry while no lease needs it.
+What must happen: a heartbeat whose topic and id disagree counts for no node; one that agrees informs and
+moves no expiry; the relay does not subscribe to telemetry while no lease needs it.
 """
 
 import asyncio

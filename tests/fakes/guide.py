@@ -1,8 +1,8 @@
 """Does what a page of ``docs/`` says, block by block, to a copy of the sources.
 
 As the page explains it: ``<!-- file: PATH -->`` over a block makes a file of it, and ``, after: LINE`` or
-``, instead of: LINE`` puts it into a file that exists. Must not guess what a reader would not: a line that is not
-there, or is there twice, ends it.
+``, instead of: LINE`` puts it into a file that exists. Must not guess: a line that is not there, or is there
+twice, ends it.
 """
 
 import re
