@@ -51,7 +51,13 @@ def audit_verify(
     files = state_files(state_dir)
     last = None if accept_loss else read_verified_head(files.audit_verified)
     progress = _Progress(files.audit, time.monotonic)
-    report = verify(files.audit, expect, progress, last=last.head if last else None)
+    try:
+        report = verify(files.audit, expect, progress, last=last.head if last else None)
+    except FileNotFoundError as error:
+        if last is None:
+            raise
+        # Without this, a log that was removed whole would differ from one that never was only by its text.
+        fail(f"{error}, but one was verified before: its files were removed or moved away", EXIT_LOST)
     progress.clear()
     if as_json:
         typer.echo(json.dumps({"intact": report.intact, **asdict(report)}))

@@ -986,6 +986,15 @@ def test_where_there_is_no_audit_that_is_said_in_one_line(relay: Relay, state: P
     assert f"there is no audit in {state}" in outcome.error
 
 
+def test_verify_exits_4_when_the_whole_verified_audit_was_removed(relay: Relay, audit: WrittenAudit) -> None:
+    assert relay("audit", "verify").code == 0
+    audit.path.unlink()
+    outcome = relay("audit", "verify")
+    assert outcome.code == 4
+    assert "one was verified before" in outcome.error
+    assert relay("audit", "verify", "--accept-loss").code == 3
+
+
 def test_rows_have_colour_on_a_terminal_alone(
     relay: Relay, audit: WrittenAudit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
