@@ -5,7 +5,6 @@ Must not interpret requests.
 """
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
 import httptools
@@ -18,6 +17,9 @@ MAX_HEAD_BYTES = 64 * 1024
 MAX_PIPELINED = 8
 """How many requests may be queued on a connection while another is served."""
 
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+"""What uvicorn writes before a response whose client waits for it."""
+
 
 class PipelineError(Exception):
     """Too many requests are queued on one connection: raised to end the parsing of the received data."""
@@ -27,20 +29,19 @@ class JoinedHead:
     """The transport of one response, which sends its head in one write with what follows at once.
 
     uvicorn writes them apart, and each write wakes the client. Holds back no body, so that what bounds a
-    stream's buffer works as before. ``is_started`` returns whether the response has begun: before that comes
-    only the interim ``100 Continue``.
+    stream's buffer works as before. Must not refer to its response, which refers to it: the garbage collector
+    would have to free both, at every call.
     """
 
-    __slots__ = ("_head", "_is_started", "_transport")
+    __slots__ = ("_head", "_transport")
 
-    def __init__(self, transport: asyncio.Transport, is_started: Callable[[], bool]) -> None:
+    def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
-        self._is_started = is_started
         self._head: bytes | None = None
 
     def write(self, data: bytes) -> None:
         """Send ``data``, after the head if that has not been sent."""
-        if self._head is None and self._is_started():
+        if self._head is None and data != _CONTINUE:
             self._head = data
             # What follows may take a while: a stream begins with silence.
             asyncio.get_running_loop().call_soon(self._flush)
@@ -128,7 +129,7 @@ class BoundedHttp(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._served = cycle
-        cycle.transport = JoinedHead(self.transport, lambda: cycle.response_started)  # type: ignore[assignment]  # as a cycle uses it
+        cycle.transport = JoinedHead(self.transport)  # type: ignore[assignment]  # as a cycle uses it
         super()._start_asgi_task(cycle, app)
 
     def _update_timer(self) -> None:

@@ -1,6 +1,8 @@
 """What a stranger's requests may make the relay hold: over real sockets, with the product's own server."""
 
 import asyncio
+import gc
+import weakref
 from contextlib import suppress
 
 import pytest
@@ -206,7 +208,7 @@ class Sent(asyncio.Transport):
 
 async def test_a_head_is_written_together_with_what_follows_at_once() -> None:
     sent = Sent()
-    joined = JoinedHead(sent, is_started=lambda: True)
+    joined = JoinedHead(sent)
     joined.write(b"head ")
     joined.write(b"body ")
     joined.write(b"more")
@@ -216,7 +218,7 @@ async def test_a_head_is_written_together_with_what_follows_at_once() -> None:
 
 async def test_a_head_alone_is_written_before_the_end() -> None:
     sent = Sent()
-    joined = JoinedHead(sent, is_started=lambda: True)
+    joined = JoinedHead(sent)
     joined.write(b"head")
     joined.close()
     await asyncio.sleep(0)
@@ -224,10 +226,30 @@ async def test_a_head_alone_is_written_before_the_end() -> None:
 
 
 async def test_that_the_client_may_go_on_is_not_held_back() -> None:
-    sent, started = Sent(), False
-    joined = JoinedHead(sent, is_started=lambda: started)
-    joined.write(b"100 ")
-    started = True
+    sent, interim = Sent(), b"HTTP/1.1 100 Continue\r\n\r\n"
+    joined = JoinedHead(sent)
+    joined.write(interim)
     joined.write(b"head ")
     joined.write(b"body")
-    assert sent.writes == [b"100 ", b"head body"]
+    assert sent.writes == [interim, b"head body"]
+
+
+async def test_a_served_request_leaves_nothing_to_the_garbage_collector(server: Server) -> None:
+    responses: list[weakref.ref[object]] = []
+
+    async def ok(scope: Scope, receive: Receive, send: Send) -> None:
+        responses.append(weakref.ref(receive.__self__))  # type: ignore[attr-defined]  # uvicorn's own
+        await JSONResponse("ok")(scope, receive, send)
+
+    server.app = ok
+    reader, writer = await connected(server)
+    gc.disable()
+    try:
+        async with asyncio.timeout(BOUND_S):
+            for _ in range(2):  # the connection keeps its last response
+                writer.write(REQUEST)
+                await reader.readuntil(b'"ok"')
+        assert [response() is None for response in responses] == [True, False]
+    finally:
+        gc.enable()
+        writer.close()
