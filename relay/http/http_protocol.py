@@ -12,6 +12,7 @@ from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from relay.http.connections import connection_in
+from schemas.error_roots import PeerError
 
 MAX_HEAD_BYTES = 64 * 1024
 MAX_PIPELINED = 8
@@ -21,7 +22,7 @@ _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 """What uvicorn writes before a response whose client waits for it."""
 
 
-class PipelineError(Exception):
+class PipelineError(PeerError):
     """Too many requests are queued on one connection: raised to end the parsing of the received data."""
 
 

@@ -19,6 +19,7 @@ from relay.calls.gateway import CallGateway
 from relay.fleet.fleet import Fleet
 from relay.mcp_api.paging import CursorError, ToolEntries, page_of
 from relay.mcp_api.resources import TEMPLATES, ResourceCatalog
+from schemas.error_roots import EdgeError
 from schemas.errors import ToolError
 from schemas.text import printable
 from schemas.tokens import TokenError
@@ -39,7 +40,7 @@ _INTERNAL_ERROR = -32603
 _TOKEN_ENDED = "the token is no longer accepted; get a new one"  # noqa: S105 - a sentence
 
 
-class MethodError(Exception):
+class MethodError(EdgeError):
     """The method fails with a JSON-RPC error."""
 
     def __init__(self, code: int, message: str, data: Any = None) -> None:

@@ -8,6 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection
 
 from relay.auth.agent_tokens import Principal
+from schemas.error_roots import PeerError
 
 PER_AGENT = 64
 IN_ALL = 4096
@@ -15,7 +16,7 @@ IN_ALL = 4096
 Name = tuple[str, str, str]
 
 
-class StreamLimitError(Exception):
+class StreamLimitError(PeerError):
     """The limit of the agent, or that of all, is reached."""
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from relay.fleet.tools import FIRST_PLACE, Place, Tool
 from relay.mcp_api.fragments import Fragment
+from schemas.error_roots import PeerError
 from schemas.keys import base64url, from_base64url
 
 PAGE_SIZE = 1000
@@ -22,7 +23,7 @@ Listed = Callable[[Place, int], Sequence[Tool]]
 """Returns the tools behind a place, sorted by place, up to a number of them."""
 
 
-class CursorError(ValueError):
+class CursorError(PeerError):
     """The cursor is not one that was issued."""
 
 

@@ -11,6 +11,7 @@ from starlette.websockets import WebSocketDisconnect
 from relay.fleet.fleet import Fleet
 from relay.http.websocket_protocol import FLOODED
 from schemas.certificates import IdentityError, IdentityReason
+from schemas.error_roots import PeerError
 from schemas.frames import Frame
 from schemas.identity import Identity
 from schemas.keys import base64url
@@ -22,7 +23,7 @@ _NONCE_BYTES = 32
 _MAX_TOKEN_LIFE_S = 60
 
 
-class HandshakeError(Exception):
+class HandshakeError(PeerError):
     """The node is rejected. ``reason`` is a fixed word; ``code`` closes the connection."""
 
     def __init__(self, reason: str, code: CloseCode = CloseCode.AUTH_FAILED) -> None:
