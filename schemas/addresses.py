@@ -92,7 +92,7 @@ def parse_host_port(text: str) -> HostPort:
 
 
 def is_loopback(host: str) -> bool:
-    """Tell whether ``host`` is this machine under a name that no other machine can have."""
+    """Return whether ``host`` is this machine under a name that no other machine can have."""
     try:
         return ip_address(host).is_loopback
     except ValueError:
@@ -127,7 +127,7 @@ def normal_url(text: str) -> str:
 
 
 def is_host(text: str) -> bool:
-    """Tell whether ``text`` is a host name, an IPv4 address, or an IPv6 address in brackets."""
+    """Return whether ``text`` is a host name, an IPv4 address, or an IPv6 address in brackets."""
     if text.startswith("[") and text.endswith("]"):
         # The library takes anything for a zone, escapes and brackets too.
         address, percent, zone = text[1:-1].partition("%")

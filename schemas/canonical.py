@@ -26,7 +26,7 @@ def jcs(value: Any) -> bytes:
 
 
 def is_canonical(data: bytes, value: Any) -> bool:
-    """Tell whether ``data`` is the canonical form of ``value``, which was parsed from it.
+    """Return whether ``data`` is the canonical form of ``value``, which was parsed from it.
 
     JCS and the standard encoder give the same bytes for values without fractions (whose spelling differs) and
     in ASCII (where code points and UTF-16 sort alike); there the standard encoder is five times faster.

@@ -127,7 +127,7 @@ class AnswerCache:
         return answer
 
     def runs(self, msg_id: str) -> bool:
-        """Tell whether ``msg_id`` was admitted and has no answer yet."""
+        """Return whether ``msg_id`` was admitted and has no answer yet."""
         return (seen := self._seen.get(msg_id)) is not None and seen.answer is None
 
     def _make_room(self, wanted_bytes: int, now_ms: int) -> bool:
@@ -149,7 +149,7 @@ class AnswerCache:
 
 
 class TransitGauge:
-    """How long a message was on its way, told by two clocks that need not agree.
+    """How long a message was on its way, measured by two clocks that need not agree.
 
     The smallest difference between the clocks counts as no delay; what a message shows beyond it is delay.
     Clocks drift and are set, so only what was seen since the last ``renew`` but one counts:

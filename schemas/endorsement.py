@@ -26,7 +26,7 @@ def endorse(old_key: SigningKey, new_root_pem: str) -> str:
 
 
 def is_endorsed(root: bytes, trusted: Iterable[bytes], endorsement: str) -> bool:
-    """Tell whether one of the roots ``trusted`` has signed ``endorsement`` of ``root``; all are DER."""
+    """Return whether one of the roots ``trusted`` has signed ``endorsement`` of ``root``; all are DER."""
     try:
         signature = from_base64url(endorsement)
     except ValueError:

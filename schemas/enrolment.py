@@ -73,7 +73,7 @@ def proven(message: Mapping[str, Any], key: bytes, sender: bytes) -> dict[str, A
 
 
 def is_proven(message: Mapping[str, Any], key: bytes, sender: bytes) -> bool:
-    """Tell whether ``sender`` has the ``key`` and sent exactly this. ``message`` fits its schema."""
+    """Return whether ``sender`` has the ``key`` and sent exactly this. ``message`` fits its schema."""
     try:
         proof = from_base64url(message[_PROOF])
     except ValueError:

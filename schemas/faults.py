@@ -1,7 +1,7 @@
 """What a log may hold of an exception: where it was raised, and a bounded part of its message.
 
 An exception's message can hold bytes from outside, and a frame's variables secrets: messages are escaped and
-cut, variables are left out. The same fault may be hit a thousand times a second: a place is told of once a
+cut, variables are left out. The same fault may be hit a thousand times a second: a place is reported once a
 minute. Must not write anything.
 """
 
@@ -90,27 +90,27 @@ def _lines(error: BaseException) -> Iterator[str]:
 
 @dataclass(slots=True)
 class _Place:
-    told_s: float
-    kept_back: int = 0
+    reported_s: float
+    suppressed: int = 0
 
 
 class OncePerPlace:
-    """Which of many reports are told: the first from a place in a minute. May be asked from any thread."""
+    """Limits reports to one a minute from each place in the code. May be called from any thread."""
 
     def __init__(self, interval_s: float = INTERVAL_S) -> None:
         self._interval_s = interval_s
         self._places: dict[str, _Place] = {}
         self._lock = threading.Lock()
 
-    def is_told(self, place: str, now_s: float) -> int | None:
-        """Return how many from ``place`` were kept back since the last one; None if this is kept back too."""
+    def suppressed_before(self, place: str, now_s: float) -> int | None:
+        """Return how many from ``place`` were suppressed since the last one; None if this is one of them."""
         with self._lock:
             known = self._places.get(place)
-            if known is not None and now_s - known.told_s < self._interval_s:
-                known.kept_back += 1
+            if known is not None and now_s - known.reported_s < self._interval_s:
+                known.suppressed += 1
                 return None
             if known is None and len(self._places) >= _MAX_PLACES:
                 # Places are lines of code: there are this many only if they are invented.
-                del self._places[min(self._places, key=lambda each: self._places[each].told_s)]
+                del self._places[min(self._places, key=lambda each: self._places[each].reported_s)]
             self._places[place] = _Place(now_s)
-            return known.kept_back if known is not None else 0
+            return known.suppressed if known is not None else 0

@@ -41,7 +41,7 @@ class Identity:
     root_kid: str = ""
 
     def valid_at(self, now_ms: int) -> bool:
-        """Tell whether the leaf is within its validity."""
+        """Return whether the leaf is within its validity."""
         return self.not_before_ms <= now_ms < self.not_after_ms
 
 
@@ -84,7 +84,7 @@ def validity_of(der: bytes) -> tuple[int, int]:
 
 
 def has_positive_serial(der: bytes) -> bool:
-    """Tell whether the certificate ``der`` has a serial number as RFC 5280 section 4.1.2.2 wants it.
+    """Return whether the certificate ``der`` has a serial number as RFC 5280 section 4.1.2.2 wants it.
 
     Asked before the X.509 library is: it warns of others on standard error, and will not read them one day.
     """
@@ -125,7 +125,7 @@ def kid_of(der: bytes) -> str:
 
 
 def is_for_key(der: bytes, public_key: bytes) -> bool:
-    """Tell whether the certificate ``der`` holds the Ed25519 ``public_key`` (32 bytes).
+    """Return whether the certificate ``der`` holds the Ed25519 ``public_key`` (32 bytes).
 
     Compares bytes, which is enough for a certificate of one's own, and needs no X.509 library.
     """

@@ -50,7 +50,7 @@ def private_key_from_pem(pem: str) -> SigningKey:
 
 
 def is_sound_public_key(key: bytes) -> bool:
-    """Tell whether ``key`` is a point of the main subgroup.
+    """Return whether ``key`` is a point of the main subgroup.
 
     A low-order point must not pass: one signature can verify under it for any message.
     """
@@ -58,7 +58,7 @@ def is_sound_public_key(key: bytes) -> bool:
 
 
 def verifies(public_key: bytes, message: bytes, signature: bytes) -> bool:
-    """Tell whether ``signature`` over ``message`` was made by the owner of ``public_key``."""
+    """Return whether ``signature`` over ``message`` was made by the owner of ``public_key``."""
     try:
         VerifyKey(public_key).verify(message, signature)
     except (BadSignatureError, ValueError):

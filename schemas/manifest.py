@@ -72,7 +72,7 @@ def etag_of(wire: bytes) -> str:
 
 
 def signature_holds(wire: bytes, attestation: Attestation, public_key: bytes) -> bool:
-    """Tell whether hash and signature fit ``wire``, the canonical bytes of a schema-valid manifest.
+    """Return whether hash and signature fit ``wire``, the canonical bytes of a schema-valid manifest.
 
     ``u`` and ``s`` are spliced out of ``wire``: ``sig`` is the last member of the canonical attestation and
     ``payload_hash`` the one before, and the schema keeps quotes out of every other string.

@@ -1,8 +1,8 @@
 """The name of a tool: from capability and verb to a name, and back (RFC-0001 section 3).
 
 ``{kind_short}.{node_id}.{cap_id}.{verb}`` is the canonical name. Some clients refuse dots, so the same name
-with ``-`` for ``.`` is an alias; no token holds either character, so nothing is lost. Must not look at what
-exists: that is the relay's business.
+with ``-`` for ``.`` is an alias; no token holds either character, so nothing is lost. Must not read which
+nodes and tools there are: the relay does that.
 """
 
 import re
@@ -58,5 +58,5 @@ def parse(name: str) -> ToolName | None:
 
 
 def is_node_id(text: str) -> bool:
-    """Tell whether ``text`` is a node id: a ULID in lower case."""
+    """Return whether ``text`` is a node id: a ULID in lower case."""
     return _NODE_ID.fullmatch(text) is not None

@@ -49,7 +49,7 @@ class Validator:
     _compiled: jsonschema_rs.Draft202012Validator
 
     def is_valid(self, value: object) -> bool:
-        """Tell whether ``value`` fits. A lone surrogate, which no rule can read, fits none that reads it."""
+        """Return whether ``value`` fits. A lone surrogate fits no rule that reads it."""
         try:
             return self._compiled.is_valid(value)
         except ValueError:

@@ -28,7 +28,7 @@ class TokenBucket:
         return 0.0
 
     def is_full(self, now: float) -> bool:
-        """Tell whether the bucket equals a new one."""
+        """Return whether the bucket equals a new one."""
         self._fill(now)
         return self._tokens >= self._burst
 

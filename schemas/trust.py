@@ -251,7 +251,7 @@ def _check_attested(wire: bytes, manifest: Manifest, identity: Identity, now_ms:
 
 
 def _is_stale(manifest: TrustedManifest, now_ms: int, known: Known) -> bool:
-    """Tell whether ``manifest`` is only a broker's old copy; any other fault of its times rejects it."""
+    """Return whether ``manifest`` is only a broker's old copy; any other fault of its times rejects it."""
     # The far future comes first: it must be refused before it could ever move the mark.
     if manifest.issued_at_ms > now_ms + MAX_FUTURE_MS:
         raise _RejectionError(Reason.FUTURE)

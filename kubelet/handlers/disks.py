@@ -84,7 +84,7 @@ class Disks:
         self._log = log
         self._threads = threads or DaemonThreadPool()
         self._sleep = sleep
-        self._patience_s = timeout_s
+        self._timeout_s = timeout_s
         self._mounted: list[Mount] = []
         self._known: dict[Mount, Disk] = {}
         self._pending: dict[Mount, asyncio.Future[Space]] = {}
@@ -114,14 +114,14 @@ class Disks:
                 self._pending[mount].add_done_callback(partial(self._answered, mount))
         self._start_threads()
         if self._pending:
-            await asyncio.wait(self._pending.values(), timeout=self._patience_s)
+            await asyncio.wait(self._pending.values(), timeout=self._timeout_s)
         self.first.set()
 
     async def _read_mounts(self) -> None:
         if self._pending_mounts is None:
             self._pending_mounts = self._threads.submit(self._mounts)
         self._start_threads()
-        await asyncio.wait((self._pending_mounts,), timeout=self._patience_s)
+        await asyncio.wait((self._pending_mounts,), timeout=self._timeout_s)
         if not self._pending_mounts.done():
             return
         # A table of mounts that cannot be read now leaves the last list in place.

@@ -51,7 +51,7 @@ class MetricsHandler(Handler):
         self._node_id = node_id
         self._now_ms = now_ms
         self._readings = readings or LinuxReadings()
-        self._patience_s = timeout_s
+        self._timeout_s = timeout_s
         self._cpu = CpuSampler(self._readings.cpu_times, sleep=sleep)
         self._disks = Disks(self._readings.mounts, self._readings.space, log, sleep=sleep)
 
@@ -88,7 +88,7 @@ class MetricsHandler(Handler):
 
     async def _first_samples(self, include: Collection[str]) -> None:
         with suppress(TimeoutError):
-            async with asyncio.timeout(self._patience_s):
+            async with asyncio.timeout(self._timeout_s):
                 if "cpu" in include:
                     await self._cpu.first.wait()
                 if "disk" in include:

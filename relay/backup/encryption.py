@@ -17,7 +17,7 @@ class EncryptionError(OperatorError):
 
 
 def is_encrypted(data: bytes) -> bool:
-    """Tell whether ``data`` begins as a file of the age format does."""
+    """Return whether ``data`` begins as a file of the age format does."""
     return data.startswith(_HEADER)
 
 

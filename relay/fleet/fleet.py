@@ -63,7 +63,7 @@ class Fleet:
         self._announced: dict[str, Tool] = {}
 
     def knows(self, node_id: str) -> bool:
-        """Tell whether a leaf of ``node_id`` was ever verified."""
+        """Return whether a leaf of ``node_id`` was ever verified."""
         return self._nodes.get(node_id) is not None
 
     def identify(self, node_id: str, pem: str) -> Identity:

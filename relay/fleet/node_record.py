@@ -49,7 +49,7 @@ class NodeRecord:
         return good_until_ms if self.connected else min(good_until_ms, self.grace_until_ms)
 
     def is_listed(self, now_ms: int) -> bool:
-        """Tell whether its tools are listed."""
+        """Return whether its tools are listed."""
         return now_ms < self.listed_until_ms
 
     def keep(self, identity: Identity) -> None:

@@ -114,7 +114,7 @@ class Projector:
         self._entries: dict[tuple[str, str, str], EntryTemplate] = {}
 
     def knows(self, kind_short: str) -> bool:
-        """Tell whether ``kind_short`` is the first token of a kind's tool names."""
+        """Return whether ``kind_short`` is the first token of a kind's tool names."""
         return self._kinds.by_short(kind_short) is not None
 
     def project(self, node_id: str, capabilities: Iterable[Mapping[str, Any]]) -> dict[str, Tool]:

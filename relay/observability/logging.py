@@ -119,7 +119,7 @@ class _Faults:
             return line
         if error is not None or method in {"error", "exception", "critical"}:
             self._on_fault(line.get("library", "relay"))
-        repeated = self._once.is_told(place, self._monotonic())
+        repeated = self._once.suppressed_before(place, self._monotonic())
         if repeated is None:
             raise structlog.DropEvent
         if error is not None:

@@ -81,7 +81,7 @@ class CertificateAuthority:
         return self._roots.endorsement()
 
     def can_issue(self) -> bool:
-        """Tell whether the root's key is here: it may be kept elsewhere."""
+        """Return whether the root's key is here: it may be kept elsewhere."""
         try:
             self._signer()
         except (StateError, OSError):

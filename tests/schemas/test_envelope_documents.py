@@ -214,7 +214,7 @@ def is_tool_io(value: Any) -> bool:
 
 
 def is_readable(value: Any) -> bool:
-    """Tell whether every text in ``value`` is one: the strict parser lets no lone surrogate in."""
+    """Return whether every text in ``value`` is one: the strict parser lets no lone surrogate in."""
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:

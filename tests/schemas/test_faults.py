@@ -84,14 +84,14 @@ def test_a_place_is_where_it_was_raised_and_the_type() -> None:
 
 def test_a_place_is_told_of_once_a_minute_with_the_count_of_the_others() -> None:
     once = OncePerPlace()
-    assert [once.is_told("a", now) for now in (0.0, 0.1, 59.9)] == [0, None, None]
-    assert once.is_told("b", 1.0) == 0
-    assert [once.is_told("a", now) for now in (60.0, 61.0, 121.0)] == [2, None, 1]
+    assert [once.suppressed_before("a", now) for now in (0.0, 0.1, 59.9)] == [0, None, None]
+    assert once.suppressed_before("b", 1.0) == 0
+    assert [once.suppressed_before("a", now) for now in (60.0, 61.0, 121.0)] == [2, None, 1]
 
 
 def test_places_that_are_made_up_without_end_take_no_room() -> None:
     once = OncePerPlace()
     for number in range(1000):
-        assert once.is_told(str(number), float(number)) == 0
-    assert once.is_told("999", 1000.0) is None
-    assert once.is_told("0", 1000.0) == 0, "the oldest was forgotten"
+        assert once.suppressed_before(str(number), float(number)) == 0
+    assert once.suppressed_before("999", 1000.0) is None
+    assert once.suppressed_before("0", 1000.0) == 0, "the oldest was forgotten"

@@ -53,7 +53,7 @@ class Ran:
         return facts
 
     def said_in_one_line(self, text: str) -> bool:
-        """Tell whether standard error is one line, ours, with ``text`` in it."""
+        """Return whether standard error is one line, ours, with ``text`` in it."""
         return self.err.startswith("kubelet: ") and self.err.count("\n") == 1 and text in self.err
 
 

@@ -125,7 +125,7 @@ class World:
     clock: FakeClock
     log: LogLines
 
-    def rig(self, relay: PlayedRelay, relay_url: str | None = None, patience_s: float = BOUND_S) -> Rig:
+    def rig(self, relay: PlayedRelay, relay_url: str | None = None, timeout_s: float = BOUND_S) -> Rig:
         """Return a link to ``relay``, known to it as ``relay_url``."""
         logger = make_logger(self.log)
         identity = identity_of(self.node)
@@ -153,7 +153,7 @@ class World:
             log=logger,
             ticks_ms=ticks,
             sleep=waits.sleep,
-            handshake_timeout_s=patience_s,
+            handshake_timeout_s=timeout_s,
         )
         return Rig(parts, RelayLink(parts), relay, worker, waits, heartbeats, ticks, self.node, self.log)
 
@@ -740,7 +740,7 @@ async def test_answers_to_nothing_are_dropped_and_the_session_goes_on(rig: Rig) 
 
 
 async def test_a_relay_that_never_says_a_word_is_left(world: World, relay: PlayedRelay) -> None:
-    rig = world.rig(relay, patience_s=0.05)
+    rig = world.rig(relay, timeout_s=0.05)
     async with rig.running():
         end = await relay.next()
         assert (await rig.waits.next()).seconds == FIRST_WAIT_S
