@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from schemas.addresses import AddressError, BrokerAddress, check_private, normal_url, parse_broker
+from schemas.error_roots import StateError
 from schemas.files import read_state, write_atomic
 from schemas.strict_json import StrictJsonError, loads
 
@@ -16,7 +17,7 @@ _STORED = "kubelet.json"
 _MAX_STORED_BYTES = 4096
 
 
-class StoredConfigError(ValueError):
+class StoredConfigError(StateError):
     """What enrolment stored cannot be used; the text is what to do."""
 
 

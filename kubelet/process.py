@@ -11,31 +11,35 @@ from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from schemas.addresses import AddressError
-from schemas.error_roots import EdgeError
-from schemas.faults import FailedError
+from schemas.error_roots import OperatorError, PeerError, StateError
+from schemas.faults import FailedError, traceback_text
 
 EXIT_NO = 1
 EXIT_USAGE = 2
 EXIT_CANNOT_RUN = 3
+EXIT_FAULT = 70
 
 
 def fail(text: str, code: int) -> NoReturn:
-    """End with ``code`` and one line on standard error."""
+    """End with ``code`` and ``text`` on standard error."""
     print(f"kubelet: {text}", file=sys.stderr)  # noqa: T201 - the output of a command
     raise SystemExit(code)
 
 
 @contextmanager
 def errors_in_one_line() -> Iterator[None]:
-    """End with one line and the right code when something goes wrong that an operator can correct."""
+    """End with one line and its code at an expected error, and with a traceback at a fault of our own."""
     try:
         yield
     except AddressError as error:
         fail(str(error), EXIT_USAGE)
+    except (OperatorError, PeerError, StateError, FailedError) as error:
+        fail(str(error), EXIT_CANNOT_RUN)
     except OSError as error:
         fail(f"{error.filename}: {error.strerror}" if error.filename else str(error), EXIT_CANNOT_RUN)
-    except (EdgeError, FailedError, ValueError) as error:
-        fail(str(error), EXIT_CANNOT_RUN)
+    except Exception as error:  # noqa: BLE001 - so that no fault has the exit code of an answer
+        # Not printed by Python: the message may hold bytes from outside, or a secret.
+        fail(f"fault\nTraceback, innermost call first:\n{traceback_text(error)}", EXIT_FAULT)
 
 
 def run_until_signal(work: Coroutine[Any, Any, None]) -> None:

@@ -103,19 +103,19 @@ class IdentityFiles:
 
         Raises:
             OSError: it cannot be read.
-            UnicodeDecodeError: it is not text.
+            IdentityFilesError: it is not text.
         """
-        return read_state(self.leaf).decode("utf-8")
+        return self._text(self.leaf)
 
     def root_pem(self) -> str | None:
         """Return the roots that this node trusts; None while its leaf is self-signed.
 
         Raises:
             OSError: they cannot be read.
-            UnicodeDecodeError: they are not text.
+            IdentityFilesError: they are not text.
         """
         try:
-            return read_state(self.root_certificate).decode("utf-8")
+            return self._text(self.root_certificate)
         except FileNotFoundError:
             return None
 
@@ -149,3 +149,9 @@ class IdentityFiles:
         if not is_for_key(der, bytes(key.verify_key)):
             raise IdentityFilesError(f"{self.leaf} is not for the key in {self.key}")
         return identity
+
+    def _text(self, file: Path) -> str:
+        try:
+            return read_state(file).decode("utf-8")
+        except UnicodeDecodeError:
+            raise IdentityFilesError(f"a file in {self.root} is damaged: it is not text") from None

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from schemas.canonical import blake3_hex, jcs
+from schemas.error_roots import OperatorError
 from schemas.keys import base64url, from_base64url, verifies
 from schemas.payloads import Attestation, Fingerprint
 
@@ -22,14 +23,18 @@ FIRST_CREDIBLE_MS = 1_700_000_000_000
 """2023-11-14: a clock that reads less has not been set, and nothing is published by it."""
 
 
+class HardwareIdError(OperatorError):
+    """This machine has no hardware id; the text states what to do."""
+
+
 def fingerprint(readings: Mapping[str, str]) -> Fingerprint:
     """Return the ``hw_fingerprint`` of the hardware ids ``{source: value}`` that could be read.
 
     Raises:
-        ValueError: none could be read.
+        HardwareIdError: none could be read.
     """
     if not readings:
-        raise ValueError("no hardware id could be read")
+        raise HardwareIdError("no hardware id could be read: run `systemd-machine-id-setup`")
     return {
         "algo": "blake3-256",
         "value": blake3_hex(jcs(dict(readings))),

@@ -13,6 +13,7 @@ from typing import Any
 from structlog.typing import FilteringBoundLogger
 
 from kubelet.announce.last_issued import LastIssued
+from schemas.error_roots import StateError
 from schemas.identity_files import NodeIdentity
 from schemas.kinds import MANIFEST_REF
 from schemas.manifest import FIRST_CREDIBLE_MS, MAX_FUTURE_MS, etag_of, sign_manifest
@@ -32,7 +33,7 @@ class SignedManifest:
     expires_at_ms: int
 
 
-class ClockNotSetError(RuntimeError):
+class ClockNotSetError(StateError):
     """The clock reads a time before this system existed; nothing may be signed by it."""
 
 

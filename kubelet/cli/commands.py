@@ -1,7 +1,8 @@
 """The command line of the node.
 
 Exit codes: 0 done; 1 the answer is no; 2 the command line is wrong; 3 it cannot run as things are (a file
-is missing, damaged or exposed, a port is taken). Standard output holds results, standard error the rest.
+is missing, damaged or exposed, a port is taken); 70 a fault of our own. Standard output holds results,
+standard error the rest.
 Must not hold what the commands do: each calls one function of another module, imported when it is needed.
 """
 
@@ -26,6 +27,7 @@ from kubelet.cli.options import (
     Ttl,
     directory_of,
     join_token,
+    named_pem,
     stored_config,
     typed_config,
 )
@@ -52,7 +54,7 @@ app = typer.Typer(
 
 
 def main() -> None:
-    """Run the command line, and print an error in one line."""
+    """Run the command line. An expected error is one line; a fault of our own has a traceback."""
     with errors_in_one_line():
         app()
 
@@ -73,7 +75,7 @@ def init(
     if not files.exists():
         create_identity(files, now_ms(), os.urandom)
     if certificate is not None and root is not None:
-        install_certificate(files, certificate.read_text("utf-8"), root.read_text("utf-8"), now_ms())
+        install_certificate(files, named_pem(certificate), named_pem(root), now_ms())
     identity = files.read()
     facts = {
         "node_id": identity.node_id,
@@ -177,8 +179,8 @@ def verify(
     # One byte over the limit is enough to be refused, and all that is read.
     with sys.stdin.buffer if file == "-" else Path(file).open("rb") as source:
         wire = source.read(MAX_MANIFEST_BYTES + 1)
-    leaf_pem = identity.read_text("utf-8") if identity else files.leaf_pem()
-    root_pem = root.read_text("utf-8") if root else files.root_pem()
+    leaf_pem = named_pem(identity) if identity else files.leaf_pem()
+    root_pem = named_pem(root) if root else files.root_pem()
     if root_pem is None:
         _say("no root is given or installed: this checks the node's own signature, not who it is")
         root_pem = files.leaf_pem()

@@ -13,7 +13,9 @@ from kubelet.config import NodeConfig, default_state_dir, read_stored
 from kubelet.process import EXIT_USAGE, fail
 from schemas.addresses import PLAIN_OPTION, normal_url, parse_broker
 from schemas.enrolment import JoinToken, JoinTokenError
+from schemas.error_roots import OperatorError
 from schemas.files import read_named_secret
+from schemas.identity import certificates_in
 
 _TOKEN_VARIABLE = "EDGE_JOIN_TOKEN"  # noqa: S105 - the name of a variable, not a secret
 
@@ -74,6 +76,23 @@ def _token_in(file: Path) -> str:
         return read_named_secret(file)
     except UnicodeDecodeError:
         fail(f"{file} holds no join token", EXIT_USAGE)
+
+
+def named_pem(file: Path) -> str:
+    """Return the text of a file with certificates that the operator named.
+
+    Raises:
+        OperatorError: it is not text, too large, or a certificate in it is not base64.
+        OSError: it cannot be read.
+    """
+    try:
+        text = file.read_text("utf-8")
+        certificates_in(text)
+    except UnicodeDecodeError:
+        raise OperatorError(f"{file} is not PEM: it is not text") from None
+    except ValueError as error:
+        raise OperatorError(f"{file} is not PEM: {error}") from None
+    return text
 
 
 def directory_of(state_dir: Path | None) -> Path:

@@ -19,16 +19,17 @@ from kubelet.logs import make_logger
 from kubelet.session.channel import NOT_REACHED, Channel, opened
 from kubelet.session.handshake import AudienceError, answer_to
 from schemas import topics
+from schemas.error_roots import PeerError
 from schemas.frames import Frame
 from schemas.identity_files import IdentityFiles, NodeIdentity
-from schemas.session import ProtocolError
+from schemas.session import PeerProtocolError
 from schemas.text import printable
 from schemas.ulids import UlidSource
 
 _TIMEOUT_S = 15.0
 
 
-class RetirementError(Exception):
+class RetirementError(PeerError):
     """The node is not retired; the text is why, and what to do."""
 
 
@@ -54,7 +55,7 @@ async def retire(config: NodeConfig, state_dir: Path, stream: TextIO) -> bool:
             raise RetirementError(f"{config.relay_url} does not answer; try again") from None
         except AudienceError:
             raise RetirementError(f"{config.relay_url} has another name than the one pinned") from None
-        except (*NOT_REACHED, ProtocolError) as error:
+        except (*NOT_REACHED, PeerProtocolError) as error:
             reason = printable(str(error))
             raise RetirementError(f"{config.relay_url} was not reached: {reason}; try again") from None
         files.remove()
@@ -88,5 +89,5 @@ async def _revoke_leaf(around: NodeEnvironment, identity: NodeIdentity) -> None:
 async def _receive(channel: Channel) -> Frame:
     frame = await channel.receive()
     if frame is None or frame.type == "bye":
-        raise ProtocolError("the relay ended the session")
+        raise PeerProtocolError("the relay ended the session")
     return frame

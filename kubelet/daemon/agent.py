@@ -81,7 +81,7 @@ async def run_agent(config: NodeConfig, state_dir: Path, loopback_port: int, str
     Raises:
         IdentityFilesError: the identity cannot be used, or another daemon uses it.
         OSError: the loopback port is taken.
-        ValueError: no hardware id can be read.
+        HardwareIdError: no hardware id can be read.
         FailedError: it has failed.
     """
     identity = IdentityFiles(state_dir).read()

@@ -14,9 +14,9 @@ from typing import Any
 
 from kubelet.config import NodeConfig, store
 from kubelet.identity.http_exchange import HttpResponse, Request, exchange
-from kubelet.identity.provisioning import create_identity, install_certificate
+from kubelet.identity.provisioning import create_identity, install_certificate, roots_in
 from kubelet.lock import held_alone
-from schemas.addresses import check_private_url, normal_url, parse_broker
+from schemas.addresses import AddressError, check_private_url, normal_url, parse_broker
 from schemas.canonical import jcs
 from schemas.certificates import IdentityError, IdentityReason, make_csr, verify_leaf
 from schemas.enrolment import (
@@ -29,12 +29,14 @@ from schemas.enrolment import (
     is_proven,
     proven,
 )
+from schemas.error_roots import PeerError, StateError
 from schemas.files import make_private_directory
 from schemas.identity import Identity, certificates_in, to_pem
 from schemas.identity_files import IdentityFiles, IdentityFilesError
 from schemas.keys import base64url
 from schemas.registry import SchemaRegistry, Validator
 from schemas.strict_json import StrictJsonError, loads
+from schemas.text import printable
 from schemas.tls import client_context
 
 _NONCE_BYTES = 32
@@ -54,11 +56,11 @@ _REFUSALS = {
 }
 
 
-class EnrolmentError(Exception):
+class EnrolmentError(PeerError):
     """The node is not enrolled; the text is why."""
 
 
-class ClockError(ValueError):
+class ClockError(StateError):
     """This machine's clock is wrong."""
 
 
@@ -85,11 +87,11 @@ class Enroller:
         """Enrol, and leave behind all that ``kubelet run`` needs. May be run again after any failure.
 
         Raises:
-            EnrolmentError: the relay is another one, or refuses.
+            EnrolmentError: the relay is another one, refuses, or answers with something that cannot be used.
             ClockError: this machine's clock is wrong.
             AddressError: relay or broker would be spoken to in the clear.
             IdentityFilesError: this node is enrolled already, or its files cannot be used.
-            ConnectionError: the relay cannot be reached.
+            NoAnswerError: the relay cannot be reached.
         """
         check_private_url(self.relay_url, plain_allowed=self.plain_allowed)
         if self.files.exists():
@@ -103,6 +105,7 @@ class Enroller:
 
     def _check_not_enrolled(self) -> None:
         own = self.files.read()
+        roots_in(own.root_pem or "")
         try:
             verify_leaf(own.leaf_pem, [own.root_pem or ""], self.now_ms())
         except IdentityError as error:
@@ -140,12 +143,14 @@ class Enroller:
         return message
 
     def _installed(self, message: dict[str, Any]) -> Enrolled:
-        config = NodeConfig(
-            parse_broker(message["broker"]),
-            normal_url(message["relay_url"]),
-            plain_allowed=self.plain_allowed,
-            own_root=message["own_root"],
-        )
+        try:
+            broker, relay_url = parse_broker(message["broker"]), normal_url(message["relay_url"])
+        except AddressError as error:
+            # Not as it is: the operator did not type this address.
+            reason = printable(str(error))
+            raise EnrolmentError(f"{self.relay_url} names an address that cannot be used: {reason}") from None
+        own_root = message["own_root"]
+        config = NodeConfig(broker, relay_url, plain_allowed=self.plain_allowed, own_root=own_root)
         # The leaf comes last: when it is there, all of it is.
         store(config, self.files.root)
         leaf, roots = message["certificate"], message["roots"]
@@ -167,7 +172,7 @@ class Enroller:
         except SSLCertVerificationError as error:
             raise self._certificate_error(error) from None
 
-    def _certificate_error(self, error: SSLCertVerificationError) -> Exception:
+    def _certificate_error(self, error: SSLCertVerificationError) -> EnrolmentError | ClockError:
         text = f"the certificate of {self.relay_url} is not believed: {error.verify_message}"
         if error.verify_code in _CLOCK_OR_AGE:
             return ClockError(f"{text}; this machine's clock reads {_readable(self.now_ms())}: set the clock")

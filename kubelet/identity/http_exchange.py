@@ -15,6 +15,7 @@ from http.client import HTTPResponse as ResponseParser
 from ssl import SSLCertVerificationError, SSLContext, SSLError
 from urllib.parse import urlsplit
 
+from schemas.error_roots import PeerError
 from schemas.text import printable
 
 _TIMEOUT_S = 10.0
@@ -22,7 +23,7 @@ _MAX_BYTES = 64 * 1024
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
-class NoAnswerError(ConnectionError):
+class NoAnswerError(PeerError):
     """There was no response that can be parsed; the text is why."""
 
 
@@ -70,8 +71,6 @@ async def exchange(request: Request, tls: SSLContext, timeout_s: float = _TIMEOU
         raise NoAnswerError(f"{request.url} does not answer within {timeout_s:g} s") from None
     except SSLError:
         raise NoAnswerError(f"{request.url} does not speak TLS as it should") from None
-    except NoAnswerError:
-        raise
     except OSError as error:
         raise NoAnswerError(f"{request.url} cannot be reached: {printable(str(error))}") from None
 

@@ -1,23 +1,24 @@
 """``python -P -m kubelet.identity.install STATE_DIR``: installs a renewed leaf: JSON on standard input.
 
 A process of its own, since verifying takes the certificate library, which the daemon does without. Exit code
-0 when it is installed; else one line is why not, and nothing has changed.
+0 when it is installed; else standard error states why not, and nothing has changed.
 """
 
-import json
 import sys
 from pathlib import Path
 
 from kubelet.clock import now_ms
 from kubelet.identity.provisioning import install_renewed
 from kubelet.process import errors_in_one_line
+from schemas.frames import MAX_FRAME_BYTES
 from schemas.identity_files import IdentityFiles
+from schemas.strict_json import loads
 
 
 def main() -> None:
     """Install what comes in."""
     with errors_in_one_line():
-        issued = json.load(sys.stdin)
+        issued = loads(sys.stdin.buffer.read(MAX_FRAME_BYTES + 1), max_bytes=MAX_FRAME_BYTES)
         files = IdentityFiles(Path(sys.argv[1]))
         endorsement = issued.get("endorsement")
         install_renewed(files, issued["certificate"], issued["roots"], now_ms(), endorsement)

@@ -43,8 +43,8 @@ def install_renewed(
             nor endorsed by one that is: roots are public, so a good one proves nothing of those beside it,
             and an attacker in the place of the relay for a moment must not become a root for good.
     """
-    trusted = certificates_in(files.read().root_pem or "")
-    for root in certificates_in(roots_pem):
+    trusted = roots_in(files.read().root_pem or "")
+    for root in roots_in(roots_pem):
         if root not in trusted and not is_endorsed(root, trusted, endorsement or ""):
             raise IdentityFilesError("a root is neither trusted by this node nor endorsed by one that is")
     return install_certificate(files, leaf_pem, roots_pem, now_ms)
@@ -56,7 +56,7 @@ def install_certificate(files: IdentityFiles, leaf_pem: str, root_pem: str, now_
     Raises:
         IdentityFilesError: it is not a leaf of that root, not valid now, or not for this node and its key.
     """
-    own = files.read()
+    own, roots = files.read(), roots_in(root_pem)
     try:
         identity = verify_leaf(leaf_pem, [root_pem], now_ms)
     except IdentityError as error:
@@ -66,5 +66,17 @@ def install_certificate(files: IdentityFiles, leaf_pem: str, root_pem: str, now_
     if identity.public_key != bytes(own.key.verify_key):
         raise IdentityFilesError("the certificate is for another key")
     # Encoded again: a key that was left in the root's file would be published with it.
-    files.install(identity.pem, to_pem(certificates_in(root_pem)))
+    files.install(identity.pem, to_pem(roots))
     return identity
+
+
+def roots_in(pem: str) -> list[bytes]:
+    """Return the DER of each root in ``pem``.
+
+    Raises:
+        IdentityFilesError: it is too large, or a certificate in it is damaged.
+    """
+    try:
+        return certificates_in(pem)
+    except ValueError as error:
+        raise IdentityFilesError(f"the roots cannot be used: {error}") from None

@@ -5,6 +5,7 @@ Must not be imported by the running daemon: it needs the X.509 library.
 
 from dataclasses import dataclass
 
+from kubelet.identity.provisioning import roots_in
 from schemas.certificates import IdentityError, verify_leaf
 from schemas.kinds import KindRegistry
 from schemas.manifest import MAX_MANIFEST_BYTES
@@ -22,7 +23,12 @@ class Finding:
 
 
 def verify_manifest(wire: bytes, identity_pem: str, root_pem: str, now_ms: int) -> Finding:
-    """Judge ``wire`` with the leaf in ``identity_pem`` and the root in ``root_pem``."""
+    """Judge ``wire`` with the leaf in ``identity_pem`` and the root in ``root_pem``.
+
+    Raises:
+        IdentityFilesError: the root is too large or damaged.
+    """
+    roots_in(root_pem)
     try:
         identity = verify_leaf(identity_pem, [root_pem], now_ms)
     except IdentityError as error:

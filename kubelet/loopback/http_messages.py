@@ -13,12 +13,13 @@ from http.client import HTTPException, parse_headers
 from io import BufferedIOBase
 
 from kubelet.loopback.pages import LoopbackResponse
+from schemas.error_roots import PeerError
 
 _MAX_LINE = 65536
 _REQUEST_LINE = re.compile(rb"([!-~]+) ([!-~]+) HTTP/([0-9]{1,10})\.[0-9]{1,10}\r?\n")
 
 
-class BadRequestError(Exception):
+class BadRequestError(PeerError):
     """A request that cannot be parsed; ``status`` is what to answer."""
 
     def __init__(self, status: HTTPStatus) -> None:

@@ -7,6 +7,7 @@ real one's.
 from collections.abc import Mapping
 from typing import Any
 
+from schemas.error_roots import PeerError
 from schemas.identity_files import NodeIdentity
 from schemas.payloads import Auth
 from schemas.tokens import sign_token
@@ -14,7 +15,7 @@ from schemas.tokens import sign_token
 _TOKEN_LIFE_S = 60
 
 
-class AudienceError(Exception):
+class AudienceError(PeerError):
     """The relay named an audience that this node has not pinned."""
 
 

@@ -7,7 +7,14 @@ from hypothesis import strategies as st
 
 from schemas.canonical import blake3_hex, jcs
 from schemas.keys import base64url, from_base64url, verifies
-from schemas.manifest import FIRST_CREDIBLE_MS, etag_of, fingerprint, sign_manifest, signature_holds
+from schemas.manifest import (
+    FIRST_CREDIBLE_MS,
+    HardwareIdError,
+    etag_of,
+    fingerprint,
+    sign_manifest,
+    signature_holds,
+)
 from schemas.registry import SchemaRegistry
 from tests.fakes.signer import ECHO, METRICS, NODE_ID, NOW_MS, TTL_MS, SimulatedCa, key_named
 
@@ -165,5 +172,5 @@ def test_a_fingerprint_changes_with_each_reading() -> None:
 
 
 def test_a_fingerprint_of_nothing_is_refused() -> None:
-    with pytest.raises(ValueError, match="no hardware id"):
+    with pytest.raises(HardwareIdError, match="no hardware id could be read: run `systemd-machine-id-setup`"):
         fingerprint({})

@@ -18,6 +18,7 @@ import pytest
 
 import kubelet.cli.announce_once
 import kubelet.daemon.agent
+import kubelet.identity.provisioning
 from kubelet.cli.commands import main
 from kubelet.clock import now_ms
 from kubelet.config import DaemonPlan, NodeConfig
@@ -34,7 +35,7 @@ from tests.fakes.node import write_identity
 from tests.fakes.signer import DAY_MS, NODE_ID, OTHER_NODE_ID, SimulatedCa, SimulatedNode, key_named
 
 BOUND_S = 20
-DONE, NO, USAGE, CANNOT_RUN = 0, 1, 2, 3
+DONE, NO, USAGE, CANNOT_RUN, FAULT = 0, 1, 2, 3, 70
 NOWHERE = ("--broker", "127.0.0.1:9", "--relay", "http://127.0.0.1:9")
 
 
@@ -296,6 +297,51 @@ def test_a_file_that_holds_no_certificate_is_refused(  # noqa: PLR0913, PLR0917 
     assert (ran.code, ran.out) == (CANNOT_RUN, b"")
     assert ran.said_in_one_line("")
     assert everything_in(state.root) == before
+
+
+DAMAGED = "-----BEGIN CERTIFICATE-----\nAAAAA\n-----END CERTIFICATE-----\n"
+
+
+@pytest.mark.parametrize("option", ["--certificate", "--root"])
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        pytest.param(b"\x30\x82\xff\xfe", "it is not text", id="DER"),
+        pytest.param(DAMAGED.encode(), "a certificate is not base64", id="no base64"),
+        pytest.param(b"x" * 20_000, "the PEM is too large", id="too large"),
+    ],
+)
+def test_of_a_file_that_is_no_pem_the_name_and_the_reason_are_printed(  # noqa: PLR0913, PLR0917 - a table and the parts
+    run: Run,
+    state: IdentityFiles,
+    ca_of_today: SimulatedCa,
+    tmp_path: Path,
+    option: str,
+    content: bytes,
+    reason: str,
+) -> None:
+    run("init", "--state-dir", state.root)
+    options = issue(ca_of_today, state, tmp_path)
+    file = Path(options[options.index(option) + 1])
+    file.write_bytes(content)
+    ran = run("init", "--state-dir", state.root, *options)
+    assert (ran.code, ran.err) == (CANNOT_RUN, f"kubelet: {file} is not PEM: {reason}\n")
+
+
+def test_a_fault_of_a_command_is_not_taken_for_an_answer(
+    state: IdentityFiles, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(*_arguments: object) -> str:
+        raise ValueError("a fault")
+
+    monkeypatch.setattr(kubelet.identity.provisioning, "create_identity", broken)
+    monkeypatch.setattr(sys, "argv", ["kubelet", "init", "--state-dir", str(state.root)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == FAULT
+    shown = capsys.readouterr()
+    assert "Traceback" in shown.err
+    assert "ValueError: a fault" in shown.err
 
 
 def test_a_place_that_cannot_hold_an_identity_is_refused(run: Run, tmp_path: Path) -> None:
@@ -683,6 +729,23 @@ def test_what_is_no_certificate_vouches_for_nothing(  # noqa: PLR0913, PLR0917 -
     ran = run("verify", "-", option, tmp_path / "some.pem", "--state-dir", enrolled.root, stdin=wire)
     assert ran.code in {NO, CANNOT_RUN}
     assert (ran.out, ran.said_in_one_line("")) == (b"", True)
+
+
+@pytest.mark.parametrize("file", ["leaf.pem", "root.pem"])
+def test_a_stored_certificate_that_is_damaged_cannot_vouch(
+    run: Run, enrolled: IdentityFiles, wire: bytes, file: str
+) -> None:
+    (enrolled.root / file).write_bytes(b"\xff")
+    ran = run("verify", "-", "--state-dir", enrolled.root, stdin=wire)
+    assert (ran.code, ran.said_in_one_line("is damaged: it is not text")) == (CANNOT_RUN, True)
+
+
+def test_a_stored_root_that_is_not_base64_cannot_vouch(
+    run: Run, enrolled: IdentityFiles, wire: bytes
+) -> None:
+    (enrolled.root / "root.pem").write_text(DAMAGED)
+    ran = run("verify", "-", "--state-dir", enrolled.root, stdin=wire)
+    assert (ran.code, ran.said_in_one_line("a certificate is not base64")) == (CANNOT_RUN, True)
 
 
 # --- run and fleet

@@ -385,6 +385,28 @@ async def test_nothing_in_the_clear_is_pinned_unless_the_operator_said_so(
     assert stored.plain_allowed
 
 
+@pytest.mark.parametrize(
+    "told",
+    [{"broker": "mqtt://127.0.0.1:99999"}, {"relay_url": "https://user@relay.example"}],
+    ids=["broker", "relay"],
+)
+async def test_an_address_that_cannot_be_used_is_the_relays_mistake(
+    plain_bench: Bench, told: Message
+) -> None:
+    plain_bench.server.overrides = told
+    with pytest.raises(EnrolmentError, match="names an address that cannot be used"):
+        await plain_bench.enrol()
+    assert plain_bench.untouched
+
+
+async def test_a_root_that_is_damaged_here_is_not_taken_for_an_enrolment(plain_bench: Bench) -> None:
+    await plain_bench.enrol()
+    damaged = "-----BEGIN CERTIFICATE-----\nAAAAA\n-----END CERTIFICATE-----\n"
+    plain_bench.files.root_certificate.write_text(damaged)
+    with pytest.raises(IdentityFilesError, match="a certificate is not base64"):
+        await plain_bench.enrol()
+
+
 # --- the time
 
 

@@ -1,0 +1,45 @@
+"""Whose fault each error of the node is: every type has exactly one root."""
+
+import importlib
+import pkgutil
+
+import kubelet
+from kubelet.announce.signer import ClockNotSetError
+from kubelet.cli.retire import RetirementError
+from kubelet.config import StoredConfigError
+from kubelet.identity.enrolment import ClockError, EnrolmentError
+from kubelet.identity.http_exchange import NoAnswerError
+from kubelet.loopback.http_messages import BadRequestError
+from kubelet.session.handshake import AudienceError
+from schemas.error_roots import PeerError, StateError
+
+ROOTS: dict[type[Exception], type[Exception]] = {
+    # The relay's or, for a request to the loopback server, the client's.
+    AudienceError: PeerError,
+    BadRequestError: PeerError,
+    EnrolmentError: PeerError,
+    NoAnswerError: PeerError,
+    RetirementError: PeerError,
+    # This machine's: its clock and its state directory.
+    ClockError: StateError,
+    ClockNotSetError: StateError,
+    StoredConfigError: StateError,
+}
+
+
+def errors_of_the_node() -> set[type[Exception]]:
+    found = pkgutil.walk_packages(kubelet.__path__, "kubelet.")
+    modules = [importlib.import_module(module.name) for module in found if "__main__" not in module.name]
+    return {
+        item
+        for module in modules
+        for item in vars(module).values()
+        if isinstance(item, type) and issubclass(item, Exception) and item.__module__ == module.__name__
+    }
+
+
+def test_every_error_of_the_node_has_its_root() -> None:
+    # By the bases themselves: an error that is also a ValueError or an OSError could be caught as one.
+    assert {error: error.__bases__ for error in errors_of_the_node()} == {
+        error: (root,) for error, root in ROOTS.items()
+    }
