@@ -4,6 +4,7 @@ from typing import Any
 import pytest
 
 from relay.sessions.handshake import Handshake, HandshakeError
+from schemas.error_roots import PeerError
 from schemas.frames import Frame, FrameReader
 from schemas.registry import SchemaRegistry
 from schemas.session import CloseCode
@@ -42,6 +43,10 @@ def refusal(handshake: Handshake, frame: Frame, nonce: object) -> tuple[str, Clo
     with pytest.raises(HandshakeError) as caught:
         handshake.judge(frame, nonce, NOW_MS)
     return caught.value.reason, caught.value.code
+
+
+def test_a_rejected_node_is_the_other_ends_fault() -> None:
+    assert HandshakeError.__bases__ == (PeerError,)
 
 
 def test_a_challenge_fits_its_document_and_is_fresh(handshake: Handshake, reader: FrameReader) -> None:
