@@ -42,9 +42,7 @@ def test_what_was_asked_for_is_waited_in_full_and_jitter_comes_on_top(
     ("asked_s", "share", "expected"),
     [(599, 1.0, 600), (600, 1.0, 600), (86_400, 0.0, 599), (86_400, 1.0, 600)],
 )
-def test_whoever_asks_a_node_is_away_for_ten_minutes_at_most(
-    asked_s: float, share: float, expected: float
-) -> None:
+def test_a_requested_wait_is_ten_minutes_at_most(asked_s: float, share: float, expected: float) -> None:
     assert Backoff(FixedChance(share)).next_s(asked_s) == expected
 
 

@@ -509,5 +509,5 @@ def test_a_handler_of_a_kind_that_nobody_registered_is_a_bug(
 async def until_idle(dispatcher: Dispatcher) -> None:
     """Let tasks that have nothing left to wait for end."""
     async with asyncio.timeout(BOUND_S):
-        while dispatcher.inflight:  # noqa: ASYNC110 - nobody else is told when a command's task is over
+        while dispatcher.inflight:  # noqa: ASYNC110 - there is no event for the end of a command's task
             await asyncio.sleep(0)

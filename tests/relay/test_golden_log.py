@@ -67,7 +67,7 @@ CASES: Final[Mapping[str, Mapping[str, Any]]] = {
     "a key that is too long": message(meta_members={META_IDEMPOTENCY_KEY: "k" * 129}),
     "two keys": message(idempotencyKey="k", meta_members={META_IDEMPOTENCY_KEY: "l"}),
     "an alias, arguments in a list": message(ECHO_NAME.replace(".", "-"), ["ping"]),
-    "a tool that nobody has, arguments in a list": message("echo", ["ping"]),
+    "an unknown tool, arguments in a list": message("echo", ["ping"]),
     "an argument that is missing": message(arguments={}),
     "an argument of another type": message(arguments={"message": 7}),
     "labelled and traced": message(arguments=[], meta_members={**LABELS, META_TRACEPARENT: TRACEPARENT}),

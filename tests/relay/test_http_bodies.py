@@ -160,7 +160,7 @@ async def test_a_token_that_ends_while_its_body_is_still_coming_ends_in_good_ord
     before = len(relay.requests)
     writer.write(head.encode() + body[:10])
     async with asyncio.timeout(BOUND_S):
-        while len(relay.requests) == before:  # noqa: ASYNC110 - the server tells nobody that it has begun
+        while len(relay.requests) == before:  # noqa: ASYNC110 - the server has no event for its begin
             await asyncio.sleep(0)
         relay.hub.clock.advance(60_000)
         writer.write(body[10:])

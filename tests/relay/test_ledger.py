@@ -17,7 +17,7 @@ from tests.fakes.disk import full_disk
 
 
 class Numbers:
-    """A book that holds its entries, and counts how many were ever taken into it and the books before it."""
+    """A state that keeps its entries, and counts those applied to it and to the states it is a copy of."""
 
     def __init__(self, entries: Sequence[Entry] = (), taken: list[object] | None = None) -> None:
         self.entries = list(entries)
@@ -76,8 +76,8 @@ def test_entries_come_back_in_their_order_to_every_process(ledger: Ledger[Number
 
 
 def test_who_holds_the_ledger_is_given_its_entries(ledger: Ledger[Numbers]) -> None:
-    with ledger.locked() as book:
-        assert book.entries == [ONE, TWO]
+    with ledger.locked() as numbers:
+        assert numbers.entries == [ONE, TWO]
 
 
 def test_a_text_of_any_kind_is_one_line_of_ascii(path: Path) -> None:
@@ -118,8 +118,8 @@ def test_what_was_not_written_to_its_end_does_not_count(
     with path.open("ab") as file:
         file.write(torn)
     assert ledger.read().entries == [ONE, TWO]
-    with ledger.locked() as book:
-        assert book.entries == [ONE, TWO]
+    with ledger.locked() as numbers:
+        assert numbers.entries == [ONE, TWO]
         ledger.append(THREE)
     assert ledger.read().entries == [ONE, TWO, THREE]
 
@@ -127,8 +127,8 @@ def test_what_was_not_written_to_its_end_does_not_count(
 def test_a_first_entry_that_is_torn_leaves_an_empty_ledger(path: Path) -> None:
     path.write_bytes(b'{"n":1')
     assert ledger_in(path).read().entries == []
-    with ledger_in(path).locked() as book:
-        assert book.entries == []
+    with ledger_in(path).locked() as numbers:
+        assert numbers.entries == []
     assert path.read_bytes() == b""
 
 
@@ -304,17 +304,17 @@ def test_after_the_first_look_only_what_was_appended_is_parsed(path: Path) -> No
         with command.locked():
             command.append({"n": number})
         assert [entry["n"] for entry in ledger.read().entries] == list(range(number + 1))
-        with ledger.locked() as book:
-            assert len(book.entries) == number + 1
+        with ledger.locked() as numbers:
+            assert len(numbers.entries) == number + 1
         assert taken == [number]
 
 
-def test_a_book_that_was_handed_out_never_changes(ledger: Ledger[Numbers], path: Path) -> None:
-    book = ledger.read()
+def test_a_state_that_was_returned_never_changes(ledger: Ledger[Numbers], path: Path) -> None:
+    numbers = ledger.read()
     with ledger_in(path).locked():
         ledger_in(path).append(THREE)
     assert ledger.read().entries == [ONE, TWO, THREE]
-    assert book.entries == [ONE, TWO]
+    assert numbers.entries == [ONE, TWO]
 
 
 def test_a_line_counts_when_its_end_has_come_and_not_before(ledger: Ledger[Numbers], path: Path) -> None:
@@ -469,8 +469,8 @@ from tests.relay.test_ledger import ledger_in
 
 ledger = ledger_in(Path(sys.argv[1]))
 for _ in range(50):
-    with ledger.locked() as book:
-        ledger.append({"n": len(book.entries)})
+    with ledger.locked() as numbers:
+        ledger.append({"n": len(numbers.entries)})
 """
 
 

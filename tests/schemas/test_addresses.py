@@ -118,7 +118,7 @@ def test_what_is_no_relay_is_refused_with_an_example(text: str) -> None:
         pytest.param("http://[::1]:8700", "ws://[::1]:8700/devices/connect", id="IPv6"),
     ],
 )
-def test_the_nodes_door_lies_behind_the_relays_url(relay: str, url: str) -> None:
+def test_the_nodes_connect_url_is_below_the_relays_url(relay: str, url: str) -> None:
     assert connect_url(relay) == url
 
 

@@ -110,9 +110,9 @@ def test_only_the_first_certificate_counts() -> None:
 
 
 def test_one_of_several_roots_suffices() -> None:
-    stranger = SimulatedCa("stranger")
-    assert verify_leaf(NODE.leaf_pem, [stranger.root_pem, CA.root_pem], NOW_MS).node_id == NODE_ID
-    assert verify_leaf(NODE.leaf_pem, [stranger.root_pem + CA.root_pem], NOW_MS).node_id == NODE_ID
+    other = SimulatedCa("other")
+    assert verify_leaf(NODE.leaf_pem, [other.root_pem, CA.root_pem], NOW_MS).node_id == NODE_ID
+    assert verify_leaf(NODE.leaf_pem, [other.root_pem + CA.root_pem], NOW_MS).node_id == NODE_ID
 
 
 def test_the_plain_leaf_of_the_helper_is_believed() -> None:
@@ -129,9 +129,9 @@ RENAMED_ISSUER = leaf_with(issuer="another")
 @pytest.mark.parametrize(
     "leaf",
     [
-        pytest.param(SimulatedCa("stranger").issue().leaf_pem, id="a-foreign-root"),
+        pytest.param(SimulatedCa("other").issue().leaf_pem, id="a-foreign-root"),
         pytest.param(LOOKALIKE.issue().leaf_pem, id="a-root-of-the-same-name-and-another-key"),
-        pytest.param(SimulatedCa("stranger").issue().leaf_pem + CA.root_pem, id="our-root-only-appended"),
+        pytest.param(SimulatedCa("other").issue().leaf_pem + CA.root_pem, id="our-root-only-appended"),
         pytest.param(self_signed_leaf(KEY, NODE_ID, NOW_MS, 90, 5), id="self-signed"),
         pytest.param(RENAMED_ISSUER, id="our-key-under-another-issuer-name"),
         pytest.param(pem(DER[:-1] + bytes([DER[-1] ^ 1])), id="one-bit-of-the-signature-flipped"),

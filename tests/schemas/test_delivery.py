@@ -28,13 +28,13 @@ def test_a_command_is_settled_once() -> None:
     assert pending.pop("a") is None
 
 
-def test_a_stranger_is_not_settled() -> None:
+def test_an_unknown_command_is_not_settled() -> None:
     pending = pending_commands(("a", NOW_MS + 2000))
     assert pending.pop("b") is None
     assert list(pending) == ["a"]
 
 
-def test_a_book_knows_how_many_wait_and_who() -> None:
+def test_pending_commands_are_counted_and_listed() -> None:
     pending = pending_commands(("a", NOW_MS + 2000), ("b", NOW_MS + 1000))
     assert len(pending) == 2
     assert list(pending) == ["a", "b"]
@@ -44,7 +44,7 @@ def test_a_book_knows_how_many_wait_and_who() -> None:
     assert list(PendingCommands[str]()) == []
 
 
-def test_commands_can_be_settled_while_the_book_is_walked() -> None:
+def test_commands_can_be_settled_while_they_are_listed() -> None:
     pending = pending_commands(("a", NOW_MS), ("b", NOW_MS), ("c", NOW_MS))
     assert [pending.pop(msg_id) for msg_id in pending] == ["caller of a", "caller of b", "caller of c"]
     assert len(pending) == 0
@@ -71,7 +71,7 @@ def test_a_settled_command_is_not_sent_again() -> None:
     assert pending.resendable(NOW_MS) == []
 
 
-def test_sending_again_leaves_the_book_as_it_was() -> None:
+def test_sending_again_leaves_the_pending_commands_unchanged() -> None:
     pending = pending_commands(("a", NOW_MS + 2000))
     first = pending.resendable(NOW_MS + 500)
     assert pending.resendable(NOW_MS + 500) == first
@@ -79,88 +79,88 @@ def test_sending_again_leaves_the_book_as_it_was() -> None:
     assert pending.pop("a") == "caller of a"
 
 
-# --- the node's memory --------------------------------------------------------------------------------
+# --- the node's cache of answers ----------------------------------------------------------------------
 
 OVER_MS = NOW_MS + 2000
 PONG_BYTES = len('{"ok":true,"result":{"message":"ping"}}')
 
 
-def memory_of(commands: int, answers: int = 0) -> AnswerCache:
-    """Return a memory with room for so many commands, and so many answers beside."""
+def cache_of(commands: int, answers: int = 0) -> AnswerCache:
+    """Return a cache with capacity for so many commands, and for so many answers in addition."""
     return AnswerCache(commands * ENTRY_BYTES + answers * PONG_BYTES)
 
 
-def admitted(memory: AnswerCache, *msg_ids: str, now_ms: int = NOW_MS) -> list[CommandStatus]:
-    return [memory.admit(msg_id, OVER_MS, now_ms) for msg_id in msg_ids]
+def admitted(cache: AnswerCache, *msg_ids: str, now_ms: int = NOW_MS) -> list[CommandStatus]:
+    return [cache.admit(msg_id, OVER_MS, now_ms) for msg_id in msg_ids]
 
 
-def ran(memory: AnswerCache, *msg_ids: str, now_ms: int = NOW_MS) -> None:
+def ran(cache: AnswerCache, *msg_ids: str, now_ms: int = NOW_MS) -> None:
     for msg_id in msg_ids:
-        assert memory.admit(msg_id, OVER_MS, now_ms) is CommandStatus.NEW
-        memory.remember(msg_id, PONG, now_ms)
+        assert cache.admit(msg_id, OVER_MS, now_ms) is CommandStatus.NEW
+        cache.remember(msg_id, PONG, now_ms)
 
 
 def test_a_command_is_new_once() -> None:
-    memory = AnswerCache()
-    assert admitted(memory, "a", "a") == [CommandStatus.NEW, CommandStatus.SEEN]
+    cache = AnswerCache()
+    assert admitted(cache, "a", "a") == [CommandStatus.NEW, CommandStatus.SEEN]
 
 
 def test_a_command_that_runs_has_no_answer_yet() -> None:
-    memory = AnswerCache()
-    assert not memory.runs("a")
-    admitted(memory, "a")
-    assert memory.recall("a") is None
-    assert memory.runs("a")
-    assert memory.recall("never seen") is None
+    cache = AnswerCache()
+    assert not cache.runs("a")
+    admitted(cache, "a")
+    assert cache.recall("a") is None
+    assert cache.runs("a")
+    assert cache.recall("never seen") is None
 
 
 def test_a_command_that_ran_is_answered_from_memory_and_never_runs_again() -> None:
-    memory = AnswerCache()
-    ran(memory, "a")
-    assert admitted(memory, "a") == [CommandStatus.SEEN]
-    assert memory.recall("a") == PONG
-    assert not memory.runs("a")
+    cache = AnswerCache()
+    ran(cache, "a")
+    assert admitted(cache, "a") == [CommandStatus.SEEN]
+    assert cache.recall("a") == PONG
+    assert not cache.runs("a")
 
 
 def test_answers_make_room_for_newer_ones_the_oldest_first_and_stay_known() -> None:
-    memory = memory_of(3, answers=2)
-    ran(memory, "a", "b", "c")
-    assert [memory.recall(msg_id) for msg_id in "abc"] == [None, PONG, PONG]
-    assert admitted(memory, *"abc") == [CommandStatus.FORGOTTEN, CommandStatus.SEEN, CommandStatus.SEEN]
-    assert not memory.runs("a")
+    cache = cache_of(3, answers=2)
+    ran(cache, "a", "b", "c")
+    assert [cache.recall(msg_id) for msg_id in "abc"] == [None, PONG, PONG]
+    assert admitted(cache, *"abc") == [CommandStatus.FORGOTTEN, CommandStatus.SEEN, CommandStatus.SEEN]
+    assert not cache.runs("a")
 
 
 def test_what_is_over_is_forgotten_before_any_answer_that_may_be_asked_for_again() -> None:
-    memory = memory_of(2, answers=2)
-    memory.admit("later", OVER_MS + 1, NOW_MS)
-    memory.remember("later", PONG, NOW_MS)
-    ran(memory, "over")
-    assert memory.admit("new", OVER_MS + 2000, OVER_MS) is CommandStatus.NEW
-    assert memory.recall("over") is None
-    assert memory.recall("later") == PONG
+    cache = cache_of(2, answers=2)
+    cache.admit("later", OVER_MS + 1, NOW_MS)
+    cache.remember("later", PONG, NOW_MS)
+    ran(cache, "over")
+    assert cache.admit("new", OVER_MS + 2000, OVER_MS) is CommandStatus.NEW
+    assert cache.recall("over") is None
+    assert cache.recall("later") == PONG
 
 
 def test_a_command_is_known_until_its_deadline_whatever_comes() -> None:
-    memory = memory_of(2)
-    ran(memory, "a", "b")
-    assert admitted(memory, "c", now_ms=OVER_MS - 1) == [CommandStatus.FULL]
-    assert admitted(memory, "a", "b", now_ms=OVER_MS - 1) == [CommandStatus.FORGOTTEN] * 2
-    assert memory.admit("c", OVER_MS * 2, OVER_MS) is CommandStatus.NEW
+    cache = cache_of(2)
+    ran(cache, "a", "b")
+    assert admitted(cache, "c", now_ms=OVER_MS - 1) == [CommandStatus.FULL]
+    assert admitted(cache, "a", "b", now_ms=OVER_MS - 1) == [CommandStatus.FORGOTTEN] * 2
+    assert cache.admit("c", OVER_MS * 2, OVER_MS) is CommandStatus.NEW
 
 
 def test_a_command_that_runs_is_known_beyond_its_deadline() -> None:
-    memory = memory_of(1)
-    admitted(memory, "running")
-    assert admitted(memory, "other", "running", now_ms=OVER_MS + 1) == [
+    cache = cache_of(1)
+    admitted(cache, "running")
+    assert admitted(cache, "other", "running", now_ms=OVER_MS + 1) == [
         CommandStatus.FULL,
         CommandStatus.SEEN,
     ]
-    memory.remember("running", PONG, OVER_MS + 1)
-    assert admitted(memory, "other", now_ms=OVER_MS + 1) == [CommandStatus.NEW]
+    cache.remember("running", PONG, OVER_MS + 1)
+    assert admitted(cache, "other", now_ms=OVER_MS + 1) == [CommandStatus.NEW]
 
 
-def test_a_memory_takes_a_mebibyte_with_the_longest_answers_too() -> None:
-    memory = AnswerCache()
+def test_a_cache_takes_a_mebibyte_with_the_longest_answers_too() -> None:
+    cache = AnswerCache()
     disks = [
         {"mount": f"/mnt/{n}", "fs_type": "ext4", "total_bytes": 2**40, "available_bytes": n}
         for n in range(64)
@@ -170,47 +170,47 @@ def test_a_memory_takes_a_mebibyte_with_the_longest_answers_too() -> None:
     try:
         for number in range(1024):
             msg_id = f"{number:026}"
-            memory.admit(msg_id, OVER_MS, NOW_MS)
-            memory.remember(msg_id, answer, NOW_MS)
+            cache.admit(msg_id, OVER_MS, NOW_MS)
+            cache.remember(msg_id, answer, NOW_MS)
         taken, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
     assert taken <= 1 << 20
-    assert memory.recall(f"{1023:026}") == answer
+    assert cache.recall(f"{1023:026}") == answer
 
 
 def test_a_command_that_was_refused_for_want_of_room_is_not_remembered() -> None:
-    memory = memory_of(1)
-    assert admitted(memory, "running", "refused") == [CommandStatus.NEW, CommandStatus.FULL]
-    memory.remember("refused", PONG, NOW_MS)
-    assert memory.recall("refused") is None
-    assert admitted(memory, "refused") == [CommandStatus.FULL]
+    cache = cache_of(1)
+    assert admitted(cache, "running", "refused") == [CommandStatus.NEW, CommandStatus.FULL]
+    cache.remember("refused", PONG, NOW_MS)
+    assert cache.recall("refused") is None
+    assert admitted(cache, "refused") == [CommandStatus.FULL]
 
 
 def test_an_answer_to_a_command_that_never_came_is_not_remembered() -> None:
-    memory = AnswerCache()
-    memory.remember("a", PONG, NOW_MS)
-    assert memory.recall("a") is None
-    assert admitted(memory, "a") == [CommandStatus.NEW]
+    cache = AnswerCache()
+    cache.remember("a", PONG, NOW_MS)
+    assert cache.recall("a") is None
+    assert admitted(cache, "a") == [CommandStatus.NEW]
 
 
 def test_an_answer_that_takes_the_place_of_another_gives_its_room_back() -> None:
-    memory = memory_of(2, answers=1)
-    admitted(memory, "a", "b")
+    cache = cache_of(2, answers=1)
+    admitted(cache, "a", "b")
     for _ in range(5):
-        memory.remember("a", PONG, NOW_MS)
-    assert memory.recall("a") == PONG
+        cache.remember("a", PONG, NOW_MS)
+    assert cache.recall("a") == PONG
 
 
 @pytest.mark.parametrize("answer", [{"ok": object()}, {"ok": float("nan")}])
 def test_what_is_not_json_is_refused_and_its_command_still_runs(answer: dict[str, object]) -> None:
-    memory = memory_of(1, answers=1)
-    admitted(memory, "a")
+    cache = cache_of(1, answers=1)
+    admitted(cache, "a")
     with pytest.raises((TypeError, ValueError)):
-        memory.remember("a", answer, NOW_MS)
-    assert memory.runs("a")
-    memory.remember("a", PONG, NOW_MS)
-    assert memory.recall("a") == PONG
+        cache.remember("a", answer, NOW_MS)
+    assert cache.runs("a")
+    cache.remember("a", PONG, NOW_MS)
+    assert cache.recall("a") == PONG
 
 
 @given(
@@ -221,23 +221,23 @@ def test_what_is_not_json_is_refused_and_its_command_still_runs(answer: dict[str
     )
 )
 def test_no_command_runs_a_second_time_before_its_deadline(steps: list[tuple[str, str]]) -> None:
-    memory, now_ms = memory_of(3, answers=1), NOW_MS
+    cache, now_ms = cache_of(3, answers=1), NOW_MS
     over: dict[str, int] = {}
     running: set[str] = set()
     for step, msg_id in steps:
         match step:
             case "admit":
                 known = msg_id in running or over.get(msg_id, 0) > now_ms
-                admission = memory.admit(msg_id, now_ms + 10, now_ms)
+                admission = cache.admit(msg_id, now_ms + 10, now_ms)
                 assert not (known and admission in {CommandStatus.NEW, CommandStatus.FULL})
                 if admission is CommandStatus.FULL:
                     assert len(running | {each for each in over if over[each] > now_ms}) >= 3
                 if admission is CommandStatus.NEW:
                     running.add(msg_id)
                     over[msg_id] = now_ms + 10
-                assert memory.runs(msg_id) is (msg_id in running)
+                assert cache.runs(msg_id) is (msg_id in running)
             case "answer":
-                memory.remember(msg_id, PONG, now_ms)
+                cache.remember(msg_id, PONG, now_ms)
                 running.discard(msg_id)
             case _:
                 now_ms += 4
@@ -334,7 +334,7 @@ def test_a_delay_is_what_exceeds_the_fastest_journey_of_this_window_and_the_one_
         before = journeys
 
 
-def test_a_book_knows_whether_a_command_still_waits() -> None:
+def test_a_command_is_pending_until_it_is_settled() -> None:
     pending: PendingCommands[str] = PendingCommands()
     pending.add("waits", COMMAND, NOW_MS, "caller")
     assert "waits" in pending

@@ -1,4 +1,4 @@
-"""The two documents that every call is held against, and what they mean in plain words."""
+"""The two documents that validate every call, and the same rules written in Python."""
 
 import json
 import math
@@ -175,7 +175,7 @@ def is_integer(value: Any) -> bool:
 
 
 def is_envelope(value: Any) -> bool:
-    """Say in plain code what the document says in its own way."""
+    """Check in Python what the document requires."""
     if not isinstance(value, dict) or not {"id", "jsonrpc", "method", "params"} <= set(value):
         return False
     return (
@@ -198,7 +198,7 @@ def is_version(value: Any) -> bool:
 
 
 def is_tool_io(value: Any) -> bool:
-    """Say in plain code what the document says in its own way."""
+    """Check in Python what the document requires."""
     if not isinstance(value, dict) or not {"tool", "input"} <= set(value):
         return False
     tool = value["tool"]
@@ -214,7 +214,7 @@ def is_tool_io(value: Any) -> bool:
 
 
 def is_readable(value: Any) -> bool:
-    """Return whether every text in ``value`` is one: the strict parser lets no lone surrogate in."""
+    """Return whether every text in ``value`` is one: the strict parser rejects lone surrogates."""
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:

@@ -141,7 +141,7 @@ def test_an_identity_that_was_not_wholly_written_does_not_exist_and_can_be_made_
 def test_an_identity_exists_when_all_four_of_its_files_are_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Else the test before this one would cut at another place than it says.
+    # Otherwise the test before this one would stop at another file than it names.
     cut_after(4, monkeypatch)
     IdentityFiles(tmp_path).write(NODE_ID, NODE.key, SELF_SIGNED, CSR)
     assert IdentityFiles(tmp_path).exists()

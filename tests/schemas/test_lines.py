@@ -17,7 +17,7 @@ PIPE_BYTES = 4096
 
 
 class Pipe:
-    """A small pipe that is read when the test says so."""
+    """A small pipe that is read when the test requests it."""
 
     def __init__(self) -> None:
         self.read_end, write_end = os.pipe()
@@ -85,10 +85,10 @@ def test_a_writer_never_waits_for_a_pipe_that_is_not_read_and_says_what_was_lost
     lines.close(BOUND_S)
     pipe.stream.close()
     reading.join(BOUND_S)
-    told = [line for line in read if line.startswith("lost")]
+    reported = [line for line in read if line.startswith("lost")]
     kept = [line for line in read if not line.startswith("lost")]
     assert kept == [line.rstrip("\n") for line in written[: len(kept)]]
-    assert [sum(int(line.split()[1]) for line in told)] == [sum(counted)]
+    assert [sum(int(line.split()[1]) for line in reported)] == [sum(counted)]
     assert len(kept) + sum(counted) == len(written)
 
 

@@ -91,7 +91,7 @@ def test_the_signature_holds_under_no_other_key() -> None:
 
 
 def resigned_over(**changes: object) -> bytes:
-    """Return a manifest that is changed after the hash was taken and then signed again as it stands."""
+    """Return a manifest that is changed after the hash was taken and then signed again."""
     document = json.loads(signed())
     document.update(changes)
     document["node_attestation"]["sig"] = ""

@@ -112,7 +112,7 @@ EXAMPLES: dict[str, Any] = {
 }
 
 
-# What outside issuers write holds members that nobody here reads.
+# Documents of outside issuers contain members that are ignored here.
 OPEN = {"token.agent_external@1.0.0", "token.key_external@1.0.0"}
 
 
@@ -171,8 +171,8 @@ def test_every_object_that_a_document_describes_is_closed_or_says_why_not(
                 walk(inner, f"{path}/{index}")
 
     walk(registry.document(ref), ref)
-    # Judged by a document of their own: the manifest, a tool's arguments and a tool's result. What is said
-    # beside a call is for whoever put it there.
+    # Judged by a document of their own: the manifest, a tool's arguments and a tool's result. A call's
+    # other members are checked by their own users.
     assert set(open_objects) <= OPEN | {
         "envelope@1.0.0/properties/params",
         "envelope@1.0.0/properties/meta",

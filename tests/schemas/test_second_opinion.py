@@ -1,6 +1,6 @@
 """Every shipped document under two implementations of JSON Schema, with values made from the document itself.
 
-Where the two part, the reason stands in one table by its name, and the one that we use is the stricter.
+Where the two differ, a table names the reason, and the one that we use is the stricter.
 """
 
 import json
@@ -21,7 +21,7 @@ from tests.fakes.signer import NODE_ID, NOW_MS, SimulatedCa
 
 REGISTRY = SchemaRegistry()
 REFS = sorted(REGISTRY.documents)
-# The bundle says nothing of a value.
+# The bundle does not restrict a value.
 JUDGING = [ref for ref in REFS if ref != "system.metrics@1.0.0"]
 SECOND = {ref: second_opinion(REGISTRY, ref) for ref in REFS}
 FEW, MANY = examples(5, 15), examples(10, 30)

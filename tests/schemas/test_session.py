@@ -76,7 +76,7 @@ def pair(reader: FrameReader) -> tuple[SessionMachine, SessionMachine]:
 
 
 def at(reader: FrameReader, role: Role, state: State) -> SessionMachine:
-    """Return one end in ``state``, with the questions of that state asked."""
+    """Return one end in ``state``, with the requests of that state sent."""
     relay, node = SessionMachine(Role.RELAY, reader), SessionMachine(Role.NODE, reader)
     challenge = send(relay, "challenge", CHALLENGE)
     if state is State.AUTHENTICATING:
@@ -102,7 +102,7 @@ def test_every_type_of_frame_is_sent_by_some_end() -> None:
 
 
 def test_every_answer_has_its_question_and_says_so() -> None:
-    # cmd_cancel says which cmd it means without being an answer to it.
+    # cmd_cancel names its cmd, but is not an answer to it.
     assert {*ANSWERED_BY.values(), "cmd_cancel"} == REPLIES
 
 

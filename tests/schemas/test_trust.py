@@ -215,7 +215,7 @@ def test_bytes_that_are_no_canonical_manifest_are_rejected(
     assert rules.accept(wire, NODE_ID, NOW_MS, KNOWN) == rejected(reason)
 
 
-# Each is signed as it stands by the right key: the one fact is all that is wrong.
+# Each is signed by the right key: the named fact is the only fault.
 BAD_MEMBERS: dict[str, tuple[dict[str, Any], Reason]] = {
     "another-version": ({"manifest_version": "1.0.0"}, Reason.SCHEMA),
     "no-version": ({"manifest_version": ABSENT}, Reason.SCHEMA),
@@ -361,22 +361,22 @@ def test_a_node_cannot_sign_for_another(rules: TrustRules) -> None:
     assert rules.accept(forged, OTHER_NODE_ID, NOW_MS, known) == rejected(Reason.ID_MISMATCH)
 
 
-def test_a_manifest_under_a_leaf_that_is_not_known_is_parked_for_it(rules: TrustRules) -> None:
+def test_a_manifest_under_a_leaf_that_is_not_known_is_pending(rules: TrustRules) -> None:
     verdict = rules.accept(NODE.manifest(), NODE_ID, NOW_MS, Known(identities={OTHER.kid: OTHER.identity()}))
     assert verdict == Verdict(Outcome.PENDING, kid=NODE.kid)
 
 
-def test_a_manifest_under_a_foreign_root_is_never_more_than_parked(rules: TrustRules) -> None:
+def test_a_manifest_under_a_foreign_root_is_never_more_than_pending(rules: TrustRules) -> None:
     # Its leaf is never verified, so it is never known.
-    stranger = SimulatedCa("stranger").issue()
-    assert rules.accept(stranger.manifest(), NODE_ID, NOW_MS, KNOWN) == Verdict(
-        Outcome.PENDING, kid=stranger.kid
+    foreign = SimulatedCa("foreign").issue()
+    assert rules.accept(foreign.manifest(), NODE_ID, NOW_MS, KNOWN) == Verdict(
+        Outcome.PENDING, kid=foreign.kid
     )
 
 
 def test_a_foreign_key_that_claims_a_known_leaf_is_rejected(rules: TrustRules) -> None:
-    stranger = SimulatedCa("stranger").issue(key=key_named("a stranger"))
-    forged = stranger.manifest(attestation={"kid": NODE.kid})
+    foreign = SimulatedCa("foreign").issue(key=key_named("a foreign key"))
+    forged = foreign.manifest(attestation={"kid": NODE.kid})
     assert rules.accept(forged, NODE_ID, NOW_MS, KNOWN) == rejected(Reason.SIGNATURE)
 
 
@@ -385,7 +385,7 @@ def test_a_manifest_under_a_revoked_leaf_is_rejected(rules: TrustRules) -> None:
     assert rules.accept(NODE.manifest(), NODE_ID, NOW_MS, known) == rejected(Reason.REVOKED)
 
 
-def test_a_revoked_leaf_is_rejected_and_not_parked_when_it_is_not_known_any_more(rules: TrustRules) -> None:
+def test_a_revoked_leaf_is_rejected_and_not_pending_when_it_is_not_known_any_more(rules: TrustRules) -> None:
     known = Known(identities={}, revoked={NODE.kid})
     assert rules.accept(NODE.manifest(), NODE_ID, NOW_MS, known) == rejected(Reason.REVOKED)
 
@@ -471,8 +471,8 @@ EVERY_OUTCOME: dict[str, tuple[Known, Outcome]] = {
     "accepted-as-the-first": (KNOWN, Outcome.ACCEPTED),
     "unchanged": (replace(KNOWN, mark=BEFORE, current_etag=etag_of(WIRE)), Outcome.UNCHANGED),
     "stale": (replace(KNOWN, mark=AFTER, session_alive=True), Outcome.STALE),
-    "parked": (Known(identities={}, mark=AFTER), Outcome.PENDING),
-    "parked-as-the-first": (Known(identities={}), Outcome.PENDING),
+    "pending": (Known(identities={}, mark=AFTER), Outcome.PENDING),
+    "pending-as-the-first": (Known(identities={}), Outcome.PENDING),
     "rejected-by-its-history": (replace(KNOWN, mark=AFTER), Outcome.REJECTED),
     "rejected-for-its-leaf": (replace(KNOWN, mark=BEFORE, revoked={NODE.kid}), Outcome.REJECTED),
     "rejected-as-the-first": (replace(KNOWN, revoked={NODE.kid}), Outcome.REJECTED),
@@ -542,7 +542,7 @@ def test_the_schema_that_a_capability_cites_is_the_one_that_this_process_has_for
     assert with_newer.accept(citing_newer, NODE_ID, NOW_MS, KNOWN).outcome is Outcome.ACCEPTED
 
 
-# --- what the node and its callers are told -----------------------------------------------------------
+# --- what the node and its callers receive -----------------------------------------------------------
 
 TOLD_AS = {
     Reason.NOT_JSON: Failure.MANIFEST_INVALID,

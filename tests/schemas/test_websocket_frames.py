@@ -11,7 +11,7 @@ SIZES = [0, 1, 125, 126, 127, 65_535, 65_536]
 
 
 def sliced(chunks: list[bytes]) -> tuple[list[tuple[bool, int]], bytes]:
-    """Return what the heads say, and all pieces together."""
+    """Return the fields of the heads, and all pieces joined."""
     slicer, heads, pieces = FrameSlicer(), [], b""
     for chunk in chunks:
         slicer.feed(chunk)

@@ -17,7 +17,7 @@ from tests.fakes.seconds import Seconds
 
 BOUND_S = 10
 TOPIC = "$devices/01hzx9k3m4p7q8r9s0t1v2w3xy/announce"
-NOBODY = BrokerAddress("127.0.0.1", 9)  # the discard port, which no CI machine serves
+CLOSED_PORT = BrokerAddress("127.0.0.1", 9)  # the discard port, which no CI machine serves
 CONNECT, DISCONNECT = 0x10, 0xE0
 NOT_AUTHORISED = b"\x20\x02\x00\x05"
 
@@ -121,7 +121,7 @@ async def test_what_is_published_without_a_connection_is_told_and_not_queued(
 
 
 async def test_a_confirmation_that_cannot_come_is_no_confirmation(log: LogLines) -> None:
-    assert await publisher_to(NOBODY, log).publish_confirmed(TOPIC, b"manifest") is False
+    assert await publisher_to(CLOSED_PORT, log).publish_confirmed(TOPIC, b"manifest") is False
 
 
 async def test_a_lost_broker_is_found_again_and_everybody_is_told(
@@ -179,11 +179,11 @@ async def test_waits_grow_although_every_connect_succeeds_until_one_holds(
 
 
 async def test_a_broker_that_is_not_there_stops_nobody(log: LogLines) -> None:
-    publisher = publisher_to(NOBODY, log)
+    publisher = publisher_to(CLOSED_PORT, log)
     async with started(publisher):
         line = await log.until("broker not reached yet")
         assert not publisher.connected
-    assert (line["level"], line["broker"]) == ("info", str(NOBODY))
+    assert (line["level"], line["broker"]) == ("info", str(CLOSED_PORT))
 
 
 @asynccontextmanager
@@ -224,4 +224,4 @@ async def test_stopping_takes_leave_of_the_broker(log: LogLines) -> None:
 
 
 async def test_stopping_what_never_started_is_harmless(log: LogLines) -> None:
-    await publisher_to(NOBODY, log).stop()
+    await publisher_to(CLOSED_PORT, log).stop()

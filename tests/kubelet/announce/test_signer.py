@@ -208,7 +208,7 @@ def test_a_clock_is_believed_from_the_first_credible_moment_on(make: MakeSigner,
     ("members", "rule"),
     [
         pytest.param({"cap_id": "Echo"}, "pattern", id="a bad id"),
-        pytest.param({"kind": "system.shell"}, "enum", id="a kind that nobody registered"),
+        pytest.param({"kind": "system.shell"}, "enum", id="an unregistered kind"),
         pytest.param({"safety_class": "physical_actuation"}, "const", id="beyond the clamp of its kind"),
         pytest.param({"note": "hello"}, "additionalProperties", id="an unknown member"),
     ],

@@ -84,7 +84,7 @@ def test_a_directory_without_identities_is_refused_with_advice(tmp_path: Path, n
 
 def test_one_damaged_identity_is_not_passed_over(tmp_path: Path, nodes: list[SimulatedNode]) -> None:
     write_identity(tmp_path / "a", nodes[0])
-    write_identity(tmp_path / "b", nodes[1]).node_id.write_text("nobody")
+    write_identity(tmp_path / "b", nodes[1]).node_id.write_text("no node id")
     with pytest.raises(IdentityFilesError, match="holds no node id"):
         read_identities(tmp_path)
 

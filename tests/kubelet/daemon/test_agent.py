@@ -101,7 +101,7 @@ async def test_a_daemon_without_broker_and_relay_lives_and_says_what_is_missing(
                 },
             },
         )
-        # Signed, but nobody has taken it.
+        # Signed, but neither the broker nor the relay has accepted it.
         assert await running.get("/.well-known/mcp.json") == (
             404,
             {"error": "no manifest has been published yet"},

@@ -33,7 +33,7 @@ from tests.fakes.signer import DAY_MS, ECHO, NODE_ID, NOW_MS, TTL_MS, SimulatedC
 
 BOUND_S = 10
 HARDWARE = {"algo": "blake3-256", "value": "ab" * 32, "sources": ["machine_id"]}
-NOBODY = "http://127.0.0.1:9"
+CLOSED_PORT_URL = "http://127.0.0.1:9"
 NO_BROKER = BrokerAddress("127.0.0.1", 9)
 TOPICS = [f"$devices/{NODE_ID}/{channel}" for channel in ("identity", "announce", "heartbeat")]
 
@@ -58,7 +58,10 @@ class World:
 
     @asynccontextmanager
     async def running(
-        self, broker: BrokerAddress = NO_BROKER, relay_url: str = NOBODY, handler: Handler | None = None
+        self,
+        broker: BrokerAddress = NO_BROKER,
+        relay_url: str = CLOSED_PORT_URL,
+        handler: Handler | None = None,
     ) -> AsyncIterator[Node]:
         logger = make_logger(self._log)
         around = NodeEnvironment(

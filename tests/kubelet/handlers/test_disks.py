@@ -56,7 +56,7 @@ def machine() -> Iterator[Machine]:
     machine.release.set()
 
 
-def patient(machine: Machine) -> Disks:
+def disks_of(machine: Machine) -> Disks:
     return Disks(machine.mounts, machine.space, LOG, timeout_s=BOUND_S)
 
 
@@ -96,34 +96,34 @@ def test_sizes_that_a_stick_made_up_stay_within_what_json_can_carry() -> None:
 
 
 async def test_the_list_is_in_the_order_of_mounting(machine: Machine) -> None:
-    disks = patient(machine)
+    disks = disks_of(machine)
     await disks.refresh()
     assert disks.latest == [ROOT_DISK, STICK_DISK]
     assert disks.first.is_set()
 
 
 def test_before_the_first_answers_there_is_no_list(machine: Machine) -> None:
-    assert patient(machine).latest is None
+    assert disks_of(machine).latest is None
 
 
 async def test_nothing_is_read_on_the_event_loop_or_in_a_thread_that_keeps_the_daemon_from_ending(
     machine: Machine,
 ) -> None:
-    await patient(machine).refresh()
+    await disks_of(machine).refresh()
     assert machine.threads
     assert threading.main_thread() not in machine.threads
     assert all(thread.daemon for thread in machine.threads)
 
 
 async def test_a_node_without_disks_has_an_empty_list() -> None:
-    disks = patient(Machine())
+    disks = disks_of(Machine())
     await disks.refresh()
     assert disks.latest == []
 
 
 async def test_a_disk_that_hangs_delays_no_other_disk(machine: Machine) -> None:
     machine.hanging = {"/"}
-    disks = patient(machine)
+    disks = disks_of(machine)
     task = asyncio.create_task(disks.refresh())
     await until(lambda: disks.latest == [STICK_DISK])
     assert not task.done()
@@ -205,7 +205,7 @@ async def test_a_system_without_a_thread_left_costs_readings_and_nothing_else(
 
 
 async def test_a_disk_that_begins_to_hang_keeps_its_last_numbers_until_it_answers(machine: Machine) -> None:
-    disks = patient(machine)
+    disks = disks_of(machine)
     await disks.refresh()
     machine.hanging = {"/"}
     machine.spaces = {"/": Space(1000, 1), STICK.path: Space(1000, 2)}
@@ -217,7 +217,7 @@ async def test_a_disk_that_begins_to_hang_keeps_its_last_numbers_until_it_answer
 
 
 async def test_a_disk_that_breaks_leaves_the_list(machine: Machine) -> None:
-    disks = patient(machine)
+    disks = disks_of(machine)
     await disks.refresh()
     machine.spaces[STICK.path] = OSError("input/output error")
     await disks.refresh()
@@ -225,7 +225,7 @@ async def test_a_disk_that_breaks_leaves_the_list(machine: Machine) -> None:
 
 
 async def test_a_disk_that_is_unmounted_leaves_the_list(machine: Machine) -> None:
-    disks = patient(machine)
+    disks = disks_of(machine)
     await disks.refresh()
     machine.mounted = [ROOT]
     await disks.refresh()
@@ -233,7 +233,7 @@ async def test_a_disk_that_is_unmounted_leaves_the_list(machine: Machine) -> Non
 
 
 async def test_a_disk_that_comes_back_does_not_bring_its_old_numbers(machine: Machine) -> None:
-    disks = patient(machine)
+    disks = disks_of(machine)
     await disks.refresh()
     machine.mounted = [ROOT]
     await disks.refresh()
@@ -248,7 +248,7 @@ async def test_a_disk_that_comes_back_does_not_bring_its_old_numbers(machine: Ma
 
 
 async def test_a_mount_table_that_cannot_be_read_leaves_the_last_list_standing(machine: Machine) -> None:
-    disks = patient(machine)
+    disks = disks_of(machine)
     await disks.refresh()
     machine.mounted = OSError()
     await disks.refresh()

@@ -211,10 +211,10 @@ def test_a_node_follows_its_ca_from_root_to_root(tmp_path: Path, made: IdentityF
 
 
 @pytest.mark.parametrize("of", ["the rogue", "the next root"])
-def test_a_rogue_root_beside_a_good_one_is_refused_whoever_issued_the_leaf(
+def test_a_rogue_root_beside_a_good_one_is_refused_whichever_root_issued_the_leaf(
     enrolled: IdentityFiles, ca: SimulatedCa, of: str
 ) -> None:
-    # Roots and endorsements are public: whoever poses as the relay can send both.
+    # Roots and endorsements are public: an impostor of the relay can send both.
     rogue, new = SimulatedCa("the rogue"), SimulatedCa("the next root")
     endorsement = endorse(ca.key, new.root_pem)
     leaf = issued(SimulatedCa(of), enrolled).leaf_pem

@@ -110,7 +110,7 @@ class Rig:
     async def until_state(self, state: LinkState) -> None:
         """Wait until the node has handled what was sent before."""
         async with asyncio.timeout(BOUND_S):
-            while self.link.state is not state:  # noqa: ASYNC110 - readiness is read, it calls nobody
+            while self.link.state is not state:  # noqa: ASYNC110 - the link's state has no event
                 await asyncio.sleep(0)
 
 
@@ -190,7 +190,7 @@ def claims_of(rig: Rig, token: str, *, now_s: int = NOW_MS // 1000) -> dict[str,
 # --- who it is
 
 
-async def test_the_upgrade_tells_nothing_but_the_door_and_the_protocol(rig: Rig) -> None:
+async def test_the_upgrade_contains_only_the_path_and_the_protocol(rig: Rig) -> None:
     async with rig.running():
         end = await rig.relay.next()
         request = end.socket.request
@@ -749,7 +749,7 @@ async def test_a_relay_that_never_says_a_word_is_left(world: World, relay: Playe
 
 
 @pytest.mark.parametrize("status", [403, 404, 503])
-async def test_a_door_that_is_shut_is_tried_again(rig: Rig, status: int) -> None:
+async def test_a_rejected_upgrade_is_retried(rig: Rig, status: int) -> None:
     rig.relay.refusal = status
     async with rig.running():
         wait = await rig.waits.next()

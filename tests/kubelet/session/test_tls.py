@@ -147,7 +147,7 @@ async def test_a_renewed_leaf_is_shown_at_the_next_connection(
 async def test_a_broker_that_is_not_believed_is_told_nothing(
     broker: TlsBroker, files: IdentityFiles, log: LogLines
 ) -> None:
-    files.root_certificate.write_text(SimulatedCa("a root of somebody else").root_pem)
+    files.root_certificate.write_text(SimulatedCa("a foreign root").root_pem)
     tls = NodeTls(files, own_root=False).to_broker(broker.address)
     publisher = publisher_to(broker.address, log, tls)
     publisher.start()

@@ -318,7 +318,9 @@ def test_numbers_go_on_when_full_files_were_archived(rotating: Rotating, tmp_pat
     assert rotating.names == ["audit-000003.jsonl", "audit.jsonl"]
 
 
-def test_a_disk_that_is_full_when_the_file_is_shuts_the_door_and_breaks_nothing(rotating: Rotating) -> None:
+def test_a_disk_that_is_full_at_rotation_makes_the_audit_unavailable_and_breaks_nothing(
+    rotating: Rotating,
+) -> None:
     rotating.write()
     with full_disk(), pytest.raises(AuditUnavailableError):
         rotating.write()

@@ -19,7 +19,7 @@ CALL = {
 }
 DECISION: dict[str, Any] = {**CALL, "decision": "allow", "code": "ok"}
 OUTCOME: dict[str, Any] = {**CALL, "outcome": "error", "code": "E_DEADLINE_EXCEEDED", "duration_ms": 12.5}
-STRANGER: dict[str, Any] = {
+UNKNOWN_CALLER: dict[str, Any] = {
     **CALL,
     "tenant": None,
     "sub": None,
@@ -46,7 +46,7 @@ def test_a_row_holds_what_happened_to_whom_and_where() -> None:
     ]
     assert shown(OUTCOME).split()[2:4] == ["error", "E_DEADLINE_EXCEEDED"]
     assert shown(OUTCOME).split()[-1] == "12.5"
-    assert shown(STRANGER).split()[2:5] == ["deny", "E_SAFETY_DENIED", "-/-"]
+    assert shown(UNKNOWN_CALLER).split()[2:5] == ["deny", "E_SAFETY_DENIED", "-/-"]
     assert shown(EVENT).split()[2:] == ["token_refused", "expired", "192.0.2.1", "3", "times", "-"]
     assert "once" in shown({**EVENT, "count": 1})
     enrolled = {"ts_ms": NOW_MS, "event": "enrolled", "kid": "ab" * 32, "node_id": NODE_ID, "tenant": "acme"}
@@ -56,7 +56,7 @@ def test_a_row_holds_what_happened_to_whom_and_where() -> None:
 
 
 def test_columns_stand_below_one_another() -> None:
-    rows = [shown(facts) for facts in (DECISION, OUTCOME, STRANGER, EVENT)]
+    rows = [shown(facts) for facts in (DECISION, OUTCOME, UNKNOWN_CALLER, EVENT)]
     for words in (["allow", "error", "deny", "token_refused"], ["acme/", "acme/", "-/-", "192.0.2.1"]):
         assert len({text.index(word) for text, word in zip(rows, words, strict=True)}) == 1
 

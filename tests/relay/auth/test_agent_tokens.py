@@ -102,7 +102,7 @@ def test_scopes_reach_the_safety_classes_that_they_name(
     assert authenticator.identify(token(scope=scope)).rights.safety_classes == classes
 
 
-STRANGER = key_named("a stranger")
+OTHER_KEY = key_named("another")
 
 
 @pytest.mark.parametrize(
@@ -112,9 +112,9 @@ STRANGER = key_named("a stranger")
         pytest.param("a.b.c", "malformed", id="not a token"),
         pytest.param("\xff.b.c", "malformed", id="not ASCII"),
         pytest.param(token() + "x", "malformed", id="with a tail"),
-        pytest.param(token(STRANGER), "unknown_key", id="a stranger's key"),
+        pytest.param(token(OTHER_KEY), "unknown_key", id="another key's key"),
         pytest.param(
-            token(STRANGER, key_id(bytes(KEY.verify_key))), "signature", id="a stranger's signature"
+            token(OTHER_KEY, key_id(bytes(KEY.verify_key))), "signature", id="another key's signature"
         ),
         pytest.param(token(iss="https://other.example"), "issuer", id="another issuer"),
         pytest.param(token(aud=ISSUER), "audience", id="the audience of nodes"),
@@ -173,7 +173,7 @@ def test_memory_of_tokens_is_bounded(authenticator: Authenticator, verifier: Cou
 async def test_without_an_outside_issuer_nobody_is_asked_for_a_key(authenticator: Authenticator) -> None:
     assert await authenticator.recognise(token()) is authenticator.identify(token())
     with pytest.raises(TokenError, match="unknown_key"):
-        await authenticator.recognise(token(STRANGER))
+        await authenticator.recognise(token(OTHER_KEY))
 
 
 def test_scopes_that_mean_nothing_here_are_not_kept(authenticator: Authenticator) -> None:
@@ -280,7 +280,7 @@ def hmac_token() -> str:
         pytest.param(outside_token(header={"jku": "http://127.0.0.1:1/"}), "malformed", id="jku"),
         pytest.param(outside_token(header={"jwk": jwk()}), "malformed", id="jwk"),
         pytest.param(outside_token(header={"crit": []}), "malformed", id="crit"),
-        pytest.param(outside_token(STRANGER), "signature", id="a stranger's signature"),
+        pytest.param(outside_token(OTHER_KEY), "signature", id="another key's signature"),
         pytest.param(outside_token(kid="theirs"), "unknown_key", id="a key that the issuer has not"),
     ],
 )
@@ -325,29 +325,29 @@ async def test_a_new_key_of_the_issuer_is_learnt_from_the_first_token_that_names
     world: OutsideWorld,
 ) -> None:
     await recognised(world, outside_token())
-    world.server.publish(jwk(), jwk(STRANGER, "next"))
+    world.server.publish(jwk(), jwk(OTHER_KEY, "next"))
     world.clock.advance(10_000)
-    assert (await recognised(world, outside_token(STRANGER, "next"))).issuer == OUTSIDE_ISSUER
+    assert (await recognised(world, outside_token(OTHER_KEY, "next"))).issuer == OUTSIDE_ISSUER
     assert world.fetches == 2
 
 
 async def test_a_token_that_was_good_is_nobodys_once_its_key_is_withdrawn(world: OutsideWorld) -> None:
     await recognised(world, outside_token())
     ours = await recognised(world, token())
-    world.server.publish(jwk(STRANGER, "next"))
+    world.server.publish(jwk(OTHER_KEY, "next"))
     world.clock.advance(10_000)
-    await recognised(world, outside_token(STRANGER, "next"))
+    await recognised(world, outside_token(OTHER_KEY, "next"))
     assert refused(world.authenticator, outside_token()) == "unknown_key"
     assert world.authenticator.identify(token()) == ours
 
 
 async def test_a_key_that_is_replaced_under_its_name_is_withdrawn(world: OutsideWorld) -> None:
     await recognised(world, outside_token())
-    world.server.publish(jwk(STRANGER))
+    world.server.publish(jwk(OTHER_KEY))
     world.clock.advance(10_000)
     await not_recognised(world, outside_token(kid="unknown"))
     assert refused(world.authenticator, outside_token()) == "signature"
-    await recognised(world, outside_token(STRANGER))
+    await recognised(world, outside_token(OTHER_KEY))
 
 
 async def test_without_its_issuer_no_token_of_it_is_accepted(world: OutsideWorld) -> None:
@@ -392,7 +392,7 @@ async def test_a_principal_is_rejected_once_its_issuer_replaces_the_key(
 ) -> None:
     principal, ours = await recognised(world, outside_token()), await recognised(world, token())
     world.authenticator.check(principal)
-    world.server.publish(jwk(STRANGER))
+    world.server.publish(jwk(OTHER_KEY))
     world.clock.advance(10_000)
     await not_recognised(world, outside_token(kid="unknown"))
     assert rejected(world.authenticator, principal) == "unknown_key"

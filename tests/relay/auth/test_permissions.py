@@ -22,7 +22,7 @@ from tests.fakes.routers import ScriptedRouter
 from tests.fakes.signer import NODE_ID, OTHER_NODE_ID
 from tests.fakes.suite_kinds import write_documents
 
-OWN, ANOTHER, NOBODY = "acme", "globex", ""
+OWN, ANOTHER, NO_TENANT = "acme", "globex", ""
 
 READ = "tools:call:read_only"
 REVERSE = "tools:call:reversible"
@@ -64,9 +64,9 @@ def test_the_walk_is_complete() -> None:
 def test_a_tool_is_reached_with_the_scope_of_its_class_in_its_own_tenant_and_not_otherwise(
     scopes: tuple[str, ...], safety_class: str
 ) -> None:
-    for caller in (OWN, ANOTHER, NOBODY):
+    for caller in (OWN, ANOTHER, NO_TENANT):
         rights = Rights.of(caller, frozenset(scopes))
-        for owner in (OWN, ANOTHER, NOBODY):
+        for owner in (OWN, ANOTHER, NO_TENANT):
             assert rights.allow(owner, safety_class) is may(scopes, safety_class, caller, owner), (
                 caller,
                 owner,
@@ -219,8 +219,8 @@ async def test_listing_resolving_and_calling_never_disagree(
 
 
 def test_of_a_tenant_without_a_name_nothing_is_anybodys(entries: EntryPoints) -> None:
-    assert entries.listed(NOBODY, ALL_SCOPES) == set()
-    assert entries.resolved(name_of("read_only"), NOBODY, ALL_SCOPES) is Failure.SAFETY_DENIED
+    assert entries.listed(NO_TENANT, ALL_SCOPES) == set()
+    assert entries.resolved(name_of("read_only"), NO_TENANT, ALL_SCOPES) is Failure.SAFETY_DENIED
 
 
 @pytest.mark.parametrize("tenant", [pytest.param(OWN, id="own"), pytest.param(ANOTHER, id="another")])

@@ -435,7 +435,7 @@ def test_no_document_makes_the_check_do_anything_but_refuse_or_let_through(
 
 
 @given(MESSAGES)
-def test_what_is_let_through_has_what_the_door_relies_on(document: dict[str, Any]) -> None:
+def test_what_is_accepted_has_what_the_gateway_relies_on(document: dict[str, Any]) -> None:
     call = Call(json.loads(json.dumps(document)))
     if CHECKS[EnvelopeMode.ENFORCE].told(call) is None:
         assert isinstance(call.name, str)

@@ -167,9 +167,7 @@ async def test_a_node_that_answers_badly_has_answered(
     assert stage.audited() == [("allow", "ok"), ("error", "E_INTERNAL")]
 
 
-async def test_a_bug_is_recorded_and_goes_on_to_whoever_knows_what_to_do(
-    stage: Stage, router: ScriptedRouter
-) -> None:
+async def test_a_bug_is_recorded_and_propagates(stage: Stage, router: ScriptedRouter) -> None:
     def broken(_command: Command) -> dict[str, Any]:
         raise ZeroDivisionError
 

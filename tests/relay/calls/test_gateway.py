@@ -93,7 +93,7 @@ async def test_a_good_call_reaches_the_node_and_brings_its_result(
     assert hub.counted("calls_total", code="ok") == 1
 
 
-async def test_an_alias_is_canonical_from_the_door_on(
+async def test_an_alias_is_canonical_from_the_gateway_on(
     hub: Hub, gateway: CallGateway, router: ScriptedRouter
 ) -> None:
     assert (await gateway.call(request(hub, ECHO_NAME.replace(".", "-")))).error is None
@@ -360,7 +360,7 @@ async def test_while_the_audit_cannot_be_written_nothing_is_sent(
     assert hub.lines.entries("audit cannot be written; calls are refused")
 
 
-async def test_the_door_opens_again_with_the_first_line_that_can_be_written(
+async def test_calls_are_accepted_again_with_the_first_line_that_can_be_written(
     hub: Hub, gateway: CallGateway, router: ScriptedRouter
 ) -> None:
     with full_disk():
@@ -378,7 +378,7 @@ async def test_a_refusal_that_cannot_be_recorded_opens_nothing(hub: Hub, gateway
     assert hub.audited() == []
 
 
-async def test_when_only_the_outcome_cannot_be_written_the_caller_gets_the_truth_and_the_door_shuts(
+async def test_when_only_the_outcome_cannot_be_written_the_caller_gets_the_result_and_later_calls_fail(
     hub: Hub, gateway: CallGateway, router: ScriptedRouter
 ) -> None:
     with ExitStack() as stack:

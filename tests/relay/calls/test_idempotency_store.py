@@ -161,9 +161,7 @@ def test_when_it_is_full_no_live_key_is_lost(store: IdempotencyStore[str], secon
         assert store.open(place(f"key {number}"), ARGUMENTS, "again").first == f"call {number}"
 
 
-def test_whoever_comes_again_when_it_was_told_finds_room(
-    store: IdempotencyStore[str], seconds: Seconds
-) -> None:
+def test_a_retry_after_the_returned_time_is_accepted(store: IdempotencyStore[str], seconds: Seconds) -> None:
     filled(store, seconds)
     wait_ms = refused(store, place("new")).retry_after_ms
     assert wait_ms is not None

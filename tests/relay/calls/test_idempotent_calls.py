@@ -296,18 +296,18 @@ async def test_every_part_of_who_calls_counts_even_where_the_tool_is_the_same(
     assert len(router.commands) == 2
 
 
-STRANGERS = [
+OTHER_CALLERS = [
     pytest.param({"tenant": "globex"}, id="of another tenant"),
     pytest.param({"scopes": ["tools:call:reversible"]}, id="without the scope"),
     pytest.param({"tenant": "globex", "sub": "agent-2"}, id="of another tenant and name"),
 ]
 
 
-@pytest.mark.parametrize("stranger", STRANGERS)
+@pytest.mark.parametrize("other_caller", OTHER_CALLERS)
 async def test_who_may_not_call_learns_nothing_of_a_key(
-    stage: Stage, router: ScriptedRouter, stranger: dict[str, Any]
+    stage: Stage, router: ScriptedRouter, other_caller: dict[str, Any]
 ) -> None:
-    token = stage.hub.token(**stranger)
+    token = stage.hub.token(**other_caller)
     before = told(await stage.call(token=token))
     await stage.call()
     for arguments in (PING, PONG):
@@ -316,11 +316,11 @@ async def test_who_may_not_call_learns_nothing_of_a_key(
     assert len(router.commands) == 1
 
 
-@pytest.mark.parametrize("stranger", STRANGERS)
+@pytest.mark.parametrize("other_caller", OTHER_CALLERS)
 async def test_who_may_not_call_takes_no_key(
-    stage: Stage, router: ScriptedRouter, stranger: dict[str, Any]
+    stage: Stage, router: ScriptedRouter, other_caller: dict[str, Any]
 ) -> None:
-    await stage.call(token=stage.hub.token(**stranger))
+    await stage.call(token=stage.hub.token(**other_caller))
     await stage.call(arguments={})
     assert code(await stage.call(arguments=PONG)) == "ok"
     assert len(router.commands) == 1

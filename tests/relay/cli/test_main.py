@@ -221,7 +221,7 @@ def test_ca_revoke_prints_the_kids_that_are_void_from_now_on(relay: Relay, csr: 
     assert relay("ca", "revoke", kid[:16]).out == f"{kid}\n"
 
 
-@pytest.mark.parametrize("target", ["nobody", NODE_ID, "0" * 64, "\x1b[31m"])
+@pytest.mark.parametrize("target", ["unknown", NODE_ID, "0" * 64, "\x1b[31m"])
 def test_ca_revoke_of_what_never_was_is_a_no(relay: Relay, target: str) -> None:
     relay("ca", "init")
     outcome = relay("ca", "revoke", target)
@@ -477,7 +477,7 @@ def test_join_token_revoke_of_what_never_was_is_a_no(relay: Relay) -> None:
     [
         pytest.param(["--ttl", "31d"], id="too long"),
         pytest.param(["--ttl", "soon"], id="no time"),
-        pytest.param(["--uses", "0"], id="nobody"),
+        pytest.param(["--uses", "0"], id="no uses"),
         pytest.param(["--uses", "10001"], id="too many"),
         pytest.param(["--tenant", "Not A Tenant\x1b[31m"], id="no tenant"),
         pytest.param(["--tenant", "unenrolled"], id="the tenant of who has none"),
@@ -573,7 +573,7 @@ def test_nothing_is_revoked_where_there_is_no_relay(relay: Relay, state: Path) -
         pytest.param(["--ttl", "0s"], "0s", id="no time at all"),
         pytest.param(["--ttl", "-1s"], "-1s", id="time that has passed"),
         pytest.param(["--tenant", "Not A Tenant"], "--tenant", id="no tenant"),
-        pytest.param(["--sub", ""], "--sub", id="nobody"),
+        pytest.param(["--sub", ""], "--sub", id="no subject"),
         pytest.param(["--public-url", "ftp://relay.example"], "ftp://relay.example", id="no URL of a relay"),
         pytest.param(["--public-url", "https://u:p@relay.example"], "relay.example", id="credentials"),
     ],
@@ -740,7 +740,9 @@ def test_a_certificate_that_cannot_be_served_is_said_in_one_line(  # noqa: PLR09
         pytest.param([*RUN, "--tls-own", "--tls-key", "relay.key"], "--tls-own", id="two certificates"),
         pytest.param([*RUN, "--public-url", "relay.example"], "relay.example", id="no URL"),
         pytest.param([*RUN, "--public-url", "https://relay.example/x"], "relay.example/x", id="a path"),
-        pytest.param([*RUN, "--jwks", "https://issuer.example/keys"], "--issuer", id="keys of nobody"),
+        pytest.param(
+            [*RUN, "--jwks", "https://issuer.example/keys"], "--issuer", id="keys without an issuer"
+        ),
         pytest.param([*RUN, "--issuer", "https://issuer.example"], "--jwks", id="an issuer without keys"),
         pytest.param([*RUN, "--jwks", "", "--issuer", ""], "--issuer", id="an issuer without a name"),
         pytest.param(
@@ -861,7 +863,7 @@ def test_audit_verify_exits_4_when_what_it_verified_the_last_time_is_lost(
     outcome = relay("audit", "verify")
     assert (outcome.code, outcome.err) == (4, "")
     assert outcome.out.startswith("audit    NOT INTACT\nmissing  the newest line of the last verification")
-    assert relay("audit", "verify").code == 4  # said again until somebody has looked
+    assert relay("audit", "verify").code == 4  # and reported again
     facts = json.loads(relay("audit", "verify", "--json").out)
     assert (facts["intact"], facts["last_verified"], facts["broken"]) == (False, False, None)
     audit.path.write_bytes(whole)

@@ -212,7 +212,7 @@ async def test_heartbeats_are_counted_by_whether_they_fit(stage: Stage, broker: 
 @pytest.mark.parametrize(
     ("topic", "payload", "reason"),
     [
-        pytest.param("$devices/nobody/announce", b"{}", "topic", id="no node id"),
+        pytest.param("$devices/unknown/announce", b"{}", "topic", id="no node id"),
         pytest.param(f"$devices/{NODE_ID.upper()}/announce", b"{}", "topic", id="upper case"),
         pytest.param(
             topics.announce(OTHER_NODE_ID), b"x" * (MAX_MANIFEST_BYTES + 1), "size", id="enormous manifest"

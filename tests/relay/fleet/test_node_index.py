@@ -157,4 +157,4 @@ def test_a_node_is_found_by_its_id_and_by_its_tenant(stage: Stage) -> None:
     assert stage.index.get(NODE_ID) is stage.index[NODE_ID] is node
     assert stage.index.get("no node") is None
     assert dict(stage.index.of_tenant("globex")) == {OTHER_NODE_ID: other}
-    assert dict(stage.index.of_tenant("nobody")) == {}
+    assert dict(stage.index.of_tenant("unknown")) == {}

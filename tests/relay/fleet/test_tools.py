@@ -113,7 +113,7 @@ def test_listed_schemas_are_those_of_the_registry_without_their_ids(
             document = registry.document(ref)
             bare = {key: value for key, value in document.items() if key not in {"$id", "$schema"}}
             assert tool.listed()[member] == bare
-            assert "$ref" not in json.dumps(bare), "nobody could resolve it"
+            assert "$ref" not in json.dumps(bare), "a client could not resolve it"
 
 
 def test_the_dashed_entry_differs_in_nothing_but_the_name(tools: dict[str, Tool]) -> None:

@@ -1,4 +1,4 @@
-"""What a stranger's requests may make the relay hold: over real sockets, with the product's own server."""
+"""What requests without credentials may make the relay hold: on real sockets, with the product's server."""
 
 import asyncio
 import gc

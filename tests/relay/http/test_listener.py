@@ -118,7 +118,7 @@ def test_a_port_that_is_taken_is_said_by_its_address() -> None:
             bind(address)
 
 
-def test_over_tls_whoever_believes_the_root_is_served(
+def test_over_tls_a_client_that_trusts_the_root_is_served(
     run: Run, tls: ssl.SSLContext, authority: PlayedAuthority
 ) -> None:
     async def scene() -> None:

@@ -314,7 +314,7 @@ async def test_no_other_spelling_of_the_path_gets_around_the_token(bench: Bench,
     assert bench.mcp.scopes == []
 
 
-async def test_a_websocket_on_the_nodes_path_goes_straight_to_the_nodes_door(bench: Bench) -> None:
+async def test_a_websocket_on_the_nodes_path_goes_straight_to_the_node_sessions(bench: Bench) -> None:
     await bench.ask("/devices/connect", [PUBLIC], "websocket")
     assert [scope["path"] for scope in bench.node_sessions.scopes] == ["/devices/connect"]
     assert bench.other.scopes == []
@@ -327,7 +327,7 @@ async def test_there_is_no_other_websocket(bench: Bench, path: str) -> None:
     assert bench.mcp.scopes == bench.node_sessions.scopes == bench.other.scopes == []
 
 
-async def test_the_nodes_door_is_for_websockets_only(bench: Bench) -> None:
+async def test_the_nodes_path_is_for_websockets_only(bench: Bench) -> None:
     await bench.ask("/devices/connect", [PUBLIC])
     assert bench.node_sessions.scopes == []
 

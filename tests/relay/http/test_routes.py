@@ -78,7 +78,7 @@ async def test_every_schema_is_listed_and_served_as_its_canonical_bytes(
         assert response.headers["content-type"] == "application/schema+json"
 
 
-async def test_a_schema_may_be_kept_for_ever(site: Site, registry: SchemaRegistry) -> None:
+async def test_a_schema_may_be_cached_permanently(site: Site, registry: SchemaRegistry) -> None:
     response = await site.get(f"/schemas/{REF}")
     assert response.headers["cache-control"] == "public, max-age=31536000, immutable"
     assert response.headers["etag"] == f'"{blake3_hex(registry.documents[REF])}"'
@@ -188,7 +188,7 @@ async def test_the_metadata_names_the_resource_and_where_to_get_a_token_for_it(
     }
 
 
-async def test_the_nodes_door_is_for_websockets_only(site: Site) -> None:
+async def test_the_nodes_path_is_for_websockets_only(site: Site) -> None:
     assert (await site.get("/devices/connect")).status_code == 404
 
 

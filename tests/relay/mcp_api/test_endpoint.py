@@ -412,7 +412,7 @@ async def test_a_call_without_a_name_is_no_call(
 
 @pytest.mark.parametrize("era", ERAS)
 @pytest.mark.parametrize("arguments", [["ping"], "ping", 7], ids=str)
-async def test_arguments_that_are_no_object_are_refused_by_the_door(
+async def test_arguments_that_are_no_object_are_refused_by_the_gateway(
     stage: Stage, router: ScriptedRouter, era: Era, arguments: object
 ) -> None:
     async with stage.wire(era) as wire:
@@ -542,16 +542,18 @@ async def test_the_relay_says_what_it_is_and_has_no_prompts(stage: Stage, era: E
 
 
 @pytest.mark.parametrize(
-    "stranger",
+    "other_caller",
     [
         pytest.param({"sub": "agent-2"}, id="another agent of the tenant"),
         pytest.param({"tenant": "globex"}, id="an agent of another tenant"),
     ],
 )
-async def test_a_session_of_the_old_era_is_its_owners_alone(stage: Stage, stranger: dict[str, Any]) -> None:
+async def test_a_session_of_the_old_era_is_its_owners_alone(
+    stage: Stage, other_caller: dict[str, Any]
+) -> None:
     async with stage.wire("legacy") as wire:
         assert (await wire.result("tools/list"))["tools"]
-        wire.http.headers["Authorization"] = f"Bearer {stage.hub.token(**stranger)}"
+        wire.http.headers["Authorization"] = f"Bearer {stage.hub.token(**other_caller)}"
         assert (await wire.post("tools/list")).status_code == 404
         wire.http.headers["Authorization"] = f"Bearer {stage.hub.token()}"
         assert (await wire.result("tools/list"))["tools"]
@@ -622,8 +624,8 @@ async def test_an_agents_sessions_are_bounded_and_anothers_are_not_touched(one_e
             "error": "sessions",
             "message": "Too many sessions and subscriptions are open; close one.",
         }
-        for stranger in (OTHER, {"tenant": "globex"}):
-            assert (await opening(one_each, one_each.hub.token(**stranger))).status_code == 200
+        for other_caller in (OTHER, {"tenant": "globex"}):
+            assert (await opening(one_each, one_each.hub.token(**other_caller))).status_code == 200
         assert (await wire.result("tools/list"))["tools"]
 
 

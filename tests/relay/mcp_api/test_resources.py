@@ -117,11 +117,11 @@ def test_a_node_without_a_manifest_has_nothing_to_read(
 
 def test_another_tenants_nodes_do_not_exist(hub: Hub, node: SimulatedNode, catalog: ResourceCatalog) -> None:
     hub.connect(node)
-    stranger = principal("globex")
-    assert uris(catalog, stranger) == ["fleet://nodes"]
-    assert json.loads(text(catalog, "fleet://nodes", stranger)) == {"nodes": []}
-    assert catalog.read(stranger, MANIFEST) is None
-    assert catalog.read(stranger, IDENTITY) is None
+    other_tenant = principal("globex")
+    assert uris(catalog, other_tenant) == ["fleet://nodes"]
+    assert json.loads(text(catalog, "fleet://nodes", other_tenant)) == {"nodes": []}
+    assert catalog.read(other_tenant, MANIFEST) is None
+    assert catalog.read(other_tenant, IDENTITY) is None
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ def request_of(
 
 
 class Office:
-    """The door, with a real CA and real join tokens behind it, on a clock that stands still."""
+    """The enrolment endpoint, with a real CA and real join tokens, on a clock that does not advance."""
 
     def __init__(self, hub: Hub, directory: Path) -> None:
         self.hub = hub
@@ -418,7 +418,7 @@ async def test_there_is_nothing_else_to_do_here(office: Office, method: str) -> 
     assert (await office.http.request(method, "/enroll")).status_code == 405
 
 
-# --- strangers with much or with little to say
+# --- unauthenticated clients with large or slow requests
 
 
 async def answer_to(address: HostPort, pieces: Iterable[bytes]) -> bytes:

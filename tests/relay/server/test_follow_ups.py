@@ -97,7 +97,7 @@ async def test_after_a_change_what_has_failed_is_tried_at_once() -> None:
     follow_ups = FollowUps([part], retry_s=1000)
     task = asyncio.create_task(follow_ups.run())
     async with asyncio.timeout(BOUND_S):
-        while not part.asked:  # noqa: ASYNC110 - it calls nobody
+        while not part.asked:  # noqa: ASYNC110 - there is no event for it
             await asyncio.sleep(0)
     follow_ups.due()
     await part.has_followed()

@@ -215,7 +215,7 @@ async def test_a_session_that_waits_to_be_resumed_cannot_be(stage: Stage) -> Non
         calling = stage.call(node)
         await end.receive("cmd")
     async with asyncio.timeout(BOUND_S):
-        while stage.hub.counted("nodes_connected"):  # noqa: ASYNC110 - the relay calls nobody
+        while stage.hub.counted("nodes_connected"):  # noqa: ASYNC110 - there is no event for it
             await asyncio.sleep(0)
     stage.real.as_operator().revoke(NODE_ID)
     await stage.watch.poll()
@@ -390,7 +390,7 @@ def removed(path: Path) -> None:
     ("name", "damage"),
     [
         pytest.param("ca/ledger.jsonl", torn, id="a line that is none"),
-        pytest.param("ca/ledger.jsonl", made_strange, id="an entry that nobody knows"),
+        pytest.param("ca/ledger.jsonl", made_strange, id="an unknown entry"),
         pytest.param("ca/root.pem", emptied, id="the root is empty"),
         pytest.param("ca/root.pem", removed, id="the root is gone"),
         pytest.param("revoked_tokens.jsonl", torn, id="the list of tokens"),
@@ -518,7 +518,7 @@ async def test_what_could_not_be_read_for_a_moment_takes_effect_as_soon_as_it_ca
     await stage.watch.poll()
     assert failure(stage.hub, node) is None
     ledger.rmdir()
-    in_the_way.rename(ledger)  # the same file as before: nobody changes it again
+    in_the_way.rename(ledger)  # the same file as before, not changed again
     await stage.watch.poll()
     assert ledger.read_bytes() == whole
     assert failure(stage.hub, node) is Failure.ATTESTATION_FAILED
@@ -559,7 +559,7 @@ async def test_a_part_that_does_not_follow_yet_holds_up_no_revocation(stage: Sta
     stage.hub.announce(node)
     stage.real.as_operator().revoke(NODE_ID)
     async with asyncio.timeout(BOUND_S):
-        while failure(stage.hub, node) is not Failure.ATTESTATION_FAILED:  # noqa: ASYNC110 - it calls nobody
+        while failure(stage.hub, node) is not Failure.ATTESTATION_FAILED:  # noqa: ASYNC110 - there is no event for it
             await asyncio.sleep(0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -583,7 +583,7 @@ async def test_the_event_loop_goes_on_while_the_ledgers_are_read(
     monkeypatch.setattr(stage.real.ca, "revoked_kids", slow)
     looking = asyncio.create_task(stage.watch.poll())
     async with asyncio.timeout(BOUND_S):  # a token does not wait for the leaves
-        while not stage.hub.lines.entries("token_revoked"):  # noqa: ASYNC110 - it calls nobody
+        while not stage.hub.lines.entries("token_revoked"):  # noqa: ASYNC110 - there is no event for it
             await asyncio.sleep(0)
     assert not looking.done()
     assert failure(stage.hub, node) is None
@@ -648,7 +648,7 @@ async def test_not_more_than_so_much_waits_to_be_recorded_and_what_is_left_out_i
     ("name", "damage", "error"),
     [
         pytest.param("ca/ledger.jsonl", torn, AuthorityError, id="the ledger"),
-        pytest.param("ca/ledger.jsonl", made_strange, AuthorityError, id="an entry that nobody knows"),
+        pytest.param("ca/ledger.jsonl", made_strange, AuthorityError, id="an unknown entry"),
         pytest.param("ca/root.pem", removed, AuthorityError, id="the root"),
         pytest.param("revoked_tokens.jsonl", torn, LedgerError, id="the list of tokens"),
     ],
@@ -699,7 +699,7 @@ async def test_it_looks_again_and_again_until_it_is_cancelled(stage: Stage) -> N
         stage.hub.announce(node)
         stage.real.as_operator().revoke(node.node_id)
         async with asyncio.timeout(BOUND_S):
-            while failure(stage.hub, node) is not Failure.ATTESTATION_FAILED:  # noqa: ASYNC110 - it calls nobody
+            while failure(stage.hub, node) is not Failure.ATTESTATION_FAILED:  # noqa: ASYNC110 - there is no event for it
                 await asyncio.sleep(0)
     assert not task.done()
     task.cancel()

@@ -45,7 +45,7 @@ def test_no_more_than_the_burst_is_saved_up() -> None:
     assert come(connect_limiter, 9, NOW + 1_000_000).count(0.0) == 5
 
 
-def test_every_appointment_is_another_one() -> None:
+def test_every_retry_time_is_another_one() -> None:
     waits = [wait for wait in come(ConnectLimiter(10, 5), 500, NOW) if wait]
     retry_times = sorted(NOW + wait for wait in waits)
     assert len(waits) == 495
@@ -82,7 +82,7 @@ def test_a_clock_that_goes_back_lets_nobody_in() -> None:
 
 
 def drain(connect_limiter: ConnectLimiter, addresses: list[str], now: float) -> tuple[list[float], int]:
-    """Let a crowd come at once, and each again when told; return when each got in, and all attempts."""
+    """Connect from all addresses at once, with retries; return when each was admitted, and all attempts."""
     due = [(now, address) for address in addresses]
     entered: list[float] = []
     attempts = 0

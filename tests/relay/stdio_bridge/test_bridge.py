@@ -84,7 +84,7 @@ REQUESTS = [
     pytest.param(("tools/call", {"name": "nämä\r\nx: y", "arguments": {}}), id="name-for-no-header"),
     pytest.param(("tools/call", {"name": 7}), id="no-name"),
     pytest.param(("resources/list", {}), id="resources"),
-    pytest.param(("resources/read", {"uri": "node://nobody/manifest"}), id="no-resource"),
+    pytest.param(("resources/read", {"uri": "node://unknown/manifest"}), id="no-resource"),
     pytest.param(("no/such/method", {}), id="method"),
 ]
 
