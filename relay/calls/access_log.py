@@ -19,7 +19,7 @@ _DISCONNECTED = 499  # the code that nginx logs when the client closed the reque
 _MAX_REQUEST_ID = 64
 
 
-class Lines(Protocol):
+class LineSink(Protocol):
     """Where lines are written. It must not raise: the call has ended, and its answer is still to be sent."""
 
     def write(self, line: str, /) -> object:
@@ -29,7 +29,7 @@ class Lines(Protocol):
 class AccessLog:
     """Writes to ``lines``."""
 
-    def __init__(self, lines: Lines) -> None:
+    def __init__(self, lines: LineSink) -> None:
         self._lines = lines
 
     def write(

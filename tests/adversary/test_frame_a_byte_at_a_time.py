@@ -2,7 +2,7 @@
 frame that never ends a byte at a time, in fragments, with a ping now and then, or by saying nothing at all.
 
 What must happen: 4001 when the time for authentication is over, however much has come until then, and a
-``node_refused`` line. The connection ends even if the attacker neither answers the close nor hangs up.
+``node_refused`` line. The connection ends even if the attacker neither answers the close nor closes.
 More than a handful of frames is another attack, and ends sooner.
 """
 

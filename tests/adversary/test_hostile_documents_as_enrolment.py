@@ -75,7 +75,7 @@ async def office(hub: Hub, tmp_path: Path) -> AsyncIterator[Office]:
 
 
 @pytest.mark.parametrize("spoil", SPOILT)
-async def test_a_document_with_two_readings_enrols_nobody(hub: Hub, office: Office, spoil: Spoil) -> None:
+async def test_a_document_with_two_readings_enrols_no_node(hub: Hub, office: Office, spoil: Spoil) -> None:
     body = spoil(office.good)
     status, reason = (413, "too_large") if len(body) > MAX_REQUEST_BYTES else (400, "malformed")
     assert await office.ask(body) == status

@@ -69,7 +69,7 @@ async def spoken(
 
 
 async def answer_to(server: Server, context: ssl.SSLContext | None, head: bytes) -> bytes:
-    """Return what comes until the relay hangs up, by itself, and no later than a request may take."""
+    """Return what comes until the relay closes, by itself, and no later than a request may take."""
     said = b""
     async with asyncio.timeout(BOUND_S):
         reader, writer = await asyncio.open_connection(server.address.host, server.address.port, ssl=context)

@@ -1,8 +1,8 @@
 """Attacker: the relay that a node has connected to. Tried: pings, pongs, fragments and tiny messages as
 fast as they go, before the welcome and after it, so that the node's board does nothing else.
 
-What must happen: the node hangs up after what a relay within the node's limits can send, says so in its
-log, and comes back with backoff.
+What must happen: the node closes after what a relay within the node's limits can send, says so in its
+log, and reconnects with backoff.
 """
 
 from collections.abc import AsyncIterator

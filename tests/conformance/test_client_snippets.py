@@ -26,7 +26,7 @@ CLIENTS = ["Claude Code", "Claude Desktop", "VS Code", "Codex", "Cursor"]
 
 TOKENS = {"<token>", "EDGE_TOKEN", "$EDGE_TOKEN", "${EDGE_TOKEN}", "${env:EDGE_TOKEN}", "${input:edge-token}"}
 
-# The members that the clients know; a misspelt one they ignore without a word.
+# The members that the clients know; a misspelt one they ignore without an error.
 SERVER_MEMBERS = {
     "type",
     "url",

@@ -1,4 +1,4 @@
-"""What a flood of frames comes to: how many the relay answers before it hangs up."""
+"""A flood of frames: how many of them the relay answers before it closes."""
 
 import asyncio
 
@@ -8,7 +8,7 @@ BOUND_S = 20
 
 
 async def answered_until_cut(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, flood: bytes) -> int:
-    """Send ``flood`` until the relay hangs up, and return how many frames it has sent meanwhile."""
+    """Send ``flood`` until the relay closes, and return how many frames it has sent meanwhile."""
     writer.write(flood)
     answered = 0
     async with asyncio.timeout(BOUND_S):

@@ -141,7 +141,7 @@ class IssuerServer:
             if not self.finish:
                 await self._ended.wait()
         except (asyncio.IncompleteReadError, ConnectionError):
-            pass  # who hung up is in the count, or never asked
+            pass  # a client that closed is in the count, or sent no request
         finally:
             writer.close()
 

@@ -126,7 +126,7 @@ class NodeEnd:
         await self.send("cmd_ack", {"ok": True, "result": result}, command.msg_id)
 
     async def close(self) -> None:
-        """Close without a word."""
+        """Close without a ``bye``."""
         await self._socket.close()
 
     async def until_closed(self) -> tuple[int, list[Frame]]:

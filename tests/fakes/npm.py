@@ -14,7 +14,7 @@ INSTALL = "npm ci --ignore-scripts --no-audit --no-fund --prefix tests/conforman
 TIMEOUT_S = 90
 
 _BIN = DIRECTORY / "node_modules" / ".bin"
-# npm leaves a package out without a word when it is optional, as Node.js for the other processors is.
+# npm leaves a package out without a message when it is optional, as Node.js for the other processors is.
 _NEEDED = ("node", "conformance", "mcp-inspector")
 
 

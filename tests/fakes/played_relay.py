@@ -83,7 +83,7 @@ class RelayEnd:
                 return answer
 
     def drop(self) -> None:
-        """Lose the connection, without a word."""
+        """Lose the connection, without a close frame."""
         self.socket.transport.abort()
 
     async def until_closed(self) -> int | None:

@@ -71,7 +71,7 @@ class RawServer:
         this.url = f"{'http' if tls is None else 'https'}://127.0.0.1:{port}"
         async with server:
             yield this
-        # A client that hung up is no failure of the server's.
+        # A client that closed is no failure of the server's.
         for ended in await asyncio.gather(*serving, return_exceptions=True):
             assert ended is None or isinstance(ended, OSError | asyncio.IncompleteReadError), ended
 

@@ -24,7 +24,7 @@ async def read_ws_frame(reader: asyncio.StreamReader) -> bytes:
 
 
 async def until_closed(reader: asyncio.StreamReader) -> int | None:
-    """Read until the relay closes, and return with which code; None when it hung up without a word."""
+    """Read until the relay closes, and return with which code; None when it closed without a close frame."""
     opcode, payload = -1, b""
     try:
         while opcode != _CLOSE:
@@ -35,7 +35,7 @@ async def until_closed(reader: asyncio.StreamReader) -> int | None:
 
 
 async def until_cut(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> int | None:
-    """As ``until_closed``, and wait until the relay has hung up, by itself."""
+    """As ``until_closed``, and wait until the relay has ended the connection, by itself."""
     code = await until_closed(reader)
     async with asyncio.timeout(BOUND_S):
         with suppress(ConnectionError):

@@ -182,7 +182,7 @@ class ServedRelay:
         return reader, writer
 
     async def exchange(self, raw: bytes) -> bytes:
-        """Send ``raw`` and return all that comes until the relay hangs up."""
+        """Send ``raw`` and return all that comes until the relay closes."""
         return await exchange(self.address.port, raw)
 
     async def ask(

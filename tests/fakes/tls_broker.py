@@ -165,7 +165,7 @@ class Peer:
     """An MQTT client that is connected once, or not.
 
     Attributes:
-        answer: what the broker said to its CONNECT, None if it hung up instead.
+        answer: what the broker said to its CONNECT, None if it closed instead.
         messages: topic and payload of what came.
     """
 
@@ -214,7 +214,7 @@ class Peer:
         assert message.is_published()
 
     def try_publish(self, topic: str, payload: bytes, *, retain: bool) -> None:
-        """Publish, and return when the broker has confirmed it or hung up."""
+        """Publish, and return when the broker has confirmed it or closed."""
         message = self._client.publish(topic, payload, qos=1, retain=retain)
         give_up = time.monotonic() + BOUND_S
         while not (message.rc or message.is_published() or self.gone.wait(_POLL_S)):

@@ -79,7 +79,7 @@ async def token_proxy(
         try:
             await _forward(reader, writer, route)
         except (OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
-            pass  # one side hung up, or the proxy ends: so does the other side
+            pass  # one side closed, or the proxy ends: so does the other side
         finally:
             connections.discard(task)
             writer.close()
