@@ -5,6 +5,7 @@ limit the oldest is closed. Must not be bound to anything but 127.0.0.1.
 """
 
 import io
+import os
 import socket
 import sys
 import threading
@@ -173,9 +174,13 @@ class LoopbackServer:
         """Bind and serve.
 
         Raises:
-            OSError: the port is taken.
+            OSError: the port is taken; the text names it.
         """
-        self._server = _HttpServer(self._wanted_port, self._pages, self._timeout_s, self._max_connections)
+        try:
+            self._server = _HttpServer(self._wanted_port, self._pages, self._timeout_s, self._max_connections)
+        except OSError as error:
+            where = f"{ADDRESS}:{self._wanted_port}"
+            raise OSError(error.errno, f"cannot listen on {where}: {os.strerror(error.errno or 0)}") from None
         self._thread = threading.Thread(
             target=self._serve, args=(self._server,), name="loopback", daemon=True
         )

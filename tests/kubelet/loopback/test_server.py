@@ -68,6 +68,11 @@ def send_raw(server: LoopbackServer, request: bytes) -> bytes:
             return answer.read()
 
 
+def test_a_port_that_is_taken_is_named(server: LoopbackServer, state: State) -> None:
+    with pytest.raises(OSError, match=f"cannot listen on 127.0.0.1:{server.port}: Address already in use"):
+        LoopbackServer(state.manifest, state.readiness, port=server.port).start()
+
+
 def test_the_manifest_comes_over_the_wire_as_published(server: LoopbackServer) -> None:
     status, headers, body = ask(server, "GET", MANIFEST_PATH)
     assert (status, body) == (200, WIRE)
