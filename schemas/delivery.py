@@ -153,7 +153,7 @@ class TransitGauge:
 
     The smallest difference between the clocks counts as no delay; what a message shows beyond it is delay.
     Clocks drift and are set, so only what was seen since the last ``renew`` but one counts:
-    otherwise a relay whose clock is set back would seem to move ever further away.
+    otherwise every message would seem delayed once the sender's clock is set back.
     """
 
     def __init__(self) -> None:
@@ -165,7 +165,7 @@ class TransitGauge:
         self._previous, self._current = self._current, None
 
     def delay_ms(self, sent_at_ms: int, received_at_ms: int) -> int:
-        """Return the delay of a message by the sender's and by our clock, and learn from it."""
+        """Return the delay of a message by the sender's and the receiver's clock, and update the window."""
         difference = received_at_ms - sent_at_ms
         self._current = difference if self._current is None else min(self._current, difference)
         known = self._current if self._previous is None else min(self._current, self._previous)

@@ -1,8 +1,8 @@
 """Lines on their way to a stream that may be slow, full or read by no one.
 
-A write to a pipe that is not read blocks its writer: so a thread of its own does it, from a queue that is
+A write to a pipe that is not read blocks its writer, so a separate thread writes, from a queue that is
 bounded in bytes. What does not fit is lost and counted, and the count is written when the queue has space.
-Must not know what a line means.
+Must not interpret a line.
 """
 
 import os
@@ -84,14 +84,14 @@ class LineWriter:
             lost, data = batch
             missing = self._put(data)
             # Only after lines that came through: a stream that fails would lose the count as well.
-            unsaid = lost if missing or (lost and self._put(self._lost_line(lost).encode("utf-8"))) else 0
+            unreported = lost if missing or (lost and self._put(self._lost_line(lost).encode("utf-8"))) else 0
             with self._changed:
                 self._waiting_bytes -= len(data)
-                self._lost += unsaid
+                self._lost += unreported
             if missing:
                 self._lose(missing)
-            elif unsaid and not data:
-                return  # it is closed, and what is left to say cannot be said
+            elif unreported and not data:
+                return  # it is closed, and the count of lost lines cannot be written
 
     def _next_batch(self) -> tuple[int, bytes] | None:
         """Wait for lines; return how many were lost before, and some of them. None when all is written."""

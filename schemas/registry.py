@@ -84,7 +84,7 @@ class ToolIo:
 class SchemaRegistry:
     """The documents below ``schema_root`` (default: those that ship with this package).
 
-    ``kinds`` says which documents a tool has (default: the kinds that ship). Registries that are given the
+    ``kinds`` defines which documents a tool has (default: the kinds that ship). Registries that are given the
     same ``compiled`` compile what they have in common once; without it each has its own.
 
     Raises:

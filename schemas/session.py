@@ -1,6 +1,6 @@
 """The session between relay and node as a state machine without I/O, for both ends.
 
-Texts go in, frames come out; what an end may send and receive in which state is one table. A connection
+It turns texts into frames; one table defines what each end may send and receive in each state. A connection
 starts in CHALLENGING and goes to AUTHENTICATING and OPEN:
 
     relay                     node
@@ -8,8 +8,8 @@ starts in CHALLENGING and goes to AUTHENTICATING and OPEN:
                  ◀────────────  auth    AUTHENTICATING
       welcome    ────────────▶          OPEN
 
-Answers are paired with what they answer here, so a late, doubled, foreign or malformed answer never
-reaches a caller: it is dropped and counted. Must not know sockets, clocks or who is trusted.
+Each answer is matched with its request here, so a late, duplicate, unknown or malformed answer never
+reaches a caller: it is dropped and counted. Must not know sockets, clocks or trust.
 """
 
 from collections.abc import Mapping

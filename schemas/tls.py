@@ -48,8 +48,8 @@ def load_chain(context: ssl.SSLContext, certificate: Path, key: Path) -> None:
     """Let ``context`` show ``certificate``, with those above it in the same file.
 
     Raises:
-        OSError: the files cannot be used; the key may be another user's, or readable by others. A locked key
-            is never asked about: there is no terminal to ask at.
+        OSError: the files cannot be used; the key may be another user's, or readable by others. There is
+            no prompt for an encrypted key's password: a daemon has no terminal.
     """
     try:
         read_named_secret(key)
@@ -63,9 +63,9 @@ def load_chain(context: ssl.SSLContext, certificate: Path, key: Path) -> None:
 
 
 class FreshContext(ssl.SSLContext):
-    """A context that is made anew for every connection, so that it knows the files as they are then.
+    """A context that is created again for every connection, from the files as they are then.
 
-    For who keeps one context for a life, while leaves are renewed and roots change.
+    For a client that keeps one context while leaves are renewed and roots change.
     """
 
     _make: Callable[[], ssl.SSLContext]

@@ -180,7 +180,7 @@ class Enroller:
 
     def _check_status(self, answer: HttpResponse) -> None:
         if answer.status != 200:  # noqa: PLR2004 - OK
-            why = _REFUSALS.get(answer.status, f"answers with status {answer.status}: look at its log")
+            why = _REFUSALS.get(answer.status, f"answers with status {answer.status}: check its log")
             raise EnrolmentError(f"{self.relay_url} {why}")
 
     def _genuine(self, answer: HttpResponse, nonce: str, form: Validator) -> dict[str, Any]:
