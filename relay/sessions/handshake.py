@@ -5,6 +5,7 @@ Must not keep state: the identity goes to the sessions.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import StrEnum
 
 from starlette.websockets import WebSocketDisconnect
 
@@ -23,26 +24,54 @@ _NONCE_BYTES = 32
 _MAX_TOKEN_LIFE_S = 60
 
 
-class HandshakeError(PeerError):
-    """The node is rejected. ``reason`` is a fixed word; ``code`` closes the connection."""
+class HandshakeRejection(StrEnum):
+    """Why a node is not admitted although its certificate may be good, for the audit."""
 
-    def __init__(self, reason: str, code: CloseCode = CloseCode.AUTH_FAILED) -> None:
+    PROTOCOL = "protocol"
+    FLOODED = "flooded"
+    GONE = "gone"
+    LATE = "late"
+    NO_AUTH = "no_auth"
+    CONNECTIONS = "connections"
+    TOKEN_NONCE = "token_nonce"  # noqa: S105 - a reason, and no password
+    TOKEN_SUBJECT = "token_subject"  # noqa: S105 - as above
+    TOKEN_LIFE = "token_life"  # noqa: S105 - as above
+    # what TokenReason names
+    TOKEN_MALFORMED = "token_malformed"  # noqa: S105 - as above
+    TOKEN_UNKNOWN_KEY = "token_unknown_key"  # noqa: S105 - as above
+    TOKEN_SIGNATURE = "token_signature"  # noqa: S105 - as above
+    TOKEN_CLAIMS = "token_claims"  # noqa: S105 - as above
+    TOKEN_AUDIENCE = "token_audience"  # noqa: S105 - as above
+    TOKEN_ISSUER = "token_issuer"  # noqa: S105 - as above
+    TOKEN_EXPIRED = "token_expired"  # noqa: S105 - as above
+    TOKEN_NOT_YET = "token_not_yet"  # noqa: S105 - as above
+    TOKEN_REVOKED = "token_revoked"  # noqa: S105 - as above
+
+
+class HandshakeError(PeerError):
+    """The node is rejected. ``code`` closes the connection."""
+
+    def __init__(
+        self, reason: HandshakeRejection | IdentityReason, code: CloseCode = CloseCode.AUTH_FAILED
+    ) -> None:
         super().__init__(reason)
         self.reason = reason
         self.code = code
 
 
-def rejection_of(error: Exception) -> tuple[str, CloseCode]:
-    """Return the reason, a fixed word, for which ``error`` ends a handshake, and the code that closes it."""
+def rejection_of(error: Exception) -> tuple[HandshakeRejection | IdentityReason, CloseCode]:
+    """Return the reason for which ``error`` ends a handshake, and the code that closes it."""
     match error:
         case HandshakeError():
             return error.reason, error.code
         case ProtocolError():
-            return "protocol", error.code
+            return HandshakeRejection.PROTOCOL, error.code
         case WebSocketDisconnect():
-            return "flooded" if error.code == FLOODED else "gone", CloseCode.AUTH_FAILED
+            flooded = error.code == FLOODED
+            reason = HandshakeRejection.FLOODED if flooded else HandshakeRejection.GONE
+            return reason, CloseCode.AUTH_FAILED
         case _:
-            return "late", CloseCode.AUTH_FAILED
+            return HandshakeRejection.LATE, CloseCode.AUTH_FAILED
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +116,11 @@ class Handshake:
                 now_s=now_ms // 1000,
             )
         except TokenError as error:
-            raise HandshakeError(f"token_{error.reason}") from None
+            raise HandshakeError(HandshakeRejection(f"token_{error.reason}")) from None
         if claims["nonce"] != nonce:
-            raise HandshakeError("token_nonce")
+            raise HandshakeError(HandshakeRejection.TOKEN_NONCE)
         if not claims["iss"] == claims["sub"] == node_id:
-            raise HandshakeError("token_subject")
+            raise HandshakeError(HandshakeRejection.TOKEN_SUBJECT)
         if claims["exp"] - claims["iat"] > _MAX_TOKEN_LIFE_S:
-            raise HandshakeError("token_life")
+            raise HandshakeError(HandshakeRejection.TOKEN_LIFE)
         return identity

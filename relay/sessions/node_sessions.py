@@ -24,7 +24,7 @@ from relay.routing.port import Command
 from relay.sessions.connect_limiter import ConnectLimiter
 from relay.sessions.connection import NodeConnection
 from relay.sessions.frame_handlers import FrameHandlers
-from relay.sessions.handshake import Handshake, HandshakeError, rejection_of
+from relay.sessions.handshake import Handshake, HandshakeError, HandshakeRejection, rejection_of
 from relay.sessions.leaf_expiry import LeafExpiry
 from relay.sessions.session import AckPayload, NodeSession, cmd_payload
 from schemas.errors import Failure, ToolError
@@ -202,10 +202,10 @@ class NodeSessions:
         await connection.send("challenge", challenge)
         auth = await connection.receive()
         if auth is None or auth.type != "auth":
-            raise HandshakeError("no_auth")
+            raise HandshakeError(HandshakeRejection.NO_AUTH)
         identity = self._handshake.judge(auth, challenge["nonce"], clock())
         if not admit(scope, identity.node_id):
-            raise HandshakeError("connections", CloseCode.OVER_CAPACITY)
+            raise HandshakeError(HandshakeRejection.CONNECTIONS, CloseCode.OVER_CAPACITY)
         return identity, auth
 
     def _broken(self, node_id: str, error: PeerProtocolError) -> None:

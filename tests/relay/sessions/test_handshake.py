@@ -3,11 +3,12 @@ from typing import Any
 
 import pytest
 
-from relay.sessions.handshake import Handshake, HandshakeError
+from relay.sessions.handshake import Handshake, HandshakeError, HandshakeRejection
 from schemas.error_roots import PeerError
 from schemas.frames import Frame, FrameReader
 from schemas.registry import SchemaRegistry
 from schemas.session import CloseCode
+from schemas.tokens import TokenReason
 from tests.fakes.frames import frame_text
 from tests.fakes.hub import PUBLIC_URL, Hub
 from tests.fakes.node_end import device_token
@@ -151,3 +152,7 @@ def test_who_only_has_the_public_leaf_gets_no_further(
     (known,) = hub.fleet.nodes_of(node.tenant)
     assert known.manifest is not None
     assert known.manifest.wire == wire
+
+
+def test_every_reason_of_a_bad_token_is_a_reason_of_the_handshake() -> None:
+    assert {f"token_{reason}" for reason in TokenReason} <= set(HandshakeRejection)
