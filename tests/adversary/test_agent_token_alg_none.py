@@ -1,4 +1,4 @@
-"""Attacker: anybody who can reach ``/mcp``. Tried: tokens that ask not to be verified at all.
+"""Attacker: any client that can reach ``/mcp``. Tried: tokens that ask not to be verified at all.
 
 What must happen: 401 that challenges with ``invalid_token``, nothing listed or called, a ``token_refused``
 line.

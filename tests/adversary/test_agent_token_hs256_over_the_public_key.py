@@ -1,4 +1,4 @@
-"""Attacker: anybody, for the relay's public key is public. Tried: a MAC over the token, keyed with that
+"""Attacker: any client, for the relay's public key is public. Tried: a MAC over the token, keyed with that
 key, in the hope that the verifier takes the algorithm from the token and the key from its own store.
 
 What must happen: 401, nothing called, a ``token_refused`` line; whatever form of the key was used.

@@ -1,4 +1,4 @@
-"""Attacker: anybody who can reach ``/enroll``. Tried: requests that are no JSON of one reading.
+"""Attacker: any client that can reach ``/enroll``. Tried: requests that are no JSON of one reading.
 
 Made of one that would be granted, so that nothing but the document is wrong. What must happen: 400 (413 for
 what is too large), one ``enrolment_refused`` line, no leaf issued, and the join token not spent.

@@ -1,10 +1,10 @@
-"""Attacker: anybody who can reach the relay's port. Tried: to read files through ``/schemas/``: with dots,
-encoded, doubly encoded and mixed, slashes and backslashes, null bytes, absolute paths, another case,
+"""Attacker: any client that can reach the relay's port. Tried: to read files through ``/schemas/``: with
+dots, encoded, doubly encoded and mixed, slashes and backslashes, null bytes, absolute paths, another case,
 trailing dots and spaces, and very long names.
 
 What must happen: 404 (400 where it is no HTTP), and never a byte of a file. An encoded character is that
 character, so that a schema has as many names as it can be encoded in, and each gives the same public bytes. A
-path that is not there is no line in the audit: anybody mistypes.
+path that is not there is no line in the audit: it may be a typing error.
 """
 
 import pytest

@@ -81,7 +81,7 @@ class NoAuthority:
 
 
 class Hub:
-    """What a relay has before anybody connects to it.
+    """What a relay has before a client connects to it.
 
     Attributes:
         clock: the system's clock, which the tests move.
