@@ -6,9 +6,9 @@ import gc
 def tune_collector() -> None:
     """Make the garbage collector run less often.
 
-    Thousands of nodes are a large heap that does not change, and every call leaves a few cycles behind in
-    the SDK. With the default thresholds the collector walks the whole heap so often that calls take nearly
-    half as long again; with these, a few megabytes of garbage are collected later.
+    Thousands of nodes are a large heap that does not change, and a call of the old era leaves a few cycles
+    behind in the SDK. With the default thresholds the collector walks the whole heap so often that such calls
+    take nearly half as long again; with these, a few megabytes of garbage are collected later.
     """
     gc.freeze()
     gc.set_threshold(10_000, 20, 100)
