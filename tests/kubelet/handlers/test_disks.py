@@ -193,6 +193,8 @@ async def test_a_system_without_a_thread_left_costs_readings_and_nothing_else(
     )
     await disks.refresh()
     await until(lambda: disks.latest == [ROOT_DISK, STICK_DISK])
+    # A thread that has not ended yet would take the next reading.
+    await until(lambda: not any(thread.is_alive() for thread in machine.threads))
     left[0] = 0
     machine.spaces["/"] = Space(1000, 1)
     for _ in range(3):
