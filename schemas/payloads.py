@@ -164,3 +164,67 @@ class RenewAck(Ack):
     certificate: NotRequired[str]
     roots: NotRequired[str]
     endorsement: NotRequired[str]
+
+
+class CallerTool(TypedDict):
+    """A tool that a caller lends; its texts are the caller's own. ``inputSchema`` is as MCP spells it."""
+
+    name: str
+    title: NotRequired[str]
+    description: NotRequired[str]
+    inputSchema: NotRequired[Mapping[str, Any]]
+
+
+class SessionOpen(TypedDict):
+    """A caller has opened a session, or has declared its tools anew."""
+
+    session_id: str
+    caller_id: str
+    owner: str
+    tools: list[CallerTool]
+
+
+class SessionText(TypedDict):
+    """``session_message`` and ``session_event``: a message to the local agent, and one from it."""
+
+    session_id: str
+    message: str
+
+
+class SessionEnd(TypedDict):
+    """The session has ended."""
+
+    session_id: str
+    reason: str
+
+
+class CallerToolRequest(TypedDict):
+    """``caller_tool``: the local agent calls a tool that the caller lends."""
+
+    session_id: str
+    request_id: str
+    tool: str
+    arguments: Mapping[str, Any]
+
+
+class CallerToolCancel(TypedDict):
+    """The result of a request is not needed any more."""
+
+    session_id: str
+    request_id: str
+
+
+class CallerToolFailure(TypedDict):
+    """Why a request has no result; ``code`` is a ``CallerToolError``."""
+
+    code: str
+    message: str
+
+
+class CallerToolResult(TypedDict):
+    """The end of a request: exactly one of ``result`` and ``error``."""
+
+    session_id: str
+    request_id: str
+    result: NotRequired[Any]
+    error: NotRequired[CallerToolFailure]

@@ -59,6 +59,40 @@ TABLE = {
         "provider_failure",
         "if the tool is idempotent",
     ),
+    Failure.SESSION_UNKNOWN: ("E_SAFETY_DENIED", "UNAUTHORIZED", 401, -32001, "unauthorized", "no"),
+    Failure.CALLER_REQUEST_UNKNOWN: (
+        "E_MANIFEST_INVALID",
+        "INVALID_INPUT",
+        400,
+        -32602,
+        "invalid_arguments",
+        "no",
+    ),
+    Failure.CALLER_TOOL_UNKNOWN: ("E_VERB_UNSUPPORTED", "NOT_FOUND", 404, -32601, "tool_not_found", "no"),
+    Failure.CALLER_DISCONNECTED: (
+        "E_INTERNAL",
+        "INTERNAL_ERROR",
+        500,
+        -32603,
+        "provider_failure",
+        "if the tool is idempotent",
+    ),
+    Failure.CALLER_TIMEOUT: (
+        "E_DEADLINE_EXCEEDED",
+        "TIMEOUT",
+        504,
+        -32003,
+        "timeout",
+        "if the tool is idempotent",
+    ),
+    Failure.CALLER_TOOL_FAILED: (
+        "E_INTERNAL",
+        "INTERNAL_ERROR",
+        500,
+        -32603,
+        "provider_failure",
+        "if the tool is idempotent",
+    ),
 }
 # The canonical codes: HTTP status, JSON-RPC code, retryable.
 CANONICAL = {

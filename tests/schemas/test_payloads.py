@@ -20,8 +20,18 @@ FRAMES = {
     "renew_ack": payloads.RenewAck,
     "retire_ack": payloads.Ack,
     "bye": payloads.Bye,
+    "session_open": payloads.SessionOpen,
+    "session_message": payloads.SessionText,
+    "session_end": payloads.SessionEnd,
+    "session_event": payloads.SessionText,
+    "caller_tool": payloads.CallerToolRequest,
+    "caller_tool_cancel": payloads.CallerToolCancel,
+    "caller_tool_result": payloads.CallerToolResult,
 }
 JSON_TYPES = {"string": str, "integer": int, "boolean": bool, "object": Mapping, "array": list}
+
+CALLER_TOOL = ["properties", "payload", "properties", "tools", "items"]
+CALLER_ERROR = ["properties", "payload", "oneOf", 1, "properties", "error"]
 
 
 def members(type_: type) -> tuple[set[str], set[str]]:
@@ -48,6 +58,8 @@ def test_the_type_of_a_payload_has_the_members_of_its_document(registry: SchemaR
     ("type_", "ref", "path"),
     [
         (payloads.ErrorEnvelope, "error@1.0.0", []),
+        (payloads.CallerToolFailure, "session.caller_tool_result@1.0.0", CALLER_ERROR),
+        (payloads.CallerTool, "session.session_open@1.0.0", CALLER_TOOL),
         (payloads.Manifest, "manifest@1.1.0", []),
         (payloads.Attestation, "manifest@1.1.0", ["properties", "node_attestation"]),
         (payloads.Fingerprint, "manifest@1.1.0", ["properties", "hw_fingerprint"]),
@@ -56,9 +68,9 @@ def test_the_type_of_a_payload_has_the_members_of_its_document(registry: SchemaR
     ],
 )
 def test_the_type_of_a_document_has_its_members(
-    registry: SchemaRegistry, type_: type, ref: str, path: list[str]
+    registry: SchemaRegistry, type_: type, ref: str, path: list[str | int]
 ) -> None:
-    document = registry.document(ref)
+    document: Any = registry.document(ref)
     for name in path:
         document = document[name]
     assert members(type_) == stated(document)
@@ -72,10 +84,19 @@ def test_each_member_has_the_type_that_its_document_states(registry: SchemaRegis
         for name, schema in form["properties"].items():
             if (json_type := schema.get("type")) is not None:
                 plain = getattr(hints[name], "__origin__", hints[name])
-                assert plain is JSON_TYPES[json_type]
+                assert plain is JSON_TYPES[json_type] or (json_type == "object" and is_typeddict(plain))
 
 
 def test_no_type_is_left_out() -> None:
     known = {type_ for type_ in vars(payloads).values() if is_typeddict(type_)}
-    others = {"ErrorEnvelope", "Manifest", "Attestation", "Fingerprint", "Capability", "Constraints"}
+    others = {
+        "ErrorEnvelope",
+        "Manifest",
+        "Attestation",
+        "Fingerprint",
+        "Capability",
+        "Constraints",
+        "CallerTool",
+        "CallerToolFailure",
+    }
     assert known == {*FRAMES.values(), *(getattr(payloads, name) for name in others)}
