@@ -2,7 +2,8 @@
 
 The table ties together the three vocabularies that a failure has: RFC-0001 section 4 codes, canonical
 codes with their HTTP status and JSON-RPC code, and the remote-tool errors of SPEC-0004 section 3.3. Must
-not contain text from outside: messages are constants, printable ASCII, at most 512 characters.
+not contain text from a node or a broker: messages are constants, or come from a schema; printable ASCII, at
+most 512 characters.
 """
 
 from collections.abc import Mapping
@@ -13,6 +14,7 @@ from typing import Any
 
 from schemas.error_roots import EdgeError
 from schemas.payloads import ErrorEnvelope
+from schemas.violations import ViolationError
 
 MAX_TEXT = 512
 
@@ -279,16 +281,24 @@ class ToolError(EdgeError):
 
     Attributes:
         failure: the row of the table.
-        detail: a constant text that replaces the row's message where more is known.
+        detail: a text that replaces the row's message where more is known. Of what came from outside, it
+            holds at most the JSON pointer of a member of the caller's own arguments.
+        fix: a text of the same kind, which replaces the row's ``suggested_fix``.
         retry_after_ms: when calling again may help, in milliseconds from now.
     """
 
     def __init__(
-        self, failure: Failure, detail: str | None = None, *, retry_after_ms: int | None = None
+        self,
+        failure: Failure,
+        detail: str | None = None,
+        *,
+        fix: str | None = None,
+        retry_after_ms: int | None = None,
     ) -> None:
         super().__init__(failure, detail)
         self.failure = failure
         self.detail = detail
+        self.fix = fix
         self.retry_after_ms = retry_after_ms
 
     def __str__(self) -> str:
@@ -300,13 +310,23 @@ class ToolError(EdgeError):
         envelope: ErrorEnvelope = {
             "code": row.code,
             "message": (self.detail or row.message)[:MAX_TEXT],
-            "suggested_fix": row.suggested_fix,
+            "suggested_fix": (self.fix or row.suggested_fix)[:MAX_TEXT],
         }
         if self.retry_after_ms is not None:
             envelope["retry_after_ms"] = self.retry_after_ms
         if correlation_id is not None:
             envelope["correlation_id"] = correlation_id
         return envelope
+
+    @classmethod
+    def from_violation(cls, violation: ViolationError) -> "ToolError":
+        """Return the error for arguments that do not fit: what violates which rule, and what is allowed."""
+        row = Failure.ARGUMENTS_INVALID.value
+        return cls(
+            Failure.ARGUMENTS_INVALID,
+            f"{row.message.removesuffix('.')}: {violation.sentence}.",
+            fix=f"{violation.fix} {row.suggested_fix}",
+        )
 
     @classmethod
     def from_node(cls, envelope: Mapping[str, Any]) -> "ToolError":

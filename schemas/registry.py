@@ -5,7 +5,7 @@ look-ups, never paths. Must not hand out anything that a caller could change for
 """
 
 import json
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -15,10 +15,10 @@ from typing import Any
 import jsonschema_rs
 
 from schemas.canonical import jcs
-from schemas.error_roots import EdgeError
 from schemas.kinds import KindRegistry
 from schemas.projection import parse
 from schemas.text import printable
+from schemas.violations import ViolationError, violation_of
 
 SCHEME = "mcp://schemas/"
 TOOL_PREFIX = "mcp.tool:"
@@ -30,23 +30,13 @@ _DOCUMENTS = Path(__file__).with_name("documents")
 _REFERENCES = ("$ref", "$dynamicRef")
 
 
-class ViolationError(EdgeError):
-    """A value does not fit its schema. ``where`` and ``rule`` are printable and hold no value of it."""
-
-    def __init__(self, where: str, rule: str) -> None:
-        super().__init__(where, rule)
-        self.where = where
-        self.rule = rule
-
-    def __str__(self) -> str:
-        return f"{self.where} violates {self.rule}"
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Validator:
     """One compiled document. Frozen, because all users of the document share it."""
 
     _compiled: jsonschema_rs.Draft202012Validator
+    _ref: str
+    _documents: Mapping[str, Any]
 
     def is_valid(self, value: object) -> bool:
         """Return whether ``value`` fits. A lone surrogate fits no rule that reads it."""
@@ -67,10 +57,21 @@ class Validator:
         try:
             error = next(self._compiled.iter_errors(value))
         except ValueError:
-            raise ViolationError("/", "text") from None
-        where = "/" + "/".join(str(part) for part in error.instance_path)
-        rule = str(error.schema_path[-1]) if error.schema_path else "schema"
-        raise ViolationError(printable(where, 128), printable(rule, 64))
+            raise ViolationError("/", "text", "a text in it has a lone surrogate", "Remove it.") from None
+        raise violation_of(error, self._schema_at(error.evaluation_path[:-1]))
+
+    def _schema_at(self, path: Sequence[str | int]) -> Mapping[str, Any]:
+        """Return the schema at ``path`` of the document, through the references on the way."""
+        ref = self._ref
+        place: Any = self._documents[ref]
+        for part in path:
+            if part == "$ref":
+                document, _, pointer = place["$ref"].removeprefix(SCHEME).partition("#")
+                ref = document or ref
+                place = _at(self._documents[ref], pointer)
+            else:
+                place = place[part]
+        return place if isinstance(place, dict) else {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +135,7 @@ class SchemaRegistry:
         if (known := self._compiled.get(key)) is not None:
             return known
         compiled = jsonschema_rs.Draft202012Validator(self._documents[ref], registry=self._resources)
-        validator = self._compiled[key] = Validator(compiled)
+        validator = self._compiled[key] = Validator(compiled, ref, self._documents)
         return validator
 
     def load_envelope(self) -> Validator:
@@ -157,6 +158,14 @@ class SchemaRegistry:
             raise KeyError(tool_id)
         verb = kind.verbs[name.verb]
         return ToolIo(self.load(verb.input_ref), self.load(verb.output_ref))
+
+
+def _at(document: Any, pointer: str) -> Any:
+    """Return what the JSON pointer ``pointer`` of a reference names in ``document``."""
+    place = document
+    for part in pointer.split("/")[1:]:
+        place = place[part.replace("~1", "/").replace("~0", "~")]
+    return place
 
 
 def _read(directory: Path) -> dict[str, dict[str, Any]]:

@@ -15,8 +15,9 @@ from relay.ascii_json import members_of
 from relay.auth.permissions import SCOPES, Rights
 from schemas.error_roots import OperatorError
 from schemas.manifest import MAX_FUTURE_MS
-from schemas.registry import SchemaRegistry, ViolationError
+from schemas.registry import SchemaRegistry
 from schemas.tokens import AGENT_REF, TokenError, TokenReason, TokenVerifier, sign_token
+from schemas.violations import ViolationError
 
 _CACHE_SIZE = 4096
 # The issuer's clock may differ from ours by as much as a node's.

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from relay.ascii_json import encoded
 from relay.calls.call_record import CallAnswer, CallRecord, CallRequest
 from relay.calls.envelope import META_STEP_ID, META_TASK_ID, TOOL_IO_REF
-from schemas.errors import ToolError
+from schemas.errors import Failure, ToolError
 from schemas.text import printable
 
 _OK = 200
@@ -87,7 +87,9 @@ def _error(error: ToolError | None) -> dict[str, str] | None:
     if error is None:
         return None
     row = error.failure.value
-    return {"canonical": row.canonical.name, "message": error.detail or row.message}
+    # Not the detail of invalid arguments: it can name a member, and no text of a caller is logged.
+    message = row.message if error.failure is Failure.ARGUMENTS_INVALID else error.detail or row.message
+    return {"canonical": row.canonical.name, "message": message}
 
 
 def _shown(text: str | None) -> str | None:

@@ -14,7 +14,8 @@ from structlog.typing import FilteringBoundLogger
 from relay.config import EnvelopeMode
 from schemas.errors import Failure, ToolError
 from schemas.projection import parse
-from schemas.registry import TOOL_PREFIX, SchemaRegistry, ViolationError
+from schemas.registry import TOOL_PREFIX, SchemaRegistry
+from schemas.violations import ViolationError
 
 META_IDEMPOTENCY_KEY = "edge-kubelet/idempotency-key"
 META_TASK_ID = "edge-kubelet/task-id"

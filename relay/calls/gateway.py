@@ -25,6 +25,7 @@ from relay.rate_limits import Allowance, KeyedLimiters, Limiter
 from schemas.errors import Failure, ToolError
 from schemas.tokens import TokenError
 from schemas.ulids import UlidSource
+from schemas.violations import ViolationError
 
 
 class CallGateway:
@@ -156,8 +157,10 @@ class CallGateway:
             # In every mode: without a name there is no tool, and without an id no answer is expected.
             raise ToolError(Failure.ENVELOPE_INVALID)
         tool = self._fleet.resolve(call.name, principal.rights)
-        if not tool.surface.arguments.is_valid(call.arguments):
-            raise ToolError(Failure.ARGUMENTS_INVALID)
+        try:
+            tool.surface.arguments.check(call.arguments)
+        except ViolationError as violation:
+            raise ToolError.from_violation(violation) from None
         return tool
 
     def _account(self, request: CallRequest, record: CallRecord, answer: CallAnswer | None) -> None:

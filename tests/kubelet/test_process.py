@@ -21,8 +21,8 @@ from schemas.error_roots import OperatorError, PeerError, StateError
 from schemas.faults import FailedError
 from schemas.files import ExposedFileError
 from schemas.identity_files import IdentityFilesError
-from schemas.registry import ViolationError
 from schemas.session import ProtocolError
+from schemas.violations import ViolationError
 
 
 def test_failing_says_one_line_and_ends_with_its_code(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.registry import SchemaRegistry, ViolationError
+from schemas.registry import SchemaRegistry
+from schemas.violations import ViolationError
 from tests.fakes.examples import examples
 from tests.fakes.schema_values import anything, nearly_fitting
 from tests.fakes.signer import NODE_ID

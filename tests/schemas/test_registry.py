@@ -10,7 +10,8 @@ import pytest
 
 from schemas.errors import CODES
 from schemas.kinds import SYSTEM_ECHO, KindRegistry
-from schemas.registry import SCHEME, TOOL_PREFIX, SchemaRegistry, ViolationError
+from schemas.registry import SCHEME, TOOL_PREFIX, SchemaRegistry
+from schemas.violations import ViolationError
 from tests.fakes.frames import ERROR, PAYLOADS, message
 from tests.fakes.second_opinion import second_opinion
 from tests.fakes.signer import NODE_ID, NOW_MS, SimulatedCa

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 from hypothesis import Phase, find, given, settings
 
-from schemas.registry import SchemaRegistry, ViolationError
+from schemas.registry import SchemaRegistry
+from schemas.violations import ViolationError
 from tests.fakes.examples import examples
 from tests.fakes.schema_values import fitting, nearly, nearly_fitting
 from tests.fakes.second_opinion import second_opinion

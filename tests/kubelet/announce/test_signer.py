@@ -10,8 +10,9 @@ from kubelet.announce.signer import ClockNotSetError, ManifestSigner
 from kubelet.logs import make_logger
 from schemas.kinds import KindRegistry
 from schemas.manifest import FIRST_CREDIBLE_MS, MAX_FUTURE_MS, etag_of
-from schemas.registry import SchemaRegistry, ViolationError
+from schemas.registry import SchemaRegistry
 from schemas.trust import Known, Outcome, TrustRules
+from schemas.violations import ViolationError
 from tests.fakes.clock import FakeClock
 from tests.fakes.lines import LogLines
 from tests.fakes.node import identity_of

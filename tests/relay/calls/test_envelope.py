@@ -215,7 +215,8 @@ async def test_a_tools_own_schema_and_its_name_count_in_every_mode(
     gateway, router = served(hub, mode)
     answer = await gateway.call(call_of(hub.token(), name, arguments))
     assert answer.error is not None
-    assert (answer.error["code"], answer.error["message"]) == (failure.value.code, failure.value.message)
+    assert answer.error["code"] == failure.value.code
+    assert answer.error["message"].startswith(failure.value.message.removesuffix("."))
     assert router.commands == []
 
 
@@ -236,7 +237,7 @@ async def test_where_the_form_is_not_enforced_the_tool_refuses_arguments_that_ar
     gateway, router = served(hub, mode)
     answer = await gateway.call(call_of(hub.token(), ECHO_NAME, arguments))
     assert answer.error is not None
-    assert answer.error["message"] == Failure.ARGUMENTS_INVALID.value.message
+    assert answer.error["message"].endswith("tool: the whole value must be of type object.")
     assert router.commands == []
 
 

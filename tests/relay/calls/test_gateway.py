@@ -212,8 +212,12 @@ async def test_what_is_refused_is_refused_with_its_code_before_anything_is_sent(
     before(hub, node)
     envelope = error(await gateway.call(request(hub, **call)))
     assert envelope["code"] == failure.value.code
-    assert envelope["message"] == FORM.get(str(call), failure.value.message)
-    assert envelope["suggested_fix"] == failure.value.suggested_fix
+    message = FORM.get(str(call), failure.value.message)
+    if failure is Failure.ARGUMENTS_INVALID:
+        assert envelope["message"].startswith(message.removesuffix(".") + ": ")
+    else:
+        assert envelope["message"] == message
+    assert envelope["suggested_fix"].endswith(failure.value.suggested_fix)
     assert router.commands == []
     (line,) = hub.audited()
     assert (line["decision"], line["code"]) == ("deny", failure.value.code)
@@ -278,7 +282,8 @@ async def test_of_all_that_is_wrong_the_first_in_order_is_told(
     hub: Hub, gateway: CallGateway, better: dict[str, Any], failure: Failure
 ) -> None:
     envelope = error(await gateway.call(request(hub, **WORST | better)))
-    assert (envelope["code"], envelope["suggested_fix"]) == (failure.value.code, failure.value.suggested_fix)
+    assert envelope["code"] == failure.value.code
+    assert envelope["suggested_fix"].endswith(failure.value.suggested_fix)
 
 
 # --- the audit ----------------------------------------------------------------------------------------
