@@ -1,5 +1,5 @@
 """``python -m relay``: the same as the command ``relay``."""
 
-from relay.cli.main import main
+from relay.cli.entry import main
 
 main()

@@ -23,7 +23,8 @@ from relay.audit.line_reader import AuditLines, Line
 from relay.audit.report import report_rows, row
 from relay.audit.verified_head import keep_verified_head, read_verified_head
 from relay.audit.verify import FIELDS, HASH_FORM, matching, parsed, verify
-from relay.cli.options import EXIT_LOST, EXIT_NO, EXIT_USAGE, AsJson, StateDir, fail, seconds, state_files
+from relay.cli.exits import EXIT_LOST, EXIT_NO, EXIT_USAGE, fail
+from relay.cli.options import AsJson, StateDir, seconds, state_files
 from schemas.text import printable
 
 app = typer.Typer(help="What was decided, and whether it was changed since.", no_args_is_help=True)

@@ -22,7 +22,8 @@ from relay.backup.encryption import (
 )
 from relay.backup.state import RestoreError, restore, save, write_new
 from relay.cli.ca import authority
-from relay.cli.options import EXIT_CANNOT_RUN, EXIT_USAGE, StateDir, fail, state_files
+from relay.cli.exits import EXIT_CANNOT_RUN, EXIT_USAGE, fail
+from relay.cli.options import StateDir, state_files
 from relay.clock import now_ms
 from schemas.files import read_named_private, read_named_secret
 

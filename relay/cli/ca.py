@@ -7,17 +7,8 @@ from typing import Annotated
 
 import typer
 
-from relay.cli.options import (
-    EXIT_NO,
-    EXIT_USAGE,
-    AsJson,
-    StateDir,
-    fail,
-    seconds,
-    show_table,
-    state_files,
-    utc,
-)
+from relay.cli.exits import EXIT_NO, EXIT_USAGE, fail
+from relay.cli.options import AsJson, StateDir, seconds, show_table, state_files, utc
 from relay.clock import now_ms
 from relay.pki.authority import DEFAULT_TENANT, MAX_OVERLAP_DAYS, CertificateAuthority
 from relay.pki.errors import UnknownTargetError

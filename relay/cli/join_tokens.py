@@ -11,19 +11,8 @@ from typing import Annotated
 import typer
 
 from relay.cli.ca import authority
-from relay.cli.options import (
-    EXIT_NO,
-    EXIT_USAGE,
-    AsJson,
-    PublicUrl,
-    StateDir,
-    Tenant,
-    fail,
-    seconds,
-    show_table,
-    state_files,
-    utc,
-)
+from relay.cli.exits import EXIT_NO, EXIT_USAGE, fail
+from relay.cli.options import AsJson, PublicUrl, StateDir, Tenant, seconds, show_table, state_files, utc
 from relay.clock import now_ms
 from relay.config import DEFAULT_PUBLIC_URL
 from relay.pki.join_tokens import JoinError, JoinTokens

@@ -4,23 +4,14 @@ Must not contain what the commands do: each calls one function. Must not import 
 imported by the command that needs them.
 """
 
-import traceback
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from relay.cli import audit, backup, ca, join_tokens, stdio, tokens
-from relay.cli.options import (
-    EXIT_CANNOT_RUN,
-    EXIT_FAULT,
-    EXIT_NO,
-    EXIT_USAGE,
-    PublicUrl,
-    StateDir,
-    fail,
-    state_files,
-)
+from relay.cli.exits import EXIT_NO, EXIT_USAGE, fail
+from relay.cli.options import PublicUrl, StateDir, state_files
 from relay.config import (
     AGENT_BURST_S,
     DEFAULT_LISTEN,
@@ -32,9 +23,8 @@ from relay.config import (
     TlsFiles,
 )
 from relay.rate_limits import Allowance
-from schemas.addresses import PLAIN_OPTION, AddressError, normal_url, parse_broker, parse_host_port
-from schemas.error_roots import EdgeError, OperatorError
-from schemas.faults import FailedError
+from schemas.addresses import PLAIN_OPTION, normal_url, parse_broker, parse_host_port
+from schemas.error_roots import OperatorError
 
 app = typer.Typer(
     name="relay",
@@ -50,21 +40,6 @@ app.add_typer(audit.app, name="audit")
 app.command()(stdio.stdio)
 ca.app.command("backup")(backup.ca_backup)
 ca.app.command("restore")(backup.ca_restore)
-
-
-def main() -> None:
-    """Run the command line. An operator's mistake is one line; a fault of our own has a traceback."""
-    try:
-        app()
-    except AddressError as error:
-        fail(str(error), EXIT_USAGE)
-    except (EdgeError, FailedError) as error:
-        fail(str(error), EXIT_CANNOT_RUN)
-    except OSError as error:
-        fail(f"{error.filename}: {error.strerror}" if error.filename else str(error), EXIT_CANNOT_RUN)
-    except Exception:  # noqa: BLE001 - so that no fault has the exit code of an answer
-        traceback.print_exc()
-        raise SystemExit(EXIT_FAULT) from None
 
 
 @app.command()

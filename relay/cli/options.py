@@ -1,9 +1,6 @@
-"""What the commands of the relay share: exit codes, options, and the form of an error.
+"""The options that several commands of the relay share, and how they print times and tables.
 
-Exit codes: 0 done; 1 the answer is no; 2 the command line is wrong; 3 it cannot run as things are (a file
-is missing or exposed, a port is taken), or the relay has failed; 4 something that was there is lost; 70 a
-fault of our own in a command. Results go to standard output, everything else to standard error. Must not
-contain what a command does.
+Must not contain what a command does.
 """
 
 import os
@@ -11,18 +8,13 @@ import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 
+from relay.cli.exits import EXIT_USAGE, fail
 from relay.config import StateFiles, default_state_dir
 from schemas.text import printable
-
-EXIT_NO = 1
-EXIT_USAGE = 2
-EXIT_CANNOT_RUN = 3
-EXIT_LOST = 4
-EXIT_FAULT = 70
 
 StateDir = Annotated[Path | None, typer.Option("--state-dir", help="The relay's state directory.")]
 Tenant = Annotated[str, typer.Option(help="The tenant.")]
@@ -57,9 +49,3 @@ def show_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     for line in lines:
         padded = (f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True))
         typer.echo("  ".join(padded).rstrip())
-
-
-def fail(text: str, code: int) -> NoReturn:
-    """Print ``text`` as one line of error, and exit with ``code``."""
-    typer.echo(f"relay: {text}", err=True)
-    raise SystemExit(code)

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from relay.cli.options import EXIT_CANNOT_RUN, EXIT_USAGE, fail
+from relay.cli.exits import EXIT_CANNOT_RUN, EXIT_USAGE, fail
 from relay.stdio_bridge.bearer_token import BearerToken, TokenMissingError
 from schemas.addresses import PLAIN_OPTION, check_private_url, mcp_url, normal_url
 from schemas.tls import client_context

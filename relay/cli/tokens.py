@@ -11,7 +11,8 @@ import typer
 from relay.auth.agent_tokens import TokenIssuer, TokenOptionError
 from relay.auth.permissions import SCOPES
 from relay.auth.revoked_tokens import RevokedTokens, is_jti
-from relay.cli.options import EXIT_USAGE, PublicUrl, StateDir, Tenant, fail, seconds, state_files
+from relay.cli.exits import EXIT_USAGE, fail
+from relay.cli.options import PublicUrl, StateDir, Tenant, seconds, state_files
 from relay.clock import now_ms
 from relay.config import DEFAULT_PUBLIC_URL
 from relay.key_files import load_or_create_key

@@ -15,7 +15,7 @@ import pytest
 
 from relay.auth.agent_tokens import key_id
 from relay.auth.revoked_tokens import RevokedTokens
-from relay.cli.main import main
+from relay.cli.entry import main
 from relay.http.listener import bind
 from relay.key_files import load_or_create_key
 from schemas.addresses import PLAIN_OPTION, HostPort
@@ -1056,6 +1056,36 @@ def test_a_fault_of_our_own_has_a_traceback_and_the_exit_code_of_no_answer(
         main()
     assert ended.value.code == 70
     assert "KeyError: 'a fault'" in capsys.readouterr().err
+
+
+def test_the_message_of_a_fault_is_escaped(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], state: Path
+) -> None:
+    def broken(_state_dir: Path | None) -> None:
+        raise KeyError("\x1b[31m from outside")
+
+    monkeypatch.setattr("relay.cli.ca.authority", broken)
+    monkeypatch.setattr(sys, "argv", ["relay", "ca", "list", "--state-dir", str(state)])
+    with pytest.raises(SystemExit):
+        main()
+    assert "\x1b" not in capsys.readouterr().err
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("command", [["run", "--broker", "127.0.0.1:1"], ["audit", "tail"], []])
+def test_on_a_nodes_installation_the_command_says_in_one_line_what_to_install(
+    tmp_path: Path, command: list[str]
+) -> None:
+    extra = ["pydantic_core", "starlette", "uvicorn", "uvloop", "httptools", "mcp", "pyrage", "httpx2"]
+    code = (
+        f"import sys; sys.modules.update(dict.fromkeys({extra!r}))\n"
+        f"sys.argv[1:] = {[*command, '--state-dir', str(tmp_path)]!r}\n"
+        "from relay.cli.entry import main; main()"
+    )
+    done = subprocess.run([sys.executable, "-P", "-c", code], check=False, capture_output=True, text=True)
+    assert done.returncode == 3
+    assert done.stderr.count("\n") == 1
+    assert "pip install 'edge-kubelet[relay]'" in done.stderr
 
 
 @pytest.mark.processes
