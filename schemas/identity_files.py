@@ -17,7 +17,14 @@ from pathlib import Path
 from nacl.signing import SigningKey
 
 from schemas.error_roots import StateError
-from schemas.files import PRIVATE, make_private_directory, read_private, read_state, write_atomic
+from schemas.files import (
+    PRIVATE,
+    make_private_directory,
+    read_private,
+    read_state,
+    write_atomic,
+    write_unsynced,
+)
 from schemas.identity import certificates_in, is_for_key, kid_of
 from schemas.keys import KeyFormatError, private_key_from_pem, private_key_to_pem
 from schemas.projection import is_node_id
@@ -87,6 +94,18 @@ class IdentityFiles:
             write_atomic(self.csr, csr_pem)
         write_atomic(self.leaf, leaf_pem)
         write_atomic(self.key, private_key_to_pem(key), PRIVATE)
+
+    def write_mock(self, node_id: str, key: SigningKey, leaf_pem: str, root_pem: str) -> None:
+        """Write a whole new identity of a mock node. A power cut may lose it: it can be made again.
+
+        Raises:
+            OSError: there is one already, or it cannot be written.
+        """
+        make_private_directory(self.root)
+        write_unsynced(self.node_id, node_id + "\n")
+        write_unsynced(self.leaf, leaf_pem)
+        write_unsynced(self.root_certificate, root_pem)
+        write_unsynced(self.key, private_key_to_pem(key), PRIVATE)
 
     def install(self, leaf_pem: str, root_pem: str) -> None:
         """Replace leaf and root by those that a CA issued; the caller has verified them."""

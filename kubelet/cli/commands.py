@@ -257,11 +257,10 @@ def fleet(
     relay: Relay,
     heartbeat: Heartbeat = DEFAULT_HEARTBEAT_S,
     ttl_ms: Ttl = DEFAULT_TTL_MS,
+    part: Annotated[str | None, typer.Option(hidden=True, metavar="K/N")] = None,
 ) -> None:
-    """Run mock nodes in one process: real signatures, real sessions, made-up metrics."""
-    from kubelet.cli.mock_nodes import read_identities, run_fleet  # noqa: PLC0415
-    from kubelet.daemon.agent import node_environment  # noqa: PLC0415
-    from kubelet.logs import opened  # noqa: PLC0415
+    """Run mock nodes, thousands if need be: real signatures, real sessions, made-up metrics."""
+    from kubelet.cli.fleet import run_all, run_part  # noqa: PLC0415
 
     config = typed_config(broker, relay, heartbeat, ttl_ms)
     if config.broker.tls:
@@ -270,14 +269,7 @@ def fleet(
             "use a broker without TLS, on this machine",
             EXIT_USAGE,
         )
-    nodes = read_identities(identities)
-
-    async def run_nodes() -> None:
-        with opened(sys.stderr) as (log, _lines):
-            around = node_environment(config, f"edge-fleet-{os.getpid()}", log, IdentityFiles(identities))
-            await run_fleet(nodes, around)
-
-    run_until_signal(run_nodes())
+    run_until_signal(run_all(identities, config) if part is None else run_part(identities, config, part))
 
 
 def _print(facts: dict[str, Any], *, as_json: bool) -> None:

@@ -1,23 +1,33 @@
-"""Mock nodes in one process, for demos, tests and benches.
+"""The mock nodes of one process, for demos, tests and benches.
 
 Their keys, signatures and sessions are real; their metrics are made up. Must not be used where they
 could be mistaken for boards.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from kubelet.daemon.node import Node, NodeEnvironment
 from kubelet.handlers.base import Handler
 from kubelet.handlers.echo import EchoHandler
 from kubelet.handlers.metrics import CAPABILITY as METRICS
+from kubelet.session.link import LinkState
 from schemas.identity_files import IdentityFiles, IdentityFilesError, NodeIdentity
 from schemas.manifest import fingerprint
 
 _GIB = 1024**3
 _START_SPREAD_S = 0.002
+
+
+class Counts(NamedTuple):
+    """How many nodes are connected, how many of them announced, and how many the relay rejects."""
+
+    connected: int
+    announced: int
+    rejected: int
 
 
 class MadeUpMetrics(Handler):
@@ -72,20 +82,41 @@ def read_identities(directory: Path) -> list[NodeIdentity]:
     return identities
 
 
-async def run_fleet(identities: Sequence[NodeIdentity], around: NodeEnvironment) -> None:
-    """Run one mock node for each identity until cancelled."""
-    started = around.now_ms()
-    around.publisher.start()
-    try:
-        async with asyncio.TaskGroup() as tasks:
-            for identity in identities:
-                handlers: list[Handler] = [
+class MockFleet:
+    """One mock node for each identity."""
+
+    def __init__(self, identities: Sequence[NodeIdentity], around: NodeEnvironment) -> None:
+        started = around.now_ms()
+        self._around = around
+        self._nodes = [
+            Node(
+                identity,
+                [
                     EchoHandler(identity.node_id, around.now_ms),
                     MadeUpMetrics(identity.node_id, around.now_ms, started),
-                ]
-                made_up = fingerprint({"machine_id": identity.node_id})
-                tasks.create_task(Node(identity, handlers, made_up, around, last_issued=None).run())
-                # Thousands that start in one moment would all sign in one moment, at every heartbeat.
-                await asyncio.sleep(_START_SPREAD_S)
-    finally:
-        await around.publisher.stop()
+                ],
+                fingerprint({"machine_id": identity.node_id}),
+                around,
+                last_issued=None,
+            )
+            for identity in identities
+        ]
+
+    def counts(self) -> Counts:
+        """Return how many nodes are in which state."""
+        states = Counter(node.link.state for node in self._nodes)
+        announced = states[LinkState.ANNOUNCED]
+        connected = announced + states[LinkState.OPEN]
+        return Counts(connected, announced, len(self._nodes) - connected - states[LinkState.CONNECTING])
+
+    async def run(self) -> None:
+        """Run them until cancelled."""
+        self._around.publisher.start()
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for node in self._nodes:
+                    tasks.create_task(node.run())
+                    # Thousands that start in one moment would all sign in one moment, at every heartbeat.
+                    await asyncio.sleep(_START_SPREAD_S)
+        finally:
+            await self._around.publisher.stop()

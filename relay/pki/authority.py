@@ -178,9 +178,7 @@ class CertificateAuthority:
                 made.append((key, *self._issuing.leaf(signer, node_id, tenant, public_key)))
             self._ledger.append(*(leaf.entry() for _, leaf, _ in made))
         for key, leaf, pem in made:
-            files = IdentityFiles(out / leaf.node_id)
-            files.write(leaf.node_id, key, pem)
-            files.install(pem, signer.pem)
+            IdentityFiles(out / leaf.node_id).write_mock(leaf.node_id, key, pem, signer.pem)
         return [leaf.node_id for _, leaf, _ in made]
 
     def issue_server(self, name: str, hosts: Sequence[str], public_key: bytes) -> str:

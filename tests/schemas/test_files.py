@@ -18,6 +18,7 @@ from schemas.files import (
     read_private,
     read_state,
     write_atomic,
+    write_unsynced,
 )
 from tests.fakes.owners import give_away
 
@@ -101,6 +102,22 @@ def test_nothing_is_left_beside_the_file(tmp_path: Path) -> None:
 def test_a_file_has_the_mode_that_was_asked_for_whatever_the_umask(tmp_path: Path, mode: int) -> None:
     write_atomic(tmp_path / "file", "content", mode)
     assert mode_of(tmp_path / "file") == mode
+
+
+@pytest.mark.usefixtures("_umask")
+@pytest.mark.parametrize("mode", [PUBLIC, PRIVATE], ids=oct)
+def test_an_unsynced_file_is_written_once_with_the_mode_that_is_named(tmp_path: Path, mode: int) -> None:
+    write_unsynced(tmp_path / "file", "caf\xe9\n", mode)
+    with pytest.raises(FileExistsError):
+        write_unsynced(tmp_path / "file", "other", mode)
+    assert ((tmp_path / "file").read_bytes(), mode_of(tmp_path / "file")) == (b"caf\xc3\xa9\n", mode)
+
+
+def test_an_unsynced_file_is_not_written_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "file").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(FileExistsError):
+        write_unsynced(tmp_path / "file", "content")
+    assert not (tmp_path / "elsewhere").exists()
 
 
 def test_a_file_is_public_unless_told_otherwise(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kubelet.announce.mqtt import MqttPublisher
-from kubelet.cli.mock_nodes import MadeUpMetrics, read_identities, run_fleet
+from kubelet.cli.mock_nodes import Counts, MadeUpMetrics, MockFleet, read_identities
 from kubelet.config import NodeConfig
 from kubelet.daemon.node import NodeEnvironment
 from kubelet.handlers.metrics import CAPABILITY as REAL_METRICS
@@ -113,7 +113,9 @@ async def test_every_mock_node_announces_and_answers_for_itself(  # noqa: PLR091
             rng=FixedChance(0.5),
             log=make_logger(log),
         )
-        task = asyncio.create_task(run_fleet([identity_of(node) for node in nodes], around))
+        fleet = MockFleet([identity_of(node) for node in nodes], around)
+        assert fleet.counts() == Counts(0, 0, 0)
+        task = asyncio.create_task(fleet.run())
         seen, ends = set(), []
         for _ in nodes:
             end = await relay.next()
@@ -128,6 +130,7 @@ async def test_every_mock_node_announces_and_answers_for_itself(  # noqa: PLR091
                 answer = await end.command(tool=tool.format(node_id), arguments=arguments)
                 assert answer.payload["result"]["node_id"] == node_id
             seen.add(node_id)
+        assert fleet.counts() == Counts(connected=2, announced=2, rejected=0)
         topics = {(await listener.next()).topic for _ in nodes}
         task.cancel()
         with suppress(asyncio.CancelledError):

@@ -292,6 +292,18 @@ def test_mock_identities_are_whole_and_trusted(ca: CertificateAuthority, tmp_pat
     assert [entry["node_id"] for entry in ledger(ca)] == node_ids
 
 
+def test_mock_identities_take_no_sync_of_the_disk_each(
+    ca: CertificateAuthority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fsync", synced.append)
+    ca.issue_mock(1, tmp_path / "one", "acme")
+    of_one = len(synced)
+    synced.clear()
+    ca.issue_mock(20, tmp_path / "twenty", "acme")
+    assert len(synced) <= of_one
+
+
 # --- what can be wrong with the files -----------------------------------------------------------------
 
 
