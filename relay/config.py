@@ -123,6 +123,7 @@ class StateFiles:
     | `join_tokens.jsonl` | the join tokens, by which nodes may enrol, and their keys (0600) |
     | `marks/` | `marks.sqlite3`, the newest manifest accepted from each node (0700) |
     | `revoked_tokens.jsonl` | the agent tokens that were revoked (0600) |
+    | `node_names.jsonl` | the labels and tags of nodes (0600) |
     | `tls/` | the certificate of the relay's own CA: `relay.pem`, `relay.key` (0600) |
     | `broker/` | what a broker reads, unless `--broker-directory` is given: see `broker_access` |
     | `audit-verified.json` | the newest line of the audit when it was last verified |
@@ -136,6 +137,7 @@ class StateFiles:
         self.join_tokens = root / "join_tokens.jsonl"
         self.marks = root / "marks"
         self.revoked_tokens = root / "revoked_tokens.jsonl"
+        self.node_names = root / "node_names.jsonl"
         self.own_tls = TlsFiles(root / "tls" / "relay.pem", root / "tls" / "relay.key")
         self.broker = root / "broker"
         self.audit = root / "audit.jsonl"

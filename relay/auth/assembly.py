@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from relay.auth.agent_tokens import Authenticator, ExternalIssuer, key_id
 from relay.auth.issuer_keys import IssuerKeys, JwksReader, JwksSource
-from relay.auth.ledger_freshness import LEAVES, TOKENS, Freshness
+from relay.auth.ledger_freshness import SOURCES, Freshness
 from relay.auth.revoked_tokens import RevokedTokens
 from relay.config import ExternalIssuerConfig
 from relay.environment import RelayEnvironment
@@ -53,7 +53,7 @@ def assemble(environment: RelayEnvironment) -> AuthPart:
         now_ms=environment.clock,
         external=external,
     )
-    freshness = Freshness((LEAVES, TOKENS), environment.monotonic)
+    freshness = Freshness(SOURCES, environment.monotonic)
     return AuthPart(authenticator, RevokedTokens(config.state.revoked_tokens), external, freshness)
 
 

@@ -1,14 +1,16 @@
-"""Whether the relay knows what the operator has revoked: when each ledger was last read.
+"""Whether the relay knows what the operator has decided: when each ledger was last read.
 
-A relay that cannot read a ledger cannot know of a revocation, so it must refuse calls. A disk that hangs
+A relay that cannot read a ledger cannot know of a revocation, nor that a label now is another node's, so it
+must refuse calls. A disk that hangs
 raises no error, so the age of the last successful read counts. Must not read anything.
 """
 
 from collections.abc import Callable, Iterable
 
 LIMIT_S = 3.0
-LEAVES, TOKENS = "leaves", "tokens"
-"""The sources of what is revoked: the CA's ledger, and the list of agents' tokens."""
+LEAVES, TOKENS, NAMES = "leaves", "tokens", "names"
+"""The CA's ledger, the list of revoked tokens, and the ledger of nodes' labels and tags."""
+SOURCES = (LEAVES, TOKENS, NAMES)
 
 
 class Freshness:

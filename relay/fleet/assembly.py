@@ -11,6 +11,7 @@ from relay.fleet.change_notifier import ChangeNotifier
 from relay.fleet.fleet import Fleet
 from relay.fleet.leaves import Trust
 from relay.fleet.mqtt_feed import MqttFeed
+from relay.fleet.name_ledger import NameLedger
 from relay.fleet.replay_marks import MarkStore
 from relay.fleet.tools import Projector
 from relay.part import Part
@@ -26,6 +27,7 @@ class FleetPart(Part):
     marks: MarkStore
     feed: MqttFeed
     notifier: ChangeNotifier
+    name_ledger: NameLedger
 
     async def run(self) -> None:
         """Follow the broker, write the marks and notify agents of changes until cancelled."""
@@ -43,6 +45,7 @@ def assemble(
     audit: AuditPart,
     trust: Trust,
     tls_to_broker: ssl.SSLContext | None,
+    name_ledger: NameLedger,
 ) -> FleetPart:
     """Return the wing, which accepts leaves and manifests by ``trust``.
 
@@ -70,4 +73,4 @@ def assemble(
         log=environment.log,
         tls=tls_to_broker,
     )
-    return FleetPart(fleet, marks, feed, ChangeNotifier(fleet, environment.log))
+    return FleetPart(fleet, marks, feed, ChangeNotifier(fleet, environment.log), name_ledger)

@@ -14,7 +14,9 @@ from relay.audit.refusal_counts import RefusalCounter, RefusalEvent
 from relay.auth.permissions import Rights
 from relay.fleet.leaves import Trust
 from relay.fleet.missing_manifests import MissingManifests
+from relay.fleet.name_ledger import NodeName
 from relay.fleet.node_index import NodeIndex
+from relay.fleet.node_names import NodeNames
 from relay.fleet.node_record import NO_TOOLS, NodeRecord
 from relay.fleet.pending_manifests import PendingManifests
 from relay.fleet.replay_marks import MarkStore
@@ -32,7 +34,11 @@ GRACE_MS = 30_000
 
 
 class Fleet:
-    """Every node of which the relay has verified a leaf."""
+    """Every node of which the relay has verified a leaf.
+
+    Attributes:
+        names: what the operator calls the nodes.
+    """
 
     def __init__(  # noqa: PLR0913 - what comes in from outside
         self,
@@ -54,6 +60,7 @@ class Fleet:
         self._log = log
         self._grace_of_start_ms = now_ms() + GRACE_MS
         self._nodes = NodeIndex()
+        self.names = NodeNames(self._nodes)
         for node_id, tenant, mark in marks.load():
             self._nodes.update(self._new_record(node_id, tenant, mark), now_ms())
         self._pending = PendingManifests(
@@ -147,6 +154,10 @@ class Fleet:
                 self._drop_manifest(node)
                 node.leaf_dropped = True
                 self._nodes.update(node, now)
+
+    def rename(self, changed: Mapping[str, NodeName | None]) -> None:
+        """Take in the new names of some nodes; None for a node that has none any more."""
+        self.names.change(changed)
 
     def tombstone(self, node_id: str) -> None:
         """Delist a node whose retained announce is empty. That is not signed, so a connected node stays."""

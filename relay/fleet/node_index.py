@@ -5,7 +5,8 @@ manifest, a leaf, a grace) waits in a queue, so that time that passes costs noth
 Must not decide what is trusted.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from relay.auth.permissions import Rights
 from relay.fleet.due_times import DueTimes
@@ -20,6 +21,7 @@ class NodeIndex:
     def __init__(self) -> None:
         self._nodes: dict[str, NodeRecord] = {}
         self._tenants: dict[str, dict[str, NodeRecord]] = {}
+        self._ids: dict[str, list[str]] = {}
         self._tools = ToolIndex()
         self._ends = DueTimes()
         self._settled_ms = 0
@@ -38,6 +40,15 @@ class NodeIndex:
     def of_tenant(self, tenant: str) -> Mapping[str, NodeRecord]:
         """Return the nodes of ``tenant`` by id."""
         return self._tenants.get(tenant, {})
+
+    def ids_of(self, tenant: str) -> Sequence[str]:
+        """Return the ids of the nodes of ``tenant``, sorted."""
+        return self._ids.get(tenant, ())
+
+    def tenant_of(self, node_id: str) -> str | None:
+        """Return the tenant of a node; None if there is none of that id."""
+        node = self._nodes.get(node_id)
+        return node.tenant if node is not None else None
 
     def follow(self, changed: Callable[[str], None]) -> None:
         """Call ``changed`` with each tenant whose listed tools may have changed."""
@@ -80,11 +91,12 @@ class NodeIndex:
         self._nodes[node.node_id] = node
         if node.indexed_tenant is not None:
             self._list(node, NO_TOOLS)
-            former = self._tenants[node.indexed_tenant]
-            del former[node.node_id]
+            former, ids = self._tenants[node.indexed_tenant], self._ids[node.indexed_tenant]
+            del former[node.node_id], ids[bisect_left(ids, node.node_id)]
             if not former:
-                del self._tenants[node.indexed_tenant]
+                del self._tenants[node.indexed_tenant], self._ids[node.indexed_tenant]
         self._tenants.setdefault(node.tenant, {})[node.node_id] = node
+        insort(self._ids.setdefault(node.tenant, []), node.node_id)
         node.indexed_tenant = node.tenant
 
     def _list(self, node: NodeRecord, tools: Mapping[str, Tool]) -> None:

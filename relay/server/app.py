@@ -19,6 +19,7 @@ from relay.config import RelayConfig
 from relay.environment import RelayEnvironment
 from relay.fleet import assembly as fleet_assembly
 from relay.fleet.leaves import Trust
+from relay.fleet.name_ledger import NameLedger
 from relay.http import assembly as http_assembly
 from relay.http.listener import serve
 from relay.mcp_api import assembly as mcp_assembly
@@ -49,6 +50,7 @@ class Relay:
     def __init__(self, environment: RelayEnvironment) -> None:
         self._clock = environment.clock
         authority = pki_assembly.open_authority(environment)
+        name_ledger = NameLedger(environment.config.state.node_names, environment.now_ms)
         self.audit = audit_assembly.assemble(environment)
         self.pki = pki_assembly.assemble(environment, authority, self.audit)
         trust = Trust(
@@ -57,7 +59,9 @@ class Relay:
             authority.revoked_kids(),
         )
         self.auth = auth_assembly.assemble(environment)
-        self.fleet = fleet_assembly.assemble(environment, self.audit, trust, self.pki.tls.to_broker)
+        self.fleet = fleet_assembly.assemble(
+            environment, self.audit, trust, self.pki.tls.to_broker, name_ledger
+        )
         self.sessions = sessions_assembly.assemble(environment, self.audit, self.pki, self.fleet)
         self.calls = calls_assembly.assemble(
             environment, audit=self.audit, auth=self.auth, fleet=self.fleet, router=self.sessions.router
@@ -117,6 +121,7 @@ class Relay:
         return TrustWatcher(
             ca=self.pki.authority,
             tokens=self.auth.revoked_tokens,
+            names=self.fleet.name_ledger,
             fleet=self.fleet.fleet,
             sessions=self.sessions.node_sessions,
             notifier=self.fleet.notifier,

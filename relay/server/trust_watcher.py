@@ -1,4 +1,4 @@
-"""Applies what the operator decides while the relay runs: revocations, and another root.
+"""Applies what the operator decides while the relay runs: revocations, another root, and nodes' names.
 
 The commands write ledgers, which are polled four times a second: that costs less than a way into this
 process. They are read on a thread: with thousands of nodes that takes a while, and calls go on.
@@ -15,10 +15,11 @@ from typing import TypeVar
 from structlog.typing import FilteringBoundLogger
 
 from relay.audit.log import AuditLog, AuditUnavailableError
-from relay.auth.ledger_freshness import LEAVES, TOKENS, Freshness
+from relay.auth.ledger_freshness import LEAVES, NAMES, SOURCES, TOKENS, Freshness
 from relay.auth.revoked_tokens import RevokedTokens
 from relay.fleet.change_notifier import ChangeNotifier
 from relay.fleet.fleet import Fleet
+from relay.fleet.name_ledger import NameLedger, NodeName
 from relay.pki.authority import CertificateAuthority
 from relay.pki.records import IssuedLeaf
 from relay.server.descriptor_reserve import DescriptorReserve
@@ -30,16 +31,18 @@ from schemas.session import CloseCode
 from schemas.text import printable
 
 INTERVAL_S = 0.25
-"""How often the CA and the list of revoked tokens are polled."""
+"""How often the ledgers are polled."""
 MAX_UNRECORDED = 10_000
 
 _Content = TypeVar("_Content")
 _Leaves = tuple[list[str], frozenset[str], Mapping[str, IssuedLeaf]]
 """The roots that are trusted, the kids that are revoked, and the leaves that gave a node another tenant."""
+_Names = Mapping[str, NodeName | None]
+"""The nodes whose names have changed."""
 
 
 class TrustWatcher:
-    """Watches the CA and the list of revoked tokens for one relay.
+    """Watches the CA, the list of revoked tokens and the nodes' names for one relay.
 
     ``follow_ups`` run after every change of certificates or roots; ``on_tokens`` are called with all revoked
     tokens when there is a new one.
@@ -50,6 +53,7 @@ class TrustWatcher:
         *,
         ca: CertificateAuthority,
         tokens: RevokedTokens,
+        names: NameLedger,
         fleet: Fleet,
         sessions: NodeSessions,
         notifier: ChangeNotifier,
@@ -63,6 +67,7 @@ class TrustWatcher:
     ) -> None:
         self._ca = ca
         self._tokens = tokens
+        self._names = names
         self._fleet = fleet
         self._sessions = sessions
         self._notifier = notifier
@@ -75,7 +80,7 @@ class TrustWatcher:
         self._log = log
         self._interval_s = interval_s
         # Its own threads: enrolments and renewals that wait for a ledger must not delay a revocation.
-        self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="watch")
+        self._threads = ThreadPoolExecutor(max_workers=3, thread_name_prefix="watch")
         self._seen: dict[str, object] = {}
         self._read_errors: dict[str, str] = {}
         self._roots: list[str] = []
@@ -92,13 +97,14 @@ class TrustWatcher:
             StateError, OSError: it cannot be read. A relay that does not know the
                 revocations must not run.
         """
-        self._seen = {LEAVES: self._ca.stamp, TOKENS: self._tokens.stamp}
+        self._seen = {LEAVES: self._ca.stamp, TOKENS: self._tokens.stamp, NAMES: self._names.stamp}
         self._roots, self._kids, self._moved = self._read_leaves()
         self._jtis = self._tokens.jtis()
         self._fleet.change_trust(self._roots, self._kids)
         for act in self._on_tokens:
             act(self._jtis)
-        for source in (LEAVES, TOKENS):
+        self._names_changed(self._read_names())
+        for source in SOURCES:
             self._freshness.read(source)
 
     async def run(self) -> None:
@@ -114,6 +120,7 @@ class TrustWatcher:
         await asyncio.gather(
             self._when_changed(LEAVES, lambda: self._ca.stamp, self._read_leaves, self._leaves_changed),
             self._when_changed(TOKENS, lambda: self._tokens.stamp, self._tokens.jtis, self._tokens_changed),
+            self._when_changed(NAMES, lambda: self._names.stamp, self._read_names, self._names_changed),
         )
         self._log_freshness()
         self._sessions.end_expired()
@@ -154,10 +161,10 @@ class TrustWatcher:
         if is_fresh is not self._was_fresh:
             self._was_fresh = is_fresh
             if is_fresh:
-                self._log.info("revocations can be read again; calls are made")
+                self._log.info("the ledgers can be read again; calls are made")
             else:
                 self._log.error(
-                    "revocations cannot be read; calls are refused", unread=sorted(self._read_errors)
+                    "the ledgers cannot be read; calls are refused", unread=sorted(self._read_errors)
                 )
 
     def _read_leaves(self) -> _Leaves:
@@ -198,6 +205,15 @@ class TrustWatcher:
             act(self._jtis)
         for jti in sorted(revoked):
             self._record("token_revoked", jti=jti)
+
+    def _read_names(self) -> _Names:
+        # On a thread: comparing the names of thousands of nodes takes a millisecond or more.
+        return self._fleet.names.differences(self._names.read().by_node)
+
+    def _names_changed(self, changed: _Names) -> None:
+        self._fleet.rename(changed)
+        for node_id, name in changed.items():
+            self._log.info("node named", node_id=node_id, tags=name.tags if name is not None else ())
 
     def _record(self, event: str, **facts: str) -> None:
         self._log.warning(event, **facts)

@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from relay.audit.log import AuditLog
 from relay.audit.refusal_counts import RefusalCounter
 from relay.auth.agent_tokens import Authenticator, TokenIssuer, key_id
-from relay.auth.ledger_freshness import LEAVES, TOKENS, Freshness
+from relay.auth.ledger_freshness import SOURCES, Freshness
 from relay.calls.access_log import AccessLog
 from relay.calls.call_record import CallAnswer
 from relay.calls.envelope import EnvelopeCheck
@@ -114,8 +114,8 @@ class Hub:
         self.audit = AuditLog(self.audit_file, self.clock)
         self.seconds = Seconds()
         self.refusals = RefusalCounter(self.audit, self.log, self.seconds)
-        self.freshness = Freshness((LEAVES, TOKENS), self.seconds)
-        for source in (LEAVES, TOKENS):
+        self.freshness = Freshness(SOURCES, self.seconds)
+        for source in SOURCES:
             self.freshness.read(source)
         kinds = kinds or KindRegistry()
         self.fleet = fleet_type(

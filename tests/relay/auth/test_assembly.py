@@ -12,7 +12,7 @@ import pytest_asyncio
 
 from relay.auth.agent_tokens import TokenIssuer, key_id
 from relay.auth.assembly import AuthPart, assemble
-from relay.auth.ledger_freshness import LEAVES, LIMIT_S, TOKENS
+from relay.auth.ledger_freshness import LIMIT_S, SOURCES
 from relay.config import ExternalIssuerConfig
 from relay.key_files import load_or_create_key
 from schemas.addresses import mcp_url
@@ -59,14 +59,13 @@ def test_a_token_that_the_command_issues_is_accepted(
         part.authenticator.identify(token)
 
 
-def test_calls_are_not_ready_before_both_lists_of_the_revoked_were_read_and_while_they_are_old(
+def test_calls_are_not_ready_before_every_ledger_was_read_and_while_one_is_old(
     fake: FakeEnvironment,
 ) -> None:
     part = assemble(fake.environment)
-    assert part.ready() == {"revocations": False}
-    part.freshness.read(LEAVES)
-    assert part.ready() == {"revocations": False}
-    part.freshness.read(TOKENS)
+    for source in SOURCES:
+        assert part.ready() == {"revocations": False}
+        part.freshness.read(source)
     assert part.ready() == {"revocations": True}
     fake.seconds.now += LIMIT_S
     assert part.ready() == {"revocations": False}

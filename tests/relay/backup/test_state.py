@@ -12,6 +12,7 @@ from relay.auth.revoked_tokens import RevokedTokens
 from relay.backup.archive import ArchiveError, pack
 from relay.backup.state import RestoreError, restore, save, write_new
 from relay.config import StateFiles
+from relay.fleet.name_ledger import NameLedger
 from relay.fleet.replay_marks import MarkStore
 from relay.key_files import load_or_create_key
 from relay.pki.authority import CertificateAuthority
@@ -56,6 +57,7 @@ def used(tmp_path: Path) -> StateFiles:
     join_tokens(state).create("acme", 3600, 1, ca.root_pem())
     load_or_create_key(state.token_key, os.urandom)
     RevokedTokens(state.revoked_tokens).revoke("a-token", NOW_MS)
+    NameLedger(state.node_names, FakeClock(NOW_MS)).label(NODE_ID, "acme", "greenhouse pi")
     make_private_directory(state.own_tls.key.parent)
     write_atomic(state.own_tls.key, "key", 0o600)
     write_atomic(state.own_tls.certificate, "certificate")
@@ -86,13 +88,14 @@ def test_a_restored_state_is_the_one_that_was_saved_but_for_what_a_relay_makes_b
     assert list(MarkStore(empty.marks).load()) == [(NODE_ID, "acme", MARK)]
     assert [grant.id for grant in join_tokens(empty).all()] == [g.id for g in join_tokens(used).all()]
     assert RevokedTokens(empty.revoked_tokens).jtis() == {"a-token"}
+    assert NameLedger(empty.node_names, FakeClock(NOW_MS)).read().by_node[NODE_ID].label == "greenhouse pi"
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in empty.root.rglob("*")}
     assert {modes[name] for name in ("ca", "tls", "marks")} == {0o700}
     assert {mode for name, mode in modes.items() if name.endswith((".key", ".jsonl", ".sqlite3"))} == {0o600}
 
 
 def test_every_part_of_the_state_is_either_saved_or_made_anew() -> None:
-    saved = {"ca", "token_key", "join_tokens", "revoked_tokens", "own_tls", "marks"}
+    saved = {"ca", "token_key", "join_tokens", "revoked_tokens", "node_names", "own_tls", "marks"}
     made_anew = {"broker", "audit", "audit_verified"}
     # A part that is new must be put on one of the two sides, and into ``save`` if it is the first.
     assert set(vars(StateFiles(Path("state")))) == {"root"} | saved | made_anew

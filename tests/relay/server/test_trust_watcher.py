@@ -10,11 +10,12 @@ import pytest
 from starlette.applications import Starlette
 from starlette.routing import WebSocketRoute
 
-from relay.auth.ledger_freshness import LEAVES, TOKENS
+from relay.auth.ledger_freshness import LEAVES, NAMES, TOKENS
 from relay.auth.permissions import Rights
 from relay.auth.revoked_tokens import RevokedTokens
 from relay.calls.call_record import CallAnswer
 from relay.fleet.change_notifier import ChangeNotifier
+from relay.fleet.name_ledger import NameLedger
 from relay.ledger import LedgerError
 from relay.pki.errors import AuthorityError
 from relay.server.descriptor_reserve import DescriptorReserve
@@ -40,6 +41,13 @@ BOUND_S = 10
 READERS = Rights(TENANT, frozenset({"read_only"}))
 LEAF_LIFE_MS = 90 * DAY_MS
 THIRD_NODE_ID = NODE_ID[:-1] + "1"
+SOURCE = {
+    "ca/ledger.jsonl": LEAVES,
+    "ca/root.pem": LEAVES,
+    "revoked_tokens.jsonl": TOKENS,
+    "node_names.jsonl": NAMES,
+}
+"""What each file is called in the log."""
 
 
 class Stage:
@@ -65,6 +73,7 @@ class Stage:
         return TrustWatcher(
             ca=self.real.ca,
             tokens=RevokedTokens(self.directory / "revoked_tokens.jsonl"),
+            names=NameLedger(self.directory / "node_names.jsonl", self.hub.clock),
             fleet=self.hub.fleet,
             sessions=self.sessions,
             notifier=self.notifier,
@@ -93,6 +102,10 @@ class Stage:
     def revoke_token(self, jti: str) -> None:
         """Revoke a token as the command does."""
         RevokedTokens(self.directory / "revoked_tokens.jsonl").revoke(jti, self.hub.clock())
+
+    def label(self, node_id: str, label: str) -> None:
+        """Label a node as the command does."""
+        NameLedger(self.directory / "node_names.jsonl", self.hub.clock).label(node_id, TENANT, label)
 
     @asynccontextmanager
     async def session(self, node: SimulatedNode) -> AsyncIterator[NodeEnd]:
@@ -395,6 +408,8 @@ def removed(path: Path) -> None:
         pytest.param("ca/root.pem", removed, id="the root is gone"),
         pytest.param("revoked_tokens.jsonl", torn, id="the list of tokens"),
         pytest.param("revoked_tokens.jsonl", made_strange, id="an entry that names no token"),
+        pytest.param("node_names.jsonl", torn, id="the nodes' names"),
+        pytest.param("node_names.jsonl", made_strange, id="an entry that names no node"),
     ],
 )
 async def test_what_is_damaged_changes_nothing_that_is_in_effect_and_is_said_once(
@@ -405,6 +420,7 @@ async def test_what_is_damaged_changes_nothing_that_is_in_effect_and_is_said_onc
     void, good = stage.hub.token(), stage.hub.token()
     stage.revoke_token(stage.hub.authenticator.identify(void).jti)
     stage.real.as_operator().revoke(OTHER_NODE_ID)
+    stage.label(NODE_ID, "greenhouse pi")
     async with stage.session(node) as end:
         await stage.watch.poll()
         damage(stage.directory / name)
@@ -416,8 +432,9 @@ async def test_what_is_damaged_changes_nothing_that_is_in_effect_and_is_said_onc
     with pytest.raises(TokenError, match="revoked"):
         stage.hub.authenticator.identify(void)
     stage.hub.authenticator.identify(good)
+    assert stage.hub.fleet.names.label_of(NODE_ID) == "greenhouse pi"
     (line,) = stage.hub.lines.entries("a change cannot be read")
-    assert line["what"] == ("tokens" if name.startswith("revoked") else "leaves")
+    assert line["what"] == SOURCE[name]
     assert line["level"] == "error"
 
 
@@ -427,6 +444,7 @@ async def test_what_is_damaged_changes_nothing_that_is_in_effect_and_is_said_onc
         pytest.param("ca/ledger.jsonl", torn, id="the CA's ledger"),
         pytest.param("ca/root.pem", emptied, id="the root"),
         pytest.param("revoked_tokens.jsonl", torn, id="the list of tokens"),
+        pytest.param("node_names.jsonl", torn, id="the nodes' names"),
     ],
 )
 async def test_when_a_ledger_cannot_be_read_for_three_seconds_calls_are_refused_until_it_can(
@@ -434,6 +452,7 @@ async def test_when_a_ledger_cannot_be_read_for_three_seconds_calls_are_refused_
 ) -> None:
     node = stage.real.node()
     stage.revoke_token("jti-1")
+    stage.label(NODE_ID, "greenhouse pi")
     result = {"message": "ping", "received_at_ms": stage.hub.clock(), "node_id": NODE_ID}
 
     async def goes_through(end: NodeEnd) -> None:
@@ -461,10 +480,10 @@ async def test_when_a_ledger_cannot_be_read_for_three_seconds_calls_are_refused_
         await stage.watch.poll()
         assert stage.hub.freshness.is_fresh()
         await goes_through(end)
-    (line,) = stage.hub.lines.entries("revocations cannot be read; calls are refused")
+    (line,) = stage.hub.lines.entries("the ledgers cannot be read; calls are refused")
     assert line["level"] == "error"
-    assert line["unread"] == [TOKENS if name.startswith("revoked") else LEAVES]
-    assert len(stage.hub.lines.entries("revocations can be read again; calls are made")) == 1
+    assert line["unread"] == [SOURCE[name]]
+    assert len(stage.hub.lines.entries("the ledgers can be read again; calls are made")) == 1
     stage.hub.refusals.write()
     [refusals] = [line for line in stage.hub.audited() if line.get("event") == "call_refused"]
     assert (refusals["reason"], refusals["count"]) == ("E_INTERNAL", 2)
@@ -641,6 +660,28 @@ async def test_not_more_than_so_much_waits_to_be_recorded_and_what_is_left_out_i
     assert stage.events() == [{"event": "token_revoked", "jti": "jti-1"}]
 
 
+# --- names --------------------------------------------------------------------------------------------
+
+
+async def test_what_the_operator_calls_a_node_is_in_effect_at_the_next_poll(stage: Stage) -> None:
+    names = stage.hub.fleet.names
+    stage.hub.announce(stage.real.node())
+    stage.label(NODE_ID, "greenhouse pi")
+    await stage.watch.poll()
+    assert names.resolve(TENANT, "greenhouse pi") == NODE_ID
+    stage.label(NODE_ID, "barn")
+    await stage.watch.poll()
+    await stage.watch.poll()
+    assert names.label_of(NODE_ID) == "barn"
+    assert len(stage.hub.lines.entries("node named")) == 2
+
+
+async def test_names_survive_a_restart(stage: Stage) -> None:
+    stage.label(NODE_ID, "greenhouse pi")
+    stage.watching().begin()
+    assert stage.hub.fleet.names.label_of(NODE_ID) == "greenhouse pi"
+
+
 # --- from the beginning -------------------------------------------------------------------------------
 
 
@@ -651,6 +692,7 @@ async def test_not_more_than_so_much_waits_to_be_recorded_and_what_is_left_out_i
         pytest.param("ca/ledger.jsonl", made_strange, AuthorityError, id="an unknown entry"),
         pytest.param("ca/root.pem", removed, AuthorityError, id="the root"),
         pytest.param("revoked_tokens.jsonl", torn, LedgerError, id="the list of tokens"),
+        pytest.param("node_names.jsonl", torn, LedgerError, id="the nodes' names"),
     ],
 )
 async def test_a_relay_that_cannot_know_who_is_revoked_does_not_begin(
@@ -658,6 +700,7 @@ async def test_a_relay_that_cannot_know_who_is_revoked_does_not_begin(
 ) -> None:
     stage.real.node()
     stage.revoke_token("jti-1")
+    stage.label(NODE_ID, "greenhouse pi")
     damage(stage.directory / name)
     with pytest.raises(error):
         stage.watching().begin()

@@ -1,0 +1,198 @@
+"""The labels and tags that the operator gave to nodes, in a ledger of the relay's state.
+
+| action | members besides ``ts_ms`` and ``node_id`` |
+|---|---|
+| `name` | `tenant`, `label` (null: none), `tags`: all that the node has from now on |
+| `forget` | |
+
+Commands append, and so does the relay when a node enrols with a token that carries names; a running relay
+reads. An entry is for the node while it is in that tenant: another tenant must not read its names. Must not
+know which nodes exist.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+from relay.fleet.name_rules import NameRuleError, check_label, check_tags, folded, tag_key
+from relay.ledger import Entry, Ledger
+from schemas.error_roots import OperatorError
+from schemas.projection import is_node_id
+
+
+class LabelTakenError(OperatorError):
+    """Another node of the tenant has the label; the text names it."""
+
+    def __init__(self, label: str, node_id: str) -> None:
+        super().__init__(f"{label!r} is the label of {node_id}: choose another, or label that node anew")
+        self.label = label
+        self.node_id = node_id
+
+
+@dataclass(frozen=True, slots=True)
+class NodeName:
+    """What the operator calls a node of ``tenant``: by a label (empty: none) and tags, sorted."""
+
+    tenant: str
+    label: str = ""
+    tags: tuple[str, ...] = ()
+
+
+class Names:
+    """The names of all nodes: what the entries add up to."""
+
+    def __init__(self) -> None:
+        self._by_node: dict[str, NodeName] = {}
+        self._by_label: dict[tuple[str, str], str] = {}
+
+    @property
+    def by_node(self) -> Mapping[str, NodeName]:
+        """The nodes that have a name."""
+        return MappingProxyType(self._by_node)
+
+    def copy(self) -> "Names":
+        """Return other names with the same contents."""
+        other = Names()
+        other._by_node, other._by_label = self._by_node.copy(), self._by_label.copy()
+        return other
+
+    def holder(self, tenant: str, label: str) -> str | None:
+        """Return the node of ``tenant`` that has ``label``, without regard to case."""
+        return self._by_label.get((tenant, folded(label)))
+
+    def apply(self, entry: Entry) -> None:
+        """Apply the next entry.
+
+        Raises:
+            KeyError, ValueError, TypeError: it is none, or would give one label to two nodes.
+        """
+        node_id = entry["node_id"]
+        if not is_node_id(node_id):
+            raise ValueError(node_id)
+        match entry["action"]:
+            case "name":
+                self._put(node_id, _name_in(entry))
+            case "forget":
+                self._put(node_id, None)
+            case other:
+                raise ValueError(other)
+
+    def _put(self, node_id: str, name: NodeName | None) -> None:
+        if name is not None and name.label:
+            holder = self.holder(name.tenant, name.label)
+            if holder not in {None, node_id}:
+                raise ValueError(name.label)
+        former = self._by_node.pop(node_id, None)
+        if former is not None and former.label:
+            del self._by_label[former.tenant, folded(former.label)]
+        if name is None or not (name.label or name.tags):
+            return
+        self._by_node[node_id] = name
+        if name.label:
+            self._by_label[name.tenant, folded(name.label)] = node_id
+
+
+class NameLedger:
+    """The ledger in ``path``, which is made with the first entry.
+
+    Everything raises LedgerError if the file is damaged, and OSError if it cannot be used. Writing waits for
+    the ledger's lock and for the disk: call it on a thread, not on the event loop.
+    """
+
+    def __init__(self, path: Path, now_ms: Callable[[], int]) -> None:
+        self._ledger = Ledger(path, Names())
+        self._now_ms = now_ms
+
+    @property
+    def stamp(self) -> tuple[int, int, int]:
+        """What differs after every change: a cheap check for changes."""
+        return self._ledger.stamp
+
+    def read(self) -> Names:
+        """Return the names of all nodes, which do not change afterwards."""
+        return self._ledger.read()
+
+    def label(self, node_id: str, tenant: str, label: str) -> None:
+        """Give the node of ``tenant`` a label; an empty one takes it away.
+
+        Raises:
+            NameRuleError: it is no label.
+            LabelTakenError: another node of the tenant has it.
+        """
+        if label:
+            check_label(label)
+        with self._ledger.locked() as names:
+            former = _of(names, node_id, tenant)
+            self._append(names, node_id, NodeName(tenant, label, former.tags))
+
+    def tag(self, node_id: str, tenant: str, add: Iterable[str] = (), remove: Iterable[str] = ()) -> None:
+        """Set tags of the node of ``tenant``, by their keys, and remove those of other keys.
+
+        Raises:
+            NameRuleError: a tag is malformed, or there would be too many.
+        """
+        added, removed = tuple(add), {tag_key(tag) for tag in remove}
+        check_tags(added)
+        with self._ledger.locked() as names:
+            former = _of(names, node_id, tenant)
+            gone = removed | {tag_key(tag) for tag in added}
+            tags = sorted({*(tag for tag in former.tags if tag_key(tag) not in gone), *added})
+            check_tags(tags)
+            self._append(names, node_id, NodeName(tenant, former.label, tuple(tags)))
+
+    def name_new(self, node_id: str, tenant: str, label: str, tags: Iterable[str]) -> bool:
+        """Name a node that enrols, unless it has names; return whether it has the label.
+
+        A label that another node of the tenant has by now is left out, so that the node can enrol.
+        """
+        with self._ledger.locked() as names:
+            former = _of(names, node_id, tenant)
+            if former.label or former.tags:
+                return former.label == label  # it lost the answer to the same enrolment
+            is_free = not label or names.holder(tenant, label) in {None, node_id}
+            name = NodeName(tenant, label if is_free else "", tuple(sorted(tags)))
+            self._append(names, node_id, name)
+            return is_free
+
+    def forget(self, node_id: str) -> None:
+        """Remove the names of a node."""
+        with self._ledger.locked() as names:
+            if node_id in names.by_node:
+                self._ledger.append({"action": "forget", "ts_ms": self._now_ms(), "node_id": node_id})
+
+    def _append(self, names: Names, node_id: str, name: NodeName) -> None:
+        if name == _of(names, node_id, name.tenant):
+            return
+        holder = names.holder(name.tenant, name.label) if name.label else None
+        if holder is not None and holder != node_id:
+            raise LabelTakenError(name.label, holder)
+        self._ledger.append(
+            {
+                "action": "name",
+                "ts_ms": self._now_ms(),
+                "node_id": node_id,
+                "tenant": name.tenant,
+                "label": name.label or None,
+                "tags": list(name.tags),
+            }
+        )
+
+
+def _of(names: Names, node_id: str, tenant: str) -> NodeName:
+    """Return the node's name in ``tenant``: what another tenant called it does not count."""
+    name = names.by_node.get(node_id)
+    return name if name is not None and name.tenant == tenant else NodeName(tenant)
+
+
+def _name_in(entry: Entry) -> NodeName:
+    tenant, label, tags = entry["tenant"], entry["label"], entry["tags"]
+    if not isinstance(tenant, str) or not isinstance(tags, list):
+        raise TypeError(entry)
+    try:
+        if label is not None:
+            check_label(label)
+        check_tags(tags)
+    except NameRuleError as error:
+        raise ValueError(str(error)) from None
+    return NodeName(tenant, label or "", tuple(sorted(tags)))

@@ -1,0 +1,211 @@
+"""Finds nodes by what people call them: an id, a label, the beginning of an id, a tag.
+
+Labels and tags are kept up to date as the operator changes them, at a cost that does not depend on how many
+nodes there are. Every look-up is within one tenant: what belongs to another does not exist here, in errors
+and close names as well. Must not read the ledger, nor decide what a caller may do with a node.
+"""
+
+from bisect import bisect_left, insort
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Protocol
+
+from relay.fleet.close_names import closest
+from relay.fleet.name_ledger import NodeName
+from relay.fleet.name_rules import MIN_PREFIX, folded, id_prefix_of, node_id_of
+from schemas.error_roots import PeerError
+from schemas.text import printable
+
+_MAX_SHOWN = 48
+ALL = "*"
+_TAG_SELECTOR = "tag:"
+_UNNAMED = NodeName("")
+
+
+class KnownNodes(Protocol):
+    """The nodes that there are."""
+
+    def ids_of(self, tenant: str) -> Sequence[str]:
+        """Return the ids of the nodes of ``tenant``, sorted."""
+        ...
+
+    def tenant_of(self, node_id: str) -> str | None:
+        """Return the tenant of a node; None if there is none of that id."""
+        ...
+
+
+class UnknownNodeError(PeerError):
+    """A reference or a selector fits no node, or several. The text is one line of ASCII, and bounded.
+
+    Attributes:
+        close: names of the tenant that were perhaps meant, the closest first.
+        candidates: how many nodes a prefix fits.
+    """
+
+    def __init__(self, reference: str, close: Sequence[str] = (), candidates: int = 0) -> None:
+        super().__init__(reference, close, candidates)
+        self.reference = reference
+        self.close = tuple(close)
+        self.candidates = candidates
+
+    def __str__(self) -> str:
+        shown = f"'{printable(self.reference, _MAX_SHOWN)}'"
+        if self.candidates:
+            return f"{shown} fits {self.candidates} nodes: give more characters of the id"
+        hint = f"; close: {', '.join(self.close)}" if self.close else ""
+        return f"{shown} is no node's id, label or prefix of at least {MIN_PREFIX} characters{hint}"
+
+
+class _TenantNames:
+    """The labels and tags of one tenant's nodes."""
+
+    __slots__ = ("by_tag", "labels", "nodes")
+
+    def __init__(self) -> None:
+        self.labels: list[str] = []
+        """Folded, sorted."""
+        self.nodes: dict[str, tuple[str, str]] = {}
+        """By folded label: the label as it was given, and its node."""
+        self.by_tag: defaultdict[str, set[str]] = defaultdict(set)
+
+
+class NodeNames:
+    """The names of the nodes of one relay."""
+
+    def __init__(self, nodes: KnownNodes) -> None:
+        self._nodes = nodes
+        self._by_node: dict[str, NodeName] = {}
+        self._tenants: defaultdict[str, _TenantNames] = defaultdict(_TenantNames)
+
+    def label_of(self, node_id: str) -> str:
+        """Return the label of a node in the tenant that it is in; empty if it has none."""
+        return self._name_of(node_id).label
+
+    def tags_of(self, node_id: str) -> tuple[str, ...]:
+        """Return the tags of a node in the tenant that it is in, sorted."""
+        return self._name_of(node_id).tags
+
+    def labels(self, tenant: str) -> Iterable[tuple[str, str]]:
+        """Yield label and node id of the nodes of ``tenant`` that have a label, sorted without case."""
+        names = self._tenants.get(tenant)
+        if names is None:
+            return
+        for label in names.labels:
+            shown, node_id = names.nodes[label]
+            if self._is_of(node_id, tenant):
+                yield shown, node_id
+
+    def resolve(self, tenant: str, reference: str) -> str:
+        """Return the node of ``tenant`` that ``reference`` names: full id, label or prefix, in that order.
+
+        Raises:
+            UnknownNodeError: there is none, or a prefix fits several.
+        """
+        node_id = node_id_of(reference)
+        if node_id is not None and self._is_known(node_id, tenant):
+            return node_id
+        names = self._tenants.get(tenant)
+        labelled = names.nodes.get(folded(reference)) if names is not None else None
+        if labelled is not None and self._is_of(labelled[1], tenant):
+            return labelled[1]
+        return self._by_prefix(tenant, reference)
+
+    def members(self, tenant: str, selector: str) -> list[str]:
+        """Return the nodes of ``tenant`` that ``selector`` means, by id: `*`, a tag, or one reference.
+
+        A tag is written `site=north` or `tag:gateway`.
+
+        Raises:
+            UnknownNodeError: it means none.
+        """
+        if selector == ALL:
+            found: Collection[str] = self._nodes.ids_of(tenant)
+        elif selector.startswith(_TAG_SELECTOR) or "=" in selector:
+            found = self._tagged(tenant, selector.removeprefix(_TAG_SELECTOR))
+        else:
+            return [self.resolve(tenant, selector)]
+        if not found:
+            raise UnknownNodeError(selector, self._close_tags(tenant, selector))
+        return sorted(found)
+
+    def change(self, changed: Mapping[str, NodeName | None]) -> None:
+        """Take in what the operator has changed: the nodes' new names; None for a node without any."""
+        # All former names first: two nodes may have swapped their labels.
+        for node_id in changed:
+            self._remove(node_id, self._by_node.pop(node_id, _UNNAMED))
+        for node_id, name in changed.items():
+            if name is not None:
+                self._add(node_id, name)
+
+    def differences(self, names: Mapping[str, NodeName]) -> dict[str, NodeName | None]:
+        """Return what ``change`` needs to arrive at ``names``, which are those of all nodes."""
+        changed: dict[str, NodeName | None] = {
+            node_id: name for node_id, name in names.items() if self._by_node.get(node_id) != name
+        }
+        return changed | dict.fromkeys(self._by_node.keys() - names.keys())
+
+    def _name_of(self, node_id: str) -> NodeName:
+        name = self._by_node.get(node_id, _UNNAMED)
+        return name if self._is_of(node_id, name.tenant) else _UNNAMED
+
+    def _is_of(self, node_id: str, tenant: str) -> bool:
+        """Return whether a node that was named in ``tenant`` is in it still; one not seen yet is."""
+        return self._nodes.tenant_of(node_id) in {tenant, None}
+
+    def _is_known(self, node_id: str, tenant: str) -> bool:
+        now_in = self._nodes.tenant_of(node_id)
+        return (now_in or self._by_node.get(node_id, _UNNAMED).tenant) == tenant
+
+    def _by_prefix(self, tenant: str, reference: str) -> str:
+        prefix = id_prefix_of(reference)
+        if prefix is None:
+            raise UnknownNodeError(reference, self._close_labels(tenant, reference))
+        ids = self._nodes.ids_of(tenant)
+        start = bisect_left(ids, prefix)
+        # "~" is behind every character of an id.
+        end = bisect_left(ids, prefix + "~", start)
+        if end - start != 1:
+            raise UnknownNodeError(reference, self._close_labels(tenant, reference), candidates=end - start)
+        return ids[start]
+
+    def _tagged(self, tenant: str, tag: str) -> list[str]:
+        names = self._tenants.get(tenant)
+        tagged = names.by_tag.get(tag, ()) if names is not None else ()
+        return [node_id for node_id in tagged if self._is_of(node_id, tenant)]
+
+    def _close_labels(self, tenant: str, reference: str) -> list[str]:
+        names = self._tenants.get(tenant)
+        if names is None:
+            return []
+        found = closest(folded(reference), names.labels)
+        shown = (names.nodes[label] for label in found)
+        return [label for label, node_id in shown if self._is_of(node_id, tenant)]
+
+    def _close_tags(self, tenant: str, selector: str) -> list[str]:
+        names = self._tenants.get(tenant)
+        if names is None:
+            return []
+        tags = closest(selector.removeprefix(_TAG_SELECTOR), sorted(names.by_tag))
+        return [tag if "=" in tag else f"{_TAG_SELECTOR}{tag}" for tag in tags if self._tagged(tenant, tag)]
+
+    def _add(self, node_id: str, name: NodeName) -> None:
+        self._by_node[node_id] = name
+        names = self._tenants[name.tenant]
+        for tag in name.tags:
+            names.by_tag[tag].add(node_id)
+        if name.label:
+            insort(names.labels, folded(name.label))
+            names.nodes[folded(name.label)] = (name.label, node_id)
+
+    def _remove(self, node_id: str, name: NodeName) -> None:
+        names = self._tenants[name.tenant]
+        for tag in name.tags:
+            names.by_tag[tag].discard(node_id)
+            if not names.by_tag[tag]:
+                del names.by_tag[tag]
+        if name.label:
+            label = folded(name.label)
+            del names.labels[bisect_left(names.labels, label)]
+            del names.nodes[label]
+        if not names.labels and not names.by_tag:
+            del self._tenants[name.tenant]
