@@ -75,7 +75,7 @@ SYSTEM_METRICS = Kind(
             name="snapshot",
             input_ref="system.metrics.snapshot.input@1.0.0",
             output_ref="system.metrics.sample@1.0.0",
-            title="System metrics",
+            title="CPU, memory, disks",
             description=(
                 "Read the current CPU usage, memory, load averages, uptime and disks of one Linux node. "
                 "Sizes are in bytes, usage in percent from 0 to 100, uptime in seconds. "

@@ -21,7 +21,7 @@ from relay.fleet.node_record import NO_TOOLS, NodeRecord
 from relay.fleet.pending_manifests import PendingManifests
 from relay.fleet.replay_marks import MarkStore
 from relay.fleet.tool_index import Version
-from relay.fleet.tools import FIRST_PLACE, Place, Projector, Tool
+from relay.fleet.tools import FIRST_PLACE, Place, Projector, Tool, labelled
 from relay.observability.metrics import Metrics
 from schemas.certificates import IdentityError
 from schemas.errors import Failure, ToolError
@@ -86,6 +86,8 @@ class Fleet:
             node = self._new_record(node_id, identity.tenant)
         if node.identities.get(identity.kid) is not identity:
             node.keep(identity)
+            # Its tenant may be another now, in which it has another label.
+            self._label(node)
             self._nodes.update(node, now)
         return identity
 
@@ -158,6 +160,12 @@ class Fleet:
     def rename(self, changed: Mapping[str, NodeName | None]) -> None:
         """Take in the new names of some nodes; None for a node that has none any more."""
         self.names.change(changed)
+        now = self._now_ms()
+        for node_id in changed:
+            node = self._nodes.get(node_id)
+            if node is not None:
+                self._label(node)
+                self._nodes.update(node, now)
 
     def tombstone(self, node_id: str) -> None:
         """Delist a node whose retained announce is empty. That is not signed, so a connected node stays."""
@@ -213,7 +221,7 @@ class Fleet:
         return self._nodes.listed(rights, self._now_ms(), after, limit)
 
     def version(self, rights: Rights) -> Version:
-        """Return the version of the set of tools that ``rights`` reach: of names, schemas, safety classes."""
+        """Return the version of the set of tools that ``rights`` reach: names, titles, schemas, safety classes."""
         return self._nodes.version(rights, self._now_ms())
 
     def follow(self, changed: Callable[[str], None]) -> None:
@@ -251,7 +259,8 @@ class Fleet:
         changed = node.manifest is None or node.manifest.capabilities_bytes != manifest.capabilities_bytes
         if changed:
             self._drop_manifest(node)
-            node.tools = self._projector.project(node.node_id, capabilities)
+            label = self.names.label_of(node.node_id)
+            node.tools = self._projector.project(node.node_id, capabilities, label)
             self._announced.update(node.tools)
             self._log.info("node announced", node_id=node.node_id, tools=len(node.tools))
         node.manifest = manifest
@@ -260,6 +269,13 @@ class Fleet:
         node.mark = manifest.mark
         self._marks.put(node.node_id, node.tenant, manifest.mark)
         self._nodes.update(node, self._now_ms())
+
+    def _label(self, node: NodeRecord) -> None:
+        """Give the tools of ``node`` the label that it has now."""
+        label = self.names.label_of(node.node_id)
+        if any(tool.label != label for tool in node.tools.values()):
+            node.tools = labelled(node.tools, label)
+            self._announced.update(node.tools)
 
     def _drop_manifest(self, node: NodeRecord) -> None:
         for name in node.tools:

@@ -1,8 +1,8 @@
 """A tool's entry in ``tools/list``, as a document and as JSON text.
 
-The entries of all tools of one kind, verb and safety class differ in three short strings only. Such tools
+The entries of all tools of one kind, verb and safety class differ in four short strings only. Such tools
 share one template of about two kilobytes, from which the text of an entry is put together without encoding.
-Must not know nodes.
+A label is the operator's text for the node, in front of the title. Must not know nodes.
 """
 
 from collections.abc import Mapping
@@ -35,30 +35,43 @@ class EntryTemplate:
         output_schema: Mapping[str, Any],
         safety_class: str,
     ) -> None:
+        self._title = verb.title
         self._shared = {
-            "title": verb.title,
             "description": verb.description,
             "inputSchema": input_schema,
             "outputSchema": output_schema,
-            "annotations": {
-                "title": verb.title,
-                "readOnlyHint": safety_class == "read_only",
-                "destructiveHint": safety_class == "physical_actuation",
-                "idempotentHint": verb.idempotent,
-                "openWorldHint": False,
-                "x-safety-class": safety_class,
-            },
+        }
+        self._hints = {
+            "readOnlyHint": safety_class == "read_only",
+            "destructiveHint": safety_class == "physical_actuation",
+            "idempotentHint": verb.idempotent,
+            "openWorldHint": False,
+            "x-safety-class": safety_class,
         }
         self._safety_class = safety_class
         self._schema_ref = SCHEME + verb.input_ref
-        text = encoded(self.document(_GAP, _GAP, _GAP))
-        self._head, self._before_etag, self._before_canonical, self._tail = text.split(encoded(_GAP)[1:-1])
+        pieces = encoded(self._document(_GAP, _GAP, _GAP, _GAP)).split(encoded(_GAP)[1:-1])
+        self._head, self._to_title, self._to_hints, self._to_etag, self._to_canonical, self._tail = pieces
 
-    def document(self, name: str, etag: str, canonical: str) -> dict[str, Any]:
-        """Return the entry of one tool."""
+    def document(self, name: str, label: str, etag: str, canonical: str) -> dict[str, Any]:
+        """Return the entry of one tool of the node that the operator calls ``label``, if not empty."""
+        return self._document(name, _before_title(label), etag, canonical)
+
+    def text(self, name: str, label: str, etag: str, canonical: str) -> str:
+        """Return the same entry as JSON. No character of the strings needs an escape, by their rules."""
+        before_title = _before_title(label)
+        return (
+            f"{self._head}{name}{self._to_title}{before_title}{self._to_hints}{before_title}"
+            f"{self._to_etag}{etag}{self._to_canonical}{canonical}{self._tail}"
+        )
+
+    def _document(self, name: str, before_title: str, etag: str, canonical: str) -> dict[str, Any]:
+        title = before_title + self._title
         return {
             "name": name,
+            "title": title,
             **self._shared,
+            "annotations": {"title": title, **self._hints},
             "_meta": {
                 META_SAFETY_CLASS: self._safety_class,
                 META_CAPABILITY_ETAG: etag,
@@ -67,6 +80,6 @@ class EntryTemplate:
             },
         }
 
-    def text(self, name: str, etag: str, canonical: str) -> str:
-        """Return the same entry as JSON. The strings are tokens: no character of theirs needs an escape."""
-        return f"{self._head}{name}{self._before_etag}{etag}{self._before_canonical}{canonical}{self._tail}"
+
+def _before_title(label: str) -> str:
+    return f"{label}: " if label else ""

@@ -14,7 +14,7 @@ from relay.auth.permissions import Rights
 from relay.fleet.tools import FIRST_PLACE, Place, Tool
 
 Version = frozenset[tuple[str, int]]
-"""Equal for equal sets of tools, by name, schemas and safety class. Not to be kept across restarts."""
+"""Equal for equal sets of tools, by name, title, schemas and safety class. Not to be kept across restarts."""
 
 _MODULUS = 1 << 256
 

@@ -1,7 +1,8 @@
 """From a trusted manifest to the tools that agents see.
 
 One tool for each capability and verb (RFC-0001 section 3). Everything an agent reads of a tool comes from
-our tables: of what the node wrote, only the tokens of the name pass, and their alphabet permits no text.
+our tables, but for the label that the operator gave the node: of what the node wrote, only the tokens of the
+name pass, and their alphabet permits no text.
 Must not know which nodes are connected, nor decide which caller sees a tool.
 """
 
@@ -53,6 +54,7 @@ class Tool:
         allowance: the limits that the capability announces (RFC-0001 section 2).
         etag: the capability's, without attestation and times.
         entry: what its entry in ``tools/list`` shares with those of other tools.
+        label: what the operator calls the node; empty if nothing.
         turn: which run of ``TOOLS_PER_TURN`` of its node's tools, by name, it is in. Counted over all of
             them, for every caller alike, so that a tool has one place in every list.
     """
@@ -66,6 +68,7 @@ class Tool:
     etag: str
     surface: Surface
     entry: EntryTemplate
+    label: str = ""
     turn: int = 0
 
     @property
@@ -80,9 +83,9 @@ class Tool:
 
     @property
     def fingerprint(self) -> str:
-        """Differs if and only if name, schemas or safety class do: what ``list_changed`` is sent for."""
+        """Differs if and only if name, title, schemas or safety class do: what ``list_changed`` is sent for."""
         verb = self.surface.verb
-        return f"{self.canonical} {verb.input_ref} {verb.output_ref} {self.safety_class}"
+        return f"{self.canonical} {verb.input_ref} {verb.output_ref} {self.safety_class} {self.label}"
 
     @property
     def listed_bytes(self) -> int:
@@ -91,14 +94,19 @@ class Tool:
 
     def listed(self, *, dashed: bool = False) -> dict[str, Any]:
         """Return the tool's entry in ``tools/list``, under its canonical name or its alias."""
-        return self.entry.document(self._name(dashed=dashed), self.etag, self.canonical)
+        return self.entry.document(self._name(dashed=dashed), self.label, self.etag, self.canonical)
 
     def listed_text(self, *, dashed: bool = False) -> str:
         """Return the same entry as JSON text."""
-        return self.entry.text(self._name(dashed=dashed), self.etag, self.canonical)
+        return self.entry.text(self._name(dashed=dashed), self.label, self.etag, self.canonical)
 
     def _name(self, *, dashed: bool) -> str:
         return alias_of(self.canonical) if dashed else self.canonical
+
+
+def labelled(tools: Mapping[str, Tool], label: str) -> dict[str, Tool]:
+    """Return the tools of one node with another label."""
+    return {name: replace(tool, label=label) for name, tool in tools.items()}
 
 
 class Projector:
@@ -117,7 +125,9 @@ class Projector:
         """Return whether ``kind_short`` is the first token of a kind's tool names."""
         return self._kinds.by_short(kind_short) is not None
 
-    def project(self, node_id: str, capabilities: Iterable[Mapping[str, Any]]) -> dict[str, Tool]:
+    def project(
+        self, node_id: str, capabilities: Iterable[Mapping[str, Any]], label: str = ""
+    ) -> dict[str, Tool]:
         """Return a node's tools by canonical name. A verb that has no row is left out."""
         tools: dict[str, Tool] = {}
         for capability in capabilities:
@@ -125,14 +135,16 @@ class Projector:
             for verb_name in capability["verbs"]:
                 surface = self._surfaces.get((capability["kind"], verb_name))
                 if surface is not None:
-                    tool = self._tool(node_id, capability, etag, surface)
+                    tool = self._tool(node_id, capability, etag, surface, label)
                     tools[tool.canonical] = tool
         for rank, name in enumerate(sorted(tools)):
             if turn := rank // TOOLS_PER_TURN:
                 tools[name] = replace(tools[name], turn=turn)
         return tools
 
-    def _tool(self, node_id: str, capability: Mapping[str, Any], etag: str, surface: Surface) -> Tool:
+    def _tool(
+        self, node_id: str, capability: Mapping[str, Any], etag: str, surface: Surface, label: str
+    ) -> Tool:
         constraints = capability["constraints"]
         safety_class = sys.intern(capability["safety_class"])
         name = ToolName(surface.kind.short, node_id, capability["cap_id"], surface.verb.name)
@@ -148,6 +160,7 @@ class Projector:
             etag=etag,
             surface=surface,
             entry=self._entry(surface, safety_class),
+            label=label,
         )
 
     def _entry(self, surface: Surface, safety_class: str) -> EntryTemplate:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from relay.fleet.change_notifier import ChangeNotifier
+from relay.fleet.name_ledger import NodeName
 from relay.fleet.node_record import NodeRecord
 from relay.fleet.tools import Tool
 from relay.mcp_api.fragments import text_of
@@ -22,7 +23,7 @@ from schemas.registry import SchemaRegistry
 from tests.fakes.callers import call_of, request_of
 from tests.fakes.hub import Hub
 from tests.fakes.routers import ScriptedRouter
-from tests.fakes.signer import ECHO, METRICS, NOW_MS, TTL_MS, SimulatedNode
+from tests.fakes.signer import ECHO, METRICS, NOW_MS, TENANT, TTL_MS, SimulatedNode
 
 BOUND_S = 10
 SIZES = (20, 2000)
@@ -158,6 +159,18 @@ def test_a_change_reads_its_nodes_tools_and_where_they_go(
                 fleet.hub.fleet.offer_manifest(node.node_id, wire, "broker")
             assert len(read.nodes) == 1
             assert 1 <= len(read.tools) <= 3 * SEARCH
+
+
+def test_a_rename_reads_its_nodes_tools_and_where_they_are(
+    fleets: list[Fleet], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for fleet in fleets:
+        node = fleet.nodes[7]
+        for name in (NodeName(TENANT, "greenhouse pi"), None):
+            with reads(monkeypatch) as read:
+                fleet.hub.fleet.rename({node.node_id: name})
+            assert len(read.nodes) == 1
+            assert 2 <= len(read.tools) <= 6 * SEARCH
 
 
 async def test_a_call_reads_one_node_and_one_tool(

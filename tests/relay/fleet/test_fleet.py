@@ -7,6 +7,7 @@ import pytest
 
 from relay.auth.permissions import Rights
 from relay.fleet.fleet import GRACE_MS
+from relay.fleet.name_ledger import NodeName
 from relay.fleet.pending_manifests import PENDING_FOR_MS
 from schemas.certificates import IdentityError
 from schemas.errors import Failure, ToolError
@@ -335,6 +336,48 @@ def test_nothing_is_listed_for_whom_no_safety_class_is_within_reach(hub: Hub, no
     hub.connect(node)
     assert hub.fleet.listed(Rights(TENANT, frozenset({"reversible", "physical_actuation"}))) == []
     assert hub.fleet.listed(Rights(TENANT, frozenset())) == []
+
+
+# --- names --------------------------------------------------------------------------------------------
+
+
+def titles(hub: Hub, tenant: str = TENANT) -> set[str]:
+    return {tool.listed()["title"] for tool in hub.fleet.listed(Rights(tenant, READ_ONLY))}
+
+
+def test_a_label_is_in_the_titles_from_the_first_manifest_on_and_after_it_is_changed(
+    hub: Hub, node: SimulatedNode
+) -> None:
+    hub.fleet.rename({NODE_ID: NodeName(TENANT, "greenhouse pi")})
+    hub.connect(node)
+    assert titles(hub) == {"greenhouse pi: CPU, memory, disks", "greenhouse pi: Echo"}
+    before = hub.fleet.version(Rights(TENANT, READ_ONLY))
+    hub.fleet.rename({NODE_ID: NodeName(TENANT, "barn")})
+    assert titles(hub) == {"barn: CPU, memory, disks", "barn: Echo"}
+    assert hub.fleet.version(Rights(TENANT, READ_ONLY)) != before
+    assert hub.fleet.resolve(ECHO_NAME, Rights(TENANT, READ_ONLY)).label == "barn"
+    hub.fleet.rename({NODE_ID: None})
+    assert titles(hub) == {"CPU, memory, disks", "Echo"}
+
+
+def test_a_tag_changes_no_title_and_no_version(hub: Hub, node: SimulatedNode) -> None:
+    hub.connect(node)
+    before = hub.fleet.version(Rights(TENANT, READ_ONLY))
+    hub.fleet.rename({NODE_ID: NodeName(TENANT, "", ("gateway",))})
+    assert hub.fleet.version(Rights(TENANT, READ_ONLY)) == before
+
+
+def test_a_node_that_moves_to_another_tenant_leaves_its_label_behind(hub: Hub) -> None:
+    key = key_named("a node that moved")
+    old = hub.ca.issue(NODE_ID, OTHER_TENANT, key=key, now_ms=NOW_MS - DAY_MS)
+    hub.fleet.rename({NODE_ID: NodeName(OTHER_TENANT, "secret plan")})
+    hub.connect(old)
+    assert titles(hub, OTHER_TENANT) == {"secret plan: CPU, memory, disks", "secret plan: Echo"}
+    hub.fleet.offer_identity(NODE_ID, hub.ca.issue(NODE_ID, TENANT, key=key).leaf_pem)
+    assert titles(hub, OTHER_TENANT) == set()
+    assert titles(hub) == {"CPU, memory, disks", "Echo"}
+    hub.fleet.rename({NODE_ID: NodeName(TENANT, "barn")})
+    assert titles(hub) == {"barn: CPU, memory, disks", "barn: Echo"}
 
 
 # --- resolving ----------------------------------------------------------------------------------------

@@ -13,18 +13,33 @@ from schemas.registry import SchemaRegistry
 from tests.fakes.signer import ECHO, METRICS, NODE_ID
 
 
+@pytest.mark.parametrize("label", ["", "greenhouse pi", "Bob's {#3} (left), up/down & more!"])
 @pytest.mark.parametrize("dashed", [False, True], ids=["canonical", "dashed"])
 @pytest.mark.parametrize("safety_class", SCOPE_OF_SAFETY_CLASS)
 @pytest.mark.parametrize("capability", [ECHO, METRICS], ids=["echo", "metrics"])
 def test_text_and_document_are_the_same_entry(
-    registry: SchemaRegistry, capability: dict[str, object], safety_class: str, *, dashed: bool
+    registry: SchemaRegistry, capability: dict[str, object], safety_class: str, label: str, *, dashed: bool
 ) -> None:
     announced = [{**capability, "safety_class": safety_class}]
-    (tool,) = Projector(registry, KindRegistry()).project(NODE_ID, announced).values()
+    (tool,) = Projector(registry, KindRegistry()).project(NODE_ID, announced, label).values()
     text = tool.listed_text(dashed=dashed)
     assert json.loads(text) == tool.listed(dashed=dashed)
     assert list(json.loads(text)) == list(tool.listed(dashed=dashed))
     assert text.isascii()
+
+
+def test_the_operators_label_is_in_front_of_a_static_title(registry: SchemaRegistry) -> None:
+    projector = Projector(registry, KindRegistry())
+    (unlabelled,) = projector.project(NODE_ID, [METRICS]).values()
+    (labelled,) = projector.project(NODE_ID, [METRICS], "greenhouse pi").values()
+    for tool, title in (
+        (unlabelled, "CPU, memory, disks"),
+        (labelled, "greenhouse pi: CPU, memory, disks"),
+    ):
+        entry = tool.listed()
+        assert (entry["title"], entry["annotations"]["title"]) == (title, title)
+    assert labelled.listed()["description"] == unlabelled.listed()["description"]
+    assert labelled.fingerprint != unlabelled.fingerprint
 
 
 def test_tools_of_one_kind_verb_and_safety_class_share_one_template(registry: SchemaRegistry) -> None:
@@ -41,8 +56,8 @@ VERB: Verb = next(iter(SYSTEM_ECHO.verbs.values()))
 def test_texts_of_documents_are_escaped(text: str) -> None:
     verb, schema = replace(VERB, title=text, description=text), {"description": text}
     entry = EntryTemplate(verb, schema, schema, "read_only")
-    assert json.loads(entry.text("a.b", "00", "a.b")) == entry.document("a.b", "00", "a.b")
-    assert entry.text("a.b", "00", "a.b").isascii()
+    assert json.loads(entry.text("a.b", "pi", "00", "a.b")) == entry.document("a.b", "pi", "00", "a.b")
+    assert entry.text("a.b", "pi", "00", "a.b").isascii()
 
 
 def test_a_document_with_the_character_that_marks_the_gaps_is_refused() -> None:

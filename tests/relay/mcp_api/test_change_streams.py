@@ -16,11 +16,12 @@ from mcp.shared.exceptions import MCPError
 from relay.auth.agent_tokens import Principal
 from relay.auth.caller import CALLER_IN_SCOPE, Caller
 from relay.fleet.change_notifier import ChangeNotifier, Listener
+from relay.fleet.name_ledger import NodeName
 from relay.mcp_api.change_streams import TOO_MANY_STREAMS, ChangeStreams
 from relay.mcp_api.open_streams import OpenStreams, StreamLimitError
 from relay.mcp_api.sdk import Context
 from tests.fakes.hub import Hub
-from tests.fakes.signer import OTHER_NODE_ID
+from tests.fakes.signer import OTHER_NODE_ID, TENANT
 
 BOUND_S: Final = 10
 CHANGED: Final = "notifications/tools/list_changed"
@@ -133,6 +134,13 @@ async def test_a_session_is_notified_of_a_change_and_stops_with_its_end(stage: S
         stage.change()
         assert await client.next() == CHANGED
     assert stage.notifier.listeners == 0
+
+
+async def test_a_new_label_is_a_change(stage: Stage) -> None:
+    stage.change()
+    async with stage.session(stage.principal()) as client:
+        stage.hub.fleet.rename({OTHER_NODE_ID: NodeName(TENANT, "greenhouse pi")})
+        assert await client.next() == CHANGED
 
 
 async def test_a_session_that_is_not_ready_is_not_notified(stage: Stage) -> None:
