@@ -1,7 +1,7 @@
 """Notifies agents when the set of tools that they see has changed: at most once a second, and only them.
 
-What counts is the set of names, titles, schemas and safety classes, for each audience that has listeners; a slow
-audience does not delay another. While nothing changes, nothing is computed. Must not know how a listener
+What counts is the set of names, titles, schemas and safety classes, for each audience that has listeners; a
+slow audience does not delay another. While nothing changes, nothing is computed. Must not know how a listener
 reaches its agent.
 """
 

@@ -221,7 +221,7 @@ class Fleet:
         return self._nodes.listed(rights, self._now_ms(), after, limit)
 
     def version(self, rights: Rights) -> Version:
-        """Return the version of the set of tools that ``rights`` reach: names, titles, schemas, safety classes."""
+        """Return the version of the tools that ``rights`` reach: names, titles, schemas, safety classes."""
         return self._nodes.version(rights, self._now_ms())
 
     def follow(self, changed: Callable[[str], None]) -> None:

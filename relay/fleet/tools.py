@@ -83,7 +83,7 @@ class Tool:
 
     @property
     def fingerprint(self) -> str:
-        """Differs if and only if name, title, schemas or safety class do: what ``list_changed`` is sent for."""
+        """Differs if and only if name, title, schemas or safety class do: those are what changes count."""
         verb = self.surface.verb
         return f"{self.canonical} {verb.input_ref} {verb.output_ref} {self.safety_class} {self.label}"
 
