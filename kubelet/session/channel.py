@@ -22,8 +22,6 @@ NOT_REACHED = (OSError, WebSocketException)
 """What ``opened`` raises when there is no connection, or it does not hold."""
 
 CLOSE_TIMEOUT_S = 2
-_PING_INTERVAL_S = 15
-_PING_TIMEOUT_S = 10
 
 
 @asynccontextmanager
@@ -50,8 +48,7 @@ async def opened(  # noqa: PLR0913 - what comes in from outside
         max_size=MAX_FRAME_BYTES,
         close_timeout=CLOSE_TIMEOUT_S,
         open_timeout=open_timeout_s,
-        ping_interval=_PING_INTERVAL_S,
-        ping_timeout=_PING_TIMEOUT_S,
+        ping_interval=None,
         user_agent_header=None,
         create_connection=metered,  # type: ignore[arg-type]  # a type is declared, and it is only called
     ) as socket:

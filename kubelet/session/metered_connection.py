@@ -1,9 +1,11 @@
 """A WebSocket to the relay that counts frames before they are parsed: no relay may exhaust a node.
 
 A relay that keeps to the limits that its node has announced stays below the rate here. What exceeds it ends
-the connection. Must not know what a frame means.
+the connection. So does silence: the relay pings, and a node that is not pinged has lost it. The node sends no
+pings of its own, which thousands of nodes would make the relay answer. Must not know what a frame means.
 """
 
+import asyncio
 from typing import Any
 
 from websockets.asyncio.client import ClientConnection
@@ -20,6 +22,9 @@ _FRAMES_OF_A_COMMAND = 6.0
 """A command of the largest size, and its cancellation."""
 _BYTES_LIKE_A_FRAME = 65_536
 
+SILENCE_S = 30.0
+"""How long a relay may send nothing: two of its pings."""
+
 _END_OF_HEAD = b"\r\n\r\n"
 
 
@@ -28,18 +33,45 @@ class MeteredConnection(ClientConnection):
 
     Attributes:
         is_flooded: whether it was closed because it exceeded the rate.
+        heard_at: when the relay last sent anything, by the event loop's clock.
     """
 
-    def __init__(self, protocol: ClientProtocol, *, commands_per_s: float, **options: Any) -> None:
+    def __init__(
+        self, protocol: ClientProtocol, *, commands_per_s: float, silence_s: float = SILENCE_S, **options: Any
+    ) -> None:
         super().__init__(protocol, **options)
         commands = _FRAMES_OF_A_COMMAND * commands_per_s
         self._bucket = TokenBucket(_FRAMES_PER_S + commands, _FRAMES_AT_ONCE + commands, self.loop.time())
         self._slicer = FrameSlicer()
         self._end_of_head = b""
+        self._silence_s = silence_s
+        self.heard_at = self.loop.time()
+        self._silence_check: asyncio.TimerHandle | None = None
         self.is_flooded = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin, and expect the relay's pings."""
+        super().connection_made(transport)
+        self._check_silence()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End."""
+        if self._silence_check is not None:
+            self._silence_check.cancel()
+        super().connection_lost(exc)
+
+    def _check_silence(self) -> None:
+        """Abort if nothing came for too long; else check again when that could be."""
+        # One timer, which a message does not move: it finds out when it fires.
+        left_s = self.heard_at + self._silence_s - self.loop.time()
+        if left_s > 0:
+            self._silence_check = self.loop.call_later(left_s, self._check_silence)
+        else:
+            self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
         """Parse what came frame by frame, as far as the rate goes."""
+        self.heard_at = self.loop.time()
         if self.protocol.state is State.CONNECTING:
             data = self._after_response(data)
         self._slicer.feed(data)

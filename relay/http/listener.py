@@ -17,6 +17,7 @@ from starlette.types import ASGIApp
 from relay.http.acceptor import SOCKET_TIMEOUTS, Acceptor, SocketTimeouts
 from relay.http.connections import CONNECTION_IN_STATE, Connection, Connections
 from relay.http.http_protocol import BoundedHttp
+from relay.http.keepalive import KEEPALIVE_IN_STATE, Keepalive
 from relay.http.websocket_protocol import BoundedWebSocket
 from schemas.addresses import HostPort
 from schemas.frames import MAX_FRAME_BYTES
@@ -39,6 +40,7 @@ class _Server(uvicorn.Server):
     ) -> None:
         super().__init__(config)
         self._connections = connections
+        self._keepalive = Keepalive(asyncio.get_running_loop(), _PING_INTERVAL_S, _PING_TIMEOUT_S)
         self._acceptor = Acceptor(listener, connections, self._make_protocol, tls, timeouts)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:  # noqa: ARG002 - the acceptor has its own
@@ -64,7 +66,11 @@ class _Server(uvicorn.Server):
         self.should_exit = True
 
     def _make_protocol(self, connection: Connection) -> asyncio.Protocol:
-        state = {**self.lifespan.state, CONNECTION_IN_STATE: connection}
+        state = {
+            **self.lifespan.state,
+            CONNECTION_IN_STATE: connection,
+            KEEPALIVE_IN_STATE: self._keepalive,
+        }
         return BoundedHttp(config=self.config, server_state=self.server_state, app_state=state)
 
     @contextlib.contextmanager
@@ -89,8 +95,6 @@ async def serve(
         http=BoundedHttp,
         ws=BoundedWebSocket,
         ws_max_size=MAX_FRAME_BYTES,
-        ws_ping_interval=_PING_INTERVAL_S,
-        ws_ping_timeout=_PING_TIMEOUT_S,
         ws_per_message_deflate=False,
         log_config=None,
         log_level=logging.WARNING,

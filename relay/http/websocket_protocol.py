@@ -14,6 +14,7 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 
 from relay.http.connections import connection_in
 from relay.http.frame_meter import METER_IN_SCOPE, FrameMeter
+from relay.http.keepalive import keepalive_in
 from schemas.websocket_frames import FrameHead, FrameSlicer, text_frame_head
 
 MAX_BYTES_BEFORE_ADMISSION = 32 * 1024
@@ -23,6 +24,10 @@ MAX_BEHIND_S = 10.0
 
 FLOODED = 1008
 """The code of a disconnect by this module, for too many frames or bytes. It is never sent."""
+
+_PING = b"\x89\x00"
+_PONG_HEAD, _PONG_BYTES = b"\x8a\x80", 6
+"""A masked pong without payload: what answers ``_PING``."""
 
 _BAD_REQUEST = b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 
@@ -70,6 +75,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         super().__init__(*arguments, **options)
         self.queue = MessageQueue()  # type: ignore[assignment]  # all that is used of a queue
         self._connection = connection_in(self.app_state)
+        self._keepalive = keepalive_in(self.app_state)
         self._meter = FrameMeter(self.loop.time)
         self._slicer = FrameSlicer()
         self._early_bytes = 0
@@ -105,8 +111,22 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         if not self.handshake_initiated:
             self._upgrade(data)
             return
+        if self._slicer.is_empty and self._answers_ping(data):
+            return
         self._slicer.feed(data)
         self._parse()
+
+    def _answers_ping(self, data: bytes) -> bool:
+        """Take ``data`` if it is the pong that is waited for, and no more.
+
+        Thousands of idle nodes send little else. This end has requested it, so the meter need not count it.
+        """
+        return (
+            len(data) == _PONG_BYTES
+            and data.startswith(_PONG_HEAD)
+            and not self._slicer.is_within
+            and self._keepalive.answered(self)
+        )
 
     def _upgrade(self, request: bytes) -> None:
         super().data_received(request)
@@ -144,6 +164,25 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
             and self.writable.is_set()
             and not (self.close_sent or self.disconnected)
         )
+
+    def start_keepalive(self) -> None:
+        """Have this connection pinged in turn with the others."""
+        self._keepalive.watch(self)
+
+    def stop_keepalive(self) -> None:
+        """Have it pinged no more."""
+        self._keepalive.forget(self)
+
+    def ping(self) -> bool:
+        """Send a ping, unless this connection is closing."""
+        if self.close_sent or self.transport.is_closing():
+            return False
+        self.transport.write(_PING)
+        return True
+
+    def handle_pong(self, _event: Any) -> None:
+        """Record the answer to a ping, which was sent behind or within other data."""
+        self._keepalive.answered(self)
 
     def keepalive_timeout(self) -> None:
         """Abort: closing would wait until the peer has read everything, and it does not read."""

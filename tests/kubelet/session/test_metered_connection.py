@@ -10,10 +10,11 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.utils import accept_key
 
-from kubelet.session.metered_connection import MeteredConnection
+from kubelet.session.metered_connection import SILENCE_S, MeteredConnection
 
 TEXT = b"\x81\x02hi"
 PING = b"\x89\x00"
+BOUND_S = 10
 
 Answer = Callable[[bytes], list[bytes]]
 """From the key of the upgrade to what the server says, piece by piece."""
@@ -45,8 +46,10 @@ async def listening(answer: Answer) -> AsyncIterator[int]:
 
 
 @asynccontextmanager
-async def connected(port: int, commands_per_s: float = 0.0) -> AsyncIterator[ClientConnection]:
-    metered = partial(MeteredConnection, commands_per_s=commands_per_s)
+async def connected(
+    port: int, commands_per_s: float = 0.0, silence_s: float = SILENCE_S
+) -> AsyncIterator[ClientConnection]:
+    metered = partial(MeteredConnection, commands_per_s=commands_per_s, silence_s=silence_s)
     url = f"ws://127.0.0.1:{port}"
     options = {"compression": None, "proxy": None, "close_timeout": 0.1, "ping_interval": None}
     async with connect(url, create_connection=metered, **options) as socket:  # type: ignore[arg-type]  # as in channel
@@ -96,3 +99,36 @@ async def test_a_refusal_is_read_to_its_end() -> None:
         with pytest.raises(InvalidStatus):
             async with connected(port):
                 raise AssertionError("it was refused")
+
+
+async def test_a_relay_that_says_nothing_any_more_is_given_up() -> None:
+    async with listening(accepted(TEXT)) as port, connected(port, silence_s=0.1) as socket:
+        async with asyncio.timeout(BOUND_S):
+            assert await messages(socket) == 1
+        assert isinstance(socket, MeteredConnection)
+        assert not socket.is_flooded
+
+
+async def test_a_relay_that_only_pings_is_heard() -> None:
+    pinging, ponged = asyncio.Event(), asyncio.Event()
+
+    async def ping_later(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        writer.write(accepted(b"")(head.partition(b"Sec-WebSocket-Key: ")[2].partition(b"\r\n")[0])[0])
+        await pinging.wait()
+        writer.write(PING)
+        await reader.readexactly(6)
+        ponged.set()
+        await reader.read()
+        writer.close()
+
+    async with (
+        await asyncio.start_server(ping_later, "127.0.0.1", 0) as server,
+        connected(server.sockets[0].getsockname()[1]) as socket,
+        asyncio.timeout(BOUND_S),
+    ):
+        assert isinstance(socket, MeteredConnection)
+        before = socket.heard_at
+        pinging.set()
+        await ponged.wait()
+        assert socket.heard_at > before
