@@ -19,11 +19,12 @@ from kubelet.handlers.echo import CAPABILITY
 from kubelet.logs import make_logger
 from kubelet.session.handshake import answer_to
 from schemas.addresses import connect_url
+from schemas.frame_types import Role
 from schemas.frames import SUBPROTOCOL, FrameReader
 from schemas.identity_files import IdentityFiles, NodeIdentity
 from schemas.manifest import fingerprint
 from schemas.registry import SchemaRegistry
-from schemas.session import ProtocolError, Role, SessionMachine
+from schemas.session import ProtocolError, SessionMachine
 from schemas.ulids import UlidSource
 
 _PING = bytes([0x89, 0x80, 0, 0, 0, 0])  # empty, under a mask of zeros
@@ -75,7 +76,7 @@ class FloodingNode:
             await asyncio.sleep(_BETWEEN_ATTEMPTS_S)
 
     async def _join(self, socket: ClientConnection) -> None:
-        session = SessionMachine(Role.NODE, self._reader)
+        session = SessionMachine(Role.NODE, self._reader, time.monotonic)
         challenge = session.receive(await socket.recv(decode=False))
         if challenge is None or challenge.type != "challenge":
             raise ProtocolError("not admitted")

@@ -5,11 +5,13 @@ Must not know in which state a session is: that is ``session``.
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
 from schemas.error_roots import PeerError
+from schemas.frame_types import ONE_WAY, FrameType
 from schemas.registry import SchemaRegistry, Validator
 from schemas.strict_json import JsonReason, StrictJsonError, loads
 
@@ -36,6 +38,7 @@ FRAME_TYPES = (
     "retire",
     "retire_ack",
     "bye",
+    *ONE_WAY,
 )
 
 
@@ -45,6 +48,8 @@ class FrameReason(StrEnum):
     UNKNOWN_TYPE = "an unknown frame type"
     INVALID = "does not fit the schema of its type"
     ESCAPED_ANNOUNCE = "escapes in an announce outside of its payload"
+    OVERSIZED = "over the size limit of its type"
+    OVER_RATE = "over the rate of its type"
 
 
 class FrameError(PeerError):
@@ -108,10 +113,14 @@ class FrameReader:
         self._registry = registry
         self._validators: dict[str, Validator] = {}
 
-    def read(self, text: str | bytes, max_bytes: int) -> Frame:
+    def read(
+        self, text: str | bytes, max_bytes: int, wait_s: Callable[[FrameType], float] = lambda _: 0.0
+    ) -> Frame:
         """Return the frame that ``text``, of at most ``max_bytes``, holds.
 
-        An ``announce`` is parsed as a whole, once, and the text of its payload is cut out beside it.
+        An ``announce`` is parsed as a whole, once, and the text of its payload is cut out beside it. A
+        one-way frame is validated only if it is within the limits of its type: ``wait_s`` counts it, and
+        returns 0 if the rate allows it.
 
         Raises:
             FrameError: too large, not strict JSON, an unknown type, or not of that type's schema.
@@ -123,6 +132,11 @@ class FrameReader:
         type_ = message.get("type") if isinstance(message, dict) else None
         if type_ not in FRAME_TYPES:
             raise FrameError(FrameReason.UNKNOWN_TYPE)
+        if (one_way := ONE_WAY.get(type_)) is not None:
+            if size_of(text) > one_way.max_bytes:
+                raise FrameError(FrameReason.OVERSIZED, type_)
+            if wait_s(one_way) > 0:
+                raise FrameError(FrameReason.OVER_RATE, type_)
         if not self._validator(type_).is_valid(message):
             raise FrameError(FrameReason.INVALID, type_)
         wire = _payload_text(text) if type_ == "announce" else b""
@@ -133,6 +147,11 @@ class FrameReader:
         if known is None:
             known = self._validators[type_] = self._registry.load(f"session.{type_}@1.0.0")
         return known
+
+
+def size_of(text: str | bytes) -> int:
+    """Return the size of a frame's text in bytes of UTF-8."""
+    return len(text) if isinstance(text, bytes) or text.isascii() else len(text.encode())
 
 
 def _payload_text(text: str | bytes) -> bytes:

@@ -138,6 +138,22 @@ class Bye(TypedDict):
     retry_after_ms: NotRequired[int]
 
 
+class TelemetryLease(TypedDict):
+    """How often the node samples a capability, and for how long from now."""
+
+    cap_id: str
+    interval_ms: int
+    include: NotRequired[list[str]]
+    ttl_ms: int
+
+
+class Telemetry(TypedDict):
+    """One sample of a capability."""
+
+    cap_id: str
+    sample: Mapping[str, Any]
+
+
 class Ack(TypedDict):
     """What every answer with an outcome has; ``error`` if, and only if, ``ok`` is false."""
 

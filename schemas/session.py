@@ -12,20 +12,22 @@ Each answer is matched with its request here, so a late, duplicate, unknown or m
 reaches a caller: it is dropped and counted. Must not know sockets, clocks or trust.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import IntEnum, StrEnum
 from types import MappingProxyType
 from typing import Any
 
 from schemas.error_roots import EdgeError, PeerError
-from schemas.frames import MAX_FRAME_BYTES, MAX_FRAME_BYTES_BEFORE_WELCOME, Frame, FrameError, FrameReader
-
-
-class Role(StrEnum):
-    """Which end this is."""
-
-    RELAY = "relay"
-    NODE = "node"
+from schemas.frame_types import ONE_WAY, FrameBudgets, FrameType, Role
+from schemas.frames import (
+    MAX_FRAME_BYTES,
+    MAX_FRAME_BYTES_BEFORE_WELCOME,
+    Frame,
+    FrameError,
+    FrameReader,
+    FrameReason,
+    size_of,
+)
 
 
 class State(StrEnum):
@@ -38,10 +40,12 @@ class State(StrEnum):
 
 
 class DropReason(StrEnum):
-    """Why an answer was dropped; the value is fit for a counter's label."""
+    """Why a frame was dropped; the value is fit for a counter's label."""
 
     MALFORMED = "malformed"
     UNASKED = "unasked"
+    OVERSIZED = "oversized"
+    OVER_RATE = "over_rate"
 
 
 class ByeReason(StrEnum):
@@ -70,6 +74,12 @@ class CloseCode(IntEnum):
 
 
 _Moves = Mapping[str, State]
+
+
+def _one_way(sender: Role) -> _Moves:
+    return {type_.value: State.OPEN for type_ in FrameType if type_.sender is sender}
+
+
 _RELAY_SENDS: Mapping[State, _Moves] = {
     State.CHALLENGING: {"challenge": State.CHALLENGING},
     State.AUTHENTICATING: {"welcome": State.OPEN},
@@ -80,6 +90,7 @@ _RELAY_SENDS: Mapping[State, _Moves] = {
         "cmd_cancel": State.OPEN,
         "renew_ack": State.OPEN,
         "retire_ack": State.OPEN,
+        **_one_way(Role.RELAY),
     },
 }
 _NODE_SENDS: Mapping[State, _Moves] = {
@@ -91,6 +102,7 @@ _NODE_SENDS: Mapping[State, _Moves] = {
         "cmd_ack": State.OPEN,
         "renew": State.OPEN,
         "retire": State.OPEN,
+        **_one_way(Role.NODE),
     },
 }
 SENDS: Mapping[Role, Mapping[State, _Moves]] = MappingProxyType(
@@ -111,6 +123,9 @@ ANSWERED_BY: Mapping[str, str] = MappingProxyType(
     }
 )
 _ANSWERS = MappingProxyType({answer: question for question, answer in ANSWERED_BY.items()})
+_DROPS: Mapping[object, DropReason] = MappingProxyType(
+    {FrameReason.OVERSIZED: DropReason.OVERSIZED, FrameReason.OVER_RATE: DropReason.OVER_RATE}
+)
 
 
 class ProtocolError(EdgeError):
@@ -126,8 +141,16 @@ class PeerProtocolError(ProtocolError, PeerError):
     """The other end sent that frame: it broke the protocol."""
 
 
+class OverRateError(EdgeError):
+    """A one-way frame that this end may not send yet: ``wait_s`` is the time until it may."""
+
+    def __init__(self, wait_s: float) -> None:
+        super().__init__("a frame over the rate of its type")
+        self.wait_s = wait_s
+
+
 class SessionMachine:
-    """One end of one connection.
+    """One end of one connection. ``seconds`` is a monotonic clock, for the rates of one-way frames.
 
     Attributes:
         state: how far the handshake is.
@@ -135,12 +158,28 @@ class SessionMachine:
     """
 
     # A relay holds one for each of thousands of nodes.
-    __slots__ = ("_max_frame_bytes", "_reader", "_receives", "_sends", "_unanswered", "dropped", "state")
+    __slots__ = (
+        "_budgets",
+        "_max_frame_bytes",
+        "_reader",
+        "_receives",
+        "_sends",
+        "_unanswered",
+        "dropped",
+        "state",
+    )
 
-    def __init__(self, role: Role, reader: FrameReader, max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
+    def __init__(
+        self,
+        role: Role,
+        reader: FrameReader,
+        seconds: Callable[[], float],
+        max_frame_bytes: int = MAX_FRAME_BYTES,
+    ) -> None:
         self._sends = SENDS[role]
         self._receives = SENDS[Role.NODE if role is Role.RELAY else Role.RELAY]
         self._reader = reader
+        self._budgets = FrameBudgets(role, seconds)
         self._max_frame_bytes = max_frame_bytes
         self._unanswered: dict[str, str] = {}
         self.state = State.CHALLENGING
@@ -155,28 +194,33 @@ class SessionMachine:
 
         Raises:
             ProtocolError: this end may not send it now, or it would be larger than a frame may be.
+            OverRateError: it is a one-way frame beyond the rate of its type.
         """
         following = self._next(self._sends, type_)
         wire, members = (payload, {}) if isinstance(payload, bytes) else (b"", payload)
         text = Frame(type_, msg_id, members, in_reply_to, wire).encode()
-        if (len(text) if text.isascii() else len(text.encode())) > self._limit():
+        one_way = ONE_WAY.get(type_)
+        limit = self._limit() if one_way is None else min(one_way.max_bytes, self._limit())
+        if size_of(text) > limit:
             raise ProtocolError("a frame over the limit")
+        if one_way is not None and (wait_s := self._budgets.take(one_way)) > 0:
+            raise OverRateError(wait_s)
         self.state = following
         if type_ in ANSWERED_BY:
             self._unanswered[msg_id] = type_
         return text
 
     def receive(self, text: str | bytes) -> Frame | None:
-        """Return the frame that ``text`` holds, or None when it is an answer that was dropped.
+        """Return the frame that ``text`` holds, or None when it was dropped: an answer, or a one-way frame.
 
         Raises:
             PeerProtocolError: not a frame, or not one that the other end may send now.
         """
         try:
-            frame = self._reader.read(text, self._limit())
+            frame = self._reader.read(text, self._limit(), self._budgets.take)
         except FrameError as error:
-            if error.type == "cmd_ack" and "cmd_ack" in self._receives.get(self.state, {}):
-                self._drop(DropReason.MALFORMED)
+            if self._is_droppable(error.type):
+                self._drop(_DROPS.get(error.reason, DropReason.MALFORMED))
                 return None
             raise PeerProtocolError(error.reason) from None
         following = self._next(self._receives, frame.type, PeerProtocolError)
@@ -199,6 +243,11 @@ class SessionMachine:
     def close(self) -> None:
         """Note that the connection is over."""
         self.state = State.CLOSED
+
+    def _is_droppable(self, type_: str | None) -> bool:
+        """Return whether a bad frame of ``type_`` is dropped, and does not end the session."""
+        expendable = type_ == "cmd_ack" or type_ in ONE_WAY
+        return expendable and type_ in self._receives.get(self.state, {})
 
     def _drop(self, reason: DropReason) -> None:
         self.dropped[reason] = self.dropped.get(reason, 0) + 1

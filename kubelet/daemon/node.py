@@ -22,6 +22,7 @@ from kubelet.config import NodeConfig
 from kubelet.dispatch import Dispatcher
 from kubelet.handlers.base import Handler
 from kubelet.session.link import LinkParts, RelayLink
+from kubelet.session.relay_frames import RelayFrames
 from kubelet.session.renewal import Renewal, installer
 from schemas import topics
 from schemas.frames import FrameReader
@@ -82,6 +83,7 @@ class Node:
         )
         self.announcer = Announcer(signer, around.config.heartbeat_s, around.rng, around.log)
         self.dispatcher = Dispatcher(identity.node_id, handlers, around.kinds, around.registry, around.log)
+        self.frames = RelayFrames(around.log)
         renewal = None
         if files is not None:
             done = self.announcer.announce_now
@@ -93,6 +95,7 @@ class Node:
                 reader=around.reader,
                 announcer=self.announcer,
                 dispatcher=self.dispatcher,
+                frames=self.frames,
                 ulids=UlidSource(around.now_ms, around.random_bytes),
                 backoff=Backoff(around.rng),
                 log=around.log,

@@ -4,6 +4,7 @@ Must not know what a frame means.
 """
 
 import ssl
+import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
@@ -14,8 +15,9 @@ from websockets.exceptions import ConnectionClosed, WebSocketException
 
 from kubelet.session.metered_connection import MeteredConnection
 from schemas.addresses import connect_url
+from schemas.frame_types import Role
 from schemas.frames import MAX_FRAME_BYTES, SUBPROTOCOL, Frame, FrameReader
-from schemas.session import CloseCode, PeerProtocolError, Role, SessionMachine, State
+from schemas.session import CloseCode, DropReason, PeerProtocolError, SessionMachine, State
 from schemas.ulids import UlidSource
 
 NOT_REACHED = (OSError, WebSocketException)
@@ -52,7 +54,7 @@ async def opened(  # noqa: PLR0913 - what comes in from outside
         user_agent_header=None,
         create_connection=metered,  # type: ignore[arg-type]  # a type is declared, and it is only called
     ) as socket:
-        yield Channel(socket, SessionMachine(Role.NODE, reader), ulids)
+        yield Channel(socket, SessionMachine(Role.NODE, reader, time.monotonic), ulids)
 
 
 class Channel:
@@ -78,7 +80,18 @@ class Channel:
         """
         if self._session.state is State.CLOSED:
             return False
-        text = self._session.send(type_, self._ulids.new(), payload, in_reply_to)
+        return await self.send_text(self._session.send(type_, self._ulids.new(), payload, in_reply_to))
+
+    def encoded(self, type_: str, payload: Mapping[str, Any]) -> str:
+        """Return the text of a frame for ``send_text``, with a fresh ``msg_id``.
+
+        Raises:
+            ProtocolError, OverRateError: as ``SessionMachine.send``.
+        """
+        return self._session.send(type_, self._ulids.new(), payload)
+
+    async def send_text(self, text: str) -> bool:
+        """Send a frame that is encoded; return whether the connection could take it."""
         try:
             await self._socket.send(text)
         except ConnectionClosed:
@@ -86,7 +99,7 @@ class Channel:
         return True
 
     async def receive(self) -> Frame | None:
-        """Return the next frame; None for an answer that was dropped.
+        """Return the next frame; None for one that was dropped.
 
         Raises:
             PeerProtocolError: the relay broke the protocol.
@@ -99,6 +112,12 @@ class Channel:
                 raise PeerProtocolError("more frames than this node accepts") from None
             raise
         return self._session.receive(text)
+
+    def take_dropped(self) -> dict[DropReason, int]:
+        """Return how many frames were dropped since the last call, by reason."""
+        dropped = dict(self._session.dropped)
+        self._session.dropped.clear()
+        return dropped
 
     async def close(self, code: CloseCode) -> None:
         """Close with ``code``."""

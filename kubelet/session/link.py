@@ -20,6 +20,7 @@ from kubelet.backoff import LONGEST_REQUESTED_S, Backoff, RivalBackoff
 from kubelet.dispatch import Dispatcher
 from kubelet.session.channel import CLOSE_TIMEOUT_S, NOT_REACHED, Channel, opened
 from kubelet.session.handshake import AudienceError, answer_to
+from kubelet.session.relay_frames import RelayFrames
 from kubelet.session.renewal import Renewal
 from schemas.delivery import TransitGauge
 from schemas.frames import Frame, FrameReader
@@ -54,6 +55,7 @@ class LinkParts:
     """What a link works with.
 
     Attributes:
+        frames: the one-way frames, which survive a connection.
         tls: how the relay is verified; None where the connection is not over TLS.
         renewal: renews the leaf; None for a node that has no files.
         ticks_ms: milliseconds that only ever go forward. They measure how long a command was on its way: the
@@ -65,6 +67,7 @@ class LinkParts:
     reader: FrameReader
     announcer: Announcer
     dispatcher: Dispatcher
+    frames: RelayFrames
     ulids: UlidSource
     backoff: Backoff
     log: FilteringBoundLogger
@@ -86,6 +89,7 @@ class RelayLink:
         self._parts = parts
         self._boot_id = parts.ulids.new()
         self._session_id: str | None = None
+        self._resumed = False
         self._channel: Channel | None = None
         self._gauge = TransitGauge()
         self._requested_wait_s = 0.0
@@ -118,6 +122,7 @@ class RelayLink:
                 log.info("relay not reached", relay=self._parts.relay_url, reason=printable(str(error)))
             finally:
                 self._channel = None
+                self._parts.frames.detach()
             if self.state is not LinkState.REVOKED:
                 await self._parts.sleep(self._parts.backoff.next_s(self._requested_wait_s))
 
@@ -148,6 +153,7 @@ class RelayLink:
                 async with asyncio.timeout(timeout_s):
                     await self._authenticate(channel)
                 self._channel = channel
+                parts.frames.attach(channel, resumed=self._resumed)
                 await self._serve(channel)
             except ProtocolError as error:
                 await channel.close(error.code)
@@ -165,13 +171,14 @@ class RelayLink:
         await channel.send("auth", auth, challenge.msg_id)
         payload: Welcome = (await self._receive(channel)).payload
         self._session_id = payload["session_id"]
-        if not payload["resumed"]:
+        self._resumed = payload["resumed"]
+        if not self._resumed:
             self._gauge = TransitGauge()
         self._gauge.delay_ms(payload["server_time_ms"], self._parts.ticks_ms())
         self._parts.announcer.shorten_interval(payload["heartbeat_interval_ms"] / 1000)
         self._opened_ms = self._parts.ticks_ms()
         self.state = LinkState.OPEN
-        self._parts.log.info("relay connected", relay=self._parts.relay_url, resumed=payload["resumed"])
+        self._parts.log.info("relay connected", relay=self._parts.relay_url, resumed=self._resumed)
 
     async def _serve(self, channel: Channel) -> None:
         try:
@@ -180,6 +187,8 @@ class RelayLink:
                 frame = await channel.receive()
                 if frame is not None:
                     await self._handle(channel, frame)
+                else:
+                    self._parts.frames.count_dropped(channel.take_dropped())
         except asyncio.CancelledError:
             if channel.is_open:
                 await channel.send("bye", {"reason": ByeReason.SHUTTING_DOWN})
@@ -221,8 +230,10 @@ class RelayLink:
                 await self._renew(channel)
             case "renew_ack":
                 self._renewed(payload)
-            case _:  # bye
+            case "bye":
                 await self._until_closed(channel, frame)
+            case _:
+                self._parts.frames.received(frame)
 
     def _announced(self, frame: Frame) -> None:
         payload: AnnounceAck = frame.payload

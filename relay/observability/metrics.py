@@ -20,7 +20,10 @@ class Metrics:
         self.heartbeats = self._counter("heartbeats", "Heartbeats by validity", "verdict")
         self.messages_dropped = self._counter("messages_dropped", "Broker messages dropped unread", "reason")
         self.sessions = self._counter("sessions", "Sessions of nodes by how they began or ended", "event")
-        self.frames_dropped = self._counter("frames_dropped", "Answers without a pending command", "reason")
+        self.frames_dropped = self._counter("frames_dropped", "Frames of nodes that were dropped", "reason")
+        self.one_way_frames = self._counter(
+            "one_way_frames", "Frames without an answer, by type", "type", "event"
+        )
         calls = self._counter("calls", "Calls by code; ok when they worked", "code")
         self.calls = cache(calls.labels)
         """The counter of one code. A lookup takes longer than the increment, and the codes are few."""

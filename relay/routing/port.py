@@ -1,12 +1,14 @@
-"""The interface by which the call gateway sends commands to nodes.
+"""The interfaces by which the packages above the sessions reach nodes: commands, and one-way frames.
 
 The sessions of this process are the first implementation. Another could send the command over a network to
 the relay that holds the node's session. Must not know agents.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
+
+from schemas.frame_types import FrameType
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,5 +40,44 @@ class NodeRouter(Protocol):
         Raises:
             ToolError: NODE_OFFLINE or RATE_LIMITED, then it was never sent; DEADLINE_EXCEEDED, then it may
                 have run.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRef:
+    """A node by the session that it has: of two references that differ in it, the later one is current."""
+
+    tenant: str
+    node_id: str
+    session_id: str
+
+
+FrameHandler = Callable[[NodeRef, Mapping[str, Any]], None]
+"""Handles the payload of a frame, which fits the document of its type. Must not block."""
+ConnectionHandler = Callable[[NodeRef, bool], None]
+"""Is called with True when a node has connected, and with False when its connection is lost."""
+
+
+class NodeFrames(Protocol):
+    """Sends one-way frames to nodes, and hands over those that nodes send."""
+
+    def send(self, node_id: str, frame_type: FrameType, payload: Mapping[str, Any]) -> None:
+        """Queue a frame for the node. It is lost with the connection: nothing is sent again.
+
+        Raises:
+            ToolError: NODE_OFFLINE if there is no connection; RATE_LIMITED if the node does not read, or the
+                frame exceeds the rate of its type; INTERNAL if it is larger than its type allows.
+        """
+        ...
+
+    def on_frame(self, frame_type: FrameType, handler: FrameHandler) -> None:
+        """Call ``handler`` with every frame of that type: one handler for each type."""
+        ...
+
+    def on_connection(self, handler: ConnectionHandler) -> None:
+        """Call ``handler`` whenever a node connects, a resumed session included, and when it is lost.
+
+        A node that reconnects before its loss was noticed is connected twice in a row.
         """
         ...

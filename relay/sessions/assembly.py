@@ -7,27 +7,30 @@ from relay.environment import RelayEnvironment
 from relay.fleet.assembly import FleetPart
 from relay.part import Part
 from relay.pki.assembly import PkiPart
-from relay.routing.port import NodeRouter
+from relay.routing.port import NodeFrames, NodeRouter
 from relay.sessions.capability_limits import CapabilityLimits
 from relay.sessions.connect_limiter import ConnectLimiter
 from relay.sessions.frame_handlers import FrameHandlers
 from relay.sessions.handshake import Handshake
 from relay.sessions.node_sessions import NodeSessions
+from relay.sessions.one_way_frames import OneWayFrames
 from schemas.frames import FrameReader
 from schemas.tokens import DEVICE_REF, TokenVerifier
 
 
 @dataclass(frozen=True, slots=True)
 class SessionsPart(Part):
-    """The sessions of the nodes that are connected to this process, and the ``router`` to them."""
+    """The sessions of the nodes that are connected to this process: ``router`` and ``frames`` reach them."""
 
     node_sessions: NodeSessions
     router: NodeRouter
+    frames: NodeFrames
 
 
 def assemble(environment: RelayEnvironment, audit: AuditPart, pki: PkiPart, fleet: FleetPart) -> SessionsPart:
     """Return the wing."""
     config, registry = environment.config, environment.registry
+    one_way = OneWayFrames(environment.metrics, environment.log)
     node_sessions = NodeSessions(
         handshake=Handshake(
             fleet.fleet,
@@ -36,7 +39,8 @@ def assemble(environment: RelayEnvironment, audit: AuditPart, pki: PkiPart, flee
             environment.random_bytes,
         ),
         fleet=fleet.fleet,
-        frames=FrameHandlers(fleet.fleet, pki.renewals, environment.clock.compare),
+        frames=FrameHandlers(fleet.fleet, pki.renewals, environment.clock.compare, one_way),
+        one_way=one_way,
         connect_limiter=ConnectLimiter(),
         reader=FrameReader(registry),
         ulids=environment.ulids,
@@ -48,4 +52,4 @@ def assemble(environment: RelayEnvironment, audit: AuditPart, pki: PkiPart, flee
         log=environment.log,
     )
     router = CapabilityLimits(fleet.fleet, node_sessions, environment.monotonic)
-    return SessionsPart(node_sessions, router)
+    return SessionsPart(node_sessions, router, one_way)

@@ -69,14 +69,25 @@ class NodeConnection:
         self, msg_id: str, type_: str, payload: Mapping[str, Any], in_reply_to: str | None = None
     ) -> None:
         """Send a frame with the given ``msg_id``."""
-        text = self._machine.send(type_, msg_id, payload, in_reply_to)
+        await self.send_text(self._machine.send(type_, msg_id, payload, in_reply_to))
+
+    def encoded(self, type_: str, payload: Mapping[str, Any]) -> str:
+        """Return the text of a frame for ``send_text``, with a fresh ``msg_id``.
+
+        Raises:
+            ProtocolError, OverRateError: as ``SessionMachine.send``.
+        """
+        return self._machine.send(type_, self._ulids.new(), payload)
+
+    async def send_text(self, text: str) -> None:
+        """Send a frame that is encoded."""
         try:
             await self._socket.send_text(text)
         except RuntimeError as error:
             raise WebSocketDisconnect(_NO_CODE) from error
 
     async def receive(self) -> Frame | None:
-        """Return the next frame; None if it is an answer that is dropped."""
+        """Return the next frame; None if it is dropped."""
         try:
             message = await self._socket.receive()
         except RuntimeError as error:
@@ -93,7 +104,7 @@ class NodeConnection:
         self._machine.forget(msg_id)
 
     def take_dropped(self) -> dict[DropReason, int]:
-        """Return how many answers were dropped since the last call, by reason."""
+        """Return how many frames were dropped since the last call, by reason."""
         dropped = dict(self._machine.dropped)
         self._machine.dropped.clear()
         return dropped

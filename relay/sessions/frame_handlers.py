@@ -13,6 +13,7 @@ from starlette.websockets import WebSocketDisconnect
 from relay.fleet.fleet import Fleet
 from relay.pki.renewals import Renewals
 from relay.sessions.connection import NodeConnection
+from relay.sessions.one_way_frames import OneWayFrames
 from relay.sessions.session import NodeSession
 from schemas.errors import Failure, ToolError
 from schemas.frames import Frame
@@ -33,10 +34,17 @@ class FrameHandlers:
     ``signed_at`` is called with the time of every manifest that is accepted.
     """
 
-    def __init__(self, fleet: Fleet, renewals: Renewals, signed_at: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        renewals: Renewals,
+        signed_at: Callable[[int], None],
+        one_way: OneWayFrames,
+    ) -> None:
         self._fleet = fleet
         self._renewals = renewals
         self._signed_at = signed_at
+        self._one_way = one_way
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def handle(self, session: NodeSession, connection: NodeConnection, frame: Frame) -> None:
@@ -52,8 +60,10 @@ class FrameHandlers:
                 await connection.send("heartbeat_ack", {"server_time_ms": session.now_ms()}, frame.msg_id)
             case "renew":
                 await self._start(session, connection, frame, self._renew)
-            case _:  # retire
+            case "retire":
                 await self._start(session, connection, frame, self._retire)
+            case _:
+                self._one_way.received(session, frame)
 
     async def _announced(self, session: NodeSession, connection: NodeConnection, frame: Frame) -> None:
         node_id = session.identity.node_id

@@ -18,7 +18,6 @@ from relay.clock import SessionClock
 from relay.config import HEARTBEAT_INTERVAL_MS
 from relay.fleet.fleet import Fleet
 from relay.http.connections import admit
-from relay.http.websocket_protocol import FLOODED
 from relay.observability.metrics import Metrics
 from relay.routing.port import Command
 from relay.sessions.connect_limiter import ConnectLimiter
@@ -26,17 +25,18 @@ from relay.sessions.connection import NodeConnection
 from relay.sessions.frame_handlers import FrameHandlers
 from relay.sessions.handshake import Handshake, HandshakeError, HandshakeRejection, rejection_of
 from relay.sessions.leaf_expiry import LeafExpiry
+from relay.sessions.one_way_frames import OneWayFrames
+from relay.sessions.peer_faults import PeerFaults
 from relay.sessions.session import AckPayload, NodeSession, cmd_payload
 from schemas.errors import Failure, ToolError
+from schemas.frame_types import Role
 from schemas.frames import MAX_FRAME_BYTES, SUBPROTOCOL, Frame, FrameReader
 from schemas.identity import Identity
 from schemas.payloads import Cmd, Welcome
-from schemas.session import CloseCode, PeerProtocolError, ProtocolError, Role, SessionMachine
-from schemas.text import printable
+from schemas.session import CloseCode, PeerProtocolError, ProtocolError, SessionMachine
 from schemas.ulids import UlidSource
 
 AUTH_TIMEOUT_S = 5
-_TOO_LARGE = 1009  # the server's own: a frame over the limit does not reach this module
 
 
 class NodeSessions:
@@ -48,6 +48,7 @@ class NodeSessions:
         handshake: Handshake,
         fleet: Fleet,
         frames: FrameHandlers,
+        one_way: OneWayFrames,
         connect_limiter: ConnectLimiter,
         reader: FrameReader,
         ulids: UlidSource,
@@ -62,6 +63,7 @@ class NodeSessions:
         self._handshake = handshake
         self._fleet = fleet
         self._frames = frames
+        self._one_way = one_way
         self._connect_limiter = connect_limiter
         self._reader = reader
         self._ulids = ulids
@@ -71,6 +73,7 @@ class NodeSessions:
         self._ticks_ms = ticks_ms
         self._monotonic = monotonic
         self._log = log
+        self._faults = PeerFaults(metrics, refusals, log)
         self._auth_timeout_s = auth_timeout_s
         self._sessions: dict[str, NodeSession] = {}
         self._expiry = LeafExpiry()
@@ -86,7 +89,9 @@ class NodeSessions:
             await socket.close()  # before accept: the upgrade is refused with 403
             return
         await socket.accept(SUBPROTOCOL)
-        connection = NodeConnection(socket, SessionMachine(Role.RELAY, self._reader), self._ulids)
+        connection = NodeConnection(
+            socket, SessionMachine(Role.RELAY, self._reader, self._monotonic), self._ulids
+        )
         if (wait_s := self._connect_limiter.enter(self._monotonic(), connection.peer)) > 0:
             self._metrics.sessions.labels("sent_away").inc()
             await connection.close(CloseCode.OVER_CAPACITY, retry_after_ms=int(wait_s * 1000) + 1)
@@ -112,10 +117,10 @@ class NodeSessions:
                 return  # by the relay: frames on the way are no fault of the node
             if not isinstance(error, PeerProtocolError):
                 raise
-            self._broken(identity.node_id, error)
+            self._faults.broken(identity.node_id, error)
             await connection.close(error.code)
         except WebSocketDisconnect as error:
-            self._count_server_close(identity.node_id, error.code)
+            self._faults.closed_by_server(identity.node_id, error.code)
         finally:
             self._leave(identity.node_id, session, connection)
 
@@ -208,20 +213,6 @@ class NodeSessions:
             raise HandshakeError(HandshakeRejection.CONNECTIONS, CloseCode.OVER_CAPACITY)
         return identity, auth
 
-    def _broken(self, node_id: str, error: PeerProtocolError) -> None:
-        self._metrics.sessions.labels("protocol_violation").inc()
-        if self._refusals.count(RefusalEvent.SESSION_BROKEN, node_id, "protocol"):
-            self._log.warning("node broke the protocol", node_id=node_id, reason=printable(error.reason))
-
-    def _count_server_close(self, node_id: str, code: int) -> None:
-        """Record that the server closed the connection by itself, before a frame reached this module."""
-        if code == _TOO_LARGE:
-            self._refusals.count(RefusalEvent.SESSION_BROKEN, node_id, "frame_too_large")
-        elif code == FLOODED:
-            self._metrics.sessions.labels("flooded").inc()
-            if self._refusals.count(RefusalEvent.SESSION_BROKEN, node_id, "flooded"):
-                self._log.warning("node sent more frames than its rate", node_id=node_id)
-
     async def _refuse(self, connection: NodeConnection, error: Exception) -> None:
         reason, code = rejection_of(error)
         self._metrics.sessions.labels(f"refused_{reason}").inc()
@@ -266,6 +257,7 @@ class NodeSessions:
         if self._sessions.get(node_id) is not session or session.connection is not connection:
             return  # ended or superseded while it was being sent
         self._fleet.set_connected(node_id, connected=True)
+        self._one_way.connected(session, connection)
         self._metrics.sessions.labels("resumed" if resumed else "opened").inc()
         for msg_id, payload in session.pending.resendable(session.now_ms()):
             # Sending can block: a command that was cancelled meanwhile must not be sent after its cancel.
@@ -276,10 +268,7 @@ class NodeSessions:
         node_id = session.identity.node_id
         while connection.is_open:
             frame = await connection.receive()
-            for reason, count in connection.take_dropped().items():
-                self._metrics.frames_dropped.labels(reason).inc(count)
-                if self._refusals.count(RefusalEvent.FRAME_DROPPED, node_id, reason, count):
-                    self._log.warning("answer dropped", node_id=node_id, reason=reason)
+            self._faults.dropped(node_id, connection)
             if frame is not None and frame.type == "bye":
                 self._metrics.sessions.labels("bye").inc()
                 await connection.close(CloseCode.NORMAL)
@@ -293,6 +282,7 @@ class NodeSessions:
 
     def _release(self, node_id: str, session: NodeSession) -> None:
         session.connection = None
+        self._one_way.lost(session)
         self._fleet.set_connected(node_id, connected=False)
         self._metrics.sessions.labels("closed").inc()
         self._metrics.nodes_connected.dec()

@@ -44,7 +44,7 @@ async def test_an_answer_that_was_used_does_not_answer_the_next_command(
         second = asyncio.create_task(relay.call(ECHO_NAME, message="two"))
         later = await end.receive("cmd")
         await end.acknowledge(earlier, RESULT)
-        await relay.hub.lines.until("answer dropped")
+        await relay.hub.lines.until("frame dropped")
         await end.acknowledge(later, {**RESULT, "message": "two"})
         assert (await second).json()["result"]["structuredContent"]["message"] == "two"
     assert relay.refusals() == [("frame_dropped", NODE_ID, "unasked", 1)]

@@ -29,7 +29,7 @@ async def test_a_node_cannot_answer_for_another(
         call = asyncio.create_task(relay.call(f"sysecho.{NODE_ID}.echo.invoke"))
         command = await own.receive("cmd")
         await other.acknowledge(command, {**RESULT, "message": "stolen"})
-        await relay.hub.lines.until("answer dropped")
+        await relay.hub.lines.until("frame dropped")
         await own.acknowledge(command, RESULT)
         assert (await call).json()["result"]["structuredContent"] == RESULT
     assert relay.refusals() == [("frame_dropped", OTHER_NODE_ID, "unasked", 1)]

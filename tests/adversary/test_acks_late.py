@@ -29,7 +29,7 @@ async def test_an_answer_after_the_deadline_reaches_no_caller(
         cancelled = await end.receive("cmd_cancel")
         assert (cancelled.in_reply_to, cancelled.payload["reason"]) == (command.msg_id, "deadline")
         await end.acknowledge(command, RESULT)
-        await relay.hub.lines.until("answer dropped")
+        await relay.hub.lines.until("frame dropped")
         # The next caller has a command of his own, which the late answer has not touched.
         again = asyncio.create_task(relay.call(ECHO_NAME, message="two"))
         following = await end.receive("cmd")

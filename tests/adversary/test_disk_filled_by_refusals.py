@@ -70,7 +70,7 @@ async def test_many_unasked_answers_are_one_line(relay: ServedRelay, node: Simul
 @pytest.mark.long
 async def test_the_log_does_not_grow_by_a_line_an_answer(relay: ServedRelay, node: SimulatedNode) -> None:
     await flood_of_answers(relay, node)
-    assert len(relay.hub.lines.entries("answer dropped")) <= MANY // 10
+    assert len(relay.hub.lines.entries("frame dropped")) <= MANY // 10
 
 
 async def test_more_addresses_than_are_told_apart_are_counted_together(relay: ServedRelay) -> None:

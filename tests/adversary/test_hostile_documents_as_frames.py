@@ -6,6 +6,7 @@ reason of ``strict_json``; a stranger's is a ``node_refused`` line in the audit.
 
 import pytest
 
+from schemas.frame_types import Role
 from schemas.frames import (
     FRAME_TYPES,
     MAX_FRAME_BYTES,
@@ -13,10 +14,11 @@ from schemas.frames import (
     FrameError,
     FrameReader,
 )
-from schemas.session import CloseCode, ProtocolError, Role, SessionMachine, State
+from schemas.session import CloseCode, ProtocolError, SessionMachine, State
 from tests.fakes.documents import HOSTILE, NO_OBJECTS, Spoil
 from tests.fakes.frames import PAYLOADS, frame_text
 from tests.fakes.refusals import audited_refusals, manifest_in_force, refusal
+from tests.fakes.seconds import Seconds
 from tests.fakes.served_relay import ServedRelay
 from tests.fakes.signer import OTHER_NODE_ID, SimulatedNode
 
@@ -60,7 +62,7 @@ def test_nor_is_one_whose_type_is_none(reader: FrameReader, type_: str) -> None:
 def test_either_end_ends_the_session_over_it_in_every_state(
     reader: FrameReader, role: Role, state: State, spoil: Spoil, reason: str
 ) -> None:
-    session = SessionMachine(role, reader)
+    session = SessionMachine(role, reader, Seconds())
     session.state = state
     for type_ in FRAME_TYPES:
         with pytest.raises(ProtocolError) as caught:

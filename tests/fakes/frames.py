@@ -49,6 +49,8 @@ PAYLOADS: Final[Mapping[str, Mapping[str, Any]]] = {
     "retire": {},
     "retire_ack": {"ok": True},
     "bye": {"reason": "shutting_down"},
+    "telemetry_lease": {"cap_id": "sysmetrics", "interval_ms": 1000, "include": ["cpu"], "ttl_ms": 30_000},
+    "telemetry": {"cap_id": "sysmetrics", "sample": {"ts_ms": NOW_MS, "node_id": NODE_ID, "uptime_s": 1}},
 }
 
 REPLIES: Final = frozenset(

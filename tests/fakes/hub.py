@@ -47,6 +47,7 @@ from relay.sessions.connect_limiter import ConnectLimiter
 from relay.sessions.frame_handlers import FrameHandlers
 from relay.sessions.handshake import Handshake
 from relay.sessions.node_sessions import AUTH_TIMEOUT_S, NodeSessions
+from relay.sessions.one_way_frames import OneWayFrames
 from schemas.addresses import mcp_url
 from schemas.frames import FrameReader
 from schemas.kinds import KindRegistry
@@ -109,6 +110,7 @@ class Hub:
         self.access_lines = LogLines()
         self.metrics = Metrics()
         self.ulids = UlidSource(self.clock, os.urandom)
+        self.one_way = OneWayFrames(self.metrics, self.log)
         self.marks = MarkStore(directory / "marks")
         self.audit_file = directory / "audit.jsonl"
         self.audit = AuditLog(self.audit_file, self.clock)
@@ -228,7 +230,8 @@ class Hub:
         return NodeSessions(
             handshake=self.handshake(),
             fleet=self.fleet,
-            frames=FrameHandlers(self.fleet, renewals, self.judged_by.compare),
+            frames=FrameHandlers(self.fleet, renewals, self.judged_by.compare, self.one_way),
+            one_way=self.one_way,
             connect_limiter=connect_limiter or ConnectLimiter(),
             reader=FrameReader(self.registry),
             ulids=self.ulids,

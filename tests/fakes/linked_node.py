@@ -14,6 +14,7 @@ from kubelet.backoff import Backoff
 from kubelet.dispatch import Dispatcher
 from kubelet.logs import make_logger
 from kubelet.session.link import LinkParts, LinkState, RelayLink
+from kubelet.session.relay_frames import RelayFrames
 from schemas.frames import FrameReader
 from schemas.kinds import KindRegistry
 from schemas.registry import SchemaRegistry
@@ -69,6 +70,7 @@ class LinkedNode:
                 reader=FrameReader(registry),
                 announcer=announcer,
                 dispatcher=dispatcher,
+                frames=RelayFrames(log),
                 ulids=UlidSource(clock, os.urandom),
                 backoff=Backoff(chance),
                 log=log,

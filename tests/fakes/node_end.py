@@ -4,6 +4,7 @@ import asyncio
 import base64
 import json
 import os
+import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Final
@@ -14,8 +15,9 @@ from websockets.exceptions import ConnectionClosed
 from websockets.typing import Subprotocol
 
 from schemas.addresses import HostPort
+from schemas.frame_types import Role
 from schemas.frames import CONNECT_PATH, SUBPROTOCOL, Frame, FrameReader
-from schemas.session import Role, SessionMachine
+from schemas.session import SessionMachine
 from schemas.ulids import UlidSource
 from tests.fakes.signer import NOW_MS, SimulatedNode
 
@@ -58,7 +60,7 @@ class NodeEnd:
         self.node = node
         self.session_id = ""
         self._socket = socket
-        self._machine = SessionMachine(Role.NODE, reader)
+        self._machine = SessionMachine(Role.NODE, reader, time.monotonic)
         self._ulids = UlidSource(lambda: NOW_MS, os.urandom)
 
     @classmethod

@@ -1,6 +1,7 @@
 """The relay's end of node connections, played by a test over real WebSockets."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from http import HTTPStatus
@@ -11,8 +12,9 @@ from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request, Response
 
+from schemas.frame_types import Role
 from schemas.frames import SUBPROTOCOL, Frame, FrameReader
-from schemas.session import Role, SessionMachine
+from schemas.session import SessionMachine
 from tests.fakes.frames import PAYLOADS, message_id
 
 BOUND_S = 10
@@ -139,7 +141,9 @@ class PlayedRelay:
 
     async def _connected(self, socket: ServerConnection) -> None:
         await self._connections.put(
-            RelayEnd(socket, SessionMachine(Role.RELAY, self._reader), self.url, self._numbers)
+            RelayEnd(
+                socket, SessionMachine(Role.RELAY, self._reader, time.monotonic), self.url, self._numbers
+            )
         )
         await socket.wait_closed()
 

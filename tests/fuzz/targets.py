@@ -14,18 +14,20 @@ from schemas.canonical import is_canonical, jcs
 from schemas.certificates import IdentityError, read_csr, verify_leaf
 from schemas.enrolment import MAX_REQUEST_BYTES, NODE, REQUEST_REF, JoinToken, JoinTokenError, is_proven
 from schemas.errors import CODES, ToolError
+from schemas.frame_types import Role
 from schemas.frames import MAX_FRAME_BYTES, FrameError, FrameReader
 from schemas.identity import certificates_in, to_pem
 from schemas.keys import KeyFormatError, base64url, private_key_from_pem
 from schemas.kinds import KindRegistry
 from schemas.manifest import MAX_MANIFEST_BYTES
 from schemas.registry import SchemaRegistry
-from schemas.session import ProtocolError, Role, SessionMachine, State
+from schemas.session import ProtocolError, SessionMachine, State
 from schemas.strict_json import StrictJsonError, loads
 from schemas.text import printable_values
 from schemas.tokens import DEVICE_REF, TokenError, TokenVerifier
 from schemas.trust import Known, Outcome, TrustRules
 from tests.fakes.hostile_texts import is_clean, strings_in
+from tests.fakes.seconds import Seconds
 from tests.fakes.signer import NODE_ID, NOW_MS
 from tests.fuzz import samples
 
@@ -110,7 +112,7 @@ def session(data: bytes) -> None:
     """Either end, in any state, ends the session or goes on."""
     for role in Role:
         for state in State:
-            end = SessionMachine(role, _READER)
+            end = SessionMachine(role, _READER, Seconds())
             end.state = state
             try:
                 end.receive(data)

@@ -27,6 +27,8 @@ FRAMES = {
     "caller_tool": payloads.CallerToolRequest,
     "caller_tool_cancel": payloads.CallerToolCancel,
     "caller_tool_result": payloads.CallerToolResult,
+    "telemetry_lease": payloads.TelemetryLease,
+    "telemetry": payloads.Telemetry,
 }
 JSON_TYPES = {"string": str, "integer": int, "boolean": bool, "object": Mapping, "array": list}
 

@@ -172,7 +172,7 @@ def test_every_object_that_a_document_describes_is_closed_or_says_why_not(
                 walk(inner, f"{path}/{index}")
 
     walk(registry.document(ref), ref)
-    # Judged by a document of their own: the manifest, a tool's arguments and a tool's result. A call's
+    # Judged by a document of their own: the manifest, a tool's arguments, result and samples. A call's
     # other members are checked by their own users.
     assert set(open_objects) <= OPEN | {
         "envelope@1.0.0/properties/params",
@@ -182,6 +182,7 @@ def test_every_object_that_a_document_describes_is_closed_or_says_why_not(
         "session.announce@1.0.0/properties/payload",
         "session.cmd@1.0.0/properties/payload/properties/arguments",
         "session.cmd_ack@1.0.0/properties/payload/oneOf/0/properties/result",
+        "session.telemetry@1.0.0/properties/payload/properties/sample",
     }
 
 

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from schemas.frame_types import FrameType, Role
 from schemas.frames import FRAME_TYPES, MAX_FRAME_BYTES, MAX_FRAME_BYTES_BEFORE_WELCOME, FrameReader
 from schemas.registry import SchemaRegistry
 from schemas.session import (
@@ -13,13 +14,14 @@ from schemas.session import (
     ByeReason,
     CloseCode,
     DropReason,
+    OverRateError,
     PeerProtocolError,
     ProtocolError,
-    Role,
     SessionMachine,
     State,
 )
 from tests.fakes.frames import PAYLOADS, REPLIES, frame_text, message_id
+from tests.fakes.seconds import Seconds
 
 CHALLENGE, AUTH, WELCOME = 1, 2, 3
 
@@ -34,6 +36,7 @@ MAY_SEND: Final = {
         "cmd_cancel": State.OPEN,
         "renew_ack": State.OPEN,
         "retire_ack": State.OPEN,
+        "telemetry_lease": State.OPEN,
         "bye": State.CLOSED,
     },
     (Role.RELAY, State.CLOSED): {},
@@ -45,6 +48,7 @@ MAY_SEND: Final = {
         "cmd_ack": State.OPEN,
         "renew": State.OPEN,
         "retire": State.OPEN,
+        "telemetry": State.OPEN,
         "bye": State.CLOSED,
     },
     (Role.NODE, State.CLOSED): {},
@@ -66,9 +70,13 @@ def send(session: SessionMachine, type_: str, number: int, answers: int | None =
     return session.send(type_, message_id(number), PAYLOADS[type_], reply_to)
 
 
+def machine(role: Role, reader: FrameReader) -> SessionMachine:
+    return SessionMachine(role, reader, Seconds())
+
+
 def pair(reader: FrameReader) -> tuple[SessionMachine, SessionMachine]:
     """Return both ends of a connection that is open, brought there by their own frames."""
-    relay, node = SessionMachine(Role.RELAY, reader), SessionMachine(Role.NODE, reader)
+    relay, node = machine(Role.RELAY, reader), machine(Role.NODE, reader)
     node.receive(send(relay, "challenge", CHALLENGE))
     relay.receive(send(node, "auth", AUTH, answers=CHALLENGE))
     node.receive(send(relay, "welcome", WELCOME, answers=AUTH))
@@ -77,7 +85,7 @@ def pair(reader: FrameReader) -> tuple[SessionMachine, SessionMachine]:
 
 def at(reader: FrameReader, role: Role, state: State) -> SessionMachine:
     """Return one end in ``state``, with the requests of that state sent."""
-    relay, node = SessionMachine(Role.RELAY, reader), SessionMachine(Role.NODE, reader)
+    relay, node = machine(Role.RELAY, reader), machine(Role.NODE, reader)
     challenge = send(relay, "challenge", CHALLENGE)
     if state is State.AUTHENTICATING:
         node.receive(challenge)
@@ -269,11 +277,11 @@ def test_an_auth_that_answers_another_challenge_breaks_the_protocol(reader: Fram
 
 def test_an_auth_before_any_challenge_breaks_the_protocol(reader: FrameReader) -> None:
     with pytest.raises(ProtocolError, match="an answer to nothing that was asked"):
-        SessionMachine(Role.RELAY, reader).receive(frame_text("auth", AUTH, answers=CHALLENGE))
+        machine(Role.RELAY, reader).receive(frame_text("auth", AUTH, answers=CHALLENGE))
 
 
 def test_a_welcome_to_another_auth_breaks_the_protocol(reader: FrameReader) -> None:
-    node = SessionMachine(Role.NODE, reader)
+    node = machine(Role.NODE, reader)
     node.receive(frame_text("challenge", CHALLENGE))
     send(node, "auth", AUTH, answers=CHALLENGE)
     with pytest.raises(ProtocolError, match="an answer to nothing that was asked"):
@@ -354,7 +362,7 @@ def test_a_frame_that_the_other_end_would_refuse_for_its_size_is_not_sent(reader
 
 
 def test_an_auth_over_8_kib_is_not_sent_and_leaves_the_session_where_it_was(reader: FrameReader) -> None:
-    node = SessionMachine(Role.NODE, reader)
+    node = machine(Role.NODE, reader)
     node.receive(frame_text("challenge", CHALLENGE))
     payload = {**PAYLOADS["auth"], "certificate": "\n" * 6000}
     with pytest.raises(ProtocolError, match="a frame over the limit"):
@@ -364,7 +372,7 @@ def test_an_auth_over_8_kib_is_not_sent_and_leaves_the_session_where_it_was(read
 
 def test_the_limit_of_an_open_session_can_be_agreed_upon(reader: FrameReader) -> None:
     limit = len(send(pair(reader)[0], "cmd", 10))
-    relay = SessionMachine(Role.RELAY, reader, limit)
+    relay = SessionMachine(Role.RELAY, reader, Seconds(), limit)
     send(relay, "challenge", CHALLENGE)
     relay.receive(frame_text("auth", AUTH, answers=CHALLENGE))
     send(relay, "welcome", WELCOME, answers=AUTH)
@@ -450,3 +458,61 @@ def test_only_what_is_received_is_the_fault_of_the_other_end(reader: FrameReader
     assert not isinstance(sent.value, PeerProtocolError)
     with pytest.raises(PeerProtocolError):
         relay.receive(send(node, "bye", 51).replace("bye", "cmd"))
+
+
+# --- one-way frames -----------------------------------------------------------------------------------
+
+
+def sample(size: int = 1) -> str:
+    return frame_text("telemetry", 50, sample={"node_id": "n" * size})
+
+
+def test_a_one_way_frame_over_its_size_is_dropped_and_the_session_goes_on(reader: FrameReader) -> None:
+    relay, _ = pair(reader)
+    assert relay.receive(sample(FrameType.TELEMETRY.max_bytes)) is None
+    assert relay.dropped == {DropReason.OVERSIZED: 1}
+    assert relay.receive(frame_text("heartbeat", 51)) is not None
+
+
+def test_one_way_frames_over_their_rate_are_dropped_until_time_has_passed(reader: FrameReader) -> None:
+    clock = Seconds()
+    relay = SessionMachine(Role.RELAY, reader, clock)
+    relay.state = State.OPEN
+    accepted = [relay.receive(sample()) is not None for _ in range(int(FrameType.TELEMETRY.burst) + 3)]
+    assert accepted == [True] * int(FrameType.TELEMETRY.burst) + [False] * 3
+    assert relay.dropped == {DropReason.OVER_RATE: 3}
+    assert relay.receive(frame_text("heartbeat", 51)) is not None
+    clock.now += 1 / FrameType.TELEMETRY.per_s
+    assert relay.receive(sample()) is not None
+
+
+def test_a_malformed_one_way_frame_counts_and_is_dropped(reader: FrameReader) -> None:
+    relay, _ = pair(reader)
+    assert relay.receive(frame_text("telemetry", 50, cap_id="NOT ONE")) is None
+    assert relay.dropped == {DropReason.MALFORMED: 1}
+
+
+def test_what_is_over_the_rate_is_not_validated(reader: FrameReader) -> None:
+    relay, _ = pair(reader)
+    for _ in range(int(FrameType.TELEMETRY.burst)):
+        relay.receive(sample())
+    assert relay.receive(frame_text("telemetry", 50, cap_id="NOT ONE")) is None
+    assert relay.dropped == {DropReason.OVER_RATE: 1}
+
+
+def test_a_one_way_frame_before_the_welcome_ends_the_session(reader: FrameReader) -> None:
+    for text in (sample(), frame_text("telemetry", 50, cap_id="NOT ONE")):
+        with pytest.raises(PeerProtocolError):
+            at(reader, Role.RELAY, State.AUTHENTICATING).receive(text)
+
+
+def test_an_end_does_not_send_one_way_frames_beyond_their_limits(reader: FrameReader) -> None:
+    _, node = pair(reader)
+    with pytest.raises(ProtocolError, match="over the limit"):
+        node.send("telemetry", message_id(50), {"sample": "x" * FrameType.TELEMETRY.max_bytes})
+    for _ in range(int(FrameType.TELEMETRY.burst) // 2):
+        send(node, "telemetry", 50)
+    with pytest.raises(OverRateError) as caught:
+        send(node, "telemetry", 50)
+    assert caught.value.wait_s == pytest.approx(1 / FrameType.TELEMETRY.per_s)
+    assert send(node, "heartbeat", 51)

@@ -10,11 +10,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from schemas.frame_types import Role
 from schemas.frames import FRAME_TYPES, FrameReader
 from schemas.registry import SchemaRegistry
-from schemas.session import ANSWERED_BY, SENDS, ProtocolError, Role, SessionMachine, State
+from schemas.session import ANSWERED_BY, SENDS, ProtocolError, SessionMachine, State
 from tests.fakes.examples import examples
 from tests.fakes.frames import PAYLOADS, frame_text, message_id
+from tests.fakes.seconds import Seconds
 
 READER = FrameReader(SchemaRegistry())
 OTHER = {Role.RELAY: Role.NODE, Role.NODE: Role.RELAY}
@@ -36,7 +38,7 @@ class TwoEnds(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.ends = {role: SessionMachine(role, READER) for role in Role}
+        self.ends = {role: SessionMachine(role, READER, Seconds()) for role in Role}
         self.wire: dict[Role, list[str]] = {role: [] for role in Role}
         self.seen: dict[Role, State] = dict.fromkeys(Role, State.CHALLENGING)
         self.asked: dict[Role, dict[str, str]] = {role: {} for role in Role}

@@ -1,4 +1,5 @@
 import os
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -8,8 +9,9 @@ from websockets.exceptions import ConnectionClosed
 
 from kubelet.session.channel import Channel
 from schemas.addresses import connect_url
+from schemas.frame_types import Role
 from schemas.frames import MAX_FRAME_BYTES, SUBPROTOCOL, FrameReader
-from schemas.session import CloseCode, ProtocolError, Role, SessionMachine
+from schemas.session import CloseCode, ProtocolError, SessionMachine
 from schemas.ulids import UlidSource
 from tests.fakes.clock import FakeClock
 from tests.fakes.frames import PAYLOADS, frame_text
@@ -36,7 +38,9 @@ async def connected(
         proxy=None,
         close_timeout=1,
     ) as socket:
-        channel = Channel(socket, SessionMachine(Role.NODE, reader), UlidSource(clock, os.urandom))
+        channel = Channel(
+            socket, SessionMachine(Role.NODE, reader, time.monotonic), UlidSource(clock, os.urandom)
+        )
         yield channel, await relay.next()
 
 

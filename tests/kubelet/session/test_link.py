@@ -16,15 +16,17 @@ from kubelet.dispatch import Dispatcher
 from kubelet.handlers.base import Handler
 from kubelet.logs import make_logger
 from kubelet.session.link import LinkParts, LinkState, RelayLink
+from kubelet.session.relay_frames import LinkEvent, RelayFrames
 from kubelet.session.renewal import Renewal
 from schemas.canonical import jcs
 from schemas.certificates import make_csr
+from schemas.frame_types import FrameType
 from schemas.frames import MAX_FRAME_BYTES, MAX_FRAME_BYTES_BEFORE_WELCOME, SUBPROTOCOL, FrameReader
 from schemas.identity import certificates_in, kid_of
 from schemas.identity_files import IdentityFiles
 from schemas.kinds import KindRegistry
 from schemas.registry import SchemaRegistry
-from schemas.session import CloseCode
+from schemas.session import CloseCode, DropReason
 from schemas.tokens import DEVICE_REF, TokenVerifier
 from schemas.ulids import UlidSource
 from tests.fakes.chance import FixedChance
@@ -148,6 +150,7 @@ class World:
             reader=self.reader,
             announcer=Announcer(signer, 60.0, chance, logger, sleep=heartbeats.sleep),
             dispatcher=Dispatcher(self.node.node_id, [worker], self.kinds, self.registry, logger),
+            frames=RelayFrames(logger),
             ulids=UlidSource(self.clock, os.urandom),
             backoff=Backoff(chance),
             log=logger,
@@ -950,3 +953,26 @@ async def test_a_node_that_shuts_down_while_it_waits_is_gone_at_once(rig: Rig) -
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asyncio.wait_for(task, BOUND_S)
+
+
+# --- one-way frames
+
+
+async def test_one_way_frames_of_the_relay_reach_their_handler_and_bad_ones_are_counted(rig: Rig) -> None:
+    received: asyncio.Queue[Mapping[str, Any]] = asyncio.Queue()
+    events: list[LinkEvent] = []
+    frames = rig.parts.frames
+    frames.on_frame(FrameType.TELEMETRY_LEASE, received.put_nowait)
+    frames.on_link(events.append)
+    async with rig.running():
+        end = await rig.relay.next()
+        await end.admit()
+        await end.socket.send(frame_text("telemetry_lease", 900, ttl_ms=-1))
+        await end.send("telemetry_lease")
+        assert await asyncio.wait_for(received.get(), BOUND_S) == PAYLOADS["telemetry_lease"]
+        assert frames.dropped == {DropReason.MALFORMED: 1}
+        assert frames.send(FrameType.TELEMETRY, PAYLOADS["telemetry"])
+        assert (await end.receive("telemetry")).payload == PAYLOADS["telemetry"]
+        end.drop()
+        await rig.waits.next()
+        assert events == [LinkEvent.CONNECTED, LinkEvent.LOST]

@@ -5,12 +5,14 @@ import pytest
 from starlette.websockets import WebSocketDisconnect
 
 from relay.sessions.connection import NodeConnection
+from schemas.frame_types import Role
 from schemas.frames import FrameReader
-from schemas.session import CloseCode, ProtocolError, Role, SessionMachine
+from schemas.session import CloseCode, ProtocolError, SessionMachine
 from schemas.ulids import UlidSource
 from tests.fakes.asgi_socket import AsgiSocket
 from tests.fakes.clock import FakeClock
 from tests.fakes.frames import PAYLOADS, frame_text, message_id
+from tests.fakes.seconds import Seconds
 from tests.fakes.signer import NOW_MS
 
 ULIDS = UlidSource(FakeClock(NOW_MS), bytes)
@@ -18,7 +20,7 @@ ULIDS = UlidSource(FakeClock(NOW_MS), bytes)
 
 async def opened(socket: AsgiSocket, reader: FrameReader) -> NodeConnection:
     """Return a link whose handshake is done, and forget what was said in it."""
-    link = NodeConnection(socket.websocket, SessionMachine(Role.RELAY, reader), ULIDS)
+    link = NodeConnection(socket.websocket, SessionMachine(Role.RELAY, reader, Seconds()), ULIDS)
     await socket.websocket.accept()
     await link.send_as(message_id(1), "challenge", PAYLOADS["challenge"])
     socket.put_text(frame_text("auth", 2, answers=1))
@@ -34,7 +36,7 @@ def texts(socket: AsgiSocket) -> list[dict[str, Any]]:
 
 async def test_a_link_is_open_from_the_welcome_to_the_end(reader: FrameReader) -> None:
     socket = AsgiSocket()
-    fresh = NodeConnection(socket.websocket, SessionMachine(Role.RELAY, reader), ULIDS)
+    fresh = NodeConnection(socket.websocket, SessionMachine(Role.RELAY, reader, Seconds()), ULIDS)
     opened_link = await opened(AsgiSocket(), reader)
     states = [fresh.is_open, opened_link.is_open]
     await opened_link.close(CloseCode.NORMAL)
@@ -116,7 +118,7 @@ async def test_closing_says_goodbye_where_there_is_a_word_for_it(
 
 async def test_before_the_handshake_a_node_can_be_told_to_come_again(reader: FrameReader) -> None:
     socket = AsgiSocket()
-    link = NodeConnection(socket.websocket, SessionMachine(Role.RELAY, reader), ULIDS)
+    link = NodeConnection(socket.websocket, SessionMachine(Role.RELAY, reader, Seconds()), ULIDS)
     await socket.websocket.accept()
     await link.close(CloseCode.OVER_CAPACITY, retry_after_ms=1500)
     assert [text["payload"] for text in texts(socket)] == [

@@ -461,7 +461,7 @@ async def test_a_command_that_does_not_fit_a_frame_fails_and_costs_the_session_n
 
 
 async def dropped(stage: Stage, reason: str, count: int = 1) -> None:
-    line = await stage.hub.lines.until("answer dropped")
+    line = await stage.hub.lines.until("frame dropped")
     assert (line["reason"], line["node_id"]) == (reason, NODE_ID)
     assert stage.hub.counted("frames_dropped_total", reason=reason) == count
     stage.hub.refusals.write()
@@ -536,7 +536,7 @@ async def test_one_node_cannot_answer_for_another(stage: Stage) -> None:
         task = stage.run()
         frame = await end.receive("cmd")
         await thief.acknowledge(frame, {"message": "stolen"})
-        line = await stage.hub.lines.until("answer dropped")
+        line = await stage.hub.lines.until("frame dropped")
         assert (line["reason"], line["node_id"]) == ("unasked", OTHER_NODE_ID)
         await end.acknowledge(frame, RESULT)
         assert await answer(task) == {"ok": True, "result": RESULT}

@@ -1,0 +1,140 @@
+"""One-way frames between this node and its relay, whichever connection there is at the moment.
+
+What waits to be sent is bounded, and is lost with the connection. Must not know what a frame is for: its
+handler does.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Mapping
+from enum import Enum
+from typing import Any
+
+from structlog.typing import FilteringBoundLogger
+
+from kubelet.session.channel import Channel
+from schemas.frame_types import ONE_WAY, FrameType
+from schemas.frames import MAX_FRAME_BYTES, Frame
+from schemas.session import DropReason, OverRateError, ProtocolError
+
+MAX_QUEUED_BYTES = 2 * MAX_FRAME_BYTES
+"""How much waits for a relay that does not read."""
+
+
+class LinkEvent(Enum):
+    """What happens to the session, for those that depend on it."""
+
+    CONNECTED = "a new session"
+    RESUMED = "the same session on a new connection"
+    LOST = "no connection"
+
+
+FrameHandler = Callable[[Mapping[str, Any]], None]
+"""Handles the payload of a frame, which fits the document of its type. Must not block."""
+LinkHandler = Callable[[LinkEvent], None]
+
+
+class RelayFrames:
+    """The one-way frames of one node.
+
+    Attributes:
+        dropped: how many of the relay's frames were dropped since the start, by reason.
+    """
+
+    def __init__(self, log: FilteringBoundLogger) -> None:
+        self._log = log
+        self._channel: Channel | None = None
+        self._handlers: dict[FrameType, FrameHandler] = {}
+        self._followers: list[LinkHandler] = []
+        self._texts: deque[str] = deque()
+        self._bytes = 0
+        self._sending: asyncio.Task[None] | None = None
+        self.dropped: dict[DropReason, int] = {}
+
+    def send(self, frame_type: FrameType, payload: Mapping[str, Any]) -> bool:
+        """Queue a frame for the relay; return whether there was a connection that could take it.
+
+        False also if the relay does not read, and beyond the size and the rate of the type.
+        """
+        channel = self._channel
+        if channel is None or not channel.is_open or self._bytes >= MAX_QUEUED_BYTES:
+            return False
+        try:
+            text = channel.encoded(frame_type, payload)
+        except OverRateError:
+            return False
+        except ProtocolError as error:
+            self._log.error("frame does not fit its type", type=frame_type.value, exc_info=error)
+            return False
+        self._texts.append(text)
+        self._bytes += len(text)
+        if self._sending is None:
+            self._sending = asyncio.create_task(self._send(channel))
+        return True
+
+    def on_frame(self, frame_type: FrameType, handler: FrameHandler) -> None:
+        """Call ``handler`` with every frame of that type.
+
+        Raises:
+            ValueError: the type has a handler.
+        """
+        if frame_type in self._handlers:
+            raise ValueError(f"{frame_type} has a handler")
+        self._handlers[frame_type] = handler
+
+    def on_link(self, handler: LinkHandler) -> None:
+        """Call ``handler`` whenever the session is connected, resumed or lost."""
+        self._followers.append(handler)
+
+    def attach(self, channel: Channel, *, resumed: bool) -> None:
+        """Use ``channel``, whose session is open, from now on."""
+        self._channel = channel
+        self._notify(LinkEvent.RESUMED if resumed else LinkEvent.CONNECTED)
+
+    def detach(self) -> None:
+        """Forget the connection, which is lost, and what waits to be sent on it."""
+        if self._channel is None:
+            return
+        self._channel = None
+        self._clear()
+        if self._sending is not None:
+            self._sending.cancel()
+            self._sending = None
+        self._notify(LinkEvent.LOST)
+
+    def received(self, frame: Frame) -> None:
+        """Hand over a frame of a one-way type."""
+        handler = self._handlers.get(ONE_WAY[frame.type])
+        if handler is None:
+            return
+        try:
+            handler(frame.payload)
+        except Exception as error:  # noqa: BLE001 - a bug of one handler must not end the session
+            self._log.error("frame not handled", type=frame.type, exc_info=error)
+
+    def count_dropped(self, dropped: Mapping[DropReason, int]) -> None:
+        """Count frames of the relay that were dropped; the first of each reason is logged."""
+        for reason, count in dropped.items():
+            if reason not in self.dropped:
+                self._log.warning("a frame of the relay is dropped", reason=reason.value)
+            self.dropped[reason] = self.dropped.get(reason, 0) + count
+
+    def _notify(self, event: LinkEvent) -> None:
+        for follower in self._followers:
+            try:
+                follower(event)
+            except Exception as error:  # noqa: BLE001 - as above
+                self._log.error("connection not followed", exc_info=error)
+
+    async def _send(self, channel: Channel) -> None:
+        while self._texts and channel is self._channel:
+            if not await channel.send_text(self._texts[0]):
+                self._clear()
+                break
+            text = self._texts.popleft()
+            self._bytes -= len(text)
+        self._sending = None
+
+    def _clear(self) -> None:
+        self._texts.clear()
+        self._bytes = 0

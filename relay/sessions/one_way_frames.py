@@ -1,0 +1,141 @@
+"""One-way frames between this process and the nodes that are connected to it: ``NodeFrames``.
+
+Each connection has a bounded queue of its own, so that a node that does not read delays no other and takes a
+bounded amount of memory. Must not know what a frame is for: its handler does.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.websockets import WebSocketDisconnect
+from structlog.typing import FilteringBoundLogger
+
+from relay.observability.metrics import Metrics
+from relay.routing.port import ConnectionHandler, FrameHandler, NodeRef
+from relay.sessions.connection import NodeConnection
+from relay.sessions.session import NodeSession
+from schemas.errors import Failure, ToolError
+from schemas.frame_types import ONE_WAY, FrameType
+from schemas.frames import MAX_FRAME_BYTES, Frame
+from schemas.session import OverRateError, ProtocolError
+
+MAX_QUEUED_BYTES = 2 * MAX_FRAME_BYTES
+"""How much waits for one node that does not read."""
+_UNREAD_RETRY_MS = 1000
+
+
+class OneWayFrames:
+    """The one-way frames of all sessions of this process."""
+
+    def __init__(self, metrics: Metrics, log: FilteringBoundLogger) -> None:
+        self._metrics = metrics
+        self._log = log
+        self._queues: dict[str, _Queue] = {}
+        self._handlers: dict[FrameType, FrameHandler] = {}
+        self._followers: list[ConnectionHandler] = []
+
+    def send(self, node_id: str, frame_type: FrameType, payload: Mapping[str, Any]) -> None:
+        """Queue a frame for the node, as ``NodeFrames`` describes."""
+        queue = self._queues.get(node_id)
+        if queue is None or not queue.connection.is_open:
+            raise ToolError(Failure.NODE_OFFLINE)
+        queue.put(frame_type, payload)
+        self._metrics.one_way_frames.labels(frame_type, "sent").inc()
+
+    def on_frame(self, frame_type: FrameType, handler: FrameHandler) -> None:
+        """Call ``handler`` with every frame of that type.
+
+        Raises:
+            ValueError: the type has a handler.
+        """
+        if frame_type in self._handlers:
+            raise ValueError(f"{frame_type} has a handler")
+        self._handlers[frame_type] = handler
+
+    def on_connection(self, handler: ConnectionHandler) -> None:
+        """Call ``handler`` whenever a node connects or is lost."""
+        self._followers.append(handler)
+
+    def connected(self, session: NodeSession, connection: NodeConnection) -> None:
+        """Take in a connection whose session is open."""
+        node_id = session.identity.node_id
+        if (before := self._queues.get(node_id)) is not None:
+            before.close()
+        self._queues[node_id] = _Queue(connection)
+        self._notify(_reference(session), connected=True)
+
+    def lost(self, session: NodeSession) -> None:
+        """Forget the connection of ``session``, and what waits to be sent on it."""
+        if (queue := self._queues.pop(session.identity.node_id, None)) is not None:
+            queue.close()
+            self._notify(_reference(session), connected=False)
+
+    def received(self, session: NodeSession, frame: Frame) -> None:
+        """Hand over a frame of a one-way type."""
+        frame_type = ONE_WAY[frame.type]
+        handler = self._handlers.get(frame_type)
+        self._metrics.one_way_frames.labels(frame_type, "received" if handler else "unhandled").inc()
+        if handler is None:
+            return
+        try:
+            handler(_reference(session), frame.payload)
+        except Exception as error:  # noqa: BLE001 - a bug of one handler must not end the node's session
+            self._log.error("frame not handled", type=frame_type.value, exc_info=error)
+
+    def _notify(self, node: NodeRef, *, connected: bool) -> None:
+        for follower in self._followers:
+            try:
+                follower(node, connected)
+            except Exception as error:  # noqa: BLE001 - as above
+                self._log.error("connection not followed", node_id=node.node_id, exc_info=error)
+
+
+class _Queue:
+    """What waits to be sent on one connection, in order; one task sends while there is something."""
+
+    __slots__ = ("_bytes", "_sending", "_texts", "connection")
+
+    def __init__(self, connection: NodeConnection) -> None:
+        self.connection = connection
+        self._texts: deque[str] = deque()
+        self._bytes = 0
+        self._sending: asyncio.Task[None] | None = None
+
+    def put(self, frame_type: FrameType, payload: Mapping[str, Any]) -> None:
+        if self._bytes >= MAX_QUEUED_BYTES:
+            raise ToolError(Failure.RATE_LIMITED, "The node does not read.", retry_after_ms=_UNREAD_RETRY_MS)
+        try:
+            text = self.connection.encoded(frame_type, payload)
+        except OverRateError as error:
+            retry_ms = max(1, int(error.wait_s * 1000) + 1)
+            raise ToolError(Failure.RATE_LIMITED, retry_after_ms=retry_ms) from None
+        except ProtocolError as error:
+            raise ToolError(Failure.INTERNAL, "The frame does not fit its type.") from error
+        self._texts.append(text)
+        self._bytes += len(text)
+        if self._sending is None:
+            self._sending = asyncio.create_task(self._send())
+
+    def close(self) -> None:
+        self._texts.clear()
+        self._bytes = 0
+        if self._sending is not None:
+            self._sending.cancel()
+
+    async def _send(self) -> None:
+        try:
+            while self._texts:
+                text = self._texts[0]
+                await self.connection.send_text(text)
+                self._texts.popleft()
+                self._bytes -= len(text)
+        except WebSocketDisconnect:
+            self._texts.clear()  # the session learns of it by itself, and closes the queue
+        finally:
+            self._sending = None
+
+
+def _reference(session: NodeSession) -> NodeRef:
+    return NodeRef(session.identity.tenant, session.identity.node_id, session.session_id)
