@@ -1,7 +1,7 @@
 """The operator's configuration of a relay, and the paths of its state."""
 
 from dataclasses import dataclass
-from enum import Enum
+from enum import Enum, StrEnum
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -26,6 +26,13 @@ class EnvelopeMode(Enum):
     OFF = "off"
     SHADOW = "shadow"
     ENFORCE = "enforce"
+
+
+class View(StrEnum):
+    """How the fleet is listed: each tool of each node, or one tool for each kind and verb."""
+
+    TOOLS = "tools"
+    KINDS = "kinds"
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,16 +24,21 @@ SCOPES = (*SCOPE_OF_SAFETY_CLASS.values(), SESSION_SCOPE)
 
 @dataclass(frozen=True, slots=True)
 class Rights:
-    """What a caller may use. Callers with equal rights see the same tools."""
+    """What a caller may use. Callers with equal rights see the same tools.
+
+    Attributes:
+        may_message: whether it may open sessions with nodes, and send messages in them.
+    """
 
     tenant: str
     safety_classes: frozenset[str]
+    may_message: bool = False
 
     @classmethod
     def of(cls, tenant: str, scopes: Collection[str]) -> "Rights":
         """Return the rights of a caller of ``tenant`` whose token names ``scopes``."""
         reached = {name for name, scope in SCOPE_OF_SAFETY_CLASS.items() if scope in scopes}
-        return cls(tenant, frozenset(reached))
+        return cls(tenant, frozenset(reached), SESSION_SCOPE in scopes)
 
     def allow(self, owner: str, safety_class: str) -> bool:
         """Return whether they allow a tool of ``safety_class`` on a node of the tenant ``owner``."""

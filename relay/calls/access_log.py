@@ -67,7 +67,7 @@ def _line(
         "metadata": {
             "schemaVersion": TOOL_IO_REF,
             # None if there is no such tool.
-            "deterministic": tool.surface.verb.idempotent if tool else None,
+            "deterministic": tool.idempotent if tool else None,
             "toolId": printable(call.tool_id, 80),
         },
         "error": _error(record.error),

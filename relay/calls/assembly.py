@@ -11,6 +11,7 @@ from relay.calls.executor import CallExecutor
 from relay.calls.gateway import CallGateway
 from relay.calls.idempotency_store import IdempotencyStore
 from relay.calls.idempotent_calls import IdempotentCalls
+from relay.calls.relay_tools import RelayTools
 from relay.environment import RelayEnvironment
 from relay.fleet.assembly import FleetPart
 from relay.part import Part
@@ -19,9 +20,14 @@ from relay.routing.port import NodeRouter
 
 @dataclass(frozen=True, slots=True)
 class CallsPart(Part):
-    """The calls of all agents."""
+    """The calls of all agents.
+
+    Attributes:
+        relay_tools: where the packages above register the tools that they answer.
+    """
 
     gateway: CallGateway
+    relay_tools: RelayTools
     idempotent_calls: IdempotentCalls
 
     async def close(self) -> None:
@@ -39,12 +45,14 @@ def assemble(
 ) -> CallsPart:
     """Return the wing, which sends commands by ``router``."""
     config, monotonic, log = environment.config, environment.monotonic, environment.log
+    relay_tools = RelayTools()
     executor = CallExecutor(router, audit.log, monotonic, environment.random_bytes, log)
     idempotent_calls = IdempotentCalls(executor, IdempotencyStore[CallAnswer](monotonic), audit.log, log)
     gateway = CallGateway(
         authenticator=auth.authenticator,
         envelopes=EnvelopeCheck(environment.registry, config.envelope_mode, log),
         fleet=fleet.fleet,
+        relay_tools=relay_tools,
         executor=executor,
         idempotent_calls=idempotent_calls,
         audit=audit.log,
@@ -58,4 +66,4 @@ def assemble(
         monotonic=monotonic,
         log=log,
     )
-    return CallsPart(gateway, idempotent_calls)
+    return CallsPart(gateway, relay_tools, idempotent_calls)

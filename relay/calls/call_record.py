@@ -12,6 +12,7 @@ from relay.audit.log import AuditLog
 from relay.auth.agent_tokens import Principal
 from relay.auth.caller import Caller
 from relay.calls.envelope import Call
+from relay.calls.relay_tools import Emit, RelayTool
 from relay.fleet.tools import Tool
 from schemas.errors import ToolError
 from schemas.text import printable
@@ -21,10 +22,15 @@ _NO_PRINCIPAL = members_of({"tenant": None, "iss": None, "sub": None, "jti": Non
 
 @dataclass(frozen=True, slots=True)
 class CallRequest:
-    """A call from a transport: its caller is identified, and nothing else of it has been checked."""
+    """A call from a transport: its caller is identified, and nothing else of it has been checked.
+
+    Attributes:
+        emit: sends a notification before the answer; None where that cannot be a stream.
+    """
 
     caller: Caller
     call: Call
+    emit: Emit | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +48,7 @@ class CallRecord:
 
     Attributes:
         started: when it arrived, on the gateway's monotonic clock.
+        caller, emit: as in its request; what a tool of the relay's own is given.
         first: the correlation id of the call that this one repeats; None if it repeats none.
         attempt: how often the call was sent under its idempotency key, this one included.
         answered: whether the node has answered, so that the outcome is known.
@@ -51,8 +58,10 @@ class CallRecord:
     correlation_id: str
     call: Call
     started: float
+    caller: Caller | None = None
+    emit: Emit | None = None
     principal: Principal | None = None
-    tool: Tool | None = None
+    tool: Tool | RelayTool | None = None
     first: str | None = None
     attempt: int = 1
     span_id: str | None = None

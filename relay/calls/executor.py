@@ -3,6 +3,7 @@
 Must not decide who may call.
 """
 
+import asyncio
 from collections.abc import Callable, Collection
 from types import TracebackType
 
@@ -11,7 +12,8 @@ from structlog.typing import FilteringBoundLogger
 from relay.audit.log import AuditLog, AuditUnavailableError
 from relay.calls.call_record import CallAnswer, CallRecord
 from relay.calls.in_flight import InFlight, RevocableCall
-from relay.calls.results import checked
+from relay.calls.relay_tools import RelayTool, RelayToolCall
+from relay.calls.results import checked, shown
 from relay.fleet.tools import Tool
 from relay.routing.port import Command, NodeRouter
 from schemas.errors import Failure, ToolError
@@ -48,12 +50,14 @@ class CallExecutor:
         """Return the context of a call in flight, which ends when its token is revoked."""
         return self._in_flight.under(record.principal.jti if record.principal else "")
 
-    def budget_ms(self, tool: Tool, record: CallRecord) -> int:
+    def budget_ms(self, tool: Tool | RelayTool, record: CallRecord) -> int:
         """Return how much time is left for the call (RFC-0005 section 7, DESIGN section 8)."""
         spent_ms = int((self._monotonic() - record.started) * 1000)
+        if isinstance(tool, RelayTool):
+            return max(1, int(tool.timeout_s * 1000) - spent_ms)
         return max(1, min(tool.deadline_ms, GATEWAY_BUDGET_MS - spent_ms))
 
-    async def run(self, tool: Tool, record: CallRecord) -> CallAnswer:
+    async def run(self, tool: Tool | RelayTool, record: CallRecord) -> CallAnswer:
         """Make the call of ``record``, which is to ``tool``.
 
         Raises:
@@ -61,10 +65,36 @@ class CallExecutor:
             AuditUnavailableError: it was not made, because it cannot be recorded.
         """
         with self.recorded(record):
+            if isinstance(tool, RelayTool):
+                return await self._answered_here(tool, record)
             async with self.in_flight(record):
                 answer = await self._router.run(self._command(tool, record))
             record.answered = True
             return checked(answer, tool, record.call.arguments)
+
+    async def _answered_here(self, tool: RelayTool, record: CallRecord) -> CallAnswer:
+        """Return the answer of a tool of the relay's own.
+
+        Raises:
+            ToolError: it failed, or has taken longer than its timeout.
+        """
+        if record.caller is None:
+            raise ToolError(Failure.INTERNAL)
+        call = RelayToolCall(record.caller, record.call.arguments, record.emit, record.correlation_id)
+        try:
+            async with (
+                self.in_flight(record),
+                asyncio.timeout(self.budget_ms(tool, record) / 1000) as timeout,
+            ):
+                result = await tool.answer(call)
+        except TimeoutError:
+            if timeout.expired():
+                raise ToolError(Failure.DEADLINE_EXCEEDED) from None
+            raise
+        record.answered = True
+        if not tool.schemas.result.is_valid(result):
+            raise ToolError(Failure.RESULT_INVALID)
+        return shown(result, tool.schemas.result)
 
     def recorded(self, record: CallRecord) -> "RecordedCall":
         """Return the context of a call that is made, which records the decision and the outcome."""

@@ -18,6 +18,7 @@ from relay.calls.call_record import CallAnswer, CallRecord, CallRequest
 from relay.calls.envelope import Call, EnvelopeCheck
 from relay.calls.executor import CallExecutor
 from relay.calls.idempotent_calls import IdempotentCalls
+from relay.calls.relay_tools import RelayTool, RelayTools
 from relay.fleet.fleet import Fleet
 from relay.fleet.tools import Tool
 from relay.observability.metrics import Metrics
@@ -37,6 +38,7 @@ class CallGateway:
         authenticator: Authenticator,
         envelopes: EnvelopeCheck,
         fleet: Fleet,
+        relay_tools: RelayTools,
         executor: CallExecutor,
         idempotent_calls: IdempotentCalls,
         audit: AuditLog,
@@ -53,6 +55,7 @@ class CallGateway:
         self._authenticator = authenticator
         self._envelopes = envelopes
         self._fleet = fleet
+        self._relay_tools = relay_tools
         self._executor = executor
         self._idempotent_calls = idempotent_calls
         self._audit = audit
@@ -69,7 +72,14 @@ class CallGateway:
 
     async def call(self, request: CallRequest) -> CallAnswer:
         """Answer ``request``. Raises only when cancelled: every failure is an error envelope."""
-        record = CallRecord(self._ulids.new(), request.call, self._monotonic())
+        record = CallRecord(
+            self._ulids.new(),
+            request.call,
+            self._monotonic(),
+            caller=request.caller,
+            # A keyed call outlives its caller, and so its stream.
+            emit=request.emit if request.call.idempotency_key is None else None,
+        )
         answer: CallAnswer | None = None
         try:
             answer = await self._answered(request, record)
@@ -90,6 +100,11 @@ class CallGateway:
             record.error = ToolError(Failure.INTERNAL)
         envelope = record.error.envelope(record.correlation_id)
         return CallAnswer(encoded(envelope), error=envelope)
+
+    def streams(self, name: object) -> bool:
+        """Return whether a call of the tool ``name`` may send notifications before its result."""
+        tool = self._relay_tools.find(name) if isinstance(name, str) else None
+        return tool is not None and tool.streams
 
     def charge(self, principal: Principal, cost: float) -> None:
         """Count other work, which costs as much as ``cost`` calls, towards the agent's limit.
@@ -143,7 +158,7 @@ class CallGateway:
             text = "The relay cannot read what has been revoked, so it does nothing."
             raise ToolError(Failure.INTERNAL, text)
 
-    def _decided(self, call: Call, principal: Principal, record: CallRecord) -> Tool:
+    def _decided(self, call: Call, principal: Principal, record: CallRecord) -> Tool | RelayTool:
         try:
             self._envelopes.check(call)
             record.tool = self._decide(call, principal)
@@ -152,10 +167,13 @@ class CallGateway:
             raise
         return record.tool
 
-    def _decide(self, call: Call, principal: Principal) -> Tool:
+    def _decide(self, call: Call, principal: Principal) -> Tool | RelayTool:
         if not isinstance(call.name, str) or call.message.get("id") is None:
             # In every mode: without a name there is no tool, and without an id no answer is expected.
             raise ToolError(Failure.ENVELOPE_INVALID)
+        own = self._relay_tools.find(call.name)
+        if own is not None:
+            return _allowed(own, call, principal)
         tool = self._fleet.resolve(call.name, principal.rights)
         try:
             tool.surface.arguments.check(call.arguments)
@@ -170,3 +188,11 @@ class CallGateway:
         self._metrics.calls(failed if answer else "cancelled").inc()
         self._metrics.call_seconds.observe(duration_s)
         self._access_log.write(request, record, answer, duration_s, self._now_ms())
+
+
+def _allowed(tool: RelayTool, call: Call, principal: Principal) -> RelayTool:
+    if not tool.visible(principal.rights):
+        raise ToolError(Failure.SAFETY_DENIED)
+    if not tool.schemas.arguments.is_valid(call.arguments):
+        raise ToolError(Failure.ARGUMENTS_INVALID)
+    return tool

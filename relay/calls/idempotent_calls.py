@@ -14,6 +14,7 @@ from relay.auth.agent_tokens import Principal
 from relay.calls.call_record import CallAnswer, CallRecord
 from relay.calls.executor import CallExecutor
 from relay.calls.idempotency_store import IdempotencyStore, Key, KeyedCall
+from relay.calls.relay_tools import RelayTool
 from relay.fleet.tools import Tool
 from relay.rate_limits import Limiter
 from schemas.canonical import jcs
@@ -42,7 +43,7 @@ class IdempotentCalls:
         self._running: set[asyncio.Task[CallAnswer]] = set()
 
     async def run(
-        self, key: str, tool: Tool, principal: Principal, record: CallRecord, share: Limiter
+        self, key: str, tool: Tool | RelayTool, principal: Principal, record: CallRecord, share: Limiter
     ) -> CallAnswer:
         """Make the call, or join the one in flight, or answer with its outcome.
 
@@ -96,7 +97,7 @@ class IdempotentCalls:
             self._log.error("call failed", exc_info=error)
 
     async def _sent(
-        self, key_of_call: Key, keyed: KeyedCall[CallAnswer], tool: Tool, record: CallRecord
+        self, key_of_call: Key, keyed: KeyedCall[CallAnswer], tool: Tool | RelayTool, record: CallRecord
     ) -> CallAnswer:
         keyed.unknown = True
         try:
@@ -122,7 +123,9 @@ class IdempotentCalls:
         if keyed.attempts == 1:
             self._store.forget(key_of_call)
 
-    async def _repeated(self, keyed: KeyedCall[CallAnswer], tool: Tool, record: CallRecord) -> CallAnswer:
+    async def _repeated(
+        self, keyed: KeyedCall[CallAnswer], tool: Tool | RelayTool, record: CallRecord
+    ) -> CallAnswer:
         record.first, record.attempt = keyed.first, keyed.attempts
         with self._executor.recorded(record):
             if keyed.running is not None:
@@ -134,7 +137,7 @@ class IdempotentCalls:
             return CallAnswer(keyed.outcome.text, result=json.loads(keyed.outcome.text))
 
     async def _joined(
-        self, running: "asyncio.Task[CallAnswer]", tool: Tool, record: CallRecord
+        self, running: "asyncio.Task[CallAnswer]", tool: Tool | RelayTool, record: CallRecord
     ) -> CallAnswer:
         try:
             async with asyncio.timeout(self._executor.budget_ms(tool, record) / 1000):
@@ -159,7 +162,7 @@ def _without_traceback(error: ToolError) -> ToolError:
     return ToolError(error.failure, error.detail, retry_after_ms=error.retry_after_ms)
 
 
-def _is_to_be_sent(keyed: KeyedCall[CallAnswer], tool: Tool) -> bool:
+def _is_to_be_sent(keyed: KeyedCall[CallAnswer], tool: Tool | RelayTool) -> bool:
     if keyed.running is not None or keyed.outcome is not None:
         return False
-    return not keyed.unknown or tool.surface.verb.idempotent
+    return not keyed.unknown or tool.idempotent

@@ -11,6 +11,7 @@ from relay.calls.call_record import CallAnswer
 from relay.fleet.tools import Tool
 from schemas.errors import Failure, ToolError
 from schemas.kinds import ForeignText
+from schemas.registry import Validator
 from schemas.text import changed_at, inert, printable_values
 
 
@@ -32,7 +33,7 @@ def checked(answer: Mapping[str, Any], tool: Tool, arguments: Any) -> CallAnswer
         raise ToolError(Failure.RESULT_INVALID, "The result is not what was sent, as it must be.")
     for text in verb.foreign_texts:
         result = _with_usual(result, text)
-    return _shown(result, tool)
+    return shown(result, tool.surface.result)
 
 
 def _with_usual(result: Mapping[str, Any], foreign: ForeignText) -> Mapping[str, Any]:
@@ -43,13 +44,18 @@ def _with_usual(result: Mapping[str, Any], foreign: ForeignText) -> Mapping[str,
     return changed
 
 
-def _shown(result: Mapping[str, Any], tool: Tool) -> CallAnswer:
+def shown(result: Mapping[str, Any], validator: Validator) -> CallAnswer:
+    """Return the answer with ``result``, whose strings are made printable.
+
+    Raises:
+        ToolError: so it does not fit ``validator`` any more.
+    """
     text = encoded(result)
     if "\\" in text:
         # A character was escaped for JSON, and a client would unescape it: no control character may reach a
         # terminal or a model.
         result = printable_values(result)
-        if not tool.surface.result.is_valid(result):
+        if not validator.is_valid(result):
             raise ToolError(Failure.RESULT_INVALID)  # escaped it is longer, and a client would reject it
         text = encoded(result)
     return CallAnswer(text, result=result)

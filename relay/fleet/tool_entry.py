@@ -17,6 +17,18 @@ META_CAPABILITY_ETAG = "edge-kubelet/capability-etag"
 META_CANONICAL_NAME = "edge-kubelet/canonical-name"
 META_SCHEMA_REF = "edge-kubelet/schema-ref"
 
+
+def hints(safety_class: str, *, idempotent: bool) -> dict[str, Any]:
+    """Return the annotations of a tool, but for its title."""
+    return {
+        "readOnlyHint": safety_class == "read_only",
+        "destructiveHint": safety_class == "physical_actuation",
+        "idempotentHint": idempotent,
+        "openWorldHint": False,
+        "x-safety-class": safety_class,
+    }
+
+
 # A character that none of our documents contains: marks in the template where a string goes.
 _GAP = "\0"
 
@@ -41,13 +53,7 @@ class EntryTemplate:
             "inputSchema": input_schema,
             "outputSchema": output_schema,
         }
-        self._hints = {
-            "readOnlyHint": safety_class == "read_only",
-            "destructiveHint": safety_class == "physical_actuation",
-            "idempotentHint": verb.idempotent,
-            "openWorldHint": False,
-            "x-safety-class": safety_class,
-        }
+        self._hints = hints(safety_class, idempotent=verb.idempotent)
         self._safety_class = safety_class
         self._schema_ref = SCHEME + verb.input_ref
         pieces = encoded(self._document(_GAP, _GAP, _GAP, _GAP)).split(encoded(_GAP)[1:-1])

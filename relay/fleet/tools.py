@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import Any
 
 from relay.fleet.tool_entry import EntryTemplate
+from relay.fleet.tool_schemas import listed_schema
 from relay.rate_limits import Allowance
 from schemas.canonical import blake3_hex, jcs
 from schemas.kinds import Kind, KindRegistry, Verb
@@ -80,6 +81,11 @@ class Tool:
     def capability(self) -> tuple[str, str]:
         """Which capability of which node: its limits are shared by its verbs."""
         return self.node_id, self.cap_id
+
+    @property
+    def idempotent(self) -> bool:
+        """Whether a second call with the same arguments has no further effect."""
+        return self.surface.verb.idempotent
 
     @property
     def fingerprint(self) -> str:
@@ -179,10 +185,8 @@ def _allowance(rate_limit_rps: float, max_concurrency: int) -> Allowance:
 
 
 def _surface(registry: SchemaRegistry, kind: Kind, verb: Verb) -> Surface:
-    # Clients compile all tools' schemas into one validator, which refuses an id that it has seen, and some do
-    # not know the dialect's URI. `_meta` names the schema instead.
-    input_schema = _without(registry.document(verb.input_ref), "$id", "$schema")
-    output_schema = _without(registry.document(verb.output_ref), "$id", "$schema")
+    input_schema = listed_schema(registry, verb.input_ref)
+    output_schema = listed_schema(registry, verb.output_ref)
     return Surface(
         kind=kind,
         verb=verb,
@@ -192,7 +196,3 @@ def _surface(registry: SchemaRegistry, kind: Kind, verb: Verb) -> Surface:
         output_schema=output_schema,
         schema_bytes=len(jcs([verb.description, input_schema, output_schema])),
     )
-
-
-def _without(document: dict[str, Any], *keys: str) -> dict[str, Any]:
-    return {key: value for key, value in document.items() if key not in keys}

@@ -13,6 +13,7 @@ from relay.mcp_api.methods import Methods
 from relay.mcp_api.open_streams import OpenStreams
 from relay.mcp_api.resources import ResourceCatalog
 from relay.mcp_api.sdk import SdkServer
+from relay.mcp_api.tool_list import ToolList
 from relay.part import Part
 
 _INSTRUCTIONS = (
@@ -33,7 +34,7 @@ def assemble(environment: RelayEnvironment, auth: AuthPart, fleet: FleetPart, ca
     server = SdkServer(version("edge-kubelet"), _INSTRUCTIONS)
     methods = Methods(
         calls.gateway,
-        fleet.fleet,
+        ToolList(fleet.fleet, calls.relay_tools),
         auth.authenticator,
         ResourceCatalog(fleet.fleet, environment.registry),
         server.discovered,

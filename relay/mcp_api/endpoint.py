@@ -78,7 +78,12 @@ class McpEndpoint:
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         caller: Caller = scope[CALLER_IN_SCOPE]
         message = scope.get(MESSAGE_IN_SCOPE)
-        if isinstance(message, dict) and answers_once(caller, message, self.methods.table):
+        table = self.methods.table
+        if (
+            isinstance(message, dict)
+            and answers_once(caller, message, table)
+            and not self.methods.streams(message)
+        ):
             await direct.answer(self._answered(caller, message), message["id"], receive, send)
             return
         scope["user"] = session_owner(*caller.principal.name)

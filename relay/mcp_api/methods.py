@@ -6,7 +6,7 @@ notification before the result; it is None where the answer cannot be a stream. 
 nor decide anything: who may call what is the gateway's, and what is listed is the fleet's.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 from urllib.parse import parse_qs
@@ -16,16 +16,16 @@ from relay.auth.caller import Caller
 from relay.calls.call_record import CallAnswer, CallRequest
 from relay.calls.envelope import Call
 from relay.calls.gateway import CallGateway
-from relay.fleet.fleet import Fleet
+from relay.calls.relay_tools import Emit
+from relay.config import View
 from relay.mcp_api.paging import CursorError, ToolEntries, page_of
 from relay.mcp_api.resources import TEMPLATES, ResourceCatalog
+from relay.mcp_api.tool_list import ToolList
 from schemas.error_roots import EdgeError
 from schemas.errors import ToolError
 from schemas.text import printable
 from schemas.tokens import TokenError
 
-Emit = Callable[[str, Mapping[str, Any]], Awaitable[None]]
-"""Sends a notification: its method and its parameters."""
 Method = Callable[[Caller, Mapping[str, Any], Emit | None], Awaitable[dict[str, Any]]]
 
 CALL_TOOL = "tools/call"
@@ -56,13 +56,13 @@ class Methods:
     def __init__(
         self,
         gateway: CallGateway,
-        fleet: Fleet,
+        tools: ToolList,
         authenticator: Authenticator,
         resources: ResourceCatalog,
         discover: Callable[[], dict[str, Any]],
     ) -> None:
         self._gateway = gateway
-        self._fleet = fleet
+        self._tools = tools
         self._authenticator = authenticator
         self._resources = resources
         self._discover = discover
@@ -98,24 +98,30 @@ class Methods:
         """
         self._gateway.charge(caller.principal, caller.size / BYTES_LIKE_A_CALL)
 
+    def streams(self, message: Mapping[str, Any]) -> bool:
+        """Return whether a call may send notifications before its result: then its answer is a stream."""
+        params = message.get("params")
+        return isinstance(params, dict) and self._gateway.streams(params.get("name"))
+
     async def _call_tool(
-        self, caller: Caller, message: Mapping[str, Any], _emit: Emit | None
+        self, caller: Caller, message: Mapping[str, Any], emit: Emit | None
     ) -> dict[str, Any]:
-        answer = await self._gateway.call(CallRequest(caller, Call(message, caller.traceparent)))
+        answer = await self._gateway.call(CallRequest(caller, Call(message, caller.traceparent), emit))
         return _tool_result(answer)
 
     async def _list_tools(
         self, caller: Caller, message: Mapping[str, Any], _emit: Emit | None
     ) -> dict[str, Any]:
-        dashed = _wants_dashed(caller.query)
+        names = _choice(caller.query, "names", ("dotted", "dashed"))
+        view = View(_choice(caller.query, "view", tuple(View)))
         self.charge(caller.principal, 1)
-        listed = partial(self._fleet.listed, caller.principal.rights)
+        listed = partial(self._tools.listed, caller.principal.rights, view)
         try:
             page, following = page_of(listed, message.get("params", {}).get("cursor"))
         except CursorError as error:
             raise MethodError(_INVALID_PARAMS, str(error)) from None
         self.charge(caller.principal, len(page) / _TOOLS_LIKE_A_CALL)
-        result: dict[str, Any] = {"tools": ToolEntries(page, dashed)}
+        result: dict[str, Any] = {"tools": ToolEntries(page, names == "dashed")}
         if following is not None:
             result["nextCursor"] = following
         return result | _cached(LIST_TTL_MS)
@@ -184,8 +190,9 @@ def _tool_result(answer: CallAnswer) -> dict[str, Any]:
     return {"content": content, "structuredContent": answer.result, "isError": False}
 
 
-def _wants_dashed(query: str) -> bool:
-    names = parse_qs(query, keep_blank_values=True).get("names", ["dotted"])[-1]
-    if names not in {"dotted", "dashed"}:
-        raise MethodError(_INVALID_PARAMS, "names must be dotted or dashed")
-    return names == "dashed"
+def _choice(query: str, name: str, allowed: Sequence[str]) -> str:
+    """Return the value that the URL has for ``name``; the first that is allowed where it has none."""
+    chosen = parse_qs(query, keep_blank_values=True).get(name, [allowed[0]])[-1]
+    if chosen not in allowed:
+        raise MethodError(_INVALID_PARAMS, f"{name} must be {' or '.join(allowed)}")
+    return chosen

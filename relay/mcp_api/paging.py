@@ -6,9 +6,9 @@ Must not choose which caller sees which tool.
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
-from relay.fleet.tools import FIRST_PLACE, Place, Tool
+from relay.fleet.tools import FIRST_PLACE, Place
 from relay.mcp_api.fragments import Fragment
 from schemas.error_roots import PeerError
 from schemas.keys import base64url, from_base64url
@@ -19,7 +19,30 @@ MAX_PAGE_BYTES = 768 * 1024
 
 _PLACE = re.compile(r"(?P<turn>[0-9]{1,4}) (?P<name>[a-z0-9_.]+)")
 
-Listed = Callable[[Place, int], Sequence[Tool]]
+
+class ToolEntry(Protocol):
+    """What a page needs of a tool: a node's, or one that the relay answers itself."""
+
+    @property
+    def place(self) -> Place:
+        """What lists are sorted by."""
+        ...
+
+    @property
+    def listed_bytes(self) -> int:
+        """About how many bytes the entry has."""
+        ...
+
+    def listed(self, *, dashed: bool = False) -> dict[str, Any]:
+        """Return the entry as a document."""
+        ...
+
+    def listed_text(self, *, dashed: bool = False) -> str:
+        """Return the entry as JSON text."""
+        ...
+
+
+Listed = Callable[[Place, int], Sequence[ToolEntry]]
 """Returns the tools behind a place, sorted by place, up to a number of them."""
 
 
@@ -31,7 +54,7 @@ class CursorError(PeerError):
 class ToolEntries(Fragment):
     """The entries of ``tools``, under their canonical names or their aliases."""
 
-    tools: Sequence[Tool]
+    tools: Sequence[ToolEntry]
     dashed: bool
 
     def text(self) -> str:
@@ -43,7 +66,7 @@ class ToolEntries(Fragment):
         return [tool.listed(dashed=self.dashed) for tool in self.tools]
 
 
-def page_of(listed: Listed, cursor: object) -> tuple[Sequence[Tool], str | None]:
+def page_of(listed: Listed, cursor: object) -> tuple[Sequence[ToolEntry], str | None]:
     """Return the page of what ``listed`` returns that begins at ``cursor``, and the next cursor.
 
     Raises:
@@ -59,7 +82,7 @@ def page_of(listed: Listed, cursor: object) -> tuple[Sequence[Tool], str | None]
     return page, base64url(f"{turn} {name}".encode("ascii"))
 
 
-def _first_page(tools: Sequence[Tool]) -> Sequence[Tool]:
+def _first_page(tools: Sequence[ToolEntry]) -> Sequence[ToolEntry]:
     size = 0
     for count, tool in enumerate(tools[:PAGE_SIZE]):
         size += tool.listed_bytes

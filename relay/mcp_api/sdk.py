@@ -28,9 +28,10 @@ from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 
 from relay.auth.caller import CALLER_IN_SCOPE, Caller
+from relay.calls.relay_tools import Emit
 from relay.http.body_parser import MESSAGE_IN_SCOPE
 from relay.http.request_guard import TWICE
-from relay.mcp_api.methods import CALL_TOOL, Emit
+from relay.mcp_api.methods import CALL_TOOL
 
 Context = ServerRequestContext[Any, Any]
 

@@ -32,6 +32,7 @@ from relay.server.descriptor_reserve import DescriptorReserve
 from relay.server.follow_ups import FollowUps
 from relay.server.trust_watcher import TrustWatcher
 from relay.sessions import assembly as sessions_assembly
+from relay.views import assembly as views_assembly
 from schemas.kinds import KindRegistry
 from schemas.registry import SchemaRegistry
 from schemas.trust import TrustRules
@@ -66,6 +67,7 @@ class Relay:
         self.calls = calls_assembly.assemble(
             environment, audit=self.audit, auth=self.auth, fleet=self.fleet, router=self.sessions.router
         )
+        self.views = views_assembly.assemble(environment, self.fleet, self.calls)
         self.mcp = mcp_assembly.assemble(environment, self.auth, self.fleet, self.calls)
         self.watcher = self._watcher(environment)
         self.watcher.begin()
@@ -92,6 +94,7 @@ class Relay:
             self.fleet,
             self.sessions,
             self.calls,
+            self.views,
             self.mcp,
             self.http,
         )

@@ -23,6 +23,7 @@ from relay.calls.executor import CallExecutor
 from relay.calls.gateway import CallGateway
 from relay.calls.idempotency_store import QUOTA_OF_ALL, IdempotencyStore, Quota
 from relay.calls.idempotent_calls import IdempotentCalls
+from relay.calls.relay_tools import RelayTools
 from relay.clock import RelayClock
 from relay.config import PER_AGENT, EnvelopeMode
 from relay.fleet.change_notifier import ChangeNotifier
@@ -36,6 +37,7 @@ from relay.mcp_api.methods import Methods
 from relay.mcp_api.open_streams import OpenStreams
 from relay.mcp_api.resources import ResourceCatalog
 from relay.mcp_api.sdk import SdkServer
+from relay.mcp_api.tool_list import ToolList
 from relay.observability.logging import make_logger
 from relay.observability.metrics import Metrics
 from relay.pki.errors import AuthorityStateError
@@ -129,6 +131,7 @@ class Hub:
             now_ms=self.judged_by,
             log=self.log,
         )
+        self.relay_tools = RelayTools()
         public_key = bytes(TOKEN_KEY.verify_key)
         self.issuer = TokenIssuer(TOKEN_KEY, public_url, mcp_url(public_url), registry)
         self.authenticator = Authenticator(
@@ -188,6 +191,7 @@ class Hub:
             authenticator=self.authenticator,
             envelopes=EnvelopeCheck(self.registry, mode, self.log),
             fleet=self.fleet,
+            relay_tools=self.relay_tools,
             executor=executor,
             idempotent_calls=self.idempotent_calls,
             audit=self.audit,
@@ -208,7 +212,13 @@ class Hub:
         """Return MCP over ``gateway``."""
         server = SdkServer("0.0.0", "The instructions for agents.")
         resources = ResourceCatalog(self.fleet, self.registry)
-        methods = Methods(gateway, self.fleet, self.authenticator, resources, server.discovered)
+        methods = Methods(
+            gateway,
+            ToolList(self.fleet, self.relay_tools),
+            self.authenticator,
+            resources,
+            server.discovered,
+        )
         changes = ChangeStreams(
             notifier or ChangeNotifier(self.fleet, self.log), streams or OpenStreams(), self.judged_by
         )

@@ -60,6 +60,13 @@ EXAMPLES: dict[str, Any] = {
         "idempotencyKey": "k",
     },
     "error@1.0.0": ERROR,
+    "find_nodes.input@1.0.0": {"query": "01hz", "kind": "system.metrics", "online": True, "page": 2},
+    "find_nodes.output@1.0.0": {
+        "nodes": [{"node_id": NODE_ID, "online": True, "kinds": ["system.metrics"]}],
+        "total": 51,
+        "page": 2,
+        "pages": 2,
+    },
     "heartbeat@1.0.0": {
         "node_id": NODE_ID,
         "ts_ms": NOW_MS,

@@ -79,9 +79,15 @@ def test_reading_resources_needs_what_reading_a_tool_needs(scopes: tuple[str, ..
 
 
 def test_callers_who_reach_the_same_are_one_audience() -> None:
-    plain, more = Rights.of(OWN, {READ}), Rights.of(OWN, {READ, MESSAGE, UNKNOWN_SCOPE})
+    plain, more = Rights.of(OWN, {READ}), Rights.of(OWN, {READ, UNKNOWN_SCOPE})
     assert plain == more
-    assert len({plain, more, Rights.of(ANOTHER, {READ}), Rights.of(OWN, {READ, REVERSE})}) == 3
+    others = {Rights.of(ANOTHER, {READ}), Rights.of(OWN, {READ, REVERSE}), Rights.of(OWN, {READ, MESSAGE})}
+    assert len({plain, more} | others) == 4
+
+
+@pytest.mark.parametrize("scopes", EVERY_SET)
+def test_messages_need_their_own_scope_alone(scopes: tuple[str, ...]) -> None:
+    assert Rights.of(OWN, scopes).may_message is (MESSAGE in scopes)
 
 
 @pytest.mark.parametrize(

@@ -23,10 +23,11 @@ from starlette.types import Message, Receive, Scope, Send
 
 from relay.auth.caller import CALLER_IN_SCOPE, Caller
 from relay.calls.envelope import META_IDEMPOTENCY_KEY, META_TRACEPARENT
+from relay.calls.relay_tools import Emit
 from relay.http.body_parser import MESSAGE_IN_SCOPE
 from relay.http.request_guard import AllowedHosts, RequestGuard
 from relay.mcp_api.direct import until_disconnected
-from relay.mcp_api.methods import Emit, Method
+from relay.mcp_api.methods import Method
 from relay.rate_limits import Allowance
 from relay.routing.port import NodeRouter
 from schemas.addresses import HostPort

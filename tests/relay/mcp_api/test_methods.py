@@ -9,6 +9,7 @@ import pytest
 from relay.auth.caller import Caller
 from relay.mcp_api.methods import BYTES_LIKE_A_CALL, LIST_TTL_MS, META_ERROR, MethodError, Methods
 from relay.mcp_api.resources import ResourceCatalog
+from relay.mcp_api.tool_list import ToolList
 from relay.rate_limits import Allowance
 from schemas.errors import ToolError
 from tests.fakes.hub import Hub
@@ -44,7 +45,8 @@ class Stage:
         self.token = hub.token(ttl_s=60)
         gateway = hub.gateway(self.router, Seconds(), per_agent)
         resources = ResourceCatalog(hub.fleet, hub.registry)
-        self.methods = Methods(gateway, hub.fleet, hub.authenticator, resources, lambda: {"of": "the SDK"})
+        tools = ToolList(hub.fleet, hub.relay_tools)
+        self.methods = Methods(gateway, tools, hub.authenticator, resources, lambda: {"of": "the SDK"})
         self.principal = hub.authenticator.identify(self.token)
         hub.connect(hub.ca.issue())
 

@@ -1,0 +1,97 @@
+"""The tools that the relay answers itself: ``find_nodes``, the sessions' tools, the kinds view.
+
+A package above registers its tools here while the relay is assembled. A call of one passes the gateway as any
+other call does: limited, checked against its documents, recorded and counted. Must not know what a tool does.
+"""
+
+from bisect import insort
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from relay.auth.caller import Caller
+from relay.auth.permissions import Rights
+from relay.config import View
+from relay.fleet.tool_schemas import ToolSchemas
+from schemas.projection import alias_of, parse
+
+RELAY_TOOL_TIMEOUT_S = 5.0
+"""The gateway's budget; a long poll has a longer one of its own."""
+
+Emit = Callable[[str, Mapping[str, Any]], Awaitable[None]]
+"""Sends a notification on the response stream of a call: its method and its parameters."""
+
+
+@dataclass(frozen=True, slots=True)
+class RelayToolCall:
+    """One call of a tool that the relay answers; its arguments fit the tool's input document.
+
+    Attributes:
+        emit: None where the answer cannot be a stream.
+        correlation_id: of this call, in upper case.
+    """
+
+    caller: Caller
+    arguments: Mapping[str, Any]
+    emit: Emit | None
+    correlation_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RelayTool:
+    """One tool that the relay answers. All its texts are static.
+
+    Attributes:
+        canonical: the name, dotted if it has parts; its dashed form is accepted too.
+        schema_ref: the registry's reference of its input document.
+        visible: whether callers with these rights may list and call it.
+        answer: returns the result, which must fit the output document. It raises ToolError.
+        timeout_s: after this time the call ends as E_DEADLINE_EXCEEDED.
+        views: the views that list it. A call is accepted in every view.
+        streams: whether it may send notifications before its result, so that the answer must be a stream.
+    """
+
+    canonical: str
+    title: str
+    description: str
+    schemas: ToolSchemas
+    schema_ref: str
+    safety_class: str
+    idempotent: bool
+    visible: Callable[[Rights], bool]
+    answer: Callable[[RelayToolCall], Awaitable[Mapping[str, Any]]]
+    timeout_s: float = RELAY_TOOL_TIMEOUT_S
+    views: frozenset[View] = frozenset(View)
+    streams: bool = False
+
+    @property
+    def node_id(self) -> None:
+        """No node: the relay answers."""
+        return
+
+
+class RelayTools:
+    """The tools that one relay answers itself, by name."""
+
+    def __init__(self) -> None:
+        self._tools: dict[str, RelayTool] = {}
+        self._sorted: list[RelayTool] = []
+
+    def __iter__(self) -> Iterator[RelayTool]:
+        return iter(self._sorted)
+
+    def register(self, tool: RelayTool) -> None:
+        """Add ``tool``, under its canonical name and its dashed form.
+
+        Raises:
+            ValueError: the name is taken, or could be that of a node's tool.
+        """
+        names = {tool.canonical, alias_of(tool.canonical)}
+        if names & self._tools.keys() or parse(tool.canonical) is not None:
+            raise ValueError(f"{tool.canonical} cannot be the name of another tool")
+        self._tools.update(dict.fromkeys(names, tool))
+        insort(self._sorted, tool, key=lambda known: known.canonical)
+
+    def find(self, name: str) -> RelayTool | None:
+        """Return the tool of that canonical or dashed name; whether it may be called is not checked."""
+        return self._tools.get(name)

@@ -1,0 +1,83 @@
+"""The entries in ``tools/list`` of the tools that the relay answers itself, encoded once.
+
+Must not decide what a tool does, nor who may call it.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from relay.ascii_json import encoded
+from relay.auth.permissions import Rights
+from relay.calls.relay_tools import RelayTool, RelayTools
+from relay.config import View
+from relay.fleet.tool_entry import META_CANONICAL_NAME, META_SAFETY_CLASS, META_SCHEMA_REF, hints
+from relay.fleet.tools import Place
+from schemas.projection import alias_of
+from schemas.registry import SCHEME
+
+
+@dataclass(frozen=True, slots=True)
+class RelayToolEntry:
+    """The entry of one tool, under both forms of its name."""
+
+    place: Place
+    dotted: str
+    dashed: str
+    documents: tuple[dict[str, Any], dict[str, Any]]
+
+    @classmethod
+    def of(cls, tool: RelayTool) -> "RelayToolEntry":
+        """Return the entry of ``tool``."""
+        dotted, dashed = (_document(tool, name) for name in (tool.canonical, alias_of(tool.canonical)))
+        return cls((0, tool.canonical), encoded(dotted), encoded(dashed), (dotted, dashed))
+
+    @property
+    def listed_bytes(self) -> int:
+        """How many bytes the entry has."""
+        return len(self.dotted)
+
+    def listed(self, *, dashed: bool = False) -> dict[str, Any]:
+        """Return the entry as a document."""
+        return self.documents[dashed]
+
+    def listed_text(self, *, dashed: bool = False) -> str:
+        """Return the same entry as JSON text."""
+        return self.dashed if dashed else self.dotted
+
+
+class RelayToolEntries:
+    """The entries of the tools that one relay answers."""
+
+    def __init__(self, tools: RelayTools) -> None:
+        self._tools = tools
+        self._entries: dict[str, RelayToolEntry] = {}
+
+    def listed(self, rights: Rights, view: View, after: Place) -> list[RelayToolEntry]:
+        """Return the entries behind ``after`` of what ``rights`` may call in ``view``, by place."""
+        return [
+            self._entry(tool)
+            for tool in self._tools
+            if view in tool.views and tool.visible(rights) and (0, tool.canonical) > after
+        ]
+
+    def _entry(self, tool: RelayTool) -> RelayToolEntry:
+        entry = self._entries.get(tool.canonical)
+        if entry is None:
+            entry = self._entries[tool.canonical] = RelayToolEntry.of(tool)
+        return entry
+
+
+def _document(tool: RelayTool, name: str) -> dict[str, Any]:
+    return {
+        "name": name,
+        "title": tool.title,
+        "description": tool.description,
+        "inputSchema": tool.schemas.input_schema,
+        "outputSchema": tool.schemas.output_schema,
+        "annotations": {"title": tool.title, **hints(tool.safety_class, idempotent=tool.idempotent)},
+        "_meta": {
+            META_SAFETY_CLASS: tool.safety_class,
+            META_CANONICAL_NAME: tool.canonical,
+            META_SCHEMA_REF: SCHEME + tool.schema_ref,
+        },
+    }

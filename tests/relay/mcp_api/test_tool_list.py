@@ -1,0 +1,86 @@
+import json
+from typing import Any
+
+import pytest
+
+from relay.auth.caller import Caller
+from relay.config import View
+from relay.mcp_api.methods import Methods
+from relay.mcp_api.resources import ResourceCatalog
+from relay.mcp_api.tool_list import ToolList
+from tests.fakes.hub import Hub
+from tests.fakes.relay_tools import parrot
+from tests.fakes.routers import ScriptedRouter
+
+
+class Stage:
+    def __init__(self, hub: Hub) -> None:
+        self.hub = hub
+        gateway = hub.gateway(ScriptedRouter())
+        resources = ResourceCatalog(hub.fleet, hub.registry)
+        self.methods = Methods(
+            gateway, ToolList(hub.fleet, hub.relay_tools), hub.authenticator, resources, dict
+        )
+
+    async def page(
+        self, query: str = "", cursor: str | None = None, scope: str = "tools:call:read_only"
+    ) -> dict[str, Any]:
+        principal = self.hub.authenticator.identify(self.hub.token((scope,)))
+        message = {"params": {} if cursor is None else {"cursor": cursor}}
+        return await self.methods.table["tools/list"](Caller(principal, "http", {}, query), message, None)
+
+    async def names(self, query: str = "", **of: Any) -> list[str]:
+        return [tool["name"] for tool in json.loads((await self.page(query, **of))["tools"].text())]
+
+
+@pytest.fixture
+def stage(hub: Hub) -> Stage:
+    return Stage(hub)
+
+
+async def test_tools_of_the_relay_are_sorted_with_those_of_the_nodes(stage: Stage) -> None:
+    for name in ("a_first", "syr.middle", "z_last"):
+        stage.hub.relay_tools.register(parrot(stage.hub.registry, canonical=name))
+    stage.hub.connect(stage.hub.ca.issue())
+    names = await stage.names()
+    assert names == sorted(names)
+    assert len(names) == 5
+
+
+@pytest.mark.parametrize("position", range(4))
+async def test_pages_hold_each_tool_once_wherever_that_of_the_relay_is(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, position: int
+) -> None:
+    monkeypatch.setattr("relay.mcp_api.paging.PAGE_SIZE", 1)
+    stage.hub.connect(stage.hub.ca.issue())
+    name = ("a", "sysa", "sysm.x", "z")[position]
+    stage.hub.relay_tools.register(parrot(stage.hub.registry, canonical=name))
+    seen, cursor = [], None
+    for _ in range(3):
+        page = await stage.page(cursor=cursor)
+        (tool,) = page["tools"].document()
+        seen.append(tool["name"])
+        cursor = page.get("nextCursor")
+    assert cursor is None
+    assert seen == sorted(seen)
+    assert name in seen
+
+
+async def test_a_tool_is_listed_in_its_views_to_callers_who_may_call_it(stage: Stage) -> None:
+    registry = stage.hub.registry
+    stage.hub.relay_tools.register(parrot(registry, canonical="in_both"))
+    stage.hub.relay_tools.register(parrot(registry, canonical="in_kinds", views=frozenset({View.KINDS})))
+    stage.hub.relay_tools.register(
+        parrot(registry, canonical="for_messages", visible=lambda rights: rights.may_message)
+    )
+    assert await stage.names() == ["in_both"]
+    assert await stage.names("view=kinds") == ["in_both", "in_kinds"]
+    assert await stage.names(scope="sessions:message") == ["for_messages"]
+
+
+@pytest.mark.parametrize(("name", "streams"), [("streaming", True), ("relay.parrot", False), (7, False)])
+def test_only_a_call_that_may_notify_first_needs_a_stream(stage: Stage, name: object, streams: bool) -> None:  # noqa: FBT001 - of the table
+    stage.hub.relay_tools.register(parrot(stage.hub.registry))
+    stage.hub.relay_tools.register(parrot(stage.hub.registry, canonical="streaming", streams=True))
+    assert stage.methods.streams({"params": {"name": name}}) is streams
+    assert stage.methods.streams({"params": None}) is False
