@@ -10,6 +10,7 @@ from schemas.addresses import PLAIN_OPTION, AddressError, BrokerAddress, HostPor
 
 DEFAULT_LISTEN = "127.0.0.1:8700"
 DEFAULT_PUBLIC_URL = f"http://{DEFAULT_LISTEN}"
+DEFAULT_TENANT = "default"
 HEARTBEAT_INTERVAL_MS = 60_000
 AGENT_BURST_S = 3
 """How many seconds' worth an agent may take at once: listing the tools of thousands of nodes is one burst."""
@@ -129,8 +130,10 @@ class StateFiles:
     | `token.key` | the key that agent tokens are signed with (0600) |
     | `join_tokens.jsonl` | the join tokens, by which nodes may enrol, and their keys (0600) |
     | `marks/` | `marks.sqlite3`, the newest manifest accepted from each node (0700) |
+    | `issued_tokens.jsonl` | what the agent tokens that were issued allow, without the tokens (0600) |
     | `revoked_tokens.jsonl` | the agent tokens that were revoked (0600) |
     | `node_names.jsonl` | the labels and tags of nodes (0600) |
+    | `settings.json` | the public URL, the broker and the tenant that commands were given (0600) |
     | `tls/` | the certificate of the relay's own CA: `relay.pem`, `relay.key` (0600) |
     | `broker/` | what a broker reads, unless `--broker-directory` is given: see `broker_access` |
     | `audit-verified.json` | the newest line of the audit when it was last verified |
@@ -143,6 +146,8 @@ class StateFiles:
         self.token_key = root / "token.key"
         self.join_tokens = root / "join_tokens.jsonl"
         self.marks = root / "marks"
+        self.issued_tokens = root / "issued_tokens.jsonl"
+        self.settings = root / "settings.json"
         self.revoked_tokens = root / "revoked_tokens.jsonl"
         self.node_names = root / "node_names.jsonl"
         self.own_tls = TlsFiles(root / "tls" / "relay.pem", root / "tls" / "relay.key")

@@ -22,15 +22,8 @@ _ROOT, _MARKS = "ca/root.pem", "marks/marks.sqlite3"
 _REQUIRED = frozenset({_ROOT, "ca/root.key", "ca/ledger.jsonl"})
 _POSSIBLE = _REQUIRED | {
     *("ca/previous.pem", "ca/previous.key", "ca/next.key"),
-    *(
-        "token.key",
-        "join_tokens.jsonl",
-        "revoked_tokens.jsonl",
-        "node_names.jsonl",
-        "tls/relay.pem",
-        "tls/relay.key",
-        _MARKS,
-    ),
+    *("token.key", "join_tokens.jsonl", "issued_tokens.jsonl", "revoked_tokens.jsonl"),
+    *("node_names.jsonl", "settings.json", "tls/relay.pem", "tls/relay.key", _MARKS),
 }
 
 
@@ -49,8 +42,9 @@ def save(state: StateFiles, ca: CertificateAuthority, now_ms: int) -> bytes:
     files: dict[str, bytes] = {}
     # Nothing is issued meanwhile. A join token may be spent: then the backup has that, and not its leaf.
     with ca.unchanged() as paths:
-        others = (state.token_key, state.join_tokens, state.revoked_tokens, state.node_names)
-        for path in (*paths, *others, state.own_tls.certificate, state.own_tls.key):
+        tokens = (state.token_key, state.join_tokens, state.issued_tokens, state.revoked_tokens)
+        others = (state.node_names, state.settings, state.own_tls.certificate, state.own_tls.key)
+        for path in (*paths, *tokens, *others):
             with suppress(FileNotFoundError):
                 files[str(path.relative_to(state.root))] = read_state(path, MAX_BYTES)
     if (marks := snapshot(state.marks)) is not None:

@@ -8,9 +8,10 @@ from typing import Annotated
 import typer
 
 from relay.cli.exits import EXIT_NO, EXIT_USAGE, fail
-from relay.cli.options import AsJson, StateDir, seconds, show_table, state_files, utc
+from relay.cli.options import AsJson, StateDir, keep_first, seconds, show_table, state_files, tenant_name, utc
 from relay.clock import now_ms
-from relay.pki.authority import DEFAULT_TENANT, MAX_OVERLAP_DAYS, CertificateAuthority
+from relay.key_files import load_or_create_key
+from relay.pki.authority import MAX_OVERLAP_DAYS, CertificateAuthority
 from relay.pki.errors import UnknownTargetError
 from relay.pki.records import KID_DIGITS
 from relay.pki.server_files import issue_server_files
@@ -20,9 +21,10 @@ app = typer.Typer(help="The certificate authority that nodes are enrolled with."
 
 @app.command("init")
 def ca_init(state_dir: StateDir = None) -> None:
-    """Make the root of trust. Once; it is never overwritten."""
+    """Make the root of trust, and the key that signs agents' tokens. Once; neither is overwritten."""
     ca = authority(state_dir)
     ca.create()
+    load_or_create_key(state_files(state_dir).token_key, os.urandom)
     typer.echo(ca.root_file)
 
 
@@ -31,7 +33,8 @@ def ca_issue(
     csr: Annotated[Path | None, typer.Argument(metavar="CSR", help="A node's certificate request.")] = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Where the leaf goes.")] = None,
     tenant: Annotated[
-        str | None, typer.Option(help="The tenant. Default: as before with --replace, else `default`.")
+        str | None,
+        typer.Option(help="The tenant. Default: as before with --replace, else as for other commands."),
     ] = None,
     replace: Annotated[bool, typer.Option(help="Revoke the leaf that the node has.")] = False,
     mock: Annotated[
@@ -41,18 +44,20 @@ def ca_issue(
     state_dir: StateDir = None,
 ) -> None:
     """Issue the leaf that a certificate request asks for, or mock identities for `kubelet fleet`."""
-    ca = authority(state_dir)
+    ca, state = authority(state_dir), state_files(state_dir)
     if mock is not None:
         if csr is not None or out is None:
             fail("--mock N goes with --out DIR, and without a CSR", EXIT_USAGE)
-        node_ids = ca.issue_mock(mock, out, DEFAULT_TENANT if tenant is None else tenant)
+        node_ids = ca.issue_mock(mock, out, tenant_name(tenant, state))
         typer.echo(f"{len(node_ids)} identities in {out}", err=True)
         return
     if csr is None:
         fail("name the CSR, or use --mock N --out DIR", EXIT_USAGE)
     if output is not None:
         output.touch()  # a path that cannot be written must fail before the ledger records the certificate
-    leaf = ca.issue(csr.read_text("utf-8", "replace"), tenant, replace=replace)
+    used = tenant if replace else tenant_name(tenant, state)
+    leaf = ca.issue(csr.read_text("utf-8", "replace"), used, replace=replace)
+    keep_first(state, tenant=tenant)
     if output is None:
         typer.echo(leaf, nl=False)
     else:

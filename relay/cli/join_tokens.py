@@ -10,36 +10,49 @@ from typing import Annotated
 
 import typer
 
+from relay.cli import options
 from relay.cli.ca import authority
 from relay.cli.exits import EXIT_NO, EXIT_USAGE, fail
-from relay.cli.options import AsJson, PublicUrl, StateDir, Tenant, seconds, show_table, state_files, utc
+from relay.cli.options import (
+    AsJson,
+    PublicUrl,
+    StateDir,
+    Tenant,
+    keep_first,
+    seconds,
+    show_table,
+    state_files,
+    tenant_name,
+    utc,
+)
 from relay.clock import now_ms
-from relay.config import DEFAULT_PUBLIC_URL
 from relay.pki.join_tokens import JoinError, JoinTokens
-from schemas.addresses import PLAIN_OPTION, is_private_url, normal_url
+from schemas.addresses import PLAIN_OPTION, is_private_url
 
 app = typer.Typer(help="The tokens that nodes enrol with.", no_args_is_help=True)
 
 
 @app.command("create")
 def join_token_create(
-    tenant: Tenant = "default",
+    tenant: Tenant = None,
     ttl: Annotated[str, typer.Option(help="How long it is valid: 90s, 15m, 12h or 30d.")] = "1h",
     uses: Annotated[int, typer.Option(help="For how many nodes.")] = 1,
-    public_url: PublicUrl = DEFAULT_PUBLIC_URL,
+    public_url: PublicUrl = None,
     state_dir: StateDir = None,
 ) -> None:
     """Make a join token, and print it: a secret for the node."""
-    url = normal_url(public_url)
+    state = state_files(state_dir)
+    url, tenant_used = options.public_url(public_url, state), tenant_name(tenant, state)
     # The oldest root: the relay's certificate is issued by it.
     root = authority(state_dir).roots()[-1]
     try:
-        token = _tokens(state_dir).create(tenant, seconds(ttl), uses, root)
+        token = _tokens(state_dir).create(tenant_used, seconds(ttl), uses, root)
     except JoinError as error:
         fail(str(error), EXIT_USAGE)
+    keep_first(state, public_url=url if public_url else None, tenant=tenant)
     plain = "" if is_private_url(url) else f" {PLAIN_OPTION}"
     typer.echo(
-        f"join token {token.id} for tenant {tenant}. Put it on the node into a file of mode 0600, "
+        f"join token {token.id} for tenant {tenant_used}. Put it on the node into a file of mode 0600, "
         "and there type:\n"
         f"  kubelet enroll {url} --token-file FILE{plain}",
         err=True,

@@ -9,21 +9,21 @@ from typing import Annotated
 
 import typer
 
-from relay.cli import audit, backup, ca, join_tokens, stdio, tokens
+from relay.cli import audit, backup, ca, join_tokens, options, stdio, tokens
 from relay.cli.exits import EXIT_NO, EXIT_USAGE, fail
 from relay.cli.options import PublicUrl, StateDir, state_files
 from relay.config import (
     AGENT_BURST_S,
     DEFAULT_LISTEN,
-    DEFAULT_PUBLIC_URL,
     PER_AGENT,
     EnvelopeMode,
     ExternalIssuerConfig,
     RelayConfig,
     TlsFiles,
 )
+from relay.kept_settings import KeptSettings, read_kept, write_kept
 from relay.rate_limits import Allowance
-from schemas.addresses import PLAIN_OPTION, normal_url, parse_broker, parse_host_port
+from schemas.addresses import PLAIN_OPTION, parse_broker, parse_host_port
 from schemas.error_roots import OperatorError
 
 app = typer.Typer(
@@ -44,8 +44,10 @@ ca.app.command("restore")(backup.ca_restore)
 
 @app.command()
 def run(
-    broker: Annotated[str, typer.Option(metavar="HOST:PORT", help="The MQTT broker.")],
-    public_url: PublicUrl = DEFAULT_PUBLIC_URL,
+    broker: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="The MQTT broker. Default: as given before.")
+    ] = None,
+    public_url: PublicUrl = None,
     listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where to serve.")] = DEFAULT_LISTEN,
     jwks: Annotated[
         str | None, typer.Option(metavar="URL", help="The keys of another issuer of agents' tokens.")
@@ -92,11 +94,17 @@ def run(
     """Run the relay."""
     from relay.cli.serve import serve  # noqa: PLC0415 - the server's parts, for this command alone
 
-    url = normal_url(public_url)
+    state = state_files(state_dir)
+    url = options.public_url(public_url, state)
+    kept = read_kept(state.settings)
+    if broker is None:
+        # Kept together: the way of nodes to another broker is no way to this one.
+        broker, node_broker = kept.broker, node_broker or kept.node_broker
+    if broker is None:
+        fail("name the MQTT broker with --broker HOST:PORT; it is kept for later starts", EXIT_USAGE)
     if (jwks is None) != (issuer is None):
         fail("--jwks and --issuer go together: the URL of the keys, and their issuer", EXIT_USAGE)
     external = None if jwks is None or issuer is None else ExternalIssuerConfig.parse(issuer, jwks, url)
-    state = state_files(state_dir)
     if tls_own and (tls_certificate or tls_key):
         fail("--tls-own and --tls-certificate exclude each other", EXIT_USAGE)
     config = RelayConfig(
@@ -115,6 +123,7 @@ def run(
         envelope_mode=envelope,
         per_agent=Allowance(agent_rps, agent_rps * AGENT_BURST_S, agent_concurrency),
     )
+    write_kept(state.settings, KeptSettings(url, broker, node_broker, kept.tenant))
     serve(config)
 
 

@@ -6,6 +6,7 @@ Must not contain what a command does.
 import os
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
@@ -13,13 +14,23 @@ from typing import Annotated
 import typer
 
 from relay.cli.exits import EXIT_USAGE, fail
-from relay.config import StateFiles, default_state_dir
+from relay.config import DEFAULT_PUBLIC_URL, DEFAULT_TENANT, StateFiles, default_state_dir
+from relay.kept_settings import read_kept, write_kept
+from schemas.addresses import normal_url
 from schemas.text import printable
 
 StateDir = Annotated[Path | None, typer.Option("--state-dir", help="The relay's state directory.")]
-Tenant = Annotated[str, typer.Option(help="The tenant.")]
+Tenant = Annotated[
+    str | None, typer.Option(help="The tenant. Default: the first that a command was given, else `default`.")
+]
 PublicUrl = Annotated[
-    str, typer.Option("--public-url", metavar="URL", help="The URL of the relay for nodes and agents.")
+    str | None,
+    typer.Option(
+        "--public-url",
+        metavar="URL",
+        help="The URL of the relay for nodes and agents. Default: as given before, "
+        f"else {DEFAULT_PUBLIC_URL}.",
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
@@ -27,6 +38,24 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")
 def state_files(state_dir: Path | None) -> StateFiles:
     """Return the state directory that was named, or the usual one."""
     return StateFiles(state_dir or default_state_dir(Path.home(), is_root=os.geteuid() == 0))
+
+
+def public_url(given: str | None, state: StateFiles) -> str:
+    """Return the relay's URL: the one given here, else the one that is kept, else the default."""
+    return normal_url(given or read_kept(state.settings).public_url or DEFAULT_PUBLIC_URL)
+
+
+def tenant_name(given: str | None, state: StateFiles) -> str:
+    """Return the tenant: the one given here, else the one that is kept, else the default."""
+    return given or read_kept(state.settings).tenant or DEFAULT_TENANT
+
+
+def keep_first(state: StateFiles, **given: str | None) -> None:
+    """Keep what a command was given and has used, where nothing is kept yet: the first one is the default."""
+    kept = read_kept(state.settings)
+    new = {name: value for name, value in given.items() if value and getattr(kept, name) is None}
+    if new:
+        write_kept(state.settings, replace(kept, **new))
 
 
 def seconds(text: str) -> int:

@@ -1,22 +1,37 @@
 """``relay token``: agents' bearer tokens.
 
-Must not print anything but the token itself on standard output.
+Must not print anything but the token itself on standard output, except for lists.
 """
 
+import json
 import os
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from relay.auth.agent_tokens import TokenIssuer, TokenOptionError
+from relay.auth.issued_tokens import IssuedToken, IssuedTokens
 from relay.auth.permissions import SCOPES
 from relay.auth.revoked_tokens import RevokedTokens, is_jti
-from relay.cli.exits import EXIT_USAGE, fail
-from relay.cli.options import PublicUrl, StateDir, Tenant, seconds, state_files
+from relay.cli import options
+from relay.cli.exits import EXIT_CANNOT_RUN, EXIT_NO, EXIT_USAGE, fail
+from relay.cli.options import (
+    AsJson,
+    PublicUrl,
+    StateDir,
+    Tenant,
+    keep_first,
+    seconds,
+    show_table,
+    state_files,
+    tenant_name,
+    utc,
+)
 from relay.clock import now_ms
-from relay.config import DEFAULT_PUBLIC_URL
-from relay.key_files import load_or_create_key
-from schemas.addresses import mcp_url, normal_url
+from relay.config import StateFiles
+from relay.key_files import read_key
+from schemas.addresses import mcp_url
 from schemas.registry import SchemaRegistry
 from schemas.text import printable
 from schemas.ulids import UlidSource
@@ -27,46 +42,104 @@ app = typer.Typer(help="Agents' bearer tokens.", no_args_is_help=True)
 @app.command("issue")
 def token_issue(
     sub: Annotated[str, typer.Option(help="The agent; it is recorded in the audit.")],
-    tenant: Tenant = "default",
+    tenant: Tenant = None,
     scope: Annotated[
         list[str] | None, typer.Option(help="What it allows; repeat. Default: tools:call:read_only.")
     ] = None,
-    ttl: Annotated[str, typer.Option(help="How long it is valid: 90s, 15m, 12h or 30d.")] = "12h",
-    public_url: PublicUrl = DEFAULT_PUBLIC_URL,
+    ttl: Annotated[str, typer.Option(help="How long it is valid: 90s, 15m, 12h or 30d.")] = "30d",
+    public_url: PublicUrl = None,
     state_dir: StateDir = None,
 ) -> None:
     """Sign a token for an agent, and print it; by its jti it can be revoked."""
     scopes = scope or ["tools:call:read_only"]
     if unknown := [name for name in scopes if name not in SCOPES]:
         fail(f"no such scope: {printable(unknown[0])}; there are {', '.join(SCOPES)}", EXIT_USAGE)
-    url = normal_url(public_url)
-    issuer = TokenIssuer(
-        load_or_create_key(state_files(state_dir).token_key, os.urandom), url, mcp_url(url), SchemaRegistry()
+    state, now, lifetime_s = _state(state_dir), now_ms(), seconds(ttl)
+    url = options.public_url(public_url, state)
+    issued = IssuedToken(
+        jti=UlidSource(lambda: now, os.urandom).new(),
+        tenant=tenant_name(tenant, state),
+        sub=sub,
+        scopes=tuple(scopes),
+        audience=mcp_url(url),
+        issued_at_ms=now,
+        expires_at_ms=now + lifetime_s * 1000,
     )
-    now = now_ms()
-    jti = UlidSource(lambda: now, os.urandom).new()
     try:
-        token = issuer.issue(
+        token = TokenIssuer(read_key(state.token_key), url, issued.audience, SchemaRegistry()).issue(
             sub=sub,
-            tenant=tenant,
+            tenant=issued.tenant,
             scopes=scopes,
             now_s=now // 1000,
-            ttl_s=seconds(ttl),
-            jti=jti,
+            ttl_s=lifetime_s,
+            jti=issued.jti,
         )
     except TokenOptionError as error:
         fail(f"--sub, --tenant or --ttl is malformed: {error}", EXIT_USAGE)
-    typer.echo(f"jti {jti}", err=True)
+    IssuedTokens(state.issued_tokens).add(issued)
+    keep_first(state, public_url=url if public_url else None, tenant=tenant)
+    typer.echo(
+        f"jti {issued.jti}: {sub} of tenant {issued.tenant}, for {issued.audience}, "
+        f"until {utc(issued.expires_at_ms)} UTC",
+        err=True,
+    )
     typer.echo(token)
+
+
+@app.command("list")
+def token_list(as_json: AsJson = False, state_dir: StateDir = None) -> None:
+    """Show every token that this relay has issued, without the token itself, and its state."""
+    state, now = _state(state_dir), now_ms()
+    tokens = IssuedTokens(state.issued_tokens).all().values()
+    revoked = RevokedTokens(state.revoked_tokens).jtis()
+    if as_json:
+        typer.echo(json.dumps([{**token.facts(), "state": token.state(revoked, now)} for token in tokens]))
+        return
+    show_table(
+        ("JTI", "TENANT", "AGENT", "SCOPES", "EXPIRES (UTC)", "STATE"),
+        [
+            (
+                token.jti,
+                token.tenant,
+                token.sub,
+                " ".join(token.scopes),
+                utc(token.expires_at_ms),
+                token.state(revoked, now),
+            )
+            for token in tokens
+        ],
+    )
 
 
 @app.command("revoke")
 def token_revoke(
     jti: Annotated[str, typer.Argument(metavar="JTI", help="The token's id: its claim jti.")],
+    foreign: Annotated[
+        bool, typer.Option("--foreign", help="The token is of another issuer, or older than the list.")
+    ] = False,
     state_dir: StateDir = None,
 ) -> None:
-    """Revoke a token of any issuer; a running relay rejects it within a second."""
+    """Revoke a token; a running relay rejects it within a second."""
     if not is_jti(jti):
         fail(f"{printable(jti)!r} is not a jti: 1 to 128 printable ASCII characters", EXIT_USAGE)
-    RevokedTokens(state_files(state_dir).revoked_tokens).revoke(jti, now_ms())
+    state = _state(state_dir)
+    if not foreign and jti not in IssuedTokens(state.issued_tokens).all():
+        fail(
+            f"this relay has issued no token with the jti {printable(jti)!r}: see `relay token list`; "
+            "for one of another issuer add --foreign",
+            EXIT_NO,
+        )
+    RevokedTokens(state.revoked_tokens).revoke(jti, now_ms())
     typer.echo(f"revoked {jti}", err=True)
+
+
+def _state(state_dir: Path | None) -> StateFiles:
+    """Return the state of a relay that exists. Only `relay ca init` and `relay run` make its keys."""
+    state = state_files(state_dir)
+    if not state.token_key.exists():
+        fail(
+            f"{state.root} has no key for tokens: name the relay's state with --state-dir, "
+            "or begin with `relay ca init`",
+            EXIT_CANNOT_RUN,
+        )
+    return state

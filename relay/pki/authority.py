@@ -11,6 +11,7 @@ from pathlib import Path
 
 from nacl.signing import SigningKey
 
+from relay.config import DEFAULT_TENANT
 from relay.ledger import Entry, Ledger, LedgerError
 from relay.pki.certificate_builder import make_crl
 from relay.pki.errors import (
@@ -30,7 +31,6 @@ from schemas.text import printable
 from schemas.ulids import UlidSource
 
 MAX_OVERLAP_DAYS = 3650
-DEFAULT_TENANT = "default"
 _DAY_MS = 86_400_000
 _SEED_BYTES = 32
 # More than answers that were lost on the way can explain; each is an entry that stays.

@@ -1,12 +1,12 @@
 import asyncio
 import json
-import os
 import signal
 import stat
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from relay.auth.agent_tokens import key_id
 from relay.auth.revoked_tokens import RevokedTokens
 from relay.cli.entry import main
 from relay.http.listener import bind
-from relay.key_files import load_or_create_key
+from relay.key_files import read_key
 from schemas.addresses import PLAIN_OPTION, HostPort
 from schemas.certificates import make_csr, verify_leaf
 from schemas.enrolment import JoinToken
@@ -510,6 +510,7 @@ def test_join_tokens_that_others_can_read_are_not_used(relay: Relay, state: Path
 def test_token_issue_prints_the_token_alone_and_says_besides_by_what_it_can_be_revoked(
     relay: Relay, state: Path, registry: SchemaRegistry
 ) -> None:
+    relay("ca", "init")
     outcome = relay(
         *("token", "issue", "--sub", "agent-1", "--tenant", "acme", "--ttl", "2h"),
         *("--scope", "tools:call:read_only", "--scope", "sessions:message"),
@@ -519,7 +520,7 @@ def test_token_issue_prints_the_token_alone_and_says_besides_by_what_it_can_be_r
     token = outcome.out.removesuffix("\n")
     assert token.count(".") == 2
     assert mode(state / "token.key") == 0o600
-    public_key = bytes(load_or_create_key(state / "token.key", os.urandom).verify_key)
+    public_key = bytes(read_key(state / "token.key").verify_key)
     claims = TokenVerifier(registry, AGENT_REF).verify(
         token,
         {key_id(public_key): public_key}.get,
@@ -529,21 +530,95 @@ def test_token_issue_prints_the_token_alone_and_says_besides_by_what_it_can_be_r
     assert (claims["iss"], claims["sub"], claims["tenant"]) == ("https://relay.example", "agent-1", "acme")
     assert claims["scope"] == "tools:call:read_only sessions:message"
     assert claims["exp"] - claims["iat"] == 7200
-    assert outcome.err == f"jti {claims['jti']}\n"
+    until = datetime.fromtimestamp(claims["exp"], UTC).strftime("%Y-%m-%d %H:%M")
+    facts = f"agent-1 of tenant acme, for https://relay.example/mcp, until {until} UTC"
+    assert outcome.err == f"jti {claims['jti']}: {facts}\n"
+
+
+def test_a_token_lasts_thirty_days_unless_told(relay: Relay) -> None:
+    relay("ca", "init")
+    claims = json.loads(from_base64url(relay("token", "issue", "--sub", "agent-1").out.split(".")[1]))
+    assert claims["exp"] - claims["iat"] == 30 * 86_400
+
+
+@pytest.mark.parametrize("command", [["issue", "--sub", "agent-1"], ["list"], ["revoke", "a-jti"]])
+def test_no_command_for_tokens_makes_a_key(relay: Relay, state: Path, command: list[str]) -> None:
+    outcome = relay("token", *command)
+    assert outcome.code == 3
+    assert "--state-dir" in outcome.error
+    assert not state.exists()
+
+
+def test_the_tokens_that_were_issued_are_listed_with_their_state(relay: Relay) -> None:
+    relay("ca", "init")
+    kept, revoked = (jti_of(relay("token", "issue", "--sub", name)) for name in ("agent-1", "agent-2"))
+    relay("token", "revoke", revoked)
+    listed = relay("token", "list", "--json")
+    assert {each["jti"]: (each["sub"], each["state"]) for each in json.loads(listed.out)} == {
+        kept: ("agent-1", "valid"),
+        revoked: ("agent-2", "revoked"),
+    }
+    header, *rows = relay("token", "list").out.splitlines()
+    assert header.split()[0] == "JTI"
+    assert [row.split()[0] for row in rows] == [kept, revoked]
+
+
+def test_an_issued_token_is_never_kept(relay: Relay, state: Path) -> None:
+    relay("ca", "init")
+    token = relay("token", "issue", "--sub", "agent-1").out.strip()
+    signature = token.rsplit(".", 1)[1]
+    assert not [
+        path for path in state.rglob("*") if path.is_file() and signature in path.read_text("latin-1")
+    ]
+    assert mode(state / "issued_tokens.jsonl") == 0o600
+
+
+def test_what_a_command_was_given_first_later_commands_need_not_be_given(relay: Relay) -> None:
+    relay("ca", "init")
+    relay("join-token", "create", "--tenant", "acme", "--public-url", "https://relay.example")
+    issued = relay("token", "issue", "--sub", "agent-1")
+    assert "tenant acme, for https://relay.example/mcp" in issued.err
+    other = relay(
+        "token", "issue", "--sub", "agent-1", "--tenant", "beta", "--public-url", "https://b.example"
+    )
+    assert "tenant beta, for https://b.example/mcp" in other.err
+    assert "tenant acme, for https://relay.example/mcp" in relay("token", "issue", "--sub", "agent-1").err
+
+
+def test_what_was_refused_is_not_kept(relay: Relay, state: Path) -> None:
+    relay("ca", "init")
+    relay("token", "issue", "--sub", "agent-1", "--tenant", "Not A Tenant")
+    assert not (state / "settings.json").exists()
+
+
+def test_a_relay_whose_broker_is_not_known_names_the_option(relay: Relay) -> None:
+    relay("ca", "init")
+    outcome = relay("run")
+    assert outcome.code == 2
+    assert "--broker" in outcome.error
+
+
+def jti_of(issued: Outcome) -> str:
+    return issued.err.removeprefix("jti ").partition(":")[0]
 
 
 def test_a_token_allows_reading_and_nothing_more_unless_told(relay: Relay) -> None:
+    relay("ca", "init")
     token = relay("token", "issue", "--sub", "agent-1").out
     claims = token.split(".")[1]
     assert json.loads(from_base64url(claims))["scope"] == "tools:call:read_only"
 
 
 def test_a_token_is_revoked_by_its_jti_once_and_for_all(relay: Relay, state: Path) -> None:
-    jti = relay("token", "issue", "--sub", "agent-1").err.removeprefix("jti ").strip()
+    relay("ca", "init")
+    jti = jti_of(relay("token", "issue", "--sub", "agent-1"))
     for _ in range(2):
         outcome = relay("token", "revoke", jti)
         assert (outcome.code, outcome.out, outcome.err) == (0, "", f"revoked {jti}\n")
-    relay("token", "revoke", "a foreign/jti=")
+    unknown = relay("token", "revoke", "a foreign/jti=")
+    assert unknown.code == 1
+    assert "--foreign" in unknown.error
+    relay("token", "revoke", "a foreign/jti=", "--foreign")
     file = state / "revoked_tokens.jsonl"
     assert RevokedTokens(file).jtis() == {jti, "a foreign/jti="}
     assert len(file.read_text().splitlines()) == 2
@@ -552,7 +627,7 @@ def test_a_token_is_revoked_by_its_jti_once_and_for_all(relay: Relay, state: Pat
 
 @pytest.mark.parametrize("jti", ["", "a\n", "caf\xe9", "\x1b[31m", "x" * 129])
 def test_what_is_no_jti_is_a_wrong_command_line(relay: Relay, state: Path, jti: str) -> None:
-    relay("token", "issue", "--sub", "agent-1")
+    relay("ca", "init")
     outcome = relay("token", "revoke", jti)
     assert outcome.code == 2
     assert outcome.error.isprintable()
@@ -581,6 +656,7 @@ def test_nothing_is_revoked_where_there_is_no_relay(relay: Relay, state: Path) -
 def test_a_token_that_cannot_be_is_a_wrong_command_line(
     relay: Relay, arguments: list[str], word: str
 ) -> None:
+    relay("ca", "init")
     outcome = relay("token", "issue", "--sub", "agent-1", *arguments)
     assert outcome.code == 2
     assert word in outcome.error
@@ -619,7 +695,9 @@ def test_what_is_missing_is_said_in_one_line(relay: Relay, arguments: list[str],
         pytest.param("token.key", b"no key", RUN, id="token key"),
         pytest.param("token.key", b"\xff", ["token", "issue", "--sub", "x"], id="token key, issuing"),
         pytest.param("revoked_tokens.jsonl", b"no entry\n", RUN, id="revoked tokens"),
-        pytest.param("revoked_tokens.jsonl", b'{"jti":1}\n', ["token", "revoke", "x"], id="revoking"),
+        pytest.param("revoked_tokens.jsonl", b'{"jti":1}\n', ["token", "list"], id="revoked tokens, listing"),
+        pytest.param("issued_tokens.jsonl", b'{"jti":1}\n', ["token", "revoke", "x"], id="issued tokens"),
+        pytest.param("settings.json", b"[]", RUN, id="settings"),
         pytest.param("ca/root.pem", b"no root", RUN, id="root"),
         pytest.param("ca/ledger.jsonl", b'{"action":"rev\n', RUN, id="ledger"),
         pytest.param("ca/ledger.jsonl", b"{}\n", ["ca", "list"], id="ledger, listing"),
