@@ -3,17 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from schemas.errors import (
-    CODES,
-    MAX_TEXT,
-    Canonical,
-    Failure,
-    Retry,
-    ToolError,
-    codes,
-    to_http_status,
-    to_jsonrpc_error,
-)
+from schemas.error_codes import Canonical, Retry
+from schemas.errors import CODES, MAX_TEXT, Failure, ToolError, codes, to_http_status, to_jsonrpc_error
 from schemas.registry import SchemaRegistry
 
 # Row for row: RFC-0001 code, canonical code, HTTP status, JSON-RPC code, remote-tool error, retryable.

@@ -8,7 +8,8 @@ from relay.auth.caller import Caller
 from relay.calls.access_log import AccessLog
 from relay.calls.call_record import CallAnswer, CallRecord, CallRequest
 from relay.calls.envelope import META_STEP_ID, META_TASK_ID, META_TRACEPARENT, Call
-from schemas.errors import Canonical, Failure, ToolError
+from schemas.error_codes import Canonical
+from schemas.errors import Failure, ToolError
 from schemas.lines import LineWriter
 from tests.fakes.callers import call_of, principal_of
 from tests.fakes.hub import Hub
