@@ -33,6 +33,7 @@ class CallerToolError(StrEnum):
     TOOL_UNKNOWN = "tool_unknown"
     INVALID = "invalid"
     OVER_CAPACITY = "over_capacity"
+    INTERNAL = "internal"
 
     @property
     def failure(self) -> Failure:
@@ -47,6 +48,7 @@ _FAILURES = {
     CallerToolError.TOOL_UNKNOWN: Failure.CALLER_TOOL_UNKNOWN,
     CallerToolError.INVALID: Failure.ARGUMENTS_INVALID,
     CallerToolError.OVER_CAPACITY: Failure.RATE_LIMITED,
+    CallerToolError.INTERNAL: Failure.INTERNAL,
 }
 
 

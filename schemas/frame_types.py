@@ -31,6 +31,14 @@ class FrameType(StrEnum):
 
     TELEMETRY_LEASE = "telemetry_lease", Role.RELAY, 2048, 4.0, 64.0
     TELEMETRY = "telemetry", Role.NODE, 64 * 1024, 4.0, 16.0
+    # Caller tools: a burst holds all sessions of a node, or all requests of its local agent, after a resume.
+    SESSION_OPEN = "session_open", Role.RELAY, 256 * 1024, 16.0, 256.0
+    SESSION_MESSAGE = "session_message", Role.RELAY, 256 * 1024, 16.0, 128.0
+    SESSION_END = "session_end", Role.RELAY, 1024, 64.0, 256.0
+    CALLER_TOOL_RESULT = "caller_tool_result", Role.RELAY, 256 * 1024, 500.0, 1024.0
+    SESSION_EVENT = "session_event", Role.NODE, 256 * 1024, 16.0, 128.0
+    CALLER_TOOL = "caller_tool", Role.NODE, 256 * 1024, 500.0, 1024.0
+    CALLER_TOOL_CANCEL = "caller_tool_cancel", Role.NODE, 1024, 500.0, 1024.0
 
     sender: Role
     max_bytes: int

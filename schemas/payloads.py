@@ -198,6 +198,7 @@ class SessionOpen(TypedDict):
     caller_id: str
     owner: str
     tools: list[CallerTool]
+    timeout_ms: NotRequired[int]
 
 
 class SessionText(TypedDict):

@@ -18,8 +18,8 @@ METER_IN_SCOPE = "edge.frame_meter"
 FRAMES_BEFORE_ADMISSION = 8.0
 FRAMES_PER_S = 20.0
 FRAMES_AT_ONCE = 120.0
+CREDIT_OF_A_COMMAND = 16.0
 _BYTES_LIKE_A_FRAME = 4096
-_CREDIT_OF_A_COMMAND = 16.0
 _MOST_CREDIT = 1024.0
 
 
@@ -43,9 +43,9 @@ class FrameMeter:
         """Apply the rate of a node from now on."""
         self._bucket = TokenBucket(FRAMES_PER_S, FRAMES_AT_ONCE, self._monotonic())
 
-    def expect_answer(self) -> None:
-        """Add credit for the answer to a command."""
-        self._credit = min(_MOST_CREDIT, self._credit + _CREDIT_OF_A_COMMAND)
+    def expect_answer(self, credit: float = CREDIT_OF_A_COMMAND) -> None:
+        """Add credit for what the node sends because of a frame of the relay; by default, for one command."""
+        self._credit = min(_MOST_CREDIT, self._credit + credit)
 
     def take(self, head: FrameHead) -> float:
         """Count a frame and return 0, or count nothing and return in how many seconds it may be parsed.

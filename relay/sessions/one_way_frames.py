@@ -7,11 +7,13 @@ bounded amount of memory. Must not know what a frame is for: its handler does.
 import asyncio
 from collections import deque
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from starlette.websockets import WebSocketDisconnect
 from structlog.typing import FilteringBoundLogger
 
+from relay.http.frame_meter import CREDIT_OF_A_COMMAND
 from relay.observability.metrics import Metrics
 from relay.routing.port import ConnectionHandler, FrameHandler, NodeRef
 from relay.sessions.connection import NodeConnection
@@ -24,6 +26,14 @@ from schemas.session import OverRateError, ProtocolError
 MAX_QUEUED_BYTES = 2 * MAX_FRAME_BYTES
 """How much waits for one node that does not read."""
 _UNREAD_RETRY_MS = 1000
+_CREDITS = MappingProxyType(
+    {
+        FrameType.SESSION_OPEN: 256.0,
+        FrameType.SESSION_MESSAGE: CREDIT_OF_A_COMMAND,
+        FrameType.CALLER_TOOL_RESULT: CREDIT_OF_A_COMMAND,
+    }
+)
+"""What a node may send besides its rate because of a frame: its local agent's requests and replies."""
 
 
 class OneWayFrames:
@@ -113,6 +123,8 @@ class _Queue:
             raise ToolError(Failure.RATE_LIMITED, retry_after_ms=retry_ms) from None
         except ProtocolError as error:
             raise ToolError(Failure.INTERNAL, "The frame does not fit its type.") from error
+        if (credit := _CREDITS.get(frame_type)) is not None:
+            self.connection.meter.expect_answer(credit)
         self._texts.append(text)
         self._bytes += len(text)
         if self._sending is None:

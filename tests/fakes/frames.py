@@ -17,6 +17,9 @@ COMMAND: Final[Cmd] = {
     "correlation_id": "01HZX9K3M4P7Q8R9S0T1V2W3XW",
 }
 
+SESSION_ID: Final = "gogol_20261122_021500_00c0ffee"
+REQUEST_ID: Final = "0d9c3f1e-5a7b-4c2d-8e6f-1a2b3c4d5e6f"
+
 PAYLOADS: Final[Mapping[str, Mapping[str, Any]]] = {
     "challenge": {"nonce": "n" * 43, "audience": "https://relay.example", "server_time_ms": NOW_MS},
     "auth": {
@@ -51,6 +54,24 @@ PAYLOADS: Final[Mapping[str, Mapping[str, Any]]] = {
     "bye": {"reason": "shutting_down"},
     "telemetry_lease": {"cap_id": "sysmetrics", "interval_ms": 1000, "include": ["cpu"], "ttl_ms": 30_000},
     "telemetry": {"cap_id": "sysmetrics", "sample": {"ts_ms": NOW_MS, "node_id": NODE_ID, "uptime_s": 1}},
+    "session_open": {
+        "session_id": SESSION_ID,
+        "caller_id": "ant",
+        "owner": "ab" * 32,
+        "tools": [{"name": "get_memory", "description": "Retrieve stored memories for context"}],
+        "timeout_ms": 60_000,
+    },
+    "session_message": {"session_id": SESSION_ID, "message": "Hello"},
+    "session_end": {"session_id": SESSION_ID, "reason": "ended"},
+    "session_event": {"session_id": SESSION_ID, "message": "Hello"},
+    "caller_tool": {
+        "session_id": SESSION_ID,
+        "request_id": REQUEST_ID,
+        "tool": "get_memory",
+        "arguments": {"about": "the weather"},
+    },
+    "caller_tool_cancel": {"session_id": SESSION_ID, "request_id": REQUEST_ID},
+    "caller_tool_result": {"session_id": SESSION_ID, "request_id": REQUEST_ID, "result": {"found": 2}},
 }
 
 REPLIES: Final = frozenset(

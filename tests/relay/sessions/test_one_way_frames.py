@@ -7,14 +7,18 @@ import pytest
 from starlette.applications import Starlette
 from starlette.routing import WebSocketRoute
 
+from relay.http.frame_meter import FRAMES_AT_ONCE, FrameMeter
 from relay.routing.port import NodeRef
 from relay.sessions.one_way_frames import MAX_QUEUED_BYTES, OneWayFrames
+from schemas.caller_tools import MAX_PENDING
 from schemas.errors import Failure, ToolError
 from schemas.frame_types import FrameType
 from schemas.frames import CONNECT_PATH, FrameReader
+from schemas.websocket_frames import FrameHead
 from tests.fakes.frames import PAYLOADS
 from tests.fakes.hub import Hub
 from tests.fakes.node_end import BOOT_ID, OTHER_BOOT_ID, NodeEnd
+from tests.fakes.seconds import Seconds
 from tests.fakes.serving import Server
 from tests.fakes.signer import NODE_ID, TENANT
 
@@ -157,3 +161,47 @@ async def test_what_waits_for_a_node_that_does_not_read_is_bounded(hub: Hub) -> 
     frames.lost(session)
     with pytest.raises(ToolError, match="E_NODE_OFFLINE"):
         frames.send(node.node_id, FrameType.TELEMETRY_LEASE, LEASE)
+
+
+@pytest.mark.parametrize(
+    ("type_", "at_least"),
+    [
+        (FrameType.SESSION_OPEN, MAX_PENDING),
+        (FrameType.SESSION_MESSAGE, 1),
+        (FrameType.CALLER_TOOL_RESULT, 1),
+        (FrameType.SESSION_END, 0),
+    ],
+)
+async def test_a_frame_that_a_local_agent_answers_lets_its_node_send_more(
+    hub: Hub, type_: FrameType, at_least: int
+) -> None:
+    class Connection:
+        """A connection that sends at once."""
+
+        is_open = True
+
+        def __init__(self) -> None:
+            self.meter = FrameMeter(Seconds())
+
+        def encoded(self, _type: str, _payload: Mapping[str, Any]) -> str:
+            return ""
+
+        async def send_text(self, _text: str) -> None:
+            return
+
+    def passing() -> int:
+        count = 0
+        while connection.meter.take(FrameHead(is_control=False, payload_bytes=0, head_bytes=6)) == 0:
+            count += 1
+        return count
+
+    frames, node = OneWayFrames(hub.metrics, hub.log), hub.ca.issue()
+    identity = hub.fleet.identify(node.node_id, node.leaf_pem)
+    session: Any = type("Session", (), {"identity": identity, "session_id": "S"})
+    connection: Any = Connection()
+    connection.meter.admit()
+    frames.connected(session, connection)
+    assert passing() == FRAMES_AT_ONCE
+    frames.send(node.node_id, type_, PAYLOADS[type_])
+    assert passing() >= at_least
+    frames.lost(session)
