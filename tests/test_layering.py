@@ -49,6 +49,18 @@ def test_the_node_runs_without_the_relays_dependencies() -> None:
 
 
 @pytest.mark.processes
+def test_the_guarded_client_runs_without_the_relays_server() -> None:
+    blocked = {"kubelet", "uvloop", "httptools", "prometheus_client", "pyrage"}
+    modules = [module for module in modules_of("relay") if ".remote_tools." in module]
+    wings = """
+others = [name for name in sys.modules if name.startswith("relay.") and not name.startswith("relay.remote")]
+assert not others, others
+"""
+    done = run_python(BLOCKED.format(blocked=blocked, modules=modules) + wings)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.processes
 @pytest.mark.parametrize(("package", "other"), [("relay", "kubelet"), ("kubelet", "relay")])
 def test_the_relay_and_the_node_do_not_import_each_other(package: str, other: str) -> None:
     done = run_python(BLOCKED.format(blocked={other}, modules=modules_of(package)))
@@ -61,8 +73,14 @@ def test_the_daemon_does_not_load_the_certificate_library() -> None:
     assert run_python(loaded).returncode == 0
 
 
+LIBRARY = ROOT / "relay" / "remote_tools" / "__init__.py"
+"""The one package that other programs import by its name."""
+
 PACKAGES = sorted(
-    file for name in ("schemas", "kubelet", "relay") for file in (ROOT / name).rglob("__init__.py")
+    file
+    for name in ("schemas", "kubelet", "relay")
+    for file in (ROOT / name).rglob("__init__.py")
+    if file != LIBRARY
 )
 
 

@@ -1,0 +1,52 @@
+"""The agent runtime's side of remote tools: a guarded client for any MCP server.
+
+Usable alone, with the extra ``[client]``. Must not import the relay's server parts or other wings.
+"""
+
+from relay.remote_tools.audit import AuditFailedError, AuditRecord, AuditSink, JsonLines
+from relay.remote_tools.client import RemoteTools, Surroundings, Surveyed
+from relay.remote_tools.contracts import Risk, RiskSource, ToolContract, ToolRule
+from relay.remote_tools.errors import (
+    Reason,
+    RemoteToolError,
+    ToolInvalidArguments,
+    ToolNotFound,
+    ToolProviderFailure,
+    ToolTimeout,
+    ToolUnauthorized,
+)
+from relay.remote_tools.execution import ToolResult
+from relay.remote_tools.permissions import Budget, Permissions
+from relay.remote_tools.redaction import Redaction
+from relay.remote_tools.retries import RetryPolicy
+from relay.remote_tools.servers import BearerToken, ClientCredentials, HttpServer, StdioServer
+
+__all__ = [
+    "AuditFailedError",
+    "AuditRecord",
+    "AuditSink",
+    "BearerToken",
+    "Budget",
+    "ClientCredentials",
+    "HttpServer",
+    "JsonLines",
+    "Permissions",
+    "Reason",
+    "Redaction",
+    "RemoteToolError",
+    "RemoteTools",
+    "RetryPolicy",
+    "Risk",
+    "RiskSource",
+    "StdioServer",
+    "Surroundings",
+    "Surveyed",
+    "ToolContract",
+    "ToolInvalidArguments",
+    "ToolNotFound",
+    "ToolProviderFailure",
+    "ToolResult",
+    "ToolRule",
+    "ToolTimeout",
+    "ToolUnauthorized",
+]

@@ -1,0 +1,152 @@
+"""The tools that a server lists, each with its contract and whether it can be used.
+
+A tool whose schema cannot be used, that is listed twice, or that is not verified is refused by itself; the
+others remain. Must not decide who may call.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from mcp.shared.exceptions import MCPError
+from mcp_types import PaginatedRequestParams, Tool
+
+from relay.remote_tools.connection import Connection
+from relay.remote_tools.contracts import ContractTerms, ToolContract, Verified, surface_of
+from relay.remote_tools.manifests import ManifestVerifier, UnverifiedToolError
+from relay.remote_tools.pins import Change, Pins, Surface
+from relay.remote_tools.tool_schemas import UnusableSchemaError, ValueCheck, compiled
+from schemas.error_roots import PeerError
+
+MAX_PAGES = 100
+MAX_TOOLS = 10_000
+_LONGEST_NAME = 256
+
+
+class ListingError(PeerError):
+    """The list of tools exceeds a limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One listed tool.
+
+    Attributes:
+        contract: what a call is checked against.
+        surface: what a pin remembers.
+        verified: what its node has signed, if that was asked for.
+        manifest_fault: why it is not verified; None if it is, or need not be.
+        schema_fault: why it cannot be called whatever the arguments.
+        arguments, result: the compiled schemas, if there is no ``schema_fault``.
+    """
+
+    contract: ToolContract
+    surface: Surface
+    verified: Verified | None
+    manifest_fault: str | None
+    schema_fault: str | None
+    arguments: ValueCheck | None
+    result: ValueCheck | None
+
+
+class Catalogue:
+    """The tools of one server, listed when first needed and again after ``stale()``."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        terms: ContractTerms,
+        pins: Pins | None,
+        verifier: ManifestVerifier | None,
+    ) -> None:
+        self._connection = connection
+        self._terms = terms
+        self._pins = pins
+        self._verifier = verifier
+        self._entries: Mapping[str, Entry] | None = None
+
+    def stale(self) -> None:
+        """List again before the next call: the server announced a change."""
+        self._entries = None
+
+    def known(self, name: str, now_ms: int) -> Entry | None:
+        """Return the tool ``name`` if it was listed and its verification has not ended."""
+        entry = self._entries.get(name) if self._entries is not None else None
+        if entry is None or (entry.verified is not None and now_ms >= entry.verified.good_until_ms):
+            return None
+        return entry
+
+    async def entries(self) -> Mapping[str, Entry]:
+        """List the tools again, and return them by name.
+
+        Raises:
+            NotConnectedError: there is no connection.
+            MCPError: the server does not list them.
+            ListingError: it lists too many.
+        """
+        tools = await self._listed()
+        if self._verifier is not None:
+            self._verifier.forget()
+        counts = Counter(tool.name for tool in tools)
+        self._entries = {
+            tool.name: await self._entry(tool, doubled=counts[tool.name] > 1)
+            for tool in tools
+            if len(tool.name) <= _LONGEST_NAME
+        }
+        return self._entries
+
+    def changes(self, entry: Entry) -> tuple[Change, ...]:
+        """Return how the tool differs from its pin."""
+        return self._pins.changes(entry.contract.name, entry.surface) if self._pins is not None else ()
+
+    def remember(self, *entries: Entry) -> None:
+        """Pin tools at their first use."""
+        if self._pins is not None:
+            self._pins.remember({entry.contract.name: entry.surface for entry in entries})
+
+    def accept(self, entry: Entry) -> None:
+        """Pin the tool as it is now."""
+        if self._pins is not None:
+            self._pins.accept(entry.contract.name, entry.surface)
+
+    async def _listed(self) -> list[Tool]:
+        session = await self._connection.session()
+        tools: list[Tool] = []
+        cursor: str | None = None
+        for _ in range(MAX_PAGES):
+            page = await session.list_tools(params=PaginatedRequestParams(cursor=cursor) if cursor else None)
+            tools += page.tools
+            cursor = page.next_cursor
+            if len(tools) > MAX_TOOLS:
+                raise ListingError(f"the server lists more than {MAX_TOOLS} tools")
+            if cursor is None:
+                return tools
+        raise ListingError(f"the server lists more than {MAX_PAGES} pages of tools")
+
+    async def _entry(self, tool: Tool, *, doubled: bool) -> Entry:
+        verified, manifest_fault = await self._verify(tool)
+        arguments, result, schema_fault = None, None, None
+        try:
+            arguments = compiled(tool.input_schema)
+            result = compiled(tool.output_schema) if tool.output_schema is not None else None
+        except UnusableSchemaError as error:
+            schema_fault = str(error)
+        return Entry(
+            contract=self._terms.contract(tool, verified),
+            surface=surface_of(tool),
+            verified=verified,
+            manifest_fault=manifest_fault,
+            schema_fault="the server lists this name twice" if doubled else schema_fault,
+            arguments=arguments,
+            result=result,
+        )
+
+    async def _verify(self, tool: Tool) -> tuple[Verified | None, str | None]:
+        if self._verifier is None:
+            return None, None
+        try:
+            return await self._verifier.verified(tool, await self._connection.session()), None
+        except UnverifiedToolError as error:
+            return None, str(error)
+        except MCPError:
+            return None, "the server does not show the node's manifest and identity"

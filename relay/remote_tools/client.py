@@ -1,0 +1,273 @@
+"""``RemoteTools``: what an agent runtime puts in front of an MCP server.
+
+No call leaves unvalidated, unpermitted, uncorrelated or unaudited: ``execute`` checks in a fixed order, and
+sends nothing of a call before every check has passed. Must not keep arguments or results.
+"""
+
+import asyncio
+import os
+import random
+import re
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from mcp.shared.dispatcher import ProgressFnT
+from mcp.shared.exceptions import MCPError
+from pydantic import ValidationError
+
+from relay.remote_tools.admission import Admission
+from relay.remote_tools.audit import AuditSink, CallAudit, JsonLines, Recorded
+from relay.remote_tools.catalogue import Catalogue, Entry, ListingError
+from relay.remote_tools.connection import Connection, NotConnectedError
+from relay.remote_tools.contracts import ContractTerms, ToolContract, ToolRule
+from relay.remote_tools.errors import (
+    Reason,
+    RemoteToolError,
+    ToolNotFound,
+    ToolProviderFailure,
+    ToolTimeout,
+)
+from relay.remote_tools.execution import Execution, RemoteCall, ToolResult
+from relay.remote_tools.failures import FailureTable, of_garbage
+from relay.remote_tools.http_client import WireAttempt
+from relay.remote_tools.manifests import ManifestVerifier
+from relay.remote_tools.permissions import Budget, Meter, Permissions
+from relay.remote_tools.pins import Pins
+from relay.remote_tools.redaction import Redaction
+from relay.remote_tools.retries import RetryPolicy
+from relay.remote_tools.servers import HttpServer, Server
+from schemas.text import printable
+from schemas.ulids import UlidSource
+
+_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_TRACEPARENT = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """Time, randomness and waiting, which a test replaces."""
+
+    now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000
+    monotonic: Callable[[], float] = time.monotonic
+    random_bytes: Callable[[int], bytes] = os.urandom
+    chance: Callable[[], float] = random.random
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+
+
+@dataclass(frozen=True, slots=True)
+class Surveyed:
+    """A listed tool, and why a call of it would be refused whatever its arguments; None if it would not."""
+
+    contract: ToolContract
+    refusal: RemoteToolError | None
+
+
+class RemoteTools:
+    """The tools of one MCP server, behind this caller's own checks.
+
+        async with RemoteTools("https://relay.example/mcp", audit=Path("calls.jsonl"),
+                               permissions=Permissions(allow=("sysecho.*",))) as tools:
+            result = await tools.execute("sysecho.01hz....echo.invoke", {"message": "ping"})
+
+    Args:
+        server: the URL of a server over Streamable HTTP, or an ``HttpServer`` or ``StdioServer``.
+        audit: a file that records are appended to, or a function that takes each.
+        permissions: what may be called; by default nothing.
+        rules: what the operator states of tools: risk, idempotence, deadline, scopes.
+        budget: how many calls may be made.
+        pins: the file that remembers each tool as it was at its first use.
+        verify_manifests: the PEM file of the root of this project's nodes: a tool whose signed manifest
+            cannot be verified with it is refused.
+        trust_annotations: whether the server's own statements may lower a risk, and permit repetition.
+        redaction: the rules by which arguments and results are recorded; by default they are not.
+        retries: how a call of an idempotent tool is repeated.
+        deadline_s: the longest that a call may take whose contract states nothing else.
+        mode: the protocol era, as ``mcp.Client`` has it.
+
+    Raises:
+        OperatorError, StateError, OSError: the URL, the pins or the root cannot be used.
+    """
+
+    def __init__(  # noqa: PLR0913 - what an operator decides
+        self,
+        server: str | Server,
+        *,
+        audit: Path | AuditSink,
+        permissions: Permissions | None = None,
+        rules: Sequence[ToolRule] = (),
+        budget: Budget | None = None,
+        pins: Path | None = None,
+        verify_manifests: Path | None = None,
+        trust_annotations: bool = False,
+        redaction: Redaction | None = None,
+        retries: RetryPolicy | None = None,
+        deadline_s: float | None = None,
+        mode: str = "auto",
+        surroundings: Surroundings | None = None,
+    ) -> None:
+        around = surroundings or Surroundings()
+        server = HttpServer(server) if isinstance(server, str) else server
+        self._around = around
+        self._ulids = UlidSource(around.now_ms, around.random_bytes)
+        sink = JsonLines(audit) if isinstance(audit, Path) else audit
+        self._audit = CallAudit(sink, redaction, around.now_ms)
+        self._failures = FailureTable(redaction or Redaction())
+        self._connection = Connection(server, self._on_change, mode)
+        self._catalogue = Catalogue(
+            self._connection,
+            ContractTerms(rules, trust_annotations=trust_annotations, deadline_s=deadline_s),
+            Pins(pins, server.name) if pins is not None else None,
+            ManifestVerifier(verify_manifests, around.now_ms) if verify_manifests is not None else None,
+        )
+        meter = Meter(budget or Budget(), around.monotonic)
+        self._admission = Admission(permissions or Permissions(), meter, self._catalogue)
+        self._execution = Execution(
+            connection=self._connection,
+            audit=self._audit,
+            failures=self._failures,
+            retries=retries or RetryPolicy(),
+            new_id=self._ulids.new,
+            monotonic=around.monotonic,
+            chance=around.chance,
+            sleep=around.sleep,
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connection. The next call would open it again."""
+        await self._connection.close()
+
+    async def list_tools(self, *, deadline_s: float = 30.0) -> list[ToolContract]:
+        """List the tools that may be called, and pin those that are new: what a model may be shown.
+
+        Raises:
+            RemoteToolError: the server did not list them.
+        """
+        entries = await self._listed(deadline_s)
+        usable = [entry for entry in entries.values() if self._admission.refusal(entry) is None]
+        self._catalogue.remember(*usable)
+        return [entry.contract for entry in usable]
+
+    async def survey(self, *, deadline_s: float = 30.0) -> list[Surveyed]:
+        """List every tool, and why it would be refused. For an operator: nothing is pinned.
+
+        Raises:
+            RemoteToolError: the server did not list them.
+        """
+        entries = await self._listed(deadline_s)
+        return [Surveyed(entry.contract, self._admission.refusal(entry)) for entry in entries.values()]
+
+    async def accept(self, name: str, *, deadline_s: float = 30.0) -> ToolContract:
+        """Pin the tool ``name`` as the server lists it now.
+
+        Raises:
+            RemoteToolError: the server did not list it.
+        """
+        entry = (await self._listed(deadline_s)).get(name)
+        if entry is None:
+            raise _not_listed(name)
+        self._catalogue.accept(entry)
+        return entry.contract
+
+    async def execute(  # noqa: PLR0913 - what a caller may state of a call
+        self,
+        name: str,
+        arguments: Mapping[str, Any] | None = None,
+        *,
+        deadline_s: float | None = None,
+        correlation_id: str | None = None,
+        traceparent: str | None = None,
+        on_progress: ProgressFnT | None = None,
+    ) -> ToolResult:
+        """Call the tool ``name``.
+
+        ``deadline_s`` shortens the contract's; ``correlation_id`` and ``traceparent`` are made if they are
+        absent or malformed.
+
+        Raises:
+            RemoteToolError: the call was refused or has failed.
+            AuditFailedError: it could not be recorded.
+        """
+        arguments = {} if arguments is None else arguments
+        if correlation_id is None or not _ID.fullmatch(correlation_id):
+            correlation_id = self._ulids.new()
+        began_at = asyncio.get_running_loop().time()
+        try:
+            self._admission.check_name(name)
+            entry = await self._entry(name, deadline_s)
+            self._admission.check_call(entry, arguments)
+        except RemoteToolError as error:
+            error.correlation_id = correlation_id
+            self._audit.refused(Recorded(correlation_id, name), error.reason, arguments)
+            raise
+        self._catalogue.remember(entry)
+        longest_s = entry.contract.deadline_s
+        call = RemoteCall(
+            name,
+            arguments,
+            correlation_id,
+            self._traceparent(traceparent),
+            began_at + (longest_s if deadline_s is None else min(deadline_s, longest_s)),
+            on_progress,
+        )
+        return await self._execution.run(call, entry)
+
+    async def _entry(self, name: str, deadline_s: float | None) -> Entry:
+        known = self._catalogue.known(name, self._around.now_ms())
+        if known is None:
+            known = (await self._listed(deadline_s or 30.0)).get(name)
+        if known is None:
+            raise _not_listed(name)
+        return known
+
+    async def _listed(self, deadline_s: float) -> Mapping[str, Entry]:
+        try:
+            async with asyncio.timeout(deadline_s):
+                return await self._catalogue.entries()
+        except TimeoutError:
+            raise ToolTimeout(
+                "The server did not list its tools within the deadline.",
+                reason=Reason.DEADLINE,
+                suggested_fix="Check that the server is running, or allow more time.",
+                retryable=True,
+            ) from None
+        except NotConnectedError as error:
+            raise self._failures.of_connecting(error) from error
+        except MCPError as error:
+            failure = self._failures.of_jsonrpc(error, WireAttempt(), idempotent=True)
+            failure.may_have_run = False
+            raise failure from None
+        except ValidationError:
+            raise of_garbage() from None
+        except ListingError as error:
+            raise ToolProviderFailure(
+                str(error), reason=Reason.TOO_LARGE, suggested_fix="Use a server that lists fewer tools."
+            ) from None
+
+    def _traceparent(self, given: str | None) -> str:
+        if given is not None and _TRACEPARENT.fullmatch(given):
+            return given
+        random_bytes = self._around.random_bytes
+        return f"00-{random_bytes(16).hex()}-{random_bytes(8).hex()}-01"
+
+    def _on_change(self) -> None:
+        self._catalogue.stale()
+
+
+def _not_listed(name: str) -> ToolNotFound:
+    return ToolNotFound(
+        f"The server lists no tool {printable(name, 128)}.",
+        reason=Reason.UNLISTED,
+        suggested_fix="List the tools and use a name from that list.",
+    )

@@ -1,0 +1,72 @@
+"""Removes secrets from what is recorded of a call, by the names of members and by patterns.
+
+Applied to the arguments and results in audit records, and to every text of a server that an error contains.
+Must not be the only protection of a secret: a pattern misses what it does not describe.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from schemas.text import printable
+
+REDACTED = "[redacted]"
+DEFAULT_KEYS = (
+    "password",
+    "passwd",
+    "secret",
+    "token",
+    "api_key",
+    "apikey",
+    "authorization",
+    "cookie",
+    "private",
+)
+DEFAULT_PATTERNS = (
+    re.compile(r"eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{4,}(\.[A-Za-z0-9_-]*)?"),  # a JWT
+    re.compile(r"(?i)\b(?:bearer|basic)\s+[A-Za-z0-9._~+/=-]{8,}"),
+    re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|$)", re.DOTALL),
+    re.compile(r"\b(?:ghp|gho|ghs|sk|xoxb|xoxp|AKIA)[-_A-Za-z0-9]{16,}"),
+)
+
+_MAX_TEXT = 2048
+_MAX_DEPTH = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Redaction:
+    """The rules. A member whose name contains one of ``keys``, in any case, has its value replaced."""
+
+    keys: Sequence[str] = DEFAULT_KEYS
+    patterns: Sequence[re.Pattern[str]] = DEFAULT_PATTERNS
+
+    def text(self, text: str, limit: int = _MAX_TEXT) -> str:
+        """Return ``text`` printable, cut to ``limit`` characters, and without what the patterns match."""
+        # Cut first, so that a hostile megabyte costs no more than a line; what the cut leaves of a secret at
+        # the end is matched by its beginning.
+        shown = text[: 2 * limit]
+        for pattern in self.patterns:
+            shown = pattern.sub(REDACTED, shown)
+        return printable(shown, limit)
+
+    def value(self, value: object, depth: int = 0) -> Any:
+        """Return the JSON ``value`` redacted."""
+        if depth > _MAX_DEPTH:
+            return REDACTED
+        if isinstance(value, str):
+            return self.text(value)
+        if isinstance(value, Mapping):
+            return {
+                printable(str(name), 128): REDACTED
+                if self._is_secret(str(name))
+                else self.value(item, depth + 1)
+                for name, item in value.items()
+            }
+        if isinstance(value, list | tuple):
+            return [self.value(item, depth + 1) for item in value]
+        return value if isinstance(value, int | float | bool | None) else REDACTED
+
+    def _is_secret(self, name: str) -> bool:
+        lower = name.lower()
+        return any(key in lower for key in self.keys)

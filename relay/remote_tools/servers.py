@@ -1,0 +1,133 @@
+"""Which server is called, and what the caller presents to it.
+
+Must not connect, and must not show a secret in ``repr``.
+"""
+
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from schemas.addresses import PLAIN_OPTION, AddressError, is_loopback
+from schemas.error_roots import OperatorError
+from schemas.files import read_named_secret
+
+_TOKEN = re.compile(r"[!-~]{1,8192}")
+
+Secret = str | Path | Callable[[], str | Awaitable[str]]
+"""A secret, the file that holds it (mode 0600, read for every request), or a function that returns it."""
+
+
+class CredentialError(OperatorError):
+    """There is no usable token or secret; the text names its source, never its content."""
+
+
+async def read_secret(source: Secret) -> str:
+    """Return the secret of ``source`` as it is now.
+
+    Raises:
+        CredentialError: there is none.
+    """
+    if isinstance(source, Path):
+        try:
+            text, where = read_named_secret(source).strip(), str(source)
+        except (OSError, UnicodeDecodeError) as error:
+            raise CredentialError(f"{source} cannot be read as a token: {type(error).__name__}") from error
+    elif isinstance(source, str):
+        text, where = source, "the token"
+    else:
+        text, where = await _called(source), "the token of the function"
+    if not _TOKEN.fullmatch(text):
+        raise CredentialError(f"{where} is empty, or no token")
+    return text
+
+
+async def _called(source: Callable[[], str | Awaitable[str]]) -> str:
+    try:
+        given = source()
+        return given if isinstance(given, str) else await given
+    except Exception as error:  # the caller's own function, which may fail in any way
+        raise CredentialError(
+            f"the function that returns the token failed: {type(error).__name__}"
+        ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class BearerToken:
+    """A bearer token."""
+
+    token: Secret = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ClientCredentials:
+    """OAuth client credentials. ``issuer`` names the only authorization server that gets the secret."""
+
+    client_id: str
+    client_secret: Secret = field(repr=False)
+    issuer: str
+    scope: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HttpServer:
+    """An MCP server over Streamable HTTP.
+
+    Attributes:
+        url: its endpoint.
+        credential: what is presented, to this URL's origin only.
+        client_certificate: the PEM files of a certificate and its key (mode 0600), for mTLS.
+        root: the PEM file of the root that issued the server's certificate. Default: this machine's roots.
+        plain_allowed: permit http to another machine: others on the network can read and change everything.
+    """
+
+    url: str
+    credential: BearerToken | ClientCredentials | None = None
+    client_certificate: tuple[Path, Path] | None = None
+    root: Path | None = None
+    plain_allowed: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the URL.
+
+        Raises:
+            AddressError: it is none, contains credentials, or is not encrypted.
+        """
+        wrong = AddressError("the URL of the server is not of the form https://mcp.example/mcp")
+        try:
+            parts = urlsplit(self.url)
+            _ = parts.port
+        except ValueError:
+            raise wrong from None
+        if parts.scheme not in {"http", "https"} or not parts.hostname or parts.fragment or parts.username:
+            raise wrong
+        if parts.scheme == "http" and not (self.plain_allowed or is_loopback(parts.hostname)):
+            raise AddressError(f"{self.name} is not encrypted: use https, or say {PLAIN_OPTION}")
+
+    @property
+    def name(self) -> str:
+        """The name under which pins are kept: the URL without its query, which may hold a secret."""
+        parts = urlsplit(self.url)
+        return f"{parts.scheme}://{parts.netloc}{parts.path}"
+
+
+@dataclass(frozen=True, slots=True)
+class StdioServer:
+    """An MCP server that is started as a process, and spoken to on its standard input and output.
+
+    It inherits no environment but PATH, HOME and the like; ``environment`` is added to that.
+    """
+
+    command: str
+    arguments: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
+    directory: Path | None = None
+
+    @property
+    def name(self) -> str:
+        """The name under which pins are kept."""
+        return " ".join(("stdio:", self.command, *self.arguments))
+
+
+Server = HttpServer | StdioServer

@@ -1,0 +1,88 @@
+"""Compiles the schemas of a server's tools: offline, bounded, and self-contained.
+
+A server chooses its schemas, so compiling and applying one must neither open a connection nor take unbounded
+time: at most 32 KiB, no reference out of the document, and patterns with a limit of backtracking.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jsonschema_rs
+
+from schemas.error_roots import PeerError
+from schemas.text import printable
+
+MAX_SCHEMA_BYTES = 32 * 1024
+MAX_DEPTH = 64
+
+_REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
+_PATTERNS = jsonschema_rs.FancyRegexOptions(
+    backtrack_limit=10_000, size_limit=1 << 20, dfa_size_limit=1 << 20
+)
+
+
+class UnusableSchemaError(PeerError):
+    """A schema is not compiled; the text, printable, states why."""
+
+
+class ValueCheck:
+    """One compiled schema."""
+
+    __slots__ = ("_compiled",)
+
+    def __init__(self, compiled: Any) -> None:
+        self._compiled = compiled
+
+    def fault(self, value: object) -> str | None:
+        """Return which rule ``value`` breaks where, printable and without the value; None if it fits."""
+        try:
+            # The plain verdict is the cheaper question, and nearly always the last one.
+            if self._compiled.is_valid(value):
+                return None
+            error = next(self._compiled.iter_errors(value))
+        except (ValueError, StopIteration):
+            return "it is not JSON, or a pattern takes too long"
+        where = "/" + "/".join(str(part) for part in error.instance_path)
+        rule = str(error.schema_path[-1]) if error.schema_path else "schema"
+        return f"{printable(where, 128)} violates {printable(rule, 64)}"
+
+
+def compiled(schema: Mapping[str, Any]) -> ValueCheck:
+    """Return the compiled ``schema``.
+
+    Raises:
+        UnusableSchemaError: it is too large or too deep, refers to something outside, or is no JSON Schema.
+    """
+    size = len(json.dumps(schema, separators=(",", ":")))
+    if size > MAX_SCHEMA_BYTES:
+        raise UnusableSchemaError(f"the schema has {size} bytes, more than {MAX_SCHEMA_BYTES}")
+    for reference in _references(schema, 0):
+        if not reference.startswith("#"):
+            raise UnusableSchemaError(f"the schema refers to {printable(reference, 128)}, outside of itself")
+    try:
+        return ValueCheck(
+            jsonschema_rs.validator_for(
+                dict(schema), offline=True, pattern_options=_PATTERNS, validate_formats=False
+            )
+        )
+    except (ValueError, jsonschema_rs.ReferencingError) as error:
+        raise UnusableSchemaError(f"the schema is not valid: {_first_line(error)}") from None
+
+
+def _references(schema: object, depth: int) -> Iterator[str]:
+    if depth > MAX_DEPTH:
+        raise UnusableSchemaError(f"the schema is nested deeper than {MAX_DEPTH} levels")
+    if isinstance(schema, list):
+        for item in schema:
+            yield from _references(item, depth + 1)
+    elif isinstance(schema, Mapping):
+        for name, item in schema.items():
+            if name in _REFERENCES and isinstance(item, str):
+                yield item
+            else:
+                yield from _references(item, depth + 1)
+
+
+def _first_line(error: Exception) -> str:
+    return printable(str(error).partition("\n")[0], 128)

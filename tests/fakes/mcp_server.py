@@ -1,0 +1,321 @@
+"""A deterministic MCP server with faults on command, over HTTP and stdio, in both protocol eras.
+
+The name of a tool is what happens when it is called. ``times`` in the arguments is how often it happens
+before the tool answers; without it, always. As a program it speaks on standard input and output:
+``python -m tests.fakes.mcp_server LOG [legacy]`` writes each call that it receives to the file LOG.
+"""
+
+import asyncio
+import json
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+MODERN = "2026-07-28"
+LEGACY = "2025-11-25"
+OBJECT = {"type": "object", "properties": {"times": {"type": "integer", "minimum": 0}}}
+ECHO_INPUT = {
+    "type": "object",
+    "properties": {"message": {"type": "string", "maxLength": 64}},
+    "required": ["message"],
+    "additionalProperties": False,
+}
+ECHO_OUTPUT = {"type": "object", "properties": {"message": {"type": "string"}}, "required": ["message"]}
+ADD_INPUT = {
+    "type": "object",
+    "properties": {"a": {"type": "number"}, "b": {"type": "number"}},
+    "required": ["a", "b"],
+}
+ADD_OUTPUT = {"type": "object", "properties": {"sum": {"type": "number"}}, "required": ["sum"]}
+READ_ONLY = {"readOnlyHint": True, "idempotentHint": True}
+
+
+class DroppedError(Exception):
+    """The server closes the connection: ``after`` that many bytes of the answer; None: before any."""
+
+    def __init__(self, after: int | None) -> None:
+        super().__init__(after)
+        self.after = after
+
+
+@dataclass(frozen=True, slots=True)
+class HttpAnswer:
+    """An answer that is more than a JSON-RPC message."""
+
+    status: int
+    body: bytes = b""
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+def structured(value: dict[str, Any]) -> dict[str, Any]:
+    """Return the result of a call."""
+    return {"content": [{"type": "text", "text": json.dumps(value)}], "structuredContent": value}
+
+
+def tool_error(text: str, **meta: Any) -> dict[str, Any]:
+    """Return the result of a call that failed."""
+    return {"isError": True, "content": [{"type": "text", "text": text}], "_meta": meta}
+
+
+def jsonrpc_error(code: int, message: str) -> dict[str, Any]:
+    """Return a JSON-RPC error."""
+    return {"error": {"code": code, "message": message}}
+
+
+ENVELOPE = {
+    "code": "E_NODE_OFFLINE",
+    "message": "The node is not connected; the command was never sent.",
+    "suggested_fix": "Wait until the node is listed again, then call again.",
+    "retry_after_ms": 250,
+    "correlation_id": "01HZX9K3M4P7Q8R9S0T1V2W3XY",
+}
+ANSWERS: Mapping[str, dict[str, Any] | bytes | HttpAnswer] = {
+    "garbage": b'{"jsonrpc":"2.0", \x1b[31m this is not JSON',
+    "wrong_output": structured({"ok": "no"}),
+    "unauthorized": HttpAnswer(401, headers={"WWW-Authenticate": "Bearer"}),
+    "rate_limited": HttpAnswer(429, headers={"Retry-After": "1"}),
+    "unavailable": HttpAnswer(503),
+    "redirect": HttpAnswer(307, headers={"Location": "/mcp"}),
+    "compressed": HttpAnswer(200, b"\x1f\x8b", {"Content-Encoding": "gzip"}),
+    "huge": b'"' + b"x" * (9 * 1024 * 1024) + b'"',
+    "rejected": jsonrpc_error(-32602, "no such colour: \x1b[31mred"),
+    "unknown": jsonrpc_error(-32602, "Unknown tool: unknown"),
+    "failing": tool_error("it failed; Authorization: Bearer abcdefghijklmnop"),
+    "envelope": tool_error(json.dumps(ENVELOPE), **{"edge-kubelet/error": ENVELOPE}),
+}
+DROPS: Mapping[str, int | None] = {"drop": None, "disconnect": 40}
+FAULTS = ("delay", *DROPS, *ANSWERS)
+
+
+def tools() -> list[dict[str, Any]]:
+    """Return the tools of the fake."""
+    fault_output = {"type": "object", "properties": {"ok": {"const": True}}, "required": ["ok"]}
+    return [
+        {
+            "name": "echo",
+            "title": "Echo",
+            "description": "Returns the message.",
+            "inputSchema": ECHO_INPUT,
+            "outputSchema": ECHO_OUTPUT,
+            "annotations": READ_ONLY,
+        },
+        {
+            "name": "add",
+            "description": "Adds two numbers.",
+            "inputSchema": ADD_INPUT,
+            "outputSchema": ADD_OUTPUT,
+            "annotations": READ_ONLY,
+        },
+        *(
+            {"name": name, "inputSchema": OBJECT, "outputSchema": fault_output, "description": "A fault."}
+            for name in FAULTS
+        ),
+    ]
+
+
+@dataclass(slots=True)
+class FakeMcpServer:
+    """The server, without a transport.
+
+    Attributes:
+        legacy: whether it speaks the era with ``initialize`` only.
+        tools: what it lists, which a test may change.
+        resources: what it lets read, by URI.
+        calls: the parameters of each ``tools/call``, in order.
+        heads: the headers of each HTTP request of a call.
+    """
+
+    legacy: bool = False
+    tools: list[dict[str, Any]] = field(default_factory=tools)
+    resources: dict[str, str] = field(default_factory=dict)
+    calls: list[dict[str, Any]] = field(default_factory=list)
+    heads: list[dict[str, str]] = field(default_factory=list)
+    released: asyncio.Event = field(default_factory=asyncio.Event)
+    arrived: asyncio.Event = field(default_factory=asyncio.Event)
+    _seen: Counter[str] = field(default_factory=Counter)
+
+    def sent(self, name: str) -> int:
+        """Return how often a call of ``name`` arrived."""
+        return sum(1 for call in self.calls if call["name"] == name)
+
+    async def answer(self, message: Mapping[str, Any]) -> dict[str, Any] | bytes | HttpAnswer | None:
+        """Return the answer to ``message``; None if it wants none.
+
+        Raises:
+            DroppedError: there is none.
+        """
+        if "id" not in message or "method" not in message:
+            return None
+        result = await self._result(message)
+        if not isinstance(result, dict) or "error" in result:
+            if isinstance(result, dict):
+                return {"jsonrpc": "2.0", "id": message["id"], **result}
+            return result
+        if not self.legacy:
+            result = {"resultType": "complete", **result}
+        return {"jsonrpc": "2.0", "id": message["id"], "result": result}
+
+    async def _result(self, message: Mapping[str, Any]) -> dict[str, Any] | bytes | HttpAnswer:
+        params = message.get("params") or {}
+        match message["method"]:
+            case "server/discover" if not self.legacy:
+                return {
+                    "supportedVersions": [MODERN],
+                    "capabilities": {"tools": {}, "resources": {}},
+                    "ttlMs": 0,
+                    "cacheScope": "private",
+                }
+            case "initialize" if self.legacy:
+                return {
+                    "protocolVersion": LEGACY,
+                    "capabilities": {"tools": {"listChanged": True}, "resources": {}},
+                    "serverInfo": {"name": "fake", "version": "1"},
+                }
+            case "tools/list":
+                return {"tools": self.tools, "ttlMs": 0, "cacheScope": "private"}
+            case "resources/read" if params["uri"] in self.resources:
+                content = {"uri": params["uri"], "text": self.resources[params["uri"]]}
+                return {"contents": [content], "ttlMs": 0, "cacheScope": "private"}
+            case "tools/call":
+                return await self._called(message)
+            case _:
+                return {"error": {"code": -32601, "message": "Method not found"}}
+
+    async def _called(self, message: Mapping[str, Any]) -> dict[str, Any] | bytes | HttpAnswer:
+        params = message["params"]
+        self.calls.append(dict(params))
+        self.arrived.set()
+        result = await self._outcome(params["name"], params.get("arguments") or {})
+        token = (params.get("_meta") or {}).get("progressToken")
+        return self._steps(message, result) if token is not None and isinstance(result, dict) else result
+
+    async def _outcome(self, name: str, arguments: Mapping[str, Any]) -> dict[str, Any] | bytes | HttpAnswer:
+        if name == "echo":
+            return structured({"message": arguments["message"]})
+        if name == "add":
+            return structured({"sum": arguments["a"] + arguments["b"]})
+        self._seen[name] += 1
+        if self._seen[name] > arguments.get("times", sys.maxsize):
+            return structured({"ok": True})
+        return await self._fault(name)
+
+    def _steps(self, message: Mapping[str, Any], result: dict[str, Any]) -> HttpAnswer:
+        """Return a stream of two notifications of progress, and ``result``."""
+        token = message["params"]["_meta"]["progressToken"]
+        steps = [
+            {"jsonrpc": "2.0", "method": "notifications/progress", "params": {"progressToken": token, **step}}
+            for step in ({"progress": 1, "total": 2}, {"progress": 2, "total": 2, "message": "done"})
+        ]
+        last = {"jsonrpc": "2.0", "id": message["id"], "result": {"resultType": "complete", **result}}
+        events = "".join(f"event: message\ndata: {json.dumps(item)}\n\n" for item in (*steps, last))
+        return HttpAnswer(200, events.encode(), {"Content-Type": "text/event-stream"})
+
+    async def _fault(self, name: str) -> dict[str, Any] | bytes | HttpAnswer:
+        if name in DROPS:
+            raise DroppedError(DROPS[name])
+        if name == "delay":
+            await self.released.wait()
+            return structured({"ok": True})
+        return ANSWERS[name]
+
+    @asynccontextmanager
+    async def over_http(self, token: str | None = None) -> AsyncIterator[str]:
+        """Serve on a free loopback port, for those who have ``token``; the value is the URL."""
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            try:
+                while await self._exchange(reader, writer, token):
+                    pass
+            except (OSError, asyncio.IncompleteReadError):
+                pass  # the client closed the connection
+            finally:
+                writer.close()
+
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        try:
+            yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/mcp"
+        finally:
+            self.released.set()
+            server.close()
+
+    async def _exchange(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, token: str | None
+    ) -> bool:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+        request, *lines = head.rstrip().split("\r\n")
+        headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+        body = await reader.readexactly(int(headers.get("content-length", "0")))
+        if not request.startswith("POST"):
+            return _put(writer, HttpAnswer(405))
+        if token is not None and headers.get("authorization") != f"Bearer {token}":
+            return _put(writer, HttpAnswer(401))
+        message = json.loads(body)
+        if message.get("method") == "tools/call":
+            self.heads.append(headers)
+        try:
+            answer = await self.answer(message)
+        except DroppedError as dropped:
+            if dropped.after is not None:
+                writer.write(
+                    b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 400\r\n\r\n"
+                )
+                writer.write(b"{" * dropped.after)
+                await writer.drain()
+            writer.transport.abort()
+            return False
+        return _put(writer, answer)
+
+
+def _put(writer: asyncio.StreamWriter, answer: dict[str, Any] | bytes | HttpAnswer | None) -> bool:
+    match answer:
+        case None:
+            answer = HttpAnswer(202)
+        case bytes():
+            answer = HttpAnswer(200, answer)
+        case dict():
+            answer = HttpAnswer(200, json.dumps(answer).encode())
+        case HttpAnswer():
+            pass
+    lines = [f"HTTP/1.1 {answer.status} X", f"Content-Length: {len(answer.body)}"]
+    lines += [
+        f"{name}: {value}" for name, value in {"Content-Type": "application/json", **answer.headers}.items()
+    ]
+    writer.write("\r\n".join(lines).encode() + b"\r\n\r\n" + answer.body)
+    return True
+
+
+async def main(log: Path, era: str) -> None:
+    """Speak on standard input and output until the input ends, or a call drops the connection."""
+    fake = FakeMcpServer(legacy=era == "legacy")
+    loop = asyncio.get_running_loop()
+    reader = asyncio.StreamReader()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    while line := await reader.readline():
+        message = json.loads(line)
+        if message.get("method") == "tools/call":
+            with log.open("a") as file:
+                file.write(json.dumps(message["params"]) + "\n")
+        if message.get("method") == "tools/call" and message["params"]["name"] == "delay":
+            continue  # it is answered never, and others are
+        try:
+            answer = await fake.answer(message)
+        except DroppedError as dropped:
+            sys.stdout.buffer.write(b"{" * (dropped.after or 0))
+            sys.stdout.buffer.flush()
+            return
+        match answer:
+            case dict():
+                sys.stdout.buffer.write(json.dumps(answer).encode() + b"\n")
+            case bytes():
+                sys.stdout.buffer.write(answer + b"\n")
+            case _:
+                pass
+        sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(Path(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else ""))
