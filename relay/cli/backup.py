@@ -21,9 +21,9 @@ from relay.backup.encryption import (
     is_encrypted,
 )
 from relay.backup.state import RestoreError, restore, save, write_new
-from relay.cli.ca import authority
 from relay.cli.exits import EXIT_CANNOT_RUN, EXIT_USAGE, fail
 from relay.cli.options import StateDir, state_files
+from relay.cli.state import authority
 from relay.clock import now_ms
 from schemas.files import read_named_private, read_named_secret
 

@@ -8,10 +8,12 @@ from typing import Annotated
 import typer
 
 from relay.cli.exits import EXIT_NO, EXIT_USAGE, fail
+from relay.cli.node_references import NodeDirectory, NodeReferenceError
 from relay.cli.options import AsJson, StateDir, keep_first, seconds, show_table, state_files, tenant_name, utc
+from relay.cli.state import authority
 from relay.clock import now_ms
 from relay.key_files import load_or_create_key
-from relay.pki.authority import MAX_OVERLAP_DAYS, CertificateAuthority
+from relay.pki.authority import MAX_OVERLAP_DAYS
 from relay.pki.errors import UnknownTargetError
 from relay.pki.records import KID_DIGITS
 from relay.pki.server_files import issue_server_files
@@ -93,15 +95,18 @@ def ca_list(as_json: AsJson = False, state_dir: StateDir = None) -> None:
 def ca_revoke(
     target: Annotated[
         str,
-        typer.Argument(metavar="NODE|KID", help="A node, or a certificate by its kid as `list` shows it."),
+        typer.Argument(
+            metavar="NODE|KID",
+            help="A node by its id, label or the beginning of its id; or a certificate by its kid.",
+        ),
     ],
     state_dir: StateDir = None,
 ) -> None:
     """Revoke every leaf of a node, or one certificate; a running relay applies it within a second."""
     try:
-        kids = authority(state_dir).revoke(target)
-    except UnknownTargetError as error:
-        fail(str(error), EXIT_NO)
+        kids = _revoked(target, state_dir)
+    except NodeReferenceError as error:
+        fail(f"{error}; see `relay ca list`", EXIT_NO)
     for kid in kids:
         typer.echo(kid)
     if not kids:
@@ -138,6 +143,10 @@ def ca_issue_server(
     typer.echo(f"server.key, server.pem and roots.pem are in {out}", err=True)
 
 
-def authority(state_dir: Path | None) -> CertificateAuthority:
-    """Return the CA of that state directory."""
-    return CertificateAuthority(state_files(state_dir).ca, now_ms, os.urandom)
+def _revoked(target: str, state_dir: Path | None) -> list[str]:
+    ca = authority(state_dir)
+    try:
+        # An id or a kid first: a damaged ledger of names must not prevent a revocation.
+        return ca.revoke(target)
+    except UnknownTargetError:
+        return ca.revoke(NodeDirectory.of(state_dir).find(target).node_id)

@@ -5,13 +5,13 @@ Must not print a token's key anywhere but in the token itself, on standard outpu
 
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from relay.cli import options
-from relay.cli.ca import authority
 from relay.cli.exits import EXIT_NO, EXIT_USAGE, fail
 from relay.cli.options import (
     AsJson,
@@ -25,7 +25,10 @@ from relay.cli.options import (
     tenant_name,
     utc,
 )
+from relay.cli.state import authority, name_ledger
 from relay.clock import now_ms
+from relay.fleet.name_ledger import LabelTakenError
+from relay.fleet.name_rules import NameRuleError, check_label, check_tags
 from relay.pki.join_tokens import JoinError, JoinTokens
 from schemas.addresses import PLAIN_OPTION, is_private_url
 
@@ -37,16 +40,21 @@ def join_token_create(
     tenant: Tenant = None,
     ttl: Annotated[str, typer.Option(help="How long it is valid: 90s, 15m, 12h or 30d.")] = "1h",
     uses: Annotated[int, typer.Option(help="For how many nodes.")] = 1,
+    label: Annotated[str, typer.Option(help="The label of the node; only with one use.")] = "",
+    tag: Annotated[
+        list[str] | None, typer.Option(help="A tag of each node: gateway, or site=north; repeat.")
+    ] = None,
     public_url: PublicUrl = None,
     state_dir: StateDir = None,
 ) -> None:
     """Make a join token, and print it: a secret for the node."""
     state = state_files(state_dir)
     url, tenant_used = options.public_url(public_url, state), tenant_name(tenant, state)
+    _check_names(tenant_used, label, tag or (), state_dir)
     # The oldest root: the relay's certificate is issued by it.
     root = authority(state_dir).roots()[-1]
     try:
-        token = _tokens(state_dir).create(tenant_used, seconds(ttl), uses, root)
+        token = _tokens(state_dir).create(tenant_used, seconds(ttl), uses, root, label, tag or ())
     except JoinError as error:
         fail(str(error), EXIT_USAGE)
     keep_first(state, public_url=url if public_url else None, tenant=tenant)
@@ -68,11 +76,13 @@ def join_token_list(as_json: AsJson = False, state_dir: StateDir = None) -> None
         typer.echo(json.dumps([grant.facts(now) for grant in grants]))
         return
     show_table(
-        ("ID", "TENANT", "CREATED (UTC)", "EXPIRES (UTC)", "USED", "STATE"),
+        ("ID", "TENANT", "LABEL", "TAGS", "CREATED (UTC)", "EXPIRES (UTC)", "USED", "STATE"),
         [
             (
                 grant.id,
                 grant.tenant,
+                grant.label or "-",
+                " ".join(grant.tags) or "-",
                 utc(grant.created_ms),
                 utc(grant.expires_at_ms),
                 f"{len(grant.node_ids)}/{grant.uses}",
@@ -94,6 +104,18 @@ def join_token_revoke(
     except JoinError as error:
         fail(str(error), EXIT_NO)
     typer.echo(f"revoked {join_id}" if revoked else f"{join_id} was revoked before", err=True)
+
+
+def _check_names(tenant: str, label: str, tags: Sequence[str], state_dir: Path | None) -> None:
+    """End the command if a node could not be given these names now."""
+    try:
+        if label:
+            check_label(label)
+        check_tags(tags)
+    except NameRuleError as error:
+        fail(str(error), EXIT_USAGE)
+    if label and (holder := name_ledger(state_dir).read().holder(tenant, label)) is not None:
+        fail(str(LabelTakenError(label, holder)), EXIT_NO)
 
 
 def _tokens(state_dir: Path | None) -> JoinTokens:

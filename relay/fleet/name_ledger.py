@@ -3,14 +3,15 @@
 | action | members besides ``ts_ms`` and ``node_id`` |
 |---|---|
 | `name` | `tenant`, `label` (null: none), `tags`: all that the node has from now on |
-| `forget` | |
+| `forget` | none: its names are gone, and it is not listed until it is issued a certificate again |
 
 Commands append, and so does the relay when a node enrols with a token that carries names; a running relay
 reads. An entry is for the node while it is in that tenant: another tenant must not read its names. Must not
 know which nodes exist.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -45,6 +46,12 @@ class Names:
     def __init__(self) -> None:
         self._by_node: dict[str, NodeName] = {}
         self._by_label: dict[tuple[str, str], str] = {}
+        self._forgotten: set[str] = set()
+
+    @property
+    def forgotten(self) -> AbstractSet[str]:
+        """The nodes that were forgotten and not named since."""
+        return self._forgotten
 
     @property
     def by_node(self) -> Mapping[str, NodeName]:
@@ -55,6 +62,7 @@ class Names:
         """Return other names with the same contents."""
         other = Names()
         other._by_node, other._by_label = self._by_node.copy(), self._by_label.copy()
+        other._forgotten = self._forgotten.copy()
         return other
 
     def holder(self, tenant: str, label: str) -> str | None:
@@ -73,8 +81,10 @@ class Names:
         match entry["action"]:
             case "name":
                 self._put(node_id, _name_in(entry))
+                self._forgotten.discard(node_id)
             case "forget":
                 self._put(node_id, None)
+                self._forgotten.add(node_id)
             case other:
                 raise ValueError(other)
 
@@ -141,11 +151,18 @@ class NameLedger:
             check_tags(tags)
             self._append(names, node_id, NodeName(tenant, former.label, tuple(tags)))
 
-    def name_new(self, node_id: str, tenant: str, label: str, tags: Iterable[str]) -> bool:
+    def name_new(self, node_id: str, tenant: str, label: str, tags: Sequence[str]) -> bool:
         """Name a node that enrols, unless it has names; return whether it has the label.
 
-        A label that another node of the tenant has by now is left out, so that the node can enrol.
+        A label that another node of the tenant has by now is left out, so that the node can enrol. So are
+        names that are malformed: an entry with them would damage the ledger.
         """
+        try:
+            if label:
+                check_label(label)
+            check_tags(tags)
+        except NameRuleError:
+            return False
         with self._ledger.locked() as names:
             former = _of(names, node_id, tenant)
             if former.label or former.tags:
@@ -156,9 +173,9 @@ class NameLedger:
             return is_free
 
     def forget(self, node_id: str) -> None:
-        """Remove the names of a node."""
+        """Remove the names of a node, and record that it is not to be listed."""
         with self._ledger.locked() as names:
-            if node_id in names.by_node:
+            if node_id not in names.forgotten:
                 self._ledger.append({"action": "forget", "ts_ms": self._now_ms(), "node_id": node_id})
 
     def _append(self, names: Names, node_id: str, name: NodeName) -> None:

@@ -7,7 +7,7 @@ from relay.environment import RelayEnvironment
 from relay.part import Part
 from relay.pki.authority import CertificateAuthority
 from relay.pki.broker_access import BrokerAccess
-from relay.pki.enrolment_endpoint import EnrolmentEndpoint, EnrolmentInfo
+from relay.pki.enrolment_endpoint import EnrolmentEndpoint, EnrolmentInfo, NameNode
 from relay.pki.join_tokens import JoinTokens
 from relay.pki.renewals import Renewals
 from relay.pki.tls_contexts import RelayTls
@@ -42,8 +42,10 @@ def open_authority(environment: RelayEnvironment) -> CertificateAuthority:
     return authority
 
 
-def assemble(environment: RelayEnvironment, authority: CertificateAuthority, audit: AuditPart) -> PkiPart:
-    """Return the wing around ``authority``.
+def assemble(
+    environment: RelayEnvironment, authority: CertificateAuthority, audit: AuditPart, name_node: NameNode
+) -> PkiPart:
+    """Return the wing around ``authority``; ``name_node`` names the nodes that enrol.
 
     Raises:
         OSError: the state directory cannot be used.
@@ -56,6 +58,7 @@ def assemble(environment: RelayEnvironment, authority: CertificateAuthority, aud
         enrolment=EnrolmentEndpoint(
             ca=authority,
             join_tokens=JoinTokens(config.state.join_tokens, now_ms, random_bytes),
+            name_node=name_node,
             registry=environment.registry,
             info=EnrolmentInfo(config.public_url, config.node_broker or config.broker, config.own_root),
             refusals=audit.refusals,

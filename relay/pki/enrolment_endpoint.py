@@ -6,7 +6,7 @@ which id belongs to which key.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -20,7 +20,7 @@ from relay.audit.log import AuditLog, AuditUnavailableError
 from relay.audit.refusal_counts import RefusalCounter, RefusalEvent
 from relay.pki.authority import CertificateAuthority
 from relay.pki.errors import AuthorityError, IdTakenError
-from relay.pki.join_tokens import JoinRefusedError, JoinTokens
+from relay.pki.join_tokens import JoinGrant, JoinRefusedError, JoinTokens
 from schemas.addresses import BrokerAddress
 from schemas.certificates import IdentityError, IdentityReason, read_csr
 from schemas.enrolment import (
@@ -87,6 +87,7 @@ class _Issued:
     certificate: str
     roots: str
     key: bytes = field(repr=False)
+    label_given: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +105,10 @@ class EnrolmentInfo:
     own_root: bool
 
 
+NameNode = Callable[[str, str, str, Sequence[str]], bool]
+"""Names a node that enrols: node id, tenant, label, tags. Returns False if the label is not given."""
+
+
 class EnrolmentEndpoint:
     """Serves ``/enroll``."""
 
@@ -112,6 +117,7 @@ class EnrolmentEndpoint:
         *,
         ca: CertificateAuthority,
         join_tokens: JoinTokens,
+        name_node: NameNode,
         registry: SchemaRegistry,
         info: EnrolmentInfo,
         refusals: RefusalCounter,
@@ -122,6 +128,7 @@ class EnrolmentEndpoint:
     ) -> None:
         self._ca = ca
         self._join_tokens = join_tokens
+        self._name_node = name_node
         self._form = registry.load(REQUEST_REF)
         self._info = info
         self._refusals = refusals
@@ -214,11 +221,18 @@ class EnrolmentEndpoint:
         try:
             self._join_tokens.spend(join_id, node_id)
             leaf = self._ca.enrol(message["csr"], grant.tenant, join_id)
+            label_given = self._give_names(node_id, grant)
         except JoinRefusedError:
             raise _RefusedError(EnrolmentRefusal.USED_UP) from None
         except IdTakenError:
             raise _RefusedError(EnrolmentRefusal.ID_TAKEN) from None
-        return _Issued(node_id, grant.tenant, leaf, "".join(self._ca.roots()), grant.key)
+        return _Issued(node_id, grant.tenant, leaf, "".join(self._ca.roots()), grant.key, label_given)
+
+    def _give_names(self, node_id: str, grant: JoinGrant) -> bool:
+        """Give the node what the token carries; return False if that is another node's label by now."""
+        if not (grant.label or grant.tags):
+            return True
+        return self._name_node(node_id, grant.tenant, grant.label, grant.tags)
 
     def _check_free(self, node_id: str, public_key: bytes, join_id: str) -> None:
         """Refuse what the CA would refuse, before the token is spent on it."""
@@ -241,6 +255,8 @@ class EnrolmentEndpoint:
             self._log.error("an enrolment is not recorded", reason=printable(str(error)))
             raise _RefusedError(EnrolmentRefusal.AUDIT, 500) from None
         self._log.info("node enrolled", kid=kid, **facts)
+        if not issued.label_given:
+            self._log.warning("node enrolled without the label of its join token", **facts)
         answer = {
             "certificate": issued.certificate,
             "roots": issued.roots,

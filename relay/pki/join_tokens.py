@@ -2,15 +2,16 @@
 
 | action | members besides ``ts_ms`` and ``id`` |
 |---|---|
-| `create` | `tenant`, `key`, `expires_at_ms`, `uses` |
+| `create` | `tenant`, `key`, `expires_at_ms`, `uses`, `label` (one use alone) and `tags` if there are any |
 | `spend` | `node_id` |
 | `revoke` | |
 
-The file holds the tokens' keys, so it is for its owner alone. Must not judge proofs, and must not issue.
+The file holds the tokens' keys, so it is for its owner alone. Must not judge proofs, must not issue, and must
+not know what a label or a tag may be.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from hashlib import sha256
@@ -50,7 +51,13 @@ class JoinState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class JoinGrant:
-    """What a join token allows. ``node_ids``: the nodes that enrolled with it, oldest first."""
+    """What a join token allows, and the names that it gives.
+
+    Attributes:
+        label: of the one node that enrols with it; empty if none.
+        tags: of every node that enrols with it.
+        node_ids: the nodes that enrolled with it, oldest first.
+    """
 
     id: str
     tenant: str
@@ -58,6 +65,8 @@ class JoinGrant:
     created_ms: int
     expires_at_ms: int
     uses: int
+    label: str = ""
+    tags: tuple[str, ...] = ()
     node_ids: tuple[str, ...] = ()
     revoked: bool = False
 
@@ -77,6 +86,8 @@ class JoinGrant:
             "created_ms": self.created_ms,
             "expires_at_ms": self.expires_at_ms,
             "uses": self.uses,
+            "label": self.label or None,
+            "tags": list(self.tags),
             "node_ids": list(self.node_ids),
             "state": self.state(now_ms),
         }
@@ -98,6 +109,14 @@ class _Grants:
         other.grants = self.grants.copy()
         return other
 
+    def giver_of(self, tenant: str, label: str, now_ms: int) -> str | None:
+        """Return the token that can still give ``label`` to a node of ``tenant``."""
+        for grant in self.grants.values():
+            same = grant.tenant == tenant and grant.label.lower() == label.lower()
+            if same and grant.state(now_ms) is JoinState.OPEN:
+                return grant.id
+        return None
+
     def apply(self, entry: Entry) -> None:
         join_id = entry["id"]
         match entry["action"]:
@@ -109,6 +128,8 @@ class _Grants:
                     created_ms=int(entry["ts_ms"]),
                     expires_at_ms=int(entry["expires_at_ms"]),
                     uses=int(entry["uses"]),
+                    label=str(entry.get("label", "")),
+                    tags=tuple(map(str, entry.get("tags", ()))),
                 )
             case "spend":
                 grant = self.grants[join_id]
@@ -131,11 +152,21 @@ class JoinTokens:
         self._random_bytes = random_bytes
         self._ulids = UlidSource(now_ms, random_bytes)
 
-    def create(self, tenant: str, ttl_s: int, uses: int, root_pem: str) -> JoinToken:
+    def create(  # noqa: PLR0913, PLR0917 - what a token is made of
+        self,
+        tenant: str,
+        ttl_s: int,
+        uses: int,
+        root_pem: str,
+        label: str = "",
+        tags: Sequence[str] = (),
+    ) -> JoinToken:
         """Make a token for ``uses`` nodes; it pins ``root_pem`` as the root of this relay's CA.
 
+        ``label`` and ``tags`` are of their form, and no node of the tenant has the label.
+
         Raises:
-            JoinError: tenant, time or number are out of bounds.
+            JoinError: tenant, time or number are out of bounds, or another token gives the label.
         """
         if not re.fullmatch(TENANT_PATTERN, tenant) or tenant == UNENROLLED_TENANT:
             raise JoinError(f"{printable(tenant)!r} is not a tenant: use a-z, 0-9, - and _")
@@ -143,20 +174,27 @@ class JoinTokens:
             raise JoinError(f"a join token is good for at most {MAX_TTL_S // 86_400} days")
         if not 1 <= uses <= MAX_USES:
             raise JoinError(f"a join token is good for 1 to {MAX_USES} nodes")
+        if label and uses != 1:
+            raise JoinError("a label is for one node: give the token one use, or no label")
         key = self._random_bytes(_KEY_BYTES)
         token = JoinToken(self._ulids.new(), key, sha256(certificates_in(root_pem)[0]).digest())
         now = self._now_ms()
-        with self._ledger.locked():
+        entry = {
+            "action": "create",
+            "ts_ms": now,
+            "id": token.id,
+            "tenant": tenant,
+            "key": base64url(key),
+            "expires_at_ms": now + ttl_s * 1000,
+            "uses": uses,
+        }
+        with self._ledger.locked() as state:
+            if label and (holder := state.giver_of(tenant, label, now)) is not None:
+                raise JoinError(
+                    f"join token {holder} gives the label {label!r}: revoke it, or choose another"
+                )
             self._ledger.append(
-                {
-                    "action": "create",
-                    "ts_ms": now,
-                    "id": token.id,
-                    "tenant": tenant,
-                    "key": base64url(key),
-                    "expires_at_ms": now + ttl_s * 1000,
-                    "uses": uses,
-                }
+                entry | ({"label": label} if label else {}) | ({"tags": list(tags)} if tags else {})
             )
         return token
 

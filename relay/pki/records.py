@@ -11,7 +11,7 @@ Serial numbers are in hex, since they exceed JSON's numbers. Must not read or wr
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -188,6 +188,14 @@ class Records:
     def existed(self, node_id: str) -> bool:
         """Return whether the id was ever issued: then it belongs to a key, even a revoked one."""
         return node_id in self._of_node
+
+    def leaves_of(self, node_id: str) -> Sequence[IssuedLeaf]:
+        """Return every leaf of the node, oldest first."""
+        return self._of_node.get(node_id, ())
+
+    def tenants(self) -> dict[str, str]:
+        """Return every node that there ever was, and the tenant of its newest leaf."""
+        return {node_id: leaves[-1].tenant for node_id, leaves in self._of_node.items()}
 
     def unrevoked(self, node_id: str) -> list[IssuedLeaf]:
         """Return the node's leaves that are not revoked, oldest first."""

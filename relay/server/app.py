@@ -53,7 +53,7 @@ class Relay:
         authority = pki_assembly.open_authority(environment)
         name_ledger = NameLedger(environment.config.state.node_names, environment.now_ms)
         self.audit = audit_assembly.assemble(environment)
-        self.pki = pki_assembly.assemble(environment, authority, self.audit)
+        self.pki = pki_assembly.assemble(environment, authority, self.audit, name_ledger.name_new)
         trust = Trust(
             TrustRules(environment.registry, environment.kinds),
             [authority.root_pem()],

@@ -14,6 +14,7 @@ import pytest
 import pytest_asyncio
 from starlette.applications import Starlette
 
+from relay.fleet.name_ledger import NameLedger
 from relay.pki.authority import CertificateAuthority
 from relay.pki.enrolment_endpoint import EnrolmentEndpoint, EnrolmentInfo
 from relay.pki.join_tokens import JoinTokens
@@ -51,6 +52,7 @@ class Office:
         enrolment = EnrolmentEndpoint(
             ca=self.ca,
             join_tokens=join_tokens,
+            name_node=NameLedger(directory / "node_names.jsonl", hub.clock).name_new,
             registry=hub.registry,
             info=EnrolmentInfo(PUBLIC_URL, BrokerAddress("mqtt.example", 8883, tls=True), own_root=True),
             refusals=hub.refusals,

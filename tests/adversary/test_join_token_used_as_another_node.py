@@ -14,6 +14,7 @@ from typing import Any
 import httpx2
 import pytest
 
+from relay.fleet.name_ledger import NameLedger
 from relay.http.routes import make_routes
 from relay.pki.authority import CertificateAuthority
 from relay.pki.enrolment_endpoint import EnrolmentEndpoint, EnrolmentInfo
@@ -40,6 +41,7 @@ class Attack:
         enrolment = EnrolmentEndpoint(
             ca=self.ca,
             join_tokens=self.join_tokens,
+            name_node=NameLedger(directory / "node_names.jsonl", hub.clock).name_new,
             registry=hub.registry,
             info=EnrolmentInfo(PUBLIC_URL, BrokerAddress("127.0.0.1", 1883), own_root=False),
             refusals=hub.refusals,

@@ -25,6 +25,7 @@ FILES_OF_THE_RELAY = {
     "token.key": ["token", "issue", "--sub", "agent"],
     "join_tokens.jsonl": ["join-token", "create"],
     "revoked_tokens.jsonl": ["token", "revoke", "x"],
+    "node_names.jsonl": ["node", "list"],
     "marks": SERVE,
     "marks/marks.sqlite3": SERVE,
     "audit.jsonl": SERVE,

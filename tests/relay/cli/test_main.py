@@ -5,7 +5,6 @@ import stat
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
@@ -28,48 +27,11 @@ from schemas.keys import from_base64url
 from schemas.registry import SchemaRegistry
 from schemas.tokens import AGENT_REF, TokenVerifier
 from tests.fakes.audits import WrittenAudit
-from tests.fakes.ports import unused_port
+from tests.fakes.relay_command import FREE_PORT, Outcome
+from tests.fakes.relay_command import RelayCommand as Relay
 from tests.fakes.signer import NODE_ID, NOW_MS, key_named
 
 CSR = make_csr(key_named("the node"), NODE_ID)
-
-
-@dataclass(frozen=True)
-class Outcome:
-    code: int
-    out: str
-    err: str
-
-    @property
-    def error(self) -> str:
-        """The one line that an error is, and nothing besides."""
-        assert self.out == ""
-        assert self.err.startswith("relay: ")
-        assert self.err.count("\n") == 1
-        return self.err.strip()
-
-
-Relay = Callable[..., Outcome]
-
-
-@pytest.fixture
-def state(tmp_path: Path) -> Path:
-    return tmp_path / "state"
-
-
-@pytest.fixture
-def relay(state: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Relay:
-    """Run the command line in this process; its state lies in a directory of the test's own."""
-
-    def run(*arguments: object) -> Outcome:
-        texts = [str(argument).replace(FREE_PORT, str(unused_port())) for argument in arguments]
-        monkeypatch.setattr(sys, "argv", ["relay", *texts, "--state-dir", str(state)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        captured = capsys.readouterr()
-        return Outcome(int(ended.value.code or 0), captured.out, captured.err)
-
-    return run
 
 
 @pytest.fixture
@@ -665,7 +627,6 @@ def test_a_token_that_cannot_be_is_a_wrong_command_line(
 
 # --- what is wrong with things as they are ------------------------------------------------------------
 
-FREE_PORT = "FREE_PORT"
 RUN = ["run", "--broker", "127.0.0.1:1", "--listen", f"127.0.0.1:{FREE_PORT}"]
 
 

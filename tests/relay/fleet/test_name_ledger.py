@@ -81,12 +81,23 @@ def test_names_of_the_tenant_that_a_node_was_in_before_are_not_taken_over(
     assert names_in(path) == {NODE_ID: NodeName("globex", "", ("gateway",))}
 
 
+def test_a_node_that_was_forgotten_has_no_names_and_is_a_node_again_when_it_is_named(
+    ledger: NameLedger, path: Path
+) -> None:
+    ledger.tag(NODE_ID, "acme", ["gateway"])
+    for _ in range(2):
+        ledger.forget(NODE_ID)
+    assert (ledger.read().by_node, ledger.read().forgotten) == ({}, {NODE_ID})
+    assert len(path.read_text().splitlines()) == 2
+    ledger.label(NODE_ID, "acme", "pi")
+    assert ledger.read().forgotten == set()
+
+
 def test_what_changes_nothing_is_not_written(ledger: NameLedger, path: Path) -> None:
     ledger.label(NODE_ID, "acme", "pi")
     before = path.read_bytes()
     ledger.label(NODE_ID, "acme", "pi")
     ledger.tag(NODE_ID, "acme", remove=["absent"])
-    ledger.forget(OTHER_NODE_ID)
     assert path.read_bytes() == before
 
 

@@ -15,6 +15,7 @@ from nacl.signing import SigningKey
 import relay.pki.enrolment_endpoint
 from relay import ledger
 from relay.audit.log import AuditUnavailableError
+from relay.fleet.name_ledger import NameLedger, NodeName
 from relay.http.routes import make_routes
 from relay.ledger import Entry
 from relay.pki.authority import CertificateAuthority
@@ -58,6 +59,7 @@ class Office:
         self.ca = CertificateAuthority(directory / "ca", hub.clock, os.urandom)
         self.ca.create()
         self.join_tokens = JoinTokens(directory / "join_tokens.jsonl", hub.clock, os.urandom)
+        self.names = NameLedger(directory / "node_names.jsonl", hub.clock)
         self.routes = self.make()
         self.http = httpx2.AsyncClient(
             transport=httpx2.ASGITransport(self.routes), base_url=PUBLIC_URL, trust_env=False
@@ -68,6 +70,7 @@ class Office:
         enrolment = EnrolmentEndpoint(
             ca=self.ca,
             join_tokens=self.join_tokens,
+            name_node=self.names.name_new,
             registry=self.hub.registry,
             info=EnrolmentInfo(PUBLIC_URL, BROKER, own_root=True),
             refusals=self.hub.refusals,
@@ -86,8 +89,8 @@ class Office:
             more=enrolment.routes(),
         )
 
-    def token(self, *, tenant: str = TENANT, ttl_s: int = HOUR_S, uses: int = 1) -> JoinToken:
-        return self.join_tokens.create(tenant, ttl_s, uses, self.ca.root_pem())
+    def token(self, *, tenant: str = TENANT, ttl_s: int = HOUR_S, uses: int = 1, **names: Any) -> JoinToken:
+        return self.join_tokens.create(tenant, ttl_s, uses, self.ca.root_pem(), **names)
 
     async def post(self, message: object) -> httpx2.Response:
         return await self.http.post("/enroll", json=message)
@@ -534,3 +537,50 @@ async def test_what_cannot_be_recorded_is_not_handed_out_and_is_there_for_the_ne
     assert office.refusals() == [("audit", 1)]
     await office.enrolled(token)
     assert len(office.enrolments()) == 1
+
+
+# --- names --------------------------------------------------------------------------------------------
+
+
+async def test_a_node_has_the_names_of_its_join_token_as_soon_as_it_is_enrolled(office: Office) -> None:
+    await office.enrolled(office.token(label="greenhouse pi", tags=["site=north"]))
+    assert office.names.read().by_node == {NODE_ID: NodeName(TENANT, "greenhouse pi", ("site=north",))}
+
+
+async def test_every_node_of_a_join_token_has_its_tags(office: Office) -> None:
+    token = office.token(uses=2, tags=["gateway"])
+    await office.enrolled(token)
+    await office.enrolled(token, OTHER_NODE_ID, key_named("another node"))
+    assert {name.tags for name in office.names.read().by_node.values()} == {("gateway",)}
+    assert len(office.names.read().by_node) == 2
+
+
+async def test_a_node_whose_label_was_given_away_meanwhile_enrols_without_it_and_the_log_shows_that(
+    office: Office,
+) -> None:
+    token = office.token(label="pi", tags=["gateway"])
+    office.names.label(OTHER_NODE_ID, TENANT, "PI")
+    await office.enrolled(token)
+    assert office.names.read().by_node[NODE_ID] == NodeName(TENANT, "", ("gateway",))
+    [line] = office.hub.lines.entries("node enrolled without the label of its join token")
+    assert (line["node_id"], line["join_id"]) == (NODE_ID, token.id)
+
+
+async def test_a_node_that_enrols_without_names_writes_none(office: Office) -> None:
+    await office.enrolled(office.token())
+    assert not (office.directory / "node_names.jsonl").exists()
+
+
+async def test_a_node_cannot_name_itself(office: Office) -> None:
+    token = office.token()
+    message = proven({**request_of(token), "label": "pi"}, token.key, NODE)
+    assert (await office.post(message)).status_code == 400
+
+
+async def test_while_names_cannot_be_written_no_node_is_enrolled_with_one(office: Office) -> None:
+    token = office.token(label="pi")
+    (office.directory / "node_names.jsonl").write_text("no entry\n")
+    assert (await office.post(request_of(token))).status_code == 500
+    (office.directory / "node_names.jsonl").unlink()
+    await office.enrolled(token)
+    assert office.names.read().by_node == {NODE_ID: NodeName(TENANT, "pi")}

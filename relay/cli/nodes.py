@@ -1,0 +1,173 @@
+"""``relay node``: what the operator calls the nodes, and which there are.
+
+Works on the state directory, whether or not a relay runs: a running one applies a change within a second.
+Must not decide what a label or a tag may be.
+"""
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from relay.cli.exits import EXIT_NO, EXIT_USAGE, fail
+from relay.cli.node_references import FoundNode, NodeDirectory, NodeReferenceError
+from relay.cli.options import AsJson, StateDir, show_table, utc
+from relay.cli.state import name_ledger
+from relay.clock import now_ms
+from relay.fleet.name_ledger import LabelTakenError
+from relay.fleet.name_rules import NameRuleError
+from relay.pki.records import KID_DIGITS
+
+app = typer.Typer(help="Labels and tags of nodes, and which nodes there are.", no_args_is_help=True)
+
+NodeReference = Annotated[
+    str, typer.Argument(metavar="NODE", help="A node: its id, its label, or 6 or more characters of the id.")
+]
+
+
+@app.command("label")
+def node_label(
+    node: NodeReference,
+    label: Annotated[str | None, typer.Argument(metavar="LABEL", help="The new label.")] = None,
+    remove: Annotated[bool, typer.Option("--remove", help="Take its label away.")] = False,
+    state_dir: StateDir = None,
+) -> None:
+    """Give a node a label, which is unique in its tenant; a running relay applies it within a second."""
+    if (label is None) is not remove:
+        fail("give a label, or --remove", EXIT_USAGE)
+    found = _found(NodeDirectory.of(state_dir), node)
+    try:
+        name_ledger(state_dir).label(found.node_id, found.tenant, label or "")
+    except NameRuleError as error:
+        fail(str(error), EXIT_USAGE)
+    except LabelTakenError as error:
+        fail(str(error), EXIT_NO)
+    typer.echo(f"{found.node_id} of tenant {found.tenant}: {label or 'no label'}", err=True)
+
+
+@app.command("tag")
+def node_tag(
+    node: NodeReference,
+    tags: Annotated[
+        list[str] | None, typer.Argument(metavar="TAG...", help="Tags: gateway, or site=north.")
+    ] = None,
+    remove: Annotated[
+        list[str] | None, typer.Option(metavar="KEY", help="Remove the tag of this key; repeat.")
+    ] = None,
+    state_dir: StateDir = None,
+) -> None:
+    """Set or remove tags of a node. A node has one value for each key: site=south replaces site=north."""
+    if not tags and not remove:
+        fail("give tags, or --remove KEY", EXIT_USAGE)
+    found = _found(NodeDirectory.of(state_dir), node)
+    try:
+        name_ledger(state_dir).tag(found.node_id, found.tenant, tags or (), remove or ())
+    except NameRuleError as error:
+        fail(str(error), EXIT_USAGE)
+    now_has = NodeDirectory.of(state_dir).lookup.tags_of(found.node_id)
+    typer.echo(f"{found.node_id} of tenant {found.tenant}: {' '.join(now_has) or 'no tags'}", err=True)
+
+
+@app.command("list")
+def node_list(
+    tenant: Annotated[str | None, typer.Option(help="Of this tenant alone.")] = None,
+    as_json: AsJson = False,
+    state_dir: StateDir = None,
+) -> None:
+    """Show every node that was enrolled and is not forgotten. `relay fleet nodes` shows which are online."""
+    directory = NodeDirectory.of(state_dir)
+    nodes = [
+        _facts(directory, FoundNode(node_id, its))
+        for node_id, its in sorted(directory.records.tenants().items())
+        if tenant in {None, its} and not _is_forgotten(directory, node_id)
+    ]
+    if as_json:
+        typer.echo(json.dumps(nodes))
+        return
+    show_table(
+        ("NODE", "TENANT", "LABEL", "TAGS", "CERTIFICATE", "EXPIRES (UTC)"),
+        [
+            (
+                each["node_id"],
+                each["tenant"],
+                each["label"] or "-",
+                " ".join(each["tags"]) or "-",
+                each["certificates"][-1]["state"],
+                utc(each["certificates"][-1]["not_after_ms"]),
+            )
+            for each in nodes
+        ],
+    )
+
+
+@app.command("show")
+def node_show(node: NodeReference, as_json: AsJson = False, state_dir: StateDir = None) -> None:
+    """Show one node: its names, and its certificates."""
+    directory = NodeDirectory.of(state_dir)
+    facts = _facts(directory, _found(directory, node))
+    if as_json:
+        typer.echo(json.dumps(facts))
+        return
+    typer.echo(f"node    {facts['node_id']}\ntenant  {facts['tenant']}")
+    typer.echo(f"label   {facts['label'] or '-'}\ntags    {' '.join(facts['tags']) or '-'}\n")
+    show_table(
+        ("KID", "ISSUED (UTC)", "EXPIRES (UTC)", "STATE", "JOIN TOKEN"),
+        [
+            (
+                each["kid"][:KID_DIGITS],
+                utc(each["issued_ms"]),
+                utc(each["not_after_ms"]),
+                each["state"],
+                each["join_id"] or "-",
+            )
+            for each in facts["certificates"]
+        ],
+    )
+
+
+@app.command("forget")
+def node_forget(node: NodeReference, state_dir: StateDir = None) -> None:
+    """Remove a retired or revoked node from the lists, with its label and tags. Its id stays taken."""
+    directory = NodeDirectory.of(state_dir)
+    found = _found(directory, node)
+    if directory.records.unrevoked(found.node_id):
+        fail(
+            f"{found.node_id} has a certificate that is not revoked: "
+            f"run `kubelet retire` on it, or `relay ca revoke {found.node_id}`",
+            EXIT_NO,
+        )
+    name_ledger(state_dir).forget(found.node_id)
+    typer.echo(f"forgotten {found.node_id}", err=True)
+
+
+def _found(directory: NodeDirectory, reference: str) -> FoundNode:
+    try:
+        return directory.find(reference)
+    except NodeReferenceError as error:
+        fail(f"{error}; see `relay node list`", EXIT_NO)
+
+
+def _is_forgotten(directory: NodeDirectory, node_id: str) -> bool:
+    # The operator can issue to it again: then it is a node like any other.
+    return node_id in directory.names.forgotten and not directory.records.unrevoked(node_id)
+
+
+def _facts(directory: NodeDirectory, node: FoundNode) -> dict[str, Any]:
+    """Return a node for programs."""
+    records, now = directory.records, now_ms()
+    return {
+        "node_id": node.node_id,
+        "tenant": node.tenant,
+        "label": directory.lookup.label_of(node.node_id) or None,
+        "tags": list(directory.lookup.tags_of(node.node_id)),
+        "certificates": [
+            {
+                "kid": leaf.kid,
+                "issued_ms": leaf.issued_ms,
+                "not_after_ms": leaf.not_after_ms,
+                "state": records.state(leaf, now),
+                "join_id": leaf.join_id,
+            }
+            for leaf in records.leaves_of(node.node_id)
+        ],
+    }

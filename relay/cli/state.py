@@ -1,0 +1,19 @@
+"""The parts of the state directory that several commands open. Must not contain what a command does."""
+
+import os
+from pathlib import Path
+
+from relay.cli.options import state_files
+from relay.clock import now_ms
+from relay.fleet.name_ledger import NameLedger
+from relay.pki.authority import CertificateAuthority
+
+
+def authority(state_dir: Path | None) -> CertificateAuthority:
+    """Return the CA of that state directory."""
+    return CertificateAuthority(state_files(state_dir).ca, now_ms, os.urandom)
+
+
+def name_ledger(state_dir: Path | None) -> NameLedger:
+    """Return the names of the nodes of that state directory."""
+    return NameLedger(state_files(state_dir).node_names, now_ms)

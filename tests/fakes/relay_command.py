@@ -1,0 +1,50 @@
+"""The command line of the relay, run in the process of the test."""
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from relay.cli.entry import main
+from tests.fakes.ports import unused_port
+
+FREE_PORT = "FREE_PORT"
+"""Stands for a port of this machine that is free."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a command ended, and what it printed."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def error(self) -> str:
+        """The one line that an error is, and nothing besides."""
+        assert self.out == ""
+        assert self.err.startswith("relay: ")
+        assert self.err.count("\n") == 1
+        return self.err.strip()
+
+
+RelayCommand = Callable[..., Outcome]
+
+
+def relay_command(
+    state: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> RelayCommand:
+    """Return what runs a command on the state directory ``state``."""
+
+    def run(*arguments: object) -> Outcome:
+        texts = [str(argument).replace(FREE_PORT, str(unused_port())) for argument in arguments]
+        monkeypatch.setattr(sys, "argv", ["relay", *texts, "--state-dir", str(state)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        captured = capsys.readouterr()
+        return Outcome(int(ended.value.code or 0), captured.out, captured.err)
+
+    return run
