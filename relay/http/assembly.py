@@ -12,7 +12,7 @@ from relay.audit.assembly import AuditPart
 from relay.auth.assembly import AuthPart
 from relay.environment import RelayEnvironment
 from relay.http.connections import Bounds, Connections
-from relay.http.request_guard import AllowedHosts, RequestGuard
+from relay.http.request_guard import METADATA_PATH, AllowedHosts, RequestGuard
 from relay.http.routes import make_routes
 from relay.part import Part
 
@@ -58,7 +58,7 @@ def assemble(environment: RelayEnvironment, audit: AuditPart, auth: AuthPart, se
     application = RequestGuard(
         allowed=AllowedHosts.of(config.public_url, config.listen, tls=config.tls is not None),
         authenticator=auth.authenticator,
-        public_url=config.public_url,
+        metadata_url=config.public_url + METADATA_PATH if config.external_issuer else None,
         metrics=environment.metrics,
         refusals=audit.refusals,
         mcp=served.mcp,

@@ -1,16 +1,18 @@
 """Parses each body on ``/mcp`` strictly, before the SDK.
 
 The SDK accepts duplicate keys, NaN and lone surrogates, and drops unknown members. Must not interpret the
-message.
+message, beyond that it is one of JSON-RPC.
 """
 
 import json
 from collections.abc import Callable
+from typing import Any
 
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from relay.auth.caller import CALLER_IN_SCOPE, Caller
+from schemas.error_roots import EdgeError
 from schemas.errors import ToolError
 from schemas.strict_json import StrictJsonError, loads
 
@@ -39,7 +41,7 @@ class BodyParser:
         self._charge = charge
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request: -32700 for what is not strict JSON."""
+        """Serve one request: -32700 for what is not strict JSON, -32600 for what is not JSON-RPC."""
         if scope["method"] != "POST":
             await self._app(scope, receive, send)
             return
@@ -62,11 +64,38 @@ class BodyParser:
             await refusal(scope, receive, send)
             return
         try:
-            scope[MESSAGE_IN_SCOPE] = loads(body, max_bytes=MAX_BODY_BYTES)
-        except StrictJsonError as error:
-            await _refusal(400, _PARSE_ERROR, f"Parse error: {error.reason}.")(scope, receive, send)
+            scope[MESSAGE_IN_SCOPE] = _message_of(body)
+        except _BodyError as error:
+            await _refusal(400, error.code, str(error))(scope, receive, send)
             return
         await self._app(scope, _receive_again(body, receive), send)
+
+
+class _BodyError(EdgeError):
+    """The body is not a message of JSON-RPC. ``code`` is the JSON-RPC error code."""
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+def _message_of(body: bytes) -> dict[str, Any]:
+    """Return the JSON-RPC 2.0 message in ``body``. The SDK answers another body with a dump of it.
+
+    Raises:
+        _BodyError: it is none; without any of its content.
+    """
+    try:
+        value = loads(body, max_bytes=MAX_BODY_BYTES)
+    except StrictJsonError as error:
+        raise _BodyError(_PARSE_ERROR, f"Parse error: {error.reason}.") from None
+    if not isinstance(value, dict):
+        raise _BodyError(_INVALID_REQUEST, "Invalid Request: the body must be one JSON object.")
+    if value.get("jsonrpc") != "2.0":
+        raise _BodyError(_INVALID_REQUEST, 'Invalid Request: jsonrpc must be "2.0".')
+    if not isinstance(value.get("method"), str) and not value.keys() & {"result", "error"}:
+        raise _BodyError(_INVALID_REQUEST, "Invalid Request: method must be a string.")
+    return value
 
 
 def _declares_too_large(scope: Scope) -> bool:

@@ -48,6 +48,11 @@ TWICE = "\n"
 _CHALLENGED = SCOPE_OF_SAFETY_CLASS["read_only"]
 """The scope that a client without configuration requests (docs/decisions/0013)."""
 
+_FROM_AN_ISSUER = "Send a bearer token. The metadata of this resource names the server that issues one."
+_FROM_THE_OPERATOR = (
+    "Send a bearer token in the header Authorization. The operator of this relay issues one with: "
+    "relay token issue --sub NAME"
+)
 _REFUSED = "The token is not accepted."
 _REFUSALS = {
     "expired": "The token has expired; get a new one.",
@@ -84,14 +89,18 @@ class AllowedHosts:
 
 
 class RequestGuard:
-    """An ASGI application that passes requests to ``mcp``, ``node_sessions`` or ``other``."""
+    """An ASGI application that passes requests to ``mcp``, ``node_sessions`` or ``other``.
+
+    ``metadata_url`` is where a client without a token can read which authorization server to get one from;
+    None without such a server.
+    """
 
     def __init__(  # noqa: PLR0913 - what comes in from outside
         self,
         *,
         allowed: AllowedHosts,
         authenticator: Authenticator,
-        public_url: str,
+        metadata_url: str | None,
         metrics: Metrics,
         refusals: RefusalCounter,
         mcp: ASGIApp,
@@ -105,7 +114,10 @@ class RequestGuard:
         self._mcp = mcp
         self._node_sessions = node_sessions
         self._other = other
-        self._challenge = f'resource_metadata="{public_url}{METADATA_PATH}", scope="{_CHALLENGED}"'
+        scope = f'scope="{_CHALLENGED}"'
+        self._challenge = f'resource_metadata="{metadata_url}", {scope}' if metadata_url else scope
+        # A client that is sent to an authorization server that does not exist shows its user that failure.
+        self._how_to_get_one = _FROM_AN_ISSUER if metadata_url else _FROM_THE_OPERATOR
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request, connection or lifespan."""
@@ -163,7 +175,7 @@ class RequestGuard:
         if authorization is None or not authorization.lower().startswith(_BEARER):
             # RFC 6750 section 3.1: the answer to a request without credentials has no error code.
             await self._refuse(
-                scope, send, 401, "no_token", "Send a bearer token.", f"Bearer {self._challenge}"
+                scope, send, 401, "no_token", self._how_to_get_one, f"Bearer {self._challenge}"
             )
             return None
         try:

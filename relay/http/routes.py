@@ -34,8 +34,8 @@ def make_routes(  # noqa: PLR0913 - what comes in from outside
 ) -> Starlette:
     """Return the application; ``running`` is entered while it serves.
 
-    ``issuers`` are the authorization servers from which agents can get tokens; ``more`` are the routes of
-    other modules.
+    ``issuers`` are the authorization servers from which agents can get tokens; without one there is no
+    metadata for them to read. ``more`` are the routes of other modules.
     """
     documents = registry.documents
     metadata = _metadata(public_url, issuers)
@@ -80,7 +80,7 @@ def make_routes(  # noqa: PLR0913 - what comes in from outside
         Route("/healthz", healthz),
         Route("/readyz", readyz),
         Route(METRICS_PATH, show_metrics),
-        *(Route(path, resource_metadata) for path in METADATA_PATHS),
+        *(Route(path, resource_metadata) for path in METADATA_PATHS if issuers),
         *more,
     ]
     application = Starlette(routes=routes, lifespan=lifespan)
@@ -91,12 +91,10 @@ def make_routes(  # noqa: PLR0913 - what comes in from outside
 
 def _metadata(public_url: str, issuers: Sequence[str]) -> dict[str, Any]:
     """Return the metadata of the resource (RFC 9728)."""
-    metadata: dict[str, Any] = {
+    return {
         "resource": mcp_url(public_url),
         "resource_name": "Edge relay",
         "scopes_supported": list(SCOPES),
         "bearer_methods_supported": ["header"],
+        "authorization_servers": list(issuers),
     }
-    if issuers:
-        metadata["authorization_servers"] = list(issuers)
-    return metadata

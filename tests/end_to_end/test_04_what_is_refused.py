@@ -87,8 +87,8 @@ async def test_control_characters_in_a_name_reach_no_error_and_no_audit(
 @pytest.mark.parametrize(
     ("headers", "challenge"),
     [
-        pytest.param({}, "Bearer resource_metadata=", id="no-token"),
-        pytest.param({"Authorization": "Basic eA=="}, "Bearer resource_metadata=", id="no-bearer"),
+        pytest.param({}, "Bearer scope=", id="no-token"),
+        pytest.param({"Authorization": "Basic eA=="}, "Bearer scope=", id="no-bearer"),
         pytest.param({"Authorization": "Bearer x.y.z"}, 'Bearer error="invalid_token"', id="no-jwt"),
     ],
 )
@@ -98,8 +98,10 @@ async def test_without_a_token_there_is_no_mcp(demo: Demo, headers: dict[str, st
         assert answer.status_code == 401
         assert answer.headers["www-authenticate"].startswith(challenge)
         assert "tools:call:read_only" in answer.headers["www-authenticate"]
+        # There is no authorization server to name; the body says who issues tokens.
+        assert ("relay token issue" in answer.json()["message"]) == (answer.json()["error"] == "no_token")
         metadata = await http.get(demo.base_url + "/.well-known/oauth-protected-resource/mcp")
-    assert metadata.json()["resource"] == demo.facts["mcp_url"]
+    assert metadata.status_code == 404
 
 
 @pytest.mark.parametrize("path", ["/mcp", "/devices/connect", "/healthz", "/schemas/"])

@@ -73,7 +73,7 @@ class ServedRelay:
         self._guard = RequestGuard(
             allowed=AllowedHosts.of(hub.public_url, self.address),
             authenticator=hub.authenticator,
-            public_url=hub.public_url,
+            metadata_url=None,
             metrics=hub.metrics,
             refusals=hub.refusals,
             mcp=self._mcp,

@@ -97,6 +97,13 @@ def deep(levels: int) -> bytes:
     return b'{"a":' * (levels - 1) + b"{}" + b"}" * (levels - 1)
 
 
+def message(params: bytes) -> bytes:
+    return b'{"jsonrpc":"2.0","id":1,"method":"m","params":' + params + b"}"
+
+
+LONGEST_TEXT = MAX_BODY_BYTES - len(message(b'""'))
+
+
 # --- what is let through --------------------------------------------------------------------------------
 
 
@@ -105,17 +112,15 @@ def deep(levels: int) -> bytes:
     [
         pytest.param(CALL, id="a call"),
         pytest.param(b" \r\n\t" + CALL + b"\n", id="white space around it"),
-        pytest.param(b"[" + CALL + b"," + CALL + b"]", id="a batch"),
-        pytest.param(b"[]", id="an empty batch"),
-        pytest.param(b"7", id="a number"),
-        pytest.param(b"null", id="null"),
-        pytest.param('{"a":"é\U0001f511"}'.encode(), id="letters beyond ASCII"),
-        pytest.param(rb'{"a":"\ud83d\udd11"}', id="a pair of surrogates"),
-        pytest.param(rb'{"a":"\u0000"}', id="a zero character"),
-        pytest.param(b'{"a":1,"b":{"a":1}}', id="a key in two objects"),
-        pytest.param(b'{"a":9007199254740991}', id="the greatest integer"),
-        pytest.param(deep(MAX_DEPTH), id="as deep as may be"),
-        pytest.param(b'"' + b"x" * (MAX_BODY_BYTES - 2) + b'"', id="as large as may be"),
+        pytest.param(message('{"a":"é\U0001f511"}'.encode()), id="letters beyond ASCII"),
+        pytest.param(message(rb'{"a":"\ud83d\udd11"}'), id="a pair of surrogates"),
+        pytest.param(message(rb'{"a":"\u0000"}'), id="a zero character"),
+        pytest.param(message(b'{"a":1,"b":{"a":1}}'), id="a key in two objects"),
+        pytest.param(message(b'{"a":9007199254740991}'), id="the greatest integer"),
+        pytest.param(message(deep(MAX_DEPTH - 1)), id="as deep as may be"),
+        pytest.param(
+            message(b'"' + b"x" * (MAX_BODY_BYTES - 2 - len(message(b""))) + b'"'), id="as large as may be"
+        ),
     ],
 )
 async def test_what_is_json_comes_through_as_it_was_with_what_it_says(body: bytes) -> None:
@@ -126,6 +131,34 @@ async def test_what_is_json_comes_through_as_it_was_with_what_it_says(body: byte
     assert scope[MESSAGE_IN_SCOPE] == json.loads(body)
     assert scope[CALLER_IN_SCOPE].size == len(body)
     assert scope.keys() - {"type", "method", "path", "headers"} == {CALLER_IN_SCOPE, MESSAGE_IN_SCOPE}
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        pytest.param(b"[" + CALL + b"," + CALL + b"]", "the body must be one JSON object", id="a batch"),
+        pytest.param(b"[]", "the body must be one JSON object", id="an empty batch"),
+        pytest.param(b"42", "the body must be one JSON object", id="a number"),
+        pytest.param(b"null", "the body must be one JSON object", id="null"),
+        pytest.param(b"{}", 'jsonrpc must be "2.0"', id="an empty object"),
+        pytest.param(b'{"jsonrpc":"1.0","method":"m"}', 'jsonrpc must be "2.0"', id="another version"),
+        pytest.param(b'{"jsonrpc":2.0,"method":"m"}', 'jsonrpc must be "2.0"', id="a number as version"),
+        pytest.param(b'{"jsonrpc":"2.0","id":1}', "method must be a string", id="no method"),
+        pytest.param(b'{"jsonrpc":"2.0","method":["SECRET"]}', "method must be a string", id="no text"),
+    ],
+)
+async def test_what_is_not_json_rpc_is_refused_without_a_dump_of_it(body: bytes, reason: str) -> None:
+    request, inside = await post(body)
+    assert request.status == 400
+    expected = {"code": -32600, "message": f"Invalid Request: {reason}."}
+    assert request.answer == {"jsonrpc": "2.0", "id": None, "error": expected}
+    assert inside.bodies == []
+
+
+@pytest.mark.parametrize("answered", [b'"result":{}', b'"error":{"code":1,"message":"m"}'])
+async def test_an_answer_of_a_client_comes_through(answered: bytes) -> None:
+    request, _ = await post(b'{"jsonrpc":"2.0","id":1,' + answered + b"}")
+    assert request.status == 204
 
 
 @pytest.mark.parametrize("method", ["GET", "DELETE", "OPTIONS", "PUT"])
@@ -287,11 +320,12 @@ async def test_of_a_client_that_has_gone_nothing_is_done(before: list[Message]) 
 
 
 @given(st.binary(max_size=200) | st.text('{}[]":,\\ud801aeN-', max_size=60).map(str.encode))
-def test_any_bytes_either_come_through_unchanged_or_are_a_parse_error(body: bytes) -> None:
+def test_any_bytes_either_come_through_unchanged_or_are_refused(body: bytes) -> None:
     request, inside = asyncio.run(post(body))
     if request.status == 204:
         assert inside.bodies == [body]
         assert inside.scopes[0][MESSAGE_IN_SCOPE] == json.loads(body)
     else:
-        assert (request.status, request.answer["error"]["code"]) == (400, -32700)
+        assert request.status == 400
+        assert request.answer["error"]["code"] in {-32700, -32600}
         assert inside.scopes == []

@@ -41,7 +41,7 @@ class Bench:
         self.guard = RequestGuard(
             allowed=AllowedHosts.of(PUBLIC_URL, LISTEN),
             authenticator=hub.authenticator,
-            public_url=PUBLIC_URL,
+            metadata_url=METADATA,
             metrics=hub.metrics,
             refusals=hub.refusals,
             mcp=self.mcp,

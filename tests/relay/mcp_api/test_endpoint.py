@@ -83,7 +83,7 @@ class Stage:
         self._server.app = RequestGuard(
             allowed=AllowedHosts.of(PUBLIC_URL, self.address),
             authenticator=self.hub.authenticator,
-            public_url=PUBLIC_URL,
+            metadata_url=None,
             metrics=self.hub.metrics,
             refusals=self.hub.refusals,
             mcp=self.mcp,
