@@ -52,6 +52,10 @@ class JoinedHead:
         else:
             self._transport.write(data)
 
+    def is_closing(self) -> bool:
+        """Return whether the connection is closing."""
+        return self._transport.is_closing()
+
     def close(self) -> None:
         """Close the connection once everything is sent."""
         self._flush()

@@ -234,6 +234,18 @@ async def test_that_the_client_may_go_on_is_not_held_back() -> None:
     assert sent.writes == [interim, b"head body"]
 
 
+async def test_a_client_that_waits_to_send_its_body_may_send_it(server: Server) -> None:
+    server.app = Starlette(routes=[Route("/", size_of_body, methods=["POST"])])
+    reader, writer = await connected(server)
+    writer.write(b"POST / HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n")
+    async with asyncio.timeout(BOUND_S):
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 100 ")
+        writer.write(b"ok")
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+        assert await reader.readexactly(1) == b"2"
+    writer.close()
+
+
 async def test_a_served_request_leaves_nothing_to_the_garbage_collector(server: Server) -> None:
     responses: list[weakref.ref[object]] = []
 
