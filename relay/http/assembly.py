@@ -12,7 +12,7 @@ from relay.audit.assembly import AuditPart
 from relay.auth.assembly import AuthPart
 from relay.environment import RelayEnvironment
 from relay.http.connections import Bounds, Connections
-from relay.http.request_guard import METADATA_PATH, AllowedHosts, RequestGuard
+from relay.http.request_guard import METADATA_PATH, AllowedHosts, BeginMcp, RequestGuard
 from relay.http.routes import make_routes
 from relay.part import Part
 
@@ -23,12 +23,14 @@ class Served:
 
     Attributes:
         mcp: the application behind ``/mcp``, and ``running`` the context in which it can serve.
+        mcp_direct: what answers some of its requests without ASGI.
         node_sessions: the application behind ``/devices/connect``.
         routes: further routes.
         ready: what ``/readyz`` shows.
     """
 
     mcp: ASGIApp
+    mcp_direct: BeginMcp
     running: Callable[[], AbstractAsyncContextManager[None]]
     node_sessions: ASGIApp
     routes: Sequence[Route]
@@ -62,6 +64,7 @@ def assemble(environment: RelayEnvironment, audit: AuditPart, auth: AuthPart, se
         metrics=environment.metrics,
         refusals=audit.refusals,
         mcp=served.mcp,
+        mcp_direct=served.mcp_direct,
         node_sessions=served.node_sessions,
         other=routes,
     )

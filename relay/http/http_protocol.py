@@ -5,7 +5,7 @@ Must not interpret requests.
 """
 
 import asyncio
-from typing import Any
+from typing import Any, Protocol
 
 import httptools
 from uvicorn._types import ASGI3Application
@@ -24,6 +24,14 @@ _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 class PipelineError(PeerError):
     """Too many requests are queued on one connection: raised to end the parsing of the received data."""
+
+
+class ServedRequest(Protocol):
+    """What is read here of the request that is served."""
+
+    response_complete: bool
+    disconnected: bool
+    message_event: asyncio.Event
 
 
 class JoinedHead:
@@ -76,7 +84,7 @@ class BoundedHttp(HttpToolsProtocol):
         self._head_bytes = 0
         self._in_head = False
         self._in_body = False
-        self._served: RequestResponseCycle | None = None
+        self._served: ServedRequest | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
         """Begin; the timer of the first request runs since the connection was accepted."""

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp
 
 from relay.http.acceptor import SOCKET_TIMEOUTS, Acceptor, SocketTimeouts
 from relay.http.connections import CONNECTION_IN_STATE, Connection, Connections
-from relay.http.http_protocol import BoundedHttp
+from relay.http.direct_http import Begin, DirectHttp
 from relay.http.keepalive import KEEPALIVE_IN_STATE, Keepalive
 from relay.http.websocket_protocol import BoundedWebSocket
 from schemas.addresses import HostPort
@@ -30,15 +30,17 @@ _SHUTDOWN_S = 3
 class _Server(uvicorn.Server):
     """uvicorn behind our own acceptor, and without its signal handlers: the caller of ``serve`` ends it."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - what comes in from outside
         self,
         config: uvicorn.Config,
         listener: socket.socket,
         connections: Connections,
         tls: ssl.SSLContext | None,
         timeouts: SocketTimeouts,
+        begin: Begin | None,
     ) -> None:
         super().__init__(config)
+        self._begin = begin
         self._connections = connections
         self._keepalive = Keepalive(asyncio.get_running_loop(), _PING_INTERVAL_S, _PING_TIMEOUT_S)
         self._acceptor = Acceptor(listener, connections, self._make_protocol, tls, timeouts)
@@ -71,28 +73,33 @@ class _Server(uvicorn.Server):
             CONNECTION_IN_STATE: connection,
             KEEPALIVE_IN_STATE: self._keepalive,
         }
-        return BoundedHttp(config=self.config, server_state=self.server_state, app_state=state)
+        return DirectHttp(
+            config=self.config, server_state=self.server_state, app_state=state, begin=self._begin
+        )
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
 
 
-async def serve(
+async def serve(  # noqa: PLR0913, PLR0917 - what comes in from outside
     application: ASGIApp,
     listener: socket.socket,
     connections: Connections,
     tls: ssl.SSLContext | None = None,
     timeouts: SocketTimeouts = SOCKET_TIMEOUTS,
+    begin: Begin | None = None,
 ) -> None:
     """Serve ``application`` on ``listener``, which is bound, within ``connections``' bounds, until cancelled.
+
+    ``begin`` answers what it can without it.
 
     Raises:
         OSError: the listener cannot be used.
     """
     config = uvicorn.Config(
         application,
-        http=BoundedHttp,
+        http=DirectHttp,
         ws=BoundedWebSocket,
         ws_max_size=MAX_FRAME_BYTES,
         ws_per_message_deflate=False,
@@ -103,7 +110,7 @@ async def serve(
         proxy_headers=False,
         timeout_graceful_shutdown=_SHUTDOWN_S,
     )
-    server = _Server(config, listener, connections, tls, timeouts)
+    server = _Server(config, listener, connections, tls, timeouts, begin)
     serving = asyncio.create_task(server.serve())
     try:
         await asyncio.shield(serving)

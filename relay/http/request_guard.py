@@ -5,6 +5,7 @@ rebinding); Host and Origin reveal that, on the WebSocket too. Must not know MCP
 """
 
 import json
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -15,6 +16,7 @@ from relay.auth.agent_tokens import Authenticator, Principal
 from relay.auth.caller import CALLER_IN_SCOPE, Caller
 from relay.auth.permissions import SCOPE_OF_SAFETY_CLASS
 from relay.http.connections import admit
+from relay.http.direct_http import WholeRequest, Work
 from relay.observability.metrics import Metrics
 from schemas.addresses import MCP_PATH, HostPort, is_loopback
 from schemas.frames import CONNECT_PATH
@@ -44,6 +46,9 @@ _READ_HEADERS = _NAMES | {
 }
 TWICE = "\n"
 """The value of a header that was sent twice; a header sent once cannot have it."""
+
+BeginMcp = Callable[[Caller, bytes], Work | None]
+"""Returns what answers a request of that caller with that body, or None if ASGI has to serve it."""
 
 _CHALLENGED = SCOPE_OF_SAFETY_CLASS["read_only"]
 """The scope that a client without configuration requests (docs/decisions/0013)."""
@@ -106,12 +111,14 @@ class RequestGuard:
         mcp: ASGIApp,
         node_sessions: ASGIApp,
         other: ASGIApp,
+        mcp_direct: BeginMcp | None = None,
     ) -> None:
         self._allowed = allowed
         self._authenticator = authenticator
         self._metrics = metrics
         self._refusals = refusals
         self._mcp = mcp
+        self._mcp_direct = mcp_direct
         self._node_sessions = node_sessions
         self._other = other
         scope = f'scope="{_CHALLENGED}"'
@@ -124,16 +131,14 @@ class RequestGuard:
         if scope["type"] == "lifespan":
             await self._other(scope, receive, send)
             return
-        # RFC 9110 section 5.5: white space around a value is not part of it. httptools keeps it after one.
         # In place: the server keeps this list for as long as the connection, and must keep no token either.
         scope["headers"][:] = [(name, value.strip(b" \t")) for name, value in scope["headers"]]
-        headers = _headers(scope)
-        host, origin = headers.get(b"host", ""), headers.get(b"origin")
-        if host not in (self._allowed.hosts if _is_local(scope) else self._allowed.public):
+        headers = _headers(scope["headers"])
+        if not self._has_allowed_host(headers, _address(scope)):
             await self._refuse(scope, send, 421, "host", "This server has another name.")
-        elif origin is not None and origin not in self._allowed.origins:
+        elif not self._has_allowed_origin(headers):
             await self._refuse(scope, send, 403, "origin", "This origin may not use this server.")
-        elif scope["path"] == METRICS_PATH and host not in self._allowed.loopback:
+        elif scope["path"] == METRICS_PATH and headers[b"host"] not in self._allowed.loopback:
             # The same port is public: the relay's metrics are for its own machine.
             await self._refuse(scope, send, 404, "metrics", "Not found.")
         elif scope["type"] == "websocket":
@@ -142,6 +147,36 @@ class RequestGuard:
             await self._to_mcp(headers, scope, receive, send)
         else:
             await self._other(scope, receive, send)
+
+    def begin(self, request: WholeRequest) -> Work | None:
+        """Return what answers ``request``, which passes every check of ``__call__``; None if ASGI serves it.
+
+        Only for the agent that the connection counts towards already.
+        """
+        headers = _headers(request.headers)
+        if self._mcp_direct is None:
+            return None
+        if not (self._has_allowed_host(headers, request.address) and self._has_allowed_origin(headers)):
+            return None
+        authorization = headers.pop(_AUTHORIZATION, "")
+        if not authorization.lower().startswith(_BEARER):
+            return None
+        try:
+            principal = self._authenticator.identify(authorization[len(_BEARER) :].strip())
+        except TokenError:
+            return None
+        if principal.name != request.holder:
+            return None
+        return self._mcp_direct(_caller(principal, headers, request.query, len(request.body)), request.body)
+
+    def _has_allowed_host(self, headers: Mapping[bytes, str], address: str) -> bool:
+        # Only requests from this machine may use a loopback name.
+        allowed = self._allowed.hosts if _is_loopback(address) else self._allowed.public
+        return headers.get(b"host", "") in allowed
+
+    def _has_allowed_origin(self, headers: Mapping[bytes, str]) -> bool:
+        origin = headers.get(b"origin")
+        return origin is None or origin in self._allowed.origins
 
     async def _to_node_sessions(self, scope: Scope, receive: Receive, send: Send) -> None:
         # Without layers in between: thousands of these stay open, each with its layers.
@@ -158,12 +193,7 @@ class RequestGuard:
         if not admit(scope, principal.name):
             await self._refuse(scope, send, 429, "connections", "This agent holds too many connections.")
             return
-        scope[CALLER_IN_SCOPE] = Caller(
-            principal,
-            transport="stdio" if headers.get(_TRANSPORT) == "stdio" else "http",
-            headers=headers,
-            query=scope["query_string"].decode("latin-1"),
-        )
+        scope[CALLER_IN_SCOPE] = _caller(principal, headers, scope["query_string"])
         await self._mcp(scope, receive, send)
 
     async def _identified(self, headers: dict[bytes, str], scope: Scope, send: Send) -> Principal | None:
@@ -205,11 +235,6 @@ class RequestGuard:
         await send({"type": "http.response.body", "body": body})
 
 
-def _is_local(scope: Scope) -> bool:
-    """Return whether the request comes from this machine: only then may it use a loopback name."""
-    return _is_loopback(_address(scope))
-
-
 @lru_cache(maxsize=1024)
 def _is_loopback(address: str) -> bool:
     # A few addresses repeat, and parsing one takes longer than the rest of the check.
@@ -221,12 +246,18 @@ def _address(scope: Scope) -> str:
     return client[0] if client else "unknown"
 
 
-def _headers(scope: Scope) -> dict[bytes, str]:
+def _caller(principal: Principal, headers: Mapping[bytes, str], query: bytes, size: int = 0) -> Caller:
+    transport = "stdio" if headers.get(_TRANSPORT) == "stdio" else "http"
+    return Caller(principal, transport, headers, query.decode("latin-1"), size)
+
+
+def _headers(lines: Iterable[tuple[bytes, bytes]]) -> dict[bytes, str]:
     """Return the headers that are read here or behind, by name. One that was sent twice is ``TWICE``."""
     found: dict[bytes, str] = {}
-    for name, value in scope["headers"]:
+    for name, value in lines:
         if name in _READ_HEADERS:
-            text = value.decode("latin-1")
+            # RFC 9110 section 5.5: white space around a value is not part of it; httptools keeps some.
+            text = value.strip(b" \t").decode("latin-1")
             text = text.lower() if name in _NAMES else text
             found[name] = text if name not in found else TWICE
     return found

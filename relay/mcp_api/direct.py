@@ -13,6 +13,7 @@ from mcp.shared.inbound import ERROR_CODE_HTTP_STATUS
 from starlette.types import Receive, Send
 
 from relay.ascii_json import encoded
+from relay.http.direct_http import Answer
 from relay.mcp_api.fragments import text_of
 from relay.mcp_api.methods import MethodError
 
@@ -31,22 +32,25 @@ async def answer(
     receive: Receive,
     send: Send,
 ) -> None:
-    """Send the result of ``work``, or its ``MethodError``, unless the client has disconnected."""
+    """Send the answer that ``work`` leads to, unless the client has disconnected."""
+    answered = await until_disconnected(answer_of(work, request_id), receive)
+    if answered is None:
+        return
+    headers = [_JSON, (b"content-length", b"%d" % len(answered.body))]
+    await send({"type": "http.response.start", "status": answered.status, "headers": headers})
+    await send({"type": "http.response.body", "body": answered.body})
+
+
+async def answer_of(work: Coroutine[Any, Any, dict[str, Any]], request_id: str | int) -> Answer:
+    """Return the result of ``work``, or its ``MethodError``, as the answer to the request of that id."""
     status = _OK
     try:
-        result = await until_disconnected(work, receive)
+        member = f'"result":{text_of(await work)}'
     except MethodError as error:
         status = ERROR_CODE_HTTP_STATUS.get(error.code, _OK)
         document = {"code": error.code, "message": error.message}
         member = f'"error":{encoded(document if error.data is None else {**document, "data": error.data})}'
-    else:
-        if result is None:
-            return
-        member = f'"result":{text_of(result)}'
-    body = f'{{"jsonrpc":"2.0","id":{encoded(request_id)},{member}}}'.encode()
-    headers = [_JSON, (b"content-length", b"%d" % len(body))]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+    return Answer(status, f'{{"jsonrpc":"2.0","id":{encoded(request_id)},{member}}}'.encode("ascii"))
 
 
 async def until_disconnected(work: Coroutine[Any, Any, ResultT], receive: Receive) -> ResultT | None:

@@ -18,6 +18,7 @@ from starlette.types import Receive, Scope, Send
 
 from relay.auth.caller import CALLER_IN_SCOPE, Caller
 from relay.http.body_parser import MAX_BODY_BYTES, MESSAGE_IN_SCOPE, BodyParser
+from relay.http.direct_http import Work
 from relay.mcp_api import direct
 from relay.mcp_api.change_streams import TOO_MANY_STREAMS, ChangeStreams
 from relay.mcp_api.fragments import with_documents
@@ -36,6 +37,7 @@ from relay.mcp_api.sdk import (
     session_owner,
     takes,
 )
+from schemas.strict_json import StrictJsonError, loads
 
 SESSION_IDLE_S = 300
 
@@ -65,6 +67,18 @@ class McpEndpoint:
     def revoke(self, jtis: Collection[str]) -> None:
         """End the streams that were opened with one of these tokens."""
         self._changes.revoke(jtis)
+
+    def begin(self, caller: Caller, body: bytes) -> Work | None:
+        """Return what answers a request with ``body``, if its method answers once; None if ASGI serves it."""
+        if not is_modern(caller.headers.get(b"mcp-protocol-version")) or caller.size > BYTES_LIKE_A_CALL:
+            return None
+        try:
+            message = loads(body, max_bytes=BYTES_LIKE_A_CALL)
+        except StrictJsonError:
+            return None
+        if not isinstance(message, dict) or not answers_once(caller, message, self.methods.table):
+            return None
+        return direct.answer_of(self._answered(caller, message), message["id"])
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one HTTP request, whose caller the guard has put into the scope."""

@@ -77,6 +77,7 @@ class Relay:
             self.auth,
             http_assembly.Served(
                 mcp=self.mcp.endpoint,
+                mcp_direct=self.mcp.endpoint.begin,
                 running=self.mcp.endpoint.running,
                 node_sessions=self.sessions.node_sessions,
                 routes=self.pki.enrolment.routes(),
@@ -194,7 +195,13 @@ async def _serve(relay: Relay, environment: RelayEnvironment, listener: socket.s
         async with asyncio.TaskGroup() as tasks:
             background = tasks.create_task(relay.run())
             try:
-                await serve(relay.http.application, listener, relay.http.connections, relay.pki.tls.served)
+                await serve(
+                    relay.http.application,
+                    listener,
+                    relay.http.connections,
+                    relay.pki.tls.served,
+                    begin=relay.http.application.begin,
+                )
             finally:
                 background.cancel()
     finally:

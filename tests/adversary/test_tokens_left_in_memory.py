@@ -73,8 +73,23 @@ class Agent:
 
     async def send(self, verb: str, headers: list[tuple[str, str]], body: bytes = b"") -> bytes:
         """Send one request on a connection of its own, and return the head of its answer."""
+        return await self.send_on(await self.connect(), verb, headers, body)
+
+    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Open a connection."""
         reader, writer = await self.relay.connect()
         self._writers.append(writer)
+        return reader, writer
+
+    async def send_on(
+        self,
+        connection: tuple[asyncio.StreamReader, asyncio.StreamWriter],
+        verb: str,
+        headers: list[tuple[str, str]],
+        body: bytes,
+    ) -> bytes:
+        """Send one request on ``connection`` and return the head of its answer."""
+        reader, writer = connection
         lines = [f"{verb} /mcp HTTP/1.1", f"Host: {self.relay.address}", f"Content-Length: {len(body)}"]
         lines += [f"{name}: {value}" for name, value in headers]
         writer.write("\r\n".join(lines).encode() + b"\r\nAuthorization: Bearer " + self._token)
@@ -93,6 +108,18 @@ class Agent:
 def old_headers(**more: str) -> list[tuple[str, str]]:
     headers = {"content-type": "application/json", "accept": "application/json, text/event-stream"}
     return [*headers.items(), *((name.replace("_", "-"), value) for name, value in more.items())]
+
+
+async def begin_call_without_asgi(
+    agent: Agent, headers: list[tuple[str, str]], body: bytes
+) -> asyncio.Task[bytes]:
+    """Begin a call as the second request of a connection: the first is always served by ASGI."""
+    connection = await agent.connect()
+    listing, list_headers = mcp_request("tools/list", {})
+    head = await agent.send_on(connection, "POST", list_headers, listing)
+    _, _, length = head.lower().partition(b"content-length: ")
+    await connection[0].readexactly(int(length.partition(b"\r\n")[0]))
+    return asyncio.create_task(agent.send_on(connection, "POST", headers, body))
 
 
 @asynccontextmanager
@@ -116,11 +143,16 @@ async def everything_open(relay: ServedRelay, node: SimulatedNode) -> AsyncItera
         body, headers = mcp_request("tools/call", {"name": echo_of(node), "arguments": {"message": "ping"}})
         calling = asyncio.create_task(agent.send("POST", headers, body))
         await end.receive("cmd")
+        directly = await begin_call_without_asgi(agent, headers, body)
+        served = len(relay.requests)
+        await end.receive("cmd")
+        assert len(relay.requests) == served
         agent.forget()
         try:
             yield agent
         finally:
             calling.cancel()
+            directly.cancel()
             agent.close()
 
 

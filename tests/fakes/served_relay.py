@@ -77,6 +77,7 @@ class ServedRelay:
             metrics=hub.metrics,
             refusals=hub.refusals,
             mcp=self._mcp,
+            mcp_direct=self._mcp.begin,
             node_sessions=self.sessions,
             other=make_routes(
                 public_url=hub.public_url,
@@ -97,7 +98,7 @@ class ServedRelay:
         ready = asyncio.Event()
         tasks = [asyncio.create_task(relay._run(ready)), asyncio.create_task(relay.notifier.run())]
         await ready.wait()
-        server.app = relay._serve
+        server.app, server.begin = relay._serve, relay._guard.begin
         yield relay
         assert not any(task.done() for task in tasks)
         for task in tasks:

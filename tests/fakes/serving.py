@@ -3,7 +3,7 @@
 import asyncio
 import resource
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 
 from starlette.applications import Starlette
@@ -11,6 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from relay.http.acceptor import SOCKET_TIMEOUTS, SocketTimeouts
 from relay.http.connections import REQUEST_TIMEOUT_S, Bounds, Connections
+from relay.http.direct_http import WholeRequest, Work
 from relay.http.listener import bind, serve
 from relay.observability.metrics import Metrics
 from schemas.addresses import HostPort
@@ -19,11 +20,16 @@ from tests.fakes.hub import counted
 _WITHOUT_REQUESTS = Starlette()
 
 
+def _nothing(_request: WholeRequest) -> Work | None:
+    return None
+
+
 class Server:
     """A server whose application each test puts there: starting one takes longer than most tests.
 
     Attributes:
         app: what answers requests; its lifespan is the test's affair.
+        begin: what answers some of them without ASGI; nothing by default.
         address: where.
         connections: those that it holds.
     """
@@ -32,6 +38,7 @@ class Server:
         self, app: ASGIApp, address: HostPort, bounds: Bounds | None, request_timeout_s: float
     ) -> None:
         self.app = app
+        self.begin: Callable[[WholeRequest], Work | None] = _nothing
         self.address = address
         self._metrics = Metrics()
         bounds = bounds or Bounds.below(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
@@ -47,6 +54,10 @@ class Server:
         app = _WITHOUT_REQUESTS if scope["type"] == "lifespan" else self.app
         await app(scope, receive, send)
 
+    def begin_now(self, request: WholeRequest) -> Work | None:
+        """Return what ``begin`` of the moment returns."""
+        return self.begin(request)
+
     @classmethod
     @asynccontextmanager
     async def running(
@@ -60,11 +71,13 @@ class Server:
         with bind(HostPort("127.0.0.1", 0)) as listener:
             listener.listen()
             server = cls(Starlette(), HostPort(*listener.getsockname()), bounds, request_timeout_s)
-            task = asyncio.create_task(serve(server, listener, server.connections, tls, timeouts))
+            task = asyncio.create_task(
+                serve(server, listener, server.connections, tls, timeouts, server.begin_now)
+            )
             try:
                 yield server
             finally:
-                server.app = Starlette()
+                server.app, server.begin = Starlette(), _nothing
                 task.cancel()
                 with suppress(asyncio.CancelledError):
                     await task

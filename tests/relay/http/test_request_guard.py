@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from relay.auth.caller import CALLER_IN_SCOPE
+from relay.auth.caller import CALLER_IN_SCOPE, Caller
+from relay.http.direct_http import WholeRequest, Work
 from relay.http.request_guard import AllowedHosts, RequestGuard
 from schemas.addresses import HostPort
 from schemas.registry import SchemaRegistry
@@ -68,6 +69,30 @@ class Bench:
 
         await self.guard(scope, receive, sent.put)
         return [sent.get_nowait() for _ in range(sent.qsize())]
+
+    def begins(self, headers: Headers, holder: object, address: str = "127.0.0.1") -> list[Caller]:
+        """Return the caller of a whole request, if it is begun."""
+        callers: list[Caller] = []
+
+        def begin(caller: Caller, body: bytes) -> Work | None:
+            assert body == b"{}"
+            callers.append(caller)
+            return None
+
+        guard = RequestGuard(
+            allowed=AllowedHosts.of(PUBLIC_URL, LISTEN),
+            authenticator=self.hub.authenticator,
+            public_url=PUBLIC_URL,
+            metrics=self.hub.metrics,
+            refusals=self.hub.refusals,
+            mcp=self.mcp,
+            mcp_direct=begin,
+            node_sessions=self.node_sessions,
+            other=self.other,
+        )
+        lines = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers]
+        guard.begin(WholeRequest(lines, address, holder, b"names=dashed", b"{}"))
+        return callers
 
     async def status(self, path: str, headers: Headers) -> int:
         return int((await self.ask(path, headers))[0]["status"])
@@ -200,6 +225,66 @@ async def test_without_a_token_the_challenge_says_where_to_learn_more_and_names_
     assert status == 401
     assert text == f'Bearer resource_metadata="{METADATA}", scope="tools:call:read_only"'
     assert bench.mcp.scopes == []
+
+
+async def test_a_whole_request_of_the_connections_agent_is_begun(bench: Bench) -> None:
+    token = bench.hub.token()
+    principal = bench.hub.authenticator.identify(token)
+    headers = [PUBLIC, ("Authorization", f"Bearer {token} \t"), ("Edge-Transport", "stdio")]
+    (caller,) = bench.begins(headers, principal.name)
+    assert (caller.principal, caller.transport, caller.query, caller.size) == (
+        principal,
+        "stdio",
+        "names=dashed",
+        2,
+    )
+    assert token not in repr(caller)
+
+
+@pytest.mark.parametrize(
+    ("change", "address"),
+    [
+        pytest.param({"Host": "other.example"}, "127.0.0.1", id="another host"),
+        pytest.param({"Host": "localhost:8700"}, "192.0.2.1", id="a loopback name from elsewhere"),
+        pytest.param({"Origin": "https://other.example"}, "127.0.0.1", id="another origin"),
+        pytest.param({"Authorization": ""}, "127.0.0.1", id="no token"),
+        pytest.param({"Authorization": "Bearer x.y.z"}, "127.0.0.1", id="no good token"),
+        pytest.param({"Authorization": "Basic eDp5"}, "127.0.0.1", id="another scheme"),
+    ],
+)
+async def test_a_whole_request_that_would_be_rejected_is_left_to_asgi(
+    bench: Bench, change: dict[str, str], address: str
+) -> None:
+    token = bench.hub.token()
+    holder = bench.hub.authenticator.identify(token).name
+    headers = dict([PUBLIC, ("Authorization", f"Bearer {token}")])
+    assert len(bench.begins(list(headers.items()), holder)) == 1
+    assert bench.begins(list((headers | change).items()), holder, address) == []
+    assert bench.hub.counted("tokens_refused_total") == 0
+
+
+@pytest.mark.parametrize("name", ["Authorization", "Host"])
+async def test_a_whole_request_with_a_header_twice_is_left_to_asgi(bench: Bench, name: str) -> None:
+    token = bench.hub.token()
+    headers = [PUBLIC, ("Authorization", f"Bearer {token}")]
+    twice = [*headers, *(line for line in headers if line[0] == name)]
+    assert bench.begins(twice, bench.hub.authenticator.identify(token).name) == []
+
+
+async def test_a_whole_request_of_another_agent_than_the_connections_is_left_to_asgi(bench: Bench) -> None:
+    token, other = bench.hub.token(), bench.hub.token(sub="another")
+    holder = bench.hub.authenticator.identify(other).name
+    assert bench.begins([PUBLIC, ("Authorization", f"Bearer {token}")], holder) == []
+
+
+async def test_a_revoked_or_expired_token_begins_nothing(bench: Bench) -> None:
+    revoked, expiring = bench.hub.token(), bench.hub.token(ttl_s=60)
+    principal = bench.hub.authenticator.identify(revoked)
+    headers = [[PUBLIC, ("Authorization", f"Bearer {token}")] for token in (revoked, expiring)]
+    assert [len(bench.begins(lines, principal.name)) for lines in headers] == [1, 1]
+    bench.hub.authenticator.revoke(frozenset({principal.jti}))
+    bench.hub.clock.advance(60_000)
+    assert [len(bench.begins(lines, principal.name)) for lines in headers] == [0, 0]
 
 
 async def test_a_token_that_stands_twice_is_as_good_as_none(bench: Bench) -> None:

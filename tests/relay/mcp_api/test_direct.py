@@ -25,9 +25,10 @@ from relay.auth.caller import CALLER_IN_SCOPE, Caller
 from relay.calls.envelope import META_IDEMPOTENCY_KEY, META_TRACEPARENT
 from relay.calls.relay_tools import Emit
 from relay.http.body_parser import MESSAGE_IN_SCOPE
+from relay.http.direct_http import Answer, WholeRequest
 from relay.http.request_guard import AllowedHosts, RequestGuard
 from relay.mcp_api.direct import until_disconnected
-from relay.mcp_api.methods import Method
+from relay.mcp_api.methods import BYTES_LIKE_A_CALL, Method
 from relay.rate_limits import Allowance
 from relay.routing.port import NodeRouter
 from schemas.addresses import HostPort
@@ -81,6 +82,7 @@ class Stage:
             metrics=hub.metrics,
             refusals=hub.refusals,
             mcp=self._mcp,
+            mcp_direct=self._mcp.begin,
             node_sessions=Starlette(),
             other=Starlette(),
         )
@@ -139,6 +141,17 @@ class Stage:
 
         await self._guard({**scope, "client": ("127.0.0.1", 5)}, receive, send)
         return reply
+
+    async def ask_whole(
+        self, message: object, headers: Mapping[str, str] = PLAIN_HEADERS, holder: object = None
+    ) -> Answer | None:
+        """Return the answer to one request that was received in one piece; None if ASGI has to serve it."""
+        lines = [(b"host", b"127.0.0.1:8700"), (b"authorization", f"Bearer {self._token}".encode())]
+        lines += [(name.encode("ascii"), value.encode("latin-1")) for name, value in headers.items()]
+        holder = holder or self.hub.authenticator.identify(self._token).name
+        body = json.dumps(message).encode()
+        work = self._guard.begin(WholeRequest(lines, "127.0.0.1", holder, b"", body))
+        return None if work is None else await work
 
 
 def call(name: object = ECHO_NAME, arguments: object = None, **members: Any) -> dict[str, Any]:
@@ -252,10 +265,13 @@ async def test_a_plain_call_is_answered_as_the_sdk_answers_it(
     async with Stage.running(hub, ScriptedRouter()) as stage:
         ours = await stage.ask(message, headers)
         sdks = await stage.ask(message, headers, twice="accept")
+        whole = await stage.ask_whole(message, headers)
     assert (ours.plain, sdks.plain) == (True, False)
     assert ours.status == 200
     assert json.loads(ours.body)["result"]["resultType"] == "complete"
     assert ours.comparable() == sdks.comparable()
+    assert whole is not None
+    assert (whole.status, ULID.sub(b"", whole.body)) == (200, ULID.sub(b"", ours.body))
 
 
 @pytest.mark.parametrize(("message", "headers"), FAILING.values(), ids=FAILING.keys())
@@ -265,9 +281,11 @@ async def test_a_method_fails_as_the_sdk_lets_it_fail(
     async with Stage.running(hub, ScriptedRouter()) as stage:
         ours = await stage.ask(message, headers)
         sdks = await stage.ask(message, headers, twice="accept")
+        whole = await stage.ask_whole(message, headers)
     assert (ours.plain, sdks.plain) == (True, False)
     assert json.loads(ours.body)["error"]["code"] == -32602
     assert ours.comparable() == sdks.comparable()
+    assert whole == (ours.status, ours.body)
 
 
 async def test_a_notification_goes_before_the_result_on_the_way_that_can_stream(hub: Hub) -> None:
@@ -293,6 +311,16 @@ async def test_what_is_not_plainly_a_call_is_left_to_the_sdk(
 ) -> None:
     async with Stage.running(hub, ScriptedRouter()) as stage:
         assert (await stage.ask(message, headers)).plain is False
+        assert await stage.ask_whole(message, headers) is None
+
+
+async def test_a_whole_request_of_the_old_era_or_with_a_large_body_is_left_to_asgi(hub: Hub) -> None:
+    router = ScriptedRouter()
+    large = call(arguments={"message": "x" * BYTES_LIKE_A_CALL})
+    async with Stage.running(hub, router) as stage:
+        assert await stage.ask_whole(call(), without(PLAIN_HEADERS, "mcp-protocol-version")) is None
+        assert await stage.ask_whole(large) is None
+    assert router.commands == []
 
 
 @pytest.mark.parametrize("name", [ECHO_NAME, None, "\n"], ids=repr)

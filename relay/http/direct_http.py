@@ -1,0 +1,181 @@
+"""Answers a request to ``/mcp`` that was received in one piece without ASGI.
+
+For such a request ASGI's scope, events and tasks cost more than its answer. ``begin`` decides by the head and
+the body whether it answers one; ASGI serves every other request, and all that would be rejected. A
+connection's first request is never answered here: until then it has no holder. Must not reject a request.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Hashable, Sequence
+from typing import Any, NamedTuple
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
+
+from relay.http.http_protocol import BoundedHttp
+from schemas.addresses import MCP_PATH
+
+_PATH = MCP_PATH.encode("ascii")
+_FAILED = 500
+
+
+class WholeRequest(NamedTuple):
+    """A POST to ``/mcp``, complete.
+
+    Attributes:
+        headers: as received, with lower-case names; they contain the bearer token and must not be kept.
+        address: the network address that it was sent from.
+        holder: the agent that the connection counts towards.
+    """
+
+    headers: Sequence[tuple[bytes, bytes]]
+    address: str
+    holder: Hashable
+    query: bytes
+    body: bytes
+
+
+class Answer(NamedTuple):
+    """An answer: its status, and a body of JSON."""
+
+    status: int
+    body: bytes
+
+
+Work = Coroutine[Any, Any, Answer]
+Begin = Callable[[WholeRequest], Work | None]
+"""Returns what answers a request, or None if ASGI has to serve it. Takes no effect by itself."""
+
+
+class DirectCycle:
+    """A request that is answered here, with what uvicorn reads of the request that it serves.
+
+    Attributes:
+        task: answers it; None once it is answered.
+    """
+
+    __slots__ = ("disconnected", "keep_alive", "message_event", "response_complete", "task")
+
+    def __init__(self, *, keep_alive: bool) -> None:
+        self.keep_alive = keep_alive
+        self.response_complete = False
+        self.disconnected = False
+        self.message_event = asyncio.Event()
+        self.task: asyncio.Task[None] | None = None
+
+
+class DirectHttp(BoundedHttp):
+    """HTTP within limits that answers what ``begin`` begins, and passes the rest to the ASGI application."""
+
+    def __init__(self, *arguments: Any, begin: Begin | None = None, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._begin = begin
+        self._body: bytes | None = None
+        """What was received of a body while it is not known whether it is answered here; None otherwise."""
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End, and cancel the request that is answered here."""
+        served = self._served
+        super().connection_lost(exc)
+        if isinstance(served, DirectCycle) and served.task is not None:
+            served.task.cancel()
+
+    def data_received(self, data: bytes) -> None:
+        """Parse ``data``; pass a request on whose body is incomplete."""
+        super().data_received(data)
+        if self._body is not None:
+            body, self._body = self._body, None
+            if not self.transport.is_closing():
+                self._pass_on(body)
+
+    def on_headers_complete(self) -> None:
+        """End the head; the body decides who answers, if the head leaves it open."""
+        if self._may_be_direct():
+            self._in_head, self._in_body = False, True
+            self._body = b""
+            return
+        super().on_headers_complete()
+        if isinstance(self._served, DirectCycle) and not self._served.response_complete:
+            # uvicorn stops reading while a request is queued: a disconnect would not be noticed.
+            self.flow.resume_reading()
+
+    def on_body(self, body: bytes) -> None:
+        """Add to the body."""
+        if self._body is None:
+            super().on_body(body)
+        else:
+            self._body += body
+
+    def on_message_complete(self) -> None:
+        """End the request, and answer it or pass it on."""
+        body, self._body = self._body, None
+        if body is not None:
+            work = self._begin_work(body)
+            if work is not None:
+                self._in_body = False
+                self._start(work)
+                return
+            self._pass_on(body)
+        super().on_message_complete()
+
+    def _may_be_direct(self) -> bool:
+        """Return whether the request may be answered here, by its head and by what else is served."""
+        return (
+            self._begin is not None
+            and (self.url == _PATH or self.url.startswith(_PATH + b"?"))
+            and self._connection.holder is not None
+            and (self._served is None or self._served.response_complete)
+            and self.parser.get_method() == b"POST"
+            and not self.expect_100_continue
+            and not self.parser.should_upgrade()
+        )
+
+    def _begin_work(self, body: bytes) -> Work | None:
+        _, _, query = self.url.partition(b"?")
+        if self._begin is None or self.client is None or b"#" in query:
+            return None
+        return self._begin(WholeRequest(self.headers, self.client[0], self._connection.holder, query, body))
+
+    def _pass_on(self, body: bytes) -> None:
+        super().on_headers_complete()
+        if body:
+            super().on_body(body)
+
+    def _start(self, work: Work) -> None:
+        # This list lives until the next request, and must hold no token.
+        self.headers.clear()
+        keep_alive = self.parser.get_http_version() != "1.0" and self.parser.should_keep_alive()
+        cycle = DirectCycle(keep_alive=keep_alive)
+        self.cycle = self._served = cycle  # type: ignore[assignment]  # has what uvicorn uses of one
+        cycle.task = task = self.loop.create_task(self._answer(cycle, work))
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
+    async def _answer(self, cycle: DirectCycle, work: Work) -> None:
+        try:
+            answer = await work
+        except BaseException:
+            # As uvicorn does: also when the server ends the task, the client gets an answer.
+            if cycle.disconnected:
+                raise
+            self.logger.exception("a request was not answered")
+            cycle.keep_alive, answer = False, Answer(_FAILED, b'{"error":"internal"}')
+        finally:
+            cycle.task = None
+        if self.flow.write_paused:
+            await self.flow.drain()
+        if not cycle.disconnected:
+            self._write(cycle, answer)
+
+    def _write(self, cycle: DirectCycle, answer: Answer) -> None:
+        parts = [STATUS_LINE[answer.status]]
+        for name, value in self.server_state.default_headers:
+            parts += (name, b": ", value, b"\r\n")
+        parts.append(b"content-type: application/json\r\ncontent-length: %d\r\n" % len(answer.body))
+        if not cycle.keep_alive:
+            parts.append(b"connection: close\r\n")
+        parts += (b"\r\n", answer.body)
+        self.transport.write(b"".join(parts))
+        cycle.response_complete = True
+        if not cycle.keep_alive:
+            self.transport.close()
+        self.on_response_complete()
