@@ -50,15 +50,21 @@ class NodeConfig:
 
 @dataclass(frozen=True, slots=True)
 class DaemonPlan:
-    """The arguments of the daemon. They hold no secret, so they may be on a command line."""
+    """The arguments of the daemon. They hold no secret, so they may be on a command line.
+
+    Attributes:
+        socket: where local agents connect; None if they cannot.
+    """
 
     config: NodeConfig
     state_dir: Path
     loopback_port: int
+    socket: Path | None = None
 
     def to_json(self) -> str:
         """Return the plan as text, for ``python -P -m kubelet.daemon``."""
-        return json.dumps({**asdict(self), "state_dir": str(self.state_dir)})
+        socket = None if self.socket is None else str(self.socket)
+        return json.dumps({**asdict(self), "state_dir": str(self.state_dir), "socket": socket})
 
     @classmethod
     def from_json(cls, text: str) -> "DaemonPlan":
@@ -69,6 +75,7 @@ class DaemonPlan:
             config=NodeConfig(**{**config, "broker": BrokerAddress(**config["broker"])}),
             state_dir=Path(plan["state_dir"]),
             loopback_port=plan["loopback_port"],
+            socket=None if plan["socket"] is None else Path(plan["socket"]),
         )
 
 
@@ -110,6 +117,15 @@ def read_stored(state_dir: Path) -> NodeConfig | None:
         raise StoredConfigError(f"{file} is damaged: remove it, and say --broker and --relay") from None
 
 
+SERVICE_STATE_DIR = Path("/var/lib/edge-kubelet")
+SERVICE_SOCKET = Path("/run/edge-kubelet/relay.sock")
+
+
+def default_socket(state_dir: Path) -> Path:
+    """Return where local agents connect to the node in ``state_dir``, unless the operator names a place."""
+    return SERVICE_SOCKET if state_dir == SERVICE_STATE_DIR else state_dir / "relay.sock"
+
+
 def default_state_dir(home: Path, *, is_root: bool) -> Path:
     """Return the state directory that is used unless the operator names another."""
-    return Path("/var/lib/edge-kubelet") if is_root else home / ".local/state/edge-kubelet"
+    return SERVICE_STATE_DIR if is_root else home / ".local/state/edge-kubelet"

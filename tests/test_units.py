@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from kubelet.config import SERVICE_SOCKET
+
 UNITS = Path(__file__).parents[1] / "systemd"
 SERVICES = sorted(UNITS.glob("*.service"))
 BOUND_S = 60
@@ -56,6 +58,17 @@ def test_a_daemon_runs_as_a_static_user_that_is_declared(program: str) -> None:
     assert said(f"{program}.service", "User") == [program]
     assert said(f"{program}.service", "DynamicUser") == []
     assert any(line.split()[:2] == ["u", program] for line in lines_of(f"{program}.sysusers.conf"))
+
+
+def test_local_agents_reach_the_socket_by_their_group() -> None:
+    unit = "edge-kubelet.service"
+    assert said(unit, "RuntimeDirectory") == ["edge-kubelet"]
+    assert said(unit, "RuntimeDirectoryMode") == ["0750"]
+    assert said(unit, "Group") == ["edge-kubelet"]
+    assert "g edge-kubelet -" in lines_of("edge-kubelet.sysusers.conf")
+    [start] = said(unit, "ExecStart")
+    assert f"--socket ${{RUNTIME_DIRECTORY}}/{SERVICE_SOCKET.name}" in start
+    assert SERVICE_SOCKET.parent.name == "edge-kubelet"
 
 
 def test_what_root_runs_for_the_broker_reads_and_writes_nothing_that_the_relay_can_change() -> None:

@@ -23,11 +23,13 @@ from kubelet.cli.options import (
     MaybeRelay,
     Plain,
     Relay,
+    Socket,
     StateDir,
     Ttl,
     directory_of,
     join_token,
     named_pem,
+    socket_of,
     stored_config,
     typed_config,
 )
@@ -209,12 +211,16 @@ def run(
     loopback_port: Annotated[int, typer.Option(min=0, max=65535)] = DEFAULT_LOOPBACK_PORT,
     heartbeat: Heartbeat = DEFAULT_HEARTBEAT_S,
     ttl_ms: Ttl = DEFAULT_TTL_MS,
+    socket: Socket = None,
     plain: Plain = False,
 ) -> None:
     """Run the daemon. Broker and relay are those of the enrolment unless given."""
     directory = directory_of(state_dir)
     config = stored_config(directory, broker, relay, heartbeat, ttl_ms, plain=plain)
-    plan = DaemonPlan(config, directory, loopback_port)
+    place = socket_of(socket, directory)
+    if place is None:
+        _say("local agents cannot connect: the state directory's path is too long; name a --socket")
+    plan = DaemonPlan(config, directory, loopback_port, place)
     # The same process goes on as the daemon, without what only a command line needs. -P: else Python would
     # run a json.py of the working directory, and run it as root. no_debug_ranges: a traceback names the line
     # without the column, and each loaded module takes less memory.

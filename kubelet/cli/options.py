@@ -9,7 +9,8 @@ from typing import Annotated
 
 import typer
 
-from kubelet.config import NodeConfig, default_state_dir, read_stored
+from kubelet.caller_tools.socket_file import MAX_PATH_BYTES
+from kubelet.config import NodeConfig, default_socket, default_state_dir, read_stored
 from kubelet.process import EXIT_USAGE, fail
 from schemas.addresses import PLAIN_OPTION, normal_url, parse_broker
 from schemas.enrolment import JoinToken, JoinTokenError
@@ -27,6 +28,7 @@ MaybeRelay = Annotated[str | None, typer.Option("--relay", metavar="URL", help="
 Plain = Annotated[
     bool, typer.Option(PLAIN_OPTION, help="Let others on the network read the traffic, and change it.")
 ]
+Socket = Annotated[Path | None, typer.Option("--socket", metavar="PATH", help="Where local agents connect.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 Heartbeat = Annotated[
     float, typer.Option("--heartbeat", min=1.0, max=3600.0, help="Seconds between two heartbeats.")
@@ -93,6 +95,14 @@ def named_pem(file: Path) -> str:
     except ValueError as error:
         raise OperatorError(f"{file} is not PEM: {error}") from None
     return text
+
+
+def socket_of(named: Path | None, directory: Path) -> Path | None:
+    """Return the socket that was named, or the usual one; None where that one's path would be too long."""
+    if named is not None:
+        return named.absolute()
+    usual = default_socket(directory)
+    return usual if len(os.fsencode(usual)) <= MAX_PATH_BYTES else None
 
 
 def directory_of(state_dir: Path | None) -> Path:

@@ -18,7 +18,7 @@ def main() -> None:
 
     with errors_in_one_line():
         plan = DaemonPlan.from_json(sys.argv[1])
-        run_until_signal(run_agent(plan.config, plan.state_dir, plan.loopback_port, sys.stderr))
+        run_until_signal(run_agent(plan, sys.stderr))
 
 
 def _do_without(modules: dict[str, ModuleType], *names: str) -> None:

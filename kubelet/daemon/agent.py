@@ -7,6 +7,7 @@ hold behaviour of its own.
 import asyncio
 import os
 import random
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TextIO
 
@@ -15,8 +16,10 @@ from structlog.typing import FilteringBoundLogger
 from kubelet.announce.hardware import read_hardware_ids
 from kubelet.announce.mqtt import FIRST_WAIT_S, LONGEST_WAIT_S, MqttPublisher
 from kubelet.backoff import Backoff
+from kubelet.caller_tools.assembly import CallerTools
+from kubelet.caller_tools.caller_names import CallerNames
 from kubelet.clock import now_ms
-from kubelet.config import NodeConfig
+from kubelet.config import DaemonPlan, NodeConfig
 from kubelet.daemon.node import Node, NodeEnvironment
 from kubelet.daemon.prestarted_pool import prestarted_pool
 from kubelet.handlers.base import Handler
@@ -27,6 +30,7 @@ from kubelet.logs import fatal_errors_logged, opened
 from kubelet.loopback.pages import Readiness
 from kubelet.loopback.server import LoopbackServer
 from kubelet.session.link import LinkState
+from kubelet.session.relay_frames import LinkEvent
 from kubelet.session.tls import NodeTls
 from schemas.frames import FrameReader
 from schemas.identity_files import IdentityFiles, NodeIdentity
@@ -75,24 +79,25 @@ def last_issued_file(state_dir: Path) -> Path:
     return state_dir / "last_issued_ms"
 
 
-async def run_agent(config: NodeConfig, state_dir: Path, loopback_port: int, stream: TextIO) -> None:
-    """Run the daemon of the node in ``state_dir`` until cancelled.
+async def run_agent(plan: DaemonPlan, stream: TextIO) -> None:
+    """Run the daemon by ``plan`` until cancelled.
 
     Raises:
         IdentityFilesError: the identity cannot be used, or another daemon uses it.
+        SocketFileError: the socket cannot be made.
+        CallerNamesError: the file of the callers' ids is damaged.
         OSError: the loopback port is taken.
         HardwareIdError: no hardware id can be read.
         FailedError: it has failed.
     """
-    identity = IdentityFiles(state_dir).read()
-    with held_alone(state_dir), opened(stream) as (log, _lines):
-        await _run(config, identity, state_dir, loopback_port, log)
+    identity = IdentityFiles(plan.state_dir).read()
+    with held_alone(plan.state_dir), opened(stream) as (log, _lines):
+        await _run(plan, identity, log)
 
 
-async def _run(
-    config: NodeConfig, identity: NodeIdentity, state_dir: Path, loopback_port: int, log: FilteringBoundLogger
-) -> None:
-    around = node_environment(config, f"edge-kubelet-{identity.node_id}", log, IdentityFiles(state_dir))
+async def _run(plan: DaemonPlan, identity: NodeIdentity, log: FilteringBoundLogger) -> None:
+    state_dir = plan.state_dir
+    around = node_environment(plan.config, f"edge-kubelet-{identity.node_id}", log, IdentityFiles(state_dir))
     node = Node(
         identity,
         make_handlers(identity.node_id, around.log),
@@ -101,24 +106,44 @@ async def _run(
         last_issued_file(state_dir),
         IdentityFiles(state_dir),
     )
+    tools = _caller_tools(node, state_dir, log)
     loopback = LoopbackServer(
         lambda: (sent.wire, sent.etag) if (sent := node.announcer.published) else None,
-        lambda: _readiness(node, identity, around),
-        loopback_port,
+        lambda: _readiness(node, identity, around, tools),
+        plan.loopback_port,
     )
     asyncio.get_running_loop().set_default_executor(prestarted_pool())
-    loopback.start()
-    around.publisher.start()
-    around.log.info("kubelet started", node_id=identity.node_id, loopback=f"http://127.0.0.1:{loopback.port}")
-    try:
+    async with AsyncExitStack() as stack:
+        loopback.start()
+        stack.push_async_callback(asyncio.to_thread, loopback.close)
+        if plan.socket is not None:
+            await stack.enter_async_context(tools.serving(plan.socket))
+        around.publisher.start()
+        stack.push_async_callback(around.publisher.stop)
+        url = f"http://127.0.0.1:{loopback.port}"
+        around.log.info("kubelet started", node_id=identity.node_id, loopback=url)
         with fatal_errors_logged(log):
             await node.run()
-    finally:
-        await around.publisher.stop()
-        await asyncio.to_thread(loopback.close)
 
 
-def _readiness(node: Node, identity: NodeIdentity, around: NodeEnvironment) -> Readiness:
+def _caller_tools(node: Node, state_dir: Path, log: FilteringBoundLogger) -> CallerTools:
+    """Return the tools that callers lend to this node's local agents, by the frames of ``node``."""
+    names = CallerNames(state_dir / "caller_ids.json", log)
+    tools = CallerTools(node.identity.node_id, node.frames.send, names, os.urandom, log)
+    for type_, handler in tools.handlers.items():
+        node.frames.on_frame(type_, handler)
+
+    def follow(event: LinkEvent) -> None:
+        if event is LinkEvent.LOST:
+            tools.lost()
+        else:
+            tools.connected(resumed=event is LinkEvent.RESUMED)
+
+    node.frames.on_link(follow)
+    return tools
+
+
+def _readiness(node: Node, identity: NodeIdentity, around: NodeEnvironment, tools: CallerTools) -> Readiness:
     # Ready means that calls flow: the relay has taken the manifest. A broker that is away is shown, but
     # either way of announcing suffices.
     return Readiness(
@@ -128,5 +153,6 @@ def _readiness(node: Node, identity: NodeIdentity, around: NodeEnvironment) -> R
             "manifest": "signed" if node.announcer.current else "not signed yet",
             "broker": "connected" if around.publisher.connected else "connecting",
             "relay": node.link.state.value,
+            "caller tools": tools.summary(),
         },
     )

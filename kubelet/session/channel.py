@@ -15,7 +15,7 @@ from websockets.exceptions import ConnectionClosed, WebSocketException
 
 from kubelet.session.metered_connection import MeteredConnection
 from schemas.addresses import connect_url
-from schemas.frame_types import Role
+from schemas.frame_types import FrameType, Role
 from schemas.frames import MAX_FRAME_BYTES, SUBPROTOCOL, Frame, FrameReader
 from schemas.session import CloseCode, DropReason, PeerProtocolError, SessionMachine, State
 from schemas.ulids import UlidSource
@@ -88,7 +88,10 @@ class Channel:
         Raises:
             ProtocolError, OverRateError: as ``SessionMachine.send``.
         """
-        return self._session.send(type_, self._ulids.new(), payload)
+        text = self._session.send(type_, self._ulids.new(), payload)
+        if type_ == FrameType.CALLER_TOOL and isinstance(self._socket, MeteredConnection):
+            self._socket.expect_answer()
+        return text
 
     async def send_text(self, text: str) -> bool:
         """Send a frame that is encoded; return whether the connection could take it."""

@@ -16,10 +16,15 @@ from schemas.frames import MAX_FRAME_BYTES
 from schemas.token_bucket import TokenBucket
 from schemas.websocket_frames import FrameSlicer
 
-_FRAMES_PER_S = 20.0
-_FRAMES_AT_ONCE = 120.0
+_FRAMES_PER_S = 100.0
+"""Twenty, and sixteen messages a second to local agents, of the largest size."""
+_FRAMES_AT_ONCE = 440.0
+"""A hundred and twenty, and all sessions of callers, each of the largest size, after a reconnect."""
 _FRAMES_OF_A_COMMAND = 6.0
 """A command of the largest size, and its cancellation."""
+_FRAMES_OF_AN_ANSWER = 5.0
+"""An answer of the largest size to a request of a local agent."""
+_MOST_CREDIT = 1024 * _FRAMES_OF_AN_ANSWER
 _BYTES_LIKE_A_FRAME = 65_536
 
 SILENCE_S = 30.0
@@ -44,6 +49,7 @@ class MeteredConnection(ClientConnection):
         self._bucket = TokenBucket(_FRAMES_PER_S + commands, _FRAMES_AT_ONCE + commands, self.loop.time())
         self._slicer = FrameSlicer()
         self._end_of_head = b""
+        self._credit = 0.0
         self._silence_s = silence_s
         self.heard_at = self.loop.time()
         self._silence_check: asyncio.TimerHandle | None = None
@@ -96,9 +102,22 @@ class MeteredConnection(ClientConnection):
         if head is not None:
             # What is longer than the longest message is refused by the parser, at its head.
             cost = 1.0 + min(head.payload_bytes, MAX_FRAME_BYTES) / _BYTES_LIKE_A_FRAME
-            if self._bucket.take(self.loop.time(), cost) > 0:
+            if not self._affords(cost):
                 self.is_flooded = True
                 self.transport.abort()
                 return b""
             self._slicer.enter(head)
         return self._slicer.take()
+
+    def expect_answer(self) -> None:
+        """Accept one frame more, beyond the rate: this node has requested it."""
+        self._credit = min(_MOST_CREDIT, self._credit + _FRAMES_OF_AN_ANSWER)
+
+    def _affords(self, cost: float) -> bool:
+        """Count ``cost`` and return whether it is within the rate, or was expected."""
+        if self._bucket.take(self.loop.time(), cost) == 0:
+            return True
+        if self._credit < cost:
+            return False
+        self._credit -= cost
+        return True

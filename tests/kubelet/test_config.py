@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ from kubelet.config import (
     DaemonPlan,
     NodeConfig,
     StoredConfigError,
+    default_socket,
     default_state_dir,
     read_stored,
     store,
@@ -44,11 +46,18 @@ PLAN = DaemonPlan(
     NodeConfig(BrokerAddress("mqtt.example", 8883, tls=True), "https://relay.example", 30.0, 120_000),
     Path("/state dir"),
     18701,
+    Path("/run/socket dir/relay.sock"),
 )
 
 
-def test_a_plan_survives_the_command_line() -> None:
-    assert DaemonPlan.from_json(PLAN.to_json()) == PLAN
+@pytest.mark.parametrize("plan", [PLAN, replace(PLAN, socket=None)], ids=["a socket", "none"])
+def test_a_plan_survives_the_command_line(plan: DaemonPlan) -> None:
+    assert DaemonPlan.from_json(plan.to_json()) == plan
+
+
+def test_local_agents_find_the_service_in_its_runtime_directory_and_others_beside_their_state() -> None:
+    assert default_socket(Path("/var/lib/edge-kubelet")) == Path("/run/edge-kubelet/relay.sock")
+    assert default_socket(Path("/home/ada/state")) == Path("/home/ada/state/relay.sock")
 
 
 STORED: dict[str, Any] = {

@@ -5,13 +5,18 @@ import pkgutil
 
 import kubelet
 from kubelet.announce.signer import ClockNotSetError
+from kubelet.caller_tools.caller_names import CallerNamesError
+from kubelet.caller_tools.json_rpc import RpcError
+from kubelet.caller_tools.requests import CallerFailedError
+from kubelet.caller_tools.socket_file import SocketFileError
 from kubelet.cli.retire import RetirementError
 from kubelet.config import StoredConfigError
 from kubelet.identity.enrolment import ClockError, EnrolmentError
 from kubelet.identity.http_exchange import NoAnswerError
 from kubelet.loopback.http_messages import BadRequestError
 from kubelet.session.handshake import AudienceError
-from schemas.error_roots import PeerError, StateError
+from schemas.error_roots import OperatorError, PeerError, StateError
+from schemas.errors import ToolError
 
 ROOTS: dict[type[Exception], type[Exception]] = {
     # The relay's or, for a request to the loopback server, the client's.
@@ -20,10 +25,16 @@ ROOTS: dict[type[Exception], type[Exception]] = {
     EnrolmentError: PeerError,
     NoAnswerError: PeerError,
     RetirementError: PeerError,
+    RpcError: PeerError,
     # This machine's: its clock and its state directory.
+    CallerNamesError: StateError,
     ClockError: StateError,
     ClockNotSetError: StateError,
     StoredConfigError: StateError,
+    # The operator's options.
+    SocketFileError: OperatorError,
+    # A call that failed.
+    CallerFailedError: ToolError,
 }
 
 

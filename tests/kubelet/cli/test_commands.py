@@ -547,6 +547,21 @@ def test_options_come_before_what_was_stored(
     assert (config.relay_url, str(config.broker)) == ("https://relay.example", "mqtt://127.0.0.1:1883")
 
 
+def test_local_agents_connect_where_the_operator_says_and_else_beside_the_state(
+    tmp_path: Path, enrolled: IdentityFiles, plan_of: Callable[..., DaemonPlan]
+) -> None:
+    beside = [*NOWHERE, "--state-dir", enrolled.root]
+    assert plan_of(*beside).socket == enrolled.root / "relay.sock"
+    assert plan_of(*beside, "--socket", tmp_path / "s").socket == tmp_path / "s"
+
+
+def test_a_state_directory_with_a_long_path_has_no_socket_and_says_so(
+    tmp_path: Path, plan_of: Callable[..., DaemonPlan], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert plan_of(*NOWHERE, "--state-dir", tmp_path / ("x" * 100)).socket is None
+    assert "name a --socket" in capsys.readouterr().err
+
+
 def test_a_node_that_is_told_nothing_is_told_what_to_do(run: Run, state: IdentityFiles) -> None:
     ran = run("run", "--state-dir", state.root)
     assert (ran.code, ran.said_in_one_line("enrol first with `kubelet enroll`")) == (USAGE, True)
@@ -768,7 +783,7 @@ def test_a_daemon_that_cannot_go_on_says_why_in_its_last_line(
     monkeypatch.setattr(kubelet.daemon.agent, "make_handlers", lambda node_id, _log: [Misfit(node_id, int)])
     config = NodeConfig(BrokerAddress("127.0.0.1", 9), "http://127.0.0.1:9")
     with pytest.raises(SystemExit) as ended, errors_in_one_line():
-        run_until_signal(run_agent(config, enrolled.root, 0, sys.stderr))
+        run_until_signal(run_agent(DaemonPlan(config, enrolled.root, 0), sys.stderr))
     assert ended.value.code == CANNOT_RUN
     last = capsys.readouterr().err.splitlines()[-1]
     assert last.startswith("kubelet: ")

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from kubelet.config import NodeConfig
+from kubelet.caller_tools.socket_file import SocketFileError
+from kubelet.config import DaemonPlan, NodeConfig
 from kubelet.daemon.agent import last_issued_file, make_handlers, run_agent
 from kubelet.identity.provisioning import create_identity
 from kubelet.logs import make_logger
@@ -24,6 +25,7 @@ from schemas.frames import FrameReader
 from schemas.identity_files import IdentityFiles, IdentityFilesError
 from schemas.kinds import KindRegistry
 from schemas.session import CloseCode
+from tests.fakes.caller_tools import ANT, connected
 from tests.fakes.lines import LogLines
 from tests.fakes.node import write_identity
 from tests.fakes.played_relay import PlayedRelay
@@ -65,9 +67,15 @@ class Daemon:
 
 @asynccontextmanager
 async def daemon(
-    state_dir: Path, log: LogLines, broker: BrokerAddress = NO_BROKER, relay_url: str = NO_RELAY
+    state_dir: Path,
+    log: LogLines,
+    broker: BrokerAddress = NO_BROKER,
+    relay_url: str = NO_RELAY,
+    socket: Path | None = None,
 ) -> AsyncIterator[Daemon]:
-    task = asyncio.create_task(run_agent(NodeConfig(broker, relay_url), state_dir, 0, log))
+    task = asyncio.create_task(
+        run_agent(DaemonPlan(NodeConfig(broker, relay_url), state_dir, 0, socket), log)
+    )
     try:
         started = await log.until("kubelet started")
         yield Daemon(task, int(started["loopback"].rpartition(":")[2]), log)
@@ -98,6 +106,7 @@ async def test_a_daemon_without_broker_and_relay_lives_and_says_what_is_missing(
                     "manifest": "signed",
                     "broker": "connecting",
                     "relay": "connecting",
+                    "caller tools": "0 sessions, 0 local clients",
                 },
             },
         )
@@ -155,6 +164,67 @@ async def test_a_node_that_was_revoked_stays_to_be_looked_at(
         assert not running.task.done()
 
 
+SESSION: dict[str, Any] = {
+    "session_id": ANT,
+    "caller_id": "ant",
+    "owner": "a" * 64,
+    "tools": [{"name": "get_memory"}],
+}
+
+
+async def test_a_local_agent_uses_a_tool_that_a_caller_lends_over_the_relay(
+    state_dir: Path, log: LogLines, reader: FrameReader
+) -> None:
+    path = state_dir / "relay.sock"
+    async with (
+        PlayedRelay(reader).running() as relay,
+        daemon(state_dir, log, relay_url=relay.url, socket=path),
+        connected(path) as client,
+    ):
+        end = await relay.next()
+        await end.admit()
+        await end.send_payload("session_open", SESSION)
+        assert (await client.notification())["params"]["caller_id"] == "ant"
+        id_ = client.send("caller_tool", {"tool": "get_memory", "arguments": {"about": "bees"}})
+        request = (await end.receive("caller_tool")).payload
+        assert request["arguments"] == {"about": "bees"}
+        ids = {name: request[name] for name in ("session_id", "request_id")}
+        await end.send_payload("caller_tool_result", {**ids, "result": {"memory": "none"}})
+        assert (await client.response(id_))["result"] == {"memory": "none"}
+
+
+async def test_a_request_survives_a_dropped_connection_that_resumes(
+    state_dir: Path, log: LogLines, reader: FrameReader
+) -> None:
+    path = state_dir / "relay.sock"
+    async with (
+        PlayedRelay(reader).running() as relay,
+        daemon(state_dir, log, relay_url=relay.url, socket=path),
+        connected(path) as client,
+    ):
+        end = await relay.next()
+        await end.admit()
+        await end.send_payload("session_open", SESSION)
+        await client.notification()
+        id_ = client.send("caller_tool", {"tool": "get_memory"})
+        request = (await end.receive("caller_tool")).payload
+        end.drop()
+        end = await relay.next()
+        await end.admit(resumed=True)
+        await end.send_payload("session_open", SESSION)
+        assert (await end.receive("caller_tool")).payload == request
+        ids = {name: request[name] for name in ("session_id", "request_id")}
+        await end.send_payload("caller_tool_result", {**ids, "result": "there"})
+        assert (await client.response(id_))["result"] == "there"
+
+
+async def test_a_socket_that_cannot_be_made_ends_the_start(state_dir: Path, log: LogLines) -> None:
+    (state_dir / "relay.sock").write_text("no socket")
+    plan = DaemonPlan(NodeConfig(NO_BROKER, NO_RELAY), state_dir, 0, state_dir / "relay.sock")
+    with pytest.raises(SocketFileError, match="is no socket"):
+        await run_agent(plan, log)
+
+
 async def test_a_node_that_no_ca_has_vouched_for_says_so(
     tmp_path: Path, log: LogLines, broker: BrokerAddress
 ) -> None:
@@ -171,18 +241,18 @@ async def test_a_key_that_others_can_read_is_refused_before_anything_starts(
     key = IdentityFiles(state_dir).key
     key.chmod(0o644)
     with pytest.raises((IdentityFilesError, ExposedFileError), match=f"chmod 600 {key}"):
-        await run_agent(NodeConfig(NO_BROKER, NO_RELAY), state_dir, 0, log)
+        await run_agent(DaemonPlan(NodeConfig(NO_BROKER, NO_RELAY), state_dir, 0), log)
     assert log.getvalue() == ""
 
 
 async def test_a_node_without_identity_is_sent_to_init(tmp_path: Path, log: LogLines) -> None:
     with pytest.raises(IdentityFilesError, match="run `kubelet init`"):
-        await run_agent(NodeConfig(NO_BROKER, NO_RELAY), tmp_path, 0, log)
+        await run_agent(DaemonPlan(NodeConfig(NO_BROKER, NO_RELAY), tmp_path, 0), log)
 
 
 async def test_a_loopback_port_that_is_taken_is_refused(state_dir: Path, log: LogLines) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(OSError, match="in use"):
-        await run_agent(NodeConfig(NO_BROKER, NO_RELAY), state_dir, taken.getsockname()[1], log)
+        await run_agent(DaemonPlan(NodeConfig(NO_BROKER, NO_RELAY), state_dir, taken.getsockname()[1]), log)
     assert log.getvalue() == ""
 
 

@@ -79,7 +79,7 @@ async def test_frames_right_behind_the_upgrade_are_taken_however_they_come(size:
 
 @pytest.mark.parametrize(
     ("commands_per_s", "least", "most"),
-    [pytest.param(0.0, 120, 130, id="none"), pytest.param(15.0, 210, 230, id="fifteen")],
+    [pytest.param(0.0, 440, 450, id="none"), pytest.param(15.0, 530, 550, id="fifteen")],
 )
 async def test_what_exceeds_the_rate_ends_the_connection(
     commands_per_s: float, least: int, most: int
@@ -89,6 +89,30 @@ async def test_what_exceeds_the_rate_ends_the_connection(
         assert least - 1 <= await messages(socket) <= most
         assert isinstance(socket, MeteredConnection)
         assert socket.is_flooded
+
+
+async def test_answers_that_were_requested_exceed_no_rate() -> None:
+    requested = asyncio.Event()
+
+    async def answer_later(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        writer.write(accepted(b"")(head.partition(b"Sec-WebSocket-Key: ")[2].partition(b"\r\n")[0])[0])
+        await requested.wait()
+        writer.write(TEXT * 1000)
+        await reader.read()
+        writer.close()
+
+    async with (
+        await asyncio.start_server(answer_later, "127.0.0.1", 0) as server,
+        connected(server.sockets[0].getsockname()[1]) as socket,
+        asyncio.timeout(BOUND_S),
+    ):
+        assert isinstance(socket, MeteredConnection)
+        for _ in range(200):
+            socket.expect_answer()
+        requested.set()
+        assert [await socket.recv() for _ in range(1000)] == ["hi"] * 1000
+        assert not socket.is_flooded
 
 
 async def test_a_refusal_is_read_to_its_end() -> None:

@@ -82,7 +82,7 @@ class Bench:
         guard = RequestGuard(
             allowed=AllowedHosts.of(PUBLIC_URL, LISTEN),
             authenticator=self.hub.authenticator,
-            metadata_url=METADATA,
+            public_url=PUBLIC_URL,
             metrics=self.hub.metrics,
             refusals=self.hub.refusals,
             mcp=self.mcp,

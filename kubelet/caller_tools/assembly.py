@@ -1,0 +1,154 @@
+"""Caller tools of one node, put together: the frames of the relay on one side, the socket on the other.
+
+Must not know the WebSocket: frames come in by ``handlers`` and ``link``, and go out by ``send``.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from structlog.typing import FilteringBoundLogger
+
+from kubelet.caller_tools.caller_names import CallerNames
+from kubelet.caller_tools.client import ClientParts
+from kubelet.caller_tools.methods import Methods
+from kubelet.caller_tools.requests import MARGIN_S, CallerRequests, Send
+from kubelet.caller_tools.server import SocketServer
+from kubelet.caller_tools.sessions import Session, Sessions
+from kubelet.caller_tools.socket_file import bound
+from schemas.frame_types import FrameType
+from schemas.payloads import CallerToolResult, SessionEnd, SessionOpen, SessionText
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """How long what is waited for, in seconds.
+
+    Attributes:
+        margin_s: for an answer, beyond the timeout that the relay keeps.
+        no_road_s: for a request to be sent, and for a session to be named again after a reconnect.
+        outlive_s: how long sessions outlive the connection to the relay.
+    """
+
+    margin_s: float = MARGIN_S
+    no_road_s: float = 10.0
+    outlive_s: float = 60.0
+
+
+class CallerTools:
+    """The sessions of one node, and its socket. ``send`` is as ``requests.Send``."""
+
+    def __init__(  # noqa: PLR0913, PLR0917 - what comes in from outside
+        self,
+        node_id: str,
+        send: Send,
+        names: CallerNames,
+        random_bytes: Callable[[int], bytes],
+        log: FilteringBoundLogger,
+        timeouts: Timeouts = Timeouts(),
+    ) -> None:
+        self._log = log
+        self._timeouts = timeouts
+        self._timers: list[asyncio.TimerHandle] = []
+        self._sessions = Sessions(names, log)
+        self._requests = CallerRequests(send, random_bytes, timeouts.margin_s)
+        self.counts: Counter[str] = Counter()
+        """What was refused or dropped, by what it was."""
+        methods = Methods(node_id, self._sessions, self._requests, send)
+        self._sessions.on_change(self._session_ended)
+        self._server = SocketServer(ClientParts(self._sessions, methods, log, self.counts))
+        self.handlers: Mapping[FrameType, Callable[[Any], None]] = {
+            FrameType.SESSION_OPEN: self._open,
+            FrameType.SESSION_MESSAGE: self._message,
+            FrameType.SESSION_END: self._end,
+            FrameType.CALLER_TOOL_RESULT: self._answer,
+        }
+        """What is to be called with the payload of each type of frame."""
+
+    @asynccontextmanager
+    async def serving(self, path: Path) -> AsyncIterator[None]:
+        """Serve the socket at ``path`` for the length of the block.
+
+        Raises:
+            SocketFileError, OSError: as ``socket_file.bound``.
+        """
+        with bound(path) as socket:
+            async with self._server.serving(socket):
+                self._log.info("socket of local agents open", path=str(path), group=socket.group)
+                try:
+                    yield
+                finally:
+                    self._cancel_timers()
+
+    def summary(self) -> str:
+        """Return the state, for an operator."""
+        facts = {"sessions": len(self._sessions), "local clients": len(self._server), **self.counts}
+        return ", ".join(f"{count} {what.replace('_', ' ')}" for what, count in facts.items())
+
+    def connected(self, *, resumed: bool) -> None:
+        """Note that there is a connection to the relay."""
+        self._cancel_timers()
+        self._requests.reachable()
+        if resumed:
+            # The relay names its live sessions again. What it does not name has ended meanwhile.
+            for session in self._sessions:
+                session.confirmed = False
+            self._after(self._timeouts.no_road_s, self._end_unconfirmed)
+        else:
+            # The relay has lost this node's session, and with it all that callers had open.
+            self._end_all()
+
+    def lost(self) -> None:
+        """Note that there is none."""
+        self._cancel_timers()
+        self._after(self._timeouts.no_road_s, self._requests.unreachable)
+        self._after(self._timeouts.outlive_s, self._end_all)
+
+    def _open(self, opened: SessionOpen) -> None:
+        known = self._sessions.get(opened["session_id"])
+        is_again = known is not None and not known.confirmed
+        session = self._sessions.open(opened)
+        if session is None:
+            self.counts["sessions_refused"] += 1
+        elif is_again:
+            self._requests.resend(session.session_id)
+
+    def _message(self, message: SessionText) -> None:
+        session = self._sessions.get(message["session_id"])
+        if session is None:
+            self.counts["messages_dropped"] += 1
+            return
+        self._server.deliver(session, message["message"])
+
+    def _end(self, end: SessionEnd) -> None:
+        self._sessions.end(end["session_id"])
+
+    def _answer(self, answer: CallerToolResult) -> None:
+        if not self._requests.answer(answer):
+            # Late, doubled, or of nothing that was requested: single-use ids make it harmless.
+            self.counts["answers_ignored"] += 1
+            self._log.warning("answer of a caller ignored: no such request is pending")
+
+    def _session_ended(self, ended: Session | None) -> None:
+        if ended is not None:
+            self._requests.end_session(ended.session_id)
+
+    def _end_unconfirmed(self) -> None:
+        for session in self._sessions:
+            if not session.confirmed:
+                self._sessions.end(session.session_id)
+
+    def _end_all(self) -> None:
+        for session in self._sessions:
+            self._sessions.end(session.session_id)
+
+    def _after(self, seconds: float, work: Callable[[], None]) -> None:
+        self._timers.append(asyncio.get_running_loop().call_later(seconds, work))
+
+    def _cancel_timers(self) -> None:
+        while self._timers:
+            self._timers.pop().cancel()

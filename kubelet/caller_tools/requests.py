@@ -1,0 +1,213 @@
+"""The requests of local clients for lent tools, from the socket to the answer that the relay brings.
+
+A request is sent once, and again with the same id when the connection to the relay resumes; it ends once: by
+its answer, its timeout, its session's end, or its client's. Must not know the socket.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID
+
+from kubelet.caller_tools.sessions import Session
+from schemas.caller_tools import MAX_PENDING, MAX_VALUE_BYTES, CallerToolError, size_of
+from schemas.errors import Failure, ToolError
+from schemas.frame_types import FrameType
+from schemas.payloads import CallerToolRequest, CallerToolResult
+
+MARGIN_S = 5.0
+"""How much longer than the relay this end waits: the relay's own error shows what was waited for."""
+MAX_QUEUED = 256
+"""The requests of one session that wait until fewer than ``MAX_PENDING`` are pending."""
+MAX_HELD_BYTES = 16 << 20
+"""The arguments of all requests together, which are kept to be sent again."""
+_UUID_BYTES = 16
+_BUSY_RETRY_MS = 1000
+_SEND_RETRY_S = 0.05
+"""When to try again what the connection did not take: over its rate, or lost and not noticed yet."""
+
+Send = Callable[[FrameType, Mapping[str, Any]], bool]
+"""Sends a frame to the relay; returns whether the connection took it. Must not block."""
+
+
+class CallerFailedError(ToolError):
+    """The caller's own tool failed. ``text`` is the caller's, and not to be trusted."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(Failure.CALLER_TOOL_FAILED)
+        self.text = text
+
+
+@dataclass(slots=True, eq=False)
+class _Pending:
+    """One request.
+
+    Attributes:
+        due: whether it is to be sent, for the first time or again.
+        sent: whether it was, at least once.
+    """
+
+    payload: CallerToolRequest
+    size: int
+    answer: "asyncio.Future[Any]"
+    due: bool = True
+    sent: bool = False
+
+
+@dataclass(slots=True)
+class _Lane:
+    """The requests of one session: those that the relay has, and those that wait."""
+
+    pending: dict[str, _Pending] = field(default_factory=dict)
+    queued: deque[_Pending] = field(default_factory=deque)
+
+    def all(self) -> list[_Pending]:
+        """Return every request of the session."""
+        return [*self.pending.values(), *self.queued]
+
+
+class CallerRequests:
+    """All requests of this node."""
+
+    def __init__(self, send: Send, random_bytes: Callable[[int], bytes], margin_s: float = MARGIN_S) -> None:
+        self._send = send
+        self._random_bytes = random_bytes
+        self._margin_s = margin_s
+        self._lanes: dict[str, _Lane] = {}
+        self._held_bytes = 0
+        self._is_unreachable = False
+        self._retry: asyncio.TimerHandle | None = None
+
+    @property
+    def in_flight(self) -> int:
+        """How many requests have no answer yet."""
+        return sum(len(lane.all()) for lane in self._lanes.values())
+
+    async def ask(self, session: Session, tool: str, arguments: Mapping[str, Any]) -> Any:
+        """Return the result of the ``tool`` that ``session`` lends.
+
+        Raises:
+            ToolError: it is not lent, cannot be requested now, or the request ended without a result.
+        """
+        if tool not in session.tools:
+            raise ToolError(Failure.CALLER_TOOL_UNKNOWN)
+        request = self._admitted(session, tool, arguments)
+        lane = self._lanes.setdefault(session.session_id, _Lane())
+        lane.queued.append(request)
+        self._held_bytes += request.size
+        try:
+            self._fill(lane)
+            async with asyncio.timeout(session.timeout_s + self._margin_s):
+                return await request.answer
+        except TimeoutError:
+            raise ToolError(Failure.CALLER_TIMEOUT) from None
+        finally:
+            self._held_bytes -= request.size
+            self._remove(session.session_id, lane, request)
+
+    def answer(self, answer: CallerToolResult) -> bool:
+        """End the request that ``answer`` is for; return whether there is one."""
+        lane = self._lanes.get(answer["session_id"])
+        request = None if lane is None else lane.pending.get(answer["request_id"])
+        if request is None or request.answer.done():
+            return False
+        if (error := answer.get("error")) is not None:
+            request.answer.set_exception(_error_of(CallerToolError(error["code"]), error["message"]))
+        else:
+            request.answer.set_result(answer["result"])
+        return True
+
+    def end_session(self, session_id: str) -> None:
+        """End the requests of a session that has ended."""
+        if (lane := self._lanes.get(session_id)) is not None:
+            for request in lane.all():
+                _fail(request)
+
+    def resend(self, session_id: str) -> None:
+        """Send the pending requests of a session again: the connection is new, and the relay has named it."""
+        if (lane := self._lanes.get(session_id)) is not None:
+            for request in lane.pending.values():
+                request.due = True
+            self._flush(lane)
+
+    def unreachable(self) -> None:
+        """End the requests that were never sent, and refuse new ones: the relay is not reached."""
+        self._is_unreachable = True
+        for lane in self._lanes.values():
+            for request in lane.all():
+                if not request.sent:
+                    _fail(request)
+
+    def reachable(self) -> None:
+        """Accept requests again."""
+        self._is_unreachable = False
+
+    def _admitted(self, session: Session, tool: str, arguments: Mapping[str, Any]) -> _Pending:
+        if self._is_unreachable:
+            raise ToolError(Failure.CALLER_DISCONNECTED, "The relay is not reached, and so no caller.")
+        size = size_of(arguments)
+        if size > MAX_VALUE_BYTES:
+            raise ToolError(Failure.ARGUMENTS_INVALID, "The arguments are larger than 192 KiB.")
+        lane = self._lanes.get(session.session_id)
+        is_full = lane is not None and len(lane.queued) >= MAX_QUEUED
+        if is_full or self._held_bytes + size > MAX_HELD_BYTES:
+            raise ToolError(Failure.RATE_LIMITED, retry_after_ms=_BUSY_RETRY_MS)
+        payload: CallerToolRequest = {
+            "session_id": session.session_id,
+            "request_id": str(UUID(bytes=self._random_bytes(_UUID_BYTES), version=4)),
+            "tool": tool,
+            "arguments": arguments,
+        }
+        return _Pending(payload, size, asyncio.get_running_loop().create_future())
+
+    def _fill(self, lane: _Lane) -> None:
+        """Make pending what waits, as far as the relay may have more, and send it."""
+        while lane.queued and len(lane.pending) < MAX_PENDING:
+            request = lane.queued.popleft()
+            lane.pending[request.payload["request_id"]] = request
+        self._flush(lane)
+
+    def _flush(self, lane: _Lane) -> None:
+        """Send what is due; try again soon if the connection does not take it."""
+        for request in lane.pending.values():
+            if not request.due or request.answer.done():
+                continue
+            if not self._send(FrameType.CALLER_TOOL, request.payload):
+                self._retry_soon()
+                return
+            request.due, request.sent = False, True
+
+    def _retry_soon(self) -> None:
+        if self._retry is None:
+            self._retry = asyncio.get_running_loop().call_later(_SEND_RETRY_S, self._flush_all)
+
+    def _flush_all(self) -> None:
+        self._retry = None
+        for lane in self._lanes.values():
+            self._flush(lane)
+
+    def _remove(self, session_id: str, lane: _Lane, request: _Pending) -> None:
+        request_id = request.payload["request_id"]
+        is_answered = request.answer.done() and not request.answer.cancelled()
+        if lane.pending.pop(request_id, None) is None:
+            lane.queued.remove(request)
+        elif request.sent and not is_answered:
+            ids = {"session_id": session_id, "request_id": request_id}
+            self._send(FrameType.CALLER_TOOL_CANCEL, ids)
+        self._fill(lane)
+        if not lane.pending and not lane.queued:
+            self._lanes.pop(session_id, None)
+
+
+def _fail(request: _Pending) -> None:
+    if not request.answer.done():
+        request.answer.set_exception(ToolError(Failure.CALLER_DISCONNECTED))
+
+
+def _error_of(code: CallerToolError, text: str) -> ToolError:
+    if code is CallerToolError.TOOL_FAILED:
+        return CallerFailedError(text)
+    retry_after_ms = _BUSY_RETRY_MS if code is CallerToolError.OVER_CAPACITY else None
+    return ToolError(code.failure, retry_after_ms=retry_after_ms)

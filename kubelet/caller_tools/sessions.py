@@ -1,0 +1,131 @@
+"""The live sessions of callers with this node, and what each of them lends.
+
+A tool is lent by its session alone. What collides is refused, never redirected: a caller_id of another owner,
+a name that a declaration contains twice. Must not do I/O: who reads the tools is called back.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from structlog.typing import FilteringBoundLogger
+
+from kubelet.caller_tools.caller_names import CallerNames
+from schemas.caller_tools import MAX_SESSIONS
+from schemas.payloads import CallerTool, SessionOpen
+
+MAX_UNREAD = 16
+"""The messages of one session that are kept until a local client reads them."""
+_MAX_UNREAD_CHARACTERS = 1 << 18
+
+DEFAULT_TIMEOUT_S = 60.0
+
+_ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """One session of a caller with this node.
+
+    Attributes:
+        tools: what the caller lends, by name, each with an ``inputSchema``.
+        timeout_s: how long the relay waits for the caller's answer to a request.
+        unread: messages for the local agent that no client has received.
+        confirmed: whether the relay has named it since the connection to it was made.
+    """
+
+    session_id: str
+    caller_id: str
+    owner: str
+    tools: Mapping[str, CallerTool]
+    timeout_s: float = DEFAULT_TIMEOUT_S
+    unread: deque[str] = field(default_factory=lambda: deque(maxlen=MAX_UNREAD))
+    confirmed: bool = True
+
+    def keep_unread(self, message: str) -> bool:
+        """Keep ``message`` until a client reads it; return whether all before it are still kept."""
+        count = len(self.unread)
+        self.unread.append(message)
+        while sum(map(len, self.unread)) > _MAX_UNREAD_CHARACTERS:
+            self.unread.popleft()
+        return len(self.unread) == count + 1
+
+
+class Sessions:
+    """The live sessions of one node."""
+
+    def __init__(self, names: CallerNames, log: FilteringBoundLogger) -> None:
+        self._names = names
+        self._log = log
+        self._live: dict[str, Session] = {}
+        self._listeners: list[Callable[[Session | None], None]] = []
+
+    def __iter__(self) -> Iterator[Session]:
+        return iter(list(self._live.values()))
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def on_change(self, listener: Callable[[Session | None], None]) -> None:
+        """Call ``listener`` after each change, with the session that has ended, if one has."""
+        self._listeners.append(listener)
+
+    def get(self, session_id: str) -> Session | None:
+        """Return a live session."""
+        return self._live.get(session_id)
+
+    def only(self) -> Session | None:
+        """Return the one live session; None if there is none, or more than one."""
+        return next(iter(self._live.values())) if len(self._live) == 1 else None
+
+    def open(self, opened: SessionOpen) -> Session | None:
+        """Add a session, or replace what it lends; return None if it is refused."""
+        session_id, caller_id, owner = opened["session_id"], opened["caller_id"], opened["owner"]
+        tools = self._lent(opened)
+        known = self._live.get(session_id)
+        if known is not None and (known.caller_id, known.owner) != (caller_id, owner):
+            # One session has one caller: what comes under its id from another is not its declaration.
+            self._log.warning("session refused: it belongs to another caller", session_id=session_id)
+            return None
+        if known is not None:
+            known.confirmed = True
+            self._set_timeout(known, opened)
+            if known.tools != tools:
+                known.tools = tools
+                self._changed(None)
+            return known
+        if len(self._live) >= MAX_SESSIONS:
+            self._log.warning("session refused: too many are live", session_id=session_id)
+            return None
+        if not self._names.claim(caller_id, owner):
+            self._log.warning("session refused: its caller_id belongs to another", session_id=session_id)
+            return None
+        session = self._live[session_id] = Session(session_id, caller_id, owner, tools)
+        self._set_timeout(session, opened)
+        self._changed(None)
+        return session
+
+    def end(self, session_id: str) -> None:
+        """Remove a session."""
+        if (session := self._live.pop(session_id, None)) is not None:
+            self._changed(session)
+
+    def _changed(self, ended: Session | None) -> None:
+        for listener in self._listeners:
+            listener(ended)
+
+    def _set_timeout(self, session: Session, opened: SessionOpen) -> None:
+        timeout_ms = opened.get("timeout_ms")
+        session.timeout_s = DEFAULT_TIMEOUT_S if timeout_ms is None else timeout_ms / 1000
+
+    def _lent(self, opened: SessionOpen) -> dict[str, CallerTool]:
+        names = [tool["name"] for tool in opened["tools"]]
+        twice = {name for name in names if names.count(name) > 1}
+        if twice:
+            self._log.warning("lent tools refused: a name is declared twice", count=len(twice))
+        return {
+            tool["name"]: {**tool, "inputSchema": tool.get("inputSchema", _ANY_OBJECT)}
+            for tool in opened["tools"]
+            if tool["name"] not in twice
+        }

@@ -1,0 +1,136 @@
+"""The socket's file: bound where it should be, replaced only if it is stale, readable by its group alone.
+
+Must not accept a connection.
+"""
+
+import errno
+import fcntl
+import grp
+import os
+import socket
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from schemas.error_roots import OperatorError
+
+GROUP = "edge-kubelet"
+MAX_PATH_BYTES = 107
+"""What the kernel's address of a Unix socket holds, without its last byte."""
+
+_FOR_THE_GROUP = 0o660
+_PRIVATE = 0o600
+_GROUP_DIRECTORY = 0o750
+_OTHERS_WRITE = 0o022
+_BACKLOG = 64
+_ROOT = 0
+
+
+class SocketFileError(OperatorError):
+    """The socket cannot be made; the text names its path and states what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class BoundSocket:
+    """A socket that listens. ``group`` may use it beside its user and root; None if no group may."""
+
+    listener: socket.socket
+    group: int | None
+
+
+@contextmanager
+def bound(path: Path, group_name: str = GROUP) -> Iterator[BoundSocket]:
+    """Hold a socket that listens at ``path``; its file is removed at the end.
+
+    Raises:
+        SocketFileError: the path is too long, or taken, or its directory is not to be trusted.
+        OSError: it cannot be made.
+    """
+    if len(os.fsencode(path)) > MAX_PATH_BYTES:
+        raise SocketFileError(f"the socket's path is longer than {MAX_PATH_BYTES} bytes: {path}")
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        _make_directory(path.parent, group_name)
+        with _locked(path.parent):
+            _remove_stale(path)
+            listener.bind(os.fspath(path))
+        made = path.lstat()
+        try:
+            group = _restrict(path, group_name)
+            # Not before: until now a connection would have been made by the process's umask.
+            listener.listen(_BACKLOG)
+            yield BoundSocket(listener, group)
+        finally:
+            _remove_own(path, made)
+    finally:
+        listener.close()
+
+
+def _make_directory(directory: Path, group_name: str) -> None:
+    """Make the directory, which the service manager has made already for a service; not those above it."""
+    if not directory.exists() and directory.parent.is_dir():
+        directory.mkdir(_GROUP_DIRECTORY)
+        _give(directory, group_name)
+
+
+@contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    """Keep another daemon from replacing a file of ``directory`` meanwhile.
+
+    Raises:
+        SocketFileError: others can put files there, or it is no directory.
+    """
+    try:
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        raise SocketFileError(f"{directory} is no directory: make it, or name another --socket") from None
+    try:
+        facts = os.fstat(descriptor)
+        is_open = bool(facts.st_mode & _OTHERS_WRITE) and not facts.st_mode & stat.S_ISVTX
+        if is_open or facts.st_uid not in {os.geteuid(), _ROOT}:
+            raise SocketFileError(f"others can change {directory}: name another --socket")
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _remove_stale(path: Path) -> None:
+    try:
+        facts = path.lstat()
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(facts.st_mode):
+        raise SocketFileError(f"{path} is no socket: remove it, or name another --socket")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as probe:
+        probe.settimeout(0)
+        error = probe.connect_ex(os.fspath(path))
+    if error != errno.ECONNREFUSED:
+        raise SocketFileError(f"another process listens at {path}: stop it, or name another --socket")
+    path.unlink()
+
+
+def _restrict(path: Path, group_name: str) -> int | None:
+    """Let the group use the file, or its user alone where there is no such group; return the group."""
+    group = _give(path, group_name)
+    path.chmod(_PRIVATE if group is None else _FOR_THE_GROUP)
+    return group
+
+
+def _give(path: Path, group_name: str) -> int | None:
+    """Give ``path`` to the group; return it, or None if there is none or this user is no member."""
+    try:
+        number = grp.getgrnam(group_name).gr_gid
+        os.chown(path, -1, number)
+    except (KeyError, PermissionError):
+        return None
+    return number
+
+
+def _remove_own(path: Path, made: os.stat_result) -> None:
+    with suppress(FileNotFoundError):
+        facts = path.lstat()
+        if (facts.st_dev, facts.st_ino) == (made.st_dev, made.st_ino):
+            path.unlink()

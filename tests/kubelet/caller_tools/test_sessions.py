@@ -1,0 +1,106 @@
+from typing import Any
+
+import pytest
+
+from kubelet.caller_tools.caller_names import CallerNames
+from kubelet.caller_tools.sessions import MAX_UNREAD, Session, Sessions
+from kubelet.logs import make_logger
+from schemas.caller_tools import MAX_SESSIONS
+from tests.fakes.caller_tools import ANT, BEE, MEMORY, OTHER_OWNER, OWNER, SEND
+from tests.fakes.lines import LogLines
+
+
+@pytest.fixture
+def sessions(log: LogLines) -> Sessions:
+    return Sessions(CallerNames(None, make_logger(log)), make_logger(log))
+
+
+def opened(session_id: str = ANT, caller_id: str = "ant", owner: str = OWNER, *tools: Any) -> Any:
+    lent = [dict(tool) for tool in tools or (MEMORY,)]
+    return {"session_id": session_id, "caller_id": caller_id, "owner": owner, "tools": lent}
+
+
+def test_a_session_lends_its_tools_and_a_missing_schema_is_any_object(sessions: Sessions) -> None:
+    session = sessions.open(opened(ANT, "ant", OWNER, MEMORY, SEND))
+    assert session is not None
+    assert session.tools["get_memory"] == {**MEMORY, "inputSchema": {"type": "object"}}
+    assert session.tools["send_response"] == SEND
+
+
+def test_declared_again_the_tools_are_replaced(sessions: Sessions) -> None:
+    sessions.open(opened())
+    session = sessions.open(opened(ANT, "ant", OWNER, SEND))
+    assert session is sessions.get(ANT)
+    assert session is not None
+    assert list(session.tools) == ["send_response"]
+
+
+def test_a_change_is_called_back_and_a_repetition_is_none(sessions: Sessions) -> None:
+    seen: list[Session | None] = []
+    sessions.on_change(seen.append)
+    session = sessions.open(opened())
+    sessions.open(opened())
+    sessions.open(opened(ANT, "ant", OWNER, SEND))
+    sessions.end(ANT)
+    sessions.end(ANT)
+    assert seen == [None, None, session]
+
+
+def test_the_only_session_is_none_of_two(sessions: Sessions) -> None:
+    assert sessions.only() is None
+    first = sessions.open(opened())
+    assert sessions.only() is first
+    sessions.open(opened(BEE, "bee"))
+    assert sessions.only() is None
+    sessions.end(BEE)
+    assert sessions.only() is first
+
+
+def test_a_caller_id_of_another_owner_is_refused(sessions: Sessions, log: LogLines) -> None:
+    sessions.open(opened())
+    assert sessions.open(opened(BEE, "ant", OTHER_OWNER)) is None
+    assert sessions.get(BEE) is None
+    assert log.entries("session refused: its caller_id belongs to another")
+
+
+def test_two_sessions_of_one_owner_may_share_its_name(sessions: Sessions) -> None:
+    assert sessions.open(opened()) is not None
+    assert sessions.open(opened(BEE, "ant")) is not None
+
+
+@pytest.mark.parametrize(("caller_id", "owner"), [("bee", OWNER), ("ant", OTHER_OWNER)])
+def test_a_session_does_not_pass_to_another_caller(
+    sessions: Sessions, log: LogLines, caller_id: str, owner: str
+) -> None:
+    session = sessions.open(opened())
+    assert sessions.open(opened(ANT, caller_id, owner, SEND)) is None
+    assert session is not None
+    assert list(session.tools) == ["get_memory"]
+    assert log.entries("session refused: it belongs to another caller")
+
+
+def test_a_name_that_is_declared_twice_is_lent_by_neither(sessions: Sessions, log: LogLines) -> None:
+    other = {**SEND, "name": "get_memory"}
+    session = sessions.open(opened(ANT, "ant", OWNER, MEMORY, SEND, other))
+    assert session is not None
+    assert list(session.tools) == ["send_response"]
+    assert log.entries("lent tools refused: a name is declared twice")
+
+
+def test_the_number_of_sessions_has_a_limit(sessions: Sessions, log: LogLines) -> None:
+    ids = [f"gogol_20261122_020000_{number:08x}" for number in range(MAX_SESSIONS + 1)]
+    assert [sessions.open(opened(id_)) is not None for id_ in ids] == [True] * MAX_SESSIONS + [False]
+    assert len(sessions) == MAX_SESSIONS
+    assert log.entries("session refused: too many are live")
+
+
+def test_unread_messages_are_bounded_by_number_and_by_size() -> None:
+    session = Session(ANT, "ant", OWNER, {})
+    assert all(session.keep_unread(str(number)) for number in range(MAX_UNREAD))
+    assert not session.keep_unread("one more")
+    assert session.unread[0] == "1"
+    assert not session.keep_unread("x" * 200_000)
+    session.unread.clear()
+    assert session.keep_unread("x" * 196_608)
+    assert not session.keep_unread("y" * 196_608)
+    assert [text[0] for text in session.unread] == ["y"]
