@@ -26,6 +26,7 @@ from schemas.frames import (
     FrameError,
     FrameReader,
     FrameReason,
+    known_announce,
     size_of,
 )
 
@@ -155,6 +156,7 @@ class SessionMachine:
     Attributes:
         state: how far the handshake is.
         dropped: how many frames were dropped, by reason.
+        is_known: which payloads of an ``announce`` need not be parsed, as ``known_announce`` has it.
     """
 
     # A relay holds one for each of thousands of nodes.
@@ -166,6 +168,7 @@ class SessionMachine:
         "_sends",
         "_unanswered",
         "dropped",
+        "is_known",
         "state",
     )
 
@@ -184,6 +187,7 @@ class SessionMachine:
         self._unanswered: dict[str, str] = {}
         self.state = State.CHALLENGING
         self.dropped: dict[DropReason, int] = {}
+        self.is_known: Callable[[bytes], bool] | None = None
 
     def send(
         self, type_: str, msg_id: str, payload: Mapping[str, Any] | bytes, in_reply_to: str | None = None
@@ -217,7 +221,7 @@ class SessionMachine:
             PeerProtocolError: not a frame, or not one that the other end may send now.
         """
         try:
-            frame = self._reader.read(text, self._limit(), self._budgets.take)
+            frame = self._known(text) or self._reader.read(text, self._limit(), self._budgets.take)
         except FrameError as error:
             if self._is_droppable(error.type):
                 self._drop(_DROPS.get(error.reason, DropReason.MALFORMED))
@@ -235,6 +239,11 @@ class SessionMachine:
             del self._unanswered[frame.in_reply_to or ""]
         self.state = following
         return frame
+
+    def _known(self, text: str | bytes) -> Frame | None:
+        if self.is_known is None or self.state is not State.OPEN:
+            return None
+        return known_announce(text, self._limit(), self.is_known)
 
     def forget(self, msg_id: str) -> None:
         """Stop waiting for the answer to ``msg_id``: when it comes, it is late and dropped."""

@@ -8,16 +8,22 @@ verdict rejected be used for more than counting.
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 from schemas.canonical import is_canonical
 from schemas.errors import Failure
 from schemas.identity import Identity
 from schemas.kinds import MANIFEST_REF, KindRegistry
 from schemas.manifest import MAX_FUTURE_MS, MAX_MANIFEST_BYTES, MAX_TTL_MS, etag_of, signature_holds
-from schemas.payloads import Capability, Manifest
+from schemas.payloads import Attestation, Capability, Manifest
 from schemas.registry import SchemaRegistry
+from schemas.renewed_manifest import renewed_manifest
 from schemas.strict_json import StrictJsonError, loads
+
+# No string of a canonical form contains it: a quote in a string is escaped.
+_BEHIND_CAPABILITIES = b',"expires_at_ms":'
+_MAX_SHARED_BYTES = 16 * 1024
 
 
 class Outcome(StrEnum):
@@ -70,33 +76,26 @@ class Mark:
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
-    """What the caller knows of the node that a manifest claims to be from.
+class TrustedManifest:
+    """A manifest that passed every rule.
 
     Attributes:
-        identities: the node's verified leaves, by kid.
-        mark: the newest manifest ever accepted.
-        current_etag: the ETag of the manifest that is in force now.
-        session_alive: whether the node is connected, so that an older manifest is a broker's old copy.
-        revoked: every revoked kid.
+        capabilities_bytes: the capabilities as they were signed, the first member of the canonical form. Most
+            nodes of a fleet have the same, and share one copy.
+        rest: the other members.
     """
-
-    identities: Mapping[str, Identity]
-    mark: Mark | None = None
-    current_etag: str | None = None
-    session_alive: bool = False
-    revoked: Container[str] = frozenset()
-
-
-@dataclass(frozen=True, slots=True)
-class TrustedManifest:
-    """A manifest that passed every rule. ``wire`` is what the node signed, byte for byte."""
 
     identity: Identity
     etag: str
     issued_at_ms: int
     expires_at_ms: int
-    wire: bytes
+    capabilities_bytes: bytes
+    rest: bytes
+
+    @property
+    def wire(self) -> bytes:
+        """What the node signed, byte for byte."""
+        return self.capabilities_bytes + self.rest
 
     @property
     def good_until_ms(self) -> int:
@@ -104,14 +103,32 @@ class TrustedManifest:
         return min(self.expires_at_ms, self.identity.not_after_ms)
 
     @property
-    def capabilities_bytes(self) -> bytes:
-        """The capabilities as they are in ``wire``: the first member of the canonical form."""
-        return self.wire.partition(b',"expires_at_ms":')[0]
-
-    @property
     def mark(self) -> Mark:
         """The mark that accepting this manifest sets."""
         return Mark(self.issued_at_ms, self.etag)
+
+    def is_renewed_by(self, wire: bytes) -> bool:
+        """Return whether ``wire`` is this manifest, or differs from it in times and signature alone."""
+        return renewed_manifest(wire, self.wire, len(self.capabilities_bytes)) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What the caller knows of the node that a manifest claims to be from.
+
+    Attributes:
+        identities: the node's verified leaves, by kid.
+        mark: the newest manifest ever accepted.
+        current: the manifest that is in force now.
+        session_alive: whether the node is connected, so that an older manifest is a broker's old copy.
+        revoked: every revoked kid.
+    """
+
+    identities: Mapping[str, Identity]
+    mark: Mark | None = None
+    current: TrustedManifest | None = None
+    session_alive: bool = False
+    revoked: Container[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +137,8 @@ class Verdict:
 
     Attributes:
         manifest: what was accepted, if it was.
-        capabilities: those of ``manifest``. Not to be kept: of thousands of nodes, the bytes are kept alone.
+        capabilities: those of ``manifest``; None if they are those of the manifest that is in force. Not to
+            be kept: of thousands of nodes, the bytes are kept alone.
         reason: why it was rejected, if it was.
         kid: the leaf that is not known yet, if the manifest is pending until it is.
         mark: what was known before: the next manifest must be newer.
@@ -128,10 +146,20 @@ class Verdict:
 
     outcome: Outcome
     manifest: TrustedManifest | None = None
-    capabilities: Sequence[Capability] = ()
+    capabilities: Sequence[Capability] | None = None
     reason: Reason | None = None
     kid: str | None = None
     mark: Mark | None = None
+
+
+class _Claims(NamedTuple):
+    """What a manifest claims, before it is attested. ``capabilities``: as in ``Verdict``."""
+
+    node_id: str
+    attestation: Attestation
+    issued_at_ms: int
+    expires_at_ms: int
+    capabilities: Sequence[Capability] | None
 
 
 class _RejectionError(Exception):
@@ -163,7 +191,7 @@ class TrustRules:
         checked, not believed: ``wire`` must be its canonical form.
         """
         etag = etag_of(wire)
-        if etag == known.current_etag:
+        if known.current is not None and etag == known.current.etag:
             return Verdict(Outcome.UNCHANGED, mark=known.mark)
         try:
             return self._judge(wire, etag, node_id, now_ms, known, parsed)
@@ -179,30 +207,26 @@ class TrustRules:
         known: Known,
         parsed: Mapping[str, Any] | None,
     ) -> Verdict:
-        manifest = self._read(wire, parsed)
-        if manifest["node_id"] != node_id:
+        claims = _renewed(wire, known.current) or self._read(wire, parsed)
+        if not 0 < claims.expires_at_ms - claims.issued_at_ms <= MAX_TTL_MS:
+            raise _RejectionError(Reason.LIFETIME)
+        if claims.node_id != node_id:
             raise _RejectionError(Reason.ID_MISMATCH)
-        kid = manifest["node_attestation"]["kid"]
+        kid = claims.attestation["kid"]
         if kid in known.revoked:
             raise _RejectionError(Reason.REVOKED)
         identity = known.identities.get(kid)
         if identity is None:
             return Verdict(Outcome.PENDING, kid=kid, mark=known.mark)
-        _check_attested(wire, manifest, identity, now_ms)
-        trusted = TrustedManifest(
-            identity=identity,
-            etag=etag,
-            issued_at_ms=manifest["issued_at_ms"],
-            expires_at_ms=manifest["expires_at_ms"],
-            wire=wire,
-        )
+        _check_attested(wire, claims, identity, now_ms)
+        head, rest = _halves(wire, known.current if claims.capabilities is None else None)
+        trusted = TrustedManifest(identity, etag, claims.issued_at_ms, claims.expires_at_ms, head, rest)
         if _is_stale(trusted, now_ms, known):
             return Verdict(Outcome.STALE, mark=known.mark)
-        capabilities = manifest["capabilities"]
-        return Verdict(Outcome.ACCEPTED, manifest=trusted, capabilities=capabilities, mark=known.mark)
+        return Verdict(Outcome.ACCEPTED, trusted, claims.capabilities, mark=known.mark)
 
-    def _read(self, wire: bytes, parsed: Mapping[str, Any] | None) -> Manifest:
-        """Return the manifest that ``wire`` is the canonical form of, if it is one by itself."""
+    def _read(self, wire: bytes, parsed: Mapping[str, Any] | None) -> _Claims:
+        """Return what the manifest claims that ``wire`` is the canonical form of, if it is one by itself."""
         manifest: Any = _parsed(wire) if parsed is None or len(wire) > MAX_MANIFEST_BYTES else parsed
         # Kinds first: one that the document does not admit, or this process not know, has a code of its own.
         if self._names_unknown_kind(manifest):
@@ -212,10 +236,14 @@ class TrustRules:
         if not is_canonical(wire, manifest):
             raise _RejectionError(Reason.NOT_CANONICAL)
         read: Manifest = manifest
-        if not 0 < read["expires_at_ms"] - read["issued_at_ms"] <= MAX_TTL_MS:
-            raise _RejectionError(Reason.LIFETIME)
         self._check_capabilities(read["capabilities"])
-        return read
+        return _Claims(
+            read["node_id"],
+            read["node_attestation"],
+            read["issued_at_ms"],
+            read["expires_at_ms"],
+            read["capabilities"],
+        )
 
     def _names_unknown_kind(self, manifest: object) -> bool:
         capabilities = manifest.get("capabilities") if isinstance(manifest, dict) else None
@@ -234,6 +262,28 @@ class TrustRules:
                 raise _RejectionError(Reason.SCHEMA_REF)
 
 
+def _renewed(wire: bytes, current: TrustedManifest | None) -> _Claims | None:
+    """Return what ``wire`` claims if it is ``current`` signed again; its document need not be checked."""
+    if current is None or len(wire) > MAX_MANIFEST_BYTES:
+        return None
+    renewed = renewed_manifest(wire, current.wire, len(current.capabilities_bytes))
+    return _Claims(*renewed, capabilities=None) if renewed is not None else None
+
+
+def _halves(wire: bytes, current: TrustedManifest | None) -> tuple[bytes, bytes]:
+    """Return the capabilities of ``wire``, which are those of ``current`` if there is one, and the rest."""
+    if current is not None:
+        return current.capabilities_bytes, wire[len(current.capabilities_bytes) :]
+    head, separator, rest = wire.partition(_BEHIND_CAPABILITIES)
+    return (_shared(head) if len(head) <= _MAX_SHARED_BYTES else head), separator + rest
+
+
+@lru_cache(maxsize=256)
+def _shared(head: bytes) -> bytes:
+    """Return an equal value, one copy for all nodes that announce the same."""
+    return head
+
+
 def _parsed(wire: bytes) -> Any:
     try:
         return loads(wire, max_bytes=MAX_MANIFEST_BYTES)
@@ -241,12 +291,12 @@ def _parsed(wire: bytes) -> Any:
         raise _RejectionError(Reason.NOT_JSON) from None
 
 
-def _check_attested(wire: bytes, manifest: Manifest, identity: Identity, now_ms: int) -> None:
-    if identity.node_id != manifest["node_id"]:
+def _check_attested(wire: bytes, claims: _Claims, identity: Identity, now_ms: int) -> None:
+    if identity.node_id != claims.node_id:
         raise _RejectionError(Reason.ID_MISMATCH)
     if not identity.valid_at(now_ms):
         raise _RejectionError(Reason.CERTIFICATE_EXPIRED)
-    if not signature_holds(wire, manifest["node_attestation"], identity.public_key):
+    if not signature_holds(wire, claims.attestation, identity.public_key):
         raise _RejectionError(Reason.SIGNATURE)
 
 

@@ -71,6 +71,7 @@ class Node:
         self._handlers = handlers
         self._around = around
         self._sequence = 0
+        self._published_identity = ""
         signer = ManifestSigner(
             identity=identity,
             hw_fingerprint=hw_fingerprint,
@@ -123,7 +124,8 @@ class Node:
             await self.dispatcher.close()
 
     def _publish_current(self) -> None:
-        """Publish the current manifest again: the connection to the broker is new."""
+        """Publish everything again: the connection is new, and the broker may have lost what it held."""
+        self._published_identity = ""
         if (current := self.announcer.current) is not None and self._publish(current):
             self.announcer.published = current
 
@@ -131,11 +133,19 @@ class Node:
         return self._publish(manifest)
 
     def _publish(self, manifest: SignedManifest) -> bool:
-        """Publish identity and manifest, retained, then a heartbeat."""
+        """Publish identity and manifest, retained, then a heartbeat.
+
+        The identity only if it is new, or the connection: the broker holds it, and its readers would verify
+        it with every heartbeat.
+        """
         publish = self._around.publisher.publish
         node_id = self.identity.node_id
         # The identity first: a manifest whose leaf is not known yet is held as pending.
-        publish(topics.identity(node_id), self.identity.chain_pem.encode("ascii"), retain=True)
+        identity = self.identity.chain_pem
+        if identity != self._published_identity and publish(
+            topics.identity(node_id), identity.encode("ascii"), retain=True
+        ):
+            self._published_identity = identity
         sent = publish(topics.announce(node_id), manifest.wire, retain=True)
         self._sequence += 1
         beat = {

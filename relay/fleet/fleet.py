@@ -6,6 +6,7 @@ do I/O: marks go to a store that writes them later.
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from hashlib import sha256
 from typing import Any
 
 from structlog.typing import FilteringBoundLogger
@@ -68,6 +69,8 @@ class Fleet:
         )
         self._missing = MissingManifests(log)
         self._announced: dict[str, Tool] = {}
+        # The hash of each identity message that was accepted last, by the present roots and revocations.
+        self._offered: dict[str, bytes] = {}
 
     def knows(self, node_id: str) -> bool:
         """Return whether a leaf of ``node_id`` was ever verified."""
@@ -97,8 +100,13 @@ class Fleet:
     def offer_identity(self, node_id: str, pem: str) -> None:
         """Take in a message of a node's identity topic, and the manifest that was pending for it.
 
-        At renewal there are two leaves, the new one first; what follows them is the chain.
+        At renewal there are two leaves, the new one first; what follows them is the chain. A message that is
+        repeated, as after a reconnect, is not verified again.
         """
+        digest = sha256(pem.encode("utf-8", "replace")).digest()
+        if self._offered.get(node_id) == digest and node_id not in self._pending:
+            self._metrics.identities.labels("unchanged").inc()
+            return
         try:
             self.identify(node_id, pem)
             if second := certificates_in(pem)[1:2]:
@@ -110,6 +118,7 @@ class Fleet:
                 self._log.warning("identity not accepted", node_id=node_id, reason=error.reason)
             return
         self._metrics.identities.labels("accepted").inc()
+        self._offered[node_id] = digest
         pending = self._pending.take(node_id, self._now_ms())
         if pending is not None:
             self.offer_manifest(node_id, pending, "broker")
@@ -138,6 +147,11 @@ class Fleet:
             self._accept(node, verdict.manifest, verdict.capabilities)
         return verdict
 
+    def is_renewal(self, node_id: str, wire: bytes) -> bool:
+        """Return whether ``wire`` is the manifest of ``node_id`` in force, or that one signed again."""
+        node = self._nodes.get(node_id)
+        return node is not None and node.manifest is not None and node.manifest.is_renewed_by(wire)
+
     def signer_of(self, node_id: str) -> Identity | None:
         """Return the leaf that signed the manifest of ``node_id`` that is in force."""
         manifest = self._nodes[node_id].manifest
@@ -146,6 +160,7 @@ class Fleet:
     def change_trust(self, roots: Sequence[str], revoked: frozenset[str]) -> None:
         """Trust by these roots and revocations from now on. ``drop_leaves`` drops what was trusted before."""
         self._trust = Trust(self._trust.rules, roots, revoked)
+        self._offered.clear()
 
     def drop_leaves(self, is_untrusted: Callable[[Identity], bool]) -> None:
         """Drop every leaf that is no longer trusted, and the manifest that it signed."""
@@ -248,16 +263,16 @@ class Fleet:
         return Known(
             identities=node.identities,
             mark=node.mark,
-            current_etag=node.manifest.etag if node.manifest else None,
+            current=node.manifest,
             session_alive=node.connected,
             revoked=self._trust.revoked,
         )
 
     def _accept(
-        self, node: NodeRecord, manifest: TrustedManifest, capabilities: Sequence[Mapping[str, Any]]
+        self, node: NodeRecord, manifest: TrustedManifest, capabilities: Sequence[Mapping[str, Any]] | None
     ) -> None:
-        changed = node.manifest is None or node.manifest.capabilities_bytes != manifest.capabilities_bytes
-        if changed:
+        former = node.manifest.capabilities_bytes if node.manifest is not None else None
+        if capabilities is not None and former != manifest.capabilities_bytes:
             self._drop_manifest(node)
             label = self.names.label_of(node.node_id)
             node.tools = self._projector.project(node.node_id, capabilities, label)

@@ -97,6 +97,7 @@ class MqttFeed:
         self._resubscribe_after_s = resubscribe_after_s
         self._resubscribing: asyncio.TimerHandle | None = None
         self._arrived = asyncio.Event()
+        self._is_woken = False
         self.connected = False
         self._client = paho.Client(
             CallbackAPIVersion.VERSION2, client_id=client_id, protocol=MQTTProtocolVersion.MQTTv311
@@ -110,7 +111,9 @@ class MqttFeed:
         loop = asyncio.get_running_loop()
 
         def arrived() -> None:
-            if not loop.is_closed():
+            # Waking the event loop costs more than a message: once until it begins to drain.
+            if not self._is_woken and not loop.is_closed():
+                self._is_woken = True
                 loop.call_soon_threadsafe(self._arrived.set)
 
         inbox = Inbox(arrived, _INBOX_MESSAGES, _INBOX_BYTES)
@@ -121,6 +124,8 @@ class MqttFeed:
             while True:
                 await self._arrived.wait()
                 self._arrived.clear()
+                # Before the inbox is read: what arrives from now on wakes the loop again.
+                self._is_woken = False
                 await self._drain(inbox)
         finally:
             self._resubscribe_later(connected=False)

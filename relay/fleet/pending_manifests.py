@@ -27,6 +27,9 @@ class PendingManifests:
         # All wait equally long: the first is the one that expires first.
         self._pending: dict[str, _Pending] = {}
 
+    def __contains__(self, node_id: str) -> bool:
+        return node_id in self._pending
+
     def put(self, node_id: str, wire: bytes, now_ms: int) -> bool:
         """Keep ``wire`` in place of the node's pending one; return False if the bound does not permit it."""
         before = self._remove(node_id)

@@ -3,7 +3,7 @@
 Must not act on frames.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
@@ -98,6 +98,10 @@ class NodeConnection:
         if text is None:
             raise PeerProtocolError("a binary frame")
         return self._machine.receive(text)
+
+    def know_announces(self, is_known: Callable[[bytes], bool]) -> None:
+        """Do not parse the payload of an ``announce`` of which ``is_known`` returns that it need not be."""
+        self._machine.is_known = is_known
 
     def forget(self, msg_id: str) -> None:
         """Stop waiting for the answer to ``msg_id``."""

@@ -12,6 +12,7 @@ from schemas.frames import (
     Frame,
     FrameError,
     FrameReader,
+    known_announce,
 )
 from schemas.registry import SchemaRegistry
 from tests.fakes.frames import ERROR, PAYLOADS, REPLIES, frame_text, message, message_id
@@ -191,3 +192,49 @@ def test_reading_gives_a_frame_or_a_frame_error(reader: FrameReader, data: str |
     except FrameError:
         return
     assert frame.type in FRAME_TYPES
+
+
+# --- announces that need no parser ----------------------------------------------------------------------
+
+_ANNOUNCE_ID = "01HZX9K3M4P7Q8R9S0T1V2W3XY"
+_WIRE = b'{"a":1}'
+_ENCODED = f'{{"type":"announce","msg_id":"{_ANNOUNCE_ID}","payload":{{"a":1}}}}'
+
+
+def test_an_announce_whose_payload_is_known_is_taken_unparsed() -> None:
+    assert Frame("announce", _ANNOUNCE_ID, {}, None, _WIRE).encode() == _ENCODED
+    asked: list[bytes] = []
+
+    def is_known(wire: bytes) -> bool:
+        asked.append(wire)
+        return True
+
+    frame = known_announce(_ENCODED, len(_ENCODED), is_known)
+    assert frame == Frame("announce", _ANNOUNCE_ID, None)
+    assert frame is not None
+    assert asked == [frame.wire] == [_WIRE]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param(_ENCODED.encode(), id="bytes"),
+        pytest.param(_ENCODED.replace("type", " type"), id="another member"),
+        pytest.param(_ENCODED.replace('":"', '": "'), id="spaces"),
+        pytest.param(_ENCODED.replace(_ANNOUNCE_ID, _ANNOUNCE_ID.lower()), id="a lower-case id"),
+        pytest.param(_ENCODED.replace(_ANNOUNCE_ID, _ANNOUNCE_ID[:-1]), id="a short id"),
+        pytest.param(_ENCODED.replace("announce", "heartbeat"), id="another type"),
+        pytest.param(_ENCODED[:-1], id="its first bytes"),
+        pytest.param(_ENCODED + "\n", id="a line feed at the end"),
+        pytest.param(_ENCODED.replace("1}", "\u0661}"), id="a digit that is not ASCII"),
+        pytest.param(_ENCODED.replace("{", " {", 1), id="a space before it"),
+        pytest.param(_ENCODED.replace("}}", "}}" + " " * 10), id="over the limit"),
+    ],
+)
+def test_an_announce_in_any_other_spelling_is_left_to_the_parser(text: str | bytes) -> None:
+    assert known_announce(text, len(_ENCODED) + 1, lambda wire: wire == _WIRE) is None
+
+
+def test_an_announce_whose_payload_is_not_known_is_left_to_the_parser() -> None:
+    assert known_announce(_ENCODED, len(_ENCODED), lambda _: False) is None
+    assert known_announce(_ENCODED, len(_ENCODED) - 1, lambda _: True) is None

@@ -48,6 +48,13 @@ def marked(issued_at_ms: int, etag: str = "00" * 32, *, session_alive: bool = Fa
     return replace(KNOWN, mark=Mark(issued_at_ms, etag), session_alive=session_alive)
 
 
+def in_force(rules: TrustRules, wire: bytes = NODE.manifest()) -> Known:
+    """Return what is known once ``wire`` was accepted."""
+    manifest = rules.accept(wire, NODE_ID, NOW_MS, KNOWN).manifest
+    assert manifest is not None
+    return replace(KNOWN, mark=manifest.mark, current=manifest)
+
+
 def echo(**changes: object) -> dict[str, Any]:
     return {**ECHO, **changes}
 
@@ -112,7 +119,7 @@ def test_a_later_manifest_replaces_the_one_in_force(rules: TrustRules) -> None:
     clock = FakeClock(NOW_MS)
     first = rules.accept(NODE.manifest(), NODE_ID, clock(), KNOWN).manifest
     assert first is not None
-    known = replace(KNOWN, mark=first.mark, current_etag=first.etag, session_alive=True)
+    known = replace(KNOWN, mark=first.mark, current=first, session_alive=True)
     second = rules.accept(NODE.manifest(issued_at_ms=clock.advance(60_000)), NODE_ID, clock(), known)
     assert second.outcome is Outcome.ACCEPTED
     assert second.manifest is not None
@@ -121,7 +128,7 @@ def test_a_later_manifest_replaces_the_one_in_force(rules: TrustRules) -> None:
 
 def test_the_same_bytes_again_are_a_quiet_no_op(rules: TrustRules) -> None:
     wire = NODE.manifest()
-    known = replace(marked(NOW_MS, etag_of(wire)), current_etag=etag_of(wire))
+    known = in_force(rules, wire)
     assert rules.accept(wire, NODE_ID, NOW_MS, known) == Verdict(Outcome.UNCHANGED, mark=known.mark)
 
 
@@ -464,12 +471,13 @@ def test_a_manifest_from_the_future_is_refused_and_leaves_the_way_free(
     assert rules.accept(NODE.manifest(), NODE_ID, NOW_MS, next_known).outcome is Outcome.ACCEPTED
 
 
+RULES = TrustRules(SchemaRegistry(), KindRegistry())
 BEFORE = Mark(NOW_MS - 1, "00" * 32)
 AFTER = Mark(NOW_MS + 1, "00" * 32)
 EVERY_OUTCOME: dict[str, tuple[Known, Outcome]] = {
     "accepted": (replace(KNOWN, mark=BEFORE), Outcome.ACCEPTED),
     "accepted-as-the-first": (KNOWN, Outcome.ACCEPTED),
-    "unchanged": (replace(KNOWN, mark=BEFORE, current_etag=etag_of(WIRE)), Outcome.UNCHANGED),
+    "unchanged": (in_force(RULES), Outcome.UNCHANGED),
     "stale": (replace(KNOWN, mark=AFTER, session_alive=True), Outcome.STALE),
     "pending": (Known(identities={}, mark=AFTER), Outcome.PENDING),
     "pending-as-the-first": (Known(identities={}), Outcome.PENDING),

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+import relay.fleet.leaves
 from relay.auth.permissions import Rights
 from relay.fleet.fleet import GRACE_MS
 from relay.fleet.name_ledger import NodeName
@@ -14,6 +15,7 @@ from schemas.errors import Failure, ToolError
 from schemas.manifest import etag_of
 from schemas.registry import SchemaRegistry
 from schemas.trust import Mark, Outcome, Reason
+from tests.fakes.calls_counted import Calls
 from tests.fakes.hub import Hub
 from tests.fakes.refusals import audited_refusals, refusal
 from tests.fakes.signer import (
@@ -470,6 +472,36 @@ def test_a_leaf_that_was_verified_is_not_verified_again(hub: Hub, node: Simulate
     assert hub.fleet.identify(NODE_ID, "text around it\n" + node.leaf_pem + node.root_pem) is first
     with pytest.raises(IdentityError, match="chain"):
         hub.fleet.identify(NODE_ID, hub.ca.issue().leaf_pem)
+
+
+def test_an_identity_message_that_is_repeated_is_not_verified_again(
+    hub: Hub, node: SimulatedNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verified = Calls(monkeypatch, relay.fleet.leaves, "verify_leaf")
+    chain = node.leaf_pem + hub.ca.root_pem
+    hub.fleet.offer_identity(NODE_ID, chain)
+    once = verified.count
+    for _ in range(3):
+        hub.fleet.offer_identity(NODE_ID, chain)
+    assert verified.count == once > 0
+    assert hub.counted("identities_total", verdict="accepted") == 1
+    assert hub.counted("identities_total", verdict="unchanged") == 3
+
+
+def test_an_identity_message_is_verified_again_once_roots_or_revocations_have_changed(
+    hub: Hub, node: SimulatedNode
+) -> None:
+    hub.fleet.offer_identity(NODE_ID, node.leaf_pem)
+    hub.fleet.change_trust([hub.ca.root_pem], frozenset({node.kid}))
+    hub.fleet.drop_leaves(lambda leaf: leaf.kid == node.kid)
+    hub.fleet.offer_identity(NODE_ID, node.leaf_pem)
+    assert hub.counted("identities_total", verdict="revoked") == 1
+
+
+def test_a_rejected_identity_message_is_judged_again_each_time(hub: Hub) -> None:
+    for _ in range(2):
+        hub.fleet.offer_identity(NODE_ID, ELSEWHERE.issue(NODE_ID).leaf_pem)
+    assert hub.counted("identities_total", verdict="chain") == 2
 
 
 def test_a_leaf_that_is_known_and_has_run_out_is_refused(hub: Hub, node: SimulatedNode) -> None:

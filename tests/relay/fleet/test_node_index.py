@@ -28,7 +28,7 @@ LEAVES = {node_id: SimulatedCa().issue(node_id) for node_id in (NODE_ID, OTHER_N
 def announced(projector: Projector, node_id: str, variant: int) -> tuple[TrustedManifest, Mapping[str, Tool]]:
     leaf = LEAVES[node_id]
     wire = leaf.manifest(capabilities=SETS[variant])
-    manifest = TrustedManifest(leaf.identity(), "", NOW_MS, NOW_MS, wire)
+    manifest = TrustedManifest(leaf.identity(), "", NOW_MS, NOW_MS, wire, b"")
     return manifest, projector.project(node_id, SETS[variant])
 
 

@@ -12,7 +12,7 @@ DAYS = 90
 
 def record(*, ends_ms: int, grace_until_ms: int, connected: bool) -> NodeRecord:
     node = CA.issue()
-    manifest = TrustedManifest(node.identity(), "", 0, ends_ms, b"")
+    manifest = TrustedManifest(node.identity(), "", 0, ends_ms, b"", b"")
     return NodeRecord(NODE_ID, TENANT, manifest=manifest, grace_until_ms=grace_until_ms, connected=connected)
 
 

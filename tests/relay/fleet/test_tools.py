@@ -35,7 +35,8 @@ def trusted(*capabilities: object, node_id: str = NODE_ID, issued_at_ms: int = N
         etag=etag_of(wire),
         issued_at_ms=issued_at_ms,
         expires_at_ms=issued_at_ms + TTL_MS,
-        wire=wire,
+        capabilities_bytes=b"",
+        rest=wire,
     )
 
 
