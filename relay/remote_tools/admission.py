@@ -37,6 +37,10 @@ class Admission:
         """
         self._permissions.check_name(name)
 
+    def admits_name(self, name: str) -> bool:
+        """Return whether the allowlist admits ``name``."""
+        return self._permissions.admits(name)
+
     def check_call(self, entry: Entry, arguments: Mapping[str, Any]) -> None:
         """Return if a call of ``entry`` with ``arguments``, whose name was checked, passes every other check.
 

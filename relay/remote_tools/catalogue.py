@@ -5,7 +5,7 @@ others remain. Must not decide who may call.
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from mcp.shared.exceptions import MCPError
@@ -48,6 +48,12 @@ class Entry:
     arguments: ValueCheck | None
     result: ValueCheck | None
 
+    def is_current(self, now_ms: int) -> bool:
+        """Return whether it can be used as it is: one that was not verified may be by now."""
+        if self.verified is not None:
+            return now_ms < self.verified.good_until_ms
+        return self.manifest_fault is None
+
 
 class Catalogue:
     """The tools of one server, listed when first needed and again after ``stale()``."""
@@ -63,37 +69,39 @@ class Catalogue:
         self._terms = terms
         self._pins = pins
         self._verifier = verifier
-        self._entries: Mapping[str, Entry] | None = None
+        self._counts: Counter[str] = Counter()
+        self._listed_as: dict[str, Tool] = {}
+        self._entries: dict[str, Entry] = {}
 
     def stale(self) -> None:
         """List again before the next call: the server announced a change."""
-        self._entries = None
+        self._listed_as, self._entries = {}, {}
 
     def known(self, name: str, now_ms: int) -> Entry | None:
-        """Return the tool ``name`` if it was listed and its verification has not ended."""
-        entry = self._entries.get(name) if self._entries is not None else None
-        if entry is None or (entry.verified is not None and now_ms >= entry.verified.good_until_ms):
-            return None
-        return entry
+        """Return the tool ``name`` if its contract was made already and its verification has not ended."""
+        entry = self._entries.get(name)
+        return entry if entry is not None and entry.is_current(now_ms) else None
 
-    async def entries(self) -> Mapping[str, Entry]:
-        """List the tools again, and return them by name.
+    async def entry(self, name: str) -> Entry | None:
+        """Return the tool ``name``, listed again if it is not known, and verified again.
 
         Raises:
             NotConnectedError: there is no connection.
-            MCPError: the server does not list them.
+            MCPError: the server does not list its tools.
             ListingError: it lists too many.
         """
-        tools = await self._listed()
-        if self._verifier is not None:
-            self._verifier.forget()
-        counts = Counter(tool.name for tool in tools)
-        self._entries = {
-            tool.name: await self._entry(tool, doubled=counts[tool.name] > 1)
-            for tool in tools
-            if len(tool.name) <= _LONGEST_NAME
-        }
-        return self._entries
+        if name not in self._listed_as:
+            await self._list()
+        return await self._made(name) if name in self._listed_as else None
+
+    async def entries(self, wanted: Callable[[str], bool]) -> list[Entry]:
+        """List the tools again, and return those whose name is ``wanted``: only they are verified.
+
+        Raises:
+            NotConnectedError, MCPError, ListingError: as ``entry``.
+        """
+        await self._list()
+        return [await self._made(name) for name in tuple(self._listed_as) if wanted(name)]
 
     def changes(self, entry: Entry) -> tuple[Change, ...]:
         """Return how the tool differs from its pin."""
@@ -109,7 +117,13 @@ class Catalogue:
         if self._pins is not None:
             self._pins.accept(entry.contract.name, entry.surface)
 
-    async def _listed(self) -> list[Tool]:
+    async def _list(self) -> None:
+        tools = [tool for tool in await self._pages() if len(tool.name) <= _LONGEST_NAME]
+        self._counts = Counter(tool.name for tool in tools)
+        self._listed_as = {tool.name: tool for tool in tools}
+        self._entries = {}
+
+    async def _pages(self) -> list[Tool]:
         session = await self._connection.session()
         tools: list[Tool] = []
         cursor: str | None = None
@@ -123,7 +137,8 @@ class Catalogue:
                 return tools
         raise ListingError(f"the server lists more than {MAX_PAGES} pages of tools")
 
-    async def _entry(self, tool: Tool, *, doubled: bool) -> Entry:
+    async def _made(self, name: str) -> Entry:
+        tool = self._listed_as[name]
         verified, manifest_fault = await self._verify(tool)
         arguments, result, schema_fault = None, None, None
         try:
@@ -131,15 +146,16 @@ class Catalogue:
             result = compiled(tool.output_schema) if tool.output_schema is not None else None
         except UnusableSchemaError as error:
             schema_fault = str(error)
-        return Entry(
+        entry = self._entries[name] = Entry(
             contract=self._terms.contract(tool, verified),
             surface=surface_of(tool),
             verified=verified,
             manifest_fault=manifest_fault,
-            schema_fault="the server lists this name twice" if doubled else schema_fault,
+            schema_fault="the server lists this name twice" if self._counts[name] > 1 else schema_fault,
             arguments=arguments,
             result=result,
         )
+        return entry
 
     async def _verify(self, tool: Tool) -> tuple[Verified | None, str | None]:
         if self._verifier is None:

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from mcp.shared.dispatcher import ProgressFnT
 from mcp.shared.exceptions import MCPError
@@ -42,6 +42,10 @@ from relay.remote_tools.retries import RetryPolicy
 from relay.remote_tools.servers import HttpServer, Server
 from schemas.text import printable
 from schemas.ulids import UlidSource
+
+LISTING_DEADLINE_S = 30.0
+
+ResultT = TypeVar("ResultT")
 
 _ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _TRACEPARENT = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
@@ -148,35 +152,34 @@ class RemoteTools:
         """Close the connection. The next call would open it again."""
         await self._connection.close()
 
-    async def list_tools(self, *, deadline_s: float = 30.0) -> list[ToolContract]:
+    async def list_tools(self, *, deadline_s: float = LISTING_DEADLINE_S) -> list[ToolContract]:
         """List the tools that may be called, and pin those that are new: what a model may be shown.
 
         Raises:
             RemoteToolError: the server did not list them.
         """
-        entries = await self._listed(deadline_s)
-        usable = [entry for entry in entries.values() if self._admission.refusal(entry) is None]
+        entries = await self._within(deadline_s, self._catalogue.entries(self._admission.admits_name))
+        usable = [entry for entry in entries if self._admission.refusal(entry) is None]
         self._catalogue.remember(*usable)
         return [entry.contract for entry in usable]
 
-    async def survey(self, *, deadline_s: float = 30.0) -> list[Surveyed]:
+    async def survey(self, *, deadline_s: float = LISTING_DEADLINE_S) -> list[Surveyed]:
         """List every tool, and why it would be refused. For an operator: nothing is pinned.
 
         Raises:
             RemoteToolError: the server did not list them.
         """
-        entries = await self._listed(deadline_s)
-        return [Surveyed(entry.contract, self._admission.refusal(entry)) for entry in entries.values()]
+        entries = await self._within(deadline_s, self._catalogue.entries(lambda _: True))
+        return [Surveyed(entry.contract, self._admission.refusal(entry)) for entry in entries]
 
-    async def accept(self, name: str, *, deadline_s: float = 30.0) -> ToolContract:
+    async def accept(self, name: str, *, deadline_s: float = LISTING_DEADLINE_S) -> ToolContract:
         """Pin the tool ``name`` as the server lists it now.
 
         Raises:
             RemoteToolError: the server did not list it.
         """
-        entry = (await self._listed(deadline_s)).get(name)
-        if entry is None:
-            raise _not_listed(name)
+        self._catalogue.stale()
+        entry = await self._entry(name, deadline_s)
         self._catalogue.accept(entry)
         return entry.contract
 
@@ -226,15 +229,15 @@ class RemoteTools:
     async def _entry(self, name: str, deadline_s: float | None) -> Entry:
         known = self._catalogue.known(name, self._around.now_ms())
         if known is None:
-            known = (await self._listed(deadline_s or 30.0)).get(name)
+            known = await self._within(deadline_s or LISTING_DEADLINE_S, self._catalogue.entry(name))
         if known is None:
             raise _not_listed(name)
         return known
 
-    async def _listed(self, deadline_s: float) -> Mapping[str, Entry]:
+    async def _within(self, deadline_s: float, listing: Awaitable[ResultT]) -> ResultT:
         try:
             async with asyncio.timeout(deadline_s):
-                return await self._catalogue.entries()
+                return await listing
         except TimeoutError:
             raise ToolTimeout(
                 "The server did not list its tools within the deadline.",

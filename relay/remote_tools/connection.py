@@ -117,7 +117,7 @@ class Connection:
         try:
             live = await ready
         except Exception as error:
-            raise NotConnectedError(wire, error) from error
+            raise NotConnectedError(wire, _leaf(error)) from error
         except asyncio.CancelledError:
             task.cancel()
             await asyncio.wait([task])
@@ -194,6 +194,13 @@ async def _http_client(server: HttpServer) -> GuardedHttpClient:
     else:
         auth = await provider(server.url, credential)
     return GuardedHttpClient(server.url, auth, tls)
+
+
+def _leaf(error: BaseException) -> BaseException:
+    """Return the first exception in ``error`` that is not a group: the SDK's task groups wrap each."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 class _WatchedStream:

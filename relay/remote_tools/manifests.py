@@ -7,6 +7,7 @@ within this process. Must not use anything of a manifest that was not accepted.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,13 +69,12 @@ class ManifestVerifier:
         if name is None:
             raise UnverifiedToolError("the name is not that of a node's tool")
         manifest = self._manifests.get(name.node_id)
-        if manifest is None or manifest.good_until_ms <= self._now_ms():
-            manifest = self._manifests[name.node_id] = await self._read(name.node_id, session)
+        if manifest is not None and self._now_ms() < manifest.good_until_ms:
+            with suppress(UnverifiedToolError):
+                return self._supported(tool, name, manifest)
+        # None is known, it has ended, or it does not support the tool, which a newer one may.
+        manifest = self._manifests[name.node_id] = await self._read(name.node_id, session)
         return self._supported(tool, name, manifest)
-
-    def forget(self) -> None:
-        """Read every manifest again when its tools are next verified."""
-        self._manifests.clear()
 
     async def _read(self, node_id: str, session: ClientSession) -> _Manifest:
         wire = (await _resource(session, f"node://{node_id}/manifest")).encode()

@@ -27,13 +27,17 @@ class Permissions:
     max_risk: Risk = Risk.READ
     scopes: frozenset[str] = frozenset()
 
+    def admits(self, name: str) -> bool:
+        """Return whether the allowlist admits ``name``."""
+        return any(fnmatchcase(name, pattern) for pattern in self.allow)
+
     def check_name(self, name: str) -> None:
         """Return if the allowlist admits ``name``.
 
         Raises:
             ToolUnauthorized: it does not.
         """
-        if not any(fnmatchcase(name, pattern) for pattern in self.allow):
+        if not self.admits(name):
             raise ToolUnauthorized(
                 f"{printable(name, 128)} is not on the allowlist.",
                 reason=Reason.ALLOWLIST,

@@ -7,9 +7,10 @@ before the tool answers; without it, always. As a program it speaks on standard 
 
 import asyncio
 import json
+import ssl
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -64,6 +65,11 @@ def tool_error(text: str, **meta: Any) -> dict[str, Any]:
 def jsonrpc_error(code: int, message: str) -> dict[str, Any]:
     """Return a JSON-RPC error."""
     return {"error": {"code": code, "message": message}}
+
+
+def notice(name: str, **params: Any) -> dict[str, Any]:
+    """Return a notification."""
+    return {"jsonrpc": "2.0", "method": f"notifications/{name}", "params": params}
 
 
 ENVELOPE = {
@@ -127,6 +133,13 @@ class FakeMcpServer:
         resources: what it lets read, by URI.
         calls: the parameters of each ``tools/call``, in order.
         heads: the headers of each HTTP request of a call.
+        opened, listed: how often a connection was negotiated, and the tools listed.
+        announces: whether the next call is answered with a notice that the tools changed.
+        results: the structured content of further tools, by name.
+        documents: what it answers a GET with, by path.
+        read: how often each resource was read.
+        next_answer: how the next call over HTTP is answered, if otherwise.
+        released, arrived: what a delayed call waits for, and that a call has arrived.
     """
 
     legacy: bool = False
@@ -134,6 +147,13 @@ class FakeMcpServer:
     resources: dict[str, str] = field(default_factory=dict)
     calls: list[dict[str, Any]] = field(default_factory=list)
     heads: list[dict[str, str]] = field(default_factory=list)
+    opened: int = 0
+    listed: int = 0
+    announces: bool = False
+    next_answer: HttpAnswer | None = None
+    results: dict[str, dict[str, Any]] = field(default_factory=dict)
+    documents: dict[str, Any] = field(default_factory=dict)
+    read: Counter[str] = field(default_factory=Counter)
     released: asyncio.Event = field(default_factory=asyncio.Event)
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
     _seen: Counter[str] = field(default_factory=Counter)
@@ -163,6 +183,7 @@ class FakeMcpServer:
         params = message.get("params") or {}
         match message["method"]:
             case "server/discover" if not self.legacy:
+                self.opened += 1
                 return {
                     "supportedVersions": [MODERN],
                     "capabilities": {"tools": {}, "resources": {}},
@@ -170,14 +191,17 @@ class FakeMcpServer:
                     "cacheScope": "private",
                 }
             case "initialize" if self.legacy:
+                self.opened += 1
                 return {
                     "protocolVersion": LEGACY,
                     "capabilities": {"tools": {"listChanged": True}, "resources": {}},
                     "serverInfo": {"name": "fake", "version": "1"},
                 }
             case "tools/list":
+                self.listed += 1
                 return {"tools": self.tools, "ttlMs": 0, "cacheScope": "private"}
             case "resources/read" if params["uri"] in self.resources:
+                self.read[params["uri"]] += 1
                 content = {"uri": params["uri"], "text": self.resources[params["uri"]]}
                 return {"contents": [content], "ttlMs": 0, "cacheScope": "private"}
             case "tools/call":
@@ -191,28 +215,26 @@ class FakeMcpServer:
         self.arrived.set()
         result = await self._outcome(params["name"], params.get("arguments") or {})
         token = (params.get("_meta") or {}).get("progressToken")
-        return self._steps(message, result) if token is not None and isinstance(result, dict) else result
+        notices: list[dict[str, Any]] = []
+        if token is not None:
+            steps = ({"progress": 1, "total": 2}, {"progress": 2, "total": 2, "message": "done"})
+            notices += [notice("progress", progressToken=token, **step) for step in steps]
+        if self.announces:
+            self.announces = False
+            notices.append(notice("tools/list_changed"))
+        return _stream(message, notices, result) if notices and isinstance(result, dict) else result
 
     async def _outcome(self, name: str, arguments: Mapping[str, Any]) -> dict[str, Any] | bytes | HttpAnswer:
         if name == "echo":
             return structured({"message": arguments["message"]})
         if name == "add":
             return structured({"sum": arguments["a"] + arguments["b"]})
+        if name in self.results:
+            return structured(self.results[name])
         self._seen[name] += 1
         if self._seen[name] > arguments.get("times", sys.maxsize):
             return structured({"ok": True})
         return await self._fault(name)
-
-    def _steps(self, message: Mapping[str, Any], result: dict[str, Any]) -> HttpAnswer:
-        """Return a stream of two notifications of progress, and ``result``."""
-        token = message["params"]["_meta"]["progressToken"]
-        steps = [
-            {"jsonrpc": "2.0", "method": "notifications/progress", "params": {"progressToken": token, **step}}
-            for step in ({"progress": 1, "total": 2}, {"progress": 2, "total": 2, "message": "done"})
-        ]
-        last = {"jsonrpc": "2.0", "id": message["id"], "result": {"resultType": "complete", **result}}
-        events = "".join(f"event: message\ndata: {json.dumps(item)}\n\n" for item in (*steps, last))
-        return HttpAnswer(200, events.encode(), {"Content-Type": "text/event-stream"})
 
     async def _fault(self, name: str) -> dict[str, Any] | bytes | HttpAnswer:
         if name in DROPS:
@@ -223,7 +245,9 @@ class FakeMcpServer:
         return ANSWERS[name]
 
     @asynccontextmanager
-    async def over_http(self, token: str | None = None) -> AsyncIterator[str]:
+    async def over_http(
+        self, token: str | None = None, tls: ssl.SSLContext | None = None
+    ) -> AsyncIterator[str]:
         """Serve on a free loopback port, for those who have ``token``; the value is the URL."""
 
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -235,9 +259,9 @@ class FakeMcpServer:
             finally:
                 writer.close()
 
-        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=tls)
         try:
-            yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/mcp"
+            yield f"{'https' if tls else 'http'}://127.0.0.1:{server.sockets[0].getsockname()[1]}/mcp"
         finally:
             self.released.set()
             server.close()
@@ -249,6 +273,9 @@ class FakeMcpServer:
         request, *lines = head.rstrip().split("\r\n")
         headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
         body = await reader.readexactly(int(headers.get("content-length", "0")))
+        path = request.split(" ")[1]
+        if request.startswith("GET") and path in self.documents:
+            return _put(writer, self.documents[path])
         if not request.startswith("POST"):
             return _put(writer, HttpAnswer(405))
         if token is not None and headers.get("authorization") != f"Bearer {token}":
@@ -256,8 +283,11 @@ class FakeMcpServer:
         message = json.loads(body)
         if message.get("method") == "tools/call":
             self.heads.append(headers)
+            if self.next_answer is not None:
+                answer, self.next_answer = self.next_answer, None
+                return _put(writer, answer)
         try:
-            answer = await self.answer(message)
+            made = await self.answer(message)
         except DroppedError as dropped:
             if dropped.after is not None:
                 writer.write(
@@ -267,7 +297,16 @@ class FakeMcpServer:
                 await writer.drain()
             writer.transport.abort()
             return False
-        return _put(writer, answer)
+        return _put(writer, made)
+
+
+def _stream(
+    message: Mapping[str, Any], notices: Iterable[dict[str, Any]], result: dict[str, Any]
+) -> HttpAnswer:
+    """Return a stream of ``notices``, and ``result``."""
+    last = {"jsonrpc": "2.0", "id": message["id"], "result": {"resultType": "complete", **result}}
+    events = "".join(f"event: message\ndata: {json.dumps(item)}\n\n" for item in (*notices, last))
+    return HttpAnswer(200, events.encode(), {"Content-Type": "text/event-stream"})
 
 
 def _put(writer: asyncio.StreamWriter, answer: dict[str, Any] | bytes | HttpAnswer | None) -> bool:

@@ -1,0 +1,96 @@
+"""Records: what each holds, where they are written, and what happens when they cannot be."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from relay.remote_tools import AuditFailedError, AuditRecord, Redaction, RemoteToolError
+from relay.remote_tools.audit import CallAudit, Event, JsonLines, Recorded
+from tests.fakes.guarded import over_http
+from tests.fakes.mcp_server import FakeMcpServer
+
+CALL = Recorded("01HZ", "echo", "read")
+NOW_MS = 1_795_000_000_000
+
+
+def lines_of(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text("ascii").splitlines()]
+
+
+async def test_a_call_leaves_two_lines_in_a_private_file_and_a_refusal_one(tmp_path: Path) -> None:
+    file = tmp_path / "calls.jsonl"
+    async with over_http(FakeMcpServer(), audit=file) as client:
+        await client.tools.execute("echo", {"message": "a message"})
+        with pytest.raises(RemoteToolError):
+            await client.tools.execute("echo", {"message": 5})
+    started, ended, refused = lines_of(file)
+    assert started["correlation_id"] == ended["correlation_id"] != refused["correlation_id"]
+    assert {name: started[name] for name in ("event", "decision", "tool", "attempt", "risk")} == {
+        "event": "started",
+        "decision": "allowed",
+        "tool": "echo",
+        "attempt": 1,
+        "risk": "admin",
+    }
+    assert (ended["outcome"], ended["duration_ms"] > 0) == ("ok", True)
+    assert (refused["decision"], refused["reason"]) == ("refused", "arguments")
+
+
+async def test_arguments_and_results_are_left_out_unless_the_operator_gives_rules(tmp_path: Path) -> None:
+    for redaction in (None, Redaction()):
+        file = tmp_path / str(redaction is None)
+        async with over_http(FakeMcpServer(), audit=file, redaction=redaction) as client:
+            await client.tools.execute("echo", {"message": "Bearer abcdefgh12345678"})
+        started, ended = lines_of(file)
+        if redaction is None:
+            assert not {"arguments", "result"} & {*started, *ended}
+        else:
+            assert started["arguments"] == ended["result"] == {"message": "[redacted]"}
+
+
+def test_the_file_is_private_and_grows_by_whole_lines(tmp_path: Path) -> None:
+    file = tmp_path / "calls.jsonl"
+    for _ in range(2):
+        CallAudit(JsonLines(file), None, lambda: NOW_MS).started(CALL, 1, {})
+    assert len(lines_of(file)) == 2
+    assert file.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("event", ["refused", "started", "ended"])
+def test_a_record_that_cannot_be_written_is_an_error(event: str) -> None:
+    def sink(_: AuditRecord) -> None:
+        raise ZeroDivisionError
+
+    audit = CallAudit(sink, None, lambda: NOW_MS)
+    with pytest.raises(AuditFailedError, match=event):
+        {
+            "refused": lambda: audit.refused(CALL, "risk", {}),
+            "started": lambda: audit.started(CALL, 1, {}),
+            "ended": lambda: audit.ended(CALL, 1, 0.5),
+        }[event]()
+
+
+def test_a_link_in_the_place_of_the_file_is_not_written_to(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "other")
+    with pytest.raises(AuditFailedError):
+        CallAudit(JsonLines(tmp_path / "link"), None, lambda: NOW_MS).started(CALL, 1, {})
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_large_value_is_replaced_and_a_hostile_name_is_printable() -> None:
+    records: list[AuditRecord] = []
+    audit = CallAudit(records.append, Redaction(), lambda: NOW_MS)
+    audit.started(Recorded("01HZ", "\x1b[2J"), 1, {"a": ["x" * 100] * 1000})
+    assert records == [
+        {
+            "time_ms": NOW_MS,
+            "event": Event.STARTED,
+            "decision": "allowed",
+            "correlation_id": "01HZ",
+            "tool": "\\x1b[2J",
+            "attempt": 1,
+            "arguments": "[more than 16384 bytes]",
+        }
+    ]

@@ -1,0 +1,174 @@
+"""The HTTP client below the SDK: to whom a credential goes, and what an answer may cost."""
+
+import ssl
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from relay.remote_tools import (
+    BearerToken,
+    HttpServer,
+    Reason,
+    RemoteToolError,
+    ToolProviderFailure,
+    ToolRule,
+    ToolUnauthorized,
+)
+from relay.remote_tools.http_client import BearerAuth, origin_of, retry_after_ms
+from schemas.files import PRIVATE, write_atomic
+from schemas.keys import private_key_to_pem
+from tests.fakes.guarded import guarded
+from tests.fakes.mcp_server import FakeMcpServer
+from tests.fakes.raw_http_server import server_context
+from tests.fakes.signer import SimulatedCa
+
+PING = {"message": "ping"}
+NOW_MS = 1_795_000_000_000
+
+
+async def test_a_token_is_presented_and_a_wrong_one_is_unauthorized() -> None:
+    fake = FakeMcpServer()
+    async with fake.over_http(token="right") as url:
+        async with guarded(HttpServer(url, BearerToken("right"))) as client:
+            assert (await client.tools.execute("echo", PING)).structured == PING
+        async with guarded(HttpServer(url, BearerToken("wrong"))) as client:
+            with pytest.raises(ToolUnauthorized) as caught:
+                await client.tools.execute("echo", PING)
+    assert (caught.value.code, fake.sent("echo")) == (401, 1)
+
+
+async def test_a_token_file_that_rotates_is_read_again(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    write_atomic(file, "old\n", PRIVATE)
+    fake = FakeMcpServer()
+    async with fake.over_http() as url, guarded(HttpServer(url, BearerToken(file))) as client:
+        await client.tools.execute("echo", PING)
+        write_atomic(file, "new\n", PRIVATE)
+        await client.tools.execute("echo", PING)
+    assert [head["authorization"] for head in fake.heads] == ["Bearer old", "Bearer new"]
+
+
+async def test_a_function_returns_the_token_of_each_request() -> None:
+    tokens = iter(f"token-{number}" for number in range(100))
+
+    async def renewed() -> str:
+        return next(tokens)
+
+    fake = FakeMcpServer()
+    async with fake.over_http() as url:
+        for source in (renewed, lambda: next(tokens)):
+            async with guarded(HttpServer(url, BearerToken(source))) as client:
+                await client.tools.execute("echo", PING)
+                await client.tools.execute("echo", PING)
+    assert len({head["authorization"] for head in fake.heads}) == 4
+
+
+@pytest.mark.parametrize("text", ["", "two words", "line\r\nX-Evil: 1", "ü"])
+async def test_what_is_no_token_is_never_sent(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "token"
+    write_atomic(file, text, PRIVATE)
+
+    def fails() -> str:
+        raise ZeroDivisionError
+
+    fake = FakeMcpServer()
+    async with fake.over_http() as url:
+        for source in (file, tmp_path / "absent", text, fails):
+            async with guarded(HttpServer(url, BearerToken(source))) as client:
+                with pytest.raises(ToolUnauthorized) as caught:
+                    await client.tools.execute("echo", PING)
+                assert caught.value.reason is Reason.CREDENTIAL
+    assert (fake.opened, fake.calls) == (0, [])
+
+
+async def test_a_redirect_within_the_origin_is_followed_for_a_call_that_may_be_repeated() -> None:
+    fake = FakeMcpServer()
+    async with fake.over_http() as url:
+        server = HttpServer(url, BearerToken("secret"))
+        async with guarded(server, rules=(ToolRule("*", idempotent=True),)) as client:
+            assert (await client.tools.execute("redirect", {"times": 1})).structured == {"ok": True}
+    assert [head["authorization"] for head in fake.heads] == ["Bearer secret"] * 2
+    assert fake.heads[0]["x-correlation-id"] == fake.heads[1]["x-correlation-id"]
+
+
+async def test_a_token_of_one_origin_is_taken_off_a_request_to_another() -> None:
+    auth = BearerAuth(origin_of(httpx2.URL("https://one.example/mcp")), BearerToken("secret"))
+    for url, expected in (
+        ("https://one.example:443/other", "Bearer secret"),
+        ("https://one.example:8443/mcp", None),
+        ("http://one.example/mcp", None),
+        ("https://two.example/mcp", None),
+        ("https://one.example.two.example/mcp", None),
+    ):
+        request = httpx2.Request("POST", url, headers={"Authorization": "Bearer secret"})
+        sent = await anext(auth.async_auth_flow(request))
+        assert sent.headers.get("authorization") == expected, url
+
+
+@pytest.fixture
+def tls(tmp_path: Path) -> tuple[ssl.SSLContext, Path, tuple[Path, Path]]:
+    """A server's context that demands a client certificate, the root, and a client's files."""
+    ca = SimulatedCa(now_ms=NOW_MS)
+    context = server_context(ca, tmp_path, NOW_MS, valid_days=3000)
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.load_verify_locations(cadata=ca.root_pem)
+    node = ca.issue(now_ms=NOW_MS, valid_days=3000)
+    root, leaf, key = tmp_path / "root.pem", tmp_path / "leaf.pem", tmp_path / "leaf.key"
+    root.write_text(ca.root_pem)
+    leaf.write_text(node.leaf_pem)
+    write_atomic(key, private_key_to_pem(node.key), PRIVATE)
+    return context, root, (leaf, key)
+
+
+async def test_a_client_certificate_is_presented(
+    tls: tuple[ssl.SSLContext, Path, tuple[Path, Path]],
+) -> None:
+    context, root, files = tls
+    fake = FakeMcpServer()
+    async with fake.over_http(tls=context) as url:
+        async with guarded(HttpServer(url, client_certificate=files, root=root)) as client:
+            assert (await client.tools.execute("echo", PING)).structured == PING
+        async with guarded(HttpServer(url, root=root)) as client:
+            with pytest.raises(RemoteToolError) as caught:
+                await client.tools.execute("echo", PING)
+    assert (type(caught.value), caught.value.reason) == (ToolProviderFailure, Reason.UNREACHABLE)
+    assert fake.sent("echo") == 1
+
+
+async def test_a_server_of_another_root_gets_nothing(
+    tls: tuple[ssl.SSLContext, Path, tuple[Path, Path]], tmp_path: Path
+) -> None:
+    context, _, _ = tls
+    other = tmp_path / "other.pem"
+    other.write_text(SimulatedCa("other", NOW_MS).root_pem)
+    fake = FakeMcpServer()
+    async with (
+        fake.over_http(tls=context) as url,
+        guarded(HttpServer(url, BearerToken("secret"), root=other)) as client,
+    ):
+        with pytest.raises(ToolProviderFailure):
+            await client.tools.execute("echo", PING)
+    assert fake.opened == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("2", 2000), ("0", 0), ("999999", 600_000), ("-1", None), ("1.5", None), ("soon", None), ("²", None)],
+)
+def test_a_delay_is_read_from_a_header_in_seconds_alone(text: str, expected: int | None) -> None:
+    headers = httpx2.Headers([(b"retry-after", text.encode())])
+    assert retry_after_ms(headers) == expected
+
+
+async def test_no_proxy_and_no_credential_comes_from_the_environment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    netrc = tmp_path / "netrc"
+    netrc.write_text("machine 127.0.0.1 login root password secret\n")
+    monkeypatch.setenv("NETRC", str(netrc))
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    fake = FakeMcpServer()
+    async with fake.over_http() as url, guarded(url) as client:
+        await client.tools.execute("echo", PING)
+    assert "authorization" not in fake.heads[0]
