@@ -11,7 +11,7 @@ from relay.remote_tools.tool_schemas import MAX_DEPTH, MAX_SCHEMA_BYTES, Unusabl
 def nested(depth: int) -> dict[str, Any]:
     schema: dict[str, Any] = {"type": "object"}
     for _ in range(depth):
-        schema = {"not": schema}
+        schema = {"if": schema}
     return schema
 
 
