@@ -89,6 +89,7 @@ class RelayConfig:
         broker_directory: where what the broker reads is written; None: in the state directory.
         broker_pid_file: names the process to signal for new access lists; None: none is signalled.
         node_broker: the broker as nodes reach it, which enrolment returns; None: as the relay reaches it.
+        default_view: how the fleet is listed to clients whose URL chooses no view.
 
     Raises:
         AddressError: something would travel in the clear between machines, or the URL says so.
@@ -108,6 +109,7 @@ class RelayConfig:
     broker_directory: Path | None = None
     broker_pid_file: Path | None = None
     node_broker: BrokerAddress | None = None
+    default_view: View = View.TOOLS
 
     def __post_init__(self) -> None:
         for broker in (self.broker, self.node_broker or self.broker):

@@ -13,6 +13,7 @@ from relay.auth.agent_tokens import Principal
 from relay.auth.caller import Caller
 from relay.calls.envelope import Call
 from relay.calls.relay_tools import Emit, RelayTool
+from relay.fleet.selection import WHOLE_FLEET, Selection
 from relay.fleet.tools import Tool
 from schemas.errors import ToolError
 from schemas.text import printable
@@ -26,11 +27,13 @@ class CallRequest:
 
     Attributes:
         emit: sends a notification before the answer; None where that cannot be a stream.
+        selection: what the caller's URL narrows the fleet to.
     """
 
     caller: Caller
     call: Call
     emit: Emit | None = None
+    selection: Selection = WHOLE_FLEET
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +51,7 @@ class CallRecord:
 
     Attributes:
         started: when it arrived, on the gateway's monotonic clock.
-        caller, emit: as in its request; what a tool of the relay's own is given.
+        request: what it was made of; a tool of the relay's own is given its caller.
         first: the correlation id of the call that this one repeats; None if it repeats none.
         attempt: how often the call was sent under its idempotency key, this one included.
         answered: whether the node has answered, so that the outcome is known.
@@ -58,8 +61,7 @@ class CallRecord:
     correlation_id: str
     call: Call
     started: float
-    caller: Caller | None = None
-    emit: Emit | None = None
+    request: CallRequest | None = None
     principal: Principal | None = None
     tool: Tool | RelayTool | None = None
     first: str | None = None

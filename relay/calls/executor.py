@@ -78,9 +78,14 @@ class CallExecutor:
         Raises:
             ToolError: it failed, or has taken longer than its timeout.
         """
-        if record.caller is None:
+        request = record.request
+        if request is None:
             raise ToolError(Failure.INTERNAL)
-        call = RelayToolCall(record.caller, record.call.arguments, record.emit, record.correlation_id)
+        # A keyed call outlives its caller, and so its stream.
+        emit = request.emit if record.call.idempotency_key is None else None
+        call = RelayToolCall(
+            request.caller, record.call.arguments, emit, request.selection, record.correlation_id
+        )
         try:
             async with (
                 self.in_flight(record),

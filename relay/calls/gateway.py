@@ -72,14 +72,7 @@ class CallGateway:
 
     async def call(self, request: CallRequest) -> CallAnswer:
         """Answer ``request``. Raises only when cancelled: every failure is an error envelope."""
-        record = CallRecord(
-            self._ulids.new(),
-            request.call,
-            self._monotonic(),
-            caller=request.caller,
-            # A keyed call outlives its caller, and so its stream.
-            emit=request.emit if request.call.idempotency_key is None else None,
-        )
+        record = CallRecord(self._ulids.new(), request.call, self._monotonic(), request)
         answer: CallAnswer | None = None
         try:
             answer = await self._answered(request, record)
@@ -122,7 +115,7 @@ class CallGateway:
         principal = self._identify(request, record)
         share = self._enter(principal)
         try:
-            tool = self._decided(request.call, principal, record)
+            tool = self._decided(request, principal, record)
             key = request.call.idempotency_key
             if isinstance(key, str):
                 return await self._idempotent_calls.run(key, tool, principal, record, share)
@@ -158,22 +151,24 @@ class CallGateway:
             text = "The relay cannot read what has been revoked, so it does nothing."
             raise ToolError(Failure.INTERNAL, text)
 
-    def _decided(self, call: Call, principal: Principal, record: CallRecord) -> Tool | RelayTool:
+    def _decided(self, request: CallRequest, principal: Principal, record: CallRecord) -> Tool | RelayTool:
         try:
-            self._envelopes.check(call)
-            record.tool = self._decide(call, principal)
+            self._envelopes.check(request.call)
+            record.tool = self._decide(request, principal)
         except ToolError as error:
             record.denied(self._audit, error)
             raise
         return record.tool
 
-    def _decide(self, call: Call, principal: Principal) -> Tool | RelayTool:
+    def _decide(self, request: CallRequest, principal: Principal) -> Tool | RelayTool:
+        call = request.call
         if not isinstance(call.name, str) or call.message.get("id") is None:
             # In every mode: without a name there is no tool, and without an id no answer is expected.
             raise ToolError(Failure.ENVELOPE_INVALID)
         own = self._relay_tools.find(call.name)
         if own is not None:
             return _allowed(own, call, principal)
+        self._fleet.selected.check(request.selection, call.parsed, principal.tenant)
         tool = self._fleet.resolve(call.name, principal.rights)
         try:
             tool.surface.arguments.check(call.arguments)

@@ -12,6 +12,7 @@ from typing import Any
 from relay.auth.caller import Caller
 from relay.auth.permissions import Rights
 from relay.config import View
+from relay.fleet.selection import Selection
 from relay.fleet.tool_schemas import ToolSchemas
 from schemas.projection import alias_of, parse
 
@@ -28,12 +29,14 @@ class RelayToolCall:
 
     Attributes:
         emit: None where the answer cannot be a stream.
+        selection: what the caller's URL narrows the fleet to; an answer must not go beyond it.
         correlation_id: of this call, in upper case.
     """
 
     caller: Caller
     arguments: Mapping[str, Any]
     emit: Emit | None
+    selection: Selection
     correlation_id: str
 
 

@@ -20,6 +20,7 @@ from relay.config import (
     ExternalIssuerConfig,
     RelayConfig,
     TlsFiles,
+    View,
 )
 from relay.kept_settings import KeptSettings, read_kept, write_kept
 from relay.rate_limits import Allowance
@@ -84,6 +85,10 @@ def run(
     envelope: Annotated[
         EnvelopeMode, typer.Option(help="What to do about a call whose envelope is malformed.")
     ] = EnvelopeMode.ENFORCE,
+    default_view: Annotated[
+        View,
+        typer.Option(help="What clients see without ?view=: each node's tools, or one of a kind."),
+    ] = View.TOOLS,
     plain: Annotated[
         bool,
         typer.Option(
@@ -122,6 +127,7 @@ def run(
         broker_pid_file=broker_pid_file,
         node_broker=parse_broker(node_broker) if node_broker else None,
         envelope_mode=envelope,
+        default_view=default_view,
         per_agent=Allowance(agent_rps, agent_rps * AGENT_BURST_S, agent_concurrency),
     )
     write_kept(state.settings, KeptSettings(url, broker, node_broker, kept.tenant))

@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from relay.cli.exits import EXIT_CANNOT_RUN, EXIT_USAGE, fail
+from relay.config import View
 from relay.stdio_bridge.bearer_token import BearerToken, TokenMissingError
 from schemas.addresses import PLAIN_OPTION, check_private_url, mcp_url, normal_url
 from schemas.tls import client_context
@@ -29,6 +30,10 @@ def stdio(
     names: Annotated[
         Names, typer.Option(help="The form of tools' names; some clients reject dots.")
     ] = Names.DOTTED,
+    view: Annotated[
+        View | None,
+        typer.Option(help="List each node's tools, or one tool of a kind. Default: the relay's."),
+    ] = None,
     token_file: Annotated[Path | None, typer.Option(help="The file that holds the token, mode 0600.")] = None,
     ca: Annotated[
         Path | None, typer.Option(help="The root of the relay's certificate, PEM. Default: this machine's.")
@@ -47,4 +52,5 @@ def stdio(
     except TokenMissingError as error:
         fail(str(error), EXIT_USAGE if token_file is None else EXIT_CANNOT_RUN)
     tls = client_context(ca.read_text("utf-8", "replace") if ca is not None else None)
-    run_stdio(f"{mcp_url(relay)}?names={names}", token, tls, sys.stderr)
+    chosen = f"&view={view}" if view is not None else ""
+    run_stdio(f"{mcp_url(relay)}?names={names}{chosen}", token, tls, sys.stderr)

@@ -15,24 +15,35 @@ from structlog.typing import FilteringBoundLogger
 
 from relay.auth.permissions import Rights
 from relay.fleet.fleet import Fleet
+from relay.fleet.selection import WHOLE_FLEET, Selection
 from relay.fleet.tool_index import Version
 
 INTERVAL_S = 1.0
 _LISTENER_TIMEOUT_S = 5.0
-# A tenant has at most one audience for each set of safety classes: none can use up all of these.
-_AUDIENCES_AT_ONCE = 256
+# Of one tenant: its clients choose what they select, and must not delay those of others by it.
+_AUDIENCES_AT_ONCE = 16
 
 Listener = Callable[[], Awaitable[None]]
+_Seen = tuple[Rights, Selection]
+"""What decides what listeners see: those with equal rights and an equal selection are one audience."""
 
 
 @dataclass(slots=True)
 class _Audience:
-    """The listeners of equal rights. ``notified`` is the version that they were last notified of."""
+    """The listeners that see the same. ``notified`` is the version that they were last notified of."""
 
     notified: Version
     listeners: dict[object, Listener] = field(default_factory=dict)
     quiet_until_s: float = 0.0
     is_busy: bool = False
+
+
+@dataclass(slots=True)
+class _Tenant:
+    """The audiences of one tenant, and what limits how many are notified at the same time."""
+
+    audiences: dict[_Seen, _Audience] = field(default_factory=dict)
+    at_once: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_AUDIENCES_AT_ONCE))
 
 
 class ChangeNotifier:
@@ -56,22 +67,26 @@ class ChangeNotifier:
         self._quiet_s = interval_s if quiet_s is None else quiet_s
         self._timeout_s = timeout_s
         self._woken = asyncio.Event()
-        self._audiences: defaultdict[str, dict[Rights, _Audience]] = defaultdict(dict)
-        self._changed: set[Rights] = set()
-        self._at_once = asyncio.Semaphore(_AUDIENCES_AT_ONCE)
+        self._tenants: defaultdict[str, _Tenant] = defaultdict(_Tenant)
+        self._changed: set[_Seen] = set()
         fleet.follow(self._tenant_changed)
 
-    def listen(self, rights: Rights, listener: Listener) -> Callable[[], None]:
+    def listen(
+        self, rights: Rights, listener: Listener, selection: Selection = WHOLE_FLEET
+    ) -> Callable[[], None]:
         """Call ``listener`` after every change that callers with ``rights`` see; return what ends that."""
-        audience = self._audiences[rights.tenant].get(rights)
+        seen = rights, selection
+        audiences = self._tenants[rights.tenant].audiences
+        audience = audiences.get(seen)
         if audience is None:
-            audience = self._audiences[rights.tenant][rights] = _Audience(self._fleet.version(rights))
+            version = self._fleet.selected.version(rights, selection)
+            audience = audiences[seen] = _Audience(version)
         key = object()
         audience.listeners[key] = listener
 
         def stop() -> None:
             if audience.listeners.pop(key, None) is not None and not audience.listeners:
-                self._forget(rights)
+                self._forget(seen)
 
         return stop
 
@@ -89,46 +104,48 @@ class ChangeNotifier:
                         await self._woken.wait()
                 self._woken.clear()
                 self._fleet.sweep()
-                pauses = [self._check(rights, tasks) for rights in list(self._changed)]
+                pauses = [self._check(seen, tasks) for seen in list(self._changed)]
                 pause_s = min([self._interval_s, *pauses])
 
     def _tenant_changed(self, tenant: str) -> None:
-        if tenant in self._audiences:
-            self._changed.update(self._audiences[tenant])
+        if tenant in self._tenants:
+            self._changed.update(self._tenants[tenant].audiences)
 
-    def _forget(self, rights: Rights) -> None:
-        of_tenant = self._audiences[rights.tenant]
-        del of_tenant[rights]
-        if not of_tenant:
-            del self._audiences[rights.tenant]
-        self._changed.discard(rights)
+    def _forget(self, seen: _Seen) -> None:
+        tenant = seen[0].tenant
+        audiences = self._tenants[tenant].audiences
+        del audiences[seen]
+        if not audiences:
+            del self._tenants[tenant]
+        self._changed.discard(seen)
 
-    def _check(self, rights: Rights, tasks: asyncio.TaskGroup) -> float:
+    def _check(self, seen: _Seen, tasks: asyncio.TaskGroup) -> float:
         """Notify an audience if its list has changed and it may be now; return when to check again."""
-        audience, now_s = self._audiences[rights.tenant][rights], asyncio.get_running_loop().time()
-        version = self._fleet.version(rights)
+        tenant, now_s = self._tenants[seen[0].tenant], asyncio.get_running_loop().time()
+        audience = tenant.audiences[seen]
+        version = self._fleet.selected.version(*seen)
         if audience.is_busy:
             return self._interval_s
         if version == audience.notified:
-            self._changed.discard(rights)
+            self._changed.discard(seen)
             return self._interval_s
         if (quiet_s := audience.quiet_until_s - now_s) > 0:
             return quiet_s
-        self._changed.discard(rights)
+        self._changed.discard(seen)
         audience.notified = version
         audience.quiet_until_s = now_s + self._quiet_s
         audience.is_busy = True
-        tasks.create_task(self._notify_all(rights, audience))
+        tasks.create_task(self._notify_all(seen, audience, tenant.at_once))
         return self._interval_s
 
-    async def _notify_all(self, rights: Rights, audience: _Audience) -> None:
+    async def _notify_all(self, seen: _Seen, audience: _Audience, at_once: asyncio.Semaphore) -> None:
         """Notify an audience. Never twice at a time: what changes meanwhile is notified after this."""
         try:
-            async with self._at_once:
+            async with at_once:
                 await asyncio.gather(*map(self._notify, audience.listeners.values()))
         finally:
             audience.is_busy = False
-        if rights in self._changed:
+        if seen in self._changed:
             self._woken.set()
 
     async def _notify(self, listener: Listener) -> None:

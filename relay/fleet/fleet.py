@@ -21,7 +21,7 @@ from relay.fleet.node_names import NodeNames
 from relay.fleet.node_record import NO_TOOLS, NodeRecord
 from relay.fleet.pending_manifests import PendingManifests
 from relay.fleet.replay_marks import MarkStore
-from relay.fleet.tool_index import Version
+from relay.fleet.selected_tools import SelectedTools
 from relay.fleet.tools import FIRST_PLACE, Place, Projector, Tool, labelled
 from relay.observability.metrics import Metrics
 from schemas.certificates import IdentityError
@@ -39,6 +39,7 @@ class Fleet:
 
     Attributes:
         names: what the operator calls the nodes.
+        selected: the tools by what a client's URL selects.
     """
 
     def __init__(  # noqa: PLR0913 - what comes in from outside
@@ -62,6 +63,7 @@ class Fleet:
         self._grace_of_start_ms = now_ms() + GRACE_MS
         self._nodes = NodeIndex()
         self.names = NodeNames(self._nodes)
+        self.selected = SelectedTools(self._nodes, self.names, now_ms)
         for node_id, tenant, mark in marks.load():
             self._nodes.update(self._new_record(node_id, tenant, mark), now_ms())
         self._pending = PendingManifests(
@@ -174,13 +176,14 @@ class Fleet:
 
     def rename(self, changed: Mapping[str, NodeName | None]) -> None:
         """Take in the new names of some nodes; None for a node that has none any more."""
-        self.names.change(changed)
-        now = self._now_ms()
+        tenants, now = self.names.change(changed), self._now_ms()
         for node_id in changed:
             node = self._nodes.get(node_id)
             if node is not None:
                 self._label(node)
                 self._nodes.update(node, now)
+        for tenant in tenants:
+            self._nodes.notify(tenant)  # a tag alone changes no title, but what it selects
 
     def tombstone(self, node_id: str) -> None:
         """Delist a node whose retained announce is empty. That is not signed, so a connected node stays."""
@@ -234,10 +237,6 @@ class Fleet:
     def listed(self, rights: Rights, after: Place = FIRST_PLACE, limit: int | None = None) -> list[Tool]:
         """Return the tools that ``rights`` reach, by place: at most ``limit`` of those behind ``after``."""
         return self._nodes.listed(rights, self._now_ms(), after, limit)
-
-    def version(self, rights: Rights) -> Version:
-        """Return the version of the tools that ``rights`` reach: names, titles, schemas, safety classes."""
-        return self._nodes.version(rights, self._now_ms())
 
     def follow(self, changed: Callable[[str], None]) -> None:
         """Call ``changed`` with each tenant whose version may have changed."""

@@ -16,13 +16,17 @@ from relay.fleet.tools import FIRST_PLACE, Place, Tool
 
 
 class NodeIndex:
-    """The nodes of one relay."""
+    """The nodes of one relay.
+
+    Attributes:
+        tools: those that are listed; after ``settle``, as of now.
+    """
 
     def __init__(self) -> None:
         self._nodes: dict[str, NodeRecord] = {}
         self._tenants: dict[str, dict[str, NodeRecord]] = {}
         self._ids: dict[str, list[str]] = {}
-        self._tools = ToolIndex()
+        self.tools = ToolIndex()
         self._ends = DueTimes()
         self._settled_ms = 0
         self._followers: list[Callable[[str], None]] = []
@@ -54,6 +58,11 @@ class NodeIndex:
         """Call ``changed`` with each tenant whose listed tools may have changed."""
         self._followers.append(changed)
 
+    def notify(self, tenant: str) -> None:
+        """Call the followers: what ``tenant`` sees may have changed."""
+        for changed in self._followers:
+            changed(tenant)
+
     def update(self, node: NodeRecord, now_ms: int) -> None:
         """Take in ``node``, which is new or has changed."""
         tools = node.tools if node.is_listed(now_ms) else NO_TOOLS
@@ -68,12 +77,12 @@ class NodeIndex:
     ) -> list[Tool]:
         """Return the tools that ``rights`` reach now, by place: of those behind ``after``, ``limit``."""
         self.settle(now_ms)
-        return self._tools.listed(rights, after, limit)
+        return self.tools.listed(rights, after, limit)
 
     def version(self, rights: Rights, now_ms: int) -> Version:
         """Return the version of the set of tools that ``rights`` reach now."""
         self.settle(now_ms)
-        return self._tools.version(rights)
+        return self.tools.version(rights)
 
     def settle(self, now_ms: int) -> None:
         """Delist what has ended by ``now_ms``."""
@@ -103,8 +112,7 @@ class NodeIndex:
         """List ``tools`` in the place of those of ``node`` that are listed."""
         if tools is node.indexed_tools or node.indexed_tenant is None:
             return
-        self._tools.remove(node.indexed_tenant, node.indexed_tools.values())
-        self._tools.add(node.indexed_tenant, tools.values())
+        self.tools.remove(node.indexed_tenant, node.indexed_tools.values())
+        self.tools.add(node.indexed_tenant, tools.values())
         node.indexed_tools = tools
-        for changed in self._followers:
-            changed(node.indexed_tenant)
+        self.notify(node.indexed_tenant)

@@ -6,7 +6,7 @@ and close names as well. Must not read the ledger, nor decide what a caller may 
 """
 
 from bisect import bisect_left, insort
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Protocol
 
@@ -76,6 +76,11 @@ class NodeNames:
         self._nodes = nodes
         self._by_node: dict[str, NodeName] = {}
         self._tenants: defaultdict[str, _TenantNames] = defaultdict(_TenantNames)
+        self._revisions: Counter[str] = Counter()
+
+    def revision(self, tenant: str) -> int:
+        """Return a number that grows with each change of the names of ``tenant``."""
+        return self._revisions[tenant]
 
     def label_of(self, node_id: str) -> str:
         """Return the label of a node in the tenant that it is in; empty if it has none."""
@@ -128,14 +133,22 @@ class NodeNames:
             raise UnknownNodeError(selector, self._close_tags(tenant, selector))
         return sorted(found)
 
-    def change(self, changed: Mapping[str, NodeName | None]) -> None:
-        """Take in what the operator has changed: the nodes' new names; None for a node without any."""
+    def change(self, changed: Mapping[str, NodeName | None]) -> set[str]:
+        """Take in what the operator has changed: the nodes' new names; None for a node without any.
+
+        Returns the tenants whose names have changed.
+        """
         # All former names first: two nodes may have swapped their labels.
-        for node_id in changed:
-            self._remove(node_id, self._by_node.pop(node_id, _UNNAMED))
-        for node_id, name in changed.items():
-            if name is not None:
-                self._add(node_id, name)
+        former = {node_id: self._by_node.pop(node_id, _UNNAMED) for node_id in changed}
+        for node_id, name in former.items():
+            self._remove(node_id, name)
+        for node_id, new in changed.items():
+            if new is not None:
+                self._add(node_id, new)
+        names = (*former.values(), *changed.values())
+        tenants = {name.tenant for name in names if name is not None and name is not _UNNAMED}
+        self._revisions.update(tenants)
+        return tenants
 
     def differences(self, names: Mapping[str, NodeName]) -> dict[str, NodeName | None]:
         """Return what ``change`` needs to arrive at ``names``, which are those of all nodes."""

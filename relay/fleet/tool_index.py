@@ -5,18 +5,40 @@ caller's list changed" compares a few numbers. Must not decide which nodes are l
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from hashlib import sha256
 from heapq import merge
 from itertools import islice
 
-from relay.auth.permissions import Rights
-from relay.fleet.tools import FIRST_PLACE, Place, Tool
+from relay.auth.permissions import SCOPE_OF_SAFETY_CLASS, Rights
+from relay.fleet.tools import FIRST_PLACE, Offer, Place, Tool
 
 Version = frozenset[tuple[str, int]]
 """Equal for equal sets of tools, by name, title, schemas and safety class. Not to be kept across restarts."""
 
+SEVERITY: Mapping[str, int] = {name: rank for rank, name in enumerate(SCOPE_OF_SAFETY_CLASS)}
+"""The safety classes, the least severe first."""
+
 _MODULUS = 1 << 256
+_LAST = "~"
+"""Behind every character of a name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Only:
+    """Some of the tools: of some kinds, or of all if there are none, and of some nodes, or of all if None.
+
+    Tools of other kinds are skipped without being read, those of other nodes one by one.
+    """
+
+    kinds: Collection[str] = ()
+    node_ids: Collection[str] | None = None
+
+    def has_node(self, tool: Tool) -> bool:
+        """Return whether ``tool`` is of one of the nodes."""
+        return self.node_ids is None or tool.node_id in self.node_ids
 
 
 class ToolIndex:
@@ -43,10 +65,24 @@ class ToolIndex:
 
     def listed(self, rights: Rights, after: Place = FIRST_PLACE, limit: int | None = None) -> list[Tool]:
         """Return the tools that ``rights`` reach, by place: at most ``limit`` of those behind ``after``."""
-        parts = [tools.behind(after, limit) for _, tools in self._reached(rights)]
-        if len(parts) == 1:
-            return parts[0]
-        return list(islice(merge(*parts, key=_place), limit))
+        return _first([tools.behind(after, limit) for _, tools in self._reached(rights)], limit)
+
+    def narrowed(
+        self, rights: Rights, only: Only, after: Place = FIRST_PLACE, limit: int | None = None
+    ) -> list[Tool]:
+        """Return what ``listed`` would if nothing were listed but ``only``."""
+        parts = [
+            list(islice(filter(only.has_node, tools.of_kinds(only.kinds, after)), limit))
+            for _, tools in self._reached(rights)
+        ]
+        return _first(parts, limit)
+
+    def offered(self, rights: Rights) -> dict[Offer, str]:
+        """Return the kinds and verbs of the tools that ``rights`` reach: the most severe class of each."""
+        offered: dict[Offer, str] = {}
+        for safety_class, tools in sorted(self._reached(rights), key=lambda item: SEVERITY[item[0]]):
+            offered.update(dict.fromkeys(tools.offers, safety_class))
+        return offered
 
     def version(self, rights: Rights) -> Version:
         """Return the version of the set of tools that ``rights`` reach."""
@@ -64,23 +100,52 @@ class _ToolList:
     set that is back to what it was has its former version.
     """
 
-    __slots__ = ("tools", "version")
+    __slots__ = ("offers", "tools", "version")
 
     def __init__(self) -> None:
         self.tools: list[Tool] = []
         self.version = 0
+        self.offers: Counter[Offer] = Counter()
+        """How many tools there are of each kind and verb; none that has no tool."""
 
     def add(self, tool: Tool) -> None:
         self.tools.insert(bisect_left(self.tools, tool.place, key=_place), tool)
         self.version = (self.version + _hash_of(tool)) % _MODULUS
+        self.offers[tool.offer] += 1
 
     def remove(self, tool: Tool) -> None:
         del self.tools[bisect_left(self.tools, tool.place, key=_place)]
         self.version = (self.version - _hash_of(tool)) % _MODULUS
+        self.offers[tool.offer] -= 1
+        if not self.offers[tool.offer]:
+            del self.offers[tool.offer]
 
     def behind(self, place: Place, limit: int | None) -> list[Tool]:
         start = bisect_right(self.tools, place, key=_place)
         return self.tools[start : None if limit is None else start + limit]
+
+    def of_kinds(self, kinds: Collection[str], place: Place) -> Iterator[Tool]:
+        """Yield the tools of ``kinds`` behind ``place``, by place; those of all kinds if there are none."""
+        if not kinds:
+            yield from self._between(place, None)
+            return
+        # Within a turn, the tools of one kind are consecutive: their names begin with the kind.
+        for turn in range(max(place[0], 0), self.tools[-1].turn + 1):
+            for start in sorted(f"{kind}." for kind in kinds):
+                yield from self._between(max(place, (turn, start)), (turn, start + _LAST))
+
+    def _between(self, after: Place, end: Place | None) -> Iterator[Tool]:
+        first = bisect_right(self.tools, after, key=_place)
+        last = len(self.tools) if end is None else bisect_left(self.tools, end, key=_place, lo=first)
+        # By index: a slice would copy what is not read.
+        return (self.tools[number] for number in range(first, last))
+
+
+def _first(parts: Sequence[list[Tool]], limit: int | None) -> list[Tool]:
+    """Return the first ``limit`` of several lists, by place; each is sorted."""
+    if len(parts) == 1:
+        return parts[0]
+    return list(islice(merge(*parts, key=_place), limit))
 
 
 def _place(tool: Tool) -> Place:

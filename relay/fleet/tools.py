@@ -28,6 +28,9 @@ Place = tuple[int, str]
 FIRST_PLACE: Place = (-1, "")
 """Before every tool."""
 
+Offer = tuple[str, str]
+"""The first token of a kind's names, and a verb: what one tool of the kinds view stands for."""
+
 # The defaults of the manifest's schema.
 _DEFAULT_DEADLINE_MS = 2000
 _DEFAULT_CONCURRENCY = 1
@@ -45,6 +48,11 @@ class Surface:
     input_schema: Mapping[str, Any]
     output_schema: Mapping[str, Any]
     schema_bytes: int
+
+    @property
+    def offer(self) -> Offer:
+        """The kind and the verb."""
+        return self.kind.short, self.verb.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +89,11 @@ class Tool:
     def capability(self) -> tuple[str, str]:
         """Which capability of which node: its limits are shared by its verbs."""
         return self.node_id, self.cap_id
+
+    @property
+    def offer(self) -> Offer:
+        """Its kind and verb."""
+        return self.surface.offer
 
     @property
     def idempotent(self) -> bool:

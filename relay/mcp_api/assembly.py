@@ -14,6 +14,7 @@ from relay.mcp_api.open_streams import OpenStreams
 from relay.mcp_api.resources import ResourceCatalog
 from relay.mcp_api.sdk import SdkServer
 from relay.mcp_api.tool_list import ToolList
+from relay.mcp_api.url_options import UrlOptionReader
 from relay.part import Part
 
 _INSTRUCTIONS = (
@@ -32,12 +33,13 @@ class McpPart(Part):
 def assemble(environment: RelayEnvironment, auth: AuthPart, fleet: FleetPart, calls: CallsPart) -> McpPart:
     """Return the wing."""
     server = SdkServer(version("edge-kubelet"), _INSTRUCTIONS)
+    options = UrlOptionReader(environment.kinds, environment.config.default_view)
     methods = Methods(
         calls.gateway,
-        ToolList(fleet.fleet, calls.relay_tools),
+        ToolList(fleet.fleet, calls.relay_tools, options),
         auth.authenticator,
         ResourceCatalog(fleet.fleet, environment.registry),
         server.discovered,
     )
-    changes = ChangeStreams(fleet.notifier, OpenStreams(), environment.clock)
+    changes = ChangeStreams(fleet.notifier, OpenStreams(), options, environment.clock)
     return McpPart(McpEndpoint(server, methods, changes))

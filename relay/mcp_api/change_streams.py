@@ -14,8 +14,10 @@ from mcp.shared.exceptions import MCPError
 
 from relay.auth.agent_tokens import Principal
 from relay.fleet.change_notifier import ChangeNotifier
+from relay.fleet.selection import WHOLE_FLEET, Selection
 from relay.mcp_api.open_streams import OpenStreams, StreamLimitError
 from relay.mcp_api.sdk import Context, caller_of, connection_of
+from relay.mcp_api.url_options import UrlOptionError, UrlOptionReader
 
 TOO_MANY_STREAMS = "Too many sessions and subscriptions are open; close one."
 
@@ -27,8 +29,15 @@ _SUBSCRIBED = "subscribed"
 class ChangeStreams:
     """The change streams of all agents."""
 
-    def __init__(self, notifier: ChangeNotifier, streams: OpenStreams, now_ms: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        notifier: ChangeNotifier,
+        streams: OpenStreams,
+        options: UrlOptionReader,
+        now_ms: Callable[[], int],
+    ) -> None:
         self._notifier = notifier
+        self._options = options
         self._streams = streams
         self._now_ms = now_ms
 
@@ -62,7 +71,9 @@ class ChangeStreams:
             return  # a client may send ``initialized`` twice
         connection.state[_SUBSCRIBED] = True
         subscription = connection.state.setdefault(_SUBSCRIPTION, ExitStack())
-        stop = self._notifier.listen(principal.rights, context.session.send_tool_list_changed)
+        stop = self._notifier.listen(
+            principal.rights, context.session.send_tool_list_changed, self._selection_of(context)
+        )
         subscription.callback(stop)
         ending = asyncio.get_running_loop().call_later(self._seconds_left(principal), subscription.close)
         connection.exit_stack.callback(ending.cancel)
@@ -79,7 +90,9 @@ class ChangeStreams:
             raise MCPError(types.INTERNAL_ERROR, TOO_MANY_STREAMS) from None
         bus = InMemorySubscriptionBus()
         handler = ListenHandler(bus)
-        stop = self._notifier.listen(principal.rights, lambda: bus.publish(ToolsListChanged()))
+        stop = self._notifier.listen(
+            principal.rights, lambda: bus.publish(ToolsListChanged()), self._selection_of(context)
+        )
         ending = asyncio.get_running_loop().call_later(self._seconds_left(principal), handler.close)
         release = self._streams.hold(principal, handler.close)
         try:
@@ -88,6 +101,12 @@ class ChangeStreams:
             release()
             ending.cancel()
             stop()
+
+    def _selection_of(self, context: Context) -> Selection:
+        try:
+            return self._options.read(caller_of(context).query).selection
+        except UrlOptionError:
+            return WHOLE_FLEET  # what is listed by this URL is an error, which says what is wrong
 
     def _seconds_left(self, principal: Principal) -> float:
         return principal.expires_s - self._now_ms() / 1000

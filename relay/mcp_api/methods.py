@@ -6,10 +6,9 @@ notification before the result; it is None where the answer cannot be a stream. 
 nor decide anything: who may call what is the gateway's, and what is listed is the fleet's.
 """
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any
-from urllib.parse import parse_qs
 
 from relay.auth.agent_tokens import Authenticator, Principal
 from relay.auth.caller import Caller
@@ -17,10 +16,11 @@ from relay.calls.call_record import CallAnswer, CallRequest
 from relay.calls.envelope import Call
 from relay.calls.gateway import CallGateway
 from relay.calls.relay_tools import Emit
-from relay.config import View
+from relay.fleet.node_names import UnknownNodeError
 from relay.mcp_api.paging import CursorError, ToolEntries, page_of
 from relay.mcp_api.resources import TEMPLATES, ResourceCatalog
 from relay.mcp_api.tool_list import ToolList
+from relay.mcp_api.url_options import UrlOptionError, UrlOptions
 from schemas.error_roots import EdgeError
 from schemas.errors import ToolError
 from schemas.text import printable
@@ -106,25 +106,32 @@ class Methods:
     async def _call_tool(
         self, caller: Caller, message: Mapping[str, Any], emit: Emit | None
     ) -> dict[str, Any]:
-        answer = await self._gateway.call(CallRequest(caller, Call(message, caller.traceparent), emit))
+        selection = self._options_of(caller).selection
+        call = Call(message, caller.traceparent)
+        answer = await self._gateway.call(CallRequest(caller, call, emit, selection))
         return _tool_result(answer)
 
     async def _list_tools(
         self, caller: Caller, message: Mapping[str, Any], _emit: Emit | None
     ) -> dict[str, Any]:
-        names = _choice(caller.query, "names", ("dotted", "dashed"))
-        view = View(_choice(caller.query, "view", tuple(View)))
+        options = self._options_of(caller)
         self.charge(caller.principal, 1)
-        listed = partial(self._tools.listed, caller.principal.rights, view)
+        listed = partial(self._tools.listed, caller.principal.rights, options.selection)
         try:
             page, following = page_of(listed, message.get("params", {}).get("cursor"))
-        except CursorError as error:
+        except (CursorError, UnknownNodeError) as error:
             raise MethodError(_INVALID_PARAMS, str(error)) from None
         self.charge(caller.principal, len(page) / _TOOLS_LIKE_A_CALL)
-        result: dict[str, Any] = {"tools": ToolEntries(page, names == "dashed")}
+        result: dict[str, Any] = {"tools": ToolEntries(page, options.dashed)}
         if following is not None:
             result["nextCursor"] = following
         return result | _cached(LIST_TTL_MS)
+
+    def _options_of(self, caller: Caller) -> UrlOptions:
+        try:
+            return self._tools.options.read(caller.query)
+        except UrlOptionError as error:
+            raise MethodError(_INVALID_PARAMS, str(error)) from None
 
     async def _list_resources(
         self, caller: Caller, _message: Mapping[str, Any], _emit: Emit | None
@@ -188,11 +195,3 @@ def _tool_result(answer: CallAnswer) -> dict[str, Any]:
             "_meta": {META_ERROR: answer.error},
         }
     return {"content": content, "structuredContent": answer.result, "isError": False}
-
-
-def _choice(query: str, name: str, allowed: Sequence[str]) -> str:
-    """Return the value that the URL has for ``name``; the first that is allowed where it has none."""
-    chosen = parse_qs(query, keep_blank_values=True).get(name, [allowed[0]])[-1]
-    if chosen not in allowed:
-        raise MethodError(_INVALID_PARAMS, f"{name} must be {' or '.join(allowed)}")
-    return chosen

@@ -10,22 +10,31 @@ from relay.auth.permissions import Rights
 from relay.calls.relay_tools import RelayTools
 from relay.config import View
 from relay.fleet.fleet import Fleet
+from relay.fleet.selection import Selection
 from relay.fleet.tools import Place
 from relay.mcp_api.paging import ToolEntry
 from relay.mcp_api.relay_tools import RelayToolEntries
+from relay.mcp_api.url_options import UrlOptionReader
 
 
 class ToolList:
-    """The lists of one relay, all sorted by place."""
+    """The lists of one relay, all sorted by place. ``options`` reads what a URL selects of them."""
 
-    def __init__(self, fleet: Fleet, relay_tools: RelayTools) -> None:
+    def __init__(self, fleet: Fleet, relay_tools: RelayTools, options: UrlOptionReader) -> None:
+        self.options = options
         self._fleet = fleet
         self._of_relay = RelayToolEntries(relay_tools)
 
-    def listed(self, rights: Rights, view: View, after: Place, limit: int) -> Sequence[ToolEntry]:
-        """Return what ``rights`` reach in ``view``: at most ``limit`` of those behind ``after``."""
-        tools: Sequence[ToolEntry] = self._fleet.listed(rights, after, limit) if view is View.TOOLS else []
-        of_relay: Sequence[ToolEntry] = self._of_relay.listed(rights, view, after)
+    def listed(self, rights: Rights, selection: Selection, after: Place, limit: int) -> Sequence[ToolEntry]:
+        """Return what ``rights`` reach of ``selection``: at most ``limit`` of those behind ``after``.
+
+        Raises:
+            UnknownNodeError: the selection names a node or a tag that there is not.
+        """
+        tools: Sequence[ToolEntry] = []
+        if selection.view is View.TOOLS:
+            tools = self._fleet.selected.listed(rights, selection, after, limit)
+        of_relay: Sequence[ToolEntry] = self._of_relay.listed(rights, selection.view, after)
         if not of_relay:
             return tools
         return list(merge(of_relay, tools, key=_place_of))[:limit]

@@ -38,6 +38,7 @@ from relay.mcp_api.open_streams import OpenStreams
 from relay.mcp_api.resources import ResourceCatalog
 from relay.mcp_api.sdk import SdkServer
 from relay.mcp_api.tool_list import ToolList
+from relay.mcp_api.url_options import UrlOptionReader
 from relay.observability.logging import make_logger
 from relay.observability.metrics import Metrics
 from relay.pki.errors import AuthorityStateError
@@ -132,6 +133,7 @@ class Hub:
             log=self.log,
         )
         self.relay_tools = RelayTools()
+        self.options = UrlOptionReader(kinds)
         public_key = bytes(TOKEN_KEY.verify_key)
         self.issuer = TokenIssuer(TOKEN_KEY, public_url, mcp_url(public_url), registry)
         self.authenticator = Authenticator(
@@ -214,13 +216,16 @@ class Hub:
         resources = ResourceCatalog(self.fleet, self.registry)
         methods = Methods(
             gateway,
-            ToolList(self.fleet, self.relay_tools),
+            ToolList(self.fleet, self.relay_tools, self.options),
             self.authenticator,
             resources,
             server.discovered,
         )
         changes = ChangeStreams(
-            notifier or ChangeNotifier(self.fleet, self.log), streams or OpenStreams(), self.judged_by
+            notifier or ChangeNotifier(self.fleet, self.log),
+            streams or OpenStreams(),
+            self.options,
+            self.judged_by,
         )
         return McpEndpoint(server, methods, changes)
 

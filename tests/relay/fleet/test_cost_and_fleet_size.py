@@ -103,7 +103,7 @@ async def test_an_idle_second_reads_no_node(fleets: list[Fleet], monkeypatch: py
 
     with monkeypatch.context() as patch, reads(monkeypatch) as read:
         patch.setattr(hub.fleet, "sweep", counted)
-        patch.setattr(hub.fleet, "version", None)  # to call it would end the notifier
+        patch.setattr(hub.fleet.selected, "version", None)  # to call it would end the notifier
         task = asyncio.create_task(notifier.run())
         await asyncio.wait_for(all_passed.wait(), BOUND_S)
     assert (read.nodes, read.tools) == (set(), set())

@@ -353,10 +353,10 @@ def test_a_label_is_in_the_titles_from_the_first_manifest_on_and_after_it_is_cha
     hub.fleet.rename({NODE_ID: NodeName(TENANT, "greenhouse pi")})
     hub.connect(node)
     assert titles(hub) == {"greenhouse pi: CPU, memory, disks", "greenhouse pi: Echo"}
-    before = hub.fleet.version(Rights(TENANT, READ_ONLY))
+    before = hub.fleet.selected.version(Rights(TENANT, READ_ONLY))
     hub.fleet.rename({NODE_ID: NodeName(TENANT, "barn")})
     assert titles(hub) == {"barn: CPU, memory, disks", "barn: Echo"}
-    assert hub.fleet.version(Rights(TENANT, READ_ONLY)) != before
+    assert hub.fleet.selected.version(Rights(TENANT, READ_ONLY)) != before
     assert hub.fleet.resolve(ECHO_NAME, Rights(TENANT, READ_ONLY)).label == "barn"
     hub.fleet.rename({NODE_ID: None})
     assert titles(hub) == {"CPU, memory, disks", "Echo"}
@@ -364,9 +364,9 @@ def test_a_label_is_in_the_titles_from_the_first_manifest_on_and_after_it_is_cha
 
 def test_a_tag_changes_no_title_and_no_version(hub: Hub, node: SimulatedNode) -> None:
     hub.connect(node)
-    before = hub.fleet.version(Rights(TENANT, READ_ONLY))
+    before = hub.fleet.selected.version(Rights(TENANT, READ_ONLY))
     hub.fleet.rename({NODE_ID: NodeName(TENANT, "", ("gateway",))})
-    assert hub.fleet.version(Rights(TENANT, READ_ONLY)) == before
+    assert hub.fleet.selected.version(Rights(TENANT, READ_ONLY)) == before
 
 
 def test_a_node_that_moves_to_another_tenant_leaves_its_label_behind(hub: Hub) -> None:

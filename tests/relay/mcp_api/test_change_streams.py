@@ -17,6 +17,7 @@ from relay.auth.agent_tokens import Principal
 from relay.auth.caller import CALLER_IN_SCOPE, Caller
 from relay.fleet.change_notifier import ChangeNotifier, Listener
 from relay.fleet.name_ledger import NodeName
+from relay.fleet.selection import WHOLE_FLEET
 from relay.mcp_api.change_streams import TOO_MANY_STREAMS, ChangeStreams
 from relay.mcp_api.open_streams import OpenStreams, StreamLimitError
 from relay.mcp_api.sdk import Context
@@ -49,9 +50,9 @@ class Notifier(ChangeNotifier):
         super().__init__(hub.fleet, hub.log, interval_s=0.001)
         self.stopped = asyncio.Event()
 
-    def listen(self, audience: Any, listener: Listener) -> Callable[[], None]:
+    def listen(self, rights: Any, listener: Listener, selection: Any = WHOLE_FLEET) -> Callable[[], None]:
         self.listeners += 1
-        stop = super().listen(audience, listener)
+        stop = super().listen(rights, listener, selection)
         calls = itertools.count()
 
         def stop_once() -> None:
@@ -69,7 +70,7 @@ class Stage:
     def __init__(self, hub: Hub) -> None:
         self.hub = hub
         self.notifier = Notifier(hub)
-        self.streams = ChangeStreams(self.notifier, OpenStreams(per_agent=1), hub.judged_by)
+        self.streams = ChangeStreams(self.notifier, OpenStreams(per_agent=1), hub.options, hub.judged_by)
 
     def principal(self, **token: Any) -> Principal:
         return self.hub.authenticator.identify(self.hub.token(**token))

@@ -27,6 +27,7 @@ from starlette.applications import Starlette
 from relay.auth.permissions import Rights
 from relay.config import PER_AGENT
 from relay.fleet.change_notifier import ChangeNotifier, Listener
+from relay.fleet.selection import WHOLE_FLEET, Selection
 from relay.fleet.tool_entry import META_CANONICAL_NAME, META_SAFETY_CLASS
 from relay.http.body_parser import MAX_BODY_BYTES
 from relay.http.request_guard import AllowedHosts, RequestGuard
@@ -60,9 +61,11 @@ class CountingNotifier(ChangeNotifier):
 
     listeners = 0
 
-    def listen(self, audience: Rights, listener: Listener) -> Callable[[], None]:
+    def listen(
+        self, rights: Rights, listener: Listener, selection: Selection = WHOLE_FLEET
+    ) -> Callable[[], None]:
         self.listeners += 1
-        return super().listen(audience, listener)
+        return super().listen(rights, listener, selection)
 
 
 class Stage:

@@ -45,7 +45,7 @@ class Stage:
         self.token = hub.token(ttl_s=60)
         gateway = hub.gateway(self.router, Seconds(), per_agent)
         resources = ResourceCatalog(hub.fleet, hub.registry)
-        tools = ToolList(hub.fleet, hub.relay_tools)
+        tools = ToolList(hub.fleet, hub.relay_tools, hub.options)
         self.methods = Methods(gateway, tools, hub.authenticator, resources, lambda: {"of": "the SDK"})
         self.principal = hub.authenticator.identify(self.token)
         hub.connect(hub.ca.issue())

@@ -1,0 +1,102 @@
+"""What a client chooses by the query of its URL: the form of names, the view, and what it is narrowed to.
+
+| parameter | values |
+|---|---|
+| `names` | `dotted` or `dashed` |
+| `view` | `tools` or `kinds` |
+| `nodes` | ids, labels or prefixes of at least 6 characters |
+| `kinds` | such as `system.metrics`, or `sys` |
+| `tags` | such as `site=north` or `gateway` |
+
+The last three take several values, separated by commas, or the parameter is repeated; a comma in a label is
+written `%2C`. A value that is not allowed is an error and never ignored, so that a list is never wider than
+its URL says. Must not read which nodes there are.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from urllib.parse import unquote_plus
+
+from relay.config import View
+from relay.fleet.name_rules import NameRuleError, check_tags
+from relay.fleet.selection import TAG_SELECTOR, Selection
+from schemas.error_roots import PeerError
+from schemas.kinds import KindRegistry
+
+MAX_VALUES = 64
+_MAX_VALUE = 64
+_NAMES = ("dotted", "dashed")
+_KEPT = 256  # a client sends the same query each time
+
+
+class UrlOptionError(PeerError):
+    """A value is not allowed. The text names the parameter and what is allowed, and nothing of the value."""
+
+
+@dataclass(frozen=True, slots=True)
+class UrlOptions:
+    """What one URL chooses."""
+
+    dashed: bool
+    selection: Selection
+
+
+class UrlOptionReader:
+    """Reads queries. ``kinds`` are those that there are; ``default_view`` is that of a URL without one."""
+
+    def __init__(self, kinds: KindRegistry, default_view: View = View.TOOLS) -> None:
+        self._kinds = kinds
+        self._default_view = default_view
+        self.read = lru_cache(maxsize=_KEPT)(self._read)
+
+    def _read(self, query: str) -> UrlOptions:
+        """Return what ``query`` chooses.
+
+        Raises:
+            UrlOptionError: a value is not allowed.
+        """
+        pairs = [pair.partition("=") for pair in query.split("&")] if query else []
+        given = [(unquote_plus(name), value) for name, _, value in pairs]
+        return UrlOptions(
+            dashed=_choice(given, "names", _NAMES, "dotted") == "dashed",
+            selection=Selection(
+                view=View(_choice(given, "view", tuple(View), self._default_view)),
+                nodes=tuple(_values(given, "nodes", "labels or ids of nodes")),
+                kinds=frozenset(map(self._kind, _values(given, "kinds", self._allowed_kinds()))),
+                tags=tuple(map(_tag, _values(given, "tags", "such as site=north or gateway"))),
+            ),
+        )
+
+    def _kind(self, value: str) -> str:
+        kind = self._kinds.get(value) or self._kinds.by_short(value)
+        if kind is None:
+            raise UrlOptionError(f"kinds must be {self._allowed_kinds()}")
+        return kind.short
+
+    def _allowed_kinds(self) -> str:
+        return ", ".join(sorted(f"{kind.name} ({kind.short})" for kind in self._kinds))
+
+
+def _choice(given: Sequence[tuple[str, str]], name: str, allowed: Sequence[str], default: str) -> str:
+    values = [unquote_plus(value) for key, value in given if key == name]
+    chosen = values[-1] if values else default
+    if chosen not in allowed:
+        raise UrlOptionError(f"{name} must be {' or '.join(allowed)}")
+    return chosen
+
+
+def _values(given: Sequence[tuple[str, str]], name: str, allowed: str) -> list[str]:
+    values = [unquote_plus(part) for key, value in given if key == name for part in value.split(",")]
+    if len(values) > MAX_VALUES or not all(0 < len(value) <= _MAX_VALUE for value in values):
+        raise UrlOptionError(f"{name} must be {allowed}; 1 to {MAX_VALUES} of them, not empty")
+    return values
+
+
+def _tag(value: str) -> str:
+    tag = value.removeprefix(TAG_SELECTOR)
+    try:
+        check_tags([tag])
+    except NameRuleError:
+        raise UrlOptionError("tags must be such as site=north or gateway") from None
+    return tag

@@ -1,0 +1,79 @@
+import pytest
+
+from relay.config import View
+from relay.fleet.selection import Selection
+from relay.mcp_api.url_options import MAX_VALUES, UrlOptionError, UrlOptionReader, UrlOptions
+from schemas.kinds import KindRegistry
+
+KINDS = "kinds must be system.echo (sysecho), system.metrics (sys)"
+
+
+@pytest.fixture(scope="module")
+def reader() -> UrlOptionReader:
+    return UrlOptionReader(KindRegistry())
+
+
+@pytest.mark.parametrize(
+    ("query", "selection"),
+    [
+        pytest.param("", Selection(), id="nothing"),
+        pytest.param("view=tools", Selection(), id="the default"),
+        pytest.param("view=kinds", Selection(View.KINDS), id="kinds"),
+        pytest.param("view=x&view=kinds", Selection(View.KINDS), id="the last of two"),
+        pytest.param("another=1&&x", Selection(), id="what is not ours"),
+        pytest.param("nodes=greenhouse+pi", Selection(nodes=("greenhouse pi",)), id="a label"),
+        pytest.param("nodes=a,b&nodes=c", Selection(nodes=("a", "b", "c")), id="several"),
+        pytest.param("nodes=a%2Cb", Selection(nodes=("a,b",)), id="a label with a comma"),
+        pytest.param("%6eodes=a", Selection(nodes=("a",)), id="an escaped name"),
+        pytest.param("kinds=sys", Selection(kinds=frozenset({"sys"})), id="a short kind"),
+        pytest.param(
+            "kinds=system.metrics,sysecho", Selection(kinds=frozenset({"sys", "sysecho"})), id="two kinds"
+        ),
+        pytest.param(
+            "tags=site%3Dnorth,tag:gateway,site=south",
+            Selection(tags=("site=north", "gateway", "site=south")),
+            id="tags",
+        ),
+    ],
+)
+def test_a_query_selects_what_it_says(reader: UrlOptionReader, query: str, selection: Selection) -> None:
+    assert reader.read(query) == UrlOptions(dashed=False, selection=selection)
+    assert reader.read(f"{query}&names=dashed") == UrlOptions(dashed=True, selection=selection)
+
+
+@pytest.mark.parametrize(
+    ("query", "message"),
+    [
+        ("names=", "names must be dotted or dashed"),
+        ("names=DASHED", "names must be dotted or dashed"),
+        ("view=", "view must be tools or kinds"),
+        ("view=nodes", "view must be tools or kinds"),
+        ("kinds=system.camera", KINDS),
+        ("kinds=", f"{KINDS.replace('must be', 'must be')}; 1 to {MAX_VALUES} of them, not empty"),
+        ("nodes=", f"nodes must be labels or ids of nodes; 1 to {MAX_VALUES} of them, not empty"),
+        ("nodes=a,", f"nodes must be labels or ids of nodes; 1 to {MAX_VALUES} of them, not empty"),
+        ("nodes=" + "x" * 65, f"nodes must be labels or ids of nodes; 1 to {MAX_VALUES} of them, not empty"),
+        ("tags=", f"tags must be such as site=north or gateway; 1 to {MAX_VALUES} of them, not empty"),
+        ("tags=Site", "tags must be such as site=north or gateway"),
+        ("tags=a=b=c", "tags must be such as site=north or gateway"),
+        ("tags=*", "tags must be such as site=north or gateway"),
+    ],
+)
+def test_what_is_not_allowed_is_an_error_that_names_what_is(
+    reader: UrlOptionReader, query: str, message: str
+) -> None:
+    with pytest.raises(UrlOptionError) as caught:
+        reader.read(query)
+    assert str(caught.value) == message
+
+
+def test_the_number_of_values_is_bounded(reader: UrlOptionReader) -> None:
+    assert len(reader.read("nodes=" + ",".join(["a"] * MAX_VALUES)).selection.nodes) == MAX_VALUES
+    with pytest.raises(UrlOptionError):
+        reader.read("nodes=" + ",".join(["a"] * MAX_VALUES) + "&nodes=a")
+
+
+def test_the_operator_chooses_the_view_of_a_url_without_one() -> None:
+    reader = UrlOptionReader(KindRegistry(), View.KINDS)
+    assert reader.read("").selection.view is View.KINDS
+    assert reader.read("view=tools").selection.view is View.TOOLS
