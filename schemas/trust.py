@@ -5,10 +5,10 @@ the time and what it knows, and acts on the verdict. Must not do I/O, and must n
 verdict rejected be used for more than counting.
 """
 
+from collections import OrderedDict
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 from schemas.canonical import is_canonical
@@ -16,14 +16,13 @@ from schemas.errors import Failure
 from schemas.identity import Identity
 from schemas.kinds import MANIFEST_REF, KindRegistry
 from schemas.manifest import MAX_FUTURE_MS, MAX_MANIFEST_BYTES, MAX_TTL_MS, etag_of, signature_holds
+from schemas.manifest_tail import BEHIND_CAPABILITIES, read_tail
 from schemas.payloads import Attestation, Capability, Manifest
 from schemas.registry import SchemaRegistry
-from schemas.renewed_manifest import renewed_manifest
 from schemas.strict_json import StrictJsonError, loads
 
-# No string of a canonical form contains it: a quote in a string is escaped.
-_BEHIND_CAPABILITIES = b',"expires_at_ms":'
-_MAX_SHARED_BYTES = 16 * 1024
+_MAX_JUDGED = 256
+_MAX_JUDGED_BYTES = 16 * 1024
 
 
 class Outcome(StrEnum):
@@ -107,10 +106,6 @@ class TrustedManifest:
         """The mark that accepting this manifest sets."""
         return Mark(self.issued_at_ms, self.etag)
 
-    def is_renewed_by(self, wire: bytes) -> bool:
-        """Return whether ``wire`` is this manifest, or differs from it in times and signature alone."""
-        return renewed_manifest(wire, self.wire, len(self.capabilities_bytes)) is not None
-
 
 @dataclass(frozen=True, slots=True)
 class Known:
@@ -119,14 +114,14 @@ class Known:
     Attributes:
         identities: the node's verified leaves, by kid.
         mark: the newest manifest ever accepted.
-        current: the manifest that is in force now.
+        current_etag: the ETag of the manifest that is in force now.
         session_alive: whether the node is connected, so that an older manifest is a broker's old copy.
         revoked: every revoked kid.
     """
 
     identities: Mapping[str, Identity]
     mark: Mark | None = None
-    current: TrustedManifest | None = None
+    current_etag: str | None = None
     session_alive: bool = False
     revoked: Container[str] = frozenset()
 
@@ -137,8 +132,7 @@ class Verdict:
 
     Attributes:
         manifest: what was accepted, if it was.
-        capabilities: those of ``manifest``; None if they are those of the manifest that is in force. Not to
-            be kept: of thousands of nodes, the bytes are kept alone.
+        capabilities: those of ``manifest``. Not to be kept: of thousands of nodes, the bytes are kept alone.
         reason: why it was rejected, if it was.
         kid: the leaf that is not known yet, if the manifest is pending until it is.
         mark: what was known before: the next manifest must be newer.
@@ -146,20 +140,22 @@ class Verdict:
 
     outcome: Outcome
     manifest: TrustedManifest | None = None
-    capabilities: Sequence[Capability] | None = None
+    capabilities: Sequence[Capability] = ()
     reason: Reason | None = None
     kid: str | None = None
     mark: Mark | None = None
 
 
 class _Claims(NamedTuple):
-    """What a manifest claims, before it is attested. ``capabilities``: as in ``Verdict``."""
+    """What a manifest claims, before it is attested, and the bytes of its two parts."""
 
     node_id: str
     attestation: Attestation
     issued_at_ms: int
     expires_at_ms: int
-    capabilities: Sequence[Capability] | None
+    capabilities: Sequence[Capability]
+    head: bytes
+    tail: bytes
 
 
 class _RejectionError(Exception):
@@ -176,6 +172,9 @@ class TrustRules:
     def __init__(self, registry: SchemaRegistry, kinds: KindRegistry) -> None:
         self._schema = registry.load(MANIFEST_REF)
         self._kinds = kinds
+        # By their bytes, with one copy of them for all nodes that announce the same. A node that announces
+        # others again and again only makes the parser be used.
+        self._judged: OrderedDict[bytes, tuple[Sequence[Capability], bytes]] = OrderedDict()
 
     def accept(
         self,
@@ -191,7 +190,7 @@ class TrustRules:
         checked, not believed: ``wire`` must be its canonical form.
         """
         etag = etag_of(wire)
-        if known.current is not None and etag == known.current.etag:
+        if etag == known.current_etag:
             return Verdict(Outcome.UNCHANGED, mark=known.mark)
         try:
             return self._judge(wire, etag, node_id, now_ms, known, parsed)
@@ -207,7 +206,7 @@ class TrustRules:
         known: Known,
         parsed: Mapping[str, Any] | None,
     ) -> Verdict:
-        claims = _renewed(wire, known.current) or self._read(wire, parsed)
+        claims = self._short(wire) or self._read(wire, parsed)
         if not 0 < claims.expires_at_ms - claims.issued_at_ms <= MAX_TTL_MS:
             raise _RejectionError(Reason.LIFETIME)
         if claims.node_id != node_id:
@@ -219,11 +218,43 @@ class TrustRules:
         if identity is None:
             return Verdict(Outcome.PENDING, kid=kid, mark=known.mark)
         _check_attested(wire, claims, identity, now_ms)
-        head, rest = _halves(wire, known.current if claims.capabilities is None else None)
-        trusted = TrustedManifest(identity, etag, claims.issued_at_ms, claims.expires_at_ms, head, rest)
+        trusted = TrustedManifest(
+            identity, etag, claims.issued_at_ms, claims.expires_at_ms, claims.head, claims.tail
+        )
         if _is_stale(trusted, now_ms, known):
             return Verdict(Outcome.STALE, mark=known.mark)
         return Verdict(Outcome.ACCEPTED, trusted, claims.capabilities, mark=known.mark)
+
+    def is_readable(self, wire: bytes) -> bool:
+        """Return whether ``accept`` needs no parser for ``wire``: its capabilities were judged before."""
+        return self._short(wire) is not None
+
+    def _short(self, wire: bytes) -> _Claims | None:
+        """Return the claims of ``wire`` if its capabilities equal, byte by byte, some that were judged.
+
+        All behind them is of the one form that ``manifest_tail`` admits: the whole is canonical JSON within
+        the manifest's document, as those were.
+        """
+        head, separator, rest = wire.partition(BEHIND_CAPABILITIES)
+        judged = self._judged.get(head)
+        if judged is None or len(wire) > MAX_MANIFEST_BYTES:
+            return None
+        tail = separator + rest
+        stated = read_tail(tail)
+        return _Claims(*stated, *judged, tail) if stated is not None else None
+
+    def _remember(self, wire: bytes, capabilities: Sequence[Capability]) -> tuple[bytes, bytes]:
+        """Return the two parts of ``wire``, whose document was judged, and remember its capabilities.
+
+        Only where ``read_tail`` admits the rest: then the first part is the capabilities, whole.
+        """
+        head, separator, rest = wire.partition(BEHIND_CAPABILITIES)
+        tail = separator + rest
+        if len(head) <= _MAX_JUDGED_BYTES and read_tail(tail) is not None:
+            self._judged[head] = (capabilities, head)
+            if len(self._judged) > _MAX_JUDGED:
+                self._judged.popitem(last=False)
+        return head, tail
 
     def _read(self, wire: bytes, parsed: Mapping[str, Any] | None) -> _Claims:
         """Return what the manifest claims that ``wire`` is the canonical form of, if it is one by itself."""
@@ -243,6 +274,7 @@ class TrustRules:
             read["issued_at_ms"],
             read["expires_at_ms"],
             read["capabilities"],
+            *self._remember(wire, read["capabilities"]),
         )
 
     def _names_unknown_kind(self, manifest: object) -> bool:
@@ -260,28 +292,6 @@ class TrustRules:
             kind = self._kinds.get(capability["kind"])
             if kind is None or capability["schema_ref"] != kind.schema_ref:
                 raise _RejectionError(Reason.SCHEMA_REF)
-
-
-def _renewed(wire: bytes, current: TrustedManifest | None) -> _Claims | None:
-    """Return what ``wire`` claims if it is ``current`` signed again; its document need not be checked."""
-    if current is None or len(wire) > MAX_MANIFEST_BYTES:
-        return None
-    renewed = renewed_manifest(wire, current.wire, len(current.capabilities_bytes))
-    return _Claims(*renewed, capabilities=None) if renewed is not None else None
-
-
-def _halves(wire: bytes, current: TrustedManifest | None) -> tuple[bytes, bytes]:
-    """Return the capabilities of ``wire``, which are those of ``current`` if there is one, and the rest."""
-    if current is not None:
-        return current.capabilities_bytes, wire[len(current.capabilities_bytes) :]
-    head, separator, rest = wire.partition(_BEHIND_CAPABILITIES)
-    return (_shared(head) if len(head) <= _MAX_SHARED_BYTES else head), separator + rest
-
-
-@lru_cache(maxsize=256)
-def _shared(head: bytes) -> bytes:
-    """Return an equal value, one copy for all nodes that announce the same."""
-    return head
 
 
 def _parsed(wire: bytes) -> Any:

@@ -149,10 +149,9 @@ class Fleet:
             self._accept(node, verdict.manifest, verdict.capabilities)
         return verdict
 
-    def is_renewal(self, node_id: str, wire: bytes) -> bool:
-        """Return whether ``wire`` is the manifest of ``node_id`` in force, or that one signed again."""
-        node = self._nodes.get(node_id)
-        return node is not None and node.manifest is not None and node.manifest.is_renewed_by(wire)
+    def needs_no_parser(self, wire: bytes) -> bool:
+        """Return whether ``offer_manifest`` judges ``wire`` without parsing it."""
+        return self._trust.rules.is_readable(wire)
 
     def signer_of(self, node_id: str) -> Identity | None:
         """Return the leaf that signed the manifest of ``node_id`` that is in force."""
@@ -262,16 +261,16 @@ class Fleet:
         return Known(
             identities=node.identities,
             mark=node.mark,
-            current=node.manifest,
+            current_etag=node.manifest.etag if node.manifest else None,
             session_alive=node.connected,
             revoked=self._trust.revoked,
         )
 
     def _accept(
-        self, node: NodeRecord, manifest: TrustedManifest, capabilities: Sequence[Mapping[str, Any]] | None
+        self, node: NodeRecord, manifest: TrustedManifest, capabilities: Sequence[Mapping[str, Any]]
     ) -> None:
         former = node.manifest.capabilities_bytes if node.manifest is not None else None
-        if capabilities is not None and former != manifest.capabilities_bytes:
+        if former != manifest.capabilities_bytes:
             self._drop_manifest(node)
             label = self.names.label_of(node.node_id)
             node.tools = self._projector.project(node.node_id, capabilities, label)

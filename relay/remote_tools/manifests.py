@@ -86,7 +86,7 @@ class ManifestVerifier:
             raise UnverifiedToolError(f"the leaf certificate is not valid: {error}") from None
         known = Known({identity.kid: identity}, mark=self._marks.get(node_id))
         verdict = self._rules.accept(wire, node_id, now_ms, known)
-        if verdict.manifest is None or verdict.capabilities is None:
+        if verdict.outcome is not Outcome.ACCEPTED or verdict.manifest is None:
             raise UnverifiedToolError(f"the manifest is not accepted: {_why(verdict)}")
         self._marks[node_id] = verdict.manifest.mark
         return _Manifest(verdict.capabilities, verdict.manifest.good_until_ms)

@@ -7,7 +7,6 @@ Must not decide who may call, nor look into arguments and results.
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
-from functools import partial
 from typing import Any
 
 from starlette.types import Receive, Scope, Send
@@ -110,7 +109,7 @@ class NodeSessions:
                 # Not awaited: a half-open connection takes as long to close as to detect.
                 self._start(before.close(CloseCode.SUPERSEDED))
             connection.meter.admit()
-            connection.know_announces(partial(self._fleet.is_renewal, identity.node_id))
+            connection.know_announces(self._fleet.needs_no_parser)
             await self._welcome(session, connection, auth)
             del auth  # it holds a certificate and a token, which must not live as long as the connection
             await self._serve_frames(session, connection)

@@ -35,7 +35,7 @@ FIVE_MINUTES_MS = 300_000
 KNOWN = Known(identities={NODE.kid: NODE.identity()})
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def rules(registry: SchemaRegistry, kinds: KindRegistry) -> TrustRules:
     return TrustRules(registry, kinds)
 
@@ -52,7 +52,7 @@ def in_force(rules: TrustRules, wire: bytes = NODE.manifest()) -> Known:
     """Return what is known once ``wire`` was accepted."""
     manifest = rules.accept(wire, NODE_ID, NOW_MS, KNOWN).manifest
     assert manifest is not None
-    return replace(KNOWN, mark=manifest.mark, current=manifest)
+    return replace(KNOWN, mark=manifest.mark, current_etag=manifest.etag)
 
 
 def echo(**changes: object) -> dict[str, Any]:
@@ -119,7 +119,7 @@ def test_a_later_manifest_replaces_the_one_in_force(rules: TrustRules) -> None:
     clock = FakeClock(NOW_MS)
     first = rules.accept(NODE.manifest(), NODE_ID, clock(), KNOWN).manifest
     assert first is not None
-    known = replace(KNOWN, mark=first.mark, current=first, session_alive=True)
+    known = replace(KNOWN, mark=first.mark, current_etag=first.etag, session_alive=True)
     second = rules.accept(NODE.manifest(issued_at_ms=clock.advance(60_000)), NODE_ID, clock(), known)
     assert second.outcome is Outcome.ACCEPTED
     assert second.manifest is not None
