@@ -1,20 +1,24 @@
 """One HTTP request and its response, bounded in time and size, for the commands of the node.
 
 On asyncio's streams, because one timeout then bounds all of it, also for a server that sends a byte a second.
-Must not follow redirects, go through proxies, or keep connections.
+By the proxy that the environment names, unless the server is on this machine.
+Must not follow redirects, or keep connections.
 Must not be imported by the running daemon, which has no use for it.
 """
 
 import asyncio
 import io
+from base64 import b64encode
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from http.client import HTTPException
 from http.client import HTTPResponse as ResponseParser
 from ssl import SSLCertVerificationError, SSLContext, SSLError
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
+from urllib.request import getproxies, proxy_bypass
 
+from schemas.addresses import is_loopback
 from schemas.error_roots import PeerError
 from schemas.text import printable
 
@@ -76,10 +80,7 @@ async def exchange(request: Request, tls: SSLContext, timeout_s: float = _TIMEOU
 
 
 async def _exchanged(request: Request, tls: SSLContext) -> bytes:
-    parts = urlsplit(request.url)
-    port = parts.port or _DEFAULT_PORTS[parts.scheme]
-    encrypted = tls if parts.scheme == "https" else None
-    reader, writer = await asyncio.open_connection(parts.hostname, port, ssl=encrypted)
+    reader, writer = await _connected(request.url, tls)
     try:
         writer.write(request.wire())
         received = bytearray()
@@ -92,6 +93,48 @@ async def _exchanged(request: Request, tls: SSLContext) -> bytes:
         writer.transport.abort()
         with suppress(OSError):
             await writer.wait_closed()
+
+
+async def _connected(url: str, tls: SSLContext) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    parts = urlsplit(url)
+    host, port = parts.hostname or "", parts.port or _DEFAULT_PORTS[parts.scheme]
+    encrypted = tls if parts.scheme == "https" else None
+    proxy = None if is_loopback(host) or proxy_bypass(host) else _proxy(parts.scheme)
+    if proxy is None:
+        return await asyncio.open_connection(host, port, ssl=encrypted)
+    reader, writer = await asyncio.open_connection(proxy.hostname, proxy.port or _DEFAULT_PORTS["http"])
+    try:
+        await _open_tunnel(reader, writer, f"[{host}]:{port}" if ":" in host else f"{host}:{port}", proxy)
+        if encrypted is not None:
+            await writer.start_tls(encrypted, server_hostname=host)
+    except BaseException:
+        writer.transport.abort()
+        raise
+    return reader, writer
+
+
+def _proxy(scheme: str) -> SplitResult | None:
+    """Return the HTTP proxy that the environment names for ``scheme``."""
+    proxies = getproxies()
+    named = urlsplit(proxies.get(scheme) or proxies.get("all") or "")
+    return named if named.scheme == "http" and named.hostname else None
+
+
+async def _open_tunnel(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, target: str, proxy: SplitResult
+) -> None:
+    headers = {"Host": target}
+    if proxy.username is not None:
+        credentials = f"{unquote(proxy.username)}:{unquote(proxy.password or '')}".encode()
+        headers["Proxy-Authorization"] = "Basic " + b64encode(credentials).decode("ascii")
+    writer.write(_head("CONNECT", target, headers))
+    try:
+        answer = await reader.readuntil(b"\r\n\r\n")
+    except (asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+        raise NoAnswerError(f"the proxy {proxy.hostname} does not speak HTTP as it should") from None
+    status = answer.split(b" ", 2)[1:2]
+    if status != [b"200"]:
+        raise NoAnswerError(f"the proxy {proxy.hostname} does not connect to {target}")
 
 
 def _parsed(received: bytes, url: str) -> HttpResponse:

@@ -14,7 +14,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, WebSocketException
 
 from kubelet.session.metered_connection import MeteredConnection
-from schemas.addresses import connect_url
+from schemas.addresses import connect_url, host_of, is_loopback
 from schemas.frame_types import FrameType, Role
 from schemas.frames import MAX_FRAME_BYTES, SUBPROTOCOL, Frame, FrameReader
 from schemas.session import CloseCode, DropReason, PeerProtocolError, SessionMachine, State
@@ -52,6 +52,8 @@ async def opened(  # noqa: PLR0913 - what comes in from outside
         open_timeout=open_timeout_s,
         ping_interval=None,
         user_agent_header=None,
+        # The library reads the environment; no proxy reaches this machine's own loopback.
+        proxy=None if is_loopback(host_of(relay_url)) else True,
         create_connection=metered,  # type: ignore[arg-type]  # a type is declared, and it is only called
     ) as socket:
         yield Channel(socket, SessionMachine(Role.NODE, reader, time.monotonic), ulids)

@@ -9,7 +9,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from collections.abc import Set as AbstractSet
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -22,7 +22,8 @@ from mcp_types import TextResourceContents, Tool
 
 from relay.auth.agent_tokens import TokenIssuer
 from relay.config import StateFiles
-from relay.demo.processes import Processes, find_program, free_port
+from relay.demo.ports import ClaimedPorts
+from relay.demo.processes import Processes, find_program
 from relay.key_files import load_or_create_key
 from relay.pki.authority import CertificateAuthority
 from schemas.addresses import mcp_url
@@ -62,15 +63,26 @@ class Plan:
     broker_port: int
 
     @classmethod
-    def below(cls, directory: Path) -> "Plan":
+    def below(cls, directory: Path, ports: ClaimedPorts) -> "Plan":
         """Return a plan for ``directory``, with the usual ports where they are free."""
         return cls(
             directory=directory,
             state=StateFiles(directory / "relay"),
-            relay_port=free_port(_RELAY_PORT),
-            loopback_port=free_port(_LOOPBACK_PORT),
-            broker_port=free_port(_BROKER_PORT),
+            relay_port=ports.take(_RELAY_PORT),
+            loopback_port=ports.take(_LOOPBACK_PORT),
+            broker_port=ports.take(_BROKER_PORT),
         )
+
+    def moved(self) -> Iterator[str]:
+        """Yield a line for each part whose usual port is in use."""
+        chosen = {
+            "relay": (_RELAY_PORT, self.relay_port),
+            "kubelet": (_LOOPBACK_PORT, self.loopback_port),
+            "broker": (_BROKER_PORT, self.broker_port),
+        }
+        for part, (usual, port) in chosen.items():
+            if port != usual:
+                yield f"port {usual} is in use on 127.0.0.1: the {part} takes {port}"
 
     @property
     def kubelet_state(self) -> Path:
@@ -107,7 +119,8 @@ class LocalSystem:
     async def client(self, mode: str = "auto") -> AsyncIterator[Client]:
         """Hold an official MCP client; ``mode`` is as ``mcp.client.Client`` has it."""
         headers = {"Authorization": f"Bearer {self.token}"}
-        async with httpx2.AsyncClient(headers=headers, timeout=_TIMEOUT) as http:
+        # No proxy: it would get the token, and cannot reach this machine's loopback.
+        async with httpx2.AsyncClient(headers=headers, timeout=_TIMEOUT, trust_env=False) as http:
             transport = streamable_http_client(mcp_url(self.plan.public_url), http_client=http)
             async with Client(transport, mode=mode) as client:
                 yield client
@@ -119,7 +132,8 @@ class LocalSystem:
             StartError: a process ended first.
         """
         async with self.client() as client:
-            return await until_listed(client, {self.real_node, *self.mock_nodes}, self.processes.check)
+            wanted = {self.real_node, *self.mock_nodes}
+            return await until_listed(client, wanted, self.processes.check)
 
 
 async def start_system(plan: Plan, nodes: int, processes: Processes, step: Step) -> LocalSystem:
@@ -182,7 +196,7 @@ async def list_tools(client: Client) -> list[Tool]:
 
 async def start_broker(plan: Plan, processes: Processes) -> None:
     """Start the broker, and wait until it listens."""
-    store = json.dumps(str(plan.directory / "broker"))
+    store = json.dumps(str(plan.directory / "broker"), ensure_ascii=False)  # it knows no \u escapes
     config = plan.directory / "broker.conf"
     config.write_text(_BROKER_CONFIG.format(store=store, port=plan.broker_port), "utf-8")
     await processes.start("broker", [find_program("nats-server"), "-c", str(config)])

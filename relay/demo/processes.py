@@ -8,17 +8,22 @@ import asyncio
 import os
 import shutil
 import signal
-import socket
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import Any, TypeVar
 
 from schemas.error_roots import OperatorError
+from schemas.text import printable
 
 _STOP_TIMEOUT_S = 8
 _POLL_S = 0.02
 _TAIL_LINES = 5
+_END_SEEN_S = 0.5
+_MAX_LINE = 400
+
+ResultT = TypeVar("ResultT")
 
 
 class StartError(OperatorError):
@@ -104,8 +109,27 @@ class Processes:
             if process.returncode is not None:
                 raise StartError(f"{name} ended with status {process.returncode}: {self._tail(name)}")
 
-    async def until_one_ends(self) -> None:
-        """Wait until any of them ends by itself."""
+    async def during(self, work: Coroutine[Any, Any, ResultT]) -> ResultT:
+        """Return the result of ``work``, which needs all of the processes.
+
+        Raises:
+            StartError: one of them ended first; ``work`` is cancelled.
+        """
+        ended = asyncio.create_task(self._until_one_ends())
+        working = asyncio.create_task(work)
+        try:
+            await asyncio.wait({ended, working}, return_when=asyncio.FIRST_COMPLETED)
+            if working.done() and working.exception() is not None:
+                # What was connected to a process fails a moment before its end is seen.
+                await asyncio.wait({ended}, timeout=_END_SEEN_S)
+            self.check()
+            return await working
+        finally:
+            for task in (ended, working):
+                task.cancel()
+            await asyncio.wait({ended, working})
+
+    async def _until_one_ends(self) -> None:
         waits = [asyncio.ensure_future(process.wait()) for process in self._running.values()]
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -125,12 +149,16 @@ class Processes:
                 process.kill()
                 await process.wait()
 
+    def last_lines(self) -> str:
+        """Return the last line of each log, in one line."""
+        return "; ".join(f"{name}: {self._tail(name, 1) or 'no output'}" for name in self._running)
+
     def _log(self, name: str) -> Path:
         return self._directory / f"{name}.log"
 
-    def _tail(self, name: str) -> str:
+    def _tail(self, name: str, count: int = _TAIL_LINES) -> str:
         lines = self._log(name).read_text("utf-8", "replace").splitlines()
-        return " | ".join(lines[-_TAIL_LINES:])
+        return " | ".join(printable(line, _MAX_LINE) for line in lines[-count:])
 
 
 def find_program(name: str) -> str:
@@ -144,13 +172,3 @@ def find_program(name: str) -> str:
     if found is None:
         raise StartError(f"{name} is not installed: pip install 'edge-kubelet[demo]'")
     return found
-
-
-def free_port(wanted: int) -> int:
-    """Return ``wanted`` if it is free on the loopback address, else another free port."""
-    for port in (wanted, 0):
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe, suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            chosen: int = probe.getsockname()[1]
-            return chosen
-    raise StartError("no port is free on the loopback address")

@@ -13,7 +13,8 @@ from pathlib import Path
 from mcp_types import CallToolResult, TextContent
 
 from relay.demo.local_system import LocalSystem, Plan, list_tools, start_system
-from relay.demo.processes import Processes, StartError
+from relay.demo.ports import ClaimedPorts
+from relay.demo.processes import Processes
 from relay.demo.result_view import lines_of
 from schemas.addresses import mcp_url
 from schemas.error_roots import OperatorError
@@ -33,37 +34,38 @@ async def run_demo(*, nodes: int, once: bool, ready_file: Path | None) -> bool:
     Returns whether every call worked.
 
     Raises:
-        DemoError: something could not be started, or a part of it ended.
+        DemoError: not everything was ready in time.
+        StartError: something could not be started, or a part of it ended by itself.
     """
     with tempfile.TemporaryDirectory(prefix="edge-kubelet-demo-") as name:
         directory = Path(name)
         async with AsyncExitStack() as stack:
+            plan = Plan.below(directory, stack.enter_context(ClaimedPorts()))
             processes = await stack.enter_async_context(Processes.running(directory))
-            system = await _started(Plan.below(directory), nodes, processes)
+            system = await _started(plan, nodes, processes)
             if ready_file is not None:
                 write_atomic(ready_file, json.dumps(_ready_facts(system)) + "\n", PRIVATE)
                 stack.callback(ready_file.unlink, missing_ok=True)
-            worked = await _show_calls(system)
+            worked = await processes.during(_show_calls(system))
             if not once:
                 _show_how_to_connect(system)
-                await processes.until_one_ends()
-                raise DemoError("a part of the demo has ended by itself")
+                await processes.during(asyncio.Event().wait())
     return worked
 
 
 async def _started(plan: Plan, nodes: int, processes: Processes) -> LocalSystem:
     started = time.monotonic()
     _print("Starting an edge of its own on this machine:")
+    for line in plan.moved():
+        _print(f"  {line}")
     try:
         async with asyncio.timeout(_READY_TIMEOUT_S):
             system = await start_system(
                 plan, nodes, processes, lambda text: _print(f"  {time.monotonic() - started:5.1f} s  {text}")
             )
-            await system.until_listed()
-    except StartError as error:
-        raise DemoError(str(error)) from None
+            await processes.during(system.until_listed())
     except TimeoutError:
-        raise DemoError(f"not ready after {_READY_TIMEOUT_S} s") from None
+        raise DemoError(f"not ready after {_READY_TIMEOUT_S} s; {processes.last_lines()}") from None
     return system
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import httpx2
 from mcp.client.auth import OAuthFlowError
 
+from relay.proxies import proxy_of
 from relay.remote_tools.errors import Reason
 from relay.remote_tools.servers import BearerToken, CredentialError, read_secret
 from schemas.error_roots import PeerError
@@ -78,10 +79,12 @@ class BearerAuth(httpx2.Auth):
 
 
 class GuardedHttpClient(httpx2.AsyncClient):
-    """The client for one server. It reads neither proxies nor credentials from the environment."""
+    """The client for one server. It reads no credentials from the environment, and no proxy for loopback."""
 
     def __init__(self, url: str, auth: httpx2.Auth | None, tls: ssl.SSLContext) -> None:
-        transport = LimitedTransport(httpx2.AsyncHTTPTransport(verify=tls, trust_env=False))
+        transport = LimitedTransport(
+            httpx2.AsyncHTTPTransport(verify=tls, trust_env=False, proxy=proxy_of(url))
+        )
         super().__init__(
             auth=auth,
             transport=transport,

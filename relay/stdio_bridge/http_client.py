@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx2
 
+from relay.proxies import proxy_of
 from relay.stdio_bridge.bearer_token import BearerToken
 from schemas.error_roots import PeerError
 from schemas.strict_json import StrictJsonError, loads
@@ -152,8 +153,10 @@ class RelayHttp:
         self._url = url
         self.token = token
         limits = httpx2.Limits(keepalive_expiry=_KEEPALIVE_S)
-        # The bare transport: no proxy, no cookie, no redirect, no decompression.
-        self._transport = httpx2.AsyncHTTPTransport(verify=tls, trust_env=False, limits=limits)
+        # The bare transport: no cookie, no redirect, no decompression.
+        self._transport = httpx2.AsyncHTTPTransport(
+            verify=tls, trust_env=False, limits=limits, proxy=proxy_of(url)
+        )
         times = httpx2.Timeout(_SILENCE_S, connect=_CONNECT_S, pool=None)
         self._extensions = {"timeout": times.as_dict()}
 

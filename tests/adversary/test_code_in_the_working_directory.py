@@ -13,6 +13,7 @@ import pytest
 
 from kubelet.session.renewal import installer
 from relay.demo.local_system import Plan, fleet_command, kubelet_command, relay_command
+from relay.demo.ports import ClaimedPorts
 from schemas.identity_files import IdentityFiles
 
 pytestmark = pytest.mark.processes
@@ -75,7 +76,8 @@ async def test_what_installs_a_renewed_leaf(
 
 @pytest.mark.parametrize("command", [relay_command, kubelet_command, fleet_command])
 def test_every_part_of_the_demo(trap: Trap, tmp_path: Path, command: Callable[[Plan], list[str]]) -> None:
-    interpreter, *told = command(Plan.below(tmp_path))
+    with ClaimedPorts() as ports:
+        interpreter, *told = command(Plan.below(tmp_path, ports))
     options = told[: told.index("-m") + 2]
     assert trap.run(interpreter, *options, "--help") == 0
     assert not trap.sprung

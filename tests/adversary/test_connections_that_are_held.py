@@ -19,13 +19,13 @@ from pathlib import Path
 
 from starlette.types import Receive, Scope, Send
 
-from relay.demo.processes import free_port
 from relay.http.acceptor import SocketTimeouts
 from relay.http.connections import Bounds
 from relay.http.http_protocol import MAX_PIPELINED
 from schemas.session import CloseCode
 from tests.fakes.hub import Hub
 from tests.fakes.polling import until
+from tests.fakes.ports import unused_port
 from tests.fakes.raw_http import exchange
 from tests.fakes.served_relay import ServedRelay, mcp_request
 from tests.fakes.serving import Server
@@ -58,7 +58,7 @@ async def running_relay(state: Path, port: int) -> AsyncIterator[asyncio.subproc
     """Hold a relay whose broker is not there."""
     making = await relay("ca", "init", "--state-dir", str(state))
     assert await making.wait() == 0
-    broker = ["--broker", f"mqtt://127.0.0.1:{free_port(0)}"]
+    broker = ["--broker", f"mqtt://127.0.0.1:{unused_port()}"]
     serving = ["--listen", f"127.0.0.1:{port}", "--public-url", f"http://127.0.0.1:{port}"]
     process = await relay("run", "--state-dir", str(state), *broker, *serving)
     try:
@@ -83,7 +83,7 @@ def held(address: tuple[str, int], said: bytes) -> socket.socket:
 
 
 async def test_held_connections_neither_exclude_others_nor_keep_the_relay_from_ending(tmp_path: Path) -> None:
-    port = free_port(0)
+    port = unused_port()
     async with running_relay(tmp_path / "relay", port) as process:
         with ExitStack() as stack:
             for said in (MALFORMED, b"", b"GET / HT", MALFORMED[:-2]):

@@ -13,26 +13,48 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.fakes.demo import running_demo, usual_ports
+from tests.fakes.demo import running_demo
 
 
 def test_the_demo_calls_each_tool_and_leaves_nothing(tmp_path: Path) -> None:
-    with usual_ports():
-        done = subprocess.run(
-            [sys.executable, "-P", "-m", "relay", "demo", "--once"],
-            check=False,
-            capture_output=True,
-            text=True,
-            timeout=90,
-            env={**os.environ, "TMPDIR": str(tmp_path)},
-        )
+    temporary = tmp_path / "h\xf6lzern"
+    temporary.mkdir()
+    # A proxy would get the token; this one does not exist.
+    proxies = dict.fromkeys(("http_proxy", "https_proxy", "all_proxy"), "http://127.0.0.1:9")
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "relay", "demo", "--once"],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=90,
+        env={**os.environ, **proxies, "TMPDIR": str(temporary)},
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr == ""
     assert done.stdout.count(".echo.invoke\n") == 3
     assert done.stdout.count(".sysmetrics.snapshot\n") == 3
     assert done.stdout.count("hello from the demo") == 3
     assert "FAILED" not in done.stdout
-    assert list(tmp_path.iterdir()) == []
+    assert list(temporary.iterdir()) == []
+
+
+def test_a_part_that_ends_while_the_demo_starts_is_named_in_one_line() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", "relay", "demo", "--nodes", "0"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    next(line for line in process.stdout if "kubelet" in line)
+    children = psutil.Process(process.pid).children(recursive=True)
+    [kubelet] = [child for child in children if child.cmdline()[2:5] == ["-m", "kubelet", "run"]]
+    kubelet.kill()
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert errors.startswith("relay: kubelet ended with status -9: ")
+    assert errors.count("\n") == 1
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "terminate"])

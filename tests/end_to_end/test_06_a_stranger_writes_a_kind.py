@@ -17,7 +17,7 @@ import pytest
 import kubelet
 import relay
 import schemas
-from tests.fakes.demo import Demo, environment_of, running_demo, usual_ports
+from tests.fakes.demo import Demo, environment_of, running_demo
 from tests.fakes.guide import Block, blocks_of
 
 ROOT = Path(__file__).parent.parent.parent
@@ -154,8 +154,7 @@ def test_the_new_documents_are_served_to_everybody(extended: Demo) -> None:
 
 
 def test_the_demo_shows_what_the_new_tool_says(sources: Path) -> None:
-    with usual_ports():
-        shown = run_in(sources, "-m", "relay", "demo", "--once", "--nodes", "0")
+    shown = run_in(sources, "-m", "relay", "demo", "--once", "--nodes", "0")
     [part] = [part for part in shown.split("\n\n") if ".uptime.get\n" in part]
     assert re.search(r"(?m)^    uptime +\S", part)
     assert "FAILED" not in shown

@@ -1,15 +1,13 @@
 """A demo that runs: the system that the end-to-end tests use."""
 
-import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import AsyncIterator, Iterable, Iterator
-from contextlib import ExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass, replace
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +20,7 @@ from kubelet.daemon.agent import make_handlers
 from kubelet.handlers.echo import CAPABILITY as ECHO
 from kubelet.handlers.metrics import CAPABILITY as METRICS
 from kubelet.logs import make_logger
+from relay.config import StateFiles
 from relay.demo.local_system import Plan
 from schemas.kinds import KINDS
 from tests.fakes.ports import unused_port
@@ -85,24 +84,13 @@ class Demo:
 
 def plan_below(directory: Path) -> Plan:
     """Return a plan for a system whose parts a test may stop and start again: its ports stay its own."""
-    return replace(
-        Plan.below(directory),
+    return Plan(
+        directory=directory,
+        state=StateFiles(directory / "relay"),
         relay_port=unused_port(),
         loopback_port=unused_port(),
         broker_port=unused_port(),
     )
-
-
-@contextmanager
-def usual_ports() -> Iterator[None]:
-    """Keep other tests' demos from starting: two that look for the usual ports at once find the same ones.
-
-    A demo that serves holds its ports, and the next one finds others. The lock is the machine's: workers
-    and other runs of the tests are separate processes.
-    """
-    with (Path(tempfile.gettempdir()) / f"edge-kubelet-tests-{os.getuid()}.lock").open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def environment_of(sources: Path) -> dict[str, str]:
@@ -117,8 +105,6 @@ def running_demo(directory: Path, *arguments: str, sources: Path | None = None) 
     With the packages below ``sources`` where that is given, instead of those that are installed.
     """
     ready = directory / "ready.json"
-    starting = ExitStack()
-    starting.enter_context(usual_ports())
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", "relay", "demo", "--ready-file", str(ready), *arguments],
         stdout=subprocess.PIPE,
@@ -130,8 +116,7 @@ def running_demo(directory: Path, *arguments: str, sources: Path | None = None) 
     )
     assert process.stdout is not None
     try:
-        with starting:
-            _until_it_serves(process.stdout)
+        _until_it_serves(process.stdout)
         yield Demo(json.loads(ready.read_text("utf-8")), process.pid)
     finally:
         process.send_signal(signal.SIGINT)

@@ -1,14 +1,13 @@
 import asyncio
 import os
 import signal
-import socket
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from relay.demo.processes import Processes, StartError, find_program, free_port
+from relay.demo.processes import Processes, StartError, find_program
 from tests.fakes.ports import unused_port
 
 BOUND_S = 20
@@ -88,9 +87,49 @@ async def test_the_newest_is_stopped_first(tmp_path: Path) -> None:
 
 async def test_a_process_that_ended_is_said_with_its_last_words(processes: Processes) -> None:
     await processes.start("broken", python("import sys; print('no such luck'); sys.exit(3)"))
-    await processes.until_one_ends()
     with pytest.raises(StartError, match="broken ended with status 3: no such luck"):
-        processes.check()
+        await processes.during(asyncio.Event().wait())
+    assert processes.last_lines() == "broken: no such luck"
+
+
+async def test_work_that_needs_the_processes_is_cancelled_when_one_ends(processes: Processes) -> None:
+    cancelled = asyncio.Event()
+
+    async def work() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+
+    await processes.start("broken", python("import sys; sys.exit(3)"))
+    with pytest.raises(StartError, match="broken ended with status 3"):
+        await processes.during(work())
+    assert cancelled.is_set()
+
+
+async def test_the_end_of_a_process_is_named_before_the_failure_that_it_caused(processes: Processes) -> None:
+    pid = await processes.start("one", python(WAIT))
+
+    async def connected() -> None:
+        os.kill(pid, signal.SIGKILL)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(broken())
+
+    async def broken() -> None:
+        raise ConnectionResetError
+
+    with pytest.raises(StartError, match="one ended with status -9"):
+        await processes.during(connected())
+
+
+async def test_a_failure_of_the_work_alone_is_its_own(processes: Processes) -> None:
+    await processes.start("one", python(WAIT))
+
+    async def broken() -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await processes.during(broken())
 
 
 async def test_waiting_for_a_port_ends_when_somebody_listens(processes: Processes) -> None:
@@ -130,12 +169,3 @@ def test_a_program_of_this_environment_is_found() -> None:
 def test_a_program_that_is_not_there_is_an_error_that_says_what_to_install() -> None:
     with pytest.raises(StartError, match="pip install"):
         find_program("no-such-program-anywhere")
-
-
-def test_a_port_that_is_free_is_kept_and_one_that_is_taken_is_not() -> None:
-    wanted = unused_port()
-    assert free_port(wanted) == wanted
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", wanted))
-        taken.listen()
-        assert free_port(wanted) not in {wanted, 0}

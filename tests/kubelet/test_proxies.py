@@ -1,0 +1,81 @@
+"""How a node reaches a relay elsewhere: by the environment's proxy, and this machine's without one."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from kubelet.identity.http_exchange import NoAnswerError, Request, exchange
+from kubelet.session.channel import NOT_REACHED, opened
+from schemas.frames import FrameReader
+from schemas.registry import SchemaRegistry
+from schemas.tls import client_context
+from schemas.ulids import UlidSource
+from tests.fakes.http_proxy import HttpProxy
+
+BOUND_S = 10
+BASIC = b"Proxy-Authorization: Basic dXNlcjpwQHNz\r\n"
+
+
+@pytest.fixture(autouse=True)
+def clean(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy", "ws_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+
+
+@asynccontextmanager
+async def served() -> AsyncIterator[tuple[str, int]]:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\npong")
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    try:
+        yield server.sockets[0].getsockname()[:2]
+    finally:
+        server.close()
+
+
+async def test_an_enrolment_elsewhere_goes_through_the_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with asyncio.timeout(BOUND_S), served() as target, HttpProxy.running(target) as proxy:
+        monkeypatch.setenv("http_proxy", proxy.url)
+        answer = await exchange(Request("http://relay.example", "/x"), client_context())
+    assert answer.body == b"pong"
+    [head] = proxy.asked
+    assert head.startswith(b"CONNECT relay.example:80 HTTP/1.1\r\n")
+    assert BASIC in head
+
+
+async def test_an_enrolment_on_this_machine_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with asyncio.timeout(BOUND_S), served() as target, HttpProxy.running(None) as proxy:
+        monkeypatch.setenv("http_proxy", proxy.url)
+        answer = await exchange(Request(f"http://127.0.0.1:{target[1]}", "/x"), client_context())
+    assert answer.body == b"pong"
+    assert proxy.asked == []
+
+
+async def test_a_proxy_that_refuses_is_named_without_its_password(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with asyncio.timeout(BOUND_S), HttpProxy.running(None) as proxy:
+        monkeypatch.setenv("http_proxy", proxy.url)
+        with pytest.raises(NoAnswerError) as caught:
+            await exchange(Request("http://relay.example", "/x"), client_context())
+    assert str(caught.value) == "the proxy 127.0.0.1 does not connect to relay.example:80"
+
+
+@pytest.mark.parametrize(("url", "asked"), [("http://relay.example", 1), ("http://127.0.0.1:9", 0)])
+async def test_a_session_uses_the_proxy_for_a_relay_elsewhere_alone(
+    monkeypatch: pytest.MonkeyPatch, registry: SchemaRegistry, url: str, asked: int
+) -> None:
+    ulids = UlidSource(lambda: 1, bytes)
+    async with asyncio.timeout(BOUND_S), HttpProxy.running(None) as proxy:
+        for name in ("http_proxy", "https_proxy", "all_proxy"):
+            monkeypatch.setenv(name, proxy.url)
+        with pytest.raises(NOT_REACHED):
+            async with opened(url, None, FrameReader(registry), ulids, BOUND_S):
+                pass
+    assert len(proxy.asked) == asked
+    assert all(head.startswith(b"CONNECT relay.example:80 ") for head in proxy.asked)
