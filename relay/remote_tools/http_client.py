@@ -92,7 +92,7 @@ class GuardedHttpClient(httpx2.AsyncClient):
             headers={"Accept-Encoding": "identity"},
             # The deadline of each operation bounds reading: a stream without messages is not broken.
             timeout=httpx2.Timeout(CONNECT_TIMEOUT_S, read=None),
-            event_hooks={"request": [self._mark]},
+            event_hooks={"request": [self._mark], "response": [_note]},
         )
         self._origin = origin_of(httpx2.URL(url))
 
@@ -100,7 +100,7 @@ class GuardedHttpClient(httpx2.AsyncClient):
         """Send ``request``; answer a fault with a status of our own, and note it."""
         attempt = ATTEMPT.get() or WireAttempt()
         try:
-            response = await super().send(request, **options)
+            return await super().send(request, **options)
         except CredentialError:
             return _failed(request, attempt, Reason.CREDENTIAL)
         except OAuthFlowError:
@@ -112,9 +112,6 @@ class GuardedHttpClient(httpx2.AsyncClient):
         except (httpx2.HTTPError, httpx2.StreamError, httpx2.InvalidURL) as error:
             sent = attempt.sends > 0 and not isinstance(error, _UNSENT)
             return _failed(request, attempt, Reason.CONNECTION_LOST if sent else Reason.UNREACHABLE)
-        attempt.status = response.status_code
-        attempt.retry_after_ms = retry_after_ms(response.headers)
-        return response
 
     async def _mark(self, request: httpx2.Request) -> None:
         attempt = ATTEMPT.get()
@@ -200,6 +197,14 @@ def retry_after_ms(headers: httpx2.Headers) -> int | None:
 
 def _is_stream(response: httpx2.Response) -> bool:
     return bool(response.headers.get("content-type", "").lower().startswith("text/event-stream"))
+
+
+async def _note(response: httpx2.Response) -> None:
+    attempt = ATTEMPT.get()
+    # Not of what a credential's own requests are answered with.
+    if attempt is not None and response.request.headers.get("content-type") == "application/json":
+        attempt.status = response.status_code
+        attempt.retry_after_ms = retry_after_ms(response.headers)
 
 
 def _failed(request: httpx2.Request, attempt: WireAttempt, fault: Reason) -> httpx2.Response:

@@ -69,6 +69,16 @@ class ClientCredentials:
     issuer: str
     scope: str | None = None
 
+    def __post_init__(self) -> None:
+        """Check the issuer.
+
+        Raises:
+            AddressError: the secret would be sent to it unencrypted.
+        """
+        parts = urlsplit(self.issuer)
+        if parts.scheme != "https" and not (parts.scheme == "http" and is_loopback(parts.hostname or "")):
+            raise AddressError("the issuer is not of the form https://issuer.example")
+
 
 @dataclass(frozen=True, slots=True)
 class HttpServer:

@@ -129,6 +129,7 @@ class FakeMcpServer:
 
     Attributes:
         legacy: whether it speaks the era with ``initialize`` only.
+        token: what a client must present over HTTP, if anything.
         tools: what it lists, which a test may change.
         resources: what it lets read, by URI.
         calls: the parameters of each ``tools/call``, in order.
@@ -143,6 +144,7 @@ class FakeMcpServer:
     """
 
     legacy: bool = False
+    token: str | None = None
     tools: list[dict[str, Any]] = field(default_factory=tools)
     resources: dict[str, str] = field(default_factory=dict)
     calls: list[dict[str, Any]] = field(default_factory=list)
@@ -245,14 +247,12 @@ class FakeMcpServer:
         return ANSWERS[name]
 
     @asynccontextmanager
-    async def over_http(
-        self, token: str | None = None, tls: ssl.SSLContext | None = None
-    ) -> AsyncIterator[str]:
-        """Serve on a free loopback port, for those who have ``token``; the value is the URL."""
+    async def over_http(self, tls: ssl.SSLContext | None = None) -> AsyncIterator[str]:
+        """Serve on a free loopback port; the value is the URL."""
 
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             try:
-                while await self._exchange(reader, writer, token):
+                while await self._exchange(reader, writer):
                     pass
             except (OSError, asyncio.IncompleteReadError):
                 pass  # the client closed the connection
@@ -266,9 +266,7 @@ class FakeMcpServer:
             self.released.set()
             server.close()
 
-    async def _exchange(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, token: str | None
-    ) -> bool:
+    async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
         request, *lines = head.rstrip().split("\r\n")
         headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
@@ -278,14 +276,14 @@ class FakeMcpServer:
             return _put(writer, self.documents[path])
         if not request.startswith("POST"):
             return _put(writer, HttpAnswer(405))
-        if token is not None and headers.get("authorization") != f"Bearer {token}":
-            return _put(writer, HttpAnswer(401))
         message = json.loads(body)
         if message.get("method") == "tools/call":
             self.heads.append(headers)
-            if self.next_answer is not None:
-                answer, self.next_answer = self.next_answer, None
-                return _put(writer, answer)
+        if self.token is not None and headers.get("authorization") != f"Bearer {self.token}":
+            return _put(writer, HttpAnswer(401))
+        if message.get("method") == "tools/call" and self.next_answer is not None:
+            answer, self.next_answer = self.next_answer, None
+            return _put(writer, answer)
         try:
             made = await self.answer(message)
         except DroppedError as dropped:

@@ -28,8 +28,8 @@ NOW_MS = 1_795_000_000_000
 
 
 async def test_a_token_is_presented_and_a_wrong_one_is_unauthorized() -> None:
-    fake = FakeMcpServer()
-    async with fake.over_http(token="right") as url:
+    fake = FakeMcpServer(token="right")
+    async with fake.over_http() as url:
         async with guarded(HttpServer(url, BearerToken("right"))) as client:
             assert (await client.tools.execute("echo", PING)).structured == PING
         async with guarded(HttpServer(url, BearerToken("wrong"))) as client:

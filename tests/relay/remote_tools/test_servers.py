@@ -42,6 +42,12 @@ def test_a_name_leaves_out_the_query() -> None:
     assert HttpServer("https://relay.example/mcp?key=secret").name == "https://relay.example/mcp"
 
 
+@pytest.mark.parametrize("issuer", ["http://issuer.example", "issuer.example", ""])
+def test_a_client_secret_is_not_for_an_issuer_that_is_not_encrypted(issuer: str) -> None:
+    with pytest.raises(AddressError):
+        ClientCredentials("id", "secret", issuer)
+
+
 def test_no_secret_is_shown() -> None:
     server = HttpServer("https://relay.example/mcp", BearerToken("secret"))
     credentials = ClientCredentials("id", "secret", "https://issuer.example")
