@@ -6,7 +6,6 @@ needs no new descriptor and costs only what is new. Must not know what an entry 
 """
 
 import errno
-import fcntl
 import json
 import os
 import weakref
@@ -191,6 +190,8 @@ class Ledger(Generic[StateT]):
 
     @contextmanager
     def _exclusive_file(self) -> Iterator[FileIO]:
+        import fcntl  # noqa: PLC0415 - Unix alone has it, and the client's commands run elsewhere too
+
         while True:
             with self._opened_to_write() as file:
                 fcntl.flock(file, fcntl.LOCK_EX)

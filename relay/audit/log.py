@@ -6,7 +6,6 @@ written is not made, and the next call tries again. Each line names the one befo
 section 12).
 """
 
-import fcntl
 import hashlib
 import json
 import os
@@ -190,6 +189,8 @@ def _opened(path: Path) -> int:
 
 def _locked(path: Path) -> int:
     """Lock ``path`` until it is closed: a lock on the audit's own file would be renamed with it."""
+    import fcntl  # noqa: PLC0415 - Unix alone has it, and the client's commands run elsewhere too
+
     descriptor = _opened(path)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from relay.cli import audit, backup, ca, join_tokens, nodes, options, stdio, tokens
+from relay.cli import audit, backup, ca, join_tokens, nodes, options, remote_tools, stdio, tokens
 from relay.cli.exits import EXIT_NO, EXIT_USAGE, fail
 from relay.cli.options import PublicUrl, StateDir, state_files
 from relay.config import (
@@ -40,6 +40,8 @@ app.add_typer(nodes.app, name="node")
 app.add_typer(tokens.app, name="token")
 app.add_typer(audit.app, name="audit")
 app.command()(stdio.stdio)
+app.command()(remote_tools.tools)
+app.command()(remote_tools.call)
 ca.app.command("backup")(backup.ca_backup)
 ca.app.command("restore")(backup.ca_restore)
 

@@ -20,12 +20,13 @@ class Permissions:
     Attributes:
         allow: globs over the names that are called; none matches nothing.
         max_risk: the ceiling.
-        scopes: what the caller was granted: a tool that requires another is refused.
+        scopes: what the caller was granted: a tool that requires another is refused. None leaves that check
+            to the server.
     """
 
     allow: tuple[str, ...] = ()
     max_risk: Risk = Risk.READ
-    scopes: frozenset[str] = frozenset()
+    scopes: frozenset[str] | None = frozenset()
 
     def admits(self, name: str) -> bool:
         """Return whether the allowlist admits ``name``."""
@@ -56,6 +57,8 @@ class Permissions:
                 reason=Reason.RISK,
                 suggested_fix="Have the risk lowered by a rule or a verified manifest, or raise the ceiling.",
             )
+        if self.scopes is None:
+            return
         if missing := contract.required_scopes - self.scopes:
             raise ToolUnauthorized(
                 f"The tool requires the scope {', '.join(sorted(missing))}.",

@@ -10,7 +10,7 @@ import json
 import ssl
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -52,6 +52,10 @@ class HttpAnswer:
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
+Answer = dict[str, Any] | list[dict[str, Any]] | bytes | HttpAnswer
+"""A result or an error, whole messages, bytes, or more than messages."""
+
+
 def structured(value: dict[str, Any]) -> dict[str, Any]:
     """Return the result of a call."""
     return {"content": [{"type": "text", "text": json.dumps(value)}], "structuredContent": value}
@@ -79,7 +83,7 @@ ENVELOPE = {
     "retry_after_ms": 250,
     "correlation_id": "01HZX9K3M4P7Q8R9S0T1V2W3XY",
 }
-ANSWERS: Mapping[str, dict[str, Any] | bytes | HttpAnswer] = {
+ANSWERS: Mapping[str, Answer] = {
     "garbage": b'{"jsonrpc":"2.0", \x1b[31m this is not JSON',
     "wrong_output": structured({"ok": "no"}),
     "unauthorized": HttpAnswer(401, headers={"WWW-Authenticate": "Bearer"}),
@@ -164,7 +168,7 @@ class FakeMcpServer:
         """Return how often a call of ``name`` arrived."""
         return sum(1 for call in self.calls if call["name"] == name)
 
-    async def answer(self, message: Mapping[str, Any]) -> dict[str, Any] | bytes | HttpAnswer | None:
+    async def answer(self, message: Mapping[str, Any]) -> Answer | None:
         """Return the answer to ``message``; None if it wants none.
 
         Raises:
@@ -181,7 +185,7 @@ class FakeMcpServer:
             result = {"resultType": "complete", **result}
         return {"jsonrpc": "2.0", "id": message["id"], "result": result}
 
-    async def _result(self, message: Mapping[str, Any]) -> dict[str, Any] | bytes | HttpAnswer:
+    async def _result(self, message: Mapping[str, Any]) -> Answer:
         params = message.get("params") or {}
         match message["method"]:
             case "server/discover" if not self.legacy:
@@ -211,7 +215,7 @@ class FakeMcpServer:
             case _:
                 return {"error": {"code": -32601, "message": "Method not found"}}
 
-    async def _called(self, message: Mapping[str, Any]) -> dict[str, Any] | bytes | HttpAnswer:
+    async def _called(self, message: Mapping[str, Any]) -> Answer:
         params = message["params"]
         self.calls.append(dict(params))
         self.arrived.set()
@@ -224,9 +228,12 @@ class FakeMcpServer:
         if self.announces:
             self.announces = False
             notices.append(notice("tools/list_changed"))
-        return _stream(message, notices, result) if notices and isinstance(result, dict) else result
+        if not notices or not isinstance(result, dict):
+            return result
+        last = {"jsonrpc": "2.0", "id": message["id"], "result": {"resultType": "complete", **result}}
+        return [*notices, last]
 
-    async def _outcome(self, name: str, arguments: Mapping[str, Any]) -> dict[str, Any] | bytes | HttpAnswer:
+    async def _outcome(self, name: str, arguments: Mapping[str, Any]) -> Answer:
         if name == "echo":
             return structured({"message": arguments["message"]})
         if name == "add":
@@ -238,7 +245,7 @@ class FakeMcpServer:
             return structured({"ok": True})
         return await self._fault(name)
 
-    async def _fault(self, name: str) -> dict[str, Any] | bytes | HttpAnswer:
+    async def _fault(self, name: str) -> Answer:
         if name in DROPS:
             raise DroppedError(DROPS[name])
         if name == "delay":
@@ -298,16 +305,7 @@ class FakeMcpServer:
         return _put(writer, made)
 
 
-def _stream(
-    message: Mapping[str, Any], notices: Iterable[dict[str, Any]], result: dict[str, Any]
-) -> HttpAnswer:
-    """Return a stream of ``notices``, and ``result``."""
-    last = {"jsonrpc": "2.0", "id": message["id"], "result": {"resultType": "complete", **result}}
-    events = "".join(f"event: message\ndata: {json.dumps(item)}\n\n" for item in (*notices, last))
-    return HttpAnswer(200, events.encode(), {"Content-Type": "text/event-stream"})
-
-
-def _put(writer: asyncio.StreamWriter, answer: dict[str, Any] | bytes | HttpAnswer | None) -> bool:
+def _put(writer: asyncio.StreamWriter, answer: Answer | None) -> bool:
     match answer:
         case None:
             answer = HttpAnswer(202)
@@ -315,6 +313,9 @@ def _put(writer: asyncio.StreamWriter, answer: dict[str, Any] | bytes | HttpAnsw
             answer = HttpAnswer(200, answer)
         case dict():
             answer = HttpAnswer(200, json.dumps(answer).encode())
+        case list():
+            events = "".join(f"event: message\ndata: {json.dumps(item)}\n\n" for item in answer)
+            answer = HttpAnswer(200, events.encode(), {"Content-Type": "text/event-stream"})
         case HttpAnswer():
             pass
     lines = [f"HTTP/1.1 {answer.status} X", f"Content-Length: {len(answer.body)}"]
@@ -347,6 +348,8 @@ async def main(log: Path, era: str) -> None:
         match answer:
             case dict():
                 sys.stdout.buffer.write(json.dumps(answer).encode() + b"\n")
+            case list():
+                sys.stdout.buffer.write(b"".join(json.dumps(item).encode() + b"\n" for item in answer))
             case bytes():
                 sys.stdout.buffer.write(answer + b"\n")
             case _:

@@ -1,0 +1,196 @@
+"""What ``relay tools`` and ``relay call`` share: their options, and the guarded client made of them.
+
+They work with any MCP server. Must not import the client before a command needs it: it takes half a second to
+load.
+"""
+
+import json
+import os
+import shlex
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from urllib.parse import urlsplit
+
+import typer
+
+from relay.cli.exits import EXIT_CANNOT_RUN, EXIT_USAGE, fail
+from schemas.addresses import MCP_PATH, PLAIN_OPTION
+from schemas.files import make_private_directory
+from schemas.text import printable
+
+if TYPE_CHECKING:
+    from contextlib import AbstractAsyncContextManager
+
+    from relay.remote_tools import Permissions, RemoteToolError, RemoteTools
+
+ResultT = TypeVar("ResultT")
+
+DEFAULT_URL = "http://127.0.0.1:8700/mcp"
+TOKEN_VARIABLE = "EDGE_TOKEN"  # noqa: S105 - the name of a variable, not a secret
+
+EXIT_TIMEOUT = 10
+EXIT_UNAUTHORIZED = 11
+EXIT_NOT_FOUND = 12
+EXIT_INVALID_ARGUMENTS = 13
+EXIT_PROVIDER_FAILURE = 14
+
+_EXITS = {
+    "ToolTimeout": EXIT_TIMEOUT,
+    "ToolUnauthorized": EXIT_UNAUTHORIZED,
+    "ToolNotFound": EXIT_NOT_FOUND,
+    "ToolInvalidArguments": EXIT_INVALID_ARGUMENTS,
+    "ToolProviderFailure": EXIT_PROVIDER_FAILURE,
+}
+
+Url = Annotated[str, typer.Option(metavar="URL", help="The MCP server, over Streamable HTTP.")]
+Stdio = Annotated[
+    str | None,
+    typer.Option(metavar="COMMAND", help="Instead of --url: a server to start, spoken to over stdio."),
+]
+TokenFile = Annotated[
+    Path | None, typer.Option(help=f"The file of the bearer token, mode 0600. Default: {TOKEN_VARIABLE}.")
+]
+Root = Annotated[
+    Path | None,
+    typer.Option("--ca", help="The root of the server's certificate, PEM. Default: this machine's."),
+]
+Certificate = Annotated[Path | None, typer.Option(help="The client certificate to present, PEM.")]
+Key = Annotated[Path | None, typer.Option(help="Its key, PEM, mode 0600.")]
+Verify = Annotated[
+    Path | None,
+    typer.Option(
+        "--verify-manifests", metavar="ROOT", help="Require tools that nodes of this root have signed."
+    ),
+]
+Trust = Annotated[
+    bool, typer.Option("--trust-annotations", help="Believe the server's own statements about risk.")
+]
+PinsFile = Annotated[
+    Path | None, typer.Option("--pins", help="The file that remembers each tool as it was first used.")
+]
+AuditFile = Annotated[Path | None, typer.Option("--audit", help="The file that records are appended to.")]
+Plain = Annotated[bool, typer.Option(PLAIN_OPTION, help="Allow unencrypted connections to other machines.")]
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteOptions:
+    """The options of a command."""
+
+    url: str
+    stdio: str | None
+    token_file: Path | None
+    root: Path | None
+    certificate: Path | None
+    key: Path | None
+    verify_manifests: Path | None
+    trust_annotations: bool
+    pins: Path | None
+    audit: Path | None
+    plain: bool
+
+    def client(self, permissions: "Permissions") -> "AbstractAsyncContextManager[RemoteTools]":
+        """Return the guarded client."""
+        from relay.remote_tools import (  # noqa: PLC0415 - for a command that runs, as above
+            BearerToken,
+            HttpServer,
+            RemoteTools,
+            StdioServer,
+        )
+
+        if (self.certificate is None) != (self.key is None):
+            fail("--certificate and --key go together", EXIT_USAGE)
+        server: HttpServer | StdioServer
+        if self.stdio is not None:
+            command, *arguments = _words(self.stdio)
+            server = StdioServer(command, tuple(arguments))
+        else:
+            token = self.token_file or os.environ.get(TOKEN_VARIABLE, "").strip()
+            server = HttpServer(
+                with_path(self.url),
+                BearerToken(token) if token else None,
+                client_certificate=(self.certificate, self.key) if self.certificate and self.key else None,
+                root=self.root,
+                plain_allowed=self.plain,
+            )
+        return RemoteTools(
+            server,
+            permissions=permissions,
+            audit=self.audit or _own_file("calls.jsonl"),
+            pins=self.pins or _own_file("pins.json"),
+            verify_manifests=self.verify_manifests,
+            trust_annotations=self.trust_annotations,
+        )
+
+
+def with_path(url: str) -> str:
+    """Return ``url`` with the usual path of an MCP server if it has none.
+
+    >>> with_path("https://relay.example")
+    'https://relay.example/mcp'
+    """
+    try:
+        bare = urlsplit(url).path in {"", "/"} and "?" not in url
+    except ValueError:
+        return url
+    return url.rstrip("/") + MCP_PATH if bare else url
+
+
+def run_command(work: "Coroutine[Any, Any, ResultT]", *, as_json: bool) -> ResultT:
+    """Run ``work``; print an error of a remote call, and exit with the code of its type."""
+    import asyncio  # noqa: PLC0415 - with the import below
+    import logging  # noqa: PLC0415
+
+    from relay.remote_tools import AuditFailedError, RemoteToolError  # noqa: PLC0415 - as above
+
+    # The SDK logs what a server sent, with tracebacks; the error says what is wrong.
+    for name in ("mcp", "client", "relay.remote_tools"):
+        logging.getLogger(name).addHandler(logging.NullHandler())
+        logging.getLogger(name).propagate = False
+    try:
+        return asyncio.run(work)
+    except RemoteToolError as error:
+        _show_error(error, as_json=as_json)
+        raise SystemExit(_EXITS[type(error).__name__]) from None
+    except AuditFailedError as error:
+        fail(str(error), EXIT_CANNOT_RUN)
+
+
+def _show_error(error: "RemoteToolError", *, as_json: bool) -> None:
+    if as_json:
+        document = {
+            "error": type(error).__name__,
+            "message": str(error),
+            "reason": error.reason,
+            "retryable": error.retryable,
+            "may_have_run": error.may_have_run,
+            "suggested_fix": error.suggested_fix,
+            "code": error.code,
+            "retry_after_ms": error.retry_after_ms,
+            "correlation_id": error.correlation_id,
+            "remote_correlation_id": error.remote_correlation_id,
+        }
+        typer.echo(json.dumps({name: value for name, value in document.items() if value is not None}))
+    code = f" [{error.code}]" if error.code is not None else ""
+    # What the message holds of a server's text is printable already.
+    typer.echo(f"relay: {type(error).__name__}{code}: {error}\n  {error.suggested_fix}", err=True)
+    if error.correlation_id:
+        typer.echo(f"  correlation id {error.correlation_id}", err=True)
+
+
+def _words(command: str) -> list[str]:
+    try:
+        words = shlex.split(command)
+    except ValueError:
+        words = []
+    if not words:
+        fail(f"{printable(command)!r} is not a command", EXIT_USAGE)
+    return words
+
+
+def _own_file(name: str) -> Path:
+    base = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+    directory = Path(base) / "edge-remote-tools"
+    make_private_directory(directory)
+    return directory / name

@@ -1,0 +1,275 @@
+"""``relay tools`` and ``relay call``: the tools of any MCP server, listed and called by a person or a script.
+
+A person who names a tool has decided to call it: ``relay call`` allows that one name, at any risk unless
+``--max-risk`` states a ceiling. Pins, schemas and the audit apply as in a program. Must not contain what the
+guarded client does.
+"""
+
+import asyncio
+import json
+import shutil
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from relay.cli import remote_server as remote
+from relay.cli.exits import EXIT_NO, EXIT_USAGE, fail
+from relay.cli.options import AsJson, show_table
+from schemas.text import printable
+
+if TYPE_CHECKING:
+    from relay.remote_tools import Surveyed, ToolResult
+
+_PROGRESS_AFTER_S = 1.0
+_NARROW = 24
+_MAX_ARGUMENTS = 1 << 20
+
+
+class Ceiling(StrEnum):
+    """The risk up to which a call is made."""
+
+    READ = "read"
+    WRITE = "write"
+    ADMIN = "admin"
+
+
+def tools(
+    url: remote.Url = remote.DEFAULT_URL,
+    stdio: remote.Stdio = None,
+    accept: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Pin this tool as it is now, after a review.")
+    ] = None,
+    token_file: remote.TokenFile = None,
+    ca: remote.Root = None,
+    certificate: remote.Certificate = None,
+    key: remote.Key = None,
+    verify_manifests: remote.Verify = None,
+    trust_annotations: remote.Trust = False,
+    pins: remote.PinsFile = None,
+    audit: remote.AuditFile = None,
+    plain: remote.Plain = False,
+    as_json: AsJson = False,
+) -> None:
+    """List the tools of an MCP server: their risk, and what they would be refused for."""
+    options = remote.RemoteOptions(
+        url, stdio, token_file, ca, certificate, key, verify_manifests, trust_annotations, pins, audit, plain
+    )
+    surveyed = remote.run_command(_surveyed(options, accept), as_json=as_json)
+    if as_json:
+        typer.echo(json.dumps([_document(tool) for tool in surveyed], indent=2))
+        return
+    _show(surveyed)
+    if accept is not None:
+        typer.echo(f"{printable(accept)} is pinned as it is now.", err=True)
+
+
+def call(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The tool, as `relay tools` lists it.")],
+    arguments: Annotated[
+        str | None, typer.Argument(metavar="JSON", help="The arguments, an object. Default: none.")
+    ] = None,
+    from_stdin: Annotated[
+        bool, typer.Option("--stdin", help="Read the arguments from standard input instead.")
+    ] = False,
+    field: Annotated[
+        str | None,
+        typer.Option("--output", "-o", metavar="FIELD", help="Print this member of the result: a.b.0.c"),
+    ] = None,
+    deadline: Annotated[
+        float | None, typer.Option(min=0.001, metavar="SECONDS", help="The longest that the call may take.")
+    ] = None,
+    max_risk: Annotated[Ceiling, typer.Option(help="The risk up to which the call is made.")] = Ceiling.ADMIN,
+    url: remote.Url = remote.DEFAULT_URL,
+    stdio: remote.Stdio = None,
+    token_file: remote.TokenFile = None,
+    ca: remote.Root = None,
+    certificate: remote.Certificate = None,
+    key: remote.Key = None,
+    verify_manifests: remote.Verify = None,
+    trust_annotations: remote.Trust = False,
+    pins: remote.PinsFile = None,
+    audit: remote.AuditFile = None,
+    plain: remote.Plain = False,
+    as_json: AsJson = False,
+) -> None:
+    """Call one tool of an MCP server, and print its result.
+
+    Exit codes: 10 timeout, 11 unauthorized, 12 not found, 13 invalid arguments, 14 provider failure.
+    """
+    options = remote.RemoteOptions(
+        url, stdio, token_file, ca, certificate, key, verify_manifests, trust_annotations, pins, audit, plain
+    )
+    given = _arguments(arguments, from_stdin=from_stdin)
+    result = remote.run_command(_called(options, name, given, deadline, max_risk), as_json=as_json)
+    _print(result, field, as_json=as_json)
+
+
+async def _surveyed(options: remote.RemoteOptions, accept: str | None) -> "list[Surveyed]":
+    from relay.remote_tools import Permissions, Risk  # noqa: PLC0415 - for a command that runs
+
+    async with options.client(Permissions(("*",), Risk.ADMIN, scopes=None)) as client:
+        if accept is not None:
+            await client.accept(accept)
+        return await client.survey()
+
+
+async def _called(
+    options: remote.RemoteOptions, name: str, arguments: dict[str, Any], deadline: float | None, risk: Ceiling
+) -> "ToolResult":
+    from relay.remote_tools import Permissions, Risk  # noqa: PLC0415 - as above
+
+    progress = _Progress()
+    permissions = Permissions((_literal(name),), Risk(risk), scopes=None)
+    async with options.client(permissions) as client:
+        showing = asyncio.create_task(progress.show())
+        try:
+            return await client.execute(name, arguments, deadline_s=deadline, on_progress=progress.note)
+        finally:
+            showing.cancel()
+            with suppress(asyncio.CancelledError):
+                await showing
+
+
+class _Progress:
+    """One line on standard error while a call takes more than a second; rewritten if that is a terminal."""
+
+    def __init__(self) -> None:
+        self._text = ""
+
+    async def note(self, progress: float, total: float | None, message: str | None) -> None:
+        """Keep what the server reports."""
+        share = f"{progress:g}" if total is None else f"{progress:g} of {total:g}"
+        self._text = " ".join(part for part in (share, printable(message or "", 60)) if part)
+
+    async def show(self) -> None:
+        """Show the seconds and what the server reported, until cancelled."""
+        is_terminal = sys.stderr.isatty()
+        second = 0
+        try:
+            while True:
+                await asyncio.sleep(_PROGRESS_AFTER_S)
+                second += 1
+                line = f"waiting, {second} s  {self._text}".rstrip()
+                if is_terminal:
+                    typer.echo(f"\r{line:<79}", err=True, nl=False)
+                elif second == 1:
+                    typer.echo(line, err=True)
+        finally:
+            if is_terminal and second:
+                typer.echo("\r" + " " * 79 + "\r", err=True, nl=False)
+
+
+def _arguments(text: str | None, *, from_stdin: bool) -> dict[str, Any]:
+    if from_stdin and text is not None:
+        fail("--stdin and arguments exclude each other", EXIT_USAGE)
+    if from_stdin:
+        text = sys.stdin.read(_MAX_ARGUMENTS + 1)
+    if text is None:
+        return {}
+    try:
+        value = json.loads(text) if len(text) <= _MAX_ARGUMENTS else None
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        fail('the arguments are not a JSON object, for example \'{"message": "ping"}\'', EXIT_USAGE)
+    return value
+
+
+def _print(result: "ToolResult", field: str | None, *, as_json: bool) -> None:
+    content = [block.model_dump(by_alias=True, exclude_none=True, mode="json") for block in result.content]
+    if field is not None:
+        value = _member(result.structured, field)
+        # As JSON, all but printable ASCII is escaped; a plain text is made so.
+        plain = isinstance(value, str) and not as_json
+        typer.echo(printable(value, 10 * len(value)) if plain else json.dumps(value))
+    elif as_json:
+        document = {
+            "structured": result.structured,
+            "content": content,
+            "correlation_id": result.correlation_id,
+            "attempts": result.attempts,
+        }
+        typer.echo(json.dumps(document))
+    elif result.structured is not None:
+        typer.echo(json.dumps(result.structured, indent=2))
+    else:
+        for block in content:
+            _print_block(block)
+
+
+def _print_block(block: dict[str, Any]) -> None:
+    if block["type"] != "text":
+        typer.echo(json.dumps({**block, "data": "..."} if "data" in block else block))
+        return
+    for line in block["text"].splitlines():
+        typer.echo(printable(line, 10 * len(line)))
+
+
+def _member(value: Any, path: str) -> Any:
+    for name in path.split("."):
+        if isinstance(value, list) and name.isdecimal() and int(name) < len(value):
+            value = value[int(name)]
+        elif isinstance(value, dict) and name in value:
+            value = value[name]
+        else:
+            fail(f"the result has no member {printable(path)}", EXIT_NO)
+    return value
+
+
+def _show(surveyed: "Sequence[Surveyed]") -> None:
+    width = shutil.get_terminal_size((120, 24)).columns
+    rows = [
+        (
+            tool.contract.name,
+            f"{tool.contract.risk} ({tool.contract.risk_source})",
+            "yes" if tool.contract.idempotent else "no",
+            tool.contract.version,
+            str(tool.refusal.reason) if tool.refusal else "ready",
+            _sentence(tool.contract.description),
+        )
+        for tool in sorted(surveyed, key=lambda tool: tool.contract.name)
+    ]
+    header = ("NAME", "RISK (BY)", "REPEATABLE", "VERSION", "STATE", "DESCRIPTION")
+    taken = sum(max(len(row[column]) for row in (header, *rows)) + 2 for column in range(len(header) - 1))
+    space = max(_NARROW, width - taken)
+    show_table(header, [(*row[:-1], _cut(row[-1], space)) for row in rows])
+    for tool in surveyed:
+        if tool.refusal is not None:
+            typer.echo(f"\n{printable(tool.contract.name)}: {tool.refusal}\n  {tool.refusal.suggested_fix}")
+
+
+def _document(tool: "Surveyed") -> dict[str, Any]:
+    contract = tool.contract
+    return {
+        "name": contract.name,
+        "canonical_name": contract.canonical_name,
+        "version": contract.version,
+        "title": contract.title,
+        "description": contract.description,
+        "input_schema": contract.input_schema,
+        "output_schema": contract.output_schema,
+        "risk": contract.risk,
+        "risk_source": contract.risk_source,
+        "required_scopes": sorted(contract.required_scopes),
+        "idempotent": contract.idempotent,
+        "deadline_s": contract.deadline_s,
+        "digest": contract.digest,
+        "refusal": str(tool.refusal) if tool.refusal else None,
+    }
+
+
+def _sentence(text: str) -> str:
+    return printable(text.strip().partition("\n")[0], 400)
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 3] + "..."
+
+
+def _literal(name: str) -> str:
+    """Return the glob that matches ``name`` alone."""
+    return "".join(f"[{char}]" if char in "*?[" else char for char in name)

@@ -1,0 +1,263 @@
+"""``relay tools`` and ``relay call`` against a server over HTTP and one over stdio."""
+
+import asyncio
+import io
+import json
+import re
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from relay.cli.entry import main
+from relay.cli.remote_server import with_path
+from tests.fakes.mcp_server import FakeMcpServer
+from tests.fakes.relay_command import Outcome
+
+ROOT = Path(__file__).parents[3]
+Command = Callable[..., Awaitable[Outcome]]
+
+
+@pytest.fixture
+def relay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """Run a command in a thread, so that a server of the test's own loop can answer it."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.delenv("EDGE_TOKEN", raising=False)
+
+    def run(arguments: tuple[object, ...]) -> Outcome:
+        monkeypatch.setattr(sys, "argv", ["relay", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        captured = capsys.readouterr()
+        return Outcome(int(ended.value.code or 0), captured.out, captured.err)
+
+    async def command(*arguments: object) -> Outcome:
+        return await asyncio.to_thread(run, arguments)
+
+    return command
+
+
+def state(tmp_path: Path, name: str) -> Path:
+    return tmp_path / "edge-remote-tools" / name
+
+
+async def test_a_call_prints_the_structured_result(relay: Command, tmp_path: Path) -> None:
+    fake = FakeMcpServer()
+    async with fake.over_http() as url:
+        outcome = await relay("call", "add", '{"a": 1, "b": 2}', "--url", url)
+    assert (outcome.code, json.loads(outcome.out), outcome.err) == (0, {"sum": 3}, "")
+    events = [json.loads(line)["event"] for line in state(tmp_path, "calls.jsonl").read_text().splitlines()]
+    assert events == ["started", "ended"]
+    assert state(tmp_path, "calls.jsonl").stat().st_mode & 0o777 == 0o600
+    assert set(next(iter(json.loads(state(tmp_path, "pins.json").read_text())["servers"].values()))) == {
+        "add"
+    }
+
+
+@pytest.mark.parametrize(
+    ("options", "printed"),
+    [
+        (("-o", "message"), "ping\n"),
+        (("-o", "message", "--json"), '"ping"\n'),
+    ],
+)
+async def test_one_field_is_printed_by_itself(relay: Command, options: tuple[str, ...], printed: str) -> None:
+    async with FakeMcpServer().over_http() as url:
+        outcome = await relay("call", "echo", '{"message": "ping"}', "--url", url, *options)
+    assert (outcome.code, outcome.out) == (0, printed)
+
+
+async def test_a_member_is_found_by_its_path_and_its_absence_is_no(relay: Command) -> None:
+    fake = FakeMcpServer()
+    fake.tools.append({"name": "deep", "inputSchema": {"type": "object"}})
+    fake.results["deep"] = {"a": [{"b": {"c": "\x1b[31mred"}}]}
+    async with fake.over_http() as url:
+        outcome = await relay("call", "deep", "--url", url, "-o", "a.0.b.c")
+        assert (outcome.code, outcome.out) == (0, "\\x1b[31mred\n")
+        for absent in ("a.1", "x", "a.0.b.c.d", "a.-1"):
+            outcome = await relay("call", "deep", "--url", url, "-o", absent)
+            assert (outcome.code, outcome.out) == (1, "")
+
+
+async def test_json_holds_all_that_a_program_needs(relay: Command) -> None:
+    async with FakeMcpServer().over_http() as url:
+        outcome = await relay("call", "echo", '{"message": "ping"}', "--url", url, "--json")
+    document = json.loads(outcome.out)
+    assert document["structured"] == {"message": "ping"}
+    assert (document["attempts"], len(document["correlation_id"])) == (1, 26)
+    assert document["content"][0]["type"] == "text"
+
+
+async def test_arguments_come_from_standard_input(relay: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO('{"message": "from a pipe"}'))
+    async with FakeMcpServer().over_http() as url:
+        outcome = await relay("call", "echo", "--stdin", "--url", url, "-o", "message")
+    assert (outcome.code, outcome.out) == (0, "from a pipe\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "code", "word"),
+    [
+        ("delay", "{}", 10, "ToolTimeout"),
+        ("unauthorized", "{}", 11, "ToolUnauthorized [401]"),
+        ("nothing", "{}", 12, "ToolNotFound"),
+        ("echo", '{"message": 5}', 13, "ToolInvalidArguments"),
+        ("unavailable", "{}", 14, "ToolProviderFailure [503]"),
+        ("envelope", "{}", 14, "ToolProviderFailure [E_NODE_OFFLINE]"),
+    ],
+)
+async def test_each_type_of_error_has_an_exit_code(
+    relay: Command, name: str, arguments: str, code: int, word: str
+) -> None:
+    async with FakeMcpServer().over_http() as url:
+        outcome = await relay("call", name, arguments, "--url", url, "--deadline", "0.5")
+        assert (outcome.code, outcome.out) == (code, "")
+        assert outcome.err.startswith(f"relay: {word}: ")
+        assert re.search("\n  correlation id [0-9A-Z]{26}\n$", outcome.err)
+        shown = json.loads(
+            (await relay("call", name, arguments, "--url", url, "--deadline", "0.5", "--json")).out
+        )
+        assert shown["error"] == word.split(maxsplit=1)[0]
+        assert {"reason", "retryable", "suggested_fix", "correlation_id"} <= set(shown)
+
+
+async def test_a_hostile_answer_reaches_the_terminal_as_printable_text(relay: Command) -> None:
+    fake = FakeMcpServer()
+    fake.tools[0]["description"] = "Echo\x1b[2J\nmore"
+    async with fake.over_http() as url:
+        for command in (("tools",), ("call", "garbage"), ("call", "rejected"), ("tools", "--json")):
+            outcome = await relay(*command, "--url", url)
+            assert "\x1b" not in outcome.out + outcome.err
+            assert "Traceback" not in outcome.err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("call", "echo", "[]"),
+        ("call", "echo", "{"),
+        ("call", "echo", "{}", "--stdin"),
+        ("call", "echo", "--certificate", "x.pem"),
+        ("call", "echo", "--stdio", "'"),
+        ("tools", "--url", "http://mcp.example/mcp"),
+        ("tools", "--url", "nonsense"),
+    ],
+    ids=str,
+)
+async def test_a_command_line_that_makes_no_sense_is_usage(
+    relay: Command, arguments: tuple[str, ...]
+) -> None:
+    outcome = await relay(*arguments)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert outcome.err.startswith("relay: ")
+
+
+async def test_tools_are_a_table_with_risk_and_state(relay: Command) -> None:
+    fake = FakeMcpServer()
+    fake.tools[1]["inputSchema"] = {"type": "object", "properties": {"a": {"$ref": "http://evil.example/"}}}
+    async with fake.over_http() as url:
+        outcome = await relay("tools", "--url", url, "--trust-annotations")
+    header, *lines = outcome.out.splitlines()
+    assert header.split() == ["NAME", "RISK", "(BY)", "REPEATABLE", "VERSION", "STATE", "DESCRIPTION"]
+    rows = {line.split()[0]: line for line in lines if line}
+    assert re.fullmatch(
+        r"echo +read \(annotations\) +yes +[0-9a-f]{12} +ready +Returns the message\.", rows["echo"]
+    )
+    assert "contract" in rows["add"]
+    assert "add: The tool cannot be called: the schema refers to http://evil.example/" in outcome.out
+    assert all(len(line) <= 160 for line in lines)
+
+
+async def test_a_change_is_shown_and_accepted(relay: Command) -> None:
+    fake = FakeMcpServer()
+    async with fake.over_http() as url:
+        await relay("call", "echo", '{"message": "ping"}', "--url", url)
+        fake.tools[0]["description"] = "Returns the message, and sends it on."
+        refused = await relay("call", "echo", '{"message": "ping"}', "--url", url)
+        assert refused.code == 11
+        assert (
+            'description: from "Returns the message." to "Returns the message, and sends it on."'
+            in refused.err
+        )
+        assert "relay tools --accept echo" in refused.err
+        shown = await relay("tools", "--url", url)
+        assert "pin" in next(line for line in shown.out.splitlines() if line.startswith("echo"))
+        accepted = await relay("tools", "--url", url, "--accept", "echo")
+        assert (accepted.code, accepted.err) == (0, "echo is pinned as it is now.\n")
+        assert (await relay("call", "echo", '{"message": "ping"}', "--url", url)).code == 0
+        assert (await relay("tools", "--url", url, "--accept", "nothing")).code == 12
+
+
+async def test_tools_as_json(relay: Command) -> None:
+    async with FakeMcpServer().over_http() as url:
+        outcome = await relay("tools", "--url", url, "--json")
+    echo = next(tool for tool in json.loads(outcome.out) if tool["name"] == "echo")
+    assert (echo["risk"], echo["risk_source"], echo["refusal"]) == ("admin", "default", None)
+
+
+async def test_a_ceiling_refuses(relay: Command) -> None:
+    async with FakeMcpServer().over_http() as url:
+        call = ("call", "echo", '{"message": "ping"}', "--url", url, "--max-risk", "read")
+        assert (await relay(*call)).code == 11
+        assert (await relay(*call, "--trust-annotations")).code == 0
+
+
+async def test_the_name_is_no_pattern(relay: Command) -> None:
+    fake = FakeMcpServer()
+    fake.tools.append({"name": "ec[h]o*", "inputSchema": {"type": "object"}})
+    fake.results["ec[h]o*"] = {"ok": True}
+    async with fake.over_http() as url:
+        assert (await relay("call", "ec[h]o*", "--url", url)).code == 0
+    assert fake.sent("echo") == 0
+
+
+async def test_the_token_comes_from_the_environment_or_a_private_file(
+    relay: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "token"
+    file.write_text("secret\n")
+    async with FakeMcpServer(token="secret").over_http() as url:
+        call = ("call", "echo", '{"message": "ping"}', "--url", url)
+        assert (await relay(*call)).code == 11
+        exposed = await relay(*call, "--token-file", file)
+        assert exposed.code == 11
+        file.chmod(0o600)
+        assert (await relay(*call, "--token-file", file)).code == 0
+        monkeypatch.setenv("EDGE_TOKEN", "secret")
+        outcome = await relay(*call)
+    assert outcome.code == 0
+    assert "secret" not in outcome.out + outcome.err + exposed.err
+
+
+async def test_a_server_over_stdio_is_started(
+    relay: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    program = f"{sys.executable} -m tests.fakes.mcp_server {tmp_path / 'log'}"
+    outcome = await relay("call", "add", '{"a": 1, "b": 2}', "--stdio", program, "-o", "sum")
+    assert (outcome.code, outcome.out) == (0, "3\n")
+
+
+async def test_a_call_over_a_second_shows_that_it_waits(relay: Command) -> None:
+    fake = FakeMcpServer()
+    async with fake.over_http() as url:
+        outcome = await relay("call", "delay", "--url", url, "--deadline", "1.5")
+    assert outcome.code == 10
+    assert outcome.err.splitlines()[0] == "waiting, 1 s"
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("https://relay.example", "https://relay.example/mcp"),
+        ("https://relay.example/", "https://relay.example/mcp"),
+        ("https://relay.example/other", "https://relay.example/other"),
+        ("https://relay.example/?names=dashed", "https://relay.example/?names=dashed"),
+        ("https://[::1", "https://[::1"),
+    ],
+)
+def test_a_bare_url_gets_the_usual_path(url: str, expected: Any) -> None:
+    assert with_path(url) == expected
