@@ -28,7 +28,7 @@ from bench.load import (
 )
 from bench.results import Figure
 from relay.demo.local_system import LocalSystem, Plan, issue_token, start_system
-from relay.demo.processes import Processes, free_port
+from relay.demo.processes import Processes
 
 NODES = 1000
 CONNECTIONS = 32
@@ -60,10 +60,12 @@ async def measure_calls() -> list[Figure]:
     with tempfile.TemporaryDirectory(prefix="edge-kubelet-bench-") as name:
         directory = Path(name)
         async with Processes.running(directory) as processes:
-            bare_port = free_port(8690)
+            bare_port = processes.ports.take(8690)
             await processes.start("bare", [sys.executable, "-P", "-m", "bench.bare_server", str(bare_port)])
             async with asyncio.timeout(_READY_TIMEOUT_S):
-                system = await start_system(Plan.below(directory), NODES, processes, lambda _text: None)
+                system = await start_system(
+                    Plan.below(directory, processes.ports), NODES, processes, lambda _text: None
+                )
                 await processes.until_listening(bare_port)
                 ours = await _relay(system, processes)
                 bare = await _bare(bare_port, processes)

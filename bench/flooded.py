@@ -12,7 +12,7 @@ from pathlib import Path
 from bench.load import Target, call_once, latencies_ms, tool_call
 from bench.results import Figure
 from relay.demo.local_system import LocalSystem, Plan, issue_token, start_system
-from relay.demo.processes import Processes, free_port
+from relay.demo.processes import Processes
 from relay.pki.authority import CertificateAuthority
 
 _NODES = 200
@@ -30,14 +30,15 @@ async def measure_flooded() -> list[Figure]:
         directory = Path(name)
         async with Processes.running(directory) as processes:
             async with asyncio.timeout(_READY_TIMEOUT_S):
-                system = await start_system(Plan.below(directory), _NODES, processes, lambda _text: None)
+                system = await start_system(
+                    Plan.below(directory, processes.ports), _NODES, processes, lambda _text: None
+                )
                 target = await _others(system)
             await latencies_ms(target, _WARM_UP_CALLS)
             quiet = await latencies_ms(target, _CALLS, _PAUSE_S)
-            plan = system.plan
             ca = CertificateAuthority(plan.state.ca, lambda: time.time_ns() // 1_000_000, os.urandom)
             (node_id,) = ca.issue_mock(1, directory / "flooding", _TENANT)
-            ready_port = free_port(0)
+            ready_port = processes.ports.take()
             flood = [sys.executable, "-P", "-m", "bench.flood", str(directory / "flooding" / node_id)]
             await processes.start("flood", [*flood, plan.public_url, str(ready_port)])
             async with asyncio.timeout(_READY_TIMEOUT_S):

@@ -17,7 +17,7 @@ from paho.mqtt.enums import CallbackAPIVersion
 
 from bench.results import Figure
 from relay.demo.local_system import Plan, kubelet_command, start_system
-from relay.demo.processes import Processes, free_port
+from relay.demo.processes import Processes
 from schemas import topics
 from schemas.addresses import parse_host_port
 
@@ -37,11 +37,11 @@ async def measure_footprint() -> list[Figure]:
     with tempfile.TemporaryDirectory(prefix="edge-kubelet-bench-") as name:
         directory = Path(name)
         async with Processes.running(directory) as processes:
-            plan = Plan.below(directory)
+            plan = Plan.below(directory, processes.ports)
             system = await start_system(plan, 0, processes, lambda _text: None)
             await system.until_listed()
             await processes.kill("kubelet")
-            port = free_port(0)
+            port = processes.ports.take()
             command = [exporter, f"--web.listen-address=127.0.0.1:{port}"]
             announced = _Announcement(plan, system.real_node)
             await announced.listen()

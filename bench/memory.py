@@ -13,7 +13,7 @@ from websockets.asyncio.client import ClientConnection, connect
 
 from bench.results import Figure
 from relay.demo.local_system import TENANT, Plan, fleet_command, start_system
-from relay.demo.processes import Processes, free_port
+from relay.demo.processes import Processes
 from relay.pki.authority import CertificateAuthority
 
 _NODES = 5000
@@ -40,7 +40,7 @@ async def measure_memory() -> Figure:
 
 
 async def _relay(directory: Path, processes: Processes) -> float:
-    plan = Plan.below(directory)
+    plan = Plan.below(directory, processes.ports)
     # One node of its own first, so that what is loaded once is loaded before.
     system = await start_system(plan, 0, processes, lambda _text: None)
     await system.until_listed()
@@ -68,7 +68,7 @@ def _values(metrics: list[str], start: str) -> list[float]:
 
 
 async def _bare(processes: Processes) -> float:
-    port = free_port(0)
+    port = processes.ports.take()
     await processes.start("bare", [sys.executable, "-P", "-m", "bench.bare_websockets", str(port)])
     await processes.until_listening(port)
     before = _private_kib(processes.pid("bare"))

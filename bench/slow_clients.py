@@ -10,7 +10,7 @@ from pathlib import Path
 from bench.load import Target, latencies_ms, tool_call
 from bench.results import Figure
 from relay.demo.local_system import Plan, issue_token, start_system
-from relay.demo.processes import Processes, free_port
+from relay.demo.processes import Processes
 from schemas.files import PRIVATE, write_atomic
 
 _NODES = 200
@@ -29,7 +29,9 @@ async def measure_slow_clients() -> Figure:
         directory = Path(name)
         async with Processes.running(directory) as processes:
             async with asyncio.timeout(_READY_TIMEOUT_S):
-                system = await start_system(Plan.below(directory), _NODES, processes, lambda _text: None)
+                system = await start_system(
+                    Plan.below(directory, processes.ports), _NODES, processes, lambda _text: None
+                )
                 tools = await system.until_listed()
             port = system.plan.relay_port
             # Mock nodes in turn, so that echo's own ten a second is not the bound.
@@ -43,7 +45,7 @@ async def measure_slow_clients() -> Figure:
             )
             await latencies_ms(target, _WARM_UP_CALLS)
             alone = await latencies_ms(target, _CALLS, _PAUSE_S)
-            token_file, ready_port = directory / "token", free_port(0)
+            token_file, ready_port = directory / "token", processes.ports.take()
             write_atomic(token_file, system.token, PRIVATE)
             slow = [sys.executable, "-P", "-m", "bench.slow", str(port), str(_SLOW_CLIENTS), str(token_file)]
             await processes.start("slow", [*slow, str(ready_port)])

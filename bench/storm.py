@@ -25,7 +25,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from bench.load import Target, latencies_ms, tool_call
 from bench.results import Figure
 from relay.demo.local_system import TENANT, LocalSystem, Plan, fleet_command, relay_command, start_system
-from relay.demo.processes import Processes, free_port
+from relay.demo.processes import Processes
 from relay.pki.authority import CertificateAuthority
 
 _NODES = 5000
@@ -45,7 +45,9 @@ async def measure_storm() -> list[Figure]:
         directory = Path(name)
         async with Processes.running(directory) as processes, asyncio.timeout(_TIMEOUT_S):
             bare_s = await _bare_s(processes)
-            system = await start_system(Plan.below(directory), 0, processes, lambda _text: None)
+            system = await start_system(
+                Plan.below(directory, processes.ports), 0, processes, lambda _text: None
+            )
             await system.until_listed()
             return await _storm(system, processes, bare_s)
 
@@ -55,7 +57,7 @@ async def measure_absence() -> Figure:
     with tempfile.TemporaryDirectory(prefix="edge-kubelet-bench-") as name:
         directory = Path(name)
         async with Processes.running(directory) as processes, asyncio.timeout(_TIMEOUT_S):
-            plan = Plan.below(directory)
+            plan = Plan.below(directory, processes.ports)
             system = await start_system(plan, _AWAY_NODES, processes, lambda _text: None)
             await system.until_listed()
             await processes.kill("relay")
@@ -112,7 +114,7 @@ async def _until(http: httpx2.AsyncClient, processes: Processes, enough: Callabl
 
 
 async def _bare_s(processes: Processes) -> float:
-    port = free_port(0)
+    port = processes.ports.take()
     await processes.start("bare", [sys.executable, "-P", "-m", "bench.bare_websockets", str(port)])
     await processes.until_listening(port)
     gate = asyncio.Semaphore(_OPENING_AT_ONCE)

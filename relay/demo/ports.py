@@ -1,8 +1,8 @@
 """Ports of the loopback address for the parts of a demo, which bind them a moment later.
 
 A port that was free a moment ago can be taken by another demo that starts at the same time: each claims its
-ports by a name that only one process can bind. The usual port is taken where it is free, else one below the
-range from which the kernel serves outgoing connections. Must not start anything.
+ports by a name that can be bound once on a machine. The usual port is taken where it is free, else one below
+the range from which the kernel serves outgoing connections. Must not start anything.
 """
 
 import os
@@ -12,11 +12,15 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
-from relay.demo.processes import StartError
+from schemas.error_roots import OperatorError
 
 _FIRST, _END = 20_000, 32_000
 _APART = 61
 """Processes with neighbouring numbers begin this far from each other."""
+
+
+class NoPortError(OperatorError):
+    """No port of the loopback address is free."""
 
 
 class ClaimedPorts:
@@ -34,18 +38,18 @@ class ClaimedPorts:
         for claim in self._claims:
             claim.close()
 
-    def take(self, wanted: int) -> int:
-        """Return ``wanted`` if it is free, else another port.
+    def take(self, wanted: int | None = None) -> int:
+        """Return ``wanted`` if it is given and free, else another port.
 
         Raises:
-            StartError: no port is free.
+            NoPortError: no port is free.
         """
-        for port in (wanted, *_others()):
+        for port in (*([] if wanted is None else [wanted]), *_others()):
             if self._claim(port):
                 if _is_free(port):
                     return port
                 self._claims.pop().close()
-        raise StartError("no port is free on the loopback address")
+        raise NoPortError("no port is free on the loopback address")
 
     def _claim(self, port: int) -> bool:
         claim = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
+from relay.demo.ports import ClaimedPorts
 from schemas.error_roots import OperatorError
 from schemas.text import printable
 
@@ -31,9 +32,14 @@ class StartError(OperatorError):
 
 
 class Processes:
-    """The processes of one demo, with their logs in ``directory``. Use ``running``."""
+    """The processes of one demo, with their logs in ``directory``. Use ``running``.
 
-    def __init__(self, directory: Path) -> None:
+    Attributes:
+        ports: the ports that they are to bind, claimed for as long as they run.
+    """
+
+    def __init__(self, directory: Path, ports: ClaimedPorts) -> None:
+        self.ports = ports
         self._directory = directory
         self._running: dict[str, asyncio.subprocess.Process] = {}
 
@@ -41,11 +47,12 @@ class Processes:
     @asynccontextmanager
     async def running(cls, directory: Path) -> AsyncIterator["Processes"]:
         """Hold processes; at exit each gets SIGTERM and is awaited, the newest first."""
-        processes = cls(directory)
-        try:
-            yield processes
-        finally:
-            await processes._stop_all()
+        with ClaimedPorts() as ports:
+            processes = cls(directory, ports)
+            try:
+                yield processes
+            finally:
+                await processes._stop_all()
 
     async def start(self, name: str, command: Sequence[str]) -> int:
         """Start ``command`` and return its process id."""

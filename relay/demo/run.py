@@ -13,7 +13,6 @@ from pathlib import Path
 from mcp_types import CallToolResult, TextContent
 
 from relay.demo.local_system import LocalSystem, Plan, list_tools, start_system
-from relay.demo.ports import ClaimedPorts
 from relay.demo.processes import Processes
 from relay.demo.result_view import lines_of
 from schemas.addresses import mcp_url
@@ -40,8 +39,8 @@ async def run_demo(*, nodes: int, once: bool, ready_file: Path | None) -> bool:
     with tempfile.TemporaryDirectory(prefix="edge-kubelet-demo-") as name:
         directory = Path(name)
         async with AsyncExitStack() as stack:
-            plan = Plan.below(directory, stack.enter_context(ClaimedPorts()))
             processes = await stack.enter_async_context(Processes.running(directory))
+            plan = Plan.below(directory, processes.ports)
             system = await _started(plan, nodes, processes)
             if ready_file is not None:
                 write_atomic(ready_file, json.dumps(_ready_facts(system)) + "\n", PRIVATE)

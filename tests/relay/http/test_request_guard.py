@@ -82,7 +82,7 @@ class Bench:
         guard = RequestGuard(
             allowed=AllowedHosts.of(PUBLIC_URL, LISTEN),
             authenticator=self.hub.authenticator,
-            public_url=PUBLIC_URL,
+            metadata_url=METADATA,
             metrics=self.hub.metrics,
             refusals=self.hub.refusals,
             mcp=self.mcp,
