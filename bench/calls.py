@@ -63,9 +63,8 @@ async def measure_calls() -> list[Figure]:
             bare_port = processes.ports.take(8690)
             await processes.start("bare", [sys.executable, "-P", "-m", "bench.bare_server", str(bare_port)])
             async with asyncio.timeout(_READY_TIMEOUT_S):
-                system = await start_system(
-                    Plan.below(directory, processes.ports), NODES, processes, lambda _text: None
-                )
+                plan = Plan.below(directory, processes.ports)
+                system = await start_system(plan, NODES, processes, lambda _text: None)
                 await processes.until_listening(bare_port)
                 ours = await _relay(system, processes)
                 bare = await _bare(bare_port, processes)

@@ -30,9 +30,8 @@ async def measure_flooded() -> list[Figure]:
         directory = Path(name)
         async with Processes.running(directory) as processes:
             async with asyncio.timeout(_READY_TIMEOUT_S):
-                system = await start_system(
-                    Plan.below(directory, processes.ports), _NODES, processes, lambda _text: None
-                )
+                plan = Plan.below(directory, processes.ports)
+                system = await start_system(plan, _NODES, processes, lambda _text: None)
                 target = await _others(system)
             await latencies_ms(target, _WARM_UP_CALLS)
             quiet = await latencies_ms(target, _CALLS, _PAUSE_S)

@@ -23,9 +23,8 @@ async def measure_revocation() -> Figure:
     with tempfile.TemporaryDirectory(prefix="edge-kubelet-bench-") as name:
         async with Processes.running(Path(name)) as processes:
             async with asyncio.timeout(_READY_TIMEOUT_S):
-                system = await start_system(
-                    Plan.below(Path(name), processes.ports), _NODES, processes, lambda _text: None
-                )
+                plan = Plan.below(Path(name), processes.ports)
+                system = await start_system(plan, _NODES, processes, lambda _text: None)
                 await system.until_listed()
             ca = CertificateAuthority(system.plan.state.ca, lambda: time.time_ns() // 1_000_000, os.urandom)
             port = system.plan.relay_port

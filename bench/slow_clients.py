@@ -29,9 +29,8 @@ async def measure_slow_clients() -> Figure:
         directory = Path(name)
         async with Processes.running(directory) as processes:
             async with asyncio.timeout(_READY_TIMEOUT_S):
-                system = await start_system(
-                    Plan.below(directory, processes.ports), _NODES, processes, lambda _text: None
-                )
+                plan = Plan.below(directory, processes.ports)
+                system = await start_system(plan, _NODES, processes, lambda _text: None)
                 tools = await system.until_listed()
             port = system.plan.relay_port
             # Mock nodes in turn, so that echo's own ten a second is not the bound.

@@ -45,9 +45,8 @@ async def measure_storm() -> list[Figure]:
         directory = Path(name)
         async with Processes.running(directory) as processes, asyncio.timeout(_TIMEOUT_S):
             bare_s = await _bare_s(processes)
-            system = await start_system(
-                Plan.below(directory, processes.ports), 0, processes, lambda _text: None
-            )
+            plan = Plan.below(directory, processes.ports)
+            system = await start_system(plan, 0, processes, lambda _text: None)
             await system.until_listed()
             return await _storm(system, processes, bare_s)
 
