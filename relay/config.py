@@ -18,6 +18,8 @@ AGENT_BURST_S = 3
 PER_AGENT = Allowance(rate=300, burst=300 * AGENT_BURST_S, concurrency=64)
 """What one agent may use of a relay that serves about a thousand calls a second."""
 
+CALLER_TIMEOUT_S = 60.0
+
 _MAX_URL = 256  # the bound of a token's iss
 
 
@@ -90,6 +92,7 @@ class RelayConfig:
         broker_pid_file: names the process to signal for new access lists; None: none is signalled.
         node_broker: the broker as nodes reach it, which enrolment returns; None: as the relay reaches it.
         default_view: how the fleet is listed to clients whose URL chooses no view.
+        caller_timeout_s: how long a local agent's request waits for the caller whose tool it is.
 
     Raises:
         AddressError: something would travel in the clear between machines, or the URL says so.
@@ -110,6 +113,7 @@ class RelayConfig:
     broker_pid_file: Path | None = None
     node_broker: BrokerAddress | None = None
     default_view: View = View.TOOLS
+    caller_timeout_s: float = CALLER_TIMEOUT_S
 
     def __post_init__(self) -> None:
         for broker in (self.broker, self.node_broker or self.broker):

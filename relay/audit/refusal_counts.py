@@ -46,6 +46,7 @@ class RefusalEvent(StrEnum):
     FRAME_DROPPED = "frame_dropped"
     SESSION_BROKEN = "session_broken"
     IDENTITY_TWICE = "identity_twice"
+    CALLER_TOOL_REFUSED = "caller_tool_refused"
     # the agent
     CALL_REFUSED = "call_refused"
 
@@ -55,6 +56,7 @@ _PROVEN = frozenset(
         RefusalEvent.FRAME_DROPPED,
         RefusalEvent.SESSION_BROKEN,
         RefusalEvent.IDENTITY_TWICE,
+        RefusalEvent.CALLER_TOOL_REFUSED,
         RefusalEvent.CALL_REFUSED,
     }
 )

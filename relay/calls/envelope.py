@@ -21,9 +21,11 @@ META_IDEMPOTENCY_KEY = "edge-kubelet/idempotency-key"
 META_TASK_ID = "edge-kubelet/task-id"
 META_STEP_ID = "edge-kubelet/step-id"
 META_TRACEPARENT = "traceparent"
+META_LOG_LEVEL = "io.modelcontextprotocol/logLevel"
 TOOL_IO_REF = "tool_io@1.0.0"
 
 _MAX_LABEL = 128
+_LEVELS_WITH_INFO = ("debug", "info")
 # W3C Trace Context, section 3.2; an id of zeros alone is invalid. Two flags are defined, sampled and
 # random; the others must not be passed on.
 _FLAGS = 0b11
@@ -89,6 +91,11 @@ class Call:
         """Return the text of the caller's ``_meta`` under ``key``, if it is short enough for a log."""
         value = self.meta.get(key)
         return value if isinstance(value, str) and len(value) <= _MAX_LABEL else None
+
+
+def wants_logs(meta: object) -> bool:
+    """Return whether a call with this ``_meta`` opts in to log messages of level info (MCP 2026-07-28)."""
+    return isinstance(meta, dict) and meta.get(META_LOG_LEVEL) in _LEVELS_WITH_INFO
 
 
 def _object(value: object) -> Mapping[str, Any]:

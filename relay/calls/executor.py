@@ -9,8 +9,10 @@ from types import TracebackType
 
 from structlog.typing import FilteringBoundLogger
 
+from relay.ascii_json import encoded
 from relay.audit.log import AuditLog, AuditUnavailableError
 from relay.calls.call_record import CallAnswer, CallRecord
+from relay.calls.envelope import wants_logs
 from relay.calls.in_flight import InFlight, RevocableCall
 from relay.calls.relay_tools import RelayTool, RelayToolCall
 from relay.calls.results import checked, shown
@@ -83,8 +85,14 @@ class CallExecutor:
             raise ToolError(Failure.INTERNAL)
         # A keyed call outlives its caller, and so its stream.
         emit = request.emit if record.call.idempotency_key is None else None
+        log_emit = emit if wants_logs(record.call.meta) else None
         call = RelayToolCall(
-            request.caller, record.call.arguments, emit, request.selection, record.correlation_id
+            request.caller,
+            record.call.arguments,
+            emit,
+            log_emit,
+            request.selection,
+            record.correlation_id,
         )
         try:
             async with (
@@ -99,6 +107,8 @@ class CallExecutor:
         record.answered = True
         if not tool.schemas.result.is_valid(result):
             raise ToolError(Failure.RESULT_INVALID)
+        if tool.verbatim:
+            return CallAnswer(encoded(result), result=result)
         return shown(result, tool.schemas.result)
 
     def recorded(self, record: CallRecord) -> "RecordedCall":

@@ -5,7 +5,8 @@ result, cross-check, record the outcome, answer. No check of a call is made befo
 transports: they are thin adapters around it.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
 
 from structlog.typing import FilteringBoundLogger
 
@@ -15,7 +16,7 @@ from relay.audit.refusal_counts import RefusalCounter, RefusalEvent
 from relay.auth.agent_tokens import Authenticator, Principal
 from relay.calls.access_log import AccessLog
 from relay.calls.call_record import CallAnswer, CallRecord, CallRequest
-from relay.calls.envelope import Call, EnvelopeCheck
+from relay.calls.envelope import Call, EnvelopeCheck, wants_logs
 from relay.calls.executor import CallExecutor
 from relay.calls.idempotent_calls import IdempotentCalls
 from relay.calls.relay_tools import RelayTool, RelayTools
@@ -94,10 +95,11 @@ class CallGateway:
         envelope = record.error.envelope(record.correlation_id)
         return CallAnswer(encoded(envelope), error=envelope)
 
-    def streams(self, name: object) -> bool:
-        """Return whether a call of the tool ``name`` may send notifications before its result."""
+    def streams(self, params: Mapping[str, Any]) -> bool:
+        """Return whether a call with ``params`` may send notifications before its result."""
+        name = params.get("name")
         tool = self._relay_tools.find(name) if isinstance(name, str) else None
-        return tool is not None and tool.streams
+        return tool is not None and (tool.streams or (tool.logs and wants_logs(params.get("_meta"))))
 
     def charge(self, principal: Principal, cost: float) -> None:
         """Count other work, which costs as much as ``cost`` calls, towards the agent's limit.
@@ -119,9 +121,19 @@ class CallGateway:
             key = request.call.idempotency_key
             if isinstance(key, str):
                 return await self._idempotent_calls.run(key, tool, principal, record, share)
+            if isinstance(tool, RelayTool) and tool.waits:
+                return await self._waited(tool, record, share)
             return await self._executor.run(tool, record)
         finally:
             share.release()
+
+    async def _waited(self, tool: RelayTool, record: CallRecord, share: Limiter) -> CallAnswer:
+        """Run a call that waits without counting it as in flight."""
+        share.release()
+        try:
+            return await self._executor.run(tool, record)
+        finally:
+            share.acquire_extra()
 
     def _identify(self, request: CallRequest, record: CallRecord) -> Principal:
         principal = request.caller.principal

@@ -29,6 +29,7 @@ class RelayToolCall:
 
     Attributes:
         emit: None where the answer cannot be a stream.
+        log_emit: the same, but None also where the caller did not opt in to log messages of level info.
         selection: what the caller's URL narrows the fleet to; an answer must not go beyond it.
         correlation_id: of this call, in upper case.
     """
@@ -36,6 +37,7 @@ class RelayToolCall:
     caller: Caller
     arguments: Mapping[str, Any]
     emit: Emit | None
+    log_emit: Emit | None
     selection: Selection
     correlation_id: str
 
@@ -52,6 +54,10 @@ class RelayTool:
         timeout_s: after this time the call ends as E_DEADLINE_EXCEEDED.
         views: the views that list it. A call is accepted in every view.
         streams: whether it may send notifications before its result, so that the answer must be a stream.
+        logs: the same, but log messages alone, to callers that opt in to them.
+        waits: whether it can take long, within limits of its own: then it does not count towards the calls
+            that its agent may have in flight.
+        verbatim: whether its strings are passed on as they are: data that escaping would change.
     """
 
     canonical: str
@@ -66,6 +72,9 @@ class RelayTool:
     timeout_s: float = RELAY_TOOL_TIMEOUT_S
     views: frozenset[View] = frozenset(View)
     streams: bool = False
+    logs: bool = False
+    waits: bool = False
+    verbatim: bool = False
 
     @property
     def node_id(self) -> None:

@@ -14,6 +14,7 @@ from relay.cli.exits import EXIT_NO, EXIT_USAGE, fail
 from relay.cli.options import PublicUrl, StateDir, state_files
 from relay.config import (
     AGENT_BURST_S,
+    CALLER_TIMEOUT_S,
     DEFAULT_LISTEN,
     PER_AGENT,
     EnvelopeMode,
@@ -84,6 +85,10 @@ def run(
     agent_concurrency: Annotated[
         int, typer.Option(min=1, help="Calls that one agent may have in flight.")
     ] = PER_AGENT.concurrency,
+    caller_timeout: Annotated[
+        float,
+        typer.Option(min=1, max=3600, help="Seconds that a caller has to answer for a tool that it lends."),
+    ] = CALLER_TIMEOUT_S,
     envelope: Annotated[
         EnvelopeMode, typer.Option(help="What to do about a call whose envelope is malformed.")
     ] = EnvelopeMode.ENFORCE,
@@ -130,6 +135,7 @@ def run(
         node_broker=parse_broker(node_broker) if node_broker else None,
         envelope_mode=envelope,
         default_view=default_view,
+        caller_timeout_s=caller_timeout,
         per_agent=Allowance(agent_rps, agent_rps * AGENT_BURST_S, agent_concurrency),
     )
     write_kept(state.settings, KeptSettings(url, broker, node_broker, kept.tenant))

@@ -4,11 +4,13 @@ from dataclasses import dataclass
 from importlib.metadata import version
 
 from relay.auth.assembly import AuthPart
+from relay.caller_tools.event_streams import EventStreams
 from relay.calls.assembly import CallsPart
 from relay.environment import RelayEnvironment
 from relay.fleet.assembly import FleetPart
 from relay.mcp_api.change_streams import ChangeStreams
 from relay.mcp_api.endpoint import McpEndpoint
+from relay.mcp_api.log_streams import LogStreams
 from relay.mcp_api.methods import Methods
 from relay.mcp_api.open_streams import OpenStreams
 from relay.mcp_api.resources import ResourceCatalog
@@ -30,8 +32,10 @@ class McpPart(Part):
     endpoint: McpEndpoint
 
 
-def assemble(environment: RelayEnvironment, auth: AuthPart, fleet: FleetPart, calls: CallsPart) -> McpPart:
-    """Return the wing."""
+def assemble(
+    environment: RelayEnvironment, auth: AuthPart, fleet: FleetPart, calls: CallsPart, events: EventStreams
+) -> McpPart:
+    """Return the wing; ``events`` are the streams on which callers get the events of their sessions."""
     server = SdkServer(version("edge-kubelet"), _INSTRUCTIONS)
     options = UrlOptionReader(environment.kinds, environment.config.default_view)
     methods = Methods(
@@ -42,4 +46,4 @@ def assemble(environment: RelayEnvironment, auth: AuthPart, fleet: FleetPart, ca
         server.discovered,
     )
     changes = ChangeStreams(fleet.notifier, OpenStreams(), options, environment.clock)
-    return McpPart(McpEndpoint(server, methods, changes))
+    return McpPart(McpEndpoint(server, methods, changes, LogStreams(events)))

@@ -22,6 +22,7 @@ from relay.http.direct_http import Work
 from relay.mcp_api import direct
 from relay.mcp_api.change_streams import TOO_MANY_STREAMS, ChangeStreams
 from relay.mcp_api.fragments import with_documents
+from relay.mcp_api.log_streams import LogStreams, opens_stream
 from relay.mcp_api.methods import BYTES_LIKE_A_CALL, MethodError, Methods
 from relay.mcp_api.open_streams import StreamLimitError
 from relay.mcp_api.sdk import (
@@ -45,12 +46,13 @@ SESSION_IDLE_S = 300
 class McpEndpoint:
     """The MCP side of one relay: an ASGI application for ``/mcp``."""
 
-    def __init__(self, server: SdkServer, methods: Methods, changes: ChangeStreams) -> None:
+    def __init__(self, server: SdkServer, methods: Methods, changes: ChangeStreams, logs: LogStreams) -> None:
         self.methods = methods
         self._changes = changes
+        self._logs = logs
         self._eras = Eras(server)
         self._bodies = BodyParser(self._serve, self._charge_body)
-        server.serve(self._answer, changes.listen)
+        server.serve(self._answer, changes.listen, logs.set_level)
         self._manager = StreamableHTTPSessionManager(
             app=server,
             # The request guard checks Host and Origin for every route.
@@ -76,7 +78,7 @@ class McpEndpoint:
             message = loads(body, max_bytes=BYTES_LIKE_A_CALL)
         except StrictJsonError:
             return None
-        if not isinstance(message, dict) or not answers_once(caller, message, self.methods.table):
+        if not isinstance(message, dict) or not self._answers_once(caller, message):
             return None
         return direct.answer_of(self._answered(caller, message), message["id"])
 
@@ -92,15 +94,13 @@ class McpEndpoint:
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         caller: Caller = scope[CALLER_IN_SCOPE]
         message = scope.get(MESSAGE_IN_SCOPE)
-        table = self.methods.table
-        if (
-            isinstance(message, dict)
-            and answers_once(caller, message, table)
-            and not self.methods.streams(message)
-        ):
+        if isinstance(message, dict) and self._answers_once(caller, message):
             await direct.answer(self._answered(caller, message), message["id"], receive, send)
             return
         scope["user"] = session_owner(*caller.principal.name)
+        if opens_stream(scope):
+            await self._serve_stream(caller, scope, receive, send)
+            return
         if not opens_session(caller):
             await self._manager.handle_request(scope, receive, send)
             return
@@ -114,6 +114,16 @@ class McpEndpoint:
             await self._manager.handle_request(scope, receive, send)
         finally:
             release()
+
+    def _answers_once(self, caller: Caller, message: Mapping[str, Any]) -> bool:
+        return answers_once(caller, message, self.methods.table) and not self.methods.streams(message)
+
+    async def _serve_stream(self, caller: Caller, scope: Scope, receive: Receive, send: Send) -> None:
+        stream = self._logs.watched(caller, send)
+        try:
+            await self._manager.handle_request(scope, receive, stream.send)
+        finally:
+            stream.close()
 
     async def _answered(self, caller: Caller, message: Mapping[str, Any]) -> dict[str, Any]:
         result = await self.methods.table[message["method"]](caller, message, None)
@@ -130,6 +140,8 @@ class McpEndpoint:
             return with_documents(self._eras.shaped(answer, modern=is_modern(ctx.protocol_version)))
         if ctx.method == "initialize":
             self._changes.count_session(ctx)
+            # Not at ``initialized``, which is handled after its response: the event stream may be open then.
+            self._logs.follow_session(ctx)
         result = await call_next(ctx)
         if ctx.method == "notifications/initialized":
             self._changes.follow_session(ctx)

@@ -101,7 +101,7 @@ class Methods:
     def streams(self, message: Mapping[str, Any]) -> bool:
         """Return whether a call may send notifications before its result: then its answer is a stream."""
         params = message.get("params")
-        return isinstance(params, dict) and self._gateway.streams(params.get("name"))
+        return isinstance(params, dict) and self._gateway.streams(params)
 
     async def _call_tool(
         self, caller: Caller, message: Mapping[str, Any], emit: Emit | None

@@ -72,9 +72,11 @@ class SdkServer(Server[Any]):
         listen: Callable[
             [Context, types.SubscriptionsListenRequestParams], Awaitable[types.SubscriptionsListenResult]
         ],
+        set_level: Callable[[Context, types.SetLevelRequestParams], Awaitable[types.EmptyResult]],
     ) -> None:
-        """Make ``answer`` the middleware, and ``listen`` the handler of ``subscriptions/listen``."""
+        """Make ``answer`` the middleware, and the others the handlers of what it does not answer."""
         self.middleware = [answer]
+        self.add_request_handler("logging/setLevel", types.SetLevelRequestParams, set_level)
         self.add_request_handler("subscriptions/listen", types.SubscriptionsListenRequestParams, listen)
 
     def discovered(self) -> dict[str, Any]:

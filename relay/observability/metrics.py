@@ -39,6 +39,12 @@ class Metrics:
         self.log_lines_lost = Counter(
             "edge_relay_log_lines_lost", "Log lines that could not be written", registry=self._registry
         )
+        self.caller_requests = self._counter(
+            "caller_tool_requests", "Requests of local agents for callers' tools, by how they ended", "code"
+        )
+        self.caller_sessions = Gauge(
+            "edge_relay_caller_sessions", "Live sessions of callers with nodes", registry=self._registry
+        )
         self.nodes_connected = Gauge(
             "edge_relay_nodes_connected", "Nodes with an open session", registry=self._registry
         )

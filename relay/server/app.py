@@ -13,6 +13,7 @@ from typing import TextIO
 
 from relay.audit import assembly as audit_assembly
 from relay.auth import assembly as auth_assembly
+from relay.caller_tools import assembly as caller_tools_assembly
 from relay.calls import assembly as calls_assembly
 from relay.clock import RelayClock, now_ms, ticks_ms
 from relay.config import RelayConfig
@@ -68,7 +69,17 @@ class Relay:
             environment, audit=self.audit, auth=self.auth, fleet=self.fleet, router=self.sessions.router
         )
         self.views = views_assembly.assemble(environment, self.fleet, self.calls)
-        self.mcp = mcp_assembly.assemble(environment, self.auth, self.fleet, self.calls)
+        self.caller_tools = caller_tools_assembly.assemble(
+            environment,
+            audit=self.audit,
+            auth=self.auth,
+            fleet=self.fleet,
+            frames=self.sessions.frames,
+            calls=self.calls,
+        )
+        self.mcp = mcp_assembly.assemble(
+            environment, self.auth, self.fleet, self.calls, self.caller_tools.streams
+        )
         self.watcher = self._watcher(environment)
         self.watcher.begin()
         self.http = http_assembly.assemble(
@@ -96,6 +107,7 @@ class Relay:
             self.sessions,
             self.calls,
             self.views,
+            self.caller_tools,
             self.mcp,
             self.http,
         )

@@ -16,6 +16,11 @@ from relay.audit.log import AuditLog
 from relay.audit.refusal_counts import RefusalCounter
 from relay.auth.agent_tokens import Authenticator, TokenIssuer, key_id
 from relay.auth.ledger_freshness import SOURCES, Freshness
+from relay.caller_tools.assembly import build as caller_tools
+from relay.caller_tools.limits import Timeouts
+from relay.caller_tools.nodes import Nodes
+from relay.caller_tools.records import Records
+from relay.caller_tools.registry import SessionRegistry
 from relay.calls.access_log import AccessLog
 from relay.calls.call_record import CallAnswer
 from relay.calls.envelope import EnvelopeCheck
@@ -33,6 +38,7 @@ from relay.fleet.replay_marks import MarkStore
 from relay.fleet.tools import Projector
 from relay.mcp_api.change_streams import ChangeStreams
 from relay.mcp_api.endpoint import McpEndpoint
+from relay.mcp_api.log_streams import LogStreams
 from relay.mcp_api.methods import Methods
 from relay.mcp_api.open_streams import OpenStreams
 from relay.mcp_api.resources import ResourceCatalog
@@ -143,6 +149,20 @@ class Hub:
             audience=mcp_url(public_url),
             now_ms=self.judged_by,
         )
+        self.caller_sessions = SessionRegistry(self.clock, os.urandom)
+        self.caller_tools = caller_tools(
+            timeouts=Timeouts(),
+            registry=self.caller_sessions,
+            nodes=Nodes(self.fleet),
+            records=Records(self.audit, self.refusals, self.metrics, self.log),
+            authenticator=self.authenticator,
+            frames=self.one_way,
+            ulids=self.ulids,
+            monotonic=self.seconds,
+            log=self.log,
+        )
+        for tool in self.caller_tools.tools.tools(registry):
+            self.relay_tools.register(tool)
 
     def close(self) -> None:
         """Give back what the parts hold."""
@@ -227,7 +247,7 @@ class Hub:
             self.options,
             self.judged_by,
         )
-        return McpEndpoint(server, methods, changes)
+        return McpEndpoint(server, methods, changes, LogStreams(self.caller_tools.streams))
 
     def handshake(self) -> Handshake:
         """Return who judges nodes."""

@@ -88,6 +88,7 @@ class _Maker:
             "integer": _integer,
             "number": _number,
             "boolean": lambda _: st.booleans(),
+            "null": lambda _: st.none(),
             "anything": lambda _: anything,
         }
         return st.one_of([makers[each](schema) for each in ([types] if isinstance(types, str) else types)])

@@ -12,7 +12,7 @@ from schemas.errors import CODES
 from schemas.kinds import SYSTEM_ECHO, KindRegistry
 from schemas.registry import SCHEME, TOOL_PREFIX, SchemaRegistry
 from schemas.violations import ViolationError
-from tests.fakes.frames import ERROR, PAYLOADS, message
+from tests.fakes.frames import ERROR, PAYLOADS, REQUEST_ID, SESSION_ID, message
 from tests.fakes.second_opinion import second_opinion
 from tests.fakes.signer import NODE_ID, NOW_MS, SimulatedCa
 
@@ -34,6 +34,23 @@ SAMPLE = {
 TOOL_ID = f"mcp.tool:sysecho.{NODE_ID}.echo.invoke"
 CLAIMS = {"aud": "relay", "iat": 1, "exp": 2, "jti": "j"}
 MANIFEST = json.loads(SimulatedCa().issue().manifest())
+EVENTS = {
+    "session_id": SESSION_ID,
+    "events": [
+        {
+            "type": "caller_tool_request",
+            "session_id": SESSION_ID,
+            "cursor": 1,
+            "request_id": REQUEST_ID,
+            "tool": "get_memory",
+            "arguments": {"about": "the weather"},
+        }
+    ],
+    "next": 1,
+    "more": False,
+    "missed": False,
+    "ended": False,
+}
 EXAMPLES: dict[str, Any] = {
     "enrol.request@1.0.0": {
         "join_id": "01HZX9K3M4P7Q8R9S0T1V2W3XY",
@@ -66,6 +83,26 @@ EXAMPLES: dict[str, Any] = {
         "total": 51,
         "page": 2,
         "pages": 2,
+    },
+    "session_message.input@1.0.0": {
+        "node_id": NODE_ID,
+        "message": "Hello",
+        "context": {"caller_id": "ant", "caller_tools": [{"name": "get_memory"}]},
+        "wait_ms": 1000,
+    },
+    "session_message.output@1.0.0": {**EVENTS, "node_id": NODE_ID},
+    "session_events.input@1.0.0": {"session_id": SESSION_ID, "after": 1, "wait_ms": 1000},
+    "session_events.output@1.0.0": EVENTS,
+    "caller_tool_response.input@1.0.0": {
+        "session_id": SESSION_ID,
+        "request_id": REQUEST_ID,
+        "result": {"found": 2},
+        "error": None,
+    },
+    "caller_tool_response.output@1.0.0": {
+        "session_id": SESSION_ID,
+        "request_id": REQUEST_ID,
+        "accepted": True,
     },
     "heartbeat@1.0.0": {
         "node_id": NODE_ID,
@@ -193,6 +230,9 @@ def test_every_object_that_a_document_describes_is_closed_or_says_why_not(
         # Judged by the schema that a caller lends, and by the dialect that it is of.
         "session.caller_tool@1.0.0/properties/payload/properties/arguments",
         "session.session_open@1.0.0/properties/payload/properties/tools/items/properties/inputSchema",
+        "session_message.input@1.0.0/properties/context/properties/caller_tools/items/properties/inputSchema",
+        "session_message.output@1.0.0/properties/events/items/properties/arguments",
+        "session_events.output@1.0.0/properties/events/items/properties/arguments",
     }
 
 

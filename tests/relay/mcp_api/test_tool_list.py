@@ -75,7 +75,7 @@ async def test_a_tool_is_listed_in_its_views_to_callers_who_may_call_it(stage: S
     )
     assert await stage.names() == ["in_both"]
     assert await stage.names("view=kinds") == ["in_both", "in_kinds"]
-    assert await stage.names(scope="sessions:message") == ["for_messages"]
+    assert "for_messages" in await stage.names(scope="sessions:message")
 
 
 @pytest.mark.parametrize(("name", "streams"), [("streaming", True), ("relay.parrot", False), (7, False)])
@@ -84,3 +84,18 @@ def test_only_a_call_that_may_notify_first_needs_a_stream(stage: Stage, name: ob
     stage.hub.relay_tools.register(parrot(stage.hub.registry, canonical="streaming", streams=True))
     assert stage.methods.streams({"params": {"name": name}}) is streams
     assert stage.methods.streams({"params": None}) is False
+
+
+@pytest.mark.parametrize(
+    ("meta", "streams"),
+    [
+        ({"io.modelcontextprotocol/logLevel": "info"}, True),
+        ({"io.modelcontextprotocol/logLevel": "debug"}, True),
+        ({"io.modelcontextprotocol/logLevel": "warning"}, False),
+        ({}, False),
+        (None, False),
+    ],
+)
+def test_a_tool_that_logs_streams_to_callers_who_opt_in(stage: Stage, meta: object, streams: bool) -> None:  # noqa: FBT001 - of the table
+    stage.hub.relay_tools.register(parrot(stage.hub.registry, logs=True))
+    assert stage.methods.streams({"params": {"name": "relay.parrot", "_meta": meta}}) is streams

@@ -1,0 +1,105 @@
+"""Assembles caller tools: the sessions of callers with nodes, and the tools by which they are used."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from structlog.typing import FilteringBoundLogger
+
+from relay.audit.assembly import AuditPart
+from relay.auth.agent_tokens import Authenticator
+from relay.auth.assembly import AuthPart
+from relay.caller_tools.caller_sessions import CallerSessions
+from relay.caller_tools.endings import Endings
+from relay.caller_tools.event_streams import EventStreams
+from relay.caller_tools.expiry import Expiry
+from relay.caller_tools.limits import NODE_BYTES, TOTAL_BYTES, Timeouts
+from relay.caller_tools.memory_budget import MemoryBudget
+from relay.caller_tools.node_requests import NodeRequests
+from relay.caller_tools.nodes import Nodes
+from relay.caller_tools.outbox import Outbox
+from relay.caller_tools.polls import Polls
+from relay.caller_tools.records import Records
+from relay.caller_tools.registry import SessionRegistry
+from relay.caller_tools.tools import SessionTools
+from relay.calls.assembly import CallsPart
+from relay.environment import RelayEnvironment
+from relay.fleet.assembly import FleetPart
+from relay.part import Part
+from relay.routing.port import NodeFrames
+from schemas.ulids import UlidSource
+
+
+@dataclass(frozen=True, slots=True)
+class CallerToolsPart(Part):
+    """The sessions of all callers.
+
+    Attributes:
+        streams: the event streams of callers, which the MCP endpoint opens and closes.
+    """
+
+    streams: EventStreams
+    expiry: Expiry
+    tools: SessionTools
+
+    async def run(self) -> None:
+        """End what is over until cancelled."""
+        await self.expiry.run()
+
+
+def assemble(  # noqa: PLR0913 - the packages below
+    environment: RelayEnvironment,
+    *,
+    audit: AuditPart,
+    auth: AuthPart,
+    fleet: FleetPart,
+    frames: NodeFrames,
+    calls: CallsPart,
+) -> CallerToolsPart:
+    """Return the wing, which talks to nodes by ``frames`` and registers its tools with ``calls``."""
+    part = build(
+        timeouts=Timeouts(request=environment.config.caller_timeout_s),
+        registry=SessionRegistry(environment.now_ms, environment.random_bytes),
+        nodes=Nodes(fleet.fleet),
+        records=Records(audit.log, audit.refusals, environment.metrics, environment.log),
+        authenticator=auth.authenticator,
+        frames=frames,
+        ulids=environment.ulids,
+        monotonic=environment.monotonic,
+        log=environment.log,
+    )
+    for tool in part.tools.tools(environment.registry):
+        calls.relay_tools.register(tool)
+    return part
+
+
+def build(  # noqa: PLR0913 - what comes in from outside
+    *,
+    timeouts: Timeouts,
+    registry: SessionRegistry,
+    nodes: Nodes,
+    records: Records,
+    authenticator: Authenticator,
+    frames: NodeFrames,
+    ulids: UlidSource,
+    monotonic: Callable[[], float],
+    log: FilteringBoundLogger,
+) -> CallerToolsPart:
+    """Return the wing's parts, connected with each other and with ``frames``."""
+    budget = MemoryBudget(NODE_BYTES, TOTAL_BYTES)
+    outbox = Outbox(frames, log)
+    endings = Endings(registry, outbox, records, budget, monotonic)
+    requests = NodeRequests(registry, endings, outbox, records, ulids, monotonic)
+    requests.follow(frames)
+    sessions = CallerSessions(
+        registry=registry,
+        nodes=nodes,
+        endings=endings,
+        outbox=outbox,
+        records=records,
+        budget=budget,
+        timeouts=timeouts,
+        monotonic=monotonic,
+    )
+    streams = EventStreams(authenticator, endings, monotonic, log)
+    expiry = Expiry(registry, endings, outbox, nodes, authenticator, timeouts, monotonic, log)
+    return CallerToolsPart(streams, expiry, SessionTools(sessions, Polls(endings, monotonic), streams))

@@ -1,0 +1,110 @@
+"""Ends requests and sessions: the node gets the answer, the caller's events show it, and it is recorded.
+
+Every end of a request passes ``Endings``, so that it ends once. Must not decide when something ends.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from relay.caller_tools.events import EventType
+from relay.caller_tools.memory_budget import MemoryBudget
+from relay.caller_tools.outbox import Outbox
+from relay.caller_tools.records import Records
+from relay.caller_tools.registry import SessionRegistry
+from relay.caller_tools.requests import PendingRequest
+from relay.caller_tools.session import CallerSession
+from schemas.caller_tools import MAX_ERROR_TEXT, CallerToolError, size_of
+from schemas.frame_types import FrameType
+from schemas.payloads import CallerToolResult, SessionEnd
+
+ENDED, IDLE, REVOKED, NODE_REVOKED = "ended", "idle", "revoked", "node_revoked"
+"""Why a session ended: by its caller, unused, all its tokens have ended, its node was revoked or replaced."""
+UNKNOWN = "unknown"
+"""The reason that a node is given for a session that does not exist."""
+
+_WITHDRAWN = "withdrawn"
+
+
+class Endings:
+    """Ends requests and sessions. ``monotonic`` is in seconds."""
+
+    def __init__(
+        self,
+        registry: SessionRegistry,
+        outbox: Outbox,
+        records: Records,
+        budget: MemoryBudget,
+        monotonic: Callable[[], float],
+    ) -> None:
+        self._registry = registry
+        self._outbox = outbox
+        self._records = records
+        self._budget = budget
+        self._monotonic = monotonic
+
+    def answer(self, session: CallerSession, request: PendingRequest, result: Any, size: int) -> None:
+        """End ``request`` with the caller's result, of ``size`` bytes."""
+        payload: CallerToolResult = {
+            "session_id": session.session_id,
+            "request_id": request.request_id,
+            "result": result,
+        }
+        self._end(session, request, payload, size, "ok")
+
+    def fail(
+        self, session: CallerSession, request: PendingRequest, error: CallerToolError, text: str | None = None
+    ) -> None:
+        """End ``request`` with ``error``; ``text`` is the caller's own."""
+        payload = error_payload(session.session_id, request.request_id, error, text)
+        self._end(session, request, payload, size_of(payload), error.failure.value.code)
+        if error is not CallerToolError.TOOL_FAILED:
+            session.push(EventType.REQUEST_ENDED, {"request_id": request.request_id, "reason": error.value})
+
+    def withdraw(self, session: CallerSession, request_id: str) -> None:
+        """End a request whose answer the node does not need any more."""
+        request = session.requests.withdraw(request_id)
+        if request is None:
+            return
+        session.events.discard(request_id)
+        self._records.ended(session, request, _WITHDRAWN, self._monotonic())
+        session.push(EventType.REQUEST_ENDED, {"request_id": request_id, "reason": _WITHDRAWN})
+
+    def end_session(self, session: CallerSession, reason: str) -> None:
+        """End ``session`` and its requests, and withdraw its tools from the node."""
+        for request in session.requests:
+            self.fail(session, request, CallerToolError.DISCONNECTED)
+        session.push(EventType.ENDED, {"reason": reason})
+        session.end()
+        self._registry.remove(session)
+        # What waits for its events reads them once more, and they are freed with it.
+        self._budget.give_back(session.facts.node_id, session.lent.size + session.events.size)
+        if reason != NODE_REVOKED:
+            end: SessionEnd = {"session_id": session.session_id, "reason": reason}
+            self._outbox.post(session.facts.node_id, FrameType.SESSION_END, end)
+        self._records.closed(session, reason)
+
+    def _end(
+        self,
+        session: CallerSession,
+        request: PendingRequest,
+        payload: CallerToolResult,
+        size: int,
+        code: str,
+    ) -> None:
+        now = self._monotonic()
+        session.requests.end(request.request_id, payload, size, now)
+        session.events.discard(request.request_id)
+        self._records.ended(session, request, code, now)
+        self._outbox.post(session.facts.node_id, FrameType.CALLER_TOOL_RESULT, payload)
+
+
+def error_payload(
+    session_id: str, request_id: str, error: CallerToolError, text: str | None = None
+) -> CallerToolResult:
+    """Return the answer that a request has failed; ``text`` is the caller's own."""
+    message = error.failure.value.message if text is None else text[:MAX_ERROR_TEXT]
+    return {
+        "session_id": session_id,
+        "request_id": request_id,
+        "error": {"code": error.value, "message": message},
+    }

@@ -1,0 +1,78 @@
+"""Frames to nodes, in order: what a node cannot take yet is sent later.
+
+A frame is lost with the connection, and so is what waits here: what a node needs after a reconnect is sent
+anew. Must not know what a frame is for.
+"""
+
+from collections import deque
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from structlog.typing import FilteringBoundLogger
+
+from relay.routing.port import NodeFrames
+from schemas.errors import Failure, ToolError
+from schemas.frame_types import FrameType
+
+_RETRY_MS = 1000
+_MAX_WAITING = 1024
+
+
+class Outbox:
+    """What waits for each node."""
+
+    def __init__(self, frames: NodeFrames, log: FilteringBoundLogger) -> None:
+        self._frames = frames
+        self._log = log
+        self._waiting: dict[str, deque[tuple[FrameType, Mapping[str, Any]]]] = {}
+
+    def send(self, node_id: str, type_: FrameType, payload: Mapping[str, Any]) -> None:
+        """Send a frame now, behind what waits.
+
+        Raises:
+            ToolError: NODE_OFFLINE or RATE_LIMITED; nothing was sent.
+        """
+        if not self._flushed(node_id):
+            raise ToolError(Failure.RATE_LIMITED, "The node does not read.", retry_after_ms=_RETRY_MS)
+        self._frames.send(node_id, type_, payload)
+
+    def offer(self, node_id: str, type_: FrameType, payload: Mapping[str, Any]) -> None:
+        """Send a frame now if the node can take it; drop it otherwise."""
+        with suppress(ToolError):
+            self.send(node_id, type_, payload)
+
+    def post(self, node_id: str, type_: FrameType, payload: Mapping[str, Any]) -> None:
+        """Send a frame as soon as the node can take it; it is dropped if the node is not connected."""
+        waiting = self._waiting.setdefault(node_id, deque())
+        if len(waiting) >= _MAX_WAITING:
+            # A node that sends requests and does not read the answers; it asks for them again.
+            self._log.warning("frame dropped: the node does not read", node_id=node_id, type=type_.value)
+            return
+        waiting.append((type_, payload))
+        self._flushed(node_id)
+
+    def drop(self, node_id: str) -> None:
+        """Drop what waits for a node whose connection is lost."""
+        self._waiting.pop(node_id, None)
+
+    def flush(self) -> None:
+        """Send what nodes can take by now."""
+        for node_id in list(self._waiting):
+            self._flushed(node_id)
+
+    def _flushed(self, node_id: str) -> bool:
+        """Send what waits for a node; return whether nothing is left."""
+        waiting = self._waiting.get(node_id)
+        while waiting:
+            type_, payload = waiting[0]
+            try:
+                self._frames.send(node_id, type_, payload)
+            except ToolError as error:
+                if error.failure is Failure.RATE_LIMITED:
+                    return False
+                if error.failure is not Failure.NODE_OFFLINE:
+                    self._log.error("frame not sent", type=type_.value, exc_info=error)
+            waiting.popleft()
+        self._waiting.pop(node_id, None)
+        return True

@@ -1,0 +1,171 @@
+"""The events of callers' sessions by every way of both eras: the official client, and a node by hand."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx2
+import pytest
+import pytest_asyncio
+from mcp.client.client import Client
+from mcp.client.streamable_http import streamable_http_client
+from mcp_types import LoggingMessageNotificationParams
+
+from tests.fakes.caller_stage import SCOPE, TOOLS, request_id
+from tests.fakes.hub import Hub
+from tests.fakes.node_end import NodeEnd
+from tests.fakes.served_relay import ServedRelay
+from tests.fakes.serving import Server
+from tests.fakes.signer import NODE_ID
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+BOUND_S = 20
+NEW = "2026-07-28"
+ERAS = [pytest.param("legacy", id="2025"), pytest.param(NEW, id="2026")]
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def relay(hub: Hub, server: Server) -> AsyncIterator[ServedRelay]:
+    async with ServedRelay.open(hub, server) as relay:
+        yield relay
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def node(relay: ServedRelay) -> AsyncIterator[NodeEnd]:
+    async with relay.session(relay.hub.ca.issue()) as node:
+        yield node
+
+
+class Caller:
+    """One client, and the log messages that it has received."""
+
+    def __init__(self) -> None:
+        self.client: Client
+        self.logs: asyncio.Queue[LoggingMessageNotificationParams] = asyncio.Queue()
+
+    @classmethod
+    @asynccontextmanager
+    async def open(
+        cls, relay: ServedRelay, mode: Any, token: str | None = None, log_level: Any = "info"
+    ) -> AsyncIterator["Caller"]:
+        caller = cls()
+        headers = {"Authorization": f"Bearer {token or relay.hub.token([SCOPE])}"}
+        async with httpx2.AsyncClient(headers=headers, timeout=BOUND_S, trust_env=False) as http:
+            transport = streamable_http_client(f"http://{relay.address}/mcp", http_client=http)
+            client = Client(transport, mode=mode, logging_callback=caller.logged, log_level=log_level)
+            async with client as caller.client:
+                yield caller
+
+    async def logged(self, params: LoggingMessageNotificationParams) -> None:
+        self.logs.put_nowait(params)
+
+    async def log(self) -> LoggingMessageNotificationParams:
+        return await asyncio.wait_for(self.logs.get(), BOUND_S)
+
+    async def call(self, name: str, **arguments: Any) -> dict[str, Any]:
+        result = await asyncio.wait_for(self.client.call_tool(name, arguments), BOUND_S)
+        assert not result.is_error, result.content
+        content: dict[str, Any] = result.structured_content
+        return content
+
+    async def open_session(self) -> str:
+        context = {"caller_id": "ant", "caller_tools": list(TOOLS)}
+        return str((await self.call("session_message", node_id=NODE_ID, context=context))["session_id"])
+
+
+async def ask(node: NodeEnd, session_id: str, number: int = 0) -> None:
+    payload = {"session_id": session_id, "request_id": request_id(number), "tool": "get_memory"}
+    await node.send("caller_tool", {**payload, "arguments": {"about": "the weather"}})
+
+
+@pytest.mark.parametrize("mode", ERAS)
+async def test_a_caller_that_only_polls_gets_and_answers_requests(
+    relay: ServedRelay, node: NodeEnd, mode: Any
+) -> None:
+    async with Caller.open(relay, mode, log_level=None) as caller:
+        session_id = await caller.open_session()
+        await node.receive("session_open")
+        polling = asyncio.create_task(caller.call("session_events", session_id=session_id, wait_ms=20_000))
+        await ask(node, session_id)
+        (event,) = (await polling)["events"]
+        await caller.call(
+            "caller_tool_response", session_id=session_id, request_id=event["request_id"], result=[1]
+        )
+        answer = await node.receive("caller_tool_result")
+        assert answer.payload["result"] == [1]
+
+
+async def test_the_old_era_has_events_on_its_event_stream(relay: ServedRelay, node: NodeEnd) -> None:
+    async with Caller.open(relay, "legacy") as caller:
+        session_id = await caller.open_session()
+        await ask(node, session_id)
+        message = await caller.log()
+        assert (message.level, message.logger) == ("info", "oubliette.session")
+        assert message.data == {
+            "type": "caller_tool_request",
+            "session_id": session_id,
+            "cursor": 1,
+            "request_id": request_id(),
+            "tool": "get_memory",
+            "arguments": {"about": "the weather"},
+        }
+
+
+@pytest.mark.filterwarnings("ignore:The logging capability is deprecated")
+async def test_a_client_of_the_old_era_can_switch_log_messages_off(relay: ServedRelay, node: NodeEnd) -> None:
+    async with Caller.open(relay, "legacy") as caller:
+        session_id = await caller.open_session()
+        await caller.client.set_logging_level("warning")
+        await ask(node, session_id, 1)
+        polled = await caller.call("session_events", session_id=session_id)
+        await caller.client.set_logging_level("info")
+        await ask(node, session_id, 2)
+        assert [event["request_id"] for event in polled["events"]] == [request_id(1)]
+        assert (await caller.log()).data["request_id"] == request_id(2)
+
+
+async def test_the_new_era_has_events_on_the_response_of_an_open_call(
+    relay: ServedRelay, node: NodeEnd
+) -> None:
+    async with Caller.open(relay, NEW) as caller:
+        session_id = await caller.open_session()
+        call = caller.call("session_events", session_id=session_id, wait_ms=60_000, stream=True)
+        streaming = asyncio.create_task(call)
+        for number in range(2):
+            await ask(node, session_id, number)
+            message = await caller.log()
+            assert (message.level, message.logger) == ("info", "oubliette.session")
+            assert message.data["request_id"] == request_id(number)
+        await caller.call("session_message", session_id=session_id, end=True)
+        assert (await streaming)["ended"] is True
+
+
+async def test_the_new_era_has_no_log_messages_without_opting_in(relay: ServedRelay, node: NodeEnd) -> None:
+    async with Caller.open(relay, NEW, log_level=None) as caller:
+        session_id = await caller.open_session()
+        call = caller.call("session_events", session_id=session_id, wait_ms=60_000, stream=True)
+        streaming = asyncio.create_task(call)
+        await ask(node, session_id)
+        assert len((await streaming)["events"]) == 1
+        assert caller.logs.empty()
+
+
+@pytest.mark.parametrize("mode", ERAS)
+async def test_a_caller_whose_connection_ends_with_a_request_on_it_is_disconnected(
+    relay: ServedRelay, node: NodeEnd, mode: Any
+) -> None:
+    async with Caller.open(relay, mode) as caller:
+        session_id = await caller.open_session()
+        await node.receive("session_open")
+        streaming = None
+        if mode == NEW:
+            call = caller.call("session_events", session_id=session_id, wait_ms=60_000, stream=True)
+            streaming = asyncio.create_task(call)
+        await ask(node, session_id)
+        await caller.log()
+        if streaming is not None:
+            streaming.cancel()
+    answer = await node.receive("caller_tool_result")
+    assert answer.payload["error"]["code"] == "caller_disconnected"
