@@ -62,6 +62,7 @@ LOCK := uv pip compile --quiet --universal --python-version 3.11 --generate-hash
 lock: ## renew the lock files (needs uv)
 	$(LOCK) --extra dev pyproject.toml -o requirements.lock
 	$(LOCK) pyproject.toml -o requirements-node.lock
+	$(LOCK) --extra agent pyproject.toml -o requirements-agent.lock
 
 wheel: $(READY) ## build the wheel, and test what it installs
 	@PYTHON=$(PYTHON) .ci/wheel

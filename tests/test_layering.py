@@ -22,6 +22,9 @@ def modules_of(package: str) -> list[str]:
     return [name for name in names if not name.endswith(("__init__", "__main__"))]
 
 
+# The modules of the node that need its extra `agent`.
+WITH_THE_SDK = ["kubelet.local_agent.assembly", "kubelet.local_agent.mcp_server"]
+
 BLOCKED = """
 import importlib, sys
 class Blocker:
@@ -44,8 +47,16 @@ def test_schemas_stands_alone() -> None:
 @pytest.mark.processes
 def test_the_node_runs_without_the_relays_dependencies() -> None:
     blocked = {"relay", "mcp", "mcp_types", "starlette", "uvicorn", "prometheus_client", "pydantic", "httpx2"}
-    done = run_python(BLOCKED.format(blocked=blocked, modules=modules_of("kubelet")))
+    modules = [name for name in modules_of("kubelet") if name not in WITH_THE_SDK]
+    done = run_python(BLOCKED.format(blocked=blocked, modules=modules))
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("module", ["kubelet.daemon.agent", "kubelet.cli.commands"])
+def test_neither_the_daemon_nor_the_command_line_loads_the_local_agent(module: str) -> None:
+    loaded = f"import {module}, sys; sys.exit(bool({{'mcp', 'kubelet.local_agent'}} & sys.modules.keys()))"
+    assert run_python(loaded).returncode == 0
 
 
 @pytest.mark.processes

@@ -74,6 +74,15 @@ def _is_request_id(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
+def request(request_id: RequestId, method: str, params: Mapping[str, Any]) -> bytes:
+    """Return the line of a request, for clients of ours.
+
+    Raises:
+        ValueError: the params hold a number that JSON cannot express.
+    """
+    return _line({"jsonrpc": "2.0", "id": request_id, "method": method, "params": params})
+
+
 def response(request_id: RequestId, result: Any) -> bytes:
     """Return the line of a result."""
     return _line({"jsonrpc": "2.0", "id": request_id, "result": result})

@@ -15,6 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
+from kubelet.cli.local_agent import mcp
 from kubelet.cli.options import (
     AsJson,
     Broker,
@@ -53,6 +54,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
+app.command()(mcp)
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from kubelet.caller_tools.socket_file import MAX_PATH_BYTES
-from kubelet.config import NodeConfig, default_socket, default_state_dir, read_stored
+from kubelet.config import SERVICE_SOCKET, NodeConfig, default_socket, default_state_dir, read_stored
 from kubelet.process import EXIT_USAGE, fail
 from schemas.addresses import PLAIN_OPTION, normal_url, parse_broker
 from schemas.enrolment import JoinToken, JoinTokenError
@@ -103,6 +103,14 @@ def socket_of(named: Path | None, directory: Path) -> Path | None:
         return named.absolute()
     usual = default_socket(directory)
     return usual if len(os.fsencode(usual)) <= MAX_PATH_BYTES else None
+
+
+def agent_socket(named: Path | None, directory: Path) -> Path:
+    """Return the socket that was named, or the one of ``directory``, or else that of the service."""
+    if named is not None:
+        return named.absolute()
+    beside = default_socket(directory)
+    return beside if beside.exists() else SERVICE_SOCKET
 
 
 def directory_of(state_dir: Path | None) -> Path:

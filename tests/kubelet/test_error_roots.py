@@ -13,6 +13,8 @@ from kubelet.cli.retire import RetirementError
 from kubelet.config import StoredConfigError
 from kubelet.identity.enrolment import ClockError, EnrolmentError
 from kubelet.identity.http_exchange import NoAnswerError
+from kubelet.local_agent.daemon_client import ResponseError
+from kubelet.local_agent.lent_schema import LentSchemaError
 from kubelet.loopback.http_messages import BadRequestError
 from kubelet.session.handshake import AudienceError
 from schemas.error_roots import OperatorError, PeerError, StateError
@@ -33,8 +35,11 @@ ROOTS: dict[type[Exception], type[Exception]] = {
     StoredConfigError: StateError,
     # The operator's options.
     SocketFileError: OperatorError,
+    # A caller's, who wrote the schema.
+    LentSchemaError: PeerError,
     # A call that failed.
     CallerFailedError: ToolError,
+    ResponseError: ToolError,
 }
 
 

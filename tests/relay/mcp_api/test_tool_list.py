@@ -19,11 +19,7 @@ class Stage:
         gateway = hub.gateway(ScriptedRouter())
         resources = ResourceCatalog(hub.fleet, hub.registry)
         self.methods = Methods(
-            gateway,
-            ToolList(hub.fleet, hub.relay_tools, hub.options),
-            hub.authenticator,
-            resources,
-            lambda _rights: {},
+            gateway, ToolList(hub.fleet, hub.relay_tools, hub.options), hub.authenticator, resources, dict
         )
 
     async def page(

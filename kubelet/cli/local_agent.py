@@ -1,0 +1,46 @@
+"""``kubelet mcp``: the command that an agent on this machine starts as its MCP server.
+
+Must not import the MCP SDK before the command runs: it is in an extra that a daemon does without.
+"""
+
+import asyncio
+import signal
+import sys
+from typing import Annotated
+
+import typer
+
+from kubelet.cli.options import Socket, StateDir, agent_socket, directory_of
+from kubelet.process import EXIT_CANNOT_RUN, fail
+
+
+def mcp(
+    socket: Socket = None,
+    session: Annotated[
+        str | None, typer.Option(metavar="ID", help="The one session whose tools to show.")
+    ] = None,
+    state_dir: StateDir = None,
+) -> None:
+    r"""Serve MCP to an agent on this machine: its own tools, and those that a caller lends.
+
+    Speaks MCP on standard input and output, and connects to the daemon's socket: by default the one beside
+    the state directory, or else that of the service. The agent's user has to be a member of the group
+    edge-kubelet.
+
+    A lent tool is named CALLER_TOOL, and is listed while its caller has a session with this node. Without
+    --session the tools are those of the one live session; while there are two, none is listed.
+
+    Needs an extra: pip install 'edge-kubelet\[agent]'.
+    """
+    try:
+        from kubelet.local_agent.assembly import run_local_agent  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        fail(f"{error.name} is not installed: pip install 'edge-kubelet[agent]'", EXIT_CANNOT_RUN)
+    from kubelet.daemon.agent import make_handlers  # noqa: PLC0415
+
+    directory = directory_of(state_dir)
+    # The system's default ends the process at once: a read of standard input cannot be interrupted.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    asyncio.run(
+        run_local_agent(agent_socket(socket, directory), session, directory, make_handlers, sys.stderr)
+    )

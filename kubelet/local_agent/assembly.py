@@ -1,0 +1,94 @@
+"""``kubelet mcp`` put together: the one place where its parts meet the clock, the disk and the socket.
+
+Must not hold behaviour of its own.
+"""
+
+import asyncio
+import os
+import random
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import TextIO
+
+from structlog.typing import FilteringBoundLogger
+
+from kubelet.backoff import Backoff
+from kubelet.clock import now_ms
+from kubelet.handlers.base import Handler
+from kubelet.local_agent.agent_tools import AgentTools
+from kubelet.local_agent.daemon_client import DaemonClient
+from kubelet.local_agent.mcp_server import McpServer
+from kubelet.local_agent.own_tools import OwnTools
+from kubelet.local_agent.toolbox import Toolbox
+from kubelet.logs import fatal_errors_logged, opened
+from schemas.files import read_state
+from schemas.identity_files import IdentityFiles
+from schemas.kinds import KindRegistry
+from schemas.projection import is_node_id
+from schemas.registry import SchemaRegistry
+from schemas.ulids import UlidSource
+
+_FIRST_WAIT_S = 0.2
+_LONGEST_WAIT_S = 5.0
+
+MakeHandlers = Callable[[str, FilteringBoundLogger], Sequence[Handler]]
+
+
+async def run_local_agent(
+    socket: Path, session_id: str | None, state_dir: Path, make_handlers: MakeHandlers, stream: TextIO
+) -> None:
+    """Serve MCP on standard input and output until the input ends.
+
+    Raises:
+        FailedError: it has failed.
+    """
+    with opened(stream) as (log, _lines), fatal_errors_logged(log):
+        await _run(socket, session_id, state_dir, make_handlers, log)
+
+
+async def _run(
+    socket: Path,
+    session_id: str | None,
+    state_dir: Path,
+    make_handlers: MakeHandlers,
+    log: FilteringBoundLogger,
+) -> None:
+    registry, kinds = SchemaRegistry(), KindRegistry()
+    ulids = UlidSource(now_ms, os.urandom)
+
+    def make_own(node_id: str) -> OwnTools:
+        return OwnTools(node_id, make_handlers(node_id, log), registry, kinds, ulids, now_ms, log)
+
+    toolbox = Toolbox(log)
+    tools = AgentTools(toolbox, make_own, ulids.new)
+    backoff = Backoff(random.Random(), _FIRST_WAIT_S, _LONGEST_WAIT_S)  # noqa: S311 - jitter, not a secret
+    daemon = DaemonClient(socket, session_id, tools, backoff, log)
+    server = McpServer(
+        toolbox.entries, lambda name, arguments: tools.call(daemon, name, arguments), version("edge-kubelet")
+    )
+    toolbox.on_change(server.list_changed)
+    # Without the daemon, and without any network: the node's own tools are there at once.
+    if (node_id := _own_node_id(state_dir)) is not None:
+        tools.node_known(node_id)
+    connecting = asyncio.create_task(daemon.run())
+    serving = asyncio.create_task(server.run())
+    try:
+        await asyncio.wait([connecting, serving], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in (connecting, serving):
+            task.cancel()
+        await asyncio.gather(connecting, serving, return_exceptions=True)
+        await tools.close()
+    for task in (connecting, serving):
+        if not task.cancelled():
+            task.result()
+
+
+def _own_node_id(state_dir: Path) -> str | None:
+    """Return the id of the node whose state this is, if this user may read it; else the daemon knows it."""
+    try:
+        node_id = read_state(IdentityFiles(state_dir).node_id).decode("ascii", "replace").strip()
+    except OSError:
+        return None
+    return node_id if is_node_id(node_id) else None

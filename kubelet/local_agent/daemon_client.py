@@ -1,0 +1,188 @@
+"""The connection to the daemon's socket, kept up until cancelled: a plain client of it.
+
+While the daemon is absent nothing is lent; what was requested of it fails. Must not know MCP.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from itertools import count
+from pathlib import Path
+from typing import Any, Protocol
+
+from structlog.typing import FilteringBoundLogger
+
+from kubelet.backoff import Backoff
+from kubelet.caller_tools import json_rpc
+from kubelet.caller_tools.lines import LineSplitter
+from schemas.errors import Failure, ToolError
+from schemas.strict_json import StrictJsonError, loads
+from schemas.text import printable
+
+MAX_LINE_BYTES = 1 << 20
+"""More than the daemon sends in one line."""
+_READ_BYTES = 1 << 16
+
+
+class Follower(Protocol):
+    """Who is called back about what the daemon says."""
+
+    def node_known(self, node_id: str) -> None:
+        """Note which node this is."""
+
+    def lend(self, caller_id: str, tools: list[Mapping[str, Any]]) -> None:
+        """Replace what is lent."""
+
+    def withdraw(self) -> None:
+        """Note that nothing is lent: the daemon is not reached."""
+
+    def message(self, message: str) -> None:
+        """Take a message of the caller."""
+
+
+class ResponseError(ToolError):
+    """The daemon answered a request with an error.
+
+    Attributes:
+        sent: the error envelope that it sent; empty for an error of the protocol.
+        caller_text: what the caller gave as the reason of its own tool's failure, if it was that.
+    """
+
+    def __init__(self, error: Mapping[str, Any]) -> None:
+        super().__init__(Failure.INTERNAL)
+        self.sent = dict(error.get("data", {}))
+        self.caller_text: str | None = self.sent.pop("caller_message", None)
+
+    def __str__(self) -> str:
+        return str(self.sent.get("message", super().__str__()))
+
+
+class DaemonClient:
+    """Requests to the daemon at ``path``, attached to one session if one is named."""
+
+    def __init__(  # noqa: PLR0913, PLR0917 - what comes in from outside
+        self,
+        path: Path,
+        session_id: str | None,
+        follower: Follower,
+        backoff: Backoff,
+        log: FilteringBoundLogger,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._path = path
+        self._session_id = session_id
+        self._follower = follower
+        self._backoff = backoff
+        self._log = log
+        self._sleep = sleep
+        self._writer: asyncio.StreamWriter | None = None
+        self._ids = count(1)
+        self._waiting: dict[int, asyncio.Future[Any]] = {}
+        self._is_attached = False
+        self._config: Mapping[str, Any] | None = None
+
+    async def run(self) -> None:
+        """Hold a connection, and connect again when it is lost."""
+        while True:
+            try:
+                reader, writer = await asyncio.open_unix_connection(self._path)
+            except OSError as error:
+                self._log.info("daemon not reached", socket=str(self._path), reason=printable(str(error)))
+            else:
+                await self._serve(reader, writer)
+            await self._sleep(self._backoff.next_s())
+
+    async def request(self, method: str, params: Mapping[str, Any]) -> Any:
+        """Return the result of a request.
+
+        Raises:
+            ToolError: it failed, or the daemon is not reached.
+        """
+        writer = self._writer
+        if writer is None or writer.is_closing():
+            raise ToolError(Failure.NODE_OFFLINE, "The daemon of this node is not reached; nothing was sent.")
+        id_ = next(self._ids)
+        answer = self._waiting[id_] = asyncio.get_running_loop().create_future()
+        try:
+            writer.write(json_rpc.request(id_, method, params))
+            return await answer
+        finally:
+            self._waiting.pop(id_, None)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writer = writer
+        self._log.info("daemon connected", socket=str(self._path))
+        greeting = asyncio.create_task(self._greet())
+        splitter = LineSplitter(MAX_LINE_BYTES)
+        try:
+            while data := await reader.read(_READ_BYTES):
+                for line in splitter.feed(data):
+                    self._take(line)
+        except OSError as error:
+            self._log.info("daemon lost", reason=printable(str(error)))
+        except StrictJsonError as error:
+            self._log.error("the daemon sends no JSON", reason=error.reason)
+        finally:
+            self._writer = None
+            writer.close()
+            self._lose()
+            greeting.cancel()
+            await asyncio.wait([greeting])
+        if not greeting.cancelled():
+            greeting.result()
+
+    def _lose(self) -> None:
+        for answer in self._waiting.values():
+            if not answer.done():
+                lost = "The daemon of this node was lost; the caller's tool may have run."
+                answer.set_exception(ToolError(Failure.CALLER_DISCONNECTED, lost))
+        self._is_attached, self._config = False, None
+        self._follower.withdraw()
+
+    async def _greet(self) -> None:
+        """Learn which node this is, and attach."""
+        try:
+            self._follower.node_known((await self.request("node", {}))["node_id"])
+            await self._attach()
+        except ToolError as error:
+            self._log.info("daemon lost", reason=str(error))
+            return
+        self._backoff.reset()
+        self._is_attached = True
+        if self._config is not None:
+            self._follower.lend(self._config["caller_id"], self._config["tools"])
+
+    async def _attach(self) -> None:
+        """Attach to the session; the relay may name it again only after a while."""
+        while self._session_id is not None:
+            try:
+                await self.request("session_attach", {"session_id": self._session_id})
+            except ResponseError as error:
+                self._log.info("session not live", reason=printable(str(error)))
+                await self._sleep(self._backoff.next_s())
+            else:
+                return
+
+    def _take(self, line: bytes | None) -> None:
+        if line is None:
+            self._log.error("the daemon sends a line over the limit")
+            return
+        message = loads(line, max_bytes=MAX_LINE_BYTES)
+        match message.get("type"):
+            case "caller_tools_config":
+                self._config = message["params"]
+                # Not before: until then this may be what another session lends.
+                if self._is_attached:
+                    self._follower.lend(self._config["caller_id"], self._config["tools"])
+            case "session_message":
+                self._follower.message(message["params"]["message"])
+            case _:
+                self._answered(message)
+
+    def _answered(self, message: Mapping[str, Any]) -> None:
+        answer = self._waiting.get(message.get("id", 0))
+        if answer is None or answer.done():
+            return
+        if (error := message.get("error")) is None:
+            answer.set_result(message["result"])
+        else:
+            answer.set_exception(ResponseError(error))

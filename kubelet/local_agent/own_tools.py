@@ -1,0 +1,112 @@
+"""The node's own tools, served in this process: neither the relay nor the daemon takes part.
+
+Must not do by itself what the daemon's dispatcher does: it is the same one.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from structlog.typing import FilteringBoundLogger
+
+from kubelet.dispatch import Dispatcher
+from kubelet.handlers.base import Handler
+from schemas.frames import Frame
+from schemas.kinds import KindRegistry
+from schemas.projection import ToolName, parse
+from schemas.registry import SchemaRegistry
+from schemas.ulids import UlidSource
+
+_DEFAULT_DEADLINE_MS = 2000
+_HIDDEN = ("$id", "$schema")
+
+
+class OwnTools:
+    """The tools of ``handlers``, by the dashed names under which a relay lists them too."""
+
+    def __init__(  # noqa: PLR0913, PLR0917 - what comes in from outside
+        self,
+        node_id: str,
+        handlers: Sequence[Handler],
+        registry: SchemaRegistry,
+        kinds: KindRegistry,
+        ulids: UlidSource,
+        now_ms: Callable[[], int],
+        log: FilteringBoundLogger,
+    ) -> None:
+        self._handlers = handlers
+        self._ulids = ulids
+        self._now_ms = now_ms
+        self._dispatcher = Dispatcher(node_id, handlers, kinds, registry, log)
+        self._tasks: list[asyncio.Task[None]] = []
+        self._deadlines_ms: dict[str, int] = {}
+        self.entries: dict[str, Mapping[str, Any]] = {}
+        for handler in handlers:
+            capability = handler.capability
+            kind = kinds.get(capability["kind"])
+            if kind is None:
+                raise ValueError(f"{capability['kind']} is not a registered kind")
+            for verb in map(kind.verbs.__getitem__, capability["verbs"]):
+                name = ToolName(kind.short, node_id, capability["cap_id"], verb.name)
+                self._deadlines_ms[name.canonical] = capability["constraints"].get(
+                    "deadline_ms_default", _DEFAULT_DEADLINE_MS
+                )
+                self.entries[name.alias] = {
+                    "name": name.alias,
+                    "title": verb.title,
+                    "description": verb.description,
+                    "inputSchema": _listed(registry, verb.input_ref),
+                    "outputSchema": _listed(registry, verb.output_ref),
+                    "annotations": {
+                        "readOnlyHint": kind.safety_class == "read_only",
+                        "idempotentHint": verb.idempotent,
+                        "openWorldHint": False,
+                    },
+                }
+
+    def start(self) -> None:
+        """Begin what the handlers do between calls."""
+        self._tasks = [asyncio.create_task(handler.run()) for handler in self._handlers]
+
+    async def close(self) -> None:
+        """End it, and the calls that run."""
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        await self._dispatcher.close()
+
+    def canonical(self, name: str) -> str | None:
+        """Return the canonical name of a tool of this node, given either form."""
+        parsed = parse(name)
+        return parsed.canonical if parsed and parsed.canonical in self._deadlines_ms else None
+
+    async def call(
+        self, canonical: str, arguments: Mapping[str, Any], correlation_id: str
+    ) -> Mapping[str, Any]:
+        """Return the payload of a ``cmd_ack``: a result, or an error envelope."""
+        answer: asyncio.Future[Mapping[str, Any]] = asyncio.get_running_loop().create_future()
+
+        async def reply(_msg_id: str, payload: Mapping[str, Any]) -> None:
+            answer.set_result(payload)
+
+        deadline_ms = self._deadlines_ms[canonical]
+        payload = {
+            "tool": canonical,
+            "arguments": arguments,
+            "deadline_ms": deadline_ms,
+            "sent_at_ms": self._now_ms(),
+            "correlation_id": correlation_id,
+        }
+        frame = Frame("cmd", self._ulids.new(), payload)
+        try:
+            await self._dispatcher.submit(frame, deadline_ms, reply)
+            return await answer
+        except asyncio.CancelledError:
+            self._dispatcher.cancel(frame.msg_id)
+            raise
+
+
+def _listed(registry: SchemaRegistry, ref: str) -> dict[str, Any]:
+    """Return a document as an entry shows it: clients refuse an id that they have seen in another."""
+    return {name: value for name, value in registry.document(ref).items() if name not in _HIDDEN}

@@ -1,0 +1,196 @@
+"""``kubelet mcp`` as a process, driven by the official MCP client over its standard input and output."""
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import mcp_types as types
+import pytest
+from mcp.client import Client
+from mcp.client.stdio import StdioServerParameters, stdio_client
+
+from schemas.registry import SchemaRegistry
+from tests.fakes.caller_tools import ANT, BEE, BOUND_S, MEMORY, SEND, FakeRelay, served
+from tests.fakes.lines import LogLines
+from tests.fakes.signer import NODE_ID
+
+pytestmark = pytest.mark.processes
+
+ERAS = ["legacy", "2026-07-28"]
+OWN = {f"sysecho-{NODE_ID}-echo-invoke", f"sys-{NODE_ID}-sysmetrics-snapshot"}
+MESSAGES = {"caller_messages", "caller_reply"}
+
+
+class Agent:
+    """A local agent: an MCP client that counts what it is notified of."""
+
+    def __init__(self) -> None:
+        self.client: Client
+        self._changed = asyncio.Event()
+
+    async def notified(self, message: Any) -> None:
+        if isinstance(message, types.ToolListChangedNotification):
+            self._changed.set()
+
+    async def tools(self) -> dict[str, types.Tool]:
+        """Return the tools that are listed now."""
+        listed = await self.client.list_tools(cache_mode="bypass")
+        return {tool.name: tool for tool in listed.tools}
+
+    async def until_listed(self, *names: str) -> dict[str, types.Tool]:
+        """Wait, by notifications alone, until the tools beside the node's own are ``names``."""
+        async with asyncio.timeout(BOUND_S):
+            while True:
+                tools = await self.tools()
+                if tools.keys() - OWN - MESSAGES == set(names) and tools.keys() >= OWN:
+                    return tools
+                await self._changed.wait()
+                self._changed.clear()
+
+    async def follow(self) -> None:
+        """Follow the list as the new era does."""
+        async with self.client.listen(tools_list_changed=True) as subscription:
+            self._changed.set()
+            async for _ in subscription:
+                self._changed.set()
+
+
+@asynccontextmanager
+async def local_agent(era: str, path: Path, *options: str) -> AsyncIterator[Agent]:
+    command = ["-P", "-m", "kubelet", "mcp", "--socket", str(path), "--state-dir", str(path.parent), *options]
+    program = StdioServerParameters(command=sys.executable, args=command, cwd=Path.cwd())
+    agent = Agent()
+    async with Client(stdio_client(program), mode=era, message_handler=agent.notified) as agent.client:
+        following = asyncio.create_task(agent.follow()) if era != "legacy" else None
+        yield agent
+        if following is not None:
+            following.cancel()
+            await asyncio.wait([following])
+
+
+def error_of(result: types.CallToolResult) -> Any:
+    """Return the error envelope, which a failed call has twice."""
+    assert result.is_error
+    assert isinstance(result.content[0], types.TextContent)
+    envelope = json.loads(result.content[0].text)
+    assert (result.meta or {})["edge-kubelet/error"] == envelope
+    assert result.structured_content is None
+    return envelope
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "relay.sock"
+
+
+async def answered(relay: FakeRelay, result: Any) -> None:
+    relay.answer((await relay.requests())[-1], result)
+
+
+@pytest.mark.parametrize("era", ERAS)
+async def test_a_local_agent_sees_lent_tools_calls_one_and_has_the_result(
+    era: str, path: Path, registry: SchemaRegistry, log: LogLines
+) -> None:
+    async with served(path, registry, log) as relay, local_agent(era, path) as agent:
+        await agent.until_listed()
+        relay.open(ANT, "ant", SEND, MEMORY)
+        tools = await agent.until_listed("ant_send_response", "ant_get_memory")
+        assert tools["ant_send_response"].input_schema == SEND["inputSchema"]
+        assert tools["ant_get_memory"].input_schema == {"type": "object"}
+        assert "data and no instruction" in (tools["ant_get_memory"].description or "")
+        call = asyncio.create_task(agent.client.call_tool("ant_send_response", {"message": "Hello"}))
+        [request] = await relay.requests()
+        assert (request["tool"], request["arguments"]) == ("send_response", {"message": "Hello"})
+        relay.answer(request, {"sent": True})
+        result = await call
+        assert isinstance(result, types.CallToolResult)
+        assert (result.is_error, result.structured_content) == (False, {"sent": True})
+        # Declared again, the old ones are withdrawn; the session's end withdraws all.
+        relay.open(ANT, "ant", MEMORY)
+        await agent.until_listed("ant_get_memory")
+        relay.end()
+        await agent.until_listed()
+
+
+@pytest.mark.parametrize("era", ERAS)
+async def test_what_fails_is_an_error_envelope(
+    era: str, path: Path, registry: SchemaRegistry, log: LogLines
+) -> None:
+    async with served(path, registry, log) as relay, local_agent(era, path) as agent:
+        relay.open(ANT, "ant", SEND)
+        await agent.until_listed("ant_send_response")
+        invalid = await agent.client.call_tool("ant_send_response", {"message": 1})
+        assert error_of(invalid)["code"] == "E_MANIFEST_INVALID"
+        assert relay.sent == []
+        assert error_of(await agent.client.call_tool("ant_nothing", {}))["code"] == "E_VERB_UNSUPPORTED"
+        call = asyncio.create_task(agent.client.call_tool("ant_send_response", {"message": "Hello"}))
+        relay.fail((await relay.requests())[0], "tool_failed", "no signal\x1b[31m")
+        failed = await call
+        assert error_of(failed)["code"] == "E_INTERNAL"
+        assert isinstance(failed.content[1], types.TextContent)
+        assert failed.content[1].text == "no signal\\x1b[31m"
+        call = asyncio.create_task(agent.client.call_tool("ant_send_response", {"message": "Hello"}))
+        await relay.requests(2)
+        relay.end()
+        assert "disconnected" in error_of(await call)["message"]
+
+
+@pytest.mark.parametrize("era", ERAS)
+async def test_the_nodes_own_tools_are_served_without_any_network(era: str, path: Path) -> None:
+    (path.parent / "node_id").write_text(NODE_ID + "\n")
+    async with local_agent(era, path) as agent:
+        await agent.until_listed()
+        echoed = await agent.client.call_tool(f"sysecho-{NODE_ID}-echo-invoke", {"message": "hello"})
+        assert (echoed.structured_content or {})["message"] == "hello"
+        sample = await agent.client.call_tool(f"sys.{NODE_ID}.sysmetrics.snapshot", {"include": ["mem"]})
+        assert (sample.structured_content or {})["mem"]["total_bytes"] > 0
+        invalid = await agent.client.call_tool(f"sysecho-{NODE_ID}-echo-invoke", {})
+        assert error_of(invalid)["code"] == "E_MANIFEST_INVALID"
+
+
+async def test_a_daemon_that_restarts_takes_the_tools_away_and_brings_them_back(
+    path: Path, registry: SchemaRegistry, log: LogLines
+) -> None:
+    async with served(path, registry, log) as relay:
+        relay.open()
+        stack = local_agent("2026-07-28", path)
+        agent = await stack.__aenter__()
+        await agent.until_listed("ant_get_memory")
+    await agent.until_listed()
+    offline = await agent.client.call_tool("caller_reply", {"message": "hello"})
+    assert error_of(offline)["code"] == "E_NODE_OFFLINE"
+    async with served(path, registry, log) as relay:
+        relay.open()
+        await agent.until_listed("ant_get_memory")
+        await stack.__aexit__(None, None, None)
+
+
+async def test_two_sessions_show_none_and_an_attached_agent_its_own(
+    path: Path, registry: SchemaRegistry, log: LogLines
+) -> None:
+    async with (
+        served(path, registry, log) as relay,
+        local_agent("2026-07-28", path) as free,
+        local_agent("2026-07-28", path, "--session", BEE) as bound,
+    ):
+        relay.open()
+        await free.until_listed("ant_get_memory")
+        relay.open(BEE, "bee", MEMORY)
+        await free.until_listed()
+        await bound.until_listed("bee_get_memory")
+        relay.end()
+        await free.until_listed("bee_get_memory")
+
+
+async def test_messages_and_replies_travel(path: Path, registry: SchemaRegistry, log: LogLines) -> None:
+    async with served(path, registry, log) as relay, local_agent("2026-07-28", path) as agent:
+        relay.open()
+        relay.give("session_message", {"session_id": ANT, "message": "what is up"})
+        read = await agent.client.call_tool("caller_messages", {"wait_ms": 10_000})
+        assert read.structured_content == {"messages": ["what is up"]}
+        await agent.client.call_tool("caller_reply", {"message": "not much"})
+        assert relay.of("session_event") == [{"session_id": ANT, "message": "not much"}]

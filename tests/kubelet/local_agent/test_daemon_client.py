@@ -1,0 +1,169 @@
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kubelet.backoff import Backoff
+from kubelet.local_agent.daemon_client import MAX_LINE_BYTES, DaemonClient, ResponseError
+from kubelet.logs import make_logger
+from schemas.errors import Failure, ToolError
+from schemas.registry import SchemaRegistry
+from tests.fakes.caller_tools import ANT, BEE, MEMORY, SEND, served
+from tests.fakes.chance import FixedChance
+from tests.fakes.lines import LogLines
+from tests.fakes.polling import until
+from tests.fakes.signer import NODE_ID
+
+
+class Follower:
+    def __init__(self) -> None:
+        self.node_id = ""
+        self.lent: list[tuple[str, list[str]]] = []
+        self.messages: list[str] = []
+
+    def node_known(self, node_id: str) -> None:
+        self.node_id = node_id
+
+    def lend(self, caller_id: str, tools: list[Mapping[str, Any]]) -> None:
+        self.lent.append((caller_id, [tool["name"] for tool in tools]))
+
+    def withdraw(self) -> None:
+        self.lent.append(("", []))
+
+    def message(self, message: str) -> None:
+        self.messages.append(message)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "relay.sock"
+
+
+@asynccontextmanager
+async def followed(
+    path: Path, log: LogLines, session_id: str | None = None
+) -> AsyncIterator[tuple[DaemonClient, Follower]]:
+    follower = Follower()
+    backoff = Backoff(FixedChance(0.5), 0.001, 0.002)
+    client = DaemonClient(path, session_id, follower, backoff, make_logger(log))
+    running = asyncio.create_task(client.run())
+    try:
+        yield client, follower
+    finally:
+        running.cancel()
+        with suppress(asyncio.CancelledError):
+            await running
+
+
+async def test_it_learns_the_node_and_what_is_lent(
+    path: Path, registry: SchemaRegistry, log: LogLines
+) -> None:
+    async with served(path, registry, log) as relay, followed(path, log) as (_, follower):
+        relay.open()
+        await until(lambda: follower.lent)
+        assert follower.node_id == NODE_ID
+        relay.open(ANT, "ant", SEND)
+        relay.end()
+        await until(lambda: len(follower.lent) == 3)
+        assert follower.lent == [("ant", ["get_memory"]), ("ant", ["send_response"]), ("ant", [])]
+
+
+async def test_a_request_is_answered(path: Path, registry: SchemaRegistry, log: LogLines) -> None:
+    async with served(path, registry, log) as relay, followed(path, log) as (client, follower):
+        relay.open()
+        await until(lambda: follower.lent)
+        asked = asyncio.create_task(client.request("caller_tool", {"tool": "get_memory"}))
+        relay.answer((await relay.requests())[0], {"a": 1})
+        assert await asked == {"a": 1}
+
+
+async def test_an_error_keeps_what_the_daemon_sent(
+    path: Path, registry: SchemaRegistry, log: LogLines
+) -> None:
+    async with served(path, registry, log) as relay, followed(path, log) as (client, follower):
+        relay.open()
+        await until(lambda: follower.lent)
+        asked = asyncio.create_task(client.request("caller_tool", {"tool": "get_memory"}))
+        relay.fail((await relay.requests())[0], "tool_failed", "no memory")
+        with pytest.raises(ResponseError) as raised:
+            await asked
+        assert raised.value.caller_text == "no memory"
+        assert raised.value.sent["code"] == "E_INTERNAL"
+        assert set(raised.value.sent) == {"code", "message", "suggested_fix"}
+
+
+async def test_without_a_daemon_a_request_fails_at_once(path: Path, log: LogLines) -> None:
+    async with followed(path, log) as (client, _):
+        await log.until("daemon not reached")
+        with pytest.raises(ToolError) as raised:
+            await client.request("node", {})
+        assert raised.value.failure is Failure.NODE_OFFLINE
+
+
+async def test_a_daemon_that_is_lost_withdraws_and_one_that_is_back_lends_again(
+    path: Path, registry: SchemaRegistry, log: LogLines
+) -> None:
+    async with followed(path, log) as (client, follower):
+        async with served(path, registry, log) as relay:
+            relay.open()
+            await until(lambda: follower.lent)
+            asked = asyncio.create_task(client.request("caller_tool", {"tool": "get_memory"}))
+            await relay.requests()
+        with pytest.raises(ToolError) as raised:
+            await asked
+        assert raised.value.failure is Failure.CALLER_DISCONNECTED
+        await until(lambda: follower.lent[-1] == ("", []))
+        async with served(path, registry, log) as relay:
+            relay.open()
+            await until(lambda: follower.lent[-1] == ("ant", ["get_memory"]))
+
+
+async def test_attached_it_never_shows_another_session(
+    path: Path, registry: SchemaRegistry, log: LogLines
+) -> None:
+    async with served(path, registry, log) as relay, followed(path, log, BEE) as (_, follower):
+        relay.open(ANT, "ant", MEMORY)
+        await log.until("session not live")
+        relay.open(BEE, "bee", SEND)
+        await until(lambda: follower.lent)
+        relay.end(ANT)
+        relay.end(BEE)
+        await until(lambda: len(follower.lent) == 2)
+        assert follower.lent == [("bee", ["send_response"]), ("bee", [])]
+
+
+async def test_attached_to_what_it_was_shown_already_it_shows_that(
+    path: Path, registry: SchemaRegistry, log: LogLines
+) -> None:
+    async with served(path, registry, log) as relay:
+        relay.open()
+        async with followed(path, log, ANT) as (_, follower):
+            await until(lambda: follower.lent)
+            assert follower.lent == [("ant", ["get_memory"])]
+
+
+async def test_messages_are_handed_over(path: Path, registry: SchemaRegistry, log: LogLines) -> None:
+    async with served(path, registry, log) as relay, followed(path, log) as (_, follower):
+        relay.open()
+        relay.give("session_message", {"session_id": ANT, "message": "hello"})
+        await until(lambda: follower.messages == ["hello"])
+
+
+@pytest.mark.parametrize(
+    "said", [b"no json\n", b"x" * (MAX_LINE_BYTES + 1) + b"\n", b'{"id":99,"result":1}\n']
+)
+async def test_a_daemon_that_breaks_the_protocol_is_survived(path: Path, log: LogLines, said: bytes) -> None:
+    connections = 0
+
+    async def misbehave(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        writer.write(said)
+        await reader.readline()
+        writer.close()
+
+    async with await asyncio.start_unix_server(misbehave, path), followed(path, log):
+        await until(lambda: connections >= 3)

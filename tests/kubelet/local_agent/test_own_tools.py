@@ -1,0 +1,64 @@
+import asyncio
+import io
+import os
+from collections.abc import AsyncIterator
+
+import pytest_asyncio
+
+from kubelet.daemon.agent import make_handlers
+from kubelet.local_agent.own_tools import OwnTools
+from kubelet.logs import make_logger
+from schemas.kinds import KindRegistry
+from schemas.registry import SchemaRegistry
+from schemas.ulids import UlidSource
+from tests.fakes.clock import FakeClock
+from tests.fakes.signer import NODE_ID
+
+ECHO, METRICS = f"sysecho-{NODE_ID}-echo-invoke", f"sys-{NODE_ID}-sysmetrics-snapshot"
+CORRELATION_ID = "01ARZ3NDEKTSV4RRFFQ69G5FAV"
+
+
+@pytest_asyncio.fixture
+async def own(registry: SchemaRegistry, kinds: KindRegistry, clock: FakeClock) -> AsyncIterator[OwnTools]:
+    log = make_logger(io.StringIO())
+    ulids = UlidSource(clock, os.urandom)
+    own = OwnTools(NODE_ID, make_handlers(NODE_ID, log), registry, kinds, ulids, clock, log)
+    own.start()
+    yield own
+    await own.close()
+
+
+async def test_they_are_listed_under_the_names_that_a_relay_gives_them(own: OwnTools) -> None:
+    assert set(own.entries) == {ECHO, METRICS}
+    assert own.entries[ECHO]["inputSchema"]["required"] == ["message"]
+    assert "$id" not in own.entries[ECHO]["inputSchema"]
+    assert own.entries[ECHO]["annotations"]["readOnlyHint"] is True
+
+
+async def test_either_form_of_a_name_is_found_and_no_other_nodes(own: OwnTools) -> None:
+    canonical = ECHO.replace("-", ".")
+    assert own.canonical(ECHO) == own.canonical(canonical) == canonical
+    assert own.canonical("ant_get_memory") is None
+    assert own.canonical(ECHO.replace(NODE_ID, "01hzx9k3m4p7q8r9s0t1v2w3xz")) is None
+
+
+async def test_a_call_is_answered_as_the_daemon_answers_it(own: OwnTools, registry: SchemaRegistry) -> None:
+    answer = await own.call(ECHO.replace("-", "."), {"message": "hello"}, CORRELATION_ID)
+    registry.load("system.echo.invoke.output@1.0.0").check(answer["result"])
+    assert answer["result"]["message"] == "hello"
+    sample = await own.call(METRICS.replace("-", "."), {"include": ["mem"]}, CORRELATION_ID)
+    registry.load("system.metrics.sample@1.0.0").check(sample["result"])
+
+
+async def test_arguments_that_do_not_fit_are_an_error_with_its_id(own: OwnTools) -> None:
+    answer = await own.call(ECHO.replace("-", "."), {}, CORRELATION_ID)
+    assert answer["error"]["code"] == "E_MANIFEST_INVALID"
+    assert answer["error"]["correlation_id"] == CORRELATION_ID
+
+
+async def test_a_call_can_be_cancelled(own: OwnTools) -> None:
+    task = asyncio.create_task(own.call(METRICS.replace("-", "."), {}, CORRELATION_ID))
+    await asyncio.sleep(0)
+    task.cancel()
+    assert (await asyncio.wait([task]))[0] == {task}
+    assert task.cancelled()
