@@ -22,11 +22,13 @@ class FrameHead(NamedTuple):
 
     Attributes:
         is_control: a ping, a pong or a close.
+        is_text: a client's whole text: masked, unfragmented, and without an extension.
         payload_bytes: how long the payload is announced to be; it may be as yet unsent, and enormous.
         head_bytes: how long the head itself is.
     """
 
     is_control: bool
+    is_text: bool
     payload_bytes: int
     head_bytes: int
 
@@ -38,6 +40,16 @@ def text_frame_head(payload_bytes: int) -> bytes:
     if payload_bytes <= _MAX_IN_2_BYTES:
         return _MEDIUM.pack(_WHOLE_TEXT, _LENGTH_IN_2_BYTES, payload_bytes)
     return _LONG.pack(_WHOLE_TEXT, _LENGTH, payload_bytes)
+
+
+def unmasked(frame: bytes, head: FrameHead) -> bytes:
+    """Return the payload of ``frame``, which begins with ``head``, is masked and complete."""
+    start = head.head_bytes
+    mask = frame[start - _MASK_BYTES : start] * (head.payload_bytes // _MASK_BYTES + 1)
+    # As two large integers: a loop over bytes would take a hundred times as long.
+    size = head.payload_bytes
+    masked = int.from_bytes(frame[start:], "big") ^ int.from_bytes(mask[:size], "big")
+    return masked.to_bytes(size, "big")
 
 
 class FrameSlicer:
@@ -78,7 +90,8 @@ class FrameSlicer:
             length = int.from_bytes(waiting[2:size], "big")
         if second & _MASK:
             size += _MASK_BYTES
-        return FrameHead(bool(first & _CONTROL), length, size)
+        is_text = first == _WHOLE_TEXT and second >= _MASK
+        return FrameHead(bool(first & _CONTROL), is_text, length, size)
 
     def enter(self, head: FrameHead) -> None:
         """Let the frame that begins with ``head`` be taken."""

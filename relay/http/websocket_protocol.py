@@ -2,7 +2,8 @@
 
 uvicorn parses data when it arrives. Here bytes wait until the application receives a message, and are parsed
 frame by frame, each after ``frame_meter`` has allowed it: nothing is parsed before the application has
-accepted the connection. Must not read payloads.
+accepted the connection. While it waits, its handler is offered each text as it arrives. Must not read
+payloads.
 """
 
 import asyncio
@@ -15,7 +16,8 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from relay.http.connections import connection_in
 from relay.http.frame_meter import METER_IN_SCOPE, FrameMeter
 from relay.http.keepalive import keepalive_in
-from schemas.websocket_frames import FrameHead, FrameSlicer, text_frame_head
+from relay.http.texts import HANDLED_IN_MESSAGE, TEXTS_IN_SCOPE, TextHandler
+from schemas.websocket_frames import FrameHead, FrameSlicer, text_frame_head, unmasked
 
 MAX_BYTES_BEFORE_ADMISSION = 32 * 1024
 MAX_FRAGMENTS = 64
@@ -24,6 +26,9 @@ MAX_BEHIND_S = 10.0
 
 FLOODED = 1008
 """The code of a disconnect by this module, for too many frames or bytes. It is never sent."""
+
+_TEXTS_AT_ONCE = 64
+"""How many texts are handled before the event loop serves other connections."""
 
 _PING = b"\x89\x00"
 _PONG_HEAD, _PONG_BYTES = b"\x8a\x80", 6
@@ -82,17 +87,20 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         self._wanted = False
         self._later = None
         self._behind_since: float | None = None
+        self._handler: TextHandler | None = None
 
     def handle_connect(self, event: Any) -> None:
-        """Give the meter to the application, which knows when a node is admitted."""
+        """Give the meter and the texts to the application, which knows when a node is admitted."""
         super().handle_connect(event)
         if self.response.status_code == 101:  # noqa: PLR2004 - Switching Protocols; else there is no scope
             self.scope[METER_IN_SCOPE] = self._meter  # type: ignore[literal-required]  # not one of ASGI
+            self.scope[TEXTS_IN_SCOPE] = self  # type: ignore[literal-required]  # as above
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End, and stop parsing."""
         if self._later is not None:
             self._later.cancel()
+        self._handler = None  # it refers to the application, which refers to this connection
         self._connection.end()
         super().connection_lost(exc)
 
@@ -147,13 +155,23 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
     async def send(self, message: ASGISendEvent) -> None:
         """Send; after a close, parse the buffered data for the peer's close."""
         text = message.get("text") if message["type"] == "websocket.send" else None
-        if text is not None and self._takes_text():
-            payload = text.encode()
-            self.transport.write(text_frame_head(len(payload)) + payload)
+        if text is not None and self.send_now(text):
             return
         await super().send(message)
         if self.close_sent:
             self._parse()
+
+    def send_now(self, text: str) -> bool:
+        """Send ``text`` at once, if the connection is open and the peer has taken what was sent before."""
+        if not self._takes_text():
+            return False
+        payload = text.encode()
+        self.transport.write(text_frame_head(len(payload)) + payload)
+        return True
+
+    def handle_texts(self, handler: TextHandler) -> None:
+        """Offer each text to ``handler`` from now on."""
+        self._handler = handler
 
     def _takes_text(self) -> bool:
         """Return whether a text may be written at once: it is open, and what was sent before is taken."""
@@ -193,7 +211,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         """Parse what may be parsed now, and resume reading unless data is buffered here."""
         if self._later is not None:
             return
-        exhausted = self._slicer.is_empty
+        exhausted, texts = self._slicer.is_empty, 0
         while not self.transport.is_closing() and (self.close_sent or (self._wanted and self.queue.empty())):
             head = None if self._slicer.is_within else self._slicer.head()
             if head is not None and not self._allowed(head):
@@ -203,10 +221,42 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
             if not piece:
                 self._behind_since = None
                 break
-            super().data_received(piece)
-            if len(self.frames) > MAX_FRAGMENTS:
-                self._abort()
+            text = self._text_of(piece, head) if head is not None and head.is_text else None
+            if text is None:
+                super().data_received(piece)
+                if len(self.frames) > MAX_FRAGMENTS:
+                    self._abort()
+                continue
+            self._receive_text(text)
+            texts += 1
+            if texts == _TEXTS_AT_ONCE and not exhausted:
+                self._later = self.loop.call_later(0, self._parse_later)
+                break
         self._read(on=exhausted)
+
+    def _text_of(self, frame: bytes, head: FrameHead) -> str | None:
+        """Return the text of ``frame``; None if the WebSocket library has to parse it, or to reject it."""
+        if (
+            len(frame) != head.head_bytes + head.payload_bytes
+            or head.payload_bytes > self.config.ws_max_size
+            or self.frames  # of a message whose end is still to come
+            or self.conn.state.name != "OPEN"
+        ):
+            return None
+        try:
+            return unmasked(frame, head).decode()
+        except UnicodeDecodeError:
+            return None
+
+    def _receive_text(self, text: str) -> None:
+        """Have ``text`` handled, and pass it to the application if that has to receive it."""
+        message: dict[str, Any] = {"type": "websocket.receive", "text": text}
+        if self._handler is not None:
+            handled = self._handler(text)
+            if handled is None:
+                return
+            message[HANDLED_IN_MESSAGE] = handled
+        self.queue.put_nowait(message)  # type: ignore[arg-type]  # has a member that ASGI does not know
 
     def _allowed(self, head: FrameHead) -> bool:
         """Enter the next frame if the meter allows it; else schedule it, or abort."""

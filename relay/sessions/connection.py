@@ -4,11 +4,13 @@ Must not act on frames.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from relay.http.frame_meter import METER_IN_SCOPE, FrameMeter
+from relay.http.texts import HANDLED_IN_MESSAGE, take_texts
 from schemas.frames import Frame
 from schemas.payloads import Bye
 from schemas.session import ByeReason, CloseCode, DropReason, PeerProtocolError, SessionMachine, State
@@ -23,6 +25,14 @@ _BYE_REASONS = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class _Received:
+    """A text that was read as it arrived, for ``receive``: its frame, or how the node broke the protocol."""
+
+    frame: Frame | None = None
+    error: PeerProtocolError | None = None
+
+
 class NodeConnection:
     """One connection: a socket and the protocol machine.
 
@@ -33,12 +43,13 @@ class NodeConnection:
         meter: how many frames the node may send; the server consults it before it parses them.
     """
 
-    __slots__ = ("_machine", "_socket", "_ulids", "meter")
+    __slots__ = ("_machine", "_socket", "_texts", "_ulids", "meter")
 
     meter: FrameMeter
 
     def __init__(self, socket: WebSocket, machine: SessionMachine, ulids: UlidSource) -> None:
         self.meter = socket.scope[METER_IN_SCOPE]
+        self._texts = take_texts(socket.scope)
         self._socket = socket
         self._machine = machine
         self._ulids = ulids
@@ -71,20 +82,42 @@ class NodeConnection:
         """Send a frame with the given ``msg_id``."""
         await self.send_text(self._machine.send(type_, msg_id, payload, in_reply_to))
 
-    def encoded(self, type_: str, payload: Mapping[str, Any]) -> str:
-        """Return the text of a frame for ``send_text``, with a fresh ``msg_id``.
+    def encoded(self, type_: str, payload: Mapping[str, Any], msg_id: str | None = None) -> str:
+        """Return the text of a frame for ``send_text``, with a fresh ``msg_id`` unless it has one.
 
         Raises:
             ProtocolError, OverRateError: as ``SessionMachine.send``.
         """
-        return self._machine.send(type_, self._ulids.new(), payload)
+        return self._machine.send(type_, msg_id or self._ulids.new(), payload)
 
     async def send_text(self, text: str) -> None:
         """Send a frame that is encoded."""
+        if self.send_now(text):
+            return
         try:
             await self._socket.send_text(text)
         except RuntimeError as error:
             raise WebSocketDisconnect(_NO_CODE) from error
+
+    def send_now(self, text: str) -> bool:
+        """Send a frame that is encoded; return False, without effect, if that has to wait, or must fail."""
+        return self._texts is not None and self._texts.send_now(text)
+
+    def handle_frames(self, handle: Callable[[Frame], bool]) -> None:
+        """Call ``handle`` with each frame as it arrives, while ``receive`` waits.
+
+        ``receive`` returns only those for which it returns False.
+        """
+
+        def handled(text: str) -> _Received | None:
+            try:
+                frame = self._machine.receive(text)
+            except PeerProtocolError as error:
+                return _Received(error=error)
+            return None if frame is not None and handle(frame) else _Received(frame)
+
+        if self._texts is not None:
+            self._texts.handle_texts(handled)
 
     async def receive(self) -> Frame | None:
         """Return the next frame; None if it is dropped."""
@@ -94,6 +127,11 @@ class NodeConnection:
             raise WebSocketDisconnect(_NO_CODE) from error
         if message["type"] == "websocket.disconnect":
             raise WebSocketDisconnect(message.get("code") or CloseCode.NORMAL)
+        received: _Received | None = message.get(HANDLED_IN_MESSAGE)
+        if received is not None:
+            if received.error is not None:
+                raise received.error
+            return received.frame
         text = message.get("text")
         if text is None:
             raise PeerProtocolError("a binary frame")

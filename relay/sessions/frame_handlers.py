@@ -16,6 +16,7 @@ from relay.sessions.connection import NodeConnection
 from relay.sessions.one_way_frames import OneWayFrames
 from relay.sessions.session import NodeSession
 from schemas.errors import Failure, ToolError
+from schemas.frame_types import ONE_WAY
 from schemas.frames import Frame
 from schemas.manifest import etag_of
 from schemas.payloads import AnnounceAck, Heartbeat, Renew
@@ -47,11 +48,19 @@ class FrameHandlers:
         self._one_way = one_way
         self._tasks: set[asyncio.Task[None]] = set()
 
+    def handle_now(self, session: NodeSession, frame: Frame) -> bool:
+        """Handle ``frame`` if that takes no waiting: if the node waits for no answer to it."""
+        if frame.type == "cmd_ack":
+            session.settle(frame.in_reply_to or "", frame.payload)
+        elif frame.type in ONE_WAY:
+            self._one_way.received(session, frame)
+        else:
+            return False
+        return True
+
     async def handle(self, session: NodeSession, connection: NodeConnection, frame: Frame) -> None:
         """Handle ``frame``, which arrived over ``connection``, and answer it."""
         match frame.type:
-            case "cmd_ack":
-                session.settle(frame.in_reply_to or "", frame.payload)
             case "announce":
                 await self._announced(session, connection, frame)
             case "heartbeat":
@@ -63,7 +72,7 @@ class FrameHandlers:
             case "retire":
                 await self._start(session, connection, frame, self._retire)
             case _:
-                self._one_way.received(session, frame)
+                self.handle_now(session, frame)
 
     async def _announced(self, session: NodeSession, connection: NodeConnection, frame: Frame) -> None:
         node_id = session.identity.node_id

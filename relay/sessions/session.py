@@ -18,6 +18,8 @@ from schemas.payloads import Cmd
 
 AckPayload = Mapping[str, Any]
 """The payload of a ``cmd_ack``."""
+Answer = asyncio.Future[AckPayload | None]
+"""The answer to a command; None if its deadline passed before."""
 
 
 @dataclass(slots=True)
@@ -36,7 +38,7 @@ class NodeSession:
     identity: Identity
     connection: NodeConnection | None
     now_ms: SessionClock
-    pending: PendingCommands[asyncio.Future[AckPayload]] = field(default_factory=PendingCommands)
+    pending: PendingCommands[Answer] = field(default_factory=PendingCommands)
     rejected_in_a_row: int = 0
     ca_requests: set[str] = field(default_factory=set)
     is_retiring: bool = False
@@ -53,6 +55,17 @@ class NodeSession:
             waiter = self.pending.pop(msg_id)
             if waiter is not None and not waiter.done():
                 waiter.set_exception(error)
+
+
+def unanswered(loop: asyncio.AbstractEventLoop) -> Answer:
+    """Return what a command waits for."""
+    return loop.create_future()
+
+
+def expire(answer: Answer) -> None:
+    """Note that the deadline has passed, unless there is an answer."""
+    if not answer.done():
+        answer.set_result(None)
 
 
 def cmd_payload(command: Command, sent_at_ms: int) -> Cmd:

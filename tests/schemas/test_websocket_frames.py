@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from websockets.frames import Frame, Opcode
 
-from schemas.websocket_frames import FrameSlicer, text_frame_head
+from schemas.websocket_frames import FrameHead, FrameSlicer, text_frame_head, unmasked
 
 SIZES = [0, 1, 125, 126, 127, 65_535, 65_536]
 
@@ -79,3 +79,24 @@ def test_it_does_not_matter_how_the_bytes_come(frames: list[tuple[Opcode, int]],
 def test_the_head_of_a_text_is_that_of_the_library(size: int) -> None:
     payload = b"x" * size
     assert text_frame_head(size) + payload == Frame(Opcode.TEXT, payload).serialize(mask=False)
+
+
+def head_of(frame: bytes) -> FrameHead:
+    slicer = FrameSlicer()
+    slicer.feed(frame)
+    head = slicer.head()
+    assert head is not None
+    return head
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_payload_is_unmasked_as_the_library_does_it(size: int) -> None:
+    payload = bytes(number % 251 for number in range(size))
+    frame = Frame(Opcode.TEXT, payload).serialize(mask=True)
+    assert unmasked(frame, head_of(frame)) == payload
+
+
+@pytest.mark.parametrize("mask", [True, False])
+def test_a_text_is_whole_and_masked_and_has_no_extension(*, mask: bool) -> None:
+    firsts = [first for first in range(256) if head_of(bytes([first, mask << 7])).is_text]
+    assert firsts == ([0x81] if mask else [])

@@ -7,8 +7,8 @@ from schemas.frames import MAX_FRAME_BYTES
 from schemas.websocket_frames import FrameHead
 from tests.fakes.seconds import Seconds
 
-MESSAGE = FrameHead(is_control=False, payload_bytes=0, head_bytes=6)
-PING = FrameHead(is_control=True, payload_bytes=0, head_bytes=6)
+MESSAGE = FrameHead(is_control=False, is_text=True, payload_bytes=0, head_bytes=6)
+PING = FrameHead(is_control=True, is_text=False, payload_bytes=0, head_bytes=6)
 COMMANDS = 3
 
 
@@ -45,7 +45,9 @@ def test_a_stranger_has_a_handful_and_no_more_however_long_it_waits(
 
 def test_a_stranger_does_not_send_long_frames() -> None:
     assert (
-        FrameMeter(Seconds()).take(FrameHead(is_control=False, payload_bytes=1 << 20, head_bytes=14))
+        FrameMeter(Seconds()).take(
+            FrameHead(is_control=False, is_text=True, payload_bytes=1 << 20, head_bytes=14)
+        )
         == math.inf
     )
 
@@ -58,7 +60,7 @@ def test_what_is_too_much_of_a_node_waits_or_is_cut_off(admitted: FrameMeter, se
 
 
 def test_each_4_kib_cost_as_much_as_a_frame(admitted: FrameMeter) -> None:
-    count, _ = taken(admitted, FrameHead(is_control=False, payload_bytes=4096, head_bytes=8))
+    count, _ = taken(admitted, FrameHead(is_control=False, is_text=True, payload_bytes=4096, head_bytes=8))
     assert count == FRAMES_AT_ONCE / 2
 
 
@@ -66,7 +68,7 @@ def test_each_4_kib_cost_as_much_as_a_frame(admitted: FrameMeter) -> None:
 def test_the_longest_frame_passes_and_a_longer_one_is_the_parsers_to_refuse(
     admitted: FrameMeter, size: int
 ) -> None:
-    assert admitted.take(FrameHead(is_control=False, payload_bytes=size, head_bytes=14)) == 0
+    assert admitted.take(FrameHead(is_control=False, is_text=True, payload_bytes=size, head_bytes=14)) == 0
 
 
 def test_each_command_pays_for_its_answer_and_for_no_ping(admitted: FrameMeter) -> None:

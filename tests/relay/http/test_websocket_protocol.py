@@ -1,7 +1,7 @@
 """What a WebSocket may make the relay do and hold: over real sockets, with the product's own server."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 
 import pytest
@@ -9,6 +9,7 @@ from starlette.types import Receive, Scope, Send
 
 from relay.http.connections import admit
 from relay.http.frame_meter import FRAMES_AT_ONCE, FRAMES_BEFORE_ADMISSION, METER_IN_SCOPE
+from relay.http.texts import HANDLED_IN_MESSAGE, take_texts
 from relay.http.websocket_protocol import FLOODED, MAX_BYTES_BEFORE_ADMISSION
 from tests.fakes.polling import until
 from tests.fakes.raw_connection import connected
@@ -34,6 +35,9 @@ class Application:
 
     def __init__(self, *, admits: bool) -> None:
         self._admits = admits
+        self.handler: Callable[[str], object] | None = None
+        self.handled: list[object] = []
+        self.texts = asyncio.get_running_loop().create_future()
         self.accepted = asyncio.Event()
         self.go_on = asyncio.Event()
         self.received: asyncio.Queue[str] = asyncio.Queue()
@@ -50,8 +54,14 @@ class Application:
             assert admit(scope, "node")
             scope[METER_IN_SCOPE].admit()
         await self.go_on.wait()
+        texts = take_texts(scope)
+        assert texts is not None
+        self.texts.set_result(texts)
+        if self.handler is not None:
+            texts.handle_texts(self.handler)
         await send({"type": "websocket.send", "text": "going on"})
         while (message := await receive())["type"] != "websocket.disconnect":
+            self.handled.append(message.get(HANDLED_IN_MESSAGE))
             if message["text"] == "close":
                 await send({"type": "websocket.close", "code": 1000})
             self.received.put_nowait(message["text"])
@@ -175,3 +185,103 @@ async def test_the_time_of_a_stranger_runs_on_through_the_upgrade_and_that_of_a_
         await until(lambda: len(server.connections) == 1)
         writer.write(EMPTY)
         assert await node.received.get() == ""
+
+
+# --- texts past ASGI ----------------------------------------------------------------------------------
+
+
+async def test_texts_are_offered_as_they_arrive_and_received_where_that_is_not_enough(server: Server) -> None:
+    async with served(server, admits=True) as (application, _reader, writer):
+        offered: list[str] = []
+
+        def handler(text: str) -> str | None:
+            offered.append(text)
+            return f"read: {text}" if text.startswith("b") else None
+
+        application.handler = handler
+        application.go_on.set()
+        writer.write(b"".join(ws_frame(text) for text in (b"a1", b"b1", b"a2", b"b2", b"close")))
+        assert [await application.received.get() for _ in range(2)] == ["b1", "b2"]
+        await until(lambda: offered[-1] == "close")
+    assert offered == ["a1", "b1", "a2", "b2", "close"]
+    assert application.handled == ["read: b1", "read: b2"]
+
+
+async def test_no_text_is_offered_before_the_application_asks_for_a_message(server: Server) -> None:
+    async with served(server, admits=True) as (application, reader, writer):
+        offered: list[str] = []
+        application.handler = offered.append
+        writer.write(ws_frame(b"early"))
+        assert b"200 OK" in await exchange(server.address.port, REQUEST)
+        assert offered == []
+        application.go_on.set()
+        assert await read_ws_frame(reader) == b"going on"
+        await until(lambda: offered == ["early"])
+
+
+async def test_a_text_in_fragments_is_received_and_not_offered(server: Server) -> None:
+    async with served(server, admits=True) as (application, _reader, writer):
+        offered: list[str] = []
+        application.handler = offered.append
+        application.go_on.set()
+        writer.write(ws_frame(b"a", fin=False) + PING + ws_frame(b"b", opcode=0) + ws_frame(b"c"))
+        assert await application.received.get() == "ab"
+        await until(lambda: offered == ["c"])
+
+
+@pytest.mark.parametrize(
+    ("frames", "code"),
+    [
+        pytest.param([ws_frame(b"\xff")], 1007, id="not UTF-8"),
+        pytest.param([ws_frame("\ud800".encode("utf-8", "surrogatepass"))], 1007, id="a surrogate"),
+        pytest.param([ws_frame(b"a", reserved=0x40)], 1002, id="an extension"),
+        pytest.param([b"\x81\x01a"], 1002, id="no mask"),
+        pytest.param([ws_frame(b"a", fin=False), ws_frame(b"b")], 1002, id="within another text"),
+        pytest.param([ws_frame(b"x" * (256 * 1024 + 1))], 1009, id="over the limit"),
+    ],
+)
+async def test_what_is_no_text_is_offered_to_nothing_and_ends_the_connection(
+    server: Server, frames: list[bytes], code: int
+) -> None:
+    async with served(server, admits=True) as (application, reader, writer):
+        offered: list[str] = []
+        application.handler = offered.append
+        application.go_on.set()
+        for frame in frames:
+            writer.write(frame)
+        assert await read_ws_frame(reader) == b"going on"
+        assert await until_cut(reader, writer) == code
+        assert await application.ended in {code, 1006}
+    assert offered == []
+
+
+async def test_many_texts_at_once_leave_the_event_loop_to_others(server: Server) -> None:
+    async with served(server, admits=True) as (application, _reader, writer):
+        offered: list[str] = []
+        others: list[int] = []
+
+        def handler(text: str) -> None:
+            if not offered:
+                asyncio.get_running_loop().call_soon(lambda: others.append(len(offered)))
+            offered.append(text)
+
+        application.handler = handler
+        application.go_on.set()
+        count = int(FRAMES_AT_ONCE)
+        writer.write(EMPTY * count)
+        await until(lambda: len(offered) == count)
+    assert others[0] < count
+
+
+async def test_a_text_is_sent_at_once_until_the_connection_is_closed(server: Server) -> None:
+    async with served(server, admits=True) as (application, reader, writer):
+        sent: list[bool] = []
+        application.go_on.set()
+        assert await read_ws_frame(reader) == b"going on"
+        texts = await application.texts
+        sent.append(texts.send_now("past ASGI"))
+        assert await read_ws_frame(reader) == b"past ASGI"
+        writer.write(ws_frame(b"close") + CLOSE)
+        assert await until_cut(reader, writer) == 1000
+        sent.append(texts.send_now("too late"))
+    assert sent == [True, False]

@@ -4,10 +4,11 @@ from typing import Any
 import pytest
 from starlette.websockets import WebSocketDisconnect
 
+from relay.http.texts import HANDLED_IN_MESSAGE, TEXTS_IN_SCOPE, TextHandler
 from relay.sessions.connection import NodeConnection
 from schemas.frame_types import Role
-from schemas.frames import FrameReader
-from schemas.session import CloseCode, ProtocolError, SessionMachine
+from schemas.frames import Frame, FrameReader
+from schemas.session import CloseCode, PeerProtocolError, ProtocolError, SessionMachine
 from schemas.ulids import UlidSource
 from tests.fakes.asgi_socket import AsgiSocket
 from tests.fakes.clock import FakeClock
@@ -16,6 +17,54 @@ from tests.fakes.seconds import Seconds
 from tests.fakes.signer import NOW_MS
 
 ULIDS = UlidSource(FakeClock(NOW_MS), bytes)
+
+
+class ScriptedTexts:
+    """The texts of a connection past ASGI.
+
+    Attributes:
+        takes: whether texts are sent at once.
+        sent: those that were.
+        handler: what texts are offered to.
+    """
+
+    def __init__(self) -> None:
+        self.takes = True
+        self.sent: list[str] = []
+        self.handler: TextHandler | None = None
+
+    def send_now(self, text: str) -> bool:
+        if self.takes:
+            self.sent.append(text)
+        return self.takes
+
+    def handle_texts(self, handler: TextHandler) -> None:
+        self.handler = handler
+
+    def arrive(self, socket: AsgiSocket, text: str) -> None:
+        """Let a text arrive, as the server does."""
+        assert self.handler is not None
+        handled = self.handler(text)
+        if handled is not None:
+            socket.put({"type": "websocket.receive", "text": text, HANDLED_IN_MESSAGE: handled})
+
+
+async def opened_past_asgi(
+    socket: AsgiSocket, reader: FrameReader
+) -> tuple[NodeConnection, ScriptedTexts, list[str]]:
+    """Return an open connection, its texts, and the types of the frames that were handled as they arrived."""
+    texts, handled = ScriptedTexts(), list[str]()
+    socket.websocket.scope[TEXTS_IN_SCOPE] = texts
+    connection = await opened(socket, reader)
+    texts.sent.clear()
+
+    def handle(frame: Frame) -> bool:
+        if frame.type == "cmd_ack":
+            handled.append(frame.type)
+        return frame.type == "cmd_ack"
+
+    connection.handle_frames(handle)
+    return connection, texts, handled
 
 
 async def opened(socket: AsgiSocket, reader: FrameReader) -> NodeConnection:
@@ -147,3 +196,54 @@ async def test_nothing_is_sent_after_the_end(reader: FrameReader) -> None:
     with pytest.raises(ProtocolError):
         await link.send("cmd", PAYLOADS["cmd"])
     assert texts(socket) == []
+
+
+# --- past ASGI ----------------------------------------------------------------------------------------
+
+
+async def test_a_text_is_sent_past_asgi_unless_that_has_to_wait(reader: FrameReader) -> None:
+    socket = AsgiSocket()
+    connection, past_asgi, _ = await opened_past_asgi(socket, reader)
+    await connection.send_text("first")
+    past_asgi.takes = False
+    await connection.send_text("second")
+    assert past_asgi.sent == ["first"]
+    assert [message["text"] for message in socket.sent] == ["second"]
+
+
+async def test_the_scope_does_not_refer_to_the_connection(reader: FrameReader) -> None:
+    socket = AsgiSocket()
+    await opened_past_asgi(socket, reader)
+    assert TEXTS_IN_SCOPE not in socket.websocket.scope
+
+
+async def test_a_frame_is_handled_as_it_arrives_or_received_once(reader: FrameReader) -> None:
+    socket = AsgiSocket()
+    connection, past_asgi, handled = await opened_past_asgi(socket, reader)
+    await connection.send_as(message_id(5), "cmd", PAYLOADS["cmd"])
+    past_asgi.arrive(socket, frame_text("cmd_ack", 6, answers=5))
+    past_asgi.arrive(socket, frame_text("heartbeat", 7))
+    frame = await connection.receive()
+    assert handled == ["cmd_ack"]
+    assert frame is not None
+    assert (frame.type, frame.msg_id) == ("heartbeat", message_id(7))
+    assert connection.take_dropped() == {}
+
+
+async def test_a_dropped_frame_is_received_as_nothing(reader: FrameReader) -> None:
+    socket = AsgiSocket()
+    connection, past_asgi, handled = await opened_past_asgi(socket, reader)
+    past_asgi.arrive(socket, frame_text("cmd_ack", 6, answers=5))
+    assert await connection.receive() is None
+    assert connection.take_dropped() == {"unasked": 1}
+    assert handled == []
+
+
+async def test_what_breaks_the_protocol_as_it_arrives_is_raised_when_it_is_received(
+    reader: FrameReader,
+) -> None:
+    socket = AsgiSocket()
+    connection, past_asgi, _ = await opened_past_asgi(socket, reader)
+    past_asgi.arrive(socket, "{}")
+    with pytest.raises(PeerProtocolError):
+        await connection.receive()

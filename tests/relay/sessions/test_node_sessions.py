@@ -863,16 +863,31 @@ async def test_a_command_on_a_connection_that_breaks_under_it_is_waited_for_unti
     assert hub.counted("nodes_connected") == 0
 
 
-class StoppedSocket(AsgiSocket):
-    """A connection whose other end stops reading with the welcome, until the test lets it go on."""
+async def test_a_command_to_a_node_that_does_not_read_ends_at_its_deadline(hub: Hub) -> None:
+    node, sessions, socket = hub.ca.issue(), hub.sessions(), StoppedSocket("cmd")
+    serving_it = asyncio.create_task(sessions.serve(socket.websocket))
+    async with asyncio.timeout(BOUND_S):
+        await admit(socket, node)
+        while len(socket.sent) < 3:  # noqa: ASYNC110 - as above
+            await asyncio.sleep(0)
+        task = asyncio.create_task(sessions.run(command(deadline_ms=20)))
+        await socket.stopped.wait()
+        assert await failure(task) is Failure.DEADLINE_EXCEEDED
+        socket.put({"type": "websocket.disconnect", "code": 1006})
+        await serving_it
 
-    def __init__(self) -> None:
+
+class StoppedSocket(AsgiSocket):
+    """A connection whose other end stops reading with one type of frame, until the test lets it go on."""
+
+    def __init__(self, type_: str = "welcome") -> None:
         super().__init__()
+        self._type = f'"type":"{type_}"'
         self.stopped = asyncio.Event()
         self.goes_on = asyncio.Event()
 
     async def _send(self, message: Message) -> None:
-        if "welcome" in message.get("text", ""):
+        if self._type in message.get("text", ""):
             self.stopped.set()
             await self.goes_on.wait()
         await super()._send(message)

@@ -191,7 +191,10 @@ async def test_a_frame_that_a_local_agent_answers_lets_its_node_send_more(
 
     def passing() -> int:
         count = 0
-        while connection.meter.take(FrameHead(is_control=False, payload_bytes=0, head_bytes=6)) == 0:
+        while (
+            connection.meter.take(FrameHead(is_control=False, is_text=True, payload_bytes=0, head_bytes=6))
+            == 0
+        ):
             count += 1
         return count
 

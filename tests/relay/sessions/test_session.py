@@ -4,7 +4,7 @@ import pytest
 
 from relay.clock import SessionClock
 from relay.routing.port import Command
-from relay.sessions.session import AckPayload, NodeSession, cmd_payload
+from relay.sessions.session import AckPayload, Answer, NodeSession, cmd_payload, expire, unanswered
 from schemas.errors import Failure, ToolError
 from schemas.registry import SchemaRegistry
 from tests.fakes.frames import COMMAND
@@ -21,9 +21,9 @@ def live() -> NodeSession:
     )
 
 
-def sent(live: NodeSession, msg_id: str) -> asyncio.Future[AckPayload]:
+def sent(live: NodeSession, msg_id: str) -> Answer:
     """Return what waits for the answer to a command that was sent as ``msg_id``."""
-    waiter: asyncio.Future[AckPayload] = asyncio.get_running_loop().create_future()
+    waiter = unanswered(asyncio.get_running_loop())
     live.pending.add(msg_id, COMMAND, NOW_MS + 1000, waiter)
     return waiter
 
@@ -44,6 +44,16 @@ async def test_an_answer_that_nobody_waits_for_is_nothing(live: NodeSession) -> 
     live.settle("2", DONE)
     assert given_up.cancelled()
     assert len(live.pending) == 0
+
+
+async def test_a_deadline_ends_what_has_no_answer(live: NodeSession) -> None:
+    answered, late = sent(live, "1"), sent(live, "2")
+    live.settle("1", DONE)
+    for waiter in (answered, late):
+        expire(waiter)
+    assert (answered.result(), late.result()) == (DONE, None)
+    live.settle("2", DONE)
+    assert late.result() is None
 
 
 async def test_all_that_is_not_answered_ends_with_the_same_error(live: NodeSession) -> None:

@@ -1,0 +1,32 @@
+"""The texts of one WebSocket past ASGI: what the server offers to an application for them.
+
+ASGI takes a task that waits, and two dictionaries for each text. Must not know what a text means.
+"""
+
+from collections.abc import Callable, MutableMapping
+from typing import Any, Protocol
+
+TEXTS_IN_SCOPE = "edge.texts"
+"""The key of a connection's ``Texts`` in the scope of its WebSocket."""
+HANDLED_IN_MESSAGE = "edge.handled"
+"""The key of what a ``TextHandler`` returned, in the message that the application receives."""
+
+TextHandler = Callable[[str], object]
+"""Called with each text while the application waits for a message. Returns None if the application need not
+receive it, and else what it is to receive with it."""
+
+
+class Texts(Protocol):
+    """The texts of one WebSocket."""
+
+    def send_now(self, text: str) -> bool:
+        """Send ``text``; return False, without effect, if ASGI has to: it would wait, or it is closed."""
+
+    def handle_texts(self, handler: TextHandler) -> None:
+        """Offer each text to ``handler`` from now on."""
+
+
+def take_texts(scope: MutableMapping[str, Any]) -> Texts | None:
+    """Remove and return the texts of a connection: they refer to the scope, which must not refer to them."""
+    texts: Texts | None = scope.pop(TEXTS_IN_SCOPE, None)
+    return texts
