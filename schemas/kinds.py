@@ -33,6 +33,7 @@ class Verb:
     Attributes:
         verbatim: the members of the result that must equal the argument of the same name.
         foreign_texts: the texts of the result that are escaped unless they match their usual pattern.
+        streams: the call starts telemetry, of which its result is the first sample.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Verb:
     idempotent: bool
     verbatim: tuple[str, ...] = ()
     foreign_texts: tuple[ForeignText, ...] = ()
+    streams: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,7 +47,7 @@ class AccessLog:
 def _line(
     request: CallRequest, record: CallRecord, answer: CallAnswer | None, duration_s: float, now_ms: int
 ) -> dict[str, Any]:
-    call, trace, tool = request.call, request.call.trace, record.tool
+    call, trace, tool = record.call, record.call.trace, record.tool
     return {
         "ts": _moment(now_ms // 1000) + f".{now_ms % 1000:03d}Z",
         "agentId": record.principal.sub if record.principal else None,

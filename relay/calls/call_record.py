@@ -12,7 +12,7 @@ from relay.audit.log import AuditLog
 from relay.auth.agent_tokens import Principal
 from relay.auth.caller import Caller
 from relay.calls.envelope import Call
-from relay.calls.relay_tools import Emit, RelayTool
+from relay.calls.relay_tools import Emit, ParentCall, RelayTool
 from relay.fleet.selection import WHOLE_FLEET, Selection
 from relay.fleet.tools import Tool
 from schemas.errors import ToolError
@@ -28,12 +28,14 @@ class CallRequest:
     Attributes:
         emit: sends a notification before the answer; None where that cannot be a stream.
         selection: what the caller's URL narrows the fleet to.
+        parent: the call whose answer this one is a part of, if any.
     """
 
     caller: Caller
     call: Call
     emit: Emit | None = None
     selection: Selection = WHOLE_FLEET
+    parent: ParentCall | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,7 @@ class CallRecord:
 
     Attributes:
         started: when it arrived, on the gateway's monotonic clock.
+        call: as it was received, or as the call of the node's tool that it was directed to.
         request: what it was made of; a tool of the relay's own is given its caller.
         first: the correlation id of the call that this one repeats; None if it repeats none.
         attempt: how often the call was sent under its idempotency key, this one included.
@@ -100,6 +103,8 @@ class CallRecord:
         """Return the members that both lines of a call have."""
         who = self.principal.members if self.principal else _NO_PRINCIPAL
         members = f'"correlation_id":"{self.correlation_id}",{who},{members_of(self._called())}'
+        if self.request is not None and self.request.parent is not None:
+            members = f'{members},"parent":"{self.request.parent.correlation_id}"'
         return members if self.first is None else f'{members},"first":"{self.first}"'
 
     def _called(self) -> dict[str, str | None]:

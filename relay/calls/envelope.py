@@ -87,6 +87,13 @@ class Call:
         self.tool_id = TOOL_PREFIX + (self.parsed.canonical if self.parsed else name)
         self.trace = _trace(self.meta.get(META_TRACEPARENT)) or _trace(traceparent)
 
+    def directed(self, name: str, arguments: Mapping[str, Any]) -> "Call":
+        """Return the same call, of the tool ``name`` with ``arguments``."""
+        params = {**self.params, "name": name, "arguments": arguments}
+        call = Call({**self.message, "params": params})
+        call.trace = self.trace
+        return call
+
     def label(self, key: str) -> str | None:
         """Return the text of the caller's ``_meta`` under ``key``, if it is short enough for a log."""
         value = self.meta.get(key)

@@ -54,10 +54,13 @@ class CallExecutor:
 
     def budget_ms(self, tool: Tool | RelayTool, record: CallRecord) -> int:
         """Return how much time is left for the call (RFC-0005 section 7, DESIGN section 8)."""
-        spent_ms = int((self._monotonic() - record.started) * 1000)
+        now = self._monotonic()
+        spent_ms = int((now - record.started) * 1000)
         if isinstance(tool, RelayTool):
             return max(1, int(tool.timeout_s * 1000) - spent_ms)
-        return max(1, min(tool.deadline_ms, GATEWAY_BUDGET_MS - spent_ms))
+        parent = record.request.parent if record.request is not None else None
+        left_ms = GATEWAY_BUDGET_MS - spent_ms if parent is None else int((parent.ends - now) * 1000)
+        return max(1, min(tool.deadline_ms, left_ms))
 
     async def run(self, tool: Tool | RelayTool, record: CallRecord) -> CallAnswer:
         """Make the call of ``record``, which is to ``tool``.
@@ -87,12 +90,13 @@ class CallExecutor:
         emit = request.emit if record.call.idempotency_key is None else None
         log_emit = emit if wants_logs(record.call.meta) else None
         call = RelayToolCall(
-            request.caller,
-            record.call.arguments,
-            emit,
-            log_emit,
-            request.selection,
-            record.correlation_id,
+            caller=request.caller,
+            call=record.call,
+            emit=emit,
+            log_emit=log_emit,
+            selection=request.selection,
+            correlation_id=record.correlation_id,
+            ends=record.started + tool.timeout_s,
         )
         try:
             async with (

@@ -166,20 +166,24 @@ class CallGateway:
     def _decided(self, request: CallRequest, principal: Principal, record: CallRecord) -> Tool | RelayTool:
         try:
             self._envelopes.check(request.call)
-            record.tool = self._decide(request, principal)
+            record.tool = self._decide(request, principal, record)
         except ToolError as error:
             record.denied(self._audit, error)
             raise
         return record.tool
 
-    def _decide(self, request: CallRequest, principal: Principal) -> Tool | RelayTool:
+    def _decide(self, request: CallRequest, principal: Principal, record: CallRecord) -> Tool | RelayTool:
         call = request.call
         if not isinstance(call.name, str) or call.message.get("id") is None:
             # In every mode: without a name there is no tool, and without an id no answer is expected.
             raise ToolError(Failure.ENVELOPE_INVALID)
         own = self._relay_tools.find(call.name)
         if own is not None:
-            return _allowed(own, call, principal)
+            _check(own, call, principal)
+            directed = own.directed(principal.rights, request.selection, call.arguments)
+            if directed is None:
+                return own
+            call = record.call = call.directed(directed.canonical, directed.arguments)
         self._fleet.selected.check(request.selection, call.parsed, principal.tenant)
         tool = self._fleet.resolve(call.name, principal.rights)
         try:
@@ -197,9 +201,10 @@ class CallGateway:
         self._access_log.write(request, record, answer, duration_s, self._now_ms())
 
 
-def _allowed(tool: RelayTool, call: Call, principal: Principal) -> RelayTool:
+def _check(tool: RelayTool, call: Call, principal: Principal) -> None:
     if not tool.visible(principal.rights):
         raise ToolError(Failure.SAFETY_DENIED)
-    if not tool.schemas.arguments.is_valid(call.arguments):
-        raise ToolError(Failure.ARGUMENTS_INVALID)
-    return tool
+    try:
+        tool.schemas.arguments.check(call.arguments)
+    except ViolationError as violation:
+        raise ToolError.from_violation(violation) from None

@@ -11,9 +11,11 @@ from typing import Any
 
 from relay.auth.caller import Caller
 from relay.auth.permissions import Rights
+from relay.calls.envelope import Call
 from relay.config import View
 from relay.fleet.selection import Selection
 from relay.fleet.tool_schemas import ToolSchemas
+from relay.fleet.tools import Offer
 from schemas.projection import alias_of, parse
 
 RELAY_TOOL_TIMEOUT_S = 5.0
@@ -24,22 +26,56 @@ Emit = Callable[[str, Mapping[str, Any]], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
+class ParentCall:
+    """A call whose answer is made of others, which are calls of their own.
+
+    Attributes:
+        correlation_id: names it in the audit of each of them.
+        ends: when they must have ended, on the gateway's monotonic clock.
+    """
+
+    correlation_id: str
+    ends: float
+
+
+@dataclass(frozen=True, slots=True)
+class DirectedCall:
+    """The node's tool that the arguments of a call name, and the arguments for it."""
+
+    canonical: str
+    arguments: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class RelayToolCall:
     """One call of a tool that the relay answers; its arguments fit the tool's input document.
 
     Attributes:
+        call: as it was received.
         emit: None where the answer cannot be a stream.
         log_emit: the same, but None also where the caller did not opt in to log messages of level info.
         selection: what the caller's URL narrows the fleet to; an answer must not go beyond it.
         correlation_id: of this call, in upper case.
+        ends: when its timeout ends it, on the gateway's monotonic clock.
     """
 
     caller: Caller
-    arguments: Mapping[str, Any]
+    call: Call
     emit: Emit | None
     log_emit: Emit | None
     selection: Selection
     correlation_id: str
+    ends: float
+
+    @property
+    def arguments(self) -> Mapping[str, Any]:
+        """The arguments of the call."""
+        arguments: Mapping[str, Any] = self.call.arguments
+        return arguments
+
+
+def _answered_here(_rights: Rights, _selection: Selection, _arguments: Mapping[str, Any]) -> None:
+    """Direct no call to a node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -53,6 +89,9 @@ class RelayTool:
         answer: returns the result, which must fit the output document. It raises ToolError.
         timeout_s: after this time the call ends as E_DEADLINE_EXCEEDED.
         views: the views that list it. A call is accepted in every view.
+        offer: the kind and verb of nodes' tools that it stands for, if any: it is listed while the caller
+            reaches one of them, with the severest of their safety classes.
+        directed: returns the node's tool that a call is for; None if the relay answers. It raises ToolError.
         streams: whether it may send notifications before its result, so that the answer must be a stream.
         logs: the same, but log messages alone, to callers that opt in to them.
         waits: whether it can take long, within limits of its own: then it does not count towards the calls
@@ -71,6 +110,8 @@ class RelayTool:
     answer: Callable[[RelayToolCall], Awaitable[Mapping[str, Any]]]
     timeout_s: float = RELAY_TOOL_TIMEOUT_S
     views: frozenset[View] = frozenset(View)
+    offer: Offer | None = None
+    directed: Callable[[Rights, Selection, Mapping[str, Any]], DirectedCall | None] = _answered_here
     streams: bool = False
     logs: bool = False
     waits: bool = False

@@ -3,6 +3,7 @@
 Must not decide what a tool does, nor who may call it.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,7 @@ from relay.auth.permissions import Rights
 from relay.calls.relay_tools import RelayTool, RelayTools
 from relay.config import View
 from relay.fleet.tool_entry import META_CANONICAL_NAME, META_SAFETY_CLASS, META_SCHEMA_REF, hints
-from relay.fleet.tools import Place
+from relay.fleet.tools import Offer, Place
 from schemas.projection import alias_of
 from schemas.registry import SCHEME
 
@@ -26,9 +27,10 @@ class RelayToolEntry:
     documents: tuple[dict[str, Any], dict[str, Any]]
 
     @classmethod
-    def of(cls, tool: RelayTool) -> "RelayToolEntry":
-        """Return the entry of ``tool``."""
-        dotted, dashed = (_document(tool, name) for name in (tool.canonical, alias_of(tool.canonical)))
+    def of(cls, tool: RelayTool, safety_class: str) -> "RelayToolEntry":
+        """Return the entry of ``tool``, whose calls are of ``safety_class`` at most."""
+        names = tool.canonical, alias_of(tool.canonical)
+        dotted, dashed = (_document(tool, name, safety_class) for name in names)
         return cls((0, tool.canonical), encoded(dotted), encoded(dashed), (dotted, dashed))
 
     @property
@@ -50,33 +52,42 @@ class RelayToolEntries:
 
     def __init__(self, tools: RelayTools) -> None:
         self._tools = tools
-        self._entries: dict[str, RelayToolEntry] = {}
+        self._entries: dict[tuple[str, str], RelayToolEntry] = {}
 
-    def listed(self, rights: Rights, view: View, after: Place) -> list[RelayToolEntry]:
-        """Return the entries behind ``after`` of what ``rights`` may call in ``view``, by place."""
+    def listed(
+        self, rights: Rights, view: View, offered: Mapping[Offer, str], after: Place
+    ) -> list[RelayToolEntry]:
+        """Return the entries behind ``after`` of what ``rights`` may call in ``view``, by place.
+
+        ``offered`` are the kinds and verbs of the nodes' tools that they reach, with their safety class.
+        """
         return [
-            self._entry(tool)
+            self._entry(tool, tool.safety_class if tool.offer is None else offered[tool.offer])
             for tool in self._tools
-            if view in tool.views and tool.visible(rights) and (0, tool.canonical) > after
+            if view in tool.views
+            and (tool.offer is None or tool.offer in offered)
+            and tool.visible(rights)
+            and (0, tool.canonical) > after
         ]
 
-    def _entry(self, tool: RelayTool) -> RelayToolEntry:
-        entry = self._entries.get(tool.canonical)
+    def _entry(self, tool: RelayTool, safety_class: str) -> RelayToolEntry:
+        key = tool.canonical, safety_class
+        entry = self._entries.get(key)
         if entry is None:
-            entry = self._entries[tool.canonical] = RelayToolEntry.of(tool)
+            entry = self._entries[key] = RelayToolEntry.of(tool, safety_class)
         return entry
 
 
-def _document(tool: RelayTool, name: str) -> dict[str, Any]:
+def _document(tool: RelayTool, name: str, safety_class: str) -> dict[str, Any]:
     return {
         "name": name,
         "title": tool.title,
         "description": tool.description,
         "inputSchema": tool.schemas.input_schema,
         "outputSchema": tool.schemas.output_schema,
-        "annotations": {"title": tool.title, **hints(tool.safety_class, idempotent=tool.idempotent)},
+        "annotations": {"title": tool.title, **hints(safety_class, idempotent=tool.idempotent)},
         "_meta": {
-            META_SAFETY_CLASS: tool.safety_class,
+            META_SAFETY_CLASS: safety_class,
             META_CANONICAL_NAME: tool.canonical,
             META_SCHEMA_REF: SCHEME + tool.schema_ref,
         },

@@ -34,7 +34,8 @@ class ToolList:
         tools: Sequence[ToolEntry] = []
         if selection.view is View.TOOLS:
             tools = self._fleet.selected.listed(rights, selection, after, limit)
-        of_relay: Sequence[ToolEntry] = self._of_relay.listed(rights, selection.view, after)
+        offered = self._fleet.selected.offered(rights, selection) if selection.view is View.KINDS else {}
+        of_relay: Sequence[ToolEntry] = self._of_relay.listed(rights, selection.view, offered, after)
         if not of_relay:
             return tools
         return list(merge(of_relay, tools, key=_place_of))[:limit]

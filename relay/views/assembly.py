@@ -1,17 +1,62 @@
 """Assembles the views: registers the tools by which agents reach a large fleet."""
 
+from collections.abc import Callable, Iterator
+
 from relay.calls.assembly import CallsPart
+from relay.calls.gateway import CallGateway
+from relay.calls.relay_tools import RelayTool
 from relay.environment import RelayEnvironment
 from relay.fleet.assembly import FleetPart
+from relay.fleet.fleet import Fleet
 from relay.part import Part
 from relay.views.find_nodes import FindNodes
+from relay.views.kind_tools import KindTool
+from relay.views.many_nodes import ManyNodes
+from relay.views.node_choice import NodeChoice
+from schemas.kinds import KindRegistry
+from schemas.registry import SchemaRegistry
 
 
 class ViewsPart(Part):
     """The tools of the views. They have no work of their own."""
 
 
+def view_tools(  # noqa: PLR0913 - what comes in from outside
+    *,
+    registry: SchemaRegistry,
+    kinds: KindRegistry,
+    fleet: Fleet,
+    gateway: CallGateway,
+    now_ms: Callable[[], int],
+    monotonic: Callable[[], float],
+) -> Iterator[RelayTool]:
+    """Yield the tools of the views.
+
+    Raises:
+        ValueError: a verb of a kind has a member of the same name as one of the kinds view's.
+    """
+    choice = NodeChoice(fleet, now_ms)
+    many = ManyNodes(gateway.call, monotonic)
+    yield FindNodes(fleet).tool(registry)
+    for kind in kinds:
+        for verb in kind.verbs.values():
+            yield KindTool(registry, kind, verb, choice, many).tool()
+
+
 def assemble(environment: RelayEnvironment, fleet: FleetPart, calls: CallsPart) -> ViewsPart:
-    """Return the wing, whose tools are registered with ``calls``."""
-    calls.relay_tools.register(FindNodes(fleet.fleet).tool(environment.registry))
+    """Return the wing, whose tools are registered with ``calls``.
+
+    Raises:
+        ValueError: as ``view_tools``.
+    """
+    tools = view_tools(
+        registry=environment.registry,
+        kinds=environment.kinds,
+        fleet=fleet.fleet,
+        gateway=calls.gateway,
+        now_ms=environment.clock,
+        monotonic=environment.monotonic,
+    )
+    for tool in tools:
+        calls.relay_tools.register(tool)
     return ViewsPart()

@@ -57,6 +57,7 @@ from relay.sessions.frame_handlers import FrameHandlers
 from relay.sessions.handshake import Handshake
 from relay.sessions.node_sessions import AUTH_TIMEOUT_S, NodeSessions
 from relay.sessions.one_way_frames import OneWayFrames
+from relay.views.assembly import view_tools
 from schemas.addresses import mcp_url
 from schemas.frames import FrameReader
 from schemas.kinds import KindRegistry
@@ -128,7 +129,7 @@ class Hub:
         self.freshness = Freshness(SOURCES, self.seconds)
         for source in SOURCES:
             self.freshness.read(source)
-        kinds = kinds or KindRegistry()
+        kinds = self.kinds = kinds or KindRegistry()
         self.fleet = fleet_type(
             trust=Trust(TrustRules(registry, kinds), [self.ca.root_pem], frozenset(revoked)),
             projector=Projector(registry, kinds),
@@ -227,6 +228,19 @@ class Hub:
             monotonic=monotonic,
             log=self.log,
         )
+
+    def views(self, gateway: CallGateway, monotonic: Callable[[], float] = time.monotonic) -> None:
+        """Register the tools of the views, whose calls pass ``gateway``."""
+        tools = view_tools(
+            registry=self.registry,
+            kinds=self.kinds,
+            fleet=self.fleet,
+            gateway=gateway,
+            now_ms=self.judged_by,
+            monotonic=monotonic,
+        )
+        for tool in tools:
+            self.relay_tools.register(tool)
 
     def mcp(
         self, gateway: CallGateway, notifier: ChangeNotifier | None = None, streams: OpenStreams | None = None

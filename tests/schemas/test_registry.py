@@ -111,6 +111,17 @@ EXAMPLES: dict[str, Any] = {
         "manifest_etag": "ab" * 32,
         "expires_at_ms": NOW_MS,
     },
+    "kind_call.input@1.0.0": {"nodes": ["greenhouse pi", "site=north", "*"], "capability": "sysmetrics"},
+    "kind_call.output@1.0.0": {
+        "results": [
+            {"node_id": NODE_ID, "label": "barn", "manifest_etag": "ab" * 32, "ok": True, "result": SAMPLE},
+            {"node_id": NODE_ID, "label": None, "manifest_etag": None, "ok": False, "error": ERROR},
+        ],
+        "asked": 2,
+        "answered": 1,
+        "failed": 1,
+        "truncated": True,
+    },
     "manifest@1.0.0": MANIFEST,
     "manifest@1.1.0": MANIFEST,
     "system.echo.invoke.input@1.0.0": {"message": "ping"},
@@ -157,8 +168,8 @@ EXAMPLES: dict[str, Any] = {
 }
 
 
-# Documents of outside issuers contain members that are ignored here.
-OPEN = {"token.agent_external@1.0.0", "token.key_external@1.0.0"}
+# Documents of outside issuers contain members that are ignored here; a call of a kind, those of its verb.
+OPEN = {"token.agent_external@1.0.0", "token.key_external@1.0.0", "kind_call.input@1.0.0"}
 
 
 def test_every_file_is_served_by_its_reference_and_nothing_else_is(registry: SchemaRegistry) -> None:
@@ -227,6 +238,7 @@ def test_every_object_that_a_document_describes_is_closed_or_says_why_not(
         "session.cmd@1.0.0/properties/payload/properties/arguments",
         "session.cmd_ack@1.0.0/properties/payload/oneOf/0/properties/result",
         "session.telemetry@1.0.0/properties/payload/properties/sample",
+        "kind_call.output@1.0.0/properties/results/items/properties/result",
         # Judged by the schema that a caller lends, and by the dialect that it is of.
         "session.caller_tool@1.0.0/properties/payload/properties/arguments",
         "session.session_open@1.0.0/properties/payload/properties/tools/items/properties/inputSchema",

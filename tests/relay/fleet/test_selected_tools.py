@@ -21,6 +21,7 @@ from schemas.projection import parse
 from schemas.registry import SchemaRegistry
 from tests.fakes.hub import Hub
 from tests.fakes.signer import ECHO, METRICS, NODE_ID, OTHER_NODE_ID, TENANT
+from tests.fakes.unclamped import unclamped_registry
 
 CLASSES = list(SEVERITY)
 READERS = Rights(TENANT, frozenset({"read_only"}))
@@ -36,8 +37,9 @@ TAGS_OF = {
 
 
 @pytest.fixture(scope="module")
-def hub(tmp_path_factory: pytest.TempPathFactory, registry: SchemaRegistry) -> Iterator[Hub]:
-    hub = Hub(Path(tmp_path_factory.mktemp("relay")), registry)
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
+    directory = tmp_path_factory.mktemp("relay")
+    hub = Hub(directory, unclamped_registry(directory))
     for number, node_id in enumerate(NODES):
         echo = {**ECHO, "safety_class": CLASSES[number % 3]}
         many = [{**ECHO, "cap_id": f"echo{extra:02}"} for extra in range(70 if number == 5 else 0)]

@@ -22,7 +22,7 @@ def test_an_entry_is_that_of_a_tool_under_either_form_of_its_name(
 ) -> None:
     tools, tool = RelayTools(), parrot(registry)
     tools.register(tool)
-    (entry,) = RelayToolEntries(tools).listed(READERS, View.TOOLS, FIRST_PLACE)
+    (entry,) = RelayToolEntries(tools).listed(READERS, View.TOOLS, {}, FIRST_PLACE)
     document = entry.listed(dashed=dashed)
     assert json.loads(entry.listed_text(dashed=dashed)) == document
     assert document["name"] == name
@@ -37,5 +37,8 @@ def test_only_entries_behind_the_place_are_listed(registry: SchemaRegistry) -> N
     for name in ("a", "b", "c"):
         tools.register(parrot(registry, canonical=name))
     entries = RelayToolEntries(tools)
-    assert [entry.place for entry in entries.listed(READERS, View.TOOLS, (0, "a"))] == [(0, "b"), (0, "c")]
-    assert entries.listed(READERS, View.TOOLS, (1, "")) == []
+    assert [entry.place for entry in entries.listed(READERS, View.TOOLS, {}, (0, "a"))] == [
+        (0, "b"),
+        (0, "c"),
+    ]
+    assert entries.listed(READERS, View.TOOLS, {}, (1, "")) == []

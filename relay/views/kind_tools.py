@@ -1,0 +1,126 @@
+"""The tools of the kinds view: one for each kind and verb, for one node or for several.
+
+With ``node``, a call is directed to that node's tool, and is that call. With ``nodes``, the relay answers: it
+makes a call of its own to each. Must not send a command.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from relay.auth.permissions import SCOPE_OF_SAFETY_CLASS, Rights
+from relay.calls.relay_tools import DirectedCall, RelayTool, RelayToolCall
+from relay.config import View
+from relay.fleet.selection import Selection
+from relay.views.kind_schemas import NODES, kind_schemas
+from relay.views.many_nodes import ManyNodes
+from relay.views.node_choice import NodeChoice
+from schemas.errors import Failure, ToolError
+from schemas.kinds import Kind, Verb
+from schemas.registry import SchemaRegistry
+from schemas.violations import ViolationError
+
+_CHOOSING = frozenset({"node", NODES, "capability"})
+_ONE = " Name the node with `node`: its label, its id, or the first 6 or more characters of its id."
+_MANY = (
+    " Or ask up to 100 nodes at once with `nodes`, a list of labels, ids, tags such as `site=north` or "
+    "`tag:gateway`, or `*` for all; the answer then has an entry for each. `find_nodes` finds nodes."
+)
+
+
+class KindTool:
+    """The tool for one verb of one kind.
+
+    Raises:
+        ValueError: the verb has a member of the same name as one of this view's.
+    """
+
+    def __init__(
+        self, registry: SchemaRegistry, kind: Kind, verb: Verb, choice: NodeChoice, many: ManyNodes
+    ) -> None:
+        self._kind = kind
+        self._verb = verb
+        self._offer = kind.short, verb.name
+        self._takes_many = kind.safety_class == "read_only" and not verb.streams
+        self._schemas = kind_schemas(registry, verb, takes_many=self._takes_many)
+        self._arguments = registry.load(verb.input_ref)
+        self._choice = choice
+        self._many = many
+
+    def tool(self) -> RelayTool:
+        """Return the tool, to be registered."""
+        return RelayTool(
+            canonical=".".join(self._offer),
+            title=self._verb.title,
+            description=self._verb.description + _ONE + (_MANY if self._takes_many else ""),
+            schemas=self._schemas,
+            schema_ref=self._verb.input_ref,
+            safety_class=self._kind.safety_class,
+            idempotent=self._verb.idempotent,
+            visible=_may_call,
+            answer=self._answer,
+            views=frozenset({View.KINDS}),
+            offer=self._offer,
+            directed=self._directed,
+        )
+
+    def _directed(
+        self, rights: Rights, selection: Selection, arguments: Mapping[str, Any]
+    ) -> DirectedCall | None:
+        """Return the call of the one node's tool; None if there are several to ask.
+
+        Raises:
+            ToolError: the members do not go together, or the node has no such tool for the caller.
+        """
+        if NODES in arguments:
+            if "node" in arguments:
+                raise _unfit("node and nodes exclude each other.", "Send one of the two.")
+            if not self._takes_many:
+                raise _unfit("nodes: this tool asks one node.", "Send node in its place.")
+            return None
+        if "node" not in arguments:
+            raise _unfit("node: no node is named.", "Send node; find_nodes finds nodes.")
+        node_id = self._choice.node(rights, selection, arguments["node"])
+        canonical = self._choice.tool(rights, node_id, self._offer, arguments.get("capability"))
+        return DirectedCall(canonical, _own(arguments))
+
+    async def _answer(self, call: RelayToolCall) -> Mapping[str, Any]:
+        """Return what several nodes answer.
+
+        Raises:
+            ToolError: the arguments do not fit the verb, or a selector means no node.
+        """
+        own = _own(call.arguments)
+        try:
+            self._arguments.check(own)
+        except ViolationError as violation:
+            raise ToolError.from_violation(violation) from None
+        if not call.selection.admits_kind(self._kind.short):
+            raise ToolError(Failure.NAME_UNKNOWN)
+        selectors = call.arguments[NODES]
+        chosen = self._choice.members(
+            _reading(call.caller.principal.rights),
+            call.selection,
+            self._offer,
+            [selectors] if isinstance(selectors, str) else selectors,
+        )
+        if "capability" in call.arguments:
+            own["capability"] = call.arguments["capability"]
+        return await self._many.ask(call, chosen, own)
+
+
+def _may_call(rights: Rights) -> bool:
+    return bool(rights.safety_classes)
+
+
+def _reading(rights: Rights) -> Rights:
+    """Return of ``rights`` those to read."""
+    return Rights.of(rights.tenant, [SCOPE_OF_SAFETY_CLASS["read_only"]] if rights.may_read else [])
+
+
+def _own(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments for the verb itself."""
+    return {name: value for name, value in arguments.items() if name not in _CHOOSING}
+
+
+def _unfit(text: str, fix: str) -> ToolError:
+    return ToolError(Failure.ARGUMENTS_INVALID, text, fix=fix)

@@ -1,0 +1,154 @@
+"""Chooses the nodes, and the tool of each, that the arguments of a call in the kinds view name.
+
+All look-ups are within the caller's tenant and what its URL selects: what is outside does not exist. Must not
+call a node.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from relay.auth.permissions import Rights
+from relay.fleet.absences import absence
+from relay.fleet.fleet import Fleet
+from relay.fleet.node_names import ALL, UnknownNodeError
+from relay.fleet.node_record import NodeRecord
+from relay.fleet.selection import TAG_SELECTOR, Selection
+from relay.fleet.tools import Offer, Tool
+from schemas.errors import Failure, ToolError
+
+MAX_NODES = 100
+"""How many nodes one call can ask."""
+
+_FIND = "find_nodes finds nodes."
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One node to ask: what its entry has, whatever it answers.
+
+    Attributes:
+        manifest_etag: of the manifest that was valid when it was chosen; None if there was none.
+    """
+
+    node_id: str
+    label: str
+    manifest_etag: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Members:
+    """The nodes that are asked; ``truncated`` if more were selected."""
+
+    nodes: Sequence[Member]
+    truncated: bool
+
+
+class NodeChoice:
+    """The nodes of one fleet."""
+
+    def __init__(self, fleet: Fleet, now_ms: Callable[[], int]) -> None:
+        self._fleet = fleet
+        self._now_ms = now_ms
+
+    def node(self, rights: Rights, selection: Selection, reference: str, member: str = "node") -> str:
+        """Return the node that ``reference`` names: its id, its label or the beginning of its id.
+
+        Raises:
+            ToolError: none that the caller reaches; it names ``member``, which holds the reference.
+        """
+        try:
+            node_id = self._fleet.names.resolve(rights.tenant, reference)
+        except UnknownNodeError as error:
+            raise _unknown(member, error) from None
+        if not selection.admits_node(self._fleet.names, rights.tenant, node_id):
+            raise _unknown(member, UnknownNodeError(reference))
+        return node_id
+
+    def tool(self, rights: Rights, node_id: str, offer: Offer, capability: str | None) -> str:
+        """Return the canonical name of the node's tool of that kind and verb.
+
+        Raises:
+            ToolError: there is none that the caller reaches, or there are several and no ``capability``.
+        """
+        node = self._fleet.node_of(rights.tenant, node_id)
+        tools = [tool for tool in node.tools.values() if tool.offer == offer] if node is not None else []
+        if node is None or not tools:
+            absent = absence(node, rights.tenant, kind_known=True)
+            if absent.failure is Failure.NAME_UNKNOWN:
+                raise ToolError(Failure.NAME_UNKNOWN, "The node has no capability of this kind.", fix=_FIND)
+            raise absent
+        reached = [tool for tool in tools if rights.allow(rights.tenant, tool.safety_class)]
+        if not reached:
+            raise ToolError(Failure.SAFETY_DENIED)
+        fitting = [tool for tool in reached if capability in {None, tool.cap_id}]
+        if len(fitting) == 1:
+            return fitting[0].canonical
+        fix = f"Send as capability one of: {', '.join(sorted(tool.cap_id for tool in reached))}."
+        if not fitting:
+            text = "capability: the node has no such capability of this kind."
+            raise ToolError(Failure.NAME_UNKNOWN, text, fix=fix)
+        text = "capability: the node has several capabilities of this kind, and none is named."
+        raise ToolError(Failure.ARGUMENTS_INVALID, text, fix=fix)
+
+    def members(
+        self, rights: Rights, selection: Selection, offer: Offer, selectors: Sequence[str]
+    ) -> Members:
+        """Return the nodes that ``selectors`` mean, each once, in the order of the selectors.
+
+        A tag and ``*`` mean those that offer the kind and verb now, by a valid manifest. A node that is named
+        is one in any case: whoever names it must learn that it cannot be asked.
+
+        Raises:
+            ToolError: a selector means no node.
+        """
+        meant = [self._meant(rights, selection, offer, selector) for selector in selectors]
+        found = list(dict.fromkeys(node_id for node_ids in meant for node_id in node_ids))
+        nodes = [self._member(rights.tenant, node_id) for node_id in found[:MAX_NODES]]
+        return Members(nodes, truncated=len(found) > MAX_NODES)
+
+    def _member(self, tenant: str, node_id: str) -> Member:
+        node = self._fleet.node_of(tenant, node_id)
+        manifest = node.manifest if node is not None and self._is_valid(node) else None
+        return Member(
+            node_id, self._fleet.names.label_of(node_id), manifest.etag if manifest is not None else None
+        )
+
+    def _meant(self, rights: Rights, selection: Selection, offer: Offer, selector: str) -> list[str]:
+        if selector != ALL and "=" not in selector and not selector.startswith(TAG_SELECTOR):
+            return [self.node(rights, selection, selector, "nodes")]
+        try:
+            selected = self._fleet.names.members(rights.tenant, selector)
+        except UnknownNodeError as error:
+            raise _unknown("nodes", error) from None
+        meant: list[str] = []
+        for node_id in selected:
+            if self._offers(rights, selection, offer, node_id):
+                meant.append(node_id)
+                if len(meant) > MAX_NODES:
+                    break  # as many as decide that there are too many
+        if not meant:
+            raise ToolError(
+                Failure.MANIFEST_NOT_FOUND, "nodes: none of the nodes selected offers this now.", fix=_FIND
+            )
+        return meant
+
+    def _offers(self, rights: Rights, selection: Selection, offer: Offer, node_id: str) -> bool:
+        node = self._fleet.node_of(rights.tenant, node_id)
+        return (
+            node is not None
+            and self._is_valid(node)
+            and any(_is_reached(tool, rights, offer) for tool in node.tools.values())
+            and selection.admits_node(self._fleet.names, rights.tenant, node_id)
+        )
+
+    def _is_valid(self, node: NodeRecord) -> bool:
+        return node.manifest is not None and node.manifest.good_until_ms > self._now_ms()
+
+
+def _is_reached(tool: Tool, rights: Rights, offer: Offer) -> bool:
+    return tool.offer == offer and rights.allow(rights.tenant, tool.safety_class)
+
+
+def _unknown(member: str, error: UnknownNodeError) -> ToolError:
+    # The reference and the close labels are in the fix: the message is logged, and no text of a caller is.
+    return ToolError(Failure.SAFETY_DENIED, f"{member}: there is no such node.", fix=f"{error}. {_FIND}")
