@@ -140,6 +140,8 @@ class FakeMcpServer:
         heads: the headers of each HTTP request of a call.
         opened, listed: how often a connection was negotiated, and the tools listed.
         announces: whether the next call is answered with a notice that the tools changed.
+        page_size: how many tools a page has; by default all.
+        listing: what is listed instead of the tools.
         results: the structured content of further tools, by name.
         documents: what it answers a GET with, by path.
         read: how often each resource was read.
@@ -157,6 +159,8 @@ class FakeMcpServer:
     listed: int = 0
     announces: bool = False
     next_answer: HttpAnswer | None = None
+    page_size: int | None = None
+    listing: dict[str, Any] | None = None
     results: dict[str, dict[str, Any]] = field(default_factory=dict)
     documents: dict[str, Any] = field(default_factory=dict)
     read: Counter[str] = field(default_factory=Counter)
@@ -205,7 +209,7 @@ class FakeMcpServer:
                 }
             case "tools/list":
                 self.listed += 1
-                return {"tools": self.tools, "ttlMs": 0, "cacheScope": "private"}
+                return self._page(int(params.get("cursor") or 0))
             case "resources/read" if params["uri"] in self.resources:
                 self.read[params["uri"]] += 1
                 content = {"uri": params["uri"], "text": self.resources[params["uri"]]}
@@ -214,6 +218,13 @@ class FakeMcpServer:
                 return await self._called(message)
             case _:
                 return {"error": {"code": -32601, "message": "Method not found"}}
+
+    def _page(self, start: int) -> dict[str, Any]:
+        end = start + (self.page_size or len(self.tools))
+        page: dict[str, Any] = {"tools": self.tools[start:end], "ttlMs": 0, "cacheScope": "private"}
+        if end < len(self.tools):
+            page["nextCursor"] = str(end)
+        return page if self.listing is None else {**page, **self.listing}
 
     async def _called(self, message: Mapping[str, Any]) -> Answer:
         params = message["params"]
