@@ -79,9 +79,8 @@ SYSTEM_METRICS = Kind(
             output_ref="system.metrics.sample@1.0.0",
             title="CPU, memory, disks",
             description=(
-                "Read the current CPU usage, memory, load averages, uptime and disks of one Linux node. "
-                "Sizes are in bytes, usage in percent from 0 to 100, uptime in seconds. "
-                "Use `include` to ask for some of the parts only."
+                "Read the CPU usage, memory, load averages, uptime and disks of one Linux node now. "
+                "Sizes in bytes, usage in percent, uptime in seconds."
             ),
             idempotent=True,
             foreign_texts=(

@@ -6,7 +6,7 @@ look-ups, never paths. Must not hand out anything that a caller could change for
 
 import json
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 from types import MappingProxyType
@@ -36,7 +36,7 @@ class Validator:
 
     _compiled: jsonschema_rs.Draft202012Validator
     _ref: str
-    _documents: Mapping[str, Any]
+    _documents: Mapping[str, Any] = field(repr=False)
 
     def is_valid(self, value: object) -> bool:
         """Return whether ``value`` fits. A lone surrogate fits no rule that reads it."""

@@ -4,7 +4,8 @@ Bytes from the broker and from sessions arrive here, and only what the trust rul
 do I/O: marks go to a store that writes them later.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from hashlib import sha256
 from typing import Any
@@ -13,12 +14,14 @@ from structlog.typing import FilteringBoundLogger
 
 from relay.audit.refusal_counts import RefusalCounter, RefusalEvent
 from relay.auth.permissions import Rights
+from relay.fleet.absences import absence
+from relay.fleet.fleet_changes import FleetChange, NodeChange
 from relay.fleet.leaves import Trust
 from relay.fleet.missing_manifests import MissingManifests
 from relay.fleet.name_ledger import NodeName
 from relay.fleet.node_index import NodeIndex
 from relay.fleet.node_names import NodeNames
-from relay.fleet.node_record import NO_TOOLS, NodeRecord
+from relay.fleet.node_record import NO_TOOLS, NodeRecord, known_of
 from relay.fleet.pending_manifests import PendingManifests
 from relay.fleet.replay_marks import MarkStore
 from relay.fleet.selected_tools import SelectedTools
@@ -27,8 +30,8 @@ from relay.observability.metrics import Metrics
 from schemas.certificates import IdentityError
 from schemas.errors import Failure, ToolError
 from schemas.identity import Identity, certificates_in, to_pem
-from schemas.projection import ToolName, parse
-from schemas.trust import Known, Mark, Outcome, TrustedManifest, Verdict
+from schemas.projection import parse
+from schemas.trust import Mark, Outcome, TrustedManifest, Verdict
 
 GRACE_MS = 30_000
 """How long tools stay listed without a connection, and after the relay's start: nodes need to reconnect."""
@@ -40,6 +43,7 @@ class Fleet:
     Attributes:
         names: what the operator calls the nodes.
         selected: the tools by what a client's URL selects.
+        changes: what came, went, changed and was renamed.
     """
 
     def __init__(  # noqa: PLR0913 - what comes in from outside
@@ -61,7 +65,8 @@ class Fleet:
         self._now_ms = now_ms
         self._log = log
         self._grace_of_start_ms = now_ms() + GRACE_MS
-        self._nodes = NodeIndex()
+        self._nodes = NodeIndex(now_ms())
+        self.changes = self._nodes.changes
         self.names = NodeNames(self._nodes)
         self.selected = SelectedTools(self._nodes, self.names, now_ms)
         for node_id, tenant, mark in marks.load():
@@ -134,7 +139,8 @@ class Fleet:
         """
         now = self._now_ms()
         node = self._nodes.get(node_id)
-        verdict = self._trust.rules.accept(wire, node_id, now, self._known(node), parsed)
+        known = known_of(node, self._trust.revoked)
+        verdict = self._trust.rules.accept(wire, node_id, now, known, parsed)
         reason = verdict.reason.value if verdict.reason else ""
         self._metrics.manifests.labels(verdict.outcome.value, reason, way).inc()
         if verdict.outcome is Outcome.PENDING:
@@ -181,8 +187,23 @@ class Fleet:
             if node is not None:
                 self._label(node)
                 self._nodes.update(node, now)
+                self.changes.record(node.tenant, FleetChange(now, node_id, NodeChange.RENAMED))
         for tenant in tenants:
             self._nodes.notify(tenant)  # a tag alone changes no title, but what it selects
+
+    def retire(self, retired: AbstractSet[str], forgotten: Iterable[str]) -> None:
+        """List the nodes that are ``retired`` no longer, and forget ``forgotten``, some of them.
+
+        A mark can go with its node: all leaves that a replayed manifest could be signed with are revoked.
+        """
+        self._nodes.retired = retired
+        for node_id in forgotten:
+            node = self._nodes.get(node_id)
+            if node is not None and not node.connected:
+                self._drop_manifest(node)
+                self._nodes.remove(node, self._now_ms())
+                self._marks.drop(node_id)
+                self._offered.pop(node_id, None)
 
     def tombstone(self, node_id: str) -> None:
         """Delist a node whose retained announce is empty. That is not signed, so a connected node stays."""
@@ -221,7 +242,8 @@ class Fleet:
                 raise ToolError(Failure.NAME_UNKNOWN)
             tool = self._announced.get(parsed.canonical)
             if tool is None:
-                raise self._absent(parsed, rights.tenant)
+                known = self._projector.knows(parsed.kind_short)
+                raise absence(self._nodes.get(parsed.node_id), rights.tenant, kind_known=known)
         node = self._nodes[tool.node_id]
         if not rights.allow(node.tenant, tool.safety_class):
             raise ToolError(Failure.SAFETY_DENIED)
@@ -241,9 +263,14 @@ class Fleet:
         """Call ``changed`` with each tenant whose version may have changed."""
         self._nodes.follow(changed)
 
-    def nodes_of(self, tenant: str) -> list[NodeRecord]:
-        """Return the nodes of ``tenant``, by id."""
-        return [node for _, node in sorted(self._nodes.of_tenant(tenant).items())]
+    def nodes_of(self, tenant: str, after: str = "", limit: int | None = None) -> list[NodeRecord]:
+        """Return the nodes of ``tenant`` that are not retired: ``limit`` of those behind the id ``after``."""
+        return self._nodes.behind(tenant, after, limit)
+
+    def labels(self, tenant: str) -> Iterator[str]:
+        """Yield the labels of the nodes of ``tenant`` that are not retired, sorted without case."""
+        retired = self._nodes.retired
+        return (label for label, node_id in self.names.labels(tenant) if node_id not in retired)
 
     def node_of(self, tenant: str, node_id: str) -> NodeRecord | None:
         """Return a node of ``tenant``; None if it has none of that id."""
@@ -254,17 +281,6 @@ class Fleet:
         now = self._now_ms()
         self._pending.sweep(now)
         self._nodes.settle(now)
-
-    def _known(self, node: NodeRecord | None) -> Known:
-        if node is None:
-            return Known({}, revoked=self._trust.revoked)
-        return Known(
-            identities=node.identities,
-            mark=node.mark,
-            current_etag=node.manifest.etag if node.manifest else None,
-            session_alive=node.connected,
-            revoked=self._trust.revoked,
-        )
 
     def _accept(
         self, node: NodeRecord, manifest: TrustedManifest, capabilities: Sequence[Mapping[str, Any]]
@@ -295,14 +311,3 @@ class Fleet:
             del self._announced[name]
         node.tools = NO_TOOLS
         node.manifest = None
-
-    def _absent(self, name: ToolName, tenant: str) -> ToolError:
-        node = self._nodes.get(name.node_id)
-        if node is None or node.tenant != tenant:
-            return ToolError(Failure.SAFETY_DENIED)
-        if node.leaf_dropped:
-            return ToolError(Failure.ATTESTATION_FAILED)
-        if node.manifest is None:
-            return ToolError(Failure.MANIFEST_INVALID if node.rejected else Failure.MANIFEST_NOT_FOUND)
-        known_kind = self._projector.knows(name.kind_short)
-        return ToolError(Failure.NAME_UNKNOWN if known_kind else Failure.KIND_UNSUPPORTED)

@@ -5,11 +5,14 @@ manifest, a leaf, a grace) waits in a queue, so that time that passes costs noth
 Must not decide what is trusted.
 """
 
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from itertools import islice
 
 from relay.auth.permissions import Rights
 from relay.fleet.due_times import DueTimes
+from relay.fleet.fleet_changes import FleetChange, FleetChanges, NodeChange
 from relay.fleet.node_record import NO_TOOLS, NodeRecord
 from relay.fleet.tool_index import ToolIndex, Version
 from relay.fleet.tools import FIRST_PLACE, Place, Tool
@@ -19,10 +22,14 @@ class NodeIndex:
     """The nodes of one relay.
 
     Attributes:
+        changes: what came, went and changed.
+        retired: the nodes all of whose leaves are revoked; they are in no list of nodes.
         tools: those that are listed; after ``settle``, as of now.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, started_ms: int = 0) -> None:
+        self.changes = FleetChanges(started_ms)
+        self.retired: AbstractSet[str] = frozenset()
         self._nodes: dict[str, NodeRecord] = {}
         self._tenants: dict[str, dict[str, NodeRecord]] = {}
         self._ids: dict[str, list[str]] = {}
@@ -44,6 +51,16 @@ class NodeIndex:
     def of_tenant(self, tenant: str) -> Mapping[str, NodeRecord]:
         """Return the nodes of ``tenant`` by id."""
         return self._tenants.get(tenant, {})
+
+    def behind(self, tenant: str, after: str, limit: int | None) -> list[NodeRecord]:
+        """Return the nodes of ``tenant`` that are not retired: ``limit`` of those behind the id ``after``."""
+        ids, nodes = self.ids_of(tenant), self.of_tenant(tenant)
+        start = bisect_right(ids, after)
+        return list(
+            islice(
+                (nodes[node_id] for node_id in islice(ids, start, None) if node_id not in self.retired), limit
+            )
+        )
 
     def ids_of(self, tenant: str) -> Sequence[str]:
         """Return the ids of the nodes of ``tenant``, sorted."""
@@ -67,8 +84,8 @@ class NodeIndex:
         """Take in ``node``, which is new or has changed."""
         tools = node.tools if node.is_listed(now_ms) else NO_TOOLS
         if node.tenant != node.indexed_tenant:
-            self._file(node)
-        self._list(node, tools)
+            self._file(node, now_ms)
+        self._list(node, tools, now_ms)
         if tools:
             self._ends.no_later_than(node.node_id, node.listed_until_ms)
 
@@ -90,29 +107,54 @@ class NodeIndex:
             # The clock was set back, by minutes: manifests that had ended have not.
             due: list[NodeRecord] = list(self)
         else:
-            due = [self._nodes[node_id] for node_id in self._ends.take(now_ms)]
+            # A node that was removed may still be queued.
+            due = [node for node_id in self._ends.take(now_ms) if (node := self._nodes.get(node_id))]
         self._settled_ms = now_ms
         for node in due:
             self.update(node, now_ms)
 
-    def _file(self, node: NodeRecord) -> None:
+    def remove(self, node: NodeRecord, now_ms: int) -> None:
+        """Take ``node`` out of the index."""
+        self._take_out(node, now_ms)
+        del self._nodes[node.node_id]
+
+    def _take_out(self, node: NodeRecord, now_ms: int) -> None:
+        """Take ``node`` out of the nodes of the tenant that it has in the index."""
+        if node.indexed_tenant is None:
+            return
+        self._list(node, NO_TOOLS, now_ms)
+        former, ids = self._tenants[node.indexed_tenant], self._ids[node.indexed_tenant]
+        del former[node.node_id], ids[bisect_left(ids, node.node_id)]
+        if not former:
+            del self._tenants[node.indexed_tenant], self._ids[node.indexed_tenant]
+        node.indexed_tenant = None
+
+    def _file(self, node: NodeRecord, now_ms: int) -> None:
         """Put ``node`` where its tenant's nodes are, out of those of the tenant that it had before."""
         self._nodes[node.node_id] = node
-        if node.indexed_tenant is not None:
-            self._list(node, NO_TOOLS)
-            former, ids = self._tenants[node.indexed_tenant], self._ids[node.indexed_tenant]
-            del former[node.node_id], ids[bisect_left(ids, node.node_id)]
-            if not former:
-                del self._tenants[node.indexed_tenant], self._ids[node.indexed_tenant]
+        self._take_out(node, now_ms)
         self._tenants.setdefault(node.tenant, {})[node.node_id] = node
         insort(self._ids.setdefault(node.tenant, []), node.node_id)
         node.indexed_tenant = node.tenant
 
-    def _list(self, node: NodeRecord, tools: Mapping[str, Tool]) -> None:
+    def _list(self, node: NodeRecord, tools: Mapping[str, Tool], now_ms: int) -> None:
         """List ``tools`` in the place of those of ``node`` that are listed."""
         if tools is node.indexed_tools or node.indexed_tenant is None:
             return
+        what = _change(node.indexed_tools, tools)
+        if what is not None:
+            self.changes.record(node.indexed_tenant, FleetChange(now_ms, node.node_id, what))
         self.tools.remove(node.indexed_tenant, node.indexed_tools.values())
         self.tools.add(node.indexed_tenant, tools.values())
         node.indexed_tools = tools
         self.notify(node.indexed_tenant)
+
+
+def _change(before: Mapping[str, Tool], after: Mapping[str, Tool]) -> NodeChange | None:
+    """Return what the step from one set of listed tools to another is; None if only the label differs."""
+    if not before or not after:
+        return (NodeChange.CAME if after else NodeChange.WENT) if before or after else None
+    etags_before, etags_after = (
+        {name: tool.etag for name, tool in tools.items()} for tools in (before, after)
+    )
+    return None if etags_before == etags_after else NodeChange.CHANGED

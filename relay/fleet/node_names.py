@@ -86,6 +86,11 @@ class NodeNames:
         """Return the label of a node in the tenant that it is in; empty if it has none."""
         return self._name_of(node_id).label
 
+    def label_in(self, tenant: str, node_id: str) -> str:
+        """Return the label that a node has in ``tenant``; empty if it has none there."""
+        name = self._name_of(node_id)
+        return name.label if name.tenant == tenant else ""
+
     def tags_of(self, node_id: str) -> tuple[str, ...]:
         """Return the tags of a node in the tenant that it is in, sorted."""
         return self._name_of(node_id).tags

@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from relay.fleet.tools import Tool
 from schemas.identity import Identity
-from schemas.trust import Mark, TrustedManifest
+from schemas.trust import Known, Mark, TrustedManifest
 
 NO_TOOLS: Mapping[str, Tool] = MappingProxyType({})
 _MAX_IDENTITIES = 2
@@ -60,6 +60,19 @@ class NodeRecord:
             del self.identities[min(self.identities.values(), key=_not_before).kid]
         # Leaves are public and can be published again: the newest decides the tenant, not the last received.
         self.tenant = max(self.identities.values(), key=_not_before).tenant
+
+
+def known_of(node: NodeRecord | None, revoked: frozenset[str]) -> Known:
+    """Return what the trust rules need to know of ``node``; None: of one that is not known."""
+    if node is None:
+        return Known({}, revoked=revoked)
+    return Known(
+        identities=node.identities,
+        mark=node.mark,
+        current_etag=node.manifest.etag if node.manifest else None,
+        session_alive=node.connected,
+        revoked=revoked,
+    )
 
 
 def _not_before(identity: Identity) -> int:

@@ -20,6 +20,8 @@ from schemas.trust import Mark
 
 _FLUSH_INTERVAL_S = 1.0
 _FILE = "marks.sqlite3"
+_Changes = dict[str, tuple[str, Mark] | None]
+"""By node: its tenant and its newest mark; None: the mark is to be deleted."""
 _BESIDE = ("-journal", "-wal", "-shm")
 
 
@@ -37,7 +39,7 @@ class MarkStore:
         self._path = directory / _FILE
         _check_files(self._path)
         self._flush_interval_s = flush_interval_s
-        self._pending: dict[str, tuple[str, Mark]] = {}
+        self._pending: _Changes = {}
         with self._transaction() as database:
             database.execute(
                 "CREATE TABLE IF NOT EXISTS marks (node_id TEXT PRIMARY KEY, tenant TEXT NOT NULL,"
@@ -54,6 +56,10 @@ class MarkStore:
     def put(self, node_id: str, tenant: str, mark: Mark) -> None:
         """Keep ``mark``, and write it with the next flush."""
         self._pending[node_id] = (tenant, mark)
+
+    def drop(self, node_id: str) -> None:
+        """Delete the mark of a node that is forgotten, with the next flush."""
+        self._pending[node_id] = None
 
     async def run(self) -> None:
         """Flush once a second until cancelled, and then a last time."""
@@ -74,12 +80,17 @@ class MarkStore:
         except OSError:
             self._pending = {**taken, **self._pending}
 
-    def _take(self) -> dict[str, tuple[str, Mark]]:
+    def _take(self) -> "_Changes":
         taken, self._pending = self._pending, {}
         return taken
 
-    def _write(self, marks: dict[str, tuple[str, Mark]]) -> None:
-        rows = [(node_id, tenant, mark.issued_at_ms, mark.etag) for node_id, (tenant, mark) in marks.items()]
+    def _write(self, changes: "_Changes") -> None:
+        rows = [
+            (node_id, new[0], new[1].issued_at_ms, new[1].etag)
+            for node_id, new in changes.items()
+            if new is not None
+        ]
+        dropped = [(node_id,) for node_id, new in changes.items() if new is None]
         with self._transaction() as database:
             database.executemany(
                 "INSERT INTO marks VALUES (?, ?, ?, ?) ON CONFLICT (node_id) DO UPDATE"
@@ -87,6 +98,7 @@ class MarkStore:
                 " WHERE excluded.issued_at_ms > marks.issued_at_ms",
                 rows,
             )
+            database.executemany("DELETE FROM marks WHERE node_id = ?", dropped)
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from schemas.listed_schemas import listed_schema
 from schemas.registry import SchemaRegistry, Validator
 
 
@@ -32,13 +33,3 @@ class ToolSchemas:
             input_schema=listed_schema(registry, input_ref),
             output_schema=listed_schema(registry, output_ref),
         )
-
-
-def listed_schema(registry: SchemaRegistry, ref: str) -> dict[str, Any]:
-    """Return the document ``ref`` as an entry shows it.
-
-    Clients compile all tools' schemas into one validator, which refuses an id that it has seen, and some do
-    not know the dialect's URI. ``_meta`` names the schema instead.
-    """
-    hidden = ("$id", "$schema")
-    return {key: value for key, value in registry.document(ref).items() if key not in hidden}

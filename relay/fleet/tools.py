@@ -13,10 +13,10 @@ from functools import lru_cache
 from typing import Any
 
 from relay.fleet.tool_entry import EntryTemplate
-from relay.fleet.tool_schemas import listed_schema
 from relay.rate_limits import Allowance
 from schemas.canonical import blake3_hex, jcs
 from schemas.kinds import Kind, KindRegistry, Verb
+from schemas.listed_schemas import listed_schema
 from schemas.projection import ToolName, alias_of
 from schemas.registry import SchemaRegistry, Validator
 

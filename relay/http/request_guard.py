@@ -142,6 +142,7 @@ class RequestGuard:
             # The same port is public: the relay's metrics are for its own machine.
             await self._refuse(scope, send, 404, "metrics", "Not found.")
         elif scope["type"] == "websocket":
+            headers.clear()  # not needed any more, and the session lasts
             await self._to_node_sessions(scope, receive, send)
         elif scope["path"] == MCP_PATH:
             await self._to_mcp(headers, scope, receive, send)

@@ -7,7 +7,6 @@ payloads.
 """
 
 import asyncio
-from collections import deque
 from typing import Any
 
 from uvicorn._types import ASGIReceiveEvent, ASGISendEvent
@@ -17,6 +16,7 @@ from relay.http.connections import connection_in
 from relay.http.frame_meter import METER_IN_SCOPE, FrameMeter
 from relay.http.keepalive import keepalive_in
 from relay.http.texts import HANDLED_IN_MESSAGE, TEXTS_IN_SCOPE, TextHandler
+from relay.http.write_gate import WriteGate
 from schemas.websocket_frames import FrameHead, FrameSlicer, text_frame_head, unmasked
 
 MAX_BYTES_BEFORE_ADMISSION = 32 * 1024
@@ -47,7 +47,8 @@ class MessageQueue:
     __slots__ = ("_messages", "_reader")
 
     def __init__(self) -> None:
-        self._messages: deque[ASGIReceiveEvent] = deque()
+        # Not a deque, which has space for 64 from the start: there is hardly ever more than one.
+        self._messages: list[ASGIReceiveEvent] = []
         self._reader: asyncio.Future[None] | None = None
 
     def empty(self) -> bool:
@@ -68,7 +69,7 @@ class MessageQueue:
                 await self._reader
             finally:
                 self._reader = None
-        return self._messages.popleft()
+        return self._messages.pop(0)
 
 
 class BoundedWebSocket(WebSocketsSansIOProtocol):
@@ -79,6 +80,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.queue = MessageQueue()  # type: ignore[assignment]  # all that is used of a queue
+        self.writable = WriteGate()  # type: ignore[assignment]  # all that is used of an event
         self._connection = connection_in(self.app_state)
         self._keepalive = keepalive_in(self.app_state)
         self._meter = FrameMeter(self.loop.time)
@@ -184,8 +186,11 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         )
 
     def start_keepalive(self) -> None:
-        """Have this connection pinged in turn with the others."""
+        """Have this connection pinged in turn with the others: it was accepted."""
         self._keepalive.watch(self)
+        # What the handshake needed takes a tenth of a connection's memory.
+        del self.request, self.response
+        self.scope["headers"] = []
 
     def stop_keepalive(self) -> None:
         """Have it pinged no more."""

@@ -10,6 +10,7 @@ from relay.environment import RelayEnvironment
 from relay.fleet.assembly import FleetPart
 from relay.mcp_api.change_streams import ChangeStreams
 from relay.mcp_api.endpoint import McpEndpoint
+from relay.mcp_api.instructions import Instructions
 from relay.mcp_api.log_streams import LogStreams
 from relay.mcp_api.methods import Methods
 from relay.mcp_api.open_streams import OpenStreams
@@ -18,11 +19,6 @@ from relay.mcp_api.sdk import SdkServer
 from relay.mcp_api.tool_list import ToolList
 from relay.mcp_api.url_options import UrlOptionReader
 from relay.part import Part
-
-_INSTRUCTIONS = (
-    "Each tool is one capability of one Linux node, named kind.node.capability.verb. "
-    "Errors are JSON with code, message and suggested_fix; do what suggested_fix says."
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +32,7 @@ def assemble(
     environment: RelayEnvironment, auth: AuthPart, fleet: FleetPart, calls: CallsPart, events: EventStreams
 ) -> McpPart:
     """Return the wing; ``events`` are the streams on which callers get the events of their sessions."""
-    server = SdkServer(version("edge-kubelet"), _INSTRUCTIONS)
+    server = SdkServer(version("edge-kubelet"), Instructions(fleet.fleet).text)
     options = UrlOptionReader(environment.kinds, environment.config.default_view)
     methods = Methods(
         calls.gateway,

@@ -48,6 +48,7 @@ class McpEndpoint:
 
     def __init__(self, server: SdkServer, methods: Methods, changes: ChangeStreams, logs: LogStreams) -> None:
         self.methods = methods
+        self._server = server
         self._changes = changes
         self._logs = logs
         self._eras = Eras(server)
@@ -143,6 +144,9 @@ class McpEndpoint:
             # Not at ``initialized``, which is handled after its response: the event stream may be open then.
             self._logs.follow_session(ctx)
         result = await call_next(ctx)
+        if ctx.method == "initialize" and isinstance(result, dict):
+            rights = caller_of(ctx).principal.rights
+            return result | {"instructions": self._server.instructions_for(rights)}
         if ctx.method == "notifications/initialized":
             self._changes.follow_session(ctx)
         return result

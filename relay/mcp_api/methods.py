@@ -12,13 +12,14 @@ from typing import Any
 
 from relay.auth.agent_tokens import Authenticator, Principal
 from relay.auth.caller import Caller
+from relay.auth.permissions import Rights
 from relay.calls.call_record import CallAnswer, CallRequest
 from relay.calls.envelope import Call
 from relay.calls.gateway import CallGateway
 from relay.calls.relay_tools import Emit
 from relay.fleet.node_names import UnknownNodeError
 from relay.mcp_api.paging import CursorError, ToolEntries, page_of
-from relay.mcp_api.resources import TEMPLATES, ResourceCatalog
+from relay.mcp_api.resources import TEMPLATES, Resource, ResourceCatalog
 from relay.mcp_api.tool_list import ToolList
 from relay.mcp_api.url_options import UrlOptionError, UrlOptions
 from schemas.error_roots import EdgeError
@@ -59,7 +60,7 @@ class Methods:
         tools: ToolList,
         authenticator: Authenticator,
         resources: ResourceCatalog,
-        discover: Callable[[], dict[str, Any]],
+        discover: Callable[[Rights], dict[str, Any]],
     ) -> None:
         self._gateway = gateway
         self._tools = tools
@@ -134,20 +135,20 @@ class Methods:
             raise MethodError(_INVALID_PARAMS, str(error)) from None
 
     async def _list_resources(
-        self, caller: Caller, _message: Mapping[str, Any], _emit: Emit | None
+        self, caller: Caller, message: Mapping[str, Any], _emit: Emit | None
     ) -> dict[str, Any]:
         self.charge(caller.principal, 1)
-        resources = [
-            {
-                "uri": resource.uri,
-                "name": resource.name,
-                "mimeType": resource.mime_type,
-                "description": resource.description,
-            }
-            for resource in self._resources.listed(caller.principal)
-        ]
-        self.charge(caller.principal, len(resources) / _TOOLS_LIKE_A_CALL)
-        return {"resources": resources} | _cached(LIST_TTL_MS)
+        try:
+            page, following = self._resources.listed(
+                caller.principal, message.get("params", {}).get("cursor")
+            )
+        except CursorError as error:
+            raise MethodError(_INVALID_PARAMS, str(error)) from None
+        self.charge(caller.principal, len(page) / _TOOLS_LIKE_A_CALL)
+        result: dict[str, Any] = {"resources": [_resource(each) for each in page]}
+        if following is not None:
+            result["nextCursor"] = following
+        return result | _cached(LIST_TTL_MS)
 
     async def _list_templates(
         self, _caller: Caller, _message: Mapping[str, Any], _emit: Emit | None
@@ -163,9 +164,14 @@ class Methods:
     ) -> dict[str, Any]:
         uri: str = message["params"]["uri"]
         self.charge(caller.principal, 1)
-        content = self._resources.read(caller.principal, uri)
+        absent: dict[str, Any] = {"uri": printable(uri)}
+        try:
+            content = self._resources.read(caller.principal, uri)
+        except UnknownNodeError as error:
+            content = None
+            absent |= {"close": error.close} if error.close else {}
         if content is None:
-            raise MethodError(_INVALID_PARAMS, "Resource not found", {"uri": printable(uri)})
+            raise MethodError(_INVALID_PARAMS, "Resource not found", absent)
         self.charge(caller.principal, len(content.text) / BYTES_LIKE_A_CALL)
         return {"contents": [{"uri": uri, "mimeType": content.mime_type, "text": content.text}]} | _cached(0)
 
@@ -175,14 +181,24 @@ class Methods:
         return {"prompts": []} | _cached(0)
 
     async def _discover_server(
-        self, _caller: Caller, _message: Mapping[str, Any], _emit: Emit | None
+        self, caller: Caller, _message: Mapping[str, Any], _emit: Emit | None
     ) -> dict[str, Any]:
-        return self._discover()
+        return self._discover(caller.principal.rights)
 
 
 def _cached(ttl_ms: int) -> dict[str, Any]:
     """Return the caching members of a result: always private to its caller."""
     return {"ttlMs": ttl_ms, "cacheScope": "private"}
+
+
+def _resource(resource: Resource) -> dict[str, Any]:
+    entry = {
+        "uri": resource.uri,
+        "name": resource.name,
+        "mimeType": resource.mime_type,
+        "description": resource.description,
+    }
+    return entry if resource.title is None else entry | {"title": resource.title}
 
 
 def _tool_result(answer: CallAnswer) -> dict[str, Any]:

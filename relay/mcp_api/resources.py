@@ -2,28 +2,41 @@
 
 | uri | content |
 |---|---|
-| `fleet://nodes` | the tenant's nodes: id, whether connected, when the manifest expires |
+| `fleet://nodes{?cursor}` | the tenant's nodes: id, names, whether connected, when the manifest expires |
+| `fleet://changes{?since_ms}` | what came, went, changed and was renamed |
 | `node://{node_id}/manifest` | the signed bytes, so that an agent can verify them |
 | `node://{node_id}/identity` | the leaf that they were signed with |
 | `schema://{kind}@{semver}` | a document of the registry |
 
-Another tenant's node does not exist here either. Must not import the MCP SDK.
+For the id a label will do (percent-encoded), or the beginning of the id. Another tenant's node does not exist
+here either. Must not import the MCP SDK.
 """
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from urllib.parse import unquote
 
 from relay.auth.agent_tokens import Principal
 from relay.fleet.fleet import Fleet
 from relay.fleet.node_record import NodeRecord
+from relay.mcp_api.fleet_resources import NODES_PER_PAGE, FleetResources
+from relay.mcp_api.paging import CursorError
+from schemas.projection import is_node_id
 from schemas.registry import SchemaRegistry
 
 JSON = "application/json"
 PEM = "application/x-pem-file"
+_PARTS = {
+    "manifest": ("node-manifest", JSON, "The manifest that a node signed"),
+    "identity": ("node-identity", PEM, "The leaf certificate of a node"),
+}
 TEMPLATES = {
-    "node-manifest": ("node://{node_id}/manifest", JSON, "The manifest that a node signed"),
-    "node-identity": ("node://{node_id}/identity", PEM, "The leaf certificate of a node"),
+    "fleet-nodes": ("fleet://nodes{?cursor}", JSON, "The nodes of this tenant, page by page"),
+    "fleet-changes": ("fleet://changes{?since_ms}", JSON, "What has changed among the nodes of this tenant"),
+    **{
+        name: (f"node://{{node_id}}/{part}", mime_type, description)
+        for part, (name, mime_type, description) in _PARTS.items()
+    },
     "schema": ("schema://{kind}@{semver}", JSON, "A document of the schema registry"),
 }
 
@@ -36,6 +49,13 @@ class Resource:
     name: str
     mime_type: str
     description: str
+    title: str | None = None
+
+
+_OF_THE_FLEET = (
+    Resource("fleet://nodes", "nodes", JSON, "The nodes of this tenant"),
+    Resource("fleet://changes", "changes", JSON, "What has changed among the nodes of this tenant"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,41 +71,56 @@ class ResourceCatalog:
 
     def __init__(self, fleet: Fleet, registry: SchemaRegistry) -> None:
         self._fleet = fleet
+        self._as_a_whole = FleetResources(fleet)
         self._registry = registry
 
-    def listed(self, principal: Principal) -> Iterator[Resource]:
-        """Yield what ``principal`` can read; it needs the scope of read-only tools."""
+    def listed(self, principal: Principal, cursor: object = None) -> tuple[list[Resource], str | None]:
+        """Return the page that begins at ``cursor`` of what ``principal`` can read, and the next cursor.
+
+        It needs the scope of read-only tools.
+
+        Raises:
+            CursorError: ``cursor`` is not one that this method returned.
+        """
         if not principal.rights.may_read:
-            return
-        yield Resource("fleet://nodes", "nodes", JSON, "The nodes of this tenant")
-        for node in self._fleet.nodes_of(principal.tenant):
+            return [], None
+        if cursor is None:
+            return self._page(principal.tenant, "", list(_OF_THE_FLEET))
+        if not isinstance(cursor, str) or not is_node_id(cursor):
+            raise CursorError("cursor is not one that this server gave")
+        return self._page(principal.tenant, cursor, [])
+
+    def _page(self, tenant: str, after: str, page: list[Resource]) -> tuple[list[Resource], str | None]:
+        nodes = self._fleet.nodes_of(tenant, after, NODES_PER_PAGE + 1)
+        for node in nodes[:NODES_PER_PAGE]:
             if node.manifest is not None:
-                uri = f"node://{node.node_id}"
-                yield Resource(
-                    f"{uri}/manifest", f"{node.node_id} manifest", JSON, TEMPLATES["node-manifest"][2]
-                )
-                yield Resource(
-                    f"{uri}/identity", f"{node.node_id} identity", PEM, TEMPLATES["node-identity"][2]
-                )
+                page += _of_node(node, self._fleet.names.label_of(node.node_id))
+        return page, nodes[NODES_PER_PAGE - 1].node_id if len(nodes) > NODES_PER_PAGE else None
 
     def read(self, principal: Principal, uri: str) -> Content | None:
-        """Return the content of ``uri`` for ``principal``; None if it does not exist for them."""
+        """Return the content of ``uri`` for ``principal``; None if it does not exist for them.
+
+        Raises:
+            UnknownNodeError: it is of a node that does not exist for them.
+        """
         if not principal.rights.may_read:
             return None
         scheme, _, rest = uri.partition("://")
         match scheme:
-            case "fleet" if rest == "nodes":
-                nodes = [_summary(node) for node in self._fleet.nodes_of(principal.tenant)]
-                return Content(JSON, json.dumps({"nodes": nodes}))
+            case "fleet":
+                path, _, query = rest.partition("?")
+                document = self._as_a_whole.read(principal.tenant, path, query)
+                return None if document is None else Content(JSON, document)
             case "node":
-                return self._of_node(principal, *rest.partition("/")[::2])
+                return self._read_node(principal, *rest.partition("/")[::2])
             case "schema":
-                document = self._registry.documents.get(rest)
-                return Content(JSON, document.decode("utf-8")) if document else None
+                known = self._registry.documents.get(rest)
+                return Content(JSON, known.decode("utf-8")) if known else None
             case _:
                 return None
 
-    def _of_node(self, principal: Principal, node_id: str, part: str) -> Content | None:
+    def _read_node(self, principal: Principal, reference: str, part: str) -> Content | None:
+        node_id = self._fleet.names.resolve(principal.tenant, unquote(reference))
         node = self._fleet.node_of(principal.tenant, node_id)
         if node is None or node.manifest is None:
             return None
@@ -98,12 +133,8 @@ class ResourceCatalog:
                 return None
 
 
-def _summary(node: NodeRecord) -> dict[str, object]:
-    manifest = node.manifest
-    return {
-        "node_id": node.node_id,
-        "connected": node.connected,
-        "manifest_etag": manifest.etag if manifest else None,
-        "expires_at_ms": manifest.expires_at_ms if manifest else None,
-        "tools": sorted(node.tools),
-    }
+def _of_node(node: NodeRecord, label: str) -> Iterator[Resource]:
+    for part, (_, mime_type, description) in _PARTS.items():
+        title = f"{label}: {part}" if label else None
+        name = f"{node.node_id} {part}"
+        yield Resource(f"node://{node.node_id}/{part}", name, mime_type, description, title)

@@ -28,6 +28,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 
 from relay.auth.caller import CALLER_IN_SCOPE, Caller
+from relay.auth.permissions import Rights
 from relay.calls.relay_tools import Emit
 from relay.http.body_parser import MESSAGE_IN_SCOPE
 from relay.http.request_guard import TWICE
@@ -53,18 +54,22 @@ class SdkServer(Server[Any]):
     """A server whose methods are answered in a middleware, and which declares its capabilities itself.
 
     Tools change; prompts and resources do not. The SDK would derive that from handlers; it has none.
+
+    Attributes:
+        instructions_for: returns the instructions for callers with some rights.
     """
 
-    def __init__(self, version: str, instructions: str) -> None:
+    def __init__(self, version: str, instructions: Callable[[Rights], str]) -> None:
         super().__init__(
             "edge-kubelet",
             version=version,
             title="Edge kubelet",
-            instructions=instructions,
             # Headers that mirror arguments are opt-in by schema, and no schema of ours uses them. Otherwise
             # the SDK walks tools/list before each call of the new era.
             get_tool_input_schema=lambda _name: None,
         )
+
+        self.instructions_for = instructions
 
     def serve(
         self,
@@ -79,13 +84,16 @@ class SdkServer(Server[Any]):
         self.add_request_handler("logging/setLevel", types.SetLevelRequestParams, set_level)
         self.add_request_handler("subscriptions/listen", types.SubscriptionsListenRequestParams, listen)
 
-    def discovered(self) -> dict[str, Any]:
-        """Return the result of ``server/discover``, without what is added to every result of the new era."""
+    def discovered(self, rights: Rights) -> dict[str, Any]:
+        """Return the result of ``server/discover``, without what is added to every result of the new era.
+
+        The SDK marks it as private to its caller, as it must be: the instructions hold the tenant's labels.
+        """
         (version,) = MODERN_PROTOCOL_VERSIONS
         result = types.DiscoverResult(
             supported_versions=[version],
             capabilities=self.get_capabilities(protocol_version=version),
-            instructions=self.instructions,
+            instructions=self.instructions_for(rights),
         )
         dumped = result.model_dump(by_alias=True, mode="json", exclude_none=True)
         return serialize_server_result("server/discover", version, dumped)

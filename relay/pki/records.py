@@ -215,6 +215,12 @@ class Records:
             if leaf.tenant != before.tenant
         }
 
+    def retired(self) -> frozenset[str]:
+        """Return the nodes all of whose leaves are revoked."""
+        found = (self.issued.get(kid) for kid in self.revoked)
+        nodes = {each.node_id for each in found if isinstance(each, IssuedLeaf)}
+        return frozenset(node_id for node_id in nodes if not self.unrevoked(node_id))
+
     def in_force(self) -> dict[str, IssuedLeaf]:
         """Return the newest leaf of each node that has one that is not revoked."""
         leaves = {node_id: self.unrevoked(node_id) for node_id in self._of_node}

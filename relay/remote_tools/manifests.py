@@ -18,13 +18,13 @@ from relay.remote_tools.contracts import Verified
 from schemas.certificates import IdentityError, verify_leaf
 from schemas.error_roots import PeerError
 from schemas.kinds import KindRegistry
+from schemas.listed_schemas import listed_schema
 from schemas.payloads import Capability
 from schemas.projection import ToolName, parse
 from schemas.registry import SchemaRegistry
 from schemas.trust import Known, Mark, Outcome, TrustRules, Verdict
 
 _DEFAULT_DEADLINE_MS = 2000
-_LEFT_OUT = ("$id", "$schema")
 
 Marks = dict[str, Mark]
 """The newest manifest of each node that was accepted."""
@@ -100,7 +100,7 @@ class ManifestVerifier:
         if capability is None or capability["kind"] != kind.name or name.verb not in capability["verbs"]:
             raise UnverifiedToolError("the node has signed no such capability and verb")
         documents = (tool.input_schema, verb.input_ref), (tool.output_schema, verb.output_ref)
-        if any(listed != self._plain(ref) for listed, ref in documents):
+        if any(listed != listed_schema(self._registry, ref) for listed, ref in documents):
             raise UnverifiedToolError("the listed schemas are not those of the kind")
         constraints = capability["constraints"]
         return Verified(
@@ -109,10 +109,6 @@ class ManifestVerifier:
             deadline_s=constraints.get("deadline_ms_default", _DEFAULT_DEADLINE_MS) / 1000,
             good_until_ms=manifest.good_until_ms,
         )
-
-    def _plain(self, ref: str) -> dict[str, object]:
-        """Return the document ``ref`` as a relay lists it."""
-        return {key: item for key, item in self._registry.document(ref).items() if key not in _LEFT_OUT}
 
 
 async def _resource(session: ClientSession, uri: str) -> str:

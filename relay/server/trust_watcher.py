@@ -9,6 +9,7 @@ whose leaf has expired. Must not decide who is revoked.
 import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -35,10 +36,11 @@ INTERVAL_S = 0.25
 MAX_UNRECORDED = 10_000
 
 _Content = TypeVar("_Content")
-_Leaves = tuple[list[str], frozenset[str], Mapping[str, IssuedLeaf]]
-"""The roots that are trusted, the kids that are revoked, and the leaves that gave a node another tenant."""
-_Names = Mapping[str, NodeName | None]
-"""The nodes whose names have changed."""
+_Leaves = tuple[list[str], frozenset[str], Mapping[str, IssuedLeaf], frozenset[str]]
+"""The roots that are trusted, the kids that are revoked, the leaves that gave a node another tenant, and the
+nodes all of whose leaves are revoked."""
+_Names = tuple[Mapping[str, NodeName | None], AbstractSet[str]]
+"""The nodes whose names have changed, and those that are to be forgotten once they are retired."""
 
 
 class TrustWatcher:
@@ -86,6 +88,8 @@ class TrustWatcher:
         self._roots: list[str] = []
         self._kids: frozenset[str] = frozenset()
         self._moved: Mapping[str, IssuedLeaf] = {}
+        self._retired: frozenset[str] = frozenset()
+        self._forgotten: AbstractSet[str] = frozenset()
         self._jtis: frozenset[str] = frozenset()
         self._unrecorded: deque[dict[str, str]] = deque()
         self._unwritten: dict[str, str] | None = None
@@ -98,7 +102,7 @@ class TrustWatcher:
                 revocations must not run.
         """
         self._seen = {LEAVES: self._ca.stamp, TOKENS: self._tokens.stamp, NAMES: self._names.stamp}
-        self._roots, self._kids, self._moved = self._read_leaves()
+        self._roots, self._kids, self._moved, self._retired = self._read_leaves()
         self._jtis = self._tokens.jtis()
         self._fleet.change_trust(self._roots, self._kids)
         for act in self._on_tokens:
@@ -168,10 +172,11 @@ class TrustWatcher:
                 )
 
     def _read_leaves(self) -> _Leaves:
-        return self._ca.roots(), self._ca.revoked_kids(), self._ca.records().moved()
+        records = self._ca.records()
+        return self._ca.roots(), self._ca.revoked_kids(), records.moved(), records.retired()
 
     def _leaves_changed(self, leaves: _Leaves) -> None:
-        roots, kids, moved = leaves
+        roots, kids, moved, self._retired = leaves
         if not self._kids <= kids:
             # A ledger that has shrunk was lost or restored: what was revoked stays so until the process ends.
             self._log.error("revoked certificates are missing from the ledger", count=len(self._kids - kids))
@@ -189,6 +194,7 @@ class TrustWatcher:
             self._record("root_withdrawn")
         for leaf in newly_moved:
             self._record("tenant_changed", node_id=leaf.node_id, tenant=leaf.tenant, kid=leaf.kid)
+        self._retire()
         self._follow_ups.due()
 
     def _end(self, is_barred: Callable[[Identity], bool], code: CloseCode) -> None:
@@ -208,12 +214,19 @@ class TrustWatcher:
 
     def _read_names(self) -> _Names:
         # On a thread: comparing the names of thousands of nodes takes a millisecond or more.
-        return self._fleet.names.differences(self._names.read().by_node)
+        names = self._names.read()
+        return self._fleet.names.differences(names.by_node), names.forgotten
 
-    def _names_changed(self, changed: _Names) -> None:
+    def _names_changed(self, names: _Names) -> None:
+        changed, self._forgotten = names
         self._fleet.rename(changed)
+        self._retire()
         for node_id, name in changed.items():
             self._log.info("node named", node_id=node_id, tags=name.tags if name is not None else ())
+
+    def _retire(self) -> None:
+        # A node that was issued another leaf since it was forgotten is not retired.
+        self._fleet.retire(self._retired, self._retired & self._forgotten)
 
     def _record(self, event: str, **facts: str) -> None:
         self._log.warning(event, **facts)

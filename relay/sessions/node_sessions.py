@@ -285,6 +285,7 @@ class NodeSessions:
                 await connection.close(CloseCode.NORMAL)
             elif frame is not None:
                 await self._frames.handle(session, connection, frame)
+            del frame  # the last one would be kept until the next arrives
 
     def _leave(self, node_id: str, session: NodeSession, connection: NodeConnection) -> None:
         if self._sessions.get(node_id) is not session or session.connection is not connection:

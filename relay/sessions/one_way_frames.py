@@ -5,7 +5,6 @@ bounded amount of memory. Must not know what a frame is for: its handler does.
 """
 
 import asyncio
-from collections import deque
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -109,7 +108,8 @@ class _Queue:
 
     def __init__(self, connection: NodeConnection) -> None:
         self.connection = connection
-        self._texts: deque[str] = deque()
+        # Not a deque, which has space for 64 from the start: most nodes are sent none.
+        self._texts: list[str] = []
         self._bytes = 0
         self._sending: asyncio.Task[None] | None = None
 
@@ -141,7 +141,7 @@ class _Queue:
             while self._texts:
                 text = self._texts[0]
                 await self.connection.send_text(text)
-                self._texts.popleft()
+                self._texts.pop(0)
                 self._bytes -= len(text)
         except WebSocketDisconnect:
             self._texts.clear()  # the session learns of it by itself, and closes the queue

@@ -7,8 +7,9 @@ go together is checked in code (``kind_tools``). Must not know a kind by name.
 from collections.abc import Mapping
 from typing import Any
 
-from relay.fleet.tool_schemas import ToolSchemas, listed_schema
+from relay.fleet.tool_schemas import ToolSchemas
 from schemas.kinds import Verb
+from schemas.listed_schemas import listed_schema
 from schemas.registry import SchemaRegistry
 
 INPUT_REF = "kind_call.input@1.0.0"

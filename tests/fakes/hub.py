@@ -38,6 +38,7 @@ from relay.fleet.replay_marks import MarkStore
 from relay.fleet.tools import Projector
 from relay.mcp_api.change_streams import ChangeStreams
 from relay.mcp_api.endpoint import McpEndpoint
+from relay.mcp_api.instructions import Instructions
 from relay.mcp_api.log_streams import LogStreams
 from relay.mcp_api.methods import Methods
 from relay.mcp_api.open_streams import OpenStreams
@@ -246,7 +247,7 @@ class Hub:
         self, gateway: CallGateway, notifier: ChangeNotifier | None = None, streams: OpenStreams | None = None
     ) -> McpEndpoint:
         """Return MCP over ``gateway``."""
-        server = SdkServer("0.0.0", "The instructions for agents.")
+        server = SdkServer("0.0.0", Instructions(self.fleet).text)
         resources = ResourceCatalog(self.fleet, self.registry)
         methods = Methods(
             gateway,

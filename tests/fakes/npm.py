@@ -3,9 +3,11 @@
 Node.js itself is one of them, so that what a machine happens to have makes no difference.
 """
 
+import asyncio
 import os
 import subprocess
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +17,7 @@ TIMEOUT_S = 90
 
 _BIN = DIRECTORY / "node_modules" / ".bin"
 # npm leaves a package out without a message when it is optional, as Node.js for the other processors is.
-_NEEDED = ("node", "conformance", "mcp-inspector")
+_NEEDED = ("node", "conformance", "mcp-inspector", "mcp-server-everything")
 
 
 def missing() -> str | None:
@@ -39,6 +41,30 @@ class NpmPrograms:
         """Return the command line of ``program``: a name of npm's, or a script of ours."""
         script = DIRECTORY / program if program.endswith(".mjs") else _BIN / program
         return [str(_BIN / "node"), str(script), *arguments]
+
+    @asynccontextmanager
+    async def everything_over_http(self, port: int) -> AsyncIterator[str]:
+        """Run the reference server on the loopback address during the block; the value is its URL."""
+        node, *words = self.command("mcp-server-everything", "streamableHttp")
+        process = await asyncio.create_subprocess_exec(
+            node,
+            "--import",
+            (DIRECTORY / "loopback_only.mjs").as_uri(),
+            *words,
+            env={**self.environment(), "PORT": str(port)},
+            cwd=self.home,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        assert process.stderr is not None
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                while b"listening" not in (line := await process.stderr.readline()):
+                    assert line, "the server ended by itself"
+            yield f"http://127.0.0.1:{port}/mcp"
+        finally:
+            process.terminate()
+            await process.communicate()
 
     def run(
         self, program: str, *arguments: str, stdin: str = "", environment: Mapping[str, str] | None = None

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import combinations
 from pathlib import Path
 from types import MappingProxyType
@@ -11,6 +12,7 @@ import pytest
 
 from relay.auth.agent_tokens import Principal
 from relay.auth.permissions import SCOPE_OF_SAFETY_CLASS, SCOPES, Rights
+from relay.fleet.node_names import UnknownNodeError
 from relay.fleet.tools import Tool
 from relay.mcp_api.resources import ResourceCatalog
 from schemas.errors import Failure, ToolError
@@ -183,8 +185,10 @@ class EntryPoints:
         return dict(answer.error or {"result": answer.result})
 
     def read(self, uri: str, tenant: str, scopes: tuple[str, ...]) -> str | None:
-        content = self.catalog.read(_principal(tenant, scopes), uri)
-        return content.text if content else None
+        with suppress(UnknownNodeError):
+            content = self.catalog.read(_principal(tenant, scopes), uri)
+            return content.text if content else None
+        return None
 
 
 def _principal(tenant: str, scopes: tuple[str, ...]) -> Principal:
@@ -235,9 +239,10 @@ def test_what_is_read_is_the_tenants_own_and_for_who_may_read(
     entries: EntryPoints, scopes: tuple[str, ...], tenant: str
 ) -> None:
     mine = tenant == OWN and READ in scopes
-    uris = [resource.uri for resource in entries.catalog.listed(_principal(tenant, scopes))]
+    uris = [resource.uri for resource in entries.catalog.listed(_principal(tenant, scopes))[0]]
     of_the_node = [f"node://{NODE_ID}/manifest", f"node://{NODE_ID}/identity"]
-    assert uris == (["fleet://nodes", *(of_the_node if mine else [])] if READ in scopes else [])
+    of_the_fleet = ["fleet://nodes", "fleet://changes"]
+    assert uris == ([*of_the_fleet, *(of_the_node if mine else [])] if READ in scopes else [])
     for uri in of_the_node:
         assert (entries.read(uri, tenant, scopes) is not None) is mine
     nodes = entries.read("fleet://nodes", tenant, scopes)

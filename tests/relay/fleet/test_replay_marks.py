@@ -47,7 +47,7 @@ class WatchedStore(MarkStore):
         self._loop = asyncio.get_running_loop()
         self._endings: asyncio.Queue[str] = asyncio.Queue()
 
-    def _write(self, marks: dict[str, tuple[str, Mark]]) -> None:
+    def _write(self, marks: dict[str, tuple[str, Mark] | None]) -> None:
         ending = "failed"
         try:
             super()._write(marks)
@@ -230,3 +230,15 @@ def test_a_link_in_the_place_of_an_earlier_versions_file_is_not_moved_in(
     with pytest.raises(UntrustedFileError, match="is a symbolic link"):
         MarkStore(path)
     assert former.is_symlink()
+
+
+async def test_a_mark_that_is_dropped_is_gone_and_a_new_one_stays(tmp_path: Path) -> None:
+    store = MarkStore(tmp_path / "marks")
+    for node_id in (NODE_ID, OTHER_NODE_ID):
+        store.put(node_id, "acme", NEW)
+    await stopped(store)
+    store.drop(NODE_ID)
+    store.drop(OTHER_NODE_ID)
+    store.put(OTHER_NODE_ID, "acme", OLD)
+    await stopped(store)
+    assert [node_id for node_id, _, _ in MarkStore(tmp_path / "marks").load()] == [OTHER_NODE_ID]

@@ -27,6 +27,7 @@ from starlette.applications import Starlette
 from relay.auth.permissions import Rights
 from relay.config import PER_AGENT
 from relay.fleet.change_notifier import ChangeNotifier, Listener
+from relay.fleet.name_ledger import NodeName
 from relay.fleet.selection import WHOLE_FLEET, Selection
 from relay.fleet.tool_entry import META_CANONICAL_NAME, META_SAFETY_CLASS
 from relay.http.body_parser import MAX_BODY_BYTES
@@ -509,7 +510,8 @@ async def test_all_that_is_listed_can_be_read(stage: Stage, era: Era, node: Simu
             assert isinstance(content, TextResourceContents)
             assert (content.uri, content.mime_type) == (resource.uri, resource.mime_type)
             texts[content.uri] = content.text
-    assert list(texts) == ["fleet://nodes", f"node://{NODE_ID}/manifest", f"node://{NODE_ID}/identity"]
+    of_the_node = [f"node://{NODE_ID}/manifest", f"node://{NODE_ID}/identity"]
+    assert list(texts) == ["fleet://nodes", "fleet://changes", *of_the_node]
     assert texts[f"node://{NODE_ID}/manifest"].encode() == node.manifest()
     assert texts[f"node://{NODE_ID}/identity"] == node.leaf_pem
 
@@ -519,6 +521,8 @@ async def test_templates_say_how_resources_are_named(stage: Stage, era: Era) -> 
     async with stage.client(era) as client:
         templates = (await client.list_resource_templates()).resource_templates
     assert {template.uri_template for template in templates} == {
+        "fleet://nodes{?cursor}",
+        "fleet://changes{?since_ms}",
         "node://{node_id}/manifest",
         "node://{node_id}/identity",
         "schema://{kind}@{semver}",
@@ -759,3 +763,15 @@ async def test_listing_counts_towards_the_agents_share_as_a_call_does(
         async with stage.wire(era, token=hub.token(**OTHER)) as wire:
             assert len((await wire.result("tools/list"))["tools"]) == 2
     assert audited_refusals(hub) == [refusal("call_refused", f"{TENANT}/agent-1", "E_RATE_LIMITED", 2)]
+
+
+@pytest.mark.parametrize("mode", ["legacy", "auto"], ids=["initialize", "server/discover"])
+async def test_the_instructions_name_the_nodes_of_the_callers_tenant_alone(stage: Stage, mode: str) -> None:
+    stage.hub.fleet.rename({NODE_ID: NodeName(TENANT, "greenhouse pi")})
+    async with (
+        stage.client(mode) as client,
+        stage.client(mode, token=stage.hub.token(tenant="globex")) as stranger,
+    ):
+        assert '"greenhouse pi"' in (client.instructions or "")
+        assert stranger.instructions
+        assert "greenhouse" not in stranger.instructions

@@ -46,7 +46,9 @@ class Stage:
         gateway = hub.gateway(self.router, Seconds(), per_agent)
         resources = ResourceCatalog(hub.fleet, hub.registry)
         tools = ToolList(hub.fleet, hub.relay_tools, hub.options)
-        self.methods = Methods(gateway, tools, hub.authenticator, resources, lambda: {"of": "the SDK"})
+        self.methods = Methods(
+            gateway, tools, hub.authenticator, resources, lambda _rights: {"of": "the SDK"}
+        )
         self.principal = hub.authenticator.identify(self.token)
         hub.connect(hub.ca.issue())
 
@@ -142,7 +144,7 @@ async def test_a_resource_that_is_not_there_is_named_without_control_characters(
 
 async def test_what_is_the_same_for_all_costs_nothing(narrow: Stage) -> None:
     for _ in range(3):
-        assert len((await narrow.ask("resources/templates/list"))["resourceTemplates"]) == 3
+        assert len((await narrow.ask("resources/templates/list"))["resourceTemplates"]) == 5
         assert (await narrow.ask("prompts/list"))["prompts"] == []
         assert await narrow.ask("server/discover") == {"of": "the SDK"}
 

@@ -3,15 +3,30 @@ import json
 import pytest
 
 from relay.auth.agent_tokens import Principal
+from relay.fleet.fleet import GRACE_MS
+from relay.fleet.name_ledger import NodeName
+from relay.fleet.node_names import UnknownNodeError
+from relay.mcp_api.paging import CursorError
 from relay.mcp_api.resources import JSON, PEM, TEMPLATES, ResourceCatalog
 from schemas.identity import kid_of
 from schemas.manifest import etag_of
 from schemas.registry import SchemaRegistry
 from tests.fakes.hub import Hub
-from tests.fakes.signer import NODE_ID, NOW_MS, OTHER_NODE_ID, TENANT, TTL_MS, SimulatedNode
+from tests.fakes.signer import (
+    DAY_MS,
+    ECHO,
+    NODE_ID,
+    NOW_MS,
+    OTHER_NODE_ID,
+    TENANT,
+    TTL_MS,
+    SimulatedNode,
+    key_named,
+)
 
 MANIFEST = f"node://{NODE_ID}/manifest"
 IDENTITY = f"node://{NODE_ID}/identity"
+OF_THE_FLEET = ["fleet://nodes", "fleet://changes"]
 SCHEMA = "schema://system.echo.invoke.input@1.0.0"
 
 
@@ -39,7 +54,7 @@ def catalog(hub: Hub, registry: SchemaRegistry) -> ResourceCatalog:
 
 
 def uris(catalog: ResourceCatalog, who: Principal) -> list[str]:
-    return [resource.uri for resource in catalog.listed(who)]
+    return [resource.uri for resource in catalog.listed(who)[0]]
 
 
 def text(catalog: ResourceCatalog, uri: str, who: Principal | None = None) -> str:
@@ -74,9 +89,12 @@ def test_the_nodes_are_listed_with_what_is_known_of_them(
 ) -> None:
     wire = hub.connect(node)
     hub.fleet.offer_identity(OTHER_NODE_ID, hub.ca.issue(OTHER_NODE_ID).leaf_pem)
+    hub.fleet.rename({NODE_ID: NodeName(TENANT, "greenhouse pi", ("gateway", "site=north"))})
     assert json.loads(text(catalog, "fleet://nodes"))["nodes"] == [
         {
             "node_id": NODE_ID,
+            "label": "greenhouse pi",
+            "tags": ["gateway", "site=north"],
             "connected": True,
             "manifest_etag": etag_of(wire),
             "expires_at_ms": NOW_MS + TTL_MS,
@@ -84,6 +102,8 @@ def test_the_nodes_are_listed_with_what_is_known_of_them(
         },
         {
             "node_id": OTHER_NODE_ID,
+            "label": None,
+            "tags": [],
             "connected": False,
             "manifest_etag": None,
             "expires_at_ms": None,
@@ -99,8 +119,8 @@ def test_every_schema_can_be_read(catalog: ResourceCatalog, registry: SchemaRegi
 
 def test_all_that_is_listed_can_be_read(hub: Hub, node: SimulatedNode, catalog: ResourceCatalog) -> None:
     hub.connect(node)
-    assert uris(catalog, principal()) == ["fleet://nodes", MANIFEST, IDENTITY]
-    for resource in catalog.listed(principal()):
+    assert uris(catalog, principal()) == [*OF_THE_FLEET, MANIFEST, IDENTITY]
+    for resource in catalog.listed(principal())[0]:
         content = catalog.read(principal(), resource.uri)
         assert content is not None
         assert content.mime_type == resource.mime_type
@@ -110,7 +130,7 @@ def test_a_node_without_a_manifest_has_nothing_to_read(
     hub: Hub, node: SimulatedNode, catalog: ResourceCatalog
 ) -> None:
     hub.fleet.offer_identity(NODE_ID, node.leaf_pem)
-    assert uris(catalog, principal()) == ["fleet://nodes"]
+    assert uris(catalog, principal()) == OF_THE_FLEET
     assert catalog.read(principal(), MANIFEST) is None
     assert catalog.read(principal(), IDENTITY) is None
 
@@ -118,10 +138,11 @@ def test_a_node_without_a_manifest_has_nothing_to_read(
 def test_another_tenants_nodes_do_not_exist(hub: Hub, node: SimulatedNode, catalog: ResourceCatalog) -> None:
     hub.connect(node)
     other_tenant = principal("globex")
-    assert uris(catalog, other_tenant) == ["fleet://nodes"]
+    assert uris(catalog, other_tenant) == OF_THE_FLEET
     assert json.loads(text(catalog, "fleet://nodes", other_tenant)) == {"nodes": []}
-    assert catalog.read(other_tenant, MANIFEST) is None
-    assert catalog.read(other_tenant, IDENTITY) is None
+    for uri in (MANIFEST, IDENTITY):
+        with pytest.raises(UnknownNodeError):
+            catalog.read(other_tenant, uri)
 
 
 @pytest.mark.parametrize(
@@ -133,7 +154,7 @@ def test_reading_needs_the_scope_that_reading_a_tool_needs(
     hub.connect(node)
     who = principal(TENANT, scope)
     assert uris(catalog, who) == []
-    for uri in ("fleet://nodes", MANIFEST, IDENTITY, SCHEMA):
+    for uri in (*OF_THE_FLEET, MANIFEST, IDENTITY, SCHEMA):
         assert catalog.read(who, uri) is None
 
 
@@ -143,13 +164,20 @@ def test_reading_needs_the_scope_that_reading_a_tool_needs(
         "",
         "fleet://",
         "fleet://nodes/",
+        "fleet://nodes?cursor=",
+        "fleet://nodes?cursor=x",
+        f"fleet://nodes?cursor={NODE_ID}&cursor={NODE_ID}",
+        "fleet://nodes?since_ms=1",
+        "fleet://nodes?cursor",
+        "fleet://changes?since_ms=-1",
+        "fleet://changes?since_ms=1e3",
+        "fleet://changes?since_ms=" + "9" * 5000,
+        f"fleet://changes?cursor={NODE_ID}",
         "fleet:nodes",
         f"node://{NODE_ID}",
         f"node://{NODE_ID}/",
         f"node://{NODE_ID}/key",
         f"node://{NODE_ID}/manifest/",
-        f"node://{NODE_ID.upper()}/manifest",
-        f"node://{OTHER_NODE_ID}/manifest",
         "schema://nothing@1.0.0",
         "schema://../registry.py",
         f"{SCHEMA}/",
@@ -170,6 +198,171 @@ def test_each_template_names_what_can_be_read(
     hub.connect(node)
     fillings = {"node_id": NODE_ID, "kind": "system.metrics", "semver": "1.0.0"}
     for template, mime_type, _description in TEMPLATES.values():
-        content = catalog.read(principal(), template.format_map(fillings))
+        uri = template.partition("{?")[0]
+        content = catalog.read(principal(), uri.format_map(fillings))
         assert content is not None
         assert content.mime_type == mime_type
+
+
+# --- nodes that people name ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reference", ["greenhouse%20pi", "Greenhouse Pi", NODE_ID.upper(), NODE_ID[:-1]])
+def test_a_nodes_resources_are_read_by_its_label_or_the_beginning_of_its_id(
+    hub: Hub, node: SimulatedNode, catalog: ResourceCatalog, reference: str
+) -> None:
+    hub.connect(node)
+    hub.fleet.rename({NODE_ID: NodeName(TENANT, "greenhouse pi")})
+    assert text(catalog, f"node://{reference}/identity") == node.leaf_pem
+
+
+@pytest.mark.parametrize("reference", ["", OTHER_NODE_ID, "greenhose%20pi", "%ff%00", "..%2f..", "x" * 5000])
+def test_what_names_no_node_is_an_error_with_close_names(
+    hub: Hub, node: SimulatedNode, catalog: ResourceCatalog, reference: str
+) -> None:
+    hub.connect(node)
+    hub.fleet.rename({NODE_ID: NodeName(TENANT, "greenhouse pi")})
+    with pytest.raises(UnknownNodeError) as raised:
+        catalog.read(principal(), f"node://{reference}/manifest")
+    assert raised.value.close == (("greenhouse pi",) if "gree" in reference else ())
+
+
+def test_a_label_is_in_the_titles_of_its_nodes_resources(
+    hub: Hub, node: SimulatedNode, catalog: ResourceCatalog
+) -> None:
+    hub.connect(node)
+    assert [resource.title for resource in catalog.listed(principal())[0]] == [None] * 4
+    hub.fleet.rename({NODE_ID: NodeName(TENANT, "greenhouse pi")})
+    titles = [resource.title for resource in catalog.listed(principal())[0]]
+    assert titles == [None, None, "greenhouse pi: manifest", "greenhouse pi: identity"]
+
+
+# --- pages --------------------------------------------------------------------------------------------
+
+
+def many(hub: Hub, count: int) -> list[str]:
+    """Have ``count`` nodes connected; return their ids, sorted."""
+    nodes = [hub.ca.issue(f"01hzx9k3m4p7q8r9s0t1v2{number:04}") for number in range(count)]
+    for node in nodes:
+        hub.connect(node)
+    return [node.node_id for node in nodes]
+
+
+def pages_of_nodes(catalog: ResourceCatalog) -> list[list[str]]:
+    """Return the ids on each page of ``fleet://nodes``."""
+    pages, uri = list[list[str]](), "fleet://nodes"
+    while True:
+        page = json.loads(text(catalog, uri))
+        pages.append([node["node_id"] for node in page["nodes"]])
+        if "nextCursor" not in page:
+            return pages
+        uri = f"fleet://nodes?cursor={page['nextCursor']}"
+
+
+@pytest.mark.parametrize("count", [1, 3, 4, 7])
+def test_nodes_are_listed_page_by_page_and_each_once(
+    hub: Hub, catalog: ResourceCatalog, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    ids = many(hub, count)
+    monkeypatch.setattr("relay.mcp_api.fleet_resources.NODES_PER_PAGE", 3)
+    pages = pages_of_nodes(catalog)
+    assert [node_id for page in pages for node_id in page] == ids
+    assert [len(page) for page in pages[:-1]] == [3] * (len(pages) - 1)
+    assert 1 <= len(pages[-1]) <= 3
+
+
+def test_a_page_of_nodes_with_many_tools_ends_before_clients_reject_it(
+    hub: Hub, catalog: ResourceCatalog
+) -> None:
+    tools = [{**ECHO, "cap_id": f"echo{number:012}"} for number in range(256)]
+    for number in range(60):
+        hub.connect(hub.ca.issue(f"01hzx9k3m4p7q8r9s0t1v2{number:04}"), capabilities=tools)
+    pages = pages_of_nodes(catalog)
+    assert sum(map(len, pages)) == 60
+    assert len(pages) > 1
+    assert len(json.dumps(text(catalog, "fleet://nodes"))) < 1 << 20
+
+
+def test_resources_are_listed_page_by_page_and_each_once(
+    hub: Hub, catalog: ResourceCatalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = many(hub, 7)
+    monkeypatch.setattr("relay.mcp_api.resources.NODES_PER_PAGE", 3)
+    page, cursor = catalog.listed(principal())
+    found = [resource.uri for resource in page]
+    while cursor is not None:
+        page, cursor = catalog.listed(principal(), cursor)
+        found += [resource.uri for resource in page]
+    assert found == [*OF_THE_FLEET, *(f"node://{i}/{part}" for i in ids for part in ("manifest", "identity"))]
+
+
+@pytest.mark.parametrize("cursor", ["", "x", 7, {}, NODE_ID.upper()])
+def test_a_cursor_that_was_not_given_is_an_error(catalog: ResourceCatalog, cursor: object) -> None:
+    with pytest.raises(CursorError):
+        catalog.listed(principal(), cursor)
+
+
+def test_a_retired_node_is_not_listed(hub: Hub, catalog: ResourceCatalog) -> None:
+    first, second = many(hub, 2)
+    hub.fleet.retire({first}, ())
+    assert pages_of_nodes(catalog) == [[second]]
+    assert uris(catalog, principal()) == [
+        *OF_THE_FLEET,
+        f"node://{second}/manifest",
+        f"node://{second}/identity",
+    ]
+
+
+# --- changes ------------------------------------------------------------------------------------------
+
+
+def changes(
+    catalog: ResourceCatalog, since_ms: int = 0, who: Principal | None = None
+) -> list[tuple[int, str]]:
+    document = json.loads(text(catalog, f"fleet://changes?since_ms={since_ms}", who))
+    return [(change["at_ms"], change["what"]) for change in document["changes"]]
+
+
+def test_what_came_changed_was_renamed_and_went_is_listed_since_a_time(
+    hub: Hub, node: SimulatedNode, catalog: ResourceCatalog
+) -> None:
+    hub.clock.advance(GRACE_MS)
+    hub.connect(node)
+    at_ms = [hub.clock()]
+    at_ms.append(hub.clock.advance(1))
+    hub.announce(node, issued_at_ms=at_ms[-1], capabilities=[ECHO])
+    at_ms.append(hub.clock.advance(1))
+    hub.fleet.rename({NODE_ID: NodeName(TENANT, "greenhouse pi")})
+    hub.fleet.set_connected(NODE_ID, connected=False)
+    at_ms.append(hub.clock.advance(GRACE_MS))
+    hub.fleet.sweep()
+    assert changes(catalog) == list(zip(at_ms, ("came", "changed", "renamed", "went"), strict=True))
+    assert changes(catalog, at_ms[2]) == [(at_ms[2], "renamed"), (at_ms[3], "went")]
+    assert changes(catalog, at_ms[3] + 1) == []
+    assert changes(catalog, 0, principal("globex")) == []
+    document = json.loads(text(catalog, "fleet://changes"))
+    assert {change["node_id"] for change in document["changes"]} == {NODE_ID}
+    assert {change["label"] for change in document["changes"]} == {"greenhouse pi"}
+    assert document["complete_since_ms"] == NOW_MS
+
+
+def test_a_renewal_is_no_change(hub: Hub, node: SimulatedNode, catalog: ResourceCatalog) -> None:
+    hub.connect(node)
+    before = changes(catalog)
+    hub.announce(node, issued_at_ms=hub.clock.advance(60_000))
+    hub.fleet.heartbeat(NODE_ID, "00" * 32)
+    assert changes(catalog) == before
+
+
+def test_a_node_that_moves_goes_from_one_tenant_and_comes_to_the_other_without_its_new_label(
+    hub: Hub, catalog: ResourceCatalog
+) -> None:
+    key = key_named("a node that moved")
+    hub.connect(hub.ca.issue(NODE_ID, TENANT, key=key, now_ms=NOW_MS - DAY_MS))
+    moved = hub.ca.issue(NODE_ID, "globex", key=key)
+    hub.announce(moved, issued_at_ms=hub.clock.advance(1))
+    hub.fleet.rename({NODE_ID: NodeName("globex", "secret plan")})
+    assert [what for _, what in changes(catalog)] == ["came", "went"]
+    assert [what for _, what in changes(catalog, 0, principal("globex"))] == ["came", "renamed"]
+    assert "secret" not in text(catalog, "fleet://changes")
+    assert "secret" in text(catalog, "fleet://changes", principal("globex"))

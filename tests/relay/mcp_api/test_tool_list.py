@@ -19,7 +19,11 @@ class Stage:
         gateway = hub.gateway(ScriptedRouter())
         resources = ResourceCatalog(hub.fleet, hub.registry)
         self.methods = Methods(
-            gateway, ToolList(hub.fleet, hub.relay_tools, hub.options), hub.authenticator, resources, dict
+            gateway,
+            ToolList(hub.fleet, hub.relay_tools, hub.options),
+            hub.authenticator,
+            resources,
+            lambda _rights: {},
         )
 
     async def page(

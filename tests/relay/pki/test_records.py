@@ -123,3 +123,18 @@ def test_a_rotation_changes_no_certificate() -> None:
     entry = rotation("new", "old", NOW_MS + DAY_MS, NOW_MS)
     assert entry["action"] == "rotate"
     assert records(LEAF, entry).issued == {LEAF.kid: LEAF}
+
+
+def test_a_node_is_retired_while_all_its_leaves_are_revoked() -> None:
+    assert (
+        records(LEAF, NEWER, OTHER, revocation(LEAF.kid), revocation(SERVER.kid), SERVER).retired() == set()
+    )
+    assert records(LEAF, NEWER, revocation(LEAF.kid), revocation(NEWER.kid)).retired() == {NODE_ID}
+    assert records(LEAF, revocation(LEAF.kid), NEWER).retired() == set()
+
+
+def test_every_node_has_the_tenant_of_its_newest_leaf() -> None:
+    moved = replace(NEWER, tenant="globex")
+    assert records(LEAF, OTHER, moved).tenants() == {NODE_ID: "globex", OTHER_NODE_ID: "acme"}
+    assert list(records(LEAF, OTHER, moved).leaves_of(NODE_ID)) == [LEAF, moved]
+    assert list(records(LEAF).leaves_of(OTHER_NODE_ID)) == []

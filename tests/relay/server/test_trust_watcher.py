@@ -676,6 +676,41 @@ async def test_what_the_operator_calls_a_node_is_in_effect_at_the_next_poll(stag
     assert len(stage.hub.lines.entries("node named")) == 2
 
 
+async def test_a_node_that_is_revoked_is_in_no_list_and_one_that_is_forgotten_is_not_known(
+    stage: Stage,
+) -> None:
+    node, other = stage.real.node(), stage.real.node(OTHER_NODE_ID)
+    stage.hub.announce(node)
+    stage.hub.announce(other)
+    stage.label(NODE_ID, "greenhouse pi")
+    stage.real.as_operator().revoke(NODE_ID)
+    await stage.watch.poll()
+    assert [each.node_id for each in stage.hub.fleet.nodes_of(TENANT)] == [OTHER_NODE_ID]
+    assert stage.hub.fleet.knows(NODE_ID)
+    NameLedger(stage.directory / "node_names.jsonl", stage.hub.clock).forget(NODE_ID)
+    await stage.watch.poll()
+    assert not stage.hub.fleet.knows(NODE_ID)
+    assert stage.hub.fleet.names.label_of(NODE_ID) == ""
+    assert failure(stage.hub, node) is Failure.SAFETY_DENIED
+    stage.hub.fleet.offer_identity(NODE_ID, node.leaf_pem)
+    assert not stage.hub.fleet.knows(NODE_ID)
+    again = stage.real.node(key=key_named("another key"), replace=True)
+    await stage.watch.poll()
+    stage.hub.announce(again, issued_at_ms=stage.hub.clock.advance(1))
+    assert failure(stage.hub, again) is None
+    await stage.watch.poll()
+    assert {each.node_id for each in stage.hub.fleet.nodes_of(TENANT)} == {NODE_ID, OTHER_NODE_ID}
+
+
+async def test_a_node_that_is_forgotten_while_its_session_ends_is_forgotten_after_it(stage: Stage) -> None:
+    async with stage.session(stage.real.node()) as end:
+        stage.real.as_operator().revoke(NODE_ID)
+        NameLedger(stage.directory / "node_names.jsonl", stage.hub.clock).forget(NODE_ID)
+        await stage.watch.poll()
+        assert (await end.until_closed())[0] == 4003
+        assert not stage.hub.fleet.knows(NODE_ID)
+
+
 async def test_names_survive_a_restart(stage: Stage) -> None:
     stage.label(NODE_ID, "greenhouse pi")
     stage.watching().begin()

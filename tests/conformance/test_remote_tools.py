@@ -1,0 +1,151 @@
+"""The guarded client against servers that run: npm's reference server, which others wrote, and this relay."""
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from relay.remote_tools import (
+    BearerToken,
+    HttpServer,
+    Permissions,
+    Reason,
+    Risk,
+    RiskSource,
+    StdioServer,
+    ToolInvalidArguments,
+    ToolProviderFailure,
+    ToolResult,
+    ToolUnauthorized,
+)
+from tests.fakes.demo import Demo
+from tests.fakes.guarded import Guarded, guarded
+from tests.fakes.npm import NpmPrograms
+from tests.fakes.ports import unused_port
+
+pytestmark = pytest.mark.long
+
+READ = Permissions(("*",), Risk.READ, frozenset({"tools:call:read_only"}))
+
+
+@asynccontextmanager
+async def reference(npm: NpmPrograms, transport: str) -> AsyncIterator[Guarded]:
+    """Hold a client of npm's reference server."""
+    if transport == "stdio":
+        command, *arguments = npm.command("mcp-server-everything", "stdio")
+        server = StdioServer(command, tuple(arguments), npm.environment())
+        async with guarded(server, trust_annotations=True) as client:
+            yield client
+        return
+    async with npm.everything_over_http(unused_port()) as url, guarded(url, trust_annotations=True) as client:
+        yield client
+
+
+TRANSPORTS = pytest.mark.parametrize("transport", ["stdio", "http"])
+
+
+@TRANSPORTS
+async def test_the_reference_server_is_listed_and_called(npm: NpmPrograms, transport: str) -> None:
+    async with reference(npm, transport) as client:
+        contracts = {contract.name: contract for contract in await client.tools.list_tools()}
+        assert (contracts["echo"].risk, contracts["echo"].risk_source) == (Risk.READ, RiskSource.ANNOTATIONS)
+        assert contracts["gzip-file-as-resource"].risk is Risk.WRITE
+        assert (await client.tools.execute("echo", {"message": "ping"})).text == "Echo: ping"
+        assert "5" in (await client.tools.execute("get-sum", {"a": 2, "b": 3})).text
+        weather = await client.tools.execute("get-structured-content", {"location": "Chicago"})
+        assert {"temperature", "conditions", "humidity"} <= set(weather.structured)
+        with pytest.raises(ToolInvalidArguments):
+            await client.tools.execute("get-sum", {"a": "two"})
+        events = [record["event"] for record in client.records]
+        assert events == ["started", "ended"] * 3 + ["refused"]
+
+
+@TRANSPORTS
+async def test_the_reference_servers_progress_is_passed_on(npm: NpmPrograms, transport: str) -> None:
+    seen: list[float] = []
+
+    async def note(progress: float, total: float | None, message: str | None) -> None:  # noqa: ARG001
+        seen.append(progress)
+
+    async with reference(npm, transport) as client:
+        arguments = {"duration": 0.2, "steps": 2}
+        await client.tools.execute("trigger-long-running-operation", arguments, on_progress=note)
+    assert seen == [1, 2]
+
+
+async def test_the_reference_server_sees_no_secret_of_the_environment(
+    npm: NpmPrograms, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDGE_TOKEN", "a-secret-of-the-runtime")
+    async with reference(npm, "stdio") as client:
+        shown = json.loads((await client.tools.execute("get-env")).text)
+    assert "EDGE_TOKEN" not in shown
+
+
+def is_result(item: object) -> bool:
+    return isinstance(item, ToolResult)
+
+
+def relay_of(demo: Demo) -> HttpServer:
+    return HttpServer(demo.facts["mcp_url"], BearerToken(demo.facts["token"]))
+
+
+@pytest.mark.parametrize("mode", ["auto", "legacy"])
+async def test_this_relay_is_verified_and_called_without_trusting_it(demo: Demo, mode: str) -> None:
+    root = Path(demo.facts["ca_root"])
+    name = f"sysecho.{demo.real_node}.echo.invoke"
+    async with guarded(relay_of(demo), permissions=READ, verify_manifests=root, mode=mode) as client:
+        contracts = {contract.name: contract for contract in await client.tools.list_tools()}
+        assert set(contracts) == set(demo.tool_names)
+        assert {contract.risk_source for contract in contracts.values()} == {RiskSource.MANIFEST}
+        assert (contracts[name].version, contracts[name].idempotent) == ("1.0.0", True)
+        result = await client.tools.execute(name, {"message": "ping"})
+        assert result.structured["message"] == "ping"
+        assert result.structured["node_id"] == demo.real_node
+
+
+async def test_a_tool_of_this_relay_is_refused_unless_something_supports_its_risk(demo: Demo) -> None:
+    async with guarded(relay_of(demo), permissions=READ) as client:
+        assert await client.tools.list_tools() == []
+        with pytest.raises(ToolUnauthorized) as caught:
+            await client.tools.execute(demo.tool_names[0], {})
+    assert caught.value.reason is Reason.RISK
+
+
+async def test_an_error_of_this_relay_keeps_its_code_and_correlation_id(demo: Demo) -> None:
+    permissions = Permissions(("*",), Risk.ADMIN, scopes=None)
+    async with guarded(relay_of(demo), permissions=permissions) as client:
+        echo = f"sysecho.{demo.real_node}.echo.invoke"
+        # More at once than the capability admits.
+        calls = (client.tools.execute(echo, {"message": "ping"}) for _ in range(40))
+        errors = [
+            item for item in await asyncio.gather(*calls, return_exceptions=True) if not is_result(item)
+        ]
+    assert errors
+    audited = {line.get("correlation_id") for line in demo.audit()}
+    for error in errors:
+        assert isinstance(error, ToolProviderFailure)
+        assert (error.code, error.retryable) == ("E_RATE_LIMITED", True)
+        assert error.retry_after_ms
+        assert error.remote_correlation_id in audited
+
+
+def test_the_command_line_calls_this_relay(demo: Demo, tmp_path: Path) -> None:
+    name = f"sysecho.{demo.real_node}.echo.invoke"
+    done = subprocess.run(
+        [
+            *(sys.executable, "-P", "-m", "relay", "call", name, '{"message": "ping"}', "-o", "message"),
+            *("--url", demo.base_url, "--verify-manifests", demo.facts["ca_root"], "--max-risk", "read"),
+        ],
+        env={"PATH": "", "EDGE_TOKEN": demo.facts["token"], "XDG_STATE_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "ping\n", "")
