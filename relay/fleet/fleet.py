@@ -5,7 +5,6 @@ do I/O: marks go to a store that writes them later.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from hashlib import sha256
 from typing import Any
@@ -16,8 +15,8 @@ from relay.audit.refusal_counts import RefusalCounter, RefusalEvent
 from relay.auth.permissions import Rights
 from relay.fleet.absences import absence
 from relay.fleet.fleet_changes import FleetChange, NodeChange
+from relay.fleet.inventory import Inventory
 from relay.fleet.leaves import Trust
-from relay.fleet.missing_manifests import MissingManifests
 from relay.fleet.name_ledger import NodeName
 from relay.fleet.node_index import NodeIndex
 from relay.fleet.node_names import NodeNames
@@ -44,6 +43,7 @@ class Fleet:
         names: what the operator calls the nodes.
         selected: the tools by what a client's URL selects.
         changes: what came, went, changed and was renamed.
+        inventory: whether the broker has sent what is known.
     """
 
     def __init__(  # noqa: PLR0913 - what comes in from outside
@@ -74,7 +74,7 @@ class Fleet:
         self._pending = PendingManifests(
             lambda node_id: self._refusals.count(RefusalEvent.MANIFEST_REFUSED, node_id, "unvouched")
         )
-        self._missing = MissingManifests(log)
+        self.inventory = Inventory(self._nodes, metrics, now_ms, log)
         self._announced: dict[str, Tool] = {}
         # The hash of each identity message that was accepted last, by the present roots and revocations.
         self._offered: dict[str, bytes] = {}
@@ -191,17 +191,15 @@ class Fleet:
         for tenant in tenants:
             self._nodes.notify(tenant)  # a tag alone changes no title, but what it selects
 
-    def retire(self, retired: AbstractSet[str], forgotten: Iterable[str]) -> None:
-        """List the nodes that are ``retired`` no longer, and forget ``forgotten``, some of them.
-
-        A mark can go with its node: all leaves that a replayed manifest could be signed with are revoked.
-        """
+    def retire(self, retired: frozenset[str], forgotten: Iterable[str]) -> None:
+        """List the nodes that are ``retired`` no longer, and forget ``forgotten``, some of them."""
         self._nodes.retired = retired
         for node_id in forgotten:
             node = self._nodes.get(node_id)
             if node is not None and not node.connected:
                 self._drop_manifest(node)
                 self._nodes.remove(node, self._now_ms())
+                # Every leaf that a replayed manifest could be signed with is revoked.
                 self._marks.drop(node_id)
                 self._offered.pop(node_id, None)
 
@@ -211,15 +209,6 @@ class Fleet:
         if node is not None and not node.connected:
             self._drop_manifest(node)
             self._nodes.update(node, self._now_ms())
-
-    def heartbeat(self, node_id: str, etag: str) -> None:
-        """Count a heartbeat. It is not signed: no expiry moves, and nothing is listed by it."""
-        node = self._nodes.get(node_id)
-        current = node.manifest.etag if node is not None and node.manifest is not None else None
-        self._metrics.heartbeats.labels("fits" if current == etag else "unknown_manifest").inc()
-        # A rejected manifest has arrived, and the log has the reason.
-        if current is None and not (node is not None and node.rejected):
-            self._missing.missed(node_id, self._now_ms())
 
     def set_connected(self, node_id: str, *, connected: bool) -> None:
         """Record that the node's session began or ended; its tools stay listed for a grace."""
@@ -269,8 +258,7 @@ class Fleet:
 
     def labels(self, tenant: str) -> Iterator[str]:
         """Yield the labels of the nodes of ``tenant`` that are not retired, sorted without case."""
-        retired = self._nodes.retired
-        return (label for label, node_id in self.names.labels(tenant) if node_id not in retired)
+        return (label for label, node in self.names.labels(tenant) if node not in self._nodes.retired)
 
     def node_of(self, tenant: str, node_id: str) -> NodeRecord | None:
         """Return a node of ``tenant``; None if it has none of that id."""
@@ -293,7 +281,7 @@ class Fleet:
             self._announced.update(node.tools)
             self._log.info("node announced", node_id=node.node_id, tools=len(node.tools))
         node.manifest = manifest
-        self._missing.found(node.node_id)
+        self.inventory.found(node.node_id)
         node.rejected = node.leaf_dropped = False
         node.mark = manifest.mark
         self._marks.put(node.node_id, node.tenant, manifest.mark)

@@ -34,6 +34,8 @@ _KEEPALIVE_S = 30
 _MAX_BACKOFF_S = 30
 # A nats-server that has just started can grant a subscription and send none of its retained messages.
 _RESUBSCRIBE_AFTER_S = 5.0
+# Ten thousand retained manifests arrive within some seconds of the second subscription.
+_CHECK_AFTER_S = 15.0
 _INBOX_MESSAGES = 10_000
 _INBOX_BYTES = 8 * 1024 * 1024
 # How much is done without a pause for calls: whichever is reached first.
@@ -57,7 +59,8 @@ class MqttFeed:
     """Feeds the fleet from one broker; ``tls`` has the roots to trust and the certificate to present, if TLS.
 
     ``longest_wait_s`` bounds the backoff between two attempts to connect, which doubles from one second. Each
-    connection subscribes again after ``resubscribe_after_s``: the broker then repeats what is retained.
+    connection subscribes again after ``resubscribe_after_s``: the broker then repeats what is retained. What
+    has not arrived after ``check_after_s`` is logged as missing.
 
     Attributes:
         connected: whether the broker is connected and has granted the subscription.
@@ -80,6 +83,7 @@ class MqttFeed:
         tls: ssl.SSLContext | None = None,
         longest_wait_s: int = _MAX_BACKOFF_S,
         resubscribe_after_s: float = _RESUBSCRIBE_AFTER_S,
+        check_after_s: float = _CHECK_AFTER_S,
     ) -> None:
         self._broker = broker
         # paho does not distinguish the two.
@@ -95,7 +99,8 @@ class MqttFeed:
         self._monotonic = monotonic
         self._sleep = sleep
         self._resubscribe_after_s = resubscribe_after_s
-        self._resubscribing: asyncio.TimerHandle | None = None
+        self._check_after_s = check_after_s
+        self._timers: list[asyncio.TimerHandle] = []
         self._arrived = asyncio.Event()
         self._is_woken = False
         self.connected = False
@@ -128,7 +133,7 @@ class MqttFeed:
                 self._is_woken = False
                 await self._drain(inbox)
         finally:
-            self._resubscribe_later(connected=False)
+            self._follow_up(connected=False)
             self._client.disconnect()
             self._client.on_message = None
             inbox.close()  # paho's thread may be blocked in put
@@ -210,6 +215,7 @@ class MqttFeed:
             case "announce" if not payload:
                 self._fleet.tombstone(node_id)
             case "announce" if len(payload) <= MAX_MANIFEST_BYTES:
+                self._fleet.inventory.announced(node_id)
                 self._fleet.offer_manifest(node_id, payload, "broker")
             case "identity" if len(payload) <= MAX_PEM_BYTES:
                 if payload:
@@ -228,7 +234,7 @@ class MqttFeed:
             self._metrics.heartbeats.labels("malformed").inc()
             self._refusals.count(RefusalEvent.HEARTBEAT_REFUSED, node_id, "malformed")
             return
-        self._fleet.heartbeat(node_id, beat["manifest_etag"])
+        self._fleet.inventory.heartbeat(node_id, beat["manifest_etag"])
 
     def _subscribed(self, refusal: str | None) -> None:
         if refusal is not None:
@@ -241,15 +247,18 @@ class MqttFeed:
         if connected != self.connected:
             event = "broker connected" if connected else "broker lost"
             self._log.info(event, broker=str(self._broker), reason=printable(reason))
-            self._resubscribe_later(connected=connected)
+            self._follow_up(connected=connected)
         self.connected = connected
 
-    def _resubscribe_later(self, *, connected: bool) -> None:
-        if self._resubscribing is not None:
-            self._resubscribing.cancel()
-        loop = asyncio.get_running_loop()
-        self._resubscribing = (
-            loop.call_later(self._resubscribe_after_s, self._client.subscribe, _SUBSCRIPTIONS)
-            if connected
-            else None
-        )
+    def _follow_up(self, *, connected: bool) -> None:
+        """Subscribe again and check the inventory later, if the broker is connected."""
+        for timer in self._timers:
+            timer.cancel()
+        self._timers.clear()
+        if connected:
+            self._fleet.inventory.subscribed()
+            later = asyncio.get_running_loop().call_later
+            self._timers += (
+                later(self._resubscribe_after_s, self._client.subscribe, _SUBSCRIPTIONS),
+                later(self._check_after_s, self._fleet.inventory.check),
+            )

@@ -7,7 +7,6 @@ Must not decide what is trusted.
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from itertools import islice
 
 from relay.auth.permissions import Rights
@@ -29,7 +28,7 @@ class NodeIndex:
 
     def __init__(self, started_ms: int = 0) -> None:
         self.changes = FleetChanges(started_ms)
-        self.retired: AbstractSet[str] = frozenset()
+        self.retired: frozenset[str] = frozenset()
         self._nodes: dict[str, NodeRecord] = {}
         self._tenants: dict[str, dict[str, NodeRecord]] = {}
         self._ids: dict[str, list[str]] = {}

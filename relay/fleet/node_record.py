@@ -23,6 +23,7 @@ class NodeRecord:
         tenant: of its newest leaf that was verified, now or before a restart.
         leaf_dropped: its manifest was dropped because its leaf is no longer trusted.
         tools: what its manifest announces, by canonical name.
+        announced_in: the relay's latest subscription to the broker in which that sent an announce.
         grace_until_ms: how long its tools stay listed without a connection.
         indexed_tenant, indexed_tools: what ``NodeIndex`` has taken in; written by the index alone.
     """
@@ -36,6 +37,7 @@ class NodeRecord:
     leaf_dropped: bool = False
     tools: Mapping[str, Tool] = field(default_factory=lambda: NO_TOOLS)
     connected: bool = False
+    announced_in: int = 0
     grace_until_ms: int = 0
     indexed_tenant: str | None = None
     indexed_tools: Mapping[str, Tool] = field(default_factory=lambda: NO_TOOLS)

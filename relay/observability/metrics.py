@@ -48,6 +48,12 @@ class Metrics:
         self.nodes_connected = Gauge(
             "edge_relay_nodes_connected", "Nodes with an open session", registry=self._registry
         )
+        self.inventory_missing = Gauge(
+            "edge_relay_inventory_missing",
+            "Nodes that announced themselves before, and of which the broker has not sent an announce since "
+            "the relay subscribed to it",
+            registry=self._registry,
+        )
         self.call_seconds = Histogram(
             "edge_relay_call_seconds",
             "Time from the call gateway and back",

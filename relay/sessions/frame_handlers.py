@@ -65,7 +65,7 @@ class FrameHandlers:
                 await self._announced(session, connection, frame)
             case "heartbeat":
                 beat: Heartbeat = frame.payload
-                self._fleet.heartbeat(session.identity.node_id, beat["manifest_etag"])
+                self._fleet.inventory.heartbeat(session.identity.node_id, beat["manifest_etag"])
                 await connection.send("heartbeat_ack", {"server_time_ms": session.now_ms()}, frame.msg_id)
             case "renew":
                 await self._start(session, connection, frame, self._renew)

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from relay.fleet.fleet import Fleet
+from relay.fleet.inventory import Inventory
 from relay.fleet.mqtt_feed import MqttFeed
 from schemas import topics
 from schemas.addresses import BrokerAddress
@@ -33,9 +34,10 @@ class WatchedFleet(Fleet):
     def __init__(self, **parts: object) -> None:
         super().__init__(**parts)  # type: ignore[arg-type]  # handed on as they are
         self.beats: asyncio.Queue[str] = asyncio.Queue()
+        self.inventory.heartbeat = self._heartbeat  # type: ignore[method-assign]  # to learn of each
 
-    def heartbeat(self, node_id: str, etag: str) -> None:
-        super().heartbeat(node_id, etag)
+    def _heartbeat(self, node_id: str, etag: str) -> None:
+        Inventory.heartbeat(self.inventory, node_id, etag)
         self.beats.put_nowait(node_id)
 
 
@@ -111,11 +113,11 @@ async def test_it_is_said_in_the_audit(hub: Hub, node: SimulatedNode, broker: Br
 async def test_a_heartbeat_moves_no_expiry_and_restores_no_node(hub: Hub, node: SimulatedNode) -> None:
     good = hub.connect(node)
     hub.clock.advance(TTL_MS - 1)
-    hub.fleet.heartbeat(NODE_ID, etag_of(good))
+    hub.fleet.inventory.heartbeat(NODE_ID, etag_of(good))
     (known,) = hub.fleet.nodes_of(node.tenant)
     assert known.is_listed(hub.clock())
     hub.clock.advance(1)
-    hub.fleet.heartbeat(NODE_ID, etag_of(good))
+    hub.fleet.inventory.heartbeat(NODE_ID, etag_of(good))
     assert not known.is_listed(hub.clock())
 
 

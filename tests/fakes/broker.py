@@ -106,6 +106,10 @@ class Broker:
             self._process.wait(BOUND_S)
             self._process = None
 
+    def lose_all(self) -> None:
+        """Delete what it keeps, while it is stopped."""
+        shutil.rmtree(self._directory / "store")
+
     def _said(self, text: bytes, since: int) -> bool:
         return text in (self._directory / "broker.log").read_bytes()[since:]
 

@@ -119,7 +119,7 @@ async def test_an_idle_second_reads_no_node(fleets: list[Fleet], monkeypatch: py
 def test_a_heartbeat_reads_one_node(fleets: list[Fleet], monkeypatch: pytest.MonkeyPatch) -> None:
     for fleet in fleets:
         with reads(monkeypatch) as read:
-            fleet.hub.fleet.heartbeat(fleet.nodes[-1].node_id, "00" * 32)
+            fleet.hub.fleet.inventory.heartbeat(fleet.nodes[-1].node_id, "00" * 32)
         assert (len(read.nodes), len(read.tools)) == (1, 0)
 
 

@@ -249,7 +249,7 @@ def test_a_heartbeat_informs_and_moves_no_expiry(
     hub: Hub, node: SimulatedNode, etag: str | None, verdict: str
 ) -> None:
     wire = hub.connect(node)
-    hub.fleet.heartbeat(NODE_ID, etag or etag_of(wire))
+    hub.fleet.inventory.heartbeat(NODE_ID, etag or etag_of(wire))
     assert hub.counted("heartbeats_total", verdict=verdict) == 1
     hub.clock.advance(TTL_MS)
     assert failure(hub, ECHO_NAME) is Failure.MANIFEST_INVALID

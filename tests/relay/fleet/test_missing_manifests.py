@@ -23,39 +23,39 @@ def warned(hub: Hub) -> list[int]:
 
 def test_nodes_that_live_a_minute_without_a_manifest_are_told_and_counted_once(hub: Hub) -> None:
     for node_id in (NODE_ID, OTHER_NODE_ID, NODE_ID):
-        hub.fleet.heartbeat(node_id, ETAG)
+        hub.fleet.inventory.heartbeat(node_id, ETAG)
     hub.clock.advance(WINDOW_MS - 1)
-    hub.fleet.heartbeat(NODE_ID, ETAG)
+    hub.fleet.inventory.heartbeat(NODE_ID, ETAG)
     assert warned(hub) == []
     hub.clock.advance(1)
-    hub.fleet.heartbeat(NODE_ID, ETAG)
+    hub.fleet.inventory.heartbeat(NODE_ID, ETAG)
     assert warned(hub) == [2]
 
 
 def test_they_are_told_at_most_once_a_minute(hub: Hub) -> None:
     for _ in range(10):
-        hub.fleet.heartbeat(NODE_ID, ETAG)
+        hub.fleet.inventory.heartbeat(NODE_ID, ETAG)
         hub.clock.advance(WINDOW_MS // 2)
     assert warned(hub) == [1, 1, 1]
 
 
 def test_a_heartbeat_that_overtakes_its_manifest_is_no_news(hub: Hub, node: SimulatedNode) -> None:
-    hub.fleet.heartbeat(NODE_ID, ETAG)
+    hub.fleet.inventory.heartbeat(NODE_ID, ETAG)
     wire = hub.announce(node)
     hub.clock.advance(WINDOW_MS)
-    hub.fleet.heartbeat(NODE_ID, etag_of(wire))
-    hub.fleet.heartbeat(NODE_ID, ETAG)
-    hub.fleet.heartbeat(OTHER_NODE_ID, ETAG)
+    hub.fleet.inventory.heartbeat(NODE_ID, etag_of(wire))
+    hub.fleet.inventory.heartbeat(NODE_ID, ETAG)
+    hub.fleet.inventory.heartbeat(OTHER_NODE_ID, ETAG)
     assert warned(hub) == []
     hub.clock.advance(WINDOW_MS)
-    hub.fleet.heartbeat(OTHER_NODE_ID, ETAG)
+    hub.fleet.inventory.heartbeat(OTHER_NODE_ID, ETAG)
     assert warned(hub) == [1]
 
 
 def test_a_manifest_without_its_leaf_is_missing(hub: Hub, node: SimulatedNode) -> None:
     for _ in range(2):
         hub.fleet.offer_manifest(NODE_ID, node.manifest(), "broker")
-        hub.fleet.heartbeat(NODE_ID, ETAG)
+        hub.fleet.inventory.heartbeat(NODE_ID, ETAG)
         hub.clock.advance(WINDOW_MS)
     assert warned(hub) == [1]
 
@@ -64,14 +64,14 @@ def test_a_manifest_that_was_rejected_is_not_missing(hub: Hub, node: SimulatedNo
     hub.fleet.offer_identity(NODE_ID, node.leaf_pem)
     hub.fleet.offer_manifest(NODE_ID, b"{", "broker")
     for _ in range(2):
-        hub.fleet.heartbeat(NODE_ID, ETAG)
+        hub.fleet.inventory.heartbeat(NODE_ID, ETAG)
         hub.clock.advance(WINDOW_MS)
     assert warned(hub) == []
 
 
 def test_made_up_nodes_are_counted_up_to_a_bound(hub: Hub) -> None:
     for number in range(MAX_NODES + 5):
-        hub.fleet.heartbeat(f"{number:026d}", ETAG)
+        hub.fleet.inventory.heartbeat(f"{number:026d}", ETAG)
     hub.clock.advance(WINDOW_MS)
-    hub.fleet.heartbeat(NODE_ID, ETAG)
+    hub.fleet.inventory.heartbeat(NODE_ID, ETAG)
     assert warned(hub) == [MAX_NODES]

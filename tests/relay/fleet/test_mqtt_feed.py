@@ -11,6 +11,7 @@ import pytest
 
 from relay.auth.permissions import Rights
 from relay.fleet.fleet import GRACE_MS, Fleet
+from relay.fleet.inventory import Inventory
 from relay.fleet.missing_manifests import WINDOW_MS
 from relay.fleet.mqtt_feed import MqttFeed
 from relay.observability.logging import make_logger
@@ -32,6 +33,8 @@ from tests.fakes.tls_broker import PlayedAuthority, TlsBroker
 
 BOUND_S = 30
 READERS = Rights(TENANT, frozenset({"read_only"}))
+SHORT = "the broker has not sent all manifests that were known; see docs/brokers.md"
+READERS = Rights(TENANT, frozenset({"read_only"}))
 MISSING = "manifests are missing: does the broker hold back retained messages? see docs/brokers.md"
 
 
@@ -41,6 +44,7 @@ class WatchedFleet(Fleet):
     def __init__(self, **parts: Any) -> None:
         super().__init__(**parts)
         self.handed: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
+        self.inventory.heartbeat = self._heartbeat  # type: ignore[method-assign]  # to learn of each
         self.turn = 0
         self.turns: list[int] = []
 
@@ -56,13 +60,13 @@ class WatchedFleet(Fleet):
         self.handed.put_nowait((verdict.outcome.value, node_id))
         return verdict
 
+    def _heartbeat(self, node_id: str, etag: str) -> None:
+        Inventory.heartbeat(self.inventory, node_id, etag)
+        self.handed.put_nowait(("heartbeat", node_id))
+
     def tombstone(self, node_id: str) -> None:
         super().tombstone(node_id)
         self.handed.put_nowait(("tombstone", node_id))
-
-    def heartbeat(self, node_id: str, etag: str) -> None:
-        super().heartbeat(node_id, etag)
-        self.handed.put_nowait(("heartbeat", node_id))
 
 
 class Stage:
@@ -344,6 +348,47 @@ async def test_what_was_retained_before_the_broker_was_stopped_is_found_after_it
     await asyncio.to_thread(stoppable_broker.start)
     async with stage.subscribed(stoppable_broker.address):
         await stage.until("accepted")
+
+
+async def test_a_broker_that_lost_all_it_retained_delists_no_connected_node_and_has_it_with_its_next_announce(
+    stage: Stage, stoppable_broker: Broker
+) -> None:
+    address, fleet = stoppable_broker.address, stage.fleet
+    await send(address, *introduction(stage.node))
+    async with stage.subscribed(address):
+        await stage.until("accepted")
+        fleet.set_connected(NODE_ID, connected=True)
+        before = fleet.selected.version(READERS)
+        await asyncio.to_thread(stoppable_broker.stop)
+        await stage.hub.lines.until("broker lost")
+        await asyncio.to_thread(stoppable_broker.lose_all)
+        await asyncio.to_thread(stoppable_broker.start)
+        await stage.hub.lines.until("broker connected", 2)
+        assert stage.hub.counted("inventory_missing") == 1
+        stage.hub.clock.advance(60_000)  # a heartbeat later, and longer than a grace
+        fleet.sweep()
+        assert fleet.selected.version(READERS) == before
+        renewed = stage.node.manifest(issued_at_ms=stage.hub.clock())
+        await send(address, (topics.announce(NODE_ID), renewed))
+        await stage.until("accepted")
+        assert stage.hub.counted("inventory_missing") == 0
+        assert fleet.selected.version(READERS) == before
+    async with stage.subscribed(address):
+        await stage.until("unchanged")  # the broker has it again
+
+
+async def test_manifests_that_the_broker_does_not_send_are_noticed_against_the_marks(
+    stage: Stage, broker: BrokerAddress
+) -> None:
+    # Both have announced themselves before; of one, the broker lost what it retained.
+    for node in (stage.node, stage.hub.ca.issue(OTHER_NODE_ID)):
+        stage.hub.announce(node)
+    await send(broker, *introduction(stage.node))
+    async with stage.subscribed(broker, resubscribe_after_s=0.1, check_after_s=0.5):
+        await stage.hub.lines.until(SHORT)
+    [line] = stage.hub.lines.entries(SHORT)
+    assert (line["level"], line["missing"], line["known"]) == ("warning", 1, 2)
+    assert stage.hub.counted("inventory_missing") == 1
 
 
 # nats-server may answer the first subscription or not, which is what the second is for.

@@ -40,7 +40,7 @@ def test_another_tenant_and_callers_who_may_not_read_see_no_label(
 
 def test_a_retired_node_is_not_named(hub: Hub, instructions: Instructions) -> None:
     hub.fleet.rename({NODE_ID: NodeName(TENANT, "greenhouse pi"), OTHER_NODE_ID: NodeName(TENANT, "barn")})
-    hub.fleet.retire({NODE_ID}, ())
+    hub.fleet.retire(frozenset({NODE_ID}), ())
     assert instructions.text(READERS).endswith('"barn".')
 
 

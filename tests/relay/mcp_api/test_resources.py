@@ -304,7 +304,7 @@ def test_a_cursor_that_was_not_given_is_an_error(catalog: ResourceCatalog, curso
 
 def test_a_retired_node_is_not_listed(hub: Hub, catalog: ResourceCatalog) -> None:
     first, second = many(hub, 2)
-    hub.fleet.retire({first}, ())
+    hub.fleet.retire(frozenset({first}), ())
     assert pages_of_nodes(catalog) == [[second]]
     assert uris(catalog, principal()) == [
         *OF_THE_FLEET,
@@ -350,7 +350,7 @@ def test_a_renewal_is_no_change(hub: Hub, node: SimulatedNode, catalog: Resource
     hub.connect(node)
     before = changes(catalog)
     hub.announce(node, issued_at_ms=hub.clock.advance(60_000))
-    hub.fleet.heartbeat(NODE_ID, "00" * 32)
+    hub.fleet.inventory.heartbeat(NODE_ID, "00" * 32)
     assert changes(catalog) == before
 
 

@@ -1,0 +1,70 @@
+"""Whether the broker sends what it should: manifests that it retains, and those that heartbeats belong to.
+
+A broker can lose retained messages, or silently hold most of them back from a new subscriber. What it has not
+sent shows against the persisted marks: each node with one has announced itself before. Must not judge
+manifests.
+"""
+
+from collections.abc import Callable
+
+from structlog.typing import FilteringBoundLogger
+
+from relay.fleet.missing_manifests import MissingManifests
+from relay.fleet.node_index import NodeIndex
+from relay.fleet.node_record import NodeRecord
+from relay.observability.metrics import Metrics
+
+
+class Inventory:
+    """What one broker has sent, compared with what is known."""
+
+    def __init__(
+        self, nodes: NodeIndex, metrics: Metrics, now_ms: Callable[[], int], log: FilteringBoundLogger
+    ) -> None:
+        self._nodes = nodes
+        self._metrics = metrics
+        self._now_ms = now_ms
+        self._log = log
+        self._missing = MissingManifests(log)
+        self._subscription = 0
+        metrics.inventory_missing.set_function(self.missing)
+
+    def heartbeat(self, node_id: str, etag: str) -> None:
+        """Count a heartbeat. It is not signed: no expiry moves, and nothing is listed by it."""
+        node = self._nodes.get(node_id)
+        current = node.manifest.etag if node is not None and node.manifest is not None else None
+        self._metrics.heartbeats.labels("fits" if current == etag else "unknown_manifest").inc()
+        # A rejected manifest has arrived, and the log has the reason.
+        if current is None and not (node is not None and node.rejected):
+            self._missing.missed(node_id, self._now_ms())
+
+    def found(self, node_id: str) -> None:
+        """Record that a manifest of ``node_id`` is in force."""
+        self._missing.found(node_id)
+
+    def subscribed(self) -> None:
+        """Record that the broker was subscribed to: from now on it sends what it retains."""
+        self._subscription += 1
+
+    def announced(self, node_id: str) -> None:
+        """Record that the broker sent an announce of ``node_id``, whatever it is worth."""
+        node = self._nodes.get(node_id)
+        if node is not None:
+            node.announced_in = self._subscription
+
+    def missing(self) -> int:
+        """Return of how many nodes that announced themselves before the broker has not sent an announce."""
+        return sum(self._is_missing(node) for node in self._nodes)
+
+    def check(self) -> None:
+        """Log what is missing, once what is retained has had time to arrive."""
+        if missing := self.missing():
+            self._log.warning(
+                "the broker has not sent all manifests that were known; see docs/brokers.md",
+                missing=missing,
+                known=sum(node.mark is not None for node in self._nodes),
+            )
+
+    def _is_missing(self, node: NodeRecord) -> bool:
+        is_expected = node.mark is not None and node.node_id not in self._nodes.retired
+        return is_expected and node.announced_in != self._subscription

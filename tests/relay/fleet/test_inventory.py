@@ -1,0 +1,55 @@
+"""What the broker has not sent of what is known."""
+
+from pathlib import Path
+
+import pytest
+
+from schemas.registry import SchemaRegistry
+from tests.fakes.hub import Hub
+from tests.fakes.signer import NODE_ID, OTHER_NODE_ID, SimulatedNode
+
+SHORT = "the broker has not sent all manifests that were known; see docs/brokers.md"
+
+
+@pytest.fixture
+def node(hub: Hub) -> SimulatedNode:
+    return hub.ca.issue()
+
+
+def test_a_node_counts_as_missing_until_the_broker_has_sent_an_announce_of_it(
+    hub: Hub, node: SimulatedNode
+) -> None:
+    inventory = hub.fleet.inventory
+    hub.announce(node)
+    hub.fleet.offer_identity(OTHER_NODE_ID, hub.ca.issue(OTHER_NODE_ID).leaf_pem)  # it never announced itself
+    inventory.subscribed()
+    assert (inventory.missing(), hub.counted("inventory_missing")) == (1, 1)
+    inventory.announced(NODE_ID)
+    inventory.announced("01hzx9k3m4p7q8r9s0t1v2w3x0")  # of a node that is not known
+    assert (inventory.missing(), hub.counted("inventory_missing")) == (0, 0)
+    inventory.check()
+    assert hub.lines.entries(SHORT) == []
+    inventory.subscribed()
+    inventory.check()
+    [line] = hub.lines.entries(SHORT)
+    assert (line["missing"], line["known"]) == (1, 1)
+
+
+def test_a_retired_node_is_not_missing(hub: Hub, node: SimulatedNode) -> None:
+    hub.announce(node)
+    hub.fleet.inventory.subscribed()
+    hub.fleet.retire(frozenset({NODE_ID}), ())
+    assert hub.fleet.inventory.missing() == 0
+
+
+async def test_what_is_missing_is_known_from_the_marks_after_a_restart(
+    tmp_path: Path, registry: SchemaRegistry
+) -> None:
+    hub = Hub(tmp_path, registry)
+    hub.announce(hub.ca.issue())
+    await hub.marks._flush()  # noqa: SLF001 - as once a second
+    hub.close()
+    again = Hub(tmp_path, registry)
+    again.fleet.inventory.subscribed()
+    assert again.fleet.inventory.missing() == 1
+    again.close()
