@@ -10,6 +10,7 @@ from pathlib import Path
 
 from bench.calls import measure_calls
 from bench.envelope import measure_envelope
+from bench.fleet_10k import measure_fleet_10k
 from bench.flooded import measure_flooded
 from bench.footprint import measure_footprint
 from bench.lists import measure_lists
@@ -42,6 +43,7 @@ PARTS: Mapping[str, tuple[str, Callable[[], list[Figure]]]] = {
         lambda: [asyncio.run(measure_absence())],
     ),
     "memory": ("memory of 5 000 connected nodes", lambda: [asyncio.run(measure_memory())]),
+    "fleet_10k": ("a relay with 10 000 nodes", lambda: asyncio.run(measure_fleet_10k())),
     "footprint": ("what a node costs its board", lambda: asyncio.run(measure_footprint())),
 }
 

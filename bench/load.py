@@ -43,6 +43,16 @@ def tool_call(port: int, tool: str, token: str | None) -> bytes:
     return _request(port, token, headers, _message("tools/call", params))
 
 
+def list_page(port: int, token: str) -> bytes:
+    """Return a ``tools/list`` of the new era, for the first page, as the bytes of an HTTP request."""
+    meta = {
+        "io.modelcontextprotocol/protocolVersion": MODERN,
+        "io.modelcontextprotocol/clientCapabilities": {},
+    }
+    headers = {"MCP-Protocol-Version": MODERN, "Mcp-Method": "tools/list"}
+    return _request(port, token, headers, _message("tools/list", {"_meta": meta}))
+
+
 def old_tool_call(port: int, tool: str, token: str | None, session: str) -> bytes:
     """Return a ``tools/call`` of the 2025 era, in a session that ``open_old_session`` has opened."""
     message = _message("tools/call", {"name": tool, "arguments": _ARGUMENTS})
@@ -94,6 +104,20 @@ async def latencies_ms(target: Target, count: int, pause_s: float = 0.0) -> list
         took.append((time.perf_counter() - started) * 1000)
         if pause_s:
             await asyncio.sleep(pause_s)
+    writer.close()
+    return took
+
+
+async def latencies_until_ms(target: Target, done: asyncio.Future[Any], pause_s: float) -> list[float]:
+    """Return how long each call took, as ``latencies_ms``, until ``done`` is."""
+    turns = itertools.cycle(target.requests)
+    reader, writer = await asyncio.open_connection("127.0.0.1", target.port)
+    took = []
+    while not done.done():
+        started = time.perf_counter()
+        await _exchange(reader, writer, next(turns))
+        took.append((time.perf_counter() - started) * 1000)
+        await asyncio.sleep(pause_s)
     writer.close()
     return took
 

@@ -32,6 +32,9 @@ from schemas.keys import is_sound_public_key
 from schemas.projection import NODE_ID_PATTERN, is_node_id
 from schemas.x509_forms import leaf_builder, moment, name_of, pem_of, private
 
+LEAF_RULES = 1
+"""The version of the rules of ``verify_leaf``: raised whenever they reject more, since verdicts are kept."""
+
 UNENROLLED_TENANT = "unenrolled"
 """The tenant in a leaf that a node signed for itself, until a CA's arrives."""
 

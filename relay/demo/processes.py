@@ -56,7 +56,7 @@ class Processes:
 
     async def start(self, name: str, command: Sequence[str]) -> int:
         """Start ``command`` and return its process id."""
-        with self._log(name).open("ab") as log:
+        with self.log(name).open("ab") as log:
             # A session of its own: Ctrl-C reaches the demo alone, which then stops its parts in order.
             process = await asyncio.create_subprocess_exec(
                 *command, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
@@ -69,6 +69,14 @@ class Processes:
         process = self._running.pop(name)
         process.kill()
         await process.wait()
+
+    async def stop(self, name: str) -> None:
+        """Stop the process called ``name`` by SIGTERM, and forget it."""
+        await _stopped(self._running.pop(name))
+
+    def is_running(self, name: str) -> bool:
+        """Return whether a process called ``name`` was started, and not stopped."""
+        return name in self._running
 
     def pid(self, name: str) -> int:
         """Return the process id of the process called ``name``."""
@@ -146,26 +154,31 @@ class Processes:
 
     async def _stop_all(self) -> None:
         for process in reversed(self._running.values()):
-            if process.returncode is not None:
-                continue
-            process.send_signal(signal.SIGTERM)
-            try:
-                async with asyncio.timeout(_STOP_TIMEOUT_S):
-                    await process.wait()
-            except TimeoutError:
-                process.kill()
-                await process.wait()
+            await _stopped(process)
 
     def last_lines(self) -> str:
         """Return the last line of each log, in one line."""
         return "; ".join(f"{name}: {self._tail(name, 1) or 'no output'}" for name in self._running)
 
-    def _log(self, name: str) -> Path:
+    def log(self, name: str) -> Path:
+        """Return the log of the process called ``name``."""
         return self._directory / f"{name}.log"
 
     def _tail(self, name: str, count: int = _TAIL_LINES) -> str:
-        lines = self._log(name).read_text("utf-8", "replace").splitlines()
+        lines = self.log(name).read_text("utf-8", "replace").splitlines()
         return " | ".join(printable(line, _MAX_LINE) for line in lines[-count:])
+
+
+async def _stopped(process: asyncio.subprocess.Process) -> None:
+    if process.returncode is not None:
+        return
+    process.send_signal(signal.SIGTERM)
+    try:
+        async with asyncio.timeout(_STOP_TIMEOUT_S):
+            await process.wait()
+    except TimeoutError:
+        process.kill()
+        await process.wait()
 
 
 def find_program(name: str) -> str:

@@ -3,12 +3,13 @@
 import asyncio
 import ssl
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from relay.audit.assembly import AuditPart
 from relay.environment import RelayEnvironment
 from relay.fleet.change_notifier import ChangeNotifier
 from relay.fleet.fleet import Fleet
+from relay.fleet.kept_leaves import KeptLeaves
 from relay.fleet.leaves import Trust
 from relay.fleet.mqtt_feed import MqttFeed
 from relay.fleet.name_ledger import NameLedger
@@ -53,8 +54,9 @@ def assemble(
         OSError: the marks cannot be read.
     """
     marks = MarkStore(environment.config.state.marks)
+    kept = KeptLeaves(marks.load_leaves(environment.clock()), marks.put_leaf)
     fleet = Fleet(
-        trust=trust,
+        trust=replace(trust, kept=kept),
         projector=Projector(environment.registry, environment.kinds),
         marks=marks,
         metrics=environment.metrics,

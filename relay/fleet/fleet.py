@@ -116,8 +116,9 @@ class Fleet:
             return
         try:
             self.identify(node_id, pem)
-            if second := certificates_in(pem)[1:2]:
-                with suppress(IdentityError):  # it is the issuer's
+            second = certificates_in(pem)[1:2]
+            if second and not self._trust.is_root(second[0]):
+                with suppress(IdentityError):  # it is of another chain
                     self.identify(node_id, to_pem(second))
         except IdentityError as error:
             self._metrics.identities.labels(error.reason).inc()
@@ -166,7 +167,7 @@ class Fleet:
 
     def change_trust(self, roots: Sequence[str], revoked: frozenset[str]) -> None:
         """Trust by these roots and revocations from now on. ``drop_leaves`` drops what was trusted before."""
-        self._trust = Trust(self._trust.rules, roots, revoked)
+        self._trust = self._trust.changed(roots, revoked)
         self._offered.clear()
 
     def drop_leaves(self, is_untrusted: Callable[[Identity], bool]) -> None:

@@ -1,11 +1,12 @@
 """Which leaf certificates are trusted: by root, by revocation, and by node id.
 
-Pure: time and what is known of a node come in as arguments. Must not keep records of nodes.
+Time and what is known of a node come in as arguments. Must not keep records of nodes.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from relay.fleet.kept_leaves import KeptLeaves, root_validities
 from relay.fleet.node_record import NodeRecord
 from schemas.certificates import IdentityError, IdentityReason, verify_leaf
 from schemas.identity import Identity, certificates_in, kid_of
@@ -14,11 +15,23 @@ from schemas.trust import TrustRules
 
 @dataclass(frozen=True, slots=True)
 class Trust:
-    """What the fleet trusts: manifests by ``rules``, leaves by ``roots`` unless ``revoked`` has their kid."""
+    """What the fleet trusts: manifests by ``rules``, leaves by ``roots`` unless ``revoked`` has their kid.
+
+    ``kept`` are the leaves that were verified before a restart.
+    """
 
     rules: TrustRules
     roots: Sequence[str]
     revoked: frozenset[str]
+    kept: KeptLeaves = field(default_factory=KeptLeaves)
+
+    def changed(self, roots: Sequence[str], revoked: frozenset[str]) -> "Trust":
+        """Return the trust by other roots and revocations."""
+        return Trust(self.rules, roots, revoked, self.kept)
+
+    def is_root(self, der: bytes) -> bool:
+        """Return whether the certificate ``der`` is one of the roots."""
+        return kid_of(der) in root_validities(tuple(self.roots))
 
     def identify(self, node_id: str, pem: str, known: NodeRecord | None, now_ms: int) -> Identity:
         """Return the identity of ``node_id`` that ``pem`` proves; ``known`` is the node's record.
@@ -29,11 +42,14 @@ class Trust:
         found = _known_leaf(known, pem) if known is not None else None
         if found is not None and found.valid_at(now_ms):
             return found  # thousands of nodes that reconnect present a leaf that was verified before
-        identity = verify_leaf(pem, self.roots, now_ms)
+        recalled = self.kept.recall(pem, self.roots, now_ms)
+        identity = recalled or verify_leaf(pem, self.roots, now_ms)
         if identity.node_id != node_id:
             raise IdentityError(IdentityReason.ID_MISMATCH)
         if identity.kid in self.revoked:
             raise IdentityError(IdentityReason.REVOKED)
+        if recalled is None:
+            self.kept.verified(identity)
         return identity
 
 

@@ -1,8 +1,8 @@
-"""The newest manifest ever accepted from each node, kept across restarts.
+"""The newest manifest ever accepted from each node, and the leaves that were verified, kept across restarts.
 
-Without them, anyone who can publish to the broker could replay an older manifest after a restart. Writes are
-collected and made once a second, off the event loop: a crash loses at most that second, and what is replayed
-from it is younger than a heartbeat. A write that fails is retried. Must not judge.
+Without the marks, anyone who can publish to the broker could replay an older manifest after a restart. Writes
+are collected and made once a second, off the event loop: a crash loses at most that second, and what is
+replayed from it is younger than a heartbeat. A write that fails is retried. Must not judge.
 
 SQLite opens its files by name, follows links, and creates others beside them. So they are in a directory of
 the relay's own, and are checked before SQLite first opens them.
@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
+from relay.fleet.kept_leaves import KeptLeaf
+from schemas.certificates import LEAF_RULES
 from schemas.files import check_private_directory, make_private_directory, open_state
 from schemas.trust import Mark
 
@@ -40,10 +42,16 @@ class MarkStore:
         _check_files(self._path)
         self._flush_interval_s = flush_interval_s
         self._pending: _Changes = {}
+        self._leaves: list[KeptLeaf] = []
         with self._transaction() as database:
             database.execute(
                 "CREATE TABLE IF NOT EXISTS marks (node_id TEXT PRIMARY KEY, tenant TEXT NOT NULL,"
                 " issued_at_ms INTEGER NOT NULL, etag TEXT NOT NULL) STRICT"
+            )
+            database.execute(
+                "CREATE TABLE IF NOT EXISTS leaves (kid TEXT PRIMARY KEY, node_id TEXT NOT NULL,"
+                " tenant TEXT NOT NULL, public_key BLOB NOT NULL, not_before_ms INTEGER NOT NULL,"
+                " not_after_ms INTEGER NOT NULL, root_kid TEXT NOT NULL, rules INTEGER NOT NULL) STRICT"
             )
 
     def load(self) -> Iterator[tuple[str, str, Mark]]:
@@ -52,6 +60,19 @@ class MarkStore:
             rows = database.execute("SELECT node_id, tenant, issued_at_ms, etag FROM marks").fetchall()
         for node_id, tenant, issued_at_ms, etag in rows:
             yield node_id, tenant, Mark(issued_at_ms, etag)
+
+    def load_leaves(self, now_ms: int) -> list[KeptLeaf]:
+        """Return the leaves that were verified by the present rules; delete others and expired ones."""
+        with self._transaction() as database:
+            database.execute("DELETE FROM leaves WHERE not_after_ms <= ? OR rules <> ?", (now_ms, LEAF_RULES))
+            rows = database.execute(
+                "SELECT kid, node_id, tenant, public_key, not_before_ms, not_after_ms, root_kid FROM leaves"
+            ).fetchall()
+        return [KeptLeaf(*row) for row in rows]
+
+    def put_leaf(self, leaf: KeptLeaf) -> None:
+        """Keep ``leaf``, which was verified by the present rules, and write it with the next flush."""
+        self._leaves.append(leaf)
 
     def put(self, node_id: str, tenant: str, mark: Mark) -> None:
         """Keep ``mark``, and write it with the next flush."""
@@ -66,25 +87,27 @@ class MarkStore:
         try:
             while True:
                 await asyncio.sleep(self._flush_interval_s)
-                if self._pending:
+                if self._pending or self._leaves:
                     await self._flush()
         finally:
             # A write that fails now is lost as in a crash; the relay ends all the same.
             with suppress(OSError):
-                self._write(self._take())
+                self._write(*self._take())
 
     async def _flush(self) -> None:
-        taken = self._take()
+        changes, leaves = self._take()
         try:
-            await asyncio.to_thread(self._write, taken)
+            await asyncio.to_thread(self._write, changes, leaves)
         except OSError:
-            self._pending = {**taken, **self._pending}
+            self._pending = {**changes, **self._pending}
+            self._leaves = [*leaves, *self._leaves]
 
-    def _take(self) -> "_Changes":
-        taken, self._pending = self._pending, {}
+    def _take(self) -> "tuple[_Changes, list[KeptLeaf]]":
+        taken = self._pending, self._leaves
+        self._pending, self._leaves = {}, []
         return taken
 
-    def _write(self, changes: "_Changes") -> None:
+    def _write(self, changes: "_Changes", leaves: list[KeptLeaf]) -> None:
         rows = [
             (node_id, new[0], new[1].issued_at_ms, new[1].etag)
             for node_id, new in changes.items()
@@ -98,7 +121,12 @@ class MarkStore:
                 " WHERE excluded.issued_at_ms > marks.issued_at_ms",
                 rows,
             )
+            database.executemany(
+                "INSERT OR REPLACE INTO leaves VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                [(*leaf, LEAF_RULES) for leaf in leaves],
+            )
             database.executemany("DELETE FROM marks WHERE node_id = ?", dropped)
+            database.executemany("DELETE FROM leaves WHERE node_id = ?", dropped)
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:

@@ -33,6 +33,7 @@ from relay.clock import RelayClock
 from relay.config import PER_AGENT, EnvelopeMode
 from relay.fleet.change_notifier import ChangeNotifier
 from relay.fleet.fleet import Fleet
+from relay.fleet.kept_leaves import KeptLeaves
 from relay.fleet.leaves import Trust
 from relay.fleet.replay_marks import MarkStore
 from relay.fleet.tools import Projector
@@ -132,7 +133,12 @@ class Hub:
             self.freshness.read(source)
         kinds = self.kinds = kinds or KindRegistry()
         self.fleet = fleet_type(
-            trust=Trust(TrustRules(registry, kinds), [self.ca.root_pem], frozenset(revoked)),
+            trust=Trust(
+                TrustRules(registry, kinds),
+                [self.ca.root_pem],
+                frozenset(revoked),
+                KeptLeaves(self.marks.load_leaves(self.clock()), self.marks.put_leaf),
+            ),
             projector=Projector(registry, kinds),
             marks=self.marks,
             metrics=self.metrics,

@@ -214,6 +214,30 @@ async def test_after_a_restart_an_older_manifest_is_a_rollback(
     after.close()
 
 
+async def test_after_a_restart_a_leaf_is_not_verified_again_and_may_be_revoked(
+    tmp_path: Path, registry: SchemaRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = Hub(tmp_path, registry)
+    node, revoked = before.ca.issue(), before.ca.issue(OTHER_NODE_ID)
+    for each in (node, revoked):
+        before.announce(each)
+    flushing = asyncio.create_task(before.marks.run())
+    await asyncio.sleep(0)
+    flushing.cancel()
+    with suppress(asyncio.CancelledError):
+        await flushing
+    before.close()
+
+    after = Hub(tmp_path, registry, ca=before.ca, revoked={revoked.kid})
+    verified = Calls(monkeypatch, relay.fleet.leaves, "verify_leaf")
+    for each in (node, revoked):
+        after.announce(each)
+    assert verified.count == 0
+    assert listed(after) == [METRICS_NAME, ECHO_NAME]
+    assert after.counted("identities_total", verdict="revoked") == 1
+    after.close()
+
+
 def test_a_tombstone_delists_a_node_without_a_session_and_keeps_its_mark(
     hub: Hub, node: SimulatedNode
 ) -> None:

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from relay.fleet.kept_leaves import KeptLeaf
 from relay.fleet.replay_marks import MarkStore
+from schemas.certificates import LEAF_RULES
 from schemas.files import UntrustedFileError, make_private_directory, write_atomic
 from schemas.trust import Mark
 from tests.fakes.disk import full_disk
@@ -30,6 +32,9 @@ os._exit(1)
 """
 
 
+LEAF = KeptLeaf("ab" * 32, NODE_ID, "acme", b"k" * 32, 1_000, 2_000, "ef" * 32)
+
+
 async def stopped(store: MarkStore) -> None:
     """Let the store run until it waits for the first time, and stop it."""
     task = asyncio.create_task(store.run())
@@ -47,10 +52,10 @@ class WatchedStore(MarkStore):
         self._loop = asyncio.get_running_loop()
         self._endings: asyncio.Queue[str] = asyncio.Queue()
 
-    def _write(self, marks: dict[str, tuple[str, Mark] | None]) -> None:
+    def _write(self, changes: dict[str, tuple[str, Mark] | None], leaves: list[KeptLeaf]) -> None:
         ending = "failed"
         try:
-            super()._write(marks)
+            super()._write(changes, leaves)
             ending = "written"
         finally:
             self._loop.call_soon_threadsafe(self._endings.put_nowait, ending)
@@ -85,6 +90,46 @@ async def test_marks_outlive_the_process(path: Path) -> None:
     store.put(OTHER_NODE_ID, "globex", NEW)
     await stopped(store)
     assert sorted(MarkStore(path).load()) == [(NODE_ID, "acme", OLD), (OTHER_NODE_ID, "globex", NEW)]
+
+
+async def test_leaves_outlive_the_process_until_they_expire(path: Path) -> None:
+    store = MarkStore(path)
+    store.put_leaf(LEAF)
+    store.put_leaf(LEAF)
+    await stopped(store)
+    assert MarkStore(path).load_leaves(LEAF.not_after_ms - 1) == [LEAF]
+    assert MarkStore(path).load_leaves(LEAF.not_after_ms) == []
+    assert MarkStore(path).load_leaves(LEAF.not_after_ms - 1) == []
+
+
+async def test_leaves_that_other_rules_have_verified_count_for_nothing(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = MarkStore(path)
+    store.put_leaf(LEAF)
+    await stopped(store)
+    monkeypatch.setattr("relay.fleet.replay_marks.LEAF_RULES", LEAF_RULES + 1)
+    assert MarkStore(path).load_leaves(0) == []
+
+
+async def test_the_leaves_of_a_node_that_is_forgotten_are_forgotten(path: Path) -> None:
+    store = MarkStore(path)
+    store.put_leaf(LEAF)
+    store.put_leaf(LEAF._replace(kid="cd" * 32, node_id=OTHER_NODE_ID))
+    await stopped(store)
+    store = MarkStore(path)
+    store.drop(NODE_ID)
+    await stopped(store)
+    assert [leaf.node_id for leaf in MarkStore(path).load_leaves(0)] == [OTHER_NODE_ID]
+
+
+async def test_leaves_that_a_full_disk_refused_are_written_when_there_is_room(store: WatchedStore) -> None:
+    with full_disk():
+        store.put_leaf(LEAF)
+        assert await store.ending() == "failed"
+    while await store.ending() == "failed":
+        pass
+    assert store.load_leaves(0) == [LEAF]
 
 
 async def test_a_newer_mark_replaces_an_older_one_on_the_disk(path: Path) -> None:

@@ -1,0 +1,168 @@
+"""What one relay with ten thousand nodes costs: in memory, each second, with each heartbeat, call and page.
+
+The nodes are mock nodes of ``kubelet fleet``, all of them connected over sessions of their own. Of the relay
+the CPU time of its process counts, which depends less than wall time on what else the machine does. The calls
+are measured in alternation with those of a second relay, which has ten nodes. ``BENCH_NODES`` is the number
+of nodes for a short trial.
+"""
+
+import asyncio
+import os
+import signal
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+from bench.inventory import measure_inventory
+from bench.large_fleet import CALLED, LargeFleet
+from bench.load import Target, call_once, latencies_ms, latencies_until_ms, list_page, tool_call
+from bench.results import Figure
+from relay.demo.local_system import LocalSystem, Plan, start_system
+from relay.demo.processes import Processes
+
+_NODES = int(os.environ.get("BENCH_NODES", "10000"))
+_TIMEOUT_S = 600
+_FEW = 10
+_IDLE_S = 15
+"""One interval of pings."""
+_PAGES = 40
+_ROUNDS, _CALLS, _PAUSE_S = 6, 60, 0.012
+_STORM_PAUSE_S = 0.03
+_PERIOD_S = 60
+_MOST = 0.95
+"""The part of the heartbeats that is waited for: the last of a period are late."""
+_MIB = 1024 * 1024
+
+
+async def measure_fleet_10k() -> list[Figure]:
+    """Return the figures of a relay with 10 000 nodes."""
+    groups = {CALLED: _FEW, "staying": _NODES // 2 - _FEW, "storming": _NODES // 2}
+    with tempfile.TemporaryDirectory(prefix="edge-kubelet-bench-") as name:
+        logs, few = Path(name), Path(name) / "few"
+        few.mkdir()
+        async with (
+            Processes.running(logs) as processes,
+            Processes.running(few) as beside,
+            asyncio.timeout(_TIMEOUT_S),
+        ):
+            small = await start_system(Plan.below(few, beside.ports), _FEW, beside, lambda _text: None)
+            await small.until_listed()
+            fleet = await LargeFleet.started(groups, processes)
+            figures = [await _connect(fleet), _rss(fleet)]
+            idle_cores = await _idle_cores(fleet)
+            figures += [
+                Figure("idle_second_ms_10k", idle_cores * 1000, "ms", "a second", 1000, "<= 30 ms"),
+                await _page(fleet, idle_cores),
+                await _calls(fleet, small),
+                await _heartbeats(fleet, idle_cores),
+                *await _storm(fleet),
+            ]
+            for group in groups:
+                await processes.kill(group)
+            return [*figures, *await measure_inventory(fleet)]
+
+
+async def _connect(fleet: LargeFleet) -> Figure:
+    before = fleet.cpu_s()
+    for group in fleet.groups:
+        await fleet.start_nodes(group)
+    await fleet.until_connected(lambda connected: connected >= fleet.nodes)
+    await fleet.until('edge_relay_manifests_total{outcome="accepted"', lambda count: count >= fleet.nodes)
+    cost_ms = (fleet.cpu_s() - before) / fleet.nodes * 1000
+    return Figure("first_connect_ms", cost_ms, "ms", "wanted of a reconnect", 2.0, "reported")
+
+
+def _rss(fleet: LargeFleet) -> Figure:
+    rss = fleet.relay.memory_info().rss / _MIB
+    return Figure("relay_rss_mib_10k", rss, "MiB", "10 000 nodes of 32 KiB", 312.5, "<= 400")
+
+
+async def _idle_cores(fleet: LargeFleet) -> float:
+    before, started = fleet.cpu_s(), time.perf_counter()
+    await asyncio.sleep(_IDLE_S)
+    return (fleet.cpu_s() - before) / (time.perf_counter() - started)
+
+
+async def _page(fleet: LargeFleet, idle_cores: float) -> Figure:
+    request = list_page(fleet.plan.relay_port, fleet.token)
+    body = await call_once(fleet.plan.relay_port, request)
+    if b'"nextCursor"' not in body:
+        raise RuntimeError(f"the page must be a full one: {body[:500]!r}")
+    before, started = fleet.cpu_s(), time.perf_counter()
+    for _ in range(_PAGES):
+        await call_once(fleet.plan.relay_port, request)
+    wall_s = time.perf_counter() - started
+    cpu_ms = (fleet.cpu_s() - before - idle_cores * wall_s) / _PAGES * 1000
+    return Figure("list_page_cpu_ms_10k", cpu_ms, "ms", "its wall time", wall_s / _PAGES * 1000, "<= 15 ms")
+
+
+async def _calls(fleet: LargeFleet, small: LocalSystem) -> Figure:
+    took: dict[Target, list[float]] = {}
+    for port, token, nodes in (
+        (fleet.plan.relay_port, fleet.token, fleet.ids(CALLED)),
+        (small.plan.relay_port, small.token, small.mock_nodes),
+    ):
+        took[Target(port, [tool_call(port, f"sysecho.{node}.echo.invoke", token) for node in nodes])] = []
+    for _ in range(_ROUNDS):
+        for target, found in took.items():
+            found.extend(await latencies_ms(target, _CALLS, _PAUSE_S))
+    large, few = map(statistics.median, took.values())
+    return Figure("tools_call_p50_10k", large, "ms", "a relay with 10 nodes", few, "ratio <= 1.2")
+
+
+async def _heartbeats(fleet: LargeFleet, idle_cores: float) -> Figure:
+    """Return what one period of heartbeats costs: the first comes two minutes after the start."""
+    metric = 'edge_relay_heartbeats_total{verdict="fits"'
+    """Every node sends one over its session, and one over the broker."""
+    seen = 0.0
+
+    def none_yet(count: float) -> bool:
+        nonlocal seen
+        seen = count
+        return True
+
+    await fleet.until(metric, none_yet)
+    before, started = fleet.cpu_s(), time.perf_counter()
+    wanted = seen + 2 * fleet.nodes * _MOST
+    await fleet.until(metric, lambda count: count >= wanted, 2.0)
+    wall_s = time.perf_counter() - started
+    cpu_s = (fleet.cpu_s() - before - idle_cores * wall_s) / _MOST
+    return Figure("heartbeats_period_s_10k", cpu_s, "s", "the period", _PERIOD_S, "<= 6 s")
+
+
+async def _storm(fleet: LargeFleet) -> list[Figure]:
+    """Return the figures of half of the fleet that reconnects at once, and of calls to others meanwhile."""
+    port, relay_pid = fleet.plan.relay_port, fleet.processes.pid("storming")
+    target = Target(
+        port, [tool_call(port, f"sysecho.{node}.echo.invoke", fleet.token) for node in fleet.ids(CALLED)]
+    )
+    staying = fleet.nodes - fleet.groups["storming"]
+    os.kill(relay_pid, signal.SIGSTOP)
+    await fleet.until_connected(lambda connected: connected <= staying)
+    before = await latencies_ms(target, _CALLS, _PAUSE_S)
+    used, started = fleet.cpu_s(), time.perf_counter()
+    os.kill(relay_pid, signal.SIGCONT)
+    back = asyncio.create_task(fleet.until_connected(lambda connected: connected >= fleet.nodes))
+    meanwhile = await latencies_until_ms(target, back, _STORM_PAUSE_S)
+    await back
+    took_s = time.perf_counter() - started
+    handshake_ms = (fleet.cpu_s() - used) / fleet.groups["storming"] * 1000
+    return [
+        Figure(
+            "reconnect_storm_5000_s",
+            took_s,
+            "s",
+            "admitted at 200 a second",
+            fleet.groups["storming"] / 200,
+            "<= 35",
+        ),
+        Figure("storm_cpu_ms_per_handshake", handshake_ms, "ms", "wanted", 2.0, "<= 2"),
+        Figure(
+            "storm_call_p99_ms_10k", _p99(meanwhile), "ms", "the same call before", _p99(before), "<= 500"
+        ),
+    ]
+
+
+def _p99(values: list[float]) -> float:
+    return statistics.quantiles(values, n=100)[98]

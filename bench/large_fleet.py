@@ -1,0 +1,162 @@
+"""A relay with thousands of mock nodes, in three groups, on a broker of its own.
+
+Keys and certificates are made once and kept below ``bench/out``; all else is new in each run. One group is
+small, and called; another is stopped and goes on, so that all its nodes reconnect at once.
+"""
+
+import asyncio
+import json
+import os
+import resource
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx2
+import psutil
+
+from relay.config import StateFiles
+from relay.demo.local_system import TENANT, Plan, issue_token, relay_command, start_broker
+from relay.demo.ports import ClaimedPorts
+from relay.demo.processes import Processes
+from relay.pki.authority import CertificateAuthority
+from schemas.error_roots import OperatorError
+
+CALLED = "called"
+"""The group whose nodes are called."""
+
+_OUT = Path(__file__).parent / "out"
+_HEARTBEAT_S, _TTL_MS = 120, 15 * 60_000
+_MIN_LEFT_MS = 86_400_000
+_POLL_S = 0.1
+_RESERVED = 200
+
+
+@dataclass(frozen=True, slots=True)
+class LargeFleet:
+    """A relay whose nodes are started by group.
+
+    Attributes:
+        groups: how many nodes each group has.
+    """
+
+    plan: Plan
+    processes: Processes
+    groups: Mapping[str, int]
+    token: str
+
+    @classmethod
+    async def started(cls, groups: Mapping[str, int], processes: Processes) -> "LargeFleet":
+        """Start broker and relay, and no node yet.
+
+        Raises:
+            StartError: a process could not be started.
+        """
+        plan = await asyncio.to_thread(_prepared, groups, processes.ports)
+        await start_broker(plan, processes)
+        fleet = cls(plan, processes, groups, issue_token(plan, "bench-agent"))
+        await fleet.start_relay(plan.broker_port)
+        return fleet
+
+    @property
+    def nodes(self) -> int:
+        """How many nodes all groups have."""
+        return sum(self.groups.values())
+
+    @property
+    def relay(self) -> psutil.Process:
+        """The relay's process."""
+        return psutil.Process(self.processes.pid("relay"))
+
+    def ids(self, group: str) -> list[str]:
+        """Return the ids of the nodes of a group."""
+        return sorted(path.name for path in self._mocks(group).iterdir())
+
+    async def start_relay(self, broker_port: int) -> None:
+        """Start the relay, which subscribes to the broker at ``broker_port``."""
+        command = relay_command(self.plan)
+        command[command.index("--broker") + 1] = f"127.0.0.1:{broker_port}"
+        command[command.index("relay")] = "bench.quiet_relay"
+        await self.processes.start("relay", command)
+        await self.processes.until_listening(self.plan.relay_port)
+
+    async def start_nodes(self, group: str) -> None:
+        """Start the nodes of ``group``, whose first heartbeat is due in two minutes."""
+        command = [
+            *(sys.executable, "-P", "-m", "kubelet", "fleet"),
+            *("--identities", str(self._mocks(group)), "--heartbeat", str(_HEARTBEAT_S)),
+            *("--ttl-ms", str(_TTL_MS), "--broker", self.plan.broker, "--relay", self.plan.public_url),
+        ]
+        await self.processes.start(group, command)
+
+    async def until(self, metric: str, enough: Callable[[float], bool], every_s: float = _POLL_S) -> float:
+        """Wait until the sum of a metric's lines that begin with ``metric`` is enough; return that moment."""
+        async with httpx2.AsyncClient(base_url=self.plan.public_url, timeout=60) as http:
+            while True:
+                self.processes.check()
+                lines = (await http.get("/metrics")).text.splitlines()
+                if enough(sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(metric))):
+                    return time.time()
+                await asyncio.sleep(every_s)
+
+    async def until_connected(self, enough: Callable[[float], bool]) -> float:
+        """Wait until enough nodes are connected; return that moment."""
+        return await self.until("edge_relay_nodes_connected ", enough, 0.5)
+
+    def cpu_s(self) -> float:
+        """Return how much CPU time the relay has used, finer than the hundredths that its process shows."""
+        tasks = Path(f"/proc/{self.processes.pid('relay')}/task")
+        return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks.iterdir()) / 1e9
+
+    def _mocks(self, group: str) -> Path:
+        return self.plan.directory / "mocks" / group
+
+
+def _prepared(groups: Mapping[str, int], ports: ClaimedPorts) -> Plan:
+    """Return the plan of a run, with the identities of all groups, which are made if they are not there."""
+    need = sum(groups.values()) + _RESERVED
+    if (limit := _raised_limit()) < need:
+        raise OperatorError(f"{need} open files are needed, and {limit} are allowed: raise `ulimit -Hn`")
+    directory = _OUT / "fleet"
+    if not _is_kept(directory, groups):
+        shutil.rmtree(directory, ignore_errors=True)
+        directory.mkdir(parents=True)
+        ca = CertificateAuthority(StateFiles(directory / "relay").ca, _now_ms, os.urandom)
+        ca.create()
+        for group, count in groups.items():
+            ca.issue_mock(count, directory / "mocks" / group, TENANT)
+        until_ms = _now_ms() + 80 * 86_400_000
+        (directory / "kept.json").write_text(
+            json.dumps({"groups": dict(groups), "until_ms": until_ms}), "utf-8"
+        )
+    plan = Plan(directory, StateFiles(directory / "relay"), ports.take(), ports.take(), ports.take())
+    for path in _not_kept(plan):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    return plan
+
+
+def _not_kept(plan: Plan) -> Iterator[Path]:
+    kept = {plan.directory / "mocks", plan.directory / "kept.json", plan.state.root}
+    yield from (path for path in plan.directory.iterdir() if path not in kept)
+    yield from (path for path in plan.state.root.iterdir() if path != plan.state.ca)
+
+
+def _is_kept(directory: Path, groups: Mapping[str, int]) -> bool:
+    try:
+        kept = json.loads((directory / "kept.json").read_text("utf-8"))
+    except (FileNotFoundError, ValueError):
+        return False
+    return bool(kept["groups"] == dict(groups) and kept["until_ms"] > _now_ms() + _MIN_LEFT_MS)
+
+
+def _raised_limit() -> int:
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    return most
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
