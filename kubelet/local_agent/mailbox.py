@@ -11,7 +11,7 @@ from typing import Any
 
 MAX_UNREAD = 64
 MAX_WAIT_MS = 30_000
-READ, REPLY = "caller_messages", "caller_reply"
+READ, REPLY = "caller-messages", "caller-reply"
 
 ENTRIES: Mapping[str, dict[str, Any]] = {
     READ: {

@@ -90,6 +90,11 @@ class Plan:
         return self.directory / "kubelet"
 
     @property
+    def socket(self) -> Path:
+        """Where local agents connect to this machine's kubelet; not made where its path would be too long."""
+        return self.kubelet_state / "relay.sock"
+
+    @property
     def mocks(self) -> Path:
         """The directory of the mock nodes' identities."""
         return self.directory / "mocks"

@@ -119,6 +119,7 @@ def _ready_facts(system: LocalSystem) -> dict[str, object]:
             *({"node_id": node_id, "real": False} for node_id in system.mock_nodes),
         ],
         "loopback_url": f"http://127.0.0.1:{plan.loopback_port}",
+        "socket": str(plan.socket) if plan.socket.exists() else None,
         "relay_pid": system.processes.pid("relay"),
         "kubelet_pid": system.processes.pid("kubelet"),
     }

@@ -6,6 +6,7 @@ Steps: run ``relay demo --once`` · read what it printed · look for what it lef
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -83,10 +84,13 @@ def test_the_ready_file_says_where_everything_is(tmp_path: Path) -> None:
             "audit",
             "nodes",
             "loopback_url",
+            "socket",
             "relay_pid",
             "kubelet_pid",
         }
         assert demo.facts["nodes"] == [{"node_id": demo.real_node, "real": True}]
+        with socket.socket(socket.AF_UNIX) as local:
+            local.connect(demo.facts["socket"])
         assert Path(demo.facts["ca_root"]).read_text("utf-8").startswith("-----BEGIN CERTIFICATE-----")
         mode = (tmp_path / "ready.json").stat().st_mode & 0o777
         assert mode == 0o600

@@ -130,7 +130,7 @@ async def test_an_error_of_the_protocol_is_a_fault_of_ours(tools: AgentTools, da
 
 async def test_messages_are_read_and_answered_by_tools(tools: AgentTools, daemon: Daemon) -> None:
     tools.message("hello")
-    assert (await tools.call(daemon, "caller_messages", {})).value == {"messages": ["hello"]}
-    assert (await tools.call(daemon, "caller_messages", {"wait_ms": -1})).error is not None
-    assert (await tools.call(daemon, "caller_reply", {"message": "hi"})).error is None
+    assert (await tools.call(daemon, "caller-messages", {})).value == {"messages": ["hello"]}
+    assert (await tools.call(daemon, "caller-messages", {"wait_ms": -1})).error is not None
+    assert (await tools.call(daemon, "caller-reply", {"message": "hi"})).error is None
     assert daemon.requests == [("session_reply", {"message": "hi"})]

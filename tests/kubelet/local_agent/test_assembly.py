@@ -22,7 +22,7 @@ pytestmark = pytest.mark.processes
 
 ERAS = ["legacy", "2026-07-28"]
 OWN = {f"sysecho-{NODE_ID}-echo-invoke", f"sys-{NODE_ID}-sysmetrics-snapshot"}
-MESSAGES = {"caller_messages", "caller_reply"}
+MESSAGES = {"caller-messages", "caller-reply"}
 
 
 class Agent:
@@ -161,7 +161,7 @@ async def test_a_daemon_that_restarts_takes_the_tools_away_and_brings_them_back(
         agent = await stack.__aenter__()
         await agent.until_listed("ant_get_memory")
     await agent.until_listed()
-    offline = await agent.client.call_tool("caller_reply", {"message": "hello"})
+    offline = await agent.client.call_tool("caller-reply", {"message": "hello"})
     assert error_of(offline)["code"] == "E_NODE_OFFLINE"
     async with served(path, registry, log) as relay:
         relay.open()
@@ -190,7 +190,7 @@ async def test_messages_and_replies_travel(path: Path, registry: SchemaRegistry,
     async with served(path, registry, log) as relay, local_agent("2026-07-28", path) as agent:
         relay.open()
         relay.give("session_message", {"session_id": ANT, "message": "what is up"})
-        read = await agent.client.call_tool("caller_messages", {"wait_ms": 10_000})
+        read = await agent.client.call_tool("caller-messages", {"wait_ms": 10_000})
         assert read.structured_content == {"messages": ["what is up"]}
-        await agent.client.call_tool("caller_reply", {"message": "not much"})
+        await agent.client.call_tool("caller-reply", {"message": "not much"})
         assert relay.of("session_event") == [{"session_id": ANT, "message": "not much"}]
