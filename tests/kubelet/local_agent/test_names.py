@@ -32,4 +32,4 @@ def test_two_tools_with_one_name_have_none() -> None:
 
 
 def test_a_name_of_the_nodes_own_is_not_lent() -> None:
-    assert unambiguous("caller", ["messages", "c"], {"caller-messages"}) == {"caller_c": "c"}
+    assert unambiguous("caller", ["messages", "c"], {"caller_messages"}) == {"caller_c": "c"}
