@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from relay.cli import audit, backup, ca, join_tokens, nodes, options, remote_tools, stdio, tokens
+from relay.cli import audit, backup, ca, fleet, join_tokens, nodes, options, remote_tools, stdio, tokens
 from relay.cli.exits import EXIT_NO, EXIT_USAGE, fail
 from relay.cli.options import PublicUrl, StateDir, state_files
 from relay.config import (
@@ -38,6 +38,7 @@ app = typer.Typer(
 app.add_typer(ca.app, name="ca")
 app.add_typer(join_tokens.app, name="join-token")
 app.add_typer(nodes.app, name="node")
+app.add_typer(fleet.app, name="fleet")
 app.add_typer(tokens.app, name="token")
 app.add_typer(audit.app, name="audit")
 app.command()(stdio.stdio)

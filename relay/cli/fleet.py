@@ -1,0 +1,242 @@
+"""``relay fleet``: what a running relay lists, in the terminal.
+
+Reads by MCP, as an agent does. Without a token it signs one with the key of the state directory, for a minute
+and for reading alone. Must not change anything.
+"""
+
+import asyncio
+import json
+import os
+import ssl
+import sys
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from relay.auth.agent_tokens import TokenIssuer, TokenOptionError
+from relay.cli import options
+from relay.cli.event_loop import run_until_stopped
+from relay.cli.exits import EXIT_CANNOT_RUN, EXIT_USAGE, fail
+from relay.cli.options import AsJson, PublicUrl, StateDir, Tenant, show_table, state_files, tenant_name, utc
+from relay.clock import now_ms
+from relay.config import StateFiles
+from relay.key_files import read_key
+from relay.stdio_bridge.bearer_token import TOKEN_VARIABLE, BearerToken, TokenMissingError
+from schemas.addresses import check_private_url, mcp_url, normal_url
+from schemas.error_roots import PeerError
+from schemas.registry import SchemaRegistry
+from schemas.tls import client_context
+from schemas.ulids import UlidSource
+
+app = typer.Typer(help="What a running relay lists: nodes and tools.", no_args_is_help=True)
+
+_TOKEN_TTL_S = 60
+_WATCH_S = 2.0
+_SUB = "relay-fleet"
+_CLEAR = "\x1b[H\x1b[2J"
+
+Url = Annotated[
+    str | None,
+    typer.Option("--url", metavar="URL", help="Where the relay is reached. Default: its public URL."),
+]
+TokenFile = Annotated[
+    Path | None,
+    typer.Option(
+        help=f"The file of a bearer token, mode 0600; or in {TOKEN_VARIABLE}. Default: one is signed."
+    ),
+]
+Root = Annotated[
+    Path | None,
+    typer.Option("--ca", help="The root of the relay's certificate, PEM. Default: its own CA's too."),
+]
+Watch = Annotated[bool, typer.Option("--watch", help="Show it again when it has changed, until Ctrl-C.")]
+
+Rows = list[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    """One way to show a fleet: how it is read, and as which table."""
+
+    read: Callable[[Any], Coroutine[Any, Any, Rows]]
+    header: Sequence[str]
+    row: Callable[[dict[str, Any]], Sequence[str]]
+
+
+@app.command("nodes")
+def fleet_nodes(
+    tenant: Tenant = None,
+    url: Url = None,
+    token_file: TokenFile = None,
+    ca: Root = None,
+    watch: Watch = False,
+    as_json: AsJson = False,
+    public_url: PublicUrl = None,
+    state_dir: StateDir = None,
+) -> None:
+    """Show the nodes of a tenant: which are connected, and until when their manifests are valid."""
+    _show(_NODES, _relay(tenant, url, token_file, ca, public_url, state_dir), watch=watch, as_json=as_json)
+
+
+@app.command("tools")
+def fleet_tools(
+    tenant: Tenant = None,
+    url: Url = None,
+    token_file: TokenFile = None,
+    ca: Root = None,
+    watch: Watch = False,
+    as_json: AsJson = False,
+    public_url: PublicUrl = None,
+    state_dir: StateDir = None,
+) -> None:
+    """Show the tools that an agent of a tenant reads in the relay's list."""
+    _show(_TOOLS, _relay(tenant, url, token_file, ca, public_url, state_dir), watch=watch, as_json=as_json)
+
+
+@dataclass(frozen=True, slots=True)
+class _Relay:
+    """A relay, and what it is spoken to with. ``token`` returns one that is good for a minute at least."""
+
+    url: str
+    tls: ssl.SSLContext
+    token: Callable[[], BearerToken]
+
+
+def _relay(
+    tenant: str | None,
+    url: str | None,
+    token_file: Path | None,
+    ca: Path | None,
+    public_url: str | None,
+    state_dir: Path | None,
+) -> _Relay:
+    state = state_files(state_dir)
+    public = options.public_url(public_url, state)
+    reached = normal_url(url) if url is not None else public
+    check_private_url(reached, plain_allowed=False)
+    endpoint = f"{mcp_url(reached)}?view=tools"
+    own_root = state.ca / "root.pem"
+    root = ca or (own_root if own_root.exists() else None)
+    tls = client_context(root.read_text("utf-8", "replace") if root else None, system_too=ca is None)
+    if token_file is not None or os.environ.get(TOKEN_VARIABLE):
+        given = BearerToken.find(token_file, os.environ)
+        return _Relay(endpoint, tls, lambda: given)
+    signed = partial(_signed, state, public, tenant_name(tenant, state))
+    try:
+        signed()  # so that a mistake is found before anything is sent
+    except TokenOptionError as error:
+        fail(f"--tenant is malformed: {error}", EXIT_USAGE)
+    return _Relay(endpoint, tls, signed)
+
+
+def _signed(state: StateFiles, public_url: str, tenant: str) -> BearerToken:
+    """Return a token for reading, signed with the key of the state directory.
+
+    Raises:
+        TokenMissingError: there is no key.
+        TokenOptionError: the tenant is malformed.
+    """
+    try:
+        key = read_key(state.token_key)
+    except FileNotFoundError:
+        raise TokenMissingError(
+            f"{state.token_key} is missing: run this where the relay runs, or give a token"
+        ) from None
+    now = now_ms()
+    return BearerToken(
+        TokenIssuer(key, public_url, mcp_url(public_url), SchemaRegistry()).issue(
+            sub=_SUB,
+            tenant=tenant,
+            scopes=["tools:call:read_only"],
+            now_s=now // 1000,
+            ttl_s=_TOKEN_TTL_S,
+            jti=UlidSource(lambda: now, os.urandom).new(),
+        )
+    )
+
+
+def _show(view: _View, relay: _Relay, *, watch: bool, as_json: bool) -> None:
+    show = _watched if watch else _once
+    try:
+        run_until_stopped(show(view, relay, as_json=as_json))
+    except PeerError as error:
+        fail(f"{relay.url}: {error}", EXIT_CANNOT_RUN)
+
+
+async def _once(view: _View, relay: _Relay, *, as_json: bool) -> None:
+    _print(view, await _read(view, relay), as_json=as_json)
+
+
+async def _watched(view: _View, relay: _Relay, *, as_json: bool) -> None:
+    from relay.stdio_bridge.http_client import LostError, NotSentError  # noqa: PLC0415 - as in ``_read``
+
+    shown: Rows | None = None
+    reported = ""
+    while True:
+        try:
+            rows = await _read(view, relay)
+            reported = ""
+        except (NotSentError, LostError) as error:
+            # The relay may be restarting; one line for each reason is enough.
+            if str(error) != reported:
+                reported = str(error)
+                typer.echo(f"relay: {relay.url}: {reported}", err=True)
+        else:
+            if rows != shown:
+                if sys.stdout.isatty() and not as_json:
+                    typer.echo(_CLEAR, nl=False)
+                _print(view, rows, as_json=as_json)
+                shown = rows
+        await asyncio.sleep(_WATCH_S)
+
+
+async def _read(view: _View, relay: _Relay) -> Rows:
+    # The HTTP client is loaded for these commands alone.
+    from relay.cli.fleet_reader import FleetReader  # noqa: PLC0415
+    from relay.stdio_bridge.http_client import RelayHttp  # noqa: PLC0415
+
+    http = RelayHttp(relay.url, relay.token(), relay.tls)
+    try:
+        return await view.read(FleetReader(http))
+    finally:
+        await http.close()
+
+
+def _print(view: _View, rows: Rows, *, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(rows))
+    else:
+        show_table(view.header, [view.row(row) for row in rows])
+
+
+def _node_row(node: dict[str, Any]) -> Sequence[str]:
+    expires = node.get("expires_at_ms")
+    return (
+        str(node.get("label") or "-"),
+        str(node.get("node_id")),
+        "yes" if node.get("connected") else "no",
+        utc(expires) if isinstance(expires, int) else "-",
+        str(len(node.get("tools") or ())),
+        " ".join(map(str, node.get("tags") or ())) or "-",
+    )
+
+
+def _tool_row(tool: dict[str, Any]) -> Sequence[str]:
+    annotations = tool.get("annotations") or {}
+    return (
+        str(tool.get("title")),
+        str(tool.get("name")),
+        str(annotations.get("x-safety-class", "-")),
+    )
+
+
+_NODES = _View(
+    lambda reader: reader.nodes(),
+    ("LABEL", "NODE", "ONLINE", "VALID UNTIL (UTC)", "TOOLS", "TAGS"),
+    _node_row,
+)
+_TOOLS = _View(lambda reader: reader.tools(), ("TITLE", "NAME", "SAFETY CLASS"), _tool_row)

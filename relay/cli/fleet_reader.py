@@ -1,0 +1,89 @@
+"""Reads a running relay's nodes and tools as an agent does: by MCP, with a token, page by page.
+
+Must not print, and must not choose the token.
+"""
+
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import aclosing
+from typing import Any
+
+from relay.stdio_bridge.http_client import RelayHttp
+from schemas.error_roots import PeerError
+from schemas.text import printable
+
+_VERSION = "2026-07-28"
+_META = {
+    "io.modelcontextprotocol/protocolVersion": _VERSION,
+    "io.modelcontextprotocol/clientCapabilities": {},
+}
+_OK = 200
+
+
+class FleetReadError(PeerError):
+    """The relay did not answer with what was read; the text says why, printably."""
+
+
+class FleetReader:
+    """Reads from one relay."""
+
+    def __init__(self, http: RelayHttp) -> None:
+        self._http = http
+
+    async def nodes(self) -> list[dict[str, Any]]:
+        """Return the nodes of the token's tenant, as ``fleet://nodes`` has them.
+
+        Raises:
+            FleetReadError, NotSentError, LostError: they cannot be read.
+        """
+        found, uri = list[dict[str, Any]](), "fleet://nodes"
+        while True:
+            result = await self._result("resources/read", {"uri": uri}, uri)
+            try:
+                page = json.loads(result["contents"][0]["text"])
+                found += page["nodes"]
+                following = page.get("nextCursor")
+            except (KeyError, IndexError, TypeError, ValueError, AttributeError):
+                raise FleetReadError("the relay's list of nodes is malformed") from None
+            if following is None:
+                return found
+            uri = f"fleet://nodes?cursor={following}"
+
+    async def tools(self) -> list[dict[str, Any]]:
+        """Return the entries of ``tools/list`` that the token reaches.
+
+        Raises:
+            FleetReadError, NotSentError, LostError: they cannot be read.
+        """
+        return [tool async for tool in self._tools()]
+
+    async def _tools(self) -> AsyncIterator[dict[str, Any]]:
+        params: dict[str, Any] = {}
+        while True:
+            result = await self._result("tools/list", params)
+            try:
+                for tool in result["tools"]:
+                    yield tool
+            except (KeyError, TypeError):
+                raise FleetReadError("the relay's list of tools is malformed") from None
+            if "nextCursor" not in result:
+                return
+            params = {"cursor": result["nextCursor"]}
+
+    async def _result(
+        self, method: str, params: Mapping[str, Any], name: str | None = None
+    ) -> dict[str, Any]:
+        message = {"jsonrpc": "2.0", "id": 1, "method": method, "params": {**params, "_meta": _META}}
+        headers = {"mcp-protocol-version": _VERSION, "mcp-method": method}
+        if name is not None:
+            headers["mcp-name"] = name
+        async with self._http.exchange("POST", headers, json.dumps(message).encode("ascii")) as response:
+            if response.status != _OK:
+                raise FleetReadError(f"the relay refuses: {(await response.read_refusal())[1]}")
+            async with aclosing(response.messages()) as messages:
+                async for _, value in messages:
+                    if isinstance(value.get("result"), dict):
+                        return dict(value["result"])
+                    if isinstance(error := value.get("error"), dict):
+                        raise FleetReadError(f"the relay refuses: {printable(str(error.get('message')))}")
+        raise FleetReadError("the relay answered without a result")

@@ -1,0 +1,136 @@
+"""``relay fleet``: a running relay's nodes and tools in the terminal."""
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from relay.fleet.name_ledger import NodeName
+from schemas.files import PRIVATE, make_private_directory, write_atomic
+from schemas.keys import private_key_to_pem
+from tests.fakes.callers import TOKEN_KEY
+from tests.fakes.hub import Hub
+from tests.fakes.relay_command import Outcome, RelayCommand
+from tests.fakes.served_relay import ServedRelay
+from tests.fakes.serving import Server
+from tests.fakes.signer import NODE_ID, TENANT
+
+pytestmark = pytest.mark.processes
+in_the_servers_loop = pytest.mark.asyncio(loop_scope="module")
+
+BOUND_S = 60
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def served(hub: Hub, server: Server, state: Path) -> AsyncIterator[ServedRelay]:
+    """A relay with one node, whose token key is in the state directory."""
+    make_private_directory(state)
+    write_atomic(state / "token.key", private_key_to_pem(TOKEN_KEY), PRIVATE)
+    hub.fleet.rename({NODE_ID: NodeName(TENANT, "greenhouse pi", ("gateway",))})
+    hub.connect(hub.ca.issue())
+    async with ServedRelay.open(hub, server) as relay:
+        yield relay
+
+
+async def started(
+    served: ServedRelay, state: Path, *arguments: str, token: str | None = None
+) -> asyncio.subprocess.Process:
+    where = (
+        "--url",
+        f"http://{served.address}",
+        "--public-url",
+        served.hub.public_url,
+        "--state-dir",
+        str(state),
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "EDGE_TOKEN"}
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-P", "-c", CLOCKED.format(now_ms=served.hub.clock())),
+        *("fleet", *arguments, *where, "--state-dir", str(state)),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env=environment | ({"EDGE_TOKEN": token} if token else {}),
+    )
+
+
+# The command's clock is the served relay's, which does not run.
+CLOCKED = """
+import sys
+import relay.clock
+relay.clock.now_ms = lambda: {now_ms}
+from relay.cli.entry import main
+sys.argv[0] = "relay"
+main()
+"""
+
+
+async def ended(process: asyncio.subprocess.Process) -> Outcome:
+    async with asyncio.timeout(BOUND_S):
+        out, err = await process.communicate()
+    return Outcome(process.returncode or 0, out.decode(), err.decode())
+
+
+@in_the_servers_loop
+async def test_nodes_are_shown_with_a_token_that_the_command_signs(served: ServedRelay, state: Path) -> None:
+    outcome = await ended(await started(served, state, "nodes", "--tenant", TENANT))
+    assert (outcome.code, outcome.err) == (0, "")
+    header, row = outcome.out.splitlines()
+    assert header.split()[:3] == ["LABEL", "NODE", "ONLINE"]
+    assert row.startswith(f"greenhouse pi  {NODE_ID}  yes")
+    assert row.endswith("gateway")
+
+
+@in_the_servers_loop
+async def test_tools_are_shown_as_json_with_a_token_that_is_given(served: ServedRelay, state: Path) -> None:
+    (state / "token.key").unlink()
+    token = served.hub.token()
+    outcome = await ended(await started(served, state, "tools", "--json", token=token))
+    assert outcome.code == 0
+    titles = {tool["title"] for tool in json.loads(outcome.out)}
+    assert titles == {"greenhouse pi: CPU, memory, disks", "greenhouse pi: Echo"}
+    refused = await ended(await started(served, state, "tools"))
+    assert refused.code == 3
+    assert "token.key is missing" in refused.error
+
+
+@in_the_servers_loop
+async def test_another_tenants_nodes_are_not_shown(served: ServedRelay, state: Path) -> None:
+    outcome = await ended(await started(served, state, "nodes", "--tenant", "globex", "--json"))
+    assert (outcome.code, outcome.out) == (0, "[]\n")
+
+
+@in_the_servers_loop
+async def test_watching_shows_a_change_and_ends_with_a_signal(served: ServedRelay, state: Path) -> None:
+    process = await started(served, state, "nodes", "--tenant", TENANT, "--watch", "--json")
+    assert process.stdout is not None
+    async with asyncio.timeout(BOUND_S):
+        assert json.loads(await process.stdout.readline())[0]["label"] == "greenhouse pi"
+        served.hub.fleet.rename({NODE_ID: NodeName(TENANT, "barn")})
+        assert json.loads(await process.stdout.readline())[0]["label"] == "barn"
+    process.terminate()
+    assert (await ended(process)).code == 0
+
+
+def test_a_relay_that_is_not_reached_is_an_error_of_one_line(relay: RelayCommand, state: Path) -> None:
+    make_private_directory(state)
+    write_atomic(state / "token.key", private_key_to_pem(TOKEN_KEY), PRIVATE)
+    outcome = relay("fleet", "nodes", "--url", "http://127.0.0.1:FREE_PORT")
+    assert outcome.code == 3
+    assert "http://127.0.0.1:" in outcome.error
+
+
+def test_no_token_is_sent_in_the_clear_to_another_machine(relay: RelayCommand) -> None:
+    assert relay("fleet", "nodes", "--url", "http://192.0.2.1:8700").code == 2
+
+
+def test_a_malformed_tenant_is_a_wrong_command_line(relay: RelayCommand, state: Path) -> None:
+    make_private_directory(state)
+    write_atomic(state / "token.key", private_key_to_pem(TOKEN_KEY), PRIVATE)
+    outcome = relay("fleet", "tools", "--tenant", "Not A Tenant")
+    assert outcome.code == 2
+    assert "--tenant" in outcome.error
