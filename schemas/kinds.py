@@ -66,12 +66,17 @@ def _verbs(*verbs: Verb) -> Mapping[str, Verb]:
     return MappingProxyType({verb.name: verb for verb in verbs})
 
 
+# The names come from the label of a USB stick or the export of a network share.
+_DISK_TEXTS = (
+    ForeignText(("disk", "mount"), re.compile(r"/|(/[A-Za-z0-9._@+:-]{1,64}){1,12}"), limit=64),
+    ForeignText(("disk", "fs_type"), re.compile(r"[a-z0-9][a-z0-9._-]*"), limit=32),
+)
+
 SYSTEM_METRICS = Kind(
     name="system.metrics",
     short="sys",
     safety_class="read_only",
     schema_ref="mcp://schemas/system.metrics@1.0.0",
-    # `subscribe` is added when telemetry works end to end.
     verbs=_verbs(
         Verb(
             name="snapshot",
@@ -83,11 +88,23 @@ SYSTEM_METRICS = Kind(
                 "Sizes in bytes, usage in percent, uptime in seconds."
             ),
             idempotent=True,
-            foreign_texts=(
-                # The names come from the label of a USB stick or the export of a network share.
-                ForeignText(("disk", "mount"), re.compile(r"/|(/[A-Za-z0-9._@+:-]{1,64}){1,12}"), limit=64),
-                ForeignText(("disk", "fs_type"), re.compile(r"[a-z0-9][a-z0-9._-]*"), limit=32),
+            foreign_texts=_DISK_TEXTS,
+        ),
+        Verb(
+            name="subscribe",
+            input_ref="system.metrics.subscribe.input@1.0.0",
+            output_ref="system.metrics.sample@1.0.0",
+            title="System metrics, followed",
+            description=(
+                "Start sampling the CPU usage, memory, load averages, uptime and disks of one Linux node "
+                "every `interval_ms` milliseconds; the answer is the first sample. With a progress token the "
+                "call stays open and each sample is a progress notification; cancel it to stop. Otherwise "
+                "read or subscribe to the resource node://{node_id}/telemetry: sampling stops when that has "
+                "not been done for three intervals, at least 30 seconds."
             ),
+            idempotent=True,
+            streams=True,
+            foreign_texts=_DISK_TEXTS,
         ),
     ),
 )

@@ -24,6 +24,11 @@ def heartbeat(node_id: str) -> str:
     return f"$devices/{node_id}/heartbeat"
 
 
+def telemetry(node_id: str) -> str:
+    """Not retained: one sample of a capability, while there is a lease."""
+    return f"$devices/{node_id}/telemetry"
+
+
 def parse(topic: str) -> tuple[str, str] | None:
     """Return ``(node_id, channel)`` of a topic below ``$devices``; None for any other.
 

@@ -43,7 +43,7 @@ class MadeUpMetrics(Handler):
         """The capability as a real node announces it."""
         return METRICS
 
-    async def invoke(self, verb: str, arguments: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ARG002 - one verb
+    async def invoke(self, verb: str, arguments: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ARG002 - both verbs
         """Return a plausible sample."""
         now = self._now_ms()
         parts: dict[str, Any] = {

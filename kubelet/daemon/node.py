@@ -24,7 +24,9 @@ from kubelet.handlers.base import Handler
 from kubelet.session.link import LinkParts, RelayLink
 from kubelet.session.relay_frames import RelayFrames
 from kubelet.session.renewal import Renewal, installer
+from kubelet.telemetry import Telemetry
 from schemas import topics
+from schemas.frame_types import FrameType
 from schemas.frames import FrameReader
 from schemas.identity_files import IdentityFiles, NodeIdentity
 from schemas.kinds import KindRegistry
@@ -85,6 +87,8 @@ class Node:
         self.announcer = Announcer(signer, around.config.heartbeat_s, around.rng, around.log)
         self.dispatcher = Dispatcher(identity.node_id, handlers, around.kinds, around.registry, around.log)
         self.frames = RelayFrames(around.log)
+        self.telemetry = Telemetry(handlers, around.kinds, around.registry, self._take_sample, around.log)
+        self.frames.on_frame(FrameType.TELEMETRY_LEASE, self.telemetry.lease)
         renewal = None
         if files is not None:
             done = self.announcer.announce_now
@@ -121,7 +125,16 @@ class Node:
                 announcing.cancel()
                 await asyncio.Event().wait()
         finally:
+            await self.telemetry.close()
             await self.dispatcher.close()
+
+    def _take_sample(self, cap_id: str, sample: Mapping[str, Any]) -> None:
+        """Send a sample to the relay, and publish it for other readers; what cannot be sent is left out."""
+        self.frames.send(FrameType.TELEMETRY, {"cap_id": cap_id, "sample": sample})
+        text = json.dumps(sample, separators=(",", ":"), allow_nan=False)
+        self._around.publisher.publish(
+            topics.telemetry(self.identity.node_id), text.encode("ascii"), retain=False
+        )
 
     def _publish_current(self) -> None:
         """Publish everything again: the connection is new, and the broker may have lost what it held."""

@@ -5,6 +5,7 @@ takes the last values.
 """
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import suppress
 from typing import Any
@@ -14,13 +15,13 @@ from structlog.typing import FilteringBoundLogger
 from kubelet.handlers.base import Handler
 from kubelet.handlers.disks import Disks
 from kubelet.handlers.readings import LinuxReadings, MemoryReading, Readings
-from kubelet.handlers.sampler import CpuSampler, CpuUsage
+from kubelet.handlers.sampler import CpuMeter, CpuSampler, CpuUsage
 
 CAPABILITY: Mapping[str, Any] = {
     "cap_id": "sysmetrics",
     "kind": "system.metrics",
     "schema_ref": "mcp://schemas/system.metrics@1.0.0",
-    "verbs": ["snapshot"],
+    "verbs": ["snapshot", "subscribe"],
     "safety_class": "read_only",
     "constraints": {"rate_limit_rps": 5, "max_concurrency": 4, "deadline_ms_default": 2000},
 }
@@ -46,6 +47,7 @@ class MetricsHandler(Handler):
         *,
         log: FilteringBoundLogger,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        monotonic: Callable[[], float] = time.monotonic,
         timeout_s: float = TIMEOUT_S,
     ) -> None:
         self._node_id = node_id
@@ -53,6 +55,7 @@ class MetricsHandler(Handler):
         self._readings = readings or LinuxReadings()
         self._timeout_s = timeout_s
         self._cpu = CpuSampler(self._readings.cpu_times, sleep=sleep)
+        self._followed_cpu = CpuMeter(self._readings.cpu_times, monotonic)
         self._disks = Disks(self._readings.mounts, self._readings.space, log, sleep=sleep)
 
     @property
@@ -66,8 +69,11 @@ class MetricsHandler(Handler):
             group.create_task(self._cpu.run())
             group.create_task(self._disks.run())
 
-    async def invoke(self, verb: str, arguments: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ARG002 - one verb
-        """Return a ``MetricsSample`` with the parts that ``include`` names, by default all."""
+    async def invoke(self, verb: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a ``MetricsSample`` with the parts that ``include`` names, by default all.
+
+        Samples of ``subscribe`` are taken at short intervals: the CPU usage of one is that since the last.
+        """
         include = arguments.get("include", ALL_PARTS)
         await self._first_samples(include)
         sample: dict[str, Any] = {
@@ -75,8 +81,10 @@ class MetricsHandler(Handler):
             "node_id": self._node_id,
             "uptime_s": self._readings.uptime_s(),
         }
-        if "cpu" in include and (usage := self._cpu.latest) is not None:
-            sample["cpu"] = _cpu(usage)
+        if "cpu" in include:
+            usage = self._followed_cpu.usage() if verb == "subscribe" else None
+            if (usage := usage or self._cpu.latest) is not None:
+                sample["cpu"] = _cpu(usage)
         if "mem" in include:
             sample["mem"] = _mem(self._readings.memory())
         if "load" in include:

@@ -14,6 +14,9 @@ FIRST_INTERVAL_S = 0.25
 """Short, so that a node has a sample soon after its start."""
 
 INTERVAL_S = 5.0
+SHORTEST_INTERVAL_S = 0.5
+"""Counters advance a hundred times a second: a shorter interval says little."""
+LONGEST_INTERVAL_S = 90.0
 
 
 class CpuUsage(NamedTuple):
@@ -40,6 +43,34 @@ def usage_between(before: Sequence[CpuTimes], after: Sequence[CpuTimes]) -> CpuU
 def _percent(part: float, whole: float) -> float:
     # Kernels are known to let single counters run backwards by a tick.
     return round(min(max(100 * part / whole, 0.0), 100.0), 2) if whole > 0 else 0.0
+
+
+class CpuMeter:
+    """The usage between two requests for it. ``monotonic`` is in seconds."""
+
+    def __init__(self, read: Callable[[], Sequence[CpuTimes]], monotonic: Callable[[], float]) -> None:
+        self._read = read
+        self._monotonic = monotonic
+        self._before: Sequence[CpuTimes] = ()
+        self._at = -LONGEST_INTERVAL_S
+        self._usage: CpuUsage | None = None
+
+    def usage(self) -> CpuUsage | None:
+        """Return the usage since the last request, or of the interval before it where that is too short.
+
+        None if there is no interval, or a long one: what was last requested minutes ago is over.
+        """
+        now = self._monotonic()
+        passed, kept = now - self._at, self._usage
+        if passed < SHORTEST_INTERVAL_S:
+            return kept
+        try:
+            after = self._read()
+        except OSError:
+            return kept
+        self._usage = usage_between(self._before, after) if passed <= LONGEST_INTERVAL_S else None
+        self._before, self._at = after, now
+        return self._usage
 
 
 class CpuSampler:

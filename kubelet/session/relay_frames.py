@@ -29,8 +29,8 @@ class LinkEvent(Enum):
     LOST = "no connection"
 
 
-FrameHandler = Callable[[Mapping[str, Any]], None]
-"""Handles the payload of a frame, which fits the document of its type. Must not block."""
+FrameHandler = Callable[[Any], None]
+"""Handles the payload of a frame, which has the type in ``payloads`` named for it. Must not block."""
 LinkHandler = Callable[[LinkEvent], None]
 
 

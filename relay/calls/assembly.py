@@ -12,6 +12,7 @@ from relay.calls.gateway import CallGateway
 from relay.calls.idempotency_store import IdempotencyStore
 from relay.calls.idempotent_calls import IdempotentCalls
 from relay.calls.relay_tools import RelayTools
+from relay.calls.sample_streams import SampleStreams
 from relay.environment import RelayEnvironment
 from relay.fleet.assembly import FleetPart
 from relay.part import Part
@@ -35,24 +36,26 @@ class CallsPart(Part):
         await self.idempotent_calls.end()
 
 
-def assemble(
+def assemble(  # noqa: PLR0913 - the parts that it connects
     environment: RelayEnvironment,
     *,
     audit: AuditPart,
     auth: AuthPart,
     fleet: FleetPart,
     router: NodeRouter,
+    streams: SampleStreams,
 ) -> CallsPart:
-    """Return the wing, which sends commands by ``router``."""
+    """Return the wing, which sends commands by ``router`` and starts ``streams``."""
     config, monotonic, log = environment.config, environment.monotonic, environment.log
     relay_tools = RelayTools()
-    executor = CallExecutor(router, audit.log, monotonic, environment.random_bytes, log)
+    executor = CallExecutor(router, streams, audit.log, monotonic, environment.random_bytes, log)
     idempotent_calls = IdempotentCalls(executor, IdempotencyStore[CallAnswer](monotonic), audit.log, log)
     gateway = CallGateway(
         authenticator=auth.authenticator,
         envelopes=EnvelopeCheck(environment.registry, config.envelope_mode, log),
         fleet=fleet.fleet,
         relay_tools=relay_tools,
+        streams=streams,
         executor=executor,
         idempotent_calls=idempotent_calls,
         audit=audit.log,

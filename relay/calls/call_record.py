@@ -11,10 +11,11 @@ from relay.ascii_json import members_of
 from relay.audit.log import AuditLog
 from relay.auth.agent_tokens import Principal
 from relay.auth.caller import Caller
-from relay.calls.envelope import Call
+from relay.calls.envelope import META_PROGRESS_TOKEN, Call
 from relay.calls.relay_tools import Emit, ParentCall, RelayTool
 from relay.fleet.selection import WHOLE_FLEET, Selection
 from relay.fleet.tools import Tool
+from relay.rate_limits import Limiter
 from schemas.errors import ToolError
 from schemas.text import printable
 
@@ -39,6 +40,14 @@ class CallRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class Following:
+    """How the caller of a call follows it: by notifications with its progress token."""
+
+    emit: Emit
+    progress_token: str | int
+
+
+@dataclass(frozen=True, slots=True)
 class CallAnswer:
     """A result or an error envelope (``error@1.0.0``), exactly one of them; ``text`` is its ASCII JSON."""
 
@@ -57,6 +66,8 @@ class CallRecord:
         request: what it was made of; a tool of the relay's own is given its caller.
         first: the correlation id of the call that this one repeats; None if it repeats none.
         attempt: how often the call was sent under its idempotency key, this one included.
+        share: what the call takes of its agent's concurrency, until it is released.
+        streamed: whether it stays open after its first sample: then it is no measure of latency.
         answered: whether the node has answered, so that the outcome is known.
         error: what it failed with.
     """
@@ -70,8 +81,25 @@ class CallRecord:
     first: str | None = None
     attempt: int = 1
     span_id: str | None = None
+    share: Limiter | None = None
+    streamed: bool = False
     answered: bool = False
     error: ToolError | None = None
+
+    def release_share(self) -> None:
+        """Give back what the call takes of its agent's concurrency."""
+        share, self.share = self.share, None
+        if share is not None:
+            share.release()
+
+    def following(self) -> Following | None:
+        """Return how the caller follows what the call streams; None if it does not."""
+        emit = self.request.emit if self.request is not None else None
+        token = self.call.meta.get(META_PROGRESS_TOKEN)
+        # A keyed call outlives its caller, and so its stream.
+        if emit is None or self.call.idempotency_key is not None or isinstance(token, bool):
+            return None
+        return Following(emit, token) if isinstance(token, int | str) else None
 
     def denied(self, audit: AuditLog, error: ToolError) -> None:
         """Record in the audit that the call is denied.

@@ -22,6 +22,7 @@ META_TASK_ID = "edge-kubelet/task-id"
 META_STEP_ID = "edge-kubelet/step-id"
 META_TRACEPARENT = "traceparent"
 META_LOG_LEVEL = "io.modelcontextprotocol/logLevel"
+META_PROGRESS_TOKEN = "progressToken"  # noqa: S105 - a name of MCP
 TOOL_IO_REF = "tool_io@1.0.0"
 
 _MAX_LABEL = 128

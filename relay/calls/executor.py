@@ -16,6 +16,7 @@ from relay.calls.envelope import wants_logs
 from relay.calls.in_flight import InFlight, RevocableCall
 from relay.calls.relay_tools import RelayTool, RelayToolCall
 from relay.calls.results import checked, shown
+from relay.calls.sample_streams import SampleStreams, StreamCall
 from relay.fleet.tools import Tool
 from relay.routing.port import Command, NodeRouter
 from schemas.errors import Failure, ToolError
@@ -27,17 +28,19 @@ _SPAN_BYTES = 8
 
 
 class CallExecutor:
-    """Makes calls over ``router``. ``monotonic`` is in seconds."""
+    """Makes calls over ``router``, and starts ``streams``. ``monotonic`` is in seconds."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - what comes in from outside
         self,
         router: NodeRouter,
+        streams: SampleStreams,
         audit: AuditLog,
         monotonic: Callable[[], float],
         random_bytes: Callable[[int], bytes],
         log: FilteringBoundLogger,
     ) -> None:
         self._router = router
+        self._streams = streams
         self._audit = audit
         self._in_flight = InFlight()
         self._monotonic = monotonic
@@ -75,7 +78,20 @@ class CallExecutor:
             async with self.in_flight(record):
                 answer = await self._router.run(self._command(tool, record))
             record.answered = True
-            return checked(answer, tool, record.call.arguments)
+            first = checked(answer, tool, record.call.arguments)
+            if not tool.surface.verb.streams or record.principal is None:
+                return first
+            call = StreamCall(record.principal, tool, record.call.arguments, record.following())
+            return await self._streamed(call, first, record)
+
+    async def _streamed(self, call: StreamCall, first: CallAnswer, record: CallRecord) -> CallAnswer:
+        """Start the stream, and return the answer when the caller no longer follows it by this call."""
+        if call.following is not None:
+            # An open stream has a limit of its own, and must not use up what its agent may call at once.
+            record.streamed = True
+            record.release_share()
+        async with self.in_flight(record):
+            return await self._streams.start(call, first)
 
     async def _answered_here(self, tool: RelayTool, record: CallRecord) -> CallAnswer:
         """Return the answer of a tool of the relay's own.

@@ -16,15 +16,17 @@ from relay.audit.refusal_counts import RefusalCounter, RefusalEvent
 from relay.auth.agent_tokens import Authenticator, Principal
 from relay.calls.access_log import AccessLog
 from relay.calls.call_record import CallAnswer, CallRecord, CallRequest
-from relay.calls.envelope import Call, EnvelopeCheck, wants_logs
+from relay.calls.envelope import META_PROGRESS_TOKEN, Call, EnvelopeCheck, wants_logs
 from relay.calls.executor import CallExecutor
 from relay.calls.idempotent_calls import IdempotentCalls
 from relay.calls.relay_tools import RelayTool, RelayTools
+from relay.calls.sample_streams import SampleStreams
 from relay.fleet.fleet import Fleet
 from relay.fleet.tools import Tool
 from relay.observability.metrics import Metrics
 from relay.rate_limits import Allowance, KeyedLimiters, Limiter
 from schemas.errors import Failure, ToolError
+from schemas.projection import parse
 from schemas.tokens import TokenError
 from schemas.ulids import UlidSource
 from schemas.violations import ViolationError
@@ -40,6 +42,7 @@ class CallGateway:
         envelopes: EnvelopeCheck,
         fleet: Fleet,
         relay_tools: RelayTools,
+        streams: SampleStreams,
         executor: CallExecutor,
         idempotent_calls: IdempotentCalls,
         audit: AuditLog,
@@ -57,6 +60,7 @@ class CallGateway:
         self._envelopes = envelopes
         self._fleet = fleet
         self._relay_tools = relay_tools
+        self._streams = streams
         self._executor = executor
         self._idempotent_calls = idempotent_calls
         self._audit = audit
@@ -97,9 +101,21 @@ class CallGateway:
 
     def streams(self, params: Mapping[str, Any]) -> bool:
         """Return whether a call with ``params`` may send notifications before its result."""
-        name = params.get("name")
-        tool = self._relay_tools.find(name) if isinstance(name, str) else None
-        return tool is not None and (tool.streams or (tool.logs and wants_logs(params.get("_meta"))))
+        name, meta = params.get("name"), params.get("_meta")
+        if not isinstance(name, str):
+            return False
+        own = self._relay_tools.find(name)
+        if own is not None and (own.streams or (own.logs and wants_logs(meta))):
+            return True
+        return isinstance(meta, dict) and META_PROGRESS_TOKEN in meta and self._samples(name, own)
+
+    def _samples(self, name: str, own: RelayTool | None) -> bool:
+        """Return whether a call of ``name`` starts telemetry, which a progress token follows."""
+        if own is not None:
+            return own.follows
+        parsed = parse(name)
+        tool = self._fleet.announced(parsed.canonical) if parsed is not None else None
+        return tool is not None and tool.surface.verb.streams
 
     def charge(self, principal: Principal, cost: float) -> None:
         """Count other work, which costs as much as ``cost`` calls, towards the agent's limit.
@@ -115,25 +131,17 @@ class CallGateway:
 
     async def _run(self, request: CallRequest, record: CallRecord) -> CallAnswer:
         principal = self._identify(request, record)
-        share = self._enter(principal)
+        share = record.share = self._enter(principal)
         try:
             tool = self._decided(request, principal, record)
             key = request.call.idempotency_key
             if isinstance(key, str):
                 return await self._idempotent_calls.run(key, tool, principal, record, share)
             if isinstance(tool, RelayTool) and tool.waits:
-                return await self._waited(tool, record, share)
+                record.release_share()
             return await self._executor.run(tool, record)
         finally:
-            share.release()
-
-    async def _waited(self, tool: RelayTool, record: CallRecord, share: Limiter) -> CallAnswer:
-        """Run a call that waits without counting it as in flight."""
-        share.release()
-        try:
-            return await self._executor.run(tool, record)
-        finally:
-            share.acquire_extra()
+            record.release_share()
 
     def _identify(self, request: CallRequest, record: CallRecord) -> Principal:
         principal = request.caller.principal
@@ -190,6 +198,8 @@ class CallGateway:
             tool.surface.arguments.check(call.arguments)
         except ViolationError as violation:
             raise ToolError.from_violation(violation) from None
+        if tool.surface.verb.streams:
+            self._streams.admit(principal, tool)
         return tool
 
     def _account(self, request: CallRequest, record: CallRecord, answer: CallAnswer | None) -> None:
@@ -197,7 +207,8 @@ class CallGateway:
         duration_s = self._monotonic() - record.started
         failed = record.error.failure.value.code if record.error else "ok"
         self._metrics.calls(failed if answer else "cancelled").inc()
-        self._metrics.call_seconds.observe(duration_s)
+        if not record.streamed:
+            self._metrics.call_seconds.observe(duration_s)
         self._access_log.write(request, record, answer, duration_s, self._now_ms())
 
 

@@ -16,13 +16,20 @@ from relay.config import View
 from relay.fleet.selection import Selection
 from relay.fleet.tool_schemas import ToolSchemas
 from relay.fleet.tools import Offer
+from schemas.error_roots import PeerError
 from schemas.projection import alias_of, parse
 
 RELAY_TOOL_TIMEOUT_S = 5.0
 """The gateway's budget; a long poll has a longer one of its own."""
 
 Emit = Callable[[str, Mapping[str, Any]], Awaitable[None]]
-"""Sends a notification on the response stream of a call: its method and its parameters."""
+"""Sends a notification on the response stream of a call: its method and its parameters.
+
+Raises StreamClosedError if the client has disconnected."""
+
+
+class StreamClosedError(PeerError):
+    """The client has closed the response stream of its call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +100,7 @@ class RelayTool:
             reaches one of them, with the severest of their safety classes.
         directed: returns the node's tool that a call is for; None if the relay answers. It raises ToolError.
         streams: whether it may send notifications before its result, so that the answer must be a stream.
+        follows: the same, but progress notifications alone, to callers that send a progress token.
         logs: the same, but log messages alone, to callers that opt in to them.
         waits: whether it can take long, within limits of its own: then it does not count towards the calls
             that its agent may have in flight.
@@ -113,6 +121,7 @@ class RelayTool:
     offer: Offer | None = None
     directed: Callable[[Rights, Selection, Mapping[str, Any]], DirectedCall | None] = _answered_here
     streams: bool = False
+    follows: bool = False
     logs: bool = False
     waits: bool = False
     verbatim: bool = False

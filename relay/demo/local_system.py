@@ -149,6 +149,15 @@ async def start_system(plan: Plan, nodes: int, processes: Processes, step: Step)
     """
     await start_broker(plan, processes)
     step(f"broker      nats-server, MQTT on {plan.broker}")
+    return await start_beside_broker(plan, nodes, processes, step)
+
+
+async def start_beside_broker(plan: Plan, nodes: int, processes: Processes, step: Step) -> LocalSystem:
+    """Start the same with the broker that listens on the plan's port.
+
+    Raises:
+        StartError: a process could not be started.
+    """
     ca = CertificateAuthority(plan.state.ca, _now_ms, os.urandom)
     ca.create()
     real_node = await _enrol(plan, ca, processes)

@@ -19,6 +19,7 @@ from relay.mcp_api.sdk import SdkServer
 from relay.mcp_api.tool_list import ToolList
 from relay.mcp_api.url_options import UrlOptionReader
 from relay.part import Part
+from relay.telemetry.assembly import TelemetryPart
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +29,13 @@ class McpPart(Part):
     endpoint: McpEndpoint
 
 
-def assemble(
-    environment: RelayEnvironment, auth: AuthPart, fleet: FleetPart, calls: CallsPart, events: EventStreams
+def assemble(  # noqa: PLR0913, PLR0917 - the parts that it connects
+    environment: RelayEnvironment,
+    auth: AuthPart,
+    fleet: FleetPart,
+    calls: CallsPart,
+    telemetry: TelemetryPart,
+    events: EventStreams,
 ) -> McpPart:
     """Return the wing; ``events`` are the streams on which callers get the events of their sessions."""
     server = SdkServer(version("edge-kubelet"), Instructions(fleet.fleet).text)
@@ -38,8 +44,8 @@ def assemble(
         calls.gateway,
         ToolList(fleet.fleet, calls.relay_tools, options),
         auth.authenticator,
-        ResourceCatalog(fleet.fleet, environment.registry),
+        ResourceCatalog(fleet.fleet, environment.registry, telemetry.resource),
         server.discovered,
     )
-    changes = ChangeStreams(fleet.notifier, OpenStreams(), options, environment.clock)
+    changes = ChangeStreams(fleet.notifier, telemetry.resource, OpenStreams(), options, environment.clock)
     return McpPart(McpEndpoint(server, methods, changes, LogStreams(events)))

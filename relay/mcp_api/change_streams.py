@@ -9,21 +9,30 @@ from collections.abc import Callable, Collection
 from contextlib import ExitStack
 
 import mcp_types as types
-from mcp.server.subscriptions import InMemorySubscriptionBus, ListenHandler, ToolsListChanged
+from mcp.server.subscriptions import SUBSCRIPTION_ID_META_KEY, ResourceUpdated, ServerEvent, ToolsListChanged
 from mcp.shared.exceptions import MCPError
+from mcp.shared.subscriptions import event_to_notification
 
 from relay.auth.agent_tokens import Principal
 from relay.fleet.change_notifier import ChangeNotifier
 from relay.fleet.selection import WHOLE_FLEET, Selection
+from relay.mcp_api.followed_resources import FollowedResources
 from relay.mcp_api.open_streams import OpenStreams, StreamLimitError
+from relay.mcp_api.pending_updates import PendingUpdates
 from relay.mcp_api.sdk import Context, caller_of, connection_of
 from relay.mcp_api.url_options import UrlOptionError, UrlOptionReader
+from relay.telemetry.reading import TelemetryResource
 
 TOO_MANY_STREAMS = "Too many sessions and subscriptions are open; close one."
 
 # The keys under which a session of the old era keeps its subscription to changes.
 _SUBSCRIPTION = "subscription"
 _SUBSCRIBED = "subscribed"
+_RESOURCES = "resources"
+
+RESOURCE_SUBSCRIPTIONS = ("resources/subscribe", "resources/unsubscribe")
+"""The methods of the old era by which a session follows a resource."""
+NOT_FOLLOWED = "This resource cannot be followed, or too many are; only node://{node_id}/telemetry changes."
 
 
 class ChangeStreams:
@@ -32,11 +41,13 @@ class ChangeStreams:
     def __init__(
         self,
         notifier: ChangeNotifier,
+        telemetry: TelemetryResource,
         streams: OpenStreams,
         options: UrlOptionReader,
         now_ms: Callable[[], int],
     ) -> None:
         self._notifier = notifier
+        self._telemetry = telemetry
         self._options = options
         self._streams = streams
         self._now_ms = now_ms
@@ -79,6 +90,30 @@ class ChangeStreams:
         connection.exit_stack.callback(ending.cancel)
         connection.exit_stack.callback(stop)
 
+    def subscribe(self, context: Context) -> None:
+        """Let a session of the old era follow a resource while it lasts, or no longer."""
+        connection, uri = connection_of(context), str((context.params or {}).get("uri"))
+        followed: FollowedResources | None = connection.state.get(_RESOURCES)
+        if context.method == RESOURCE_SUBSCRIPTIONS[1]:
+            if followed is not None:
+                followed.remove(uri)
+            return
+        if followed is None:
+            followed = connection.state[_RESOURCES] = self._followed(context)
+        if not followed.add(uri):
+            raise MCPError(types.INVALID_PARAMS, NOT_FOLLOWED)
+
+    def _followed(self, context: Context) -> FollowedResources:
+        """Return what a session follows; its updates are sent in a task that ends with it or its token."""
+        connection = connection_of(context)
+        updates = PendingUpdates[str]()
+        sending = asyncio.create_task(_send_updates(context, updates))
+        followed = FollowedResources(self._telemetry, caller_of(context).principal, updates.add)
+        for stack in (connection.state.setdefault(_SUBSCRIPTION, ExitStack()), connection.exit_stack):
+            stack.callback(sending.cancel)
+            stack.callback(followed.close)
+        return followed
+
     async def listen(
         self, context: Context, params: types.SubscriptionsListenRequestParams
     ) -> types.SubscriptionsListenResult:
@@ -88,19 +123,41 @@ class ChangeStreams:
             self._streams.check(principal)
         except StreamLimitError:
             raise MCPError(types.INTERNAL_ERROR, TOO_MANY_STREAMS) from None
-        bus = InMemorySubscriptionBus()
-        handler = ListenHandler(bus)
-        stop = self._notifier.listen(
-            principal.rights, lambda: bus.publish(ToolsListChanged()), self._selection_of(context)
+        updates = PendingUpdates[ServerEvent]()
+        with ExitStack() as stack:
+            ending = asyncio.get_running_loop().call_later(self._seconds_left(principal), updates.close)
+            stack.callback(ending.cancel)
+            stack.callback(self._streams.hold(principal, updates.close))
+            honored = self._follow(context, params.notifications, updates, stack)
+            return await _serve_updates(context, honored, updates)
+
+    def _follow(
+        self,
+        context: Context,
+        wanted: types.SubscriptionFilter,
+        updates: PendingUpdates[ServerEvent],
+        stack: ExitStack,
+    ) -> types.SubscriptionFilter:
+        """Follow what is ``wanted`` until ``stack`` is closed; return what of it is followed."""
+        principal = caller_of(context).principal
+
+        async def tools_changed() -> None:
+            updates.add(ToolsListChanged())
+
+        if wanted.tools_list_changed:
+            selection = self._selection_of(context)
+            stack.callback(self._notifier.listen(principal.rights, tools_changed, selection))
+        followed = FollowedResources(
+            self._telemetry, principal, lambda uri: updates.add(ResourceUpdated(uri=uri))
         )
-        ending = asyncio.get_running_loop().call_later(self._seconds_left(principal), handler.close)
-        release = self._streams.hold(principal, handler.close)
-        try:
-            return await handler(context, params)
-        finally:
-            release()
-            ending.cancel()
-            stop()
+        stack.callback(followed.close)
+        uris = [uri for uri in wanted.resource_subscriptions or () if followed.add(uri)]
+        return types.SubscriptionFilter(
+            tools_list_changed=wanted.tools_list_changed or None,
+            prompts_list_changed=wanted.prompts_list_changed or None,
+            resources_list_changed=wanted.resources_list_changed or None,
+            resource_subscriptions=uris or None,
+        )
 
     def _selection_of(self, context: Context) -> Selection:
         try:
@@ -110,3 +167,27 @@ class ChangeStreams:
 
     def _seconds_left(self, principal: Principal) -> float:
         return principal.expires_s - self._now_ms() / 1000
+
+
+async def _send_updates(context: Context, updates: PendingUpdates[str]) -> None:
+    """Send the updates of a session of the old era until cancelled; the SDK drops what has no stream."""
+    while (uri := await updates.next()) is not None:
+        await context.session.send_resource_updated(uri)
+
+
+async def _serve_updates(
+    context: Context, honored: types.SubscriptionFilter, updates: PendingUpdates[ServerEvent]
+) -> types.SubscriptionsListenResult:
+    """Acknowledge a subscription of the new era, and send its updates until they end.
+
+    The SDK's own handler ends a stream whose client does not read for a while; here its updates coalesce.
+    """
+    meta = {SUBSCRIPTION_ID_META_KEY: context.request_id}
+    acknowledgement = types.SubscriptionsAcknowledgedNotification(
+        params=types.SubscriptionsAcknowledgedNotificationParams(notifications=honored, _meta=meta)
+    )
+    await context.session.send_notification(acknowledgement, related_request_id=context.request_id)
+    while (event := await updates.next()) is not None:
+        notification = event_to_notification(event, meta)
+        await context.session.send_notification(notification, related_request_id=context.request_id)
+    return types.SubscriptionsListenResult(_meta=meta)

@@ -20,14 +20,16 @@ from relay.auth.caller import CALLER_IN_SCOPE, Caller
 from relay.http.body_parser import MAX_BODY_BYTES, MESSAGE_IN_SCOPE, BodyParser
 from relay.http.direct_http import Work
 from relay.mcp_api import direct
-from relay.mcp_api.change_streams import TOO_MANY_STREAMS, ChangeStreams
+from relay.mcp_api.change_streams import RESOURCE_SUBSCRIPTIONS, TOO_MANY_STREAMS, ChangeStreams
 from relay.mcp_api.fragments import with_documents
 from relay.mcp_api.log_streams import LogStreams, opens_stream
 from relay.mcp_api.methods import BYTES_LIKE_A_CALL, MethodError, Methods
 from relay.mcp_api.open_streams import StreamLimitError
 from relay.mcp_api.sdk import (
+    EXCHANGE_IN_SCOPE,
     Context,
     Eras,
+    Exchange,
     SdkServer,
     answers_once,
     caller_of,
@@ -103,7 +105,7 @@ class McpEndpoint:
             await self._serve_stream(caller, scope, receive, send)
             return
         if not opens_session(caller):
-            await self._manager.handle_request(scope, receive, send)
+            await self._exchange(scope, receive, send)
             return
         try:
             release = self._changes.open_session(caller.principal)
@@ -112,7 +114,7 @@ class McpEndpoint:
             await refusal(scope, receive, send)
             return
         try:
-            await self._manager.handle_request(scope, receive, send)
+            await self._exchange(scope, receive, send)
         finally:
             release()
 
@@ -122,13 +124,27 @@ class McpEndpoint:
     async def _serve_stream(self, caller: Caller, scope: Scope, receive: Receive, send: Send) -> None:
         stream = self._logs.watched(caller, send)
         try:
-            await self._manager.handle_request(scope, receive, stream.send)
+            await self._exchange(scope, receive, stream.send)
         finally:
             stream.close()
+
+    async def _exchange(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let the SDK serve a request."""
+        exchange = scope[EXCHANGE_IN_SCOPE] = Exchange()
+        try:
+            await self._manager.handle_request(scope, receive, send)
+        finally:
+            exchange.is_over = True
 
     async def _answered(self, caller: Caller, message: Mapping[str, Any]) -> dict[str, Any]:
         result = await self.methods.table[message["method"]](caller, message, None)
         return self._eras.shaped(result, modern=True)
+
+    def _charge(self, caller: Caller) -> None:
+        try:
+            self.methods.charge(caller.principal, 1)
+        except MethodError as error:
+            raise MCPError(error.code, error.message, error.data) from None
 
     async def _answer(self, ctx: Context, call_next: CallNext) -> HandlerResult:
         """Answer a message from the table; the SDK answers what is not in it, or malformed."""
@@ -139,6 +155,10 @@ class McpEndpoint:
             except MethodError as error:
                 raise MCPError(error.code, error.message, error.data) from None
             return with_documents(self._eras.shaped(answer, modern=is_modern(ctx.protocol_version)))
+        if ctx.method in RESOURCE_SUBSCRIPTIONS and takes(ctx.method, ctx.protocol_version, ctx.params):
+            self._charge(caller_of(ctx))
+            self._changes.subscribe(ctx)
+            return {}
         if ctx.method == "initialize":
             self._changes.count_session(ctx)
             # Not at ``initialized``, which is handled after its response: the event stream may be open then.

@@ -6,6 +6,7 @@
 | `fleet://changes{?since_ms}` | what came, went, changed and was renamed |
 | `node://{node_id}/manifest` | the signed bytes, so that an agent can verify them |
 | `node://{node_id}/identity` | the leaf that they were signed with |
+| `node://{node_id}/telemetry` | the latest sample, while there is a subscription; `?since_ms=`, the history |
 | `schema://{kind}@{semver}` | a document of the registry |
 
 For the id a label will do (percent-encoded), or the beginning of the id. Another tenant's node does not exist
@@ -21,6 +22,7 @@ from relay.fleet.fleet import Fleet
 from relay.fleet.node_record import NodeRecord
 from relay.mcp_api.fleet_resources import NODES_PER_PAGE, FleetResources
 from relay.mcp_api.paging import CursorError
+from relay.telemetry.reading import TelemetryResource
 from schemas.projection import is_node_id
 from schemas.registry import SchemaRegistry
 
@@ -37,6 +39,11 @@ TEMPLATES = {
         name: (f"node://{{node_id}}/{part}", mime_type, description)
         for part, (name, mime_type, description) in _PARTS.items()
     },
+    "node-telemetry": (
+        "node://{node_id}/telemetry{?since_ms,cap}",
+        JSON,
+        "The latest sample of a node whose subscribe tool was called; with since_ms, those after that time",
+    ),
     "schema": ("schema://{kind}@{semver}", JSON, "A document of the schema registry"),
 }
 
@@ -69,10 +76,11 @@ class Content:
 class ResourceCatalog:
     """The resources of one relay."""
 
-    def __init__(self, fleet: Fleet, registry: SchemaRegistry) -> None:
+    def __init__(self, fleet: Fleet, registry: SchemaRegistry, telemetry: TelemetryResource) -> None:
         self._fleet = fleet
         self._as_a_whole = FleetResources(fleet)
         self._registry = registry
+        self._telemetry = telemetry
 
     def listed(self, principal: Principal, cursor: object = None) -> tuple[list[Resource], str | None]:
         """Return the page that begins at ``cursor`` of what ``principal`` can read, and the next cursor.
@@ -112,6 +120,9 @@ class ResourceCatalog:
                 document = self._as_a_whole.read(principal.tenant, path, query)
                 return None if document is None else Content(JSON, document)
             case "node":
+                sample = self._telemetry.read(principal, uri)
+                if sample is not None:
+                    return Content(JSON, sample)
                 return self._read_node(principal, *rest.partition("/")[::2])
             case "schema":
                 known = self._registry.documents.get(rest)

@@ -29,18 +29,33 @@ from starlette.requests import Request
 
 from relay.auth.caller import CALLER_IN_SCOPE, Caller
 from relay.auth.permissions import Rights
-from relay.calls.relay_tools import Emit
+from relay.calls.relay_tools import Emit, StreamClosedError
 from relay.http.body_parser import MESSAGE_IN_SCOPE
 from relay.http.request_guard import TWICE
 from relay.mcp_api.methods import CALL_TOOL
 
 Context = ServerRequestContext[Any, Any]
 
+EXCHANGE_IN_SCOPE = "edge.exchange"
+"""The key of an ``Exchange`` in the scope of its request."""
+
 _ROUTING_HEADERS = {
     name.encode("ascii"): name for name in (MCP_METHOD_HEADER, MCP_NAME_HEADER, MCP_PROTOCOL_VERSION_HEADER)
 }
 _MAX_ACCEPT = 256  # clients send some fifty characters
 _OF_THE_NEW_ERA = ("ttlMs", "cacheScope")
+
+
+class Exchange:
+    """One HTTP request and its response.
+
+    In the old era the SDK goes on with a call whose client has disconnected, since it might have resumed.
+    """
+
+    __slots__ = ("is_over",)
+
+    def __init__(self) -> None:
+        self.is_over = False
 
 
 class _Notification(BaseModel):
@@ -53,7 +68,8 @@ class _Notification(BaseModel):
 class SdkServer(Server[Any]):
     """A server whose methods are answered in a middleware, and which declares its capabilities itself.
 
-    Tools change; prompts and resources do not. The SDK would derive that from handlers; it has none.
+    Tools change, and so does telemetry; prompts and the set of resources do not. The SDK would derive that
+    from handlers; it has none.
 
     Attributes:
         instructions_for: returns the instructions for callers with some rights.
@@ -112,7 +128,7 @@ class SdkServer(Server[Any]):
         )
         capabilities.tools = types.ToolsCapability(list_changed=True)
         capabilities.prompts = types.PromptsCapability(list_changed=False)
-        capabilities.resources = types.ResourcesCapability(list_changed=False, subscribe=False)
+        capabilities.resources = types.ResourcesCapability(list_changed=False, subscribe=True)
         return capabilities
 
     def create_initialization_options(
@@ -223,8 +239,11 @@ def message_of(context: Context) -> Mapping[str, Any]:
 
 def emitter_of(context: Context) -> Emit:
     """Return what sends notifications on the response stream of a message."""
+    exchange: Exchange | None = _request_of(context).scope.get(EXCHANGE_IN_SCOPE)
 
     async def emit(method: str, params: Mapping[str, Any]) -> None:
+        if exchange is not None and exchange.is_over:
+            raise StreamClosedError
         notification: Any = _Notification(method=method, params=dict(params))
         await context.session.send_notification(notification, context.request_id)
 

@@ -24,6 +24,16 @@ class Metrics:
         self.one_way_frames = self._counter(
             "one_way_frames", "Frames without an answer, by type", "type", "event"
         )
+        self.telemetry_samples = self._counter("telemetry_samples", "Samples of nodes by verdict", "verdict")
+        self.telemetry_lost = Counter(
+            "edge_relay_telemetry_lost", "Samples that slow readers lost", registry=self._registry
+        )
+        self.telemetry_streams = Gauge(
+            "edge_relay_telemetry_streams", "Capabilities that are followed", registry=self._registry
+        )
+        self.telemetry_subscriptions = Gauge(
+            "edge_relay_telemetry_subscriptions", "Subscribers of these", registry=self._registry
+        )
         calls = self._counter("calls", "Calls by code; ok when they worked", "code")
         self.calls = cache(calls.labels)
         """The counter of one code. A lookup takes longer than the increment, and the codes are few."""

@@ -53,8 +53,8 @@ class NodeRef:
     session_id: str
 
 
-FrameHandler = Callable[[NodeRef, Mapping[str, Any]], None]
-"""Handles the payload of a frame, which fits the document of its type. Must not block."""
+FrameHandler = Callable[[NodeRef, Any], None]
+"""Handles the payload of a frame, which has the type in ``payloads`` named for it. Must not block."""
 ConnectionHandler = Callable[[NodeRef, bool], None]
 """Is called with True when a node has connected, and with False when its connection is lost."""
 

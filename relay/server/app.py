@@ -33,6 +33,7 @@ from relay.server.descriptor_reserve import DescriptorReserve
 from relay.server.follow_ups import FollowUps
 from relay.server.trust_watcher import TrustWatcher
 from relay.sessions import assembly as sessions_assembly
+from relay.telemetry import assembly as telemetry_assembly
 from relay.views import assembly as views_assembly
 from schemas.kinds import KindRegistry
 from schemas.registry import SchemaRegistry
@@ -65,8 +66,16 @@ class Relay:
             environment, self.audit, trust, self.pki.tls.to_broker, name_ledger
         )
         self.sessions = sessions_assembly.assemble(environment, self.audit, self.pki, self.fleet)
+        self.telemetry = telemetry_assembly.assemble(
+            environment, audit=self.audit, auth=self.auth, fleet=self.fleet, frames=self.sessions.frames
+        )
         self.calls = calls_assembly.assemble(
-            environment, audit=self.audit, auth=self.auth, fleet=self.fleet, router=self.sessions.router
+            environment,
+            audit=self.audit,
+            auth=self.auth,
+            fleet=self.fleet,
+            router=self.sessions.router,
+            streams=self.telemetry.hub,
         )
         self.views = views_assembly.assemble(environment, self.fleet, self.calls)
         self.caller_tools = caller_tools_assembly.assemble(
@@ -78,7 +87,7 @@ class Relay:
             calls=self.calls,
         )
         self.mcp = mcp_assembly.assemble(
-            environment, self.auth, self.fleet, self.calls, self.caller_tools.streams
+            environment, self.auth, self.fleet, self.calls, self.telemetry, self.caller_tools.streams
         )
         self.watcher = self._watcher(environment)
         self.watcher.begin()
@@ -105,6 +114,7 @@ class Relay:
             self.auth,
             self.fleet,
             self.sessions,
+            self.telemetry,
             self.calls,
             self.views,
             self.caller_tools,
@@ -151,6 +161,7 @@ class Relay:
             on_tokens=[
                 self.auth.authenticator.revoke,
                 self.calls.gateway.revoke,
+                self.telemetry.hub.revoke,
                 self.mcp.endpoint.revoke,
             ],
             log=log,

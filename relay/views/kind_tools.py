@@ -61,6 +61,7 @@ class KindTool:
             views=frozenset({View.KINDS}),
             offer=self._offer,
             directed=self._directed,
+            follows=self._verb.streams,
         )
 
     def _directed(

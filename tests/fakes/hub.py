@@ -7,6 +7,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,8 @@ from relay.sessions.frame_handlers import FrameHandlers
 from relay.sessions.handshake import Handshake
 from relay.sessions.node_sessions import AUTH_TIMEOUT_S, NodeSessions
 from relay.sessions.one_way_frames import OneWayFrames
+from relay.telemetry.hub import TelemetryHub
+from relay.telemetry.reading import TelemetryResource
 from relay.views.assembly import view_tools
 from schemas.addresses import mcp_url
 from schemas.frames import FrameReader
@@ -172,6 +175,19 @@ class Hub:
         for tool in self.caller_tools.tools.tools(registry):
             self.relay_tools.register(tool)
 
+    @cached_property
+    def telemetry(self) -> TelemetryHub:
+        """The streams, fed by the one-way frames."""
+        return TelemetryHub(
+            fleet=self.fleet,
+            frames=self.one_way,
+            authenticator=self.authenticator,
+            metrics=self.metrics,
+            refusals=self.refusals,
+            seconds=self.seconds,
+            log=self.log,
+        )
+
     def close(self) -> None:
         """Give back what the parts hold."""
         self.audit.close()
@@ -213,7 +229,7 @@ class Hub:
     ) -> CallGateway:
         """Return the gateway in front of ``router``; ``idempotent_calls`` is the hub's."""
         limited = CapabilityLimits(self.fleet, router, monotonic)
-        executor = CallExecutor(limited, self.audit, monotonic, os.urandom, self.log)
+        executor = CallExecutor(limited, self.telemetry, self.audit, monotonic, os.urandom, self.log)
         self.idempotent_calls = IdempotentCalls(
             executor, IdempotencyStore[CallAnswer](monotonic, Quota(max_keys, 1 << 26)), self.audit, self.log
         )
@@ -222,6 +238,7 @@ class Hub:
             envelopes=EnvelopeCheck(self.registry, mode, self.log),
             fleet=self.fleet,
             relay_tools=self.relay_tools,
+            streams=self.telemetry,
             executor=executor,
             idempotent_calls=self.idempotent_calls,
             audit=self.audit,
@@ -254,7 +271,8 @@ class Hub:
     ) -> McpEndpoint:
         """Return MCP over ``gateway``."""
         server = SdkServer("0.0.0", Instructions(self.fleet).text)
-        resources = ResourceCatalog(self.fleet, self.registry)
+        telemetry = TelemetryResource(self.telemetry, self.fleet)
+        resources = ResourceCatalog(self.fleet, self.registry, telemetry)
         methods = Methods(
             gateway,
             ToolList(self.fleet, self.relay_tools, self.options),
@@ -264,6 +282,7 @@ class Hub:
         )
         changes = ChangeStreams(
             notifier or ChangeNotifier(self.fleet, self.log),
+            telemetry,
             streams or OpenStreams(),
             self.options,
             self.judged_by,

@@ -40,7 +40,7 @@ METRICS: Final[Mapping[str, Any]] = {
     "cap_id": "sysmetrics",
     "kind": "system.metrics",
     "schema_ref": "mcp://schemas/system.metrics@1.0.0",
-    "verbs": ["snapshot", "subscribe"],
+    "verbs": ["snapshot"],
     "safety_class": "read_only",
     "constraints": {"rate_limit_rps": 0.5, "max_concurrency": 1, "deadline_ms_default": 1500},
 }

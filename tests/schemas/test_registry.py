@@ -552,7 +552,7 @@ def test_the_pair_of_validators_cannot_be_changed_by_who_holds_it(registry: Sche
         pytest.param(f"mcp.tool:nokind.{NODE_ID}.echo.invoke", id="an-unknown-kind"),
         pytest.param(f"mcp.tool:system.echo.{NODE_ID}.echo.invoke", id="the-long-name-of-a-kind"),
         pytest.param(f"mcp.tool:sysecho.{NODE_ID}.echo.snapshot", id="the-verb-of-another-kind"),
-        pytest.param(f"mcp.tool:sys.{NODE_ID}.sysmetrics.subscribe", id="a-verb-that-is-not-shown"),
+        pytest.param(f"mcp.tool:sys.{NODE_ID}.sysmetrics.stream", id="a-verb-without-a-row"),
         pytest.param(f"mcp.tool:sysecho.{NODE_ID}.echo.__class__", id="a-name-of-the-machinery"),
         pytest.param("mcp.tool:system.echo.invoke.input@1.0.0", id="a-document"),
         pytest.param("mcp.tool:../documents/error@1.0.0", id="a-path"),

@@ -29,7 +29,7 @@ from tests.fakes.lines import LogLines
 from tests.fakes.mqtt_listener import Message, MqttListener
 from tests.fakes.node import announce_again, identity_of, write_identity
 from tests.fakes.played_relay import PlayedRelay
-from tests.fakes.signer import DAY_MS, ECHO, NODE_ID, NOW_MS, TTL_MS, SimulatedCa, SimulatedNode
+from tests.fakes.signer import DAY_MS, ECHO, METRICS, NODE_ID, NOW_MS, TTL_MS, SimulatedCa, SimulatedNode
 
 BOUND_S = 10
 HARDWARE = {"algo": "blake3-256", "value": "ab" * 32, "sources": ["machine_id"]}
@@ -87,6 +87,42 @@ class World:
             with suppress(asyncio.CancelledError):
                 await task
             await around.publisher.stop()
+
+
+class Sampled(EchoHandler):
+    """Metrics of which the test knows the one sample."""
+
+    @property
+    def capability(self) -> Mapping[str, Any]:
+        return {**METRICS, "verbs": ["snapshot", "subscribe"]}
+
+    async def invoke(self, verb: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        return {"node_id": NODE_ID, "verb": verb, **arguments}
+
+
+async def test_a_lease_of_the_relay_sends_samples_to_it_and_to_the_broker(
+    world: World, broker: BrokerAddress, registry: SchemaRegistry
+) -> None:
+    sample = {"node_id": NODE_ID, "verb": "subscribe", "interval_ms": 1000, "include": ["cpu"]}
+    listener = MqttListener(broker, f"$devices/{NODE_ID}/telemetry")
+    handler = Sampled(NODE_ID, now_ms)
+    async with (
+        PlayedRelay(FrameReader(registry)).running() as relay,
+        listener.listening(),
+        world.running(broker, relay.url, handler) as node,
+    ):
+        end = await relay.next()
+        await end.admit()
+        await end.accept()
+        await end.send("telemetry_lease")
+        assert (await end.receive("telemetry")).payload == {"cap_id": "sysmetrics", "sample": sample}
+        message = await listener.next()
+        assert (json.loads(message.payload), message.retained, message.qos) == (sample, False, 0)
+        await end.send("telemetry_lease", ttl_ms=0)
+        async with asyncio.timeout(BOUND_S):
+            while node.telemetry.sampled:
+                await end.command()
+    assert not node.telemetry.sampled
 
 
 @pytest.fixture

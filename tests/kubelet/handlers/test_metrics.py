@@ -14,6 +14,7 @@ from kubelet.logs import make_logger
 from schemas.canonical import jcs
 from schemas.kinds import SYSTEM_METRICS
 from schemas.registry import SchemaRegistry
+from tests.fakes.seconds import Seconds
 
 BOUND_S = 10
 NODE_ID = "01hzx9k3m4p7q8r9s0t1v2w3xy"
@@ -184,3 +185,16 @@ async def test_this_machine_gives_a_valid_sample() -> None:
         sample = await handler.invoke("snapshot", {})
     SchemaRegistry().load("system.metrics.sample@1.0.0").check(sample)
     assert set(sample) == {*REQUIRED, *ALL}
+
+
+async def test_samples_that_are_followed_have_the_cpu_usage_since_the_last_one() -> None:
+    clock = Seconds()
+    handler = MetricsHandler(
+        NODE_ID, lambda: NOW_MS, Machine(), log=LOG, sleep=only_the_first, monotonic=clock
+    )
+    async with running(handler):
+        for _ in range(2):
+            sample = await handler.invoke("subscribe", {"interval_ms": 1000, "include": ["cpu"]})
+            clock.now += 1
+    assert sample["cpu"] == {"cores": 2, "usage_pct": 50.0, "per_core_pct": [0.0, 100.0]}
+    SchemaRegistry().load(SYSTEM_METRICS.verbs["subscribe"].output_ref).check(sample)

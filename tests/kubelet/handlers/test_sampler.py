@@ -7,10 +7,13 @@ from kubelet.handlers.readings import CpuTimes
 from kubelet.handlers.sampler import (
     FIRST_INTERVAL_S,
     INTERVAL_S,
+    LONGEST_INTERVAL_S,
+    CpuMeter,
     CpuSampler,
     CpuUsage,
     usage_between,
 )
+from tests.fakes.seconds import Seconds
 
 BOUND_S = 10
 
@@ -111,3 +114,42 @@ async def test_counters_that_cannot_be_read_leave_the_last_usage_standing() -> N
     await pauses.next()
     assert sampler.latest == CpuUsage(75.0, (75.0,))
     task.cancel()
+
+
+def metered(*steps: Sequence[CpuTimes] | OSError) -> tuple[CpuMeter, Seconds]:
+    clock = Seconds()
+    return CpuMeter(Counters(*steps), clock), clock
+
+
+def test_a_meter_has_the_usage_since_it_was_last_read() -> None:
+    meter, clock = metered([CpuTimes(0, 0)], [CpuTimes(1, 2)], [CpuTimes(4, 6)])
+    assert meter.usage() is None
+    clock.now += 1
+    assert meter.usage() == CpuUsage(50.0, (50.0,))
+    clock.now += 60
+    assert meter.usage() == CpuUsage(75.0, (75.0,))
+
+
+def test_a_meter_that_is_read_twice_at_once_repeats_itself() -> None:
+    meter, clock = metered([CpuTimes(0, 0)], [CpuTimes(1, 2)])
+    meter.usage()
+    clock.now += 1
+    assert meter.usage() == meter.usage()
+
+
+def test_a_meter_that_was_not_read_for_long_begins_anew() -> None:
+    meter, clock = metered([CpuTimes(0, 0)], [CpuTimes(1, 2)], [CpuTimes(2, 3)])
+    meter.usage()
+    clock.now += LONGEST_INTERVAL_S + 1
+    assert meter.usage() is None
+    clock.now += 1
+    assert meter.usage() == CpuUsage(100.0, (100.0,))
+
+
+def test_counters_that_a_meter_cannot_read_leave_the_last_usage() -> None:
+    meter, clock = metered([CpuTimes(0, 0)], [CpuTimes(1, 2)], OSError())
+    meter.usage()
+    clock.now += 1
+    usage = meter.usage()
+    clock.now += 1
+    assert meter.usage() == usage

@@ -15,6 +15,7 @@ from relay.auth.permissions import SCOPE_OF_SAFETY_CLASS, SCOPES, Rights
 from relay.fleet.node_names import UnknownNodeError
 from relay.fleet.tools import Tool
 from relay.mcp_api.resources import ResourceCatalog
+from relay.telemetry.reading import TelemetryResource
 from schemas.errors import Failure, ToolError
 from schemas.kinds import KINDS, MANIFEST_REF, Kind, KindRegistry, Verb
 from schemas.registry import SCHEME, SchemaRegistry
@@ -161,7 +162,7 @@ class EntryPoints:
         )
         self.seconds = 0.0
         self.gateway = hub.gateway(self.router, self._later)
-        self.catalog = ResourceCatalog(hub.fleet, hub.registry)
+        self.catalog = ResourceCatalog(hub.fleet, hub.registry, TelemetryResource(hub.telemetry, hub.fleet))
         self.node = hub.ca.issue(NODE_ID, OWN)
         hub.connect(self.node, capabilities=[_capability(kind) for kind in _MATRIX])
 

@@ -36,7 +36,12 @@ class Stage:
         self.hub = hub
         self.seconds = Seconds()
         self.executor = CallExecutor(
-            CapabilityLimits(hub.fleet, router, self.seconds), hub.audit, self.seconds, bytes, hub.log
+            CapabilityLimits(hub.fleet, router, self.seconds),
+            hub.telemetry,
+            hub.audit,
+            self.seconds,
+            bytes,
+            hub.log,
         )
         echo = {**ECHO, "constraints": {"rate_limit_rps": 50, "max_concurrency": 4, **constraints}}
         hub.connect(hub.ca.issue(), capabilities=[echo, METRICS])
@@ -116,7 +121,9 @@ async def test_a_command_has_what_is_left_of_the_gateways_time_and_no_more_than_
 
 async def test_a_trace_goes_along_with_a_span_of_the_relays_own(hub: Hub, router: ScriptedRouter) -> None:
     stage = Stage(hub, router)
-    stage.executor = CallExecutor(router, hub.audit, stage.seconds, lambda size: b"\xa5" * size, hub.log)
+    stage.executor = CallExecutor(
+        router, hub.telemetry, hub.audit, stage.seconds, lambda size: b"\xa5" * size, hub.log
+    )
     record = stage.record(**{META_TRACEPARENT: TRACEPARENT})
     await stage.run(record)
     assert record.span_id == "a5" * 8

@@ -21,6 +21,7 @@ from relay.fleet.selection import WHOLE_FLEET
 from relay.mcp_api.change_streams import TOO_MANY_STREAMS, ChangeStreams
 from relay.mcp_api.open_streams import OpenStreams, StreamLimitError
 from relay.mcp_api.sdk import Context
+from relay.telemetry.reading import TelemetryResource
 from tests.fakes.hub import Hub
 from tests.fakes.signer import OTHER_NODE_ID, TENANT
 
@@ -70,7 +71,13 @@ class Stage:
     def __init__(self, hub: Hub) -> None:
         self.hub = hub
         self.notifier = Notifier(hub)
-        self.streams = ChangeStreams(self.notifier, OpenStreams(per_agent=1), hub.options, hub.judged_by)
+        self.streams = ChangeStreams(
+            self.notifier,
+            TelemetryResource(hub.telemetry, hub.fleet),
+            OpenStreams(per_agent=1),
+            hub.options,
+            hub.judged_by,
+        )
 
     def principal(self, **token: Any) -> Principal:
         return self.hub.authenticator.identify(self.hub.token(**token))

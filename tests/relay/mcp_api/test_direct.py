@@ -29,6 +29,7 @@ from relay.http.direct_http import Answer, WholeRequest
 from relay.http.request_guard import AllowedHosts, RequestGuard
 from relay.mcp_api.direct import until_disconnected
 from relay.mcp_api.methods import BYTES_LIKE_A_CALL, Method
+from relay.mcp_api.sdk import EXCHANGE_IN_SCOPE
 from relay.rate_limits import Allowance
 from relay.routing.port import NodeRouter
 from schemas.addresses import HostPort
@@ -336,7 +337,7 @@ async def test_the_sdk_finds_the_caller_the_message_and_a_sessions_owner_without
         await stage.ask(call(), twice="accept")
         (scope,) = stage.seen_by_sdk
     of_the_server = {"type", "method", "path", "query_string", "client", "headers"}
-    assert scope.keys() - of_the_server == {CALLER_IN_SCOPE, MESSAGE_IN_SCOPE, "user"}
+    assert scope.keys() - of_the_server == {CALLER_IN_SCOPE, MESSAGE_IN_SCOPE, EXCHANGE_IN_SCOPE, "user"}
     assert scope["user"].access_token.token == ""
     assert b"authorization" not in dict(scope["headers"])
 

@@ -525,6 +525,7 @@ async def test_templates_say_how_resources_are_named(stage: Stage, era: Era) -> 
         "fleet://changes{?since_ms}",
         "node://{node_id}/manifest",
         "node://{node_id}/identity",
+        "node://{node_id}/telemetry{?since_ms,cap}",
         "schema://{kind}@{semver}",
     }
 

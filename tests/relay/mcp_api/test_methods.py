@@ -11,6 +11,7 @@ from relay.mcp_api.methods import BYTES_LIKE_A_CALL, LIST_TTL_MS, META_ERROR, Me
 from relay.mcp_api.resources import ResourceCatalog
 from relay.mcp_api.tool_list import ToolList
 from relay.rate_limits import Allowance
+from relay.telemetry.reading import TelemetryResource
 from schemas.errors import ToolError
 from tests.fakes.hub import Hub
 from tests.fakes.routers import ScriptedRouter
@@ -44,7 +45,7 @@ class Stage:
         self.router = ScriptedRouter()
         self.token = hub.token(ttl_s=60)
         gateway = hub.gateway(self.router, Seconds(), per_agent)
-        resources = ResourceCatalog(hub.fleet, hub.registry)
+        resources = ResourceCatalog(hub.fleet, hub.registry, TelemetryResource(hub.telemetry, hub.fleet))
         tools = ToolList(hub.fleet, hub.relay_tools, hub.options)
         self.methods = Methods(
             gateway, tools, hub.authenticator, resources, lambda _rights: {"of": "the SDK"}
@@ -144,7 +145,7 @@ async def test_a_resource_that_is_not_there_is_named_without_control_characters(
 
 async def test_what_is_the_same_for_all_costs_nothing(narrow: Stage) -> None:
     for _ in range(3):
-        assert len((await narrow.ask("resources/templates/list"))["resourceTemplates"]) == 5
+        assert len((await narrow.ask("resources/templates/list"))["resourceTemplates"]) == 6
         assert (await narrow.ask("prompts/list"))["prompts"] == []
         assert await narrow.ask("server/discover") == {"of": "the SDK"}
 

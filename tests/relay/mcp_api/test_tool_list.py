@@ -8,6 +8,7 @@ from relay.config import View
 from relay.mcp_api.methods import Methods
 from relay.mcp_api.resources import ResourceCatalog
 from relay.mcp_api.tool_list import ToolList
+from relay.telemetry.reading import TelemetryResource
 from tests.fakes.hub import Hub
 from tests.fakes.relay_tools import parrot
 from tests.fakes.routers import ScriptedRouter
@@ -17,7 +18,7 @@ class Stage:
     def __init__(self, hub: Hub) -> None:
         self.hub = hub
         gateway = hub.gateway(ScriptedRouter())
-        resources = ResourceCatalog(hub.fleet, hub.registry)
+        resources = ResourceCatalog(hub.fleet, hub.registry, TelemetryResource(hub.telemetry, hub.fleet))
         self.methods = Methods(
             gateway,
             ToolList(hub.fleet, hub.relay_tools, hub.options),

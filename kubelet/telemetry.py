@@ -1,0 +1,146 @@
+"""Samples capabilities for as long as the relay's leases last, and hands every sample over.
+
+One loop for each capability, at the interval of its lease, however many agents follow it: the relay merges
+what they ask for. A lease ends by a frame or by time, so that a node whose relay is gone stops by itself.
+Must not know the connection: leases come in, and samples go to a callback.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from structlog.typing import FilteringBoundLogger
+
+from kubelet.handlers.base import Handler
+from schemas.errors import ToolError
+from schemas.kinds import KindRegistry
+from schemas.payloads import TelemetryLease
+from schemas.registry import SchemaRegistry, Validator
+
+Take = Callable[[str, Mapping[str, Any]], None]
+"""Takes a sample of the capability of that id. Must not block."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """A capability that can be sampled, by one of its verbs."""
+
+    handler: Handler
+    verb: str
+    arguments: Validator
+
+
+@dataclass(frozen=True, slots=True)
+class _Lease:
+    interval_s: float
+    until_s: float
+    arguments: Mapping[str, Any]
+
+
+class Telemetry:
+    """The leases of one node. ``monotonic`` is in seconds."""
+
+    def __init__(  # noqa: PLR0913 - what comes in from outside
+        self,
+        handlers: Sequence[Handler],
+        kinds: KindRegistry,
+        registry: SchemaRegistry,
+        take: Take,
+        log: FilteringBoundLogger,
+        *,
+        monotonic: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._sources = {
+            handler.capability["cap_id"]: source
+            for handler in handlers
+            if (source := _source(handler, kinds, registry)) is not None
+        }
+        self._take = take
+        self._log = log
+        self._monotonic = monotonic
+        self._sleep = sleep
+        self._leases: dict[str, _Lease] = {}
+        self._loops: dict[str, asyncio.Task[None]] = {}
+
+    @property
+    def sampled(self) -> frozenset[str]:
+        """The capabilities that are sampled now."""
+        return frozenset(self._loops)
+
+    def lease(self, lease: TelemetryLease) -> None:
+        """Sample by ``lease`` from now on, in place of the one before; ``ttl_ms`` 0 ends it."""
+        cap_id = lease["cap_id"]
+        source, arguments = self._sources.get(cap_id), _arguments(lease)
+        if source is None or not source.arguments.is_valid(arguments):
+            self._log.warning("a lease that does not fit what this node offers", cap_id=cap_id)
+            return
+        before, following = self._leases.pop(cap_id, None), None
+        if lease["ttl_ms"] > 0:
+            until_s = self._monotonic() + lease["ttl_ms"] / 1000
+            following = self._leases[cap_id] = _Lease(lease["interval_ms"] / 1000, until_s, arguments)
+        if before is not None and following is not None and following.interval_s >= before.interval_s:
+            return  # the loop reads it after the sample that is due
+        self._stop(cap_id)
+        if following is not None:
+            loop = asyncio.create_task(self._run(cap_id))
+            self._loops[cap_id] = loop
+            loop.add_done_callback(lambda ended: self._ended(cap_id, ended))
+
+    async def close(self) -> None:
+        """End all leases."""
+        self._leases.clear()
+        if loops := list(self._loops.values()):
+            for loop in loops:
+                loop.cancel()
+            await asyncio.wait(loops)
+
+    def _stop(self, cap_id: str) -> None:
+        if (loop := self._loops.pop(cap_id, None)) is not None:
+            loop.cancel()
+
+    def _ended(self, cap_id: str, loop: asyncio.Task[None]) -> None:
+        if self._loops.get(cap_id) is loop:
+            del self._loops[cap_id]
+
+    async def _run(self, cap_id: str) -> None:
+        due_s = self._monotonic()
+        while (lease := self._leases.get(cap_id)) is not None:
+            if lease.until_s <= self._monotonic():
+                del self._leases[cap_id]
+                return
+            await self._sample(cap_id, lease)
+            # By a grid, so that intervals do not grow by what a sample takes; one that is missed is left out.
+            now_s = self._monotonic()
+            due_s += lease.interval_s
+            if due_s <= now_s:
+                due_s = now_s + lease.interval_s
+            await self._sleep(due_s - now_s)
+
+    async def _sample(self, cap_id: str, lease: _Lease) -> None:
+        source = self._sources[cap_id]
+        try:
+            async with asyncio.timeout(lease.interval_s):
+                sample = await source.handler.invoke(source.verb, lease.arguments)
+            self._take(cap_id, sample)
+        except (ToolError, TimeoutError) as error:
+            self._log.info("no sample", cap_id=cap_id, reason=type(error).__name__)
+        except Exception as error:  # noqa: BLE001 - one broken handler must not end the daemon
+            self._log.error("sample failed", cap_id=cap_id, exc_info=error)
+
+
+def _source(handler: Handler, kinds: KindRegistry, registry: SchemaRegistry) -> _Source | None:
+    kind = kinds.get(handler.capability["kind"])
+    for name in handler.capability["verbs"] if kind is not None else ():
+        if kind is not None and (verb := kind.verbs.get(name)) is not None and verb.streams:
+            return _Source(handler, name, registry.load(verb.input_ref))
+    return None
+
+
+def _arguments(lease: TelemetryLease) -> Mapping[str, Any]:
+    arguments: dict[str, Any] = {"interval_ms": lease["interval_ms"]}
+    if "include" in lease:
+        arguments["include"] = lease["include"]
+    return arguments

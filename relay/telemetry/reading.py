@@ -1,0 +1,77 @@
+"""The resource ``node://{node_id}/telemetry``: the latest sample, or with ``?since_ms=`` the history.
+
+For the id a label or the beginning of the id will do; ``?cap=`` names the capability of a node with several.
+Reading renews the lease of the agent's own subscription; without one the agent sees what others of its tenant
+follow. Must not start a stream: without an interval there is none.
+"""
+
+import re
+from collections.abc import Callable
+from urllib.parse import parse_qs, unquote
+
+from relay.auth.agent_tokens import Principal
+from relay.fleet.fleet import Fleet
+from relay.fleet.node_names import UnknownNodeError
+from relay.telemetry.hub import TelemetryHub
+from relay.telemetry.stream import Stream
+
+_URI = re.compile(r"node://([!-.0-~]{1,256})/telemetry(?:\?([!-~]{0,128}))?")
+_MAX_DIGITS = 15
+
+
+class TelemetryResource:
+    """Reads and follows the resource of every node."""
+
+    def __init__(self, hub: TelemetryHub, fleet: Fleet) -> None:
+        self._hub = hub
+        self._fleet = fleet
+
+    def read(self, principal: Principal, uri: str) -> str | None:
+        """Return the content as JSON; None if there is no stream, or ``uri`` is not one of these.
+
+        Raises:
+            UnknownNodeError: there is no such node for ``principal``.
+        """
+        if (match := _URI.fullmatch(uri)) is None:
+            return None
+        asked = parse_qs(match[2] or "", keep_blank_values=True)
+        if not asked.keys() <= {"since_ms", "cap"}:
+            return None
+        cap_id, since = asked.get("cap", [None])[-1], asked.get("since_ms", [None])[-1]
+        if since is not None and not (since.isdecimal() and len(since) <= _MAX_DIGITS):
+            return None
+        for stream in self._hub.streams_of(principal, self._node(principal, match)):
+            if cap_id in {None, stream.tool.cap_id}:
+                return self._content(principal, stream, since)
+        return None
+
+    def follow(self, principal: Principal, uri: str, notify: Callable[[], None]) -> Callable[[], None] | None:
+        """Call ``notify`` after every update; return what ends that, or None if there is no such resource.
+
+        There need not be a stream yet. Ending it ends the agent's subscription, if this was its last way to
+        follow the node.
+        """
+        if (match := _URI.fullmatch(uri)) is None or not principal.rights.may_read:
+            return None
+        try:
+            return self._hub.listen(principal, self._node(principal, match), notify)
+        except UnknownNodeError:
+            return None
+
+    def _node(self, principal: Principal, match: re.Match[str]) -> str:
+        return self._fleet.names.resolve(principal.tenant, unquote(match[1]))
+
+    def _content(self, principal: Principal, stream: Stream, since: str | None) -> str | None:
+        subscription = self._hub.renewed(principal, stream)
+        include = subscription.include if subscription is not None else None
+        history = stream.history
+        if since is None:
+            latest = history.latest
+            if subscription is not None:
+                subscription.seen = history.count
+            return None if latest is None else stream.shown(latest, include)
+        samples = ",".join(stream.shown(sample, include) for sample in history.since(int(since)))
+        lost = 0
+        if subscription is not None:
+            lost, subscription.seen = history.lost_after(subscription.seen), history.count
+        return f'{{"samples":[{samples}],"lost":{lost}}}'
