@@ -3,7 +3,8 @@
 A file of the state directory is opened without following a link, and is used only if it is a regular file,
 belongs to the user that the program runs as or to root, and cannot be changed by others; a secret cannot be
 read by others either. What is checked is what was opened, not its name. Root does not use what belongs to
-another user: that user could change it, or put a link in its place, while root reads and writes.
+another user: that user could change it, or put a link in its place, while root reads and writes. What root
+makes belongs to the owner of its directory: a service that runs as that user could not read it otherwise.
 
 A secret that the operator names (a TLS key, a file with a token) may lie behind a link, as certificate tools
 lay them, or come through a pipe; owner and mode are checked all the same. Must not know what a file holds.
@@ -51,8 +52,7 @@ def open_state(path: Path, flags: int = os.O_RDONLY, *, secret: bool = False) ->
         OSError: it cannot be opened.
     """
     try:
-        # Without blocking: a pipe in the file's place must be refused, and not waited for.
-        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, PRIVATE)
+        descriptor = _opened(path, flags)
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise UntrustedFileError(f"{path} is a symbolic link: no state is behind one") from None
@@ -63,6 +63,26 @@ def open_state(path: Path, flags: int = os.O_RDONLY, *, secret: bool = False) ->
         os.close(descriptor)
         raise
     return descriptor
+
+
+def _opened(path: Path, flags: int) -> int:
+    # Without blocking: a pipe in the file's place must be refused, and not waited for.
+    flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    if not flags & os.O_CREAT or os.geteuid() != _ROOT:
+        return os.open(path, flags, PRIVATE)
+    try:
+        descriptor = os.open(path, flags | os.O_EXCL, PRIVATE)
+    except FileExistsError:
+        return os.open(path, flags, PRIVATE)
+    _give_to_owner_of(path.parent, descriptor)
+    return descriptor
+
+
+def _give_to_owner_of(directory: Path, descriptor: int) -> None:
+    """Give what this program has just made in ``directory`` to the directory's owner. Only root can."""
+    if os.geteuid() == _ROOT:
+        owner = directory.stat()
+        os.fchown(descriptor, owner.st_uid, owner.st_gid)
 
 
 def read_state(path: Path, max_bytes: int = MAX_STATE_BYTES) -> bytes:
@@ -153,6 +173,7 @@ def write_atomic(path: Path, content: str | bytes, mode: int = PUBLIC) -> None:
     try:
         with os.fdopen(descriptor, "wb") as file:
             os.fchmod(descriptor, mode)
+            _give_to_owner_of(path.parent, descriptor)
             file.write(data)
             file.flush()
             os.fsync(descriptor)
@@ -174,6 +195,7 @@ def write_unsynced(path: Path, content: str, mode: int = PUBLIC) -> None:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     with os.fdopen(os.open(path, flags, PRIVATE), "wb") as file:
         os.fchmod(file.fileno(), mode)
+        _give_to_owner_of(path.parent, file.fileno())
         file.write(content.encode("utf-8"))
 
 
@@ -190,7 +212,14 @@ def make_private_directory(path: Path) -> None:
     """Make ``path``, and what is missing above it, readable by its owner alone."""
     # One by one: `parents=True` would make those above with the default mode.
     for directory in (*reversed(path.parents), path):
+        if directory.is_dir():
+            continue
         directory.mkdir(mode=PRIVATE_DIRECTORY, exist_ok=True)
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            _give_to_owner_of(directory.parent, descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def check_private_directory(path: Path) -> None:

@@ -441,3 +441,50 @@ def test_a_file_in_the_place_of_a_directory_is_an_error(tmp_path: Path, below: s
     (tmp_path / "file").write_text("")
     with pytest.raises((FileExistsError, NotADirectoryError)):
         make_private_directory(tmp_path / "file" / below)
+
+
+# --- whose it is that root makes ------------------------------------------------------------------------
+
+SERVICE, GROUP = 54_321, 54_322
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root makes files for other users")
+
+
+@pytest.fixture
+def of_a_service(tmp_path: Path) -> Path:
+    directory = tmp_path / "state"
+    directory.mkdir(mode=0o700)
+    os.chown(directory, SERVICE, GROUP)
+    return directory
+
+
+def owner(path: Path) -> tuple[int, int]:
+    facts = path.lstat()
+    return facts.st_uid, facts.st_gid
+
+
+@as_root
+def test_what_root_makes_belongs_to_the_owner_of_its_directory(of_a_service: Path) -> None:
+    make_private_directory(of_a_service / "ca" / "inner")
+    write_atomic(of_a_service / "ca" / "root.key", "key", PRIVATE)
+    write_unsynced(of_a_service / "ca" / "leaf.pem", "leaf")
+    os.close(open_state(of_a_service / "ca" / "ledger.jsonl", os.O_RDWR | os.O_CREAT | os.O_APPEND))
+    made = [of_a_service / "ca", *(of_a_service / "ca").iterdir()]
+    assert len(made) == 5
+    assert {owner(path) for path in made} == {(SERVICE, GROUP)}
+    assert (of_a_service / "ca" / "root.key").stat().st_mode & 0o777 == 0o600
+
+
+@as_root
+def test_what_root_replaces_belongs_to_the_owner_of_its_directory(of_a_service: Path) -> None:
+    key = of_a_service / "root.key"
+    key.write_text("old")
+    write_atomic(key, "new", PRIVATE)
+    assert owner(key) == (SERVICE, GROUP)
+
+
+@as_root
+def test_what_root_opens_keeps_its_owner(of_a_service: Path) -> None:
+    ledger = of_a_service / "ledger.jsonl"
+    ledger.touch(0o600)
+    os.close(open_state(ledger, os.O_RDWR | os.O_CREAT | os.O_APPEND))
+    assert owner(ledger) == (0, 0)
