@@ -14,6 +14,7 @@ import errno
 import os
 import stat
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 from schemas.error_roots import StateError
@@ -51,31 +52,30 @@ def open_state(path: Path, flags: int = os.O_RDONLY, *, secret: bool = False) ->
         ExposedFileError: ``secret``, and others have any right to it.
         OSError: it cannot be opened.
     """
+    # Without blocking: a pipe in the file's place must be refused, and not waited for.
+    flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
-        descriptor = _opened(path, flags)
+        descriptor, is_new = _opened(path, flags)
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise UntrustedFileError(f"{path} is a symbolic link: no state is behind one") from None
         raise
     try:
         check_state(path, os.fstat(descriptor), secret=secret)
+        if is_new:
+            _give_to_owner_of(path.parent, descriptor)
     except BaseException:
         os.close(descriptor)
         raise
     return descriptor
 
 
-def _opened(path: Path, flags: int) -> int:
-    # Without blocking: a pipe in the file's place must be refused, and not waited for.
-    flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    if not flags & os.O_CREAT or os.geteuid() != _ROOT:
-        return os.open(path, flags, PRIVATE)
-    try:
-        descriptor = os.open(path, flags | os.O_EXCL, PRIVATE)
-    except FileExistsError:
-        return os.open(path, flags, PRIVATE)
-    _give_to_owner_of(path.parent, descriptor)
-    return descriptor
+def _opened(path: Path, flags: int) -> tuple[int, bool]:
+    """Return a descriptor, and whether the file is new, as far as ``flags`` create one."""
+    if flags & os.O_CREAT:
+        with suppress(FileExistsError):
+            return os.open(path, flags | os.O_EXCL, PRIVATE), True
+    return os.open(path, flags, PRIVATE), False
 
 
 def _give_to_owner_of(directory: Path, descriptor: int) -> None:

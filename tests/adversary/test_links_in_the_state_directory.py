@@ -24,7 +24,7 @@ FILES_OF_THE_RELAY = {
     "ca/ledger.jsonl": ["ca", "list"],
     "token.key": ["token", "issue", "--sub", "agent"],
     "join_tokens.jsonl": ["join-token", "create"],
-    "revoked_tokens.jsonl": ["token", "revoke", "x"],
+    "revoked_tokens.jsonl": ["token", "revoke", "x", "--foreign"],
     "node_names.jsonl": ["node", "list"],
     "marks": SERVE,
     "marks/marks.sqlite3": SERVE,

@@ -103,6 +103,7 @@ async def test_the_node_says_how_it_is(demo: Demo) -> None:
             "manifest": "signed",
             "broker": "connected",
             "relay": "announced",
+            "caller tools": "0 sessions, 0 local clients",
         }
         assert (await http.post("/.well-known/mcp.json")).status_code == 405
         rebound = await http.get("/.well-known/mcp.json", headers={"Host": "attacker.example"})

@@ -163,7 +163,7 @@ async def test_a_revoked_token_is_void_and_stays_void(system: LocalSystem) -> No
                 async with stopped(system), asyncio.TaskGroup() as tasks:
                     call = tasks.create_task(until_denied(client, node))
                     await until_under_way(system, jti)
-                    await relay_cli(system, "token", "revoke", jti)
+                    await relay_cli(system, "token", "revoke", jti, "--foreign")
                     assert [change async for change in changes] == []  # it ends, in good order
                 assert call.result() == "E_SAFETY_DENIED"
             assert outcomes(system, jti)[-1] == "E_SAFETY_DENIED"

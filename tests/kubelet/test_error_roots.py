@@ -9,6 +9,7 @@ from kubelet.caller_tools.caller_names import CallerNamesError
 from kubelet.caller_tools.json_rpc import RpcError
 from kubelet.caller_tools.requests import CallerFailedError
 from kubelet.caller_tools.socket_file import SocketFileError
+from kubelet.cli.fleet import FleetProcessError
 from kubelet.cli.retire import RetirementError
 from kubelet.config import StoredConfigError
 from kubelet.identity.enrolment import ClockError, EnrolmentError
@@ -33,7 +34,8 @@ ROOTS: dict[type[Exception], type[Exception]] = {
     ClockError: StateError,
     ClockNotSetError: StateError,
     StoredConfigError: StateError,
-    # The operator's options.
+    # The operator's options, and the fleet that they start.
+    FleetProcessError: OperatorError,
     SocketFileError: OperatorError,
     # A caller's, who wrote the schema.
     LentSchemaError: PeerError,

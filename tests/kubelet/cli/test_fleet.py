@@ -50,7 +50,7 @@ def test_progress_is_a_table_whose_columns_are_aligned_and_whose_rows_differ() -
 async def test_the_counts_of_all_processes_are_added_up() -> None:
     seen: asyncio.Queue[Counts] = asyncio.Queue()
     says = "import time; print({!r}, flush=True); time.sleep(60)"
-    commands = [[sys.executable, "-c", says.format(counts)] for counts in ("3 2 1", "30 20 10")]
+    commands = [[sys.executable, "-P", "-c", says.format(counts)] for counts in ("3 2 1", "30 20 10")]
     parts = asyncio.create_task(Parts(commands, seen.put_nowait).run())
     async with asyncio.timeout(BOUND_S):
         while await seen.get() != Counts(33, 22, 11):
@@ -64,7 +64,7 @@ async def test_a_process_that_ends_by_itself_ends_the_fleet(tmp_path: Path) -> N
     left = tmp_path / "left"
     lasting = f"import os, signal, time; open({str(left)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
     ending = f"import os, sys, time\nwhile not os.path.exists({str(left)!r}): time.sleep(0.01)\nsys.exit(3)"
-    commands = [[sys.executable, "-c", code] for code in (lasting, ending)]
+    commands = [[sys.executable, "-P", "-c", code] for code in (lasting, ending)]
     with pytest.raises(ExceptionGroup) as ended:
         async with asyncio.timeout(BOUND_S):
             await Parts(commands, lambda _: None).run()

@@ -61,8 +61,9 @@ class Agent:
 
 @asynccontextmanager
 async def local_agent(era: str, path: Path, *options: str) -> AsyncIterator[Agent]:
-    command = ["-P", "-m", "kubelet", "mcp", "--socket", str(path), "--state-dir", str(path.parent), *options]
-    program = StdioServerParameters(command=sys.executable, args=command, cwd=Path.cwd())
+    python, *command = [sys.executable, "-P", "-m", "kubelet", "mcp", "--socket", str(path)]
+    command += ["--state-dir", str(path.parent), *options]
+    program = StdioServerParameters(command=python, args=command, cwd=Path.cwd())
     agent = Agent()
     async with Client(stdio_client(program), mode=era, message_handler=agent.notified) as agent.client:
         following = asyncio.create_task(agent.follow()) if era != "legacy" else None

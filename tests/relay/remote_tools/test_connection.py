@@ -32,8 +32,8 @@ def log(tmp_path: Path) -> Path:
 
 @pytest.fixture(params=["modern", "legacy"])
 def server(request: pytest.FixtureRequest, log: Path) -> StdioServer:
-    arguments = ("-P", "-m", "tests.fakes.mcp_server", str(log), request.param)
-    return StdioServer(sys.executable, arguments, {"PYTHONPATH": str(ROOT)})
+    python, *arguments = [sys.executable, "-P", "-m", "tests.fakes.mcp_server", str(log), request.param]
+    return StdioServer(python, tuple(arguments), {"PYTHONPATH": str(ROOT)})
 
 
 def received(log: Path) -> list[dict[str, Any]]:
@@ -97,7 +97,8 @@ async def test_a_program_gets_no_secret_of_the_environment(
     monkeypatch.setenv("EDGE_TOKEN", "a-secret")
     shown = tmp_path / "environment"
     code = f"import json, os; open({str(shown)!r}, 'w').write(json.dumps(dict(os.environ)))"
-    async with guarded(StdioServer(sys.executable, ("-c", code), {"GIVEN": "1"})) as client:
+    python, *arguments = [sys.executable, "-P", "-c", code]
+    async with guarded(StdioServer(python, tuple(arguments), {"GIVEN": "1"})) as client:
         with pytest.raises(RemoteToolError):
             await client.tools.list_tools()
     environment = json.loads(shown.read_text())
