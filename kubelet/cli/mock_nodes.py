@@ -19,7 +19,8 @@ from schemas.identity_files import IdentityFiles, IdentityFilesError, NodeIdenti
 from schemas.manifest import fingerprint
 
 _GIB = 1024**3
-_START_SPREAD_S = 0.002
+_START_SPREAD_S = 0.005
+"""Between two nodes that start: as many as a relay admits in a second. More would be sent away, and return."""
 
 
 class Counts(NamedTuple):

@@ -19,6 +19,10 @@ receive it, and else what it is to receive with it."""
 class Texts(Protocol):
     """The texts of one WebSocket."""
 
+    @property
+    def can_send_now(self) -> bool:
+        """Whether ``send_now`` has an effect."""
+
     def send_now(self, text: str) -> bool:
         """Send ``text``; return False, without effect, if ASGI has to: it would wait, or it is closed."""
 

@@ -165,7 +165,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
 
     def send_now(self, text: str) -> bool:
         """Send ``text`` at once, if the connection is open and the peer has taken what was sent before."""
-        if not self._takes_text():
+        if not self.can_send_now:
             return False
         payload = text.encode()
         self.transport.write(text_frame_head(len(payload)) + payload)
@@ -175,7 +175,8 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         """Offer each text to ``handler`` from now on."""
         self._handler = handler
 
-    def _takes_text(self) -> bool:
+    @property
+    def can_send_now(self) -> bool:
         """Return whether a text may be written at once: it is open, and what was sent before is taken."""
         return (
             self.handshake_complete

@@ -82,13 +82,19 @@ class NodeConnection:
         """Send a frame with the given ``msg_id``."""
         await self.send_text(self._machine.send(type_, msg_id, payload, in_reply_to))
 
-    def encoded(self, type_: str, payload: Mapping[str, Any], msg_id: str | None = None) -> str:
+    def encoded(
+        self,
+        type_: str,
+        payload: Mapping[str, Any],
+        msg_id: str | None = None,
+        in_reply_to: str | None = None,
+    ) -> str:
         """Return the text of a frame for ``send_text``, with a fresh ``msg_id`` unless it has one.
 
         Raises:
             ProtocolError, OverRateError: as ``SessionMachine.send``.
         """
-        return self._machine.send(type_, msg_id or self._ulids.new(), payload)
+        return self._machine.send(type_, msg_id or self._ulids.new(), payload, in_reply_to)
 
     async def send_text(self, text: str) -> None:
         """Send a frame that is encoded."""
@@ -98,6 +104,11 @@ class NodeConnection:
             await self._socket.send_text(text)
         except RuntimeError as error:
             raise WebSocketDisconnect(_NO_CODE) from error
+
+    @property
+    def can_send_now(self) -> bool:
+        """Whether ``send_now`` has an effect: the connection is open, and the node reads."""
+        return self.is_open and self._texts is not None and self._texts.can_send_now
 
     def send_now(self, text: str) -> bool:
         """Send a frame that is encoded; return False, without effect, if that has to wait, or must fail."""

@@ -5,7 +5,7 @@ answers to commands must not wait. Must not decide who is connected: ``node_sess
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any
 
 from starlette.websockets import WebSocketDisconnect
@@ -48,12 +48,20 @@ class FrameHandlers:
         self._one_way = one_way
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def handle_now(self, session: NodeSession, frame: Frame) -> bool:
-        """Handle ``frame`` if that takes no waiting: if the node waits for no answer to it."""
+    def handle_now(self, session: NodeSession, connection: NodeConnection, frame: Frame) -> bool:
+        """Handle ``frame`` if that takes no waiting: no answer is expected, or it can be sent at once.
+
+        Most frames of a large fleet are heartbeats and what was signed for them.
+        """
         if frame.type == "cmd_ack":
             session.settle(frame.in_reply_to or "", frame.payload)
         elif frame.type in ONE_WAY:
             self._one_way.received(session, frame)
+        elif frame.type in {"announce", "heartbeat"} and connection.can_send_now:
+            answer_type, answer = self._answer(session, frame)
+            connection.send_now(connection.encoded(answer_type, answer, in_reply_to=frame.msg_id))
+            if session.rejected_in_a_row >= _MAX_REJECTED_IN_A_ROW:
+                self._run_later(connection.close(CloseCode.MANIFEST_REJECTED))
         else:
             return False
         return True
@@ -61,20 +69,27 @@ class FrameHandlers:
     async def handle(self, session: NodeSession, connection: NodeConnection, frame: Frame) -> None:
         """Handle ``frame``, which arrived over ``connection``, and answer it."""
         match frame.type:
-            case "announce":
-                await self._announced(session, connection, frame)
-            case "heartbeat":
-                beat: Heartbeat = frame.payload
-                self._fleet.inventory.heartbeat(session.identity.node_id, beat["manifest_etag"])
-                await connection.send("heartbeat_ack", {"server_time_ms": session.now_ms()}, frame.msg_id)
+            case "announce" | "heartbeat":
+                answer_type, answer = self._answer(session, frame)
+                await connection.send(answer_type, answer, frame.msg_id)
+                if session.rejected_in_a_row >= _MAX_REJECTED_IN_A_ROW:
+                    await connection.close(CloseCode.MANIFEST_REJECTED)
             case "renew":
                 await self._start(session, connection, frame, self._renew)
             case "retire":
                 await self._start(session, connection, frame, self._retire)
             case _:
-                self.handle_now(session, frame)
+                self.handle_now(session, connection, frame)
 
-    async def _announced(self, session: NodeSession, connection: NodeConnection, frame: Frame) -> None:
+    def _answer(self, session: NodeSession, frame: Frame) -> tuple[str, Mapping[str, Any]]:
+        """Act on an announce or a heartbeat; return the type and the payload of the answer."""
+        if frame.type == "announce":
+            return "announce_ack", self._announced(session, frame)
+        beat: Heartbeat = frame.payload
+        self._fleet.inventory.heartbeat(session.identity.node_id, beat["manifest_etag"])
+        return "heartbeat_ack", {"server_time_ms": session.now_ms()}
+
+    def _announced(self, session: NodeSession, frame: Frame) -> AnnounceAck:
         node_id = session.identity.node_id
         verdict = self._fleet.offer_manifest(node_id, frame.wire, "session", frame.payload)
         if verdict.manifest is not None:
@@ -82,13 +97,9 @@ class FrameHandlers:
         if verdict.outcome in {Outcome.ACCEPTED, Outcome.UNCHANGED}:
             session.rejected_in_a_row = 0
             self._follow_renewal(session)
-            etag = etag_of(frame.wire)
-            await connection.send("announce_ack", {"ok": True, "manifest_etag": etag}, frame.msg_id)
-            return
+            return {"ok": True, "manifest_etag": etag_of(frame.wire)}
         session.rejected_in_a_row += 1
-        await connection.send("announce_ack", _refusal(verdict), frame.msg_id)
-        if session.rejected_in_a_row >= _MAX_REJECTED_IN_A_ROW:
-            await connection.close(CloseCode.MANIFEST_REJECTED)
+        return _refusal(verdict)
 
     def _follow_renewal(self, session: NodeSession) -> None:
         """Make the leaf that signed the manifest the session's: the old one may be revoked from now on.
@@ -109,7 +120,11 @@ class FrameHandlers:
             await connection.send(f"{frame.type}_ack", {"ok": False, "error": early.envelope()}, frame.msg_id)
             return
         session.ca_requests.add(frame.type)
-        task = asyncio.create_task(self._run(session, connection, frame, act))
+        self._run_later(self._run(session, connection, frame, act))
+
+    def _run_later(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run ``work`` without awaiting it."""
+        task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

@@ -276,7 +276,7 @@ class NodeSessions:
 
     async def _serve_frames(self, session: NodeSession, connection: NodeConnection) -> None:
         node_id = session.identity.node_id
-        connection.handle_frames(partial(self._frames.handle_now, session))
+        connection.handle_frames(partial(self._frames.handle_now, session, connection))
         while connection.is_open:
             frame = await connection.receive()
             self._faults.dropped(node_id, connection)

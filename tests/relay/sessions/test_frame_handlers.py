@@ -113,6 +113,7 @@ async def test_a_frame_that_this_relay_may_not_send_is_not_blamed_on_the_node(
         raise ProtocolError("a frame over the limit")
 
     monkeypatch.setattr(FrameHandlers, "handle", handle)
+    monkeypatch.setattr(FrameHandlers, "handle_now", lambda *_: False)
     async with stage.open() as end:
         await end.send("heartbeat", PAYLOADS["heartbeat"])
         assert (await end.until_closed())[0] != CloseCode.PROTOCOL_VIOLATION

@@ -350,7 +350,7 @@ async def test_a_bug_in_serving_a_node_is_not_taken_for_the_end_of_its_connectio
     def broken(*_arguments: object) -> NoReturn:
         raise RuntimeError("planted")
 
-    monkeypatch.setattr(stage.hub.fleet, "heartbeat", broken)
+    monkeypatch.setattr(stage.hub.fleet.inventory, "heartbeat", broken)
     async with stage.open() as end:
         await end.send("heartbeat", PAYLOADS["heartbeat"])
         await stage.until_ended()
