@@ -28,6 +28,7 @@ class CallsPart(Part):
     """
 
     gateway: CallGateway
+    executor: CallExecutor
     relay_tools: RelayTools
     idempotent_calls: IdempotentCalls
 
@@ -69,4 +70,4 @@ def assemble(  # noqa: PLR0913 - the parts that it connects
         monotonic=monotonic,
         log=log,
     )
-    return CallsPart(gateway, relay_tools, idempotent_calls)
+    return CallsPart(gateway, executor, relay_tools, idempotent_calls)

@@ -4,8 +4,9 @@ Must not decide who may call.
 """
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from types import TracebackType
+from typing import Any
 
 from structlog.typing import FilteringBoundLogger
 
@@ -27,6 +28,10 @@ GATEWAY_BUDGET_MS = 5000
 _SPAN_BYTES = 8
 
 
+ResultListener = Callable[[Tool, Mapping[str, Any]], None]
+"""Takes in the result of a call of a node's tool. Must not block, nor raise."""
+
+
 class CallExecutor:
     """Makes calls over ``router``, and starts ``streams``. ``monotonic`` is in seconds."""
 
@@ -46,6 +51,11 @@ class CallExecutor:
         self._monotonic = monotonic
         self._random_bytes = random_bytes
         self._log = log
+        self._listeners: list[ResultListener] = []
+
+    def on_result(self, listener: ResultListener) -> None:
+        """Call ``listener`` with the result of every call of a node's tool, after it was checked."""
+        self._listeners.append(listener)
 
     def revoke(self, jtis: Collection[str]) -> None:
         """End the calls in flight that were made with one of these tokens: E_SAFETY_DENIED."""
@@ -79,6 +89,8 @@ class CallExecutor:
                 answer = await self._router.run(self._command(tool, record))
             record.answered = True
             first = checked(answer, tool, record.call.arguments)
+            for listener in self._listeners:
+                listener(tool, first.result or {})
             if not tool.surface.verb.streams or record.principal is None:
                 return first
             call = StreamCall(record.principal, tool, record.call.arguments, record.following())

@@ -21,6 +21,7 @@ from relay.fleet.name_ledger import NodeName
 from relay.fleet.node_index import NodeIndex
 from relay.fleet.node_names import NodeNames
 from relay.fleet.node_record import NO_TOOLS, NodeRecord, known_of
+from relay.fleet.node_search import NodeSearch
 from relay.fleet.pending_manifests import PendingManifests
 from relay.fleet.replay_marks import MarkStore
 from relay.fleet.selected_tools import SelectedTools
@@ -42,6 +43,7 @@ class Fleet:
     Attributes:
         names: what the operator calls the nodes.
         selected: the tools by what a client's URL selects.
+        search: the nodes by what they are called and offer.
         changes: what came, went, changed and was renamed.
         inventory: whether the broker has sent what is known.
     """
@@ -69,6 +71,7 @@ class Fleet:
         self.changes = self._nodes.changes
         self.names = NodeNames(self._nodes)
         self.selected = SelectedTools(self._nodes, self.names, now_ms)
+        self.search = NodeSearch(self._nodes, self.names)
         for node_id, tenant, mark in marks.load():
             self._nodes.update(self._new_record(node_id, tenant, mark), now_ms())
         self._pending = PendingManifests(
@@ -214,8 +217,7 @@ class Fleet:
     def set_connected(self, node_id: str, *, connected: bool) -> None:
         """Record that the node's session began or ended; its tools stay listed for a grace."""
         node, now = self._nodes[node_id], self._now_ms()
-        node.connected = connected
-        node.grace_until_ms = now + GRACE_MS
+        node.set_connected(connected=connected, now_ms=now, grace_until_ms=now + GRACE_MS)
         self._nodes.update(node, now)
 
     def resolve(self, name: str, rights: Rights) -> Tool:
@@ -278,7 +280,7 @@ class Fleet:
         if former != manifest.capabilities_bytes:
             self._drop_manifest(node)
             label = self.names.label_of(node.node_id)
-            node.tools = self._projector.project(node.node_id, capabilities, label)
+            node.announce(self._projector.project(node.node_id, capabilities, label))
             self._announced.update(node.tools)
             self._log.info("node announced", node_id=node.node_id, tools=len(node.tools))
         node.manifest = manifest
@@ -298,5 +300,5 @@ class Fleet:
     def _drop_manifest(self, node: NodeRecord) -> None:
         for name in node.tools:
             del self._announced[name]
-        node.tools = NO_TOOLS
+        node.announce(NO_TOOLS)
         node.manifest = None

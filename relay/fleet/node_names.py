@@ -7,7 +7,8 @@ and close names as well. Must not read the ledger, nor decide what a caller may 
 
 from bisect import bisect_left, insort
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Protocol
 
 from relay.fleet.close_names import closest
@@ -81,6 +82,24 @@ class NodeNames:
     def revision(self, tenant: str) -> int:
         """Return a number that grows with each change of the names of ``tenant``."""
         return self._revisions[tenant]
+
+    def named(self, tenant: str) -> Iterator[tuple[str, NodeName]]:
+        """Yield the names given in ``tenant``: by label, then those of tags alone by id.
+
+        Those of nodes that are not in the tenant any more, or not yet, are among them.
+        """
+        names = self._tenants.get(tenant)
+        if names is None:
+            return
+        labelled = [names.nodes[label][1] for label in names.labels]
+        tagged = {node_id for nodes in names.by_tag.values() for node_id in nodes}
+        for node_id in (*labelled, *sorted(tagged.difference(labelled))):
+            yield node_id, self._by_node[node_id]
+
+    def tagged(self, tenant: str, tag: str) -> AbstractSet[str]:
+        """Return the nodes that were given ``tag`` in ``tenant``, also those that are not in it now."""
+        names = self._tenants.get(tenant)
+        return names.by_tag.get(tag, frozenset()) if names is not None else frozenset()
 
     def label_of(self, node_id: str) -> str:
         """Return the label of a node in the tenant that it is in; empty if it has none."""

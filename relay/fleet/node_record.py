@@ -22,7 +22,8 @@ class NodeRecord:
     Attributes:
         tenant: of its newest leaf that was verified, now or before a restart.
         leaf_dropped: its manifest was dropped because its leaf is no longer trusted.
-        tools: what its manifest announces, by canonical name.
+        tools: what its manifest announces, by canonical name; ``kinds`` are the names of their kinds.
+        since_ms: when it has connected, or its connection was lost; None if neither was seen.
         announced_in: the relay's latest subscription to the broker in which that sent an announce.
         grace_until_ms: how long its tools stay listed without a connection.
         indexed_tenant, indexed_tools: what ``NodeIndex`` has taken in; written by the index alone.
@@ -36,11 +37,19 @@ class NodeRecord:
     rejected: bool = False
     leaf_dropped: bool = False
     tools: Mapping[str, Tool] = field(default_factory=lambda: NO_TOOLS)
+    kinds: frozenset[str] = frozenset()
     connected: bool = False
+    since_ms: int | None = None
     announced_in: int = 0
     grace_until_ms: int = 0
     indexed_tenant: str | None = None
     indexed_tools: Mapping[str, Tool] = field(default_factory=lambda: NO_TOOLS)
+
+    def announce(self, tools: Mapping[str, Tool]) -> None:
+        """Take ``tools`` as what its manifest announces."""
+        self.tools = tools
+        # Searches read them of thousands of nodes, and they change with the tools alone.
+        self.kinds = frozenset(tool.surface.kind.name for tool in tools.values())
 
     @property
     def listed_until_ms(self) -> int:
@@ -53,6 +62,12 @@ class NodeRecord:
     def is_listed(self, now_ms: int) -> bool:
         """Return whether its tools are listed."""
         return now_ms < self.listed_until_ms
+
+    def set_connected(self, *, connected: bool, now_ms: int, grace_until_ms: int) -> None:
+        """Record that its session began or ended."""
+        if connected != self.connected:
+            self.connected, self.since_ms = connected, now_ms
+        self.grace_until_ms = grace_until_ms
 
     def keep(self, identity: Identity) -> None:
         """Add a verified leaf of this node, and take the tenant of the newest."""

@@ -4,9 +4,12 @@ It narrows what is listed and what can be called by that URL. It is no permissio
 any URL. Must not read a URL.
 """
 
+from collections import defaultdict
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from relay.config import View
+from relay.fleet.name_rules import tag_key
 from relay.fleet.node_names import NodeNames, UnknownNodeError
 
 TAG_SELECTOR = "tag:"
@@ -16,7 +19,8 @@ TAG_SELECTOR = "tag:"
 class Selection:
     """A view, and what it is narrowed to; an empty member narrows nothing.
 
-    A node must fit one of ``nodes`` and have one of ``tags``; a tool must be of one of ``kinds``.
+    A node must fit one of ``nodes`` and have, of each key in ``tags``, one of its values; a tool must be of
+    one of ``kinds``.
 
     Attributes:
         nodes: ids, labels or prefixes, as the client wrote them.
@@ -45,7 +49,7 @@ class Selection:
 
     def admits_node(self, names: NodeNames, tenant: str, node_id: str) -> bool:
         """Return whether a node of ``tenant`` is selected. A reference that fits no node selects none."""
-        if self.tags and not set(self.tags) & set(names.tags_of(node_id)):
+        if self.tags and not has_tags(names.tags_of(node_id), self.tags):
             return False
         return not self.nodes or any(_is_named(names, tenant, name, node_id) for name in self.nodes)
 
@@ -57,12 +61,29 @@ class Selection:
         """
         if not self.has_nodes:
             return None
-        tagged = {node_id for tag in self.tags for node_id in names.members(tenant, f"{TAG_SELECTOR}{tag}")}
-        named = {names.resolve(tenant, name) for name in self.nodes}
-        return frozenset(tagged & named if self.tags and self.nodes else tagged | named)
+        sets = [
+            {node_id for tag in tags for node_id in names.members(tenant, f"{TAG_SELECTOR}{tag}")}
+            for tags in by_key(self.tags)
+        ]
+        if self.nodes:
+            sets.append({names.resolve(tenant, name) for name in self.nodes})
+        return frozenset(set.intersection(*sets))
 
 
 WHOLE_FLEET = Selection()
+
+
+def has_tags(tags: Collection[str], wanted: Iterable[str]) -> bool:
+    """Return whether ``tags`` have one of the values wanted of each key: `site=a`, `site=b` and `gateway`."""
+    return all(any(tag in tags for tag in group) for group in by_key(wanted))
+
+
+def by_key(tags: Iterable[str]) -> list[list[str]]:
+    """Return ``tags`` in groups of one key each."""
+    groups: defaultdict[str, list[str]] = defaultdict(list)
+    for tag in tags:
+        groups[tag_key(tag)].append(tag)
+    return list(groups.values())
 
 
 def _is_named(names: NodeNames, tenant: str, reference: str, node_id: str) -> bool:

@@ -1,6 +1,7 @@
 """Assembles the views: registers the tools by which agents reach a large fleet."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 from relay.calls.assembly import CallsPart
 from relay.calls.gateway import CallGateway
@@ -9,16 +10,24 @@ from relay.environment import RelayEnvironment
 from relay.fleet.assembly import FleetPart
 from relay.fleet.fleet import Fleet
 from relay.part import Part
-from relay.views.find_nodes import FindNodes
+from relay.views.find_nodes import FindNodes, Measured
 from relay.views.kind_tools import KindTool
 from relay.views.many_nodes import ManyNodes
+from relay.views.measurements import Measurements
 from relay.views.node_choice import NodeChoice
 from schemas.kinds import KindRegistry
 from schemas.registry import SchemaRegistry
 
 
+@dataclass(frozen=True, slots=True)
 class ViewsPart(Part):
-    """The tools of the views. They have no work of their own."""
+    """The tools of the views. They have no work of their own.
+
+    Attributes:
+        measurements: what nodes last measured; others may add what they have seen.
+    """
+
+    measurements: Measurements
 
 
 def view_tools(  # noqa: PLR0913 - what comes in from outside
@@ -27,6 +36,7 @@ def view_tools(  # noqa: PLR0913 - what comes in from outside
     kinds: KindRegistry,
     fleet: Fleet,
     gateway: CallGateway,
+    measured: Measured,
     now_ms: Callable[[], int],
     monotonic: Callable[[], float],
 ) -> Iterator[RelayTool]:
@@ -37,7 +47,7 @@ def view_tools(  # noqa: PLR0913 - what comes in from outside
     """
     choice = NodeChoice(fleet, now_ms)
     many = ManyNodes(gateway.call, monotonic)
-    yield FindNodes(fleet).tool(registry)
+    yield FindNodes(fleet, kinds, measured).tool(registry)
     for kind in kinds:
         for verb in kind.verbs.values():
             yield KindTool(registry, kind, verb, choice, many).tool()
@@ -49,14 +59,17 @@ def assemble(environment: RelayEnvironment, fleet: FleetPart, calls: CallsPart) 
     Raises:
         ValueError: as ``view_tools``.
     """
+    measurements = Measurements()
+    calls.executor.on_result(measurements.on_result)
     tools = view_tools(
         registry=environment.registry,
         kinds=environment.kinds,
         fleet=fleet.fleet,
         gateway=calls.gateway,
+        measured=measurements.last,
         now_ms=environment.clock,
         monotonic=environment.monotonic,
     )
     for tool in tools:
         calls.relay_tools.register(tool)
-    return ViewsPart()
+    return ViewsPart(measurements)

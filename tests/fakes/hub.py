@@ -63,6 +63,7 @@ from relay.sessions.one_way_frames import OneWayFrames
 from relay.telemetry.hub import TelemetryHub
 from relay.telemetry.reading import TelemetryResource
 from relay.views.assembly import view_tools
+from relay.views.measurements import Measurements
 from schemas.addresses import mcp_url
 from schemas.frames import FrameReader
 from schemas.kinds import KindRegistry
@@ -229,7 +230,9 @@ class Hub:
     ) -> CallGateway:
         """Return the gateway in front of ``router``; ``idempotent_calls`` is the hub's."""
         limited = CapabilityLimits(self.fleet, router, monotonic)
-        executor = CallExecutor(limited, self.telemetry, self.audit, monotonic, os.urandom, self.log)
+        executor = self.executor = CallExecutor(
+            limited, self.telemetry, self.audit, monotonic, os.urandom, self.log
+        )
         self.idempotent_calls = IdempotentCalls(
             executor, IdempotencyStore[CallAnswer](monotonic, Quota(max_keys, 1 << 26)), self.audit, self.log
         )
@@ -255,11 +258,14 @@ class Hub:
 
     def views(self, gateway: CallGateway, monotonic: Callable[[], float] = time.monotonic) -> None:
         """Register the tools of the views, whose calls pass ``gateway``."""
+        measurements = Measurements()
+        self.executor.on_result(measurements.on_result)
         tools = view_tools(
             registry=self.registry,
             kinds=self.kinds,
             fleet=self.fleet,
             gateway=gateway,
+            measured=measurements.last,
             now_ms=self.judged_by,
             monotonic=monotonic,
         )

@@ -58,9 +58,14 @@ def is_selected(tool: Tool, selection: Selection) -> bool:
     names = {tool.node_id, LABELS.get(tool.node_id, "")}
     return (
         (not selection.nodes or bool(names & set(selection.nodes)))
-        and (not selection.tags or bool(set(TAGS_OF[tool.node_id]) & set(selection.tags)))
+        and has_wanted(set(TAGS_OF[tool.node_id]), set(selection.tags))
         and (not selection.kinds or tool.surface.kind.short in selection.kinds)
     )
+
+
+def has_wanted(tags: set[str], wanted: set[str]) -> bool:
+    sites = {tag for tag in wanted if tag.startswith("site=")}
+    return (not sites or bool(sites & tags)) and ("gateway" not in wanted or "gateway" in tags)
 
 
 def by_search(hub: Hub, rights: Rights, selection: Selection) -> list[Tool]:
