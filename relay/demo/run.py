@@ -7,8 +7,10 @@ import asyncio
 import json
 import tempfile
 import time
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 from mcp_types import CallToolResult, TextContent
 
@@ -68,6 +70,13 @@ async def _started(plan: Plan, nodes: int, processes: Processes) -> LocalSystem:
     return system
 
 
+_ARGUMENTS: Mapping[str, Mapping[str, Any]] = {
+    "invoke": {"message": "hello from the demo"},
+    "subscribe": {"interval_ms": 1000},
+}
+"""What the demo calls each verb with."""
+
+
 async def _show_calls(system: LocalSystem) -> bool:
     worked = True
     async with system.client() as client:
@@ -76,9 +85,9 @@ async def _show_calls(system: LocalSystem) -> bool:
         _print("Calling each:")
         # This machine first: its values are the ones that a user can check.
         for tool in sorted(tools, key=lambda tool: system.real_node not in tool.name):
-            arguments = {"message": "hello from the demo"} if ".echo." in tool.name else {}
+            arguments = _ARGUMENTS.get(tool.name.rpartition(".")[2], {})
             started = time.perf_counter()
-            result = await client.call_tool(tool.name, arguments)
+            result = await client.call_tool(tool.name, dict(arguments))
             took_ms = (time.perf_counter() - started) * 1000
             worked = worked and not result.is_error
             where = "this machine" if system.real_node in tool.name else "mock node"

@@ -34,6 +34,7 @@ def test_the_demo_calls_each_tool_and_leaves_nothing(tmp_path: Path) -> None:
     assert done.stderr == ""
     assert done.stdout.count(".echo.invoke\n") == 3
     assert done.stdout.count(".sysmetrics.snapshot\n") == 3
+    assert done.stdout.count(".sysmetrics.subscribe\n") == 3
     assert done.stdout.count("hello from the demo") == 3
     assert "FAILED" not in done.stdout
     assert list(temporary.iterdir()) == []

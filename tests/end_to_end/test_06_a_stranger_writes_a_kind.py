@@ -120,8 +120,8 @@ def test_what_the_page_adds_is_in_the_house_style(sources: Path, blocks: list[Bl
 async def test_the_new_tool_is_listed_for_this_machine_as_the_row_says(extended: Demo, era: str) -> None:
     async with extended.client(era) as client:
         tools = {tool.name: tool for tool in (await client.list_tools()).tools}
-    # The mock nodes have no handler of the kind: they have two tools, and this machine has three.
-    assert len(tools) == 5
+    # The mock nodes have no handler of the kind: they have three tools, and this machine has four.
+    assert len(tools) == 7
     tool = tools[tool_of(extended)]
     assert tool.description == "Read how long one Linux node has been up, in whole seconds."
     assert tool.annotations is not None
