@@ -18,10 +18,13 @@ from kubelet.caller_tools.client import ClientParts
 from kubelet.caller_tools.methods import Methods
 from kubelet.caller_tools.requests import MARGIN_S, CallerRequests, Send
 from kubelet.caller_tools.server import SocketServer
-from kubelet.caller_tools.sessions import Session, Sessions
+from kubelet.caller_tools.sessions import Session, SessionRefusedError, Sessions
 from kubelet.caller_tools.socket_file import bound
+from schemas.faults import OncePerPlace
 from schemas.frame_types import FrameType
 from schemas.payloads import CallerToolResult, SessionEnd, SessionOpen, SessionText
+
+_LOG_INTERVAL_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,8 @@ class CallerTools:
         timeouts: Timeouts = Timeouts(),
     ) -> None:
         self._log = log
+        self._send = send
+        self._logged = OncePerPlace(_LOG_INTERVAL_S)
         self._timeouts = timeouts
         self._timers: list[asyncio.TimerHandle] = []
         self._sessions = Sessions(names, log)
@@ -111,11 +116,20 @@ class CallerTools:
     def _open(self, opened: SessionOpen) -> None:
         known = self._sessions.get(opened["session_id"])
         is_again = known is not None and not known.confirmed
-        session = self._sessions.open(opened)
-        if session is None:
-            self.counts["sessions_refused"] += 1
-        elif is_again:
+        try:
+            session = self._sessions.open(opened)
+        except SessionRefusedError as error:
+            self._refuse(opened["session_id"], str(error))
+            return
+        if is_again:
             self._requests.resend(session.session_id)
+
+    def _refuse(self, session_id: str, reason: str) -> None:
+        self.counts["sessions_refused"] += 1
+        self._log.warning("session of a caller refused", session_id=session_id, reason=reason)
+        # For the caller, who would wait for requests that never come.
+        message = f"This node refuses the session: {reason}."
+        self._send(FrameType.SESSION_EVENT, {"session_id": session_id, "message": message})
 
     def _message(self, message: SessionText) -> None:
         session = self._sessions.get(message["session_id"])
@@ -131,7 +145,10 @@ class CallerTools:
         if not self._requests.answer(answer):
             # Late, doubled, or of nothing that was requested: single-use ids make it harmless.
             self.counts["answers_ignored"] += 1
-            self._log.warning("answer of a caller ignored: no such request is pending")
+            before = self._logged.suppressed_before("answer", asyncio.get_running_loop().time())
+            if before is not None:
+                text = "answer of a caller ignored: no such request is pending"
+                self._log.warning(text, kept_back=before)
 
     def _session_ended(self, ended: Session | None) -> None:
         if ended is not None:

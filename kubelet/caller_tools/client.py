@@ -133,7 +133,9 @@ class Client:
     def _start(self, request: Request) -> None:
         request_id = request.request_id
         if request_id is None:
-            return  # by JSON-RPC a notification gets no response, and none of this protocol goes this way
+            # By JSON-RPC a notification gets no response, and this protocol has none of a client.
+            self._parts.counts["notifications_ignored"] += 1
+            return
         if request_id in self._running:
             # Without the id: with it, this would be read as the response to the request that runs.
             raise RpcError(json_rpc.INVALID_REQUEST, "the id is that of a request that is in flight")

@@ -10,7 +10,8 @@ from schemas.caller_tools import MAX_VALUE_BYTES, size_of
 from schemas.errors import Failure, ToolError
 from schemas.frame_types import FrameType
 
-_SEVERAL = "More than one session is live: attach to one of them with session_attach."
+_SEVERAL = "More than one session is live, and this connection is attached to none."
+_ATTACH = "Attach the connection to one of them: session_attach, or kubelet mcp --session ID."
 _NONE = "No session is live, and no tool is lent."
 _ENDED = "The session of this connection has ended."
 
@@ -99,7 +100,9 @@ class Methods:
             return session
         if client.attached_to is not None:
             raise ToolError(Failure.SESSION_UNKNOWN, _ENDED)
-        raise ToolError(Failure.CALLER_TOOL_UNKNOWN, _SEVERAL if len(self._sessions) else _NONE)
+        if len(self._sessions):
+            raise ToolError(Failure.CALLER_TOOL_UNKNOWN, _SEVERAL, fix=_ATTACH)
+        raise ToolError(Failure.CALLER_TOOL_UNKNOWN, _NONE)
 
 
 _METHODS: Mapping[str, _Method] = {

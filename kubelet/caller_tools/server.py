@@ -14,8 +14,8 @@ from kubelet.caller_tools.sessions import Session
 from kubelet.caller_tools.socket_file import BoundSocket
 from schemas.faults import OncePerPlace
 
-MAX_CLIENTS = 32
-MAX_CLIENTS_OF_ONE_USER = 16
+MAX_CLIENTS = 16
+MAX_CLIENTS_OF_ONE_USER = 8
 _LOG_INTERVAL_S = 1.0
 
 

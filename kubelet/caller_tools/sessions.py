@@ -12,7 +12,8 @@ from typing import Any
 from structlog.typing import FilteringBoundLogger
 
 from kubelet.caller_tools.caller_names import CallerNames
-from schemas.caller_tools import MAX_SESSIONS
+from schemas.caller_tools import MAX_SESSIONS, size_of
+from schemas.error_roots import PeerError
 from schemas.payloads import CallerTool, SessionOpen
 
 MAX_UNREAD = 16
@@ -21,7 +22,14 @@ _MAX_UNREAD_CHARACTERS = 1 << 18
 
 DEFAULT_TIMEOUT_S = 60.0
 
+MAX_LENT_BYTES = 4 << 20
+"""What all sessions of a node lend together, as JSON; in memory it is several times as much."""
+
 _ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
+
+
+class SessionRefusedError(PeerError):
+    """A session is refused; the text is a constant of ours, for the log and for its caller."""
 
 
 @dataclass(slots=True, eq=False)
@@ -59,6 +67,7 @@ class Sessions:
         self._names = names
         self._log = log
         self._live: dict[str, Session] = {}
+        self._sizes: dict[str, int] = {}
         self._listeners: list[Callable[[Session | None], None]] = []
 
     def __iter__(self) -> Iterator[Session]:
@@ -79,16 +88,24 @@ class Sessions:
         """Return the one live session; None if there is none, or more than one."""
         return next(iter(self._live.values())) if len(self._live) == 1 else None
 
-    def open(self, opened: SessionOpen) -> Session | None:
-        """Add a session, or replace what it lends; return None if it is refused."""
+    def open(self, opened: SessionOpen) -> Session:
+        """Add a session, or replace what it lends, and return it.
+
+        Raises:
+            SessionRefusedError: it is refused, and lends nothing.
+        """
         session_id, caller_id, owner = opened["session_id"], opened["caller_id"], opened["owner"]
         tools = self._lent(opened)
         known = self._live.get(session_id)
         if known is not None and (known.caller_id, known.owner) != (caller_id, owner):
             # One session has one caller: what comes under its id from another is not its declaration.
-            self._log.warning("session refused: it belongs to another caller", session_id=session_id)
-            return None
+            raise SessionRefusedError("it belongs to another caller")
+        size = size_of(opened["tools"])
+        if sum(self._sizes.values()) - self._sizes.get(session_id, 0) + size > MAX_LENT_BYTES:
+            self.end(session_id)
+            raise SessionRefusedError("what all callers lend is too large together")
         if known is not None:
+            self._sizes[session_id] = size
             known.confirmed = True
             self._set_timeout(known, opened)
             if known.tools != tools:
@@ -96,11 +113,10 @@ class Sessions:
                 self._changed(None)
             return known
         if len(self._live) >= MAX_SESSIONS:
-            self._log.warning("session refused: too many are live", session_id=session_id)
-            return None
+            raise SessionRefusedError("too many are live")
         if not self._names.claim(caller_id, owner):
-            self._log.warning("session refused: its caller_id belongs to another", session_id=session_id)
-            return None
+            raise SessionRefusedError("its caller_id belongs to another")
+        self._sizes[session_id] = size
         session = self._live[session_id] = Session(session_id, caller_id, owner, tools)
         self._set_timeout(session, opened)
         self._changed(None)
@@ -108,6 +124,7 @@ class Sessions:
 
     def end(self, session_id: str) -> None:
         """Remove a session."""
+        self._sizes.pop(session_id, None)
         if (session := self._live.pop(session_id, None)) is not None:
             self._changed(session)
 

@@ -12,7 +12,7 @@ from typing import TextIO
 from kubelet.announce.confirmed_publication import publish_all
 from kubelet.announce.mqtt import MqttPublisher
 from kubelet.config import NodeConfig, forget
-from kubelet.daemon.agent import last_issued_file, node_environment
+from kubelet.daemon.agent import caller_ids_file, last_issued_file, node_environment
 from kubelet.daemon.node import NodeEnvironment
 from kubelet.lock import held_alone
 from kubelet.logs import make_logger
@@ -61,6 +61,7 @@ async def retire(config: NodeConfig, state_dir: Path, stream: TextIO) -> bool:
         files.remove()
         forget(state_dir)
         last_issued_file(state_dir).unlink(missing_ok=True)
+        caller_ids_file(state_dir).unlink(missing_ok=True)
     return forgotten
 
 

@@ -79,6 +79,11 @@ def last_issued_file(state_dir: Path) -> Path:
     return state_dir / "last_issued_ms"
 
 
+def caller_ids_file(state_dir: Path) -> Path:
+    """Return the file that remembers to whom the callers' ids belong."""
+    return state_dir / "caller_ids.json"
+
+
 async def run_agent(plan: DaemonPlan, stream: TextIO) -> None:
     """Run the daemon by ``plan`` until cancelled.
 
@@ -128,7 +133,7 @@ async def _run(plan: DaemonPlan, identity: NodeIdentity, log: FilteringBoundLogg
 
 def _caller_tools(node: Node, state_dir: Path, log: FilteringBoundLogger) -> CallerTools:
     """Return the tools that callers lend to this node's local agents, by the frames of ``node``."""
-    names = CallerNames(state_dir / "caller_ids.json", log)
+    names = CallerNames(caller_ids_file(state_dir), log)
     tools = CallerTools(node.identity.node_id, node.frames.send, names, os.urandom, log)
     for type_, handler in tools.handlers.items():
         node.frames.on_frame(type_, handler)

@@ -53,9 +53,12 @@ async def test_a_node_that_is_retired_is_gone_for_good(system: LocalSystem) -> N
     assert "stop it first" in err.splitlines()[-1]
 
     await system.processes.kill("kubelet")
+    caller_ids = plan.kubelet_state / "caller_ids.json"
+    caller_ids.write_text("{}")
     code, out, err = await run(retire_command(system))
     assert (code, out) == (0, f"{system.real_node} is retired\n"), err
     assert not (plan.kubelet_state / "node.key").exists()
+    assert not caller_ids.exists()
 
     lines = [json.loads(line) for line in plan.state.audit.read_text("ascii").splitlines()]
     (retired,) = [line for line in lines if line.get("event") == "retired"]

@@ -8,6 +8,7 @@ from kubelet.announce.signer import ClockNotSetError
 from kubelet.caller_tools.caller_names import CallerNamesError
 from kubelet.caller_tools.json_rpc import RpcError
 from kubelet.caller_tools.requests import CallerFailedError
+from kubelet.caller_tools.sessions import SessionRefusedError
 from kubelet.caller_tools.socket_file import SocketFileError
 from kubelet.cli.fleet import FleetProcessError
 from kubelet.cli.retire import RetirementError
@@ -29,6 +30,7 @@ ROOTS: dict[type[Exception], type[Exception]] = {
     NoAnswerError: PeerError,
     RetirementError: PeerError,
     RpcError: PeerError,
+    SessionRefusedError: PeerError,
     # This machine's: its clock and its state directory.
     CallerNamesError: StateError,
     ClockError: StateError,

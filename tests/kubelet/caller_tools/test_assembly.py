@@ -167,15 +167,45 @@ async def test_sessions_do_not_outlive_a_relay_that_stays_away(
         assert (await client.notification())["params"]["tools"] == []
 
 
-async def test_a_refused_session_lends_nothing_and_is_counted(relay: FakeRelay, client: SocketClient) -> None:
+async def test_a_refused_session_lends_nothing_and_its_caller_is_told(
+    relay: FakeRelay, client: SocketClient
+) -> None:
     relay.open()
     relay.end()
     relay.open(BEE, "ant", MEMORY, owner=OTHER_OWNER)
     assert relay.tools.counts["sessions_refused"] == 1
+    assert relay.of("session_event") == [
+        {
+            "session_id": BEE,
+            "message": "This node refuses the session: its caller_id belongs to another.",
+        }
+    ]
     response = await client.request("caller_tool", CALL)
     assert response["error"]["data"]["code"] == "E_VERB_UNSUPPORTED"
     relay.give("session_message", {"session_id": BEE, "message": "I am ant"})
     assert relay.tools.counts["messages_dropped"] == 1
+
+
+async def test_nothing_that_callers_and_agents_say_is_logged(
+    relay: FakeRelay, client: SocketClient, log: LogLines
+) -> None:
+    relay.open(ANT, "ant", {**MEMORY, "description": "SECRET"})
+    relay.give("session_message", {"session_id": ANT, "message": "SECRET"})
+    for number, ending in enumerate((relay.answer, relay.fail)):
+        id_ = client.send("caller_tool", {"tool": "get_memory", "arguments": {"a": "SECRET"}})
+        request = (await relay.requests(number + 1))[-1]
+        if ending is relay.answer:
+            relay.answer(request, "SECRET")
+        else:
+            relay.fail(request, "tool_failed", "SECRET")
+        await client.response(id_)
+        relay.answer(request, "SECRET")
+    await client.request("session_reply", {"message": "SECRET"})
+    client.writer.write(b'{"SECRET\n')
+    await client.response(None)
+    relay.end()
+    assert log.entries()
+    assert "SECRET" not in log.getvalue()
 
 
 async def test_the_ids_of_callers_survive_a_restart(

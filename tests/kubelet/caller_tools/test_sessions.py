@@ -2,8 +2,9 @@ from typing import Any
 
 import pytest
 
+from kubelet.caller_tools import sessions as sessions_module
 from kubelet.caller_tools.caller_names import CallerNames
-from kubelet.caller_tools.sessions import MAX_UNREAD, Session, Sessions
+from kubelet.caller_tools.sessions import MAX_UNREAD, Session, SessionRefusedError, Sessions
 from kubelet.logs import make_logger
 from schemas.caller_tools import MAX_SESSIONS
 from tests.fakes.caller_tools import ANT, BEE, MEMORY, OTHER_OWNER, OWNER, SEND
@@ -22,7 +23,6 @@ def opened(session_id: str = ANT, caller_id: str = "ant", owner: str = OWNER, *t
 
 def test_a_session_lends_its_tools_and_a_missing_schema_is_any_object(sessions: Sessions) -> None:
     session = sessions.open(opened(ANT, "ant", OWNER, MEMORY, SEND))
-    assert session is not None
     assert session.tools["get_memory"] == {**MEMORY, "inputSchema": {"type": "object"}}
     assert session.tools["send_response"] == SEND
 
@@ -31,7 +31,6 @@ def test_declared_again_the_tools_are_replaced(sessions: Sessions) -> None:
     sessions.open(opened())
     session = sessions.open(opened(ANT, "ant", OWNER, SEND))
     assert session is sessions.get(ANT)
-    assert session is not None
     assert list(session.tools) == ["send_response"]
 
 
@@ -56,42 +55,54 @@ def test_the_only_session_is_none_of_two(sessions: Sessions) -> None:
     assert sessions.only() is first
 
 
-def test_a_caller_id_of_another_owner_is_refused(sessions: Sessions, log: LogLines) -> None:
+def test_a_caller_id_of_another_owner_is_refused(sessions: Sessions) -> None:
     sessions.open(opened())
-    assert sessions.open(opened(BEE, "ant", OTHER_OWNER)) is None
+    with pytest.raises(SessionRefusedError, match="its caller_id belongs to another"):
+        sessions.open(opened(BEE, "ant", OTHER_OWNER))
     assert sessions.get(BEE) is None
-    assert log.entries("session refused: its caller_id belongs to another")
 
 
 def test_two_sessions_of_one_owner_may_share_its_name(sessions: Sessions) -> None:
-    assert sessions.open(opened()) is not None
-    assert sessions.open(opened(BEE, "ant")) is not None
+    sessions.open(opened())
+    sessions.open(opened(BEE, "ant"))
+    assert len(sessions) == 2
 
 
 @pytest.mark.parametrize(("caller_id", "owner"), [("bee", OWNER), ("ant", OTHER_OWNER)])
-def test_a_session_does_not_pass_to_another_caller(
-    sessions: Sessions, log: LogLines, caller_id: str, owner: str
-) -> None:
+def test_a_session_does_not_pass_to_another_caller(sessions: Sessions, caller_id: str, owner: str) -> None:
     session = sessions.open(opened())
-    assert sessions.open(opened(ANT, caller_id, owner, SEND)) is None
-    assert session is not None
+    with pytest.raises(SessionRefusedError, match="it belongs to another caller"):
+        sessions.open(opened(ANT, caller_id, owner, SEND))
     assert list(session.tools) == ["get_memory"]
-    assert log.entries("session refused: it belongs to another caller")
 
 
 def test_a_name_that_is_declared_twice_is_lent_by_neither(sessions: Sessions, log: LogLines) -> None:
     other = {**SEND, "name": "get_memory"}
     session = sessions.open(opened(ANT, "ant", OWNER, MEMORY, SEND, other))
-    assert session is not None
     assert list(session.tools) == ["send_response"]
     assert log.entries("lent tools refused: a name is declared twice")
 
 
-def test_the_number_of_sessions_has_a_limit(sessions: Sessions, log: LogLines) -> None:
-    ids = [f"gogol_20261122_020000_{number:08x}" for number in range(MAX_SESSIONS + 1)]
-    assert [sessions.open(opened(id_)) is not None for id_ in ids] == [True] * MAX_SESSIONS + [False]
+def test_the_number_of_sessions_has_a_limit(sessions: Sessions) -> None:
+    for number in range(MAX_SESSIONS):
+        sessions.open(opened(f"gogol_20261122_020000_{number:08x}"))
+    with pytest.raises(SessionRefusedError, match="too many are live"):
+        sessions.open(opened("gogol_20261122_020000_ffffffff"))
     assert len(sessions) == MAX_SESSIONS
-    assert log.entries("session refused: too many are live")
+
+
+def test_what_all_sessions_lend_has_a_limit(sessions: Sessions, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions_module, "MAX_LENT_BYTES", 500)
+    large = {**MEMORY, "description": "x" * 300}
+    sessions.open(opened(ANT, "ant", OWNER, large))
+    with pytest.raises(SessionRefusedError, match="too large together"):
+        sessions.open(opened(BEE, "bee", OWNER, large))
+    sessions.end(ANT)
+    sessions.open(opened(BEE, "bee", OWNER, large))
+    sessions.open(opened(BEE, "bee", OWNER, large))
+    with pytest.raises(SessionRefusedError):
+        sessions.open(opened(BEE, "bee", OWNER, large, {**large, "name": "other"}))
+    assert len(sessions) == 0
 
 
 def test_unread_messages_are_bounded_by_number_and_by_size() -> None:

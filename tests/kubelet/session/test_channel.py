@@ -1,3 +1,4 @@
+import asyncio
 import os
 import time
 from collections.abc import AsyncIterator
@@ -8,6 +9,7 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
 from kubelet.session.channel import Channel
+from kubelet.session.channel import opened as connection
 from schemas.addresses import connect_url
 from schemas.frame_types import Role
 from schemas.frames import MAX_FRAME_BYTES, SUBPROTOCOL, FrameReader
@@ -16,6 +18,8 @@ from schemas.ulids import UlidSource
 from tests.fakes.clock import FakeClock
 from tests.fakes.frames import PAYLOADS, frame_text
 from tests.fakes.played_relay import PlayedRelay, RelayEnd
+
+BOUND_S = 10
 
 
 @pytest.fixture
@@ -178,3 +182,27 @@ async def test_the_end_of_the_connection_comes_with_its_code(opened: tuple[Chann
         await channel.receive()
     assert closed.value.rcvd is not None
     assert closed.value.rcvd.code == CloseCode.REVOKED
+
+
+async def test_answers_that_local_agents_requested_exceed_no_rate(
+    relay: PlayedRelay, reader: FrameReader, clock: FakeClock
+) -> None:
+    requests, answers = 20, 500
+    async with connection(relay.url, None, reader, UlidSource(clock, os.urandom), BOUND_S) as channel:
+        end = await relay.next()
+        await end.challenge()
+        challenge = await channel.receive()
+        assert challenge is not None
+        await channel.send("auth", PAYLOADS["auth"], challenge.msg_id)
+        await end.send("welcome", answers=(await end.receive()).msg_id)
+        await channel.receive()
+        for _ in range(requests):
+            await channel.send_text(channel.encoded("caller_tool", PAYLOADS["caller_tool"]))
+        for _ in range(requests):
+            await end.receive("caller_tool")
+        for _ in range(answers):
+            await end.send("caller_tool_result")
+        async with asyncio.timeout(BOUND_S):
+            for _ in range(answers):
+                frame = await channel.receive()
+                assert frame is not None
