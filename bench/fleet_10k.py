@@ -7,11 +7,13 @@ of nodes for a short trial.
 """
 
 import asyncio
+import operator
 import os
 import signal
 import statistics
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 from bench.inventory import measure_inventory
@@ -69,7 +71,7 @@ async def _connect(fleet: LargeFleet) -> Figure:
     for group, count in fleet.groups.items():
         await fleet.start_nodes(group)
         wanted += count
-        await fleet.until_connected(lambda connected, wanted=wanted: connected >= wanted)
+        await fleet.until_connected(partial(operator.le, wanted))
     await fleet.until('edge_relay_manifests_total{outcome="accepted"', lambda count: count >= fleet.nodes)
     cost_ms = (fleet.cpu_s() - before) / fleet.nodes * 1000
     return Figure("first_connect_ms", cost_ms, "ms", "wanted of a reconnect", 2.0, "reported")

@@ -31,7 +31,8 @@ from relay.pki.certificate_builder import issue_leaf, make_root
 from schemas.kinds import KindRegistry
 from schemas.manifest import fingerprint, sign_manifest
 from schemas.registry import SchemaRegistry
-from schemas.trust import Outcome, TrustRules
+from schemas.trust import TrustRules
+from schemas.verdicts import Outcome
 
 _NOW_MS = 1_790_000_000_000
 _TENANT = "bench"

@@ -11,7 +11,8 @@ from schemas.kinds import KindRegistry
 from schemas.manifest import MAX_MANIFEST_BYTES
 from schemas.registry import SchemaRegistry
 from schemas.strict_json import StrictJsonError, loads
-from schemas.trust import Known, Outcome, TrustedManifest, TrustRules
+from schemas.trust import TrustRules
+from schemas.verdicts import Known, Outcome, TrustedManifest
 
 
 @dataclass(frozen=True, slots=True)

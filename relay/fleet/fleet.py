@@ -31,7 +31,7 @@ from schemas.certificates import IdentityError
 from schemas.errors import Failure, ToolError
 from schemas.identity import Identity, certificates_in, to_pem
 from schemas.projection import parse
-from schemas.trust import Mark, Outcome, TrustedManifest, Verdict
+from schemas.verdicts import Mark, Outcome, TrustedManifest, Verdict
 
 GRACE_MS = 30_000
 """How long tools stay listed without a connection, and after the relay's start: nodes need to reconnect."""
@@ -292,10 +292,8 @@ class Fleet:
 
     def _label(self, node: NodeRecord) -> None:
         """Give the tools of ``node`` the label that it has now."""
-        label = self.names.label_of(node.node_id)
-        if any(tool.label != label for tool in node.tools.values()):
-            node.tools = labelled(node.tools, label)
-            self._announced.update(node.tools)
+        node.tools = labelled(node.tools, self.names.label_of(node.node_id))
+        self._announced.update(node.tools)
 
     def _drop_manifest(self, node: NodeRecord) -> None:
         for name in node.tools:

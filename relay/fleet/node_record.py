@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from relay.fleet.tools import Tool
 from schemas.identity import Identity
-from schemas.trust import Known, Mark, TrustedManifest
+from schemas.verdicts import Known, Mark, TrustedManifest
 
 NO_TOOLS: Mapping[str, Tool] = MappingProxyType({})
 _MAX_IDENTITIES = 2

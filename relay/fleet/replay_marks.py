@@ -18,7 +18,7 @@ from pathlib import Path
 from relay.fleet.kept_leaves import KeptLeaf
 from schemas.certificates import LEAF_RULES
 from schemas.files import check_private_directory, make_private_directory, open_state
-from schemas.trust import Mark
+from schemas.verdicts import Mark
 
 _FLUSH_INTERVAL_S = 1.0
 _FILE = "marks.sqlite3"

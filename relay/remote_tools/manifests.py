@@ -22,7 +22,8 @@ from schemas.listed_schemas import listed_schema
 from schemas.payloads import Capability
 from schemas.projection import ToolName, parse
 from schemas.registry import SchemaRegistry
-from schemas.trust import Known, Mark, Outcome, TrustRules, Verdict
+from schemas.trust import TrustRules
+from schemas.verdicts import Known, Mark, Outcome, Verdict
 
 _DEFAULT_DEADLINE_MS = 2000
 

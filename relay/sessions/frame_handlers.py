@@ -21,7 +21,7 @@ from schemas.frames import Frame
 from schemas.manifest import etag_of
 from schemas.payloads import AnnounceAck, Heartbeat, Renew
 from schemas.session import CloseCode, ProtocolError
-from schemas.trust import Outcome, Verdict
+from schemas.verdicts import Outcome, Verdict
 
 _MAX_REJECTED_IN_A_ROW = 3
 _RETRY_AFTER_MS = 60_000

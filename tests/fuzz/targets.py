@@ -25,7 +25,8 @@ from schemas.session import ProtocolError, SessionMachine, State
 from schemas.strict_json import StrictJsonError, loads
 from schemas.text import printable_values
 from schemas.tokens import DEVICE_REF, TokenError, TokenVerifier
-from schemas.trust import Known, Outcome, TrustRules
+from schemas.trust import TrustRules
+from schemas.verdicts import Known, Outcome
 from tests.fakes.hostile_texts import is_clean, strings_in
 from tests.fakes.seconds import Seconds
 from tests.fakes.signer import NODE_ID, NOW_MS

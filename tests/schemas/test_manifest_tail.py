@@ -10,7 +10,8 @@ from schemas.manifest import etag_of
 from schemas.manifest_tail import read_tail
 from schemas.registry import SchemaRegistry
 from schemas.strict_json import MAX_SAFE_INTEGER
-from schemas.trust import Known, Mark, Outcome, Reason, TrustRules, Verdict
+from schemas.trust import TrustRules
+from schemas.verdicts import Known, Mark, Outcome, Reason, Verdict
 from tests.fakes.signer import (
     ABSENT,
     DAY_MS,

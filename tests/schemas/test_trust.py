@@ -10,7 +10,8 @@ from schemas.errors import Failure
 from schemas.kinds import SYSTEM_ECHO, SYSTEM_METRICS, Kind, KindRegistry
 from schemas.manifest import etag_of
 from schemas.registry import SchemaRegistry
-from schemas.trust import Known, Mark, Outcome, Reason, TrustRules, Verdict
+from schemas.trust import TrustRules
+from schemas.verdicts import Known, Mark, Outcome, Reason, Verdict
 from tests.fakes.clock import FakeClock
 from tests.fakes.signer import (
     ABSENT,

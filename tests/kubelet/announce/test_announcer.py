@@ -10,7 +10,8 @@ from kubelet.announce.signer import ManifestSigner, SignedManifest
 from kubelet.logs import make_logger
 from schemas.kinds import KindRegistry
 from schemas.registry import SchemaRegistry
-from schemas.trust import Known, Outcome, TrustRules
+from schemas.trust import TrustRules
+from schemas.verdicts import Known, Outcome
 from tests.fakes.chance import FixedChance
 from tests.fakes.clock import FakeClock, hurried_ticks
 from tests.fakes.lines import LogLines

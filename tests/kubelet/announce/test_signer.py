@@ -11,7 +11,8 @@ from kubelet.logs import make_logger
 from schemas.kinds import KindRegistry
 from schemas.manifest import FIRST_CREDIBLE_MS, MAX_FUTURE_MS, etag_of
 from schemas.registry import SchemaRegistry
-from schemas.trust import Known, Outcome, TrustRules
+from schemas.trust import TrustRules
+from schemas.verdicts import Known, Outcome
 from schemas.violations import ViolationError
 from tests.fakes.clock import FakeClock
 from tests.fakes.lines import LogLines

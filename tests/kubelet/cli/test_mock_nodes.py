@@ -18,7 +18,8 @@ from schemas.frames import FrameReader
 from schemas.identity_files import IdentityFilesError
 from schemas.kinds import SYSTEM_METRICS, KindRegistry
 from schemas.registry import SchemaRegistry
-from schemas.trust import Known, Outcome, TrustRules
+from schemas.trust import TrustRules
+from schemas.verdicts import Known, Outcome
 from tests.fakes.chance import FixedChance, short_waits
 from tests.fakes.clock import FakeClock
 from tests.fakes.lines import LogLines

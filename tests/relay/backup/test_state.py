@@ -20,7 +20,7 @@ from relay.pki.errors import AuthorityError
 from relay.pki.join_tokens import JoinTokens
 from schemas.certificates import make_csr
 from schemas.files import UntrustedFileError, make_private_directory, write_atomic
-from schemas.trust import Mark
+from schemas.verdicts import Mark
 from tests.fakes.clock import FakeClock
 from tests.fakes.disk import full_disk
 from tests.fakes.signer import NODE_ID, NOW_MS, key_named

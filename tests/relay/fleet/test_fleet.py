@@ -14,7 +14,7 @@ from schemas.certificates import IdentityError
 from schemas.errors import Failure, ToolError
 from schemas.manifest import etag_of
 from schemas.registry import SchemaRegistry
-from schemas.trust import Mark, Outcome, Reason
+from schemas.verdicts import Mark, Outcome, Reason
 from tests.fakes.calls_counted import Calls
 from tests.fakes.hub import Hub
 from tests.fakes.refusals import audited_refusals, refusal

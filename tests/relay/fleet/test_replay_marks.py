@@ -12,7 +12,7 @@ from relay.fleet.kept_leaves import KeptLeaf
 from relay.fleet.replay_marks import MarkStore
 from schemas.certificates import LEAF_RULES
 from schemas.files import UntrustedFileError, make_private_directory, write_atomic
-from schemas.trust import Mark
+from schemas.verdicts import Mark
 from tests.fakes.disk import full_disk
 from tests.fakes.signer import NODE_ID, NOW_MS, OTHER_NODE_ID
 

@@ -14,7 +14,7 @@ from schemas.kinds import SYSTEM_ECHO, Kind, KindRegistry
 from schemas.listed_schemas import listed_schema
 from schemas.manifest import etag_of
 from schemas.registry import SchemaRegistry
-from schemas.trust import TrustedManifest
+from schemas.verdicts import TrustedManifest
 from tests.fakes.signer import ECHO, METRICS, NODE_ID, NOW_MS, OTHER_NODE_ID, TTL_MS, SimulatedCa
 
 CA = SimulatedCa()
