@@ -224,8 +224,7 @@ class Fleet:
         """Return the tool called ``name``, canonical or dashed, for a caller with ``rights``.
 
         Raises:
-            ToolError: there is none, or the caller may not call it. A node of another tenant is refused
-                exactly as one that does not exist.
+            ToolError: there is none, or the caller may not call it. Another tenant's does not exist.
         """
         tool = self._announced.get(name)
         if tool is None:
@@ -269,9 +268,8 @@ class Fleet:
 
     def sweep(self) -> None:
         """Drop pending manifests that have expired, and delist what has ended."""
-        now = self._now_ms()
-        self._pending.sweep(now)
-        self._nodes.settle(now)
+        self._pending.sweep(self._now_ms())
+        self._nodes.settle(self._now_ms())
 
     def _accept(
         self, node: NodeRecord, manifest: TrustedManifest, capabilities: Sequence[Mapping[str, Any]]
