@@ -135,7 +135,7 @@ class StateFiles:
     | `ca/` | the CA: `root.pem`, `root.key` (0600), those before them, `ledger.jsonl` |
     | `token.key` | the key that agent tokens are signed with (0600) |
     | `join_tokens.jsonl` | the join tokens, by which nodes may enrol, and their keys (0600) |
-    | `marks/` | `marks.sqlite3`, the newest manifest accepted from each node (0700) |
+    | `marks/` | `marks.sqlite3`, the newest manifest accepted from each node, and verified leaves (0700) |
     | `issued_tokens.jsonl` | what the agent tokens that were issued allow, without the tokens (0600) |
     | `revoked_tokens.jsonl` | the agent tokens that were revoked (0600) |
     | `node_names.jsonl` | the labels and tags of nodes (0600) |
