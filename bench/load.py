@@ -43,14 +43,16 @@ def tool_call(port: int, tool: str, token: str | None) -> bytes:
     return _request(port, token, headers, _message("tools/call", params))
 
 
-def list_page(port: int, token: str) -> bytes:
-    """Return a ``tools/list`` of the new era, for the first page, as the bytes of an HTTP request."""
+def request_of(port: int, token: str, method: str, params: Mapping[str, Any], query: str = "") -> bytes:
+    """Return a request of the new era, to ``/mcp`` with ``query``, as the bytes of an HTTP request."""
     meta = {
         "io.modelcontextprotocol/protocolVersion": MODERN,
         "io.modelcontextprotocol/clientCapabilities": {},
     }
-    headers = {"MCP-Protocol-Version": MODERN, "Mcp-Method": "tools/list"}
-    return _request(port, token, headers, _message("tools/list", {"_meta": meta}))
+    headers = {"MCP-Protocol-Version": MODERN, "Mcp-Method": method}
+    if "name" in params:
+        headers["Mcp-Name"] = params["name"]
+    return _request(port, token, headers, _message(method, {**params, "_meta": meta}), query)
 
 
 def old_tool_call(port: int, tool: str, token: str | None, session: str) -> bytes:
@@ -138,7 +140,9 @@ def _old_headers(session: str) -> dict[str, str]:
     return {"MCP-Protocol-Version": OLD, "Mcp-Session-Id": session}
 
 
-def _request(port: int, token: str | None, more: Mapping[str, str], message: Mapping[str, Any]) -> bytes:
+def _request(
+    port: int, token: str | None, more: Mapping[str, str], message: Mapping[str, Any], query: str = ""
+) -> bytes:
     body = json.dumps(message).encode("ascii")
     headers = {
         "Host": f"127.0.0.1:{port}",
@@ -149,7 +153,7 @@ def _request(port: int, token: str | None, more: Mapping[str, str], message: Map
     }
     if token is not None:
         headers["Authorization"] = f"Bearer {token}"
-    lines = ["POST /mcp HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
+    lines = [f"POST /mcp{query} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
     return "\r\n".join(lines).encode("ascii") + _HEADERS_END + body
 
 
