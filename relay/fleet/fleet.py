@@ -27,6 +27,7 @@ from relay.fleet.replay_marks import MarkStore
 from relay.fleet.selected_tools import SelectedTools
 from relay.fleet.tools import FIRST_PLACE, Place, Projector, Tool, labelled
 from relay.observability.metrics import Metrics
+from relay.observability.node_labels import with_labels
 from schemas.certificates import IdentityError
 from schemas.errors import Failure, ToolError
 from schemas.identity import Identity, certificates_in, to_pem
@@ -65,11 +66,11 @@ class Fleet:
         self._metrics = metrics
         self._refusals = refusals
         self._now_ms = now_ms
-        self._log = log
         self._grace_of_start_ms = now_ms() + GRACE_MS
         self._nodes = NodeIndex(now_ms())
         self.changes = self._nodes.changes
         self.names = NodeNames(self._nodes)
+        self._log = with_labels(log, self.names.label_of)
         self.selected = SelectedTools(self._nodes, self.names, now_ms)
         self.search = NodeSearch(self._nodes, self.names)
         for node_id, tenant, mark in marks.load():

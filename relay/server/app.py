@@ -9,6 +9,7 @@ import os
 import socket
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TextIO
 
 from relay.audit import assembly as audit_assembly
@@ -26,6 +27,7 @@ from relay.http.listener import serve
 from relay.mcp_api import assembly as mcp_assembly
 from relay.observability.logging import fatal_errors_logged, opened
 from relay.observability.metrics import Metrics
+from relay.observability.node_labels import with_labels
 from relay.part import Part
 from relay.pki import assembly as pki_assembly
 from relay.server.collector import tune_collector
@@ -65,6 +67,8 @@ class Relay:
         self.fleet = fleet_assembly.assemble(
             environment, self.audit, trust, self.pki.tls.to_broker, name_ledger
         )
+        label_of = self.fleet.fleet.names.label_of
+        environment = replace(environment, log=with_labels(environment.log, label_of))
         self.sessions = sessions_assembly.assemble(environment, self.audit, self.pki, self.fleet)
         self.telemetry = telemetry_assembly.assemble(
             environment, audit=self.audit, auth=self.auth, fleet=self.fleet, frames=self.sessions.frames

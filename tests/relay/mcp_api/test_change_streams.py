@@ -16,14 +16,16 @@ from mcp.shared.exceptions import MCPError
 from relay.auth.agent_tokens import Principal
 from relay.auth.caller import CALLER_IN_SCOPE, Caller
 from relay.fleet.change_notifier import ChangeNotifier, Listener
+from relay.fleet.fleet import GRACE_MS
 from relay.fleet.name_ledger import NodeName
 from relay.fleet.selection import WHOLE_FLEET
 from relay.mcp_api.change_streams import TOO_MANY_STREAMS, ChangeStreams
 from relay.mcp_api.open_streams import OpenStreams, StreamLimitError
 from relay.mcp_api.sdk import Context
 from relay.telemetry.reading import TelemetryResource
+from schemas.manifest import etag_of
 from tests.fakes.hub import Hub
-from tests.fakes.signer import OTHER_NODE_ID, TENANT
+from tests.fakes.signer import ECHO, METRICS, NODE_ID, OTHER_NODE_ID, TENANT, TTL_MS
 
 BOUND_S: Final = 10
 CHANGED: Final = "notifications/tools/list_changed"
@@ -221,3 +223,99 @@ async def test_a_subscription_ends_in_good_order_with_its_token(stage: Stage, en
     result = await asyncio.wait_for(listening, BOUND_S)
     assert result.meta is not None
     assert stage.notifier.listeners == 0
+
+
+# --- what is a change, in both eras -------------------------------------------------------------------
+
+
+def comes(stage: Stage) -> None:
+    stage.hub.connect(stage.hub.ca.issue(NODE_ID))
+
+
+def goes(stage: Stage) -> None:
+    stage.hub.fleet.set_connected(OTHER_NODE_ID, connected=False)
+    stage.hub.clock.advance(GRACE_MS)
+
+
+def loses_a_capability(stage: Stage) -> None:
+    announces_again(stage, [ECHO])
+
+
+def gains_a_capability(stage: Stage) -> None:
+    announces_again(stage, [METRICS, ECHO, {**ECHO, "cap_id": "more"}])
+
+
+def expires(stage: Stage) -> None:
+    stage.hub.clock.advance(TTL_MS)
+
+
+def is_revoked(stage: Stage) -> None:
+    stage.hub.fleet.drop_leaves(lambda leaf: leaf.node_id == OTHER_NODE_ID)
+    stage.notifier.wake()
+
+
+def is_labelled(stage: Stage) -> None:
+    stage.hub.fleet.rename({OTHER_NODE_ID: NodeName(TENANT, "greenhouse pi")})
+
+
+def announces_again(stage: Stage, capabilities: list[Mapping[str, Any]]) -> None:
+    node = stage.hub.ca.issue(OTHER_NODE_ID)
+    stage.hub.announce(node, issued_at_ms=stage.hub.clock.advance(1), capabilities=capabilities)
+
+
+def beats(stage: Stage) -> None:
+    """Send what a node sends with each heartbeat: a renewed manifest, and the heartbeat."""
+    node = stage.hub.ca.issue(OTHER_NODE_ID)
+    wire = stage.hub.announce(node, issued_at_ms=stage.hub.clock.advance(60_000))
+    stage.hub.fleet.inventory.heartbeat(OTHER_NODE_ID, etag_of(wire))
+
+
+def is_superseded(stage: Stage) -> None:
+    """Lose the session and open the next one at once, as a node that reconnects."""
+    for connected in (False, True):
+        stage.hub.fleet.set_connected(OTHER_NODE_ID, connected=connected)
+
+
+@asynccontextmanager
+async def notified(stage: Stage, era: str) -> AsyncIterator[Outbound]:
+    """Hold a client of ``era`` that is notified of changes."""
+    principal = stage.principal()
+    if era == "2025":
+        async with stage.session(principal) as client:
+            yield client
+        return
+    client = Outbound()
+    listening = stage.listening(principal, client)
+    assert await client.next() == "notifications/subscriptions/acknowledged"
+    yield client
+    listening.cancel()
+    await asyncio.wait([listening])
+
+
+@pytest.mark.parametrize("era", ["2025", "2026"])
+@pytest.mark.parametrize(
+    "change", [comes, goes, loses_a_capability, gains_a_capability, expires, is_revoked, is_labelled]
+)
+async def test_each_kind_of_change_is_notified_once(
+    stage: Stage, era: str, change: Callable[[Stage], None]
+) -> None:
+    stage.change()
+    async with notified(stage, era) as client:
+        change(stage)
+        assert await client.next() == CHANGED
+        # What follows is notified by itself: the change before it was notified once.
+        stage.hub.connect(stage.hub.ca.issue("01hzx9k3m4p7q8r9s0t1v2w3x0"), issued_at_ms=stage.hub.clock())
+        assert await client.next() == CHANGED
+        assert client.sent.empty()
+
+
+@pytest.mark.parametrize("era", ["2025", "2026"])
+async def test_neither_a_heartbeat_nor_a_new_session_of_a_node_is_a_change(stage: Stage, era: str) -> None:
+    stage.change()
+    async with notified(stage, era) as client:
+        for _ in range(3):
+            beats(stage)
+            is_superseded(stage)
+        stage.hub.connect(stage.hub.ca.issue(NODE_ID), issued_at_ms=stage.hub.clock())
+        assert await client.next() == CHANGED
+        assert client.sent.empty()
