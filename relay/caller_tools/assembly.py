@@ -35,11 +35,15 @@ class CallerToolsPart(Part):
 
     Attributes:
         streams: the event streams of callers, which the MCP endpoint opens and closes.
+        budget: the memory that the sessions take.
     """
 
     streams: EventStreams
     expiry: Expiry
     tools: SessionTools
+    requests: NodeRequests
+    polls: Polls
+    budget: MemoryBudget
 
     async def run(self) -> None:
         """End what is over until cancelled."""
@@ -102,4 +106,5 @@ def build(  # noqa: PLR0913 - what comes in from outside
     )
     streams = EventStreams(authenticator, endings, monotonic, log)
     expiry = Expiry(registry, endings, outbox, nodes, authenticator, timeouts, monotonic, log)
-    return CallerToolsPart(streams, expiry, SessionTools(sessions, Polls(endings, monotonic), streams))
+    polls = Polls(endings, monotonic)
+    return CallerToolsPart(streams, expiry, SessionTools(sessions, polls, streams), requests, polls, budget)

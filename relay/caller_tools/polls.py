@@ -29,6 +29,11 @@ class Polls:
         self._per_agent = per_agent
         self._open: Counter[tuple[str, str, str]] = Counter()
 
+    @property
+    def open_in_all(self) -> int:
+        """How many calls wait."""
+        return self._open.total()
+
     async def wait(self, session: CallerSession, principal: Principal, after: int, wait_s: float) -> None:
         """Return when there is an event behind ``after``, when the session has ended, or after ``wait_s``.
 

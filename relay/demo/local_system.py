@@ -9,7 +9,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -21,6 +21,7 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp_types import TextResourceContents, Tool
 
 from relay.auth.agent_tokens import TokenIssuer
+from relay.auth.permissions import SCOPE_OF_SAFETY_CLASS
 from relay.config import StateFiles
 from relay.demo.ports import ClaimedPorts
 from relay.demo.processes import Processes, find_program
@@ -31,6 +32,7 @@ from schemas.projection import parse
 from schemas.registry import SchemaRegistry
 
 TENANT = "demo"
+READ_ONLY = (SCOPE_OF_SAFETY_CLASS["read_only"],)
 
 _RELAY_PORT = 8700
 _LOOPBACK_PORT = 8701
@@ -54,13 +56,18 @@ Step = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Where everything is."""
+    """Where everything is.
+
+    Attributes:
+        relay_options: what the relay's command has besides; of an option given twice the last counts.
+    """
 
     directory: Path
     state: StateFiles
     relay_port: int
     loopback_port: int
     broker_port: int
+    relay_options: tuple[str, ...] = ()
 
     @classmethod
     def below(cls, directory: Path, ports: ClaimedPorts) -> "Plan":
@@ -240,6 +247,7 @@ def relay_command(plan: Plan) -> list[str]:
         *("--public-url", plan.public_url),
         *("--listen", f"127.0.0.1:{plan.relay_port}"),
         *("--state-dir", str(plan.state.root)),
+        *plan.relay_options,
     ]
 
 
@@ -264,14 +272,14 @@ def fleet_command(plan: Plan) -> list[str]:
     ]
 
 
-def issue_token(plan: Plan, sub: str, tenant: str = TENANT) -> str:
-    """Return a token for the agent ``sub``, valid for the demo's lifetime and for reading only."""
+def issue_token(plan: Plan, sub: str, tenant: str = TENANT, scopes: Sequence[str] = READ_ONLY) -> str:
+    """Return a token for the agent ``sub``, valid for the demo's lifetime; by default for reading only."""
     key = load_or_create_key(plan.state.token_key, os.urandom)
     issuer = TokenIssuer(key, plan.public_url, mcp_url(plan.public_url), SchemaRegistry())
     return issuer.issue(
         sub=sub,
         tenant=tenant,
-        scopes=["tools:call:read_only"],
+        scopes=list(scopes),
         now_s=_now_ms() // 1000,
         ttl_s=_TOKEN_TTL_S,
         jti=os.urandom(16).hex(),

@@ -45,7 +45,11 @@ class FaultProxy:
         task.add_done_callback(self._tasks.discard)
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        far_reader, far_writer = await asyncio.open_connection(self._target.host, self._target.port)
+        try:
+            far_reader, far_writer = await asyncio.open_connection(self._target.host, self._target.port)
+        except OSError:  # the target is not up
+            writer.transport.abort()
+            return
         pair = {writer, far_writer}
         self._writers |= pair
         try:

@@ -2,18 +2,15 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
-import httpx2
 import pytest
 import pytest_asyncio
-from mcp.client.client import Client
-from mcp.client.streamable_http import streamable_http_client
-from mcp_types import LoggingMessageNotificationParams
 
-from tests.fakes.caller_stage import SCOPE, TOOLS, request_id
+from tests.fakes.caller_stage import SCOPE, request_id
 from tests.fakes.hub import Hub
+from tests.fakes.lending_caller import LEGACY, NEW, LendingCaller
 from tests.fakes.node_end import NodeEnd
 from tests.fakes.served_relay import ServedRelay
 from tests.fakes.serving import Server
@@ -21,9 +18,7 @@ from tests.fakes.signer import NODE_ID
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-BOUND_S = 20
-NEW = "2026-07-28"
-ERAS = [pytest.param("legacy", id="2025"), pytest.param(NEW, id="2026")]
+ERAS = [pytest.param(LEGACY, id="2025"), pytest.param(NEW, id="2026")]
 
 
 @pytest_asyncio.fixture(loop_scope="module")
@@ -38,41 +33,11 @@ async def node(relay: ServedRelay) -> AsyncIterator[NodeEnd]:
         yield node
 
 
-class Caller:
-    """One client, and the log messages that it has received."""
-
-    def __init__(self) -> None:
-        self.client: Client
-        self.logs: asyncio.Queue[LoggingMessageNotificationParams] = asyncio.Queue()
-
-    @classmethod
-    @asynccontextmanager
-    async def open(
-        cls, relay: ServedRelay, mode: Any, token: str | None = None, log_level: Any = "info"
-    ) -> AsyncIterator["Caller"]:
-        caller = cls()
-        headers = {"Authorization": f"Bearer {token or relay.hub.token([SCOPE])}"}
-        async with httpx2.AsyncClient(headers=headers, timeout=BOUND_S, trust_env=False) as http:
-            transport = streamable_http_client(f"http://{relay.address}/mcp", http_client=http)
-            client = Client(transport, mode=mode, logging_callback=caller.logged, log_level=log_level)
-            async with client as caller.client:
-                yield caller
-
-    async def logged(self, params: LoggingMessageNotificationParams) -> None:
-        self.logs.put_nowait(params)
-
-    async def log(self) -> LoggingMessageNotificationParams:
-        return await asyncio.wait_for(self.logs.get(), BOUND_S)
-
-    async def call(self, name: str, **arguments: Any) -> dict[str, Any]:
-        result = await asyncio.wait_for(self.client.call_tool(name, arguments), BOUND_S)
-        assert not result.is_error, result.content
-        content: dict[str, Any] = result.structured_content
-        return content
-
-    async def open_session(self) -> str:
-        context = {"caller_id": "ant", "caller_tools": list(TOOLS)}
-        return str((await self.call("session_message", node_id=NODE_ID, context=context))["session_id"])
+def calling(
+    relay: ServedRelay, mode: str, log_level: str | None = "info"
+) -> AbstractAsyncContextManager[LendingCaller]:
+    token = relay.hub.token([SCOPE])
+    return LendingCaller.open(f"http://{relay.address}/mcp", token, mode, log_level)
 
 
 async def ask(node: NodeEnd, session_id: str, number: int = 0) -> None:
@@ -84,8 +49,8 @@ async def ask(node: NodeEnd, session_id: str, number: int = 0) -> None:
 async def test_a_caller_that_only_polls_gets_and_answers_requests(
     relay: ServedRelay, node: NodeEnd, mode: Any
 ) -> None:
-    async with Caller.open(relay, mode, log_level=None) as caller:
-        session_id = await caller.open_session()
+    async with calling(relay, mode, None) as caller:
+        session_id = await caller.lend(NODE_ID)
         await node.receive("session_open")
         polling = asyncio.create_task(caller.call("session_events", session_id=session_id, wait_ms=20_000))
         await ask(node, session_id)
@@ -98,8 +63,8 @@ async def test_a_caller_that_only_polls_gets_and_answers_requests(
 
 
 async def test_the_old_era_has_events_on_its_event_stream(relay: ServedRelay, node: NodeEnd) -> None:
-    async with Caller.open(relay, "legacy") as caller:
-        session_id = await caller.open_session()
+    async with calling(relay, LEGACY) as caller:
+        session_id = await caller.lend(NODE_ID)
         await ask(node, session_id)
         message = await caller.log()
         assert (message.level, message.logger) == ("info", "oubliette.session")
@@ -115,8 +80,8 @@ async def test_the_old_era_has_events_on_its_event_stream(relay: ServedRelay, no
 
 @pytest.mark.filterwarnings("ignore:The logging capability is deprecated")
 async def test_a_client_of_the_old_era_can_switch_log_messages_off(relay: ServedRelay, node: NodeEnd) -> None:
-    async with Caller.open(relay, "legacy") as caller:
-        session_id = await caller.open_session()
+    async with calling(relay, LEGACY) as caller:
+        session_id = await caller.lend(NODE_ID)
         await caller.client.set_logging_level("warning")
         await ask(node, session_id, 1)
         polled = await caller.call("session_events", session_id=session_id)
@@ -129,8 +94,8 @@ async def test_a_client_of_the_old_era_can_switch_log_messages_off(relay: Served
 async def test_the_new_era_has_events_on_the_response_of_an_open_call(
     relay: ServedRelay, node: NodeEnd
 ) -> None:
-    async with Caller.open(relay, NEW) as caller:
-        session_id = await caller.open_session()
+    async with calling(relay, NEW) as caller:
+        session_id = await caller.lend(NODE_ID)
         call = caller.call("session_events", session_id=session_id, wait_ms=60_000, stream=True)
         streaming = asyncio.create_task(call)
         for number in range(2):
@@ -143,8 +108,8 @@ async def test_the_new_era_has_events_on_the_response_of_an_open_call(
 
 
 async def test_the_new_era_has_no_log_messages_without_opting_in(relay: ServedRelay, node: NodeEnd) -> None:
-    async with Caller.open(relay, NEW, log_level=None) as caller:
-        session_id = await caller.open_session()
+    async with calling(relay, NEW, None) as caller:
+        session_id = await caller.lend(NODE_ID)
         call = caller.call("session_events", session_id=session_id, wait_ms=60_000, stream=True)
         streaming = asyncio.create_task(call)
         await ask(node, session_id)
@@ -156,8 +121,8 @@ async def test_the_new_era_has_no_log_messages_without_opting_in(relay: ServedRe
 async def test_a_caller_whose_connection_ends_with_a_request_on_it_is_disconnected(
     relay: ServedRelay, node: NodeEnd, mode: Any
 ) -> None:
-    async with Caller.open(relay, mode) as caller:
-        session_id = await caller.open_session()
+    async with calling(relay, mode) as caller:
+        session_id = await caller.lend(NODE_ID)
         await node.receive("session_open")
         streaming = None
         if mode == NEW:
