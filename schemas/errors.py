@@ -109,7 +109,7 @@ class Failure(Enum):
         "provider_failure",
         Retry.YES,
         "The node is not connected; the command was never sent.",
-        "Wait until the node is listed again, then call again.",
+        "Call again in half a minute. If the node stays away, ask its operator to check it.",
         http_override=503,
     )
     RESULT_INVALID = Row(

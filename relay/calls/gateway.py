@@ -19,6 +19,7 @@ from relay.calls.call_record import CallAnswer, CallRecord, CallRequest
 from relay.calls.envelope import META_PROGRESS_TOKEN, Call, EnvelopeCheck, wants_logs
 from relay.calls.executor import CallExecutor
 from relay.calls.idempotent_calls import IdempotentCalls
+from relay.calls.offline import explained, is_offline
 from relay.calls.relay_tools import RelayTool, RelayTools
 from relay.calls.sample_streams import SampleStreams
 from relay.fleet.fleet import Fleet
@@ -89,7 +90,7 @@ class CallGateway:
         try:
             return await self._run(request, record)
         except ToolError as error:
-            record.error = error
+            record.error = self._with_absence(error, record) if is_offline(error) else error
         except AuditUnavailableError as error:
             self._log.error("audit cannot be written; calls are refused", reason=str(error))
             record.error = ToolError(Failure.INTERNAL, "The call could not be recorded, so it was not made.")
@@ -98,6 +99,15 @@ class CallGateway:
             record.error = ToolError(Failure.INTERNAL)
         envelope = record.error.envelope(record.correlation_id)
         return CallAnswer(encoded(envelope), error=envelope)
+
+    def _with_absence(self, error: ToolError, record: CallRecord) -> ToolError:
+        tool, principal = record.tool, record.principal
+        if not isinstance(tool, Tool) or principal is None:
+            return error
+        node = self._fleet.node_of(principal.tenant, tool.node_id)
+        if node is None or node.connected:
+            return error  # it is gone, or has returned meanwhile
+        return explained(error, node.since_ms, self._now_ms())
 
     def streams(self, params: Mapping[str, Any]) -> bool:
         """Return whether a call with ``params`` may send notifications before its result."""
