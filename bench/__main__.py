@@ -15,6 +15,7 @@ from bench.flooded import measure_flooded
 from bench.footprint import measure_footprint
 from bench.lists import measure_lists
 from bench.memory import measure_memory
+from bench.remote_tools import measure_remote_tools
 from bench.results import Figure, table, write_json
 from bench.revocation import measure_revocation
 from bench.slow_clients import measure_slow_clients
@@ -44,6 +45,10 @@ PARTS: Mapping[str, tuple[str, Callable[[], list[Figure]]]] = {
     ),
     "memory": ("memory of 5 000 connected nodes", lambda: [asyncio.run(measure_memory())]),
     "fleet_10k": ("a relay with 10 000 nodes", lambda: asyncio.run(measure_fleet_10k())),
+    "remote_tools": (
+        "calls through the guarded client and the bare one",
+        lambda: [asyncio.run(measure_remote_tools())],
+    ),
     "footprint": ("what a node costs its board", lambda: asyncio.run(measure_footprint())),
 }
 

@@ -20,6 +20,8 @@ from schemas.text import printable
 
 MAX_ARGUMENTS_BYTES = 1024 * 1024
 
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
+
 
 class Admission:
     """The checks of one caller. A tool's own faults count before its risk, which depends on them."""
@@ -98,7 +100,7 @@ def _check_arguments(entry: Entry, arguments: Mapping[str, Any]) -> None:
     fault: str | None
     try:
         # What JSON does not have must not reach the SDK, which would end the connection.
-        size = len(json.dumps(arguments, ensure_ascii=False, allow_nan=False).encode())
+        size = len(_ENCODER.encode(arguments).encode())
     except (ValueError, TypeError, RecursionError):
         fault = "they are not JSON"
     else:

@@ -19,6 +19,7 @@ from schemas.files import open_state
 from schemas.text import printable
 
 _MAX_VALUE_BYTES = 16 * 1024
+_ENCODER = json.JSONEncoder(separators=(",", ":"))
 
 
 class Event(StrEnum):
@@ -57,10 +58,15 @@ class AuditFailedError(StateError):
 
 
 class JsonLines:
-    """Appends records to a file of mode 0600, one line and one write each, so that processes can share it."""
+    """Appends records to a file of mode 0600, one line and one write each, so that processes can share it.
+
+    The file is kept open, and opened again once another is in its place: a log may be rotated.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._descriptor: int | None = None
+        self._opened: os.stat_result | None = None
 
     def __call__(self, record: AuditRecord) -> None:
         """Write ``record``.
@@ -68,13 +74,30 @@ class JsonLines:
         Raises:
             OSError: it was not written as a whole.
         """
-        line = json.dumps(record, separators=(",", ":")).encode("ascii") + b"\n"
-        descriptor = open_state(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        line = _ENCODER.encode(record).encode("ascii") + b"\n"
+        if os.write(self._file(), line) != len(line):
+            raise AuditFailedError(f"{self._path}: a record was not written as a whole")
+
+    def close(self) -> None:
+        """Close the file; the next record opens it again."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def _file(self) -> int:
+        if self._descriptor is not None and not self._is_in_place():
+            self.close()
+        if self._descriptor is None:
+            self._descriptor = open_state(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+            self._opened = os.fstat(self._descriptor)
+        return self._descriptor
+
+    def _is_in_place(self) -> bool:
         try:
-            if os.write(descriptor, line) != len(line):
-                raise AuditFailedError(f"{self._path}: a record was not written as a whole")
-        finally:
-            os.close(descriptor)
+            there = os.lstat(self._path)
+        except FileNotFoundError:
+            return False
+        return self._opened is not None and os.path.samestat(there, self._opened)
 
 
 @dataclass(frozen=True, slots=True)

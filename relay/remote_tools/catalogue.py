@@ -72,6 +72,7 @@ class Catalogue:
         self._counts: Counter[str] = Counter()
         self._listed_as: dict[str, Tool] = {}
         self._entries: dict[str, Entry] = {}
+        self._as_pinned: set[str] = set()
 
     def stale(self) -> None:
         """List again before the next call: the server announced a change."""
@@ -105,12 +106,18 @@ class Catalogue:
 
     def changes(self, entry: Entry) -> tuple[Change, ...]:
         """Return how the tool differs from its pin."""
-        return self._pins.changes(entry.contract.name, entry.surface) if self._pins is not None else ()
+        if self._pins is None or entry.contract.name in self._as_pinned:
+            return ()
+        return self._pins.changes(entry.contract.name, entry.surface)
 
     def remember(self, *entries: Entry) -> None:
-        """Pin tools at their first use."""
-        if self._pins is not None:
-            self._pins.remember({entry.contract.name: entry.surface for entry in entries})
+        """Pin tools at their first use, which ``changes`` has shown to be as they were pinned, or new."""
+        new = {entry.contract.name: entry.surface for entry in entries}
+        if self._pins is not None and not self._as_pinned.issuperset(new):
+            self._pins.remember(new)
+            self._as_pinned |= {
+                name for name, surface in new.items() if not self._pins.changes(name, surface)
+            }
 
     def accept(self, entry: Entry) -> None:
         """Pin the tool as it is now."""
@@ -122,6 +129,7 @@ class Catalogue:
         self._counts = Counter(tool.name for tool in tools)
         self._listed_as = {tool.name: tool for tool in tools}
         self._entries = {}
+        self._as_pinned = set()
 
     async def _pages(self) -> list[Tool]:
         session = await self._connection.session()

@@ -118,6 +118,7 @@ class RemoteTools:
         self._around = around
         self._ulids = UlidSource(around.now_ms, around.random_bytes)
         sink = JsonLines(audit) if isinstance(audit, Path) else audit
+        self._file = sink if isinstance(sink, JsonLines) else None
         self._audit = CallAudit(sink, redaction, around.now_ms)
         self._failures = FailureTable(redaction or Redaction())
         self._connection = Connection(server, self._on_change, mode)
@@ -151,6 +152,8 @@ class RemoteTools:
     async def close(self) -> None:
         """Close the connection. The next call would open it again."""
         await self._connection.close()
+        if self._file is not None:
+            self._file.close()
 
     async def list_tools(self, *, deadline_s: float = LISTING_DEADLINE_S) -> list[ToolContract]:
         """List the tools that may be called, and pin those that are new: what a model may be shown.

@@ -24,6 +24,7 @@ CONNECT_TIMEOUT_S = 10.0
 
 _MAX_RETRY_AFTER_MS = 600_000
 _STAND_IN = 503
+_OK = 200
 _UNSENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, httpx2.UnsupportedProtocol)
 
 
@@ -38,6 +39,7 @@ class WireAttempt:
         status: the last HTTP status.
         retry_after_ms: what the last answer stated.
         fault: what went wrong below HTTP.
+        message: the last request that carried a message of MCP.
     """
 
     headers: dict[str, str] = field(default_factory=dict)
@@ -46,7 +48,10 @@ class WireAttempt:
     status: int | None = None
     retry_after_ms: int | None = None
     fault: Reason | None = None
+    message: httpx2.Request | None = None
 
+
+Origin = tuple[str, bytes, int | None]
 
 ATTEMPT: ContextVar[WireAttempt | None] = ContextVar("ATTEMPT", default=None)
 """The operation of the current task. The SDK runs each request in the context of the task that made it."""
@@ -63,7 +68,7 @@ class EncodedError(PeerError):
 class BearerAuth(httpx2.Auth):
     """Presents a bearer token to one origin, and to no other."""
 
-    def __init__(self, origin: str, credential: BearerToken) -> None:
+    def __init__(self, origin: Origin, credential: BearerToken) -> None:
         self._origin = origin
         self._credential = credential
 
@@ -118,9 +123,14 @@ class GuardedHttpClient(httpx2.AsyncClient):
         if attempt is None:
             return
         if origin_of(request.url) == self._origin:
-            request.headers.update(attempt.headers)
+            # One by one: `update` builds the headers anew.
+            for name, value in attempt.headers.items():
+                request.headers[name] = value
         # Of a request that follows a redirect, the content is not read yet.
-        if is_call(request.method, await request.aread()):
+        content = await request.aread()
+        if request.method == "POST" and content.startswith(b"{"):
+            attempt.message = request
+        if is_call(request.method, content):
             if attempt.sends and not attempt.may_repeat:
                 raise SecondSendError("a call that is not idempotent would be sent twice")
             attempt.sends += 1
@@ -139,7 +149,7 @@ class LimitedTransport(httpx2.AsyncBaseTransport):
             EncodedError: the answer is compressed.
         """
         response = await self._inner.handle_async_request(request)
-        if response.headers.get("content-encoding", "identity").lower() != "identity":
+        if _is_encoded(response):
             await response.aclose()
             raise EncodedError("the answer is compressed")
         if isinstance(response.stream, httpx2.AsyncByteStream):
@@ -176,10 +186,9 @@ class _LimitedStream(httpx2.AsyncByteStream):
         await self._inner.aclose()
 
 
-def origin_of(url: httpx2.URL) -> str:
-    """Return scheme, host and port of ``url``."""
-    port = url.port or {"http": 80, "https": 443}.get(url.scheme)
-    return f"{url.scheme}://{url.host}:{port}"
+def origin_of(url: httpx2.URL) -> Origin:
+    """Return scheme, host and port of ``url``; httpx2 has them normalised, and no port for the usual one."""
+    return url.scheme, url.raw_host, url.port
 
 
 def is_call(method: str, content: bytes) -> bool:
@@ -195,6 +204,14 @@ def retry_after_ms(headers: httpx2.Headers) -> int | None:
     return min(int(text) * 1000, _MAX_RETRY_AFTER_MS)
 
 
+def _is_encoded(response: httpx2.Response) -> bool:
+    # Not by name: a look-up decodes every header.
+    return any(
+        name.lower() == b"content-encoding" and value.lower() != b"identity"
+        for name, value in response.headers.raw
+    )
+
+
 def _is_stream(response: httpx2.Response) -> bool:
     return bool(response.headers.get("content-type", "").lower().startswith("text/event-stream"))
 
@@ -202,9 +219,9 @@ def _is_stream(response: httpx2.Response) -> bool:
 async def _note(response: httpx2.Response) -> None:
     attempt = ATTEMPT.get()
     # Not of what a credential's own requests are answered with.
-    if attempt is not None and response.request.headers.get("content-type") == "application/json":
+    if attempt is not None and response.request is attempt.message:
         attempt.status = response.status_code
-        attempt.retry_after_ms = retry_after_ms(response.headers)
+        attempt.retry_after_ms = retry_after_ms(response.headers) if response.status_code != _OK else None
 
 
 def _failed(request: httpx2.Request, attempt: WireAttempt, fault: Reason) -> httpx2.Response:
