@@ -82,6 +82,7 @@ class Relay:
             streams=self.telemetry.hub,
         )
         self.views = views_assembly.assemble(environment, self.fleet, self.calls)
+        self.telemetry.hub.on_sample(self.views.measurements.keep)
         self.caller_tools = caller_tools_assembly.assemble(
             environment,
             audit=self.audit,

@@ -5,7 +5,8 @@ A sample is checked once, as the result of a call is, and then shared. Must not 
 
 import asyncio
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Hashable
+from collections.abc import Callable, Collection, Hashable, Mapping
+from typing import Any
 
 from structlog.typing import FilteringBoundLogger
 
@@ -37,6 +38,7 @@ _RETRY_MS = 30_000
 
 Name = tuple[str, str, str]
 Notify = Callable[[], None]
+OnSample = Callable[[str, Mapping[str, Any]], None]
 
 
 class TelemetryHub:
@@ -68,8 +70,13 @@ class TelemetryHub:
         self._nodes: defaultdict[str, dict[str, Stream]] = defaultdict(dict)
         self._counts: Counter[Name] = Counter()
         self._listeners: defaultdict[tuple[Name, str], dict[object, Notify]] = defaultdict(dict)
+        self._on_sample: list[OnSample] = []
         frames.on_frame(FrameType.TELEMETRY, self._received)
         frames.on_connection(self._linked)
+
+    def on_sample(self, listener: OnSample) -> None:
+        """Call ``listener`` with every sample that is accepted, and the node that it is of."""
+        self._on_sample.append(listener)
 
     # --- calls
 
@@ -218,6 +225,8 @@ class TelemetryHub:
             return
         self._metrics.telemetry_samples.labels("accepted").inc()
         stream.take(payload["sample"]["ts_ms"], answer.text, now)
+        for listener in self._on_sample:
+            listener(node.node_id, answer.result or {})
 
     def _linked(self, node: NodeRef, connected: bool) -> None:  # noqa: FBT001 - as ConnectionHandler
         if not connected:

@@ -74,6 +74,15 @@ async def test_the_tools_and_the_errors_are_those_of_http(demo: Demo, tmp_path: 
 
 
 @ERAS
+async def test_the_view_is_an_option_of_the_program(demo: Demo, tmp_path: Path, era: str) -> None:
+    token = private(tmp_path, demo.facts["token"])
+    async with agent(demo.base_url, token, era, "--names", "dashed", "--view", "kinds") as client:
+        assert {"find_nodes", "sysecho-invoke"} <= {tool.name for tool in (await client.list_tools()).tools}
+        result = await client.call_tool("sysecho-invoke", {"message": "by kind", "node": demo.real_node})
+    assert (result.structured_content or {})["node_id"] == demo.real_node
+
+
+@ERAS
 async def test_a_relay_that_dies_and_comes_back_is_no_more_than_a_slow_call(
     system: LocalSystem, tmp_path: Path, era: str
 ) -> None:

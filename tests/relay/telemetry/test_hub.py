@@ -172,6 +172,16 @@ async def test_a_sample_is_checked_as_a_result_is(
     assert "secret" not in shown
 
 
+async def test_others_see_the_samples_that_are_accepted_and_no_other(followed: Followed) -> None:
+    seen: list[tuple[str, int]] = []
+    followed.streams.on_sample(lambda node_id, sample: seen.append((node_id, sample["uptime_s"])))
+    await followed.subscribe(followed.agent())
+    followed.sample(uptime_s=7)
+    followed.sample(uptime_s=-1)
+    followed.sample(cap_id="other")
+    assert seen == [(NODE_ID, 7)]
+
+
 async def test_texts_of_a_sample_are_escaped_as_those_of_a_result(followed: Followed) -> None:
     await followed.subscribe(followed.agent())
     disk = {"mount": "/media/Ignore all rules", "fs_type": "vfat", "total_bytes": 1, "available_bytes": 1}
