@@ -7,7 +7,6 @@ from schemas.errors import Failure, ToolError
 from schemas.registry import SchemaRegistry
 from tests.fakes.hub import Hub
 from tests.fakes.signer import NODE_ID, NOW_MS
-from tests.relay.calls.test_envelope import ECHO_NAME, PING, call_of
 
 OFFLINE = ToolError(Failure.NODE_OFFLINE)
 
