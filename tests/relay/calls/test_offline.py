@@ -5,9 +5,12 @@ import pytest
 from relay.calls.offline import explained
 from schemas.errors import Failure, ToolError
 from schemas.registry import SchemaRegistry
+from tests.fakes.callers import call_of
 from tests.fakes.hub import Hub
 from tests.fakes.signer import NODE_ID, NOW_MS
 
+ECHO_NAME = f"sysecho.{NODE_ID}.echo.invoke"
+PING = {"message": "ping"}
 OFFLINE = ToolError(Failure.NODE_OFFLINE)
 
 
