@@ -20,7 +20,7 @@ from relay.fleet.leaves import Trust
 from relay.fleet.name_ledger import NodeName
 from relay.fleet.node_index import NodeIndex
 from relay.fleet.node_names import NodeNames
-from relay.fleet.node_record import NO_TOOLS, NodeRecord, known_of
+from relay.fleet.node_record import NodeRecord, known_of
 from relay.fleet.node_search import NodeSearch
 from relay.fleet.pending_manifests import PendingManifests
 from relay.fleet.replay_marks import MarkStore
@@ -297,5 +297,4 @@ class Fleet:
     def _drop_manifest(self, node: NodeRecord) -> None:
         for name in node.tools:
             del self._announced[name]
-        node.announce(NO_TOOLS)
-        node.manifest = None
+        node.withdraw()

@@ -45,6 +45,11 @@ class NodeRecord:
     indexed_tenant: str | None = None
     indexed_tools: Mapping[str, Tool] = field(default_factory=lambda: NO_TOOLS)
 
+    def withdraw(self) -> None:
+        """Drop its manifest, and what that announced."""
+        self.announce(NO_TOOLS)
+        self.manifest = None
+
     def announce(self, tools: Mapping[str, Tool]) -> None:
         """Take ``tools`` as what its manifest announces."""
         self.tools = tools
