@@ -1,4 +1,4 @@
-"""14. An agent lends its tools to the local agent of a node, and each request ends in one way.
+"""15. An agent lends its tools to the local agent of a node, and each request ends in one way.
 
 Steps: a caller opens a session and declares tools · the local agent, an MCP client of ``kubelet mcp``, sees
 and calls them · the caller answers, fails, answers late, disconnects · the node or the relay is killed in
