@@ -13,7 +13,8 @@ MAX_BYTES = 1500
 """Clients cut instructions at two kilobytes."""
 
 _STATIC = (
-    "Each tool is one capability of one Linux node, named kind.node.capability.verb. "
+    "Each tool is one capability of one Linux node, named kind.node.capability.verb; or, named kind.verb, "
+    "it is for the node that its argument node names by label or id, and find_nodes finds nodes. "
     "Errors are JSON with code, message and suggested_fix; do what suggested_fix says."
 )
 _BEFORE = " The operator calls the nodes: "

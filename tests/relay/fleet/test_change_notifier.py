@@ -5,8 +5,11 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 
 from relay.auth.permissions import Rights
+from relay.config import View
 from relay.fleet.change_notifier import ChangeNotifier
 from relay.fleet.fleet import GRACE_MS
+from relay.fleet.name_ledger import NodeName
+from relay.fleet.selection import Selection
 from tests.fakes.hub import Hub
 from tests.fakes.signer import ECHO, METRICS, NODE_ID, NOW_MS, OTHER_NODE_ID, TENANT, TTL_MS, SimulatedNode
 
@@ -326,3 +329,31 @@ async def test_what_could_not_be_told_at_once_is_told_when_the_while_is_over(
         notifier.wake()
         await listener.next()
     assert listener.calls == 2
+
+
+async def test_a_client_of_the_kinds_view_hears_of_a_new_kind_and_not_of_a_new_node(
+    hub: Hub, notifier: ChangeNotifier, node: SimulatedNode
+) -> None:
+    hub.connect(node, capabilities=[ECHO])
+    by_kind, by_tool = CountingListener(), CountingListener()
+    notifier.listen(READERS, by_kind, Selection(View.KINDS))
+    notifier.listen(READERS, by_tool)
+    other = hub.ca.issue(OTHER_NODE_ID)
+    hub.connect(other, capabilities=[ECHO])
+    await by_tool.next()
+    assert by_kind.calls == 0
+    hub.connect(other, capabilities=[ECHO, METRICS], issued_at_ms=NOW_MS + 1)
+    await by_kind.next()
+
+
+async def test_a_client_that_selects_by_tags_hears_when_a_node_gets_the_tag(
+    hub: Hub, notifier: ChangeNotifier, node: SimulatedNode
+) -> None:
+    hub.connect(node, capabilities=[ECHO])
+    hub.fleet.rename({NODE_ID: NodeName(TENANT, "barn", ("site=south",))})
+    north, everything = CountingListener(), CountingListener()
+    notifier.listen(READERS, north, Selection(tags=("site=north",)))
+    notifier.listen(READERS, everything)
+    hub.fleet.rename({NODE_ID: NodeName(TENANT, "barn", ("site=north",))})
+    await north.next()
+    assert everything.calls == 0

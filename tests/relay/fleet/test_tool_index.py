@@ -6,11 +6,11 @@ from itertools import permutations
 import pytest
 
 from relay.auth.permissions import Rights
-from relay.fleet.tool_index import ToolIndex
+from relay.fleet.tool_index import Only, ToolIndex
 from relay.fleet.tools import Projector, Tool
 from schemas.kinds import KindRegistry
 from schemas.registry import SchemaRegistry
-from tests.fakes.signer import ECHO, NODE_ID, TENANT
+from tests.fakes.signer import ECHO, METRICS, NODE_ID, TENANT
 
 OTHER_TENANT = "globex"
 READERS = Rights(TENANT, frozenset({"read_only"}))
@@ -104,3 +104,36 @@ def test_what_agents_do_not_see_leaves_the_version(tools: list[Tool]) -> None:
     one = tools[0]
     assert index_of([one]).version(ALL) == index_of([replace(one, deadline_ms=1, etag="00")]).version(ALL)
     assert index_of([one]).version(ALL) != index_of([replace(one, canonical="sysecho.x.y.z")]).version(ALL)
+
+
+def test_only_the_tools_of_some_kinds_and_nodes_are_listed(
+    tools: list[Tool], registry: SchemaRegistry
+) -> None:
+    other = "01hzx9k3m4p7q8r9s0t1v2w3xz"
+    metrics = {**METRICS, "verbs": ["snapshot"]}
+    more = list(Projector(registry, KindRegistry()).project(other, [ECHO, metrics]).values())
+    everything = [*tools, *more]
+    index = index_of(everything)
+    for kinds in ((), ("sys",), ("sysecho",), ("sys", "sysecho"), ("none",)):
+        for node_ids in (None, {other}, {NODE_ID, other}, set[str]()):
+            wanted = [
+                tool
+                for tool in by_place(everything)
+                if (not kinds or tool.surface.kind.short in kinds)
+                and (node_ids is None or tool.node_id in node_ids)
+            ]
+            only = Only(kinds, node_ids)
+            assert index.narrowed(ALL, only) == wanted
+            assert index.narrowed(ALL, only, limit=3) == wanted[:3]
+            if wanted:
+                assert index.narrowed(ALL, only, wanted[0].place) == wanted[1:]
+
+
+def test_what_is_offered_has_the_severest_class_that_the_caller_reaches(tools: list[Tool]) -> None:
+    index = index_of(tools[:3])
+    assert index.offered(READERS) == {("sysecho", "invoke"): "read_only"}
+    assert index.offered(ALL) == {("sysecho", "invoke"): "physical_actuation"}
+    index.remove(TENANT, [tool for tool in tools[:3] if tool.safety_class == "physical_actuation"])
+    assert index.offered(ALL) == {("sysecho", "invoke"): "reversible"}
+    index.remove(TENANT, [tool for tool in tools[:3] if tool.safety_class != "physical_actuation"])
+    assert index.offered(ALL) == {}
