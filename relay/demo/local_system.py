@@ -198,9 +198,14 @@ async def until_listed(client: Client, wanted: AbstractSet[str], check: Callable
 
 async def connected_nodes(client: Client) -> set[str]:
     """Return the nodes that are connected: tools stay listed for a while after a node has disconnected."""
-    contents = (await client.read_resource("fleet://nodes", cache_mode="bypass")).contents
-    text = "".join(item.text for item in contents if isinstance(item, TextResourceContents))
-    return {node["node_id"] for node in json.loads(text)["nodes"] if node["connected"]}
+    nodes: set[str] = set()
+    uri: str | None = "fleet://nodes"
+    while uri is not None:
+        contents = (await client.read_resource(uri, cache_mode="bypass")).contents
+        page = json.loads("".join(item.text for item in contents if isinstance(item, TextResourceContents)))
+        nodes |= {node["node_id"] for node in page["nodes"] if node["connected"]}
+        uri = f"fleet://nodes?cursor={page['nextCursor']}" if "nextCursor" in page else None
+    return nodes
 
 
 async def list_tools(client: Client) -> list[Tool]:

@@ -12,6 +12,7 @@ import pytest
 from relay.auth.agent_tokens import Principal
 from relay.calls.call_record import CallAnswer, CallRequest
 from relay.calls.gateway import CallGateway
+from relay.fleet.name_ledger import NodeName
 from relay.rate_limits import Allowance
 from relay.routing.port import Command, NodeRouter
 from schemas.errors import Failure, ToolError
@@ -949,3 +950,45 @@ async def test_with_a_revoked_token_no_further_call_begins(
     assert (envelope["code"], envelope["message"]) == ("E_SAFETY_DENIED", "The token is not accepted.")
     assert router.commands == []
     assert await codes(gateway, request(hub)) == ["ok"]
+
+
+# --- calls that race a change -------------------------------------------------------------------------
+
+
+def renamed(hub: Hub, _node: SimulatedNode) -> None:
+    hub.fleet.rename({NODE_ID: NodeName(TENANT, "greenhouse pi")})
+
+
+def without_the_capability(hub: Hub, node: SimulatedNode) -> None:
+    hub.announce(node, issued_at_ms=hub.clock.advance(1), capabilities=[METRICS])
+
+
+def expired(hub: Hub, _node: SimulatedNode) -> None:
+    hub.clock.advance(TTL_MS)
+    hub.fleet.sweep()
+
+
+@pytest.mark.parametrize(
+    ("change", "next_code"),
+    [
+        pytest.param(renamed, None, id="renamed"),
+        pytest.param(without_the_capability, "E_VERB_UNSUPPORTED", id="loses the capability"),
+        pytest.param(expired, "E_MANIFEST_INVALID", id="expires"),
+    ],
+)
+async def test_a_call_that_a_node_runs_is_answered_though_its_node_changes_and_the_next_has_the_fitting_code(
+    hub: Hub, node: SimulatedNode, change: Callable[[Hub, SimulatedNode], None], next_code: str | None
+) -> None:
+    router, token = HeldRouter(), hub.token()
+    gateway = hub.gateway(router)
+    calling = asyncio.create_task(gateway.call(call_of(token, ECHO_NAME, PING)))
+    command, answer = await router.next()
+    change(hub, node)
+    answer.set_result(echoed(command))
+    assert (await calling).error is None
+    following = asyncio.create_task(gateway.call(call_of(token, ECHO_NAME, PING)))
+    if next_code is None:
+        command, answer = await router.next()
+        answer.set_result(echoed(command))
+    error = (await following).error
+    assert (error["code"] if error else None) == next_code
