@@ -1,4 +1,4 @@
-"""``relay demo``: runs a whole system on this machine, and calls its tools through the official MCP client.
+"""``relay demo``: runs a whole system on this machine, and calls its tools through the guarded client.
 
 Must not start processes: ``local_system`` does. Everything is removed when it ends.
 """
@@ -12,15 +12,13 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-from mcp_types import CallToolResult, TextContent
-
-from relay.demo.local_system import LocalSystem, Plan, list_tools, start_system
+from relay.demo.local_system import LocalSystem, Plan, start_system
 from relay.demo.processes import Processes
 from relay.demo.result_view import lines_of
+from relay.remote_tools import BearerToken, HttpServer, Permissions, RemoteToolError, RemoteTools
 from schemas.addresses import mcp_url
 from schemas.error_roots import OperatorError
 from schemas.files import PRIVATE, write_atomic
-from schemas.text import printable
 
 _READY_TIMEOUT_S = 60
 
@@ -78,32 +76,37 @@ _ARGUMENTS: Mapping[str, Mapping[str, Any]] = {
 
 
 async def _show_calls(system: LocalSystem) -> bool:
+    """Call each tool as an agent runtime would that does not trust the relay."""
     worked = True
-    async with system.client() as client:
-        tools = await list_tools(client)
-        _print(f"\nThe official MCP client (protocol {client.protocol_version}) lists {len(tools)} tools.")
-        _print("Calling each:")
+    async with _guarded(system) as tools:
+        contracts = await tools.list_tools()
+        _print(f"\nThe guarded client has verified the manifests of {len(contracts)} tools. Calling each:")
         # This machine first: its values are the ones that a user can check.
-        for tool in sorted(tools, key=lambda tool: system.real_node not in tool.name):
-            arguments = _ARGUMENTS.get(tool.name.rpartition(".")[2], {})
+        for contract in sorted(contracts, key=lambda contract: system.real_node not in contract.name):
+            name = contract.name
+            arguments = _ARGUMENTS.get(name.rpartition(".")[2], {})
             started = time.perf_counter()
-            result = await client.call_tool(tool.name, dict(arguments))
+            try:
+                result = await tools.execute(name, arguments)
+                lines = [(f"{label:<8}", line) for label, line in lines_of(result.structured)]
+            except RemoteToolError as error:
+                worked, lines = False, [("FAILED", str(error))]
             took_ms = (time.perf_counter() - started) * 1000
-            worked = worked and not result.is_error
-            where = "this machine" if system.real_node in tool.name else "mock node"
-            _print(f"\n  {tool.name}\n    {where}, {took_ms:.1f} ms")
-            _show(result)
+            where = "this machine" if system.real_node in name else "mock node"
+            _print(f"\n  {name}\n    {where}, {took_ms:.1f} ms")
+            for label, line in lines:
+                _print(f"    {label}  {line}")
     return worked
 
 
-def _show(result: CallToolResult) -> None:
-    content = result.structured_content
-    if result.is_error or not isinstance(content, dict):
-        text = next((item.text for item in result.content if isinstance(item, TextContent)), "no content")
-        _print(f"    FAILED  {printable(text, 600)}")
-        return
-    for label, line in lines_of(content):
-        _print(f"    {label:<8}  {line}")
+def _guarded(system: LocalSystem) -> RemoteTools:
+    plan = system.plan
+    return RemoteTools(
+        HttpServer(mcp_url(plan.public_url), BearerToken(system.token)),
+        permissions=Permissions(allow=("*",), scopes=frozenset({"tools:call:read_only"})),
+        verify_manifests=plan.state.ca / "root.pem",
+        audit=plan.directory / "calls.jsonl",
+    )
 
 
 def _show_how_to_connect(system: LocalSystem) -> None:

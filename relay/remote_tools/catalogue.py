@@ -18,8 +18,8 @@ from relay.remote_tools.pins import Change, Pins, Surface
 from relay.remote_tools.tool_schemas import UnusableSchemaError, ValueCheck, compiled
 from schemas.error_roots import PeerError
 
-MAX_PAGES = 100
-MAX_TOOLS = 10_000
+MAX_PAGES = 500
+MAX_TOOLS = 50_000
 _LONGEST_NAME = 256
 
 
