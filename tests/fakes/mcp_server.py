@@ -93,6 +93,8 @@ ANSWERS: Mapping[str, Answer] = {
     "compressed": HttpAnswer(200, b"\x1f\x8b", {"Content-Encoding": "gzip"}),
     "huge": b'"' + b"x" * (9 * 1024 * 1024) + b'"',
     "rejected": jsonrpc_error(-32602, "no such colour: \x1b[31mred"),
+    "asks": {"resultType": "input_required", "inputRequests": {}},
+    "mismatch": jsonrpc_error(-32020, "Header mismatch"),
     "unknown": jsonrpc_error(-32602, "Unknown tool: unknown"),
     "failing": tool_error("it failed; Authorization: Bearer abcdefghijklmnop"),
     "envelope": tool_error(json.dumps(ENVELOPE), **{"edge-kubelet/error": ENVELOPE}),
@@ -140,6 +142,7 @@ class FakeMcpServer:
         heads: the headers of each HTTP request of a call.
         opened, listed: how often a connection was negotiated, and the tools listed.
         announces: whether the next call is answered with a notice that the tools changed.
+        silent: whether a list of tools is not answered.
         page_size: how many tools a page has; by default all.
         listing: what is listed instead of the tools.
         results: the structured content of further tools, by name.
@@ -159,6 +162,7 @@ class FakeMcpServer:
     listed: int = 0
     announces: bool = False
     next_answer: HttpAnswer | None = None
+    silent: bool = False
     page_size: int | None = None
     listing: dict[str, Any] | None = None
     results: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -209,6 +213,8 @@ class FakeMcpServer:
                 }
             case "tools/list":
                 self.listed += 1
+                if self.silent:
+                    await self.released.wait()
                 return self._page(int(params.get("cursor") or 0))
             case "resources/read" if params["uri"] in self.resources:
                 self.read[params["uri"]] += 1

@@ -58,6 +58,23 @@ def test_the_file_is_private_and_grows_by_whole_lines(tmp_path: Path) -> None:
     assert file.stat().st_mode & 0o777 == 0o600
 
 
+def test_a_file_that_was_rotated_is_replaced_by_a_new_one(tmp_path: Path) -> None:
+    file, old = tmp_path / "calls.jsonl", tmp_path / "calls.1"
+    sink = JsonLines(file)
+    audit = CallAudit(sink, None, lambda: NOW_MS)
+    audit.started(CALL, 1, {})
+    file.rename(old)
+    audit.ended(CALL, 1, 0.5)
+    assert [lines_of(path)[0]["event"] for path in (old, file)] == ["started", "ended"]
+    file.rename(tmp_path / "calls.2")
+    file.write_text("")
+    audit.started(CALL, 2, {})
+    sink.close()
+    audit.ended(CALL, 2, 0.5)
+    sink.close()
+    assert [line["attempt"] for line in lines_of(file)] == [2, 2]
+
+
 @pytest.mark.parametrize("event", ["refused", "started", "ended"])
 def test_a_record_that_cannot_be_written_is_an_error(event: str) -> None:
     def sink(_: AuditRecord) -> None:

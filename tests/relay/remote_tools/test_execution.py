@@ -34,6 +34,8 @@ FAILURES = {
     "unavailable": (ToolProviderFailure, Reason.HTTP_STATUS),
     "redirect": (ToolProviderFailure, Reason.SECOND_SEND),
     "failing": (ToolProviderFailure, Reason.TOOL_ERROR),
+    "asks": (ToolProviderFailure, Reason.PROTOCOL),
+    "mismatch": (ToolProviderFailure, Reason.JSONRPC_ERROR),
     "unknown": (ToolNotFound, Reason.JSONRPC_ERROR),
     "rejected": (ToolInvalidArguments, Reason.JSONRPC_ERROR),
     "envelope": (ToolProviderFailure, Reason.TOOL_ERROR),
