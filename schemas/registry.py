@@ -5,7 +5,7 @@ look-ups, never paths. Must not hand out anything that a caller could change for
 """
 
 import json
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -36,7 +36,7 @@ class Validator:
 
     _compiled: jsonschema_rs.Draft202012Validator
     _ref: str
-    _documents: Mapping[str, Any] = field(repr=False)
+    _document: Callable[[str], Any] = field(repr=False)
 
     def is_valid(self, value: object) -> bool:
         """Return whether ``value`` fits. A lone surrogate fits no rule that reads it."""
@@ -63,12 +63,12 @@ class Validator:
     def _schema_at(self, path: Sequence[str | int]) -> Mapping[str, Any]:
         """Return the schema at ``path`` of the document, through the references on the way."""
         ref = self._ref
-        place: Any = self._documents[ref]
+        place: Any = self._document(ref)
         for part in path:
             if part == "$ref":
                 document, _, pointer = place["$ref"].removeprefix(SCHEME).partition("#")
                 ref = document or ref
-                place = _at(self._documents[ref], pointer)
+                place = _at(self._document(ref), pointer)
             else:
                 place = place[part]
         return place if isinstance(place, dict) else {}
@@ -99,12 +99,18 @@ class SchemaRegistry:
         kinds: KindRegistry | None = None,
         compiled: MutableMapping[str, Validator] | None = None,
     ) -> None:
-        self._documents = _read(schema_root or _DOCUMENTS)
-        self._bytes = MappingProxyType({ref: jcs(document) for ref, document in self._documents.items()})
-        direct = {ref: _referred(ref, self._documents) for ref in self._documents}
-        by_id = [(SCHEME + ref, document) for ref, document in self._documents.items()]
-        self._resources = jsonschema_rs.Registry(by_id)
-        self._fingerprints = {ref: _fingerprint(ref, direct, self._bytes) for ref in self._documents}
+        files = _files(schema_root or _DOCUMENTS)
+        canonical: dict[str, bytes] = {}
+        direct: dict[str, set[str]] = {}
+        # One by one, and kept as bytes: parsed, all of them take a mebibyte of every board.
+        for ref, file in files.items():
+            document = _read(ref, file)
+            canonical[ref] = jcs(document)
+            direct[ref] = _referred(ref, document, files)
+        self._bytes = MappingProxyType(canonical)
+        referred = {other for ref, others in direct.items() for other in others - {ref}}
+        self._resources = jsonschema_rs.Registry([(SCHEME + ref, self.document(ref)) for ref in referred])
+        self._fingerprints = {ref: _fingerprint(ref, direct, self._bytes) for ref in files}
         self._kinds = kinds or KindRegistry()
         self._compiled: MutableMapping[str, Validator] = {} if compiled is None else compiled
 
@@ -134,8 +140,8 @@ class SchemaRegistry:
         key = self._fingerprints[ref]
         if (known := self._compiled.get(key)) is not None:
             return known
-        compiled = jsonschema_rs.Draft202012Validator(self._documents[ref], registry=self._resources)
-        validator = self._compiled[key] = Validator(compiled, ref, self._documents)
+        compiled = jsonschema_rs.Draft202012Validator(self.document(ref), registry=self._resources)
+        validator = self._compiled[key] = Validator(compiled, ref, self.document)
         return validator
 
     def load_envelope(self) -> Validator:
@@ -168,24 +174,24 @@ def _at(document: Any, pointer: str) -> Any:
     return place
 
 
-def _read(directory: Path) -> dict[str, dict[str, Any]]:
-    documents: dict[str, dict[str, Any]] = {}
-    for entry in sorted(directory.iterdir()):
-        if entry.suffix != ".json":
-            continue
-        document = json.loads(entry.read_text(encoding="utf-8"))
-        ref = entry.name.removesuffix(".json")
-        # A file's name is unique in its directory, so an id that must equal it is unique too.
-        if not isinstance(document, dict) or document.get("$id") != SCHEME + ref:
-            raise ValueError(f"{entry.name}: its $id must be {SCHEME}{ref}")
-        documents[ref] = document
-    return documents
+def _files(directory: Path) -> dict[str, Path]:
+    """Return the files of documents by reference, sorted."""
+    entries = sorted(entry for entry in directory.iterdir() if entry.suffix == ".json")
+    return {entry.name.removesuffix(".json"): entry for entry in entries}
 
 
-def _referred(ref: str, documents: Mapping[str, Any]) -> set[str]:
-    """Return the other documents that the document ``ref`` itself refers to."""
+def _read(ref: str, file: Path) -> dict[str, Any]:
+    document = json.loads(file.read_text(encoding="utf-8"))
+    # A file's name is unique in its directory, so an id that must equal it is unique too.
+    if not isinstance(document, dict) or document.get("$id") != SCHEME + ref:
+        raise ValueError(f"{file.name}: its $id must be {SCHEME}{ref}")
+    return document
+
+
+def _referred(ref: str, document: Mapping[str, Any], documents: Container[str]) -> set[str]:
+    """Return which of ``documents`` the ``document`` of ``ref`` itself refers to."""
     found = set()
-    for text in _references(documents[ref]):
+    for text in _references(document):
         other, _, _ = text.removeprefix(SCHEME).partition("#")
         # A relative reference would have to be resolved as a URL to know what it refers to.
         if other and (not text.startswith(SCHEME) or other not in documents):

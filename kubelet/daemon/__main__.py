@@ -7,14 +7,14 @@ it needs, would stay in the memory of every board for as long as the daemon runs
 import sys
 from types import ModuleType
 
-from kubelet.config import DaemonPlan
-from kubelet.process import errors_in_one_line, run_until_signal
-
 
 def main() -> None:
     """Run the daemon by the plan in the first argument."""
     _do_without(sys.modules, "rich", "bz2", "lzma")
-    from kubelet.daemon.agent import run_agent  # noqa: PLC0415 - after that
+    # After that: each of them loads what would load those.
+    from kubelet.config import DaemonPlan  # noqa: PLC0415
+    from kubelet.daemon.agent import run_agent  # noqa: PLC0415
+    from kubelet.process import errors_in_one_line, run_until_signal  # noqa: PLC0415
 
     with errors_in_one_line():
         plan = DaemonPlan.from_json(sys.argv[1])

@@ -21,6 +21,8 @@ HEAVY = {
     # What is made to look absent.
     "bz2",
     "lzma",
+    "_bz2",
+    "_lzma",
     # What no dependency may load by accident.
     "mcp",
     "multiprocessing",
