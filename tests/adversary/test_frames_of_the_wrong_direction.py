@@ -12,7 +12,15 @@ from tests.fakes.signer import TENANT, SimulatedNode
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-RELAYS_OWN = ["challenge", "welcome", "announce_ack", "heartbeat_ack", "cmd", "cmd_cancel"]
+RELAYS_OWN = [
+    "challenge",
+    "welcome",
+    "announce_ack",
+    "heartbeat_ack",
+    "cmd",
+    "cmd_cancel",
+    "telemetry_lease",
+]
 
 
 @pytest.mark.parametrize("type_", RELAYS_OWN)
