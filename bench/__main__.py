@@ -20,6 +20,7 @@ from bench.results import Figure, table, write_json
 from bench.revocation import measure_revocation
 from bench.slow_clients import measure_slow_clients
 from bench.storm import measure_absence, measure_storm
+from bench.telemetry_fanout import measure_telemetry_fanout
 from bench.tokens import measure_tokens
 from bench.verification import measure_verification
 
@@ -48,6 +49,10 @@ PARTS: Mapping[str, tuple[str, Callable[[], list[Figure]]]] = {
     "remote_tools": (
         "calls through the guarded client and the bare one",
         lambda: [asyncio.run(measure_remote_tools())],
+    ),
+    "telemetry_fanout": (
+        "1 000 nodes sampled each second for 50 agents",
+        lambda: asyncio.run(measure_telemetry_fanout()),
     ),
     "footprint": ("what a node costs its board", lambda: asyncio.run(measure_footprint())),
 }

@@ -32,13 +32,13 @@ class Load:
     seconds: float
 
 
-def tool_call(port: int, tool: str, token: str | None) -> bytes:
+def tool_call(port: int, tool: str, token: str | None, arguments: Mapping[str, Any] = _ARGUMENTS) -> bytes:
     """Return a ``tools/call`` of the new era as the bytes of an HTTP request."""
     meta = {
         "io.modelcontextprotocol/protocolVersion": MODERN,
         "io.modelcontextprotocol/clientCapabilities": {},
     }
-    params = {"name": tool, "arguments": _ARGUMENTS, "_meta": meta}
+    params = {"name": tool, "arguments": arguments, "_meta": meta}
     headers = {"MCP-Protocol-Version": MODERN, "Mcp-Method": "tools/call", "Mcp-Name": tool}
     return _request(port, token, headers, _message("tools/call", params))
 
@@ -53,6 +53,17 @@ def request_of(port: int, token: str, method: str, params: Mapping[str, Any], qu
     if "name" in params:
         headers["Mcp-Name"] = params["name"]
     return _request(port, token, headers, _message(method, {**params, "_meta": meta}), query)
+
+
+def listen(port: int, token: str, uris: Sequence[str]) -> bytes:
+    """Return a ``subscriptions/listen`` for resources as the bytes of an HTTP request."""
+    meta = {
+        "io.modelcontextprotocol/protocolVersion": MODERN,
+        "io.modelcontextprotocol/clientCapabilities": {},
+    }
+    headers = {"MCP-Protocol-Version": MODERN, "Mcp-Method": "subscriptions/listen"}
+    params = {"notifications": {"resourceSubscriptions": list(uris)}, "_meta": meta}
+    return _request(port, token, headers, _message("subscriptions/listen", params))
 
 
 def old_tool_call(port: int, tool: str, token: str | None, session: str) -> bytes:

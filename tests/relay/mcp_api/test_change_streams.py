@@ -4,6 +4,8 @@ import asyncio
 import itertools
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
 
@@ -24,6 +26,8 @@ from relay.mcp_api.open_streams import OpenStreams, StreamLimitError
 from relay.mcp_api.sdk import Context
 from relay.telemetry.reading import TelemetryResource
 from schemas.manifest import etag_of
+from schemas.registry import SchemaRegistry
+from tests.fakes.followed import URI, Followed
 from tests.fakes.hub import Hub
 from tests.fakes.signer import ECHO, METRICS, NODE_ID, OTHER_NODE_ID, TENANT, TTL_MS
 
@@ -319,3 +323,127 @@ async def test_neither_a_heartbeat_nor_a_new_session_of_a_node_is_a_change(stage
         stage.hub.connect(stage.hub.ca.issue(NODE_ID), issued_at_ms=stage.hub.clock())
         assert await client.next() == CHANGED
         assert client.sent.empty()
+
+
+# --- resources ----------------------------------------------------------------------------------------
+
+UPDATED: Final = "notifications/resources/updated"
+
+
+class FollowedStage(Stage):
+    """The same over nodes that a test plays."""
+
+    def __init__(self, followed: Followed) -> None:
+        super().__init__(followed.hub)
+        self.followed = followed
+        self.streams = ChangeStreams(
+            self.notifier, followed.resource, OpenStreams(), self.hub.options, self.hub.judged_by
+        )
+        self.agent = followed.agent()
+
+    @asynccontextmanager
+    async def following(self) -> AsyncIterator[tuple[Outbound, Callable[[str, str], None]]]:
+        """Hold a session of the old era, and what sends a request of it for a resource."""
+        outbound: Any = Outbound()
+        connection = Connection.for_loop(outbound)
+        async with connection.exit_stack:
+            self.streams.count_session(self.context(self.agent, connection))
+
+            def ask(method: str, uri: str) -> None:
+                context = replace(self.context(self.agent, connection), method=method, params={"uri": uri})
+                self.streams.subscribe(context)
+
+            yield outbound, ask
+
+    def listening_to(self, outbound: Any, *uris: str) -> "asyncio.Task[types.SubscriptionsListenResult]":
+        connection = Connection.from_envelope("2026-07-28", None, None, outbound=outbound)
+        params = types.SubscriptionsListenRequestParams.model_validate(
+            {
+                "notifications": {"resourceSubscriptions": list(uris)},
+                "_meta": {types.PROTOCOL_VERSION_META_KEY: "2026-07-28"},
+            }
+        )
+        return asyncio.create_task(self.streams.listen(self.context(self.agent, connection), params))
+
+
+@pytest.fixture
+def followed_stage(tmp_path: Path, registry: SchemaRegistry) -> FollowedStage:
+    return FollowedStage(Followed(tmp_path, registry))
+
+
+async def test_a_session_follows_a_resource_until_it_unsubscribes(followed_stage: FollowedStage) -> None:
+    followed = followed_stage.followed
+    async with followed_stage.following() as (client, ask):
+        await followed.subscribe(followed_stage.agent)
+        for _ in range(2):
+            ask("resources/subscribe", URI)
+        followed.sample()
+        assert await client.next() == UPDATED
+        ask("resources/unsubscribe", URI)
+        assert followed.counted("telemetry_subscriptions") == 0
+        ask("resources/unsubscribe", URI)
+
+
+@pytest.mark.parametrize("uri", ["fleet://nodes", f"node://{NODE_ID}/manifest", "node://nowhere/telemetry"])
+async def test_what_does_not_change_cannot_be_followed(followed_stage: FollowedStage, uri: str) -> None:
+    async with followed_stage.following() as (_, ask):
+        with pytest.raises(MCPError, match="cannot be followed"):
+            ask("resources/subscribe", uri)
+
+
+@pytest.mark.parametrize("how", ["the end of the session", "the revocation of the token"])
+async def test_what_a_session_follows_ends_with_it(followed_stage: FollowedStage, how: str) -> None:
+    followed = followed_stage.followed
+    async with followed_stage.following() as (client, ask):
+        ask("resources/subscribe", URI)
+        await followed.subscribe(followed_stage.agent)
+        if how == "the revocation of the token":
+            followed_stage.streams.revoke({followed_stage.agent.jti})
+            assert followed.counted("telemetry_subscriptions") == 0
+            followed.sample()
+            assert client.sent.empty()
+    assert followed.counted("telemetry_subscriptions") == 0
+
+
+async def test_a_subscription_of_the_new_era_follows_resources_until_it_is_closed(
+    followed_stage: FollowedStage,
+) -> None:
+    followed, client = followed_stage.followed, Outbound()
+    listening = followed_stage.listening_to(client, URI, "fleet://nodes")
+    assert await client.next() == "notifications/subscriptions/acknowledged"
+    await followed.subscribe(followed_stage.agent)
+    for _ in range(2):
+        followed.sample()
+        assert await client.next() == UPDATED
+    followed_stage.change()
+    listening.cancel()
+    await asyncio.wait([listening])
+    assert client.sent.empty()  # it has not asked for changes of the tools
+    assert followed.counted("telemetry_subscriptions") == 0
+
+
+async def test_a_client_that_does_not_read_gets_one_update_for_all_that_it_missed(
+    followed_stage: FollowedStage,
+) -> None:
+    class Slow(Outbound):
+        def __init__(self) -> None:
+            super().__init__()
+            self.reads = asyncio.Event()
+
+        async def notify(self, method: str, params: Mapping[str, Any] | None, opts: Any = None) -> None:
+            await super().notify(method, params, opts)
+            await self.reads.wait()
+
+    followed, client = followed_stage.followed, Slow()
+    listening = followed_stage.listening_to(client, URI)
+    await followed.subscribe(followed_stage.agent)
+    assert await client.next() == "notifications/subscriptions/acknowledged"
+    for _ in range(2000):
+        followed.sample()
+    client.reads.set()
+    assert await client.next() == UPDATED
+    followed.sample()
+    assert await client.next() == UPDATED
+    assert client.sent.empty()
+    listening.cancel()
+    await asyncio.wait([listening])

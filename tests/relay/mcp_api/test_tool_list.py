@@ -9,9 +9,11 @@ from relay.mcp_api.methods import Methods
 from relay.mcp_api.resources import ResourceCatalog
 from relay.mcp_api.tool_list import ToolList
 from relay.telemetry.reading import TelemetryResource
+from tests.fakes.followed import FOLLOWED, SUBSCRIBE
 from tests.fakes.hub import Hub
 from tests.fakes.relay_tools import parrot
 from tests.fakes.routers import ScriptedRouter
+from tests.fakes.signer import NODE_ID, OTHER_NODE_ID
 
 
 class Stage:
@@ -104,3 +106,25 @@ def test_only_a_call_that_may_notify_first_needs_a_stream(stage: Stage, name: ob
 def test_a_tool_that_logs_streams_to_callers_who_opt_in(stage: Stage, meta: object, streams: bool) -> None:  # noqa: FBT001 - of the table
     stage.hub.relay_tools.register(parrot(stage.hub.registry, logs=True))
     assert stage.methods.streams({"params": {"name": "relay.parrot", "_meta": meta}}) is streams
+
+
+@pytest.mark.parametrize(
+    ("name", "meta", "streams"),
+    [
+        (SUBSCRIBE, {"progressToken": "p"}, True),
+        (SUBSCRIBE.replace(".", "-"), {"progressToken": 1}, True),
+        ("sys.subscribe", {"progressToken": "p"}, True),
+        (SUBSCRIBE, {}, False),
+        (SUBSCRIBE, None, False),
+        (SUBSCRIBE.replace("subscribe", "snapshot"), {"progressToken": "p"}, False),
+        (SUBSCRIBE.replace(NODE_ID, OTHER_NODE_ID), {"progressToken": "p"}, False),
+        ("sys.snapshot", {"progressToken": "p"}, False),
+        ("no tool", {"progressToken": "p"}, False),
+    ],
+)
+def test_a_subscription_streams_to_callers_with_a_progress_token(
+    stage: Stage, name: str, meta: object, *, streams: bool
+) -> None:
+    stage.hub.connect(stage.hub.ca.issue(), capabilities=[FOLLOWED])
+    stage.hub.views(stage.hub.gateway(ScriptedRouter()))
+    assert stage.methods.streams({"params": {"name": name, "_meta": meta}}) is streams
