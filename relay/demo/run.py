@@ -12,6 +12,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
+from relay.demo.caller_tools import show_round_trip
 from relay.demo.local_system import LocalSystem, Plan, start_system
 from relay.demo.processes import Processes
 from relay.demo.result_view import lines_of
@@ -27,10 +28,10 @@ class DemoError(OperatorError):
     """The demo cannot go on; the text says why."""
 
 
-async def run_demo(*, nodes: int, once: bool, ready_file: Path | None) -> bool:
+async def run_demo(*, nodes: int, once: bool, ready_file: Path | None, caller_tools: bool = False) -> bool:
     """Start everything with ``nodes`` mock nodes, call each tool, and keep serving unless ``once``.
 
-    Returns whether every call worked.
+    With ``caller_tools`` it shows how an agent lends a tool instead. Returns whether every call worked.
 
     Raises:
         DemoError: not everything was ready in time.
@@ -45,11 +46,22 @@ async def run_demo(*, nodes: int, once: bool, ready_file: Path | None) -> bool:
             if ready_file is not None:
                 write_atomic(ready_file, json.dumps(_ready_facts(system)) + "\n", PRIVATE)
                 stack.callback(ready_file.unlink, missing_ok=True)
-            worked = await processes.during(_show_calls(system))
+            shown = _show_caller_tools(system) if caller_tools else _show_calls(system)
+            worked = await processes.during(shown)
             if not once:
                 _show_how_to_connect(system)
                 await processes.during(asyncio.Event().wait())
     return worked
+
+
+async def _show_caller_tools(system: LocalSystem) -> bool:
+    if not system.plan.socket.exists():
+        raise DemoError(f"no agent can connect at {system.plan.socket}: set TMPDIR to a shorter path")
+    try:
+        return await show_round_trip(system, _print)
+    except TimeoutError:
+        text = system.processes.last_lines()
+        raise DemoError(f"the round trip did not end in time; {text}") from None
 
 
 async def _started(plan: Plan, nodes: int, processes: Processes) -> LocalSystem:

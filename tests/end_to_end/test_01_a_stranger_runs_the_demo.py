@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import psutil
@@ -38,6 +39,40 @@ def test_the_demo_calls_each_tool_and_leaves_nothing(tmp_path: Path) -> None:
     assert done.stdout.count("hello from the demo") == 3
     assert "FAILED" not in done.stdout
     assert list(temporary.iterdir()) == []
+
+
+def demo_of_caller_tools(temporary: Path) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-P", "-m", "relay", "demo", "--once", "--nodes", "0", "--caller-tools"],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=90,
+        env={**os.environ, "TMPDIR": str(temporary)},
+    )
+
+
+def test_the_demo_of_caller_tools_shows_one_round_trip() -> None:
+    # Not pytest's directory: the path of a socket has at most 107 bytes.
+    with tempfile.TemporaryDirectory() as temporary:
+        done = demo_of_caller_tools(Path(temporary))
+        assert list(Path(temporary).iterdir()) == []
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr == ""
+    steps = [line.strip()[:2].strip() for line in done.stdout.splitlines() if line.startswith("  ")]
+    assert [step for step in steps if step.isdigit()][-7:] == list("1234567")
+    assert "ant_get_memory" in done.stdout
+    assert "caller_tool_request" in done.stdout
+    assert "It rained yesterday." in done.stdout
+
+
+def test_the_demo_says_where_no_agent_can_connect(tmp_path: Path) -> None:
+    long = tmp_path / ("long" * 20)
+    long.mkdir()
+    done = demo_of_caller_tools(long)
+    assert done.returncode == 1
+    assert done.stderr.endswith(": set TMPDIR to a shorter path\n")
+    assert done.stderr.count("\n") == 1
 
 
 def test_a_part_that_ends_while_the_demo_starts_is_named_in_one_line() -> None:
