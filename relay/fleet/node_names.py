@@ -60,14 +60,18 @@ class UnknownNodeError(PeerError):
 class _TenantNames:
     """The labels and tags of one tenant's nodes."""
 
-    __slots__ = ("by_tag", "labels", "nodes")
+    __slots__ = ("by_tag", "by_word", "labels", "nodes", "tags")
 
     def __init__(self) -> None:
         self.labels: list[str] = []
         """Folded, sorted."""
         self.nodes: dict[str, tuple[str, str]] = {}
         """By folded label: the label as it was given, and its node."""
+        self.tags: list[str] = []
+        """Those of ``by_tag``, sorted."""
         self.by_tag: defaultdict[str, set[str]] = defaultdict(set)
+        self.by_word: defaultdict[str, dict[str, None]] = defaultdict(dict)
+        """The folded labels that contain a word; in a dict, for its order."""
 
 
 class NodeNames:
@@ -214,7 +218,7 @@ class NodeNames:
         names = self._tenants.get(tenant)
         if names is None:
             return []
-        found = closest(folded(reference), names.labels)
+        found = closest(folded(reference), names.labels, names.by_word)
         shown = (names.nodes[label] for label in found)
         return [label for label, node_id in shown if self._is_of(node_id, tenant)]
 
@@ -222,27 +226,35 @@ class NodeNames:
         names = self._tenants.get(tenant)
         if names is None:
             return []
-        tags = closest(selector.removeprefix(_TAG_SELECTOR), sorted(names.by_tag))
+        tags = closest(selector.removeprefix(_TAG_SELECTOR), names.tags)
         return [tag if "=" in tag else f"{_TAG_SELECTOR}{tag}" for tag in tags if self._tagged(tenant, tag)]
 
     def _add(self, node_id: str, name: NodeName) -> None:
         self._by_node[node_id] = name
         names = self._tenants[name.tenant]
         for tag in name.tags:
+            if tag not in names.by_tag:
+                insort(names.tags, tag)
             names.by_tag[tag].add(node_id)
         if name.label:
             insort(names.labels, folded(name.label))
             names.nodes[folded(name.label)] = (name.label, node_id)
+            for word in folded(name.label).split():
+                names.by_word[word][folded(name.label)] = None
 
     def _remove(self, node_id: str, name: NodeName) -> None:
         names = self._tenants[name.tenant]
         for tag in name.tags:
             names.by_tag[tag].discard(node_id)
             if not names.by_tag[tag]:
-                del names.by_tag[tag]
+                del names.by_tag[tag], names.tags[bisect_left(names.tags, tag)]
         if name.label:
             label = folded(name.label)
             del names.labels[bisect_left(names.labels, label)]
             del names.nodes[label]
+            for word in set(label.split()):
+                del names.by_word[word][label]
+                if not names.by_word[word]:
+                    del names.by_word[word]
         if not names.labels and not names.by_tag:
             del self._tenants[name.tenant]

@@ -64,9 +64,11 @@ class Site:
         """Run a command of the relay."""
         return await run("relay", *arguments, "--state-dir", self.plan.state.root)
 
-    async def join_token(self, name: str = "join-token") -> Path:
+    async def join_token(self, name: str = "join-token", *options: str) -> Path:
         """Make a join token for one node, and return the file that it was carried in."""
-        created = await self.relay("join-token", "create", "--tenant", TENANT, "--public-url", self.url)
+        created = await self.relay(
+            "join-token", "create", "--tenant", TENANT, "--public-url", self.url, *options
+        )
         assert created.code == 0, created.err
         file = self.plan.directory / name
         write_atomic(file, created.out, PRIVATE)
@@ -98,6 +100,11 @@ class Site:
             transport = streamable_http_client(mcp_url(self.url), http_client=http)
             async with Client(transport) as client:
                 yield client
+
+    async def titles(self, node_id: str) -> set[str | None]:
+        """Return the titles of the node's tools."""
+        async with self.agent() as client:
+            return {tool.title for tool in (await client.list_tools()).tools if node_id in tool.name}
 
     async def echo(self, node_id: str, message: str) -> object:
         """Call the node's echo as soon as it is connected and listed, and return what comes."""
@@ -153,11 +160,15 @@ async def test_a_node_is_taken_in_with_two_commands_and_runs_without_another_wor
     await site.start_node("kitchen")
     assert await site.echo(facts["node_id"], "still here") == "still here"
 
-    # With a token of its own it comes in beside the first.
-    second = await site.enroll("garage", await site.join_token("another"), "--json")
+    # With a token of its own it comes in beside the first, under the name that the token carries.
+    named = await site.join_token("another", "--label", "garage pi", "--tag", "site=north")
+    second = await site.enroll("garage", named, "--json")
     assert second.code == 0, second.err
     await site.start_node("garage")
     assert await site.echo(json.loads(second.out)["node_id"], "hello too") == "hello too"
+    assert "garage pi: Echo" in await site.titles(json.loads(second.out)["node_id"])
+    shown = json.loads((await site.relay("node", "show", "garage pi", "--json")).out)
+    assert (shown["node_id"], shown["tags"]) == (json.loads(second.out)["node_id"], ["site=north"])
 
     audited = [json.loads(line) for line in site.plan.state.audit.read_text().splitlines()]
     found = [line for line in audited if line.get("event") in {"enrolled", "enrolment_refused"}]
