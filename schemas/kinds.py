@@ -9,6 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from schemas.text import inert
+
 MANIFEST_REF = "manifest@1.1.0"
 
 
@@ -24,6 +26,10 @@ class ForeignText:
     path: tuple[str, ...]
     usual: re.Pattern[str]
     limit: int
+
+    def shown(self, text: str) -> str:
+        """Return ``text`` as a model may read it."""
+        return text if self.usual.fullmatch(text) else inert(text, self.limit)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,13 +12,14 @@ from structlog.typing import FilteringBoundLogger
 from kubelet.dispatch import Dispatcher
 from kubelet.handlers.base import Handler
 from schemas.frames import Frame
-from schemas.kinds import KindRegistry
+from schemas.kinds import KindRegistry, Verb
+from schemas.listed_schemas import listed_schema
 from schemas.projection import ToolName, parse
 from schemas.registry import SchemaRegistry
+from schemas.text import changed_at, printable_values
 from schemas.ulids import UlidSource
 
 _DEFAULT_DEADLINE_MS = 2000
-_HIDDEN = ("$id", "$schema")
 
 
 class OwnTools:
@@ -39,7 +40,7 @@ class OwnTools:
         self._now_ms = now_ms
         self._dispatcher = Dispatcher(node_id, handlers, kinds, registry, log)
         self._tasks: list[asyncio.Task[None]] = []
-        self._deadlines_ms: dict[str, int] = {}
+        self._tools: dict[str, tuple[Verb, int]] = {}
         self.entries: dict[str, Mapping[str, Any]] = {}
         for handler in handlers:
             capability = handler.capability
@@ -47,16 +48,17 @@ class OwnTools:
             if kind is None:
                 raise ValueError(f"{capability['kind']} is not a registered kind")
             for verb in map(kind.verbs.__getitem__, capability["verbs"]):
+                if verb.streams:
+                    continue  # what follows its first sample is sent by a relay
                 name = ToolName(kind.short, node_id, capability["cap_id"], verb.name)
-                self._deadlines_ms[name.canonical] = capability["constraints"].get(
-                    "deadline_ms_default", _DEFAULT_DEADLINE_MS
-                )
+                deadline_ms = capability["constraints"].get("deadline_ms_default", _DEFAULT_DEADLINE_MS)
+                self._tools[name.canonical] = (verb, deadline_ms)
                 self.entries[name.alias] = {
                     "name": name.alias,
                     "title": verb.title,
                     "description": verb.description,
-                    "inputSchema": _listed(registry, verb.input_ref),
-                    "outputSchema": _listed(registry, verb.output_ref),
+                    "inputSchema": listed_schema(registry, verb.input_ref),
+                    "outputSchema": listed_schema(registry, verb.output_ref),
                     "annotations": {
                         "readOnlyHint": kind.safety_class == "read_only",
                         "idempotentHint": verb.idempotent,
@@ -79,7 +81,7 @@ class OwnTools:
     def canonical(self, name: str) -> str | None:
         """Return the canonical name of a tool of this node, given either form."""
         parsed = parse(name)
-        return parsed.canonical if parsed and parsed.canonical in self._deadlines_ms else None
+        return parsed.canonical if parsed and parsed.canonical in self._tools else None
 
     async def call(
         self, canonical: str, arguments: Mapping[str, Any], correlation_id: str
@@ -88,9 +90,10 @@ class OwnTools:
         answer: asyncio.Future[Mapping[str, Any]] = asyncio.get_running_loop().create_future()
 
         async def reply(_msg_id: str, payload: Mapping[str, Any]) -> None:
-            answer.set_result(payload)
+            if not answer.done():
+                answer.set_result(payload)
 
-        deadline_ms = self._deadlines_ms[canonical]
+        verb, deadline_ms = self._tools[canonical]
         payload = {
             "tool": canonical,
             "arguments": arguments,
@@ -101,12 +104,17 @@ class OwnTools:
         frame = Frame("cmd", self._ulids.new(), payload)
         try:
             await self._dispatcher.submit(frame, deadline_ms, reply)
-            return await answer
+            return _shown(verb, await answer)
         except asyncio.CancelledError:
             self._dispatcher.cancel(frame.msg_id)
             raise
 
 
-def _listed(registry: SchemaRegistry, ref: str) -> dict[str, Any]:
-    """Return a document as an entry shows it: clients refuse an id that they have seen in another."""
-    return {name: value for name, value in registry.document(ref).items() if name not in _HIDDEN}
+def _shown(verb: Verb, answer: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return ``answer`` with the texts in it that a third party may have chosen as a relay shows them too."""
+    if not answer["ok"]:
+        return answer
+    result = answer["result"]
+    for foreign in verb.foreign_texts:
+        result = changed_at(result, foreign.path, foreign.shown)
+    return {**answer, "result": printable_values(result)}

@@ -10,9 +10,8 @@ from relay.ascii_json import encoded
 from relay.calls.call_record import CallAnswer
 from relay.fleet.tools import Tool
 from schemas.errors import Failure, ToolError
-from schemas.kinds import ForeignText
 from schemas.registry import Validator
-from schemas.text import changed_at, inert, printable_values
+from schemas.text import changed_at, printable_values
 
 
 def checked(answer: Mapping[str, Any], tool: Tool, arguments: Any) -> CallAnswer:
@@ -32,16 +31,8 @@ def checked(answer: Mapping[str, Any], tool: Tool, arguments: Any) -> CallAnswer
     if any(result.get(member) != arguments.get(member) for member in verb.verbatim):
         raise ToolError(Failure.RESULT_INVALID, "The result is not what was sent, as it must be.")
     for text in verb.foreign_texts:
-        result = _with_usual(result, text)
+        result = changed_at(result, text.path, text.shown)
     return shown(result, tool.surface.result)
-
-
-def _with_usual(result: Mapping[str, Any], foreign: ForeignText) -> Mapping[str, Any]:
-    def usual(text: str) -> str:
-        return text if foreign.usual.fullmatch(text) else inert(text, foreign.limit)
-
-    changed: Mapping[str, Any] = changed_at(result, foreign.path, usual)
-    return changed
 
 
 def shown(result: Mapping[str, Any], validator: Validator) -> CallAnswer:
