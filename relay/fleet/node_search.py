@@ -41,6 +41,10 @@ class NodeSearch:
         self._names = names
         self._by_name = NameSearch(names)
 
+    def size(self, tenant: str) -> int:
+        """Return how many nodes a search in ``tenant`` reads."""
+        return len(self._nodes.of_tenant(tenant))
+
     def found(self, tenant: str, wanted: Wanted) -> list[NodeRecord]:
         """Return the nodes of ``tenant`` that are ``wanted``, best first. Retired ones are not found.
 

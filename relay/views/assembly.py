@@ -45,9 +45,9 @@ def view_tools(  # noqa: PLR0913 - what comes in from outside
     Raises:
         ValueError: a verb of a kind has a member of the same name as one of the kinds view's.
     """
-    choice = NodeChoice(fleet, now_ms)
-    many = ManyNodes(gateway.call, monotonic)
-    yield FindNodes(fleet, kinds, measured).tool(registry)
+    choice = NodeChoice(fleet, now_ms, gateway.charge)
+    many = ManyNodes(gateway, monotonic)
+    yield FindNodes(fleet, kinds, measured, gateway.charge).tool(registry)
     for kind in kinds:
         for verb in kind.verbs.values():
             yield KindTool(registry, kind, verb, choice, many).tool()

@@ -17,6 +17,7 @@ from relay.fleet.node_record import NodeRecord
 from relay.fleet.node_search import Wanted
 from relay.fleet.selection import Selection
 from relay.fleet.tool_schemas import ToolSchemas
+from relay.views.node_choice import NODES_LIKE_A_CALL, Charge
 from schemas.errors import Failure, ToolError
 from schemas.kinds import KindRegistry
 from schemas.registry import SchemaRegistry
@@ -38,8 +39,9 @@ Measured = Callable[[str], Mapping[str, Any] | None]
 class FindNodes:
     """The tool over one fleet. ``kinds`` are those that there are."""
 
-    def __init__(self, fleet: Fleet, kinds: KindRegistry, measured: Measured) -> None:
+    def __init__(self, fleet: Fleet, kinds: KindRegistry, measured: Measured, charge: Charge) -> None:
         self._fleet = fleet
+        self._charge = charge
         self._kinds = kinds
         self._measured = measured
 
@@ -60,6 +62,7 @@ class FindNodes:
 
     async def _answer(self, call: RelayToolCall) -> Mapping[str, Any]:
         tenant, page = call.caller.principal.tenant, call.arguments.get("page", 1)
+        self._charge(call.caller.principal, self._fleet.search.size(tenant) / NODES_LIKE_A_CALL)
         found = self._found(tenant, call.selection, call.arguments)
         shown = found[(page - 1) * PAGE_SIZE : page * PAGE_SIZE]
         return {

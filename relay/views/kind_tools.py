@@ -7,7 +7,7 @@ makes a call of its own to each. Must not send a command.
 from collections.abc import Mapping
 from typing import Any
 
-from relay.auth.permissions import SCOPE_OF_SAFETY_CLASS, Rights
+from relay.auth.permissions import Rights
 from relay.calls.relay_tools import DirectedCall, RelayTool, RelayToolCall
 from relay.config import View
 from relay.fleet.selection import Selection
@@ -97,13 +97,9 @@ class KindTool:
             raise ToolError.from_violation(violation) from None
         if not call.selection.admits_kind(self._kind.short):
             raise ToolError(Failure.NAME_UNKNOWN)
-        selectors = call.arguments[NODES]
-        chosen = self._choice.members(
-            _reading(call.caller.principal.rights),
-            call.selection,
-            self._offer,
-            [selectors] if isinstance(selectors, str) else selectors,
-        )
+        given = call.arguments[NODES]
+        selectors = [given] if isinstance(given, str) else given
+        chosen = self._choice.members(call.caller.principal, call.selection, self._offer, selectors)
         if "capability" in call.arguments:
             own["capability"] = call.arguments["capability"]
         return await self._many.ask(call, chosen, own)
@@ -111,11 +107,6 @@ class KindTool:
 
 def _may_call(rights: Rights) -> bool:
     return bool(rights.safety_classes)
-
-
-def _reading(rights: Rights) -> Rights:
-    """Return of ``rights`` those to read."""
-    return Rights.of(rights.tenant, [SCOPE_OF_SAFETY_CLASS["read_only"]] if rights.may_read else [])
 
 
 def _own(arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,13 +4,14 @@ A node that fails does not fail the others. Must not decide which nodes are aske
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from relay.auth.permissions import SCOPE_OF_SAFETY_CLASS
 from relay.calls.call_record import CallAnswer, CallRequest
 from relay.calls.envelope import META_IDEMPOTENCY_KEY, Call
+from relay.calls.gateway import CallGateway
 from relay.calls.relay_tools import ParentCall, RelayToolCall
 from relay.views.node_choice import Member, Members
 from schemas.errors import Failure, ToolError
@@ -28,14 +29,10 @@ _PROGRESS_TOKEN = "progressToken"  # noqa: S105 - the name of a member
 
 
 class ManyNodes:
-    """Asks nodes by ``gateway_call``. ``monotonic`` is the gateway's clock."""
+    """Asks nodes by ``gateway``, whose clock ``monotonic`` is."""
 
-    def __init__(
-        self,
-        gateway_call: Callable[[CallRequest], Awaitable[CallAnswer]],
-        monotonic: Callable[[], float],
-    ) -> None:
-        self._gateway_call = gateway_call
+    def __init__(self, gateway: CallGateway, monotonic: Callable[[], float]) -> None:
+        self._gateway = gateway
         self._monotonic = monotonic
 
     async def ask(self, call: RelayToolCall, chosen: Members, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -68,7 +65,7 @@ class ManyNodes:
     ) -> None:
         for number in pending:
             if requests.parent.ends - self._monotonic() > _LEAST_S:
-                answers[number] = await self._gateway_call(requests.of(members[number].node_id))
+                answers[number] = await self._gateway.call(requests.of(members[number].node_id))
 
 
 class _MemberRequests:

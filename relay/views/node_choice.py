@@ -6,8 +6,10 @@ call a node.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
-from relay.auth.permissions import Rights
+from relay.auth.agent_tokens import Principal
+from relay.auth.permissions import SCOPE_OF_SAFETY_CLASS, Rights
 from relay.fleet.absences import absence
 from relay.fleet.fleet import Fleet
 from relay.fleet.node_names import ALL, UnknownNodeError
@@ -15,6 +17,12 @@ from relay.fleet.node_record import NodeRecord
 from relay.fleet.selection import TAG_SELECTOR, Selection
 from relay.fleet.tools import Offer, Tool
 from schemas.errors import Failure, ToolError
+
+Charge = Callable[[Principal, float], None]
+"""Charges some calls to an agent's limit; raises ToolError if that is exceeded."""
+
+NODES_LIKE_A_CALL = 1000
+"""Going through the names and tools of this many nodes is charged as one call."""
 
 MAX_NODES = 100
 """How many nodes one call can ask."""
@@ -44,11 +52,12 @@ class Members:
 
 
 class NodeChoice:
-    """The nodes of one fleet."""
+    """The nodes of one fleet. ``charge`` is called for what takes longer than a call."""
 
-    def __init__(self, fleet: Fleet, now_ms: Callable[[], int]) -> None:
+    def __init__(self, fleet: Fleet, now_ms: Callable[[], int], charge: Charge) -> None:
         self._fleet = fleet
         self._now_ms = now_ms
+        self._charge = charge
 
     def node(self, rights: Rights, selection: Selection, reference: str, member: str = "node") -> str:
         """Return the node that ``reference`` names: its id, its label or the beginning of its id.
@@ -91,17 +100,21 @@ class NodeChoice:
         raise ToolError(Failure.ARGUMENTS_INVALID, text, fix=fix)
 
     def members(
-        self, rights: Rights, selection: Selection, offer: Offer, selectors: Sequence[str]
+        self, principal: Principal, selection: Selection, offer: Offer, selectors: Sequence[str]
     ) -> Members:
-        """Return the nodes that ``selectors`` mean, each once, in the order of the selectors.
+        """Return the nodes that ``selectors`` mean to read, each once, in the order of the selectors.
 
         A tag and ``*`` mean those that offer the kind and verb now, by a valid manifest. A node that is named
         is one in any case: whoever names it must learn that it cannot be asked.
 
         Raises:
-            ToolError: a selector means no node.
+            ToolError: a selector means no node, or the agent's limit is exceeded.
         """
-        meant = [self._meant(rights, selection, offer, selector) for selector in selectors]
+        rights = _reading(principal.rights)
+        broad = len(set(filter(_is_broad, selectors)))
+        self._charge(principal, broad * self._fleet.search.size(rights.tenant) / NODES_LIKE_A_CALL)
+        is_meant = cache(self._is_meant(rights, selection, offer))  # selectors may mean the same nodes
+        meant = [self._meant(rights, selection, is_meant, selector) for selector in dict.fromkeys(selectors)]
         found = list(dict.fromkeys(node_id for node_ids in meant for node_id in node_ids))
         nodes = [self._member(rights.tenant, node_id) for node_id in found[:MAX_NODES]]
         return Members(nodes, truncated=len(found) > MAX_NODES)
@@ -113,8 +126,10 @@ class NodeChoice:
             node_id, self._fleet.names.label_of(node_id), manifest.etag if manifest is not None else None
         )
 
-    def _meant(self, rights: Rights, selection: Selection, offer: Offer, selector: str) -> list[str]:
-        if selector != ALL and "=" not in selector and not selector.startswith(TAG_SELECTOR):
+    def _meant(
+        self, rights: Rights, selection: Selection, is_meant: Callable[[str], bool], selector: str
+    ) -> list[str]:
+        if not _is_broad(selector):
             return [self.node(rights, selection, selector, "nodes")]
         try:
             selected = self._fleet.names.members(rights.tenant, selector)
@@ -122,7 +137,7 @@ class NodeChoice:
             raise _unknown("nodes", error) from None
         meant: list[str] = []
         for node_id in selected:
-            if self._offers(rights, selection, offer, node_id):
+            if is_meant(node_id):
                 meant.append(node_id)
                 if len(meant) > MAX_NODES:
                     break  # as many as decide that there are too many
@@ -132,17 +147,36 @@ class NodeChoice:
             )
         return meant
 
-    def _offers(self, rights: Rights, selection: Selection, offer: Offer, node_id: str) -> bool:
-        node = self._fleet.node_of(rights.tenant, node_id)
-        return (
-            node is not None
-            and self._is_valid(node)
-            and any(_is_reached(tool, rights, offer) for tool in node.tools.values())
-            and selection.admits_node(self._fleet.names, rights.tenant, node_id)
-        )
+    def _is_meant(self, rights: Rights, selection: Selection, offer: Offer) -> Callable[[str], bool]:
+        """Return whether a node is selected, and offers the kind and verb now."""
+        try:
+            selected = selection.node_ids(self._fleet.names, rights.tenant)
+        except UnknownNodeError:
+            selected = frozenset()
+
+        def is_meant(node_id: str) -> bool:
+            node = self._fleet.node_of(rights.tenant, node_id)
+            return (
+                node is not None
+                and (selected is None or node_id in selected)
+                and self._is_valid(node)
+                and any(_is_reached(tool, rights, offer) for tool in node.tools.values())
+            )
+
+        return is_meant
 
     def _is_valid(self, node: NodeRecord) -> bool:
         return node.manifest is not None and node.manifest.good_until_ms > self._now_ms()
+
+
+def _is_broad(selector: str) -> bool:
+    """Return whether a selector is a tag or ``*``, which many nodes can fit."""
+    return selector == ALL or "=" in selector or selector.startswith(TAG_SELECTOR)
+
+
+def _reading(rights: Rights) -> Rights:
+    """Return of ``rights`` those to read."""
+    return Rights.of(rights.tenant, [SCOPE_OF_SAFETY_CLASS["read_only"]] if rights.may_read else [])
 
 
 def _is_reached(tool: Tool, rights: Rights, offer: Offer) -> bool:

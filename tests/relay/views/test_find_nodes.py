@@ -4,7 +4,9 @@ import pytest
 
 from relay.fleet.name_ledger import NodeName
 from relay.fleet.selection import Selection
+from relay.rate_limits import Allowance
 from relay.views.find_nodes import PAGE_SIZE
+from tests.fakes.hub import Hub
 from tests.fakes.signer import ECHO, METRICS, NOW_MS, TENANT
 from tests.fakes.view_stage import OTHER_TENANT, ViewStage
 
@@ -149,3 +151,18 @@ async def test_a_renamed_node_is_found_by_its_new_name(stage: ViewStage) -> None
     stage.hub.fleet.rename({node_id: NodeName(TENANT, "attic")})
     assert await labels(stage, query="barn") == []
     assert await labels(stage, query="attic") == ["attic"]
+
+
+@pytest.mark.parametrize(("name", "arguments"), [("find_nodes", {}), ("sysecho.invoke", {"nodes": ["*"]})])
+async def test_what_goes_through_the_fleet_is_charged_by_its_size(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch, name: str, arguments: dict[str, Any]
+) -> None:
+    stage = ViewStage(hub, per_agent=Allowance(0.001, 3, 64))
+    monkeypatch.setattr("relay.views.find_nodes.NODES_LIKE_A_CALL", 1)
+    monkeypatch.setattr("relay.views.node_choice.NODES_LIKE_A_CALL", 1)
+    for label in ("barn", "yard", "gate"):
+        stage.node(label)
+    error = await stage.error(name, **arguments)
+    assert error["code"] == "E_RATE_LIMITED"
+    assert error["retry_after_ms"] > 0
+    assert stage.router.commands == []

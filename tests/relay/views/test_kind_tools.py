@@ -3,8 +3,10 @@ from typing import Any
 import pytest
 
 from relay.config import View
+from relay.fleet.node_record import NodeRecord
 from relay.fleet.selection import Selection
 from relay.mcp_api.tool_list import ToolList
+from tests.fakes.followed import FOLLOWED
 from tests.fakes.hub import READ_ONLY
 from tests.fakes.signer import ECHO, METRICS, NOW_MS
 from tests.fakes.view_stage import OTHER_TENANT, ViewStage
@@ -293,3 +295,37 @@ async def test_a_selection_narrows_what_can_be_named_and_what_is_meant(stage: Vi
     of_metrics = Selection(View.KINDS, kinds=frozenset({"sys"}))
     for how in ({"node": "barn"}, {"nodes": ["barn"]}):
         assert (await stage.error(selection=of_metrics, **how))["code"] == "E_VERB_UNSUPPORTED"
+
+
+async def test_a_verb_that_streams_takes_one_node(stage: ViewStage) -> None:
+    stage.node("barn", capabilities=[FOLLOWED])
+    tools = ToolList(stage.hub.fleet, stage.hub.relay_tools, stage.hub.options)
+    rights = stage.hub.authenticator.identify(stage.hub.token()).rights
+    listed = tools.listed(rights, Selection(View.KINDS), (-1, ""), 99)
+    entries = {tool.place[1]: tool.listed() for tool in listed}
+    subscribe = entries["sys.subscribe"]["inputSchema"]["properties"]
+    assert {"node", "capability", "interval_ms"} <= subscribe.keys()
+    assert "nodes" not in subscribe
+    assert "nodes" in entries["sys.snapshot"]["inputSchema"]["properties"]
+    error = await stage.error("sys.subscribe", nodes=["barn"], interval_ms=1000)
+    assert error["message"] == "nodes: this tool asks one node."
+
+
+async def test_a_call_that_asks_the_same_by_many_selectors_reads_each_node_once(
+    stage: ViewStage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tags = [f"tag{number}" for number in range(16)]
+    for number in range(5):
+        stage.node(f"node {number}", *tags, capabilities=[METRICS])
+    read: list[str] = []
+    node_of = stage.hub.fleet.node_of
+
+    def counted(tenant: str, node_id: str) -> NodeRecord | None:
+        read.append(node_id)
+        return node_of(tenant, node_id)
+
+    monkeypatch.setattr(stage.hub.fleet, "node_of", counted)
+    selectors = [f"tag:{tag}" for tag in tags] + ["*"] * 84
+    await stage.error(nodes=selectors)
+    await stage.call("sys.snapshot", nodes=selectors)
+    assert len(read) < 5 * 8

@@ -89,7 +89,7 @@ async def test_a_node_that_fails_does_not_fail_the_others(hub: Hub) -> None:
 
 
 async def test_members_count_towards_the_agents_limit(hub: Hub) -> None:
-    stage = ViewStage(hub, per_agent=Allowance(0.001, 3, 64))
+    stage = ViewStage(hub, per_agent=Allowance(0.001, 3.5, 64))
     for name in ("a barn", "a yard", "a gate"):
         stage.node(name)
     result = await stage.result(nodes="*")

@@ -2,24 +2,25 @@
 
 import pytest
 
-from relay.auth.permissions import Rights
+from relay.auth.agent_tokens import Principal
 from relay.fleet.selection import WHOLE_FLEET, Selection
 from relay.views.node_choice import MAX_NODES, NodeChoice
 from schemas.errors import Failure, ToolError
+from tests.fakes.hub import READ_ONLY
 from tests.fakes.signer import METRICS, TENANT
 from tests.fakes.view_stage import OTHER_TENANT, ViewStage
 
-READERS = Rights(TENANT, frozenset({"read_only"}))
+READER = Principal(TENANT, "agent", "jti", "issuer", frozenset({READ_ONLY}), 2**32, "kid", b"")
 ECHO_OFFER = ("sysecho", "invoke")
 
 
 @pytest.fixture
 def choice(stage: ViewStage) -> NodeChoice:
-    return NodeChoice(stage.hub.fleet, stage.hub.judged_by)
+    return NodeChoice(stage.hub.fleet, stage.hub.judged_by, stage.gateway.charge)
 
 
 def chosen(choice: NodeChoice, *selectors: str, selection: Selection = WHOLE_FLEET) -> list[str]:
-    return [member.node_id for member in choice.members(READERS, selection, ECHO_OFFER, selectors).nodes]
+    return [member.node_id for member in choice.members(READER, selection, ECHO_OFFER, selectors).nodes]
 
 
 def test_nodes_are_in_the_order_of_the_selectors_each_once(stage: ViewStage, choice: NodeChoice) -> None:
@@ -48,16 +49,16 @@ def test_another_tenants_nodes_are_never_chosen(stage: ViewStage, choice: NodeCh
 def test_more_nodes_than_may_be_asked_are_cut(stage: ViewStage, choice: NodeChoice) -> None:
     for number in range(MAX_NODES):
         stage.node(f"node {number}", "gateway")
-    assert not choice.members(READERS, WHOLE_FLEET, ECHO_OFFER, ["*"]).truncated
+    assert not choice.members(READER, WHOLE_FLEET, ECHO_OFFER, ["*"]).truncated
     named = stage.node("one more")
-    members = choice.members(READERS, WHOLE_FLEET, ECHO_OFFER, ["one more", "tag:gateway"])
+    members = choice.members(READER, WHOLE_FLEET, ECHO_OFFER, ["one more", "tag:gateway"])
     assert (len(members.nodes), members.truncated) == (MAX_NODES, True)
     assert members.nodes[0].node_id == named
 
 
 def test_a_member_has_the_label_and_the_manifest_of_that_moment(stage: ViewStage, choice: NodeChoice) -> None:
     node_id = stage.node("barn")
-    (member,) = choice.members(READERS, WHOLE_FLEET, ECHO_OFFER, ["barn"]).nodes
+    (member,) = choice.members(READER, WHOLE_FLEET, ECHO_OFFER, ["barn"]).nodes
     record = stage.hub.fleet.node_of(TENANT, node_id)
     assert record is not None
     assert record.manifest is not None
