@@ -10,6 +10,7 @@ from relay.pki.assembly import PkiPart
 from relay.routing.port import NodeFrames, NodeRouter
 from relay.sessions.capability_limits import CapabilityLimits
 from relay.sessions.connect_limiter import ConnectLimiter
+from relay.sessions.connection_log import connection_log
 from relay.sessions.frame_handlers import FrameHandlers
 from relay.sessions.handshake import Handshake
 from relay.sessions.node_sessions import NodeSessions
@@ -31,6 +32,7 @@ def assemble(environment: RelayEnvironment, audit: AuditPart, pki: PkiPart, flee
     """Return the wing."""
     config, registry = environment.config, environment.registry
     one_way = OneWayFrames(environment.metrics, environment.log)
+    one_way.on_connection(connection_log(environment.log))
     node_sessions = NodeSessions(
         handshake=Handshake(
             fleet.fleet,

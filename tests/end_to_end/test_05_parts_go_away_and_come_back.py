@@ -5,6 +5,7 @@ processes get a SIGKILL.
 """
 
 import asyncio
+import json
 import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -65,10 +66,15 @@ async def test_a_node_that_died_is_offline_at_once_and_welcome_when_it_returns(s
             )
             if result.is_error and error_of(result)["code"] == "E_NODE_OFFLINE":
                 break
+        assert "is not connected since" in error_of(result)["message"]
         # Its tools stay listed for a grace: a node that reconnects should not make every client list again.
         assert any(system.real_node in tool.name for tool in (await client.list_tools()).tools)
     await system.processes.start("kubelet", kubelet_command(system.plan))
     assert (await until_echo_answers(system))["message"] == "back"
+    lines = (system.plan.directory / "relay.log").read_text("utf-8").splitlines()
+    seen = [line for line in map(json.loads, lines) if line.get("node_id") == system.real_node]
+    events = [line["event"] for line in seen if line["event"] in {"node connected", "node disconnected"}]
+    assert events == ["node connected", "node disconnected", "node connected"]
 
 
 async def test_a_relay_that_died_comes_back_with_the_same_nodes(system: LocalSystem) -> None:
