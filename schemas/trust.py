@@ -52,6 +52,9 @@ class TrustRules:
         # By their bytes, with one copy of them for all nodes that announce the same. A node that announces
         # others again and again only makes the parser be used.
         self._judged: OrderedDict[bytes, tuple[Sequence[Capability], bytes]] = OrderedDict()
+        # A caller asks ``is_readable`` and then ``accept`` of the same object.
+        self._last_wire: bytes | None = None
+        self._last_claims: _Claims | None = None
 
     def accept(
         self,
@@ -112,13 +115,17 @@ class TrustRules:
         All behind them is of the one form that ``manifest_tail`` admits: the whole is canonical JSON within
         the manifest's document, as those were.
         """
+        if wire is self._last_wire:
+            return self._last_claims
         head, separator, rest = wire.partition(BEHIND_CAPABILITIES)
         judged = self._judged.get(head)
         if judged is None or len(wire) > MAX_MANIFEST_BYTES:
             return None
         tail = separator + rest
         stated = read_tail(tail)
-        return _Claims(*stated, *judged, tail) if stated is not None else None
+        claims = _Claims(*stated, *judged, tail) if stated is not None else None
+        self._last_wire, self._last_claims = wire, claims
+        return claims
 
     def _remember(self, wire: bytes, capabilities: Sequence[Capability]) -> tuple[bytes, bytes]:
         """Return the two parts of ``wire``, whose document was judged, and remember its capabilities.

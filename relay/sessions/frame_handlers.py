@@ -97,7 +97,8 @@ class FrameHandlers:
         if verdict.outcome in {Outcome.ACCEPTED, Outcome.UNCHANGED}:
             session.rejected_in_a_row = 0
             self._follow_renewal(session)
-            return {"ok": True, "manifest_etag": etag_of(frame.wire)}
+            etag = verdict.manifest.etag if verdict.manifest is not None else etag_of(frame.wire)
+            return {"ok": True, "manifest_etag": etag}
         session.rejected_in_a_row += 1
         return _refusal(verdict)
 
