@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from bench.caller_tools import measure_caller_tools
 from bench.calls import measure_calls
 from bench.envelope import measure_envelope
 from bench.fleet_10k import measure_fleet_10k
@@ -53,6 +54,10 @@ PARTS: Mapping[str, tuple[str, Callable[[], list[Figure]]]] = {
     "telemetry_fanout": (
         "1 000 nodes sampled each second for 50 agents",
         lambda: asyncio.run(measure_telemetry_fanout()),
+    ),
+    "caller_tools": (
+        "a local agent's calls of a tool that a caller lends",
+        lambda: [asyncio.run(measure_caller_tools())],
     ),
     "footprint": ("what a node costs its board", lambda: asyncio.run(measure_footprint())),
 }

@@ -135,6 +135,21 @@ async def latencies_until_ms(target: Target, done: asyncio.Future[Any], pause_s:
     return took
 
 
+class KeptConnection:
+    """A connection that is opened when it is first used."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+
+    async def ask(self, request: bytes) -> bytes:
+        """Return the body of the answer to one request, whatever it says."""
+        if self._streams is None:
+            self._streams = await asyncio.open_connection("127.0.0.1", self._port)
+        _, body = await _response(*self._streams, request)
+        return body
+
+
 async def call_once(port: int, request: bytes) -> bytes:
     """Return the body of the answer to one call, whatever it says."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
