@@ -15,6 +15,7 @@ import pytest
 from relay.auth.agent_tokens import key_id
 from relay.auth.revoked_tokens import RevokedTokens
 from relay.cli.entry import main
+from relay.config import View
 from relay.http.listener import bind
 from relay.key_files import read_key
 from schemas.addresses import PLAIN_OPTION, HostPort
@@ -1145,3 +1146,19 @@ def test_the_commands_load_neither_the_server_nor_its_libraries() -> None:
     assert loaded & libraries == set()
     servers = ("relay.server", "relay.sessions", "relay.calls", "relay.mcp_api", "relay.http")
     assert [name for name in loaded if name.startswith(servers)] == []
+
+
+# --- the view -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "view"),
+    [((), View.TOOLS), (("--default-view", "tools"), View.TOOLS), (("--default-view", "kinds"), View.KINDS)],
+)
+def test_the_view_of_a_url_without_one_is_the_operators_choice(
+    relay: Relay, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], view: View
+) -> None:
+    views: list[View] = []
+    monkeypatch.setattr("relay.cli.serve.serve", lambda config: views.append(config.default_view))
+    assert relay(*RUN, *arguments).code == 0
+    assert views == [view]

@@ -113,3 +113,11 @@ def test_a_verb_with_a_member_of_the_same_name_is_refused(tmp_path: Path, side: 
     verb = Verb("clash", refs["input"], refs["output"], "title", "description", idempotent=True)
     with pytest.raises(ValueError, match="have a meaning in the kinds view"):
         kind_schemas(SchemaRegistry(directory), verb, takes_many=True)
+
+
+def test_the_error_of_a_node_has_the_members_of_every_error(registry: SchemaRegistry) -> None:
+    entry = registry.document("kind_call.output@1.0.0")["properties"]["results"]["items"]
+    error = registry.document("error@1.0.0")
+    listed = entry["properties"]["error"]
+    assert listed["properties"].keys() == error["properties"].keys()
+    assert listed["required"] == error["required"]
