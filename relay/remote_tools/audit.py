@@ -19,6 +19,7 @@ from schemas.files import open_state
 from schemas.text import printable
 
 _MAX_VALUE_BYTES = 16 * 1024
+_CHECKED_EVERY_S = 1.0
 _ENCODER = json.JSONEncoder(separators=(",", ":"))
 
 
@@ -60,11 +61,13 @@ class AuditFailedError(StateError):
 class JsonLines:
     """Appends records to a file of mode 0600, one line and one write each, so that processes can share it.
 
-    The file is kept open, and opened again once another is in its place: a log may be rotated.
+    The file is kept open, and opened again within a second once another is in its place, as a rotated log.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, monotonic: Callable[[], float]) -> None:
         self._path = path
+        self._monotonic = monotonic
+        self._checked_s = 0.0
         self._descriptor: int | None = None
         self._opened: os.stat_result | None = None
 
@@ -85,8 +88,11 @@ class JsonLines:
             self._descriptor = None
 
     def _file(self) -> int:
-        if self._descriptor is not None and not self._is_in_place():
-            self.close()
+        now_s = self._monotonic()
+        if now_s - self._checked_s >= _CHECKED_EVERY_S:
+            self._checked_s = now_s
+            if not self._is_in_place():
+                self.close()
         if self._descriptor is None:
             self._descriptor = open_state(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
             self._opened = os.fstat(self._descriptor)

@@ -117,7 +117,7 @@ class RemoteTools:
         server = HttpServer(server) if isinstance(server, str) else server
         self._around = around
         self._ulids = UlidSource(around.now_ms, around.random_bytes)
-        sink = JsonLines(audit) if isinstance(audit, Path) else audit
+        sink = JsonLines(audit, around.monotonic) if isinstance(audit, Path) else audit
         self._file = sink if isinstance(sink, JsonLines) else None
         self._audit = CallAudit(sink, redaction, around.now_ms)
         self._failures = FailureTable(redaction or Redaction())

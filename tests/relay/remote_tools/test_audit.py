@@ -1,6 +1,8 @@
 """Records: what each holds, where they are written, and what happens when they cannot be."""
 
 import json
+import time
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -53,14 +55,14 @@ async def test_arguments_and_results_are_left_out_unless_the_operator_gives_rule
 def test_the_file_is_private_and_grows_by_whole_lines(tmp_path: Path) -> None:
     file = tmp_path / "calls.jsonl"
     for _ in range(2):
-        CallAudit(JsonLines(file), None, lambda: NOW_MS).started(CALL, 1, {})
+        CallAudit(JsonLines(file, time.monotonic), None, lambda: NOW_MS).started(CALL, 1, {})
     assert len(lines_of(file)) == 2
     assert file.stat().st_mode & 0o777 == 0o600
 
 
-def test_a_file_that_was_rotated_is_replaced_by_a_new_one(tmp_path: Path) -> None:
+def test_a_file_that_was_rotated_is_replaced_within_a_second(tmp_path: Path) -> None:
     file, old = tmp_path / "calls.jsonl", tmp_path / "calls.1"
-    sink = JsonLines(file)
+    sink = JsonLines(file, count(0, 2).__next__)
     audit = CallAudit(sink, None, lambda: NOW_MS)
     audit.started(CALL, 1, {})
     file.rename(old)
@@ -92,7 +94,7 @@ def test_a_record_that_cannot_be_written_is_an_error(event: str) -> None:
 def test_a_link_in_the_place_of_the_file_is_not_written_to(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "other")
     with pytest.raises(AuditFailedError):
-        CallAudit(JsonLines(tmp_path / "link"), None, lambda: NOW_MS).started(CALL, 1, {})
+        CallAudit(JsonLines(tmp_path / "link", time.monotonic), None, lambda: NOW_MS).started(CALL, 1, {})
     assert not (tmp_path / "other").exists()
 
 
