@@ -156,18 +156,16 @@ async def test_the_nodes_own_tools_are_served_without_any_network(era: str, path
 async def test_a_daemon_that_restarts_takes_the_tools_away_and_brings_them_back(
     path: Path, registry: SchemaRegistry, log: LogLines
 ) -> None:
-    async with served(path, registry, log) as relay:
-        relay.open()
-        stack = local_agent("2026-07-28", path)
-        agent = await stack.__aenter__()
-        await agent.until_listed("ant_get_memory")
-    await agent.until_listed()
-    offline = await agent.client.call_tool("caller-reply", {"message": "hello"})
-    assert error_of(offline)["code"] == "E_NODE_OFFLINE"
-    async with served(path, registry, log) as relay:
-        relay.open()
-        await agent.until_listed("ant_get_memory")
-        await stack.__aexit__(None, None, None)
+    async with local_agent("2026-07-28", path) as agent:
+        async with served(path, registry, log) as relay:
+            relay.open()
+            await agent.until_listed("ant_get_memory")
+        await agent.until_listed()
+        offline = await agent.client.call_tool("caller-reply", {"message": "hello"})
+        assert error_of(offline)["code"] == "E_NODE_OFFLINE"
+        async with served(path, registry, log) as relay:
+            relay.open()
+            await agent.until_listed("ant_get_memory")
 
 
 async def test_two_sessions_show_none_and_an_attached_agent_its_own(
