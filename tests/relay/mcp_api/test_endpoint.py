@@ -776,3 +776,11 @@ async def test_the_instructions_name_the_nodes_of_the_callers_tenant_alone(stage
         assert '"greenhouse pi"' in (client.instructions or "")
         assert stranger.instructions
         assert "greenhouse" not in stranger.instructions
+
+
+async def test_the_instructions_are_private_to_their_caller(stage: Stage) -> None:
+    stage.hub.fleet.rename({NODE_ID: NodeName(TENANT, "greenhouse pi")})
+    async with stage.wire(NEW) as wire:
+        discovered = await wire.result("server/discover")
+    assert '"greenhouse pi"' in discovered["instructions"]
+    assert discovered["cacheScope"] == "private"

@@ -278,10 +278,10 @@ def test_a_page_of_nodes_with_many_tools_ends_before_clients_reject_it(
     hub: Hub, catalog: ResourceCatalog
 ) -> None:
     tools = [{**ECHO, "cap_id": f"echo{number:012}"} for number in range(256)]
-    for number in range(60):
+    for number in range(45):
         hub.connect(hub.ca.issue(f"01hzx9k3m4p7q8r9s0t1v2{number:04}"), capabilities=tools)
     pages = pages_of_nodes(catalog)
-    assert sum(map(len, pages)) == 60
+    assert sum(map(len, pages)) == 45
     assert len(pages) > 1
     assert len(json.dumps(text(catalog, "fleet://nodes"))) < 1 << 20
 
