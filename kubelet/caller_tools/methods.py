@@ -62,7 +62,7 @@ class Methods:
         if "caller_id" in params and _text(params, "caller_id") != session.caller_id:
             # The client has not read yet that its session was followed by another: not redirected.
             raise ToolError(Failure.CALLER_TOOL_UNKNOWN)
-        return await self._requests.ask(session, tool, arguments)
+        return await self._requests.request(session, tool, arguments)
 
     async def session_attach(self, client: Attachable, params: Mapping[str, Any]) -> Any:
         """Bind the connection to one session."""

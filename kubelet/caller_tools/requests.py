@@ -85,7 +85,7 @@ class CallerRequests:
         """How many requests have no answer yet."""
         return sum(len(lane.all()) for lane in self._lanes.values())
 
-    async def ask(self, session: Session, tool: str, arguments: Mapping[str, Any]) -> Any:
+    async def request(self, session: Session, tool: str, arguments: Mapping[str, Any]) -> Any:
         """Return the result of the ``tool`` that ``session`` lends.
 
         Raises:

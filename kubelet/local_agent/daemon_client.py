@@ -24,7 +24,7 @@ _READ_BYTES = 1 << 16
 
 
 class Follower(Protocol):
-    """Who is called back about what the daemon says."""
+    """What is called back with what the daemon sends."""
 
     def node_known(self, node_id: str) -> None:
         """Note which node this is."""

@@ -23,7 +23,7 @@ def public_name(caller_id: str, tool: str) -> str:
     name = _NOT_ALLOWED.sub("_", f"{caller_id}_{tool}")
     if len(name) <= MAX_NAME:
         return name
-    # The end is what tells long names apart, and it is cut off: a digest stands for it.
+    # Long names differ at their end, which is cut off: a digest replaces it.
     digest = sha256(f"{caller_id}\n{tool}".encode()).hexdigest()[:_DIGEST_LENGTH]
     return f"{name[: MAX_NAME - _DIGEST_LENGTH - 1]}_{digest}"
 

@@ -1,7 +1,7 @@
 """The tools that the local agent sees: the node's own, and those that a caller lends at the moment.
 
 What a caller wrote of a tool is shown as that caller's data: its texts are cut and printable, and a sentence
-of ours stands before them. Must not call anything.
+of ours precedes them. Must not call anything.
 """
 
 from collections.abc import Callable, Mapping

@@ -28,7 +28,7 @@ from tests.fakes.lines import LogLines
 from tests.fakes.polling import until
 
 MIB = 1 << 20
-NOBODY = 65534
+OTHER_USER = 65534
 
 
 @pytest.fixture
@@ -213,13 +213,13 @@ async def test_another_user_is_not_served(
         relay.open()
         if opened_by_mistake:
             os.chmod(path, 0o666)  # noqa: PTH101, S103 - a Path blocks, says the linter; the attack
-        command = [sys.executable, "-P", "-c", CONNECT.format(user=NOBODY), str(path)]
+        command = [sys.executable, "-P", "-c", CONNECT.format(user=OTHER_USER), str(path)]
         ran = await asyncio.to_thread(subprocess.run, command, timeout=20, check=False)
         if opened_by_mistake:
             # By the kernel's word on who it is, whatever the file's mode: not a byte is answered.
             assert ran.returncode == 0
             entry = await log.until("local client refused: neither its user nor its group may connect")
-            assert entry["uid"] == NOBODY
+            assert entry["uid"] == OTHER_USER
         else:
             assert ran.returncode == 13
         assert await is_served(relay, path)

@@ -1,4 +1,4 @@
-"""16. Somebody reads docs/caller-tools.md, and starts its two programs.
+"""16. A reader of docs/caller-tools.md starts its two programs.
 
 Steps: a token by the page's command · the page's caller lends its tool to this machine's node · the page's
 local agent sees it, calls it, and says thank you · both end by themselves.
@@ -41,7 +41,7 @@ async def started(*command: str, **variables: str) -> asyncio.subprocess.Process
 
 
 @pytest.mark.parametrize(("name", "lines"), [("caller.py", 40), ("agent.py", 20)])
-def test_the_programs_of_the_page_are_as_short_as_it_is_said(name: str, lines: int) -> None:
+def test_the_programs_of_the_page_are_as_short_as_promised(name: str, lines: int) -> None:
     assert len(PROGRAMS[name].splitlines()) <= lines
 
 

@@ -167,7 +167,7 @@ async def test_sessions_do_not_outlive_a_relay_that_stays_away(
         assert (await client.notification())["params"]["tools"] == []
 
 
-async def test_a_refused_session_lends_nothing_and_its_caller_is_told(
+async def test_a_refused_session_lends_nothing_and_its_caller_gets_the_reason(
     relay: FakeRelay, client: SocketClient
 ) -> None:
     relay.open()

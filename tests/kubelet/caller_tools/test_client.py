@@ -196,7 +196,7 @@ async def test_a_bug_costs_one_request(
     async def broken(*_: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("kubelet.caller_tools.requests.CallerRequests.ask", broken)
+    monkeypatch.setattr("kubelet.caller_tools.requests.CallerRequests.request", broken)
     relay.open()
     response = await client.request("caller_tool", {"tool": "get_memory"})
     assert response["error"]["data"]["code"] == "E_INTERNAL"

@@ -36,7 +36,7 @@ def relay() -> Relay:
 
 
 @pytest.fixture
-def asked(relay: Relay) -> CallerRequests:
+def calls(relay: Relay) -> CallerRequests:
     return CallerRequests(relay.send, os.urandom)
 
 
@@ -59,57 +59,57 @@ async def failure_of(task: "asyncio.Task[Any]") -> Failure:
     return raised.value.failure
 
 
-async def started(asked: CallerRequests, session: Session, arguments: Any = None) -> "asyncio.Task[Any]":
-    task = asyncio.create_task(asked.ask(session, "get_memory", arguments or {}))
+async def started(calls: CallerRequests, session: Session, arguments: Any = None) -> "asyncio.Task[Any]":
+    task = asyncio.create_task(calls.request(session, "get_memory", arguments or {}))
     await asyncio.sleep(0)
     return task
 
 
 async def test_a_request_is_sent_with_a_random_id_and_ends_with_its_answer(
-    asked: CallerRequests, relay: Relay, session: Session
+    calls: CallerRequests, relay: Relay, session: Session
 ) -> None:
-    task = await started(asked, session, {"a": 1})
+    task = await started(calls, session, {"a": 1})
     [(type_, sent)] = relay.sent
     assert type_ == "caller_tool"
     assert (sent["session_id"], sent["tool"], sent["arguments"]) == (ANT, "get_memory", {"a": 1})
     assert UUID(sent["request_id"]).version == 4
-    assert asked.answer(answered(sent, result=[1]))
+    assert calls.answer(answered(sent, result=[1]))
     assert await task == [1]
-    assert asked.in_flight == 0
+    assert calls.in_flight == 0
     assert relay.of("caller_tool_cancel") == []
 
 
-async def test_answers_may_come_in_any_order(asked: CallerRequests, relay: Relay, session: Session) -> None:
-    tasks = [await started(asked, session, {"n": number}) for number in range(3)]
+async def test_answers_may_come_in_any_order(calls: CallerRequests, relay: Relay, session: Session) -> None:
+    tasks = [await started(calls, session, {"n": number}) for number in range(3)]
     for sent in reversed(relay.of("caller_tool")):
-        asked.answer(answered(sent, result=sent["arguments"]["n"]))
+        calls.answer(answered(sent, result=sent["arguments"]["n"]))
     assert await asyncio.gather(*tasks) == [0, 1, 2]
 
 
-async def test_an_id_is_good_once(asked: CallerRequests, relay: Relay, session: Session) -> None:
-    task = await started(asked, session)
+async def test_an_id_is_good_once(calls: CallerRequests, relay: Relay, session: Session) -> None:
+    task = await started(calls, session)
     [sent] = relay.of("caller_tool")
-    assert asked.answer(answered(sent, result=1))
-    assert not asked.answer(answered(sent, result=2))
+    assert calls.answer(answered(sent, result=1))
+    assert not calls.answer(answered(sent, result=2))
     assert await task == 1
-    assert not asked.answer(answered(sent, result=3))
+    assert not calls.answer(answered(sent, result=3))
 
 
 async def test_an_answer_under_another_session_is_ignored(
-    asked: CallerRequests, relay: Relay, session: Session
+    calls: CallerRequests, relay: Relay, session: Session
 ) -> None:
-    task = await started(asked, session)
+    task = await started(calls, session)
     [sent] = relay.of("caller_tool")
-    assert not asked.answer(answered({**sent, "session_id": BEE}, result="evil"))
-    asked.answer(answered(sent, result="good"))
+    assert not calls.answer(answered({**sent, "session_id": BEE}, result="evil"))
+    calls.answer(answered(sent, result="good"))
     assert await task == "good"
 
 
 async def test_a_tool_that_is_not_lent_never_leaves_the_node(
-    asked: CallerRequests, relay: Relay, session: Session
+    calls: CallerRequests, relay: Relay, session: Session
 ) -> None:
     with pytest.raises(ToolError) as raised:
-        await asked.ask(session, "send_response", {})
+        await calls.request(session, "send_response", {})
     assert raised.value.failure is Failure.CALLER_TOOL_UNKNOWN
     assert relay.sent == []
 
@@ -126,140 +126,140 @@ async def test_a_tool_that_is_not_lent_never_leaves_the_node(
     ],
 )
 async def test_an_error_of_the_relay_is_its_row_of_the_table(
-    asked: CallerRequests, relay: Relay, session: Session, code: str, failure: Failure
+    calls: CallerRequests, relay: Relay, session: Session, code: str, failure: Failure
 ) -> None:
-    task = await started(asked, session)
+    task = await started(calls, session)
     [sent] = relay.of("caller_tool")
-    asked.answer(answered(sent, error={"code": code, "message": "text"}))
+    calls.answer(answered(sent, error={"code": code, "message": "text"}))
     assert await failure_of(task) is failure
 
 
 async def test_a_callers_own_error_keeps_its_text(
-    asked: CallerRequests, relay: Relay, session: Session
+    calls: CallerRequests, relay: Relay, session: Session
 ) -> None:
-    task = await started(asked, session)
+    task = await started(calls, session)
     [sent] = relay.of("caller_tool")
-    asked.answer(answered(sent, error={"code": "tool_failed", "message": "no memory"}))
+    calls.answer(answered(sent, error={"code": "tool_failed", "message": "no memory"}))
     with pytest.raises(CallerFailedError) as raised:
         await task
     assert raised.value.text == "no memory"
 
 
 async def test_without_an_answer_it_times_out_and_is_cancelled(relay: Relay, session: Session) -> None:
-    asked = CallerRequests(relay.send, os.urandom, margin_s=0.01)
+    calls = CallerRequests(relay.send, os.urandom, margin_s=0.01)
     session.timeout_s = 0.0
-    assert await failure_of(await started(asked, session)) is Failure.CALLER_TIMEOUT
+    assert await failure_of(await started(calls, session)) is Failure.CALLER_TIMEOUT
     [sent] = relay.of("caller_tool")
     assert relay.of("caller_tool_cancel") == [ids(sent)]
-    assert not asked.answer(answered(sent, result="late"))
+    assert not calls.answer(answered(sent, result="late"))
 
 
 async def test_a_client_that_leaves_cancels_its_request(
-    asked: CallerRequests, relay: Relay, session: Session
+    calls: CallerRequests, relay: Relay, session: Session
 ) -> None:
-    task = await started(asked, session)
+    task = await started(calls, session)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
     assert relay.of("caller_tool_cancel") == [ids(relay.of("caller_tool")[0])]
-    assert asked.in_flight == 0
+    assert calls.in_flight == 0
 
 
 async def test_the_end_of_a_session_ends_its_requests_at_once(
-    asked: CallerRequests, session: Session
+    calls: CallerRequests, session: Session
 ) -> None:
-    task = await started(asked, session)
-    asked.end_session(ANT)
+    task = await started(calls, session)
+    calls.end_session(ANT)
     assert await failure_of(task) is Failure.CALLER_DISCONNECTED
 
 
 async def test_only_so_many_are_pending_at_the_relay_and_the_others_follow(
-    asked: CallerRequests, relay: Relay, session: Session
+    calls: CallerRequests, relay: Relay, session: Session
 ) -> None:
-    tasks = [await started(asked, session) for _ in range(MAX_PENDING + 2)]
+    tasks = [await started(calls, session) for _ in range(MAX_PENDING + 2)]
     assert len(relay.of("caller_tool")) == MAX_PENDING
     for sent in list(relay.of("caller_tool")):
-        asked.answer(answered(sent, result=None))
+        calls.answer(answered(sent, result=None))
     await until(lambda: len(relay.of("caller_tool")) == MAX_PENDING + 2)
     for sent in relay.of("caller_tool")[MAX_PENDING:]:
-        asked.answer(answered(sent, result=None))
+        calls.answer(answered(sent, result=None))
     assert await asyncio.gather(*tasks) == [None] * (MAX_PENDING + 2)
 
 
 async def test_beyond_the_queue_they_are_refused(
-    asked: CallerRequests, session: Session, monkeypatch: pytest.MonkeyPatch
+    calls: CallerRequests, session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(requests, "MAX_PENDING", 1)
     monkeypatch.setattr(requests, "MAX_QUEUED", 1)
-    first, second = await started(asked, session), await started(asked, session)
+    first, second = await started(calls, session), await started(calls, session)
     with pytest.raises(ToolError) as raised:
-        await asked.ask(session, "get_memory", {})
+        await calls.request(session, "get_memory", {})
     assert raised.value.failure is Failure.RATE_LIMITED
     assert raised.value.retry_after_ms
-    asked.end_session(ANT)
+    calls.end_session(ANT)
     assert await failure_of(first) is await failure_of(second) is Failure.CALLER_DISCONNECTED
 
 
 async def test_arguments_have_a_size_as_they_travel(
-    asked: CallerRequests, relay: Relay, session: Session
+    calls: CallerRequests, relay: Relay, session: Session
 ) -> None:
     text = "ö" * (MAX_VALUE_BYTES // 6)  # six bytes each as an escape
     with pytest.raises(ToolError) as raised:
-        await asked.ask(session, "get_memory", {"text": text})
+        await calls.request(session, "get_memory", {"text": text})
     assert raised.value.failure is Failure.ARGUMENTS_INVALID
     assert relay.sent == []
 
 
 async def test_the_arguments_of_all_requests_have_a_limit(
-    asked: CallerRequests, session: Session, monkeypatch: pytest.MonkeyPatch
+    calls: CallerRequests, session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(requests, "MAX_HELD_BYTES", 100)
-    task = await started(asked, session, {"text": "x" * 60})
+    task = await started(calls, session, {"text": "x" * 60})
     with pytest.raises(ToolError) as raised:
-        await asked.ask(session, "get_memory", {"text": "x" * 60})
+        await calls.request(session, "get_memory", {"text": "x" * 60})
     assert raised.value.failure is Failure.RATE_LIMITED
-    asked.end_session(ANT)
+    calls.end_session(ANT)
     await failure_of(task)
-    again = await started(asked, session, {"text": "x" * 60})
-    asked.end_session(ANT)
+    again = await started(calls, session, {"text": "x" * 60})
+    calls.end_session(ANT)
     await failure_of(again)
 
 
 async def test_what_the_connection_does_not_take_is_sent_soon(
-    asked: CallerRequests, relay: Relay, session: Session
+    calls: CallerRequests, relay: Relay, session: Session
 ) -> None:
     relay.takes = False
-    task = await started(asked, session)
+    task = await started(calls, session)
     relay.takes = True
     await until(lambda: relay.of("caller_tool"))
-    asked.answer(answered(relay.of("caller_tool")[0], result=1))
+    calls.answer(answered(relay.of("caller_tool")[0], result=1))
     assert await task == 1
 
 
 async def test_a_resumed_connection_gets_it_again_with_the_same_id(
-    asked: CallerRequests, relay: Relay, session: Session
+    calls: CallerRequests, relay: Relay, session: Session
 ) -> None:
-    task = await started(asked, session)
-    asked.resend(ANT)
+    task = await started(calls, session)
+    calls.resend(ANT)
     first, second = relay.of("caller_tool")
     assert first == second
-    asked.answer(answered(first, result=1))
+    calls.answer(answered(first, result=1))
     assert await task == 1
 
 
 async def test_unreachable_ends_what_was_never_sent_and_nothing_else(
-    asked: CallerRequests, relay: Relay, session: Session
+    calls: CallerRequests, relay: Relay, session: Session
 ) -> None:
-    sent = await started(asked, session)
+    sent = await started(calls, session)
     relay.takes = False
-    unsent = await started(asked, session)
-    asked.unreachable()
+    unsent = await started(calls, session)
+    calls.unreachable()
     assert await failure_of(unsent) is Failure.CALLER_DISCONNECTED
     assert not sent.done()
     with pytest.raises(ToolError) as raised:
-        await asked.ask(session, "get_memory", {})
+        await calls.request(session, "get_memory", {})
     assert raised.value.failure is Failure.CALLER_DISCONNECTED
     relay.takes = True
-    asked.reachable()
-    asked.answer(answered(relay.of("caller_tool")[0], result=1))
+    calls.reachable()
+    calls.answer(answered(relay.of("caller_tool")[0], result=1))
     assert await sent == 1
