@@ -96,7 +96,7 @@ class RelayTool:
         answer: returns the result, which must fit the output document. It raises ToolError.
         timeout_s: after this time the call ends as E_DEADLINE_EXCEEDED.
         views: the views that list it. A call is accepted in every view.
-        offer: the kind and verb of nodes' tools that it stands for, if any: it is listed while the caller
+        offer: the kind and verb of the nodes' tools that it represents, if any: listed while the caller
             reaches one of them, with the severest of their safety classes.
         directed: returns the node's tool that a call is for; None if the relay answers. It raises ToolError.
         streams: whether it may send notifications before its result, so that the answer must be a stream.

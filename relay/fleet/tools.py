@@ -29,7 +29,7 @@ FIRST_PLACE: Place = (-1, "")
 """Before every tool."""
 
 Offer = tuple[str, str]
-"""The first token of a kind's names, and a verb: what one tool of the kinds view stands for."""
+"""The first token of a kind's names, and a verb: what one tool of the kinds view represents."""
 
 # The defaults of the manifest's schema.
 _DEFAULT_DEADLINE_MS = 2000

@@ -105,7 +105,7 @@ class NodeChoice:
         """Return the nodes that ``selectors`` mean to read, each once, in the order of the selectors.
 
         A tag and ``*`` mean those that offer the kind and verb now, by a valid manifest. A node that is named
-        is one in any case: whoever names it must learn that it cannot be asked.
+        is one in any case: its caller must learn that it cannot be asked.
 
         Raises:
             ToolError: a selector means no node, or the agent's limit is exceeded.

@@ -28,7 +28,7 @@ ERAS = ("2026-07-28", "legacy")
 
 
 @pytest.fixture
-async def system(broker_kind: str, tmp_path: Path) -> AsyncIterator[LocalSystem]:  # noqa: ARG001 - marks the test
+async def system(tmp_path: Path) -> AsyncIterator[LocalSystem]:
     async with Processes.running(tmp_path) as processes:
         started = await start_system(plan_below(tmp_path), MOCKS, processes, lambda _text: None)
         async with asyncio.timeout(BOUND_S):
