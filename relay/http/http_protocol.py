@@ -85,6 +85,7 @@ class BoundedHttp(HttpToolsProtocol):
         self._in_head = False
         self._in_body = False
         self._served: ServedRequest | None = None
+        self._idle_since: float | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
         """Begin; the timer of the first request runs since the connection was accepted."""
@@ -94,6 +95,8 @@ class BoundedHttp(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """End, and signal the request that is served: uvicorn signals the last one, which may be queued."""
         self._connection.end()
+        if self.timeout_keep_alive_task is not None:
+            self.timeout_keep_alive_task.cancel()
         if self._served is not None and not self._served.response_complete:
             self._served.disconnected = True
             self._served.message_event.set()
@@ -127,6 +130,40 @@ class BoundedHttp(HttpToolsProtocol):
         """End the request."""
         self._in_body = False
         super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """Serve the next request that is queued, or wait for one: for a time, by a timer that runs already.
+
+        uvicorn starts a timer after each response, and cancels it at the next request.
+        """
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            return
+        self.flow.resume_reading()
+        if self.pipeline:
+            self._start_asgi_task(*self.pipeline.pop())
+            return
+        self._idle_since = self.loop.time()
+        if self.timeout_keep_alive_task is None:
+            self._time_idleness(self.timeout_keep_alive)
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Close the connection if it is idle for the whole time."""
+        self.timeout_keep_alive_task = None
+        if self._idle_since is None:
+            return  # a request is served; its end starts the timer
+        left_s = self._idle_since + self.timeout_keep_alive - self.loop.time()
+        if left_s > 0:
+            self._time_idleness(left_s)
+        else:
+            super().timeout_keep_alive_handler()
+
+    def _time_idleness(self, seconds: float) -> None:
+        self.timeout_keep_alive_task = self.loop.call_later(seconds, self.timeout_keep_alive_handler)
+
+    def _unset_keepalive_if_required(self) -> None:
+        """Note that the connection is not idle: its timer goes on."""
+        self._idle_since = None
 
     def _take_host_from_target(self) -> None:
         """Reject a request for two hosts: an absolute target names one too (RFC 9112 section 3.2.2)."""

@@ -4,8 +4,10 @@ import asyncio
 import gc
 import weakref
 from contextlib import suppress
+from functools import partial
 
 import pytest
+import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse
@@ -265,3 +267,38 @@ async def test_a_served_request_leaves_nothing_to_the_garbage_collector(server: 
     finally:
         gc.enable()
         writer.close()
+
+
+@pytest.fixture
+def short_idleness(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let servers close connections that are idle for a moment."""
+    config = partial(uvicorn.Config, timeout_keep_alive=0.2)  # type: ignore[arg-type]  # seconds
+    monkeypatch.setattr("relay.http.listener.uvicorn.Config", config)
+
+
+async def answered(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.write(REQUEST)
+    assert (await reader.readuntil(b"ok")).startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.usefixtures("short_idleness")
+async def test_an_idle_connection_is_closed_and_one_whose_request_is_served_is_not() -> None:
+    async with Server.running() as server, asyncio.timeout(BOUND_S):
+        server.app = held = Held()
+        held.answer.set()
+        reader, writer = await connected(server)
+        await answered(reader, writer)
+        held.answer.clear()
+        writer.write(REQUEST)
+        await until(lambda: held.begun == 2)
+        # The timer of this connection began before that of one that is idle until it is closed.
+        server.app = at_once = Held()
+        at_once.answer.set()
+        idle_reader, idle_writer = await connected(server)
+        await answered(idle_reader, idle_writer)
+        assert await idle_reader.read() == b""
+        held.answer.set()
+        assert (await reader.readuntil(b"ok")).startswith(b"HTTP/1.1 200")
+        assert await reader.read() == b""
+        writer.close()
+        idle_writer.close()
