@@ -43,6 +43,7 @@ class CallerToolsPart(Part):
     tools: SessionTools
     requests: NodeRequests
     polls: Polls
+    outbox: Outbox
     budget: MemoryBudget
 
     async def run(self) -> None:
@@ -107,4 +108,6 @@ def build(  # noqa: PLR0913 - what comes in from outside
     streams = EventStreams(authenticator, endings, monotonic, log)
     expiry = Expiry(registry, endings, outbox, nodes, authenticator, timeouts, monotonic, log)
     polls = Polls(endings, monotonic)
-    return CallerToolsPart(streams, expiry, SessionTools(sessions, polls, streams), requests, polls, budget)
+    return CallerToolsPart(
+        streams, expiry, SessionTools(sessions, polls, streams), requests, polls, outbox, budget
+    )

@@ -16,7 +16,8 @@ from schemas.errors import Failure, ToolError
 from schemas.frame_types import FrameType
 
 _RETRY_MS = 1000
-_MAX_WAITING = 1024
+MAX_WAITING = 1024
+"""The frames that wait for one node."""
 
 
 class Outbox:
@@ -26,6 +27,10 @@ class Outbox:
         self._frames = frames
         self._log = log
         self._waiting: dict[str, deque[tuple[FrameType, Mapping[str, Any]]]] = {}
+        self._overflowing: set[str] = set()
+
+    def __len__(self) -> int:
+        return sum(map(len, self._waiting.values()))
 
     def send(self, node_id: str, type_: FrameType, payload: Mapping[str, Any]) -> None:
         """Send a frame now, behind what waits.
@@ -45,9 +50,11 @@ class Outbox:
     def post(self, node_id: str, type_: FrameType, payload: Mapping[str, Any]) -> None:
         """Send a frame as soon as the node can take it; it is dropped if the node is not connected."""
         waiting = self._waiting.setdefault(node_id, deque())
-        if len(waiting) >= _MAX_WAITING:
-            # A node that sends requests and does not read the answers; it asks for them again.
-            self._log.warning("frame dropped: the node does not read", node_id=node_id, type=type_.value)
+        if len(waiting) >= MAX_WAITING:
+            # A node that sends requests and does not read the answers; it requests them again.
+            if node_id not in self._overflowing:
+                self._overflowing.add(node_id)
+                self._log.warning("frames dropped: the node does not read", node_id=node_id)
             return
         waiting.append((type_, payload))
         self._flushed(node_id)
@@ -55,6 +62,7 @@ class Outbox:
     def drop(self, node_id: str) -> None:
         """Drop what waits for a node whose connection is lost."""
         self._waiting.pop(node_id, None)
+        self._overflowing.discard(node_id)
 
     def flush(self) -> None:
         """Send what nodes can take by now."""
@@ -74,5 +82,5 @@ class Outbox:
                 if error.failure is not Failure.NODE_OFFLINE:
                     self._log.error("frame not sent", type=type_.value, exc_info=error)
             waiting.popleft()
-        self._waiting.pop(node_id, None)
+        self.drop(node_id)
         return True

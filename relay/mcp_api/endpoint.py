@@ -22,7 +22,7 @@ from relay.http.direct_http import Work
 from relay.mcp_api import direct
 from relay.mcp_api.change_streams import RESOURCE_SUBSCRIPTIONS, TOO_MANY_STREAMS, ChangeStreams
 from relay.mcp_api.fragments import with_documents
-from relay.mcp_api.log_streams import LogStreams, opens_stream
+from relay.mcp_api.log_streams import LogStreams, is_for_stream
 from relay.mcp_api.methods import BYTES_LIKE_A_CALL, MethodError, Methods
 from relay.mcp_api.open_streams import StreamLimitError
 from relay.mcp_api.sdk import (
@@ -101,11 +101,11 @@ class McpEndpoint:
             await direct.answer(self._answered(caller, message), message["id"], receive, send)
             return
         scope["user"] = session_owner(*caller.principal.name)
-        if opens_stream(scope):
-            await self._serve_stream(caller, scope, receive, send)
-            return
         if not opens_session(caller):
-            await self._exchange(scope, receive, send)
+            if is_for_stream(scope):
+                await self._serve_stream(caller, scope, receive, send)
+            else:
+                await self._exchange(scope, receive, send)
             return
         try:
             release = self._changes.open_session(caller.principal)

@@ -80,6 +80,6 @@ class WatchedStream:
             self._streams.closed(self._stream_id)
 
 
-def opens_stream(scope: Scope) -> bool:
-    """Return whether an HTTP request can only be for an event stream."""
+def is_for_stream(scope: Scope) -> bool:
+    """Return whether an HTTP request can only be for the event stream of a session."""
     return bool(scope["method"] == "GET")

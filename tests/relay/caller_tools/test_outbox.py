@@ -88,11 +88,15 @@ def test_a_frame_that_cannot_be_sent_at_all_is_a_fault_and_does_not_stop_the_oth
 
 
 def test_a_limited_number_waits(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_MAX_WAITING", 2)
+    monkeypatch.setattr(module, "MAX_WAITING", 2)
     frames = Frames(0)
     outbox = Outbox(frames, hub.log)
-    post(outbox, 1, 2, 3)
+    post(outbox, 1, 2, 3, 4)
+    assert len(outbox) == 2
     frames.accepts = 9
     outbox.flush()
     assert frames.sent == [1, 2]
-    assert len(hub.lines.entries("frame dropped: the node does not read")) == 1
+    assert len(hub.lines.entries("frames dropped: the node does not read")) == 1
+    frames.accepts = 0
+    post(outbox, 5, 6, 7)
+    assert len(hub.lines.entries("frames dropped: the node does not read")) == 2

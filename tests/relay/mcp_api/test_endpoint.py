@@ -659,6 +659,15 @@ async def test_a_session_that_has_ended_gives_its_place_back(one_each: Stage) ->
         assert (await opening(one_each)).status_code == 429
 
 
+async def test_a_request_for_an_event_stream_without_a_session_counts_as_one_that_opens_it(
+    one_each: Stage,
+) -> None:
+    # The SDK allocates a session for it before it reads the method.
+    async with one_each.wire("legacy") as wire:
+        refused = await wire.http.get("/mcp", headers={"accept": "text/event-stream"})
+        assert refused.status_code == 429
+
+
 async def test_what_opens_no_session_leaves_no_place_taken(one_each: Stage) -> None:
     async with one_each.http() as http:
         wire = Wire(http, "/mcp", "legacy")

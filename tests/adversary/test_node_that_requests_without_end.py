@@ -1,0 +1,49 @@
+"""Attack: a trusted node sends requests for callers' tools without end, and reads none of the answers.
+
+What must happen: what it takes of the relay's memory is bounded, its refusals are counted lines of the audit,
+it fills no log, and the caller still gets the requests that it can answer.
+"""
+
+from typing import Any
+
+from relay.caller_tools.limits import NODE_BYTES
+from relay.caller_tools.outbox import MAX_WAITING
+from schemas.caller_tools import MAX_PENDING
+from schemas.errors import Failure, ToolError
+from schemas.frame_types import FrameType
+from tests.fakes.caller_stage import CallerStage, request_id
+from tests.fakes.hub import Hub
+
+REQUESTS = 3 * MAX_WAITING
+KIB = 1024
+
+
+def deaf(stage: CallerStage) -> None:
+    """Let the node read nothing any more."""
+
+    def full(*_: Any) -> None:
+        raise ToolError(Failure.RATE_LIMITED)
+
+    stage.hub.one_way.send = full  # type: ignore[method-assign] # a node that does not read
+
+
+async def test_the_relay_keeps_a_bounded_part_of_it(hub: Hub) -> None:
+    stage = CallerStage(hub)
+    session_id = await stage.open()
+    deaf(stage)
+    lines = len(hub.audited())
+    for number in range(REQUESTS):
+        stage.request(session_id, number, text="x" * 64 * KIB if number < MAX_PENDING else "")
+        stage.send(FrameType.SESSION_EVENT, session_id, message=f"noise {number}")
+        stage.request(session_id, number, tool="not_lent")
+    assert hub.caller_tools.budget.total <= NODE_BYTES
+    (session,) = hub.caller_sessions
+    assert len(session.requests) == MAX_PENDING
+    assert len(hub.caller_tools.outbox) == MAX_WAITING
+    assert len(hub.lines.entries()) < 20
+    assert len(hub.audited()) - lines == MAX_PENDING
+    hub.refusals.write()
+    counted = {line["reason"]: line["count"] for line in hub.audited() if "count" in line}
+    assert counted["over_capacity"] == REQUESTS - MAX_PENDING
+    events = await stage.events(session_id)
+    assert events[0]["request_id"] == request_id()
