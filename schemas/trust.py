@@ -20,7 +20,7 @@ from schemas.strict_json import StrictJsonError, loads
 from schemas.verdicts import Known, Outcome, Reason, TrustedManifest, Verdict
 
 _MAX_JUDGED = 256
-_MAX_JUDGED_BYTES = 16 * 1024
+_MAX_JUDGED_BYTES = 8 * 1024
 
 
 class _Claims(NamedTuple):
@@ -98,6 +98,7 @@ class TrustRules:
         if identity is None:
             return Verdict(Outcome.PENDING, kid=kid, mark=known.mark)
         _check_attested(wire, claims, identity, now_ms)
+        self._remember(claims)
         trusted = TrustedManifest(
             identity, etag, claims.issued_at_ms, claims.expires_at_ms, claims.head, claims.tail
         )
@@ -127,18 +128,17 @@ class TrustRules:
         self._last_wire, self._last_claims = wire, claims
         return claims
 
-    def _remember(self, wire: bytes, capabilities: Sequence[Capability]) -> tuple[bytes, bytes]:
-        """Return the two parts of ``wire``, whose document was judged, and remember its capabilities.
+    def _remember(self, claims: _Claims) -> None:
+        """Remember the capabilities of a manifest that was judged, and attested by a leaf.
 
         Only where ``read_tail`` admits the rest: then the first part is the capabilities, whole.
         """
-        head, separator, rest = wire.partition(BEHIND_CAPABILITIES)
-        tail = separator + rest
-        if len(head) <= _MAX_JUDGED_BYTES and read_tail(tail) is not None:
-            self._judged[head] = (capabilities, head)
+        if claims.head in self._judged or len(claims.head) > _MAX_JUDGED_BYTES:
+            return
+        if read_tail(claims.tail) is not None:
+            self._judged[claims.head] = (claims.capabilities, claims.head)
             if len(self._judged) > _MAX_JUDGED:
                 self._judged.popitem(last=False)
-        return head, tail
 
     def _read(self, wire: bytes, parsed: Mapping[str, Any] | None) -> _Claims:
         """Return what the manifest claims that ``wire`` is the canonical form of, if it is one by itself."""
@@ -152,13 +152,15 @@ class TrustRules:
             raise _RejectionError(Reason.NOT_CANONICAL)
         read: Manifest = manifest
         self._check_capabilities(read["capabilities"])
+        head, separator, rest = wire.partition(BEHIND_CAPABILITIES)
         return _Claims(
             read["node_id"],
             read["node_attestation"],
             read["issued_at_ms"],
             read["expires_at_ms"],
             read["capabilities"],
-            *self._remember(wire, read["capabilities"]),
+            head,
+            separator + rest,
         )
 
     def _names_unknown_kind(self, manifest: object) -> bool:

@@ -100,6 +100,9 @@ def test_what_was_rejected_is_not_remembered() -> None:
     unknown = NODE.manifest(capabilities=[METRICS, {**ECHO, "kind": "system.gpio"}])
     assert rules.accept(unknown, NODE_ID, NOW_MS, KNOWN).reason is Reason.KIND_UNSUPPORTED
     assert not rules.is_readable(unknown)
+    forged = NODE.manifest(signer=key_named("another"))
+    assert rules.accept(forged, NODE_ID, NOW_MS, KNOWN).reason is Reason.SIGNATURE
+    assert not rules.is_readable(forged)
 
 
 def test_a_node_that_announces_others_again_and_again_fills_no_memory(rules: TrustRules) -> None:
