@@ -112,14 +112,13 @@ async def test_arguments_come_from_standard_input(relay: Command, monkeypatch: p
 async def test_each_type_of_error_has_an_exit_code(
     relay: Command, name: str, arguments: str, code: int, word: str
 ) -> None:
+    bound = ("--deadline", "0.5" if name == "delay" else "20")
     async with FakeMcpServer().over_http() as url:
-        outcome = await relay("call", name, arguments, "--url", url, "--deadline", "0.5")
+        outcome = await relay("call", name, arguments, "--url", url, *bound)
         assert (outcome.code, outcome.out) == (code, "")
         assert outcome.err.startswith(f"relay: {word}: ")
         assert re.search("\n  correlation id [0-9A-Z]{26}\n$", outcome.err)
-        shown = json.loads(
-            (await relay("call", name, arguments, "--url", url, "--deadline", "0.5", "--json")).out
-        )
+        shown = json.loads((await relay("call", name, arguments, "--url", url, *bound, "--json")).out)
         assert shown["error"] == word.split(maxsplit=1)[0]
         assert {"reason", "retryable", "suggested_fix", "correlation_id"} <= set(shown)
 

@@ -119,9 +119,11 @@ async def test_a_retry_waits_at_least_as_long_as_the_server_states(fake: FakeMcp
 
 
 async def test_no_retry_begins_after_the_deadline(fake: FakeMcpServer) -> None:
-    async with over_http(fake, rules=REPEATABLE) as client:
-        error = await failed(client.tools, "rate_limited", deadline_s=0.9)
+    slow = RetryPolicy(first_delay_s=1000, longest_delay_s=1000)
+    async with over_http(fake, rules=REPEATABLE, retries=slow) as client:
+        error = await failed(client.tools, "rate_limited")
         assert (fake.sent("rate_limited"), error.retry_after_ms) == (1, 1000)
+        assert client.pauses.slept == []
 
 
 async def test_a_call_ends_at_the_callers_deadline(fake: FakeMcpServer) -> None:
