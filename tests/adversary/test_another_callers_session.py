@@ -45,7 +45,7 @@ async def relay(hub: Hub, server: Server) -> AsyncIterator[ServedRelay]:
 @pytest.mark.parametrize("era", [OLD, NEW])
 @pytest.mark.parametrize("attacker", [{"sub": "mallory"}, {"tenant": "globex"}], ids=["agent", "tenant"])
 async def test_it_cannot_be_told_from_one_that_does_not_exist(
-    relay: ServedRelay, era: str, attacker: dict[str, str]
+    relay: ServedRelay, era: str, attacker: dict[str, Any]
 ) -> None:
     hub = relay.hub
     owner, thief = hub.token([SCOPE]), hub.token([SCOPE], **attacker)

@@ -6,6 +6,8 @@ it fills no log, and the caller still gets the requests that it can answer.
 
 from typing import Any
 
+import pytest
+
 from relay.caller_tools.limits import NODE_BYTES
 from relay.caller_tools.outbox import MAX_WAITING
 from schemas.caller_tools import MAX_PENDING
@@ -18,19 +20,15 @@ REQUESTS = 3 * MAX_WAITING
 KIB = 1024
 
 
-def deaf(stage: CallerStage) -> None:
-    """Let the node read nothing any more."""
-
-    def full(*_: Any) -> None:
-        raise ToolError(Failure.RATE_LIMITED)
-
-    stage.hub.one_way.send = full  # type: ignore[method-assign] # a node that does not read
+def full(*_: Any) -> None:
+    """Stand for the frames to a node that does not read."""
+    raise ToolError(Failure.RATE_LIMITED)
 
 
-async def test_the_relay_keeps_a_bounded_part_of_it(hub: Hub) -> None:
+async def test_the_relay_keeps_a_bounded_part_of_it(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     stage = CallerStage(hub)
     session_id = await stage.open()
-    deaf(stage)
+    monkeypatch.setattr(hub.one_way, "send", full)
     lines = len(hub.audited())
     for number in range(REQUESTS):
         stage.request(session_id, number, text="x" * 64 * KIB if number < MAX_PENDING else "")
