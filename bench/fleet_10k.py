@@ -52,18 +52,22 @@ async def measure_fleet_10k() -> list[Figure]:
             small = await start_system(Plan.below(few, beside.ports), _FEW, beside, lambda _text: None)
             await small.until_listed()
             fleet = await LargeFleet.started(groups, processes)
-            figures = [await _connect(fleet), _rss(fleet)]
-            idle_cores, idle, heartbeats = await _idle_and_heartbeats(fleet)
-            figures += [
-                idle,
-                heartbeats,
-                *await _pages(fleet, idle_cores),
-                await _calls(fleet, small),
-                *await _storm(fleet),
-            ]
+            figures = _shown([await _connect(fleet), _rss(fleet)])
+            idle_cores, *measured = await _idle_and_heartbeats(fleet)
+            figures += _shown(measured)
+            figures += _shown(await _pages(fleet, idle_cores))
+            figures += _shown([await _calls(fleet, small)])
+            figures += _shown(await _storm(fleet))
             for group in groups:
                 await processes.kill(group)
-            return [*figures, *await measure_inventory(fleet)]
+            return figures + _shown(await measure_inventory(fleet))
+
+
+def _shown(figures: list[Figure]) -> list[Figure]:
+    """Return ``figures``, printed: the next ones take minutes, and may fail on a machine that is busy."""
+    for figure in figures:
+        print(f"  {figure.name:<32}{figure.value:>10,.2f} {figure.unit}", flush=True)
+    return figures
 
 
 async def _connect(fleet: LargeFleet) -> Figure:
