@@ -14,13 +14,14 @@ from mcp.client import Client
 from mcp.client.stdio import StdioServerParameters, stdio_client
 
 from schemas.registry import SchemaRegistry
-from tests.fakes.caller_tools import ANT, BEE, BOUND_S, MEMORY, SEND, FakeRelay, served
+from tests.fakes.caller_tools import ANT, BEE, MEMORY, SEND, FakeRelay, served
 from tests.fakes.lines import LogLines
 from tests.fakes.signer import NODE_ID
 
 pytestmark = pytest.mark.processes
 
 ERAS = ["legacy", "2026-07-28"]
+BOUND_S = 30
 OWN = {f"sysecho-{NODE_ID}-echo-invoke", f"sys-{NODE_ID}-sysmetrics-snapshot"}
 MESSAGES = {"caller-messages", "caller-reply"}
 
