@@ -3,8 +3,10 @@ from typing import Any
 import pytest
 
 from relay.auth.agent_tokens import Principal
-from relay.calls.call_record import CallAnswer, CallRecord
+from relay.auth.caller import Caller
+from relay.calls.call_record import CallAnswer, CallRecord, CallRequest, Following
 from relay.calls.envelope import Call
+from relay.rate_limits import Allowance, Limiter
 from schemas.errors import Failure, ToolError
 from tests.fakes.hub import Hub
 from tests.fakes.signer import NODE_ID, NOW_MS, OTHER_NODE_ID
@@ -120,3 +122,41 @@ def test_what_a_record_begins_with(hub: Hub) -> None:
 
 def test_an_answer_is_what_it_is_given() -> None:
     assert CallAnswer("{}").error is CallAnswer("{}").result is None
+
+
+async def emit(_method: str, _params: object) -> None:
+    """Send nothing."""
+
+
+@pytest.mark.parametrize("token", ["token-1", "", 0, 7])
+def test_a_call_with_a_progress_token_is_followed_by_it(token: str | int) -> None:
+    params = {"name": ECHO_NAME, "_meta": {"progressToken": token}}
+    call = Call({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params})
+    request = CallRequest(Caller(WHO, "http", {}), call, emit)
+    assert CallRecord(CORRELATION_ID, call, 100.0, request).following() == Following(emit, token)
+
+
+@pytest.mark.parametrize(
+    ("meta", "more", "emitter"),
+    [
+        pytest.param({}, {}, emit, id="no token"),
+        pytest.param({"progressToken": True}, {}, emit, id="a token that is none"),
+        pytest.param({"progressToken": ["t"]}, {}, emit, id="a token in a list"),
+        pytest.param({"progressToken": "t"}, {}, None, id="an answer that is no stream"),
+        pytest.param({"progressToken": "t"}, {"idempotencyKey": "k"}, emit, id="a keyed call"),
+    ],
+)
+def test_any_other_call_is_not_followed(meta: Any, more: Any, emitter: Any) -> None:
+    params = {"name": ECHO_NAME, "_meta": meta}
+    call = Call({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params, **more})
+    request = CallRequest(Caller(WHO, "http", {}), call, emitter)
+    assert CallRecord(CORRELATION_ID, call, 100.0, request).following() is None
+
+
+def test_a_share_is_given_back_once() -> None:
+    limiter = Limiter(Allowance(1, 1, 1), 0.0)
+    limiter.acquire(0.0)
+    call = record(share=limiter)
+    for _ in range(2):
+        call.release_share()
+    assert limiter.is_idle(1.0)
