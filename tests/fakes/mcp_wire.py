@@ -50,6 +50,15 @@ class McpWire:
         own = {"mcp-protocol-version": NEW, "mcp-method": "tools/call"} if self.era == NEW else {}
         return await self._http.post("/mcp", content=body, headers={**self._headers, **own, **headers})
 
+    @asynccontextmanager
+    async def event_stream(self) -> AsyncIterator[AsyncIterator[str]]:
+        """Hold the event stream of a session of the old era; yield its lines."""
+        headers = {name: value for name, value in self._headers.items() if name != "content-type"}
+        timeout = httpx2.Timeout(20, read=None)
+        async with self._http.stream("GET", "/mcp", headers=headers, timeout=timeout) as response:
+            assert response.status_code == 200
+            yield response.aiter_lines()
+
     def request(self, name: object, arguments: object, **meta: object) -> dict[str, Any]:
         """Return the message of a call, as this era has it."""
         params = {"name": name, "arguments": arguments, "_meta": {**self.era_meta, **meta}}

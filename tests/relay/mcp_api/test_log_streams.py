@@ -11,6 +11,7 @@ import pytest_asyncio
 from tests.fakes.caller_stage import SCOPE, request_id
 from tests.fakes.hub import Hub
 from tests.fakes.lending_caller import LEGACY, NEW, LendingCaller
+from tests.fakes.mcp_wire import OLD, McpWire
 from tests.fakes.node_end import NodeEnd
 from tests.fakes.served_relay import ServedRelay
 from tests.fakes.serving import Server
@@ -18,6 +19,7 @@ from tests.fakes.signer import NODE_ID
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
+BOUND_S = 20
 ERAS = [pytest.param(LEGACY, id="2025"), pytest.param(NEW, id="2026")]
 
 
@@ -134,3 +136,23 @@ async def test_a_caller_whose_connection_ends_with_a_request_on_it_is_disconnect
             streaming.cancel()
     answer = await node.receive("caller_tool_result")
     assert answer.payload["error"]["code"] == "caller_disconnected"
+
+
+async def test_a_caller_of_the_old_era_whose_event_stream_breaks_off_is_disconnected(
+    relay: ServedRelay, node: NodeEnd
+) -> None:
+    token = relay.hub.token([SCOPE])
+    async with McpWire.open(relay.address, OLD, token) as wire:
+        context = {"caller_id": "ant", "caller_tools": [{"name": "get_memory"}]}
+        async with wire.event_stream() as lines:
+            answer = await wire.ask(wire.request("session_message", {"node_id": NODE_ID, "context": context}))
+            session_id = answer["result"]["structuredContent"]["session_id"]
+            await node.receive("session_open")
+            await ask(node, session_id)
+            async with asyncio.timeout(BOUND_S):
+                assert "caller_tool_request" in await anext(line async for line in lines if "data" in line)
+        # Not its MCP session: that is still open.
+        result = await node.receive("caller_tool_result")
+        assert result.payload["error"]["code"] == "caller_disconnected"
+        polled = await wire.ask(wire.request("session_events", {"session_id": session_id}))
+        assert polled["result"]["structuredContent"]["events"][0]["type"] == "caller_tool_ended"
