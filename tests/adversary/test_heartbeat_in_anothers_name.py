@@ -2,7 +2,7 @@
 telemetry.
 
 What must happen: a heartbeat whose topic and id disagree counts for no node; one that agrees informs and
-moves no expiry; the relay does not subscribe to telemetry while no lease needs it.
+moves no expiry; the relay never subscribes to telemetry: it takes samples from sessions alone.
 """
 
 import asyncio
