@@ -139,7 +139,9 @@ def run(
         caller_timeout_s=caller_timeout,
         per_agent=Allowance(agent_rps, agent_rps * AGENT_BURST_S, agent_concurrency),
     )
-    write_kept(state.settings, KeptSettings(url, broker, node_broker, kept.tenant))
+    if state.ca.exists():
+        # Not in a directory that is named by mistake: the next start would use what was kept there.
+        write_kept(state.settings, KeptSettings(url, broker, node_broker, kept.tenant))
     serve(config)
 
 

@@ -109,7 +109,9 @@ class FailureTable:
         return ERROR_TYPES[row.value.remote_tool](
             self._redaction.text(_text(envelope.get("message")) or row.value.message, MAX_TEXT),
             reason=Reason.TOOL_ERROR,
-            suggested_fix=row.value.suggested_fix,
+            suggested_fix=self._redaction.text(
+                _text(envelope.get("suggested_fix")) or row.value.suggested_fix, MAX_TEXT
+            ),
             retryable=retryable,
             may_have_run=row.value.retry is Retry.IF_IDEMPOTENT,
             code=row.value.code,

@@ -61,7 +61,9 @@ class FindNodes:
         )
 
     async def _answer(self, call: RelayToolCall) -> Mapping[str, Any]:
-        tenant, page = call.caller.principal.tenant, call.arguments.get("page", 1)
+        tenant = call.caller.principal.tenant
+        # 1.0 is an integer to JSON Schema, and none to a slice.
+        page = int(call.arguments.get("page", 1))
         self._charge(call.caller.principal, self._fleet.search.size(tenant) / NODES_LIKE_A_CALL)
         found = self._found(tenant, call.selection, call.arguments)
         shown = found[(page - 1) * PAGE_SIZE : page * PAGE_SIZE]

@@ -202,7 +202,8 @@ def test_a_typescript_client_takes_many_tools_of_one_schema_document(
     npm: NpmPrograms, demo: Demo, typescript: TypeScript
 ) -> None:
     names = sorted(all_names(demo, "."))
-    arguments = [{"message": "x"} if name.startswith("sysecho") else {} for name in names]
+    needed = {"invoke": {"message": "x"}, "subscribe": {"interval_ms": 60_000}}
+    arguments = [needed.get(name.rpartition(".")[2], {}) for name in names]
     calls = [{"name": name, "arguments": given} for name, given in zip(names, arguments, strict=True)]
     answer = with_typescript(npm, demo, typescript, calls)
     documents = Counter(tool["_meta"]["edge-kubelet/schema-ref"] for tool in answer["tools"])

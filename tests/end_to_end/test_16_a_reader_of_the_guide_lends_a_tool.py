@@ -65,6 +65,7 @@ async def test_the_callers_tool_reaches_the_local_agent_and_its_answer_comes_bac
             sys.executable, "-P", str(caller_file), url, node, EDGE_TOKEN=token.strip(), NO_PROXY="*"
         )
         local = ("-P", "-m", "kubelet", "mcp", "--state-dir", str(plan.kubelet_state))
-        agent = await started(sys.executable, "-P", str(agent_file), sys.executable, *local)
+        python = sys.executable
+        agent = await started(python, "-P", str(agent_file), python, *local)
         assert await finished(agent) == "They dance.\n"
         assert await finished(caller) == "lending get_memory\nthe node's agent says: Thank you.\n"

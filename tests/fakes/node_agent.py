@@ -30,9 +30,9 @@ class NodeAgent:
     ) -> AsyncIterator["NodeAgent"]:
         """Hold an agent of the node in ``state_dir``, bound to ``session`` if that is given."""
         agent = cls()
-        arguments = ["-P", "-m", "kubelet", "mcp", "--state-dir", str(state_dir)]
+        python, *arguments = [sys.executable, "-P", "-m", "kubelet", "mcp", "--state-dir", str(state_dir)]
         arguments += ["--session", session] if session is not None else []
-        server = StdioServerParameters(command=sys.executable, args=arguments)
+        server = StdioServerParameters(command=python, args=arguments)
         transport = stdio_client(server, errlog=sys.__stderr__ or sys.stderr)
         async with Client(transport, mode=mode, cache=None) as agent.client:
             yield agent

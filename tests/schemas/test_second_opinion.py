@@ -20,6 +20,9 @@ from tests.fakes.schema_values import fitting, nearly, nearly_fitting
 from tests.fakes.second_opinion import second_opinion
 from tests.fakes.signer import NODE_ID, NOW_MS, SimulatedCa
 
+# A strategy that a rare example is drawn from names all values of a document in its repr.
+pytestmark = pytest.mark.filterwarnings("ignore:Generating overly large repr")
+
 REGISTRY = SchemaRegistry()
 REFS = sorted(REGISTRY.documents)
 # The bundle does not restrict a value.

@@ -554,6 +554,11 @@ def test_what_was_refused_is_not_kept(relay: Relay, state: Path) -> None:
     assert not (state / "settings.json").exists()
 
 
+def test_nothing_is_kept_where_there_is_no_relay(relay: Relay, state: Path) -> None:
+    assert relay(*RUN).code == 3
+    assert not state.exists()
+
+
 def test_a_relay_whose_broker_is_not_known_names_the_option(relay: Relay) -> None:
     relay("ca", "init")
     outcome = relay("run")

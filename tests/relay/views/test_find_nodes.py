@@ -113,6 +113,11 @@ async def test_arguments_that_do_not_fit_are_refused(stage: ViewStage, arguments
     assert (await stage.error("find_nodes", **arguments))["code"] == "E_MANIFEST_INVALID"
 
 
+async def test_a_whole_number_with_a_fraction_of_zero_is_a_page(stage: ViewStage) -> None:
+    # JSON Schema takes it for an integer; Python does not.
+    assert await stage.result("find_nodes", page=1.0) == await stage.result("find_nodes", page=1)
+
+
 async def test_pages_have_every_node_once(stage: ViewStage) -> None:
     names = {stage.node(f"node {number:03}") for number in range(PAGE_SIZE + 2)}
     first, second, beyond = [await stage.result("find_nodes", page=page) for page in (1, 2, 3)]
