@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping
 
+from schemas.health import Health, Loop
+
 
 class Part:
     """One assembled package. It overrides what applies to it."""
@@ -12,6 +14,10 @@ class Part:
     async def close(self) -> None:
         """Finish pending work after the last request, and close files."""
 
-    def ready(self) -> Mapping[str, bool]:
-        """Return the conditions that calls need of it, by the name that ``/readyz`` shows."""
+    def health(self) -> Mapping[str, Health]:
+        """Return the health of its subsystems that calls need, by the name that ``/readyz`` shows."""
+        return {}
+
+    def loops(self) -> Mapping[str, Loop]:
+        """Return the loops without whose progress the relay should be restarted."""
         return {}

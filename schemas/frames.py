@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
+from types import MappingProxyType
 from typing import Any
 
 from schemas.error_roots import PeerError
@@ -16,9 +17,16 @@ from schemas.registry import SchemaRegistry, Validator
 from schemas.strict_json import JsonReason, StrictJsonError, loads
 
 SUBPROTOCOL = "edge-kubelet.v1"
+SUBPROTOCOL_1_1 = "edge-kubelet.v1.1"
+"""The relay sends an echo after each welcome, and ``heartbeat_ack`` may name what the broker sent it."""
+SUBPROTOCOLS = (SUBPROTOCOL_1_1, SUBPROTOCOL)
+"""The newest first: a node offers all, and the relay chooses."""
 CONNECT_PATH = "/devices/connect"
 MAX_FRAME_BYTES = 256 * 1024
 MAX_FRAME_BYTES_BEFORE_WELCOME = 8 * 1024
+
+_NEWER = MappingProxyType({"heartbeat_ack": "1.1.0"})
+"""The documents that have a newer version than 1.0.0. It accepts what the version before accepts."""
 
 _ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 
@@ -149,8 +157,13 @@ class FrameReader:
     def _validator(self, type_: str) -> Validator:
         known = self._validators.get(type_)
         if known is None:
-            known = self._validators[type_] = self._registry.load(f"session.{type_}@1.0.0")
+            known = self._validators[type_] = self._registry.load(document_of(type_))
         return known
+
+
+def document_of(type_: str) -> str:
+    """Return the reference of the newest document of a type of frame."""
+    return f"session.{type_}@{_NEWER.get(type_, '1.0.0')}"
 
 
 def size_of(text: str | bytes) -> int:

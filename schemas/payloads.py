@@ -106,6 +106,7 @@ class HeartbeatAck(TypedDict):
     """The relay's answer to a heartbeat."""
 
     server_time_ms: int
+    broker_etag: NotRequired[str]
 
 
 class Cmd(TypedDict):

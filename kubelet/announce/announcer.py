@@ -7,14 +7,18 @@ relay less than a signature costs a board. Must not know what a carrier does wit
 
 import asyncio
 import random
+import time
 from collections.abc import Awaitable, Callable
 
 from structlog.typing import FilteringBoundLogger
 
 from kubelet.announce.signer import ClockNotSetError, ManifestSigner, SignedManifest
+from schemas.health import Loop
 
 _JITTER = 0.1
 _CLOCK_RETRY_S = 5.0
+_ROUND_S = 120.0
+"""How long one announcement may take: a carrier waits until its connection takes it, or is lost."""
 
 Carrier = Callable[[SignedManifest], Awaitable[bool]]
 """Sends a manifest to the relay or the broker; returns whether it could."""
@@ -26,9 +30,10 @@ class Announcer:
     Attributes:
         current: the newest manifest, or None before the first.
         published: the newest that a carrier took.
+        loop: the progress of ``run``.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what comes in from outside
         self,
         signer: ManifestSigner,
         interval_s: float,
@@ -36,6 +41,7 @@ class Announcer:
         log: FilteringBoundLogger,
         *,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._signer = signer
         self._interval_s = interval_s
@@ -46,6 +52,7 @@ class Announcer:
         self._due = asyncio.Event()
         self.current: SignedManifest | None = None
         self.published: SignedManifest | None = None
+        self.loop = Loop(monotonic)
 
     def add_carrier(self, carrier: Carrier) -> None:
         """Give ``carrier`` every manifest from now on."""
@@ -65,6 +72,11 @@ class Announcer:
         if overtaken and self.current is not None and mark_ms >= self.current.issued_at_ms:
             self._due.set()
 
+    @property
+    def interval_s(self) -> float:
+        """Seconds between two heartbeats, without the jitter."""
+        return self._interval_s
+
     def announce_now(self) -> None:
         """Announce at once: the leaf has changed."""
         self._due.set()
@@ -79,10 +91,14 @@ class Announcer:
         """Announce until cancelled."""
         while True:
             while (wait_s := self._signer.wait_s()) > 0:
+                self.loop.busy(wait_s + _ROUND_S)
                 await self._sleep(wait_s)
             # Before announcing: a relay may request a newer manifest while this one is still being sent.
             self._due.clear()
-            await self._pause(await self._announce())
+            self.loop.busy(_ROUND_S)
+            pause_s = await self._announce()
+            self.loop.busy(pause_s + _ROUND_S)
+            await self._pause(pause_s)
 
     async def _pause(self, seconds: float) -> None:
         """Wait for ``seconds``, or until there is something to announce at once."""

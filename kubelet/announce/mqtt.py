@@ -7,6 +7,7 @@ event loop before it touches our state. Must not queue: what matters is publishe
 import asyncio
 import math
 import ssl
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -54,6 +55,7 @@ class MqttPublisher:
         self._connected_at: float | None = None
         self._on_connect: list[Callable[[], None]] = []
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
         self.connected = False
         self._client = paho.Client(
             CallbackAPIVersion.VERSION2, client_id=client_id, protocol=MQTTProtocolVersion.MQTTv311
@@ -64,6 +66,16 @@ class MqttPublisher:
         self._client.on_connect = self._paho_connected
         self._client.on_connect_fail = self._paho_failed
         self._client.on_disconnect = self._paho_disconnected
+
+    @property
+    def started(self) -> bool:
+        """Whether it has begun to connect."""
+        return self._loop is not None
+
+    @property
+    def is_live(self) -> bool:
+        """Whether paho's thread runs, as far as it was seen."""
+        return self._thread is None or self._thread.is_alive()
 
     def when_connected(self, callback: Callable[[], None]) -> None:
         """Call ``callback`` on the event loop after every connect, before any other task sees ``connected``.
@@ -127,6 +139,7 @@ class MqttPublisher:
         self._client.reconnect_delay_set(wait_s, wait_s)
 
     def _hand_over(self, action: Callable[[Any], None], argument: object) -> None:
+        self._thread = threading.current_thread()
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(action, argument)
 

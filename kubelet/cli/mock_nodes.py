@@ -14,7 +14,7 @@ from kubelet.daemon.node import Node, NodeEnvironment
 from kubelet.handlers.base import Handler
 from kubelet.handlers.echo import EchoHandler
 from kubelet.handlers.metrics import CAPABILITY as METRICS
-from kubelet.session.link import LinkState
+from kubelet.session.link_state import LinkState
 from schemas.identity_files import IdentityFiles, IdentityFilesError, NodeIdentity
 from schemas.manifest import fingerprint
 

@@ -20,6 +20,7 @@ from kubelet.caller_tools.assembly import CallerTools
 from kubelet.caller_tools.caller_names import CallerNames
 from kubelet.clock import now_ms
 from kubelet.config import DaemonPlan, NodeConfig
+from kubelet.daemon.health import readiness_of
 from kubelet.daemon.node import Node, NodeEnvironment
 from kubelet.daemon.prestarted_pool import prestarted_pool
 from kubelet.handlers.base import Handler
@@ -27,9 +28,7 @@ from kubelet.handlers.echo import EchoHandler
 from kubelet.handlers.metrics import MetricsHandler
 from kubelet.lock import held_alone
 from kubelet.logs import fatal_errors_logged, opened
-from kubelet.loopback.pages import Readiness
 from kubelet.loopback.server import LoopbackServer
-from kubelet.session.link import LinkState
 from kubelet.session.relay_frames import LinkEvent
 from kubelet.session.tls import NodeTls
 from schemas.frames import FrameReader
@@ -114,7 +113,7 @@ async def _run(plan: DaemonPlan, identity: NodeIdentity, log: FilteringBoundLogg
     tools = _caller_tools(node, state_dir, log)
     loopback = LoopbackServer(
         lambda: (sent.wire, sent.etag) if (sent := node.announcer.published) else None,
-        lambda: _readiness(node, identity, around, tools),
+        lambda: readiness_of(node, around.publisher, tools),
         plan.loopback_port,
     )
     asyncio.get_running_loop().set_default_executor(prestarted_pool())
@@ -146,18 +145,3 @@ def _caller_tools(node: Node, state_dir: Path, log: FilteringBoundLogger) -> Cal
 
     node.frames.on_link(follow)
     return tools
-
-
-def _readiness(node: Node, identity: NodeIdentity, around: NodeEnvironment, tools: CallerTools) -> Readiness:
-    # Ready means that calls flow: the relay has taken the manifest. A broker that is away is shown, but
-    # either way of announcing suffices.
-    return Readiness(
-        ready=node.link.state is LinkState.ANNOUNCED,
-        subsystems={
-            "identity": "issued" if identity.root_pem else "self-signed: install a certificate",
-            "manifest": "signed" if node.announcer.current else "not signed yet",
-            "broker": "connected" if around.publisher.connected else "connecting",
-            "relay": node.link.state.value,
-            "caller tools": tools.summary(),
-        },
-    )

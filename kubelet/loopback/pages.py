@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, TypeAlias
 
+from schemas.health import Health
+
 MANIFEST_PATH = "/.well-known/mcp.json"
 HEALTH_PATH = "/healthz"
 READINESS_PATH = "/readyz"
@@ -26,10 +28,10 @@ _Fields: TypeAlias = dict[str, list[str]]
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    """Whether calls can reach this node, and the state of each subsystem in a text of ours."""
+    """Whether calls can reach this node, and the health of each subsystem."""
 
     ready: bool
-    subsystems: Mapping[str, str]
+    subsystems: Mapping[str, Health]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +76,16 @@ class Pages:
         return page(fields)
 
     def _healthz(self, _fields: _Fields) -> LoopbackResponse:
+        dead = [name for name, health in self._readiness().subsystems.items() if not health.live]
+        if dead:
+            return _json(HTTPStatus.SERVICE_UNAVAILABLE, {"status": "stalled", "stalled": dead})
         return _json(HTTPStatus.OK, {"status": "ok"})
 
     def _readyz(self, _fields: _Fields) -> LoopbackResponse:
         readiness = self._readiness()
         status = HTTPStatus.OK if readiness.ready else HTTPStatus.SERVICE_UNAVAILABLE
-        return _json(status, {"ready": readiness.ready, "subsystems": dict(readiness.subsystems)})
+        shown = {name: health.to_json() for name, health in readiness.subsystems.items()}
+        return _json(status, {"ready": readiness.ready, "subsystems": shown})
 
     def _manifest_page(self, fields: _Fields) -> LoopbackResponse:
         published = self._manifest()

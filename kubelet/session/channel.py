@@ -16,7 +16,7 @@ from websockets.exceptions import ConnectionClosed, WebSocketException
 from kubelet.session.metered_connection import MeteredConnection
 from schemas.addresses import connect_url, host_of, is_loopback
 from schemas.frame_types import FrameType, Role
-from schemas.frames import MAX_FRAME_BYTES, SUBPROTOCOL, Frame, FrameReader
+from schemas.frames import MAX_FRAME_BYTES, SUBPROTOCOL_1_1, SUBPROTOCOLS, Frame, FrameReader
 from schemas.session import CloseCode, DropReason, PeerProtocolError, SessionMachine, State
 from schemas.ulids import UlidSource
 
@@ -44,7 +44,7 @@ async def opened(  # noqa: PLR0913 - what comes in from outside
     metered = partial(MeteredConnection, commands_per_s=commands_per_s)
     async with connect(
         connect_url(relay_url),
-        subprotocols=[SUBPROTOCOL],  # type: ignore[list-item]  # a NewType over str
+        subprotocols=SUBPROTOCOLS,  # type: ignore[arg-type]  # a NewType over str
         ssl=tls,
         compression=None,
         max_size=MAX_FRAME_BYTES,
@@ -71,6 +71,11 @@ class Channel:
     def is_open(self) -> bool:
         """Whether the handshake is done and neither end has closed."""
         return self._session.state is State.OPEN
+
+    @property
+    def gets_echo(self) -> bool:
+        """Whether the relay sends an echo after its welcome: it speaks protocol 1.1."""
+        return self._socket.subprotocol == SUBPROTOCOL_1_1
 
     async def send(
         self, type_: str, payload: Mapping[str, Any] | bytes, in_reply_to: str | None = None

@@ -8,7 +8,6 @@ import ssl
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any, NoReturn
 
 from structlog.typing import FilteringBoundLogger
@@ -18,12 +17,15 @@ from kubelet.announce.announcer import Announcer
 from kubelet.announce.signer import SignedManifest
 from kubelet.backoff import LONGEST_REQUESTED_S, Backoff, RivalBackoff
 from kubelet.dispatch import Dispatcher
+from kubelet.session.call_flow import CallFlow
 from kubelet.session.channel import CLOSE_TIMEOUT_S, NOT_REACHED, Channel, opened
 from kubelet.session.handshake import AudienceError, answer_to
+from kubelet.session.link_state import LinkState
 from kubelet.session.relay_frames import RelayFrames
 from kubelet.session.renewal import Renewal
 from schemas.delivery import TransitGauge
 from schemas.frames import Frame, FrameReader
+from schemas.health import Loop
 from schemas.identity_files import NodeIdentity
 from schemas.payloads import AnnounceAck, Bye, Cmd, Heartbeat, HeartbeatAck, Welcome
 from schemas.session import ByeReason, CloseCode, PeerProtocolError, ProtocolError
@@ -32,18 +34,8 @@ from schemas.ulids import UlidSource
 
 _HANDSHAKE_TIMEOUT_S = 10.0
 _SUPERSEDED_WAIT_S = 300.0
-
-
-class LinkState(Enum):
-    """What an operator sees of the connection."""
-
-    CONNECTING = "connecting"
-    OPEN = "open"
-    ANNOUNCED = "announced"
-    WRONG_AUDIENCE = "the relay has another name than the one pinned: check --relay"
-    REFUSED = "the relay does not accept this node's identity: install a certificate"
-    REVOKED = "revoked: an operator must enrol this node again"
-    SUPERSEDED = "another machine uses this identity"
+_STEP_S = 120.0
+"""How long connecting or one frame may take: an answer waits until the connection takes it, or is lost."""
 
 
 def _ticks_ms() -> int:
@@ -76,6 +68,7 @@ class LinkParts:
     tls: Callable[[], ssl.SSLContext | None] = lambda: None
     renewal: Renewal | None = None
     handshake_timeout_s: float = _HANDSHAKE_TIMEOUT_S
+    monotonic: Callable[[], float] = time.monotonic
 
 
 class RelayLink:
@@ -83,6 +76,8 @@ class RelayLink:
 
     Attributes:
         state: for readiness.
+        flow: whether calls flow, for the same.
+        loop: the progress of ``run``.
     """
 
     def __init__(self, parts: LinkParts) -> None:
@@ -97,6 +92,8 @@ class RelayLink:
         self._opened_ms: int | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self.state = LinkState.CONNECTING
+        self.flow = CallFlow(lambda: parts.announcer.interval_s, parts.monotonic)
+        self.loop = Loop(parts.monotonic)
 
     async def run(self) -> None:
         """Hold a session, and reconnect when it is lost; ends only when the node was revoked."""
@@ -104,6 +101,7 @@ class RelayLink:
         while self.state is not LinkState.REVOKED:
             self._requested_wait_s = 0.0
             self._opened_ms = None
+            self.loop.busy(_STEP_S)
             try:
                 await self._connect()
             except ConnectionClosed as error:
@@ -122,9 +120,13 @@ class RelayLink:
                 log.info("relay not reached", relay=self._parts.relay_url, reason=printable(str(error)))
             finally:
                 self._channel = None
+                self.flow.lost()
                 self._parts.frames.detach()
             if self.state is not LinkState.REVOKED:
-                await self._parts.sleep(self._parts.backoff.next_s(self._requested_wait_s))
+                wait_s = self._parts.backoff.next_s(self._requested_wait_s)
+                self.loop.busy(wait_s + _STEP_S)
+                await self._parts.sleep(wait_s)
+        self.loop.waits()
 
     async def carry(self, manifest: SignedManifest) -> bool:
         """Send ``manifest`` and its heartbeat, if a session is open."""
@@ -178,13 +180,16 @@ class RelayLink:
         self._parts.announcer.shorten_interval(payload["heartbeat_interval_ms"] / 1000)
         self._opened_ms = self._parts.ticks_ms()
         self.state = LinkState.OPEN
+        self.flow.connected(gets_echo=channel.gets_echo)
         self._parts.log.info("relay connected", relay=self._parts.relay_url, resumed=self._resumed)
 
     async def _serve(self, channel: Channel) -> None:
         try:
             await self._parts.announcer.carry(self.carry)
             while True:
+                self.loop.waits()
                 frame = await channel.receive()
+                self.loop.busy(_STEP_S)
                 if frame is not None:
                     await self._handle(channel, frame)
                 else:
@@ -224,6 +229,7 @@ class RelayLink:
                 beat: HeartbeatAck = payload
                 self._gauge.renew()
                 self._gauge.delay_ms(beat["server_time_ms"], self._parts.ticks_ms())
+                self.flow.acknowledged(beat.get("broker_etag"))
                 await self._renew(channel)
             case "announce_ack":
                 self._announced(frame)
@@ -260,8 +266,11 @@ class RelayLink:
         task.add_done_callback(self._tasks.discard)
 
     async def _answer(self, msg_id: str, payload: Mapping[str, Any]) -> None:
-        if self._channel is not None and self._channel.is_open:
-            await self._channel.send("cmd_ack", payload, msg_id)
+        channel = self._channel
+        if channel is None or not channel.is_open:
+            return
+        if await channel.send("cmd_ack", payload, msg_id) and payload["ok"]:
+            self.flow.answered()
 
     def _closed(self, error: ConnectionClosed) -> None:
         code = error.rcvd.code if error.rcvd is not None else None

@@ -7,6 +7,7 @@ from relay.audit.log import AuditLog
 from relay.audit.refusal_counts import RefusalCounter
 from relay.environment import RelayEnvironment
 from relay.part import Part
+from schemas.health import Health
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +25,9 @@ class AuditPart(Part):
         """Close the log's file."""
         self.log.close()
 
-    def ready(self) -> Mapping[str, bool]:
+    def health(self) -> Mapping[str, Health]:
         """Calls are refused while they cannot be recorded."""
-        return {"audit": self.log.available}
+        return {"audit": Health.passive(ready=self.log.available)}
 
 
 def assemble(environment: RelayEnvironment) -> AuditPart:

@@ -12,6 +12,7 @@ from relay.environment import RelayEnvironment
 from relay.key_files import load_or_create_key
 from relay.part import Part
 from schemas.addresses import mcp_url
+from schemas.health import Health
 from schemas.tokens import AGENT_REF, EXTERNAL_AGENT_REF, EXTERNAL_HEADER_REF, TokenVerifier
 
 
@@ -24,9 +25,9 @@ class AuthPart(Part):
     external: ExternalIssuer | None
     freshness: Freshness
 
-    def ready(self) -> Mapping[str, bool]:
+    def health(self) -> Mapping[str, Health]:
         """Calls are refused while it is not known which tokens and leaves are revoked."""
-        return {"revocations": self.freshness.is_fresh()}
+        return {"revocations": Health.passive(ready=self.freshness.is_fresh())}
 
     async def run(self) -> None:
         """Keep the external issuer's keys fresh until cancelled."""

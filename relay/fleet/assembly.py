@@ -16,6 +16,7 @@ from relay.fleet.name_ledger import NameLedger
 from relay.fleet.replay_marks import MarkStore
 from relay.fleet.tools import Projector
 from relay.part import Part
+from schemas.health import Health, Loop
 
 _CLIENT_ID_BYTES = 4
 
@@ -36,9 +37,21 @@ class FleetPart(Part):
             for work in (self.marks, self.feed, self.notifier):
                 tasks.create_task(work.run())
 
-    def ready(self) -> Mapping[str, bool]:
-        """Manifests arrive by the broker."""
-        return {"broker": self.feed.connected}
+    def health(self) -> Mapping[str, Health]:
+        """Manifests arrive by the broker, and those that it retains have arrived."""
+        inventory = self.fleet.inventory
+        return {
+            "broker": Health.of(self.feed.loop, ready=self.feed.connected),
+            "inventory": Health(
+                started=inventory.is_subscribed,
+                live=self.notifier.loop.is_live,
+                ready=inventory.is_there,
+            ),
+        }
+
+    def loops(self) -> Mapping[str, Loop]:
+        """The broker's messages are taken in, and tools whose time is over are delisted."""
+        return {"broker": self.feed.loop, "inventory": self.notifier.loop}
 
 
 def assemble(

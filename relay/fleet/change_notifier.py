@@ -6,6 +6,7 @@ reaches its agent.
 """
 
 import asyncio
+import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -17,8 +18,11 @@ from relay.auth.permissions import Rights
 from relay.fleet.fleet import Fleet
 from relay.fleet.selection import WHOLE_FLEET, Selection
 from relay.fleet.tool_index import Version
+from schemas.health import Loop
 
 INTERVAL_S = 1.0
+_ROUND_S = 60.0
+"""How long one check may take, while calls are made as well."""
 _LISTENER_TIMEOUT_S = 5.0
 # Of one tenant: its clients choose what they select, and must not delay those of others by it.
 _AUDIENCES_AT_ONCE = 16
@@ -51,6 +55,9 @@ class ChangeNotifier:
 
     It checks every ``interval_s`` whether something has changed, and notifies an audience once in
     ``quiet_s``, by default once in ``interval_s``.
+
+    Attributes:
+        loop: the progress of ``run``.
     """
 
     def __init__(
@@ -67,6 +74,7 @@ class ChangeNotifier:
         self._quiet_s = interval_s if quiet_s is None else quiet_s
         self._timeout_s = timeout_s
         self._woken = asyncio.Event()
+        self.loop = Loop(time.monotonic)
         self._tenants: defaultdict[str, _Tenant] = defaultdict(_Tenant)
         self._changed: set[_Seen] = set()
         fleet.follow(self._tenant_changed)
@@ -99,6 +107,7 @@ class ChangeNotifier:
         pause_s = self._interval_s
         async with asyncio.TaskGroup() as tasks:
             while True:
+                self.loop.busy(pause_s + _ROUND_S)
                 with suppress(TimeoutError):
                     async with asyncio.timeout(pause_s):
                         await self._woken.wait()

@@ -13,6 +13,7 @@ from relay.fleet.missing_manifests import MissingManifests
 from relay.fleet.node_index import NodeIndex
 from relay.fleet.node_record import NodeRecord
 from relay.observability.metrics import Metrics
+from schemas.manifest import etag_of
 
 
 class Inventory:
@@ -27,6 +28,7 @@ class Inventory:
         self._log = log
         self._missing = MissingManifests(log)
         self._subscription = 0
+        self._is_checked = False
         metrics.inventory_missing.set_function(self.missing)
 
     def heartbeat(self, node_id: str, etag: str) -> None:
@@ -45,12 +47,32 @@ class Inventory:
     def subscribed(self) -> None:
         """Record that the broker was subscribed to: from now on it sends what it retains."""
         self._subscription += 1
+        self._is_checked = False
 
-    def announced(self, node_id: str) -> None:
-        """Record that the broker sent an announce of ``node_id``, whatever it is worth."""
+    @property
+    def is_subscribed(self) -> bool:
+        """Whether a broker was ever subscribed to."""
+        return self._subscription > 0
+
+    @property
+    def is_there(self) -> bool:
+        """Whether what the broker retains has arrived: all that is known, or what came before ``check``.
+
+        What is missing after that is not expected any more: nodes that are gone, or that the broker has lost.
+        """
+        return self.is_subscribed and (self._is_checked or not self.missing())
+
+    def announced(self, node_id: str, wire: bytes) -> None:
+        """Record that the broker sent ``wire`` as the announce of ``node_id``, whatever it is worth."""
         node = self._nodes.get(node_id)
         if node is not None:
             node.announced_in = self._subscription
+            node.broker_etag = etag_of(wire)
+
+    def etag_by_broker(self, node_id: str) -> str | None:
+        """Return the ETag of what the broker sent last as the announce of ``node_id``; None of nothing."""
+        node = self._nodes.get(node_id)
+        return node.broker_etag if node is not None else None
 
     def missing(self) -> int:
         """Return of how many nodes that announced themselves before the broker has not sent an announce."""
@@ -58,6 +80,7 @@ class Inventory:
 
     def check(self) -> None:
         """Log what is missing, once what is retained has had time to arrive."""
+        self._is_checked = True
         if missing := self.missing():
             self._log.warning(
                 "the broker has not sent all manifests that were known; see docs/brokers.md",

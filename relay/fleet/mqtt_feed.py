@@ -23,6 +23,7 @@ from relay.rate_limits import Allowance, KeyedLimiters
 from schemas import topics
 from schemas.addresses import BrokerAddress
 from schemas.errors import ToolError
+from schemas.health import Loop
 from schemas.identity import MAX_PEM_BYTES
 from schemas.manifest import MAX_MANIFEST_BYTES
 from schemas.registry import SchemaRegistry
@@ -41,6 +42,8 @@ _INBOX_BYTES = 8 * 1024 * 1024
 # How much is done without a pause for calls: whichever is reached first.
 _BATCH_BYTES = 64 * 1024
 _BATCH_S = 0.005
+# Unknown nodes wait for their rate, a message after the other.
+_MESSAGE_S = 120.0
 _LARGEST = max(MAX_MANIFEST_BYTES, MAX_PEM_BYTES)
 _MAX_HEARTBEAT_BYTES = 1024
 _BYTES_LIKE_A_MESSAGE = 8192
@@ -64,6 +67,7 @@ class MqttFeed:
 
     Attributes:
         connected: whether the broker is connected and has granted the subscription.
+        loop: the progress of ``run``.
     """
 
     def __init__(  # noqa: PLR0913 - what comes in from outside
@@ -103,6 +107,7 @@ class MqttFeed:
         self._timers: list[asyncio.TimerHandle] = []
         self._arrived = asyncio.Event()
         self._is_woken = False
+        self.loop = Loop(monotonic)
         self.connected = False
         self._client = paho.Client(
             CallbackAPIVersion.VERSION2, client_id=client_id, protocol=MQTTProtocolVersion.MQTTv311
@@ -127,6 +132,7 @@ class MqttFeed:
         self._client.loop_start()
         try:
             while True:
+                self.loop.waits()
                 await self._arrived.wait()
                 self._arrived.clear()
                 # Before the inbox is read: what arrives from now on wakes the loop again.
@@ -180,6 +186,7 @@ class MqttFeed:
     async def _drain(self, inbox: Inbox) -> None:
         began_s, size = self._monotonic(), 0
         while (message := inbox.take()) is not None:
+            self.loop.busy(_MESSAGE_S)
             topic, payload = message
             try:
                 await self._take(topic, payload)
@@ -215,7 +222,7 @@ class MqttFeed:
             case "announce" if not payload:
                 self._fleet.tombstone(node_id)
             case "announce" if len(payload) <= MAX_MANIFEST_BYTES:
-                self._fleet.inventory.announced(node_id)
+                self._fleet.inventory.announced(node_id, payload)
                 self._fleet.offer_manifest(node_id, payload, "broker")
             case "identity" if len(payload) <= MAX_PEM_BYTES:
                 if payload:

@@ -25,6 +25,7 @@ class NodeRecord:
         tools: what its manifest announces, by canonical name; ``kinds`` are the names of their kinds.
         since_ms: when it has connected, or its connection was lost; None if neither was seen.
         announced_in: the relay's latest subscription to the broker in which that sent an announce.
+        broker_etag: the ETag of what the broker sent last as its announce; it may not have been accepted.
         grace_until_ms: how long its tools stay listed without a connection.
         indexed_tenant, indexed_tools: what ``NodeIndex`` has taken in; written by the index alone.
     """
@@ -41,6 +42,7 @@ class NodeRecord:
     connected: bool = False
     since_ms: int | None = None
     announced_in: int = 0
+    broker_etag: str | None = None
     grace_until_ms: int = 0
     indexed_tenant: str | None = None
     indexed_tools: Mapping[str, Tool] = field(default_factory=lambda: NO_TOOLS)

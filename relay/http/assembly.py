@@ -15,6 +15,7 @@ from relay.http.connections import Bounds, Connections
 from relay.http.request_guard import METADATA_PATH, AllowedHosts, BeginMcp, RequestGuard
 from relay.http.routes import make_routes
 from relay.part import Part
+from schemas.health import Health
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,7 @@ class Served:
         mcp_direct: what answers some of its requests without ASGI.
         node_sessions: the application behind ``/devices/connect``.
         routes: further routes.
-        ready: what ``/readyz`` shows.
+        health: what ``/healthz`` and ``/readyz`` show.
     """
 
     mcp: ASGIApp
@@ -34,7 +35,7 @@ class Served:
     running: Callable[[], AbstractAsyncContextManager[None]]
     node_sessions: ASGIApp
     routes: Sequence[Route]
-    ready: Callable[[], Mapping[str, bool]]
+    health: Callable[[], Mapping[str, Health]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,7 @@ def assemble(environment: RelayEnvironment, audit: AuditPart, auth: AuthPart, se
         public_url=config.public_url,
         registry=environment.registry,
         metrics=environment.metrics,
-        readiness=served.ready,
+        health=served.health,
         running=served.running,
         issuers=[config.external_issuer.issuer] if config.external_issuer else [],
         more=served.routes,

@@ -13,10 +13,12 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from relay.auth.permissions import SCOPES
+from relay.http.health_routes import health_routes
 from relay.http.request_guard import METADATA_PATHS, METRICS_PATH
 from relay.observability.metrics import Metrics
 from schemas.addresses import mcp_url
 from schemas.canonical import blake3_hex
+from schemas.health import Health
 from schemas.registry import SchemaRegistry
 
 _YEAR_S = 31_536_000
@@ -27,7 +29,7 @@ def make_routes(  # noqa: PLR0913 - what comes in from outside
     public_url: str,
     registry: SchemaRegistry,
     metrics: Metrics,
-    readiness: Callable[[], Mapping[str, bool]],
+    health: Callable[[], Mapping[str, Health]],
     running: Callable[[], AbstractAsyncContextManager[None]],
     issuers: Sequence[str] = (),
     more: Sequence[Route] = (),
@@ -55,14 +57,6 @@ def make_routes(  # noqa: PLR0913 - what comes in from outside
             return Response(status_code=304, headers=headers)
         return Response(document, media_type="application/schema+json", headers=headers)
 
-    async def healthz(_request: Request) -> Response:
-        return JSONResponse({"status": "ok"})
-
-    async def readyz(_request: Request) -> Response:
-        parts = dict(readiness())
-        ready = all(parts.values())
-        return JSONResponse({"ready": ready, "subsystems": parts}, status_code=200 if ready else 503)
-
     async def show_metrics(_request: Request) -> Response:
         return Response(metrics.render(), media_type="text/plain; version=0.0.4")
 
@@ -77,8 +71,7 @@ def make_routes(  # noqa: PLR0913 - what comes in from outside
     routes = [
         Route("/schemas/", list_schemas),
         Route("/schemas/{ref}", get_schema),
-        Route("/healthz", healthz),
-        Route("/readyz", readyz),
+        *health_routes(health),
         Route(METRICS_PATH, show_metrics),
         *(Route(path, resource_metadata) for path in METADATA_PATHS if issuers),
         *more,

@@ -37,6 +37,7 @@ from relay.server.trust_watcher import TrustWatcher
 from relay.sessions import assembly as sessions_assembly
 from relay.telemetry import assembly as telemetry_assembly
 from relay.views import assembly as views_assembly
+from schemas.health import Health, Loop
 from schemas.kinds import KindRegistry
 from schemas.registry import SchemaRegistry
 from schemas.trust import TrustRules
@@ -106,7 +107,7 @@ class Relay:
                 running=self.mcp.endpoint.running,
                 node_sessions=self.sessions.node_sessions,
                 routes=self.pki.enrolment.routes(),
-                ready=self.ready,
+                health=self.health,
             ),
         )
 
@@ -127,10 +128,18 @@ class Relay:
             self.http,
         )
 
-    def ready(self) -> Mapping[str, bool]:
-        """Return what ``/readyz`` shows: calls can be made when all of it is true."""
-        parts = {name: good for part in self.parts for name, good in part.ready().items()}
-        return parts | {"clock": self._clock.is_trusted()}
+    def health(self) -> Mapping[str, Health]:
+        """Return what ``/readyz`` shows: calls can be made when all of it is ready."""
+        parts = {name: health for part in self.parts for name, health in part.health().items()}
+        return parts | {
+            "decisions": Health.of(self.watcher.loop, ready=True),
+            "clock": Health.passive(ready=self._clock.is_trusted()),
+        }
+
+    def loops(self) -> Mapping[str, Loop]:
+        """Return the loops without whose progress the relay should be restarted, by subsystem."""
+        parts = {name: loop for part in self.parts for name, loop in part.loops().items()}
+        return parts | {"decisions": self.watcher.loop}
 
     async def run(self) -> None:
         """Do the parts' background work until cancelled; the first failure ends all."""

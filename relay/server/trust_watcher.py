@@ -7,6 +7,7 @@ whose leaf has expired. Must not decide who is revoked.
 """
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -27,6 +28,7 @@ from relay.server.descriptor_reserve import DescriptorReserve
 from relay.server.follow_ups import FollowUps
 from relay.sessions.node_sessions import NodeSessions
 from schemas.error_roots import StateError
+from schemas.health import Loop
 from schemas.identity import Identity, certificates_in, kid_of
 from schemas.session import CloseCode
 from schemas.text import printable
@@ -34,6 +36,8 @@ from schemas.text import printable
 INTERVAL_S = 0.25
 """How often the ledgers are polled."""
 MAX_UNRECORDED = 10_000
+_POLL_S = 120.0
+"""How long one poll may take: the ledgers of thousands of nodes, on a slow disk."""
 
 _Content = TypeVar("_Content")
 _Leaves = tuple[list[str], frozenset[str], Mapping[str, IssuedLeaf], frozenset[str]]
@@ -48,6 +52,9 @@ class TrustWatcher:
 
     ``follow_ups`` run after every change of certificates or roots; ``on_tokens`` are called with all revoked
     tokens when there is a new one.
+
+    Attributes:
+        loop: the progress of ``run``.
     """
 
     def __init__(  # noqa: PLR0913 - the parts that it changes
@@ -81,6 +88,7 @@ class TrustWatcher:
         self._on_tokens = on_tokens
         self._log = log
         self._interval_s = interval_s
+        self.loop = Loop(time.monotonic)
         # Its own threads: enrolments and renewals that wait for a ledger must not delay a revocation.
         self._threads = ThreadPoolExecutor(max_workers=3, thread_name_prefix="watch")
         self._seen: dict[str, object] = {}
@@ -116,6 +124,7 @@ class TrustWatcher:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._follow_ups.run())
             while True:
+                self.loop.busy(_POLL_S)
                 await asyncio.sleep(self._interval_s)
                 await self.poll()
 

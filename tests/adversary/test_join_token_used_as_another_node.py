@@ -53,7 +53,7 @@ class Attack:
             public_url=PUBLIC_URL,
             registry=hub.registry,
             metrics=hub.metrics,
-            readiness=dict,
+            health=dict,
             running=nullcontext,
             more=enrolment.routes(),
         )

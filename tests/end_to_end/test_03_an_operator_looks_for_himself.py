@@ -86,8 +86,10 @@ async def test_the_relay_says_how_it_is(demo: Demo) -> None:
     async with httpx2.AsyncClient(base_url=demo.base_url) as http:
         assert (await http.get("/healthz")).json() == {"status": "ok"}
         ready = await http.get("/readyz")
-        subsystems = ("broker", "audit", "revocations", "clock")
-        assert (ready.status_code, ready.json()["subsystems"]) == (200, dict.fromkeys(subsystems, True))
+        names = {"broker", "inventory", "audit", "revocations", "decisions", "clock"}
+        assert (ready.status_code, ready.json()["subsystems"].keys()) == (200, names)
+        subsystems = ready.json()["subsystems"].values()
+        assert all(health["started"] and health["live"] and health["ready"] for health in subsystems)
         metrics = (await http.get("/metrics")).text
     assert "edge_relay_nodes_connected 3.0" in metrics
     assert 'edge_relay_manifests_total{outcome="accepted"' in metrics
@@ -98,13 +100,16 @@ async def test_the_node_says_how_it_is(demo: Demo) -> None:
         assert (await http.get("/healthz")).status_code == 200
         ready = await http.get("/readyz")
         assert ready.status_code == 200
-        assert ready.json()["subsystems"] == {
+        subsystems = ready.json()["subsystems"]
+        assert {name: health["state"] for name, health in subsystems.items()} == {
             "identity": "issued",
             "manifest": "signed",
             "broker": "connected",
             "relay": "announced",
+            "calls": "calls flow",
             "caller tools": "0 sessions, 0 local clients",
         }
+        assert all(health["started"] and health["live"] and health["ready"] for health in subsystems.values())
         assert (await http.post("/.well-known/mcp.json")).status_code == 405
         rebound = await http.get("/.well-known/mcp.json", headers={"Host": "attacker.example"})
     assert rebound.status_code == 421

@@ -92,7 +92,7 @@ async def test_a_broker_that_lost_everything_has_it_again_when_it_is_back(system
     await start_broker(system.plan, system.processes)
     loopback = f"http://127.0.0.1:{system.plan.loopback_port}/readyz"
     async with asyncio.timeout(BOUND_S), httpx2.AsyncClient() as http:
-        while (await http.get(loopback)).json()["subsystems"]["broker"] != "connected":
+        while (await http.get(loopback)).json()["subsystems"]["broker"]["ready"] is not True:
             pass
         while not (await http.get(system.plan.public_url + "/readyz")).json()["ready"]:
             pass
@@ -120,7 +120,7 @@ async def test_a_node_waits_for_broker_and_relay_and_shows_that_it_does(system: 
         assert (await http.get("/healthz")).status_code == 200
         assert (await http.get("/.well-known/mcp.json")).status_code == 404
         subsystems = waiting.json()["subsystems"]
-        assert (subsystems["broker"], subsystems["relay"]) == ("connecting", "connecting")
+        assert [subsystems[name]["state"] for name in ("broker", "relay")] == ["connecting", "connecting"]
 
         await start_broker(plan, processes)
         await processes.start("relay", relay_command(plan))

@@ -23,7 +23,7 @@ from mcp.client.client import Client
 from mcp.client.subscriptions import ToolsListChanged
 from mcp.shared.exceptions import MCPError
 
-from kubelet.session.link import LinkState
+from kubelet.session.link_state import LinkState
 from relay.auth.revoked_tokens import RevokedTokens
 from relay.clock import now_ms
 from relay.demo.local_system import LocalSystem, list_tools, relay_command, start_system, until_listed
@@ -112,7 +112,7 @@ async def until_relay_state(system: LocalSystem, state: LinkState) -> None:
     """Wait until this machine's kubelet shows ``state``."""
     url = f"http://127.0.0.1:{system.plan.loopback_port}/readyz"
     async with httpx2.AsyncClient(trust_env=False) as http:
-        while (await http.get(url)).json()["subsystems"]["relay"] != state.value:
+        while (await http.get(url)).json()["subsystems"]["relay"]["state"] != state.value:
             pass
 
 

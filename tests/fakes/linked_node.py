@@ -13,7 +13,8 @@ from kubelet.announce.signer import ManifestSigner
 from kubelet.backoff import Backoff
 from kubelet.dispatch import Dispatcher
 from kubelet.logs import make_logger
-from kubelet.session.link import LinkParts, LinkState, RelayLink
+from kubelet.session.link import LinkParts, RelayLink
+from kubelet.session.link_state import LinkState
 from kubelet.session.relay_frames import RelayFrames
 from schemas.frames import FrameReader
 from schemas.kinds import KindRegistry

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 from itertools import count
@@ -104,10 +104,14 @@ class RelayEnd:
 
 
 class PlayedRelay:
-    """A WebSocket server; each connection waits to be played."""
+    """A WebSocket server; each connection waits to be played.
 
-    def __init__(self, reader: FrameReader) -> None:
+    It speaks ``subprotocols``, by default those of a relay of the version before.
+    """
+
+    def __init__(self, reader: FrameReader, subprotocols: Sequence[str] = (SUBPROTOCOL,)) -> None:
         self._reader = reader
+        self._subprotocols = subprotocols
         self._connections: asyncio.Queue[RelayEnd] = asyncio.Queue()
         self._numbers = count(1)
         self._port: int | None = None
@@ -127,7 +131,7 @@ class PlayedRelay:
             self._connected,
             "127.0.0.1",
             0,
-            subprotocols=[SUBPROTOCOL],  # type: ignore[list-item]  # a NewType over str
+            subprotocols=self._subprotocols,  # type: ignore[arg-type]  # a NewType over str
             compression=None,
             process_request=self._upgrade,
             close_timeout=1,

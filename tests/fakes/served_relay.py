@@ -19,6 +19,7 @@ from relay.http.request_guard import AllowedHosts, RequestGuard
 from relay.http.routes import make_routes
 from relay.sessions.node_sessions import AUTH_TIMEOUT_S
 from schemas.frames import CONNECT_PATH, MAX_FRAME_BYTES, SUBPROTOCOL, Frame, FrameReader
+from schemas.health import Health
 from tests.fakes.hub import Hub
 from tests.fakes.node_end import BOOT_ID, NodeEnd, device_token
 from tests.fakes.raw_http import exchange
@@ -83,7 +84,10 @@ class ServedRelay:
                 public_url=hub.public_url,
                 registry=hub.registry,
                 metrics=hub.metrics,
-                readiness=lambda: {"audit": hub.audit.available, "clock": hub.judged_by.is_trusted()},
+                health=lambda: {
+                    "audit": Health.passive(ready=hub.audit.available),
+                    "clock": Health.passive(ready=hub.judged_by.is_trusted()),
+                },
                 running=self._mcp.running,
             ),
         )

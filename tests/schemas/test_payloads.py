@@ -4,6 +4,7 @@ from typing import Any, NotRequired, get_type_hints, is_typeddict
 import pytest
 
 from schemas import payloads
+from schemas.frames import document_of
 from schemas.registry import SchemaRegistry
 
 FRAMES = {
@@ -52,7 +53,7 @@ def stated(schema: dict[str, Any]) -> tuple[set[str], set[str]]:
 
 @pytest.mark.parametrize("frame", FRAMES)
 def test_the_type_of_a_payload_has_the_members_of_its_document(registry: SchemaRegistry, frame: str) -> None:
-    document = registry.document(f"session.{frame}@1.0.0")["properties"]["payload"]
+    document = registry.document(document_of(frame))["properties"]["payload"]
     assert members(FRAMES[frame]) == stated(document)
 
 

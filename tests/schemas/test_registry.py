@@ -188,6 +188,7 @@ EXAMPLES: dict[str, Any] = {
     "token.header_external@1.0.0": {"alg": "Ed25519", "kid": "a:b/1=", "typ": "at+jwt"},
     "token.key_external@1.0.0": {"kty": "OKP", "crv": "Ed25519", "kid": "k", "x": "x" * 43, "use": "sig"},
     **{f"session.{type_}@1.0.0": message(type_) for type_ in PAYLOADS},
+    "session.heartbeat_ack@1.1.0": message("heartbeat_ack", broker_etag="ab" * 32),
 }
 
 

@@ -21,7 +21,7 @@ from kubelet.logs import make_logger
 from schemas.addresses import BrokerAddress
 from schemas.canonical import jcs
 from schemas.files import ExposedFileError
-from schemas.frames import FrameReader
+from schemas.frames import SUBPROTOCOLS, FrameReader
 from schemas.identity_files import IdentityFiles, IdentityFilesError
 from schemas.kinds import KindRegistry
 from schemas.session import CloseCode
@@ -52,8 +52,15 @@ class Daemon:
         async with asyncio.timeout(BOUND_S):
             while True:
                 status, page = await self.get("/readyz")
-                if page["subsystems"]["relay"] == state:
+                if page["subsystems"]["relay"]["state"] == state:
                     return status, page
+
+    async def until_ready(self) -> tuple[int, Any]:
+        """Return the readiness page once its status is 200: an answer may just have been sent."""
+        async with asyncio.timeout(BOUND_S):
+            while (page := await self.get("/readyz"))[0] != 200:
+                pass
+            return page
 
     def _get(self, path: str) -> tuple[int, Any]:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=BOUND_S)
@@ -97,19 +104,18 @@ async def test_a_daemon_without_broker_and_relay_lives_and_says_what_is_missing(
         await log.until("broker not reached yet")
         await log.until("relay not reached")
         assert await running.get("/healthz") == (200, {"status": "ok"})
-        assert await running.get("/readyz") == (
-            503,
-            {
-                "ready": False,
-                "subsystems": {
-                    "identity": "issued",
-                    "manifest": "signed",
-                    "broker": "connecting",
-                    "relay": "connecting",
-                    "caller tools": "0 sessions, 0 local clients",
-                },
-            },
-        )
+        status, page = await running.get("/readyz")
+        assert (status, page["ready"]) == (503, False)
+        assert {name: (now["ready"], now["state"]) for name, now in page["subsystems"].items()} == {
+            "identity": (True, "issued"),
+            "manifest": (True, "signed"),
+            "broker": (False, "connecting"),
+            "relay": (False, "connecting"),
+            "calls": (False, "no session"),
+            "caller tools": (True, "0 sessions, 0 local clients"),
+        }
+        assert all(now["live"] for now in page["subsystems"].values())
+        assert [name for name, now in page["subsystems"].items() if not now["started"]] == ["calls"]
         # Signed, but neither the broker nor the relay has accepted it.
         assert await running.get("/.well-known/mcp.json") == (
             404,
@@ -131,11 +137,33 @@ async def test_a_daemon_is_ready_when_the_relay_has_taken_its_manifest(
         announce = await end.accept()
         await log.until("broker connected")
         status, page = await running.until_relay_is("announced")
-        assert (status, page["ready"], page["subsystems"]["broker"]) == (200, True, "connected")
+        assert (status, page["ready"], page["subsystems"]["broker"]["ready"]) == (200, True, True)
         assert await running.get("/.well-known/mcp.json") == (200, json.loads(jcs(announce.payload)))
         answer = await end.command(tool=f"sys.{NODE_ID}.sysmetrics.snapshot", arguments={"include": ["mem"]})
         assert answer.payload["result"]["mem"]["total_bytes"] > 0
         assert int(last_issued_file(state_dir).read_text()) >= announce.payload["issued_at_ms"]
+
+
+async def test_a_daemon_is_ready_only_when_it_has_answered_the_relays_echo(
+    state_dir: Path, log: LogLines, reader: FrameReader
+) -> None:
+    echo: dict[str, Any] = {"tool": f"sysecho.{NODE_ID}.echo.invoke", "arguments": {"message": "echo"}}
+    relay = PlayedRelay(reader, subprotocols=SUBPROTOCOLS)
+    async with relay.running(), daemon(state_dir, log, relay_url=relay.url) as running:
+        for _ in range(2):  # one echo for each welcome
+            end = await relay.next()
+            await end.admit()
+            await end.accept()
+            status, page = await running.until_relay_is("announced")
+            assert (status, page["subsystems"]["calls"]["state"]) == (503, "no command answered yet")
+            refused = await end.command(**{**echo, "tool": f"sysecho.{NODE_ID}.echo.other"})
+            assert refused.payload["ok"] is False
+            assert (await running.get("/readyz"))[0] == 503
+            assert (await end.command(**echo)).payload["ok"] is True
+            status, page = await running.until_ready()
+            assert (status, page["subsystems"]["calls"]["state"]) == (200, "calls flow")
+            end.drop()
+            await running.until_relay_is("connecting")
 
 
 async def test_a_daemon_whose_relay_went_away_is_not_ready(
@@ -232,7 +260,7 @@ async def test_a_node_that_no_ca_has_vouched_for_says_so(
     create_identity(files, NOW_MS, os.urandom)
     async with daemon(files.root, log, broker) as running:
         _, page = await running.get("/readyz")
-        assert page["subsystems"]["identity"] == "self-signed: install a certificate"
+        assert page["subsystems"]["identity"]["state"] == "self-signed: install a certificate"
 
 
 async def test_a_key_that_others_can_read_is_refused_before_anything_starts(

@@ -11,6 +11,7 @@ from kubelet.loopback.pages import (
     Pages,
     Readiness,
 )
+from schemas.health import Health
 
 BOUND_S = 10
 WIRE = b'{"manifest_version":"1.1.0"}'
@@ -25,7 +26,9 @@ class State:
 
     def __init__(self) -> None:
         self.published: tuple[bytes, str] | None = (WIRE, ETAG)
-        self.ready = Readiness(ready=True, subsystems={"relay": "connected"})
+        self.ready = Readiness(
+            ready=True, subsystems={"relay": Health.passive(ready=True, state="connected")}
+        )
         self.bug: Exception | None = None
 
     def manifest(self) -> tuple[bytes, str] | None:
@@ -84,16 +87,35 @@ def test_the_daemon_is_healthy_while_it_answers(pages: Pages, state: State) -> N
     assert (answer.status, json.loads(answer.body)) == (HTTPStatus.OK, {"status": "ok"})
 
 
+def test_the_daemon_is_not_healthy_once_a_loop_of_it_has_stalled(pages: Pages, state: State) -> None:
+    stalled = Health(started=True, live=False, ready=True)
+    state.ready = Readiness(
+        ready=True, subsystems={"manifest": Health.passive(ready=False), "relay": stalled}
+    )
+    answer = get(pages, HEALTH_PATH)
+    assert answer.status == HTTPStatus.SERVICE_UNAVAILABLE
+    assert json.loads(answer.body) == {"status": "stalled", "stalled": ["relay"]}
+
+
 @pytest.mark.parametrize(("ready", "status"), [(True, 200), (False, 503)])
 def test_readiness_is_told_by_status_and_by_subsystem(
     pages: Pages, state: State, *, ready: bool, status: int
 ) -> None:
-    state.ready = Readiness(ready=ready, subsystems={"relay": "connecting", "broker": "connected"})
+    state.ready = Readiness(
+        ready=ready,
+        subsystems={
+            "relay": Health(started=True, live=True, ready=False, state="connecting"),
+            "broker": Health.passive(ready=True),
+        },
+    )
     answer = get(pages, READINESS_PATH)
     assert answer.status == status
     assert json.loads(answer.body) == {
         "ready": ready,
-        "subsystems": {"relay": "connecting", "broker": "connected"},
+        "subsystems": {
+            "relay": {"started": True, "live": True, "ready": False, "state": "connecting"},
+            "broker": {"started": True, "live": True, "ready": True},
+        },
     }
 
 

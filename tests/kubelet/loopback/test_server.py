@@ -11,6 +11,7 @@ import pytest
 
 from kubelet.loopback.pages import HEALTH_PATH, MANIFEST_PATH, READINESS_PATH, Readiness
 from kubelet.loopback.server import MAX_CONNECTIONS, LoopbackServer
+from schemas.health import Health
 
 BOUND_S = 10
 WIRE = b'{"manifest_version":"1.1.0"}'
@@ -23,7 +24,9 @@ class State:
 
     def __init__(self) -> None:
         self.published: tuple[bytes, str] | None = (WIRE, ETAG)
-        self.ready = Readiness(ready=True, subsystems={"relay": "connected"})
+        self.ready = Readiness(
+            ready=True, subsystems={"relay": Health.passive(ready=True, state="connected")}
+        )
         self.bug: Exception | None = None
 
     def manifest(self) -> tuple[bytes, str] | None:

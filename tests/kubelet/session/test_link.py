@@ -15,7 +15,8 @@ from kubelet.backoff import Backoff
 from kubelet.dispatch import Dispatcher
 from kubelet.handlers.base import Handler
 from kubelet.logs import make_logger
-from kubelet.session.link import LinkParts, LinkState, RelayLink
+from kubelet.session.link import LinkParts, RelayLink
+from kubelet.session.link_state import LinkState
 from kubelet.session.relay_frames import LinkEvent, RelayFrames
 from kubelet.session.renewal import Renewal
 from schemas.canonical import jcs

@@ -64,11 +64,11 @@ def test_calls_are_not_ready_before_every_ledger_was_read_and_while_one_is_old(
 ) -> None:
     part = assemble(fake.environment)
     for source in SOURCES:
-        assert part.ready() == {"revocations": False}
+        assert part.health()["revocations"].ready is False
         part.freshness.read(source)
-    assert part.ready() == {"revocations": True}
+    assert part.health()["revocations"].ready is True
     fake.seconds.now += LIMIT_S
-    assert part.ready() == {"revocations": False}
+    assert part.health()["revocations"].ready is False
 
 
 async def test_without_another_issuer_there_is_nothing_to_run(fake: FakeEnvironment) -> None:

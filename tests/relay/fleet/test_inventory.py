@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from schemas.manifest import etag_of
 from schemas.registry import SchemaRegistry
 from tests.fakes.hub import Hub
 from tests.fakes.signer import NODE_ID, OTHER_NODE_ID, SimulatedNode
@@ -24,8 +25,8 @@ def test_a_node_counts_as_missing_until_the_broker_has_sent_an_announce_of_it(
     hub.fleet.offer_identity(OTHER_NODE_ID, hub.ca.issue(OTHER_NODE_ID).leaf_pem)  # it never announced itself
     inventory.subscribed()
     assert (inventory.missing(), hub.counted("inventory_missing")) == (1, 1)
-    inventory.announced(NODE_ID)
-    inventory.announced("01hzx9k3m4p7q8r9s0t1v2w3x0")  # of a node that is not known
+    inventory.announced(NODE_ID, b"{}")
+    inventory.announced("01hzx9k3m4p7q8r9s0t1v2w3x0", b"{}")  # of a node that is not known
     assert (inventory.missing(), hub.counted("inventory_missing")) == (0, 0)
     inventory.check()
     assert hub.lines.entries(SHORT) == []
@@ -33,6 +34,33 @@ def test_a_node_counts_as_missing_until_the_broker_has_sent_an_announce_of_it(
     inventory.check()
     [line] = hub.lines.entries(SHORT)
     assert (line["missing"], line["known"]) == (1, 1)
+
+
+def test_the_inventory_is_there_once_all_that_is_known_has_come_or_has_had_time_to(
+    hub: Hub, node: SimulatedNode
+) -> None:
+    inventory = hub.fleet.inventory
+    hub.announce(node)
+
+    def came() -> None:
+        inventory.announced(NODE_ID, b"{}")
+
+    seen = [(inventory.is_subscribed, inventory.is_there)]
+    for step in (inventory.subscribed, came, inventory.subscribed, inventory.check):
+        step()
+        seen.append((inventory.is_subscribed, inventory.is_there))
+    assert seen == [(False, False), (True, False), (True, True), (True, False), (True, True)]
+
+
+def test_what_the_broker_sent_last_is_known_by_its_etag(hub: Hub, node: SimulatedNode) -> None:
+    inventory = hub.fleet.inventory
+    assert inventory.etag_by_broker(NODE_ID) is None
+    wire = hub.announce(node)
+    assert inventory.etag_by_broker(NODE_ID) is None  # it came by the session
+    inventory.announced(NODE_ID, wire)
+    assert inventory.etag_by_broker(NODE_ID) == etag_of(wire)
+    inventory.announced(NODE_ID, b"forged")
+    assert inventory.etag_by_broker(NODE_ID) == etag_of(b"forged")
 
 
 def test_a_retired_node_is_not_missing(hub: Hub, node: SimulatedNode) -> None:

@@ -10,6 +10,7 @@ from relay.auth.permissions import SCOPES
 from relay.http.routes import make_routes
 from schemas.addresses import HostPort
 from schemas.canonical import blake3_hex
+from schemas.health import Health
 from schemas.registry import SchemaRegistry
 from tests.fakes.hub import PUBLIC_URL, Hub
 from tests.fakes.serving import Server
@@ -25,11 +26,15 @@ class Site:
 
     def __init__(self, hub: Hub, issuers: Sequence[str] = ()) -> None:
         self.parts = {"broker": True, "audit": True}
+        self.health: dict[str, Health] = {}
         self.routes = make_routes(
             public_url=PUBLIC_URL,
             registry=hub.registry,
             metrics=hub.metrics,
-            readiness=lambda: self.parts,
+            health=lambda: {
+                **{name: Health.passive(ready=good) for name, good in self.parts.items()},
+                **self.health,
+            },
             running=nullcontext,
             issuers=issuers,
         )
@@ -156,7 +161,18 @@ async def test_readiness_is_that_every_part_is_there_and_says_which_is_not(
     site.parts.update(dict.fromkeys(down, False))
     response = await site.get("/readyz")
     assert response.status_code == status
-    assert response.json() == {"ready": not down, "subsystems": site.parts}
+    assert response.json()["ready"] is not bool(down)
+    shown = response.json()["subsystems"]
+    assert {name: health["ready"] for name, health in shown.items()} == site.parts
+
+
+async def test_a_relay_with_a_loop_that_has_stalled_is_neither_healthy_nor_ready(hub: Hub) -> None:
+    site = Site(hub)
+    site.health["broker"] = Health(started=True, live=False, ready=True)
+    async with site.http:
+        healthy, ready = await site.get("/healthz"), await site.get("/readyz")
+    assert (healthy.status_code, healthy.json()) == (503, {"status": "stalled", "stalled": ["broker"]})
+    assert ready.status_code == 503
 
 
 async def test_metrics_are_what_the_meters_say(site: Site, hub: Hub) -> None:

@@ -84,7 +84,7 @@ class Office:
             registry=self.hub.registry,
             metrics=self.hub.metrics,
             issuers=[],
-            readiness=dict,
+            health=dict,
             running=nullcontext,
             more=enrolment.routes(),
         )
