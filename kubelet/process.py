@@ -36,7 +36,10 @@ def errors_in_one_line() -> Iterator[None]:
     except (OperatorError, PeerError, StateError, FailedError) as error:
         fail(str(error), EXIT_CANNOT_RUN)
     except OSError as error:
-        fail(f"{error.filename}: {error.strerror}" if error.filename else str(error), EXIT_CANNOT_RUN)
+        fail(
+            f"{error.filename}: {error.strerror}" if error.filename else error.strerror or str(error),
+            EXIT_CANNOT_RUN,
+        )
     except Exception as error:  # noqa: BLE001 - so that no fault has the exit code of an answer
         # Not printed by Python: the message may hold bytes from outside, or a secret.
         fail(f"fault\nTraceback, innermost call first:\n{traceback_text(error)}", EXIT_FAULT)

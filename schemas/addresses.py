@@ -86,9 +86,18 @@ def parse_host_port(text: str) -> HostPort:
         AddressError: it is not of that form.
     """
     host, _, port = text.rpartition(":")
-    if is_host(host) and _PORT.fullmatch(port) and 0 < int(port) <= _MAX_PORT:
+    usable_port = _PORT.fullmatch(port) and 0 < int(port) <= _MAX_PORT
+    if is_host(host) and usable_port:
+        _check_zone(host)
         return HostPort(host.strip("[]"), int(port))
-    raise AddressError(f"{text!r} is not HOST:PORT, for example 127.0.0.1:1883")
+    example = f"127.0.0.1:{port}" if usable_port and not host else "127.0.0.1:1883"
+    raise AddressError(f"{text!r} is not HOST:PORT, for example {example}")
+
+
+def _check_zone(host: str) -> None:
+    address, zone = host.strip("[]").partition("%")[::2]
+    if zone and not ip_address(address).is_link_local:
+        raise AddressError(f"{host} has a zone, which link-local addresses alone have: write [{address}]")
 
 
 def is_loopback(host: str) -> bool:
@@ -124,6 +133,21 @@ def normal_url(text: str) -> str:
         raise wrong
     usual = port is None or port == _DEFAULT_PORTS[scheme]
     return f"{scheme}://{host}" if usual else f"{scheme}://{host}:{port}"
+
+
+def normal_mcp_url(text: str) -> str:
+    """Return the relay's URL in its normal form; ``text`` may be that of its MCP endpoint as well.
+
+    >>> normal_mcp_url("https://relay.example/mcp")
+    'https://relay.example'
+
+    Raises:
+        AddressError: as ``normal_url``.
+    """
+    base, question, query = text.partition("?")
+    if question and base.rstrip("/").endswith(MCP_PATH):
+        raise AddressError(f"leave out ?{query} of the relay's URL, and give --names and --view instead")
+    return normal_url(text.rstrip("/").removesuffix(MCP_PATH))
 
 
 def is_host(text: str) -> bool:

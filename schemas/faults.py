@@ -5,7 +5,9 @@ cut, variables are left out. The same fault may be hit a thousand times a second
 minute. Must not write anything.
 """
 
+import os
 import re
+import ssl
 import threading
 import traceback
 from collections.abc import Iterator
@@ -43,6 +45,30 @@ def summary(error: BaseException) -> str:
     message = without_secrets(message)
     name = type(error).__qualname__
     return printable(f"{name}: {message}" if message else name, _MAX_MESSAGE)
+
+
+def connection_reason(error: BaseException) -> str:
+    """Return why a connection was not made, in the words of the system or of TLS, as printable ASCII."""
+    return printable(without_secrets(_reported(connection_fault(error))), _MAX_MESSAGE)
+
+
+def connection_fault(error: BaseException) -> BaseException:
+    """Return what the system or TLS has reported; libraries wrap it in errors that say less."""
+    seen: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause is not None and cause not in seen:
+        seen.append(cause)
+        cause = _first(cause).__cause__ or _first(cause).__context__
+    return next((each for each in map(_first, reversed(seen)) if isinstance(each, OSError)), error)
+
+
+def _reported(error: BaseException) -> str:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"the certificate is not trusted: {error.verify_message}"
+    if isinstance(error, OSError) and not isinstance(error, ssl.SSLError) and error.errno is not None:
+        # asyncio's text repeats the address. A number below zero is one of name resolution.
+        return os.strerror(error.errno) if error.errno > 0 else str(error.strerror)
+    return str(error) or type(error).__qualname__
 
 
 def without_secrets(text: str) -> str:

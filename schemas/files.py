@@ -168,7 +168,10 @@ def write_atomic(path: Path, content: str | bytes, mode: int = PUBLIC) -> None:
     """Write ``content`` to ``path`` so that it is there whole, or as it was before, whatever happens."""
     data = content.encode("utf-8") if isinstance(content, str) else content
     # mkstemp makes a file that is new, ours alone, and no link that another user made.
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None  # not the temporary name
     temporary = Path(name)
     try:
         with os.fdopen(descriptor, "wb") as file:

@@ -5,6 +5,7 @@ named, or else one that this machine trusts. Must not connect, and must not read
 by itself: when a context is made is when they are looked at.
 """
 
+import os
 import ssl
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,8 @@ from typing import Any
 
 from schemas.error_roots import OperatorError
 from schemas.files import read_named_secret
+
+_ROOTS_VARIABLE = "SSL_CERT_FILE"
 
 
 class TlsFilesError(OperatorError, OSError):
@@ -27,13 +30,13 @@ def client_context(
     that this machine trusts are believed besides.
 
     Raises:
-        OSError: the roots hold no certificate, or the files cannot be used.
+        OSError: the roots hold no certificate, or the files cannot be used, that of SSL_CERT_FILE too.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # it demands a certificate, and the right name
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.hostname_checks_common_name = False
     if roots_pem is None or system_too:
-        context.load_default_certs(ssl.Purpose.SERVER_AUTH)
+        _load_machine_roots(context)
     if roots_pem is not None:
         try:
             context.load_verify_locations(cadata=roots_pem)
@@ -42,6 +45,20 @@ def client_context(
     if shown is not None:
         load_chain(context, *shown)
     return context
+
+
+def _load_machine_roots(context: ssl.SSLContext) -> None:
+    context.load_default_certs(ssl.Purpose.SERVER_AUTH)
+    named = os.environ.get(_ROOTS_VARIABLE)
+    if not named:
+        return
+    # Loaded again: the library says nothing of a file that is missing or holds no certificate.
+    try:
+        context.load_verify_locations(cafile=named)
+    except ssl.SSLError:
+        raise TlsFilesError(f"{_ROOTS_VARIABLE} names {named}, which holds no certificate") from None
+    except OSError as error:
+        raise TlsFilesError(f"{_ROOTS_VARIABLE} names {named}: {error.strerror}") from None
 
 
 def load_chain(context: ssl.SSLContext, certificate: Path, key: Path) -> None:

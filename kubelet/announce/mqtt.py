@@ -7,6 +7,7 @@ event loop before it touches our state. Must not queue: what matters is publishe
 import asyncio
 import math
 import ssl
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from structlog.typing import FilteringBoundLogger
 
 from kubelet.backoff import Backoff
 from schemas.addresses import BrokerAddress
+from schemas.faults import connection_reason
 from schemas.text import printable
 
 FIRST_WAIT_S = 5.0
@@ -47,8 +49,6 @@ class MqttPublisher:
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._broker = broker
-        # paho reports both alike.
-        self._unreached = "no answer, or no certificate that is trusted" if tls else "no answer"
         self._log = log
         self._backoff = backoff
         self._monotonic = monotonic
@@ -92,6 +92,8 @@ class MqttPublisher:
 
     async def stop(self) -> None:
         """Disconnect from the broker."""
+        self._client.on_disconnect = None  # it is no loss
+        self.connected = False
         self._client.disconnect()
         await asyncio.to_thread(self._client.loop_stop)
 
@@ -119,8 +121,10 @@ class MqttPublisher:
         self._hand_over(self._connected, code)
 
     def _paho_failed(self, _client: object, _data: object) -> None:
+        # paho passes no reason on, and calls while it handles the exception that has one.
+        error = sys.exception()
         self._set_next_wait()
-        self._hand_over(self._disconnected, self._unreached)
+        self._hand_over(self._disconnected, "no answer" if error is None else connection_reason(error))
 
     def _paho_disconnected(
         self, _client: object, _data: object, _flags: object, code: ReasonCode, _properties: object
@@ -158,5 +162,5 @@ class MqttPublisher:
         if self.connected:
             self._log.warning("broker lost", broker=str(self._broker), reason=printable(reason))
         else:
-            self._log.info("broker not reached yet", broker=str(self._broker), reason=printable(reason))
+            self._log.info("broker not reached", broker=str(self._broker), reason=printable(reason))
         self.connected = False

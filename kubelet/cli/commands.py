@@ -156,9 +156,12 @@ def announce(
         sys.stdout.buffer.write(sign_once(identity, directory, ttl_ms, sys.stderr, remember=False).wire)
         sys.stdout.buffer.flush()
         return
-    if broker is None:
-        fail("name the broker with --broker HOST:PORT, or use --dry-run", EXIT_USAGE)
-    address = parse_broker(broker)
+    if broker is not None:
+        address = parse_broker(broker)
+    elif stored is not None:
+        address, plain = stored.broker, plain or stored.plain_allowed
+    else:
+        fail("enrol first with `kubelet enroll`, name a --broker HOST:PORT, or use --dry-run", EXIT_USAGE)
     if not (plain or address.is_private):
         fail(f"{address} is not encrypted: use mqtts, or give {PLAIN_OPTION}", EXIT_USAGE)
     tls = NodeTls(files, own_root=stored is not None and stored.own_root).to_broker(address)

@@ -126,8 +126,11 @@ async def _run(plan: DaemonPlan, identity: NodeIdentity, log: FilteringBoundLogg
         stack.push_async_callback(around.publisher.stop)
         url = f"http://127.0.0.1:{loopback.port}"
         around.log.info("kubelet started", node_id=identity.node_id, loopback=url)
-        with fatal_errors_logged(log):
-            await node.run()
+        try:
+            with fatal_errors_logged(log):
+                await node.run()
+        finally:
+            log.info("kubelet ended")
 
 
 def _caller_tools(node: Node, state_dir: Path, log: FilteringBoundLogger) -> CallerTools:

@@ -9,7 +9,7 @@ from nacl.signing import SigningKey
 
 from schemas.certificates import IdentityError, make_csr, self_signed_leaf, verify_leaf
 from schemas.endorsement import is_endorsed
-from schemas.identity import Identity, certificates_in, to_pem
+from schemas.identity import Identity, certificates_in, kid_of, to_pem
 from schemas.identity_files import IdentityFiles, IdentityFilesError
 from schemas.ulids import UlidSource
 
@@ -61,6 +61,11 @@ def install_certificate(files: IdentityFiles, leaf_pem: str, root_pem: str, now_
         identity = verify_leaf(leaf_pem, [root_pem], now_ms)
     except IdentityError as error:
         raise IdentityFilesError(f"the certificate is not accepted: {error.reason}") from None
+    # Verification accepts a leaf as its own root: a node that is not enrolled checks itself so.
+    if any(kid_of(root) == identity.kid for root in roots):
+        raise IdentityFilesError(
+            "the root is the node's own certificate: name the root of the CA that issued it"
+        )
     if identity.node_id != own.node_id:
         raise IdentityFilesError("the certificate is for another node")
     if identity.public_key != bytes(own.key.verify_key):

@@ -7,7 +7,6 @@ another URL.
 
 import asyncio
 import math
-import ssl
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing
@@ -23,6 +22,7 @@ from schemas.error_roots import PeerError
 from schemas.keys import from_base64url, is_sound_public_key
 from schemas.registry import SchemaRegistry
 from schemas.strict_json import StrictJsonError, loads
+from schemas.tls import client_context
 from schemas.tokens import EXTERNAL_KEY_REF
 
 MAX_BYTES = 64 * 1024
@@ -64,7 +64,7 @@ class JwksSource:
         self._url = url
         self._timeout_s = timeout_s
         # The system's authorities, or those that SSL_CERT_FILE names.
-        self._tls = ssl.create_default_context()
+        self._tls = client_context()
 
     async def fetch(self) -> bytes:
         """Return the document at the URL.

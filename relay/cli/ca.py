@@ -2,6 +2,8 @@
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -55,10 +57,9 @@ def ca_issue(
         return
     if csr is None:
         fail("name the CSR, or use --mock N --out DIR", EXIT_USAGE)
-    if output is not None:
-        output.touch()  # a path that cannot be written must fail before the ledger records the certificate
     used = tenant if replace else tenant_name(tenant, state)
-    leaf = ca.issue(csr.read_text("utf-8", "replace"), used, replace=replace)
+    with _writable(output) if output is not None else nullcontext():
+        leaf = ca.issue(csr.read_text("utf-8", "replace"), used, replace=replace)
     keep_first(state, tenant=tenant)
     if output is None:
         typer.echo(leaf, nl=False)
@@ -143,10 +144,26 @@ def ca_issue_server(
     typer.echo(f"server.key, server.pem and roots.pem are in {out}", err=True)
 
 
+@contextmanager
+def _writable(output: Path) -> Iterator[None]:
+    """Make ``output``, for what the block prepares, and remove it again if the block fails.
+
+    A path that cannot be written must fail before the ledger records the certificate.
+    """
+    is_new = not output.exists()
+    output.touch()
+    try:
+        yield
+    except BaseException:
+        if is_new:
+            output.unlink(missing_ok=True)
+        raise
+
+
 def _revoked(target: str, state_dir: Path | None) -> list[str]:
     ca = authority(state_dir)
     try:
         # An id or a kid first: a damaged ledger of names must not prevent a revocation.
-        return ca.revoke(target)
+        return ca.revoke(target.lower())
     except UnknownTargetError:
         return ca.revoke(NodeDirectory.of(state_dir).find(target).node_id)

@@ -25,7 +25,10 @@ def main() -> None:
     except (OperatorError, PeerError, StateError, FailedError) as error:
         fail(str(error), EXIT_CANNOT_RUN)
     except OSError as error:
-        fail(f"{error.filename}: {error.strerror}" if error.filename else str(error), EXIT_CANNOT_RUN)
+        fail(
+            f"{error.filename}: {error.strerror}" if error.filename else error.strerror or str(error),
+            EXIT_CANNOT_RUN,
+        )
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         if package in _OUR_PACKAGES:

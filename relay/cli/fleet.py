@@ -26,7 +26,7 @@ from relay.clock import now_ms
 from relay.config import StateFiles
 from relay.key_files import read_key
 from relay.stdio_bridge.bearer_token import TOKEN_VARIABLE, BearerToken, TokenMissingError
-from schemas.addresses import check_private_url, mcp_url, normal_url
+from schemas.addresses import check_private_url, mcp_url, normal_mcp_url
 from schemas.error_roots import PeerError
 from schemas.registry import SchemaRegistry
 from schemas.tls import client_context
@@ -62,6 +62,7 @@ Rows = list[dict[str, Any]]
 class _View:
     """One way to show a fleet: how it is read, and as which table."""
 
+    noun: str
     read: Callable[[Any], Coroutine[Any, Any, Rows]]
     header: Sequence[str]
     row: Callable[[dict[str, Any]], Sequence[str]]
@@ -99,11 +100,15 @@ def fleet_tools(
 
 @dataclass(frozen=True, slots=True)
 class _Relay:
-    """A relay, and what it is spoken to with. ``token`` returns one that is good for a minute at least."""
+    """A relay, and what it is spoken to with. ``token`` returns one that is good for a minute at least.
+
+    ``tenant`` is that of a token that is signed here; None for one that was given.
+    """
 
     url: str
     tls: ssl.SSLContext
     token: Callable[[], BearerToken]
+    tenant: str | None
 
 
 def _relay(
@@ -116,21 +121,25 @@ def _relay(
 ) -> _Relay:
     state = state_files(state_dir)
     public = options.public_url(public_url, state)
-    reached = normal_url(url) if url is not None else public
+    reached = normal_mcp_url(url) if url is not None else public
     check_private_url(reached, plain_allowed=False)
     endpoint = f"{mcp_url(reached)}?view=tools"
     own_root = state.ca / "root.pem"
     root = ca or (own_root if own_root.exists() else None)
     tls = client_context(root.read_text("utf-8", "replace") if root else None, system_too=ca is None)
     if token_file is not None or os.environ.get(TOKEN_VARIABLE):
+        if tenant is not None:
+            source = "--token-file" if token_file is not None else TOKEN_VARIABLE
+            fail(f"--tenant and {source} exclude each other: a token is of one tenant", EXIT_USAGE)
         given = BearerToken.find(token_file, os.environ)
-        return _Relay(endpoint, tls, lambda: given)
-    signed = partial(_signed, state, public, tenant_name(tenant, state))
+        return _Relay(endpoint, tls, lambda: given, None)
+    name = tenant_name(tenant, state)
+    signed = partial(_signed, state, public, name)
     try:
         signed()  # so that a mistake is found before anything is sent
     except TokenOptionError as error:
         fail(f"--tenant is malformed: {error}", EXIT_USAGE)
-    return _Relay(endpoint, tls, signed)
+    return _Relay(endpoint, tls, signed, name)
 
 
 def _signed(state: StateFiles, public_url: str, tenant: str) -> BearerToken:
@@ -160,15 +169,21 @@ def _signed(state: StateFiles, public_url: str, tenant: str) -> BearerToken:
 
 
 def _show(view: _View, relay: _Relay, *, watch: bool, as_json: bool) -> None:
+    from relay.stdio_bridge.http_client import NotSentError, UntrustedError  # noqa: PLC0415 - as in ``_read``
+
     show = _watched if watch else _once
     try:
         run_until_stopped(show(view, relay, as_json=as_json))
+    except NotSentError as error:
+        # An untrusted certificate has its own advice; else the address is wrong, or no relay is there.
+        advice = "" if isinstance(error, UntrustedError) else "; is the relay running? --url says where it is"
+        fail(f"{relay.url} is not reached: {error}{advice}", EXIT_CANNOT_RUN)
     except PeerError as error:
         fail(f"{relay.url}: {error}", EXIT_CANNOT_RUN)
 
 
 async def _once(view: _View, relay: _Relay, *, as_json: bool) -> None:
-    _print(view, await _read(view, relay), as_json=as_json)
+    _print(view, await _read(view, relay), relay.tenant, as_json=as_json)
 
 
 async def _watched(view: _View, relay: _Relay, *, as_json: bool) -> None:
@@ -189,7 +204,7 @@ async def _watched(view: _View, relay: _Relay, *, as_json: bool) -> None:
             if rows != shown:
                 if sys.stdout.isatty() and not as_json:
                     typer.echo(_CLEAR, nl=False)
-                _print(view, rows, as_json=as_json)
+                _print(view, rows, relay.tenant, as_json=as_json)
                 shown = rows
         await asyncio.sleep(_WATCH_S)
 
@@ -206,11 +221,14 @@ async def _read(view: _View, relay: _Relay) -> Rows:
         await http.close()
 
 
-def _print(view: _View, rows: Rows, *, as_json: bool) -> None:
+def _print(view: _View, rows: Rows, tenant: str | None, *, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(rows))
     else:
         show_table(view.header, [view.row(row) for row in rows])
+        if not rows:
+            whose = "the token's tenant" if tenant is None else f"tenant {tenant}"
+            typer.echo(f"relay: {whose} has no {view.noun}", err=True)
 
 
 def _node_row(node: dict[str, Any]) -> Sequence[str]:
@@ -235,8 +253,9 @@ def _tool_row(tool: dict[str, Any]) -> Sequence[str]:
 
 
 _NODES = _View(
+    "nodes",
     lambda reader: reader.nodes(),
     ("LABEL", "NODE", "ONLINE", "VALID UNTIL (UTC)", "TOOLS", "TAGS"),
     _node_row,
 )
-_TOOLS = _View(lambda reader: reader.tools(), ("TITLE", "NAME", "SAFETY CLASS"), _tool_row)
+_TOOLS = _View("tools", lambda reader: reader.tools(), ("TITLE", "NAME", "SAFETY CLASS"), _tool_row)

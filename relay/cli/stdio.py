@@ -14,7 +14,7 @@ import typer
 from relay.cli.exits import EXIT_CANNOT_RUN, EXIT_USAGE, fail
 from relay.config import View
 from relay.stdio_bridge.bearer_token import BearerToken, TokenMissingError
-from schemas.addresses import PLAIN_OPTION, check_private_url, mcp_url, normal_url
+from schemas.addresses import PLAIN_OPTION, check_private_url, mcp_url, normal_mcp_url
 from schemas.tls import client_context
 
 
@@ -45,7 +45,7 @@ def stdio(
     """Be an MCP server on standard input and output. The token may also be in EDGE_TOKEN."""
     from relay.stdio_bridge.bridge import run_stdio  # noqa: PLC0415 - the HTTP client, for this command alone
 
-    relay = normal_url(url)
+    relay = normal_mcp_url(url)
     check_private_url(relay, plain_allowed=plain)
     try:
         token = BearerToken.find(token_file, os.environ)

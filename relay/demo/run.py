@@ -37,6 +37,9 @@ async def run_demo(*, nodes: int, once: bool, ready_file: Path | None, caller_to
         DemoError: not everything was ready in time.
         StartError: something could not be started, or a part of it ended by itself.
     """
+    if ready_file is not None and not ready_file.parent.is_dir():
+        # Before anything is started: it is written when all of it is up.
+        raise DemoError(f"--ready-file {ready_file}: there is no directory {ready_file.parent}")
     with tempfile.TemporaryDirectory(prefix="edge-kubelet-demo-") as name:
         directory = Path(name)
         async with AsyncExitStack() as stack:

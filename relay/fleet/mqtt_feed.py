@@ -7,6 +7,7 @@ together have one rate limit, since ids cost nothing to invent. Must not judge.
 
 import asyncio
 import ssl
+import sys
 import time
 from collections.abc import Awaitable, Callable
 
@@ -23,6 +24,7 @@ from relay.rate_limits import Allowance, KeyedLimiters
 from schemas import topics
 from schemas.addresses import BrokerAddress
 from schemas.errors import ToolError
+from schemas.faults import connection_reason
 from schemas.health import Loop
 from schemas.identity import MAX_PEM_BYTES
 from schemas.manifest import MAX_MANIFEST_BYTES
@@ -90,8 +92,6 @@ class MqttFeed:
         check_after_s: float = _CHECK_AFTER_S,
     ) -> None:
         self._broker = broker
-        # paho does not distinguish the two.
-        self._unreached = "no answer, or no trusted certificate" if tls else "no answer"
         self._fleet = fleet
         self._heartbeat = registry.load("heartbeat@1.0.0")
         self._metrics = metrics
@@ -109,6 +109,7 @@ class MqttFeed:
         self._is_woken = False
         self.loop = Loop(monotonic)
         self.connected = False
+        self._reported: str | None = None
         self._client = paho.Client(
             CallbackAPIVersion.VERSION2, client_id=client_id, protocol=MQTTProtocolVersion.MQTTv311
         )
@@ -140,6 +141,7 @@ class MqttFeed:
                 await self._drain(inbox)
         finally:
             self._follow_up(connected=False)
+            self._client.on_disconnect = None  # it is no loss
             self._client.disconnect()
             self._client.on_message = None
             inbox.close()  # paho's thread may be blocked in put
@@ -170,7 +172,10 @@ class MqttFeed:
             in_loop(self._connected, False, str(code))  # noqa: FBT003 - positional through the loop
 
         def on_connect_fail(_client: object, _data: object) -> None:
-            in_loop(self._connected, False, self._unreached)  # noqa: FBT003 - as above
+            # paho passes no reason on, and calls while it handles the exception that has one.
+            error = sys.exception()
+            reason = "no answer" if error is None else connection_reason(error)
+            in_loop(self._connected, False, reason)  # noqa: FBT003 - as above
 
         def on_message(_client: object, _data: object, message: paho.MQTTMessage) -> None:
             # Blocks this thread while the inbox is full: the broker waits, nothing is lost. Of a payload that
@@ -255,6 +260,10 @@ class MqttFeed:
             event = "broker connected" if connected else "broker lost"
             self._log.info(event, broker=str(self._broker), reason=printable(reason))
             self._follow_up(connected=connected)
+        elif not connected and reason != self._reported:
+            # Each reason once: paho tries again every 30 s.
+            self._log.warning("broker not reached", broker=str(self._broker), reason=printable(reason))
+        self._reported = None if connected else reason
         self.connected = connected
 
     def _follow_up(self, *, connected: bool) -> None:

@@ -6,7 +6,6 @@ Must not know what is served.
 import asyncio
 import contextlib
 import logging
-import os
 import socket
 import ssl
 from collections.abc import Iterator
@@ -133,5 +132,6 @@ def bind(listen: HostPort) -> socket.socket:
         listener.bind((listen.host, listen.port))
     except OSError as error:
         listener.close()
-        raise OSError(error.errno, f"cannot listen on {listen}: {os.strerror(error.errno or 0)}") from None
+        # Of a name that is not resolved, the number is none of the system's.
+        raise OSError(error.errno, f"cannot listen on {listen}: {error.strerror}") from None
     return listener

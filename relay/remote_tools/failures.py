@@ -27,6 +27,7 @@ from relay.remote_tools.redaction import Redaction
 from schemas.error_codes import Canonical, Retry
 from schemas.error_roots import OperatorError
 from schemas.errors import MAX_TEXT, Failure
+from schemas.text import printable
 
 META_ERROR = "edge-kubelet/error"
 
@@ -52,6 +53,7 @@ _REQUEST_TIMEOUT = -32001
 
 _CHECK_EFFECT = "Check the effect of the call before calling again, unless the tool is idempotent."
 _CHECK_SERVER = "Check that the server is running and that its URL is right, then call again."
+_CHECK_FILE = "Name a file or program that exists and that this user may read or run."
 _LIST_AGAIN = "List the tools again and use a name from that list."
 _READ_SCHEMA = "Read the input schema of the tool and send arguments that fit it."
 _REPORT = "Report the correlation_id to the operator of the server."
@@ -99,6 +101,10 @@ class FailureTable:
             found = self.of_jsonrpc(cause, wire, idempotent=True)
             found.may_have_run = False
             return found
+        if isinstance(cause, OSError) and cause.filename is not None:
+            # A file or program that the caller has named: what comes over the network has no file.
+            text = f"The server cannot be used: {printable(f'{cause.filename}: {cause.strerror}')}."
+            return ToolProviderFailure(text, reason=Reason.UNREACHABLE, suggested_fix=_CHECK_FILE)
         return of_fault(Reason.UNREACHABLE, wire, idempotent=True)
 
     def _of_envelope(self, envelope: Mapping[str, Any], *, idempotent: bool) -> RemoteToolError | None:
@@ -175,11 +181,11 @@ def of_fault(  # noqa: PLR0911 - one return for each fault
     fault: Reason, wire: WireAttempt, *, idempotent: bool
 ) -> RemoteToolError:
     """Return the error of a fault below HTTP."""
+    because = f": {wire.detail}" if wire.detail else ""
     match fault:
         case Reason.CREDENTIAL:
-            return ToolUnauthorized(
-                "There is no valid credential for the server.", reason=fault, suggested_fix=_CREDENTIAL
-            )
+            text = f"There is no valid credential for the server{because}."
+            return ToolUnauthorized(text, reason=fault, suggested_fix=_CREDENTIAL)
         case Reason.SECOND_SEND if wire.status in _UNAUTHORIZED:
             return ToolUnauthorized(
                 "The server demanded a new token; a tool that is not idempotent is not sent twice.",
@@ -196,7 +202,7 @@ def of_fault(  # noqa: PLR0911 - one return for each fault
             )
         case Reason.UNREACHABLE:
             return ToolProviderFailure(
-                "The server cannot be reached; nothing was sent.",
+                f"The server cannot be reached{because}; nothing was sent.",
                 reason=fault,
                 suggested_fix=_CHECK_SERVER,
                 retryable=True,

@@ -18,6 +18,8 @@ from relay.proxies import proxy_of
 from relay.remote_tools.errors import Reason
 from relay.remote_tools.servers import BearerToken, CredentialError, read_secret
 from schemas.error_roots import PeerError
+from schemas.faults import connection_reason
+from schemas.text import printable
 
 MAX_ANSWER_BYTES = 8 * 1024 * 1024
 CONNECT_TIMEOUT_S = 10.0
@@ -39,6 +41,7 @@ class WireAttempt:
         status: the last HTTP status.
         retry_after_ms: what the last answer stated.
         fault: what went wrong below HTTP.
+        detail: what the system reported of it, or which credential is meant; printable ASCII.
         message: the last request that carried a message of MCP.
     """
 
@@ -48,6 +51,7 @@ class WireAttempt:
     status: int | None = None
     retry_after_ms: int | None = None
     fault: Reason | None = None
+    detail: str | None = None
     message: httpx2.Request | None = None
 
 
@@ -106,17 +110,18 @@ class GuardedHttpClient(httpx2.AsyncClient):
         attempt = ATTEMPT.get() or WireAttempt()
         try:
             return await super().send(request, **options)
-        except CredentialError:
-            return _failed(request, attempt, Reason.CREDENTIAL)
-        except OAuthFlowError:
-            return _failed(request, attempt, Reason.CREDENTIAL)
+        except (CredentialError, OAuthFlowError) as error:
+            # The text of a credential is ours; that of a flow can be the server's.
+            detail = printable(str(error)) if isinstance(error, CredentialError) else None
+            return _failed(request, attempt, Reason.CREDENTIAL, detail)
         except SecondSendError:
             return _failed(request, attempt, Reason.SECOND_SEND)
         except EncodedError:
             return _failed(request, attempt, Reason.PROTOCOL)
         except (httpx2.HTTPError, httpx2.StreamError, httpx2.InvalidURL) as error:
-            sent = attempt.sends > 0 and not isinstance(error, _UNSENT)
-            return _failed(request, attempt, Reason.CONNECTION_LOST if sent else Reason.UNREACHABLE)
+            if attempt.sends > 0 and not isinstance(error, _UNSENT):
+                return _failed(request, attempt, Reason.CONNECTION_LOST)
+            return _failed(request, attempt, Reason.UNREACHABLE, connection_reason(error))
 
     async def _mark(self, request: httpx2.Request) -> None:
         attempt = ATTEMPT.get()
@@ -224,6 +229,8 @@ async def _note(response: httpx2.Response) -> None:
         attempt.retry_after_ms = retry_after_ms(response.headers) if response.status_code != _OK else None
 
 
-def _failed(request: httpx2.Request, attempt: WireAttempt, fault: Reason) -> httpx2.Response:
-    attempt.fault = fault
+def _failed(
+    request: httpx2.Request, attempt: WireAttempt, fault: Reason, detail: str | None = None
+) -> httpx2.Response:
+    attempt.fault, attempt.detail = fault, detail
     return httpx2.Response(_STAND_IN, request=request)

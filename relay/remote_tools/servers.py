@@ -33,7 +33,7 @@ async def read_secret(source: Secret) -> str:
         try:
             text, where = read_named_secret(source).strip(), str(source)
         except (OSError, UnicodeDecodeError) as error:
-            raise CredentialError(f"{source} cannot be read as a token: {type(error).__name__}") from error
+            raise CredentialError(f"{source} cannot be read as a token: {_why(error)}") from error
     elif isinstance(source, str):
         text, where = source, "the token"
     else:
@@ -41,6 +41,12 @@ async def read_secret(source: Secret) -> str:
     if not _TOKEN.fullmatch(text):
         raise CredentialError(f"{where} is empty, or no token")
     return text
+
+
+def _why(error: OSError | UnicodeDecodeError) -> str:
+    if isinstance(error, UnicodeDecodeError):
+        return "it is not text"
+    return error.strerror or str(error)
 
 
 async def _called(source: Callable[[], str | Awaitable[str]]) -> str:

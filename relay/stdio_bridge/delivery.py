@@ -13,7 +13,7 @@ from typing import Any
 
 from structlog.typing import FilteringBoundLogger
 
-from relay.stdio_bridge.http_client import LostError, NotSentError, RelayResponse
+from relay.stdio_bridge.http_client import LostError, NotSentError, RelayResponse, UntrustedError
 from relay.stdio_bridge.messages import (
     ACKNOWLEDGED,
     INITIALIZE,
@@ -111,6 +111,9 @@ class Delivery:
         except RefusedError as error:
             answer = canonical_error(message.id, error.code, str(error))
             await self._fail(message, answer, str(error))
+        except UntrustedError as error:
+            answer = internal_error(message.id, f"The relay is not used: {error}.", retryable=False)
+            await self._fail(message, answer, str(error))
         except NotSentError as error:
             await self._fail(message, internal_error(message.id, _UNREACHABLE, retryable=True), str(error))
         except LostError as error:
@@ -164,10 +167,11 @@ class Delivery:
                 failure = error
             else:
                 return
-            # A subscription that stood once is kept up for as long as the client has it.
-            if self._monotonic() >= until_s and not pending.acknowledged:
-                raise failure
             self._note_unreachable(failure)
+            # A subscription that stood once is kept up for as long as the client has it.
+            is_over = self._monotonic() >= until_s or isinstance(failure, UntrustedError)
+            if is_over and not pending.acknowledged:
+                raise failure
             await self._sleep(delays.next())
 
     async def _attempt(self, pending: PendingMessage) -> None:
@@ -212,12 +216,12 @@ class Delivery:
     def _note_unreachable(self, failure: NotSentError | LostError) -> None:
         if not self._is_unreachable:
             self._is_unreachable = True
-            self._log.warning("the relay is unreachable; retrying", reason=str(failure))
+            self._log.warning("the relay is not reached", reason=str(failure))
 
     def _note_reachable(self) -> None:
         if self._is_unreachable:
             self._is_unreachable = False
-            self._log.info("the relay is reachable")
+            self._log.info("the relay is reached again")
 
 
 async def _exhaust(messages: AsyncIterator[object]) -> None:

@@ -15,6 +15,7 @@ import httpx2
 from relay.proxies import proxy_of
 from relay.stdio_bridge.bearer_token import BearerToken
 from schemas.error_roots import PeerError
+from schemas.faults import connection_fault, connection_reason
 from schemas.strict_json import StrictJsonError, loads
 from schemas.text import printable
 
@@ -25,11 +26,16 @@ _SILENCE_S = 60.0  # the relay sends something every 15 s on a stream, if only a
 _KEEPALIVE_S = 2.0  # the relay closes idle connections after 5 s, and must not do so during a request
 _LINE_END = re.compile(rb"\r\n|\n|\r(?!\Z)")
 _NEWLINES = bytes.maketrans(b"\r\n", b"  ")
+_NAME_THE_ROOT = "Name its root with --ca: that of `relay run --tls-own` is ca/root.pem of the relay's state"
 _NEVER_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
 
 
 class NotSentError(PeerError):
     """The relay was not reached; nothing was processed."""
+
+
+class UntrustedError(NotSentError):
+    """The certificate of the relay is not trusted: another attempt would end the same."""
 
 
 class LostError(PeerError):
@@ -188,7 +194,9 @@ class RelayHttp:
         try:
             response = await self._transport.handle_async_request(request)
         except _NEVER_SENT as error:
-            raise NotSentError(printable(str(error))) from None
+            if isinstance(connection_fault(error), ssl.SSLCertVerificationError):
+                raise UntrustedError(f"{connection_reason(error)}. {_NAME_THE_ROOT}") from None
+            raise NotSentError(connection_reason(error)) from None
         except (httpx2.TransportError, OSError) as error:
             raise LostError(type(error).__name__) from None
         async with aclosing(response.aiter_raw()) as chunks:

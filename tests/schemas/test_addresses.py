@@ -8,6 +8,7 @@ from schemas.addresses import (
     connect_url,
     is_loopback,
     mcp_url,
+    normal_mcp_url,
     normal_url,
     parse_host_port,
 )
@@ -55,6 +56,30 @@ def test_a_host_and_a_port_are_written_as_they_are_read(text: str) -> None:
 def test_what_is_no_host_and_port_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(AddressError, match=r"is not HOST:PORT, for example 127\.0\.0\.1:1883"):
         parse_host_port(text)
+
+
+@pytest.mark.parametrize("text", ["8443", ":8443"])
+def test_a_port_without_a_host_is_in_the_example(text: str) -> None:
+    with pytest.raises(AddressError, match=r"is not HOST:PORT, for example 127\.0\.0\.1:8443"):
+        parse_host_port(text)
+
+
+def test_a_zone_belongs_to_link_local_addresses_alone() -> None:
+    assert parse_host_port("[fe80::1%eth0]:8700") == HostPort("fe80::1%eth0", 8700)
+    with pytest.raises(AddressError, match=r"has a zone, .* write \[::1\]"):
+        parse_host_port("[::1%lo]:8700")
+
+
+@pytest.mark.parametrize(
+    "text", ["https://relay.example", "wss://Relay.example/mcp", "https://relay.example/mcp/"]
+)
+def test_the_url_of_the_mcp_endpoint_is_taken_for_the_relays(text: str) -> None:
+    assert normal_mcp_url(text) == "https://relay.example"
+
+
+def test_options_in_the_url_of_the_mcp_endpoint_are_options_of_the_command() -> None:
+    with pytest.raises(AddressError, match=r"leave out \?names=dashed .* --names and --view"):
+        normal_mcp_url("https://relay.example/mcp?names=dashed")
 
 
 @pytest.mark.parametrize(

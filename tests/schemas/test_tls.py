@@ -53,6 +53,29 @@ def test_without_a_root_it_is_those_that_the_machine_trusts(
     assert client_context().get_ca_certs() == client_context(ca.root_pem).get_ca_certs()
 
 
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [(None, "No such file or directory"), ("no certificate", "holds no certificate")],
+    ids=["missing", "without a certificate"],
+)
+def test_roots_of_the_machine_that_cannot_be_read_are_named_with_the_variable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str | None, said: str
+) -> None:
+    named = tmp_path / "roots.pem"
+    if content is not None:
+        named.write_text(content)
+    monkeypatch.setenv("SSL_CERT_FILE", str(named))
+    with pytest.raises(TlsFilesError, match=f"SSL_CERT_FILE names {named}.*{said}"):
+        client_context()
+
+
+def test_roots_of_the_machine_that_are_not_used_are_not_looked_at(
+    ca: SimulatedCa, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", "/nonexistent/roots.pem")
+    assert len(client_context(ca.root_pem).get_ca_certs()) == 1
+
+
 @pytest.mark.parametrize("pem", ["", "no certificate", "r\N{LATIN SMALL LETTER O WITH DIAERESIS}t"])
 def test_a_root_that_is_none_is_never_taken_for_the_machines(pem: str) -> None:
     with pytest.raises(TlsFilesError, match="no certificate"):

@@ -29,4 +29,4 @@ async def test_all_messages_are_confirmed_retained_and_in_order(broker: BrokerAd
 
 async def test_a_broker_that_is_not_there_has_confirmed_nothing(log: LogLines) -> None:
     assert await publish_all(publisher_to(NO_BROKER, log), MESSAGES, timeout_s=0.05) is False
-    assert json.loads(log.getvalue().splitlines()[0])["event"] == "broker not reached yet"
+    assert json.loads(log.getvalue().splitlines()[0])["event"] == "broker not reached"

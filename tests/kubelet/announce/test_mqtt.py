@@ -181,9 +181,18 @@ async def test_waits_grow_although_every_connect_succeeds_until_one_holds(
 async def test_a_broker_that_is_not_there_stops_nobody(log: LogLines) -> None:
     publisher = publisher_to(CLOSED_PORT, log)
     async with started(publisher):
-        line = await log.until("broker not reached yet")
+        line = await log.until("broker not reached")
         assert not publisher.connected
     assert (line["level"], line["broker"]) == ("info", str(CLOSED_PORT))
+    assert line["reason"] == "Connection refused"
+
+
+async def test_a_clean_stop_is_no_loss(broker: BrokerAddress, log: LogLines) -> None:
+    publisher = publisher_to(broker, log)
+    async with started(publisher) as connections:
+        await connections.next()
+    assert not publisher.connected
+    assert [line["event"] for line in log.entries()] == ["broker connected"]
 
 
 @asynccontextmanager

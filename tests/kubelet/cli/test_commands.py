@@ -21,7 +21,7 @@ import kubelet.daemon.agent
 import kubelet.identity.provisioning
 from kubelet.cli.commands import main
 from kubelet.clock import now_ms
-from kubelet.config import DaemonPlan, NodeConfig
+from kubelet.config import DaemonPlan, NodeConfig, store
 from kubelet.daemon.agent import run_agent
 from kubelet.handlers.echo import EchoHandler
 from kubelet.process import errors_in_one_line, run_until_signal
@@ -593,7 +593,16 @@ def test_a_dry_run_of_a_node_without_a_ca_says_what_it_is_worth(run: Run, state:
 def test_announcing_needs_a_broker_or_a_dry_run(run: Run, enrolled: IdentityFiles) -> None:
     ran = run("announce", "--state-dir", enrolled.root)
     assert (ran.code, ran.out) == (USAGE, b"")
-    assert ran.said_in_one_line("--broker HOST:PORT, or use --dry-run")
+    assert ran.said_in_one_line("`kubelet enroll`, name a --broker HOST:PORT, or use --dry-run")
+
+
+def test_an_enrolled_node_announces_to_the_broker_of_its_enrolment(
+    run: Run, enrolled: IdentityFiles, broker: BrokerAddress
+) -> None:
+    store(NodeConfig(broker, "http://127.0.0.1:9"), enrolled.root)
+    ran = run("announce", "--state-dir", enrolled.root)
+    assert (ran.code, ran.out) == (DONE, b"")
+    assert "published" in ran.err
 
 
 def test_announcing_to_what_is_no_address_is_refused(run: Run, enrolled: IdentityFiles) -> None:

@@ -101,7 +101,7 @@ async def test_a_daemon_without_broker_and_relay_lives_and_says_what_is_missing(
     state_dir: Path, log: LogLines
 ) -> None:
     async with daemon(state_dir, log) as running:
-        await log.until("broker not reached yet")
+        await log.until("broker not reached")
         await log.until("relay not reached")
         assert await running.get("/healthz") == (200, {"status": "ok"})
         status, page = await running.get("/readyz")

@@ -105,6 +105,12 @@ def test_a_certificate_for_another_node_is_refused(made: IdentityFiles, ca: Simu
     check_refused(made, issued(ca, made, OTHER_NODE_ID).leaf_pem, ca.root_pem, "for another node")
 
 
+def test_a_leaf_is_no_root_of_itself(made: IdentityFiles, ca: SimulatedCa) -> None:
+    leaf_pem = issued(ca, made).leaf_pem
+    check_refused(made, leaf_pem, leaf_pem, "name the root of the CA")
+    check_refused(made, leaf_pem, ca.root_pem + leaf_pem, "name the root of the CA")
+
+
 def test_a_certificate_for_another_key_is_refused(made: IdentityFiles, ca: SimulatedCa) -> None:
     stranger = ca.issue(made.read().node_id, key=key_named("a stranger"))
     check_refused(made, stranger.leaf_pem, ca.root_pem, "for another key")

@@ -151,7 +151,7 @@ async def test_a_broker_that_is_not_believed_is_told_nothing(
     tls = NodeTls(files, own_root=False).to_broker(broker.address)
     publisher = publisher_to(broker.address, log, tls)
     publisher.start()
-    line = await log.until("broker not reached yet")
+    line = await log.until("broker not reached")
     await publisher.stop()
     assert "certificate" in line["reason"]
     assert not publisher.connected
@@ -167,7 +167,7 @@ async def test_files_that_went_missing_are_waited_for(
     tls = NodeTls(files, own_root=True).to_broker(broker.address)
     publisher = publisher_to(broker.address, log, tls)
     publisher.start()
-    await log.until("broker not reached yet")
+    await log.until("broker not reached")
     aside.rename(files.leaf)
     await log.until("broker connected")
     await publisher.stop()

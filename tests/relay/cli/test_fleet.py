@@ -102,6 +102,8 @@ async def test_tools_are_shown_as_json_with_a_token_that_is_given(served: Served
 async def test_another_tenants_nodes_are_not_shown(served: ServedRelay, state: Path) -> None:
     outcome = await ended(await started(served, state, "nodes", "--tenant", "globex", "--json"))
     assert (outcome.code, outcome.out) == (0, "[]\n")
+    outcome = await ended(await started(served, state, "nodes", "--tenant", "globex"))
+    assert outcome.err == "relay: tenant globex has no nodes\n"
 
 
 @in_the_servers_loop
@@ -119,9 +121,21 @@ async def test_watching_shows_a_change_and_ends_with_a_signal(served: ServedRela
 def test_a_relay_that_is_not_reached_is_an_error_of_one_line(relay: RelayCommand, state: Path) -> None:
     make_private_directory(state)
     write_atomic(state / "token.key", private_key_to_pem(TOKEN_KEY), PRIVATE)
-    outcome = relay("fleet", "nodes", "--url", "http://127.0.0.1:FREE_PORT")
+    outcome = relay("fleet", "nodes", "--url", "http://127.0.0.1:FREE_PORT/mcp")
     assert outcome.code == 3
-    assert "http://127.0.0.1:" in outcome.error
+    assert "Connection refused; is the relay running? --url says where it is" in outcome.error
+
+
+def test_a_tenant_and_a_token_of_another_are_not_taken_together(
+    relay: RelayCommand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token = tmp_path / "token"
+    write_atomic(token, "t", PRIVATE)
+    outcome = relay("fleet", "nodes", "--tenant", "acme", "--token-file", token)
+    assert (outcome.code, "--tenant and --token-file exclude each other" in outcome.error) == (2, True)
+    monkeypatch.setenv("EDGE_TOKEN", "t")
+    outcome = relay("fleet", "nodes", "--tenant", "acme")
+    assert (outcome.code, "--tenant and EDGE_TOKEN exclude each other" in outcome.error) == (2, True)
 
 
 def test_no_token_is_sent_in_the_clear_to_another_machine(relay: RelayCommand) -> None:

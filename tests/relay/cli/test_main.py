@@ -87,6 +87,20 @@ def test_ca_issue_writes_the_leaf_where_it_is_told(relay: Relay, csr: Path, tmp_
     assert (tmp_path / "leaf.pem").read_text().startswith("-----BEGIN CERTIFICATE-----")
 
 
+def test_ca_issue_leaves_the_place_of_the_leaf_as_it_was_if_it_fails(
+    relay: Relay, csr: Path, tmp_path: Path
+) -> None:
+    leaf, older = tmp_path / "leaf.pem", tmp_path / "older.pem"
+    older.write_text("older")
+    relay("ca", "init")
+    csr.write_text("no request")
+    for output in (leaf, older):
+        assert relay("ca", "issue", csr, "-o", output).code == 3
+        assert relay("ca", "issue", tmp_path / "missing.csr", "-o", output).code == 3
+    assert not leaf.exists()
+    assert older.read_text() == "older"
+
+
 def test_ca_issue_replaces_only_when_it_is_told(relay: Relay, csr: Path) -> None:
     relay("ca", "init")
     assert relay("ca", "issue", csr).code == 0
@@ -182,6 +196,16 @@ def test_ca_revoke_prints_the_kids_that_are_void_from_now_on(relay: Relay, csr: 
     relay("ca", "issue", csr, "--replace")
     kid = str(listed(relay)[1]["kid"])
     assert relay("ca", "revoke", kid[:16]).out == f"{kid}\n"
+
+
+def test_ca_revoke_takes_an_id_and_a_kid_in_capitals(relay: Relay, csr: Path) -> None:
+    relay("ca", "init")
+    relay("ca", "issue", csr)
+    [leaf] = listed(relay)
+    assert relay("ca", "revoke", NODE_ID.upper()).out == f"{leaf['kid']}\n"
+    relay("ca", "issue", csr, "--replace")
+    kid = str(listed(relay)[1]["kid"])
+    assert relay("ca", "revoke", kid.upper()).out == f"{kid}\n"
 
 
 @pytest.mark.parametrize("target", ["unknown", NODE_ID, "0" * 64, "\x1b[31m"])

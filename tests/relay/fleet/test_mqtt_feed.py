@@ -27,6 +27,7 @@ from tests.fakes.callers import call_of
 from tests.fakes.hub import Hub
 from tests.fakes.lines import LogLines
 from tests.fakes.pauses import Pauses
+from tests.fakes.ports import unused_port
 from tests.fakes.seconds import Seconds
 from tests.fakes.signer import NODE_ID, NOW_MS, OTHER_NODE_ID, TENANT, SimulatedNode
 from tests.fakes.tls_broker import PlayedAuthority, TlsBroker
@@ -375,6 +376,20 @@ async def test_a_broker_that_lost_all_it_retained_delists_no_connected_node_and_
         assert fleet.selected.version(READERS) == before
     async with stage.subscribed(address):
         await stage.until("unchanged")  # the broker has it again
+
+
+async def test_a_broker_that_was_never_reached_is_logged_once_for_each_reason(stage: Stage) -> None:
+    nowhere = BrokerAddress("127.0.0.1", unused_port())
+    async with stage.subscribed(nowhere):
+        await stage.hub.lines.until("broker not reached")
+    [line] = stage.hub.lines.entries("broker not reached")
+    assert (line["level"], line["broker"], line["reason"]) == ("warning", str(nowhere), "Connection refused")
+
+
+async def test_a_clean_stop_is_no_loss_of_the_broker(stage: Stage, broker: BrokerAddress) -> None:
+    async with stage.subscribed(broker):
+        await stage.hub.lines.until("broker connected")
+    assert stage.hub.lines.entries("broker lost") == []
 
 
 async def test_manifests_that_the_broker_does_not_send_are_noticed_against_the_marks(

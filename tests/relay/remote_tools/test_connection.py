@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from relay.remote_tools import (
+    BearerToken,
     HttpServer,
     Reason,
     RemoteToolError,
@@ -49,6 +50,34 @@ async def test_a_call_over_stdio_has_a_result_and_carries_its_ids(server: StdioS
     assert call["_meta"]["edge-kubelet/correlation-id"] == "order-17"
     assert call["_meta"]["traceparent"].startswith("00-")
     assert [record["event"] for record in client.records] == ["started", "ended"]
+
+
+@pytest.mark.parametrize(
+    ("server", "said"),
+    [
+        (StdioServer("/nonexistent/program"), "/nonexistent/program: No such file or directory"),
+        (
+            HttpServer("https://127.0.0.1:9/mcp", root=Path("/nonexistent/ca")),
+            "/nonexistent/ca: No such",
+        ),
+        (HttpServer("https://127.0.0.1:9/mcp"), "cannot be reached: Connection refused; nothing was sent"),
+    ],
+    ids=["program", "root", "port"],
+)
+async def test_a_server_that_cannot_be_connected_to_is_an_error_with_the_cause(
+    server: HttpServer | StdioServer, said: str
+) -> None:
+    async with guarded(server) as client:
+        with pytest.raises(ToolProviderFailure, match=said) as caught:
+            await client.tools.list_tools()
+    assert (caught.value.reason, caught.value.may_have_run) == (Reason.UNREACHABLE, False)
+
+
+async def test_a_token_that_cannot_be_read_is_an_error_with_its_file() -> None:
+    server = HttpServer("https://127.0.0.1:9/mcp", BearerToken(Path("/nonexistent/token")))
+    async with guarded(server) as client:
+        with pytest.raises(ToolUnauthorized, match="/nonexistent/token cannot be read as a token: No such"):
+            await client.tools.list_tools()
 
 
 @pytest.mark.parametrize(

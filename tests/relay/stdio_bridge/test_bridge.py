@@ -565,7 +565,7 @@ async def test_a_signal_ends_the_command_as_the_end_of_its_input_does(
     ("arguments", "token", "status", "said"),
     [
         (["--url", "http://relay.example"], "t", 2, "is not encrypted"),
-        (["--url", "https://relay.example/mcp"], "t", 2, "is not the URL of a relay"),
+        (["--url", "https://relay.example/other"], "t", 2, "is not the URL of a relay"),
         (["--url", "https://relay.example"], None, 2, "--token-file, or in EDGE_TOKEN"),
         (["--url", "https://relay.example", "--token-file", "EMPTY"], None, 3, "holds no token"),
         (["--url", "https://relay.example", "--token-file", "EXPOSED"], None, 3, "chmod 600"),

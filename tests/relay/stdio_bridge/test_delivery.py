@@ -2,6 +2,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,8 @@ from relay.stdio_bridge.delivery import LONGEST_DELAY_S, REFUSED_DELAY_S, RETRY_
 from tests.fakes.bridged import OLD, LineClient
 from tests.fakes.pauses import Pauses
 from tests.fakes.ports import unused_port
-from tests.fakes.raw_http_server import Asked, RawServer, http_answer
+from tests.fakes.raw_http_server import Asked, RawServer, http_answer, server_context
+from tests.fakes.signer import NOW_MS, SimulatedCa
 
 CALL: dict[str, Any] = {"name": "sysecho.x.echo.invoke", "arguments": {}}
 CHANGED = "notifications/tools/list_changed"
@@ -80,8 +82,8 @@ async def test_what_was_never_sent_is_sent_again_until_it_is_taken(method: str) 
         assert (await client.ask(method, **CALL))["result"] == {"ok": True}
         assert len(server.asked) == 4
         assert len({asked.body for asked in server.asked}) == 1
-        assert len(client.log.entries("the relay is unreachable; retrying")) == 1
-        assert len(client.log.entries("the relay is reachable")) == 1
+        assert len(client.log.entries("the relay is not reached")) == 1
+        assert len(client.log.entries("the relay is reached again")) == 1
 
 
 async def test_a_relay_that_does_not_come_back_is_waited_for_so_long_and_no_longer() -> None:
@@ -104,6 +106,22 @@ async def test_a_relay_that_does_not_come_back_is_waited_for_so_long_and_no_long
             "message": error["message"],
             "retryable": True,
         }
+
+
+async def test_a_relay_that_is_not_trusted_is_reported_at_once_with_the_option_that_names_its_root(
+    tmp_path: Path,
+) -> None:
+    context = server_context(SimulatedCa(), tmp_path, NOW_MS)
+    async with (
+        RawServer.running(lambda _asked, _writer: asyncio.sleep(0), context) as server,
+        LineClient.over_bridge(server.url, "t") as client,
+    ):
+        error = (await client.ask("tools/call", **CALL))["error"]
+        assert "certificate is not trusted" in error["message"]
+        assert "--ca" in error["message"]
+        assert error["data"]["retryable"] is False
+        [line] = client.log.entries("the relay is not reached")
+        assert "--ca" in line["reason"]
 
 
 async def test_a_call_that_may_have_run_is_not_sent_again() -> None:

@@ -14,6 +14,7 @@ from relay.stdio_bridge.http_client import (
     LostError,
     NotSentError,
     RelayHttp,
+    UntrustedError,
 )
 from schemas.tls import client_context
 from tests.fakes.ports import unused_port
@@ -65,7 +66,7 @@ async def test_the_bytes_go_as_they_are_with_the_token_and_what_a_stream_needs()
 
 
 async def test_a_port_where_nobody_listens_was_never_sent_to() -> None:
-    with pytest.raises(NotSentError):
+    with pytest.raises(NotSentError, match=r"^Connection refused$"):
         await asked(f"http://127.0.0.1:{unused_port()}/mcp")
 
 
@@ -73,7 +74,7 @@ async def test_a_relay_with_another_root_was_never_sent_to(tmp_path: Path) -> No
     ca = SimulatedCa()
     context = server_context(ca, tmp_path, NOW_MS)
     async with RawServer.running(Fixed(http_answer(200, PONG, **JSON)), context) as server:
-        with pytest.raises(NotSentError, match="certificate verify failed"):
+        with pytest.raises(UntrustedError, match=r"unable to get local issuer certificate\. .* --ca"):
             await asked(server.url)
         assert server.asked == []
 
