@@ -1,0 +1,57 @@
+"""The two versions that must work together: this checkout, and the wheel of the minor version before it."""
+
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from tests.compatibility.site import Programs
+
+ROOT = Path(__file__).parent.parent.parent
+PREVIOUS = tomllib.loads((Path(__file__).parent / "previous.toml").read_text("utf-8"))
+_BOUND_S = 60
+
+
+@pytest.fixture(scope="session")
+def current() -> Programs:
+    """This checkout's programs."""
+    return Programs(ROOT, metadata.version("edge-kubelet"))
+
+
+@pytest.fixture(scope="session")
+def previous(tmp_path_factory: pytest.TempPathFactory) -> Programs:
+    """The programs of the previous version's wheel, which is built from its commit.
+
+    They run with this environment's dependencies: what the two say to each other is the subject here.
+    """
+    work = tmp_path_factory.mktemp("previous")
+    if reason := _take_sources(work / "source.tar"):
+        if os.environ.get("CI") == "true":
+            pytest.fail(reason)
+        pytest.skip(reason)
+    shutil.unpack_archive(work / "source.tar", work / "source", filter="data")
+    subprocess.run(
+        [sys.executable, "-P", "-m", "hatchling", "build", "--target", "wheel", "--directory", work],
+        cwd=work / "source",
+        capture_output=True,
+        timeout=_BOUND_S,
+        check=True,
+    )
+    wheel = work / f"edge_kubelet-{PREVIOUS['version']}-py3-none-any.whl"
+    shutil.unpack_archive(wheel, work / "programs", format="zip")
+    return Programs(work / "programs", PREVIOUS["version"])
+
+
+def _take_sources(archive: Path) -> str | None:
+    """Write the previous version's sources to ``archive``; return why that is not possible."""
+    git = shutil.which("git")
+    if git is None:
+        return "not installed: git"
+    command = [git, "-C", ROOT, "archive", "--output", archive, PREVIOUS["commit"]]
+    taken = subprocess.run(command, capture_output=True, timeout=_BOUND_S, check=False)
+    return f"this checkout has no commit {PREVIOUS['commit']}" if taken.returncode != 0 else None

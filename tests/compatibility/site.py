@@ -1,0 +1,128 @@
+"""One relay and one node over TLS, of whichever version, beside a broker."""
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx2
+from mcp.client.client import Client
+from mcp.client.streamable_http import streamable_http_client
+
+from relay.demo.local_system import until_listed
+from relay.demo.processes import Processes
+from schemas.addresses import BrokerAddress, mcp_url
+from schemas.files import PRIVATE, write_atomic
+from schemas.tls import client_context
+from tests.fakes.mqtt_listener import MqttListener
+from tests.fakes.ports import unused_port
+
+_BOUND_S = 60
+_HEARTBEATS = 3
+_TENANT = "acme"
+
+
+@dataclass(frozen=True, slots=True)
+class Programs:
+    """``relay`` and ``kubelet`` of one version, which lie in ``directory``."""
+
+    directory: Path
+    version: str
+
+    def command(self, *arguments: str | Path) -> list[str]:
+        """Return what runs a module of this version: its directory precedes the installed one."""
+        here = f"PYTHONPATH={self.directory}"
+        return ["env", here, sys.executable, "-P", "-m", *map(str, arguments)]
+
+
+class Site:
+    """What stays while versions change: the directories, the ports and the broker."""
+
+    def __init__(self, directory: Path, broker: BrokerAddress, processes: Processes) -> None:
+        self.processes = processes
+        self.relay_state = directory / "relay"
+        self._node_state = directory / "node"
+        self.broker = broker
+        self._port = unused_port()
+        self.url = f"https://127.0.0.1:{self._port}"
+
+    async def relay(self, programs: Programs, *arguments: str) -> str:
+        """Run a command of the relay and return what it printed."""
+        command = programs.command("relay", *arguments, "--state-dir", self.relay_state)
+        return await self.processes.output(command)
+
+    async def start_relay(self, programs: Programs) -> None:
+        """Start the relay and wait until it listens."""
+        serving = ["--listen", f"127.0.0.1:{self._port}", "--public-url", self.url, "--tls-own"]
+        serving += ["--broker", f"mqtt://{self.broker.host}:{self.broker.port}"]
+        command = programs.command("relay", "run", *serving, "--state-dir", self.relay_state)
+        await self.processes.start("relay", command)
+        await self.processes.until_listening(self._port)
+
+    async def enroll(self, relay: Programs, node: Programs) -> str:
+        """Enrol the node and return its id."""
+        token_file = self._node_state.with_name("join-token")
+        token = await self.relay(relay, "join-token", "create", "--tenant", _TENANT, "--public-url", self.url)
+        write_atomic(token_file, token, PRIVATE)
+        command = node.command("kubelet", "enroll", self.url, "--token-file", token_file)
+        printed = await self.processes.output([*command, "--state-dir", str(self._node_state), "--json"])
+        return str(json.loads(printed)["node_id"])
+
+    async def start_node(self, programs: Programs) -> None:
+        """Start the daemon, with the shortest heartbeat that there is."""
+        command = programs.command("kubelet", "run", "--state-dir", self._node_state, "--loopback-port", "0")
+        await self.processes.start("node", [*command, "--heartbeat", "1"])
+
+    def sessions(self) -> int:
+        """Return how many sessions of the node the relay's log tells of."""
+        return self.processes.log("relay").read_text().count('"node connected"')
+
+    @asynccontextmanager
+    async def agent(self, relay: Programs) -> AsyncIterator["Agent"]:
+        """Hold an agent whose token the relay's own command has issued."""
+        token = await self.relay(
+            relay, "token", "issue", "--sub", "agent", "--tenant", _TENANT, "--public-url", self.url
+        )
+        roots = "".join(file.read_text() for file in sorted((self.relay_state / "ca").glob("*.pem")))
+        headers = {"Authorization": f"Bearer {token.strip()}"}
+        async with httpx2.AsyncClient(headers=headers, verify=client_context(roots)) as http:
+            transport = streamable_http_client(mcp_url(self.url), http_client=http)
+            async with asyncio.timeout(_BOUND_S), Client(transport) as client:
+                assert client.server_info is not None
+                assert client.server_info.version == relay.version
+                yield Agent(client, self)
+
+
+@dataclass(frozen=True, slots=True)
+class Agent:
+    """An official MCP client."""
+
+    client: Client
+    site: Site
+
+    async def uses(self, node_id: str) -> None:
+        """Call each tool of the node, then the first again after heartbeats: all in one session."""
+        await until_listed(self.client, {node_id}, self.site.processes.check)
+        sessions = self.site.sessions()
+        assert sessions > 0
+        await self._echo(node_id)
+        assert (await self._result(f"sys.{node_id}.sysmetrics.snapshot", {}))["cpu"]
+        assert (await self._result(f"sys.{node_id}.sysmetrics.subscribe", {"interval_ms": 1000}))["cpu"]
+        async with MqttListener(self.site.broker, f"$devices/{node_id}/heartbeat").listening() as heartbeats:
+            for _ in range(_HEARTBEATS):
+                await heartbeats.next()
+        await self._echo(node_id)
+        assert self.site.sessions() == sessions
+
+    async def _echo(self, node_id: str) -> None:
+        result = await self._result(f"sysecho.{node_id}.echo.invoke", {"message": "hello"})
+        assert result["message"] == "hello"
+
+    async def _result(self, tool: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        result = await self.client.call_tool(tool, arguments)
+        assert not result.is_error, result
+        return dict(result.structured_content or {})
