@@ -89,8 +89,8 @@ class LargeFleet:
         """Start the nodes of ``group``, which send a heartbeat every ``HEARTBEAT_S``."""
         command = [
             *(sys.executable, "-P", "-m", "kubelet", "fleet"),
-            *("--identities", str(self._mocks(group)), "--heartbeat", str(HEARTBEAT_S)),
-            *("--ttl-ms", str(_TTL_MS), "--broker", self.plan.broker, "--relay", self.plan.public_url),
+            *("--identities", str(self._mocks(group)), "--heartbeat", f"{HEARTBEAT_S}s"),
+            *("--ttl", f"{_TTL_MS}ms", "--broker", self.plan.broker, "--relay", self.plan.public_url),
         ]
         await self.processes.start(group, command)
 

@@ -87,12 +87,17 @@ def store(config: NodeConfig, state_dir: Path) -> None:
         "own_root": config.own_root,
         "insecure_plain_transports": config.plain_allowed,
     }
-    write_atomic(state_dir / _STORED, json.dumps(stored, indent=2) + "\n")
+    write_atomic(stored_file(state_dir), json.dumps(stored, indent=2) + "\n")
+
+
+def stored_file(state_dir: Path) -> Path:
+    """Return the file that ``store`` writes."""
+    return state_dir / _STORED
 
 
 def forget(state_dir: Path) -> None:
     """Remove what ``store`` wrote."""
-    (state_dir / _STORED).unlink(missing_ok=True)
+    stored_file(state_dir).unlink(missing_ok=True)
 
 
 def read_stored(state_dir: Path) -> NodeConfig | None:
@@ -101,7 +106,7 @@ def read_stored(state_dir: Path) -> NodeConfig | None:
     Raises:
         StoredConfigError: it is damaged, or was changed into what may not be.
     """
-    file = state_dir / _STORED
+    file = stored_file(state_dir)
     try:
         stored = loads(read_state(file), max_bytes=_MAX_STORED_BYTES)
         flags = (stored["insecure_plain_transports"], stored["own_root"])

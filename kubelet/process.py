@@ -11,13 +11,15 @@ from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from schemas.addresses import AddressError
-from schemas.error_roots import OperatorError, PeerError, StateError
+from schemas.error_roots import ConfigError, OperatorError, PeerError, StateError
 from schemas.faults import FailedError, traceback_text
 
 EXIT_NO = 1
 EXIT_USAGE = 2
 EXIT_CANNOT_RUN = 3
 EXIT_FAULT = 70
+EXIT_CONFIG = 78
+"""EX_CONFIG of sysexits.h: a restart does not help."""
 
 
 def fail(text: str, code: int) -> NoReturn:
@@ -31,6 +33,8 @@ def errors_in_one_line() -> Iterator[None]:
     """End with one line and its code at an expected error, and with a traceback at a fault of our own."""
     try:
         yield
+    except ConfigError as error:
+        fail(str(error), EXIT_CONFIG)
     except AddressError as error:
         fail(str(error), EXIT_USAGE)
     except (OperatorError, PeerError, StateError, FailedError) as error:

@@ -87,7 +87,7 @@ class RelayConfig:
         tls: what is served with; None where a proxy terminates TLS, or there is none.
         own_root: whether ``tls`` is issued by the relay's own CA: then nodes trust its root alone.
         plain_allowed: whether the operator accepts transports that others can read.
-        broker_ca: the roots that the broker is verified by, PEM; None: those of the relay's own CA.
+        broker_root: the roots that the broker is verified by, PEM; None: those of the relay's own CA.
         broker_directory: where what the broker reads is written; None: in the state directory.
         broker_pid_file: names the process to signal for new access lists; None: none is signalled.
         node_broker: the broker as nodes reach it, which enrolment returns; None: as the relay reaches it.
@@ -108,7 +108,7 @@ class RelayConfig:
     tls: TlsFiles | None = None
     own_root: bool = False
     plain_allowed: bool = False
-    broker_ca: Path | None = None
+    broker_root: Path | None = None
     broker_directory: Path | None = None
     broker_pid_file: Path | None = None
     node_broker: BrokerAddress | None = None

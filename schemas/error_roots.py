@@ -2,6 +2,7 @@
 
     EdgeError
     ├── OperatorError   what the operator gave cannot be used: a file, an option, an address
+    │   └── ConfigError the settings of a program: a restart does not help before they are changed
     ├── PeerError       the other end broke a rule: a node, a relay, a broker, an issuer, an agent
     ├── StateError      what this program keeps on its machine is missing, damaged or cannot be written
     └── ToolError       a call failed, for whichever reason (``schemas.errors``)
@@ -10,6 +11,8 @@ What is none of these is a fault of our own, and is never blamed on the operator
 hold an error of one module: those are defined where they are raised.
 """
 
+from collections.abc import Sequence
+
 
 class EdgeError(Exception):
     """Any error that this project expects."""
@@ -17,6 +20,15 @@ class EdgeError(Exception):
 
 class OperatorError(EdgeError):
     """What the operator gave cannot be used. Its text, one line, states what to do and holds no secret."""
+
+
+class ConfigError(OperatorError):
+    """The settings of a program cannot be used. ``problems`` are all that is wrong with them, a line each."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        others = len(problems) - 1
+        super().__init__(problems[0] + (f" (and {others} more: see `config check`)" if others else ""))
+        self.problems = tuple(problems)
 
 
 class PeerError(EdgeError):

@@ -103,6 +103,23 @@ def read_private(path: Path) -> str:
     return _read(path, open_state(path, secret=True), MAX_STATE_BYTES).decode("utf-8")
 
 
+def read_named(path: Path, max_bytes: int) -> bytes:
+    """Return what a file holds that the operator named and no other user can change; a link is followed.
+
+    Raises:
+        UntrustedFileError: it is no regular file, belongs to another user, or others can change it.
+        OSError: it cannot be read, or is longer than ``max_bytes``.
+    """
+    # Without blocking: a pipe must be refused, and not waited for.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        check_state(path, os.fstat(descriptor))
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return _read(path, descriptor, max_bytes)
+
+
 def read_named_secret(path: Path) -> str:
     """Return the text of a secret's file that the operator named: a link is followed, a pipe is read.
 

@@ -1,8 +1,8 @@
 """The command line of the node.
 
 Exit codes: 0 done; 1 the answer is no; 2 the command line is wrong; 3 it cannot run as things are (a file
-is missing, damaged or exposed, a port is taken); 70 a fault of our own. Standard output holds results,
-standard error the rest.
+is missing, damaged or exposed, a port is taken); 70 a fault of our own; 78 the settings cannot be used, and
+a restart does not help. Standard output holds results, standard error the rest.
 Must not hold what the commands do: each calls one function of another module, imported when it is needed.
 """
 
@@ -15,37 +15,43 @@ from typing import Annotated, Any
 
 import typer
 
+from kubelet.cli import config
 from kubelet.cli.local_agent import mcp
 from kubelet.cli.options import (
     AsJson,
-    Broker,
-    Heartbeat,
-    MaybeBroker,
-    MaybeRelay,
     Plain,
-    Relay,
-    Socket,
     StateDir,
-    Ttl,
     directory_of,
     join_token,
     named_pem,
-    socket_of,
-    stored_config,
     typed_config,
+    usual_state_dir,
 )
+from kubelet.cli.run import run
+from kubelet.cli.settings_options import takes_settings
 from kubelet.clock import now_ms
-from kubelet.config import (
-    DEFAULT_HEARTBEAT_S,
-    DEFAULT_LOOPBACK_PORT,
-    DEFAULT_TTL_MS,
-    DaemonPlan,
-    read_stored,
+from kubelet.process import (
+    EXIT_CONFIG,
+    EXIT_NO,
+    EXIT_USAGE,
+    errors_in_one_line,
+    fail,
+    run_until_signal,
 )
-from kubelet.process import EXIT_NO, EXIT_USAGE, errors_in_one_line, fail, run_until_signal
-from schemas.addresses import PLAIN_OPTION, host_of, is_loopback, normal_url, parse_broker
+from kubelet.settings import (
+    BROKER,
+    HEARTBEAT,
+    KUBELET,
+    PLAIN,
+    RELAY,
+    STATE_DIR,
+    TTL,
+    load_settings,
+)
+from schemas.addresses import PLAIN_OPTION, host_of, is_loopback, normal_url
 from schemas.identity_files import IdentityFiles
 from schemas.manifest import MAX_MANIFEST_BYTES
+from schemas.settings_sources import Sources
 
 app = typer.Typer(
     name="kubelet",
@@ -54,6 +60,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
+app.add_typer(config.app, name="config")
+app.command()(run)
 app.command()(mcp)
 
 
@@ -136,36 +144,33 @@ def enroll(
 
 
 @app.command()
+@takes_settings(KUBELET, STATE_DIR, BROKER, TTL, PLAIN)
 def announce(
-    state_dir: StateDir = None,
-    broker: MaybeBroker = None,
-    dry_run: Annotated[bool, typer.Option(help="Print the manifest, publish nothing.")] = False,
-    ttl_ms: Ttl = DEFAULT_TTL_MS,
-    plain: Plain = False,
+    sources: Sources,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the manifest, publish nothing.")] = False,
 ) -> None:
     """Sign a manifest now, and publish it once or print it."""
     from kubelet.cli.announce_once import publish_once, sign_once  # noqa: PLC0415
     from kubelet.session.tls import NodeTls  # noqa: PLC0415
 
-    directory = directory_of(state_dir)
-    files, stored = IdentityFiles(directory), read_stored(directory)
+    loaded = load_settings(sources, usual_state_dir())
+    directory, settings = loaded.state_dir, loaded.settings
+    files = IdentityFiles(directory)
     identity = files.read()
     if identity.root_pem is None:
         _say("the leaf is only self-signed: no relay will trust this manifest")
     if dry_run:
-        sys.stdout.buffer.write(sign_once(identity, directory, ttl_ms, sys.stderr, remember=False).wire)
+        manifest = sign_once(identity, directory, settings[TTL], sys.stderr, remember=False)
+        sys.stdout.buffer.write(manifest.wire)
         sys.stdout.buffer.flush()
         return
-    if broker is not None:
-        address = parse_broker(broker)
-    elif stored is not None:
-        address, plain = stored.broker, plain or stored.plain_allowed
-    else:
-        fail("enrol first with `kubelet enroll`, name a --broker HOST:PORT, or use --dry-run", EXIT_USAGE)
-    if not (plain or address.is_private):
-        fail(f"{address} is not encrypted: use mqtts, or give {PLAIN_OPTION}", EXIT_USAGE)
-    tls = NodeTls(files, own_root=stored is not None and stored.own_root).to_broker(address)
-    manifest = sign_once(identity, directory, ttl_ms, sys.stderr, remember=True)
+    address = settings.get(BROKER)
+    if address is None:
+        fail("enrol first with `kubelet enroll`, name a --broker HOST:PORT, or use --dry-run", EXIT_CONFIG)
+    if not (settings[PLAIN] or address.is_private):
+        fail(f"{address} is not encrypted: use mqtts, or give {PLAIN_OPTION}", EXIT_CONFIG)
+    tls = NodeTls(files, own_root=loaded.own_root).to_broker(address)
+    manifest = sign_once(identity, directory, settings[TTL], sys.stderr, remember=True)
     if not asyncio.run(publish_once(identity, manifest, address, sys.stderr, tls)):
         fail(f"the broker at {address} did not take the manifest", EXIT_NO)
     _say(f"published {manifest.etag}")
@@ -209,46 +214,17 @@ def verify(
 
 
 @app.command()
-def run(
-    broker: MaybeBroker = None,
-    relay: MaybeRelay = None,
-    state_dir: StateDir = None,
-    loopback_port: Annotated[int, typer.Option(min=0, max=65535)] = DEFAULT_LOOPBACK_PORT,
-    heartbeat: Heartbeat = DEFAULT_HEARTBEAT_S,
-    ttl_ms: Ttl = DEFAULT_TTL_MS,
-    socket: Socket = None,
-    plain: Plain = False,
-) -> None:
-    """Run the daemon. Broker and relay are those of the enrolment unless given."""
-    directory = directory_of(state_dir)
-    config = stored_config(directory, broker, relay, heartbeat, ttl_ms, plain=plain)
-    place = socket_of(socket, directory)
-    if place is None:
-        _say("local agents cannot connect: the state directory's path is too long; name a --socket")
-    plan = DaemonPlan(config, directory, loopback_port, place)
-    # The same process goes on as the daemon, without what only a command line needs. -P: else Python would
-    # run a json.py of the working directory, and run it as root. no_debug_ranges: a traceback names the line
-    # without the column, and each loaded module takes less memory.
-    command = [sys.executable, "-P", "-X", "no_debug_ranges", "-m", "kubelet.daemon", plan.to_json()]
-    # One arena: glibc would give each thread of the daemon one of its own, for memory that few of them need.
-    environment = {"MALLOC_ARENA_MAX": "1", **os.environ}
-    os.execve(command[0], command, environment)  # noqa: S606 - our own interpreter, with what was just checked
-
-
-@app.command()
+@takes_settings(KUBELET, STATE_DIR, RELAY, BROKER, PLAIN)
 def retire(
-    broker: MaybeBroker = None,
-    relay: MaybeRelay = None,
-    state_dir: StateDir = None,
-    plain: Plain = False,
+    sources: Sources,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
     """Retire this node: its leaf is revoked, and its identity removed. Stop the daemon first."""
     from kubelet.cli.retire import RetirementError  # noqa: PLC0415
     from kubelet.cli.retire import retire as retire_node  # noqa: PLC0415
 
-    directory = directory_of(state_dir)
-    config = stored_config(directory, broker, relay, DEFAULT_HEARTBEAT_S, DEFAULT_TTL_MS, plain=plain)
+    loaded = load_settings(sources, usual_state_dir())
+    config, directory = loaded.config(), loaded.state_dir
     node_id = IdentityFiles(directory).read().node_id
     if not yes and not typer.confirm(f"Retire {node_id} for good?", err=True):
         fail("not retired", EXIT_NO)
@@ -264,16 +240,20 @@ def retire(
 @app.command()
 def fleet(
     identities: Annotated[Path, typer.Option(help="What `relay ca issue --mock N --out DIR` made.")],
-    broker: Broker,
-    relay: Relay,
-    heartbeat: Heartbeat = DEFAULT_HEARTBEAT_S,
-    ttl_ms: Ttl = DEFAULT_TTL_MS,
+    broker: Annotated[str, typer.Option(metavar="HOST:PORT", help="The MQTT broker.")],
+    relay: Annotated[str, typer.Option(metavar="URL", help="The relay's public URL.")],
+    heartbeat: Annotated[
+        str, typer.Option(metavar="DURATION", help=f"{HEARTBEAT.doc} Default: {HEARTBEAT.default}.")
+    ] = HEARTBEAT.default or "",
+    ttl: Annotated[
+        str, typer.Option(metavar="DURATION", help=f"{TTL.doc} Default: {TTL.default}.")
+    ] = TTL.default or "",
     part: Annotated[str | None, typer.Option(hidden=True, metavar="K/N")] = None,
 ) -> None:
     """Run mock nodes, thousands if need be: real signatures, real sessions, made-up metrics."""
     from kubelet.cli.fleet import run_all, run_part  # noqa: PLC0415
 
-    config = typed_config(broker, relay, heartbeat, ttl_ms)
+    config = typed_config({"broker": broker, "relay": relay, "heartbeat": heartbeat, "ttl": ttl})
     if config.broker.tls:
         fail(
             "a fleet shares one connection, which cannot show the certificate of each node: "

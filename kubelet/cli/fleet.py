@@ -21,6 +21,7 @@ from kubelet.cli.mock_nodes import Counts, MockFleet, read_identities
 from kubelet.config import NodeConfig
 from kubelet.daemon.agent import node_environment
 from kubelet.logs import opened
+from schemas.durations import duration_text
 from schemas.error_roots import OperatorError
 from schemas.identity_files import IdentityFiles, NodeIdentity
 
@@ -83,7 +84,13 @@ def _part_command(identities: Path, config: NodeConfig, part: str) -> list[str]:
     return [
         *(sys.executable, "-P", "-m", "kubelet", "fleet"),
         *("--identities", str(identities), "--broker", str(config.broker), "--relay", config.relay_url),
-        *("--heartbeat", str(config.heartbeat_s), "--ttl-ms", str(config.ttl_ms), "--part", part),
+        *(
+            "--heartbeat",
+            duration_text(int(config.heartbeat_s * 1000)),
+            "--ttl",
+            duration_text(config.ttl_ms),
+        ),
+        *("--part", part),
     ]
 
 

@@ -4,61 +4,38 @@ Must not run anything.
 """
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from kubelet.caller_tools.socket_file import MAX_PATH_BYTES
-from kubelet.config import SERVICE_SOCKET, NodeConfig, default_socket, default_state_dir, read_stored
+from kubelet.config import SERVICE_SOCKET, NodeConfig, default_socket, default_state_dir
 from kubelet.process import EXIT_USAGE, fail
-from schemas.addresses import PLAIN_OPTION, normal_url, parse_broker
+from kubelet.settings import KUBELET, STATE_DIR, LoadedSettings
+from schemas.addresses import PLAIN_OPTION
 from schemas.enrolment import JoinToken, JoinTokenError
 from schemas.error_roots import OperatorError
 from schemas.files import read_named_secret
 from schemas.identity import certificates_in
+from schemas.settings import Settings
+from schemas.settings_sources import from_flags, read_sources
 
 _TOKEN_VARIABLE = "EDGE_JOIN_TOKEN"  # noqa: S105 - the name of a variable, not a secret
 
 StateDir = Annotated[Path | None, typer.Option("--state-dir", help="The directory of the node's identity.")]
-Broker = Annotated[str, typer.Option("--broker", metavar="HOST:PORT", help="The MQTT broker.")]
-Relay = Annotated[str, typer.Option("--relay", metavar="URL", help="The relay's public URL.")]
-MaybeBroker = Annotated[str | None, typer.Option("--broker", metavar="HOST:PORT", help="The MQTT broker.")]
-MaybeRelay = Annotated[str | None, typer.Option("--relay", metavar="URL", help="The relay's public URL.")]
 Plain = Annotated[
     bool, typer.Option(PLAIN_OPTION, help="Let others on the network read the traffic, and change it.")
 ]
 Socket = Annotated[Path | None, typer.Option("--socket", metavar="PATH", help="Where local agents connect.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
-Heartbeat = Annotated[
-    float, typer.Option("--heartbeat", min=1.0, max=3600.0, help="Seconds between two heartbeats.")
-]
-Ttl = Annotated[
-    int, typer.Option("--ttl-ms", min=1000, max=86_400_000, help="How long a manifest is good for.")
-]
 
 
-def stored_config(
-    directory: Path, broker: str | None, relay: str | None, heartbeat_s: float, ttl_ms: int, *, plain: bool
-) -> NodeConfig:
-    """Return the configuration of the enrolment, but for what the command line overrides."""
-    stored = read_stored(directory)
-    if stored is not None:
-        broker, relay = broker or str(stored.broker), relay or stored.relay_url
-        plain = plain or stored.plain_allowed
-    if broker is None or relay is None:
-        fail("enrol first with `kubelet enroll`, or give --broker and --relay", EXIT_USAGE)
-    own_root = stored is not None and stored.own_root
-    return typed_config(broker, relay, heartbeat_s, ttl_ms, plain=plain, own_root=own_root)
-
-
-def typed_config(
-    broker: str, relay: str, heartbeat_s: float, ttl_ms: int, *, plain: bool = False, own_root: bool = False
-) -> NodeConfig:
-    """Return the configuration that was typed."""
-    if ttl_ms < heartbeat_s * 1000 * 2:
-        fail("--ttl-ms must span two heartbeats, or one late heartbeat unlists the node", EXIT_USAGE)
-    return NodeConfig(parse_broker(broker), normal_url(relay), heartbeat_s, ttl_ms, plain, own_root)
+def typed_config(flags: Mapping[str, str]) -> NodeConfig:
+    """Return the configuration of nodes that ``flags`` alone make: no file, no environment, no enrolment."""
+    settings = Settings(KUBELET.table, [from_flags(KUBELET.table, flags)])
+    return LoadedSettings(settings, Path(), own_root=False).config()
 
 
 def join_token(text: str | None, file: Path | None) -> JoinToken:
@@ -114,5 +91,16 @@ def agent_socket(named: Path | None, directory: Path) -> Path:
 
 
 def directory_of(state_dir: Path | None) -> Path:
-    """Return the state directory that was named, or the usual one."""
-    return state_dir or default_state_dir(Path.home(), is_root=os.geteuid() == 0)
+    """Return the state directory that was named: here, in the environment or the file; else the usual one.
+
+    Raises:
+        ConfigError: it is not named here, and the settings cannot be used.
+    """
+    if state_dir is None:
+        state_dir = read_sources(KUBELET, {}, None, os.environ).value(STATE_DIR)
+    return state_dir or usual_state_dir()
+
+
+def usual_state_dir() -> Path:
+    """Return the state directory that is used unless the operator names another."""
+    return default_state_dir(Path.home(), is_root=os.geteuid() == 0)

@@ -6,9 +6,9 @@ installation has this script, but not the relay's dependencies.
 
 from typing import NoReturn
 
-from relay.cli.exits import EXIT_CANNOT_RUN, EXIT_FAULT, EXIT_USAGE, fail
+from relay.cli.exits import EXIT_CANNOT_RUN, EXIT_CONFIG, EXIT_FAULT, EXIT_USAGE, fail
 from schemas.addresses import AddressError
-from schemas.error_roots import OperatorError, PeerError, StateError
+from schemas.error_roots import ConfigError, OperatorError, PeerError, StateError
 from schemas.faults import FailedError, traceback_text
 
 _OUR_PACKAGES = frozenset({"relay", "schemas"})
@@ -20,6 +20,8 @@ def main() -> None:
         from relay.cli.main import app  # noqa: PLC0415 - so that a missing dependency can be reported
 
         app()
+    except ConfigError as error:
+        fail(str(error), EXIT_CONFIG)
     except AddressError as error:
         fail(str(error), EXIT_USAGE)
     except (OperatorError, PeerError, StateError, FailedError) as error:

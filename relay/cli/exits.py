@@ -2,8 +2,8 @@
 
 Exit codes: 0 done; 1 the answer is no; 2 the command line is wrong; 3 it cannot run as things are (a file
 is missing or exposed, a port is taken), or the relay has failed; 4 something that was there is lost; 70 a
-fault of our own in a command. Results go to standard output, everything else to standard error. Must not
-import what an installation of a node lacks.
+fault of our own in a command; 78 the settings cannot be used, and a restart does not help. Results go to
+standard output, everything else to standard error. Must not import what an installation of a node lacks.
 """
 
 import sys
@@ -14,6 +14,8 @@ EXIT_USAGE = 2
 EXIT_CANNOT_RUN = 3
 EXIT_LOST = 4
 EXIT_FAULT = 70
+EXIT_CONFIG = 78
+"""EX_CONFIG of sysexits.h."""
 
 
 def fail(text: str, code: int) -> NoReturn:

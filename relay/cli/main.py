@@ -9,24 +9,25 @@ from typing import Annotated
 
 import typer
 
-from relay.cli import audit, backup, ca, fleet, join_tokens, nodes, options, remote_tools, stdio, tokens
-from relay.cli.exits import EXIT_NO, EXIT_USAGE, fail
-from relay.cli.options import PublicUrl, StateDir, state_files
-from relay.config import (
-    AGENT_BURST_S,
-    CALLER_TIMEOUT_S,
-    DEFAULT_LISTEN,
-    PER_AGENT,
-    EnvelopeMode,
-    ExternalIssuerConfig,
-    RelayConfig,
-    TlsFiles,
-    View,
+from relay.cli import (
+    audit,
+    backup,
+    ca,
+    config,
+    fleet,
+    join_tokens,
+    nodes,
+    options,
+    remote_tools,
+    stdio,
+    tokens,
 )
-from relay.kept_settings import KeptSettings, read_kept, write_kept
-from relay.rate_limits import Allowance
-from schemas.addresses import PLAIN_OPTION, parse_broker, parse_host_port
+from relay.cli.exits import EXIT_NO, fail
+from relay.cli.settings_options import takes_settings
+from relay.kept_settings import write_kept
+from relay.settings import RELAY, load_settings
 from schemas.error_roots import OperatorError
+from schemas.settings_sources import Sources
 
 app = typer.Typer(
     name="relay",
@@ -41,6 +42,7 @@ app.add_typer(nodes.app, name="node")
 app.add_typer(fleet.app, name="fleet")
 app.add_typer(tokens.app, name="token")
 app.add_typer(audit.app, name="audit")
+app.add_typer(config.app, name="config")
 app.command()(stdio.stdio)
 app.command()(remote_tools.tools)
 app.command()(remote_tools.call)
@@ -49,99 +51,20 @@ ca.app.command("restore")(backup.ca_restore)
 
 
 @app.command()
-def run(
-    broker: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="The MQTT broker. Default: as given before.")
-    ] = None,
-    public_url: PublicUrl = None,
-    listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where to serve.")] = DEFAULT_LISTEN,
-    jwks: Annotated[
-        str | None, typer.Option(metavar="URL", help="The keys of another issuer of agents' tokens.")
-    ] = None,
-    issuer: Annotated[str | None, typer.Option(metavar="ISS", help="That issuer, as in its tokens.")] = None,
-    tls_certificate: Annotated[
-        Path | None, typer.Option(help="Serve over TLS with this certificate, PEM.")
-    ] = None,
-    tls_key: Annotated[Path | None, typer.Option(help="Its key, PEM, mode 0600.")] = None,
-    tls_own: Annotated[
-        bool, typer.Option("--tls-own", help="Serve over TLS with a certificate of the relay's own CA.")
-    ] = False,
-    broker_ca: Annotated[
-        Path | None, typer.Option(help="The root of the broker's certificate, PEM. Default: that of the CA.")
-    ] = None,
-    node_broker: Annotated[
-        str | None, typer.Option(metavar="URL", help="The broker as nodes reach it. Default: --broker.")
-    ] = None,
-    broker_directory: Annotated[
-        Path | None,
-        typer.Option(help="Where to write what the broker reads. Default: with the state."),
-    ] = None,
-    broker_pid_file: Annotated[
-        Path | None,
-        typer.Option(help="The broker's pid file: SIGHUP when access lists change."),
-    ] = None,
-    agent_rps: Annotated[
-        float, typer.Option(min=1, help="Calls that one agent may make a second.")
-    ] = PER_AGENT.rate,
-    agent_concurrency: Annotated[
-        int, typer.Option(min=1, help="Calls that one agent may have in flight.")
-    ] = PER_AGENT.concurrency,
-    caller_timeout: Annotated[
-        float,
-        typer.Option(min=1, max=3600, help="Seconds that a caller has to answer for a tool that it lends."),
-    ] = CALLER_TIMEOUT_S,
-    envelope: Annotated[
-        EnvelopeMode, typer.Option(help="What to do about a call whose envelope is malformed.")
-    ] = EnvelopeMode.ENFORCE,
-    default_view: Annotated[
-        View,
-        typer.Option(help="What clients see without ?view=: each node's tools, or one of a kind."),
-    ] = View.TOOLS,
-    plain: Annotated[
-        bool,
-        typer.Option(
-            PLAIN_OPTION, help="Allow connections without TLS: others on the network can read and write."
-        ),
-    ] = False,
-    state_dir: StateDir = None,
-) -> None:
-    """Run the relay."""
+@takes_settings(RELAY)
+def run(sources: Sources) -> None:
+    """Run the relay.
+
+    Each option is also a setting: --listen is listen in relay.toml, and the variable RELAY_LISTEN.
+    `relay config show` prints which value holds, and where it stands.
+    """
     from relay.cli.serve import serve  # noqa: PLC0415 - the server's parts, for this command alone
 
-    state = state_files(state_dir)
-    url = options.public_url(public_url, state)
-    kept = read_kept(state.settings)
-    if broker is None:
-        # Kept together: the way of nodes to another broker is no way to this one.
-        broker, node_broker = kept.broker, node_broker or kept.node_broker
-    if broker is None:
-        fail("name the MQTT broker with --broker HOST:PORT; it is kept for later starts", EXIT_USAGE)
-    if (jwks is None) != (issuer is None):
-        fail("--jwks and --issuer go together: the URL of the keys, and their issuer", EXIT_USAGE)
-    external = None if jwks is None or issuer is None else ExternalIssuerConfig.parse(issuer, jwks, url)
-    if tls_own and (tls_certificate or tls_key):
-        fail("--tls-own and --tls-certificate exclude each other", EXIT_USAGE)
-    config = RelayConfig(
-        parse_broker(broker),
-        url,
-        parse_host_port(listen),
-        state,
-        external_issuer=external,
-        tls=state.own_tls if tls_own else _tls_files(tls_certificate, tls_key),
-        own_root=tls_own,
-        plain_allowed=plain,
-        broker_ca=broker_ca,
-        broker_directory=broker_directory,
-        broker_pid_file=broker_pid_file,
-        node_broker=parse_broker(node_broker) if node_broker else None,
-        envelope_mode=envelope,
-        default_view=default_view,
-        caller_timeout_s=caller_timeout,
-        per_agent=Allowance(agent_rps, agent_rps * AGENT_BURST_S, agent_concurrency),
-    )
-    if state.ca.exists():
+    loaded = load_settings(sources, options.usual_state_dir())
+    config = loaded.config()
+    if config.state.ca.exists():
         # Not in a directory that is named by mistake: the next start would use what was kept there.
-        write_kept(state.settings, KeptSettings(url, broker, node_broker, kept.tenant))
+        write_kept(config.state.settings, loaded.to_keep())
     serve(config)
 
 
@@ -166,11 +89,3 @@ def demo(
         fail(str(error), EXIT_NO)
     if worked is False:
         raise SystemExit(EXIT_NO)
-
-
-def _tls_files(certificate: Path | None, key: Path | None) -> TlsFiles | None:
-    if certificate is not None and key is not None:
-        return TlsFiles(certificate, key)
-    if certificate is not None or key is not None:
-        fail("--tls-certificate and --tls-key go together", EXIT_USAGE)
-    return None

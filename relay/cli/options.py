@@ -16,7 +16,9 @@ import typer
 from relay.cli.exits import EXIT_USAGE, fail
 from relay.config import DEFAULT_PUBLIC_URL, DEFAULT_TENANT, StateFiles, default_state_dir
 from relay.kept_settings import read_kept, write_kept
+from relay.settings import PUBLIC_URL, RELAY, STATE_DIR
 from schemas.addresses import normal_url
+from schemas.settings_sources import read_sources
 from schemas.text import printable
 
 StateDir = Annotated[Path | None, typer.Option("--state-dir", help="The relay's state directory.")]
@@ -36,12 +38,25 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")
 
 
 def state_files(state_dir: Path | None) -> StateFiles:
-    """Return the state directory that was named, or the usual one."""
-    return StateFiles(state_dir or default_state_dir(Path.home(), is_root=os.geteuid() == 0))
+    """Return the state directory that was named: here, in the environment or the file; else the usual one.
+
+    Raises:
+        ConfigError: it is not named here, and the settings cannot be used.
+    """
+    if state_dir is None:
+        state_dir = read_sources(RELAY, {}, None, os.environ).value(STATE_DIR)
+    return StateFiles(state_dir or usual_state_dir())
+
+
+def usual_state_dir() -> Path:
+    """Return the state directory that is used unless the operator names another."""
+    return default_state_dir(Path.home(), is_root=os.geteuid() == 0)
 
 
 def public_url(given: str | None, state: StateFiles) -> str:
-    """Return the relay's URL: the one given here, else the one that is kept, else the default."""
+    """Return the relay's URL: the one given here, or as a setting, or kept; else the default."""
+    if given is None:
+        given = read_sources(RELAY, {}, None, os.environ).value(PUBLIC_URL)
     return normal_url(given or read_kept(state.settings).public_url or DEFAULT_PUBLIC_URL)
 
 

@@ -9,7 +9,7 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,6 +23,8 @@ _POLL_S = 0.02
 _TAIL_LINES = 5
 _END_SEEN_S = 0.5
 _MAX_LINE = 400
+
+_PROGRAMS = ("RELAY", "KUBELET")
 
 ResultT = TypeVar("ResultT")
 
@@ -59,7 +61,12 @@ class Processes:
         with self.log(name).open("ab") as log:
             # A session of its own: Ctrl-C reaches the demo alone, which then stops its parts in order.
             process = await asyncio.create_subprocess_exec(
-                *command, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                *command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                env=_without_settings(os.environ),
             )
         self._running[name] = process
         return process.pid
@@ -93,6 +100,7 @@ class Processes:
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
+            env=_without_settings(os.environ),
         )
         out, err = await process.communicate()
         if process.returncode != 0:
@@ -192,3 +200,9 @@ def find_program(name: str) -> str:
     if found is None:
         raise StartError(f"{name} is not installed: pip install 'edge-kubelet[demo]'")
     return found
+
+
+def _without_settings(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a process whose settings are its options alone."""
+    kept = {name: value for name, value in environment.items() if name.partition("_")[0] not in _PROGRAMS}
+    return kept | {f"{program}_CONFIG": "" for program in _PROGRAMS}

@@ -82,7 +82,7 @@ class RelayTls:
             self._own = OwnCertificate(config.state.own_tls, ca, config.public_url, now_ms, random_bytes)
             self._own.renew()
         if config.broker.tls:
-            self.to_broker = broker_context(config.state.own_tls, ca.roots, config.broker_ca)
+            self.to_broker = broker_context(config.state.own_tls, ca.roots, config.broker_root)
         if config.tls is not None:
             self._live = LiveContext(config.tls)
 
@@ -113,15 +113,17 @@ class RelayTls:
         return True
 
 
-def broker_context(shown: TlsFiles, roots: Callable[[], list[str]], broker_ca: Path | None) -> ssl.SSLContext:
+def broker_context(
+    shown: TlsFiles, roots: Callable[[], list[str]], broker_root: Path | None
+) -> ssl.SSLContext:
     """Return a context for all connections to the broker, which is shown the relay's own certificate.
 
-    The broker is verified by the roots in ``broker_ca`` alone; by default by the relay's own ``roots``.
+    The broker is verified by the roots in ``broker_root`` alone; by default by the relay's own ``roots``.
     """
 
     def make() -> ssl.SSLContext:
         try:
-            trusted = broker_ca.read_text("ascii", "replace") if broker_ca else "".join(roots())
+            trusted = broker_root.read_text("ascii", "replace") if broker_root else "".join(roots())
         except StateError as error:
             # paho retries after an OSError only.
             raise TlsFilesError(str(error)) from None

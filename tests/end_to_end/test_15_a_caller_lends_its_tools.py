@@ -334,7 +334,7 @@ async def test_a_relay_that_restarts_has_no_sessions_and_the_local_agent_learns_
         calling = asyncio.create_task(agent.call("ant_get_memory"))
         await caller.event(session)
         caller.sessions.clear()
-        await world.restart("relay", world.relay_command("--caller-timeout", "1"))
+        await world.restart("relay", world.relay_command("--caller-timeout", "1s"))
         assert error_of(await calling)["message"].startswith("The caller disconnected")
         await agent.lent()
         unknown = await caller.try_call("session_events", session_id=session, wait_ms=0)

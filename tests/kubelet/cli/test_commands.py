@@ -35,7 +35,7 @@ from tests.fakes.node import write_identity
 from tests.fakes.signer import DAY_MS, NODE_ID, OTHER_NODE_ID, SimulatedCa, SimulatedNode, key_named
 
 BOUND_S = 20
-DONE, NO, USAGE, CANNOT_RUN, FAULT = 0, 1, 2, 3, 70
+DONE, NO, USAGE, CANNOT_RUN, FAULT, CONFIG = 0, 1, 2, 3, 70, 78
 NOWHERE = ("--broker", "127.0.0.1:9", "--relay", "http://127.0.0.1:9")
 
 
@@ -130,19 +130,32 @@ def test_a_command_line_without_a_command_shows_the_help(run: Run) -> None:
     [
         pytest.param(["fly"], id="an unknown command"),
         pytest.param(["init", "--fly"], id="an unknown option"),
-        pytest.param(["run"], id="options missing"),
-        pytest.param(["announce", "--ttl-ms", "1", "--dry-run"], id="a life too short"),
-        pytest.param(["announce", "--ttl-ms", "86400001", "--dry-run"], id="a life too long"),
-        pytest.param(["run", *NOWHERE, "--heartbeat", "0.5"], id="a heart too quick"),
-        pytest.param(["run", *NOWHERE, "--loopback-port", "65536"], id="a port beyond the last"),
+        pytest.param(["enroll"], id="an argument is missing"),
     ],
 )
-def test_a_command_line_that_is_wrong_is_told_so(
-    run: Run, state: IdentityFiles, arguments: list[str]
-) -> None:
+def test_a_command_line_that_cannot_be_parsed_is_an_error_of_usage(run: Run, arguments: list[str]) -> None:
     ran = run(*arguments)
     assert (ran.code, ran.out) == (USAGE, b"")
     assert ran.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        pytest.param(["run"], "enrol first", id="options missing"),
+        pytest.param(["announce", "--ttl", "1ms", "--dry-run"], "from 1s to 24h", id="a ttl too short"),
+        pytest.param(["announce", "--ttl", "25h", "--dry-run"], "from 1s to 24h", id="a ttl too long"),
+        pytest.param(["announce", "--ttl", "900000", "--dry-run"], "write 90s", id="a ttl without a unit"),
+        pytest.param(["run", *NOWHERE, "--heartbeat", "500ms"], "from 1s to 1h", id="too many heartbeats"),
+        pytest.param(["run", *NOWHERE, "--ttl", "1m59s"], "two heartbeats", id="a ttl of one heartbeat"),
+        pytest.param(["run", *NOWHERE, "--loopback-port", "65536"], "65535", id="a port beyond the last"),
+    ],
+)
+def test_a_setting_that_cannot_be_used_has_an_exit_code_of_its_own(
+    run: Run, state: IdentityFiles, arguments: list[str], text: str
+) -> None:
+    ran = run(*arguments, "--state-dir", state.root)
+    assert (ran.code, ran.out, ran.said_in_one_line(text)) == (CONFIG, b"", True)
     assert not state.root.exists()
 
 
@@ -160,7 +173,7 @@ def test_an_address_that_cannot_be_used_is_refused_before_anything_starts(  # no
 ) -> None:
     where = ("--state-dir", enrolled.root) if command == "run" else ("--identities", enrolled.root.parent)
     ran = run(command, *where, "--broker", broker, "--relay", relay)
-    assert (ran.code, ran.out) == (USAGE, b"")
+    assert (ran.code, ran.out) == (CONFIG, b"")
     assert ran.said_in_one_line(text)
 
 
@@ -564,7 +577,7 @@ def test_a_state_directory_with_a_long_path_has_no_socket_and_says_so(
 
 def test_a_node_that_is_told_nothing_is_told_what_to_do(run: Run, state: IdentityFiles) -> None:
     ran = run("run", "--state-dir", state.root)
-    assert (ran.code, ran.said_in_one_line("enrol first with `kubelet enroll`")) == (USAGE, True)
+    assert (ran.code, ran.said_in_one_line("enrol first with `kubelet enroll`")) == (CONFIG, True)
 
 
 # --- announce
@@ -572,7 +585,7 @@ def test_a_node_that_is_told_nothing_is_told_what_to_do(run: Run, state: Identit
 
 def test_a_dry_run_prints_the_manifest_and_not_a_byte_more(run: Run, enrolled: IdentityFiles) -> None:
     before = everything_in(enrolled.root)
-    ran = run("announce", "--dry-run", "--state-dir", enrolled.root, "--ttl-ms", "60000")
+    ran = run("announce", "--dry-run", "--state-dir", enrolled.root, "--ttl", "1m")
     assert (ran.code, ran.err) == (DONE, "")
     assert ran.facts["node_id"] == NODE_ID
     assert ran.facts["expires_at_ms"] - ran.facts["issued_at_ms"] == 60_000
@@ -592,7 +605,7 @@ def test_a_dry_run_of_a_node_without_a_ca_says_what_it_is_worth(run: Run, state:
 
 def test_announcing_needs_a_broker_or_a_dry_run(run: Run, enrolled: IdentityFiles) -> None:
     ran = run("announce", "--state-dir", enrolled.root)
-    assert (ran.code, ran.out) == (USAGE, b"")
+    assert (ran.code, ran.out) == (CONFIG, b"")
     assert ran.said_in_one_line("`kubelet enroll`, name a --broker HOST:PORT, or use --dry-run")
 
 
@@ -607,7 +620,7 @@ def test_an_enrolled_node_announces_to_the_broker_of_its_enrolment(
 
 def test_announcing_to_what_is_no_address_is_refused(run: Run, enrolled: IdentityFiles) -> None:
     ran = run("announce", "--state-dir", enrolled.root, "--broker", "nowhere")
-    assert (ran.code, ran.said_in_one_line("is not HOST:PORT")) == (USAGE, True)
+    assert (ran.code, ran.said_in_one_line("is not HOST:PORT")) == (CONFIG, True)
 
 
 def test_what_is_announced_lies_on_the_broker(
@@ -809,7 +822,7 @@ def test_a_manifest_is_not_published_in_the_clear_unless_the_operator_says_so(
     run: Run, enrolled: IdentityFiles
 ) -> None:
     ran = run("announce", "--state-dir", enrolled.root, "--broker", "mqtt.example:1883")
-    assert (ran.code, ran.out) == (USAGE, b"")
+    assert (ran.code, ran.out) == (CONFIG, b"")
     assert ran.said_in_one_line("--insecure-plain-transports")
     assert not (enrolled.root / "last_issued_ms").exists()
 

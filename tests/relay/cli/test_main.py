@@ -586,7 +586,7 @@ def test_nothing_is_kept_where_there_is_no_relay(relay: Relay, state: Path) -> N
 def test_a_relay_whose_broker_is_not_known_names_the_option(relay: Relay) -> None:
     relay("ca", "init")
     outcome = relay("run")
-    assert outcome.code == 2
+    assert outcome.code == 78
     assert "--broker" in outcome.error
 
 
@@ -817,6 +817,25 @@ def test_a_certificate_that_cannot_be_served_is_said_in_one_line(  # noqa: PLR09
         pytest.param(
             [*RUN, "--jwks", "file:///etc/keys", "--issuer", "https://issuer.example"], "--jwks", id="a file"
         ),
+        pytest.param([*RUN, "--agent-rps", "0"], "from 1 to", id="no calls at all"),
+        pytest.param([*RUN, "--caller-timeout", "60"], "write 90s", id="a time without a unit"),
+        pytest.param([*RUN, "--caller-timeout", "2h"], "from 1s to 1h", id="a time that is too long"),
+        pytest.param([*RUN, "--envelope", "on"], "off, shadow, enforce", id="no such mode"),
+    ],
+)
+def test_a_setting_that_cannot_be_used_has_an_exit_code_of_its_own(
+    relay: Relay, arguments: list[str], word: str
+) -> None:
+    relay("ca", "init")
+    outcome = relay(*arguments)
+    assert outcome.code == 78
+    assert word in outcome.error
+    assert outcome.error.isprintable()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
         pytest.param(["ca", "issue"], "CSR", id="nothing to issue for"),
         pytest.param(["ca", "issue", "--mock", "1"], "--out", id="mocks without a place"),
         pytest.param(["ca", "issue", "x.csr", "--mock", "1", "--out", "."], "without a CSR", id="both"),
@@ -833,7 +852,7 @@ def test_a_wrong_command_line_is_said_in_one_line(relay: Relay, arguments: list[
 @pytest.mark.parametrize(
     "arguments",
     [
-        pytest.param(["run"], id="a missing option"),
+        pytest.param(["token", "issue"], id="a missing option"),
         pytest.param(["fly"], id="an unknown command"),
         pytest.param(["ca", "issue", "--mock", "0"], id="a number out of range"),
         pytest.param(["token", "issue", "--sub", "x", "--what"], id="an unknown option"),
@@ -860,7 +879,7 @@ def test_help_is_a_result(
 def test_the_module_is_the_same_command(tmp_path: Path) -> None:
     command = [sys.executable, "-P", "-m", "relay", "run", "--broker", "x", "--state-dir", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-    assert (done.returncode, done.stdout) == (2, "")
+    assert (done.returncode, done.stdout) == (78, "")
     assert done.stderr.startswith("relay: ")
     assert done.stderr.count("\n") == 1
 

@@ -1,0 +1,36 @@
+"""``kubelet run``: reads the settings, and becomes the daemon. Must not hold what the daemon does."""
+
+import os
+import sys
+
+import typer
+
+from kubelet.cli.options import socket_of, usual_state_dir
+from kubelet.cli.settings_options import takes_settings
+from kubelet.config import DaemonPlan
+from kubelet.settings import KUBELET, LOOPBACK_PORT, SOCKET, load_settings
+from schemas.settings_sources import Sources
+
+
+@takes_settings(KUBELET)
+def run(sources: Sources) -> None:
+    """Run the daemon. Broker and relay are those of the enrolment unless given.
+
+    Each option is also a setting: --ttl is ttl in kubelet.toml, and the variable KUBELET_TTL.
+    `kubelet config show` prints which value holds, and where it stands.
+    """
+    loaded = load_settings(sources, usual_state_dir())
+    config, directory, settings = loaded.config(), loaded.state_dir, loaded.settings
+    place = socket_of(settings.get(SOCKET), directory)
+    if place is None:
+        typer.echo(
+            "local agents cannot connect: the state directory's path is too long; name a --socket", err=True
+        )
+    plan = DaemonPlan(config, directory, settings[LOOPBACK_PORT], place)
+    # The same process goes on as the daemon, without what only a command line needs. -P: else Python would
+    # run a json.py of the working directory, and run it as root. no_debug_ranges: a traceback names the line
+    # without the column, and each loaded module takes less memory.
+    command = [sys.executable, "-P", "-X", "no_debug_ranges", "-m", "kubelet.daemon", plan.to_json()]
+    # One arena: glibc would give each thread of the daemon one of its own, for memory that few of them need.
+    environment = {"MALLOC_ARENA_MAX": "1", **os.environ}
+    os.execve(command[0], command, environment)  # noqa: S606 - our own interpreter, with what was just checked

@@ -1,0 +1,126 @@
+"""The settings of the node: the table, and the configuration that follows from it and from the enrolment.
+
+Everything that decides how a node runs is read here, for `kubelet run`, for `kubelet config`, and for the
+reload of a running daemon. Must not start anything.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kubelet.config import (
+    DEFAULT_HEARTBEAT_S,
+    DEFAULT_LOOPBACK_PORT,
+    DEFAULT_TTL_MS,
+    NodeConfig,
+    read_stored,
+    stored_file,
+)
+from schemas.addresses import PLAIN_OPTION, AddressError, normal_url, parse_broker
+from schemas.durations import duration_between, duration_text
+from schemas.error_roots import ConfigError
+from schemas.settings import Form, Given, Setting, Settings, Source, parse_flag, parse_path, whole_number
+from schemas.settings_sources import Program, Sources
+
+STATE_DIR = Setting("state_dir", parse_path, "The directory of the node's identity.", "DIRECTORY")
+RELAY = Setting("relay", normal_url, "The relay's public URL. Without it: as enrolled.", "URL")
+BROKER = Setting("broker", parse_broker, "The MQTT broker. Without it: as enrolled.", "HOST:PORT")
+LOOPBACK_PORT = Setting(
+    "loopback_port",
+    whole_number(0, 65_535),
+    "The port on 127.0.0.1 of /readyz; 0 for any that is free.",
+    "PORT",
+    str(DEFAULT_LOOPBACK_PORT),
+    Form.NUMBER,
+)
+HEARTBEAT = Setting(
+    "heartbeat",
+    duration_between("1s", "1h"),
+    "The time between two heartbeats.",
+    "DURATION",
+    duration_text(int(DEFAULT_HEARTBEAT_S * 1000)),
+    reloads=True,
+)
+TTL = Setting(
+    "ttl",
+    duration_between("1s", "24h"),
+    "How long a manifest is valid; at least two heartbeats.",
+    "DURATION",
+    duration_text(DEFAULT_TTL_MS),
+    reloads=True,
+)
+SOCKET = Setting(
+    "socket", parse_path, "Where local agents connect. Without it: in the state directory.", "PATH"
+)
+PLAIN = Setting(
+    PLAIN_OPTION.removeprefix("--").replace("-", "_"),
+    parse_flag,
+    "Allow connections without TLS: others on the network can read and write.",
+    default="false",
+    form=Form.FLAG,
+)
+
+KUBELET = Program("kubelet", (STATE_DIR, RELAY, BROKER, LOOPBACK_PORT, HEARTBEAT, TTL, SOCKET, PLAIN))
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedSettings:
+    """The settings of a node, and what they were made of.
+
+    Attributes:
+        own_root: whether the node was enrolled at a relay with a certificate of its own CA.
+    """
+
+    settings: Settings
+    state_dir: Path
+    own_root: bool
+
+    def config(self) -> NodeConfig:
+        """Return the configuration of the node.
+
+        Raises:
+            ConfigError: broker or relay are not named, or the settings contradict each other.
+        """
+        settings = self.settings
+        broker, relay = settings.get(BROKER), settings.get(RELAY)
+        if broker is None or relay is None:
+            raise ConfigError(["enrol first with `kubelet enroll`, or give --broker and --relay"])
+        if settings[TTL] < 2 * settings[HEARTBEAT]:
+            raise ConfigError(["--ttl must span two heartbeats, or one late heartbeat unlists the node"])
+        try:
+            return NodeConfig(
+                broker,
+                relay,
+                heartbeat_s=settings[HEARTBEAT] / 1000,
+                ttl_ms=settings[TTL],
+                plain_allowed=settings[PLAIN],
+                own_root=self.own_root,
+            )
+        except AddressError as error:
+            raise ConfigError([str(error)]) from None
+
+
+def load_settings(sources: Sources, default_state_dir: Path) -> LoadedSettings:
+    """Return the settings of a node that runs with ``sources``.
+
+    Raises:
+        ConfigError: they cannot be used.
+        StoredConfigError, OSError: what enrolment stored cannot be read.
+    """
+    usual = {STATE_DIR.name: Given(str(default_state_dir), "default")}
+    state_dir = sources.settings(usual)[STATE_DIR]
+    stored = read_stored(state_dir)
+    enrolled = {} if stored is None else _enrolled(stored, state_dir)
+    return LoadedSettings(
+        sources.settings(usual, enrolled), state_dir, own_root=stored is not None and stored.own_root
+    )
+
+
+def _enrolled(stored: NodeConfig, state_dir: Path) -> Source:
+    texts: dict[Setting[Any], str] = {
+        RELAY: stored.relay_url,
+        BROKER: str(stored.broker),
+        PLAIN: "true" if stored.plain_allowed else "false",
+    }
+    source = f"enrolled, in {stored_file(state_dir)}"
+    return {setting.name: Given(text, source) for setting, text in texts.items()}

@@ -1,0 +1,264 @@
+"""The settings of the relay: the table, and the configuration that follows from it and what is kept.
+
+Everything that decides how a relay runs is read here, for `relay run`, for `relay config`, and for the reload
+of a running relay. Must not start anything, and must not write what is kept.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from relay.config import (
+    AGENT_BURST_S,
+    CALLER_TIMEOUT_S,
+    DEFAULT_LISTEN,
+    DEFAULT_PUBLIC_URL,
+    PER_AGENT,
+    EnvelopeMode,
+    ExternalIssuerConfig,
+    RelayConfig,
+    StateFiles,
+    TlsFiles,
+    View,
+)
+from relay.kept_settings import KeptSettings, read_kept
+from relay.rate_limits import Allowance
+from schemas.addresses import PLAIN_OPTION, normal_url, parse_broker, parse_host_port
+from schemas.durations import duration_between, duration_text
+from schemas.error_roots import ConfigError, OperatorError
+from schemas.settings import (
+    Form,
+    Given,
+    Setting,
+    Settings,
+    Source,
+    one_of,
+    parse_flag,
+    parse_path,
+    whole_number,
+)
+from schemas.settings_sources import Program, Sources
+
+_MOST = 1_000_000
+
+STATE_DIR = Setting("state_dir", parse_path, "The relay's state directory.", "DIRECTORY")
+BROKER = Setting("broker", parse_broker, "The MQTT broker. It is kept for later starts.", "HOST:PORT")
+NODE_BROKER = Setting(
+    "node_broker", parse_broker, "The broker as nodes reach it. Without it: as the relay does.", "HOST:PORT"
+)
+PUBLIC_URL = Setting(
+    "public_url",
+    normal_url,
+    "The URL of the relay for nodes and agents. It is kept for later starts.",
+    "URL",
+    DEFAULT_PUBLIC_URL,
+)
+LISTEN = Setting("listen", parse_host_port, "Where to serve.", "HOST:PORT", DEFAULT_LISTEN)
+JWKS = Setting("jwks", str, "The keys of another issuer of agents' tokens.", "URL")
+ISSUER = Setting("issuer", str, "That issuer, as in its tokens.")
+TLS_CERTIFICATE = Setting(
+    "tls_certificate", parse_path, "Serve over TLS with this certificate and its chain, PEM.", "FILE"
+)
+TLS_KEY = Setting("tls_key", parse_path, "Its key, PEM, mode 0600.", "FILE")
+TLS_OWN = Setting(
+    "tls_own",
+    parse_flag,
+    "Serve over TLS with a certificate of the relay's own CA.",
+    default="false",
+    form=Form.FLAG,
+)
+BROKER_ROOT = Setting(
+    "broker_root",
+    parse_path,
+    "The root of the broker's certificate, PEM. Without it: that of the relay's own CA.",
+    "FILE",
+)
+BROKER_DIRECTORY = Setting(
+    "broker_directory",
+    parse_path,
+    "Where to write what the broker reads. Without it: in the state directory.",
+    "DIRECTORY",
+)
+BROKER_PID_FILE = Setting(
+    "broker_pid_file", parse_path, "The broker's pid file: SIGHUP when access lists change.", "FILE"
+)
+AGENT_RPS = Setting(
+    "agent_rps",
+    whole_number(1, _MOST),
+    "Calls that one agent may make a second.",
+    "N",
+    f"{PER_AGENT.rate:g}",
+    Form.NUMBER,
+    reloads=True,
+)
+AGENT_CONCURRENCY = Setting(
+    "agent_concurrency",
+    whole_number(1, _MOST),
+    "Calls that one agent may have in flight.",
+    "N",
+    str(PER_AGENT.concurrency),
+    Form.NUMBER,
+    reloads=True,
+)
+CALLER_TIMEOUT = Setting(
+    "caller_timeout",
+    duration_between("1s", "1h"),
+    "How long a caller has to answer for a tool that it lends.",
+    "DURATION",
+    duration_text(int(CALLER_TIMEOUT_S * 1000)),
+    reloads=True,
+)
+ENVELOPE = Setting(
+    "envelope",
+    one_of(EnvelopeMode),
+    "What to do about a call whose envelope is malformed.",
+    "off|shadow|enforce",
+    EnvelopeMode.ENFORCE.value,
+    reloads=True,
+)
+DEFAULT_VIEW = Setting(
+    "default_view",
+    one_of(View),
+    "What clients see without ?view=: each node's tools, or one of a kind.",
+    "tools|kinds",
+    View.TOOLS.value,
+    reloads=True,
+)
+PLAIN = Setting(
+    PLAIN_OPTION.removeprefix("--").replace("-", "_"),
+    parse_flag,
+    "Allow connections without TLS: others on the network can read and write.",
+    default="false",
+    form=Form.FLAG,
+)
+
+RELAY = Program(
+    "relay",
+    (
+        STATE_DIR,
+        BROKER,
+        NODE_BROKER,
+        PUBLIC_URL,
+        LISTEN,
+        TLS_OWN,
+        TLS_CERTIFICATE,
+        TLS_KEY,
+        BROKER_ROOT,
+        BROKER_DIRECTORY,
+        BROKER_PID_FILE,
+        JWKS,
+        ISSUER,
+        AGENT_RPS,
+        AGENT_CONCURRENCY,
+        CALLER_TIMEOUT,
+        ENVELOPE,
+        DEFAULT_VIEW,
+        PLAIN,
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedSettings:
+    """The settings of a relay, and what they were made of.
+
+    Attributes:
+        kept: what is kept in its state directory.
+    """
+
+    settings: Settings
+    state: StateFiles
+    kept: KeptSettings
+
+    def config(self) -> RelayConfig:
+        """Return the configuration of the relay.
+
+        Raises:
+            ConfigError: the broker is not named, or the settings contradict each other.
+        """
+        try:
+            return _config_of(self.settings, self.state)
+        except OperatorError as error:
+            raise ConfigError([str(error)]) from None
+
+    def to_keep(self) -> KeptSettings:
+        """Return what later commands and starts should find as kept."""
+        given = self.settings.given
+        broker, node_broker = (given.get(setting.name) for setting in (BROKER, NODE_BROKER))
+        return KeptSettings(
+            self.settings[PUBLIC_URL],
+            broker.text if broker else None,
+            node_broker.text if node_broker else None,
+            self.kept.tenant,
+        )
+
+
+def load_settings(sources: Sources, default_state_dir: Path) -> LoadedSettings:
+    """Return the settings of a relay that runs with ``sources``.
+
+    Raises:
+        ConfigError: they cannot be used.
+        KeptSettingsError, OSError: what is kept cannot be read.
+    """
+    usual = {STATE_DIR.name: Given(str(default_state_dir), "default")}
+    state = StateFiles(sources.settings(usual)[STATE_DIR])
+    kept = read_kept(state.settings)
+    return LoadedSettings(sources.settings(usual, _kept_source(sources, kept, state)), state, kept)
+
+
+def _kept_source(sources: Sources, kept: KeptSettings, state: StateFiles) -> Source:
+    found = {}
+    if kept.public_url is not None:
+        found[PUBLIC_URL.name] = Given(kept.public_url, f"kept in {state.settings}")
+    # Together: the way of nodes to another broker is no way to this one.
+    if not any(BROKER.name in source for source in sources.by_precedence):
+        for setting, text in ((BROKER, kept.broker), (NODE_BROKER, kept.node_broker)):
+            if text is not None:
+                found[setting.name] = Given(text, f"kept in {state.settings}")
+    return found
+
+
+def _config_of(settings: Settings, state: StateFiles) -> RelayConfig:
+    broker = settings.get(BROKER)
+    if broker is None:
+        raise OperatorError("name the MQTT broker with --broker HOST:PORT; it is kept for later starts")
+    url = settings[PUBLIC_URL]
+    return RelayConfig(
+        broker,
+        url,
+        settings[LISTEN],
+        state,
+        external_issuer=_issuer_of(settings, url),
+        tls=_tls_of(settings, state),
+        own_root=settings[TLS_OWN],
+        plain_allowed=settings[PLAIN],
+        broker_root=settings.get(BROKER_ROOT),
+        broker_directory=settings.get(BROKER_DIRECTORY),
+        broker_pid_file=settings.get(BROKER_PID_FILE),
+        node_broker=settings.get(NODE_BROKER),
+        envelope_mode=settings[ENVELOPE],
+        default_view=settings[DEFAULT_VIEW],
+        caller_timeout_s=settings[CALLER_TIMEOUT] / 1000,
+        per_agent=Allowance(
+            settings[AGENT_RPS], settings[AGENT_RPS] * AGENT_BURST_S, settings[AGENT_CONCURRENCY]
+        ),
+    )
+
+
+def _issuer_of(settings: Settings, public_url: str) -> ExternalIssuerConfig | None:
+    jwks, issuer = settings.get(JWKS), settings.get(ISSUER)
+    if (jwks is None) != (issuer is None):
+        raise OperatorError("--jwks and --issuer go together: the URL of the keys, and their issuer")
+    return None if jwks is None or issuer is None else ExternalIssuerConfig.parse(issuer, jwks, public_url)
+
+
+def _tls_of(settings: Settings, state: StateFiles) -> TlsFiles | None:
+    certificate, key = settings.get(TLS_CERTIFICATE), settings.get(TLS_KEY)
+    if settings[TLS_OWN]:
+        if certificate or key:
+            raise OperatorError("--tls-own and --tls-certificate exclude each other")
+        return state.own_tls
+    if certificate is not None and key is not None:
+        return TlsFiles(certificate, key)
+    if certificate is not None or key is not None:
+        raise OperatorError("--tls-certificate and --tls-key go together")
+    return None

@@ -1,0 +1,161 @@
+"""The settings of a program: one table, from which its keys, variables, flags and help texts follow.
+
+    default < kept in the state directory < file < environment < flag
+
+Each source gives texts, by the names of settings, and says where each of them stands. ``Settings`` is what
+they make together; it is parsed as a whole, and every mistake in it is reported. Must not read a file or the
+environment (``schemas.settings_sources``), and must not know a setting of either program.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Generic, TypeVar
+
+from schemas.error_roots import ConfigError, OperatorError
+from schemas.text import printable
+
+ValueT = TypeVar("ValueT")
+ChoiceT = TypeVar("ChoiceT", bound=Enum)
+
+_TRUE_OR_FALSE: Mapping[str, bool] = MappingProxyType({"true": True, "false": False})
+_WHOLE = re.compile("[0-9]{1,9}")
+
+
+class Form(Enum):
+    """How a value is written in a file: as a string, a number, or ``true`` and ``false``."""
+
+    TEXT = "text"
+    NUMBER = "number"
+    FLAG = "flag"
+
+
+@dataclass(frozen=True, slots=True)
+class Setting(Generic[ValueT]):
+    """One setting of a program.
+
+    Attributes:
+        name: its key in the file; the variable and the flag are made of it.
+        parse: returns the value of a text; raises an OperatorError that says what is allowed.
+        doc: one sentence for help, man page and documents.
+        metavar: what stands for the value in help; "" for a flag.
+        default: as it would be written; None if there is none.
+        reloads: whether a running program applies a change at SIGHUP; else it needs a restart.
+    """
+
+    name: str
+    parse: Callable[[str], ValueT]
+    doc: str
+    metavar: str = "TEXT"
+    default: str | None = None
+    form: Form = Form.TEXT
+    reloads: bool = False
+
+    @property
+    def flag(self) -> str:
+        """The option of the command line."""
+        return "--" + self.name.replace("_", "-")
+
+    def variable(self, prefix: str) -> str:
+        """Return the environment variable of a program whose variables begin with ``prefix``."""
+        return f"{prefix}{self.name.upper()}"
+
+
+Table = tuple[Setting[Any], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """The text of a value, and where it stands: a flag, a variable, or a line of a file."""
+
+    text: str
+    source: str
+
+
+Source = Mapping[str, Given]
+"""What one source gives, by the names of settings."""
+
+
+class Settings:
+    """The values of all settings of a table, and where each comes from.
+
+    ``sources`` begin with the one that every other overrides. ``problems`` are those that the sources have
+    found themselves.
+
+    Raises:
+        ConfigError: there are such problems, or a value cannot be parsed.
+    """
+
+    def __init__(self, table: Table, sources: Iterable[Source], problems: Iterable[str] = ()) -> None:
+        self.table = table
+        self.given: dict[str, Given] = {
+            setting.name: Given(setting.default, "default")
+            for setting in table
+            if setting.default is not None
+        }
+        for source in sources:
+            self.given.update(source)
+        self._values: dict[str, Any] = {}
+        found = list(problems)
+        for setting in table:
+            if (given := self.given.get(setting.name)) is None:
+                continue
+            try:
+                self._values[setting.name] = setting.parse(given.text)
+            except OperatorError as error:
+                found.append(f"{given.source}: {setting.name} {error}")
+        if found:
+            raise ConfigError(found)
+
+    def __getitem__(self, setting: Setting[ValueT]) -> ValueT:
+        """Return the value of a setting that has a default."""
+        value: ValueT = self._values[setting.name]
+        return value
+
+    def get(self, setting: Setting[ValueT]) -> ValueT | None:
+        """Return the value of a setting; None if no source gives one."""
+        return self._values.get(setting.name)
+
+    def changed(self, new: "Settings") -> list[Setting[Any]]:
+        """Return the settings whose value is another in ``new``."""
+        return [setting for setting in self.table if self.get(setting) != new.get(setting)]
+
+
+def parse_flag(text: str) -> bool:
+    """Return the value of ``true`` or ``false``."""
+    if text not in _TRUE_OR_FALSE:
+        raise OperatorError(f"{printable(text)!r} is neither true nor false")
+    return _TRUE_OR_FALSE[text]
+
+
+def parse_path(text: str) -> Path:
+    """Return the path of a file or directory."""
+    if not text or "\0" in text:
+        raise OperatorError(f"{printable(text)!r} is not a path")
+    return Path(text)
+
+
+def whole_number(minimum: int, maximum: int) -> Callable[[str], int]:
+    """Return what parses a whole number from ``minimum`` to ``maximum``."""
+
+    def parse(text: str) -> int:
+        if _WHOLE.fullmatch(text) and minimum <= int(text) <= maximum:
+            return int(text)
+        raise OperatorError(f"{printable(text)!r} is not a whole number from {minimum} to {maximum}")
+
+    return parse
+
+
+def one_of(choices: type[ChoiceT]) -> Callable[[str], ChoiceT]:
+    """Return what parses a value of an enumeration of words."""
+    words = {str(choice.value): choice for choice in choices}
+
+    def parse(text: str) -> ChoiceT:
+        if text not in words:
+            raise OperatorError(f"{printable(text)!r} is none of {', '.join(words)}")
+        return words[text]
+
+    return parse

@@ -1,0 +1,47 @@
+"""How settings are shown: as the file that would say the same, and as JSON. Must not decide what they are."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from schemas.settings import Form, Setting, Settings
+
+
+def as_toml(settings: Settings) -> Iterator[str]:
+    """Return a line for each setting, which is one of the file, with where its value comes from."""
+    lines = [(_toml_line(setting, settings), _source(setting, settings)) for setting in settings.table]
+    width = max(len(line) for line, _ in lines)
+    for line, source in lines:
+        yield f"{line:<{width}}  # {source}"
+
+
+def as_document(settings: Settings) -> dict[str, Any]:
+    """Return each setting's value as it is in a file, where it comes from, and whether SIGHUP reloads it."""
+    return {
+        setting.name: {
+            "value": _file_value(setting, settings),
+            "source": _source(setting, settings),
+            "reloads": setting.reloads,
+        }
+        for setting in settings.table
+    }
+
+
+def _toml_line(setting: Setting[Any], settings: Settings) -> str:
+    value = _file_value(setting, settings)
+    # JSON spells these values as TOML does.
+    return f"# {setting.name} =" if value is None else f"{setting.name} = {json.dumps(value)}"
+
+
+def _source(setting: Setting[Any], settings: Settings) -> str:
+    given = settings.given.get(setting.name)
+    return "not set" if given is None else given.source
+
+
+def _file_value(setting: Setting[Any], settings: Settings) -> str | bool | int | None:
+    given = settings.given.get(setting.name)
+    if given is None:
+        return None
+    if setting.form is Form.TEXT:
+        return given.text
+    return bool(settings[setting]) if setting.form is Form.FLAG else int(settings[setting])

@@ -1,0 +1,58 @@
+import json
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from kubelet.settings import KUBELET
+
+BOUND_S = 60
+WHERE = 'relay = "https://relay.example"\nbroker = "mqtts://mqtt.example"\n'
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "kubelet.toml"
+    path.write_text(f'{WHERE}state_dir = "{tmp_path}"\n')
+    path.chmod(0o644)
+    return path
+
+
+def kubelet(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-P", "-m", "kubelet", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=BOUND_S, check=False)
+
+
+@pytest.mark.processes
+def test_a_configuration_that_can_be_used_is_valid(file: Path) -> None:
+    done = kubelet("config", "check", "--config", file)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"valid: {file}\n", "")
+
+
+@pytest.mark.processes
+def test_every_problem_is_a_line_and_the_exit_code_is_that_of_the_daemon(file: Path) -> None:
+    file.write_text('tll = "1h"\nheartbeat = "fast"\n')
+    done = kubelet("config", "check", "--config", file, "--json")
+    found = json.loads(done.stdout)
+    assert (done.returncode, found["valid"]) == (78, False)
+    assert found["problems"][0] == f"{file}, line 1: there is no setting tll; the nearest is ttl"
+    assert found["problems"][1].startswith(f"{file}, line 2: heartbeat 'fast' is not a duration")
+    assert kubelet("run", "--config", file).returncode == 78
+
+
+@pytest.mark.processes
+def test_a_node_that_is_not_enrolled_is_found_by_the_check(tmp_path: Path) -> None:
+    done = kubelet("config", "check", "--state-dir", tmp_path)
+    assert (done.returncode, "enrol first" in done.stderr) == (78, True)
+
+
+@pytest.mark.processes
+def test_what_holds_is_shown_with_where_it_stands(file: Path) -> None:
+    shown = kubelet("config", "show", "--config", file, "--ttl", "1h").stdout
+    assert tomllib.loads(shown)["ttl"] == "1h"
+    assert "# --ttl" in shown
+    document = json.loads(kubelet("config", "show", "--config", file, "--json").stdout)
+    assert document.keys() == {setting.name for setting in KUBELET.table}
+    assert document["ttl"] == {"value": "15m", "source": "default", "reloads": True}

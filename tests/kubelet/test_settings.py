@@ -1,0 +1,76 @@
+from pathlib import Path
+
+import pytest
+
+from kubelet.config import NodeConfig, store
+from kubelet.settings import KUBELET, LOOPBACK_PORT, SOCKET, LoadedSettings, load_settings
+from schemas.addresses import BrokerAddress
+from schemas.error_roots import ConfigError
+from schemas.settings_sources import read_sources
+
+ENROLLED = NodeConfig(
+    BrokerAddress("mqtt.example", 1883), "http://relay.example", plain_allowed=True, own_root=True
+)
+
+
+def load(
+    state: Path, toml: str = "", flags: dict[str, str] | None = None, **variables: str
+) -> LoadedSettings:
+    file = state / "kubelet.toml"
+    file.write_text(toml)
+    file.chmod(0o600)
+    return load_settings(read_sources(KUBELET, flags or {}, file, variables), state)
+
+
+def test_a_node_that_is_enrolled_needs_no_settings(tmp_path: Path) -> None:
+    store(ENROLLED, tmp_path)
+    loaded = load(tmp_path)
+    assert loaded.config() == ENROLLED
+    assert loaded.settings.given["relay"].source == f"enrolled, in {tmp_path}/kubelet.json"
+
+
+def test_every_setting_of_the_file_reaches_the_daemon(tmp_path: Path) -> None:
+    store(ENROLLED, tmp_path)
+    loaded = load(
+        tmp_path,
+        """
+        state_dir = "STATE"
+        relay = "https://other.example"
+        broker = "mqtts://other.example"
+        loopback_port = 0
+        heartbeat = "30s"
+        ttl = "1h30m"
+        socket = "/run/a.sock"
+        insecure_plain_transports = false
+        """.replace("STATE", str(tmp_path)),
+    )
+    assert loaded.config() == NodeConfig(
+        BrokerAddress("other.example", 8883, tls=True),
+        "https://other.example",
+        heartbeat_s=30.0,
+        ttl_ms=5_400_000,
+        own_root=True,
+    )
+    assert (loaded.settings[LOOPBACK_PORT], loaded.settings.get(SOCKET)) == (0, Path("/run/a.sock"))
+
+
+def test_the_environment_and_then_the_flags_come_before_the_file(tmp_path: Path) -> None:
+    store(ENROLLED, tmp_path)
+    loaded = load(tmp_path, 'ttl = "1h"\nheartbeat = "2m"', {"ttl": "3h"}, KUBELET_TTL="2h")
+    assert (loaded.config().ttl_ms, loaded.config().heartbeat_s) == (3 * 3_600_000, 120.0)
+
+
+@pytest.mark.parametrize(
+    ("toml", "problem"),
+    [
+        ("", "enrol first"),
+        ('relay = "https://relay.example"', "--broker and --relay"),
+        ('relay = "http://relay.example"\nbroker = "127.0.0.1:1"', "is not encrypted"),
+        ('relay = "https://relay.example"\nbroker = "127.0.0.1:1"\nttl = "1m"', "two heartbeats"),
+    ],
+)
+def test_settings_of_which_no_node_can_be_made_are_one_problem(
+    tmp_path: Path, toml: str, problem: str
+) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        load(tmp_path, toml).config()

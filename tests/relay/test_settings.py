@@ -1,0 +1,102 @@
+from pathlib import Path
+
+import pytest
+
+from relay.config import RelayConfig, StateFiles, TlsFiles
+from relay.kept_settings import KeptSettings, write_kept
+from relay.settings import BROKER, NODE_BROKER, PUBLIC_URL, RELAY, LoadedSettings, load_settings
+from schemas.addresses import BrokerAddress, HostPort
+from schemas.error_roots import ConfigError
+from schemas.settings_sources import read_sources
+
+
+def load(
+    state: Path, toml: str = "", flags: dict[str, str] | None = None, **variables: str
+) -> LoadedSettings:
+    file = state / "relay.toml"
+    file.write_text(toml)
+    file.chmod(0o600)
+    return load_settings(read_sources(RELAY, flags or {}, file, variables), state)
+
+
+def test_the_broker_is_all_that_a_relay_has_to_be_told(tmp_path: Path) -> None:
+    config = load(tmp_path, 'broker = "127.0.0.1:1883"').config()
+    usual = RelayConfig(
+        BrokerAddress("127.0.0.1", 1883),
+        "http://127.0.0.1:8700",
+        HostPort("127.0.0.1", 8700),
+        config.state,
+    )
+    assert config == usual
+    assert config.state.root == tmp_path
+
+
+def test_every_setting_of_the_file_reaches_the_configuration(tmp_path: Path) -> None:
+    config = load(
+        tmp_path,
+        """
+        state_dir = "/state"
+        broker = "mqtts://mqtt.example"
+        node_broker = "mqtts://nodes.example"
+        public_url = "https://relay.example"
+        listen = "0.0.0.0:8443"
+        tls_certificate = "/tls/relay.pem"
+        tls_key = "/tls/relay.key"
+        broker_root = "/tls/root.pem"
+        broker_directory = "/broker"
+        broker_pid_file = "/run/nats.pid"
+        jwks = "https://issuer.example/keys"
+        issuer = "https://issuer.example"
+        agent_rps = 10
+        agent_concurrency = 2
+        caller_timeout = "1m30s"
+        envelope = "shadow"
+        default_view = "kinds"
+        insecure_plain_transports = true
+        """,
+    ).config()
+    usual = load(tmp_path, 'broker = "127.0.0.1:1883"').config()
+    same = {
+        name for name in RelayConfig.__dataclass_fields__ if getattr(config, name) == getattr(usual, name)
+    }
+    assert same == {"own_root"}
+    assert (
+        load(tmp_path, 'broker="127.0.0.1:1"\npublic_url="https://a.example"\ntls_own=true').config().own_root
+    )
+    assert config.tls == TlsFiles(Path("/tls/relay.pem"), Path("/tls/relay.key"))
+    assert (config.per_agent.rate, config.per_agent.burst, config.per_agent.concurrency) == (10, 30, 2)
+    assert config.caller_timeout_s == 90
+
+
+def test_what_is_kept_counts_least(tmp_path: Path) -> None:
+    state = StateFiles(tmp_path)
+    kept = KeptSettings("https://kept.example", "127.0.0.1:1", "127.0.0.1:2", "acme")
+    write_kept(state.settings, kept)
+    loaded = load(tmp_path)
+    assert loaded.to_keep() == kept
+    assert loaded.settings.given["broker"].source == f"kept in {state.settings}"
+    newer = load(tmp_path, 'public_url = "https://file.example"', RELAY_BROKER="127.0.0.1:3")
+    assert newer.settings[PUBLIC_URL] == "https://file.example"
+    # The way of nodes to the kept broker is no way to this one.
+    assert (newer.settings.get(BROKER), newer.settings.get(NODE_BROKER)) == (
+        BrokerAddress("127.0.0.1", 3),
+        None,
+    )
+    assert newer.to_keep() == KeptSettings("https://file.example", "127.0.0.1:3", None, "acme")
+
+
+def test_a_flag_of_the_command_line_can_take_back_one_of_the_file(tmp_path: Path) -> None:
+    toml = 'broker = "127.0.0.1:1883"\npublic_url = "https://relay.example"\ntls_own = true'
+    assert load(tmp_path, toml).config().tls == StateFiles(tmp_path).own_tls
+    assert load(tmp_path, toml, {"tls_own": "false"}).config().tls is None
+
+
+def test_settings_that_contradict_each_other_are_one_problem(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--jwks and --issuer go together") as caught:
+        load(tmp_path, 'broker = "127.0.0.1:1883"\nissuer = "https://issuer.example"').config()
+    assert len(caught.value.problems) == 1
+
+
+def test_the_table_names_no_secret() -> None:
+    words = {word for setting in RELAY.table for word in setting.name.split("_")}
+    assert words.isdisjoint({"token", "password", "passphrase", "secret"})

@@ -1,0 +1,76 @@
+from enum import Enum
+from pathlib import Path
+
+import pytest
+
+from schemas.error_roots import ConfigError, OperatorError
+from schemas.settings import Form, Given, Setting, Settings, one_of, parse_flag, parse_path, whole_number
+
+
+class Mode(Enum):
+    ON = "on"
+    OFF = "off"
+
+
+PORT = Setting("port", whole_number(1, 65_535), "Where to serve.", "PORT", "8700", Form.NUMBER)
+MODE = Setting("log_mode", one_of(Mode), "How to log.", "on|off", reloads=True)
+TABLE = (PORT, MODE)
+
+
+def test_the_names_of_a_setting_follow_from_one() -> None:
+    assert (MODE.flag, MODE.variable("RELAY_")) == ("--log-mode", "RELAY_LOG_MODE")
+
+
+def test_a_later_source_overrides_an_earlier_one() -> None:
+    settings = Settings(TABLE, [{"port": Given("1", "file")}, {"port": Given("2", "--port")}])
+    assert (settings[PORT], settings.given["port"].source) == (2, "--port")
+
+
+def test_without_a_source_there_is_the_default_or_nothing() -> None:
+    settings = Settings(TABLE, [])
+    assert (settings[PORT], settings.given["port"].source) == (8700, "default")
+    assert settings.get(MODE) is None
+
+
+def test_a_value_that_is_overridden_is_not_parsed() -> None:
+    assert Settings(TABLE, [{"port": Given("x", "file")}, {"port": Given("2", "--port")}])[PORT] == 2
+
+
+def test_all_that_is_wrong_is_reported_with_its_place() -> None:
+    sources = [{"port": Given("x", "/etc/a.toml, line 3"), "log_mode": Given("of", "A_LOG_MODE")}]
+    with pytest.raises(ConfigError) as caught:
+        Settings(TABLE, sources, ["there is no setting prot"])
+    assert caught.value.problems == (
+        "there is no setting prot",
+        "/etc/a.toml, line 3: port 'x' is not a whole number from 1 to 65535",
+        "A_LOG_MODE: log_mode 'of' is none of on, off",
+    )
+    assert str(caught.value) == "there is no setting prot (and 2 more: see `config check`)"
+
+
+def test_what_has_changed_is_found_by_value() -> None:
+    old = Settings(TABLE, [{"log_mode": Given("on", "file")}])
+    same = Settings(TABLE, [{"log_mode": Given("on", "--log-mode"), "port": Given("08700", "file")}])
+    new = Settings(TABLE, [{"port": Given("1", "file")}])
+    assert old.changed(same) == []
+    assert old.changed(new) == [PORT, MODE]
+
+
+@pytest.mark.parametrize("text", ["", "-1", "0", "65536", "1.0", "1_0", " 1", "٣", "1e3", "9" * 30, "nan"])
+def test_a_number_is_decimal_digits_within_its_bounds(text: str) -> None:
+    with pytest.raises(OperatorError, match="whole number from 1 to 65535"):
+        PORT.parse(text)
+
+
+@pytest.mark.parametrize("text", ["", "yes", "True", "1"])
+def test_a_flag_is_true_or_false_and_nothing_else(text: str) -> None:
+    assert (parse_flag("true"), parse_flag("false")) == (True, False)
+    with pytest.raises(OperatorError, match="neither true nor false"):
+        parse_flag(text)
+
+
+def test_a_path_is_not_empty() -> None:
+    assert parse_path("a/b") == Path("a/b")
+    for text in ("", "a\0b"):
+        with pytest.raises(OperatorError, match="is not a path"):
+            parse_path(text)
