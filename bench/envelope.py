@@ -25,7 +25,7 @@ def measure_envelope() -> Figure:
     messages = [json.loads(body) for body in bodies]
     checks, parses = [], []
     for _ in range(_ROUNDS):
-        checks.append(_us_each(messages, lambda message: check.check(Call(message))))
+        checks.append(_us_each(messages, lambda message: check.check(Call(message), "")))
         parses.append(_us_each(bodies, json.loads))
     return Figure(
         name="envelope_us",

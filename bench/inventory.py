@@ -63,7 +63,7 @@ async def _seconds(fleet: LargeFleet, broker_port: int) -> float:
     with log.open("rb") as lines:
         lines.seek(before)
         events = [json.loads(line) for line in lines]
-    subscribed = next(event["timestamp"] for event in events if event["event"] == _SUBSCRIBED)
+    subscribed = next(event["ts"] for event in events if event["event"] == _SUBSCRIBED)
     return ended_s - datetime.fromisoformat(subscribed).timestamp()
 
 

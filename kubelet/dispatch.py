@@ -174,7 +174,12 @@ class Dispatcher:
             if deadline.expired() and isinstance(error, TimeoutError):
                 raise ToolError(Failure.DEADLINE_EXCEEDED) from None
             # One broken handler must cost its caller an error, not the node its daemon.
-            self._log.error("handler failed", tool=command["tool"], exc_info=error)
+            self._log.error(
+                "handler failed",
+                tool=command["tool"],
+                correlation_id=command["correlation_id"],
+                exc_info=error,
+            )
             raise ToolError(Failure.INTERNAL) from error
         finally:
             slots.running -= 1

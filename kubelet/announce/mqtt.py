@@ -5,6 +5,7 @@ event loop before it touches our state. Must not queue: what matters is publishe
 """
 
 import asyncio
+import logging
 import math
 import ssl
 import sys
@@ -60,6 +61,8 @@ class MqttPublisher:
         self._client = paho.Client(
             CallbackAPIVersion.VERSION2, client_id=client_id, protocol=MQTTProtocolVersion.MQTTv311
         )
+        # Else paho drops the exception of a callback.
+        self._client.enable_logger(logging.getLogger("paho"))
         if tls is not None:
             self._client.tls_set_context(tls)
         self._set_next_wait()

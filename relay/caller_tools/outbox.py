@@ -80,7 +80,7 @@ class Outbox:
                 if error.failure is Failure.RATE_LIMITED:
                     return False
                 if error.failure is not Failure.NODE_OFFLINE:
-                    self._log.error("frame not sent", type=type_.value, exc_info=error)
+                    self._log.error("frame not sent", node_id=node_id, type=type_.value, exc_info=error)
             waiting.popleft()
         self.drop(node_id)
         return True

@@ -1,6 +1,7 @@
 """The access log: one line for each call, with the same fields for every transport.
 
-JSON in the relay's log, also on a terminal. Decisions and their reasons are in the audit. Must never write
+JSON in the relay's log, also on a terminal, with the head of every line there. Decisions
+and their reasons are in the audit. Must never write
 arguments or results.
 """
 
@@ -50,6 +51,10 @@ def _line(
     call, trace, tool = record.call, record.call.trace, record.tool
     return {
         "ts": _moment(now_ms // 1000) + f".{now_ms % 1000:03d}Z",
+        "level": "info",
+        "component": "relay",
+        "event": "call ended",
+        "correlation_id": record.correlation_id,
         "agentId": record.principal.sub if record.principal else None,
         "taskId": _shown(call.label(META_TASK_ID)),
         "stepId": _shown(call.label(META_STEP_ID)),

@@ -124,7 +124,7 @@ class EnvelopeCheck:
         self._mode = mode
         self._log = log
 
-    def check(self, call: Call) -> None:
+    def check(self, call: Call, correlation_id: str) -> None:
         """Return if ``call`` has the form, or the mode does not enforce it.
 
         Raises:
@@ -136,7 +136,7 @@ class EnvelopeCheck:
         if violation is None:
             return
         if self._mode is EnvelopeMode.SHADOW:
-            self._log.warning("a call that would be refused", reason=violation)
+            self._log.warning("a call that would be refused", reason=violation, correlation_id=correlation_id)
             return
         raise ToolError(Failure.ENVELOPE_INVALID, f"The request is not a call: {violation}.")
 

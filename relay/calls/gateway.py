@@ -92,7 +92,11 @@ class CallGateway:
         except ToolError as error:
             record.error = self._with_absence(error, record) if is_offline(error) else error
         except AuditUnavailableError as error:
-            self._log.error("audit cannot be written; calls are refused", reason=str(error))
+            self._log.error(
+                "audit cannot be written; calls are refused",
+                reason=str(error),
+                correlation_id=record.correlation_id,
+            )
             record.error = ToolError(Failure.INTERNAL, "The call could not be recorded, so it was not made.")
         except Exception as error:  # noqa: BLE001 - a bug must fail one call, not the relay
             self._log.error("call failed", correlation_id=record.correlation_id, exc_info=error)
@@ -183,7 +187,7 @@ class CallGateway:
 
     def _decided(self, request: CallRequest, principal: Principal, record: CallRecord) -> Tool | RelayTool:
         try:
-            self._envelopes.check(request.call)
+            self._envelopes.check(request.call, record.correlation_id)
             record.tool = self._decide(request, principal, record)
         except ToolError as error:
             record.denied(self._audit, error)

@@ -5,6 +5,7 @@ Must not decide who may call: that is decided for each repetition before it gets
 
 import asyncio
 import json
+from functools import partial
 from hashlib import sha256
 
 from structlog.typing import FilteringBoundLogger
@@ -75,7 +76,7 @@ class IdempotentCalls:
         try:
             return await asyncio.shield(keyed.running)
         except asyncio.CancelledError:
-            keyed.running.add_done_callback(self._report)
+            keyed.running.add_done_callback(partial(self._report, record.correlation_id))
             raise
 
     async def end(self) -> None:
@@ -90,11 +91,11 @@ class IdempotentCalls:
         if not task.cancelled():
             task.exception()  # retrieved: else asyncio reports each failed call whose caller has disconnected
 
-    def _report(self, task: "asyncio.Task[CallAnswer]") -> None:
+    def _report(self, correlation_id: str, task: "asyncio.Task[CallAnswer]") -> None:
         """Log a bug in a call whose caller has disconnected: for any other call the gateway does."""
         error = None if task.cancelled() else task.exception()
         if error is not None and not isinstance(error, ToolError | AuditUnavailableError):
-            self._log.error("call failed", exc_info=error)
+            self._log.error("call failed", correlation_id=correlation_id, exc_info=error)
 
     async def _sent(
         self, key_of_call: Key, keyed: KeyedCall[CallAnswer], tool: Tool | RelayTool, record: CallRecord

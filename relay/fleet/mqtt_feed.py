@@ -6,6 +6,7 @@ together have one rate limit, since ids cost nothing to invent. Must not judge.
 """
 
 import asyncio
+import logging
 import ssl
 import sys
 import time
@@ -113,6 +114,8 @@ class MqttFeed:
         self._client = paho.Client(
             CallbackAPIVersion.VERSION2, client_id=client_id, protocol=MQTTProtocolVersion.MQTTv311
         )
+        # Else paho drops the exception of a callback.
+        self._client.enable_logger(logging.getLogger("paho"))
         if tls is not None:
             self._client.tls_set_context(tls)
         self._client.reconnect_delay_set(1, longest_wait_s)

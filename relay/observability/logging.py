@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime
 from typing import Any, Protocol, TextIO
 
 import structlog
@@ -22,6 +23,7 @@ from schemas.lines import LineWriter
 from schemas.text import printable
 
 _PLACE = "place_of_fault"
+_COMPONENT = "relay"
 
 
 class Lines(Protocol):
@@ -118,7 +120,7 @@ class _Faults:
         if place is None:
             return line
         if error is not None or method in {"error", "exception", "critical"}:
-            self._on_fault(line.get("library", "relay"))
+            self._on_fault(line.get("library", _COMPONENT))
         repeated = self._once.suppressed_before(place, self._monotonic())
         if repeated is None:
             raise structlog.DropEvent
@@ -130,11 +132,17 @@ class _Faults:
 
 
 def _rendering(*, is_terminal: bool) -> list[Processor]:
-    renderer: Processor = (
-        structlog.dev.ConsoleRenderer(colors=True) if is_terminal else structlog.processors.JSONRenderer()
-    )
+    if not is_terminal:
+        return [_with_head, structlog.processors.JSONRenderer()]
     stamp = structlog.processors.TimeStamper(fmt="iso", utc=True)
-    return [structlog.processors.add_log_level, stamp, renderer]
+    return [structlog.processors.add_log_level, stamp, structlog.dev.ConsoleRenderer(colors=True)]
+
+
+def _with_head(_logger: object, method: str, line: EventDict) -> EventDict:
+    """Put what every line has in front: when, how grave, of which program, what has happened."""
+    now = datetime.now(UTC).isoformat(timespec="milliseconds").removesuffix("+00:00")
+    level = structlog.processors.add_log_level(None, method, {})["level"]
+    return {"ts": f"{now}Z", "level": level, "component": _COMPONENT, "event": line.pop("event"), **line}
 
 
 def _lost_line(*, is_terminal: bool) -> Callable[[int], str]:

@@ -91,14 +91,16 @@ class OneWayFrames:
         try:
             handler(_reference(session), frame.payload)
         except Exception as error:  # noqa: BLE001 - a bug of one handler must not end the node's session
-            self._log.error("frame not handled", type=frame_type.value, exc_info=error)
+            self._log.error(
+                "frame not handled", type=frame_type.value, session_id=session.session_id, exc_info=error
+            )
 
     def _notify(self, node: NodeRef, *, connected: bool) -> None:
         for follower in self._followers:
             try:
                 follower(node, connected)
             except Exception as error:  # noqa: BLE001 - as above
-                self._log.error("connection not followed", node_id=node.node_id, exc_info=error)
+                self._log.error("connection not followed", session_id=node.session_id, exc_info=error)
 
 
 class _Queue:

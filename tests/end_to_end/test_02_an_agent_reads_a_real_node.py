@@ -3,9 +3,11 @@
 Steps: list the tools in each era · call echo · call metrics · compare with what the machine says itself.
 """
 
+import json
 import os
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import psutil
 import pytest
@@ -13,7 +15,9 @@ from mcp_types import Tool
 
 from schemas.registry import SchemaRegistry
 from tests.fakes.demo import Demo
+from tests.fakes.polling import until
 
+TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 ERAS = pytest.mark.parametrize("era", ["2026-07-28", "legacy"])
 
 
@@ -104,3 +108,28 @@ async def test_the_audit_holds_a_decision_and_an_outcome_and_never_the_content(d
         assert line["node_id"] == demo.real_node
         assert secret not in str(line)
     assert outcome["duration_ms"] > 0
+
+
+async def test_one_call_has_one_correlation_id_in_the_logs_of_both_programs_and_in_the_audit(
+    demo: Demo,
+) -> None:
+    before = len(demo.audit())
+    async with demo.client() as client:
+        await client.call_tool(
+            f"sysecho.{demo.real_node}.echo.invoke",
+            {"message": "ping"},
+            meta=cast("Any", {"traceparent": TRACEPARENT}),
+        )
+    correlation_id = demo.audit()[before]["correlation_id"]
+    for program in ("relay", "kubelet"):
+        log = demo.log(program)
+        await until(partial(_holds, log, correlation_id))
+        lines = [json.loads(line) for line in log.read_text("ascii").splitlines()]
+        assert all(list(line)[:4] == ["ts", "level", "component", "event"] for line in lines)
+        assert {line["component"] for line in lines} == {program}
+        [line] = [line for line in lines if line.get("correlation_id") == correlation_id]
+        assert line["event"] in {"call ended", "command done"}
+
+
+def _holds(log: Path, text: str) -> bool:
+    return text in log.read_text("ascii")

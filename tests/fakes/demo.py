@@ -42,6 +42,10 @@ class Demo:
         """The relay's public URL."""
         return str(self.facts["mcp_url"]).removesuffix("/mcp")
 
+    def log(self, program: str) -> Path:
+        """Return the log of one of the demo's programs."""
+        return Path(self.facts["audit"]).parents[1] / f"{program}.log"
+
     @property
     def real_node(self) -> str:
         """This machine's node id."""

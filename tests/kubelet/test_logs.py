@@ -24,9 +24,17 @@ def test_programs_get_one_line_of_json_an_event() -> None:
     log.info("first", code=4001, text="a\nb\x1b[31m")
     log.error("second")
     first, second = map(json.loads, stream.getvalue().splitlines())
-    stamp = datetime.fromisoformat(first.pop("timestamp"))
+    assert list(first)[:4] == ["ts", "level", "component", "event"]
+    stamp = datetime.fromisoformat(first.pop("ts"))
     assert stamp.tzinfo == UTC
-    assert first == {"event": "first", "level": "info", "code": 4001, "text": "a\nb\x1b[31m"}
+    expected = {
+        "level": "info",
+        "component": "kubelet",
+        "event": "first",
+        "code": 4001,
+        "text": "a\nb\x1b[31m",
+    }
+    assert first == expected
     assert (second["event"], second["level"]) == ("second", "error")
 
 

@@ -30,9 +30,10 @@ SERVED = pytest.mark.asyncio(loop_scope="module")
 
 BOUND_S: Final = 60
 GOLDEN: Final = Path(__file__).parent.parent / "fixtures" / "mcp" / "envelope_validation_golden.jsonl"
-OF_THE_RUN: Final = {"ts", "traceId", "spanId", "durationMs", "requestId"}
+OF_THE_RUN: Final = {"ts", "correlation_id", "traceId", "spanId", "durationMs", "requestId"}
 REQUIRED: Final = {
-    *("ts", "agentId", "taskId", "stepId", "transport", "route", "method", "status", "durationMs"),
+    *("ts", "level", "component", "event", "correlation_id"),
+    *("agentId", "taskId", "stepId", "transport", "route", "method", "status", "durationMs"),
     *("attempt", "inputBytes", "outputBytes", "requestId", "traceId", "spanId", "metadata", "error"),
 }
 ECHO_NAME = f"sysecho.{NODE_ID}.echo.invoke"

@@ -1,6 +1,7 @@
 import io
 import json
 from typing import Any, Protocol
+from unittest.mock import ANY
 
 import pytest
 
@@ -21,7 +22,8 @@ ECHO_NAME = f"sysecho.{NODE_ID}.echo.invoke"
 TRACE_ID, SPAN_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 TRACEPARENT = f"00-{TRACE_ID}-{SPAN_ID}-01"
 FIELDS = [
-    *("ts", "agentId", "taskId", "stepId", "transport", "route", "method", "status", "durationMs"),
+    *("ts", "level", "component", "event", "correlation_id"),
+    *("agentId", "taskId", "stepId", "transport", "route", "method", "status", "durationMs"),
     *("attempt", "inputBytes", "outputBytes", "requestId", "traceId", "spanId", "metadata", "error"),
 ]
 ANSWER = CallAnswer("x" * 100, result={})
@@ -75,6 +77,10 @@ def test_a_line_has_these_fields_and_no_others(written: Written) -> None:
     assert list(line) == FIELDS
     assert line == {
         "ts": "2025-10-09T08:53:20.000Z",
+        "level": "info",
+        "component": "relay",
+        "event": "call ended",
+        "correlation_id": ANY,
         "agentId": "agent-1",
         "taskId": None,
         "stepId": None,

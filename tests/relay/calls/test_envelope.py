@@ -41,7 +41,7 @@ class Strict:
     def told(self, call: Call) -> str | None:
         """Return what a call is refused with; None if it is let through."""
         try:
-            self.check(call)
+            self.check(call, "01HZX9K3M4P7Q8R9S0T1V2W3XY")
         except ToolError as error:
             return error.detail if error.failure is Failure.ENVELOPE_INVALID else str(error.failure)
         return None

@@ -21,7 +21,8 @@ def test_away_from_a_terminal_an_event_is_one_line_of_json() -> None:
     line = json.loads(stream.getvalue())
     assert stream.getvalue().count("\n") == 1
     assert (line["event"], line["level"], line["reason"]) == ("node refused", "warning", "a\nb")
-    assert line["timestamp"].endswith("Z")
+    assert list(line)[:4] == ["ts", "level", "component", "event"]
+    assert (line["component"], line["ts"][-1]) == ("relay", "Z")
 
 
 def test_on_a_terminal_an_event_is_a_line_for_people() -> None:
