@@ -5,7 +5,7 @@ Must not know in which state a session is: that is ``session``.
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
@@ -159,6 +159,11 @@ class FrameReader:
         if known is None:
             known = self._validators[type_] = self._registry.load(document_of(type_))
         return known
+
+
+def agreed(offered: Collection[str]) -> str | None:
+    """Return the newest subprotocol among those that a node has ``offered``; None if it speaks none."""
+    return next((name for name in SUBPROTOCOLS if name in offered), None)
 
 
 def document_of(type_: str) -> str:

@@ -51,8 +51,30 @@ class Principal:
         # Computed once: read at every call, and constant while the token is valid.
         object.__setattr__(self, "rights", Rights.of(self.tenant, self.scopes))
         object.__setattr__(self, "name", (self.issuer, self.tenant, self.sub))
-        facts = {"tenant": self.tenant, "iss": self.issuer, "sub": self.sub, "jti": self.jti}
+        facts = {
+            "tenant": self.tenant,
+            "iss": self.issuer or None,
+            "sub": self.sub,
+            "jti": self.jti or None,
+        }
         object.__setattr__(self, "members", members_of(facts))
+
+    @classmethod
+    def of_relay(cls, tenant: str) -> "Principal":
+        """Return the relay itself, as the caller of a node of ``tenant``.
+
+        Without issuer and token id, which every token has: no token can prove to be it.
+        """
+        return cls(
+            tenant=tenant,
+            sub="relay",
+            jti="",
+            issuer="",
+            scopes=frozenset(),
+            expires_s=0,
+            kid="",
+            key=b"",
+        )
 
 
 class TokenOptionError(OperatorError):

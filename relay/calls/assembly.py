@@ -1,11 +1,13 @@
 """Assembles the call gateway over a ``NodeRouter``."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from relay.audit.assembly import AuditPart
 from relay.auth.assembly import AuthPart
 from relay.calls.access_log import AccessLog
 from relay.calls.call_record import CallAnswer
+from relay.calls.canaries import Canaries
 from relay.calls.envelope import EnvelopeCheck
 from relay.calls.executor import CallExecutor
 from relay.calls.gateway import CallGateway
@@ -16,7 +18,8 @@ from relay.calls.sample_streams import SampleStreams
 from relay.environment import RelayEnvironment
 from relay.fleet.assembly import FleetPart
 from relay.part import Part
-from relay.routing.port import NodeRouter
+from relay.routing.port import NodeFrames, NodeRouter
+from schemas.health import Health, Loop
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +34,19 @@ class CallsPart(Part):
     executor: CallExecutor
     relay_tools: RelayTools
     idempotent_calls: IdempotentCalls
+    canaries: Canaries
+
+    async def run(self) -> None:
+        """Send canaries until cancelled."""
+        await self.canaries.run()
+
+    def health(self) -> Mapping[str, Health]:
+        """Calls flow, as the canaries show."""
+        return {"calls": self.canaries.health()}
+
+    def loops(self) -> Mapping[str, Loop]:
+        """Without the canaries it is not known whether calls flow."""
+        return {"calls": self.canaries.loop}
 
     async def close(self) -> None:
         """End the keyed calls in flight, also those of disconnected callers, and record their outcome."""
@@ -44,9 +60,13 @@ def assemble(  # noqa: PLR0913 - the parts that it connects
     auth: AuthPart,
     fleet: FleetPart,
     router: NodeRouter,
+    frames: NodeFrames,
     streams: SampleStreams,
 ) -> CallsPart:
-    """Return the wing, which sends commands by ``router`` and starts ``streams``."""
+    """Return the wing, which sends commands by ``router`` and starts ``streams``.
+
+    It learns by ``frames`` which nodes are connected.
+    """
     config, monotonic, log = environment.config, environment.monotonic, environment.log
     relay_tools = RelayTools()
     executor = CallExecutor(router, streams, audit.log, monotonic, environment.random_bytes, log)
@@ -70,4 +90,14 @@ def assemble(  # noqa: PLR0913 - the parts that it connects
         monotonic=monotonic,
         log=log,
     )
-    return CallsPart(gateway, executor, relay_tools, idempotent_calls)
+    canaries = Canaries(
+        fleet=fleet.fleet,
+        executor=executor,
+        ulids=environment.ulids,
+        metrics=environment.metrics,
+        monotonic=monotonic,
+        log=log,
+    )
+    frames.on_connection(canaries.connection_changed)
+    frames.on_announce(canaries.announced)
+    return CallsPart(gateway, executor, relay_tools, idempotent_calls, canaries)

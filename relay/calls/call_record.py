@@ -12,6 +12,7 @@ from relay.audit.log import AuditLog
 from relay.auth.agent_tokens import Principal
 from relay.auth.caller import Caller
 from relay.calls.envelope import META_PROGRESS_TOKEN, Call
+from relay.calls.hops import Hop
 from relay.calls.relay_tools import Emit, ParentCall, RelayTool
 from relay.fleet.selection import WHOLE_FLEET, Selection
 from relay.fleet.tools import Tool
@@ -49,11 +50,16 @@ class Following:
 
 @dataclass(frozen=True, slots=True)
 class CallAnswer:
-    """A result or an error envelope (``error@1.0.0``), exactly one of them; ``text`` is its ASCII JSON."""
+    """A result or an error envelope (``error@1.0.0``), exactly one of them; ``text`` is its ASCII JSON.
+
+    Attributes:
+        hop: of an error, the hop that failed.
+    """
 
     text: str
     result: Mapping[str, Any] | None = None
     error: Mapping[str, Any] | None = None
+    hop: Hop | None = None
 
 
 @dataclass(slots=True)
@@ -69,6 +75,8 @@ class CallRecord:
         share: what the call takes of its agent's concurrency, until it is released.
         streamed: whether it stays open after its first sample: then it is no measure of latency.
         answered: whether the node has answered, so that the outcome is known.
+        hop: where the call is; of one that failed, the hop that failed.
+        is_canary: whether the relay makes it by itself: it uses up nothing of the capability's rate.
         error: what it failed with.
     """
 
@@ -84,6 +92,8 @@ class CallRecord:
     share: Limiter | None = None
     streamed: bool = False
     answered: bool = False
+    hop: Hop = Hop.RELAY
+    is_canary: bool = False
     error: ToolError | None = None
 
     def release_share(self) -> None:

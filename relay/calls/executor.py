@@ -14,6 +14,7 @@ from relay.ascii_json import encoded
 from relay.audit.log import AuditLog, AuditUnavailableError
 from relay.calls.call_record import CallAnswer, CallRecord
 from relay.calls.envelope import wants_logs
+from relay.calls.hops import Hop, hop_of
 from relay.calls.in_flight import InFlight, RevocableCall
 from relay.calls.relay_tools import RelayTool, RelayToolCall
 from relay.calls.results import checked, shown
@@ -86,15 +87,25 @@ class CallExecutor:
             if isinstance(tool, RelayTool):
                 return await self._answered_here(tool, record)
             async with self.in_flight(record):
-                answer = await self._router.run(self._command(tool, record))
-            record.answered = True
+                answer = await self._dispatched(tool, record)
             first = checked(answer, tool, record.call.arguments)
+            record.hop = Hop.RELAY
             for listener in self._listeners:
                 listener(tool, first.result or {})
             if not tool.surface.verb.streams or record.principal is None:
                 return first
             call = StreamCall(record.principal, tool, record.call.arguments, record.following())
             return await self._streamed(call, first, record)
+
+    async def _dispatched(self, tool: Tool, record: CallRecord) -> Mapping[str, Any]:
+        """Return the node's answer, and note in ``record`` how far the call came."""
+        try:
+            answer = await self._router.run(self._command(tool, record))
+        except BaseException as error:
+            record.hop = hop_of(error)
+            raise
+        record.answered, record.hop = True, Hop.NODE
+        return answer
 
     async def _streamed(self, call: StreamCall, first: CallAnswer, record: CallRecord) -> CallAnswer:
         """Start the stream, and return the answer when the caller no longer follows it by this call."""
@@ -158,6 +169,7 @@ class CallExecutor:
             deadline_ms=self.budget_ms(tool, record),
             correlation_id=record.correlation_id,
             traceparent=trace.traceparent(record.span_id) if trace and record.span_id else None,
+            cost=0.0 if record.is_canary else 1.0,
         )
 
 

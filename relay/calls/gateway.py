@@ -102,7 +102,7 @@ class CallGateway:
             self._log.error("call failed", correlation_id=record.correlation_id, exc_info=error)
             record.error = ToolError(Failure.INTERNAL)
         envelope = record.error.envelope(record.correlation_id)
-        return CallAnswer(encoded(envelope), error=envelope)
+        return CallAnswer(encoded(envelope), error=envelope, hop=record.hop)
 
     def _with_absence(self, error: ToolError, record: CallRecord) -> ToolError:
         tool, principal = record.tool, record.principal
@@ -220,7 +220,8 @@ class CallGateway:
         """Count the call, and write its line; without an answer its caller has disconnected."""
         duration_s = self._monotonic() - record.started
         failed = record.error.failure.value.code if record.error else "ok"
-        self._metrics.calls(failed if answer else "cancelled").inc()
+        outcome = failed if answer else "cancelled"
+        self._metrics.calls(outcome, "" if outcome == "ok" else record.hop.value).inc()
         if not record.streamed:
             self._metrics.call_seconds.observe(duration_s)
         self._access_log.write(request, record, answer, duration_s, self._now_ms())

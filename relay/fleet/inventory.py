@@ -28,7 +28,7 @@ class Inventory:
         self._log = log
         self._missing = MissingManifests(log)
         self._subscription = 0
-        self._is_checked = False
+        self._awaited: set[str] = set()
         metrics.inventory_missing.set_function(self.missing)
 
     def heartbeat(self, node_id: str, etag: str) -> None:
@@ -47,7 +47,7 @@ class Inventory:
     def subscribed(self) -> None:
         """Record that the broker was subscribed to: from now on it sends what it retains."""
         self._subscription += 1
-        self._is_checked = False
+        self._awaited = {node.node_id for node in self._nodes if self._is_missing(node)}
 
     @property
     def is_subscribed(self) -> bool:
@@ -56,14 +56,15 @@ class Inventory:
 
     @property
     def is_there(self) -> bool:
-        """Whether what the broker retains has arrived: all that is known, or what came before ``check``.
+        """Whether what was known at the subscription has arrived from the broker, or what came by ``check``.
 
         What is missing after that is not expected any more: nodes that are gone, or that the broker has lost.
         """
-        return self.is_subscribed and (self._is_checked or not self.missing())
+        return self.is_subscribed and not self._awaited
 
     def announced(self, node_id: str, wire: bytes) -> None:
         """Record that the broker sent ``wire`` as the announce of ``node_id``, whatever it is worth."""
+        self._awaited.discard(node_id)
         node = self._nodes.get(node_id)
         if node is not None:
             node.announced_in = self._subscription
@@ -80,7 +81,7 @@ class Inventory:
 
     def check(self) -> None:
         """Log what is missing, once what is retained has had time to arrive."""
-        self._is_checked = True
+        self._awaited.clear()
         if missing := self.missing():
             self._log.warning(
                 "the broker has not sent all manifests that were known; see docs/brokers.md",

@@ -16,6 +16,7 @@ from relay.auth.permissions import Rights
 from relay.calls.call_record import CallAnswer, CallRequest
 from relay.calls.envelope import Call
 from relay.calls.gateway import CallGateway
+from relay.calls.hops import Hop
 from relay.calls.relay_tools import Emit
 from relay.fleet.node_names import UnknownNodeError
 from relay.mcp_api.paging import CursorError, ToolEntries, page_of
@@ -31,6 +32,7 @@ Method = Callable[[Caller, Mapping[str, Any], Emit | None], Awaitable[dict[str, 
 
 CALL_TOOL = "tools/call"
 META_ERROR = "edge-kubelet/error"
+META_HOP = "edge-kubelet/hop"
 LIST_TTL_MS = 5000
 BYTES_LIKE_A_CALL = 4096
 """Reading or writing this many bytes costs about as much as one call."""
@@ -208,6 +210,6 @@ def _tool_result(answer: CallAnswer) -> dict[str, Any]:
         return {
             "content": content,
             "isError": True,
-            "_meta": {META_ERROR: answer.error},
+            "_meta": {META_ERROR: answer.error, META_HOP: (answer.hop or Hop.RELAY).value},
         }
     return {"content": content, "structuredContent": answer.result, "isError": False}

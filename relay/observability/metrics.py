@@ -34,9 +34,19 @@ class Metrics:
         self.telemetry_subscriptions = Gauge(
             "edge_relay_telemetry_subscriptions", "Subscribers of these", registry=self._registry
         )
-        calls = self._counter("calls", "Calls by code; ok when they worked", "code")
+        calls = self._counter(
+            "calls", "Agents' calls by code, ok if they succeeded, and by the hop that failed", "code", "hop"
+        )
         self.calls = cache(calls.labels)
-        """The counter of one code. A lookup takes longer than the increment, and the codes are few."""
+        """The counter of a code and a hop. A lookup takes longer than the increment, and they are few."""
+        self.canaries = self._counter(
+            "canaries", "The relay's own echoes by code, and by the hop that failed", "code", "hop"
+        )
+        self.nodes_silent = Gauge(
+            "edge_relay_nodes_silent",
+            "Connected nodes that did not answer the relay's last echo to them",
+            registry=self._registry,
+        )
         self.tokens_refused = self._counter("tokens_refused", "Agents' tokens refused", "reason")
         self.issuer_fetches = self._counter(
             "issuer_fetches", "Fetches of the outside issuer's keys", "outcome"

@@ -19,6 +19,7 @@ class Command:
         tool: the canonical name.
         deadline_ms: the budget from now.
         correlation_id: the ULID, in upper case, of the call that this command is for, and of no other.
+        cost: how much it counts towards the rate of its capability.
     """
 
     node_id: str
@@ -27,6 +28,7 @@ class Command:
     deadline_ms: int
     correlation_id: str
     traceparent: str | None = None
+    cost: float = 1.0
 
 
 class NodeRouter(Protocol):
@@ -57,6 +59,8 @@ FrameHandler = Callable[[NodeRef, Any], None]
 """Handles the payload of a frame, which has the type in ``payloads`` named for it. Must not block."""
 ConnectionHandler = Callable[[NodeRef, bool], None]
 """Is called with True when a node has connected, and with False when its connection is lost."""
+AnnounceHandler = Callable[[NodeRef], None]
+"""Is called when a manifest of a connected node was accepted over its session."""
 
 
 class NodeFrames(Protocol):
@@ -80,4 +84,8 @@ class NodeFrames(Protocol):
 
         A node that reconnects before its loss was noticed is connected twice in a row.
         """
+        ...
+
+    def on_announce(self, handler: AnnounceHandler) -> None:
+        """Call ``handler`` whenever a manifest was accepted over a session, after it was acknowledged."""
         ...

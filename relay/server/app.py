@@ -80,6 +80,7 @@ class Relay:
             auth=self.auth,
             fleet=self.fleet,
             router=self.sessions.router,
+            frames=self.sessions.frames,
             streams=self.telemetry.hub,
         )
         self.views = views_assembly.assemble(environment, self.fleet, self.calls)

@@ -30,7 +30,7 @@ class CapabilityLimits:
         if tool is None:
             # It was announced when the call was decided, and is not any more.
             raise ToolError(Failure.NODE_OFFLINE)
-        limiter = self._limiters.acquire(tool.capability, tool.allowance)
+        limiter = self._limiters.acquire(tool.capability, tool.allowance, command.cost)
         try:
             return await self._sessions.run(command)
         finally:

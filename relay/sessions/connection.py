@@ -11,7 +11,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from relay.http.frame_meter import METER_IN_SCOPE, FrameMeter
 from relay.http.texts import HANDLED_IN_MESSAGE, take_texts
-from schemas.frames import Frame
+from schemas.frames import SUBPROTOCOL_1_1, Frame
 from schemas.payloads import Bye
 from schemas.session import ByeReason, CloseCode, DropReason, PeerProtocolError, SessionMachine, State
 from schemas.ulids import UlidSource
@@ -59,6 +59,11 @@ class NodeConnection:
         """The network address at the other end."""
         client = self._socket.client
         return client.host if client else "unknown"
+
+    @property
+    def has_version_1_1(self) -> bool:
+        """Whether the node speaks protocol 1.1; the relay then chose that."""
+        return SUBPROTOCOL_1_1 in self._socket.scope["subprotocols"]
 
     @property
     def is_open(self) -> bool:

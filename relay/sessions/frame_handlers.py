@@ -19,7 +19,7 @@ from schemas.errors import Failure, ToolError
 from schemas.frame_types import ONE_WAY
 from schemas.frames import Frame
 from schemas.manifest import etag_of
-from schemas.payloads import AnnounceAck, Heartbeat, Renew
+from schemas.payloads import AnnounceAck, Heartbeat, HeartbeatAck, Renew
 from schemas.session import CloseCode, ProtocolError
 from schemas.verdicts import Outcome, Verdict
 
@@ -58,8 +58,9 @@ class FrameHandlers:
         elif frame.type in ONE_WAY:
             self._one_way.received(session, frame)
         elif frame.type in {"announce", "heartbeat"} and connection.can_send_now:
-            answer_type, answer = self._answer(session, frame)
+            answer_type, answer = self._answer(session, connection, frame)
             connection.send_now(connection.encoded(answer_type, answer, in_reply_to=frame.msg_id))
+            self._answered(session, answer_type, answer)
             if session.rejected_in_a_row >= _MAX_REJECTED_IN_A_ROW:
                 self._run_later(connection.close(CloseCode.MANIFEST_REJECTED))
         else:
@@ -70,8 +71,9 @@ class FrameHandlers:
         """Handle ``frame``, which arrived over ``connection``, and answer it."""
         match frame.type:
             case "announce" | "heartbeat":
-                answer_type, answer = self._answer(session, frame)
+                answer_type, answer = self._answer(session, connection, frame)
                 await connection.send(answer_type, answer, frame.msg_id)
+                self._answered(session, answer_type, answer)
                 if session.rejected_in_a_row >= _MAX_REJECTED_IN_A_ROW:
                     await connection.close(CloseCode.MANIFEST_REJECTED)
             case "renew":
@@ -81,13 +83,24 @@ class FrameHandlers:
             case _:
                 self.handle_now(session, connection, frame)
 
-    def _answer(self, session: NodeSession, frame: Frame) -> tuple[str, Mapping[str, Any]]:
+    def _answer(
+        self, session: NodeSession, connection: NodeConnection, frame: Frame
+    ) -> tuple[str, Mapping[str, Any]]:
         """Act on an announce or a heartbeat; return the type and the payload of the answer."""
         if frame.type == "announce":
             return "announce_ack", self._announced(session, frame)
         beat: Heartbeat = frame.payload
-        self._fleet.inventory.heartbeat(session.identity.node_id, beat["manifest_etag"])
-        return "heartbeat_ack", {"server_time_ms": session.now_ms()}
+        node_id, inventory = session.identity.node_id, self._fleet.inventory
+        inventory.heartbeat(node_id, beat["manifest_etag"])
+        acknowledged: HeartbeatAck = {"server_time_ms": session.now_ms()}
+        if connection.has_version_1_1 and (etag := inventory.etag_by_broker(node_id)) is not None:
+            acknowledged["broker_etag"] = etag
+        return "heartbeat_ack", acknowledged
+
+    def _answered(self, session: NodeSession, answer_type: str, answer: Mapping[str, Any]) -> None:
+        """Follow an answer that was sent: the node knows now that its manifest was accepted."""
+        if answer_type == "announce_ack" and answer["ok"]:
+            self._one_way.announced(session)
 
     def _announced(self, session: NodeSession, frame: Frame) -> AnnounceAck:
         node_id = session.identity.node_id

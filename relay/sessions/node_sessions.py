@@ -32,7 +32,7 @@ from relay.sessions.peer_faults import PeerFaults
 from relay.sessions.session import AckPayload, NodeSession, cmd_payload, expire, unanswered
 from schemas.errors import Failure, ToolError
 from schemas.frame_types import Role
-from schemas.frames import MAX_FRAME_BYTES, SUBPROTOCOL, Frame, FrameReader
+from schemas.frames import MAX_FRAME_BYTES, Frame, FrameReader, agreed
 from schemas.identity import Identity
 from schemas.payloads import Cmd, Welcome
 from schemas.session import CloseCode, PeerProtocolError, ProtocolError, SessionMachine
@@ -87,10 +87,10 @@ class NodeSessions:
 
     async def serve(self, socket: WebSocket) -> None:
         """Serve one node's connection from the upgrade to its end."""
-        if SUBPROTOCOL not in socket.scope.get("subprotocols", ()):
+        if (subprotocol := agreed(socket.scope.get("subprotocols", ()))) is None:
             await socket.close()  # before accept: the upgrade is refused with 403
             return
-        await socket.accept(SUBPROTOCOL)
+        await socket.accept(subprotocol)
         connection = NodeConnection(
             socket, SessionMachine(Role.RELAY, self._reader, self._monotonic), self._ulids
         )

@@ -14,7 +14,7 @@ from structlog.typing import FilteringBoundLogger
 
 from relay.http.frame_meter import CREDIT_OF_A_COMMAND
 from relay.observability.metrics import Metrics
-from relay.routing.port import ConnectionHandler, FrameHandler, NodeRef
+from relay.routing.port import AnnounceHandler, ConnectionHandler, FrameHandler, NodeRef
 from relay.sessions.connection import NodeConnection
 from relay.sessions.session import NodeSession
 from schemas.errors import Failure, ToolError
@@ -44,6 +44,7 @@ class OneWayFrames:
         self._queues: dict[str, _Queue] = {}
         self._handlers: dict[FrameType, FrameHandler] = {}
         self._followers: list[ConnectionHandler] = []
+        self._announce_followers: list[AnnounceHandler] = []
 
     def send(self, node_id: str, frame_type: FrameType, payload: Mapping[str, Any]) -> None:
         """Queue a frame for the node, as ``NodeFrames`` describes."""
@@ -66,6 +67,19 @@ class OneWayFrames:
     def on_connection(self, handler: ConnectionHandler) -> None:
         """Call ``handler`` whenever a node connects or is lost."""
         self._followers.append(handler)
+
+    def on_announce(self, handler: AnnounceHandler) -> None:
+        """Call ``handler`` whenever a manifest was accepted over a session."""
+        self._announce_followers.append(handler)
+
+    def announced(self, session: NodeSession) -> None:
+        """Take in that a manifest was accepted over ``session``."""
+        node = _reference(session)
+        for follower in self._announce_followers:
+            try:
+                follower(node)
+            except Exception as error:  # noqa: BLE001 - a bug of one handler must not end the node's session
+                self._log.error("announce not followed", node_id=node.node_id, exc_info=error)
 
     def connected(self, session: NodeSession, connection: NodeConnection) -> None:
         """Take in a connection whose session is open."""

@@ -86,7 +86,7 @@ async def test_the_relay_says_how_it_is(demo: Demo) -> None:
     async with httpx2.AsyncClient(base_url=demo.base_url) as http:
         assert (await http.get("/healthz")).json() == {"status": "ok"}
         ready = await http.get("/readyz")
-        names = {"broker", "inventory", "audit", "revocations", "decisions", "clock"}
+        names = {"broker", "inventory", "calls", "audit", "revocations", "decisions", "clock"}
         assert (ready.status_code, ready.json()["subsystems"].keys()) == (200, names)
         subsystems = ready.json()["subsystems"].values()
         assert all(health["started"] and health["live"] and health["ready"] for health in subsystems)

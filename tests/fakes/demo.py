@@ -146,4 +146,5 @@ def error_of(result: CallToolResult) -> dict[str, Any]:
     assert isinstance(content, TextContent)
     envelope: dict[str, Any] = json.loads(content.text)
     assert (result.meta or {})["edge-kubelet/error"] == envelope
+    assert (result.meta or {})["edge-kubelet/hop"] in {"relay", "session", "node"}
     return envelope

@@ -11,7 +11,7 @@ from relay.auth.caller import Caller
 from relay.calls.call_record import CallAnswer, CallRequest
 from relay.calls.envelope import Call
 from relay.calls.relay_tools import Emit
-from relay.routing.port import Command, ConnectionHandler, FrameHandler, NodeRef
+from relay.routing.port import AnnounceHandler, Command, ConnectionHandler, FrameHandler, NodeRef
 from relay.telemetry.hub import TelemetryHub
 from relay.telemetry.reading import TelemetryResource
 from schemas.errors import Failure, ToolError
@@ -68,6 +68,9 @@ class PlayedFrames:
 
     def on_connection(self, handler: ConnectionHandler) -> None:
         self.followers.append(handler)
+
+    def on_announce(self, handler: AnnounceHandler) -> None:
+        raise NotImplementedError
 
 
 class Answering:

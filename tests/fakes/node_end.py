@@ -5,7 +5,7 @@ import base64
 import json
 import os
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
@@ -66,11 +66,15 @@ class NodeEnd:
     @classmethod
     @asynccontextmanager
     async def connected(
-        cls, address: HostPort, node: SimulatedNode, reader: FrameReader
+        cls,
+        address: HostPort,
+        node: SimulatedNode,
+        reader: FrameReader,
+        subprotocols: Sequence[str] = (SUBPROTOCOL,),
     ) -> AsyncIterator["NodeEnd"]:
-        """Hold a connection on which nothing has been said yet."""
+        """Hold a connection on which nothing has been said yet, of a node that speaks ``subprotocols``."""
         url = f"ws://{address}{CONNECT_PATH}"
-        protocols = [Subprotocol(SUBPROTOCOL)]
+        protocols = [Subprotocol(name) for name in subprotocols]
         async with connect(url, subprotocols=protocols, compression=None, proxy=None) as socket:
             yield cls(socket, node, reader)
 

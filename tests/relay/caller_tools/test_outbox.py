@@ -5,7 +5,7 @@ import pytest
 
 from relay.caller_tools import outbox as module
 from relay.caller_tools.outbox import Outbox
-from relay.routing.port import ConnectionHandler, FrameHandler
+from relay.routing.port import AnnounceHandler, ConnectionHandler, FrameHandler
 from schemas.errors import Failure, ToolError
 from schemas.frame_types import FrameType
 from tests.fakes.hub import Hub
@@ -31,6 +31,9 @@ class Frames:
         raise NotImplementedError
 
     def on_connection(self, handler: ConnectionHandler) -> None:
+        raise NotImplementedError
+
+    def on_announce(self, handler: AnnounceHandler) -> None:
         raise NotImplementedError
 
 

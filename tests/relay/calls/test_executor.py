@@ -10,6 +10,7 @@ from relay.audit.log import AuditUnavailableError
 from relay.calls.call_record import CallRecord
 from relay.calls.envelope import META_TRACEPARENT, Call
 from relay.calls.executor import GATEWAY_BUDGET_MS, CallExecutor
+from relay.calls.hops import Hop
 from relay.fleet.tools import Tool
 from relay.routing.port import Command, NodeRouter
 from relay.sessions.capability_limits import CapabilityLimits
@@ -140,9 +141,17 @@ async def test_without_a_trace_there_is_no_span(stage: Stage, router: ScriptedRo
 # --- what fails -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("failure", [Failure.NODE_OFFLINE, Failure.DEADLINE_EXCEEDED])
+@pytest.mark.parametrize(
+    ("failure", "hop"),
+    [
+        (Failure.NODE_OFFLINE, Hop.SESSION),
+        (Failure.ATTESTATION_FAILED, Hop.SESSION),
+        (Failure.DEADLINE_EXCEEDED, Hop.NODE),
+        (Failure.RATE_LIMITED, Hop.RELAY),
+    ],
+)
 async def test_a_node_that_is_not_reached_has_not_answered(
-    stage: Stage, router: ScriptedRouter, failure: Failure
+    stage: Stage, router: ScriptedRouter, failure: Failure, hop: Hop
 ) -> None:
     def unreached(_command: Command) -> dict[str, Any]:
         raise ToolError(failure)
@@ -150,7 +159,7 @@ async def test_a_node_that_is_not_reached_has_not_answered(
     router.answer = unreached
     record = stage.record()
     assert (await stage.failure(record)).failure is failure
-    assert not record.answered
+    assert (record.answered, record.hop) == (False, hop)
     assert stage.audited() == [("allow", "ok"), ("error", failure.value.code)]
 
 
@@ -170,7 +179,7 @@ async def test_a_node_that_answers_badly_has_answered(
     router.answer = lambda _: answer
     record = stage.record()
     assert (await stage.failure(record)).failure.value.code == "E_INTERNAL"
-    assert record.answered
+    assert (record.answered, record.hop) == (True, Hop.NODE)
     assert stage.audited() == [("allow", "ok"), ("error", "E_INTERNAL")]
 
 

@@ -46,10 +46,22 @@ def test_the_inventory_is_there_once_all_that_is_known_has_come_or_has_had_time_
         inventory.announced(NODE_ID, b"{}")
 
     seen = [(inventory.is_subscribed, inventory.is_there)]
-    for step in (inventory.subscribed, came, inventory.subscribed, inventory.check):
+
+    def another_announces_itself() -> None:
+        hub.announce(hub.ca.issue(OTHER_NODE_ID))
+
+    steps = (inventory.subscribed, came, another_announces_itself, inventory.subscribed, inventory.check)
+    for step in steps:
         step()
         seen.append((inventory.is_subscribed, inventory.is_there))
-    assert seen == [(False, False), (True, False), (True, True), (True, False), (True, True)]
+    assert seen == [
+        (False, False),
+        (True, False),
+        (True, True),
+        (True, True),
+        (True, False),
+        (True, True),
+    ]
 
 
 def test_what_the_broker_sent_last_is_known_by_its_etag(hub: Hub, node: SimulatedNode) -> None:

@@ -176,10 +176,10 @@ async def test_a_relay_with_a_loop_that_has_stalled_is_neither_healthy_nor_ready
 
 
 async def test_metrics_are_what_the_meters_say(site: Site, hub: Hub) -> None:
-    hub.metrics.calls("ok").inc()
+    hub.metrics.calls("ok", "").inc()
     response = await site.get("/metrics")
     assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
-    assert 'edge_relay_calls_total{code="ok"} 1.0' in response.text
+    assert 'edge_relay_calls_total{code="ok",hop=""} 1.0' in response.text
 
 
 METADATA_PATHS = ["/.well-known/oauth-protected-resource/mcp", "/.well-known/oauth-protected-resource"]

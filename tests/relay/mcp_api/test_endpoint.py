@@ -32,7 +32,7 @@ from relay.fleet.selection import WHOLE_FLEET, Selection
 from relay.fleet.tool_entry import META_CANONICAL_NAME, META_SAFETY_CLASS
 from relay.http.body_parser import MAX_BODY_BYTES
 from relay.http.request_guard import AllowedHosts, RequestGuard
-from relay.mcp_api.methods import LIST_TTL_MS, META_ERROR
+from relay.mcp_api.methods import LIST_TTL_MS, META_ERROR, META_HOP
 from relay.mcp_api.open_streams import OpenStreams
 from relay.mcp_api.paging import MAX_PAGE_BYTES, PAGE_SIZE
 from relay.rate_limits import Allowance
@@ -366,7 +366,7 @@ async def test_an_error_is_a_result_whose_envelope_stands_in_text_and_meta_and_n
     assert result["isError"] is True
     (content,) = result["content"]
     envelope = json.loads(content["text"])
-    assert result["_meta"][META_ERROR] == envelope
+    assert (result["_meta"][META_ERROR], result["_meta"][META_HOP]) == (envelope, "session")
     assert envelope["code"] == "E_NODE_OFFLINE"
     assert stage.hub.registry.load("error@1.0.0").is_valid(envelope)
     assert "structuredContent" not in result

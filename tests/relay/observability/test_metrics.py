@@ -14,7 +14,7 @@ def test_every_name_says_whose_it_is() -> None:
 
 def test_two_relays_in_one_process_count_apart() -> None:
     one, other = Metrics(), Metrics()
-    one.calls("ok").inc()
+    one.calls("ok", "").inc()
     assert (counted(one, "calls_total", code="ok"), counted(other, "calls_total", code="ok")) == (1, 0)
 
 
@@ -31,5 +31,5 @@ def test_a_gauge_and_a_histogram_are_rendered_too() -> None:
 @pytest.mark.parametrize("label", ['"', "\\", "\n"])
 def test_a_label_cannot_break_the_format(label: str) -> None:
     metrics = Metrics()
-    metrics.calls(label).inc()
+    metrics.calls(label, "relay").inc()
     assert counted(metrics, "calls_total", code=label) == 1

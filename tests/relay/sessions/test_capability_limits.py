@@ -1,5 +1,6 @@
 import asyncio
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -40,6 +41,24 @@ class Stage:
         with pytest.raises(ToolError) as caught:
             await self.limits.run(of)
         return caught.value
+
+
+async def test_a_command_without_cost_uses_up_nothing_but_a_place(hub: Hub) -> None:
+    held = HeldRouter()
+    stage = Stage(hub, held)
+    stage.announce(capability(rps=1, concurrency=1))
+    free, paid = replace(command(), cost=0.0), command()
+    for _ in range(3):
+        running = asyncio.create_task(stage.limits.run(free))
+        sent, answer = await held.next()
+        assert (await stage.failure(paid)).failure is Failure.RATE_LIMITED  # one at a time
+        answer.set_result(echoed(sent))
+        await running
+    running = asyncio.create_task(stage.limits.run(paid))
+    sent, answer = await held.next()
+    answer.set_result(echoed(sent))
+    await running
+    assert (await stage.failure(paid)).failure is Failure.RATE_LIMITED  # one a second
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from threading import Event
@@ -11,11 +11,11 @@ from starlette.applications import Starlette
 from starlette.routing import WebSocketRoute
 
 from relay.auth.permissions import Rights
-from relay.routing.port import Command
+from relay.routing.port import Command, NodeRef
 from relay.sessions.frame_handlers import FrameHandlers
 from schemas.certificates import make_csr, verify_leaf
 from schemas.errors import ToolError
-from schemas.frames import CONNECT_PATH, FrameReader
+from schemas.frames import CONNECT_PATH, SUBPROTOCOL, SUBPROTOCOLS, FrameReader
 from schemas.identity import Identity
 from schemas.manifest import etag_of
 from schemas.session import CloseCode, ProtocolError
@@ -48,9 +48,11 @@ class Stage:
         server.app = Starlette(routes=[WebSocketRoute(CONNECT_PATH, self.sessions.serve)])
 
     @asynccontextmanager
-    async def open(self, node: SimulatedNode | None = None) -> AsyncIterator[NodeEnd]:
+    async def open(
+        self, node: SimulatedNode | None = None, subprotocols: Sequence[str] = (SUBPROTOCOL,)
+    ) -> AsyncIterator[NodeEnd]:
         """Hold a session that announces as its leaf says."""
-        async with NodeEnd.connected(self._address, node or self.node, self._reader) as end:
+        async with NodeEnd.connected(self._address, node or self.node, self._reader, subprotocols) as end:
             await end.authenticate()
             yield end
 
@@ -74,6 +76,46 @@ class Stage:
 @pytest.fixture
 def stage(hub: Hub, tmp_path: Path, server: Server, reader: FrameReader) -> Stage:
     return Stage(hub, RealCa(hub, tmp_path / "ca"), server, reader)
+
+
+@pytest.mark.parametrize(
+    ("subprotocols", "named"),
+    [
+        pytest.param(SUBPROTOCOLS, True, id="a node of this version"),
+        pytest.param((SUBPROTOCOL,), False, id="a node of the version before"),
+    ],
+)
+async def test_a_heartbeat_is_answered_with_what_the_broker_sent_last(
+    stage: Stage, subprotocols: Sequence[str], *, named: bool
+) -> None:
+    async with stage.open(subprotocols=subprotocols) as end:
+        assert set(await asked(end, "heartbeat", PAYLOADS["heartbeat"])) == {"server_time_ms"}
+        stage.hub.fleet.inventory.announced(NODE_ID, b"a manifest")
+        answer = await asked(end, "heartbeat", PAYLOADS["heartbeat"])
+    assert answer.get("broker_etag") == (etag_of(b"a manifest") if named else None)
+
+
+async def test_who_follows_announces_is_told_of_those_that_were_accepted(stage: Stage) -> None:
+    accepted: list[NodeRef] = []
+    stage.hub.one_way.on_announce(accepted.append)
+    async with stage.open() as end:
+        rejected = stage.manifest(stage.node, expires_at_ms=0)
+        assert (await asked(end, "announce", rejected))["ok"] is False
+        assert accepted == []
+        for _ in range(2):
+            assert (await asked(end, "announce", stage.manifest(stage.node)))["ok"] is True
+        assert accepted == [NodeRef(TENANT, NODE_ID, end.session_id)] * 2
+
+
+async def test_a_fault_of_one_that_follows_announces_does_not_end_the_session(stage: Stage) -> None:
+    def broken(_node: NodeRef) -> None:
+        raise RuntimeError
+
+    stage.hub.one_way.on_announce(broken)
+    async with stage.open() as end:
+        for _ in range(2):
+            assert (await asked(end, "announce", stage.manifest(stage.node)))["ok"] is True
+    assert len(stage.hub.lines.entries("announce not followed")) == 1
 
 
 async def asked(end: NodeEnd, type_: str, payload: Mapping[str, Any] | bytes) -> dict[str, Any]:

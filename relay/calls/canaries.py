@@ -1,0 +1,200 @@
+"""Canaries: echoes that the relay sends to nodes by itself, to know that calls flow before an agent asks.
+
+One after each welcome, when the node's manifest is accepted, and ten a minute to connected nodes in turn, the
+tenants alternating. Each passes the executor as an agent's call does and is recorded in the audit; the
+principal is the relay. They use up nothing of the rate that a capability announces. Must not end a session:
+a node that does not answer is counted and logged.
+"""
+
+import asyncio
+from collections import OrderedDict, deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from structlog.typing import FilteringBoundLogger
+
+from relay.audit.log import AuditUnavailableError
+from relay.auth.agent_tokens import Principal
+from relay.calls.call_record import CallRecord
+from relay.calls.envelope import Call
+from relay.calls.executor import CallExecutor
+from relay.calls.hops import Hop
+from relay.fleet.fleet import Fleet
+from relay.fleet.tools import Tool
+from relay.observability.metrics import Metrics
+from relay.routing.port import NodeRef
+from schemas.errors import Failure, ToolError
+from schemas.health import Health, Loop
+from schemas.ulids import UlidSource
+
+INTERVAL_S = 6.0
+WINDOW_S = 60.0
+_FEWEST = 3
+"""Calls no longer flow when so many echoes have failed and none succeeded: one node may just be slow."""
+_AT_ONCE = 32
+"""Of those after a welcome, when thousands of nodes reconnect."""
+_ROUND_S = 60.0
+_ECHO_KIND = "system.echo"
+_MESSAGE = "canary"
+_NOT_A_FAILURE = frozenset({Failure.RATE_LIMITED})
+"""As many agents call at once as the capability allows: their calls are the sample."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    at_s: float
+    succeeded: bool
+
+
+class Canaries:
+    """Sends the canaries of one relay by ``executor``, and judges whether calls flow.
+
+    ``monotonic`` is in seconds. ``interval_s`` is the time between two canaries of the sample.
+
+    Attributes:
+        loop: the progress of ``run``.
+        silent: the connected nodes that did not answer their last canary, with the hop that failed.
+    """
+
+    def __init__(  # noqa: PLR0913 - what comes in from outside
+        self,
+        *,
+        fleet: Fleet,
+        executor: CallExecutor,
+        ulids: UlidSource,
+        metrics: Metrics,
+        monotonic: Callable[[], float],
+        log: FilteringBoundLogger,
+        interval_s: float = INTERVAL_S,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._fleet = fleet
+        self._executor = executor
+        self._ulids = ulids
+        self._metrics = metrics
+        self._monotonic = monotonic
+        self._log = log
+        self._interval_s = interval_s
+        self._sleep = sleep
+        self._welcomed: set[str] = set()
+        self._nodes: dict[str, str] = {}
+        self._tenants: OrderedDict[str, OrderedDict[str, None]] = OrderedDict()
+        self._outcomes: deque[_Outcome] = deque()
+        self._relay_failed = False
+        self._at_once = asyncio.Semaphore(_AT_ONCE)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.silent: dict[str, Hop] = {}
+        self.loop = Loop(monotonic)
+        metrics.nodes_silent.set_function(lambda: len(self.silent))
+
+    def connection_changed(self, node: NodeRef, connected: bool) -> None:  # noqa: FBT001 - a ConnectionHandler
+        """Take in that a node has connected, which is owed an echo, or that its connection is lost."""
+        self._forget(node.node_id)
+        if connected:
+            self._welcomed.add(node.node_id)
+            self._nodes[node.node_id] = node.tenant
+            self._tenants.setdefault(node.tenant, OrderedDict())[node.node_id] = None
+
+    def _forget(self, node_id: str) -> None:
+        self._welcomed.discard(node_id)
+        self.silent.pop(node_id, None)
+        # By the tenant that it had: a renewal can give it another during a session.
+        tenant = self._nodes.pop(node_id, None)
+        if tenant is not None:
+            nodes = self._tenants[tenant]
+            del nodes[node_id]
+            if not nodes:
+                del self._tenants[tenant]
+
+    def announced(self, node: NodeRef) -> None:
+        """Send the echo of a welcome, once the node's manifest was accepted."""
+        if node.node_id in self._welcomed:
+            self._welcomed.discard(node.node_id)
+            self._start(node.tenant, node.node_id)
+
+    async def run(self) -> None:
+        """Send the sample's canaries until cancelled."""
+        try:
+            while True:
+                self.loop.busy(self._interval_s + _ROUND_S)
+                await self._sleep(self._interval_s)
+                if (chosen := self._next()) is not None:
+                    self._start(*chosen)
+        finally:
+            for task in self._tasks:
+                task.cancel()
+
+    def health(self) -> Health:
+        """Return whether calls flow, as far as the canaries of the last minute show."""
+        recent = self._recent()
+        succeeded = sum(outcome.succeeded for outcome in recent)
+        if not self._tenants:
+            return Health.of(self.loop, ready=True, state="no node is connected")
+        if self._relay_failed:
+            return Health.of(self.loop, ready=False, state="the relay itself fails; see its log")
+        flows = succeeded > 0 or len(recent) < _FEWEST
+        return Health.of(self.loop, ready=flows, state=f"{succeeded} of {len(recent)} canaries answered")
+
+    def _recent(self) -> deque[_Outcome]:
+        oldest_s = self._monotonic() - WINDOW_S
+        while self._outcomes and self._outcomes[0].at_s < oldest_s:
+            self._outcomes.popleft()
+        return self._outcomes
+
+    def _next(self) -> tuple[str, str] | None:
+        """Return the tenant whose turn it is, and its node whose turn it is."""
+        for tenant, nodes in self._tenants.items():
+            self._tenants.move_to_end(tenant)
+            node_id = next(iter(nodes))
+            nodes.move_to_end(node_id)
+            return tenant, node_id
+        return None
+
+    def _start(self, tenant: str, node_id: str) -> None:
+        task = asyncio.create_task(self._echo_in_turn(tenant, node_id))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _echo_in_turn(self, tenant: str, node_id: str) -> None:
+        async with self._at_once:
+            await self._echo(tenant, node_id)
+
+    async def _echo(self, tenant: str, node_id: str) -> None:
+        tool = self._echo_tool(tenant, node_id)
+        if tool is None:
+            return  # it does not announce an echo, or no manifest of it is in force
+        params = {"name": tool.canonical, "arguments": {"message": _MESSAGE}}
+        record = CallRecord(self._ulids.new(), Call({"params": params}), self._monotonic())
+        record.principal, record.tool, record.is_canary = Principal.of_relay(tenant), tool, True
+        failed: str | None = None
+        try:
+            await self._executor.run(tool, record)
+        except ToolError as error:
+            failed = error.failure.value.code
+            if error.failure in _NOT_A_FAILURE:
+                return
+        except AuditUnavailableError as error:
+            failed = Failure.INTERNAL.value.code
+            self._log.error("audit cannot be written; calls are refused", reason=str(error))
+        except Exception as error:  # noqa: BLE001 - a bug must fail one canary, not the relay
+            failed = Failure.INTERNAL.value.code
+            self._log.error("canary failed", correlation_id=record.correlation_id, exc_info=error)
+        self._judge(node_id, record.hop, failed)
+
+    def _judge(self, node_id: str, hop: Hop, failed: str | None) -> None:
+        self._metrics.canaries.labels(failed or "ok", hop if failed else "").inc()
+        if node_id not in self._nodes:
+            return  # its connection was lost meanwhile: that is no failure of a node that is connected
+        self._relay_failed = failed is not None and hop is Hop.RELAY
+        self._outcomes.append(_Outcome(self._monotonic(), failed is None))
+        if failed is None or hop is Hop.RELAY:
+            if self.silent.pop(node_id, None) is not None:
+                self._log.info("node answers again", node_id=node_id)
+        elif node_id not in self.silent:
+            self.silent[node_id] = hop
+            self._log.warning("node does not answer", node_id=node_id, hop=hop.value, code=failed)
+
+    def _echo_tool(self, tenant: str, node_id: str) -> Tool | None:
+        node = self._fleet.node_of(tenant, node_id)
+        tools = node.tools.values() if node is not None else ()
+        return next((tool for tool in tools if tool.surface.kind.name == _ECHO_KIND), None)
