@@ -5,6 +5,7 @@ that does other work: what it measures is small.
 """
 
 import asyncio
+import os
 import shutil
 import tempfile
 import time
@@ -34,6 +35,8 @@ async def measure_footprint() -> list[Figure]:
     if exporter is None:
         print(f"left out: the node's footprint needs its reference: apt-get install {EXPORTER}")
         return []
+    # As a node is installed: with its modules compiled. Compiling them at each start takes memory and time.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     with tempfile.TemporaryDirectory(prefix="edge-kubelet-bench-") as name:
         directory = Path(name)
         async with Processes.running(directory) as processes:
@@ -57,7 +60,7 @@ async def measure_footprint() -> list[Figure]:
             await _start(processes, "exporter", command, lambda: processes.until_listening(port))
             await announced.close()
             at_rest = await _at_rest([processes.pid("kubelet"), processes.pid("exporter")])
-            return [*at_rest, _figure("kubelet_start_to_announce_s", min(ours), "s", min(theirs), "<= 1.5")]
+            return [*at_rest, _figure("kubelet_start_to_announce_s", min(ours), "s", min(theirs), "<= 0.5")]
 
 
 async def _at_rest(pids: list[int]) -> list[Figure]:

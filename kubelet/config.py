@@ -54,12 +54,14 @@ class DaemonPlan:
 
     Attributes:
         socket: where local agents connect; None if they cannot.
+        socket_group: the number of the group that may use it; None where there is no such group.
     """
 
     config: NodeConfig
     state_dir: Path
     loopback_port: int
     socket: Path | None = None
+    socket_group: int | None = None
 
     def to_json(self) -> str:
         """Return the plan as text, for ``python -P -m kubelet.daemon``."""
@@ -76,6 +78,7 @@ class DaemonPlan:
             state_dir=Path(plan["state_dir"]),
             loopback_port=plan["loopback_port"],
             socket=None if plan["socket"] is None else Path(plan["socket"]),
+            socket_group=plan["socket_group"],
         )
 
 
@@ -124,6 +127,7 @@ def read_stored(state_dir: Path) -> NodeConfig | None:
 
 SERVICE_STATE_DIR = Path("/var/lib/edge-kubelet")
 SERVICE_SOCKET = Path("/run/edge-kubelet/relay.sock")
+SOCKET_GROUP = "edge-kubelet"
 
 
 def default_socket(state_dir: Path) -> Path:

@@ -20,6 +20,9 @@ _SPKI_ED25519 = bytes.fromhex("302a300506032b6570032100")
 _VERSION = 0xA0
 _UTC_TIME = 0x17
 _GENERALIZED_TIME = 0x18
+_FIRST_OF_1900 = b"50"
+"""From here on, two digits of a year follow 19, before it 20 (RFC 5280 section 4.1.2.5.1)."""
+_TIME = re.compile(rb"(\d{4})(\d\d)(\d\d)(\d\d)(\d\d)(\d\d)Z")
 _CERTIFICATE = re.compile(r"-----BEGIN CERTIFICATE-----([A-Za-z0-9+/=\s]+?)-----END CERTIFICATE-----")
 
 
@@ -112,11 +115,16 @@ def _content(der: bytes) -> tuple[int, bytes, bytes]:
 
 
 def _time_ms(tag: int, text: bytes) -> int:
-    form = {_UTC_TIME: "%y%m%d%H%M%SZ", _GENERALIZED_TIME: "%Y%m%d%H%M%SZ"}.get(tag)
-    if form is None:
+    # Not strptime: it begins the century elsewhere, and loads the tables of all locales into a running node.
+    if tag == _UTC_TIME:
+        text = (b"19" if text >= _FIRST_OF_1900 else b"20") + text
+    elif tag != _GENERALIZED_TIME:
         raise ValueError("not a certificate")
-    moment = datetime.strptime(text.decode("ascii"), form).replace(tzinfo=UTC)
-    return int(moment.timestamp()) * 1000
+    found = _TIME.fullmatch(text)
+    if found is None:
+        raise ValueError("not a certificate")
+    year, month, day, hour, minute, second = map(int, found.groups())
+    return int(datetime(year, month, day, hour, minute, second, tzinfo=UTC).timestamp()) * 1000
 
 
 def kid_of(der: bytes) -> str:

@@ -1,14 +1,18 @@
-"""ULIDs: upper case for messages and calls, lower case for nodes.
+"""The ULIDs of messages, calls and tokens, in upper case. The id of a node is made by ``node_ids``.
 
-Must not read the clock or the system's randomness: both are arguments.
+Not encoded by python-ulid: a running node makes them, and that package loads 1.6 MiB of modules, most of it
+to look up its own version. Must not read the clock or the system's randomness: both are arguments.
 """
 
+from base64 import b32encode
 from collections.abc import Callable
 
-from ulid.base32 import encode_randomness, encode_timestamp
-
-_RANDOM_BYTES = 10
 _TIME_BYTES = 6
+_TIME_CHARACTERS = 10
+_RANDOM_BYTES = 10
+
+# The same five bits a character, in Crockford's alphabet.
+_CROCKFORD = bytes.maketrans(b"ABCDEFGHIJKLMNOPQRSTUVWXYZ234567", b"0123456789ABCDEFGHJKMNPQRSTVWXYZ")
 
 
 class UlidSource:
@@ -20,12 +24,13 @@ class UlidSource:
         self._stamp: tuple[int | None, str] = (None, "")
 
     def new(self) -> str:
-        """Return a fresh ULID in upper case, as in message and correlation ids."""
+        """Return a fresh ULID, as in message and correlation ids."""
         now_ms = self._now_ms()
         if now_ms != self._stamp[0]:  # several are made in one millisecond
-            self._stamp = now_ms, encode_timestamp(now_ms.to_bytes(_TIME_BYTES, "big"))
-        return self._stamp[1] + encode_randomness(self._random_bytes(_RANDOM_BYTES))
+            self._stamp = now_ms, _encoded(now_ms.to_bytes(_TIME_BYTES, "big"))[-_TIME_CHARACTERS:]
+        return self._stamp[1] + _encoded(self._random_bytes(_RANDOM_BYTES))
 
-    def new_node_id(self) -> str:
-        """Return a fresh ULID in lower case, as in node ids (RFC-0001 section 2)."""
-        return self.new().lower()
+
+def _encoded(number: bytes) -> str:
+    """Return ``number``, of at most ten bytes, as sixteen characters."""
+    return b32encode(number.rjust(_RANDOM_BYTES, b"\0")).translate(_CROCKFORD).decode("ascii")

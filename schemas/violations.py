@@ -5,7 +5,6 @@ not contain a value, nor the name of a member that the schema does not know: bot
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from difflib import get_close_matches
 from typing import Any
 
 import jsonschema_rs
@@ -73,6 +72,9 @@ def _unexpected(where: str, name: str, known: Sequence[str]) -> tuple[str, str]:
     place = "the value" if where == "/" else where
     if not known:
         return f"{place} has a member, and none is allowed", f"Remove all members of {place}."
+    # Here, not above: most nodes run for months without a call that needs it.
+    from difflib import get_close_matches  # noqa: PLC0415
+
     members = _listed(known)
     near = get_close_matches(name[:_MAX_RULE], known, n=1, cutoff=_SIMILAR)
     if near:

@@ -75,13 +75,13 @@ class CallerTools:
         """What is to be called with the payload of each type of frame."""
 
     @asynccontextmanager
-    async def serving(self, path: Path) -> AsyncIterator[None]:
-        """Serve the socket at ``path`` for the length of the block.
+    async def serving(self, path: Path, group: int | None) -> AsyncIterator[None]:
+        """Serve the socket at ``path``, which ``group`` may use, for the length of the block.
 
         Raises:
             SocketFileError, OSError: as ``socket_file.bound``.
         """
-        with bound(path) as socket:
+        with bound(path, group) as socket:
             async with self._server.serving(socket):
                 self._log.info("socket of local agents open", path=str(path), group=socket.group)
                 try:

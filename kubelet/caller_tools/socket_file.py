@@ -5,7 +5,6 @@ Must not accept a connection.
 
 import errno
 import fcntl
-import grp
 import os
 import socket
 import stat
@@ -16,7 +15,6 @@ from pathlib import Path
 
 from schemas.error_roots import OperatorError
 
-GROUP = "edge-kubelet"
 MAX_PATH_BYTES = 107
 """What the kernel's address of a Unix socket holds, without its last byte."""
 
@@ -41,8 +39,10 @@ class BoundSocket:
 
 
 @contextmanager
-def bound(path: Path, group_name: str = GROUP) -> Iterator[BoundSocket]:
+def bound(path: Path, group: int | None) -> Iterator[BoundSocket]:
     """Hold a socket that listens at ``path``; its file is removed at the end.
+
+    ``group`` may use it if this user can give it to that group.
 
     Raises:
         SocketFileError: the path is too long, or taken, or its directory is not to be trusted.
@@ -52,27 +52,27 @@ def bound(path: Path, group_name: str = GROUP) -> Iterator[BoundSocket]:
         raise SocketFileError(f"the socket's path is longer than {MAX_PATH_BYTES} bytes: {path}")
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
-        _make_directory(path.parent, group_name)
+        _make_directory(path.parent, group)
         with _locked(path.parent):
             _remove_stale(path)
             listener.bind(os.fspath(path))
         made = path.lstat()
         try:
-            group = _restrict(path, group_name)
+            given = _restrict(path, group)
             # Not before: until now a connection would have been made by the process's umask.
             listener.listen(_BACKLOG)
-            yield BoundSocket(listener, group)
+            yield BoundSocket(listener, given)
         finally:
             _remove_own(path, made)
     finally:
         listener.close()
 
 
-def _make_directory(directory: Path, group_name: str) -> None:
+def _make_directory(directory: Path, group: int | None) -> None:
     """Make the directory, which the service manager has made already for a service; not those above it."""
     if not directory.exists() and directory.parent.is_dir():
         directory.mkdir(_GROUP_DIRECTORY)
-        _give(directory, group_name)
+        _give(directory, group)
 
 
 @contextmanager
@@ -112,21 +112,22 @@ def _remove_stale(path: Path) -> None:
     path.unlink()
 
 
-def _restrict(path: Path, group_name: str) -> int | None:
-    """Let the group use the file, or its user alone where there is no such group; return the group."""
-    group = _give(path, group_name)
-    path.chmod(_PRIVATE if group is None else _FOR_THE_GROUP)
-    return group
+def _restrict(path: Path, group: int | None) -> int | None:
+    """Let the group use the file, or its user alone where it cannot be given; return who may."""
+    given = _give(path, group)
+    path.chmod(_PRIVATE if given is None else _FOR_THE_GROUP)
+    return given
 
 
-def _give(path: Path, group_name: str) -> int | None:
+def _give(path: Path, group: int | None) -> int | None:
     """Give ``path`` to the group; return it, or None if there is none or this user is no member."""
-    try:
-        number = grp.getgrnam(group_name).gr_gid
-        os.chown(path, -1, number)
-    except (KeyError, PermissionError):
+    if group is None:
         return None
-    return number
+    try:
+        os.chown(path, -1, group)
+    except PermissionError:
+        return None
+    return group
 
 
 def _remove_own(path: Path, made: os.stat_result) -> None:

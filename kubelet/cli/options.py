@@ -3,6 +3,7 @@
 Must not run anything.
 """
 
+import grp
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,7 +12,13 @@ from typing import Annotated
 import typer
 
 from kubelet.caller_tools.socket_file import MAX_PATH_BYTES
-from kubelet.config import SERVICE_SOCKET, NodeConfig, default_socket, default_state_dir
+from kubelet.config import (
+    SERVICE_SOCKET,
+    SOCKET_GROUP,
+    NodeConfig,
+    default_socket,
+    default_state_dir,
+)
 from kubelet.process import EXIT_USAGE, fail
 from kubelet.settings import KUBELET, STATE_DIR, LoadedSettings
 from schemas.addresses import PLAIN_OPTION
@@ -80,6 +87,17 @@ def socket_of(named: Path | None, directory: Path) -> Path | None:
         return named.absolute()
     usual = default_socket(directory)
     return usual if len(os.fsencode(usual)) <= MAX_PATH_BYTES else None
+
+
+def socket_group() -> int | None:
+    """Return the group whose members may use the socket; None if this machine has none of that name.
+
+    Looked up by the command line: the daemon would keep in memory what the system needs to look up names.
+    """
+    try:
+        return grp.getgrnam(SOCKET_GROUP).gr_gid
+    except KeyError:
+        return None
 
 
 def agent_socket(named: Path | None, directory: Path) -> Path:

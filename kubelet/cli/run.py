@@ -5,7 +5,7 @@ import sys
 
 import typer
 
-from kubelet.cli.options import socket_of, usual_state_dir
+from kubelet.cli.options import socket_group, socket_of, usual_state_dir
 from kubelet.cli.settings_options import takes_settings
 from kubelet.config import DaemonPlan
 from kubelet.settings import KUBELET, LOOPBACK_PORT, SOCKET, load_settings
@@ -26,7 +26,7 @@ def run(sources: Sources) -> None:
         typer.echo(
             "local agents cannot connect: the state directory's path is too long; name a --socket", err=True
         )
-    plan = DaemonPlan(config, directory, settings[LOOPBACK_PORT], place)
+    plan = DaemonPlan(config, directory, settings[LOOPBACK_PORT], place, socket_group())
     # The same process goes on as the daemon, without what only a command line needs. -P: else Python would
     # run a json.py of the working directory, and run it as root. no_debug_ranges: a traceback names the line
     # without the column, and each loaded module takes less memory.

@@ -121,7 +121,7 @@ async def _run(plan: DaemonPlan, identity: NodeIdentity, log: FilteringBoundLogg
         loopback.start()
         stack.push_async_callback(asyncio.to_thread, loopback.close)
         if plan.socket is not None:
-            await stack.enter_async_context(tools.serving(plan.socket))
+            await stack.enter_async_context(tools.serving(plan.socket, plan.socket_group))
         around.publisher.start()
         stack.push_async_callback(around.publisher.stop)
         url = f"http://127.0.0.1:{loopback.port}"

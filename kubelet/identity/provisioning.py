@@ -11,7 +11,7 @@ from schemas.certificates import IdentityError, make_csr, self_signed_leaf, veri
 from schemas.endorsement import is_endorsed
 from schemas.identity import Identity, certificates_in, kid_of, to_pem
 from schemas.identity_files import IdentityFiles, IdentityFilesError
-from schemas.ulids import UlidSource
+from schemas.node_ids import new_node_id
 
 _SELF_SIGNED_DAYS = 3650
 _SERIAL_BYTES = 16
@@ -25,7 +25,7 @@ def create_identity(files: IdentityFiles, now_ms: int, random_bytes: Callable[[i
     """
     if files.exists():
         raise IdentityFilesError(f"{files.root} holds an identity already")
-    node_id = UlidSource(lambda: now_ms, random_bytes).new_node_id()
+    node_id = new_node_id(now_ms, random_bytes)
     key = SigningKey(random_bytes(32))
     serial = int.from_bytes(random_bytes(_SERIAL_BYTES), "big") >> 1 | 1
     leaf = self_signed_leaf(key, node_id, now_ms, _SELF_SIGNED_DAYS, serial)

@@ -27,8 +27,8 @@ from relay.pki.roots import RootFiles
 from schemas.error_roots import StateError
 from schemas.files import make_private_directory
 from schemas.identity_files import IdentityFiles
+from schemas.node_ids import new_node_id
 from schemas.text import printable
-from schemas.ulids import UlidSource
 
 MAX_OVERLAP_DAYS = 3650
 _DAY_MS = 86_400_000
@@ -168,14 +168,13 @@ class CertificateAuthority:
 
     def issue_mock(self, count: int, out: Path, tenant: str) -> list[str]:
         """Make ``count`` whole identities below ``out`` for ``kubelet fleet``; return their node ids."""
-        ulids = UlidSource(self._now_ms, self._random_bytes)
         made = []
         with self._locked():
             signer = self._signer()
             for _ in range(count):
                 key = SigningKey(self._random_bytes(_SEED_BYTES))
-                node_id, public_key = ulids.new_node_id(), bytes(key.verify_key)
-                made.append((key, *self._issuing.leaf(signer, node_id, tenant, public_key)))
+                node_id = new_node_id(self._now_ms(), self._random_bytes)
+                made.append((key, *self._issuing.leaf(signer, node_id, tenant, bytes(key.verify_key))))
             self._ledger.append(*(leaf.entry() for _, leaf, _ in made))
         for key, leaf, pem in made:
             IdentityFiles(out / leaf.node_id).write_mock(leaf.node_id, key, pem, signer.pem)

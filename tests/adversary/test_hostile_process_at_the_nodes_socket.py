@@ -234,7 +234,7 @@ def test_a_link_where_the_socket_should_be_is_not_followed(tmp_path: Path, path:
         elif leads_to == "a socket":
             listener.bind(str(target))
         path.symlink_to(target)
-        with pytest.raises(SocketFileError, match="is no socket"), bound(path):
+        with pytest.raises(SocketFileError, match="is no socket"), bound(path, None):
             pass
     assert path.is_symlink()
     assert leads_to == "missing" or target.exists()

@@ -178,6 +178,6 @@ async def served(
         logger,
         timeouts,
     )
-    async with tools.serving(path):
+    async with tools.serving(path, group=None):
         tools.connected(resumed=False)
         yield relay

@@ -47,10 +47,15 @@ PLAN = DaemonPlan(
     Path("/state dir"),
     18701,
     Path("/run/socket dir/relay.sock"),
+    998,
 )
 
 
-@pytest.mark.parametrize("plan", [PLAN, replace(PLAN, socket=None)], ids=["a socket", "none"])
+@pytest.mark.parametrize(
+    "plan",
+    [PLAN, replace(PLAN, socket_group=None), replace(PLAN, socket=None)],
+    ids=["a group", "no group", "no socket"],
+)
 def test_a_plan_survives_the_command_line(plan: DaemonPlan) -> None:
     assert DaemonPlan.from_json(plan.to_json()) == plan
 

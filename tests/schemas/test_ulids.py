@@ -1,9 +1,10 @@
 import re
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from ulid import ULID
 
-from schemas.projection import is_node_id
 from schemas.ulids import UlidSource
 from tests.fakes.clock import FakeClock
 from tests.fakes.signer import NOW_MS
@@ -29,9 +30,10 @@ def test_a_message_id_is_written_in_upper_case() -> None:
     assert re.fullmatch(r"[0-9A-HJKMNP-TV-Z]{26}", source().new())
 
 
-def test_a_node_id_is_the_same_in_lower_case() -> None:
-    assert source().new_node_id() == source().new().lower()
-    assert is_node_id(source().new_node_id())
+@given(st.integers(0, 2**48 - 1), st.binary(min_size=10, max_size=10))
+def test_it_is_what_the_library_makes_of_the_same_bytes(now_ms: int, randomness: bytes) -> None:
+    made = UlidSource(lambda: now_ms, lambda _count: randomness).new()
+    assert made == str(ULID(now_ms.to_bytes(6, "big") + randomness))
 
 
 def test_a_later_ulid_sorts_after_an_earlier_one() -> None:

@@ -1,5 +1,6 @@
 import asyncio
 import base64
+import grp
 import io
 import json
 import os
@@ -19,6 +20,7 @@ import pytest
 import kubelet.cli.announce_once
 import kubelet.daemon.agent
 import kubelet.identity.provisioning
+from kubelet.cli import options
 from kubelet.cli.commands import main
 from kubelet.clock import now_ms
 from kubelet.config import DaemonPlan, NodeConfig, store
@@ -566,6 +568,16 @@ def test_local_agents_connect_where_the_operator_says_and_else_beside_the_state(
     beside = [*NOWHERE, "--state-dir", enrolled.root]
     assert plan_of(*beside).socket == enrolled.root / "relay.sock"
     assert plan_of(*beside, "--socket", tmp_path / "s").socket == tmp_path / "s"
+
+
+def test_local_agents_are_the_members_of_one_group_where_there_is_such_a_group(
+    enrolled: IdentityFiles, plan_of: Callable[..., DaemonPlan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = grp.getgrgid(os.getegid())
+    monkeypatch.setattr(options, "SOCKET_GROUP", group.gr_name)
+    assert plan_of(*NOWHERE, "--state-dir", enrolled.root).socket_group == group.gr_gid
+    monkeypatch.setattr(options, "SOCKET_GROUP", "no-such-group-here")
+    assert plan_of(*NOWHERE, "--state-dir", enrolled.root).socket_group is None
 
 
 def test_a_state_directory_with_a_long_path_has_no_socket_and_says_so(

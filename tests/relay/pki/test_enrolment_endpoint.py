@@ -26,7 +26,7 @@ from schemas.addresses import BrokerAddress, HostPort
 from schemas.certificates import make_csr, verify_leaf
 from schemas.enrolment import NODE, RELAY, RESPONSE_REF, JoinToken, is_proven, proven
 from schemas.keys import base64url
-from schemas.ulids import UlidSource
+from schemas.node_ids import new_node_id
 from tests.fakes.hub import PUBLIC_URL, Hub
 from tests.fakes.serving import Server
 from tests.fakes.signer import NODE_ID, NOW_MS, OTHER_NODE_ID, TENANT, key_named
@@ -121,8 +121,7 @@ async def office(hub: Hub, tmp_path: Path) -> AsyncIterator[Office]:
 
 
 def new_node_ids(count: int) -> list[str]:
-    ulids = UlidSource(lambda: NOW_MS, os.urandom)
-    return [ulids.new_node_id() for _ in range(count)]
+    return [new_node_id(NOW_MS, os.urandom) for _ in range(count)]
 
 
 # --- as it should be
