@@ -27,6 +27,10 @@ Reply = Callable[[str, Mapping[str, Any]], Awaitable[None]]
 """Sends the payload of a ``cmd_ack`` in answer to a ``msg_id``, if there is a connection."""
 
 _BUSY_RETRY_MS = 100
+_DRAINING_RETRY_MS = 1000
+_ANSWER_S = 1.0
+DRAIN_S = 6.0
+"""How long the commands that run may take at the end: longer than any call through a relay."""
 
 
 @dataclass(slots=True)
@@ -72,6 +76,8 @@ class Dispatcher:
         )
         self._memory = AnswerCache()
         self._running: dict[str, asyncio.Task[None]] = {}
+        self._deadlines: set[asyncio.Timeout] = set()
+        self._is_draining = False
         self._log = log
         self._ticks_ms = ticks_ms
 
@@ -105,6 +111,16 @@ class Dispatcher:
         """Stop the command ``msg_id``: its caller waits no longer."""
         if (task := self._running.get(msg_id)) is not None:
             task.cancel()
+
+    async def drain(self, timeout_s: float = DRAIN_S) -> None:
+        """Refuse new commands, and wait for those that run, which have ``timeout_s`` left at most."""
+        self._is_draining = True
+        latest = asyncio.get_running_loop().time() + timeout_s
+        for deadline in self._deadlines:
+            if not deadline.expired():
+                deadline.reschedule(min(deadline.when() or latest, latest))
+        if running := list(self._running.values()):
+            await asyncio.wait(running, timeout=timeout_s + _ANSWER_S)
 
     async def close(self) -> None:
         """Stop all commands that run."""
@@ -160,11 +176,14 @@ class Dispatcher:
             raise ToolError(
                 Failure.DEADLINE_EXCEEDED, "The time was spent on the way; the command was not run."
             )
+        if self._is_draining:
+            raise ToolError(Failure.RATE_LIMITED, "The node is stopping.", retry_after_ms=_DRAINING_RETRY_MS)
         slots = tool.slots
         if slots.running >= slots.limit:
             raise ToolError(Failure.RATE_LIMITED, retry_after_ms=_BUSY_RETRY_MS)
         slots.running += 1
         deadline = asyncio.timeout(budget_ms / 1000)
+        self._deadlines.add(deadline)
         try:
             async with deadline:
                 return await tool.handler.invoke(tool.verb, arguments)
@@ -182,6 +201,7 @@ class Dispatcher:
             )
             raise ToolError(Failure.INTERNAL) from error
         finally:
+            self._deadlines.discard(deadline)
             slots.running -= 1
 
 

@@ -1,5 +1,6 @@
 """The interface of each package that the relay assembles. Must not know any of them."""
 
+import asyncio
 from collections.abc import Mapping
 
 from schemas.health import Health, Loop
@@ -9,7 +10,8 @@ class Part:
     """One assembled package. It overrides what applies to it."""
 
     async def run(self) -> None:
-        """Do its background work until cancelled; return at once where there is none."""
+        """Do its background work until cancelled."""
+        await asyncio.Event().wait()
 
     async def close(self) -> None:
         """Finish pending work after the last request, and close files."""

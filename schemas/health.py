@@ -4,8 +4,9 @@ Both programs report by it: ``/healthz`` and the watchdog ask whether the loops 
 calls flow. Must not know any subsystem, nor act on what it finds.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from typing import NoReturn
 
 
 class Loop:
@@ -45,6 +46,16 @@ class Loop:
 def stalled(loops: Mapping[str, Loop]) -> list[str]:
     """Return the names of the loops that are not live: the process should be restarted."""
     return [name for name, loop in loops.items() if not loop.is_live]
+
+
+async def endless(name: str, work: Awaitable[object]) -> NoReturn:
+    """Await the service loop ``work``, which may not end.
+
+    Raises:
+        RuntimeError: it has ended, without an error of its own.
+    """
+    await work
+    raise RuntimeError(f"the service loop {name!r} has ended")
 
 
 @dataclass(frozen=True, slots=True)

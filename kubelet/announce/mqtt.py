@@ -5,29 +5,31 @@ event loop before it touches our state. Must not queue: what matters is publishe
 """
 
 import asyncio
-import logging
 import math
 import ssl
 import sys
-import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from contextlib import suppress
 
 import paho.mqtt.client as paho
-from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 from paho.mqtt.reasoncodes import ReasonCode
 from structlog.typing import FilteringBoundLogger
 
 from kubelet.backoff import Backoff
 from schemas.addresses import BrokerAddress
 from schemas.faults import connection_reason
+from schemas.health import Loop
+from schemas.process.mqtt_client import WatchedClient
 from schemas.text import printable
 
 FIRST_WAIT_S = 5.0
 LONGEST_WAIT_S = 60.0
 _KEEPALIVE_S = 30
 _CONFIRM_TIMEOUT_S = 5.0
+_STOP_S = 2.0
+_TURN_S = 120.0
+"""How long paho's thread may take to connect: name resolution alone takes half a minute."""
 
 
 class MqttPublisher:
@@ -37,6 +39,10 @@ class MqttPublisher:
     reset only when a connection held for longer than the longest wait: of two machines with one identity the
     broker drops one whenever the other connects, so each of them succeeds every time. ``tls`` is the context
     for a broker over TLS.
+
+    Attributes:
+        ended: set when paho's thread has ended, by ``stop`` or by a fault.
+        loop: the progress of that thread.
     """
 
     def __init__(  # noqa: PLR0913 - what comes in from outside
@@ -56,29 +62,18 @@ class MqttPublisher:
         self._connected_at: float | None = None
         self._on_connect: list[Callable[[], None]] = []
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
+        self.loop = Loop(monotonic)
         self.connected = False
-        self._client = paho.Client(
-            CallbackAPIVersion.VERSION2, client_id=client_id, protocol=MQTTProtocolVersion.MQTTv311
-        )
-        # Else paho drops the exception of a callback.
-        self._client.enable_logger(logging.getLogger("paho"))
+        self.ended = asyncio.Event()
+        self._client = WatchedClient(client_id)
+        self._client.on_turn = lambda: self.loop.busy(_TURN_S)
+        self._client.on_end = lambda: self._hand_over(self.ended.set)
         if tls is not None:
             self._client.tls_set_context(tls)
         self._set_next_wait()
         self._client.on_connect = self._paho_connected
         self._client.on_connect_fail = self._paho_failed
         self._client.on_disconnect = self._paho_disconnected
-
-    @property
-    def started(self) -> bool:
-        """Whether it has begun to connect."""
-        return self._loop is not None
-
-    @property
-    def is_live(self) -> bool:
-        """Whether paho's thread runs, as far as it was seen."""
-        return self._thread is None or self._thread.is_alive()
 
     def when_connected(self, callback: Callable[[], None]) -> None:
         """Call ``callback`` on the event loop after every connect, before any other task sees ``connected``.
@@ -98,7 +93,10 @@ class MqttPublisher:
         self._client.on_disconnect = None  # it is no loss
         self.connected = False
         self._client.disconnect()
-        await asyncio.to_thread(self._client.loop_stop)
+        # Its thread may be connecting, for longer than the end of the daemon may take.
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_STOP_S):
+                await asyncio.to_thread(self._client.loop_stop)
 
     def publish(self, topic: str, payload: bytes, *, retain: bool) -> bool:
         """Publish, retained ones with QoS 1, if connected; return whether it was handed to paho."""
@@ -144,11 +142,11 @@ class MqttPublisher:
         # bounds the same leave it nothing to decide.
         wait_s = max(1, math.ceil(self._backoff.next_s()))
         self._client.reconnect_delay_set(wait_s, wait_s)
+        self.loop.busy(wait_s + _TURN_S)
 
-    def _hand_over(self, action: Callable[[Any], None], argument: object) -> None:
-        self._thread = threading.current_thread()
+    def _hand_over(self, action: Callable[..., None], *arguments: object) -> None:
         if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(action, argument)
+            self._loop.call_soon_threadsafe(action, *arguments)
 
     def _connected(self, code: ReasonCode) -> None:
         if code.is_failure:

@@ -7,6 +7,7 @@ hold behaviour of its own.
 import asyncio
 import os
 import random
+from collections.abc import Awaitable, Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TextIO
@@ -20,7 +21,7 @@ from kubelet.caller_tools.assembly import CallerTools
 from kubelet.caller_tools.caller_names import CallerNames
 from kubelet.clock import now_ms
 from kubelet.config import DaemonPlan, NodeConfig
-from kubelet.daemon.health import readiness_of
+from kubelet.daemon.health import loops_of, readiness_of
 from kubelet.daemon.node import Node, NodeEnvironment
 from kubelet.daemon.prestarted_pool import prestarted_pool
 from kubelet.handlers.base import Handler
@@ -32,9 +33,11 @@ from kubelet.loopback.server import LoopbackServer
 from kubelet.session.relay_frames import LinkEvent
 from kubelet.session.tls import NodeTls
 from schemas.frames import FrameReader
+from schemas.health import endless, stalled
 from schemas.identity_files import IdentityFiles, NodeIdentity
 from schemas.kinds import KindRegistry
 from schemas.manifest import fingerprint
+from schemas.process.service_manager import ServiceManager
 from schemas.registry import SchemaRegistry
 
 
@@ -111,12 +114,15 @@ async def _run(plan: DaemonPlan, identity: NodeIdentity, log: FilteringBoundLogg
         IdentityFiles(state_dir),
     )
     tools = _caller_tools(node, state_dir, log)
+    loop, loopback_ended = asyncio.get_running_loop(), asyncio.Event()
     loopback = LoopbackServer(
         lambda: (sent.wire, sent.etag) if (sent := node.announcer.published) else None,
         lambda: readiness_of(node, around.publisher, tools),
         plan.loopback_port,
+        on_end=lambda: loop.call_soon_threadsafe(loopback_ended.set),
     )
-    asyncio.get_running_loop().set_default_executor(prestarted_pool())
+    loop.set_default_executor(prestarted_pool())
+    manager, loops = ServiceManager.of(os.environ, os.getpid(), log), loops_of(node, around.publisher)
     async with AsyncExitStack() as stack:
         loopback.start()
         stack.push_async_callback(asyncio.to_thread, loopback.close)
@@ -128,9 +134,34 @@ async def _run(plan: DaemonPlan, identity: NodeIdentity, log: FilteringBoundLogg
         around.log.info("kubelet started", node_id=identity.node_id, loopback=url)
         try:
             with fatal_errors_logged(log):
-                await node.run()
+                manager.ready()
+                work = {
+                    "node": node.run(),
+                    "broker": around.publisher.ended.wait(),
+                    "loopback": loopback_ended.wait(),
+                    "service manager": manager.run(lambda: stalled(loops), lambda: _status(node, around)),
+                }
+                await _until_stopped(work, node, manager)
         finally:
             log.info("kubelet ended")
+
+
+async def _until_stopped(work: Mapping[str, Awaitable[object]], node: Node, manager: ServiceManager) -> None:
+    """Do ``work``, of which nothing may end, until cancelled; then answer the commands that run."""
+    async with asyncio.TaskGroup() as tasks:
+        loops = [tasks.create_task(endless(name, loop)) for name, loop in work.items()]
+        try:
+            await asyncio.Event().wait()
+        finally:
+            if not any(loop.done() for loop in loops):
+                manager.stopping()
+                await node.drain()
+
+
+def _status(node: Node, around: NodeEnvironment) -> str:
+    """Return what the service manager shows, in one line."""
+    broker = "connected" if around.publisher.connected else "connecting"
+    return f"relay: {node.link.state.value}; broker: {broker}; commands: {node.dispatcher.inflight}"
 
 
 def _caller_tools(node: Node, state_dir: Path, log: FilteringBoundLogger) -> CallerTools:

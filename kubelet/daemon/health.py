@@ -11,9 +11,9 @@ from kubelet.session.link_state import LinkState
 from schemas.health import Health, Loop
 
 
-def loops_of(node: Node) -> dict[str, Loop]:
+def loops_of(node: Node, publisher: MqttPublisher) -> dict[str, Loop]:
     """Return the loops without whose progress the daemon should be restarted, by subsystem."""
-    return {"manifest": node.announcer.loop, "relay": node.link.loop}
+    return {"manifest": node.announcer.loop, "relay": node.link.loop, "broker": publisher.loop}
 
 
 def readiness_of(node: Node, publisher: MqttPublisher, tools: CallerTools) -> Readiness:
@@ -35,9 +35,8 @@ def readiness_of(node: Node, publisher: MqttPublisher, tools: CallerTools) -> Re
             ready=announcer.current is not None,
             state="signed" if announcer.current else "not signed yet",
         ),
-        "broker": Health(
-            started=publisher.started,
-            live=publisher.is_live,
+        "broker": Health.of(
+            publisher.loop,
             ready=publisher.connected,
             state="connected" if publisher.connected else "connecting",
         ),

@@ -123,10 +123,15 @@ class Node:
                 # It ends only when the node was revoked. No relay accepts what it would announce: the daemon
                 # stays up so that the operator can read this state on the loopback pages.
                 announcing.cancel()
+                self.announcer.loop.waits()
                 await asyncio.Event().wait()
         finally:
             await self.telemetry.close()
             await self.dispatcher.close()
+
+    async def drain(self) -> None:
+        """Accept no more commands, and answer those that run, before ``run`` is cancelled."""
+        await self.dispatcher.drain()
 
     def _take_sample(self, cap_id: str, sample: Mapping[str, Any]) -> None:
         """Send a sample to the relay, and publish it for other readers; what cannot be sent is left out."""

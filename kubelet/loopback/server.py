@@ -145,10 +145,11 @@ class _HttpServer(ThreadingMixIn, TCPServer):
 class LoopbackServer:
     """Serves the pages on 127.0.0.1, once, from threads of its own. ``port`` 0 is any that is free.
 
-    ``manifest`` and ``readiness`` are those of ``Pages``.
+    ``manifest`` and ``readiness`` are those of ``Pages``; ``on_end`` is called on its thread when that
+    ends by itself, which only a fault can cause.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what comes in from outside
         self,
         manifest: Callable[[], tuple[bytes, str] | None],
         readiness: Callable[[], Readiness],
@@ -156,7 +157,9 @@ class LoopbackServer:
         *,
         timeout_s: float = TIMEOUT_S,
         max_connections: int = MAX_CONNECTIONS,
+        on_end: Callable[[], object] = lambda: None,
     ) -> None:
+        self._on_end = on_end
         self._pages = Pages(manifest, readiness)
         self._wanted_port = port
         self._timeout_s = timeout_s
@@ -197,5 +200,9 @@ class LoopbackServer:
         self._server.server_close()
 
     def _serve(self, server: _HttpServer) -> None:
-        while not self._closing.is_set():
-            server.handle_request()
+        try:
+            while not self._closing.is_set():
+                server.handle_request()
+        finally:
+            if not self._closing.is_set():
+                self._on_end()

@@ -7,7 +7,7 @@ from relay.audit.log import AuditLog
 from relay.audit.refusal_counts import RefusalCounter
 from relay.environment import RelayEnvironment
 from relay.part import Part
-from schemas.health import Health
+from schemas.health import Health, Loop
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +20,10 @@ class AuditPart(Part):
     async def run(self) -> None:
         """Write counted lines of refusals until cancelled."""
         await self.refusals.run()
+
+    def loops(self) -> Mapping[str, Loop]:
+        """Counted lines of refusals are written."""
+        return {"refusals": self.refusals.loop}
 
     async def close(self) -> None:
         """Close the log's file."""

@@ -15,6 +15,7 @@ from structlog.typing import FilteringBoundLogger
 
 from relay.address_groups import address_group
 from relay.audit.log import AuditLog, AuditUnavailableError
+from schemas.health import Loop
 
 MAX_UNPROVEN = 120
 """As many lines a minute name a source that has proven nothing."""
@@ -23,6 +24,7 @@ MAX_PROVEN = 500
 OTHERS = "others"
 
 _INTERVAL_S = 1.0
+_ROUND_S = 120.0
 _PAUSE_S = 60.0
 
 
@@ -91,6 +93,7 @@ class RefusalCounter:
         self._proven: dict[_Key, _Count] = {}
         self._others: dict[_Key, _Count] = {}
         self._unwritten: str | None = None
+        self.loop = Loop(monotonic)
 
     def count(self, event: RefusalEvent, source: str, reason: str, times: int = 1) -> bool:
         """Count ``event`` from ``source``, for ``reason``, which is a fixed word.
@@ -113,6 +116,7 @@ class RefusalCounter:
         """Write what is due every second until cancelled, and then all that is left."""
         try:
             while True:
+                self.loop.busy(self._interval_s + _ROUND_S)
                 await asyncio.sleep(self._interval_s)
                 self.write_due()
         finally:

@@ -31,8 +31,7 @@ class AuthPart(Part):
 
     async def run(self) -> None:
         """Keep the external issuer's keys fresh until cancelled."""
-        if self.external is not None:
-            await self.external.keys.run()
+        await (Part.run(self) if self.external is None else self.external.keys.run())
 
 
 def assemble(environment: RelayEnvironment) -> AuthPart:

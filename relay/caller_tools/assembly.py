@@ -1,6 +1,6 @@
 """Assembles caller tools: the sessions of callers with nodes, and the tools by which they are used."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from structlog.typing import FilteringBoundLogger
@@ -26,6 +26,7 @@ from relay.environment import RelayEnvironment
 from relay.fleet.assembly import FleetPart
 from relay.part import Part
 from relay.routing.port import NodeFrames
+from schemas.health import Loop
 from schemas.ulids import UlidSource
 
 
@@ -49,6 +50,10 @@ class CallerToolsPart(Part):
     async def run(self) -> None:
         """End what is over until cancelled."""
         await self.expiry.run()
+
+    def loops(self) -> Mapping[str, Loop]:
+        """What is over is ended."""
+        return {"caller sessions": self.expiry.loop}
 
 
 def assemble(  # noqa: PLR0913 - the packages below

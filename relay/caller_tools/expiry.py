@@ -17,9 +17,11 @@ from relay.caller_tools.registry import SessionRegistry
 from relay.caller_tools.requests import PendingRequest
 from relay.caller_tools.session import CallerSession
 from schemas.caller_tools import CallerToolError
+from schemas.health import Loop
 from schemas.tokens import TokenError
 
 INTERVAL_S = 0.25
+_ROUND_S = 60.0
 _SESSIONS_EVERY = 4
 """Sessions are checked in every fourth round: there are thousands, and seconds do not matter to them."""
 
@@ -46,11 +48,13 @@ class Expiry:
         self._timeouts = timeouts
         self._monotonic = monotonic
         self._log = log
+        self.loop = Loop(monotonic)
 
     async def run(self) -> None:
         """Sweep until cancelled."""
         rounds = 0
         while True:
+            self.loop.busy(INTERVAL_S + _ROUND_S)
             await asyncio.sleep(INTERVAL_S)
             try:
                 self.sweep_requests()

@@ -9,7 +9,7 @@ from relay.calls.access_log import AccessLog
 from relay.calls.call_record import CallAnswer
 from relay.calls.canaries import Canaries
 from relay.calls.envelope import EnvelopeCheck
-from relay.calls.executor import CallExecutor
+from relay.calls.executor import GATEWAY_BUDGET_MS, CallExecutor
 from relay.calls.gateway import CallGateway
 from relay.calls.idempotency_store import IdempotencyStore
 from relay.calls.idempotent_calls import IdempotentCalls
@@ -20,6 +20,9 @@ from relay.fleet.assembly import FleetPart
 from relay.part import Part
 from relay.routing.port import NodeFrames, NodeRouter
 from schemas.health import Health, Loop
+
+DRAIN_S = GATEWAY_BUDGET_MS / 1000 + 0.5
+"""How long the calls in flight are waited for at the end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,10 @@ class CallsPart(Part):
     def loops(self) -> Mapping[str, Loop]:
         """Without the canaries it is not known whether calls flow."""
         return {"calls": self.canaries.loop}
+
+    async def drain(self) -> None:
+        """Wait for the calls in flight as long as a call may take; end open streams and polls after that."""
+        await self.executor.drain(DRAIN_S)
 
     async def close(self) -> None:
         """End the keyed calls in flight, also those of disconnected callers, and record their outcome."""

@@ -62,6 +62,10 @@ class CallExecutor:
         """End the calls in flight that were made with one of these tokens: E_SAFETY_DENIED."""
         self._in_flight.revoke(jtis)
 
+    async def drain(self, timeout_s: float) -> None:
+        """Wait for the calls in flight; those that last longer end with DEADLINE_EXCEEDED."""
+        await self._in_flight.drain(timeout_s)
+
     def in_flight(self, record: CallRecord) -> RevocableCall:
         """Return the context of a call in flight, which ends when its token is revoked."""
         return self._in_flight.under(record.principal.jti if record.principal else "")

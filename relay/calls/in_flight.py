@@ -11,6 +11,10 @@ from types import TracebackType
 
 from schemas.errors import Failure, ToolError
 
+_ENDING_S = 1.0
+_REVOKED = (Failure.SAFETY_DENIED, "The token was revoked during the call.")
+_STOPPED = (Failure.DEADLINE_EXCEEDED, "The relay was stopped during the call, which may have run.")
+
 
 class InFlight:
     """Every call in flight."""
@@ -18,6 +22,8 @@ class InFlight:
     def __init__(self) -> None:
         self._calls: defaultdict[str, set[RevocableCall]] = defaultdict(set)
         self._revoked: frozenset[str] = frozenset()
+        self._none_left = asyncio.Event()
+        self._none_left.set()
 
     def under(self, jti: str) -> "RevocableCall":
         """Return the context of one call that was made with the token ``jti``.
@@ -31,7 +37,19 @@ class InFlight:
         self._revoked = frozenset(jtis)
         for jti in self._calls.keys() & set(jtis):
             for call in self._calls[jti]:
-                call.revoke()
+                call.end(_REVOKED)
+
+    async def drain(self, timeout_s: float) -> None:
+        """Wait until no call is in flight; end those that last longer than ``timeout_s``."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._none_left.wait()
+        for calls in self._calls.values():
+            for call in calls:
+                call.end(_STOPPED)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_ENDING_S):
+                await self._none_left.wait()
 
     def enter(self, call: "RevocableCall") -> None:
         """Add ``call``, which begins.
@@ -42,6 +60,7 @@ class InFlight:
         if call.jti in self._revoked:
             raise ToolError(Failure.SAFETY_DENIED, "The token was revoked.")
         self._calls[call.jti].add(call)
+        self._none_left.clear()
 
     def leave(self, call: "RevocableCall") -> None:
         """Remove ``call``, which has ended."""
@@ -49,6 +68,8 @@ class InFlight:
         calls.discard(call)
         if not calls:
             del self._calls[call.jti]
+        if not self._calls:
+            self._none_left.set()
 
 
 class RevocableCall:
@@ -59,12 +80,12 @@ class RevocableCall:
         self._calls = calls
         self._task: asyncio.Task[object] | None = None
         self._cancelling = 0
-        self._revoked = False
+        self._reason: tuple[Failure, str] | None = None
 
-    def revoke(self) -> None:
-        """End the call."""
-        if self._task is not None and not self._revoked:
-            self._revoked = True
+    def end(self, reason: tuple[Failure, str]) -> None:
+        """End the call with ``reason`` in place of any result."""
+        if self._task is not None and self._reason is None:
+            self._reason = reason
             self._task.cancel()
 
     async def __aenter__(self) -> None:
@@ -76,7 +97,7 @@ class RevocableCall:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._calls.leave(self)
-        if not self._revoked or self._task is None:
+        if self._reason is None or self._task is None:
             return
         if kind is None or not issubclass(kind, asyncio.CancelledError):
             # It ended at the same time: the cancellation is still pending, and must not hit other code.
@@ -84,4 +105,4 @@ class RevocableCall:
                 await asyncio.sleep(0)
         if self._task.uncancel() > self._cancelling:
             raise asyncio.CancelledError from error  # its caller has cancelled it too
-        raise ToolError(Failure.SAFETY_DENIED, "The token was revoked during the call.") from None
+        raise ToolError(*self._reason) from None

@@ -16,7 +16,7 @@ from relay.fleet.name_ledger import NameLedger
 from relay.fleet.replay_marks import MarkStore
 from relay.fleet.tools import Projector
 from relay.part import Part
-from schemas.health import Health, Loop
+from schemas.health import Health, Loop, endless
 
 _CLIENT_ID_BYTES = 4
 
@@ -34,8 +34,13 @@ class FleetPart(Part):
     async def run(self) -> None:
         """Follow the broker, write the marks and notify agents of changes until cancelled."""
         async with asyncio.TaskGroup() as tasks:
-            for work in (self.marks, self.feed, self.notifier):
-                tasks.create_task(work.run())
+            for name, work in {
+                "marks": self.marks.run(),
+                "broker": self.feed.run(),
+                "broker's thread": self.feed.thread_ended(),
+                "inventory": self.notifier.run(),
+            }.items():
+                tasks.create_task(endless(name, work))
 
     def health(self) -> Mapping[str, Health]:
         """Manifests arrive by the broker, and those that it retains have arrived."""
@@ -51,7 +56,12 @@ class FleetPart(Part):
 
     def loops(self) -> Mapping[str, Loop]:
         """The broker's messages are taken in, and tools whose time is over are delisted."""
-        return {"broker": self.feed.loop, "inventory": self.notifier.loop}
+        return {
+            "broker": self.feed.loop,
+            "broker's thread": self.feed.network,
+            "inventory": self.notifier.loop,
+            "marks": self.marks.loop,
+        }
 
 
 def assemble(

@@ -6,14 +6,13 @@ together have one rate limit, since ids cost nothing to invent. Must not judge.
 """
 
 import asyncio
-import logging
 import ssl
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
 import paho.mqtt.client as paho
-from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 from paho.mqtt.reasoncodes import ReasonCode
 from structlog.typing import FilteringBoundLogger
 
@@ -29,6 +28,7 @@ from schemas.faults import connection_reason
 from schemas.health import Loop
 from schemas.identity import MAX_PEM_BYTES
 from schemas.manifest import MAX_MANIFEST_BYTES
+from schemas.process.mqtt_client import WatchedClient
 from schemas.registry import SchemaRegistry
 from schemas.strict_json import StrictJsonError, loads
 from schemas.text import printable
@@ -47,6 +47,8 @@ _BATCH_BYTES = 64 * 1024
 _BATCH_S = 0.005
 # Unknown nodes wait for their rate, a message after the other.
 _MESSAGE_S = 120.0
+_STOP_S = 2.0
+_TURN_S = 120.0
 _LARGEST = max(MAX_MANIFEST_BYTES, MAX_PEM_BYTES)
 _MAX_HEARTBEAT_BYTES = 1024
 _BYTES_LIKE_A_MESSAGE = 8192
@@ -71,6 +73,7 @@ class MqttFeed:
     Attributes:
         connected: whether the broker is connected and has granted the subscription.
         loop: the progress of ``run``.
+        network: the progress of paho's thread.
     """
 
     def __init__(  # noqa: PLR0913 - what comes in from outside
@@ -108,17 +111,15 @@ class MqttFeed:
         self._timers: list[asyncio.TimerHandle] = []
         self._arrived = asyncio.Event()
         self._is_woken = False
-        self.loop = Loop(monotonic)
+        self.loop, self.network = Loop(monotonic), Loop(monotonic)
         self.connected = False
         self._reported: str | None = None
-        self._client = paho.Client(
-            CallbackAPIVersion.VERSION2, client_id=client_id, protocol=MQTTProtocolVersion.MQTTv311
-        )
-        # Else paho drops the exception of a callback.
-        self._client.enable_logger(logging.getLogger("paho"))
+        self._thread_ended = asyncio.Event()
+        self._client = WatchedClient(client_id)
         if tls is not None:
             self._client.tls_set_context(tls)
         self._client.reconnect_delay_set(1, longest_wait_s)
+        self._longest_wait_s = longest_wait_s
 
     async def run(self) -> None:
         """Stay subscribed, and pass on what arrives, until cancelled."""
@@ -148,7 +149,14 @@ class MqttFeed:
             self._client.disconnect()
             self._client.on_message = None
             inbox.close()  # paho's thread may be blocked in put
-            await asyncio.to_thread(self._client.loop_stop)
+            # It may be connecting, for longer than the end of the relay may take.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_STOP_S):
+                    await asyncio.to_thread(self._client.loop_stop)
+
+    async def thread_ended(self) -> None:
+        """Wait until paho's thread has ended, which only a fault can cause while ``run`` runs."""
+        await self._thread_ended.wait()
 
     def _wire_up(self, loop: asyncio.AbstractEventLoop, inbox: Inbox) -> None:
         def in_loop(action: Callable[..., None], *arguments: object) -> None:
@@ -185,6 +193,8 @@ class MqttFeed:
             # is too large, one byte more than the limit is kept, which shows that it is.
             inbox.put(message.topic, bytes(message.payload[: _LARGEST + 1]))
 
+        self._client.on_turn = lambda: self.network.busy(_TURN_S)
+        self._client.on_end = lambda: in_loop(self._thread_ended.set)
         self._client.on_connect = on_connect
         self._client.on_subscribe = on_subscribe
         self._client.on_disconnect = on_disconnect
@@ -259,6 +269,8 @@ class MqttFeed:
         self._connected(refusal is None, refusal or "subscribed")
 
     def _connected(self, connected: bool, reason: str) -> None:  # noqa: FBT001 - positional through the loop
+        if not connected:
+            self.network.busy(self._longest_wait_s + _TURN_S)
         if connected != self.connected:
             event = "broker connected" if connected else "broker lost"
             self._log.info(event, broker=str(self._broker), reason=printable(reason))

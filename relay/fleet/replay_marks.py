@@ -11,6 +11,7 @@ the relay's own, and are checked before SQLite first opens them.
 import asyncio
 import os
 import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
@@ -18,9 +19,11 @@ from pathlib import Path
 from relay.fleet.kept_leaves import KeptLeaf
 from schemas.certificates import LEAF_RULES
 from schemas.files import check_private_directory, make_private_directory, open_state
+from schemas.health import Loop
 from schemas.verdicts import Mark
 
 _FLUSH_INTERVAL_S = 1.0
+_ROUND_S = 120.0
 _FILE = "marks.sqlite3"
 _Changes = dict[str, tuple[str, Mark] | None]
 """By node: its tenant and its newest mark; None: the mark is to be deleted."""
@@ -43,6 +46,7 @@ class MarkStore:
         self._flush_interval_s = flush_interval_s
         self._pending: _Changes = {}
         self._leaves: list[KeptLeaf] = []
+        self.loop = Loop(time.monotonic)
         with self._transaction() as database:
             database.execute(
                 "CREATE TABLE IF NOT EXISTS marks (node_id TEXT PRIMARY KEY, tenant TEXT NOT NULL,"
@@ -86,6 +90,7 @@ class MarkStore:
         """Flush once a second until cancelled, and then a last time."""
         try:
             while True:
+                self.loop.busy(self._flush_interval_s + _ROUND_S)
                 await asyncio.sleep(self._flush_interval_s)
                 if self._pending or self._leaves:
                     await self._flush()

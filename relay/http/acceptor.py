@@ -54,14 +54,21 @@ class Acceptor:
         self._timeouts = timeouts
         self._opening: set[asyncio.Task[None]] = set()
 
-    async def run(self, backlog: int) -> None:
-        """Accept until cancelled, and then close the listener.
+    def listen(self, backlog: int) -> None:
+        """Let connections wait to be accepted, ``backlog`` at most.
 
         Raises:
             OSError: the listener is broken.
         """
         self._listener.setblocking(False)  # noqa: FBT003 - as the standard library has it
         self._listener.listen(backlog)
+
+    async def run(self) -> None:
+        """Accept until cancelled, and then close the listener.
+
+        Raises:
+            OSError: the listener is broken.
+        """
         try:
             while True:
                 for _ in range(_AT_ONCE):

@@ -8,7 +8,8 @@ import contextlib
 import logging
 import socket
 import ssl
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -26,6 +27,23 @@ _PING_TIMEOUT_S = 10
 _SHUTDOWN_S = 3
 
 
+async def _nothing_to_drain() -> None:
+    return
+
+
+@dataclass(frozen=True, slots=True)
+class Hooks:
+    """What follows the server's life.
+
+    Attributes:
+        started: called when connections are accepted.
+        drain: awaited when no more are; returns when the nodes' connections may be closed.
+    """
+
+    started: Callable[[], None] = lambda: None
+    drain: Callable[[], Awaitable[None]] = _nothing_to_drain
+
+
 class _Server(uvicorn.Server):
     """uvicorn behind our own acceptor, and without its signal handlers: the caller of ``serve`` ends it."""
 
@@ -37,9 +55,11 @@ class _Server(uvicorn.Server):
         tls: ssl.SSLContext | None,
         timeouts: SocketTimeouts,
         begin: Begin | None,
+        hooks: "Hooks",
     ) -> None:
         super().__init__(config)
         self._begin = begin
+        self._hooks = hooks
         self._connections = connections
         self._keepalive = Keepalive(asyncio.get_running_loop(), _PING_INTERVAL_S, _PING_TIMEOUT_S)
         self._acceptor = Acceptor(listener, connections, self._make_protocol, tls, timeouts)
@@ -47,17 +67,24 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:  # noqa: ARG002 - the acceptor has its own
         """Begin to serve. uvicorn itself accepts without limits, and waits a minute for a handshake."""
         await super().startup(sockets=[])
-        self._accepting = asyncio.create_task(self._acceptor.run(self.config.backlog))
+        self._acceptor.listen(self.config.backlog)
+        self._accepting = asyncio.create_task(self._acceptor.run())
         self._accepting.add_done_callback(self._end)
+        self._hooks.started()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stop accepting, give open requests a few seconds, and close what is left.
+        """Stop accepting, drain, give other requests a few seconds, and close what is left.
 
         Raises:
             OSError: the listener broke, which ended the server.
         """
         self._accepting.cancel()
         await asyncio.wait([self._accepting])
+        # Not the nodes' WebSockets: calls in flight need them.
+        for connection in list(self.server_state.connections):
+            if isinstance(connection, DirectHttp):
+                connection.shutdown()
+        await self._hooks.drain()
         await super().shutdown(sockets)
         self._connections.abort()
         if not self._accepting.cancelled():
@@ -88,6 +115,7 @@ async def serve(  # noqa: PLR0913, PLR0917 - what comes in from outside
     tls: ssl.SSLContext | None = None,
     timeouts: SocketTimeouts = SOCKET_TIMEOUTS,
     begin: Begin | None = None,
+    hooks: Hooks | None = None,
 ) -> None:
     """Serve ``application`` on ``listener``, which is bound, within ``connections``' bounds, until cancelled.
 
@@ -109,7 +137,7 @@ async def serve(  # noqa: PLR0913, PLR0917 - what comes in from outside
         proxy_headers=False,
         timeout_graceful_shutdown=_SHUTDOWN_S,
     )
-    server = _Server(config, listener, connections, tls, timeouts, begin)
+    server = _Server(config, listener, connections, tls, timeouts, begin, hooks or Hooks())
     serving = asyncio.create_task(server.serve())
     try:
         await asyncio.shield(serving)

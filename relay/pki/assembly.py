@@ -1,5 +1,6 @@
 """Assembles the certificate authority and what is issued by it: enrolment, renewals, the relay's own TLS."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from relay.audit.assembly import AuditPart
@@ -11,6 +12,7 @@ from relay.pki.enrolment_endpoint import EnrolmentEndpoint, EnrolmentInfo, NameN
 from relay.pki.join_tokens import JoinTokens
 from relay.pki.renewals import Renewals
 from relay.pki.tls_contexts import RelayTls
+from schemas.health import Loop
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +28,10 @@ class PkiPart(Part):
     async def run(self) -> None:
         """Keep the served certificate fresh until cancelled."""
         await self.tls.run()
+
+    def loops(self) -> Mapping[str, Loop]:
+        """The served certificate is kept fresh."""
+        return {"certificates": self.tls.loop}
 
 
 def open_authority(environment: RelayEnvironment) -> CertificateAuthority:

@@ -6,6 +6,7 @@ Must not decide which certificates there are.
 
 import asyncio
 import ssl
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -14,10 +15,12 @@ from structlog.typing import FilteringBoundLogger
 from relay.config import RelayConfig, TlsFiles
 from relay.pki.own_certificate import OwnCertificate, ServerAuthority
 from schemas.error_roots import StateError
+from schemas.health import Loop
 from schemas.text import printable
 from schemas.tls import FreshContext, TlsFilesError, client_context, load_chain
 
 INTERVAL_S = 60.0
+_ROUND_S = 120.0
 
 _Stamp = tuple[tuple[int, int, int], ...]
 
@@ -78,6 +81,7 @@ class RelayTls:
         self._sleep = sleep
         self._refreshing = asyncio.Lock()  # the interval and a change of the CA may coincide
         self.to_broker: ssl.SSLContext | None = None
+        self.loop = Loop(time.monotonic)
         if config.own_root or config.broker.tls:
             self._own = OwnCertificate(config.state.own_tls, ca, config.public_url, now_ms, random_bytes)
             self._own.renew()
@@ -94,6 +98,7 @@ class RelayTls:
     async def run(self) -> None:
         """Renew and load certificates when they are due, until cancelled."""
         while True:
+            self.loop.busy(INTERVAL_S + _ROUND_S)
             await self._sleep(INTERVAL_S)
             await self.refresh()
 

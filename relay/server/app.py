@@ -23,7 +23,7 @@ from relay.fleet import assembly as fleet_assembly
 from relay.fleet.leaves import Trust
 from relay.fleet.name_ledger import NameLedger
 from relay.http import assembly as http_assembly
-from relay.http.listener import serve
+from relay.http.listener import Hooks, serve
 from relay.mcp_api import assembly as mcp_assembly
 from relay.observability.logging import fatal_errors_logged, opened
 from relay.observability.metrics import Metrics
@@ -37,8 +37,9 @@ from relay.server.trust_watcher import TrustWatcher
 from relay.sessions import assembly as sessions_assembly
 from relay.telemetry import assembly as telemetry_assembly
 from relay.views import assembly as views_assembly
-from schemas.health import Health, Loop
+from schemas.health import Health, Loop, endless, stalled
 from schemas.kinds import KindRegistry
+from schemas.process.service_manager import ServiceManager
 from schemas.registry import SchemaRegistry
 from schemas.trust import TrustRules
 from schemas.ulids import UlidSource
@@ -140,13 +141,18 @@ class Relay:
     def loops(self) -> Mapping[str, Loop]:
         """Return the loops without whose progress the relay should be restarted, by subsystem."""
         parts = {name: loop for part in self.parts for name, loop in part.loops().items()}
-        return parts | {"decisions": self.watcher.loop}
+        return parts | {"decisions": self.watcher.loop, "follow-ups": self.watcher.follow_ups.loop}
 
     async def run(self) -> None:
-        """Do the parts' background work until cancelled; the first failure ends all."""
+        """Do the parts' background work until cancelled; the first that fails or ends, ends all."""
         async with asyncio.TaskGroup() as tasks:
-            for run in (*(part.run for part in self.parts), self.watcher.run):
-                tasks.create_task(run())
+            for part in self.parts:
+                tasks.create_task(endless(type(part).__name__, part.run()))
+            tasks.create_task(endless("decisions", self.watcher.run()))
+
+    async def drain(self) -> None:
+        """Wait for the calls in flight, and answer those that last too long."""
+        await self.calls.drain()
 
     async def close(self) -> None:
         """Close the parts, the audit last."""
@@ -222,6 +228,12 @@ async def run_relay(
 async def _serve(relay: Relay, environment: RelayEnvironment, listener: socket.socket) -> None:
     tune_collector()
     config, log, audit = environment.config, environment.log, relay.audit.log
+    manager, loops = ServiceManager.of(os.environ, os.getpid(), log), relay.loops()
+
+    async def drain() -> None:
+        manager.stopping()
+        await relay.drain()
+
     log.info(
         "relay started",
         url=config.public_url,
@@ -231,18 +243,30 @@ async def _serve(relay: Relay, environment: RelayEnvironment, listener: socket.s
     )
     try:
         async with asyncio.TaskGroup() as tasks:
-            background = tasks.create_task(relay.run())
+            background = [
+                tasks.create_task(relay.run()),
+                tasks.create_task(manager.run(lambda: stalled(loops), lambda: _status(relay))),
+            ]
+            serving = serve(
+                relay.http.application,
+                listener,
+                relay.http.connections,
+                relay.pki.tls.served,
+                begin=relay.http.application.begin,
+                hooks=Hooks(started=manager.ready, drain=drain),
+            )
             try:
-                await serve(
-                    relay.http.application,
-                    listener,
-                    relay.http.connections,
-                    relay.pki.tls.served,
-                    begin=relay.http.application.begin,
-                )
+                await endless("listener", serving)
             finally:
-                background.cancel()
+                for task in background:
+                    task.cancel()
     finally:
         await relay.calls.close()
         log.info("relay ended", audit_head=audit.head)
         await relay.close()
+
+
+def _status(relay: Relay) -> str:
+    """Return what the service manager shows, in one line."""
+    missing = sorted(name for name, health in relay.health().items() if not health.ready)
+    return f"not ready: {', '.join(missing)}" if missing else "ready: calls can be made"

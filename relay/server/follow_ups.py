@@ -5,10 +5,15 @@ Must not know what has changed.
 """
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Sequence
+
+from schemas.health import Loop
 
 RETRY_S = 2.0
 LONGEST_RETRY_S = 60.0
+_ROUND_S = 300.0
+"""How long they may take together: the access lists of ten thousand nodes, on a slow disk."""
 
 Follow = Callable[[], Awaitable[bool]]
 """Applies the current state; returns whether it succeeded. Raises nothing."""
@@ -18,6 +23,9 @@ class FollowUps:
     """Runs ``follows`` after each change; all are pending at the start.
 
     ``on_bug`` is called with what one of them raises: that must not end the relay, and is retried.
+
+    Attributes:
+        loop: the progress of ``run``.
     """
 
     def __init__(
@@ -31,6 +39,7 @@ class FollowUps:
         self._on_bug = on_bug
         self._pending = list(follows)
         self._changed = asyncio.Event()
+        self.loop = Loop(time.monotonic)
 
     def due(self) -> None:
         """Make all pending: something has changed."""
@@ -42,7 +51,12 @@ class FollowUps:
         retry_s = self._retry_s
         while True:
             self._changed.clear()
+            self.loop.busy(_ROUND_S)
             done = await self.follow()
+            if done:
+                self.loop.waits()
+            else:
+                self.loop.busy(retry_s + _ROUND_S)
             try:
                 async with asyncio.timeout(None if done else retry_s):
                     await self._changed.wait()

@@ -28,7 +28,7 @@ from relay.server.descriptor_reserve import DescriptorReserve
 from relay.server.follow_ups import FollowUps
 from relay.sessions.node_sessions import NodeSessions
 from schemas.error_roots import StateError
-from schemas.health import Loop
+from schemas.health import Loop, endless
 from schemas.identity import Identity, certificates_in, kid_of
 from schemas.session import CloseCode
 from schemas.text import printable
@@ -55,6 +55,7 @@ class TrustWatcher:
 
     Attributes:
         loop: the progress of ``run``.
+        follow_ups: those that it runs.
     """
 
     def __init__(  # noqa: PLR0913 - the parts that it changes
@@ -81,7 +82,7 @@ class TrustWatcher:
         self._sessions = sessions
         self._notifier = notifier
         self._audit = audit
-        self._follow_ups = follow_ups
+        self.follow_ups = follow_ups
         self._freshness = freshness
         self._reserve = reserve
         self._was_fresh = True
@@ -122,7 +123,7 @@ class TrustWatcher:
     async def run(self) -> None:
         """Poll, and run the follow-ups, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._follow_ups.run())
+            tasks.create_task(endless("follow-ups", self.follow_ups.run()))
             while True:
                 self.loop.busy(_POLL_S)
                 await asyncio.sleep(self._interval_s)
@@ -204,7 +205,7 @@ class TrustWatcher:
         for leaf in newly_moved:
             self._record("tenant_changed", node_id=leaf.node_id, tenant=leaf.tenant, kid=leaf.kid)
         self._retire()
-        self._follow_ups.due()
+        self.follow_ups.due()
 
     def _end(self, is_barred: Callable[[Identity], bool], code: CloseCode) -> None:
         self._fleet.drop_leaves(is_barred)

@@ -1,5 +1,6 @@
 """Assembles the streams of telemetry."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from relay.audit.assembly import AuditPart
@@ -10,6 +11,7 @@ from relay.part import Part
 from relay.routing.port import NodeFrames
 from relay.telemetry.hub import TelemetryHub
 from relay.telemetry.reading import TelemetryResource
+from schemas.health import Loop
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +24,10 @@ class TelemetryPart(Part):
     async def run(self) -> None:
         """Renew leases and end what has lapsed until cancelled."""
         await self.hub.run()
+
+    def loops(self) -> Mapping[str, Loop]:
+        """Leases are renewed, and what has lapsed is ended."""
+        return {"telemetry": self.hub.loop}
 
 
 def assemble(

@@ -28,12 +28,14 @@ from relay.telemetry.stream import Stream
 from relay.telemetry.subscription import Subscription, lease_s
 from schemas.errors import Failure, ToolError
 from schemas.frame_types import FrameType
+from schemas.health import Loop
 from schemas.payloads import Telemetry
 from schemas.tokens import TokenError
 
 PER_AGENT = 256
 IN_ALL = 16_384
 SWEEP_S = 1.0
+_ROUND_S = 60.0
 _RETRY_MS = 30_000
 
 Name = tuple[str, str, str]
@@ -71,6 +73,7 @@ class TelemetryHub:
         self._counts: Counter[Name] = Counter()
         self._listeners: defaultdict[tuple[Name, str], dict[object, Notify]] = defaultdict(dict)
         self._on_sample: list[OnSample] = []
+        self.loop = Loop(seconds)
         frames.on_frame(FrameType.TELEMETRY, self._received)
         frames.on_connection(self._linked)
 
@@ -241,6 +244,7 @@ class TelemetryHub:
     async def run(self) -> None:
         """Renew the nodes' leases and end what has lapsed, until cancelled."""
         while True:
+            self.loop.busy(SWEEP_S + _ROUND_S)
             await asyncio.sleep(SWEEP_S)
             self.sweep()
 

@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from relay.http.acceptor import SOCKET_TIMEOUTS, SocketTimeouts
 from relay.http.connections import REQUEST_TIMEOUT_S, Bounds, Connections
 from relay.http.direct_http import WholeRequest, Work
-from relay.http.listener import bind, serve
+from relay.http.listener import Hooks, bind, serve
 from relay.observability.metrics import Metrics
 from schemas.addresses import HostPort
 from tests.fakes.hub import counted
@@ -66,13 +66,14 @@ class Server:
         timeouts: SocketTimeouts = SOCKET_TIMEOUTS,
         bounds: Bounds | None = None,
         request_timeout_s: float = REQUEST_TIMEOUT_S,
+        hooks: Hooks | None = None,
     ) -> AsyncIterator["Server"]:
         """Hold a server."""
         with bind(HostPort("127.0.0.1", 0)) as listener:
             listener.listen()
             server = cls(Starlette(), HostPort(*listener.getsockname()), bounds, request_timeout_s)
             task = asyncio.create_task(
-                serve(server, listener, server.connections, tls, timeouts, server.begin_now)
+                serve(server, listener, server.connections, tls, timeouts, server.begin_now, hooks)
             )
             try:
                 yield server

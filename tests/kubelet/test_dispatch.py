@@ -511,3 +511,43 @@ async def until_idle(dispatcher: Dispatcher) -> None:
     async with asyncio.timeout(BOUND_S):
         while dispatcher.inflight:  # noqa: ASYNC110 - there is no event for the end of a command's task
             await asyncio.sleep(0)
+
+
+async def test_draining_answers_what_runs_and_refuses_what_is_new(
+    dispatcher: Dispatcher, worker: Worker, answers: Answers
+) -> None:
+    release = asyncio.Event()
+
+    async def held() -> dict[str, Any]:
+        await release.wait()
+        return {"message": "pong"}
+
+    worker.work = held
+    await dispatcher.submit(command(1, tool=ECHO_TOOL), BUDGET_MS, answers.reply)
+    await worker.until_begun()
+    draining = asyncio.create_task(dispatcher.drain())
+    await asyncio.sleep(0)
+    await dispatcher.submit(command(2, tool=ECHO_TOOL), BUDGET_MS, answers.reply)
+    msg_id, refused = await answers.next_of_all()
+    assert msg_id == message_id(2)
+    assert refused["error"]["code"] == Failure.RATE_LIMITED.value.code
+    assert refused["error"]["retry_after_ms"] > 0
+    assert not draining.done()
+    release.set()
+    assert (await answers.next())["ok"]
+    await asyncio.wait_for(draining, BOUND_S)
+
+
+async def test_draining_ends_a_command_that_lasts_too_long_with_its_deadline(
+    dispatcher: Dispatcher, worker: Worker, answers: Answers
+) -> None:
+    async def endless() -> dict[str, Any]:
+        await asyncio.Event().wait()
+        return {}
+
+    worker.work = endless
+    await dispatcher.submit(command(1, tool=ECHO_TOOL), BUDGET_MS, answers.reply)
+    await worker.until_begun()
+    await asyncio.wait_for(dispatcher.drain(0.01), BOUND_S)
+    assert (await answers.next())["error"]["code"] == Failure.DEADLINE_EXCEEDED.value.code
+    assert worker.stopped.is_set()

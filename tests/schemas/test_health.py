@@ -1,6 +1,8 @@
+import asyncio
+
 import pytest
 
-from schemas.health import Health, Loop, stalled
+from schemas.health import Health, Loop, endless, stalled
 from tests.fakes.seconds import Seconds
 
 
@@ -57,3 +59,16 @@ def test_the_health_of_a_subsystem_is_that_of_its_loop(loop: Loop, seconds: Seco
 
 def test_what_works_when_it_is_called_has_no_progress_to_show() -> None:
     assert Health.passive(ready=False).to_json() == {"started": True, "live": True, "ready": False}
+
+
+async def test_a_service_loop_that_ends_is_an_error_that_names_it() -> None:
+    with pytest.raises(RuntimeError, match="'broker' has ended"):
+        await endless("broker", asyncio.sleep(0))
+
+
+async def test_a_service_loop_that_fails_fails_with_its_own_error() -> None:
+    async def broken() -> None:
+        raise ValueError("broken")
+
+    with pytest.raises(ValueError, match="broken"):
+        await endless("broker", broken())

@@ -304,8 +304,34 @@ async def test_to_look_for_a_token_that_calls_nothing_leaves_nothing(calls: Call
 async def test_a_call_that_was_allowed_and_has_not_begun_is_not_made() -> None:
     inflight = InFlight()
     call = inflight.under("jti")
-    call.revoke()
+    call.end((Failure.SAFETY_DENIED, "The token was revoked during the call."))
     inflight.revoke({"jti"})
     with pytest.raises(ToolError):
         async with call:
             raise AssertionError
+
+
+# --- at the end of the relay --------------------------------------------------------------------------
+
+
+async def test_draining_waits_for_the_calls_in_flight(calls: Calls) -> None:
+    task = await calls.begin("jti-1")
+    draining = asyncio.create_task(calls.inflight.drain(BOUND_S))
+    await asyncio.sleep(0)
+    assert not draining.done()
+    calls.answers["call"].set_result("done")
+    assert await task == "done"
+    await asyncio.wait_for(draining, BOUND_S)
+
+
+async def test_draining_ends_the_calls_that_last_too_long_with_an_honest_error(calls: Calls) -> None:
+    task = await calls.begin("jti-1")
+    await asyncio.wait_for(calls.inflight.drain(0.01), BOUND_S)
+    with pytest.raises(ToolError) as caught:
+        await asyncio.wait_for(task, BOUND_S)
+    assert caught.value.failure is Failure.DEADLINE_EXCEEDED
+    assert "stopped during the call" in str(caught.value)
+
+
+async def test_draining_returns_at_once_when_no_call_is_in_flight(calls: Calls) -> None:
+    await asyncio.wait_for(calls.inflight.drain(BOUND_S), 1)

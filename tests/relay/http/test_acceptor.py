@@ -85,7 +85,8 @@ class Port:
         with bind(HostPort("127.0.0.1", 0)) as listener:
             listener.listen()
             port = cls(listener, bounds, timeouts, greeting, tls)
-            task = asyncio.create_task(port.acceptor.run(100))
+            port.acceptor.listen(100)
+            task = asyncio.create_task(port.acceptor.run())
             try:
                 yield port
             finally:
@@ -161,4 +162,4 @@ async def test_a_listener_that_is_of_no_use_is_an_error() -> None:
         )
         listener.close()
         with pytest.raises(OSError, match="Bad file descriptor"):
-            await acceptor.run(100)
+            acceptor.listen(100)

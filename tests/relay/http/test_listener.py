@@ -20,7 +20,7 @@ from relay.config import TlsFiles
 from relay.http.acceptor import SocketTimeouts
 from relay.http.frame_meter import FRAMES_AT_ONCE, METER_IN_SCOPE
 from relay.http.http_protocol import MAX_HEAD_BYTES
-from relay.http.listener import bind
+from relay.http.listener import Hooks, bind
 from relay.pki.tls_contexts import LiveContext
 from schemas.addresses import HostPort
 from schemas.tls import client_context
@@ -38,6 +38,7 @@ UPGRADE = (
 )
 PING = b"\x89\x80\x00\x00\x00\x00"
 GOODBYE = b"\x88\x80\x00\x00\x00\x00"
+PONG = 0x8A
 LONG = b"x" * 1024 * 1024
 EMPTY_FRAME = b"\x81\x80\x00\x00\x00\x00"
 
@@ -322,5 +323,43 @@ def test_messages_over_the_rate_wait_for_their_turn_over_tls(
             await listener.ended.wait()
             writer.transport.abort()
         assert listener.received == count
+
+    run(scene())
+
+
+def test_at_the_end_nodes_stay_connected_and_idle_clients_do_not_until_it_is_drained(run: Run) -> None:
+    async def scene() -> None:
+        started, draining, drained = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+        async def drain() -> None:
+            draining.set()
+            await drained.wait()
+
+        async def stay() -> None:
+            async with Server.running(hooks=Hooks(started.set, drain)) as server:
+                server.app = Starlette(routes=[Route("/", lambda _request: PlainTextResponse("hello"))])
+                await started.wait()
+                node, client = await connected(server, None), await connected(server, None)
+                client[1].write(HTTP)
+                await client[0].readuntil(b"hello")
+                server.app = Listener()
+                node[1].write(UPGRADE)
+                await node[0].readuntil(b"\r\n\r\n")
+                ends.put_nowait((node, client))
+
+        ends = asyncio.Queue[Any]()
+        serving = asyncio.create_task(stay())
+        node, client = await ends.get()
+        await draining.wait()
+        assert await client[0].read() == b""
+        node[1].write(PING)
+        assert (await node[0].readexactly(2))[0] == PONG
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection(*client[1].get_extra_info("peername"))
+        drained.set()
+        assert (await node[0].readexactly(4))[2:] == (1012).to_bytes(2, "big")
+        node[1].close()
+        client[1].close()
+        await serving
 
     run(scene())

@@ -1,0 +1,1 @@
+"""What both programs do as processes: the one wing of ``schemas`` with sockets and threads."""

@@ -1,0 +1,47 @@
+"""paho's client with a network thread that is watched.
+
+Must not know what is published or read.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import paho.mqtt.client as paho
+from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode, MQTTProtocolVersion
+
+
+class WatchedClient(paho.Client):
+    """A client of which both must be set before its thread is started.
+
+    Attributes:
+        on_turn: called in each turn of the thread, about once a second while there is a connection.
+        on_end: called when the thread ends, by ``disconnect`` or by a fault.
+    """
+
+    on_turn: Callable[[], None]
+    on_end: Callable[[], None]
+
+    def __init__(self, client_id: str) -> None:
+        super().__init__(
+            CallbackAPIVersion.VERSION2, client_id=client_id, protocol=MQTTProtocolVersion.MQTTv311
+        )
+        # Else paho drops the exception of a callback.
+        self.enable_logger(logging.getLogger("paho"))
+
+    def disconnect(self, *arguments: Any, **options: Any) -> MQTTErrorCode:
+        """Disconnect for good. That its thread then finds the connection closed is no fault."""
+        self.disable_logger()
+        return super().disconnect(*arguments, **options)
+
+    def loop_misc(self) -> MQTTErrorCode:
+        """Do what paho does in each turn of its thread."""
+        self.on_turn()
+        return super().loop_misc()
+
+    def loop_forever(self, *arguments: Any, **options: Any) -> MQTTErrorCode:
+        """Run paho's thread."""
+        try:
+            return super().loop_forever(*arguments, **options)
+        finally:
+            self.on_end()
