@@ -1,12 +1,14 @@
 """The configuration of a node, from the command line or its enrolment, checked before anything starts."""
 
 import json
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from schemas.addresses import AddressError, BrokerAddress, check_private, normal_url, parse_broker
 from schemas.error_roots import StateError
 from schemas.files import read_state, write_atomic
+from schemas.log_level import LogLevel
 from schemas.strict_json import StrictJsonError, loads
 
 DEFAULT_LOOPBACK_PORT = 8701
@@ -32,6 +34,7 @@ class NodeConfig:
         plain_allowed: whether the operator has allowed connections that others can read.
         own_root: whether the relay and the broker are trusted by the root of this node's leaf alone; else
             by what this machine trusts.
+        log_level: the level from which on lines are logged.
 
     Raises:
         AddressError: relay or broker may not be reached like this.
@@ -43,6 +46,7 @@ class NodeConfig:
     ttl_ms: int = DEFAULT_TTL_MS
     plain_allowed: bool = False
     own_root: bool = False
+    log_level: LogLevel = LogLevel.INFO
 
     def __post_init__(self) -> None:
         check_private(self.relay_url, self.broker, plain_allowed=self.plain_allowed)
@@ -55,6 +59,8 @@ class DaemonPlan:
     Attributes:
         socket: where local agents connect; None if they cannot.
         socket_group: the number of the group that may use it; None where there is no such group.
+        settings: the texts of all settings, by name, with which a reload compares.
+        flags, config_file: what the command line gave, with which a reload reads the settings again.
     """
 
     config: NodeConfig
@@ -62,11 +68,13 @@ class DaemonPlan:
     loopback_port: int
     socket: Path | None = None
     socket_group: int | None = None
+    settings: Mapping[str, str] = field(default_factory=dict)
+    flags: Mapping[str, str] = field(default_factory=dict)
+    config_file: Path | None = None
 
     def to_json(self) -> str:
         """Return the plan as text, for ``python -P -m kubelet.daemon``."""
-        socket = None if self.socket is None else str(self.socket)
-        return json.dumps({**asdict(self), "state_dir": str(self.state_dir), "socket": socket})
+        return json.dumps(asdict(self), default=str)  # what JSON cannot write is a path
 
     @classmethod
     def from_json(cls, text: str) -> "DaemonPlan":
@@ -74,12 +82,25 @@ class DaemonPlan:
         plan = json.loads(text)
         config = plan["config"]
         return cls(
-            config=NodeConfig(**{**config, "broker": BrokerAddress(**config["broker"])}),
+            config=NodeConfig(
+                **{
+                    **config,
+                    "broker": BrokerAddress(**config["broker"]),
+                    "log_level": LogLevel(config["log_level"]),
+                }
+            ),
             state_dir=Path(plan["state_dir"]),
             loopback_port=plan["loopback_port"],
-            socket=None if plan["socket"] is None else Path(plan["socket"]),
+            socket=_path(plan["socket"]),
             socket_group=plan["socket_group"],
+            settings=plan["settings"],
+            flags=plan["flags"],
+            config_file=_path(plan["config_file"]),
         )
+
+
+def _path(text: str | None) -> Path | None:
+    return None if text is None else Path(text)
 
 
 def store(config: NodeConfig, state_dir: Path) -> None:

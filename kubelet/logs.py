@@ -20,6 +20,7 @@ from structlog.typing import EventDict, FilteringBoundLogger, Processor
 
 from schemas.faults import FailedError, OncePerPlace, place_of, summary, traceback_text, without_secrets
 from schemas.lines import LineWriter
+from schemas.log_level import LogThreshold
 from schemas.text import printable
 
 _PLACE = "place_of_fault"
@@ -39,17 +40,22 @@ class Lines(Protocol):
 def make_logger(
     lines: Lines,
     *,
+    threshold: LogThreshold | None = None,
     monotonic: Callable[[], float] = time.monotonic,
     on_fault: Callable[[str], None] = lambda _: None,
 ) -> FilteringBoundLogger:
-    """Return a logger that writes to ``lines``.
+    """Return a logger that writes to ``lines`` what ``threshold`` admits, by default from info on.
 
     A line with ``exc_info`` is a fault: it gets the traceback. ``on_fault`` is called with its source, a
     library or "kubelet", also for a line that is left out because its place was logged a moment ago.
     """
     logger: FilteringBoundLogger = structlog.wrap_logger(
         _Written(lines),
-        processors=[_Faults(monotonic, on_fault), *_rendering(is_terminal=lines.isatty())],
+        processors=[
+            _Filter(threshold or LogThreshold()),
+            _Faults(monotonic, on_fault),
+            *_rendering(is_terminal=lines.isatty()),
+        ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
     )
     return logger
@@ -59,6 +65,7 @@ def make_logger(
 def opened(
     stream: TextIO,
     *,
+    threshold: LogThreshold | None = None,
     on_fault: Callable[[str], None] = lambda _: None,
     on_lost: Callable[[int], None] = lambda _: None,
 ) -> Iterator[tuple[FilteringBoundLogger, LineWriter]]:
@@ -68,7 +75,7 @@ def opened(
     """
     lines = LineWriter(stream, _lost_line(is_terminal=stream.isatty()), on_lost)
     try:
-        log = make_logger(lines, on_fault=on_fault)
+        log = make_logger(lines, threshold=threshold, on_fault=on_fault)
         with _forwarding(log):
             yield log, lines
     finally:
@@ -100,6 +107,18 @@ class _Written:
         self._lines.write(message + "\n")
 
     log = debug = info = warn = warning = fatal = failure = err = error = critical = exception = msg
+
+
+class _Filter:
+    """Drops the lines below a threshold that may change: the logger's own cannot."""
+
+    def __init__(self, threshold: LogThreshold) -> None:
+        self._threshold = threshold
+
+    def __call__(self, _logger: object, method: str, line: EventDict) -> EventDict:
+        if not self._threshold.admits(method):
+            raise structlog.DropEvent
+        return line
 
 
 class _Faults:

@@ -19,7 +19,18 @@ from kubelet.config import (
 from schemas.addresses import PLAIN_OPTION, AddressError, normal_url, parse_broker
 from schemas.durations import duration_between, duration_text
 from schemas.error_roots import ConfigError
-from schemas.settings import Form, Given, Setting, Settings, Source, parse_flag, parse_path, whole_number
+from schemas.log_level import LogLevel
+from schemas.settings import (
+    Form,
+    Given,
+    Setting,
+    Settings,
+    Source,
+    one_of,
+    parse_flag,
+    parse_path,
+    whole_number,
+)
 from schemas.settings_sources import Program, Sources
 
 STATE_DIR = Setting("state_dir", parse_path, "The directory of the node's identity.", "DIRECTORY")
@@ -52,6 +63,14 @@ TTL = Setting(
 SOCKET = Setting(
     "socket", parse_path, "Where local agents connect. Without it: in the state directory.", "PATH"
 )
+LOG_LEVEL = Setting(
+    "log_level",
+    one_of(LogLevel),
+    "The level from which on lines are logged.",
+    "info|warning|error",
+    LogLevel.INFO.value,
+    reloads=True,
+)
 PLAIN = Setting(
     PLAIN_OPTION.removeprefix("--").replace("-", "_"),
     parse_flag,
@@ -60,7 +79,10 @@ PLAIN = Setting(
     form=Form.FLAG,
 )
 
-KUBELET = Program("kubelet", (STATE_DIR, RELAY, BROKER, LOOPBACK_PORT, HEARTBEAT, TTL, SOCKET, PLAIN))
+KUBELET = Program(
+    "kubelet",
+    (STATE_DIR, RELAY, BROKER, LOOPBACK_PORT, HEARTBEAT, TTL, SOCKET, LOG_LEVEL, PLAIN),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +117,7 @@ class LoadedSettings:
                 ttl_ms=settings[TTL],
                 plain_allowed=settings[PLAIN],
                 own_root=self.own_root,
+                log_level=settings[LOG_LEVEL],
             )
         except AddressError as error:
             raise ConfigError([str(error)]) from None

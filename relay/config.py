@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 
 from relay.rate_limits import Allowance
 from schemas.addresses import PLAIN_OPTION, AddressError, BrokerAddress, HostPort, check_private, is_loopback
+from schemas.log_level import LogLevel
 
 DEFAULT_LISTEN = "127.0.0.1:8700"
 DEFAULT_PUBLIC_URL = f"http://{DEFAULT_LISTEN}"
@@ -93,6 +94,7 @@ class RelayConfig:
         node_broker: the broker as nodes reach it, which enrolment returns; None: as the relay reaches it.
         default_view: how the fleet is listed to clients whose URL chooses no view.
         caller_timeout_s: how long a local agent's request waits for the caller whose tool it is.
+        log_level: the level from which on lines are logged; the lines of calls are not subject to it.
 
     Raises:
         AddressError: something would travel in the clear between machines, or the URL says so.
@@ -114,6 +116,7 @@ class RelayConfig:
     node_broker: BrokerAddress | None = None
     default_view: View = View.TOOLS
     caller_timeout_s: float = CALLER_TIMEOUT_S
+    log_level: LogLevel = LogLevel.INFO
 
     def __post_init__(self) -> None:
         for broker in (self.broker, self.node_broker or self.broker):

@@ -25,6 +25,7 @@ from relay.rate_limits import Allowance
 from schemas.addresses import PLAIN_OPTION, normal_url, parse_broker, parse_host_port
 from schemas.durations import duration_between, duration_text
 from schemas.error_roots import ConfigError, OperatorError
+from schemas.log_level import LogLevel
 from schemas.settings import (
     Form,
     Given,
@@ -123,6 +124,14 @@ DEFAULT_VIEW = Setting(
     View.TOOLS.value,
     reloads=True,
 )
+LOG_LEVEL = Setting(
+    "log_level",
+    one_of(LogLevel),
+    "The level from which on lines are logged. The line of each call always is.",
+    "info|warning|error",
+    LogLevel.INFO.value,
+    reloads=True,
+)
 PLAIN = Setting(
     PLAIN_OPTION.removeprefix("--").replace("-", "_"),
     parse_flag,
@@ -152,6 +161,7 @@ RELAY = Program(
         CALLER_TIMEOUT,
         ENVELOPE,
         DEFAULT_VIEW,
+        LOG_LEVEL,
         PLAIN,
     ),
 )
@@ -238,6 +248,7 @@ def _config_of(settings: Settings, state: StateFiles) -> RelayConfig:
         envelope_mode=settings[ENVELOPE],
         default_view=settings[DEFAULT_VIEW],
         caller_timeout_s=settings[CALLER_TIMEOUT] / 1000,
+        log_level=settings[LOG_LEVEL],
         per_agent=Allowance(
             settings[AGENT_RPS], settings[AGENT_RPS] * AGENT_BURST_S, settings[AGENT_CONCURRENCY]
         ),

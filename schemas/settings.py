@@ -8,7 +8,7 @@ environment (``schemas.settings_sources``), and must not know a setting of eithe
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -119,9 +119,39 @@ class Settings:
         """Return the value of a setting; None if no source gives one."""
         return self._values.get(setting.name)
 
-    def changed(self, new: "Settings") -> list[Setting[Any]]:
-        """Return the settings whose value is another in ``new``."""
-        return [setting for setting in self.table if self.get(setting) != new.get(setting)]
+    def reloaded(self, new: "Settings") -> "Reloaded":
+        """Return what a program that runs with these has after it has read ``new``."""
+        changed = [setting for setting in self.table if self.get(setting) != new.get(setting)]
+        taken = {setting.name: new.given[setting.name] for setting in changed if setting.reloads}
+        return Reloaded(
+            Settings(self.table, [self.given, taken]),
+            applied={name: given.text for name, given in taken.items()},
+            need_restart=[setting.name for setting in changed if not setting.reloads],
+        )
+
+    def texts(self) -> dict[str, str]:
+        """Return the texts of the values, by the names of settings: enough to make the same again."""
+        return {name: given.text for name, given in self.given.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Reloaded:
+    """What a running program has after it has read its settings again.
+
+    Attributes:
+        settings: what it runs with now.
+        applied: the texts of those that it applies, by their names.
+        need_restart: the names of those that have changed, but need a restart.
+    """
+
+    settings: Settings
+    applied: Mapping[str, str]
+    need_restart: Sequence[str]
+
+
+def settings_of(table: Table, texts: Mapping[str, str]) -> Settings:
+    """Return the settings that ``Settings.texts`` were the texts of."""
+    return Settings(table, [{name: Given(text, "started with") for name, text in texts.items()}])
 
 
 def parse_flag(text: str) -> bool:

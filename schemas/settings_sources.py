@@ -50,10 +50,13 @@ class Sources:
     """What the operator gives to one program, the file first and the flags last, and what is wrong with it.
 
     Attributes:
+        flags, named_file: what the command line gave, by which the sources can be read again.
         file: the file that was read; None if there is none.
     """
 
     table: Table
+    flags: Mapping[str, str]
+    named_file: Path | None
     file: Path | None
     by_precedence: tuple[Source, ...]
     problems: tuple[str, ...]
@@ -89,7 +92,7 @@ def read_sources(
     in_file, unknown_keys = ({}, []) if path is None else _from_file(program, path)
     in_environment, unknown_variables = _from_environment(program, environment)
     given = (in_file, in_environment, from_flags(program.table, flags))
-    return Sources(program.table, path, given, (*unknown_keys, *unknown_variables))
+    return Sources(program.table, flags, file, path, given, (*unknown_keys, *unknown_variables))
 
 
 def file_of(program: Program, named: Path | None, environment: Mapping[str, str]) -> Path | None:

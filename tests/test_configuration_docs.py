@@ -18,7 +18,8 @@ def rows(program: Program) -> list[str]:
     for setting in program.table:
         default = "" if setting.default is None else f"`{setting.default}`"
         form = setting.metavar.replace("|", "\\|") if setting.form.value != "flag" else "true or false"
-        found.append(f"| `{setting.name}` | {form} | {default} | {setting.doc} |")
+        reloads = "yes" if setting.reloads else ""
+        found.append(f"| `{setting.name}` | {form} | {default} | {reloads} | {setting.doc} |")
     return found
 
 

@@ -6,6 +6,7 @@ relay less than a signature costs a board. Must not know what a carrier does wit
 """
 
 import asyncio
+import math
 import random
 import time
 from collections.abc import Awaitable, Callable
@@ -44,7 +45,8 @@ class Announcer:
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._signer = signer
-        self._interval_s = interval_s
+        self._own_interval_s = interval_s
+        self._wanted_interval_s = math.inf
         self._rng = rng
         self._log = log
         self._sleep = sleep
@@ -75,7 +77,7 @@ class Announcer:
     @property
     def interval_s(self) -> float:
         """Seconds between two heartbeats, without the jitter."""
-        return self._interval_s
+        return min(self._own_interval_s, self._wanted_interval_s)
 
     def announce_now(self) -> None:
         """Announce at once: the leaf has changed."""
@@ -83,9 +85,15 @@ class Announcer:
 
     def shorten_interval(self, interval_s: float) -> None:
         """Heartbeat at least as often as the relay requests, from now on."""
-        if interval_s < self._interval_s:
-            self._interval_s = interval_s
+        if interval_s < self.interval_s:
+            self._wanted_interval_s = interval_s
             self._due.set()
+
+    def change(self, interval_s: float, ttl_ms: int) -> None:
+        """Heartbeat once an interval, by manifests that are valid for ``ttl_ms``, from now on."""
+        self._own_interval_s = interval_s
+        self._signer.ttl_ms = ttl_ms
+        self._due.set()
 
     async def run(self) -> None:
         """Announce until cancelled."""
@@ -122,4 +130,4 @@ class Announcer:
                 await self.carry(carrier)
             except Exception as error:  # noqa: BLE001 - a fault of one carrier must not stop the others
                 self._log.error("manifest not carried", exc_info=error)
-        return self._interval_s * self._rng.uniform(1 - _JITTER, 1 + _JITTER)
+        return self.interval_s * self._rng.uniform(1 - _JITTER, 1 + _JITTER)

@@ -41,6 +41,7 @@ class ManifestSigner:
     """Makes the manifests of one node.
 
     ``last_issued`` is the file that remembers the newest ``issued_at_ms``, or None for a node without disk.
+    ``ttl_ms`` may be changed.
     ``ticks_ms`` are milliseconds that only ever go forward.
     """
 
@@ -60,7 +61,7 @@ class ManifestSigner:
         self._identity = identity
         self._hw_fingerprint = hw_fingerprint
         self._capabilities = capabilities
-        self._ttl_ms = ttl_ms
+        self.ttl_ms = ttl_ms
         self._now_ms = now_ms
         self._schema = registry.load(MANIFEST_REF)
         self._log = log
@@ -97,12 +98,12 @@ class ManifestSigner:
             hw_fingerprint=self._hw_fingerprint,
             capabilities=self._capabilities,
             issued_at_ms=issued,
-            expires_at_ms=issued + self._ttl_ms,
+            expires_at_ms=issued + self.ttl_ms,
             sign=self._identity.sign,
         )
         self._schema.check(json.loads(wire))
         self._last.advance(issued, now)
-        return SignedManifest(wire, etag_of(wire), issued, issued + self._ttl_ms)
+        return SignedManifest(wire, etag_of(wire), issued, issued + self.ttl_ms)
 
     def overtake(self, mark_ms: int) -> bool:
         """Make the next manifest newer than ``mark_ms``, the newest that the relay has accepted.

@@ -26,7 +26,16 @@ def run(sources: Sources) -> None:
         typer.echo(
             "local agents cannot connect: the state directory's path is too long; name a --socket", err=True
         )
-    plan = DaemonPlan(config, directory, settings[LOOPBACK_PORT], place, socket_group())
+    plan = DaemonPlan(
+        config,
+        directory,
+        settings[LOOPBACK_PORT],
+        place,
+        socket_group(),
+        settings=settings.texts(),
+        flags=sources.flags,
+        config_file=sources.named_file,
+    )
     # The same process goes on as the daemon, without what only a command line needs. -P: else Python would
     # run a json.py of the working directory, and run it as root. no_debug_ranges: a traceback names the line
     # without the column, and each loaded module takes less memory.

@@ -24,6 +24,7 @@ from kubelet.config import DaemonPlan, NodeConfig
 from kubelet.daemon.health import loops_of, readiness_of
 from kubelet.daemon.node import Node, NodeEnvironment
 from kubelet.daemon.prestarted_pool import prestarted_pool
+from kubelet.daemon.reload import SettingsReload
 from kubelet.handlers.base import Handler
 from kubelet.handlers.echo import EchoHandler
 from kubelet.handlers.metrics import MetricsHandler
@@ -36,6 +37,7 @@ from schemas.frames import FrameReader
 from schemas.health import endless, stalled
 from schemas.identity_files import IdentityFiles, NodeIdentity
 from schemas.kinds import KindRegistry
+from schemas.log_level import LogThreshold
 from schemas.manifest import fingerprint
 from schemas.process.service_manager import ServiceManager
 from schemas.registry import SchemaRegistry
@@ -98,11 +100,14 @@ async def run_agent(plan: DaemonPlan, stream: TextIO) -> None:
         FailedError: it has failed.
     """
     identity = IdentityFiles(plan.state_dir).read()
-    with held_alone(plan.state_dir), opened(stream) as (log, _lines):
-        await _run(plan, identity, log)
+    threshold = LogThreshold(plan.config.log_level)
+    with held_alone(plan.state_dir), opened(stream, threshold=threshold) as (log, _lines):
+        await _run(plan, identity, threshold, log)
 
 
-async def _run(plan: DaemonPlan, identity: NodeIdentity, log: FilteringBoundLogger) -> None:
+async def _run(
+    plan: DaemonPlan, identity: NodeIdentity, threshold: LogThreshold, log: FilteringBoundLogger
+) -> None:
     state_dir = plan.state_dir
     around = node_environment(plan.config, f"edge-kubelet-{identity.node_id}", log, IdentityFiles(state_dir))
     node = Node(
@@ -139,6 +144,7 @@ async def _run(plan: DaemonPlan, identity: NodeIdentity, log: FilteringBoundLogg
                     "node": node.run(),
                     "broker": around.publisher.ended.wait(),
                     "loopback": loopback_ended.wait(),
+                    "settings": SettingsReload(plan, node, threshold, manager, log).run(),
                     "service manager": manager.run(lambda: stalled(loops), lambda: _status(node, around)),
                 }
                 await _until_stopped(work, node, manager)

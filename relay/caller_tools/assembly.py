@@ -37,6 +37,7 @@ class CallerToolsPart(Part):
     Attributes:
         streams: the event streams of callers, which the MCP endpoint opens and closes.
         budget: the memory that the sessions take.
+        timeouts: how long requests and sessions last.
     """
 
     streams: EventStreams
@@ -46,6 +47,7 @@ class CallerToolsPart(Part):
     polls: Polls
     outbox: Outbox
     budget: MemoryBudget
+    timeouts: Timeouts
 
     async def run(self) -> None:
         """End what is over until cancelled."""
@@ -114,5 +116,5 @@ def build(  # noqa: PLR0913 - what comes in from outside
     expiry = Expiry(registry, endings, outbox, nodes, authenticator, timeouts, monotonic, log)
     polls = Polls(endings, monotonic)
     return CallerToolsPart(
-        streams, expiry, SessionTools(sessions, polls, streams), requests, polls, outbox, budget
+        streams, expiry, SessionTools(sessions, polls, streams), requests, polls, outbox, budget, timeouts
     )

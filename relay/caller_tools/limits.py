@@ -18,9 +18,9 @@ NODE_BYTES = 32 << 20
 TOTAL_BYTES = 256 << 20
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Timeouts:
-    """How long things last, in seconds.
+    """How long things last, in seconds. They may be changed.
 
     Attributes:
         request: how long a request waits for the caller's answer, and how long the answer is kept to be sent

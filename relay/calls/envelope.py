@@ -116,12 +116,12 @@ def _trace(value: object) -> Trace | None:
 
 
 class EnvelopeCheck:
-    """Checks the form of calls, according to ``mode``."""
+    """Checks the form of calls, according to ``mode``, which may be changed."""
 
     def __init__(self, registry: SchemaRegistry, mode: EnvelopeMode, log: FilteringBoundLogger) -> None:
         self._envelope = registry.load_envelope()
         self._tool_io = registry.load(TOOL_IO_REF)
-        self._mode = mode
+        self.mode = mode
         self._log = log
 
     def check(self, call: Call, correlation_id: str) -> None:
@@ -130,12 +130,12 @@ class EnvelopeCheck:
         Raises:
             ToolError: ENVELOPE_INVALID; contains the first rule that is broken, and nothing of the call.
         """
-        if self._mode is EnvelopeMode.OFF:
+        if self.mode is EnvelopeMode.OFF:
             return
         violation = self.violation(call)
         if violation is None:
             return
-        if self._mode is EnvelopeMode.SHADOW:
+        if self.mode is EnvelopeMode.SHADOW:
             self._log.warning("a call that would be refused", reason=violation, correlation_id=correlation_id)
             return
         raise ToolError(Failure.ENVELOPE_INVALID, f"The request is not a call: {violation}.")

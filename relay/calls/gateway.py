@@ -22,6 +22,7 @@ from relay.calls.idempotent_calls import IdempotentCalls
 from relay.calls.offline import explained, is_offline
 from relay.calls.relay_tools import RelayTool, RelayTools
 from relay.calls.sample_streams import SampleStreams
+from relay.config import EnvelopeMode
 from relay.fleet.fleet import Fleet
 from relay.fleet.tools import Tool
 from relay.observability.metrics import Metrics
@@ -75,6 +76,11 @@ class CallGateway:
         self._now_ms = now_ms
         self._monotonic = monotonic
         self._log = log
+
+    def change(self, per_agent: Allowance, mode: EnvelopeMode) -> None:
+        """Apply other limits of an agent, and another check of envelopes, to the calls from now on."""
+        self._per_agent = per_agent
+        self._envelopes.mode = mode
 
     async def call(self, request: CallRequest) -> CallAnswer:
         """Answer ``request``. Raises only when cancelled: every failure is an error envelope."""

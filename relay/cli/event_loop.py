@@ -2,7 +2,7 @@
 
 import asyncio
 import signal
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 _T = TypeVar("_T")
@@ -11,13 +11,14 @@ _T = TypeVar("_T")
 def run_until_stopped(
     work: Coroutine[Any, Any, _T],
     loop_factory: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop,
+    signals: Sequence[signal.Signals] = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP),
 ) -> _T | None:
-    """Return what ``work`` returns, or None when SIGINT, SIGTERM or SIGHUP ends it: that is no failure."""
+    """Return what ``work`` returns, or None when one of ``signals`` ends it: that is no failure."""
 
     async def supervised() -> _T | None:
         task = asyncio.ensure_future(work)
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for number in signals:
             loop.add_signal_handler(number, task.cancel)
         await asyncio.wait([task])
         return None if task.cancelled() else task.result()

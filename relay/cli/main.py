@@ -4,6 +4,7 @@ Must not contain what the commands do: each calls one function. Must not import 
 imported by the command that needs them.
 """
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -25,9 +26,9 @@ from relay.cli import (
 from relay.cli.exits import EXIT_NO, fail
 from relay.cli.settings_options import takes_settings
 from relay.kept_settings import write_kept
-from relay.settings import RELAY, load_settings
+from relay.settings import RELAY, LoadedSettings, load_settings
 from schemas.error_roots import OperatorError
-from schemas.settings_sources import Sources
+from schemas.settings_sources import Sources, read_sources
 
 app = typer.Typer(
     name="relay",
@@ -59,13 +60,18 @@ def run(sources: Sources) -> None:
     `relay config show` prints which value holds, and where it stands.
     """
     from relay.cli.serve import serve  # noqa: PLC0415 - the server's parts, for this command alone
+    from relay.server.settings_reload import ReloadSource  # noqa: PLC0415 - as above
+
+    def load() -> LoadedSettings:
+        again = read_sources(RELAY, sources.flags, sources.named_file, os.environ)
+        return load_settings(again, options.usual_state_dir())
 
     loaded = load_settings(sources, options.usual_state_dir())
     config = loaded.config()
     if config.state.ca.exists():
         # Not in a directory that is named by mistake: the next start would use what was kept there.
         write_kept(config.state.settings, loaded.to_keep())
-    serve(config)
+    serve(config, ReloadSource(loaded.settings, load))
 
 
 @app.command()

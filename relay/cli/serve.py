@@ -1,5 +1,6 @@
 """What ``relay run`` imports besides its options: the server's parts, which no other command needs."""
 
+import signal
 import sys
 
 import uvloop
@@ -8,14 +9,18 @@ from relay.cli.event_loop import run_until_stopped
 from relay.config import RelayConfig
 from relay.http.listener import bind
 from relay.server.app import run_relay
+from relay.server.settings_reload import ReloadSource
 
 
-def serve(config: RelayConfig) -> None:
-    """Listen at the configured address, and serve until a signal comes.
+def serve(config: RelayConfig, reload: ReloadSource) -> None:
+    """Listen at the configured address, and serve until SIGINT or SIGTERM. SIGHUP reads the settings again.
 
     Raises:
         OperatorError, OSError: the state directory or the address cannot be used.
         FailedError: the relay has ended by itself.
     """
     with bind(config.listen) as listener:
-        run_until_stopped(run_relay(config, listener, sys.stderr), uvloop.new_event_loop)
+        # Ignored until the relay can reload: the signal would end it.
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        running = run_relay(config, listener, sys.stderr, reload=reload)
+        run_until_stopped(running, uvloop.new_event_loop, (signal.SIGINT, signal.SIGTERM))

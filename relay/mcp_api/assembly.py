@@ -24,9 +24,10 @@ from relay.telemetry.assembly import TelemetryPart
 
 @dataclass(frozen=True, slots=True)
 class McpPart(Part):
-    """MCP in both protocol eras, as an ASGI application."""
+    """MCP in both protocol eras, as an ASGI application. ``options`` reads what a URL chooses."""
 
     endpoint: McpEndpoint
+    options: UrlOptionReader
 
 
 def assemble(  # noqa: PLR0913, PLR0917 - the parts that it connects
@@ -48,4 +49,4 @@ def assemble(  # noqa: PLR0913, PLR0917 - the parts that it connects
         server.discovered,
     )
     changes = ChangeStreams(fleet.notifier, telemetry.resource, OpenStreams(), options, environment.clock)
-    return McpPart(McpEndpoint(server, methods, changes, LogStreams(events)))
+    return McpPart(McpEndpoint(server, methods, changes, LogStreams(events)), options)

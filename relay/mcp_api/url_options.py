@@ -50,6 +50,11 @@ class UrlOptionReader:
         self._default_view = default_view
         self.read = lru_cache(maxsize=_KEPT)(self._read)
 
+    def change_default(self, view: View) -> None:
+        """Choose another view for URLs without one, from now on."""
+        self._default_view = view
+        self.read.cache_clear()
+
     def _read(self, query: str) -> UrlOptions:
         """Return what ``query`` chooses.
 

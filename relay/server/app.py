@@ -33,12 +33,14 @@ from relay.pki import assembly as pki_assembly
 from relay.server.collector import tune_collector
 from relay.server.descriptor_reserve import DescriptorReserve
 from relay.server.follow_ups import FollowUps
+from relay.server.settings_reload import ReloadSource, SettingsReload
 from relay.server.trust_watcher import TrustWatcher
 from relay.sessions import assembly as sessions_assembly
 from relay.telemetry import assembly as telemetry_assembly
 from relay.views import assembly as views_assembly
 from schemas.health import Health, Loop, endless, stalled
 from schemas.kinds import KindRegistry
+from schemas.log_level import LogThreshold
 from schemas.process.service_manager import ServiceManager
 from schemas.registry import SchemaRegistry
 from schemas.trust import TrustRules
@@ -143,6 +145,12 @@ class Relay:
         parts = {name: loop for part in self.parts for name, loop in part.loops().items()}
         return parts | {"decisions": self.watcher.loop, "follow-ups": self.watcher.follow_ups.loop}
 
+    def apply(self, config: RelayConfig) -> None:
+        """Take from ``config`` what can be changed while the relay runs."""
+        self.calls.gateway.change(config.per_agent, config.envelope_mode)
+        self.mcp.options.change_default(config.default_view)
+        self.caller_tools.timeouts.request = config.caller_timeout_s
+
     async def run(self) -> None:
         """Do the parts' background work until cancelled; the first that fails or ends, ends all."""
         async with asyncio.TaskGroup() as tasks:
@@ -189,23 +197,27 @@ class Relay:
         )
 
 
-async def run_relay(
+async def run_relay(  # noqa: PLR0913 - what comes in from outside
     config: RelayConfig,
     listener: socket.socket,
     stream: TextIO,
     registry: SchemaRegistry | None = None,
     kinds: KindRegistry | None = None,
+    *,
+    reload: ReloadSource | None = None,
 ) -> None:
     """Serve on ``listener``, which is bound, until cancelled.
 
     ``registry`` and ``kinds`` are the documents and kinds that the relay knows, by default those that ship.
+    With ``reload``, SIGHUP reads the settings again.
 
     Raises:
         StateError, ExposedFileError, OSError: as ``Relay``.
         FailedError: it has ended by itself.
     """
     metrics = Metrics()
-    with opened(stream, on_fault=metrics.fault, on_lost=metrics.log_lines_lost.inc) as (log, lines):
+    threshold, on_lost = LogThreshold(config.log_level), metrics.log_lines_lost.inc
+    with opened(stream, threshold=threshold, on_fault=metrics.fault, on_lost=on_lost) as (log, lines):
         environment = RelayEnvironment(
             config=config,
             registry=registry or SchemaRegistry(),
@@ -221,14 +233,27 @@ async def run_relay(
             random_bytes=os.urandom,
         )
         relay = Relay(environment)
+
+        def apply(changed: RelayConfig) -> None:
+            relay.apply(changed)
+            threshold.level = changed.log_level
+
+        manager = ServiceManager.of(os.environ, os.getpid(), log)
+        reloading = None if reload is None else SettingsReload(reload, apply, manager, log)
         with fatal_errors_logged(log):
-            await _serve(relay, environment, listener)
+            await _serve(relay, environment, listener, manager, reloading)
 
 
-async def _serve(relay: Relay, environment: RelayEnvironment, listener: socket.socket) -> None:
+async def _serve(
+    relay: Relay,
+    environment: RelayEnvironment,
+    listener: socket.socket,
+    manager: ServiceManager,
+    reloading: SettingsReload | None,
+) -> None:
     tune_collector()
     config, log, audit = environment.config, environment.log, relay.audit.log
-    manager, loops = ServiceManager.of(os.environ, os.getpid(), log), relay.loops()
+    loops = relay.loops()
 
     async def drain() -> None:
         manager.stopping()
@@ -247,6 +272,8 @@ async def _serve(relay: Relay, environment: RelayEnvironment, listener: socket.s
                 tasks.create_task(relay.run()),
                 tasks.create_task(manager.run(lambda: stalled(loops), lambda: _status(relay))),
             ]
+            if reloading is not None:
+                background.append(tasks.create_task(reloading.run()))
             serving = serve(
                 relay.http.application,
                 listener,

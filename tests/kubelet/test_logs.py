@@ -8,6 +8,7 @@ import warnings
 from datetime import UTC, datetime
 
 from kubelet.logs import make_logger, opened
+from schemas.log_level import LogLevel, LogThreshold
 from tests.fakes.lines import BOUND_S, LogLines
 
 
@@ -221,3 +222,18 @@ class Failing(io.StringIO):
         if self.fails:
             raise OSError(28, "No space left on device")
         return super().write(text)
+
+
+def test_the_level_from_which_on_lines_are_logged_can_be_changed() -> None:
+    stream, threshold = io.StringIO(), LogThreshold()
+    log = make_logger(stream, threshold=threshold)
+    for level in (LogLevel.ERROR, LogLevel.WARNING):
+        threshold.level = level
+        log.info("info")
+        log.warning("warning")
+        log.error("error")
+    assert [json.loads(line)["event"] for line in stream.getvalue().splitlines()] == [
+        "error",
+        "warning",
+        "error",
+    ]

@@ -4,7 +4,17 @@ from pathlib import Path
 import pytest
 
 from schemas.error_roots import ConfigError, OperatorError
-from schemas.settings import Form, Given, Setting, Settings, one_of, parse_flag, parse_path, whole_number
+from schemas.settings import (
+    Form,
+    Given,
+    Setting,
+    Settings,
+    one_of,
+    parse_flag,
+    parse_path,
+    settings_of,
+    whole_number,
+)
 
 
 class Mode(Enum):
@@ -48,12 +58,33 @@ def test_all_that_is_wrong_is_reported_with_its_place() -> None:
     assert str(caught.value) == "there is no setting prot (and 2 more: see `config check`)"
 
 
-def test_what_has_changed_is_found_by_value() -> None:
+def test_a_reload_takes_what_reloads_and_names_what_needs_a_restart() -> None:
+    old = Settings(TABLE, [{"log_mode": Given("on", "file")}])
+    new = Settings(TABLE, [{"log_mode": Given("off", "file"), "port": Given("1", "file")}])
+    reloaded = old.reloaded(new)
+    assert (reloaded.applied, reloaded.need_restart) == ({"log_mode": "off"}, ["port"])
+    assert (reloaded.settings[PORT], reloaded.settings.get(MODE)) == (8700, Mode.OFF)
+    # Until the restart each reload names it again.
+    again = reloaded.settings.reloaded(new)
+    assert (again.applied, again.need_restart) == ({}, ["port"])
+
+
+def test_a_reload_compares_values_and_not_how_they_are_given() -> None:
     old = Settings(TABLE, [{"log_mode": Given("on", "file")}])
     same = Settings(TABLE, [{"log_mode": Given("on", "--log-mode"), "port": Given("08700", "file")}])
-    new = Settings(TABLE, [{"port": Given("1", "file")}])
-    assert old.changed(same) == []
-    assert old.changed(new) == [PORT, MODE]
+    reloaded = old.reloaded(same)
+    assert (reloaded.applied, reloaded.need_restart) == ({}, [])
+
+
+def test_a_setting_that_reloads_returns_to_its_default() -> None:
+    level = Setting("level", one_of(Mode), "A level.", default="on", reloads=True)
+    old = Settings((level,), [{"level": Given("off", "file")}])
+    assert old.reloaded(Settings((level,), [])).applied == {"level": "on"}
+
+
+def test_settings_are_made_again_of_their_texts() -> None:
+    settings = Settings(TABLE, [{"log_mode": Given("on", "file")}])
+    assert settings_of(TABLE, settings.texts()).reloaded(settings).applied == {}
 
 
 @pytest.mark.parametrize("text", ["", "-1", "0", "65536", "1.0", "1_0", " 1", "٣", "1e3", "9" * 30, "nan"])

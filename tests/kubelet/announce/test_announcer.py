@@ -137,6 +137,25 @@ async def test_heartbeats_are_spread_by_a_tenth(
             pause.end()
 
 
+async def test_another_interval_and_lifetime_apply_at_once(rig: Rig) -> None:
+    async with rig.running():
+        await rig.road.next()
+        await rig.pauses.next()
+        rig.announcer.change(30.0, 2 * TTL_MS)
+        manifest = await rig.road.next()
+        pause = await rig.pauses.next()
+    assert manifest.expires_at_ms - manifest.issued_at_ms == 2 * TTL_MS
+    assert pause.seconds == pytest.approx(30)
+
+
+async def test_the_relays_shorter_interval_outlasts_a_change(rig: Rig) -> None:
+    rig.announcer.shorten_interval(10.0)
+    rig.announcer.change(30.0, TTL_MS)
+    assert rig.announcer.interval_s == 10
+    rig.announcer.change(5.0, TTL_MS)
+    assert rig.announcer.interval_s == 5
+
+
 async def test_overtaking_announces_at_once_and_newer(rig: Rig) -> None:
     async with rig.running():
         await rig.road.next()

@@ -12,6 +12,7 @@ import pytest
 from relay.auth.agent_tokens import Principal
 from relay.calls.call_record import CallAnswer, CallRequest
 from relay.calls.gateway import CallGateway
+from relay.config import EnvelopeMode
 from relay.fleet.name_ledger import NodeName
 from relay.rate_limits import Allowance
 from relay.routing.port import Command, NodeRouter
@@ -713,6 +714,17 @@ async def test_what_a_node_now_says_that_it_bears_counts_at_once(
     hub.announce(node, issued_at_ms=NOW_MS + 1, capabilities=[BRISK_ECHO])
     seconds.now += 0.02
     assert await codes(gateway, request(hub)) == ["ok"]
+
+
+async def test_an_agents_limits_and_the_check_of_envelopes_can_be_changed(
+    hub: Hub, router: ScriptedRouter, seconds: Seconds
+) -> None:
+    hub.connect(hub.ca.issue())
+    gateway = hub.gateway(router, seconds, Allowance(0.001, 1, 9))
+    assert await codes(gateway, request(hub), request(hub)) == ["ok", "E_RATE_LIMITED"]
+    gateway.change(Allowance(1000, 1000, 9), EnvelopeMode.OFF)
+    seconds.now += 1
+    assert await codes(gateway, *[request(hub)] * 5) == ["ok"] * 5
 
 
 async def test_a_refusal_uses_up_nothing_of_the_capability(

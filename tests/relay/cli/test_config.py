@@ -1,11 +1,17 @@
 import json
+import signal
+import subprocess
+import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from relay.cli.options import state_files
 from relay.settings import RELAY
+from tests.fakes.ports import unused_port
 from tests.fakes.relay_command import RelayCommand as Relay
 
 BROKER = 'broker = "127.0.0.1:1883"\n'
@@ -83,3 +89,31 @@ def test_a_broken_file_does_not_stop_a_command_that_is_told_what_it_needs(
     assert relay("ca", "list").code == 0
     assert relay("token", "issue", "--sub", "a", "--public-url", "https://relay.example").code == 0
     assert relay("token", "issue", "--sub", "a").code == 78
+
+
+@pytest.mark.processes
+def test_a_running_relay_reads_the_file_again_at_sighup(relay: Relay, state: Path, file: Path) -> None:
+    relay("ca", "init")
+    command = [sys.executable, "-P", "-m", "relay", "run", "--state-dir", str(state), "--config", str(file)]
+    with subprocess.Popen(
+        [*command, "--listen", f"127.0.0.1:{unused_port()}"], stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr is not None
+        lines = iter(process.stderr)
+        until(lines, "relay started")
+        file.write_text(BROKER + "agent_rps = 7\ntls_own = true\n")
+        process.send_signal(signal.SIGHUP)
+        # TLS without an https URL: the whole is refused.
+        assert "--public-url is https" in until(lines, "settings not reloaded")["problems"][0]
+        file.write_text(BROKER + 'agent_rps = 7\nbroker_pid_file = "/run/x.pid"\n')
+        process.send_signal(signal.SIGHUP)
+        assert until(lines, "setting reloaded")["setting"] == "agent_rps"
+        assert until(lines, "setting needs a restart")["setting"] == "broker_pid_file"
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=30)
+    assert process.returncode == 0
+
+
+def until(lines: Iterator[str], event: str) -> dict[str, Any]:
+    """Return the next line of a log that is ``event``."""
+    return next(line for line in map(json.loads, lines) if line["event"] == event)

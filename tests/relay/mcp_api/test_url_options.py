@@ -41,6 +41,13 @@ def test_a_query_selects_what_it_says(reader: UrlOptionReader, query: str, selec
     assert reader.read(f"{query}&names=dashed") == UrlOptions(dashed=True, selection=selection)
 
 
+def test_the_view_of_a_query_without_one_can_be_changed() -> None:
+    reader = UrlOptionReader(KindRegistry())
+    assert reader.read("").selection.view is View.TOOLS
+    reader.change_default(View.KINDS)
+    assert [reader.read(query).selection.view for query in ("", "view=tools")] == [View.KINDS, View.TOOLS]
+
+
 @pytest.mark.parametrize(
     ("query", "message"),
     [
