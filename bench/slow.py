@@ -12,7 +12,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
-from schemas.frames import CONNECT_PATH, SUBPROTOCOL
+from schemas.addresses import CONNECT_PATH
+from schemas.frames import SUBPROTOCOL
 
 _BETWEEN_BYTES_S = 0.25
 _BETWEEN_ATTEMPTS_S = 0.25

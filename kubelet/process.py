@@ -3,7 +3,6 @@
 Must not import the command line's library: the daemon does without it.
 """
 
-import asyncio
 import signal
 import sys
 from collections.abc import Coroutine, Iterator
@@ -51,6 +50,8 @@ def errors_in_one_line() -> Iterator[None]:
 
 def run_until_signal(work: Coroutine[Any, Any, None]) -> None:
     """Run ``work`` until SIGINT or SIGTERM, which are no failure."""
+    # Here, not above: `kubelet run` only becomes another process, and each board waits for it at each start.
+    import asyncio  # noqa: PLC0415
 
     async def supervised() -> None:
         task = asyncio.ensure_future(work)

@@ -10,8 +10,8 @@ from ipaddress import ip_address
 from urllib.parse import urlsplit
 
 from schemas.error_roots import OperatorError
-from schemas.frames import CONNECT_PATH
 
+CONNECT_PATH = "/devices/connect"
 MCP_PATH = "/mcp"
 PLAIN_OPTION = "--insecure-plain-transports"
 """The option that allows connections that others on the network can read and change."""

@@ -21,7 +21,6 @@ SUBPROTOCOL_1_1 = "edge-kubelet.v1.1"
 """The relay sends an echo after each welcome, and ``heartbeat_ack`` may name what the broker sent it."""
 SUBPROTOCOLS = (SUBPROTOCOL_1_1, SUBPROTOCOL)
 """The newest first: a node offers all, and the relay chooses."""
-CONNECT_PATH = "/devices/connect"
 MAX_FRAME_BYTES = 256 * 1024
 MAX_FRAME_BYTES_BEFORE_WELCOME = 8 * 1024
 

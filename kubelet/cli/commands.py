@@ -6,7 +6,6 @@ a restart does not help. Standard output holds results, standard error the rest.
 Must not hold what the commands do: each calls one function of another module, imported when it is needed.
 """
 
-import asyncio
 import json
 import os
 import sys
@@ -115,6 +114,8 @@ def enroll(
     as_json: AsJson = False,
 ) -> None:
     """Enrol this node at a relay. The join token may also be in EDGE_JOIN_TOKEN."""
+    import asyncio  # noqa: PLC0415
+
     from kubelet.identity.enrolment import Enroller, EnrolmentError  # noqa: PLC0415
 
     files, url = IdentityFiles(directory_of(state_dir)), normal_url(relay)
@@ -150,6 +151,8 @@ def announce(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the manifest, publish nothing.")] = False,
 ) -> None:
     """Sign a manifest now, and publish it once or print it."""
+    import asyncio  # noqa: PLC0415
+
     from kubelet.cli.announce_once import publish_once, sign_once  # noqa: PLC0415
     from kubelet.session.tls import NodeTls  # noqa: PLC0415
 
@@ -220,6 +223,8 @@ def retire(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
     """Retire this node: its leaf is revoked, and its identity removed. Stop the daemon first."""
+    import asyncio  # noqa: PLC0415
+
     from kubelet.cli.retire import RetirementError  # noqa: PLC0415
     from kubelet.cli.retire import retire as retire_node  # noqa: PLC0415
 

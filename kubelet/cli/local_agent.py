@@ -3,7 +3,6 @@
 Must not import the MCP SDK before the command runs: it is in an extra that a daemon does without.
 """
 
-import asyncio
 import signal
 import sys
 from typing import Annotated
@@ -36,6 +35,8 @@ def mcp(
         from kubelet.local_agent.assembly import run_local_agent  # noqa: PLC0415
     except ModuleNotFoundError as error:
         fail(f"{error.name} is not installed: pip install 'edge-kubelet[agent]'", EXIT_CANNOT_RUN)
+    import asyncio  # noqa: PLC0415
+
     from kubelet.daemon.agent import make_handlers  # noqa: PLC0415
 
     directory = directory_of(state_dir)

@@ -18,8 +18,7 @@ from relay.auth.permissions import SCOPE_OF_SAFETY_CLASS
 from relay.http.connections import admit
 from relay.http.direct_http import WholeRequest, Work
 from relay.observability.metrics import Metrics
-from schemas.addresses import MCP_PATH, HostPort, is_loopback
-from schemas.frames import CONNECT_PATH
+from schemas.addresses import CONNECT_PATH, MCP_PATH, HostPort, is_loopback
 from schemas.tokens import TokenError
 
 _METADATA_ROOT = "/.well-known/oauth-protected-resource"

@@ -17,7 +17,7 @@ import pytest_asyncio
 
 from relay.config import TlsFiles
 from relay.pki.tls_contexts import LiveContext
-from schemas.frames import CONNECT_PATH
+from schemas.addresses import CONNECT_PATH
 from schemas.tls import client_context
 from tests.fakes.polling import until
 from tests.fakes.serving import Server

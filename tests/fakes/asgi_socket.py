@@ -7,7 +7,8 @@ from starlette.types import Message
 from starlette.websockets import WebSocket
 
 from relay.http.frame_meter import METER_IN_SCOPE, FrameMeter
-from schemas.frames import CONNECT_PATH, SUBPROTOCOL
+from schemas.addresses import CONNECT_PATH
+from schemas.frames import SUBPROTOCOL
 
 
 class AsgiSocket:

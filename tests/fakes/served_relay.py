@@ -18,7 +18,8 @@ from relay.fleet.change_notifier import ChangeNotifier
 from relay.http.request_guard import AllowedHosts, RequestGuard
 from relay.http.routes import make_routes
 from relay.sessions.node_sessions import AUTH_TIMEOUT_S
-from schemas.frames import CONNECT_PATH, MAX_FRAME_BYTES, SUBPROTOCOL, Frame, FrameReader
+from schemas.addresses import CONNECT_PATH
+from schemas.frames import MAX_FRAME_BYTES, SUBPROTOCOL, Frame, FrameReader
 from schemas.health import Health
 from tests.fakes.hub import Hub
 from tests.fakes.node_end import BOOT_ID, NodeEnd, device_token

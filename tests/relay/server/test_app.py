@@ -24,10 +24,10 @@ from relay.pki.errors import AuthorityError
 from relay.server.app import run_relay
 from relay.server.trust_watcher import TrustWatcher
 from relay.sessions.handshake import Handshake
-from schemas.addresses import BrokerAddress, HostPort
+from schemas.addresses import CONNECT_PATH, BrokerAddress, HostPort
 from schemas.faults import FailedError
 from schemas.files import PRIVATE, write_atomic
-from schemas.frames import CONNECT_PATH, SUBPROTOCOL
+from schemas.frames import SUBPROTOCOL
 from tests.fakes.issuer import ISSUER, IssuerServer, outside_token
 from tests.fakes.lines import LogLines
 

@@ -21,9 +21,10 @@ from relay.pki.errors import AuthorityError
 from relay.server.descriptor_reserve import DescriptorReserve
 from relay.server.follow_ups import Follow, FollowUps
 from relay.server.trust_watcher import TrustWatcher
+from schemas.addresses import CONNECT_PATH
 from schemas.errors import Failure, ToolError
 from schemas.files import write_atomic
-from schemas.frames import CONNECT_PATH, FrameReader
+from schemas.frames import FrameReader
 from schemas.registry import SchemaRegistry
 from schemas.tokens import TokenError
 from tests.fakes.callers import call_of

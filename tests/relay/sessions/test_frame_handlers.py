@@ -13,9 +13,10 @@ from starlette.routing import WebSocketRoute
 from relay.auth.permissions import Rights
 from relay.routing.port import Command, NodeRef
 from relay.sessions.frame_handlers import FrameHandlers
+from schemas.addresses import CONNECT_PATH
 from schemas.certificates import make_csr, verify_leaf
 from schemas.errors import ToolError
-from schemas.frames import CONNECT_PATH, SUBPROTOCOL, SUBPROTOCOLS, FrameReader
+from schemas.frames import SUBPROTOCOL, SUBPROTOCOLS, FrameReader
 from schemas.identity import Identity
 from schemas.manifest import etag_of
 from schemas.session import CloseCode, ProtocolError

@@ -19,8 +19,9 @@ from relay.fleet.node_record import NodeRecord
 from relay.routing.port import Command
 from relay.sessions.connect_limiter import ConnectLimiter
 from relay.sessions.node_sessions import NodeSessions
+from schemas.addresses import CONNECT_PATH
 from schemas.errors import Failure, ToolError
-from schemas.frames import CONNECT_PATH, MAX_FRAME_BYTES, MAX_FRAME_BYTES_BEFORE_WELCOME, FrameReader
+from schemas.frames import MAX_FRAME_BYTES, MAX_FRAME_BYTES_BEFORE_WELCOME, FrameReader
 from schemas.identity import Identity
 from schemas.manifest import etag_of
 from schemas.registry import SchemaRegistry

@@ -10,10 +10,11 @@ from starlette.routing import WebSocketRoute
 from relay.http.frame_meter import FRAMES_AT_ONCE, FrameMeter
 from relay.routing.port import NodeRef
 from relay.sessions.one_way_frames import MAX_QUEUED_BYTES, OneWayFrames
+from schemas.addresses import CONNECT_PATH
 from schemas.caller_tools import MAX_PENDING
 from schemas.errors import Failure, ToolError
 from schemas.frame_types import FrameType
-from schemas.frames import CONNECT_PATH, FrameReader
+from schemas.frames import FrameReader
 from schemas.websocket_frames import FrameHead
 from tests.fakes.frames import PAYLOADS
 from tests.fakes.hub import Hub
