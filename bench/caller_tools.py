@@ -16,7 +16,8 @@ from typing import Any
 from bench.load import KeptConnection, Target, latencies_ms, tool_call
 from bench.results import Figure
 from relay.auth.permissions import SESSION_SCOPE
-from relay.demo.local_system import LocalSystem, Plan, issue_token, start_system
+from relay.demo.local_system import LocalSystem, issue_token, start_system
+from relay.demo.plan import Plan
 from relay.demo.processes import Processes
 
 MOCK_NODES = 60  # each echoes ten times a second

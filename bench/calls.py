@@ -27,7 +27,8 @@ from bench.load import (
     tool_call,
 )
 from bench.results import Figure
-from relay.demo.local_system import LocalSystem, Plan, issue_token, start_system
+from relay.demo.local_system import LocalSystem, issue_token, start_system
+from relay.demo.plan import Plan
 from relay.demo.processes import Processes
 
 NODES = 1000

@@ -21,7 +21,8 @@ from bench.large_fleet import CALLED, HEARTBEAT_S, LargeFleet
 from bench.load import Target, call_once, latencies_ms, latencies_until_ms, request_of, tool_call
 from bench.results import Figure
 from relay.config import AGENT_BURST_S
-from relay.demo.local_system import LocalSystem, Plan, start_system
+from relay.demo.local_system import LocalSystem, start_system
+from relay.demo.plan import Plan
 from relay.demo.processes import Processes
 
 _NODES = int(os.environ.get("BENCH_NODES", "10000"))

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from bench.load import Target, call_once, latencies_ms, tool_call
 from bench.results import Figure
-from relay.demo.local_system import LocalSystem, Plan, issue_token, start_system
+from relay.demo.local_system import LocalSystem, issue_token, start_system
+from relay.demo.plan import Plan
 from relay.demo.processes import Processes
 from relay.pki.authority import CertificateAuthority
 

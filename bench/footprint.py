@@ -17,7 +17,8 @@ import psutil
 from paho.mqtt.enums import CallbackAPIVersion
 
 from bench.results import Figure
-from relay.demo.local_system import Plan, kubelet_command, start_system
+from relay.demo.local_system import kubelet_command, start_system
+from relay.demo.plan import Plan
 from relay.demo.processes import Processes
 from schemas import topics
 from schemas.addresses import parse_host_port

@@ -19,7 +19,8 @@ import httpx2
 import psutil
 
 from relay.config import StateFiles
-from relay.demo.local_system import TENANT, Plan, issue_token, relay_command, start_broker
+from relay.demo.local_system import TENANT, issue_token, relay_command, start_broker
+from relay.demo.plan import Plan
 from relay.demo.ports import ClaimedPorts
 from relay.demo.processes import Processes
 from relay.pki.authority import CertificateAuthority

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from bench.load import call_once, tool_call
 from bench.results import Figure
-from relay.demo.local_system import Plan, start_system
+from relay.demo.local_system import start_system
+from relay.demo.plan import Plan
 from relay.demo.processes import Processes
 from relay.pki.authority import CertificateAuthority
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from bench.load import Target, latencies_ms, tool_call
 from bench.results import Figure
-from relay.demo.local_system import Plan, issue_token, start_system
+from relay.demo.local_system import issue_token, start_system
+from relay.demo.plan import Plan
 from relay.demo.processes import Processes
 from schemas.files import PRIVATE, write_atomic
 

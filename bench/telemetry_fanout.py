@@ -9,7 +9,8 @@ import psutil
 
 from bench.load import call_once, listen, tool_call
 from bench.results import Figure
-from relay.demo.local_system import LocalSystem, Plan, issue_token, start_system
+from relay.demo.local_system import LocalSystem, issue_token, start_system
+from relay.demo.plan import Plan
 from relay.demo.processes import Processes
 
 _NODES = 1000

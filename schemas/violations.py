@@ -119,7 +119,8 @@ def _types(_rule: str, value: object) -> str:
 
 
 def _sized(phrase: str) -> Callable[[str, object], str]:
-    return lambda _rule, value: phrase.format(value)
+    """Return what describes a bound; a noun in the plural loses its last letter for one."""
+    return lambda _rule, value: phrase.format(value).removesuffix("s" if value == 1 else "")
 
 
 _ALLOWED: Mapping[str, Callable[[str, object], str]] = {

@@ -116,7 +116,7 @@ class TokenIssuer:
         try:
             self._claims.check(claims)
         except ViolationError as error:
-            raise TokenOptionError(str(error), error.where) from None
+            raise TokenOptionError(error.sentence, error.where) from None
         return sign_token(self._key, key_id(bytes(self._key.verify_key)), claims)
 
 

@@ -148,6 +148,8 @@ class EnvelopeCheck:
             self._tool_io.check(tool_io)
         except ViolationError as error:
             return str(error)
+        if not _is_progress_token(call.meta.get(META_PROGRESS_TOKEN, "")):
+            return "/params/_meta/progressToken must be of type string or integer"
         return "two idempotency keys" if _has_two_keys(call) else None
 
 
@@ -156,6 +158,10 @@ def _envelope_of(call: Call) -> Mapping[str, Any]:
     if key is None:
         return call.message
     return {**call.message, "idempotencyKey": key}
+
+
+def _is_progress_token(value: object) -> bool:
+    return isinstance(value, str | int) and not isinstance(value, bool)
 
 
 def _has_two_keys(call: Call) -> bool:

@@ -35,7 +35,7 @@ def node_label(
     """Give a node a label, which is unique in its tenant; a running relay applies it within a second."""
     if (label is None) is not remove:
         fail("give a label, or --remove", EXIT_USAGE)
-    found = _found(NodeDirectory.of(state_dir), node)
+    found = _known(NodeDirectory.of(state_dir), node)
     try:
         name_ledger(state_dir).label(found.node_id, found.tenant, label or "")
     except NameRuleError as error:
@@ -59,7 +59,7 @@ def node_tag(
     """Set or remove tags of a node. A node has one value for each key: site=south replaces site=north."""
     if not tags and not remove:
         fail("give tags, or --remove KEY", EXIT_USAGE)
-    found = _found(NodeDirectory.of(state_dir), node)
+    found = _known(NodeDirectory.of(state_dir), node)
     try:
         name_ledger(state_dir).tag(found.node_id, found.tenant, tags or (), remove or ())
     except NameRuleError as error:
@@ -145,6 +145,14 @@ def _found(directory: NodeDirectory, reference: str) -> FoundNode:
         return directory.find(reference)
     except NodeReferenceError as error:
         fail(f"{error}; see `relay node list`", EXIT_NO)
+
+
+def _known(directory: NodeDirectory, reference: str) -> FoundNode:
+    """Return the node that is to be named: one that was forgotten would keep its names out of sight."""
+    found = _found(directory, reference)
+    if _is_forgotten(directory, found.node_id):
+        fail(f"{found.node_id} was forgotten: `relay ca issue --replace` makes it a node again", EXIT_NO)
+    return found
 
 
 def _is_forgotten(directory: NodeDirectory, node_id: str) -> bool:

@@ -5,6 +5,8 @@ Must not contain what a command does.
 
 import os
 import re
+import shutil
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -35,6 +37,8 @@ PublicUrl = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+
+_ID_CHARS = 26
 
 
 def state_files(state_dir: Path | None) -> StateFiles:
@@ -87,9 +91,23 @@ def utc(time_ms: int) -> str:
 
 
 def show_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print ``rows`` in columns below ``header``."""
+    """Print ``rows`` in columns below ``header``. On a terminal long cells are cut, but no id."""
     lines = [header, *([printable(cell) for cell in row] for row in rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
+    if sys.stdout.isatty():
+        widths = narrowed(widths, shutil.get_terminal_size((120, 24)).columns)
     for line in lines:
-        padded = (f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True))
+        padded = (f"{_cut(cell, width):<{width}}" for cell, width in zip(line, widths, strict=True))
         typer.echo("  ".join(padded).rstrip())
+
+
+def narrowed(widths: Sequence[int], space: int) -> list[int]:
+    """Return ``widths`` with the widest made smaller until a line fits ``space``, or none exceeds an id."""
+    result = list(widths)
+    while sum(result) + 2 * (len(result) - 1) > space and max(result) > _ID_CHARS:
+        result[result.index(max(result))] -= 1
+    return result
+
+
+def _cut(cell: str, width: int) -> str:
+    return cell if len(cell) <= width else cell[: width - 3] + "..."

@@ -38,6 +38,9 @@ from schemas.ulids import UlidSource
 
 app = typer.Typer(help="Agents' bearer tokens.", no_args_is_help=True)
 
+_OPTIONS = {"/sub": "--sub", "/tenant": "--tenant", "/exp": "--ttl"}
+_EXAMPLES = {"--sub": ", for example my-agent", "--tenant": ", for example acme"}
+
 
 @app.command("issue")
 def token_issue(
@@ -75,7 +78,8 @@ def token_issue(
             jti=issued.jti,
         )
     except TokenOptionError as error:
-        fail(f"--sub, --tenant or --ttl is malformed: {error}", EXIT_USAGE)
+        option = _OPTIONS.get(error.where, error.where)
+        fail(str(error).replace(error.where, option, 1) + _EXAMPLES.get(option, ""), EXIT_USAGE)
     IssuedTokens(state.issued_tokens).add(issued)
     keep_first(state, public_url=url if public_url else None, tenant=tenant)
     typer.echo(

@@ -9,7 +9,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -21,22 +21,20 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp_types import TextResourceContents, Tool
 
 from relay.auth.agent_tokens import TokenIssuer
+from relay.auth.issued_tokens import IssuedToken, IssuedTokens
 from relay.auth.permissions import SCOPE_OF_SAFETY_CLASS
-from relay.config import StateFiles
-from relay.demo.ports import ClaimedPorts
+from relay.demo.plan import Plan
 from relay.demo.processes import Processes, find_program
 from relay.key_files import load_or_create_key
 from relay.pki.authority import CertificateAuthority
 from schemas.addresses import mcp_url
 from schemas.projection import parse
 from schemas.registry import SchemaRegistry
+from schemas.ulids import UlidSource
 
 TENANT = "demo"
 READ_ONLY = (SCOPE_OF_SAFETY_CLASS["read_only"],)
 
-_RELAY_PORT = 8700
-_LOOPBACK_PORT = 8701
-_BROKER_PORT = 1883
 _TOKEN_TTL_S = 12 * 3600
 _POLL_S = 0.1
 # As the MCP SDK's own clients: a stream without messages is not broken.
@@ -52,69 +50,6 @@ mqtt {{ listen: "127.0.0.1:{port}" }}
 
 Step = Callable[[str], None]
 """Called with a line for each step that is done."""
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """Where everything is.
-
-    Attributes:
-        relay_options: what the relay's command has besides; of an option given twice the last counts.
-    """
-
-    directory: Path
-    state: StateFiles
-    relay_port: int
-    loopback_port: int
-    broker_port: int
-    relay_options: tuple[str, ...] = ()
-
-    @classmethod
-    def below(cls, directory: Path, ports: ClaimedPorts) -> "Plan":
-        """Return a plan for ``directory``, with the usual ports where they are free."""
-        return cls(
-            directory=directory,
-            state=StateFiles(directory / "relay"),
-            relay_port=ports.take(_RELAY_PORT),
-            loopback_port=ports.take(_LOOPBACK_PORT),
-            broker_port=ports.take(_BROKER_PORT),
-        )
-
-    def moved(self) -> Iterator[str]:
-        """Yield a line for each part whose usual port is in use."""
-        chosen = {
-            "relay": (_RELAY_PORT, self.relay_port),
-            "kubelet": (_LOOPBACK_PORT, self.loopback_port),
-            "broker": (_BROKER_PORT, self.broker_port),
-        }
-        for part, (usual, port) in chosen.items():
-            if port != usual:
-                yield f"port {usual} is in use on 127.0.0.1: the {part} takes {port}"
-
-    @property
-    def kubelet_state(self) -> Path:
-        """The state directory of this machine's kubelet."""
-        return self.directory / "kubelet"
-
-    @property
-    def socket(self) -> Path:
-        """Where local agents connect to this machine's kubelet; not made where its path would be too long."""
-        return self.kubelet_state / "relay.sock"
-
-    @property
-    def mocks(self) -> Path:
-        """The directory of the mock nodes' identities."""
-        return self.directory / "mocks"
-
-    @property
-    def public_url(self) -> str:
-        """The relay's public URL."""
-        return f"http://127.0.0.1:{self.relay_port}"
-
-    @property
-    def broker(self) -> str:
-        """The broker's ``HOST:PORT``."""
-        return f"127.0.0.1:{self.broker_port}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,16 +214,20 @@ def fleet_command(plan: Plan) -> list[str]:
 
 def issue_token(plan: Plan, sub: str, tenant: str = TENANT, scopes: Sequence[str] = READ_ONLY) -> str:
     """Return a token for the agent ``sub``, valid for the demo's lifetime; by default for reading only."""
-    key = load_or_create_key(plan.state.token_key, os.urandom)
-    issuer = TokenIssuer(key, plan.public_url, mcp_url(plan.public_url), SchemaRegistry())
-    return issuer.issue(
+    key, now = load_or_create_key(plan.state.token_key, os.urandom), _now_ms()
+    audience = mcp_url(plan.public_url)
+    jti, end = UlidSource(lambda: now, os.urandom).new(), now + _TOKEN_TTL_S * 1000
+    issued = IssuedToken(jti, tenant, sub, tuple(scopes), audience, now, end)
+    token = TokenIssuer(key, plan.public_url, audience, SchemaRegistry()).issue(
         sub=sub,
         tenant=tenant,
         scopes=list(scopes),
-        now_s=_now_ms() // 1000,
+        now_s=now // 1000,
         ttl_s=_TOKEN_TTL_S,
-        jti=os.urandom(16).hex(),
+        jti=issued.jti,
     )
+    IssuedTokens(plan.state.issued_tokens).add(issued)
+    return token
 
 
 def _python(package: str) -> list[str]:

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from relay.demo.caller_tools import show_round_trip
-from relay.demo.local_system import LocalSystem, Plan, start_system
+from relay.demo.local_system import LocalSystem, start_system
+from relay.demo.plan import Plan
 from relay.demo.processes import Processes
 from relay.demo.result_view import lines_of
 from relay.remote_tools import BearerToken, HttpServer, Permissions, RemoteToolError, RemoteTools

@@ -186,13 +186,14 @@ class Fleet:
 
     def rename(self, changed: Mapping[str, NodeName | None]) -> None:
         """Take in the new names of some nodes; None for a node that has none any more."""
+        former = {node_id: self.names.label_of(node_id) for node_id in changed}
         tenants, now = self.names.change(changed), self._now_ms()
-        for node_id in changed:
-            node = self._nodes.get(node_id)
-            if node is not None:
-                self._label(node)
-                self._nodes.update(node, now)
-                self.changes.record(node.tenant, FleetChange(now, node_id, NodeChange.RENAMED))
+        for node in filter(None, map(self._nodes.get, changed)):
+            self._label(node)
+            self._nodes.update(node, now)
+            is_renamed = self.names.label_of(node.node_id) != former[node.node_id]
+            what = NodeChange.RENAMED if is_renamed else NodeChange.TAGGED
+            self.changes.record(node.tenant, FleetChange(now, node.node_id, what))
         for tenant in tenants:
             self._nodes.notify(tenant)  # a tag alone changes no title, but what it selects
 
@@ -290,7 +291,6 @@ class Fleet:
         self._nodes.update(node, self._now_ms())
 
     def _label(self, node: NodeRecord) -> None:
-        """Give the tools of ``node`` the label that it has now."""
         node.tools = labelled(node.tools, self.names.label_of(node.node_id))
         self._announced.update(node.tools)
 

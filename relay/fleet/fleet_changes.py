@@ -21,7 +21,9 @@ class NodeChange(StrEnum):
     CHANGED = "changed"
     """It has other tools, or tools with other limits."""
     RENAMED = "renamed"
-    """The operator has changed its label or its tags."""
+    """The operator has changed its label."""
+    TAGGED = "tagged"
+    """The operator has changed its tags alone."""
 
 
 class FleetChange(NamedTuple):

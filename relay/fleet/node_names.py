@@ -23,6 +23,11 @@ _TAG_SELECTOR = "tag:"
 _UNNAMED = NodeName("")
 
 
+def is_tag_selector(selector: str) -> bool:
+    """Return whether ``selector`` means the nodes of a tag: `site=north`, or `tag:gateway`."""
+    return selector.startswith(_TAG_SELECTOR) or "=" in selector
+
+
 class KnownNodes(Protocol):
     """The nodes that there are."""
 
@@ -54,6 +59,8 @@ class UnknownNodeError(PeerError):
         if self.candidates:
             return f"{shown} fits {self.candidates} nodes: give more characters of the id"
         hint = f"; close: {', '.join(self.close)}" if self.close else ""
+        if is_tag_selector(self.reference):
+            return f"no node has the tag {shown}{hint}"
         return f"{shown} is no node's id, label or prefix of at least {MIN_PREFIX} characters{hint}"
 
 
@@ -153,7 +160,7 @@ class NodeNames:
         """
         if selector == ALL:
             found: Collection[str] = self._nodes.ids_of(tenant)
-        elif selector.startswith(_TAG_SELECTOR) or "=" in selector:
+        elif is_tag_selector(selector):
             found = self._tagged(tenant, selector.removeprefix(_TAG_SELECTOR))
         else:
             return [self.resolve(tenant, selector)]

@@ -140,6 +140,12 @@ class McpEndpoint:
         result = await self.methods.table[message["method"]](caller, message, None)
         return self._eras.shaped(result, modern=True)
 
+    def _check_url(self, caller: Caller) -> None:
+        try:
+            self.methods.check_url(caller)
+        except MethodError as error:
+            raise MCPError(error.code, error.message, error.data) from None
+
     def _charge(self, caller: Caller) -> None:
         try:
             self.methods.charge(caller.principal, 1)
@@ -160,6 +166,7 @@ class McpEndpoint:
             self._changes.subscribe(ctx)
             return {}
         if ctx.method == "initialize":
+            self._check_url(caller_of(ctx))
             self._changes.count_session(ctx)
             # Not at ``initialized``, which is handled after its response: the event stream may be open then.
             self._logs.follow_session(ctx)

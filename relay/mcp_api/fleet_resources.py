@@ -12,6 +12,7 @@ from urllib.parse import parse_qs
 from relay.ascii_json import encoded
 from relay.fleet.fleet import Fleet
 from relay.fleet.node_record import NodeRecord
+from schemas.error_roots import PeerError
 from schemas.projection import is_node_id
 
 NODES_PER_PAGE = 500
@@ -21,6 +22,10 @@ MAX_PAGE_BYTES = 512 * 1024
 _SINCE = re.compile(r"[0-9]{1,16}")
 
 
+class ResourceQueryError(PeerError):
+    """The query of a resource is none. The text says what is allowed, and nothing of what was given."""
+
+
 class FleetResources:
     """The resources of one fleet as a whole."""
 
@@ -28,24 +33,23 @@ class FleetResources:
         self._fleet = fleet
 
     def read(self, tenant: str, path: str, query: str) -> str | None:
-        """Return the document at ``path`` for ``tenant``, as JSON; None if there is none, or not so."""
-        try:
-            options = parse_qs(query, keep_blank_values=True, strict_parsing=bool(query), max_num_fields=1)
-        except ValueError:
-            return None
-        given = {name: values[-1] for name, values in options.items()}
+        """Return the document at ``path`` for ``tenant``, as JSON; None if there is none.
+
+        Raises:
+            ResourceQueryError: ``query`` is not one of it.
+        """
         match path:
-            case "nodes" if given.keys() <= {"cursor"}:
-                return self._nodes(tenant, given.get("cursor"))
-            case "changes" if given.keys() <= {"since_ms"}:
-                return self._changes(tenant, given.get("since_ms", "0"))
+            case "nodes":
+                return self._nodes(tenant, _parameter(query, "cursor"))
+            case "changes":
+                return self._changes(tenant, _parameter(query, "since_ms"))
             case _:
                 return None
 
-    def _nodes(self, tenant: str, cursor: str | None) -> str | None:
+    def _nodes(self, tenant: str, cursor: str | None) -> str:
         """Return the page of nodes behind the id ``cursor``."""
         if cursor is not None and not is_node_id(cursor):
-            return None
+            raise ResourceQueryError("cursor must be the nextCursor of a page before")
         # One more than a page has: whether it is there decides on the next cursor.
         nodes = self._fleet.nodes_of(tenant, cursor or "", NODES_PER_PAGE + 1)
         texts, size = list[str](), 0
@@ -70,9 +74,10 @@ class FleetResources:
             "tools": sorted(node.tools),
         }
 
-    def _changes(self, tenant: str, since_ms: str) -> str | None:
+    def _changes(self, tenant: str, given: str | None) -> str:
+        since_ms = "0" if given is None else given
         if _SINCE.fullmatch(since_ms) is None:
-            return None
+            raise ResourceQueryError("since_ms must be a time in milliseconds since 1970, 0 or more")
         changes, names = self._fleet.changes, self._fleet.names
         found = [
             {
@@ -84,3 +89,20 @@ class FleetResources:
             for change in changes.since(tenant, int(since_ms))
         ]
         return encoded({"complete_since_ms": changes.complete_since_ms(tenant), "changes": found})
+
+
+def _parameter(query: str, name: str) -> str | None:
+    """Return the value of the one parameter that a resource has; None if there is no query.
+
+    Raises:
+        ResourceQueryError: there is another one, or one without a value.
+    """
+    if not query:
+        return None
+    try:
+        given = parse_qs(query, keep_blank_values=True, strict_parsing=True, max_num_fields=1)
+    except ValueError:
+        given = {}
+    if given.keys() != {name}:
+        raise ResourceQueryError(f"the one parameter of this resource is {name}, once")
+    return given[name][0]

@@ -19,10 +19,12 @@ from relay.calls.gateway import CallGateway
 from relay.calls.hops import Hop
 from relay.calls.relay_tools import Emit
 from relay.fleet.node_names import UnknownNodeError
+from relay.mcp_api.fleet_resources import ResourceQueryError
 from relay.mcp_api.paging import CursorError, ToolEntries, page_of
 from relay.mcp_api.resources import TEMPLATES, Resource, ResourceCatalog
 from relay.mcp_api.tool_list import ToolList
 from relay.mcp_api.url_options import UrlOptionError, UrlOptions
+from relay.telemetry.reading import TelemetryQueryError
 from schemas.error_roots import EdgeError
 from schemas.errors import ToolError
 from schemas.text import printable
@@ -130,6 +132,14 @@ class Methods:
             result["nextCursor"] = following
         return result | _cached(LIST_TTL_MS)
 
+    def check_url(self, caller: Caller) -> None:
+        """Return if the query of the caller's URL is one: a client must learn at its first request if not.
+
+        Raises:
+            MethodError: it is none.
+        """
+        self._options_of(caller)
+
     def _options_of(self, caller: Caller) -> UrlOptions:
         try:
             return self._tools.options.read(caller.query)
@@ -172,6 +182,8 @@ class Methods:
         except UnknownNodeError as error:
             content = None
             absent |= {"close": error.close} if error.close else {}
+        except (ResourceQueryError, TelemetryQueryError) as error:
+            raise MethodError(_INVALID_PARAMS, str(error), absent) from None
         if content is None:
             raise MethodError(_INVALID_PARAMS, "Resource not found", absent)
         self.charge(caller.principal, len(content.text) / BYTES_LIKE_A_CALL)
@@ -185,6 +197,7 @@ class Methods:
     async def _discover_server(
         self, caller: Caller, _message: Mapping[str, Any], _emit: Emit | None
     ) -> dict[str, Any]:
+        self.check_url(caller)
         return self._discover(caller.principal.rights)
 
 

@@ -110,6 +110,7 @@ class ResourceCatalog:
 
         Raises:
             UnknownNodeError: it is of a node that does not exist for them.
+            ResourceQueryError, TelemetryQueryError: its query is not one of it.
         """
         if not principal.rights.may_read:
             return None

@@ -9,12 +9,13 @@
 | `tags` | such as `site=north` or `gateway` |
 
 The last three take several values, separated by commas, or the parameter is repeated; a comma in a label is
-written `%2C`. A value that is not allowed is an error and never ignored, so that a list is never wider than
-its URL says. Must not read which nodes there are.
+written `%2C`. A parameter or value that is not allowed is an error and never ignored, so that a list is never
+wider than its URL says. Must not read which nodes there are.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import lru_cache
 from urllib.parse import unquote_plus
 
@@ -27,11 +28,12 @@ from schemas.kinds import KindRegistry
 MAX_VALUES = 64
 _MAX_VALUE = 64
 _NAMES = ("dotted", "dashed")
+_PARAMETERS = ("names", "view", "nodes", "kinds", "tags")
 _KEPT = 256  # a client sends the same query each time
 
 
 class UrlOptionError(PeerError):
-    """A value is not allowed. The text names the parameter and what is allowed, and nothing of the value."""
+    """A parameter or value is not allowed. The text says what is allowed, and nothing of what was given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,8 @@ class UrlOptionReader:
             UrlOptionError: a value is not allowed.
         """
         pairs = [pair.partition("=") for pair in query.split("&")] if query else []
-        given = [(unquote_plus(name), value) for name, _, value in pairs]
+        given = [(unquote_plus(name), value) for name, _, value in pairs if name]
+        _check_names({name for name, _ in given})
         return UrlOptions(
             dashed=_choice(given, "names", _NAMES, "dotted") == "dashed",
             selection=Selection(
@@ -83,12 +86,20 @@ class UrlOptionReader:
         return ", ".join(sorted(f"{kind.name} ({kind.short})" for kind in self._kinds))
 
 
+def _check_names(names: Iterable[str]) -> None:
+    for name in names:
+        if name not in _PARAMETERS:
+            # Not the name itself: what a client sends is not repeated to a model.
+            near = get_close_matches(name[:_MAX_VALUE], _PARAMETERS, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise UrlOptionError(f"the URL's parameters are {', '.join(_PARAMETERS)}{hint}")
+
+
 def _choice(given: Sequence[tuple[str, str]], name: str, allowed: Sequence[str], default: str) -> str:
-    values = [unquote_plus(value) for key, value in given if key == name]
-    chosen = values[-1] if values else default
-    if chosen not in allowed:
-        raise UrlOptionError(f"{name} must be {' or '.join(allowed)}")
-    return chosen
+    values = [unquote_plus(value) for key, value in given if key == name] or [default]
+    if len(values) > 1 or values[0] not in allowed:
+        raise UrlOptionError(f"{name} must be {' or '.join(allowed)}, and be given once")
+    return values[0]
 
 
 def _values(given: Sequence[tuple[str, str]], name: str, allowed: str) -> list[str]:

@@ -14,9 +14,14 @@ from relay.fleet.fleet import Fleet
 from relay.fleet.node_names import UnknownNodeError
 from relay.telemetry.hub import TelemetryHub
 from relay.telemetry.stream import Stream
+from schemas.error_roots import PeerError
 
 _URI = re.compile(r"node://([!-.0-~]{1,256})/telemetry(?:\?([!-~]{0,128}))?")
 _MAX_DIGITS = 15
+
+
+class TelemetryQueryError(PeerError):
+    """The query is none. The text says what is allowed, and nothing of what was given."""
 
 
 class TelemetryResource:
@@ -31,15 +36,16 @@ class TelemetryResource:
 
         Raises:
             UnknownNodeError: there is no such node for ``principal``.
+            TelemetryQueryError: the query is none.
         """
         if (match := _URI.fullmatch(uri)) is None:
             return None
         asked = parse_qs(match[2] or "", keep_blank_values=True)
         if not asked.keys() <= {"since_ms", "cap"}:
-            return None
+            raise TelemetryQueryError("the parameters of this resource are since_ms and cap")
         cap_id, since = asked.get("cap", [None])[-1], asked.get("since_ms", [None])[-1]
         if since is not None and not (since.isdecimal() and len(since) <= _MAX_DIGITS):
-            return None
+            raise TelemetryQueryError("since_ms must be a time in milliseconds since 1970, 0 or more")
         for stream in self._hub.streams_of(principal, self._node(principal, match)):
             if cap_id in {None, stream.tool.cap_id}:
                 return self._content(principal, stream, since)

@@ -32,9 +32,6 @@ def kind_schemas(registry: SchemaRegistry, verb: Verb, *, takes_many: bool) -> T
         del chosen["properties"][NODES]
         answers["properties"] = {}
     else:
-        # Listed as a list alone: one type is what every client and model understands.
-        chosen["properties"][NODES]["type"] = "array"
-        del chosen["properties"][NODES]["minLength"], chosen["properties"][NODES]["maxLength"]
         results = answers["properties"]["results"]["items"]["properties"]
         results["result"] = {key: value for key, value in own_output.items() if key != "$defs"}
     return ToolSchemas(

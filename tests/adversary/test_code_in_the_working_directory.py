@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from kubelet.session.renewal import installer
-from relay.demo.local_system import Plan, fleet_command, kubelet_command, relay_command
+from relay.demo.local_system import fleet_command, kubelet_command, relay_command
+from relay.demo.plan import Plan
 from relay.demo.ports import ClaimedPorts
 from schemas.identity_files import IdentityFiles
 

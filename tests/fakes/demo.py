@@ -21,7 +21,7 @@ from kubelet.handlers.echo import CAPABILITY as ECHO
 from kubelet.handlers.metrics import CAPABILITY as METRICS
 from kubelet.logs import make_logger
 from relay.config import StateFiles
-from relay.demo.local_system import Plan
+from relay.demo.plan import Plan
 from schemas.kinds import KINDS
 from tests.fakes.ports import unused_port
 

@@ -4,13 +4,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import jsonschema_rs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.errors import MAX_TEXT, ToolError
 from schemas.registry import SCHEME, SchemaRegistry
-from schemas.violations import ViolationError
+from schemas.violations import ViolationError, violation_of
 
 SUBSCRIBE = "system.metrics.subscribe.input@1.0.0"
 SNAPSHOT = "system.metrics.snapshot.input@1.0.0"
@@ -114,3 +115,18 @@ def test_whatever_the_value_is_the_envelope_is_bounded_ascii(value: object) -> N
         assert text.isascii()
         assert text.isprintable()
         assert len(text) <= MAX_TEXT
+
+
+@pytest.mark.parametrize(
+    ("schema", "value", "said"),
+    [
+        ({"minLength": 1}, "", "have at least 1 character"),
+        ({"minLength": 2}, "", "have at least 2 characters"),
+        ({"maxItems": 1}, [1, 2], "have at most 1 item"),
+        ({"minProperties": 1}, {}, "have at least 1 member"),
+        ({"minimum": 1}, 0, "be at least 1"),
+    ],
+)
+def test_one_is_not_several(schema: dict[str, Any], value: object, said: str) -> None:
+    error = next(jsonschema_rs.validator_for(schema).iter_errors(value))
+    assert violation_of(error, schema).sentence == f"the whole value must {said}"

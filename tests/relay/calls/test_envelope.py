@@ -444,3 +444,16 @@ def test_what_is_accepted_has_what_the_gateway_relies_on(document: dict[str, Any
         assert isinstance(call.arguments, dict)
         key = call.idempotency_key
         assert key is None or 1 <= len(key) <= 128
+
+
+@pytest.mark.parametrize("token", [True, 1.5, None, [], {}], ids=str)
+def test_a_progress_token_of_another_type_is_refused(strict: Strict, token: object) -> None:
+    told = strict.told(Call(called(_meta={"progressToken": token})))
+    assert told == (
+        "The request is not a call: /params/_meta/progressToken must be of type string or integer."
+    )
+
+
+@pytest.mark.parametrize("token", ["", "p-1", 0, -7], ids=str)
+def test_a_progress_token_is_a_string_or_an_integer(strict: Strict, token: object) -> None:
+    assert strict.told(Call(called(_meta={"progressToken": token}))) is None

@@ -536,6 +536,23 @@ def test_no_command_for_tokens_makes_a_key(relay: Relay, state: Path, command: l
     assert not state.exists()
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("--tenant", "Acme", "--tenant must match the pattern"),
+        ("--sub", "", "--sub must have at least 1 character, for example my-agent"),
+        ("--sub", "x" * 129, "--sub must have at most 128 characters"),
+    ],
+)
+def test_a_token_that_cannot_be_is_refused_by_the_name_of_the_option(
+    relay: Relay, option: str, value: str, said: str
+) -> None:
+    relay("ca", "init")
+    sub_option = () if option == "--sub" else ("--sub", "ant")
+    outcome = relay("token", "issue", *sub_option, option, value)
+    assert (outcome.code, said in outcome.error) == (2, True)
+
+
 def test_the_tokens_that_were_issued_are_listed_with_their_state(relay: Relay) -> None:
     relay("ca", "init")
     kept, revoked = (jti_of(relay("token", "issue", "--sub", name)) for name in ("agent-1", "agent-2"))

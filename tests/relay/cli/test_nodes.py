@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from relay.cli.options import narrowed
 from schemas.certificates import make_csr
 from tests.fakes.relay_command import Outcome, RelayCommand
 from tests.fakes.signer import key_named
@@ -158,6 +159,9 @@ def test_a_revoked_node_is_forgotten_with_its_names_until_it_is_issued_to_again(
     relay("node", "tag", FIRST, "gateway")
     relay("ca", "revoke", "pi")
     assert done(relay("node", "forget", "pi")) == f"forgotten {FIRST}\n"
+    for command in (("label", FIRST, "barn"), ("tag", FIRST, "gateway")):
+        refused = relay("node", *command)
+        assert (refused.code, "was forgotten" in refused.error) == (1, True)
     assert set(listed(relay)) == {SECOND, FOREIGN}
     assert relay("node", "label", SECOND, "pi").code == 0
     issue(relay, tmp_path, FIRST, "--replace")
@@ -226,3 +230,9 @@ def test_the_label_of_a_revoked_join_token_and_of_another_tenants_is_free(relay:
     assert relay("join-token", "create", "--tenant", "globex", "--label", "shed").code == 0
     relay("join-token", "revoke", join_id)
     assert relay("join-token", "create", "--tenant", "acme", "--label", "shed").code == 0
+
+
+def test_a_table_fits_a_terminal_without_cutting_an_id() -> None:
+    assert narrowed([26, 8, 20, 90], 120) == [26, 8, 20, 60]
+    assert narrowed([26, 8, 48, 90], 80) == [26, 8, 26, 26]
+    assert narrowed([26, 8, 20], 120) == [26, 8, 20]

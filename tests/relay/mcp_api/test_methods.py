@@ -121,7 +121,24 @@ async def test_tools_are_listed_by_the_names_that_the_url_asks_for(
 @pytest.mark.parametrize("query", ["names=", "names=dotted&names=x", "names=DASHED"])
 async def test_another_form_of_names_is_refused_and_not_repeated(stage: Stage, query: str) -> None:
     error = await stage.failure("tools/list", stage.caller(query))
-    assert (error.code, error.message) == (INVALID_PARAMS, "names must be dotted or dashed")
+    assert (error.code, error.message) == (
+        INVALID_PARAMS,
+        "names must be dotted or dashed, and be given once",
+    )
+
+
+async def test_a_resource_with_another_query_is_an_error_that_says_what_is_allowed(stage: Stage) -> None:
+    error = await stage.failure("resources/read", uri="fleet://changes?since_ms=-1")
+    assert (error.code, error.message) == (
+        INVALID_PARAMS,
+        "since_ms must be a time in milliseconds since 1970, 0 or more",
+    )
+    assert error.data == {"uri": "fleet://changes?since_ms=-1"}
+
+
+async def test_a_wrong_url_is_refused_at_the_first_request(stage: Stage) -> None:
+    error = await stage.failure("server/discover", stage.caller("veiw=kinds"))
+    assert (error.code, error.message.endswith("did you mean view?")) == (INVALID_PARAMS, True)
 
 
 async def test_a_cursor_that_was_not_given_is_refused(stage: Stage) -> None:

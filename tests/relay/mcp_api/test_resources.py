@@ -6,6 +6,7 @@ from relay.auth.agent_tokens import Principal
 from relay.fleet.fleet import GRACE_MS
 from relay.fleet.name_ledger import NodeName
 from relay.fleet.node_names import UnknownNodeError
+from relay.mcp_api.fleet_resources import ResourceQueryError
 from relay.mcp_api.paging import CursorError
 from relay.mcp_api.resources import JSON, PEM, TEMPLATES, ResourceCatalog
 from relay.telemetry.reading import TelemetryResource
@@ -165,15 +166,6 @@ def test_reading_needs_the_scope_that_reading_a_tool_needs(
         "",
         "fleet://",
         "fleet://nodes/",
-        "fleet://nodes?cursor=",
-        "fleet://nodes?cursor=x",
-        f"fleet://nodes?cursor={NODE_ID}&cursor={NODE_ID}",
-        "fleet://nodes?since_ms=1",
-        "fleet://nodes?cursor",
-        "fleet://changes?since_ms=-1",
-        "fleet://changes?since_ms=1e3",
-        "fleet://changes?since_ms=" + "9" * 5000,
-        f"fleet://changes?cursor={NODE_ID}",
         "fleet:nodes",
         f"node://{NODE_ID}",
         f"node://{NODE_ID}/",
@@ -191,6 +183,43 @@ def test_what_there_is_not_cannot_be_read(
 ) -> None:
     hub.connect(node)
     assert catalog.read(principal(), uri) is None
+
+
+@pytest.mark.parametrize(
+    ("uri", "said"),
+    [
+        ("fleet://nodes?cursor=", "cursor must be the nextCursor of a page before"),
+        ("fleet://nodes?cursor=x", "cursor must be the nextCursor of a page before"),
+        (f"fleet://nodes?cursor={NODE_ID}&cursor={NODE_ID}", "the one parameter of this resource is cursor"),
+        ("fleet://nodes?since_ms=1", "the one parameter of this resource is cursor"),
+        ("fleet://nodes?cursor", "the one parameter of this resource is cursor"),
+        ("fleet://changes?since_ms=-1", "since_ms must be a time in milliseconds since 1970, 0 or more"),
+        ("fleet://changes?since_ms=1e3", "since_ms must be a time in milliseconds since 1970, 0 or more"),
+        ("fleet://changes?since_ms=" + "9" * 5000, "since_ms must be a time in milliseconds since 1970"),
+        ("fleet://changes?since_ms=", "since_ms must be a time in milliseconds since 1970"),
+        (f"fleet://changes?cursor={NODE_ID}", "the one parameter of this resource is since_ms"),
+    ],
+)
+def test_a_query_that_is_none_is_an_error_that_says_what_is_allowed(
+    catalog: ResourceCatalog, uri: str, said: str
+) -> None:
+    with pytest.raises(ResourceQueryError, match=said):
+        catalog.read(principal(), uri)
+
+
+def test_a_page_beyond_the_last_node_is_empty(
+    hub: Hub, node: SimulatedNode, catalog: ResourceCatalog
+) -> None:
+    hub.connect(node)
+    assert json.loads(text(catalog, f"fleet://nodes?cursor={NODE_ID}")) == {"nodes": []}
+
+
+def test_new_tags_alone_are_no_new_name(hub: Hub, node: SimulatedNode, catalog: ResourceCatalog) -> None:
+    hub.connect(node)
+    hub.fleet.rename({NODE_ID: NodeName(TENANT, "pi", ("gateway",))})
+    hub.fleet.rename({NODE_ID: NodeName(TENANT, "pi", ("site=north",))})
+    hub.fleet.rename({NODE_ID: None})
+    assert [what for _, what in changes(catalog)][-3:] == ["renamed", "tagged", "renamed"]
 
 
 def test_each_template_names_what_can_be_read(

@@ -5,6 +5,7 @@ from relay.fleet.selection import Selection
 from relay.mcp_api.url_options import MAX_VALUES, UrlOptionError, UrlOptionReader, UrlOptions
 from schemas.kinds import KindRegistry
 
+PARAMETERS = "the URL's parameters are names, view, nodes, kinds, tags"
 KINDS = "kinds must be system.echo (sysecho), system.metrics (sys)"
 
 
@@ -19,8 +20,7 @@ def reader() -> UrlOptionReader:
         pytest.param("", Selection(), id="nothing"),
         pytest.param("view=tools", Selection(), id="the default"),
         pytest.param("view=kinds", Selection(View.KINDS), id="kinds"),
-        pytest.param("view=x&view=kinds", Selection(View.KINDS), id="the last of two"),
-        pytest.param("another=1&&x", Selection(), id="what is not ours"),
+        pytest.param("&&view=kinds&", Selection(View.KINDS), id="empty parameters"),
         pytest.param("nodes=greenhouse+pi", Selection(nodes=("greenhouse pi",)), id="a label"),
         pytest.param("nodes=a,b&nodes=c", Selection(nodes=("a", "b", "c")), id="several"),
         pytest.param("nodes=a%2Cb", Selection(nodes=("a,b",)), id="a label with a comma"),
@@ -51,10 +51,15 @@ def test_the_view_of_a_query_without_one_can_be_changed() -> None:
 @pytest.mark.parametrize(
     ("query", "message"),
     [
-        ("names=", "names must be dotted or dashed"),
-        ("names=DASHED", "names must be dotted or dashed"),
-        ("view=", "view must be tools or kinds"),
-        ("view=nodes", "view must be tools or kinds"),
+        ("names=", "names must be dotted or dashed, and be given once"),
+        ("names=DASHED", "names must be dotted or dashed, and be given once"),
+        ("view=", "view must be tools or kinds, and be given once"),
+        ("view=nodes", "view must be tools or kinds, and be given once"),
+        ("view=kinds&view=kinds", "view must be tools or kinds, and be given once"),
+        ("veiw=kinds", f"{PARAMETERS}; did you mean view?"),
+        ("node=a", f"{PARAMETERS}; did you mean nodes?"),
+        ("View=kinds", f"{PARAMETERS}; did you mean view?"),
+        ("utm_source=x", PARAMETERS),
         ("kinds=system.camera", KINDS),
         ("kinds=", f"{KINDS.replace('must be', 'must be')}; 1 to {MAX_VALUES} of them, not empty"),
         ("nodes=", f"nodes must be labels or ids of nodes; 1 to {MAX_VALUES} of them, not empty"),

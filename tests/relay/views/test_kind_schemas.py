@@ -50,10 +50,19 @@ def test_a_schema_is_one_object_with_plain_members(
     chosen = {"node", "nodes", "capability"} if takes_many else {"node", "capability"}
     assert schemas.input_schema["properties"].keys() == own["properties"].keys() | chosen
     assert schemas.input_schema["required"] == own["required"]
-    types = [
-        member.get("type") for name, member in schemas.input_schema["properties"].items() if name in chosen
-    ]
-    assert all(isinstance(type_, str) for type_ in types)
+    listed = schemas.input_schema["properties"]
+    # One type each, but for what the server takes in two forms.
+    types = {name: listed[name]["type"] for name in chosen}
+    assert types.pop("nodes", None) == (["array", "string"] if takes_many else None)
+    assert set(types.values()) == {"string"}
+
+
+@pytest.mark.parametrize("nodes", ["*", ["*"], "site=north", [], "", 7, ["a", 7]], ids=str)
+def test_the_server_takes_the_nodes_that_the_list_allows(registry: SchemaRegistry, nodes: object) -> None:
+    schemas = kind_schemas(registry, SNAPSHOT, takes_many=True)
+    arguments = {"nodes": nodes}
+    as_listed = jsonschema.Draft202012Validator(schemas.input_schema).is_valid(arguments)
+    assert schemas.arguments.is_valid(arguments) is as_listed
 
 
 @pytest.mark.parametrize("answer", [SAMPLE, MANY, {**MANY, "truncated": True}], ids=["one", "many", "cut"])

@@ -1,0 +1,78 @@
+"""Where the parts of a system on this machine are: its directory and its ports.
+
+Must not start anything.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from relay.config import StateFiles
+from relay.demo.ports import ClaimedPorts
+
+_RELAY_PORT = 8700
+_LOOPBACK_PORT = 8701
+_BROKER_PORT = 1883
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Where everything is.
+
+    Attributes:
+        relay_options: what the relay's command has besides; of an option given twice the last counts.
+    """
+
+    directory: Path
+    state: StateFiles
+    relay_port: int
+    loopback_port: int
+    broker_port: int
+    relay_options: tuple[str, ...] = ()
+
+    @classmethod
+    def below(cls, directory: Path, ports: ClaimedPorts) -> "Plan":
+        """Return a plan for ``directory``, with the usual ports where they are free."""
+        return cls(
+            directory=directory,
+            state=StateFiles(directory / "relay"),
+            relay_port=ports.take(_RELAY_PORT),
+            loopback_port=ports.take(_LOOPBACK_PORT),
+            broker_port=ports.take(_BROKER_PORT),
+        )
+
+    def moved(self) -> Iterator[str]:
+        """Yield a line for each part whose usual port is in use."""
+        chosen = {
+            "relay": (_RELAY_PORT, self.relay_port),
+            "kubelet": (_LOOPBACK_PORT, self.loopback_port),
+            "broker": (_BROKER_PORT, self.broker_port),
+        }
+        for part, (usual, port) in chosen.items():
+            if port != usual:
+                yield f"port {usual} is in use on 127.0.0.1: the {part} takes {port}"
+
+    @property
+    def kubelet_state(self) -> Path:
+        """The state directory of this machine's kubelet."""
+        return self.directory / "kubelet"
+
+    @property
+    def socket(self) -> Path:
+        """Where local agents connect to this machine's kubelet; not made where its path would be too long."""
+        return self.kubelet_state / "relay.sock"
+
+    @property
+    def mocks(self) -> Path:
+        """The directory of the mock nodes' identities."""
+        return self.directory / "mocks"
+
+    @property
+    def public_url(self) -> str:
+        """The relay's public URL."""
+        return f"http://127.0.0.1:{self.relay_port}"
+
+    @property
+    def broker(self) -> str:
+        """The broker's ``HOST:PORT``."""
+        return f"127.0.0.1:{self.broker_port}"
