@@ -17,6 +17,7 @@ EXIT_NO = 1
 EXIT_USAGE = 2
 EXIT_CANNOT_RUN = 3
 EXIT_FAULT = 70
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 EXIT_CONFIG = 78
 """EX_CONFIG of sysexits.h: a restart does not help."""
 
@@ -49,15 +50,26 @@ def errors_in_one_line() -> Iterator[None]:
 
 
 def run_until_signal(work: Coroutine[Any, Any, None]) -> None:
-    """Run ``work`` until SIGINT or SIGTERM, which are no failure."""
+    """Run ``work`` until SIGINT or SIGTERM, which are no failure.
+
+    After the first signal the process ignores them: another would interrupt what ``work`` does to end.
+    """
     # Here, not above: `kubelet run` only becomes another process, and each board waits for it at each start.
     import asyncio  # noqa: PLC0415
 
     async def supervised() -> None:
         task = asyncio.ensure_future(work)
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, task.cancel)
+
+        def stop() -> None:
+            for number in _SIGNALS:
+                # Not by the loop: it would restore the default when it closes, before the process ends.
+                loop.remove_signal_handler(number)
+                signal.signal(number, signal.SIG_IGN)
+            task.cancel()
+
+        for number in _SIGNALS:
+            loop.add_signal_handler(number, stop)
         await asyncio.wait([task])
         if not task.cancelled() and (error := task.exception()) is not None:
             raise _first(error)

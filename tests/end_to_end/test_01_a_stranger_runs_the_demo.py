@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -141,3 +142,24 @@ def test_a_demo_on_a_machine_where_the_usual_ports_are_taken_takes_others(tmp_pa
         with running_demo(second_directory, "--nodes", "0") as second:
             for fact in ("mcp_url", "broker", "loopback_url"):
                 assert first.facts[fact] != second.facts[fact]
+
+
+def test_further_signals_do_not_interrupt_the_stop_of_the_demo() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", "relay", "demo", "--nodes", "0"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    next(line for line in process.stdout if "Serving until Ctrl-C" in line)
+    children = psutil.Process(process.pid).children(recursive=True)
+    for _ in range(400):  # longer than any stop takes
+        process.send_signal(signal.SIGINT)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(0.05)
+            break
+    _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (0, "")
+    assert psutil.wait_procs(children, timeout=20)[1] == []

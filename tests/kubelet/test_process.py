@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -88,8 +89,20 @@ def test_the_traceback_of_a_fault_holds_neither_control_characters_nor_secrets(
     assert "(left out)" in shown
 
 
+@pytest.fixture
+def signals_restored() -> Iterator[None]:
+    """Restore what ``run_until_signal`` leaves ignored in a process that is to end."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("signals_restored")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_work_that_is_told_to_stop_may_tidy_up_and_has_done_its_job(number: signal.Signals) -> None:
+def test_work_that_is_told_to_stop_may_tidy_up_undisturbed_and_has_done_its_job(
+    number: signal.Signals,
+) -> None:
     tidied: list[str] = []
 
     async def work() -> None:
@@ -97,10 +110,13 @@ def test_work_that_is_told_to_stop_may_tidy_up_and_has_done_its_job(number: sign
             os.kill(os.getpid(), number)
             await asyncio.Event().wait()
         finally:
+            os.kill(os.getpid(), number)
+            await asyncio.sleep(0)
             tidied.append("tidied")
 
     run_until_signal(work())
     assert tidied == ["tidied"]
+    os.kill(os.getpid(), number)  # the process has not ended yet
 
 
 def test_work_may_end_by_itself() -> None:
