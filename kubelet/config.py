@@ -61,6 +61,7 @@ class DaemonPlan:
         socket_group: the number of the group that may use it; None where there is no such group.
         settings: the texts of all settings, by name, with which a reload compares.
         flags, config_file: what the command line gave, with which a reload reads the settings again.
+        version: of this program, which the daemon shows.
     """
 
     config: NodeConfig
@@ -71,6 +72,7 @@ class DaemonPlan:
     settings: Mapping[str, str] = field(default_factory=dict)
     flags: Mapping[str, str] = field(default_factory=dict)
     config_file: Path | None = None
+    version: str = ""
 
     def to_json(self) -> str:
         """Return the plan as text, for ``python -P -m kubelet.daemon``."""
@@ -96,6 +98,7 @@ class DaemonPlan:
             settings=plan["settings"],
             flags=plan["flags"],
             config_file=_path(plan["config_file"]),
+            version=plan["version"],
         )
 
 

@@ -7,6 +7,7 @@ repeated command.
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -31,6 +32,7 @@ _DRAINING_RETRY_MS = 1000
 _ANSWER_S = 1.0
 DRAIN_S = 6.0
 """How long the commands that run may take at the end: longer than any call through a relay."""
+_REFUSED_HERE = frozenset({Failure.NAME_UNKNOWN, Failure.ARGUMENTS_INVALID, Failure.RATE_LIMITED})
 
 
 @dataclass(slots=True)
@@ -54,6 +56,8 @@ class Dispatcher:
 
     Attributes:
         commands_per_s: how many commands a relay that keeps to the limits in the manifest sends at most.
+        outcomes: how many commands ended so: by code, ok if it succeeded, and by the hop that failed:
+            ``session``, its time was spent on the way; ``node``, refused here; ``handler``.
     """
 
     def __init__(  # noqa: PLR0913, PLR0917 - what comes in from outside
@@ -74,6 +78,7 @@ class Dispatcher:
         self.commands_per_s = sum(
             max(1.0, handler.capability["constraints"]["rate_limit_rps"]) for handler in handlers
         )
+        self.outcomes: Counter[tuple[str, str]] = Counter()
         self._memory = AnswerCache()
         self._running: dict[str, asyncio.Task[None]] = {}
         self._deadlines: set[asyncio.Timeout] = set()
@@ -135,11 +140,13 @@ class Dispatcher:
         try:
             result = await self._invoke(frame.payload, budget_ms)
             answer: dict[str, Any] = {"ok": True, "result": result}
+            self.outcomes["ok", ""] += 1
             if traceparent is not None:
                 # Only commands that are traced: a line for each would be most of what a command costs.
                 self._log.info("command done", correlation_id=correlation_id, traceparent=traceparent)
         except ToolError as error:
             code = error.failure.value.code
+            self.outcomes[code, _hop_of(error, budget_ms)] += 1
             self._log.info(
                 "command refused", code=code, correlation_id=correlation_id, traceparent=traceparent
             )
@@ -203,6 +210,12 @@ class Dispatcher:
         finally:
             self._deadlines.discard(deadline)
             slots.running -= 1
+
+
+def _hop_of(error: ToolError, budget_ms: int) -> str:
+    if error.failure is Failure.DEADLINE_EXCEEDED and budget_ms <= 0:
+        return "session"
+    return "node" if error.failure in _REFUSED_HERE else "handler"
 
 
 def _refusal(error: ToolError, correlation_id: str) -> dict[str, Any]:

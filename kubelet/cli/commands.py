@@ -28,6 +28,7 @@ from kubelet.cli.options import (
 )
 from kubelet.cli.run import run
 from kubelet.cli.settings_options import takes_settings
+from kubelet.cli.status import status
 from kubelet.clock import now_ms
 from kubelet.process import (
     EXIT_CONFIG,
@@ -62,6 +63,7 @@ app = typer.Typer(
 app.add_typer(config.app, name="config")
 app.command()(run)
 app.command()(mcp)
+app.command()(status)
 
 
 def main() -> None:

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from importlib.metadata import version
 
 import typer
 
@@ -35,6 +36,7 @@ def run(sources: Sources) -> None:
         settings=settings.texts(),
         flags=sources.flags,
         config_file=sources.named_file,
+        version=version("edge-kubelet"),
     )
     # The same process goes on as the daemon, without what only a command line needs. -P: else Python would
     # run a json.py of the working directory, and run it as root. no_debug_ranges: a traceback names the line

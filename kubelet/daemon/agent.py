@@ -22,9 +22,11 @@ from kubelet.caller_tools.caller_names import CallerNames
 from kubelet.clock import now_ms
 from kubelet.config import DaemonPlan, NodeConfig
 from kubelet.daemon.health import loops_of, readiness_of
+from kubelet.daemon.metrics import metrics_text
 from kubelet.daemon.node import Node, NodeEnvironment
 from kubelet.daemon.prestarted_pool import prestarted_pool
 from kubelet.daemon.reload import SettingsReload
+from kubelet.daemon.status import DaemonStatus, LogCounts
 from kubelet.handlers.base import Handler
 from kubelet.handlers.echo import EchoHandler
 from kubelet.handlers.metrics import MetricsHandler
@@ -39,7 +41,9 @@ from schemas.identity_files import IdentityFiles, NodeIdentity
 from schemas.kinds import KindRegistry
 from schemas.log_level import LogThreshold
 from schemas.manifest import fingerprint
+from schemas.process.resources import Uptime
 from schemas.process.service_manager import ServiceManager
+from schemas.process.status_socket import served
 from schemas.registry import SchemaRegistry
 
 
@@ -100,13 +104,18 @@ async def run_agent(plan: DaemonPlan, stream: TextIO) -> None:
         FailedError: it has failed.
     """
     identity = IdentityFiles(plan.state_dir).read()
-    threshold = LogThreshold(plan.config.log_level)
-    with held_alone(plan.state_dir), opened(stream, threshold=threshold) as (log, _lines):
-        await _run(plan, identity, threshold, log)
+    threshold, counts = LogThreshold(plan.config.log_level), LogCounts()
+    logged = opened(stream, threshold=threshold, on_fault=counts.fault, on_lost=counts.lost)
+    with held_alone(plan.state_dir), logged as (log, _lines):
+        await _run(plan, identity, threshold, log, counts)
 
 
 async def _run(
-    plan: DaemonPlan, identity: NodeIdentity, threshold: LogThreshold, log: FilteringBoundLogger
+    plan: DaemonPlan,
+    identity: NodeIdentity,
+    threshold: LogThreshold,
+    log: FilteringBoundLogger,
+    counts: LogCounts,
 ) -> None:
     state_dir = plan.state_dir
     around = node_environment(plan.config, f"edge-kubelet-{identity.node_id}", log, IdentityFiles(state_dir))
@@ -120,17 +129,20 @@ async def _run(
     )
     tools = _caller_tools(node, state_dir, log)
     loop, loopback_ended = asyncio.get_running_loop(), asyncio.Event()
+    status = DaemonStatus(plan, node, around.publisher, tools, counts, now_ms, Uptime())
     loopback = LoopbackServer(
         lambda: (sent.wire, sent.etag) if (sent := node.announcer.published) else None,
         lambda: readiness_of(node, around.publisher, tools),
         plan.loopback_port,
         on_end=lambda: loop.call_soon_threadsafe(loopback_ended.set),
+        metrics=lambda: metrics_text(status()),
     )
     loop.set_default_executor(prestarted_pool())
     manager, loops = ServiceManager.of(os.environ, os.getpid(), log), loops_of(node, around.publisher)
     async with AsyncExitStack() as stack:
         loopback.start()
         stack.push_async_callback(asyncio.to_thread, loopback.close)
+        await stack.enter_async_context(served(state_dir, status))
         if plan.socket is not None:
             await stack.enter_async_context(tools.serving(plan.socket, plan.socket_group))
         around.publisher.start()

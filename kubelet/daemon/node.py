@@ -7,6 +7,7 @@ import asyncio
 import json
 import random
 import ssl
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,9 @@ from schemas.kinds import KindRegistry
 from schemas.registry import SchemaRegistry
 from schemas.ulids import UlidSource
 
+_REMEMBERED_ETAGS = 3
+"""The relay names what it received when it answers a heartbeat: the newest may still be on its way."""
+
 
 @dataclass(frozen=True, slots=True)
 class NodeEnvironment:
@@ -58,6 +62,9 @@ class Node:
     """The parts of one node and the tasks that they need.
 
     ``files`` is where a renewed leaf goes; a node without them does not renew.
+
+    Attributes:
+        by_broker: the ETags of the newest manifests that were handed to the broker, the newest last.
     """
 
     def __init__(  # noqa: PLR0913, PLR0917 - what a node is made of
@@ -74,6 +81,7 @@ class Node:
         self._around = around
         self._sequence = 0
         self._published_identity = ""
+        self.by_broker: deque[str] = deque(maxlen=_REMEMBERED_ETAGS)
         signer = ManifestSigner(
             identity=identity,
             hw_fingerprint=hw_fingerprint,
@@ -165,6 +173,8 @@ class Node:
         ):
             self._published_identity = identity
         sent = publish(topics.announce(node_id), manifest.wire, retain=True)
+        if sent:
+            self.by_broker.append(manifest.etag)
         self._sequence += 1
         beat = {
             "node_id": node_id,

@@ -69,7 +69,7 @@ def encode_response(response: LoopbackResponse, *, with_body: bool) -> bytes:
     }
     if response.status is not HTTPStatus.NOT_MODIFIED:
         headers |= {
-            "Content-Type": "application/json",
+            "Content-Type": headers.get("Content-Type", "application/json"),
             "X-Content-Type-Options": "nosniff",
             "Content-Length": str(len(response.body)),
         }

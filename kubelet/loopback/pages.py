@@ -17,6 +17,7 @@ from schemas.health import Health
 MANIFEST_PATH = "/.well-known/mcp.json"
 HEALTH_PATH = "/healthz"
 READINESS_PATH = "/readyz"
+METRICS_PATH = "/metrics"
 
 # Any port: an operator may come through a tunnel that has another.
 _HOST = r"(?:127\.0\.0\.1|localhost|\[::1\])(?::[0-9]{1,5})?"
@@ -44,21 +45,26 @@ class LoopbackResponse:
 
 
 class Pages:
-    """The pages, made for each request from the state that two callables return.
+    """The pages, made for each request from the state that callables return.
 
-    ``manifest`` returns the wire bytes last published and their ETag, or None before the first. Both are
-    called from the server's threads.
+    ``manifest`` returns the wire bytes last published and their ETag, or None before the first; ``metrics``
+    a text in Prometheus' format. All are called from the server's threads.
     """
 
     def __init__(
-        self, manifest: Callable[[], tuple[bytes, str] | None], readiness: Callable[[], Readiness]
+        self,
+        manifest: Callable[[], tuple[bytes, str] | None],
+        readiness: Callable[[], Readiness],
+        metrics: Callable[[], str] = str,
     ) -> None:
         self._manifest = manifest
         self._readiness = readiness
+        self._metrics = metrics
         self._pages: Mapping[str, Callable[[_Fields], LoopbackResponse]] = {
             MANIFEST_PATH: self._manifest_page,
             HEALTH_PATH: self._healthz,
             READINESS_PATH: self._readyz,
+            METRICS_PATH: self._metrics_page,
         }
 
     def respond(self, method: str, target: str, headers: Iterable[tuple[str, str]]) -> LoopbackResponse:
@@ -86,6 +92,10 @@ class Pages:
         status = HTTPStatus.OK if readiness.ready else HTTPStatus.SERVICE_UNAVAILABLE
         shown = {name: health.to_json() for name, health in readiness.subsystems.items()}
         return _json(status, {"ready": readiness.ready, "subsystems": shown})
+
+    def _metrics_page(self, _fields: _Fields) -> LoopbackResponse:
+        headers = {"Content-Type": "text/plain; version=0.0.4"}
+        return LoopbackResponse(HTTPStatus.OK, self._metrics().encode("ascii"), headers)
 
     def _manifest_page(self, fields: _Fields) -> LoopbackResponse:
         published = self._manifest()

@@ -145,8 +145,8 @@ class _HttpServer(ThreadingMixIn, TCPServer):
 class LoopbackServer:
     """Serves the pages on 127.0.0.1, once, from threads of its own. ``port`` 0 is any that is free.
 
-    ``manifest`` and ``readiness`` are those of ``Pages``; ``on_end`` is called on its thread when that
-    ends by itself, which only a fault can cause.
+    ``manifest``, ``readiness`` and ``metrics`` are those of ``Pages``; ``on_end`` is called on its thread
+    when that ends by itself, which only a fault can cause.
     """
 
     def __init__(  # noqa: PLR0913 - what comes in from outside
@@ -155,12 +155,13 @@ class LoopbackServer:
         readiness: Callable[[], Readiness],
         port: int = 0,
         *,
+        metrics: Callable[[], str] = str,
         timeout_s: float = TIMEOUT_S,
         max_connections: int = MAX_CONNECTIONS,
         on_end: Callable[[], object] = lambda: None,
     ) -> None:
         self._on_end = on_end
-        self._pages = Pages(manifest, readiness)
+        self._pages = Pages(manifest, readiness, metrics)
         self._wanted_port = port
         self._timeout_s = timeout_s
         self._max_connections = max_connections

@@ -17,6 +17,7 @@ class CallFlow:
     Attributes:
         relay_saw: the ETag that the relay received last by the broker, as its last acknowledgement names it;
             None if it named none.
+        sessions: how many welcomes there were.
         gets_echo: whether the relay sends an echo after its welcome, and names what it saw.
     """
 
@@ -26,12 +27,19 @@ class CallFlow:
         self._connected = False
         self._is_answered = False
         self._acknowledged_s = 0.0
+        self.sessions = 0
         self.relay_saw: str | None = None
         self.gets_echo = False
+
+    @property
+    def acknowledged_s_ago(self) -> float | None:
+        """Seconds since the last acknowledgement, or the welcome; None without a session."""
+        return self._monotonic() - self._acknowledged_s if self._connected else None
 
     def connected(self, *, gets_echo: bool) -> None:
         """Begin with a welcome; ``gets_echo``: the relay sends an echo after it."""
         self._connected = True
+        self.sessions += 1
         self.gets_echo = gets_echo
         # Of a relay that sends no echo, the acknowledgements alone have to do.
         self._is_answered = not gets_echo

@@ -87,6 +87,11 @@ class Canaries:
         self.loop = Loop(monotonic)
         metrics.nodes_silent.set_function(lambda: len(self.silent))
 
+    @property
+    def connected(self) -> int:
+        """How many nodes are connected."""
+        return len(self._nodes)
+
     def connection_changed(self, node: NodeRef, connected: bool) -> None:  # noqa: FBT001 - a ConnectionHandler
         """Take in that a node has connected, which is owed an echo, or that its connection is lost."""
         self._forget(node.node_id)

@@ -20,6 +20,7 @@ from relay.cli import (
     nodes,
     options,
     remote_tools,
+    status,
     stdio,
     tokens,
 )
@@ -44,6 +45,7 @@ app.add_typer(fleet.app, name="fleet")
 app.add_typer(tokens.app, name="token")
 app.add_typer(audit.app, name="audit")
 app.add_typer(config.app, name="config")
+app.command()(status.status)
 app.command()(stdio.stdio)
 app.command()(remote_tools.tools)
 app.command()(remote_tools.call)

@@ -75,6 +75,10 @@ class Inventory:
         node = self._nodes.get(node_id)
         return node.broker_etag if node is not None else None
 
+    def known(self) -> int:
+        """Return how many nodes have announced themselves and are not retired."""
+        return sum(node.mark is not None and node.node_id not in self._nodes.retired for node in self._nodes)
+
     def missing(self) -> int:
         """Return of how many nodes that announced themselves before the broker has not sent an announce."""
         return sum(self._is_missing(node) for node in self._nodes)

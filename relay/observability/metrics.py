@@ -1,8 +1,13 @@
 """What the relay counts, in Prometheus' terms. Label values are fixed words, never text from outside."""
 
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from relay.observability.health_collector import HealthCollector
+from schemas.health import Health
 
 _FAULT_SOURCES = frozenset({"relay", "asyncio", "uvicorn", "websockets", "starlette", "mcp", "paho"})
 _LATENCY_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
@@ -37,6 +42,7 @@ class Metrics:
         calls = self._counter(
             "calls", "Agents' calls by code, ok if they succeeded, and by the hop that failed", "code", "hop"
         )
+        self._calls = calls
         self.calls = cache(calls.labels)
         """The counter of a code and a hop. A lookup takes longer than the increment, and they are few."""
         self.canaries = self._counter(
@@ -80,6 +86,30 @@ class Metrics:
             registry=self._registry,
             buckets=_LATENCY_BUCKETS_S,
         )
+
+    def outcomes(self) -> list[dict[str, Any]]:
+        """Return how agents' calls ended: ``code``, ``hop`` and ``count``."""
+        (family,) = self._calls.collect()
+        return [
+            {**sample.labels, "count": int(sample.value)}
+            for sample in family.samples
+            if sample.name.endswith("_total")
+        ]
+
+    def watch_certificates(self, names: Iterable[str], end_ms: Callable[[str], int]) -> None:
+        """Show when the certificates ``names`` end, as ``end_ms`` returns it."""
+        gauge = Gauge(
+            "edge_relay_certificate_expires_timestamp_seconds",
+            "When a certificate of the relay ends, in seconds since the epoch; 0 if it cannot be read",
+            ["certificate"],
+            registry=self._registry,
+        )
+        for name in names:
+            gauge.labels(name).set_function(lambda name=name: end_ms(name) / 1000)  # type: ignore[misc]
+
+    def watch_health(self, health: Callable[[], Mapping[str, Health]]) -> None:
+        """Show the health of the subsystems that ``health`` returns."""
+        self._registry.register(HealthCollector(health))
 
     def fault(self, source: str) -> None:
         """Count a fault; ``source`` is the relay, or a library's name, which may be arbitrary text."""

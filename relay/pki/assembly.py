@@ -9,6 +9,7 @@ from relay.part import Part
 from relay.pki.authority import CertificateAuthority
 from relay.pki.broker_access import BrokerAccess
 from relay.pki.enrolment_endpoint import EnrolmentEndpoint, EnrolmentInfo, NameNode
+from relay.pki.expiries import Expiries
 from relay.pki.join_tokens import JoinTokens
 from relay.pki.renewals import Renewals
 from relay.pki.tls_contexts import RelayTls
@@ -24,6 +25,7 @@ class PkiPart(Part):
     renewals: Renewals
     enrolment: EnrolmentEndpoint
     broker_access: BrokerAccess
+    expiries: Expiries
 
     async def run(self) -> None:
         """Keep the served certificate fresh until cancelled."""
@@ -78,4 +80,5 @@ def assemble(
             config.broker_pid_file,
             environment.log,
         ),
+        expiries=Expiries(config, authority.root_pem),
     )

@@ -34,6 +34,7 @@ from relay.server.collector import tune_collector
 from relay.server.descriptor_reserve import DescriptorReserve
 from relay.server.follow_ups import FollowUps
 from relay.server.settings_reload import ReloadSource, SettingsReload
+from relay.server.status import RelayStatus
 from relay.server.trust_watcher import TrustWatcher
 from relay.sessions import assembly as sessions_assembly
 from relay.telemetry import assembly as telemetry_assembly
@@ -42,6 +43,7 @@ from schemas.health import Health, Loop, endless, stalled
 from schemas.kinds import KindRegistry
 from schemas.log_level import LogThreshold
 from schemas.process.service_manager import ServiceManager
+from schemas.process.status_socket import served
 from schemas.registry import SchemaRegistry
 from schemas.trust import TrustRules
 from schemas.ulids import UlidSource
@@ -58,10 +60,12 @@ class Relay:
 
     def __init__(self, environment: RelayEnvironment) -> None:
         self._clock = environment.clock
+        environment.metrics.watch_health(self.health)
         authority = pki_assembly.open_authority(environment)
         name_ledger = NameLedger(environment.config.state.node_names, environment.now_ms)
         self.audit = audit_assembly.assemble(environment)
         self.pki = pki_assembly.assemble(environment, authority, self.audit, name_ledger.name_new)
+        environment.metrics.watch_certificates(self.pki.expiries.names, self.pki.expiries.end_ms)
         trust = Trust(
             TrustRules(environment.registry, environment.kinds),
             [authority.root_pem()],
@@ -259,6 +263,7 @@ async def _serve(
         manager.stopping()
         await relay.drain()
 
+    status = RelayStatus(environment, relay.audit, relay.pki, relay.fleet, relay.calls, relay.health)
     log.info(
         "relay started",
         url=config.public_url,
@@ -267,10 +272,10 @@ async def _serve(
         audit_head=audit.head,
     )
     try:
-        async with asyncio.TaskGroup() as tasks:
+        async with served(config.state.root, status), asyncio.TaskGroup() as tasks:
             background = [
                 tasks.create_task(relay.run()),
-                tasks.create_task(manager.run(lambda: stalled(loops), lambda: _status(relay))),
+                tasks.create_task(manager.run(lambda: stalled(loops), status.line)),
             ]
             if reloading is not None:
                 background.append(tasks.create_task(reloading.run()))
@@ -291,9 +296,3 @@ async def _serve(
         await relay.calls.close()
         log.info("relay ended", audit_head=audit.head)
         await relay.close()
-
-
-def _status(relay: Relay) -> str:
-    """Return what the service manager shows, in one line."""
-    missing = sorted(name for name, health in relay.health().items() if not health.ready)
-    return f"not ready: {', '.join(missing)}" if missing else "ready: calls can be made"

@@ -1,0 +1,76 @@
+"""``kubelet status``: what the daemon of this state directory does now, in ten lines.
+
+Must not run or change anything: the daemon tells it over a socket.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import typer
+
+from kubelet.cli.options import AsJson, StateDir, directory_of
+from kubelet.process import EXIT_NO
+from schemas.process.status_socket import read_status
+from schemas.process.status_view import (
+    Lines,
+    days_text,
+    outcomes_text,
+    process_text,
+    readiness_text,
+    seconds_text,
+    show,
+)
+
+
+def status(
+    state_dir: StateDir = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Show it again every 2 s, until Ctrl-C.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show what the running daemon does now. Exit code 1: it runs, and calls do not flow.
+
+    For example, of the service on a board: sudo kubelet status --watch
+    """
+    directory = directory_of(state_dir)
+    if not show(lambda: read_status(directory), _lines_of, as_json=as_json, watch=watch):
+        raise SystemExit(EXIT_NO)
+
+
+def _lines_of(status: Mapping[str, Any]) -> Lines:
+    relay, calls, subsystems = status["relay"], status["calls"], status["subsystems"]
+    return (
+        ("node", f"{status['node_id']}, kubelet {status['version']}"),
+        ("process", process_text(status)),
+        ("ready", readiness_text(status)),
+        ("relay", f"{relay['url']}: {subsystems['relay']['state']}, {relay['sessions']} sessions so far"),
+        ("heartbeat", _heartbeat(relay)),
+        ("calls", f"{outcomes_text(calls['outcomes'])}; {calls['in_flight']} in flight"),
+        ("manifest", _manifest(status)),
+        ("broker", _broker(status["broker"], subsystems["broker"]["state"])),
+        ("certificate", f"ends in {days_text(status['certificate_expires_at_ms'] - status['now_ms'])}"),
+        ("agents here", f"{subsystems['caller tools']['state']}; {status['faults']} faults logged"),
+    )
+
+
+def _heartbeat(relay: Mapping[str, Any]) -> str:
+    ago_s = relay["acknowledged_s_ago"]
+    acknowledged = "no session" if ago_s is None else f"acknowledged {seconds_text(ago_s)} ago"
+    return f"every {relay['heartbeat_s']:g} s, {acknowledged}"
+
+
+def _manifest(status: Mapping[str, Any]) -> str:
+    manifest = status["manifest"]
+    if manifest["etag"] is None:
+        return "not signed yet"
+    return f"{manifest['etag'][:12]}, ends in {days_text(manifest['expires_at_ms'] - status['now_ms'])}"
+
+
+def _broker(broker: Mapping[str, Any], state: str) -> str:
+    received = broker["relay_received"]
+    if received is None:
+        seen = "what the relay receives by it is not known"
+    elif received in broker["published"]:
+        seen = "the relay receives what is published"
+    else:
+        seen = "the relay receives something else by it"
+    return f"{broker['url']}: {state}; {seen}"

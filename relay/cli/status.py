@@ -1,0 +1,62 @@
+"""``relay status``: what the relay of this state directory does now, in ten lines.
+
+Must not run or change anything: the relay tells it over a socket.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import typer
+
+from relay.cli.exits import EXIT_NO
+from relay.cli.options import AsJson, StateDir, state_files
+from schemas.process.status_socket import read_status
+from schemas.process.status_view import (
+    Lines,
+    days_text,
+    outcomes_text,
+    process_text,
+    readiness_text,
+    show,
+)
+
+
+def status(
+    state_dir: StateDir = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Show it again every 2 s, until Ctrl-C.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show what the running relay does now. Exit code 1: it runs, and calls cannot be made.
+
+    For example, of the service: sudo relay status --watch
+    """
+    directory = state_files(state_dir).root
+    if not show(lambda: read_status(directory), _lines_of, as_json=as_json, watch=watch):
+        raise SystemExit(EXIT_NO)
+
+
+def _lines_of(status: Mapping[str, Any]) -> Lines:
+    subsystems, nodes, broker = status["subsystems"], status["nodes"], status["broker"]
+    connected = "connected" if subsystems["broker"]["ready"] else "not connected"
+    return (
+        ("relay", f"{status['public_url']} on {status['listen']}, relay {status['version']}"),
+        ("process", process_text(status)),
+        ("ready", readiness_text(status)),
+        ("broker", f"{broker['url']}: {connected}; {broker['missing']} manifests missing"),
+        ("nodes", f"{nodes['connected']} connected of {nodes['known']} known"),
+        ("silent", _silent(nodes["silent"])),
+        ("canaries", subsystems["calls"]["state"]),
+        ("agents' calls", outcomes_text(status["calls"]["outcomes"])),
+        ("certificates", _certificates(status["certificates"], status["now_ms"])),
+        ("audit", f"newest line {status['audit_head'][:12]}"),
+    )
+
+
+def _silent(silent: Mapping[str, str]) -> str:
+    first = sorted(silent)[:3]
+    more = f" and {len(silent) - len(first)} more" if len(silent) > len(first) else ""
+    return ", ".join(first) + more if silent else "none: every connected node answers"
+
+
+def _certificates(ends: Mapping[str, int], now_ms: int) -> str:
+    return ", ".join(f"{name} ends in {days_text(end_ms - now_ms)}" for name, end_ms in ends.items())

@@ -1,0 +1,59 @@
+"""What the relay does now, as JSON: for ``relay status`` and ``relay doctor``. Holds no secret."""
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from typing import Any
+
+from relay.audit.assembly import AuditPart
+from relay.calls.assembly import CallsPart
+from relay.environment import RelayEnvironment
+from relay.fleet.assembly import FleetPart
+from relay.pki.assembly import PkiPart
+from schemas.health import Health
+from schemas.process.resources import Uptime, resources, watchdog_s
+
+
+@dataclass(frozen=True, slots=True)
+class RelayStatus:
+    """The parts that the status is read from. ``health`` returns that of every subsystem."""
+
+    environment: RelayEnvironment
+    audit: AuditPart
+    pki: PkiPart
+    fleet: FleetPart
+    calls: CallsPart
+    health: Callable[[], Mapping[str, Health]]
+    uptime: Uptime = field(default_factory=Uptime)
+
+    def line(self) -> str:
+        """Return what the service manager shows, in one line."""
+        missing = sorted(name for name, part in self.health().items() if not part.ready)
+        return f"not ready: {', '.join(missing)}" if missing else "ready: calls can be made"
+
+    def __call__(self) -> dict[str, Any]:
+        """Return the status."""
+        config, health = self.environment.config, self.health()
+        inventory, canaries, expiries = self.fleet.fleet.inventory, self.calls.canaries, self.pki.expiries
+        return {
+            "program": "relay",
+            "version": version("edge-kubelet"),
+            "now_ms": self.environment.now_ms(),
+            "uptime_s": self.uptime(),
+            "watchdog_s": watchdog_s(os.environ),
+            **resources(),
+            "ready": all(part.ready and part.live for part in health.values()),
+            "subsystems": {name: part.to_json() for name, part in health.items()},
+            "public_url": config.public_url,
+            "listen": str(config.listen),
+            "broker": {"url": str(config.broker), "missing": inventory.missing()},
+            "nodes": {
+                "known": inventory.known(),
+                "connected": canaries.connected,
+                "silent": {node: hop.value for node, hop in canaries.silent.items()},
+            },
+            "calls": {"outcomes": self.environment.metrics.outcomes()},
+            "certificates": {name: expiries.end_ms(name) for name in expiries.names},
+            "audit_head": self.audit.log.head,
+        }

@@ -1,0 +1,37 @@
+"""What a process uses of its machine, as Linux shows it. Must not decide whether that is too much."""
+
+import os
+import resource
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+_PAGE_BYTES = resource.getpagesize()
+
+
+def resources() -> dict[str, int]:
+    """Return what this process uses: ``pid``, ``resident_bytes``, ``open_files`` and ``max_open_files``."""
+    soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return {
+        "pid": os.getpid(),
+        "resident_bytes": int(Path("/proc/self/statm").read_text("ascii").split()[1]) * _PAGE_BYTES,
+        "open_files": sum(1 for _ in Path("/proc/self/fd").iterdir()),
+        "max_open_files": soft,
+    }
+
+
+def watchdog_s(environment: Mapping[str, str]) -> float | None:
+    """Return the seconds of the service manager's watchdog; None if there is none."""
+    text = environment.get("WATCHDOG_USEC", "")
+    return int(text) / 1_000_000 if text.isdecimal() and int(text) > 0 else None
+
+
+class Uptime:
+    """Seconds since it was made."""
+
+    def __init__(self) -> None:
+        self._began_s = time.monotonic()
+
+    def __call__(self) -> int:
+        """Return the whole seconds."""
+        return int(time.monotonic() - self._began_s)

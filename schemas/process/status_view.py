@@ -1,0 +1,92 @@
+"""How ``status`` shows what a process does now: aligned lines, once or again and again, or JSON.
+
+Must not read the process: a callable does, and another makes the lines.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TextIO
+
+from schemas.durations import duration_text
+from schemas.text import printable
+
+WATCH_INTERVAL_S = 2.0
+_HOME_AND_CLEAR = "\x1b[H\x1b[J"
+_ONE_SECOND_MS = 1000
+
+Status = Mapping[str, Any]
+Lines = Sequence[tuple[str, str]]
+"""What is shown, a name and a text of each line."""
+
+
+def show(  # noqa: PLR0913 - what comes in from outside
+    read: Callable[[], Status],
+    lines_of: Callable[[Status], Lines],
+    *,
+    as_json: bool,
+    watch: bool,
+    stream: TextIO = sys.stdout,
+    sleep: Callable[[float], None] = time.sleep,
+) -> bool:
+    """Print what ``read`` returns; with ``watch`` until interrupted. Return whether it is ready.
+
+    JSON is one object a line.
+    """
+    while True:
+        status = read()
+        text = json.dumps(status) if as_json else _aligned(lines_of(status))
+        if watch and not as_json and stream.isatty():
+            stream.write(_HOME_AND_CLEAR)
+        stream.write(text + "\n")
+        stream.flush()
+        if not watch:
+            return bool(status["ready"])
+        sleep(WATCH_INTERVAL_S)
+
+
+def _aligned(lines: Lines) -> str:
+    width = max(len(name) for name, _ in lines)
+    return "\n".join(f"{name:<{width}}  {printable(text)}" for name, text in lines)
+
+
+def seconds_text(seconds: float) -> str:
+    """Return a length of time, in whole seconds."""
+    return duration_text(int(seconds) * _ONE_SECOND_MS) or "0s"
+
+
+def days_text(ms: int) -> str:
+    """Return a length of time that is given in milliseconds, in days where it is longer than two."""
+    days = ms // 86_400_000
+    return f"{days} days" if abs(days) > 1 else duration_text(max(0, ms) // 1000 * 1000) or "0s"
+
+
+def readiness_text(status: Status) -> str:
+    """Return whether calls flow, and what keeps them from it."""
+    if status["ready"]:
+        return "yes"
+    missing = [
+        f"{name}: {health.get('state', 'not ready')}"
+        for name, health in status["subsystems"].items()
+        if not (health["ready"] and health["live"])
+    ]
+    return "no; " + "; ".join(missing)
+
+
+def process_text(status: Status) -> str:
+    """Return what the process is and uses."""
+    watchdog_s = status["watchdog_s"]
+    watched = f"watchdog {watchdog_s:g} s" if watchdog_s else "no watchdog"
+    memory = f"{status['resident_bytes'] / (1 << 20):.1f} MiB"
+    files = f"{status['open_files']} of {status['max_open_files']} files"
+    return f"pid {status['pid']}, up {seconds_text(status['uptime_s'])}, {memory}, {files}, {watched}"
+
+
+def outcomes_text(outcomes: Sequence[Mapping[str, Any]]) -> str:
+    """Return how calls ended: each outcome has ``code``, ``hop`` and ``count``."""
+    if not outcomes:
+        return "none yet"
+    return ", ".join(
+        f"{one['count']} {one['code']}" + (f" ({one['hop']})" if one["hop"] else "") for one in outcomes
+    )
