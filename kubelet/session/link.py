@@ -138,7 +138,7 @@ class RelayLink:
             "expires_at_ms": manifest.expires_at_ms,
             "inflight": self._parts.dispatcher.inflight,
         }
-        return await channel.send("announce", manifest.wire) and await channel.send("heartbeat", beat)
+        return await channel.send_together([("announce", manifest.wire), ("heartbeat", beat)])
 
     async def _connect(self) -> None:
         parts = self._parts

@@ -15,6 +15,7 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from relay.http.connections import connection_in
 from relay.http.frame_meter import METER_IN_SCOPE, FrameMeter
 from relay.http.keepalive import keepalive_in
+from relay.http.message_queue import MessageQueue
 from relay.http.texts import HANDLED_IN_MESSAGE, TEXTS_IN_SCOPE, TextHandler
 from relay.http.write_gate import WriteGate
 from schemas.websocket_frames import FrameHead, FrameSlicer, text_frame_head, unmasked
@@ -37,41 +38,6 @@ _PONG_HEAD, _PONG_BYTES = b"\x8a\x80", 6
 _BAD_REQUEST = b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 
 
-class MessageQueue:
-    """The messages that wait for the application, which alone reads them.
-
-    Has those of ``asyncio.Queue``'s methods that uvicorn uses. What several readers would need takes
-    three kibibytes more of every connection, and as much time again for every message.
-    """
-
-    __slots__ = ("_messages", "_reader")
-
-    def __init__(self) -> None:
-        # Not a deque, which has space for 64 from the start: there is hardly ever more than one.
-        self._messages: list[ASGIReceiveEvent] = []
-        self._reader: asyncio.Future[None] | None = None
-
-    def empty(self) -> bool:
-        """Return whether nothing waits."""
-        return not self._messages
-
-    def put_nowait(self, item: ASGIReceiveEvent) -> None:
-        """Add a message, and wake the reader."""
-        self._messages.append(item)
-        if self._reader is not None and not self._reader.done():
-            self._reader.set_result(None)
-
-    async def get(self) -> ASGIReceiveEvent:
-        """Return the oldest message, and wait for one if there is none."""
-        while not self._messages:
-            self._reader = asyncio.get_running_loop().create_future()
-            try:
-                await self._reader
-            finally:
-                self._reader = None
-        return self._messages.pop(0)
-
-
 class BoundedWebSocket(WebSocketsSansIOProtocol):
     """A WebSocket with limits for strangers, and with timeouts also for a peer that does not read."""
 
@@ -90,6 +56,8 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         self._later = None
         self._behind_since: float | None = None
         self._handler: TextHandler | None = None
+        # The frames that answer texts which are being handled; None while none are.
+        self._answers: list[bytes] | None = None
 
     def handle_connect(self, event: Any) -> None:
         """Give the meter and the texts to the application, which knows when a node is admitted."""
@@ -164,11 +132,18 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
             self._parse()
 
     def send_now(self, text: str) -> bool:
-        """Send ``text`` at once, if the connection is open and the peer has taken what was sent before."""
+        """Send ``text`` at once, if the connection is open and the peer has taken what was sent before.
+
+        What answers texts that arrived together is sent together, when all of them are handled.
+        """
         if not self.can_send_now:
             return False
         payload = text.encode()
-        self.transport.write(text_frame_head(len(payload)) + payload)
+        frame = text_frame_head(len(payload)) + payload
+        if self._answers is None:
+            self.transport.write(frame)
+        else:
+            self._answers.append(frame)
         return True
 
     def handle_texts(self, handler: TextHandler) -> None:
@@ -229,6 +204,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
                 break
             text = self._text_of(piece, head) if head is not None and head.is_text else None
             if text is None:
+                self._send_answers()  # the library may send a close, behind which there must be nothing
                 super().data_received(piece)
                 if len(self.frames) > MAX_FRAGMENTS:
                     self._abort()
@@ -238,6 +214,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
             if texts == _TEXTS_AT_ONCE and not exhausted:
                 self._later = self.loop.call_later(0, self._parse_later)
                 break
+        self._send_answers()
         self._read(on=exhausted)
 
     def _text_of(self, frame: bytes, head: FrameHead) -> str | None:
@@ -258,11 +235,19 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         """Have ``text`` handled, and pass it to the application if that has to receive it."""
         message: dict[str, Any] = {"type": "websocket.receive", "text": text}
         if self._handler is not None:
+            if self._answers is None:
+                self._answers = []
             handled = self._handler(text)
             if handled is None:
                 return
             message[HANDLED_IN_MESSAGE] = handled
         self.queue.put_nowait(message)  # type: ignore[arg-type]  # has a member that ASGI does not know
+
+    def _send_answers(self) -> None:
+        """Send what the handler has answered."""
+        answers, self._answers = self._answers, None
+        if answers and not self.transport.is_closing():
+            self.transport.write(b"".join(answers))
 
     def _allowed(self, head: FrameHead) -> bool:
         """Enter the next frame if the meter allows it; else schedule it, or abort."""

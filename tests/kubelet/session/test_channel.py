@@ -95,6 +95,38 @@ async def test_every_frame_has_an_id_of_its_own(opened: tuple[Channel, RelayEnd]
     assert len({(await end.receive()).msg_id for _ in range(3)}) == 3
 
 
+async def test_frames_that_are_sent_together_are_one_write(
+    opened: tuple[Channel, RelayEnd], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    channel, end = opened
+    transport, written = channel._socket.transport, []  # noqa: SLF001 - what is written shows nowhere else
+    write = transport.write
+
+    def watched(data: bytes) -> None:
+        written.append(data)
+        write(data)
+
+    monkeypatch.setattr(transport, "write", watched)
+    frames = [("announce", PAYLOADS["announce"]), ("heartbeat", PAYLOADS["heartbeat"])]
+    assert await channel.send_together(frames) is True
+    received = [await end.receive() for _ in frames]
+    assert [(frame.type, frame.payload) for frame in received] == frames
+    assert len({frame.msg_id for frame in received}) == 2
+    assert len(written) == 1
+
+
+async def test_of_frames_one_of_which_is_over_the_limit_none_is_sent(
+    opened: tuple[Channel, RelayEnd],
+) -> None:
+    channel, end = opened
+    with pytest.raises(ProtocolError, match="a frame over the limit"):
+        await channel.send_together(
+            [("heartbeat", PAYLOADS["heartbeat"]), ("announce", {"text": "x" * MAX_FRAME_BYTES})]
+        )
+    assert await channel.send("renew", PAYLOADS["renew"]) is True
+    assert (await end.receive()).type == "renew"
+
+
 async def test_an_end_that_speaks_out_of_turn_is_stopped_before_it_speaks(
     fresh: tuple[Channel, RelayEnd],
 ) -> None:
@@ -121,6 +153,7 @@ async def test_sending_into_a_lost_connection_is_told_and_not_raised(
     with pytest.raises(ConnectionClosed):
         await channel.receive()
     assert await channel.send("heartbeat", PAYLOADS["heartbeat"]) is False
+    assert await channel.send_together([("heartbeat", PAYLOADS["heartbeat"])]) is False
 
 
 async def test_nothing_is_sent_after_the_relay_has_said_goodbye(opened: tuple[Channel, RelayEnd]) -> None:

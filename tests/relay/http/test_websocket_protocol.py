@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from typing import Any
 
 import pytest
 from starlette.types import Receive, Scope, Send
@@ -66,6 +67,21 @@ class Application:
                 await send({"type": "websocket.close", "code": 1000})
             self.received.put_nowait(message["text"])
         self.ended.set_result(message["code"])
+
+
+class WatchedTransport:
+    """A transport whose writes are recorded in ``written``."""
+
+    def __init__(self, transport: asyncio.Transport, written: list[bytes]) -> None:
+        self._transport = transport
+        self._written = written
+
+    def write(self, data: bytes) -> None:
+        self._written.append(data)
+        self._transport.write(data)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
 
 
 @asynccontextmanager
@@ -205,6 +221,22 @@ async def test_texts_are_offered_as_they_arrive_and_received_where_that_is_not_e
         await until(lambda: offered[-1] == "close")
     assert offered == ["a1", "b1", "a2", "b2", "close"]
     assert application.handled == ["read: b1", "read: b2"]
+
+
+async def test_answers_to_texts_that_arrive_together_are_sent_together(server: Server) -> None:
+    async with served(server, admits=True) as (application, reader, writer):
+        application.go_on.set()
+        texts = await application.texts
+        written: list[bytes] = []
+        texts.handle_texts(lambda text: None if texts.send_now(f"answer to {text}") else "not sent")
+        assert await read_ws_frame(reader) == b"going on"
+        texts.transport = WatchedTransport(texts.transport, written)
+        writer.write(ws_frame(b"a") + ws_frame(b"b"))
+        assert [await read_ws_frame(reader) for _ in range(2)] == [b"answer to a", b"answer to b"]
+        assert len(written) == 1
+        writer.write(ws_frame(b"c") + ws_frame(b"\xff"))  # no text: the connection is closed
+        assert await read_ws_frame(reader) == b"answer to c"
+        assert await until_cut(reader, writer) == 1007
 
 
 async def test_no_text_is_offered_before_the_application_asks_for_a_message(server: Server) -> None:
