@@ -37,7 +37,6 @@ class FleetPart(Part):
             for name, work in {
                 "marks": self.marks.run(),
                 "broker": self.feed.run(),
-                "broker's thread": self.feed.thread_ended(),
                 "inventory": self.notifier.run(),
             }.items():
                 tasks.create_task(endless(name, work))
@@ -58,7 +57,6 @@ class FleetPart(Part):
         """The broker's messages are taken in, and tools whose time is over are delisted."""
         return {
             "broker": self.feed.loop,
-            "broker's thread": self.feed.network,
             "inventory": self.notifier.loop,
             "marks": self.marks.loop,
         }

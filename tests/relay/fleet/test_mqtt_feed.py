@@ -1,12 +1,12 @@
 import asyncio
 import json
-import threading
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from relay.auth.permissions import Rights
@@ -480,12 +480,16 @@ async def test_a_broker_that_lets_nobody_listen_does_not_count_as_connected(
 
 
 async def test_nothing_is_left_behind(stage: Stage, broker: BrokerAddress) -> None:
-    before = set(threading.enumerate())
+    def connections() -> list[int]:
+        found = psutil.Process().net_connections("tcp")
+        return [each.fd for each in found if ("127.0.0.1", broker.port) == each.raddr]
+
+    tasks = asyncio.all_tasks()
     async with stage.subscribed(broker):
         await stage.hub.lines.until("broker connected")
-        assert [thread.name for thread in threading.enumerate() if "paho" in thread.name]
-    left = {thread.name for thread in set(threading.enumerate()) - before}
-    assert not [name for name in left if "paho" in name]
+        assert connections()
+    assert connections() == []
+    assert asyncio.all_tasks() == tasks
 
 
 # --- over TLS -----------------------------------------------------------------------------------------
