@@ -15,10 +15,14 @@ help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # Hashes pin every package; --no-deps keeps the project itself from pulling anything that is not locked.
+$(READY): SHELL := bash
+$(READY): .SHELLFLAGS := -o pipefail -c
 $(READY): requirements.lock pyproject.toml
-	@echo "setting up $(VENV) (once)"
+	@echo "setting up $(VENV), once: it takes half a minute"
 	@$(PYTHON) -P -m venv $(VENV)
-	@$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	@$(BIN)/pip install --disable-pip-version-check --require-hashes -r requirements.lock | awk ' \
+	  /^Collecting/ && ++fetched % 20 == 0 { print "  " fetched " packages fetched"; fflush() } \
+	  /^Installing/ { print "  installing " fetched " packages"; fflush() }'
 	@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 

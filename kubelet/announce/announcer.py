@@ -31,6 +31,7 @@ class Announcer:
     Attributes:
         current: the newest manifest, or None before the first.
         published: the newest that a carrier took.
+        obstacle: why nothing can be signed now; empty if it can.
         loop: the progress of ``run``.
     """
 
@@ -54,6 +55,7 @@ class Announcer:
         self._due = asyncio.Event()
         self.current: SignedManifest | None = None
         self.published: SignedManifest | None = None
+        self.obstacle = ""
         self.loop = Loop(monotonic)
 
     def add_carrier(self, carrier: Carrier) -> None:
@@ -123,7 +125,9 @@ class Announcer:
             manifest = self._signer.sign()
         except ClockNotSetError as error:
             self._log.warning("nothing announced", reason=str(error))
+            self.obstacle = str(error)
             return _CLOCK_RETRY_S
+        self.obstacle = ""
         self.current = manifest
         for carrier in self._carriers:
             try:

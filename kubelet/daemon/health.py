@@ -33,7 +33,7 @@ def readiness_of(node: Node, publisher: MqttPublisher, tools: CallerTools) -> Re
         "manifest": Health.of(
             announcer.loop,
             ready=announcer.current is not None,
-            state="signed" if announcer.current else "not signed yet",
+            state=announcer.obstacle or ("signed" if announcer.current else "not signed yet"),
         ),
         "broker": Health.of(
             publisher.loop,

@@ -6,6 +6,7 @@ process that it did not start.
 
 import asyncio
 import os
+import re
 import shutil
 import signal
 import sys
@@ -23,6 +24,7 @@ _POLL_S = 0.02
 _TAIL_LINES = 5
 _END_SEEN_S = 0.5
 _MAX_LINE = 400
+_GRAVE = re.compile(r'"level": "(?:warning|error|critical)"')
 
 _PROGRAMS = ("RELAY", "KUBELET")
 
@@ -165,8 +167,13 @@ class Processes:
             await _stopped(process)
 
     def last_lines(self) -> str:
-        """Return the last line of each log, in one line."""
-        return "; ".join(f"{name}: {self._tail(name, 1) or 'no output'}" for name in self._running)
+        """Return the last warning or error of each log, or else its last line, in one line."""
+        return "; ".join(f"{name}: {self._telling(name) or 'no output'}" for name in self._running)
+
+    def _telling(self, name: str) -> str:
+        lines = self.log(name).read_text("utf-8", "replace").splitlines()
+        grave = [line for line in lines if _GRAVE.search(line)]
+        return printable((grave or lines or [""])[-1], _MAX_LINE)
 
     def log(self, name: str) -> Path:
         """Return the log of the process called ``name``."""

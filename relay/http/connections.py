@@ -50,14 +50,22 @@ class Bounds:
 
 
 class Connections:
-    """The open connections, within ``bounds``. Rejected ones are counted in ``refused``."""
+    """The open connections, within ``bounds``. Rejected ones are counted in ``refused``.
+
+    ``on_refused`` is called with the reason of each.
+    """
 
     def __init__(
-        self, bounds: Bounds, refused: Counter, request_timeout_s: float = REQUEST_TIMEOUT_S
+        self,
+        bounds: Bounds,
+        refused: Counter,
+        request_timeout_s: float = REQUEST_TIMEOUT_S,
+        on_refused: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.request_timeout_s = request_timeout_s
         self._bounds = bounds
         self._refused = refused
+        self._on_refused = on_refused
         self._open: set[Connection] = set()
         self._strangers = 0
         self._waiting: OrderedDict[Connection, None] = OrderedDict()
@@ -97,6 +105,7 @@ class Connections:
     def refuse(self, reason: str) -> None:
         """Count a rejected connection; ``reason`` is a fixed word."""
         self._refused.labels(reason).inc()
+        self._on_refused(reason)
 
     def abort(self) -> None:
         """Abort all, without sending what is left."""

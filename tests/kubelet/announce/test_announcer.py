@@ -305,6 +305,8 @@ async def test_nothing_is_announced_until_the_clock_is_set(rig: Rig, clock: Fake
         assert (rig.road.carried.empty(), rig.announcer.current) == (True, None)
         assert pause.seconds < INTERVAL_S
         assert log.entries("nothing announced")[0]["level"] == "warning"
+        assert rig.announcer.obstacle.startswith("the clock is not set")
         clock.now_ms = NOW_MS
         pause.end()
         assert (await rig.road.next()).issued_at_ms == NOW_MS
+        assert rig.announcer.obstacle == ""

@@ -92,6 +92,14 @@ async def test_a_process_that_ended_is_said_with_its_last_words(processes: Proce
     assert processes.last_lines() == "broken: no such luck"
 
 
+async def test_of_each_log_the_last_warning_is_shown_before_what_came_after_it(processes: Processes) -> None:
+    lines = ['{"level": "info"}', '{"level": "warning", "event": "connections refused"}', '{"level": "info"}']
+    await processes.start("relay", python(f"print({chr(10).join(lines)!r})"))
+    with pytest.raises(StartError):
+        await processes.during(asyncio.Event().wait())
+    assert processes.last_lines() == f"relay: {lines[1]}"
+
+
 async def test_work_that_needs_the_processes_is_cancelled_when_one_ends(processes: Processes) -> None:
     cancelled = asyncio.Event()
 

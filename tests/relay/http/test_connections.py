@@ -123,3 +123,11 @@ async def test_what_is_served_knows_its_connection(few: FewConnections) -> None:
     assert admit({"state": state}, "agent")
     assert connection.holder == "agent"
     assert admit({}, "agent")  # not over a connection of ours
+
+
+async def test_each_rejection_is_reported_with_its_reason() -> None:
+    reported: list[str] = []
+    connections = Connections(FEW, Metrics().connections_refused, on_refused=reported.append)
+    for _ in range(FEW.per_address + 1):
+        connections.begin(HOME)
+    assert reported == ["address"]

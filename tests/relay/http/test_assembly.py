@@ -1,0 +1,19 @@
+from relay.http.assembly import refusal_log
+from relay.http.connections import Bounds
+from relay.observability.logging import make_logger
+from tests.fakes.lines import LogLines
+from tests.fakes.seconds import Seconds
+
+
+def test_rejected_connections_are_logged_once_a_minute_for_each_reason_with_the_limits() -> None:
+    lines, seconds = LogLines(), Seconds()
+    report = refusal_log(make_logger(lines), Bounds.below(256), 256, seconds)
+    for reason in ("total", "total", "address", "total"):
+        report(reason)
+    seconds.now += 61
+    report("total")
+    first, other, later = lines.entries("connections refused")
+    assert (first["level"], first["reason"]) == ("warning", "total")
+    assert (first["connections"], first["open_files"], first["kept_back"]) == (192, 256, 0)
+    assert other["reason"] == "address"
+    assert (later["reason"], later["kept_back"]) == ("total", 2)
