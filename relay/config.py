@@ -135,7 +135,7 @@ class StateFiles:
 
     | path | holds |
     |---|---|
-    | `ca/` | the CA: `root.pem`, `root.key` (0600), those before them, `ledger.jsonl` |
+    | `ca/` | the CA: `root.pem`, `server-root.pem`, their keys (0600), those before them, `ledger.jsonl` |
     | `token.key` | the key that agent tokens are signed with (0600) |
     | `join_tokens.jsonl` | the join tokens, by which nodes may enrol, and their keys (0600) |
     | `marks/` | `marks.sqlite3`, the newest manifest accepted from each node, and verified leaves (0700) |
@@ -143,7 +143,8 @@ class StateFiles:
     | `revoked_tokens.jsonl` | the agent tokens that were revoked (0600) |
     | `node_names.jsonl` | the labels and tags of nodes (0600) |
     | `settings.json` | the public URL, the broker and the tenant that commands were given (0600) |
-    | `tls/` | the certificate of the relay's own CA: `relay.pem`, `relay.key` (0600) |
+    | `tls/` | certificates of the relay's own CA and their keys (0600): `server.pem`, which is served with, \
+and `relay.pem`, which the broker is shown |
     | `broker/` | what a broker reads, unless `--broker-directory` is given: see `broker_access` |
     | `audit-verified.json` | the newest line of the audit when it was last verified |
     | `audit.jsonl` | one line a decision and one an outcome (0600); when full, `audit-000001.jsonl`, … |
@@ -159,7 +160,8 @@ class StateFiles:
         self.settings = root / "settings.json"
         self.revoked_tokens = root / "revoked_tokens.jsonl"
         self.node_names = root / "node_names.jsonl"
-        self.own_tls = TlsFiles(root / "tls" / "relay.pem", root / "tls" / "relay.key")
+        self.own_tls = TlsFiles(root / "tls" / "server.pem", root / "tls" / "server.key")
+        self.broker_client_tls = TlsFiles(root / "tls" / "relay.pem", root / "tls" / "relay.key")
         self.broker = root / "broker"
         self.audit = root / "audit.jsonl"
         self.audit_verified = root / "audit-verified.json"

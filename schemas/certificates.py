@@ -30,9 +30,9 @@ from schemas.identity import (
 )
 from schemas.keys import is_sound_public_key
 from schemas.projection import NODE_ID_PATTERN, is_node_id
-from schemas.x509_forms import leaf_builder, moment, name_of, pem_of, private
+from schemas.x509_forms import client_builder, moment, name_of, pem_of, private
 
-LEAF_RULES = 1
+LEAF_RULES = 2
 """The version of the rules of ``verify_leaf``: raised whenever they reject more, since verdicts are kept."""
 
 UNENROLLED_TENANT = "unenrolled"
@@ -107,7 +107,7 @@ def read_csr(pem: str) -> tuple[str, bytes]:
 def self_signed_leaf(key: SigningKey, node_id: str, now_ms: int, valid_days: int, serial: int) -> str:
     """Return the self-signed leaf that a node uses until a CA issues one. Only the node itself trusts it."""
     san = san_uri(UNENROLLED_TENANT, node_id)
-    builder = leaf_builder(bytes(key.verify_key), node_id, san, now_ms, valid_days)
+    builder = client_builder(bytes(key.verify_key), node_id, san, now_ms, valid_days)
     return pem_of(builder.issuer_name(name_of(node_id)).serial_number(serial).sign(private(key), None))
 
 
@@ -165,10 +165,16 @@ def _issuer(leaf: x509.Certificate, leaf_der: bytes, root_pem: str, now_ms: int)
         try:
             root = x509.load_der_x509_certificate(der)
             basic = root.extensions.get_extension_for_class(x509.BasicConstraints).value
-            if basic.ca and root.not_valid_before_utc <= moment(now_ms) < root.not_valid_after_utc:
+            # A root of servers vouches for no node, wherever it was installed.
+            nodes_root = isinstance(root.public_key(), Ed25519PublicKey)
+            if (
+                nodes_root
+                and basic.ca
+                and root.not_valid_before_utc <= moment(now_ms) < root.not_valid_after_utc
+            ):
                 leaf.verify_directly_issued_by(root)
                 return kid_of(der)
-        except (ValueError, TypeError, InvalidSignature, x509.ExtensionNotFound):
+        except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm, x509.ExtensionNotFound):
             continue
     return None
 

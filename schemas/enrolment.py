@@ -7,7 +7,7 @@ Must not decide who is enrolled, and must not read files, clocks or randomness.
 
 import hmac
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +26,7 @@ NODE = b"edge-kubelet enrol request\n"
 RELAY = b"edge-kubelet enrol response\n"
 
 _PROOF = "proof"
+_ENDORSED = "server-roots-endorsement: "
 _TOKEN = re.compile(r"ekj1\.([0-9A-HJKMNP-TV-Z]{26})\.([A-Za-z0-9_-]{43})\.([A-Za-z0-9_-]{43})")
 
 
@@ -65,6 +66,16 @@ class JoinToken:
             return cls(match[1], from_base64url(match[2]), from_base64url(match[3]))
         except ValueError:
             raise JoinTokenError("the join token is damaged: copy all of it again") from None
+
+
+def shown_roots(roots_pem: str, server_roots_pem: str, server_endorsements: Sequence[str]) -> str:
+    """Return what ``GET`` answers: all roots in PEM, and before those of servers their endorsements."""
+    return roots_pem + "".join(f"{_ENDORSED}{each}\n" for each in server_endorsements) + server_roots_pem
+
+
+def shown_endorsements(text: str) -> list[str]:
+    """Return the endorsements of the roots of servers that ``shown_roots`` has put into ``text``."""
+    return [line.removeprefix(_ENDORSED) for line in text.splitlines() if line.startswith(_ENDORSED)]
 
 
 def proven(message: Mapping[str, Any], key: bytes, sender: bytes) -> dict[str, Any]:

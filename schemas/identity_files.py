@@ -7,6 +7,7 @@
 | `node.csr` | 0644 | the certificate request for a CA |
 | `leaf.pem` | 0644 | the leaf: self-signed until a CA's is installed |
 | `root.pem` | 0644 | the root that vouches for it; absent while the leaf is self-signed |
+| `server-roots.pem` | 0644 | the roots of relay and broker; absent until the relay has told of them |
 
 Must not judge certificates: what it reads is what lies there.
 """
@@ -81,6 +82,7 @@ class IdentityFiles:
         self.csr = root / "node.csr"
         self.leaf = root / "leaf.pem"
         self.root_certificate = root / "root.pem"
+        self.server_roots = root / "server-roots.pem"
 
     def exists(self) -> bool:
         """Return whether an identity was made here: whether there is a key."""
@@ -95,7 +97,9 @@ class IdentityFiles:
         write_atomic(self.leaf, leaf_pem)
         write_atomic(self.key, private_key_to_pem(key), PRIVATE)
 
-    def write_mock(self, node_id: str, key: SigningKey, leaf_pem: str, root_pem: str) -> None:
+    def write_mock(
+        self, node_id: str, key: SigningKey, leaf_pem: str, root_pem: str, server_roots_pem: str
+    ) -> None:
         """Write a whole new identity of a mock node. A power cut may lose it: it can be made again.
 
         Raises:
@@ -105,16 +109,23 @@ class IdentityFiles:
         write_unsynced(self.node_id, node_id + "\n")
         write_unsynced(self.leaf, leaf_pem)
         write_unsynced(self.root_certificate, root_pem)
+        write_unsynced(self.server_roots, server_roots_pem)
         write_unsynced(self.key, private_key_to_pem(key), PRIVATE)
 
-    def install(self, leaf_pem: str, root_pem: str) -> None:
-        """Replace leaf and root by those that a CA issued; the caller has verified them."""
+    def install(self, leaf_pem: str, root_pem: str, server_roots_pem: str = "") -> None:
+        """Replace leaf and roots by those of a CA; the caller has verified them.
+
+        Without ``server_roots_pem``, servers are verified as before.
+        """
         write_atomic(self.root_certificate, root_pem)
+        if server_roots_pem:
+            write_atomic(self.server_roots, server_roots_pem)
         write_atomic(self.leaf, leaf_pem)
 
     def remove(self) -> None:
         """Remove the identity for good, the key first: nothing can be signed with it any more."""
-        for path in (self.key, self.leaf, self.csr, self.root_certificate, self.node_id):
+        certificates = (self.leaf, self.csr, self.root_certificate, self.server_roots)
+        for path in (self.key, *certificates, self.node_id):
             path.unlink(missing_ok=True)
 
     def leaf_pem(self) -> str:

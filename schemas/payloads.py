@@ -130,6 +130,7 @@ class Renew(TypedDict):
     """The node's request for a new leaf."""
 
     csr: str
+    server_roots: NotRequired[bool]
 
 
 class Bye(TypedDict):
@@ -181,6 +182,8 @@ class RenewAck(Ack):
     certificate: NotRequired[str]
     roots: NotRequired[str]
     endorsement: NotRequired[str]
+    server_roots: NotRequired[str]
+    server_endorsements: NotRequired[list[str]]
 
 
 class CallerTool(TypedDict):

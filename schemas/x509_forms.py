@@ -6,6 +6,7 @@ Must not sign, and must not verify.
 from datetime import UTC, datetime, timedelta
 
 from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -15,7 +16,7 @@ CLOCK_SKEW = timedelta(minutes=5)
 
 
 def builder_for(  # noqa: PLR0913, PLR0917 - the fields that all end-entity certificates have
-    public_key: bytes,
+    public_key: Ed25519PublicKey | EllipticCurvePublicKey,
     common_name: str,
     names: list[x509.GeneralName],
     usages: list[x509.ObjectIdentifier],
@@ -27,7 +28,7 @@ def builder_for(  # noqa: PLR0913, PLR0917 - the fields that all end-entity cert
     return (
         x509.CertificateBuilder()
         .subject_name(name_of(common_name))
-        .public_key(Ed25519PublicKey.from_public_bytes(public_key))
+        .public_key(public_key)
         .not_valid_before(start - CLOCK_SKEW)
         .not_valid_after(start + timedelta(days=valid_days))
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
@@ -37,13 +38,14 @@ def builder_for(  # noqa: PLR0913, PLR0917 - the fields that all end-entity cert
     )
 
 
-def leaf_builder(
-    public_key: bytes, node_id: str, san: str, now_ms: int, valid_days: int
+def client_builder(
+    public_key: bytes, common_name: str, san: str, now_ms: int, valid_days: int
 ) -> x509.CertificateBuilder:
-    """Return the unsigned form of a node's leaf, without issuer and serial."""
+    """Return the unsigned form of a client's certificate: of a node, or of the relay at the broker."""
     names: list[x509.GeneralName] = [x509.UniformResourceIdentifier(san)]
-    usages = [ExtendedKeyUsageOID.CLIENT_AUTH]  # a node is never a TLS server
-    return builder_for(public_key, node_id, names, usages, now_ms, valid_days)
+    usages = [ExtendedKeyUsageOID.CLIENT_AUTH]  # none of them is ever a TLS server
+    key = Ed25519PublicKey.from_public_bytes(public_key)
+    return builder_for(key, common_name, names, usages, now_ms, valid_days)
 
 
 def key_usage(*, ca: bool) -> x509.KeyUsage:

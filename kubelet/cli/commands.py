@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from kubelet.cli import config
+from kubelet.cli.init import init
 from kubelet.cli.local_agent import mcp
 from kubelet.cli.options import (
     AsJson,
@@ -26,6 +27,7 @@ from kubelet.cli.options import (
     typed_config,
     usual_state_dir,
 )
+from kubelet.cli.output import print_facts, say
 from kubelet.cli.run import run
 from kubelet.cli.settings_options import takes_settings
 from kubelet.cli.status import status
@@ -61,6 +63,7 @@ app = typer.Typer(
     add_completion=False,
 )
 app.add_typer(config.app, name="config")
+app.command()(init)
 app.command()(run)
 app.command()(mcp)
 app.command()(status)
@@ -70,38 +73,6 @@ def main() -> None:
     """Run the command line. An expected error is one line; a fault of our own has a traceback."""
     with errors_in_one_line():
         app()
-
-
-@app.command()
-def init(
-    state_dir: StateDir = None,
-    certificate: Annotated[Path | None, typer.Option(help="The leaf that a CA issued, PEM.")] = None,
-    root: Annotated[Path | None, typer.Option(help="The root that it chains to, PEM.")] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Make this node's identity, or install the certificate that a CA issued for it."""
-    from kubelet.identity.provisioning import create_identity, install_certificate  # noqa: PLC0415
-
-    if (certificate is None) != (root is None):
-        fail("--certificate and --root go together", EXIT_USAGE)
-    files = IdentityFiles(directory_of(state_dir))
-    if not files.exists():
-        create_identity(files, now_ms(), os.urandom)
-    if certificate is not None and root is not None:
-        install_certificate(files, named_pem(certificate), named_pem(root), now_ms())
-    identity = files.read()
-    facts = {
-        "node_id": identity.node_id,
-        "state_dir": str(files.root),
-        "csr": str(files.csr),
-        "leaf": str(files.leaf),
-        "kid": identity.kid,
-        "enrolled": identity.root_pem is not None,
-    }
-    _print(facts, as_json=as_json)
-    if identity.root_pem is None and not as_json:
-        _say(f"\nnext: relay ca issue {files.csr} -o leaf.pem")
-        _say("      kubelet init --certificate leaf.pem --root root.pem")
 
 
 @app.command()
@@ -135,15 +106,15 @@ def enroll(
         "broker": str(config.broker),
         "state_dir": str(files.root),
     }
-    _print(facts, as_json=as_json)
+    print_facts(facts, as_json=as_json)
     if config.relay_url != url:
-        _say(f"\nthe relay's public URL is {config.relay_url}: this node will use that")
+        say(f"\nthe relay's public URL is {config.relay_url}: this node will use that")
     if is_loopback(config.broker.host) and not is_loopback(host_of(config.relay_url)):
-        _say(
+        say(
             "\nthe relay names a broker on this machine: if there is none, ask for `relay run --node-broker`"
         )
     if not as_json:
-        _say("\nnext: kubelet run, or: systemctl enable --now edge-kubelet")
+        say("\nnext: kubelet run, or: systemctl enable --now edge-kubelet")
 
 
 @app.command()
@@ -163,7 +134,7 @@ def announce(
     files = IdentityFiles(directory)
     identity = files.read()
     if identity.root_pem is None:
-        _say("the leaf is only self-signed: no relay will trust this manifest")
+        say("the leaf is only self-signed: no relay will trust this manifest")
     if dry_run:
         manifest = sign_once(identity, directory, settings[TTL], sys.stderr, remember=False)
         sys.stdout.buffer.write(manifest.wire)
@@ -178,7 +149,7 @@ def announce(
     manifest = sign_once(identity, directory, settings[TTL], sys.stderr, remember=True)
     if not asyncio.run(publish_once(identity, manifest, address, sys.stderr, tls)):
         fail(f"the broker at {address} did not take the manifest", EXIT_NO)
-    _say(f"published {manifest.etag}")
+    say(f"published {manifest.etag}")
 
 
 @app.command()
@@ -199,12 +170,12 @@ def verify(
     leaf_pem = named_pem(identity) if identity else files.leaf_pem()
     root_pem = named_pem(root) if root else files.root_pem()
     if root_pem is None:
-        _say("no root is given or installed: this checks the node's own signature, not who it is")
+        say("no root is given or installed: this checks the node's own signature, not who it is")
         root_pem = files.leaf_pem()
     finding = verify_manifest(wire.rstrip(b"\n"), leaf_pem, root_pem, now_ms())
     if finding.manifest is None:
         if as_json:
-            _print({"valid": False, "reason": finding.reason}, as_json=True)
+            print_facts({"valid": False, "reason": finding.reason}, as_json=True)
         fail(f"not valid: {finding.reason}", EXIT_NO)
     manifest = finding.manifest
     facts = {
@@ -215,7 +186,7 @@ def verify(
         "etag": manifest.etag,
         "expires_at_ms": manifest.expires_at_ms,
     }
-    _print(facts, as_json=as_json)
+    print_facts(facts, as_json=as_json)
 
 
 @app.command()
@@ -240,7 +211,7 @@ def retire(
     except RetirementError as error:
         fail(str(error), EXIT_NO)
     if not forgotten:
-        _say(f"the broker at {config.broker} still holds the last manifest, which no relay accepts any more")
+        say(f"the broker at {config.broker} still holds the last manifest, which no relay accepts any more")
     typer.echo(f"{node_id} is retired")
 
 
@@ -268,16 +239,3 @@ def fleet(
             EXIT_USAGE,
         )
     run_until_signal(run_all(identities, config) if part is None else run_part(identities, config, part))
-
-
-def _print(facts: dict[str, Any], *, as_json: bool) -> None:
-    if as_json:
-        typer.echo(json.dumps(facts))
-        return
-    width = max(len(name) for name in facts)
-    for name, value in facts.items():
-        typer.echo(f"{name:<{width}}  {value}")
-
-
-def _say(text: str) -> None:
-    typer.echo(text, err=True)

@@ -1,8 +1,9 @@
 """How a node enrols over the network: what ``kubelet enroll`` does.
 
-Before the node sends anything it verifies the relay: the relay's root must be the one that the join token
-names. Its request is then proven by the token's key, and the response is accepted because it is proven by
-that key too. Must not be imported by the running daemon: it needs the X.509 library.
+Before the node sends anything it verifies the relay: one of its roots of nodes must be the one that the join
+token names, and vouch for the roots of servers. Its request is then proven by the token's key, and the
+response is accepted because it is proven by that key too.
+Must not be imported by the running daemon: it needs the X.509 library.
 """
 
 from collections.abc import Callable
@@ -10,15 +11,16 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from hashlib import sha256
 from ssl import CERT_NONE, SSLCertVerificationError, SSLContext
-from typing import Any
+from typing import Any, NamedTuple
 
-from kubelet.config import NodeConfig, store
+from kubelet.config import NodeConfig
 from kubelet.identity.http_exchange import HttpResponse, Request, exchange
-from kubelet.identity.provisioning import create_identity, install_certificate, roots_in
+from kubelet.identity.provisioning import Enrolled, Issued, create_identity, install_enrolled, roots_in
 from kubelet.lock import held_alone
 from schemas.addresses import AddressError, check_private_url, normal_url, parse_broker
 from schemas.canonical import jcs
 from schemas.certificates import IdentityError, IdentityReason, make_csr, verify_leaf
+from schemas.endorsement import are_endorsed, is_server_root
 from schemas.enrolment import (
     ENROL_PATH,
     MAX_RESPONSE_BYTES,
@@ -28,10 +30,11 @@ from schemas.enrolment import (
     JoinToken,
     is_proven,
     proven,
+    shown_endorsements,
 )
 from schemas.error_roots import PeerError, StateError
 from schemas.files import make_private_directory
-from schemas.identity import Identity, certificates_in, to_pem
+from schemas.identity import certificates_in, to_pem
 from schemas.identity_files import IdentityFiles, IdentityFilesError
 from schemas.keys import base64url
 from schemas.registry import SchemaRegistry, Validator
@@ -64,12 +67,15 @@ class ClockError(StateError):
     """This machine's clock is wrong."""
 
 
-@dataclass(frozen=True, slots=True)
-class Enrolled:
-    """The result of an enrolment."""
+class _Anchors(NamedTuple):
+    """What the relay is verified by while the node enrols.
 
-    identity: Identity
-    config: NodeConfig
+    Attributes:
+        of_servers: whether these are roots of servers; a relay of an older version has none.
+    """
+
+    pem: str
+    of_servers: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +104,10 @@ class Enroller:
             self._check_not_enrolled()
         make_private_directory(self.files.root)
         with held_alone(self.files.root):
-            root = await self._recognised_root()
+            anchors = await self._recognised_roots()
             if not self.files.exists():
                 create_identity(self.files, self.now_ms(), self.random_bytes)
-            return self._installed(await self._issued_by(root))
+            return self._installed(await self._issued_by(anchors))
 
     def _check_not_enrolled(self) -> None:
         own = self.files.read()
@@ -113,25 +119,35 @@ class Enroller:
                 return  # the leaf is self-signed still, whatever lies beside it
         raise IdentityFilesError(f"{self.files.root} is enrolled already, as node {own.node_id}")
 
-    async def _recognised_root(self) -> bytes:
-        """Return the root that the token names, from the relay, before anything else is sent to it."""
+    async def _recognised_roots(self) -> "_Anchors":
+        """Return the roots of servers that the token's root endorses, before anything else is sent.
+
+        A relay that has none is verified by the token's root.
+        """
         answer = await exchange(Request(self.relay_url, ENROL_PATH), _unverified_context())
         self._check_status(answer)
         try:
-            roots = certificates_in(answer.body.decode("ascii"))
+            text = answer.body.decode("ascii")
+            roots = certificates_in(text)
         except ValueError:
-            roots = []
+            text, roots = "", []
         for root in roots:
             if sha256(root).digest() == self.token.fingerprint:
-                return root
+                servers = [each for each in roots if is_server_root(each)]
+                endorsed = are_endorsed(servers, [root], shown_endorsements(text))
+                return _Anchors(to_pem(servers if endorsed else [root]), of_servers=endorsed)
         raise EnrolmentError(f"{self.relay_url} is another relay than the one that made this join token")
 
-    async def _issued_by(self, root: bytes) -> dict[str, Any]:
+    async def _issued_by(self, anchors: "_Anchors") -> dict[str, Any]:
         """Request a leaf, and return the message of the relay that made the token."""
         own, registry = self.files.read(), SchemaRegistry()
         nonce = base64url(self.random_bytes(_NONCE_BYTES))
-        request = {"join_id": self.token.id, "csr": make_csr(own.key, own.node_id), "nonce": nonce}
-        answer, by_own_root = await self._exchange_verified(root, jcs(proven(request, self.token.key, NODE)))
+        request: dict[str, Any] = {"join_id": self.token.id, "csr": make_csr(own.key, own.node_id), "nonce": nonce}
+        if anchors.of_servers:
+            request["server_roots"] = True
+        answer, by_own_root = await self._exchange_verified(
+            anchors, jcs(proven(request, self.token.key, NODE))
+        )
         self._check_status(answer)
         message = self._genuine(answer, nonce, registry.load(RESPONSE_REF))
         self._check_clock(message["server_time_ms"])
@@ -149,21 +165,18 @@ class Enroller:
             # Not as it is: the operator did not type this address.
             reason = printable(str(error))
             raise EnrolmentError(f"{self.relay_url} names an address that cannot be used: {reason}") from None
-        own_root = message["own_root"]
-        config = NodeConfig(broker, relay_url, plain_allowed=self.plain_allowed, own_root=own_root)
-        # The leaf comes last: when it is there, all of it is.
-        store(config, self.files.root)
-        leaf, roots = message["certificate"], message["roots"]
-        return Enrolled(install_certificate(self.files, leaf, roots, self.now_ms()), config)
+        config = NodeConfig(broker, relay_url, plain_allowed=self.plain_allowed, own_root=message["own_root"])
+        issued = Issued(message["certificate"], message["roots"], message.get("server_roots", ""))
+        return install_enrolled(self.files, issued, config, self.now_ms())
 
-    async def _exchange_verified(self, root: bytes, body: bytes) -> tuple[HttpResponse, bool]:
-        """Send to a server whose certificate is of the token's root, or else of one that the machine trusts.
+    async def _exchange_verified(self, anchors: str, body: bytes) -> tuple[HttpResponse, bool]:
+        """Send to a server whose certificate is of ``anchors``, or else of a root that the machine trusts.
 
-        Returns the response, and whether no other than the root was needed.
+        Returns the response, and whether no others than the anchors were needed.
         """
         request = Request(self.relay_url, ENROL_PATH, body)
         try:
-            return await exchange(request, client_context(to_pem([root]))), True
+            return await exchange(request, client_context(anchors)), True
         except SSLCertVerificationError as error:
             if error.verify_code not in _UNKNOWN_ISSUER:
                 raise self._certificate_error(error) from None

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from kubelet.clock import now_ms
-from kubelet.identity.provisioning import install_renewed
+from kubelet.identity.provisioning import Issued, install_renewed
 from kubelet.process import errors_in_one_line
 from schemas.frames import MAX_FRAME_BYTES
 from schemas.identity_files import IdentityFiles
@@ -20,8 +20,7 @@ def main() -> None:
     with errors_in_one_line():
         issued = loads(sys.stdin.buffer.read(MAX_FRAME_BYTES + 1), max_bytes=MAX_FRAME_BYTES)
         files = IdentityFiles(Path(sys.argv[1]))
-        endorsement = issued.get("endorsement")
-        install_renewed(files, issued["certificate"], issued["roots"], now_ms(), endorsement)
+        install_renewed(files, Issued(**issued), now_ms())
 
 
 if __name__ == "__main__":

@@ -3,12 +3,14 @@
 Must not be imported by the running daemon: it needs the X.509 library.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from nacl.signing import SigningKey
 
+from kubelet.config import NodeConfig, store
 from schemas.certificates import IdentityError, make_csr, self_signed_leaf, verify_leaf
-from schemas.endorsement import is_endorsed
+from schemas.endorsement import are_endorsed, is_endorsed, is_server_root
 from schemas.identity import Identity, certificates_in, kid_of, to_pem
 from schemas.identity_files import IdentityFiles, IdentityFilesError
 from schemas.node_ids import new_node_id
@@ -33,9 +35,25 @@ def create_identity(files: IdentityFiles, now_ms: int, random_bytes: Callable[[i
     return node_id
 
 
-def install_renewed(
-    files: IdentityFiles, leaf_pem: str, roots_pem: str, now_ms: int, endorsement: str | None = None
-) -> Identity:
+@dataclass(frozen=True, slots=True)
+class Issued:
+    """What a CA issues to a node, all PEM.
+
+    Attributes:
+        roots: every root of nodes that is trusted now.
+        server_roots: every root of servers; empty if the relay is of a version without.
+        endorsement: of a new root, by one that is trusted; see ``schemas.endorsement``.
+        server_endorsements: of ``server_roots``, by roots of nodes.
+    """
+
+    certificate: str
+    roots: str
+    server_roots: str = ""
+    endorsement: str = ""
+    server_endorsements: Sequence[str] = ()
+
+
+def install_renewed(files: IdentityFiles, issued: Issued, now_ms: int) -> Identity:
     """Install a leaf that came over the session, and the roots that are trusted from now on.
 
     Raises:
@@ -44,21 +62,52 @@ def install_renewed(
             and an attacker in the place of the relay for a moment must not become a root for good.
     """
     trusted = roots_in(files.read().root_pem or "")
-    for root in roots_in(roots_pem):
-        if root not in trusted and not is_endorsed(root, trusted, endorsement or ""):
+    for root in roots_in(issued.roots):
+        if root not in trusted and not is_endorsed(root, trusted, issued.endorsement):
             raise IdentityFilesError("a root is neither trusted by this node nor endorsed by one that is")
-    return install_certificate(files, leaf_pem, roots_pem, now_ms)
+    server_roots = roots_in(issued.server_roots)
+    if server_roots and not are_endorsed(server_roots, trusted, issued.server_endorsements):
+        raise IdentityFilesError("the roots of servers are not endorsed by a root that this node trusts")
+    return install_certificate(files, issued, now_ms)
 
 
-def install_certificate(files: IdentityFiles, leaf_pem: str, root_pem: str, now_ms: int) -> Identity:
-    """Install a leaf that a CA issued, and the root that it chains to.
+@dataclass(frozen=True, slots=True)
+class Enrolled:
+    """The result of an enrolment."""
+
+    identity: Identity
+    config: NodeConfig
+
+
+def install_enrolled(files: IdentityFiles, issued: Issued, config: NodeConfig, now_ms: int) -> Enrolled:
+    """Write all that ``kubelet run`` needs, whether it came over the network or was copied by an operator.
 
     Raises:
-        IdentityFilesError: it is not a leaf of that root, not valid now, or not for this node and its key.
+        IdentityFilesError: as ``install_certificate``.
     """
-    own, roots = files.read(), roots_in(root_pem)
+    identity = _verified(files, issued, now_ms)
+    # The leaf comes last: when it is there, all of it is.
+    store(config, files.root)
+    _install(files, identity, issued)
+    return Enrolled(identity, config)
+
+
+def install_certificate(files: IdentityFiles, issued: Issued, now_ms: int) -> Identity:
+    """Install a leaf that a CA issued, the roots of nodes that it chains to, and the roots of servers.
+
+    Raises:
+        IdentityFilesError: it is not a leaf of these roots, not valid now, or not for this node and its key;
+            or a root of servers is none.
+    """
+    identity = _verified(files, issued, now_ms)
+    _install(files, identity, issued)
+    return identity
+
+
+def _verified(files: IdentityFiles, issued: Issued, now_ms: int) -> Identity:
+    own, roots, server_roots = files.read(), roots_in(issued.roots), roots_in(issued.server_roots)
     try:
-        identity = verify_leaf(leaf_pem, [root_pem], now_ms)
+        identity = verify_leaf(issued.certificate, [issued.roots], now_ms)
     except IdentityError as error:
         raise IdentityFilesError(f"the certificate is not accepted: {error.reason}") from None
     # Verification accepts a leaf as its own root: a node that is not enrolled checks itself so.
@@ -70,9 +119,15 @@ def install_certificate(files: IdentityFiles, leaf_pem: str, root_pem: str, now_
         raise IdentityFilesError("the certificate is for another node")
     if identity.public_key != bytes(own.key.verify_key):
         raise IdentityFilesError("the certificate is for another key")
-    # Encoded again: a key that was left in the root's file would be published with it.
-    files.install(identity.pem, to_pem(roots))
+    if not all(map(is_server_root, server_roots)):
+        raise IdentityFilesError("a root of servers is not restricted to servers")
     return identity
+
+
+def _install(files: IdentityFiles, identity: Identity, issued: Issued) -> None:
+    # Encoded again: a key that was left in the root's file would be published with it.
+    roots, server_roots = to_pem(roots_in(issued.roots)), to_pem(roots_in(issued.server_roots))
+    files.install(identity.pem, roots, server_roots)
 
 
 def roots_in(pem: str) -> list[bytes]:

@@ -77,6 +77,11 @@ class Channel:
         """Whether the relay sends an echo after its welcome: it speaks protocol 1.1."""
         return self._socket.subprotocol == SUBPROTOCOL_1_1
 
+    @property
+    def tells_server_roots(self) -> bool:
+        """Whether the relay tells of the roots of servers when it renews: it speaks protocol 1.1."""
+        return self._socket.subprotocol == SUBPROTOCOL_1_1
+
     async def send(
         self, type_: str, payload: Mapping[str, Any] | bytes, in_reply_to: str | None = None
     ) -> bool:

@@ -254,7 +254,7 @@ class RelayLink:
 
     async def _renew(self, channel: Channel) -> None:
         renewal = self._parts.renewal
-        if renewal is not None and (request := renewal.request()) is not None:
+        if renewal is not None and (request := renewal.request(server_roots=channel.tells_server_roots)) is not None:
             await channel.send("renew", request)
 
     def _renewed(self, payload: Mapping[str, Any]) -> None:

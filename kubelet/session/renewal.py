@@ -16,15 +16,15 @@ from structlog.typing import FilteringBoundLogger
 from schemas.files import read_state
 from schemas.identity import certificates_in, validity_of
 from schemas.identity_files import IdentityFiles, IdentityFilesError, NodeIdentity
+from schemas.payloads import Renew
 from schemas.text import printable
 
 AGAIN_AFTER_MS = 3_600_000
 _INSTALL_TIMEOUT_S = 30
-_INSTALLED = ("certificate", "roots", "endorsement")
+_INSTALLED = ("certificate", "roots", "endorsement", "server_roots", "server_endorsements")
 
 Install = Callable[[Mapping[str, Any]], Awaitable[str | None]]
-"""Verifies and installs ``certificate`` and ``roots``, which may come with an ``endorsement`` of a new root;
-returns why not, or None when it is done."""
+"""Verifies and installs what ``renew_ack`` holds; returns why not, or None when it is done."""
 
 
 class Renewal:
@@ -47,15 +47,19 @@ class Renewal:
         self._log = log
         self._not_before_ms = 0
 
-    def request(self) -> dict[str, str] | None:
-        """Return the payload of ``renew`` if a renewal is due; the next is due in an hour at the earliest."""
+    def request(self, *, server_roots: bool) -> Renew | None:
+        """Return the payload of ``renew`` if a renewal is due; the next is due in an hour at the earliest.
+
+        ``server_roots``: whether the relay tells of them. One of an older version refuses the question.
+        """
         now = self._now_ms()
         start, end = validity_of(certificates_in(self._identity.leaf_pem)[0])
         if self._identity.root_pem is None or now < max(start + (end - start) * 2 // 3, self._not_before_ms):
             return None
         self._not_before_ms = now + AGAIN_AFTER_MS
         try:
-            return {"csr": read_state(self._files.csr).decode("ascii")}
+            csr = read_state(self._files.csr).decode("ascii")
+            return {"csr": csr, "server_roots": True} if server_roots else {"csr": csr}
         except (OSError, UnicodeDecodeError) as error:
             self._log.error("the leaf cannot be renewed", reason=printable(str(error)))
             return None

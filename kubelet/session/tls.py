@@ -4,7 +4,7 @@ Everything is read from the node's files when a connection is made, so that a re
 count from the next one on. Must not import the certificate library: the daemon does without it.
 """
 
-import ssl
+from ssl import SSLContext
 
 from schemas.addresses import BrokerAddress
 from schemas.files import read_state
@@ -15,15 +15,16 @@ from schemas.tls import FreshContext, client_context
 class NodeTls:
     """The contexts of the node whose identity is ``files``.
 
-    ``own_root``: servers are trusted by the root of the node's leaf alone; else the relay by the roots of
-    this machine.
+    ``own_root``: relay and broker are trusted by the roots of their own CA alone; else the relay by the roots
+    of this machine. A node that was enrolled before its CA had roots of servers trusts servers by the root of
+    its leaf until it is told of them.
     """
 
     def __init__(self, files: IdentityFiles, *, own_root: bool) -> None:
         self._files = files
         self._own_root = own_root
 
-    def to_relay(self, relay_url: str) -> ssl.SSLContext | None:
+    def to_relay(self, relay_url: str) -> SSLContext | None:
         """Return a context for one connection to the relay; None where that is not over TLS.
 
         The node presents no certificate here: it authenticates in the session, once the relay is verified.
@@ -33,19 +34,31 @@ class NodeTls:
         """
         if not relay_url.startswith("https://"):
             return None
-        return client_context(self._root() if self._own_root else None)
+        return client_context((self._server_roots() or self._root()) if self._own_root else None)
 
-    def to_broker(self, broker: BrokerAddress) -> ssl.SSLContext | None:
+    def to_broker(self, broker: BrokerAddress) -> SSLContext | None:
         """Return a context for all connections to the broker; None where they are not over TLS.
 
         The broker identifies the node by its leaf, and allows it its own topics alone. Its certificate may
-        always be of our root: a relay with a public one may have a broker of its own beside it, and
-        nothing that goes there is secret.
+        always be of our CA: a relay with a public one may have a broker of its own beside it, and
+        nothing that goes there is secret. The root of nodes is trusted here too: a broker's certificate from
+        before there were roots of servers is of that one, and no leaf of a node is a server's.
         """
         if not broker.tls:
             return None
         shown = (self._files.leaf, self._files.key)
-        return FreshContext.of(lambda: client_context(self._root(), shown, system_too=not self._own_root))
+
+        def make() -> SSLContext:
+            roots = self._server_roots() + self._root()
+            return client_context(roots, shown, system_too=not self._own_root)
+
+        return FreshContext.of(make)
 
     def _root(self) -> str:
         return read_state(self._files.root_certificate).decode("ascii", "replace")
+
+    def _server_roots(self) -> str:
+        try:
+            return read_state(self._files.server_roots).decode("ascii", "replace")
+        except FileNotFoundError:
+            return ""

@@ -22,8 +22,11 @@ _ROOT, _MARKS = "ca/root.pem", "marks/marks.sqlite3"
 _REQUIRED = frozenset({_ROOT, "ca/root.key", "ca/ledger.jsonl"})
 _POSSIBLE = _REQUIRED | {
     *("ca/previous.pem", "ca/previous.key", "ca/next.key"),
+    *("ca/server-root.pem", "ca/server-root.key", "ca/server-cross.pem"),
+    *("ca/server-previous.pem", "ca/server-previous.key", "ca/server-next.key"),
     *("token.key", "join_tokens.jsonl", "issued_tokens.jsonl", "revoked_tokens.jsonl"),
-    *("node_names.jsonl", "settings.json", "tls/relay.pem", "tls/relay.key", _MARKS),
+    *("node_names.jsonl", "settings.json", _MARKS),
+    *("tls/server.pem", "tls/server.key", "tls/relay.pem", "tls/relay.key"),
 }
 
 
@@ -43,8 +46,9 @@ def save(state: StateFiles, ca: CertificateAuthority, now_ms: int) -> bytes:
     # Nothing is issued meanwhile. A join token may be spent: then the backup has that, and not its leaf.
     with ca.unchanged() as paths:
         tokens = (state.token_key, state.join_tokens, state.issued_tokens, state.revoked_tokens)
-        others = (state.node_names, state.settings, state.own_tls.certificate, state.own_tls.key)
-        for path in (*paths, *tokens, *others):
+        own = (state.own_tls, state.broker_client_tls)
+        certificates = [path for pair in own for path in (pair.certificate, pair.key)]
+        for path in (*paths, *tokens, state.node_names, state.settings, *certificates):
             with suppress(FileNotFoundError):
                 files[str(path.relative_to(state.root))] = read_state(path, MAX_BYTES)
     if (marks := snapshot(state.marks)) is not None:

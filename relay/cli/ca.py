@@ -15,21 +15,25 @@ from relay.cli.options import AsJson, StateDir, keep_first, seconds, show_table,
 from relay.cli.state import authority
 from relay.clock import now_ms
 from relay.key_files import load_or_create_key
-from relay.pki.authority import MAX_OVERLAP_DAYS
 from relay.pki.errors import UnknownTargetError
 from relay.pki.records import KID_DIGITS
+from relay.pki.roots import MAX_OVERLAP_DAYS
 from relay.pki.server_files import issue_server_files
+from schemas.certificates import end_of
+from schemas.identity import certificates_in, kid_of
 
 app = typer.Typer(help="The certificate authority that nodes are enrolled with.", no_args_is_help=True)
 
 
 @app.command("init")
 def ca_init(state_dir: StateDir = None) -> None:
-    """Make the root of trust, and the key that signs agents' tokens. Once; neither is overwritten."""
+    """Make the roots of trust, and the key that signs agents' tokens. Once; none is overwritten."""
     ca = authority(state_dir)
-    ca.create()
+    if not (ca.root_file.exists() and ca.add_server_root()):
+        ca.create()
     load_or_create_key(state_files(state_dir).token_key, os.urandom)
     typer.echo(ca.root_file)
+    typer.echo(ca.servers.root_file)
 
 
 @app.command("issue")
@@ -65,7 +69,7 @@ def ca_issue(
         typer.echo(leaf, nl=False)
     else:
         output.write_text(leaf, "utf-8")
-        typer.echo(f"{output}; its root is {ca.root_file}", err=True)
+        typer.echo(f"{output}; the roots: relay ca roots --pem", err=True)
 
 
 @app.command("list")
@@ -114,8 +118,31 @@ def ca_revoke(
         typer.echo("no certificate of it is in force: it was revoked before", err=True)
 
 
+@app.command("roots")
+def ca_roots(
+    pem: Annotated[bool, typer.Option("--pem", help="Print them, for `kubelet init --root`.")] = False,
+    servers: Annotated[bool, typer.Option("--servers", help="Those of servers alone, for agents.")] = False,
+    as_json: AsJson = False,
+    state_dir: StateDir = None,
+) -> None:
+    """Show the roots that are trusted now: of nodes, and of servers. Each kind's newest comes first."""
+    ca = authority(state_dir)
+    kinds = {"nodes": [] if servers else ca.roots(), "servers": ca.servers.roots()}
+    if pem:
+        typer.echo("".join(root for roots in kinds.values() for root in roots), nl=False)
+        return
+    rows = [(kind, kid_of(certificates_in(root)[0]), end_of(root)) for kind in kinds for root in kinds[kind]]
+    if as_json:
+        facts = [{"of": kind, "kid": kid, "not_after_ms": end_ms} for kind, kid, end_ms in rows]
+        typer.echo(json.dumps(facts))
+        return
+    table = [(kind, kid[:KID_DIGITS], utc(end_ms)) for kind, kid, end_ms in rows]
+    show_table(("ROOT OF", "KID", "EXPIRES (UTC)"), table)
+
+
 @app.command("rotate-root")
 def ca_rotate_root(
+    servers: Annotated[bool, typer.Option("--servers", help="The root of servers, not of nodes.")] = False,
     overlap: Annotated[str, typer.Option(help="How long both roots are trusted, in days.")] = "90d",
     state_dir: StateDir = None,
 ) -> None:
@@ -124,13 +151,15 @@ def ca_rotate_root(
     if rest or days > MAX_OVERLAP_DAYS:
         fail(f"--overlap is 1 to {MAX_OVERLAP_DAYS} whole days, for example 90d", EXIT_USAGE)
     ca = authority(state_dir)
-    until_ms = ca.rotate_root(days)
-    typer.echo(ca.root_file)
-    typer.echo(
-        f"the old root is trusted until {utc(until_ms)} UTC: make a backup now, and on that day issue again "
-        "the certificates of brokers and other servers",
-        err=True,
+    until_ms = ca.servers.rotate(days) if servers else ca.rotate_root(days)
+    typer.echo(ca.servers.root_file if servers else ca.root_file)
+    todo = (
+        "let agents trust the new one too (`relay ca roots --servers --pem`), and after that day issue the "
+        "certificates of brokers and other servers again"
+        if servers
+        else "on that day its leaves end with it"
     )
+    typer.echo(f"the old root is trusted until {utc(until_ms)} UTC: make a backup now, {todo}", err=True)
 
 
 @app.command("issue-server")

@@ -22,6 +22,7 @@ from relay.cli import options
 from relay.cli.event_loop import run_until_stopped
 from relay.cli.exits import EXIT_CANNOT_RUN, EXIT_USAGE, fail
 from relay.cli.options import AsJson, PublicUrl, StateDir, Tenant, show_table, state_files, tenant_name, utc
+from relay.cli.state import authority
 from relay.clock import now_ms
 from relay.config import StateFiles
 from relay.key_files import read_key
@@ -124,9 +125,7 @@ def _relay(
     reached = normal_mcp_url(url) if url is not None else public
     check_private_url(reached, plain_allowed=False)
     endpoint = f"{mcp_url(reached)}?view=tools"
-    own_root = state.ca / "root.pem"
-    root = ca or (own_root if own_root.exists() else None)
-    tls = client_context(root.read_text("utf-8", "replace") if root else None, system_too=ca is None)
+    tls = client_context(_roots(ca, state_dir), system_too=ca is None)
     if token_file is not None or os.environ.get(TOKEN_VARIABLE):
         if tenant is not None:
             source = "--token-file" if token_file is not None else TOKEN_VARIABLE
@@ -140,6 +139,14 @@ def _relay(
     except TokenOptionError as error:
         fail(f"--tenant is malformed: {error}", EXIT_USAGE)
     return _Relay(endpoint, tls, signed, name)
+
+
+def _roots(named: Path | None, state_dir: Path | None) -> str | None:
+    """Return the roots that were named, or those of the CA of the state directory, if there is one."""
+    if named is not None:
+        return named.read_text("utf-8", "replace")
+    servers = authority(state_dir).servers
+    return "".join(servers.roots()) if servers.exist() else None
 
 
 def _signed(state: StateFiles, public_url: str, tenant: str) -> BearerToken:

@@ -39,14 +39,18 @@ class PkiPart(Part):
 def open_authority(environment: RelayEnvironment) -> CertificateAuthority:
     """Return the CA; before anything else is opened, since its error says what to do first.
 
+    One of a version without roots of servers gets one.
+
     Raises:
-        AuthorityError: there is no CA.
+        AuthorityError: there is no CA, or the key that such a root is made with is not here.
         OSError: its directory cannot be used.
     """
     authority = CertificateAuthority(
         environment.config.state.ca, environment.now_ms, environment.random_bytes
     )
     authority.root_pem()
+    if authority.add_server_root():
+        environment.log.warning("root of servers made: make a backup", file=str(authority.servers.root_file))
     return authority
 
 

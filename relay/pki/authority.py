@@ -1,18 +1,20 @@
-"""The certificate authority: its roots, and a ledger that binds each node id to its tenant and key.
+"""The certificate authority: the roots of nodes, and a ledger that binds each node id to its tenant and key.
+
+Servers have a root of their own: ``servers``.
 
 An id that was issued is issued again only on the operator's command, which revokes its old leaves, or to the
 same key: no request can take over a node that exists or ever did. Must not hold a root's key in memory
 longer than an issue takes.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from nacl.signing import SigningKey
 
 from relay.config import DEFAULT_TENANT
-from relay.ledger import Entry, Ledger, LedgerError
+from relay.ledger import Ledger, LedgerError
 from relay.pki.certificate_builder import make_crl
 from relay.pki.errors import (
     AuthorityOptionError,
@@ -22,19 +24,17 @@ from relay.pki.errors import (
     UnknownTargetError,
 )
 from relay.pki.issuing import Issuing, Signer, read_request
-from relay.pki.records import IssuedLeaf, IssuedServer, Records, rotation
-from relay.pki.roots import RootFiles
+from relay.pki.records import IssuedLeaf, Records, in_use, revocations, rotation
+from relay.pki.roots import ED25519, RootFiles, end_of_overlap
+from relay.pki.server_authority import EndorsedRoots, ServerAuthority
+from schemas.endorsement import endorse, endorse_servers
 from schemas.error_roots import StateError
 from schemas.files import make_private_directory
 from schemas.identity_files import IdentityFiles
 from schemas.node_ids import new_node_id
 from schemas.text import printable
 
-MAX_OVERLAP_DAYS = 3650
-_DAY_MS = 86_400_000
 _SEED_BYTES = 32
-# More than answers that were lost on the way can explain; each is an entry that stays.
-_MAX_LEAVES = 32
 
 
 class CertificateAuthority:
@@ -47,9 +47,12 @@ class CertificateAuthority:
     def __init__(
         self, directory: Path, now_ms: Callable[[], int], random_bytes: Callable[[int], bytes]
     ) -> None:
-        self._roots = RootFiles(directory)
+        self._roots = RootFiles(directory, ED25519)
         self._ledger = Ledger(directory / "ledger.jsonl", Records())
         self._issuing = Issuing(now_ms, random_bytes)
+        self.servers = ServerAuthority(
+            directory, self._issuing, self._ledger, self._locked, now_ms, random_bytes
+        )
         self._now_ms = now_ms
         self._random_bytes = random_bytes
         self.root_file = self._roots.certificate
@@ -57,16 +60,32 @@ class CertificateAuthority:
     # --- roots ------------------------------------------------------------------------------------------
 
     def create(self) -> None:
-        """Make the root.
+        """Make the root of nodes and the root of servers.
 
         Raises:
-            AuthorityOptionError: there is one already, which is never overwritten.
+            AuthorityOptionError: there are some already, which are never overwritten.
             AuthorityStateError: the clock is wrong.
         """
         make_private_directory(self._roots.directory)
         with self._ledger.locked():
             root = self._issuing.root()
             self._roots.create(root.pem, root.key)
+            self.servers.create()
+
+    def add_server_root(self) -> bool:
+        """Make the root of servers if this CA is of a version that had none; return whether it was.
+
+        Raises:
+            AuthorityStateError: the key of the root of nodes is not here.
+        """
+        if self.servers.exist():
+            return False
+        with self._locked():
+            if self.servers.exist():
+                return False
+            # The oldest is the one that every node trusts.
+            self.servers.create(self._signer(self.roots()[-1]))
+        return True
 
     def root_pem(self) -> str:
         """Return the certificate of the root that issues."""
@@ -79,6 +98,14 @@ class CertificateAuthority:
     def endorsement(self) -> str | None:
         """Return by what the root before this one vouches for it; None if there was none before it."""
         return self._roots.endorsement()
+
+    def server_roots(self) -> EndorsedRoots:
+        """Return the roots of servers, endorsed by each trusted root of nodes whose key is here."""
+        pem, endorsements = "".join(self.servers.roots()), []
+        for root in self.roots():
+            with suppress(AuthorityStateError):
+                endorsements.append(endorse_servers(self._signer(root).key, pem))
+        return EndorsedRoots(pem, endorsements)
 
     def can_issue(self) -> bool:
         """Return whether the root's key is here: it may be kept elsewhere."""
@@ -95,8 +122,7 @@ class CertificateAuthority:
             AuthorityOptionError: the overlap is out of bounds, or the last rotation is still under way.
             AuthorityStateError: the old root's key is not here.
         """
-        if not 1 <= overlap_days <= MAX_OVERLAP_DAYS:
-            raise AuthorityOptionError(f"both roots can be trusted for 1 to {MAX_OVERLAP_DAYS} days")
+        until_ms = end_of_overlap(self._now_ms(), overlap_days)
         with self._locked():
             now = self._now_ms()
             if len(self._roots.trusted(now)) > 1:
@@ -104,9 +130,8 @@ class CertificateAuthority:
                     "the root before this one is still trusted: rotate when its time is up"
                 )
             old, new = self._signer(), self._issuing.root()
-            until_ms = now + overlap_days * _DAY_MS
             self._ledger.append(rotation(new.kid, old.kid, until_ms, now))
-            self._roots.rotate(new.pem, new.key, until_ms)
+            self._roots.rotate(new.pem, new.key, until_ms, endorse(old.key, new.pem))
         return until_ms
 
     # --- leaves -----------------------------------------------------------------------------------------
@@ -131,7 +156,7 @@ class CertificateAuthority:
             if tenant is None:
                 tenant = records.tenant_of(node_id) or DEFAULT_TENANT
             leaf, pem = self._issuing.leaf(self._signer(), node_id, tenant, public_key)
-            self._ledger.append(*self._revocations(held, "replaced"), leaf.entry())
+            self._ledger.append(*revocations(held, "replaced", self._now_ms()), leaf.entry())
         return pem
 
     def enrol(self, csr_pem: str, tenant: str, join_id: str) -> str:
@@ -144,7 +169,7 @@ class CertificateAuthority:
         node_id, public_key = read_request(csr_pem)
         with self._locked() as records:
             if records.existed(node_id):
-                held = self._in_use(records, node_id)
+                held = in_use(records, node_id, self._now_ms())
                 if (held.public_key, held.tenant, held.join_id) != (public_key, tenant, join_id):
                     raise IdTakenError(f"{node_id} has a certificate")
             leaf, pem = self._issuing.leaf(self._signer(), node_id, tenant, public_key, join_id)
@@ -159,7 +184,7 @@ class CertificateAuthority:
         """
         asked_id, public_key = read_request(csr_pem)
         with self._locked() as records:
-            held = self._in_use(records, node_id)
+            held = in_use(records, node_id, self._now_ms())
             if (asked_id, public_key) != (node_id, held.public_key):
                 raise CertificateRefusedError(f"the request is not for {node_id} with the key that it has")
             leaf, pem = self._issuing.leaf(self._signer(), node_id, held.tenant, public_key)
@@ -170,27 +195,28 @@ class CertificateAuthority:
         """Make ``count`` whole identities below ``out`` for ``kubelet fleet``; return their node ids."""
         made = []
         with self._locked():
-            signer = self._signer()
+            signer, servers = self._signer(), "".join(self.servers.roots())
             for _ in range(count):
                 key = SigningKey(self._random_bytes(_SEED_BYTES))
                 node_id = new_node_id(self._now_ms(), self._random_bytes)
                 made.append((key, *self._issuing.leaf(signer, node_id, tenant, bytes(key.verify_key))))
             self._ledger.append(*(leaf.entry() for _, leaf, _ in made))
         for key, leaf, pem in made:
-            IdentityFiles(out / leaf.node_id).write_mock(leaf.node_id, key, pem, signer.pem)
+            IdentityFiles(out / leaf.node_id).write_mock(leaf.node_id, key, pem, signer.pem, servers)
         return [leaf.node_id for _, leaf, _ in made]
 
-    def issue_server(self, name: str, hosts: Sequence[str], public_key: bytes) -> str:
-        """Return a certificate for a broker or a relay that is reached under ``hosts``, in PEM.
+    def issue_client(self, name: str, uri: str, public_key: bytes, valid_days: int) -> str:
+        """Return the certificate of a client of the broker that is no node, in PEM.
 
-        Of the roots that are trusted the oldest issues it, for that is the one that every node knows.
+        Of the roots that are trusted the oldest issues it, for that is the one that every broker knows.
 
         Raises:
-            AuthorityOptionError: name, hosts or key are not of their form.
+            AuthorityOptionError: name or key are not of their form.
         """
         with self._locked():
-            server, pem = self._issuing.server(self._signer(self.roots()[-1]), name, hosts, public_key)
-            self._ledger.append(server.entry())
+            signer = self._signer(self.roots()[-1])
+            client, pem = self._issuing.client(signer, name, uri, public_key, valid_days)
+            self._ledger.append(client.entry())
         return pem
 
     # --- what the ledger holds ------------------------------------------------------------------------------
@@ -206,7 +232,7 @@ class CertificateAuthority:
             if held is None:
                 raise UnknownTargetError(f"no node and no kid is {printable(target)!r}: see `relay ca list`")
             if held:
-                self._ledger.append(*self._revocations(held, reason))
+                self._ledger.append(*revocations(held, reason, self._now_ms()))
         return [each.kid for each in held]
 
     def records(self) -> Records:
@@ -232,9 +258,8 @@ class CertificateAuthority:
         """
         records, now = self.records(), self._now_ms()
         serials, number = records.revoked_serials(), len(records.revoked)
-        return "".join(
-            make_crl(root, self._roots.key_of(root), serials, now, number) for root in self.roots()
-        )
+        signers = map(self._signer, self.roots())
+        return "".join(make_crl(signer.pem, signer.key, serials, now, number) for signer in signers)
 
     @property
     def stamp(self) -> tuple[object, ...]:
@@ -250,7 +275,7 @@ class CertificateAuthority:
         """
         with self._locked():
             self._signer()
-            yield [*self._roots.files, self._ledger.path]
+            yield [*self._roots.files, *self.servers.files, self._ledger.path]
 
     # --- locking and checks ---------------------------------------------------------------------------------
 
@@ -270,26 +295,5 @@ class CertificateAuthority:
             # A new, empty one would hold no revocation.
             raise AuthorityStateError(f"{self._ledger.path} is missing: restore it from a backup")
 
-    def _revocations(self, held: Sequence[IssuedLeaf | IssuedServer], reason: str) -> list[Entry]:
-        now, reason = self._now_ms(), printable(reason, 64)
-        return [{"action": "revoke", "ts_ms": now, **each.subject(), "reason": reason} for each in held]
-
-    def _in_use(self, records: Records, node_id: str) -> IssuedLeaf:
-        """Return the leaf that another may follow.
-
-        Raises:
-            CertificateRefusedError: none is in force, or there are so many that something is wrong.
-        """
-        now = self._now_ms()
-        held = [leaf for leaf in records.unrevoked(node_id) if leaf.not_after_ms > now]
-        if not held:
-            raise IdTakenError(f"{node_id} has no certificate in force: only the operator can issue it again")
-        if len(held) >= _MAX_LEAVES:
-            raise CertificateRefusedError(
-                f"{node_id} has {len(held)} certificates in force: revoke them by their kid"
-            )
-        return held[-1]
-
-    def _signer(self, root: str | None = None) -> Signer:
-        root = root or self.root_pem()
-        return Signer(root, self._roots.key_of(root))
+    def _signer(self, root: str | None = None) -> Signer[SigningKey]:
+        return Signer(root := root or self.root_pem(), self._roots.key_of(root))

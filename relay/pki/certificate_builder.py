@@ -1,4 +1,4 @@
-"""Builds what the certificate authority issues: roots, leaves, server certificates, revocation lists.
+"""Builds what the certificate authority issues: roots, certificates of nodes, clients and servers, CRLs.
 
 Must not decide whether to issue, and must not read files, clocks or randomness.
 """
@@ -9,7 +9,9 @@ from datetime import timedelta
 from ipaddress import ip_address
 
 from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey, EllipticCurvePublicKey
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import ExtendedKeyUsageOID
 from nacl.signing import SigningKey
@@ -22,35 +24,51 @@ from schemas.projection import is_node_id
 from schemas.x509_forms import (
     CLOCK_SKEW,
     builder_for,
+    client_builder,
     key_usage,
-    leaf_builder,
     moment,
     name_of,
     pem_of,
     private,
 )
 
+_SERVERS_ONLY = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
 _MAX_COMMON_NAME = 64  # RFC 5280, ub-common-name
 
 
 def make_root(key: SigningKey, name: str, now_ms: int, valid_days: int, serial: int) -> str:
-    """Return a self-signed root certificate in PEM."""
-    subject = name_of(name)
-    public = private(key).public_key()
-    start = moment(now_ms)
+    """Return the self-signed certificate of a root of nodes, in PEM."""
+    return pem_of(
+        _root_builder(private(key).public_key(), name, now_ms, valid_days, serial).sign(private(key), None)
+    )
+
+
+def make_server_root(
+    key: EllipticCurvePrivateKey, name: str, now_ms: int, valid_days: int, serial: int
+) -> str:
+    """Return the self-signed certificate of a root of servers, in PEM. It can vouch for nothing else."""
+    builder = _root_builder(key.public_key(), name, now_ms, valid_days, serial)
+    return pem_of(builder.add_extension(_SERVERS_ONLY, critical=False).sign(key, SHA256()))
+
+
+def cross_certify(root_pem: str, root_key: SigningKey, server_root_pem: str, serial: int) -> str:
+    """Return the certificate of a root of servers that a root of nodes has signed, in PEM.
+
+    For a verifier that knows the root of nodes alone. That root allows no CA below it, so both must have one
+    name: a self-issued certificate does not count in the length of a path (RFC 5280 section 4.2.1.9).
+    """
+    root = x509.load_pem_x509_certificate(root_pem.encode("ascii"))
+    server_root = x509.load_pem_x509_certificate(server_root_pem.encode("ascii"))
     builder = (
         x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(subject)
-        .public_key(public)
-        .serial_number(serial)
-        .not_valid_before(start - CLOCK_SKEW)
-        .not_valid_after(start + timedelta(days=valid_days))
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(key_usage(ca=True), critical=True)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
+        .subject_name(server_root.subject)
+        .public_key(server_root.public_key())
+        .not_valid_before(server_root.not_valid_before_utc)
+        .not_valid_after(min(server_root.not_valid_after_utc, root.not_valid_after_utc))
     )
-    return pem_of(builder.sign(private(key), None))
+    for extension in server_root.extensions:
+        builder = builder.add_extension(extension.value, extension.critical)
+    return _signed(builder, root, root_key, serial)
 
 
 def issue_leaf(  # noqa: PLR0913 - a certificate has this many facts
@@ -77,40 +95,58 @@ def issue_leaf(  # noqa: PLR0913 - a certificate has this many facts
     if not re.fullmatch(TENANT_PATTERN, tenant) or tenant == UNENROLLED_TENANT:
         raise IdentityError(IdentityReason.NOT_A_TENANT)
     root, days = _root_for(root_pem, now_ms, valid_days)
-    builder = leaf_builder(public_key, node_id, san_uri(tenant, node_id), now_ms, days)
+    builder = client_builder(public_key, node_id, san_uri(tenant, node_id), now_ms, days)
     return _signed(builder, root, root_key, serial)
 
 
-def issue_server(  # noqa: PLR0913 - a certificate has this many facts
+def issue_client(  # noqa: PLR0913 - a certificate has this many facts
     root_pem: str,
     root_key: SigningKey,
     *,
     name: str,
-    hosts: Sequence[str],
+    uri: str,
     public_key: bytes,
+    now_ms: int,
+    valid_days: int,
+    serial: int,
+) -> str:
+    """Return the certificate in PEM of a client of the broker that is no node.
+
+    The broker identifies it by its common name ``name``. Its only other name is ``uri``, which is not of the
+    form of a node's, so no relay takes it for a node.
+
+    Raises:
+        IdentityError: the key is of low order, the name is none, or the root ends within a day.
+    """
+    if not is_sound_public_key(public_key):
+        raise IdentityError(IdentityReason.LOW_ORDER_KEY)
+    _check_common_name(name)
+    root, days = _root_for(root_pem, now_ms, valid_days)
+    return _signed(client_builder(public_key, name, uri, now_ms, days), root, root_key, serial)
+
+
+def issue_server(  # noqa: PLR0913 - a certificate has this many facts
+    root_pem: str,
+    root_key: EllipticCurvePrivateKey,
+    *,
+    name: str,
+    hosts: Sequence[str],
+    public_key: EllipticCurvePublicKey,
     now_ms: int,
     valid_days: int,
     serial: int,
 ) -> str:
     """Return a certificate in PEM for a server that is reached under ``hosts``: names and addresses.
 
-    It is a client certificate too: the relay shows it to the broker, which identifies it by its common name
-    ``name``. No node can have it: a leaf's only name is the URN of the node.
-
     Raises:
-        IdentityError: the key is of low order, name or host is none, there is no host, or the root ends
-            within a day.
+        IdentityError: name or host is none, there is no host, or the root ends within a day.
     """
-    if not is_sound_public_key(public_key):
-        raise IdentityError(IdentityReason.LOW_ORDER_KEY)
     if not hosts:
         raise IdentityError(IdentityReason.NOT_A_HOST)
-    _host_name(name)
-    if len(name) > _MAX_COMMON_NAME:
-        raise IdentityError(IdentityReason.NOT_A_NAME)
+    _check_common_name(name)
     root, days = _root_for(root_pem, now_ms, valid_days)
-    usages = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
     names = [_host_name(host) for host in hosts]
+    usages = [ExtendedKeyUsageOID.SERVER_AUTH]
     return _signed(builder_for(public_key, name, names, usages, now_ms, days), root, root_key, serial)
 
 
@@ -145,20 +181,54 @@ def _root_for(root_pem: str, now_ms: int, valid_days: int) -> tuple[x509.Certifi
     return root, min(valid_days, days_left)
 
 
+def _root_builder(
+    public_key: Ed25519PublicKey | EllipticCurvePublicKey,
+    name: str,
+    now_ms: int,
+    valid_days: int,
+    serial: int,
+) -> x509.CertificateBuilder:
+    """Return the unsigned form of a self-signed root."""
+    subject, start = name_of(name), moment(now_ms)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject)
+        .public_key(public_key)
+        .serial_number(serial)
+        .not_valid_before(start - CLOCK_SKEW)
+        .not_valid_after(start + timedelta(days=valid_days))
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(key_usage(ca=True), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public_key), critical=False)
+    )
+
+
 def _signed(
-    builder: x509.CertificateBuilder, root: x509.Certificate, root_key: SigningKey, serial: int
+    builder: x509.CertificateBuilder,
+    root: x509.Certificate,
+    root_key: SigningKey | EllipticCurvePrivateKey,
+    serial: int,
 ) -> str:
     builder = builder.issuer_name(root.subject).serial_number(serial)
     builder = builder.add_extension(_authority_of(root), critical=False)
-    return pem_of(builder.sign(private(root_key), None))
+    if isinstance(root_key, SigningKey):
+        return pem_of(builder.sign(private(root_key), None))
+    return pem_of(builder.sign(root_key, SHA256()))
 
 
 def _authority_of(root: x509.Certificate) -> x509.AuthorityKeyIdentifier:
     # RFC 5280 section 4.2.1.1; without it strict verifiers refuse, and two roots could be mixed up.
     key = root.public_key()
-    if not isinstance(key, Ed25519PublicKey):
-        raise IdentityError(IdentityReason.NOT_ED25519)
+    if not isinstance(key, Ed25519PublicKey | EllipticCurvePublicKey):
+        raise IdentityError(IdentityReason.BAD_CERTIFICATE)
     return x509.AuthorityKeyIdentifier.from_issuer_public_key(key)
+
+
+def _check_common_name(name: str) -> None:
+    _host_name(name)
+    if len(name) > _MAX_COMMON_NAME:
+        raise IdentityError(IdentityReason.NOT_A_NAME)
 
 
 def _host_name(host: str) -> x509.GeneralName:

@@ -31,6 +31,7 @@ from schemas.enrolment import (
     REQUEST_REF,
     is_proven,
     proven,
+    shown_roots,
 )
 from schemas.error_roots import PeerError, StateError
 from schemas.identity import certificates_in, kid_of
@@ -86,6 +87,7 @@ class _Issued:
     tenant: str
     certificate: str
     roots: str
+    server_roots: str
     key: bytes = field(repr=False)
     label_given: bool
 
@@ -138,6 +140,7 @@ class EnrolmentEndpoint:
         self._body_timeout_s = body_timeout_s
         self._slots = asyncio.Semaphore(_AT_ONCE)
         self._waiting = 0
+        self._shown: tuple[tuple[str, ...], str] | None = None
 
     def routes(self) -> list[Route]:
         """Return the routes to mount."""
@@ -148,10 +151,18 @@ class EnrolmentEndpoint:
 
     async def _show_roots(self, _request: Request) -> Response:
         try:
-            return PlainTextResponse("".join(await asyncio.to_thread(self._ca.roots)))
+            return PlainTextResponse(await asyncio.to_thread(self._shown_roots))
         except (StateError, OSError) as error:
             self._log.error("the roots cannot be read", reason=printable(str(error)))
             return _answer(503)
+
+    def _shown_roots(self) -> str:
+        # Kept while the roots stay: unauthenticated requests must not make the CA sign each time.
+        trusted = (*self._ca.roots(), *self._ca.servers.roots())
+        if self._shown is None or self._shown[0] != trusted:
+            text = shown_roots("".join(self._ca.roots()), *self._ca.server_roots())
+            self._shown = (trusted, text)
+        return self._shown[1]
 
     async def _enrol(self, request: Request) -> Response:
         try:
@@ -226,7 +237,8 @@ class EnrolmentEndpoint:
             raise _RefusedError(EnrolmentRefusal.USED_UP) from None
         except IdTakenError:
             raise _RefusedError(EnrolmentRefusal.ID_TAKEN) from None
-        return _Issued(node_id, grant.tenant, leaf, "".join(self._ca.roots()), grant.key, label_given)
+        roots, server_roots = "".join(self._ca.roots()), "".join(self._ca.servers.roots())
+        return _Issued(node_id, grant.tenant, leaf, roots, server_roots, grant.key, label_given)
 
     def _give_names(self, node_id: str, grant: JoinGrant) -> bool:
         """Give the node what the token carries; return False if that is another node's label by now."""
@@ -260,6 +272,7 @@ class EnrolmentEndpoint:
         answer = {
             "certificate": issued.certificate,
             "roots": issued.roots,
+            **({"server_roots": issued.server_roots} if "server_roots" in message else {}),
             "relay_url": self._info.public_url,
             "broker": str(self._info.broker),
             "own_root": self._info.own_root,

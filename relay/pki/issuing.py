@@ -7,10 +7,20 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import sha1
+from typing import Generic, TypeVar
 
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey, EllipticCurvePublicKey
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from nacl.signing import SigningKey
 
-from relay.pki.certificate_builder import issue_leaf, issue_server, make_root
+from relay.pki.certificate_builder import (
+    cross_certify,
+    issue_client,
+    issue_leaf,
+    issue_server,
+    make_root,
+    make_server_root,
+)
 from relay.pki.errors import AuthorityOptionError, AuthorityStateError, CertificateRefusedError
 from relay.pki.records import IssuedLeaf, IssuedServer
 from schemas.certificates import IdentityError, IdentityReason, end_of, read_csr
@@ -21,18 +31,20 @@ from schemas.text import printable
 
 _ROOT_DAYS = 3650
 _LEAF_DAYS = 90
-_SERVER_DAYS = 397
 _SERIAL_BYTES = 16
 _SEED_BYTES = 32
 _KEY_ID_DIGITS = 8
 
 
+KeyT = TypeVar("KeyT")
+
+
 @dataclass(frozen=True, slots=True)
-class Signer:
-    """A root and its key."""
+class Signer(Generic[KeyT]):
+    """A root and its key: Ed25519 for nodes and the broker's clients, P-256 for servers."""
 
     pem: str
-    key: SigningKey = field(repr=False)
+    key: KeyT = field(repr=False)
 
     @property
     def kid(self) -> str:
@@ -47,22 +59,47 @@ class Issuing:
         self._now_ms = now_ms
         self._random_bytes = random_bytes
 
-    def root(self) -> Signer:
-        """Return a new root.
+    def root(self) -> Signer[SigningKey]:
+        """Return a new root of nodes.
 
         Raises:
             AuthorityStateError: the clock is wrong: by a right one the root would have ended, or soon would.
         """
+        now = self._credible_now_ms()
+        key = SigningKey(self._random_bytes(_SEED_BYTES))
+        name = f"edge-kubelet root {_key_id(bytes(key.verify_key))}"
+        return Signer(make_root(key, name, now, _ROOT_DAYS, self._serial()), key)
+
+    def server_root(
+        self, key: EllipticCurvePrivateKey, name: str | None = None
+    ) -> Signer[EllipticCurvePrivateKey]:
+        """Return a new root of servers, by default under a name of its own.
+
+        Raises:
+            AuthorityStateError: as ``root``.
+        """
+        now = self._credible_now_ms()
+        if name is None:
+            point = key.public_key().public_bytes(Encoding.X962, PublicFormat.UncompressedPoint)
+            name = f"edge-kubelet servers {_key_id(point)}"
+        return Signer(make_server_root(key, name, now, _ROOT_DAYS, self._serial()), key)
+
+    def cross(self, signer: Signer[SigningKey], server_root_pem: str) -> str:
+        """Return the certificate of a root of servers by a root of nodes, in PEM."""
+        return cross_certify(signer.pem, signer.key, server_root_pem, self._serial())
+
+    def _credible_now_ms(self) -> int:
         if self._now_ms() < FIRST_CREDIBLE_MS:
             raise AuthorityStateError("this machine's clock reads a time before 2023-11-14: set the clock")
-        key = SigningKey(self._random_bytes(_SEED_BYTES))
-        # The key's identifier, as certificates name their issuer: two roots must differ in their names too.
-        key_id = sha1(bytes(key.verify_key), usedforsecurity=False).hexdigest()[:_KEY_ID_DIGITS]
-        name = f"edge-kubelet root {key_id}"
-        return Signer(make_root(key, name, self._now_ms(), _ROOT_DAYS, self._serial()), key)
+        return self._now_ms()
 
     def leaf(
-        self, signer: Signer, node_id: str, tenant: str, public_key: bytes, join_id: str | None = None
+        self,
+        signer: Signer[SigningKey],
+        node_id: str,
+        tenant: str,
+        public_key: bytes,
+        join_id: str | None = None,
     ) -> tuple[IssuedLeaf, str]:
         """Return a node's leaf: the record of it, and its PEM.
 
@@ -84,28 +121,53 @@ class Issuing:
             )
         return IssuedLeaf(node_id, tenant, _kid(pem), public_key, serial, end_of(pem), now, join_id), pem
 
+    def client(
+        self, signer: Signer[SigningKey], name: str, uri: str, public_key: bytes, valid_days: int
+    ) -> tuple[IssuedServer, str]:
+        """Return the certificate of a client of the broker that is no node: the record of it, and its PEM.
+
+        Raises:
+            AuthorityOptionError: name or key are not of their form, or the name is a node's.
+            AuthorityStateError: the root is damaged, or ends within a day.
+        """
+        now, serial = self._now_ms(), self._serial()
+        with _explained(signer, f"client {printable(name)!r}"):
+            pem = issue_client(
+                signer.pem,
+                signer.key,
+                name=_no_node(name),
+                uri=uri,
+                public_key=public_key,
+                now_ms=now,
+                valid_days=valid_days,
+                serial=serial,
+            )
+        return IssuedServer(name, _kid(pem), serial, end_of(pem), now), pem
+
     def server(
-        self, signer: Signer, name: str, hosts: Sequence[str], public_key: bytes
+        self,
+        signer: Signer[EllipticCurvePrivateKey],
+        name: str,
+        hosts: Sequence[str],
+        public_key: EllipticCurvePublicKey,
+        valid_days: int,
     ) -> tuple[IssuedServer, str]:
         """Return a broker's or relay's certificate: the record of it, and its PEM.
 
         Raises:
-            AuthorityOptionError: name, hosts or key are not of their form, or the name is a node's.
+            AuthorityOptionError: name or hosts are not of their form, or the name is a node's.
             AuthorityStateError: the root is damaged, or ends within a day.
         """
-        if is_node_id(name):
-            # A broker identifies clients by the common name: it would take the server for that node.
-            raise AuthorityOptionError(f"{name} is the name of a node: no server can have it")
         now, serial = self._now_ms(), self._serial()
         with _explained(signer, f"server {printable(name)!r}"):
             pem = issue_server(
                 signer.pem,
                 signer.key,
-                name=name,
+                name=_no_node(name),
                 hosts=hosts,
                 public_key=public_key,
                 now_ms=now,
-                valid_days=_SERVER_DAYS,
+                valid_days=valid_days,
                 serial=serial,
             )
         return IssuedServer(name, _kid(pem), serial, end_of(pem), now), pem
@@ -127,8 +189,20 @@ def read_request(csr_pem: str) -> tuple[str, bytes]:
         raise CertificateRefusedError(f"the certificate request is not accepted: {error.reason}") from None
 
 
+def _no_node(name: str) -> str:
+    if is_node_id(name):
+        # A broker identifies clients by the common name: it would take the holder for that node.
+        raise AuthorityOptionError(f"{name} is the name of a node: nothing else can have it")
+    return name
+
+
+def _key_id(public_key: bytes) -> str:
+    """Return a name for the key: roots must differ in their names too, by which issuers are found."""
+    return sha1(public_key, usedforsecurity=False).hexdigest()[:_KEY_ID_DIGITS]
+
+
 @contextmanager
-def _explained(signer: Signer, subject: str) -> Iterator[None]:
+def _explained(signer: Signer[KeyT], subject: str) -> Iterator[None]:
     try:
         yield
     except IdentityError as error:

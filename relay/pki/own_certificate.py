@@ -1,5 +1,8 @@
-"""The certificate that the relay's own CA issues to it: shown to its clients, and to the broker.
+"""The two certificates that the relay's own CA issues to the relay itself.
 
+It serves with one of the root of servers, P-256; to the broker it shows one of the root of nodes, Ed25519, as
+all clients of the broker do. Both are valid for 90 days, since only their end keeps a stolen key from being
+believed, and are issued again when two thirds of that have passed.
 Must not serve or connect, and must not issue anew without a reason.
 """
 
@@ -10,49 +13,73 @@ from typing import Protocol
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.x509.oid import NameOID
 
 from relay.config import TlsFiles
 from relay.key_files import load_or_create_key
+from relay.pki.server_keys import load_or_create_server_key
 from schemas.addresses import host_of
 from schemas.files import read_state, write_atomic
 from schemas.x509_forms import moment
 
 RELAY_NAME = "edge-relay"
 """The common name by which a broker knows the relay. It is no node id."""
+RELAY_URI = "urn:edge-kubelet:relay"
+"""The other name of the relay's certificate for the broker: no node's has this form."""
 
 _LOCAL = ("localhost", "127.0.0.1", "::1")
+_DAYS = 90
 
 
-class ServerAuthority(Protocol):
+class OwnServerAuthority(Protocol):
     """The part of the CA that vouches for servers."""
 
     def roots(self) -> list[str]:
-        """Return the roots that are trusted now."""
+        """Return the roots of servers that are trusted now."""
         ...
 
-    def issue_server(self, name: str, hosts: Sequence[str], public_key: bytes) -> str:
-        """Return a certificate for ``hosts`` in PEM."""
+    def issue(
+        self, name: str, hosts: Sequence[str], public_key: EllipticCurvePublicKey, valid_days: int
+    ) -> str:
+        """Return a server's certificate in PEM."""
+        ...
+
+
+class OwnAuthority(Protocol):
+    """The part of the CA that vouches for the broker's clients, nodes among them."""
+
+    @property
+    def servers(self) -> OwnServerAuthority:
+        """The part that vouches for servers."""
+        ...
+
+    def roots(self) -> list[str]:
+        """Return the roots of nodes that are trusted now."""
+        ...
+
+    def issue_client(self, name: str, uri: str, public_key: bytes, valid_days: int) -> str:
+        """Return a client's certificate in PEM."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a certificate must be for."""
+    """What a certificate must be for: a common name, all other names, and a key."""
 
     name: str
-    hosts: Sequence[str]
-    public_key: bytes
+    others: frozenset[str]
+    public_key: EllipticCurvePublicKey | Ed25519PublicKey
 
 
-class OwnCertificate:
-    """The certificate and its key in ``files``, for clients of ``public_url`` and of this machine."""
+class ServedCertificate:
+    """What the relay serves with, and its key, in ``files``: for ``public_url`` and for this machine."""
 
     def __init__(
         self,
         files: TlsFiles,
-        ca: ServerAuthority,
+        ca: OwnServerAuthority,
         public_url: str,
         now_ms: Callable[[], int],
         random_bytes: Callable[[int], bytes],
@@ -70,17 +97,48 @@ class OwnCertificate:
             StateError: the CA cannot issue it, or the key is damaged.
             OSError: the files cannot be used; the key may be readable by others.
         """
-        key = load_or_create_key(self.files.key, self._random_bytes)
-        wanted = Wanted(RELAY_NAME, self._hosts, bytes(key.verify_key))
-        try:
-            held = read_state(self.files.certificate).decode("utf-8", "replace")
-        except FileNotFoundError:
-            held = ""
-        if reason_to_renew(held, wanted, self._ca.roots(), self._now_ms()) is None:
+        key = load_or_create_server_key(self.files.key, self._random_bytes).public_key()
+        wanted = Wanted(RELAY_NAME, frozenset(map(_host, self._hosts)), key)
+        if reason_to_renew(_held(self.files), wanted, self._ca.roots(), self._now_ms()) is None:
             return False
-        issued = self._ca.issue_server(wanted.name, wanted.hosts, wanted.public_key)
-        write_atomic(self.files.certificate, issued)
+        write_atomic(self.files.certificate, self._ca.issue(RELAY_NAME, self._hosts, key, _DAYS))
         return True
+
+
+class BrokerCertificate:
+    """What the relay shows to the broker, and its key, in ``files``."""
+
+    def __init__(
+        self,
+        files: TlsFiles,
+        ca: OwnAuthority,
+        now_ms: Callable[[], int],
+        random_bytes: Callable[[int], bytes],
+    ) -> None:
+        self.files = files
+        self._ca = ca
+        self._now_ms = now_ms
+        self._random_bytes = random_bytes
+
+    def renew(self) -> bool:
+        """Have a certificate issued if there is a reason to; return whether there was.
+
+        Raises:
+            StateError, OSError: as for what is served.
+        """
+        raw = bytes(load_or_create_key(self.files.key, self._random_bytes).verify_key)
+        wanted = Wanted(RELAY_NAME, frozenset({RELAY_URI}), Ed25519PublicKey.from_public_bytes(raw))
+        if reason_to_renew(_held(self.files), wanted, self._ca.roots(), self._now_ms()) is None:
+            return False
+        write_atomic(self.files.certificate, self._ca.issue_client(RELAY_NAME, RELAY_URI, raw, _DAYS))
+        return True
+
+
+def _held(files: TlsFiles) -> str:
+    try:
+        return read_state(files.certificate).decode("utf-8", "replace")
+    except FileNotFoundError:
+        return ""
 
 
 def reason_to_renew(held_pem: str, wanted: Wanted, roots: Sequence[str], now_ms: int) -> str | None:
@@ -88,15 +146,14 @@ def reason_to_renew(held_pem: str, wanted: Wanted, roots: Sequence[str], now_ms:
     try:
         held = x509.load_pem_x509_certificate(held_pem.encode("utf-8"))
         names = held.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-        public_key = held.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
+        public_key = held.public_key()
     except (ValueError, x509.ExtensionNotFound):
         return "none"
     common_names = [name.value for name in held.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
     if public_key != wanted.public_key or common_names != [wanted.name]:
         return "another"
-    hosts = {str(name.value) for name in names if isinstance(name, x509.DNSName | x509.IPAddress)}
-    if hosts != {_host(host) for host in wanted.hosts}:
-        return "hosts"
+    if {str(name.value) for name in names} != wanted.others:
+        return "names"
     life = held.not_valid_after_utc - held.not_valid_before_utc
     if not held.not_valid_before_utc <= moment(now_ms) < held.not_valid_after_utc - life / 3:
         return "age"

@@ -3,9 +3,9 @@
 | action | members besides ``ts_ms`` |
 |---|---|
 | `issue` | `node_id`, `tenant`, `public_key`, `kid`, `serial`, `not_after_ms`, `join_id` if it was enrolled |
-| `serve` | `name`, `kid`, `serial`, `not_after_ms`: a certificate for a broker or a relay |
+| `serve` | `name`, `kid`, `serial`, `not_after_ms`: a certificate of a broker or a relay |
 | `revoke` | `node_id` or `name`, `kid`, `reason` |
-| `rotate` | `root`, `previous`, `previous_until_ms` |
+| `rotate` | `root`, `previous`, `previous_until_ms`, and `of`: `servers` if it is their root |
 
 Serial numbers are in hex, since they exceed JSON's numbers. Must not read or write files.
 """
@@ -16,10 +16,15 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from relay.pki.errors import CertificateRefusedError, IdTakenError
+from schemas.text import printable
+
 KID_DIGITS = 16
 """How many digits of a kid are shown to people; enough to be unique."""
 _KID = re.compile(rf"[0-9a-f]{{{KID_DIGITS},64}}")
 _OLD_LEAF_MS = 90 * 86_400_000
+# More than answers that were lost on the way can explain; each is an entry that stays.
+_MAX_LEAVES = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +144,14 @@ def rotation(root: str, previous: str, previous_until_ms: int, now_ms: int) -> d
     }
 
 
+def revocations(
+    held: "Sequence[IssuedLeaf | IssuedServer]", reason: str, now_ms: int
+) -> list[dict[str, Any]]:
+    """Return the entries that record revocations; of ``reason``, the first 64 printable characters."""
+    entry = {"action": "revoke", "ts_ms": now_ms, "reason": printable(reason, 64)}
+    return [{**entry, **each.subject()} for each in held]
+
+
 class Records:
     """The sum of the entries of the CA's ledger: a ``relay.ledger.LedgerState``."""
 
@@ -239,3 +252,20 @@ class Records:
         """Return the serial number of every revoked certificate that has one on record."""
         found = (self.issued.get(kid) for kid in self.revoked)
         return [each.serial for each in found if each is not None and each.serial]
+
+
+def in_use(records: Records, node_id: str, now_ms: int) -> IssuedLeaf:
+    """Return the leaf of the node that another may follow.
+
+    Raises:
+        IdTakenError: none is in force.
+        CertificateRefusedError: there are so many that something is wrong.
+    """
+    held = [leaf for leaf in records.unrevoked(node_id) if leaf.not_after_ms > now_ms]
+    if not held:
+        raise IdTakenError(f"{node_id} has no certificate in force: only the operator can issue it again")
+    if len(held) >= _MAX_LEAVES:
+        raise CertificateRefusedError(
+            f"{node_id} has {len(held)} certificates in force: revoke them by their kid"
+        )
+    return held[-1]

@@ -6,12 +6,13 @@ never as the node's. Must not know frames.
 
 import asyncio
 from collections.abc import Callable
-from typing import Protocol
+from typing import NotRequired, Protocol, TypedDict
 
 from structlog.typing import FilteringBoundLogger
 
 from relay.audit.log import AuditLog, AuditUnavailableError
 from relay.pki.errors import AuthorityError, CertificateRefusedError, UnknownTargetError
+from relay.pki.server_authority import EndorsedRoots
 from schemas.error_roots import StateError
 from schemas.errors import Failure, ToolError
 from schemas.identity import Identity, certificates_in, kid_of
@@ -29,16 +30,30 @@ class LeafAuthority(Protocol):
         ...
 
     def roots(self) -> list[str]:
-        """Return the roots that are trusted now."""
+        """Return the roots of nodes that are trusted now."""
         ...
 
     def endorsement(self) -> str | None:
         """Return by what the root before the current one vouches for it."""
         ...
 
+    def server_roots(self) -> EndorsedRoots:
+        """Return the roots of servers that are trusted now, and by what those of nodes vouch for them."""
+        ...
+
     def revoke(self, target: str, reason: str = "revoked") -> list[str]:
         """Revoke the leaves of a node; return their kids."""
         ...
+
+
+class Renewed(TypedDict):
+    """What a node installs: members of ``renew_ack``."""
+
+    certificate: str
+    roots: str
+    endorsement: NotRequired[str]
+    server_roots: NotRequired[str]
+    server_endorsements: NotRequired[list[str]]
 
 
 class Renewals:
@@ -54,8 +69,8 @@ class Renewals:
         self._renewed_ms: dict[str, int] = {}
         self._turns = asyncio.Semaphore(_AT_ONCE)
 
-    async def renew(self, identity: Identity, csr_pem: str) -> dict[str, str]:
-        """Return ``certificate`` and ``roots``, what the node installs; ``endorsement`` after a rotation.
+    async def renew(self, identity: Identity, csr_pem: str, *, server_roots: bool = False) -> Renewed:
+        """Return what the node installs, as members of ``renew_ack``; ``server_roots`` if it takes them.
 
         Raises:
             ToolError: ATTESTATION_FAILED: the request is not for this node and its key;
@@ -64,19 +79,26 @@ class Renewals:
         self._check_due(identity)
         async with self._turns:
             try:
-                leaf = await asyncio.to_thread(self._ca.renew, csr_pem, identity.node_id)
-                roots = await asyncio.to_thread(self._ca.roots)
-                # After the roots: an endorsement by a rotation in between does not contradict them.
-                endorsement = await asyncio.to_thread(self._ca.endorsement)
+                issued = await asyncio.to_thread(self._issue, identity.node_id, csr_pem, server_roots)
             except CertificateRefusedError as error:
                 raise self._refused("renewal refused", identity, error) from None
             except (AuthorityError, StateError, OSError) as error:
                 # The node did not use up its turn.
                 self._renewed_ms.pop(identity.node_id, None)
                 raise self._failed("renewal failed", identity, error) from None
-        self._record("renewed", identity, kid_of(certificates_in(leaf)[0]))
-        issued = {"certificate": leaf, "roots": "".join(roots)}
-        return issued if endorsement is None else {**issued, "endorsement": endorsement}
+        self._record("renewed", identity, kid_of(certificates_in(issued["certificate"])[0]))
+        return issued
+
+    def _issue(self, node_id: str, csr_pem: str, server_roots: bool) -> Renewed:  # noqa: FBT001 - on a thread
+        leaf = self._ca.renew(csr_pem, node_id)
+        issued = Renewed(certificate=leaf, roots="".join(self._ca.roots()))
+        # After the roots: an endorsement by a rotation in between does not contradict them.
+        if (endorsement := self._ca.endorsement()) is not None:
+            issued["endorsement"] = endorsement
+        if server_roots:
+            known = self._ca.server_roots()
+            issued["server_roots"], issued["server_endorsements"] = known.pem, known.endorsements
+        return issued
 
     def _check_due(self, identity: Identity) -> None:
         """Refuse what would only grow the ledger, where each leaf is an entry that stays."""

@@ -1,33 +1,63 @@
-"""The roots of the CA as files: the one that issues, the one before it while it is trusted, and their keys.
+"""Roots as files: the one that is current, the one before it while it is trusted, and their keys.
 
 | file | mode | holds |
 |---|---|---|
-| `root.pem` | 0644 | the root that issues |
+| `root.pem` | 0644 | the current root |
 | `root.key` | 0600 | its key |
 | `previous.pem` | 0644 | the root before it, until when it is trusted, and its endorsement of `root.pem` |
 | `previous.key` | 0600 | its key |
 | `next.key` | 0600 | the key of `root.pem` if a rotation was cut short, else unused |
 
+Those of the servers' root are `server-root.pem` and so on; it is endorsed elsewhere.
 A key is found by the root that it fits, not by its name, so one rename completes a rotation, and a rotation
 cut short anywhere leaves each root its key. Must not decide what a root issues.
 """
 
 import re
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from nacl.signing import SigningKey
 
 from relay.key_files import KeyFileError, read_key
 from relay.pki.errors import AuthorityOptionError, AuthorityStateError
-from schemas.endorsement import endorse
+from relay.pki.server_keys import read_server_key, server_key_to_pem
 from schemas.files import PRIVATE, read_state, write_atomic
 from schemas.identity import certificates_in, is_for_key, to_pem
 from schemas.keys import private_key_to_pem
 
+MAX_OVERLAP_DAYS = 3650
+
+_DAY_MS = 86_400_000
 _UNTIL = "trusted-until-ms: "
 _ENDORSEMENT = "endorsement: "
 _HEAD = re.compile(rf"{_UNTIL}([0-9]{{1,15}})\n(?:{_ENDORSEMENT}([A-Za-z0-9_-]{{86}})\n)?")
+
+
+KeyT = TypeVar("KeyT")
+
+
+@dataclass(frozen=True, slots=True)
+class KeyForm(Generic[KeyT]):
+    """A kind of key: how it is read from a file, what it is in PEM, whether it is that of a certificate."""
+
+    read: Callable[[Path], KeyT]
+    to_pem: Callable[[KeyT], str]
+    fits: Callable[[KeyT, bytes], bool]
+
+
+def _is_for_server_key(key: EllipticCurvePrivateKey, der: bytes) -> bool:
+    return x509.load_der_x509_certificate(der).public_key() == key.public_key()
+
+
+ED25519: KeyForm[SigningKey] = KeyForm(
+    read_key, private_key_to_pem, lambda key, der: is_for_key(der, bytes(key.verify_key))
+)
+P256: KeyForm[EllipticCurvePrivateKey] = KeyForm(read_server_key, server_key_to_pem, _is_for_server_key)
 
 
 class _Previous(NamedTuple):
@@ -38,16 +68,20 @@ class _Previous(NamedTuple):
     endorsement: str | None
 
 
-class RootFiles:
-    """The roots in ``directory``. Writers hold the lock of the ledger beside them."""
+class RootFiles(Generic[KeyT]):
+    """The roots in ``directory`` whose files' names begin with ``prefix``.
 
-    def __init__(self, directory: Path) -> None:
+    Writers hold the lock of the ledger beside them.
+    """
+
+    def __init__(self, directory: Path, form: KeyForm[KeyT], prefix: str = "") -> None:
         self.directory = directory
-        self.certificate = directory / "root.pem"
-        self._key = directory / "root.key"
-        self._next_key = directory / "next.key"
-        self._previous = directory / "previous.pem"
-        self._previous_key = directory / "previous.key"
+        self.certificate = directory / f"{prefix}root.pem"
+        self._form = form
+        self._key = directory / f"{prefix}root.key"
+        self._next_key = directory / f"{prefix}next.key"
+        self._previous = directory / f"{prefix}previous.pem"
+        self._previous_key = directory / f"{prefix}previous.key"
         self._texts: dict[Path, tuple[tuple[int, ...], str]] = {}
 
     @property
@@ -56,7 +90,7 @@ class RootFiles:
         places = (self.certificate, self._previous, self._key, self._next_key, self._previous_key)
         return [path for path in places if path.exists()]
 
-    def create(self, root_pem: str, key: SigningKey) -> None:
+    def create(self, root_pem: str, key: KeyT) -> None:
         """Write the first root.
 
         Raises:
@@ -65,13 +99,23 @@ class RootFiles:
         """
         if self.certificate.exists():
             raise AuthorityOptionError(f"{self.directory} holds a CA already")
-        if self._key.exists():
+        der = certificates_in(root_pem)[0]
+        held = self.unused_key()
+        if self._key.exists() and (held is None or not self._form.fits(held, der)):
             raise AuthorityStateError(f"{self._key} is there without its root: restore it or remove the key")
-        write_atomic(self._key, private_key_to_pem(key), PRIVATE)
+        write_atomic(self._key, self._form.to_pem(key), PRIVATE)
         write_atomic(self.certificate, root_pem)
 
+    def unused_key(self) -> KeyT | None:
+        """Return the key that ``create`` left when it was cut short before its root was written.
+
+        Raises:
+            AuthorityStateError: it is damaged.
+        """
+        return None if self.certificate.exists() else self._key_in(self._key)
+
     def current(self) -> str:
-        """Return the root that issues, in PEM.
+        """Return the current root, in PEM.
 
         Raises:
             AuthorityStateError: there is no CA here, or its certificate is damaged.
@@ -122,7 +166,7 @@ class RootFiles:
             known = self._texts[path] = (stamp, read_state(path).decode("utf-8", "replace"))
         return known[1]
 
-    def key_of(self, root_pem: str) -> SigningKey:
+    def key_of(self, root_pem: str) -> KeyT:
         """Return the key of a root.
 
         Raises:
@@ -132,14 +176,14 @@ class RootFiles:
         der = certificates_in(root_pem)[0]
         # The first a second time: a concurrent rotation may just have renamed it.
         for path in (self._key, self._next_key, self._key, self._previous_key):
-            key = _key_in(path)
-            if key is not None and is_for_key(der, bytes(key.verify_key)):
+            key = self._key_in(path)
+            if key is not None and self._form.fits(key, der):
                 return key
         where = self._key if root_pem == self.current() else self._previous_key
         raise AuthorityStateError(f"{where} is not the key of its root: put that back")
 
-    def rotate(self, root_pem: str, key: SigningKey, until_ms: int) -> None:
-        """Replace the current root, which stays trusted until ``until_ms``.
+    def rotate(self, root_pem: str, key: KeyT, until_ms: int, endorsement: str | None = None) -> None:
+        """Replace the current root, which stays trusted until ``until_ms``; it has signed ``endorsement``.
 
         Raises:
             AuthorityStateError: as ``key_of``; nothing has changed then.
@@ -148,12 +192,33 @@ class RootFiles:
         old = self.current()
         old_key = self.key_of(old)
         # In one file with its root, so that a rotation cut short leaves no endorsement of another root.
-        head = f"{_UNTIL}{until_ms}\n{_ENDORSEMENT}{endorse(old_key, root_pem)}\n"
-        write_atomic(self._previous_key, private_key_to_pem(old_key), PRIVATE)
+        head = f"{_UNTIL}{until_ms}\n"
+        if endorsement is not None:
+            head += f"{_ENDORSEMENT}{endorsement}\n"
+        write_atomic(self._previous_key, self._form.to_pem(old_key), PRIVATE)
         write_atomic(self._previous, head + old)
-        write_atomic(self._next_key, private_key_to_pem(key), PRIVATE)
+        write_atomic(self._next_key, self._form.to_pem(key), PRIVATE)
         write_atomic(self.certificate, root_pem)  # completes the rotation
         self._next_key.replace(self._key)
+
+    def _key_in(self, path: Path) -> KeyT | None:
+        try:
+            return self._form.read(path)
+        except FileNotFoundError:
+            return None
+        except KeyFileError as error:
+            raise AuthorityStateError(str(error)) from None
+
+
+def end_of_overlap(now_ms: int, days: int) -> int:
+    """Return until when, in ms, the old root is trusted beside one that is made now.
+
+    Raises:
+        AuthorityOptionError: ``days`` is out of bounds.
+    """
+    if not 1 <= days <= MAX_OVERLAP_DAYS:
+        raise AuthorityOptionError(f"both roots can be trusted for 1 to {MAX_OVERLAP_DAYS} days")
+    return now_ms + days * _DAY_MS
 
 
 def _certificate_of(path: Path, text: str) -> str:
@@ -165,12 +230,3 @@ def _certificate_of(path: Path, text: str) -> str:
         # Trusting no root would refuse every node, and log nothing.
         raise AuthorityStateError(f"{path} is damaged: it holds no certificate")
     return to_pem(certificates[:1])
-
-
-def _key_in(path: Path) -> SigningKey | None:
-    try:
-        return read_key(path)
-    except FileNotFoundError:
-        return None
-    except KeyFileError as error:
-        raise AuthorityStateError(str(error)) from None

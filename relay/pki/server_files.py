@@ -2,9 +2,9 @@
 
 | file | mode | holds |
 |---|---|---|
-| `server.key` | 0600 | its key; an existing one is kept |
-| `server.pem` | 0644 | its certificate |
-| `roots.pem` | 0644 | the roots that are trusted now |
+| `server.key` | 0600 | its P-256 key; an existing one is kept |
+| `server.pem` | 0644 | its certificate, by which clients verify it: of the root of servers |
+| `roots.pem` | 0644 | what a broker verifies its clients by: the roots of nodes that are trusted now |
 
 Must not decide whom the certificate is for.
 """
@@ -12,9 +12,16 @@ Must not decide whom the certificate is for.
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from relay.key_files import load_or_create_key
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+
+from relay.key_files import KeyFileError, read_key
 from relay.pki.authority import CertificateAuthority
-from schemas.files import write_atomic
+from relay.pki.server_keys import make_server_key, read_server_key, server_key_to_pem
+from schemas.files import PRIVATE, make_private_directory, write_atomic
+
+# Longer than the relay's own: an operator has to issue it again, and what a broker's key gives its thief is
+# small: nodes and relay believe nothing that a broker says.
+_DAYS = 397
 
 
 def issue_server_files(
@@ -27,7 +34,26 @@ def issue_server_files(
         KeyFileError: the key that is there is damaged.
         OSError: a file cannot be written, or others can read the key.
     """
-    key = load_or_create_key(directory / "server.key", random_bytes)
-    certificate = ca.issue_server(hosts[0].strip("[]"), hosts, bytes(key.verify_key))
+    key_file = directory / "server.key"
+    held = _held_key(key_file)
+    key = held or make_server_key(random_bytes)
+    certificate = ca.servers.issue(hosts[0].strip("[]"), hosts, key.public_key(), _DAYS)
+    if held is None:
+        make_private_directory(directory)
+        write_atomic(key_file, server_key_to_pem(key), PRIVATE)
     write_atomic(directory / "roots.pem", "".join(ca.roots()))
     write_atomic(directory / "server.pem", certificate)
+
+
+def _held_key(key_file: Path) -> EllipticCurvePrivateKey | None:
+    """Return the key that is there; None for one of the kind from before servers had a root of their own."""
+    try:
+        return read_server_key(key_file)
+    except FileNotFoundError:
+        return None
+    except KeyFileError as error:
+        try:
+            read_key(key_file)
+        except KeyFileError:
+            raise KeyFileError(f"{error}: restore it, or remove it and another is made") from None
+        return None

@@ -13,7 +13,7 @@ from pathlib import Path
 from structlog.typing import FilteringBoundLogger
 
 from relay.config import RelayConfig, TlsFiles
-from relay.pki.own_certificate import OwnCertificate, ServerAuthority
+from relay.pki.own_certificate import BrokerCertificate, OwnAuthority, ServedCertificate
 from schemas.error_roots import StateError
 from schemas.health import Loop
 from schemas.text import printable
@@ -55,38 +55,46 @@ class LiveContext:
 
 
 class RelayTls:
-    """The relay's contexts according to ``config``; its own certificate is renewed in time.
+    """The relay's contexts according to ``config``; its own certificates are renewed in time.
 
     Attributes:
         to_broker: what all connections to the broker are made with; None where that is not over TLS.
 
     Raises:
-        StateError: the CA cannot issue the relay's own certificate.
+        StateError: the CA cannot issue the relay's own certificates.
         OSError: files cannot be used; a key may be readable by others.
     """
 
     def __init__(  # noqa: PLR0913 - what comes in from outside
         self,
         config: RelayConfig,
-        ca: ServerAuthority,
+        ca: OwnAuthority,
         *,
         now_ms: Callable[[], int],
         random_bytes: Callable[[int], bytes],
         log: FilteringBoundLogger,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        self._own: OwnCertificate | None = None
+        self._own: list[ServedCertificate | BrokerCertificate] = []
         self._live: LiveContext | None = None
         self._log = log
         self._sleep = sleep
         self._refreshing = asyncio.Lock()  # the interval and a change of the CA may coincide
         self.to_broker: ssl.SSLContext | None = None
         self.loop = Loop(time.monotonic)
-        if config.own_root or config.broker.tls:
-            self._own = OwnCertificate(config.state.own_tls, ca, config.public_url, now_ms, random_bytes)
-            self._own.renew()
+        state = config.state
+        if config.own_root:
+            self._own.append(
+                ServedCertificate(state.own_tls, ca.servers, config.public_url, now_ms, random_bytes)
+            )
         if config.broker.tls:
-            self.to_broker = broker_context(config.state.own_tls, ca.roots, config.broker_root)
+            self._own.append(BrokerCertificate(state.broker_client_tls, ca, now_ms, random_bytes))
+            # A broker's certificate from before there was a root of servers is of the root of nodes.
+            self.to_broker = broker_context(
+                state.broker_client_tls, lambda: [*ca.servers.roots(), *ca.roots()], config.broker_root
+            )
+        for certificate in self._own:
+            certificate.renew()
         if config.tls is not None:
             self._live = LiveContext(config.tls)
 
@@ -107,8 +115,9 @@ class RelayTls:
         async with self._refreshing:
             try:
                 # On a thread: issuing waits for the ledger's lock and for the disk.
-                if self._own is not None and await asyncio.to_thread(self._own.renew):
-                    self._log.info("own certificate issued")
+                for own in self._own:
+                    if await asyncio.to_thread(own.renew):
+                        self._log.info("own certificate issued", file=str(own.files.certificate))
                 # Not on a thread: a context must not change during a handshake.
                 if self._live is not None and self._live.refresh():
                     self._log.info("certificate loaded")

@@ -154,7 +154,9 @@ class FrameHandlers:
         asked: Renew = frame.payload
         answer: Mapping[str, Any]
         try:
-            issued = await self._renewals.renew(session.identity, asked["csr"])
+            issued = await self._renewals.renew(
+                session.identity, asked["csr"], server_roots=asked.get("server_roots", False)
+            )
             # The node will announce itself with it over this session, without waiting for the broker.
             self._fleet.offer_identity(session.identity.node_id, issued["certificate"])
             answer = {"ok": True, **issued}

@@ -8,13 +8,13 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from relay.pki.certificate_builder import issue_server
 from schemas.certificates import self_signed_leaf
 from schemas.identity import certificates_in, to_pem
 from tests.fakes.hub import Hub
 from tests.fakes.invalid_leaf import invalid_leaf, san
 from tests.fakes.refusals import audited_refusals, manifest_in_force, refusal
 from tests.fakes.served_relay import ServedRelay
+from tests.fakes.server_ca import issue_old_server
 from tests.fakes.signer import (
     NODE_ID,
     NOW_MS,
@@ -90,7 +90,7 @@ GAMES = [
         id="a DNS name alone",
     ),
     pytest.param(
-        issue_server(
+        issue_old_server(
             CA.root_pem,
             CA.key,
             name=NODE_ID,

@@ -96,7 +96,7 @@ class Site:
         )
         assert issued.code == 0, issued.err
         headers = {"Authorization": f"Bearer {issued.out.strip()}"}
-        root = (self.plan.state.ca / "root.pem").read_text()
+        root = (self.plan.state.ca / "server-root.pem").read_text()
         async with httpx2.AsyncClient(headers=headers, verify=client_context(root)) as http:
             transport = streamable_http_client(mcp_url(self.url), http_client=http)
             async with Client(transport) as client:

@@ -73,12 +73,12 @@ class Site:
         return str(facts["node_id"])
 
     def root(self) -> ssl.SSLContext:
-        """Return the context of who believes the relay's root, and shows nothing."""
-        return client_context((self.state.ca / "root.pem").read_text())
+        """Return the context of who believes the root of servers, and shows nothing."""
+        return client_context((self.state.ca / "server-root.pem").read_text())
 
     def peer(self, certificate: Path, key: Path) -> Peer:
         """Connect to the broker with that certificate."""
-        root = (self.state.ca / "root.pem").read_text()
+        root = (self.state.ca / "server-root.pem").read_text()
         return Peer(self.broker.address, client_context(root, (certificate, key)))
 
     @asynccontextmanager
@@ -127,7 +127,7 @@ async def site(broker_kind: str, tmp_path: Path) -> AsyncIterator[Site]:
 async def test_a_node_is_called_announced_and_shut_out_and_nothing_travels_in_the_clear(site: Site) -> None:
     node_id = await site.start_node()
     name = f"sysecho.{node_id}.echo.invoke"
-    own, files = site.state.own_tls, IdentityFiles(site.node_state)
+    own, files = site.state.broker_client_tls, IdentityFiles(site.node_state)
     async with site.agent() as client:
         await site.until_listed(client, name)
         answer = await client.call_tool(name, {"message": "over TLS"})

@@ -52,6 +52,7 @@ from relay.observability.logging import make_logger
 from relay.observability.metrics import Metrics
 from relay.pki.errors import AuthorityStateError
 from relay.pki.renewals import LeafAuthority, Renewals
+from relay.pki.server_authority import EndorsedRoots
 from relay.rate_limits import Allowance
 from relay.routing.port import NodeRouter
 from relay.sessions.capability_limits import CapabilityLimits
@@ -92,6 +93,9 @@ class NoAuthority:
 
     def endorsement(self) -> str | None:
         return None
+
+    def server_roots(self) -> EndorsedRoots:
+        return EndorsedRoots("", [])
 
     def revoke(self, target: str, reason: str = "revoked") -> list[str]:
         raise AuthorityStateError(f"no key to record that {target} is {reason}")

@@ -7,10 +7,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from relay.pki.certificate_builder import issue_server
 from schemas.files import PRIVATE, write_atomic
 from schemas.keys import private_key_to_pem
 from schemas.tls import load_chain
+from tests.fakes.server_ca import issue_old_server
 from tests.fakes.signer import SimulatedCa, key_named
 
 BOUND_S = 20
@@ -88,7 +88,7 @@ def server_context(
 ) -> ssl.SSLContext:
     """Return the context of a server under ``host``, with a certificate of ``ca``."""
     key = key_named(f"server {host}")
-    pem = issue_server(
+    pem = issue_old_server(
         ca.root_pem,
         ca.key,
         name="server",

@@ -9,7 +9,7 @@ import ssl
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,14 +17,16 @@ from typing import Any
 import paho.mqtt.client as paho
 from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 
-from relay.pki.certificate_builder import issue_server, make_crl
-from relay.pki.own_certificate import RELAY_NAME
+from relay.pki.certificate_builder import issue_client, make_crl
+from relay.pki.own_certificate import RELAY_NAME, RELAY_URI
+from relay.pki.server_keys import server_key_to_pem
 from schemas.addresses import BrokerAddress
 from schemas.files import PRIVATE, write_atomic
 from schemas.keys import private_key_to_pem
 from schemas.tls import client_context
 from tests.fakes.broker import BOUND_S, SHIPPED, Broker
 from tests.fakes.ports import unused_port
+from tests.fakes.server_ca import SimulatedServerCa, server_key_named
 from tests.fakes.signer import SimulatedCa, SimulatedNode, key_named
 
 _PUT_IN = {
@@ -62,11 +64,13 @@ class PlayedAuthority:
         nodes: those in force.
         revoked: the serial numbers of the leaves that are not any longer.
         cas: those whose roots are trusted, the oldest first.
+        servers: the part that vouches for servers.
     """
 
     def __init__(self, directory: Path, now_ms: int) -> None:
         self.ca = SimulatedCa("root of today", now_ms)
         self.cas = [self.ca]
+        self.servers = SimulatedServerCa("root of today's servers", now_ms)
         self.nodes: set[str] = set()
         self.revoked: list[int] = []
         self._directory = directory
@@ -84,17 +88,17 @@ class PlayedAuthority:
     def in_force(self) -> dict[str, Any]:
         return dict.fromkeys(self.nodes)
 
-    def issue_server(self, name: str, hosts: Iterable[str], public_key: bytes) -> str:
+    def issue_client(self, name: str, uri: str, public_key: bytes, valid_days: int) -> str:
         self._serial += 1
         ca = self.cas[0]
-        return issue_server(
+        return issue_client(
             ca.root_pem,
             ca.key,
             name=name,
-            hosts=list(hosts),
+            uri=uri,
             public_key=public_key,
             now_ms=self._now_ms,
-            valid_days=90,
+            valid_days=valid_days,
             serial=self._serial,
         )
 
@@ -112,19 +116,23 @@ class PlayedAuthority:
 
     def server(self, name: str) -> Shown:
         """Return what a server on this machine shows."""
-        key, shown = key_named(name), self._shown(name)
+        key, shown = server_key_named(name), self._shown(name)
         hosts = ["localhost", "127.0.0.1"]
-        write_atomic(shown.certificate, self.issue_server(name, hosts, bytes(key.verify_key)))
-        write_atomic(shown.key, private_key_to_pem(key), PRIVATE)
+        write_atomic(shown.certificate, self.servers.issue(name, hosts, key.public_key()))
+        write_atomic(shown.key, server_key_to_pem(key), PRIVATE)
         return shown
 
     def relay(self) -> Shown:
         """Return what the relay shows to the broker."""
-        return self.server(RELAY_NAME)
+        key, shown = key_named(RELAY_NAME), self._shown(RELAY_NAME)
+        pem = self.issue_client(RELAY_NAME, RELAY_URI, bytes(key.verify_key), 90)
+        write_atomic(shown.certificate, pem)
+        write_atomic(shown.key, private_key_to_pem(key), PRIVATE)
+        return shown
 
     def context_of(self, shown: Shown | None) -> ssl.SSLContext:
-        """Return the context of a client that shows this, and believes the root."""
-        return client_context(self.ca.root_pem, (shown.certificate, shown.key) if shown else None)
+        """Return the context of a client that shows this, and believes the root of servers."""
+        return client_context(self.servers.root_pem, (shown.certificate, shown.key) if shown else None)
 
     def relay_context(self) -> ssl.SSLContext:
         """Return the context of a relay."""

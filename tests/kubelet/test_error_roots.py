@@ -15,6 +15,7 @@ from kubelet.cli.retire import RetirementError
 from kubelet.config import StoredConfigError
 from kubelet.identity.enrolment import ClockError, EnrolmentError
 from kubelet.identity.http_exchange import NoAnswerError
+from kubelet.identity.manual import ServerRootsMissingError
 from kubelet.local_agent.daemon_client import ResponseError
 from kubelet.local_agent.lent_schema import LentSchemaError
 from kubelet.loopback.http_messages import BadRequestError
@@ -38,6 +39,7 @@ ROOTS: dict[type[Exception], type[Exception]] = {
     StoredConfigError: StateError,
     # The operator's options, and the fleet that they start.
     FleetProcessError: OperatorError,
+    ServerRootsMissingError: OperatorError,
     SocketFileError: OperatorError,
     # A caller's, who wrote the schema.
     LentSchemaError: PeerError,

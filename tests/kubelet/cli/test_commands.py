@@ -23,7 +23,7 @@ import kubelet.identity.provisioning
 from kubelet.cli import options
 from kubelet.cli.commands import main
 from kubelet.clock import now_ms
-from kubelet.config import DaemonPlan, NodeConfig, store
+from kubelet.config import DaemonPlan, NodeConfig, read_stored, store
 from kubelet.daemon.agent import run_agent
 from kubelet.handlers.echo import EchoHandler
 from kubelet.process import errors_in_one_line, run_until_signal
@@ -34,6 +34,7 @@ from schemas.manifest import etag_of
 from tests.fakes.enrolment_server import EnrolmentServer
 from tests.fakes.mqtt_listener import MqttListener
 from tests.fakes.node import write_identity
+from tests.fakes.server_ca import SimulatedServerCa
 from tests.fakes.signer import DAY_MS, NODE_ID, OTHER_NODE_ID, SimulatedCa, SimulatedNode, key_named
 
 BOUND_S = 20
@@ -254,6 +255,61 @@ def test_init_installs_the_certificate_of_a_ca_as_often_as_one_likes(
     assert state.read().root_pem == ca_of_today.root_pem
 
 
+AT = ("--relay", "https://relay.example/", "--broker", "mqtts://mqtt.example")
+
+
+def issue_with_servers(
+    ca: SimulatedCa, state: IdentityFiles, directory: Path
+) -> tuple[tuple[str | Path, ...], str]:
+    """Write the same, with two roots of servers, as during a rotation; return the latter too."""
+    options = issue(ca, state, directory)
+    names = ("servers of today", "servers of yesterday")
+    servers = "".join(SimulatedServerCa(name, now_ms()).root_pem for name in names)
+    (directory / "root.pem").write_text(servers + ca.root_pem)
+    return options, servers
+
+
+def test_init_by_hand_leaves_behind_what_enroll_does(
+    run: Run, state: IdentityFiles, ca_of_today: SimulatedCa, tmp_path: Path
+) -> None:
+    run("init", "--state-dir", state.root)
+    options, servers = issue_with_servers(ca_of_today, state, tmp_path)
+    ran = run("init", "--json", "--state-dir", state.root, *options, *AT)
+    assert (ran.code, ran.err, ran.facts["enrolled"]) == (DONE, "", True)
+    assert state.read().root_pem == ca_of_today.root_pem
+    assert state.server_roots.read_text() == servers
+    stored = read_stored(state.root)
+    assert stored is not None
+    assert (stored.relay_url, str(stored.broker)) == ("https://relay.example", "mqtts://mqtt.example:8883")
+    assert stored.own_root
+
+
+def test_init_by_hand_of_a_relay_that_this_machine_trusts_already_says_so(
+    run: Run, state: IdentityFiles, ca_of_today: SimulatedCa, tmp_path: Path
+) -> None:
+    run("init", "--state-dir", state.root)
+    options = issue(ca_of_today, state, tmp_path)
+    before = everything_in(state.root)
+    ran = run("init", "--state-dir", state.root, *options, *AT)
+    assert (ran.code, ran.said_in_one_line("relay ca roots --pem")) == (CANNOT_RUN, True)
+    assert everything_in(state.root) == before
+    assert run("init", "--state-dir", state.root, *options, *AT, "--system-roots").code == DONE
+    stored = read_stored(state.root)
+    assert stored is not None
+    assert not stored.own_root
+
+
+@pytest.mark.parametrize(
+    "options", [AT[:2], AT[2:], AT], ids=["the relay alone", "the broker alone", "both without a certificate"]
+)
+def test_where_relay_and_broker_are_goes_with_the_certificate(
+    run: Run, state: IdentityFiles, options: tuple[str, ...]
+) -> None:
+    ran = run("init", "--state-dir", state.root, *options)
+    assert (ran.code, ran.said_in_one_line("go together")) == (USAGE, True)
+    assert not state.root.exists()
+
+
 @pytest.mark.parametrize(
     ("override", "text"),
     [
@@ -269,10 +325,11 @@ def test_a_certificate_that_is_not_this_nodes_is_refused(
     ca = SimulatedCa("old enough", 1_700_000_000_000)
     options = issue(ca, state, tmp_path, **override)
     before = everything_in(state.root)
-    ran = run("init", "--state-dir", state.root, *options)
-    assert (ran.code, ran.out) == (CANNOT_RUN, b"")
-    assert ran.said_in_one_line(text)
-    assert everything_in(state.root) == before
+    for arguments in (options, (*options, *AT, "--system-roots")):
+        ran = run("init", "--state-dir", state.root, *arguments)
+        assert (ran.code, ran.out) == (CANNOT_RUN, b"")
+        assert ran.said_in_one_line(text)
+        assert everything_in(state.root) == before
 
 
 def test_a_certificate_of_another_root_is_refused(

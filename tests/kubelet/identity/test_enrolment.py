@@ -10,9 +10,9 @@ import pytest
 
 from kubelet.clock import now_ms
 from kubelet.config import read_stored
-from kubelet.identity.enrolment import ClockError, Enrolled, Enroller, EnrolmentError
+from kubelet.identity.enrolment import ClockError, Enroller, EnrolmentError
 from kubelet.identity.http_exchange import NoAnswerError
-from kubelet.identity.provisioning import create_identity
+from kubelet.identity.provisioning import Enrolled, create_identity
 from kubelet.lock import held_alone
 from schemas.addresses import AddressError
 from schemas.certificates import verify_leaf

@@ -3,15 +3,29 @@ import stat
 from pathlib import Path
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.hashes import SHA256
 
-from kubelet.identity.provisioning import create_identity, install_certificate, install_renewed
+from kubelet.identity.provisioning import Issued, create_identity, install_certificate, install_renewed
 from relay.pki.authority import CertificateAuthority
 from schemas.certificates import IdentityError, read_csr, verify_leaf
-from schemas.endorsement import endorse
+from schemas.endorsement import endorse, endorse_servers
+from schemas.identity import san_uri
 from schemas.identity_files import IdentityFiles, IdentityFilesError
 from schemas.projection import is_node_id
+from schemas.x509_forms import client_builder, pem_of
 from tests.fakes.clock import FakeClock
-from tests.fakes.signer import DAY_MS, NOW_MS, OTHER_NODE_ID, TENANT, SimulatedCa, SimulatedNode, key_named
+from tests.fakes.server_ca import SimulatedServerCa
+from tests.fakes.signer import (
+    DAY_MS,
+    NODE_ID,
+    NOW_MS,
+    OTHER_NODE_ID,
+    TENANT,
+    SimulatedCa,
+    SimulatedNode,
+    key_named,
+)
 
 NEXT_ROOT = SimulatedCa("the next root").root_pem
 
@@ -81,7 +95,7 @@ def test_an_identity_is_never_overwritten(made: IdentityFiles) -> None:
 
 def test_a_certificate_of_a_ca_takes_the_place_of_the_first(made: IdentityFiles, ca: SimulatedCa) -> None:
     node = issued(ca, made)
-    identity = install_certificate(made, node.leaf_pem, ca.root_pem, NOW_MS)
+    identity = install_certificate(made, Issued(node.leaf_pem, ca.root_pem), NOW_MS)
     own = made.read()
     assert (own.kid, own.root_pem) == (node.kid, ca.root_pem)
     assert own.chain_pem == node.leaf_pem + ca.root_pem
@@ -90,14 +104,16 @@ def test_a_certificate_of_a_ca_takes_the_place_of_the_first(made: IdentityFiles,
 
 def test_text_around_a_leaf_is_left_behind(made: IdentityFiles, ca: SimulatedCa) -> None:
     node = issued(ca, made)
-    install_certificate(made, f"Certificate:\n  Data\n{node.leaf_pem}{ca.root_pem}", ca.root_pem, NOW_MS)
+    install_certificate(
+        made, Issued(f"Certificate:\n  Data\n{node.leaf_pem}{ca.root_pem}", ca.root_pem), NOW_MS
+    )
     assert made.leaf.read_text() == node.leaf_pem
 
 
 def test_a_certificate_can_be_renewed(made: IdentityFiles, ca: SimulatedCa) -> None:
     first, second = issued(ca, made), issued(ca, made)
-    install_certificate(made, first.leaf_pem, ca.root_pem, NOW_MS)
-    install_certificate(made, second.leaf_pem, ca.root_pem, NOW_MS)
+    install_certificate(made, Issued(first.leaf_pem, ca.root_pem), NOW_MS)
+    install_certificate(made, Issued(second.leaf_pem, ca.root_pem), NOW_MS)
     assert made.read().kid == second.kid != first.kid
 
 
@@ -146,7 +162,7 @@ def check_refused(
 ) -> None:
     before = everything_in(files)
     with pytest.raises(IdentityFilesError, match=reason):
-        install_certificate(files, leaf_pem, root_pem, now_ms)
+        install_certificate(files, Issued(leaf_pem, root_pem), now_ms)
     assert everything_in(files) == before
 
 
@@ -155,7 +171,7 @@ def check_refused(
 
 @pytest.fixture
 def enrolled(made: IdentityFiles, ca: SimulatedCa) -> IdentityFiles:
-    install_certificate(made, issued(ca, made).leaf_pem, ca.root_pem, NOW_MS)
+    install_certificate(made, Issued(issued(ca, made).leaf_pem, ca.root_pem), NOW_MS)
     return made
 
 
@@ -163,17 +179,17 @@ def test_a_renewed_leaf_is_installed_with_the_roots_that_came_with_it(
     enrolled: IdentityFiles, ca: SimulatedCa
 ) -> None:
     fresh = issued(ca, enrolled)
-    identity = install_renewed(enrolled, fresh.leaf_pem, ca.root_pem, NOW_MS)
+    identity = install_renewed(enrolled, Issued(fresh.leaf_pem, ca.root_pem), NOW_MS)
     own = enrolled.read()
     assert (own.kid, own.root_pem, identity.kid) == (fresh.kid, ca.root_pem, fresh.kid)
 
 
 def check_not_renewed(
-    files: IdentityFiles, leaf_pem: str, roots_pem: str, reason: str, endorsement: str | None = None
+    files: IdentityFiles, leaf_pem: str, roots_pem: str, reason: str, endorsement: str = ""
 ) -> None:
     before = everything_in(files)
     with pytest.raises(IdentityFilesError, match=reason):
-        install_renewed(files, leaf_pem, roots_pem, NOW_MS, endorsement)
+        install_renewed(files, Issued(leaf_pem, roots_pem, endorsement=endorsement), NOW_MS)
     assert everything_in(files) == before
 
 
@@ -183,10 +199,12 @@ def test_at_a_rotation_the_new_root_comes_with_the_one_that_the_node_trusts_and_
     new = SimulatedCa("the next root")
     fresh = issued(new, enrolled)
     endorsement = endorse(ca.key, new.root_pem)
-    install_renewed(enrolled, fresh.leaf_pem, new.root_pem + ca.root_pem, NOW_MS, endorsement)
+    install_renewed(
+        enrolled, Issued(fresh.leaf_pem, new.root_pem + ca.root_pem, endorsement=endorsement), NOW_MS
+    )
     assert enrolled.read().root_pem == new.root_pem + ca.root_pem
     # And later with the new one alone: the old one's time is up.
-    install_renewed(enrolled, issued(new, enrolled).leaf_pem, new.root_pem, NOW_MS)
+    install_renewed(enrolled, Issued(issued(new, enrolled).leaf_pem, new.root_pem), NOW_MS)
     assert enrolled.read().root_pem == new.root_pem
 
 
@@ -195,7 +213,9 @@ def test_a_node_that_was_away_takes_an_endorsed_root_though_the_old_one_is_gone(
 ) -> None:
     new = SimulatedCa("the next root")
     endorsement = endorse(ca.key, new.root_pem)
-    install_renewed(enrolled, issued(new, enrolled).leaf_pem, new.root_pem, NOW_MS, endorsement)
+    install_renewed(
+        enrolled, Issued(issued(new, enrolled).leaf_pem, new.root_pem, endorsement=endorsement), NOW_MS
+    )
     assert enrolled.read().root_pem == new.root_pem
 
 
@@ -204,14 +224,14 @@ def test_a_node_follows_its_ca_from_root_to_root(tmp_path: Path, made: IdentityF
     authority = CertificateAuthority(tmp_path / "ca", clock, os.urandom)
     authority.create()
     csr, node_id = made.csr.read_text(), made.read().node_id
-    install_certificate(made, authority.issue(csr, TENANT), authority.root_pem(), NOW_MS)
+    install_certificate(made, Issued(authority.issue(csr, TENANT), authority.root_pem()), NOW_MS)
     for _ in range(3):
         authority.rotate_root(30)
         for days in (29, 1):
             clock.advance(days * DAY_MS)
             leaf, roots = authority.renew(csr, node_id), authority.roots()
             endorsement = authority.endorsement()
-            install_renewed(made, leaf, "".join(roots), clock(), endorsement)
+            install_renewed(made, Issued(leaf, "".join(roots), endorsement=endorsement or ""), clock())
             assert made.read().root_pem == "".join(roots)
     assert len(authority.roots()) == 1
 
@@ -233,8 +253,7 @@ def test_a_rogue_root_beside_a_good_one_is_refused_whichever_root_issued_the_lea
 @pytest.mark.parametrize(
     "endorsement",
     [
-        pytest.param(None, id="none"),
-        pytest.param("", id="empty"),
+        pytest.param("", id="none"),
         pytest.param("A" * 86, id="no signature"),
         pytest.param("\ud800", id="no text"),
         pytest.param(endorse(key_named("ca the next root"), NEXT_ROOT), id="of its own"),
@@ -242,7 +261,7 @@ def test_a_rogue_root_beside_a_good_one_is_refused_whichever_root_issued_the_lea
     ],
 )
 def test_a_new_root_without_a_good_endorsement_is_refused(
-    enrolled: IdentityFiles, ca: SimulatedCa, endorsement: str | None
+    enrolled: IdentityFiles, ca: SimulatedCa, endorsement: str
 ) -> None:
     leaf = issued(SimulatedCa("the next root"), enrolled).leaf_pem
     reason = "neither trusted by this node nor endorsed"
@@ -264,7 +283,7 @@ def test_roots_of_which_the_node_trusts_none_are_refused(enrolled: IdentityFiles
     fresh = issued(SimulatedCa("another"), enrolled)
     before = everything_in(enrolled)
     with pytest.raises(IdentityFilesError, match=r"neither trusted by this node|not accepted: chain"):
-        install_renewed(enrolled, fresh.leaf_pem, roots, NOW_MS)
+        install_renewed(enrolled, Issued(fresh.leaf_pem, roots), NOW_MS)
     assert everything_in(enrolled) == before
 
 
@@ -273,7 +292,7 @@ def test_a_node_that_was_never_enrolled_is_not_enrolled_over_the_session(
 ) -> None:
     before = everything_in(made)
     with pytest.raises(IdentityFilesError, match="neither trusted by this node"):
-        install_renewed(made, issued(ca, made).leaf_pem, ca.root_pem, NOW_MS)
+        install_renewed(made, Issued(issued(ca, made).leaf_pem, ca.root_pem), NOW_MS)
     assert everything_in(made) == before
 
 
@@ -287,11 +306,81 @@ def test_what_is_renewed_is_verified_as_what_is_installed(enrolled: IdentityFile
         ("", "not accepted: bad_certificate"),
     ):
         with pytest.raises(IdentityFilesError, match=reason):
-            install_renewed(enrolled, leaf_pem, ca.root_pem, NOW_MS)
+            install_renewed(enrolled, Issued(leaf_pem, ca.root_pem), NOW_MS)
     assert everything_in(enrolled) == before
 
 
 def test_a_key_that_stands_among_the_roots_is_not_kept(enrolled: IdentityFiles, ca: SimulatedCa) -> None:
     secret = "-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n"
-    install_renewed(enrolled, issued(ca, enrolled).leaf_pem, secret + ca.root_pem + "# text", NOW_MS)
+    install_renewed(enrolled, Issued(issued(ca, enrolled).leaf_pem, secret + ca.root_pem + "# text"), NOW_MS)
     assert enrolled.read().root_pem == ca.root_pem
+
+
+# --- the roots of servers
+
+
+SERVERS, NEXT_SERVERS = SimulatedServerCa(), SimulatedServerCa("the next root of servers")
+
+
+def renewed(files: IdentityFiles, ca: SimulatedCa, server_roots: str, *endorsements: str) -> Issued:
+    leaf = issued(ca, files).leaf_pem
+    return Issued(leaf, ca.root_pem, server_roots, server_endorsements=endorsements)
+
+
+def test_a_node_that_had_none_takes_the_roots_of_servers_that_its_root_endorses(
+    enrolled: IdentityFiles, ca: SimulatedCa
+) -> None:
+    both = NEXT_SERVERS.root_pem + SERVERS.root_pem
+    assert not enrolled.server_roots.exists()
+    install_renewed(enrolled, renewed(enrolled, ca, both, "A" * 86, endorse_servers(ca.key, both)), NOW_MS)
+    assert enrolled.server_roots.read_text() == both
+    # An answer of a relay that does not tell of any leaves them as they are.
+    install_renewed(enrolled, renewed(enrolled, ca, ""), NOW_MS)
+    assert enrolled.server_roots.read_text() == both
+
+
+@pytest.mark.parametrize(
+    ("told", "endorsements"),
+    [
+        pytest.param(SERVERS.root_pem, (), id="without an endorsement"),
+        pytest.param(SERVERS.root_pem, ("",), id="an empty one"),
+        pytest.param(
+            SERVERS.root_pem, (endorse_servers(key_named("ca root"), NEXT_SERVERS.root_pem),), id="of another"
+        ),
+        pytest.param(
+            SERVERS.root_pem + NEXT_SERVERS.root_pem,
+            (endorse_servers(key_named("ca root"), SERVERS.root_pem),),
+            id="of one of the two",
+        ),
+        pytest.param(
+            SERVERS.root_pem, (endorse_servers(key_named("ca rogue"), SERVERS.root_pem),), id="by a stranger"
+        ),
+        pytest.param(NEXT_ROOT, (endorse_servers(key_named("ca root"), NEXT_ROOT),), id="of a root of nodes"),
+        pytest.param(
+            SERVERS.root_pem, (endorse(key_named("ca root"), SERVERS.root_pem),), id="as a root of nodes"
+        ),
+    ],
+)
+def test_roots_of_servers_without_a_good_endorsement_are_refused_with_the_whole_answer(
+    enrolled: IdentityFiles, ca: SimulatedCa, told: str, endorsements: tuple[str, ...]
+) -> None:
+    before = enrolled.leaf.read_text()
+    with pytest.raises(IdentityFilesError, match="not endorsed"):
+        install_renewed(enrolled, renewed(enrolled, ca, told, *endorsements), NOW_MS)
+    assert not enrolled.server_roots.exists()
+    assert enrolled.leaf.read_text() == before
+
+
+def test_a_root_of_servers_that_is_endorsed_as_one_of_nodes_is_still_none(
+    enrolled: IdentityFiles, ca: SimulatedCa
+) -> None:
+    leaf = issued(ca, enrolled).leaf_pem
+    roots = ca.root_pem + SERVERS.root_pem
+    install_renewed(enrolled, Issued(leaf, roots, endorsement=endorse(ca.key, SERVERS.root_pem)), NOW_MS)
+    forged = client_builder(
+        bytes(key_named("thief").verify_key), NODE_ID, san_uri(TENANT, NODE_ID), NOW_MS, 9
+    )
+    issuer = x509.load_pem_x509_certificate(SERVERS.root_pem.encode())
+    leaf = pem_of(forged.issuer_name(issuer.subject).serial_number(5).sign(SERVERS.key, SHA256()))
+    with pytest.raises(IdentityError, match="chain"):
+        verify_leaf(leaf, [enrolled.read().root_pem or ""], NOW_MS)

@@ -73,26 +73,26 @@ def issued(node: SimulatedNode, ca: SimulatedCa) -> tuple[SimulatedNode, dict[st
 
 def test_a_leaf_is_asked_for_from_two_thirds_of_the_life_of_the_one_before(bench: Bench) -> None:
     bench.clock.now_ms = DUE_MS - 1
-    assert bench.renewal.request() is None
+    assert bench.renewal.request(server_roots=True) is None
     bench.clock.advance(1)
-    asked = bench.renewal.request()
+    asked = bench.renewal.request(server_roots=True)
     assert asked is not None
-    assert asked.keys() == {"csr"}
+    assert asked.keys() == {"csr", "server_roots"}
     assert read_csr(asked["csr"]) == (NODE_ID, bytes(bench.identity.key.verify_key))
 
 
 def test_it_asks_once_an_hour_and_goes_on_asking(bench: Bench) -> None:
     bench.clock.now_ms = DUE_MS
     for _ in range(3):
-        assert bench.renewal.request() is not None
+        assert bench.renewal.request(server_roots=True) is not None
         bench.clock.advance(AGAIN_AFTER_MS - 1)
-        assert bench.renewal.request() is None
+        assert bench.renewal.request(server_roots=True) is None
         bench.clock.advance(1)
 
 
 def test_it_asks_though_the_leaf_has_run_out(bench: Bench) -> None:
     bench.clock.now_ms = NOW_MS + 2 * LEAF_LIFE_MS
-    assert bench.renewal.request() is not None
+    assert bench.renewal.request(server_roots=True) is not None
 
 
 def test_a_leaf_of_its_own_making_is_never_renewed(tmp_path: Path, node: SimulatedNode) -> None:
@@ -101,7 +101,7 @@ def test_a_leaf_of_its_own_making_is_never_renewed(tmp_path: Path, node: Simulat
     files.write(NODE_ID, node.key, leaf, make_csr(node.key, NODE_ID))
     bench = Bench(files)
     bench.clock.now_ms = NOW_MS + LEAF_LIFE_MS
-    assert bench.renewal.request() is None
+    assert bench.renewal.request(server_roots=True) is None
 
 
 def missing(path: Path) -> None:
@@ -119,11 +119,11 @@ def test_a_request_that_cannot_be_read_is_said_once_an_hour_and_stops_nothing(
     damage(bench.files.csr)
     bench.clock.now_ms = DUE_MS
     for _ in range(3):
-        assert bench.renewal.request() is None
+        assert bench.renewal.request(server_roots=True) is None
     (line,) = bench.log.entries("the leaf cannot be renewed")
     assert line["level"] == "error"
     bench.clock.advance(AGAIN_AFTER_MS)
-    assert bench.renewal.request() is None
+    assert bench.renewal.request(server_roots=True) is None
     assert len(bench.log.entries("the leaf cannot be renewed")) == 2
 
 
@@ -146,14 +146,14 @@ async def test_after_a_renewal_it_asks_again_when_the_new_leaf_is_due(
     bench: Bench, node: SimulatedNode, ca: SimulatedCa
 ) -> None:
     bench.clock.now_ms = DUE_MS
-    assert bench.renewal.request() is not None
+    assert bench.renewal.request(server_roots=True) is not None
     fresh = ca.issue(key=node.key, now_ms=DUE_MS)
     answer = {"ok": True, "certificate": fresh.leaf_pem, "roots": ca.root_pem}
     await bench.renewal.answered(answer)
     bench.clock.now_ms = DUE_MS - 300_000 + LEAF_LIFE_MS * 2 // 3 - 1
-    assert bench.renewal.request() is None
+    assert bench.renewal.request(server_roots=True) is None
     bench.clock.advance(1)
-    assert bench.renewal.request() is not None
+    assert bench.renewal.request(server_roots=True) is not None
 
 
 async def test_a_relay_that_does_not_renew_is_in_the_log_and_the_old_leaf_serves(bench: Bench) -> None:

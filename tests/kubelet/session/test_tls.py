@@ -19,6 +19,7 @@ from tests.fakes.broker import BOUND_S
 from tests.fakes.chance import short_waits
 from tests.fakes.lines import LogLines
 from tests.fakes.node import write_identity
+from tests.fakes.server_ca import SimulatedServerCa
 from tests.fakes.signer import NODE_ID, OTHER_NODE_ID, SimulatedCa, key_named
 from tests.fakes.tls_broker import Peer, PlayedAuthority, TlsBroker
 
@@ -35,7 +36,9 @@ def authority(tmp_path: Path) -> PlayedAuthority:
 
 @pytest.fixture
 def files(authority: PlayedAuthority, tmp_path: Path) -> IdentityFiles:
-    return write_identity(tmp_path / "node", authority.ca.issue(now_ms=NOW_MS))
+    files = write_identity(tmp_path / "node", authority.ca.issue(now_ms=NOW_MS))
+    files.server_roots.write_text(authority.servers.root_pem)
+    return files
 
 
 @pytest.fixture
@@ -62,19 +65,27 @@ def test_what_is_not_over_tls_has_no_context(files: IdentityFiles) -> None:
 
 @pytest.mark.usefixtures("machine_trusts")
 def test_a_node_believes_its_own_root_alone_or_those_of_the_machine(files: IdentityFiles) -> None:
-    assert names_of(NodeTls(files, own_root=True).to_relay(URL)) == ["root of today"]
+    assert names_of(NodeTls(files, own_root=True).to_relay(URL)) == ["root of today's servers"]
     assert names_of(NodeTls(files, own_root=False).to_relay(URL)) == ["a root of the world"]
 
 
 def test_a_root_that_was_added_counts_from_the_next_connection_on(files: IdentityFiles) -> None:
     tls = NodeTls(files, own_root=True)
     new = SimulatedCa("root of tomorrow", NOW_MS)
-    with files.root_certificate.open("a") as root:
-        root.write(new.root_pem)
-    assert names_of(tls.to_relay(URL)) == ["root of today", "root of tomorrow"]
+    with files.server_roots.open("a") as roots:
+        roots.write(new.root_pem)
+    assert names_of(tls.to_relay(URL)) == ["root of today's servers", "root of tomorrow"]
+
+
+def test_a_node_that_was_not_told_of_roots_of_servers_yet_believes_the_root_of_its_leaf(
+    files: IdentityFiles,
+) -> None:
+    files.server_roots.unlink()
+    assert names_of(NodeTls(files, own_root=True).to_relay(URL)) == ["root of today"]
 
 
 def test_a_node_without_a_root_believes_nobody_rather_than_the_machine(files: IdentityFiles) -> None:
+    files.server_roots.unlink()
     files.root_certificate.unlink()
     with pytest.raises(FileNotFoundError):
         NodeTls(files, own_root=True).to_relay(URL)
@@ -148,6 +159,7 @@ async def test_a_broker_that_is_not_believed_is_told_nothing(
     broker: TlsBroker, files: IdentityFiles, log: LogLines
 ) -> None:
     files.root_certificate.write_text(SimulatedCa("a foreign root").root_pem)
+    files.server_roots.write_text(SimulatedServerCa("a foreign root of servers").root_pem)
     tls = NodeTls(files, own_root=False).to_broker(broker.address)
     publisher = publisher_to(broker.address, log, tls)
     publisher.start()

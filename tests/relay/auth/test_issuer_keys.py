@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 
 from relay.auth.issuer_keys import MAX_BYTES, MAX_KEYS, IssuerKeys, JwksError, JwksReader, JwksSource
-from relay.pki.certificate_builder import issue_server, make_root
+from relay.pki.certificate_builder import make_root
 from schemas.keys import base64url, private_key_to_pem
 from schemas.registry import SchemaRegistry
 from tests.fakes.hub import counted
@@ -25,6 +25,7 @@ from tests.fakes.issuer import (
     OutsideWorld,
     jwk,
 )
+from tests.fakes.server_ca import issue_old_server
 from tests.fakes.signer import ABSENT, LOW_ORDER_KEYS, NOW_MS, key_named
 
 OTHER_KEY = key_named("the outside issuer's next key")
@@ -248,7 +249,7 @@ async def test_over_tls_the_server_must_be_the_one_that_is_named(
     root_key, server_key = key_named("an authority"), key_named("a web server")
     root = make_root(root_key, "an authority", NOW_MS, 36_500, 1)
     certificates = {
-        host: issue_server(
+        host: issue_old_server(
             root,
             root_key,
             name="issuer",

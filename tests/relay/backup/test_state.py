@@ -61,6 +61,8 @@ def used(tmp_path: Path) -> StateFiles:
     make_private_directory(state.own_tls.key.parent)
     write_atomic(state.own_tls.key, "key", 0o600)
     write_atomic(state.own_tls.certificate, "certificate")
+    write_atomic(state.broker_client_tls.key, "another key", 0o600)
+    write_atomic(state.broker_client_tls.certificate, "another certificate")
     asyncio.run(remembered(MarkStore(state.marks)))
     write_atomic(state.audit, "{}\n", 0o600)
     make_private_directory(state.broker)
@@ -85,6 +87,7 @@ def test_a_restored_state_is_the_one_that_was_saved_but_for_what_a_relay_makes_b
     made_anew = {"audit.jsonl", "broker/roots.pem"}
     assert content(empty) == {name: data for name, data in content(used).items() if name not in made_anew}
     assert authority(empty).roots() == authority(used).roots()
+    assert authority(empty).servers.roots() == authority(used).servers.roots()
     assert list(MarkStore(empty.marks).load()) == [(NODE_ID, "acme", MARK)]
     assert [grant.id for grant in join_tokens(empty).all()] == [g.id for g in join_tokens(used).all()]
     assert RevokedTokens(empty.revoked_tokens).jtis() == {"a-token"}
@@ -96,7 +99,7 @@ def test_a_restored_state_is_the_one_that_was_saved_but_for_what_a_relay_makes_b
 
 def test_every_part_of_the_state_is_either_saved_or_made_anew() -> None:
     tokens = {"token_key", "join_tokens", "issued_tokens", "revoked_tokens"}
-    saved = {"ca", *tokens, "node_names", "settings", "own_tls", "marks"}
+    saved = {"ca", *tokens, "node_names", "settings", "own_tls", "broker_client_tls", "marks"}
     made_anew = {"broker", "audit", "audit_verified"}
     # A part that is new must be put on one of the two sides, and into ``save`` if it is the first.
     assert set(vars(StateFiles(Path("state")))) == {"root"} | saved | made_anew

@@ -20,6 +20,7 @@ from relay.http.listener import bind
 from relay.key_files import read_key
 from schemas.addresses import PLAIN_OPTION, HostPort
 from schemas.certificates import make_csr, verify_leaf
+from schemas.endorsement import is_server_root
 from schemas.enrolment import JoinToken
 from schemas.files import PRIVATE, make_private_directory, write_atomic
 from schemas.identity import certificates_in
@@ -55,7 +56,11 @@ def now_ms(path: Path) -> int:
 
 def test_ca_init_makes_a_root_and_prints_where_it_lies(relay: Relay, state: Path) -> None:
     outcome = relay("ca", "init")
-    assert (outcome.code, outcome.out, outcome.err) == (0, f"{state}/ca/root.pem\n", "")
+    assert (outcome.code, outcome.out, outcome.err) == (
+        0,
+        f"{state}/ca/root.pem\n{state}/ca/server-root.pem\n",
+        "",
+    )
     assert mode(state / "ca" / "root.key") == 0o600
     assert mode(state / "ca") == 0o700
     assert mode(state) == 0o700
@@ -68,6 +73,44 @@ def test_ca_init_a_second_time_changes_nothing(relay: Relay, state: Path) -> Non
     assert outcome.code == 3
     assert "holds a CA already" in outcome.error
     assert (state / "ca" / "root.pem").read_bytes() == before
+
+
+def test_ca_init_makes_the_root_of_servers_of_a_ca_that_has_none(relay: Relay, state: Path) -> None:
+    relay("ca", "init")
+    before = (state / "ca" / "root.pem").read_bytes()
+    for file in (state / "ca").glob("server-*"):
+        file.unlink()
+    assert relay("ca", "init").code == 0
+    assert (state / "ca" / "root.pem").read_bytes() == before
+    assert (state / "ca" / "server-root.pem").exists()
+    assert mode(state / "ca" / "server-root.key") == 0o600
+    assert relay("ca", "init").code == 3
+
+
+def test_ca_roots_shows_both_kinds_for_people_programs_and_files(relay: Relay) -> None:
+    relay("ca", "init")
+    relay("ca", "rotate-root")
+    relay("ca", "rotate-root", "--servers")
+    pem = relay("ca", "roots", "--pem").out
+    kinds = [is_server_root(der) for der in certificates_in(pem)]
+    assert kinds == [False, False, True, True]
+    assert certificates_in(relay("ca", "roots", "--servers", "--pem").out) == certificates_in(pem)[2:]
+    listed = json.loads(relay("ca", "roots", "--json").out)
+    assert [root["of"] for root in listed] == ["nodes", "nodes", "servers", "servers"]
+    assert [root["kid"] for root in listed] == [sha256(der).hexdigest() for der in certificates_in(pem)]
+    table = relay("ca", "roots").out
+    assert all(root["kid"][:16] in table for root in listed)
+
+
+def test_ca_rotate_root_rotates_the_one_that_is_named(relay: Relay, state: Path) -> None:
+    relay("ca", "init")
+    nodes, servers = ((state / "ca" / name).read_text() for name in ("root.pem", "server-root.pem"))
+    outcome = relay("ca", "rotate-root", "--servers", "--overlap", "30d")
+    assert (outcome.code, outcome.out) == (0, f"{state}/ca/server-root.pem\n")
+    assert "relay ca roots --servers --pem" in outcome.err
+    assert (state / "ca" / "root.pem").read_text() == nodes
+    assert servers in (state / "ca" / "server-previous.pem").read_text()
+    assert "still trusted" in relay("ca", "rotate-root", "--servers").error
 
 
 def test_ca_issue_prints_the_leaf_and_nothing_else(relay: Relay, state: Path, csr: Path) -> None:
@@ -83,7 +126,7 @@ def test_ca_issue_writes_the_leaf_where_it_is_told(relay: Relay, csr: Path, tmp_
     relay("ca", "init")
     outcome = relay("ca", "issue", csr, "-o", tmp_path / "leaf.pem")
     assert (outcome.code, outcome.out) == (0, "")
-    assert "root.pem" in outcome.err
+    assert "relay ca roots --pem" in outcome.err
     assert (tmp_path / "leaf.pem").read_text().startswith("-----BEGIN CERTIFICATE-----")
 
 

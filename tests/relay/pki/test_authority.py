@@ -22,6 +22,7 @@ from schemas.identity import certificates_in
 from schemas.identity_files import IdentityFiles
 from tests.fakes.clock import FakeClock
 from tests.fakes.disk import full_disk
+from tests.fakes.server_ca import server_key_named
 from tests.fakes.signer import DAY_MS, LOW_ORDER_KEYS, NODE_ID, NOW_MS, OTHER_NODE_ID, key_named
 
 KEY = key_named("the node")
@@ -32,6 +33,9 @@ JOIN_ID, OTHER_JOIN_ID = "01HZX9K3M4P7Q8R9S0T1V2W3XY", "01HZX9K3M4P7Q8R9S0T1V2W3
 
 def authority(directory: Path, clock: FakeClock | None = None) -> CertificateAuthority:
     return CertificateAuthority(directory, clock or FakeClock(NOW_MS), os.urandom)
+
+
+SERVER_KEY = server_key_named("a broker").public_key()
 
 
 @pytest.fixture
@@ -685,7 +689,7 @@ def test_the_list_of_the_revoked_names_every_revoked_serial(ca: CertificateAutho
 
 
 def test_a_servers_certificate_can_be_revoked_by_its_kid(ca: CertificateAuthority) -> None:
-    pem = ca.issue_server("mqtt.example", ["mqtt.example", "127.0.0.1"], bytes(OTHER_KEY.verify_key))
+    pem = ca.servers.issue("mqtt.example", ["mqtt.example", "127.0.0.1"], SERVER_KEY, 397)
     assert ca.in_force() == {}
     assert ca.revoke(kid_of(pem)) == [kid_of(pem)]
     assert ca.revoked_kids() == {kid_of(pem)}
@@ -706,7 +710,7 @@ def test_a_servers_certificate_can_be_revoked_by_its_kid(ca: CertificateAuthorit
 )
 def test_a_server_cannot_have_every_name(ca: CertificateAuthority, name: str, hosts: list[str]) -> None:
     with pytest.raises(AuthorityError) as caught:
-        ca.issue_server(name, hosts, bytes(OTHER_KEY.verify_key))
+        ca.servers.issue(name, hosts, SERVER_KEY, 397)
     assert str(caught.value).isprintable()
     assert ledger(ca) == []
 
@@ -773,7 +777,7 @@ def test_the_name_of_a_root_is_that_of_its_key(ca: CertificateAuthority) -> None
     assert common_name(ca.root_pem()) == f"CN=edge-kubelet root {key_id[:8]}"
 
 
-def test_leaves_are_of_the_new_root_and_servers_of_the_oldest_that_is_trusted(
+def test_leaves_are_of_the_new_root_and_the_broker_s_other_clients_of_the_oldest_that_is_trusted(
     rotated: tuple[CertificateAuthority, str], clock: FakeClock
 ) -> None:
     ca, old = rotated
@@ -781,7 +785,7 @@ def test_leaves_are_of_the_new_root_and_servers_of_the_oldest_that_is_trusted(
     assert verify_leaf(ca.issue(CSR, "acme"), [new], NOW_MS).node_id == NODE_ID
 
     def issuer() -> str:
-        pem = ca.issue_server("mqtt.example", ["mqtt.example"], bytes(OTHER_KEY.verify_key))
+        pem = ca.issue_client("edge-relay", "urn:x", bytes(OTHER_KEY.verify_key), 90)
         return x509.load_pem_x509_certificate(pem.encode()).issuer.rfc4514_string()
 
     assert issuer() == common_name(old)
@@ -899,12 +903,12 @@ def test_a_rotation_may_be_cut_short_anywhere(
             ca.rotate_root()
     second = ca.root_pem()
     assert ca.roots() == [second, old]
-    ca.issue_server("mqtt.example", ["mqtt.example"], bytes(OTHER_KEY.verify_key))
+    ca.issue_client("edge-relay", "urn:x", bytes(OTHER_KEY.verify_key), 90)
     clock.advance(90 * DAY_MS)
     ca.rotate_root()
     assert ca.roots() == [ca.root_pem(), second]
     assert ca.can_issue()
-    ca.issue_server("mqtt.example", ["mqtt.example"], bytes(OTHER_KEY.verify_key))
+    ca.issue_client("edge-relay", "urn:x", bytes(OTHER_KEY.verify_key), 90)
 
 
 # --- who looks on -------------------------------------------------------------------------------------
@@ -941,7 +945,8 @@ def test_nothing_is_issued_while_the_files_of_the_authority_are_read(
     with ca.unchanged() as files:
         other.start()
         assert sorted(file.name for file in files) == [
-            *("ledger.jsonl", "previous.key", "previous.pem", "root.key", "root.pem")
+            *("ledger.jsonl", "previous.key", "previous.pem", "root.key", "root.pem"),
+            *("server-root.key", "server-root.pem"),
         ]
         other.join(0.05)
         assert not issued

@@ -9,26 +9,46 @@ from typing import Any
 
 import pytest
 from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey, EllipticCurvePublicKey
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.x509.oid import ExtendedKeyUsageOID
 from nacl.signing import SigningKey
 
-from relay.pki.certificate_builder import issue_leaf, issue_server, make_crl, make_root
+from relay.pki.certificate_builder import (
+    cross_certify,
+    issue_client,
+    issue_leaf,
+    issue_server,
+    make_crl,
+    make_root,
+    make_server_root,
+)
+from relay.pki.server_keys import server_key_to_pem
 from schemas.certificates import UNENROLLED_TENANT, IdentityError, verify_leaf
 from schemas.files import PRIVATE, write_atomic
+from schemas.identity import san_uri
 from schemas.keys import private_key_to_pem
+from schemas.x509_forms import client_builder, pem_of
+from tests.fakes.server_ca import server_key_named
 from tests.fakes.signer import DAY_MS, LOW_ORDER_KEYS, NODE_ID, OTHER_NODE_ID, key_named
 
 # What follows is judged by OpenSSL, which has the machine's clock and no other.
 NOW_MS = time.time_ns() // 1_000_000
 SERIALS = count(1000)
-SERVER_KEY = key_named("a server")
+SERVER_KEY = server_key_named("a server")
+CLIENT_KEY = key_named("the relay")
+RELAY_URI = "urn:edge-kubelet:relay"
+
+Key = SigningKey | EllipticCurvePrivateKey
 
 
 class Root:
     def __init__(self, name: str) -> None:
         self.key = key_named(f"root {name}")
         self.pem = make_root(self.key, f"root {name}", NOW_MS, 3650, next(SERIALS))
+        self.servers_key = server_key_named(f"servers {name}")
+        self.servers = make_server_root(self.servers_key, f"servers {name}", NOW_MS, 3650, next(SERIALS))
 
     def leaf(self, node_id: str = NODE_ID) -> str:
         return issue_leaf(
@@ -46,18 +66,29 @@ class Root:
         self,
         *hosts: str,
         name: str = "server",
-        public_key: bytes = bytes(SERVER_KEY.verify_key),
         now_ms: int = NOW_MS,
         valid_days: int = 397,
     ) -> str:
         return issue_server(
+            self.servers,
+            self.servers_key,
+            name=name,
+            hosts=hosts,
+            public_key=SERVER_KEY.public_key(),
+            now_ms=now_ms,
+            valid_days=valid_days,
+            serial=next(SERIALS),
+        )
+
+    def client(self, name: str = "edge-relay", public_key: bytes = bytes(CLIENT_KEY.verify_key)) -> str:
+        return issue_client(
             self.pem,
             self.key,
             name=name,
-            hosts=hosts,
+            uri=RELAY_URI,
             public_key=public_key,
-            now_ms=now_ms,
-            valid_days=valid_days,
+            now_ms=NOW_MS,
+            valid_days=90,
             serial=next(SERIALS),
         )
 
@@ -90,14 +121,24 @@ def key_identifiers(issued: x509.Certificate | x509.CertificateRevocationList) -
 def test_all_that_a_root_issues_names_the_key_that_signed_it() -> None:
     own = read(ROOT.pem).extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value.digest
     crl = x509.load_pem_x509_crl(ROOT.crl().encode())
-    issued = [key_identifiers(read(pem)) for pem in (ROOT.leaf(), ROOT.server("a"))]
+    issued = [key_identifiers(read(pem)) for pem in (ROOT.leaf(), ROOT.client())]
     assert [*issued, key_identifiers(crl)] == [own] * 3
+    servers = read(ROOT.servers).extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value.digest
+    assert key_identifiers(read(ROOT.server("a"))) == servers != own
     assert key_identifiers(read(OTHER_ROOT.leaf())) != own
 
 
-def test_a_node_may_only_be_a_client_and_a_server_both() -> None:
-    assert usages(ROOT.leaf()) == [ExtendedKeyUsageOID.CLIENT_AUTH]
-    assert usages(ROOT.server("a")) == [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
+def test_a_node_and_the_broker_s_other_clients_may_only_be_clients_and_a_server_only_a_server() -> None:
+    assert usages(ROOT.leaf()) == usages(ROOT.client()) == [ExtendedKeyUsageOID.CLIENT_AUTH]
+    assert usages(ROOT.server("a")) == usages(ROOT.servers) == [ExtendedKeyUsageOID.SERVER_AUTH]
+
+
+def test_servers_and_their_root_have_keys_that_every_tls_client_takes() -> None:
+    for pem in (ROOT.servers, ROOT.server("a")):
+        key = read(pem).public_key()
+        assert isinstance(key, EllipticCurvePublicKey)
+        assert key.curve.name == "secp256r1"
+        assert isinstance(read(pem).signature_hash_algorithm, SHA256)
 
 
 def test_a_server_is_named_by_its_name_and_reached_under_its_hosts() -> None:
@@ -159,15 +200,33 @@ def test_a_name_may_be_as_long_as_the_standard_allows() -> None:
 
 
 @pytest.mark.parametrize("low", LOW_ORDER_KEYS.values(), ids=LOW_ORDER_KEYS)
-def test_no_server_gets_a_certificate_for_a_key_of_low_order(low: bytes) -> None:
+def test_no_client_gets_a_certificate_for_a_key_of_low_order(low: bytes) -> None:
     with pytest.raises(IdentityError, match="low_order_key"):
-        ROOT.server("a", public_key=low)
+        ROOT.client(public_key=low)
 
 
 @pytest.mark.parametrize("name", [NODE_ID, "server"])
-def test_a_servers_certificate_makes_nobody_a_node(name: str) -> None:
+def test_a_client_s_certificate_makes_nobody_a_node(name: str) -> None:
     with pytest.raises(IdentityError, match="wrong_form"):
-        verify_leaf(ROOT.server(NODE_ID, name=name), [ROOT.pem], NOW_MS)
+        verify_leaf(ROOT.client(name), [ROOT.pem], NOW_MS)
+
+
+def forged_leaf() -> str:
+    """Return a perfect leaf of a node, but for the root of servers that has signed it."""
+    san = san_uri("acme", NODE_ID)
+    builder = client_builder(bytes(key_named(NODE_ID).verify_key), NODE_ID, san, NOW_MS, 90)
+    issuer = read(ROOT.servers)
+    builder = builder.issuer_name(issuer.subject).serial_number(next(SERIALS))
+    aki = x509.AuthorityKeyIdentifier.from_issuer_public_key(ROOT.servers_key.public_key())
+    return pem_of(builder.add_extension(aki, critical=False).sign(ROOT.servers_key, SHA256()))
+
+
+def test_a_root_of_servers_makes_nobody_a_node_wherever_it_is_trusted() -> None:
+    cross = cross_certify(ROOT.pem, ROOT.key, ROOT.servers, next(SERIALS))
+    for roots in ([ROOT.pem], [ROOT.servers], [ROOT.pem, ROOT.servers], [cross], [ROOT.pem + cross]):
+        with pytest.raises(IdentityError, match="chain"):
+            verify_leaf(forged_leaf() + cross, roots, NOW_MS)
+    assert verify_leaf(ROOT.leaf(), [ROOT.servers, ROOT.pem], NOW_MS).node_id == NODE_ID
 
 
 def test_a_list_of_the_revoked_is_signed_and_good_for_as_long_as_its_root() -> None:
@@ -193,7 +252,7 @@ class Shown:
     directory: Path
 
     def context(
-        self, protocol: int, shown: tuple[str, SigningKey], trusted: Sequence[str], crls: Sequence[str] = ()
+        self, protocol: int, shown: tuple[str, Key], trusted: Sequence[str], crls: Sequence[str] = ()
     ) -> ssl.SSLContext:
         context = ssl.SSLContext(protocol)
         context.verify_mode = ssl.CERT_REQUIRED
@@ -205,7 +264,9 @@ class Shown:
             context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
         certificate, key = self.directory / f"{protocol}.pem", self.directory / f"{protocol}.key"
         write_atomic(certificate, shown[0])
-        write_atomic(key, private_key_to_pem(shown[1]), PRIVATE)
+        secret = shown[1]
+        pem = private_key_to_pem(secret) if isinstance(secret, SigningKey) else server_key_to_pem(secret)
+        write_atomic(key, pem, PRIVATE)
         context.load_cert_chain(certificate, key)
         return context
 
@@ -235,9 +296,9 @@ def between(  # noqa: PLR0913 - what a test may want to have otherwise
     directory: Path,
     *,
     host: str = "relay.example",
-    client: tuple[str, SigningKey] | None = None,
-    server: tuple[str, SigningKey] | None = None,
-    client_trusts: Sequence[str] = (ROOT.pem,),
+    client: tuple[str, Key] | None = None,
+    server: tuple[str, Key] | None = None,
+    client_trusts: Sequence[str] = (ROOT.servers,),
     server_trusts: Sequence[str] = (ROOT.pem,),
     crls: Sequence[str] = (),
 ) -> tuple[str, str]:
@@ -257,9 +318,46 @@ def test_a_strict_client_and_a_strict_server_believe_each_other(tmp_path: Path, 
     assert between(tmp_path, host=host, crls=[ROOT.crl()]) == ("", "")
 
 
-def test_a_server_is_believed_as_a_client_too(tmp_path: Path) -> None:
-    client = ROOT.server("relay.example", name="edge-relay"), SERVER_KEY
-    assert between(tmp_path, client=client, crls=[ROOT.crl()]) == ("", "")
+def test_the_relay_is_believed_as_a_client(tmp_path: Path) -> None:
+    assert between(tmp_path, client=(ROOT.client(), CLIENT_KEY), crls=[ROOT.crl()]) == ("", "")
+
+
+def old_root_of_servers() -> tuple[str, str]:
+    """Return the root of servers of a CA that had none, and its certificate by the root of nodes."""
+    servers = make_server_root(ROOT.servers_key, "root one", NOW_MS, 3650, next(SERIALS))
+    return servers, cross_certify(ROOT.pem, ROOT.key, servers, next(SERIALS))
+
+
+def test_who_knows_the_root_of_nodes_alone_believes_a_server_by_the_cross_certificate(tmp_path: Path) -> None:
+    servers, cross = old_root_of_servers()
+    leaf = issue_server(
+        servers,
+        ROOT.servers_key,
+        name="server",
+        hosts=["relay.example"],
+        public_key=SERVER_KEY.public_key(),
+        now_ms=NOW_MS,
+        valid_days=90,
+        serial=next(SERIALS),
+    )
+    for trusted in ([ROOT.pem], [servers], [servers, ROOT.pem]):
+        assert between(tmp_path, server=(leaf + cross, SERVER_KEY), client_trusts=trusted) == ("", "")
+    refused, _ = between(tmp_path, server=(leaf, SERVER_KEY), client_trusts=[ROOT.pem])
+    assert refused
+
+
+def test_the_cross_certificate_makes_no_client_of_what_the_root_of_servers_signs(tmp_path: Path) -> None:
+    _, cross = old_root_of_servers()
+    client = forged_leaf() + cross, key_named(NODE_ID)
+    assert between(tmp_path, client=client)[1]
+    differing = cross_certify(ROOT.pem, ROOT.key, ROOT.servers, next(SERIALS))
+    assert between(tmp_path, client=(forged_leaf() + differing, key_named(NODE_ID)))[1]
+
+
+def test_a_server_cannot_play_a_client(tmp_path: Path) -> None:
+    client = ROOT.server(NODE_ID, name="edge-relay"), SERVER_KEY
+    trusted = [ROOT.pem, ROOT.servers]
+    assert "unsuitable certificate purpose" in between(tmp_path, client=client, server_trusts=trusted)[1]
 
 
 def test_a_server_is_not_believed_under_another_name(tmp_path: Path) -> None:
@@ -273,8 +371,11 @@ def test_a_server_of_another_root_is_not_believed(tmp_path: Path) -> None:
 
 
 def test_a_node_cannot_play_a_server(tmp_path: Path) -> None:
+    trusted = [ROOT.servers, ROOT.pem]
     server = ROOT.leaf(), key_named(NODE_ID)
-    assert "unsuitable certificate purpose" in between(tmp_path, server=server)[0]
+    assert between(tmp_path, server=server)[0]
+    refused, _ = between(tmp_path, server=server, client_trusts=trusted)
+    assert "unsuitable certificate purpose" in refused
 
 
 def test_a_node_of_another_root_is_not_believed(tmp_path: Path) -> None:

@@ -24,7 +24,9 @@ from relay.pki.join_tokens import JoinTokens
 from relay.pki.records import IssuedLeaf
 from schemas.addresses import BrokerAddress, HostPort
 from schemas.certificates import make_csr, verify_leaf
-from schemas.enrolment import NODE, RELAY, RESPONSE_REF, JoinToken, is_proven, proven
+from schemas.endorsement import are_endorsed
+from schemas.enrolment import NODE, RELAY, RESPONSE_REF, JoinToken, is_proven, proven, shown_endorsements
+from schemas.identity import certificates_in
 from schemas.keys import base64url
 from schemas.node_ids import new_node_id
 from tests.fakes.hub import PUBLIC_URL, Hub
@@ -129,10 +131,28 @@ def new_node_ids(count: int) -> list[str]:
 
 async def test_anybody_is_told_the_roots(office: Office) -> None:
     response = await office.http.get("/enroll")
-    assert (response.status_code, response.text) == (200, office.ca.root_pem())
+    servers = "".join(office.ca.servers.roots())
+    assert response.status_code == 200
+    assert response.text.startswith(office.ca.root_pem())
+    assert response.text.endswith(servers)
     assert response.headers["content-type"].startswith("text/plain")
     office.ca.rotate_root(overlap_days=30)
-    assert (await office.http.get("/enroll")).text == "".join(office.ca.roots())
+    text = (await office.http.get("/enroll")).text
+    assert text.startswith("".join(office.ca.roots()))
+    # Each root that a join token may name vouches for the roots of servers.
+    for root in office.ca.roots():
+        assert are_endorsed(certificates_in(servers), certificates_in(root), shown_endorsements(text))
+
+
+async def test_the_roots_of_servers_are_signed_once_for_all_who_ask(office: Office) -> None:
+    first = (await office.http.get("/enroll")).text
+    office.ca.servers.root_file.with_name("root.key").rename(office.ca.root_file.with_name("elsewhere.key"))
+    assert (await office.http.get("/enroll")).text == first
+    office.ca.root_file.with_name("elsewhere.key").rename(office.ca.root_file.with_name("root.key"))
+    office.ca.servers.rotate()
+    changed = (await office.http.get("/enroll")).text
+    assert changed.endswith("".join(office.ca.servers.roots()))
+    assert changed != first
 
 
 async def test_who_has_a_join_token_gets_a_leaf_and_all_that_goes_with_it(office: Office) -> None:
@@ -155,6 +175,16 @@ async def test_who_has_a_join_token_gets_a_leaf_and_all_that_goes_with_it(office
         "nonce": request["nonce"],
         "server_time_ms": NOW_MS,
     }
+
+
+async def test_a_node_that_takes_them_gets_the_roots_of_servers(office: Office) -> None:
+    token = office.token()
+    request = request_of(token)
+    del request["proof"]
+    answer = (await office.post(proven({**request, "server_roots": True}, token.key, NODE))).json()
+    office.hub.registry.load(RESPONSE_REF).check(answer)
+    assert is_proven(answer, token.key, RELAY)
+    assert answer["server_roots"] == "".join(office.ca.servers.roots())
 
 
 async def test_the_audit_says_who_was_enrolled_and_with_which_token(office: Office) -> None:
@@ -501,7 +531,8 @@ async def test_a_relay_without_the_ca_s_key_says_so_and_still_shows_the_roots(of
     response = await office.post(request_of(token))
     assert (response.status_code, response.json()["message"]) == (503, "This relay has no CA key.")
     assert office.refusals() == [("no_ca", 1)]
-    assert (await office.http.get("/enroll")).text == office.ca.root_pem()
+    shown = (await office.http.get("/enroll")).text
+    assert shown == office.ca.root_pem() + office.ca.servers.roots()[0]
 
 
 async def test_without_a_root_there_is_nothing_to_show(office: Office) -> None:

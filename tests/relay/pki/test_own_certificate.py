@@ -1,39 +1,44 @@
 import os
 import ssl
 import stat
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
+from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from relay.config import TlsFiles
 from relay.key_files import KeyFileError
 from relay.pki.authority import CertificateAuthority
-from relay.pki.certificate_builder import issue_server
-from relay.pki.own_certificate import RELAY_NAME, OwnCertificate, Wanted, reason_to_renew
-from schemas.files import ExposedFileError
+from relay.pki.own_certificate import (
+    RELAY_NAME,
+    RELAY_URI,
+    BrokerCertificate,
+    ServedCertificate,
+    Wanted,
+    reason_to_renew,
+)
+from schemas.certificates import IdentityError, verify_leaf
+from schemas.files import PRIVATE, ExposedFileError, make_private_directory, write_atomic
+from schemas.keys import private_key_to_pem
 from schemas.tls import load_chain
 from tests.fakes.clock import FakeClock
+from tests.fakes.server_ca import SimulatedServerCa, issue_old_server, server_key_named
 from tests.fakes.signer import DAY_MS, NOW_MS, SimulatedCa, key_named
 
 URL = "https://relay.example:8443"
-CA = SimulatedCa()
-WANTED = Wanted(RELAY_NAME, ("relay.example", "127.0.0.1", "::1"), bytes(key_named("relay").verify_key))
+CA = SimulatedServerCa()
+HOSTS = ("relay.example", "127.0.0.1", "::1")
+KEY = server_key_named("relay").public_key()
+WANTED = Wanted(RELAY_NAME, frozenset(HOSTS), KEY)
 DAYS = 90
+DAY = timedelta(days=1)
 
 
-def issued(wanted: Wanted = WANTED, ca: SimulatedCa = CA) -> str:
-    return issue_server(
-        ca.root_pem,
-        ca.key,
-        name=wanted.name,
-        hosts=wanted.hosts,
-        public_key=wanted.public_key,
-        now_ms=NOW_MS,
-        valid_days=DAYS,
-        serial=7,
-    )
+def issued(ca: SimulatedServerCa = CA, *hosts: str) -> str:
+    return ca.issue(RELAY_NAME, hosts or HOSTS, KEY, DAYS)
 
 
 # --- when a certificate will not do any longer --------------------------------------------------------
@@ -68,32 +73,32 @@ def test_what_is_no_certificate_of_a_server_is_replaced(held: str) -> None:
     ],
 )
 def test_it_is_replaced_when_the_hosts_changed(hosts: tuple[str, ...]) -> None:
-    wanted = Wanted(RELAY_NAME, hosts, WANTED.public_key)
-    assert reason_to_renew(issued(), wanted, [CA.root_pem], NOW_MS) == "hosts"
+    wanted = Wanted(RELAY_NAME, frozenset(hosts), KEY)
+    assert reason_to_renew(issued(), wanted, [CA.root_pem], NOW_MS) == "names"
 
 
 def test_how_a_host_is_spelt_is_no_reason() -> None:
-    wanted = Wanted(RELAY_NAME, ("0:0:0:0:0:0:0:1", "127.0.0.1", "relay.example"), WANTED.public_key)
-    assert reason_to_renew(issued(), wanted, [CA.root_pem], NOW_MS) is None
+    spelt = issued(CA, "0:0:0:0:0:0:0:1", "127.0.0.1", "relay.example")
+    assert reason_to_renew(spelt, WANTED, [CA.root_pem], NOW_MS) is None
 
 
 def test_it_is_replaced_when_it_is_for_another_key_or_name() -> None:
-    other_key = Wanted(RELAY_NAME, WANTED.hosts, bytes(key_named("another").verify_key))
-    other_name = Wanted("another", WANTED.hosts, WANTED.public_key)
+    other_key = Wanted(RELAY_NAME, WANTED.others, server_key_named("another").public_key())
+    other_name = Wanted("another", WANTED.others, KEY)
     for wanted in (other_key, other_name):
         assert reason_to_renew(issued(), wanted, [CA.root_pem], NOW_MS) == "another"
 
 
 def test_it_stays_while_its_root_is_trusted_and_is_replaced_from_then_on() -> None:
-    new = SimulatedCa("the new root")
+    new = SimulatedServerCa("the new root")
     assert reason_to_renew(issued(), WANTED, [new.root_pem, CA.root_pem], NOW_MS) is None
     assert reason_to_renew(issued(), WANTED, [new.root_pem], NOW_MS) == "root"
 
 
 def test_a_root_of_the_same_name_is_not_the_same_root() -> None:
-    namesake = SimulatedCa()
-    namesake.key = key_named("of another server")
-    assert reason_to_renew(issued(ca=namesake), WANTED, [CA.root_pem], NOW_MS) == "root"
+    namesake = SimulatedServerCa()
+    namesake.key = server_key_named("of another server")
+    assert reason_to_renew(issued(namesake), WANTED, [CA.root_pem], NOW_MS) == "root"
 
 
 # --- the files ----------------------------------------------------------------------------------------
@@ -113,7 +118,7 @@ def ca(tmp_path: Path, clock: FakeClock) -> CertificateAuthority:
 
 @pytest.fixture
 def files(tmp_path: Path) -> TlsFiles:
-    return TlsFiles(tmp_path / "tls" / "relay.pem", tmp_path / "tls" / "relay.key")
+    return TlsFiles(tmp_path / "tls" / "server.pem", tmp_path / "tls" / "server.key")
 
 
 def held(files: TlsFiles) -> x509.Certificate:
@@ -121,8 +126,8 @@ def held(files: TlsFiles) -> x509.Certificate:
     return x509.load_pem_x509_certificate(files.certificate.read_bytes())
 
 
-def own(ca: CertificateAuthority, files: TlsFiles, clock: FakeClock, url: str = URL) -> OwnCertificate:
-    return OwnCertificate(files, ca, url, clock, os.urandom)
+def own(ca: CertificateAuthority, files: TlsFiles, clock: FakeClock, url: str = URL) -> ServedCertificate:
+    return ServedCertificate(files, ca.servers, url, clock, os.urandom)
 
 
 def test_a_certificate_is_issued_once_and_is_for_the_url_and_this_machine(
@@ -173,7 +178,62 @@ def test_a_damaged_key_is_said_and_not_replaced(
 ) -> None:
     own(ca, files, clock).renew()
     files.key.write_text("what was a secret")
-    with pytest.raises(KeyFileError, match=r"relay\.key is damaged") as failed:
+    with pytest.raises(KeyFileError, match=r"server\.key is damaged") as failed:
         own(ca, files, clock).renew()
     assert "what was" not in str(failed.value)
     assert files.key.read_text() == "what was a secret"
+
+
+def test_it_lives_for_90_days_and_is_for_servers_alone(
+    ca: CertificateAuthority, files: TlsFiles, clock: FakeClock
+) -> None:
+    own(ca, files, clock).renew()
+    certificate = held(files)
+    life = certificate.not_valid_after_utc - certificate.not_valid_before_utc
+    assert 90 * DAY <= life < 91 * DAY
+    usages = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+    assert list(usages) == [ExtendedKeyUsageOID.SERVER_AUTH]
+    assert isinstance(certificate.public_key(), EllipticCurvePublicKey)
+
+
+def test_the_broker_is_shown_a_client_s_certificate_of_the_nodes_root_that_is_no_node_s(
+    ca: CertificateAuthority, files: TlsFiles, clock: FakeClock
+) -> None:
+    certificate = BrokerCertificate(files, ca, clock, os.urandom)
+    assert certificate.renew()
+    assert not certificate.renew()
+    shown = held(files)
+    shown.verify_directly_issued_by(x509.load_pem_x509_certificate(ca.root_pem().encode()))
+    names = shown.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert [str(name.value) for name in names] == [RELAY_URI]
+    assert shown.subject.rfc4514_string() == f"CN={RELAY_NAME}"
+    usages = shown.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+    assert list(usages) == [ExtendedKeyUsageOID.CLIENT_AUTH]
+    assert shown.not_valid_after_utc - shown.not_valid_before_utc < 91 * DAY
+    with pytest.raises(IdentityError, match="wrong_form"):
+        verify_leaf(files.certificate.read_text(), ca.roots(), NOW_MS)
+    clock.advance(61 * DAY_MS)
+    assert certificate.renew()
+
+
+def test_a_certificate_from_before_there_was_a_root_of_servers_is_replaced_and_its_key_stays(
+    ca: CertificateAuthority, files: TlsFiles, clock: FakeClock
+) -> None:
+    # What the broker was shown then is where its successor is now.
+    key, root = key_named("relay"), SimulatedCa()
+    old = issue_old_server(
+        root.root_pem,
+        root.key,
+        name=RELAY_NAME,
+        hosts=HOSTS,
+        public_key=bytes(key.verify_key),
+        now_ms=NOW_MS,
+        valid_days=397,
+        serial=7,
+    )
+    make_private_directory(files.key.parent)
+    write_atomic(files.key, private_key_to_pem(key), PRIVATE)
+    write_atomic(files.certificate, old)
+    assert BrokerCertificate(files, ca, clock, os.urandom).renew()
+    held(files).verify_directly_issued_by(x509.load_pem_x509_certificate(ca.root_pem().encode()))
+    assert files.key.read_text() == private_key_to_pem(key)

@@ -1,15 +1,17 @@
 from pathlib import Path
 
 import pytest
+from nacl.signing import SigningKey
 
 from relay.pki.certificate_builder import make_root
 from relay.pki.errors import AuthorityError, AuthorityOptionError, AuthorityStateError
-from relay.pki.roots import RootFiles
+from relay.pki.roots import ED25519, RootFiles
 from schemas.endorsement import endorse
 from schemas.files import PRIVATE, ExposedFileError, read_private, write_atomic
 from schemas.keys import private_key_to_pem
 from tests.fakes.signer import NOW_MS, key_named
 
+Roots = RootFiles[SigningKey]
 FIRST_KEY, SECOND_KEY = key_named("the first root"), key_named("the second root")
 FIRST = make_root(FIRST_KEY, "first", NOW_MS, 3650, 1)
 SECOND = make_root(SECOND_KEY, "second", NOW_MS, 3650, 2)
@@ -17,26 +19,26 @@ UNTIL_MS = NOW_MS + 1000
 
 
 @pytest.fixture
-def roots(tmp_path: Path) -> RootFiles:
-    roots = RootFiles(tmp_path)
+def roots(tmp_path: Path) -> Roots:
+    roots = RootFiles(tmp_path, ED25519)
     roots.create(FIRST, FIRST_KEY)
     return roots
 
 
 @pytest.fixture
-def rotated(roots: RootFiles) -> RootFiles:
-    roots.rotate(SECOND, SECOND_KEY, UNTIL_MS)
+def rotated(roots: Roots) -> Roots:
+    roots.rotate(SECOND, SECOND_KEY, UNTIL_MS, endorse(FIRST_KEY, SECOND))
     return roots
 
 
-def test_a_root_and_its_key_are_there(roots: RootFiles) -> None:
+def test_a_root_and_its_key_are_there(roots: Roots) -> None:
     assert roots.current() == FIRST
     assert roots.trusted(NOW_MS) == [FIRST]
     assert roots.key_of(FIRST) == FIRST_KEY
     assert [path.name for path in roots.files] == ["root.pem", "root.key"]
 
 
-def test_after_a_rotation_both_are_there_with_their_keys(rotated: RootFiles) -> None:
+def test_after_a_rotation_both_are_there_with_their_keys(rotated: Roots) -> None:
     assert rotated.current() == SECOND
     assert rotated.trusted(UNTIL_MS - 1) == [SECOND, FIRST]
     assert rotated.trusted(UNTIL_MS) == [SECOND]
@@ -45,16 +47,16 @@ def test_after_a_rotation_both_are_there_with_their_keys(rotated: RootFiles) -> 
     assert [path.name for path in rotated.files] == names
 
 
-def test_the_root_before_has_endorsed_the_one_that_issues(roots: RootFiles) -> None:
+def test_the_root_before_has_endorsed_the_one_that_issues(roots: Roots) -> None:
     assert roots.endorsement() is None
-    roots.rotate(SECOND, SECOND_KEY, UNTIL_MS)
+    roots.rotate(SECOND, SECOND_KEY, UNTIL_MS, endorse(FIRST_KEY, SECOND))
     assert roots.endorsement() == endorse(FIRST_KEY, SECOND)
     roots.certificate.with_name("previous.key").unlink()  # as one may when its time is up
     assert roots.endorsement() == endorse(FIRST_KEY, SECOND)
 
 
 def test_a_rotation_that_was_cut_short_has_endorsed_nothing(
-    roots: RootFiles, monkeypatch: pytest.MonkeyPatch
+    roots: Roots, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     replace = Path.replace
 
@@ -66,25 +68,27 @@ def test_a_rotation_that_was_cut_short_has_endorsed_nothing(
     with monkeypatch.context() as patch:
         patch.setattr(Path, "replace", cut)
         with pytest.raises(KeyboardInterrupt):
-            roots.rotate(SECOND, SECOND_KEY, UNTIL_MS)
+            roots.rotate(SECOND, SECOND_KEY, UNTIL_MS, endorse(FIRST_KEY, SECOND))
     assert (roots.current(), roots.endorsement()) == (FIRST, None)
     third_key = key_named("the third root")
     third = make_root(third_key, "third", NOW_MS, 3650, 3)
-    roots.rotate(third, third_key, UNTIL_MS)
+    roots.rotate(third, third_key, UNTIL_MS, endorse(FIRST_KEY, third))
     assert roots.endorsement() == endorse(FIRST_KEY, third)
 
 
-def test_a_rotation_of_the_first_version_counts_and_has_endorsed_nothing(rotated: RootFiles) -> None:
+def test_a_rotation_of_the_first_version_counts_and_has_endorsed_nothing(
+    rotated: Roots,
+) -> None:
     rotated.certificate.with_name("previous.pem").write_text(f"trusted-until-ms: {UNTIL_MS}\n{FIRST}")
     assert (rotated.trusted(NOW_MS), rotated.endorsement()) == ([SECOND, FIRST], None)
 
 
-def test_text_around_a_certificate_is_no_part_of_it(roots: RootFiles) -> None:
+def test_text_around_a_certificate_is_no_part_of_it(roots: Roots) -> None:
     roots.certificate.write_text(f"our root\n{FIRST}what follows\n{SECOND}")
     assert roots.current() == FIRST
 
 
-def test_a_key_that_was_not_put_in_its_place_yet_is_found(rotated: RootFiles) -> None:
+def test_a_key_that_was_not_put_in_its_place_yet_is_found(rotated: Roots) -> None:
     key = rotated.certificate.with_name("root.key")
     key.rename(key.with_name("next.key"))
     assert rotated.key_of(SECOND) == SECOND_KEY
@@ -92,7 +96,7 @@ def test_a_key_that_was_not_put_in_its_place_yet_is_found(rotated: RootFiles) ->
 
 
 def test_a_key_is_found_while_a_rotation_gives_it_its_name(
-    rotated: RootFiles, monkeypatch: pytest.MonkeyPatch
+    rotated: Roots, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key, next_key = (rotated.certificate.with_name(name) for name in ("root.key", "next.key"))
     key.rename(next_key)
@@ -112,21 +116,21 @@ def test_a_key_is_found_while_a_rotation_gives_it_its_name(
 
 
 @pytest.mark.parametrize(("root", "name"), [(SECOND, "root.key"), (FIRST, "previous.key")])
-def test_a_key_that_is_not_there_is_an_error_that_names_it(rotated: RootFiles, root: str, name: str) -> None:
+def test_a_key_that_is_not_there_is_an_error_that_names_it(rotated: Roots, root: str, name: str) -> None:
     rotated.certificate.with_name(name).unlink()
     with pytest.raises(AuthorityError, match=name):
         rotated.key_of(root)
 
 
 @pytest.mark.parametrize("content", [b"", b"no key", b"\xff\xfe"])
-def test_a_damaged_key_is_an_error_that_does_not_show_it(roots: RootFiles, content: bytes) -> None:
+def test_a_damaged_key_is_an_error_that_does_not_show_it(roots: Roots, content: bytes) -> None:
     roots.certificate.with_name("root.key").write_bytes(content)
     with pytest.raises(AuthorityError, match=r"root\.key is damaged: it holds no key$"):
         roots.key_of(FIRST)
 
 
 @pytest.mark.parametrize("name", ["root.key", "previous.key"])
-def test_a_key_that_others_can_read_is_not_used(rotated: RootFiles, name: str) -> None:
+def test_a_key_that_others_can_read_is_not_used(rotated: Roots, name: str) -> None:
     rotated.certificate.with_name(name).chmod(0o640)
     with pytest.raises(ExposedFileError, match=name):
         rotated.key_of(FIRST)
@@ -143,19 +147,19 @@ def test_a_key_that_others_can_read_is_not_used(rotated: RootFiles, name: str) -
         pytest.param(f"{FIRST}trusted-until-ms: {UNTIL_MS}\n", id="the time behind"),
     ],
 )
-def test_a_damaged_previous_root_is_an_error_that_names_it(rotated: RootFiles, content: str) -> None:
+def test_a_damaged_previous_root_is_an_error_that_names_it(rotated: Roots, content: str) -> None:
     rotated.certificate.with_name("previous.pem").write_text(content)
     with pytest.raises(AuthorityError, match=r"previous\.pem is damaged"):
         rotated.trusted(NOW_MS)
 
 
-def test_a_root_that_cannot_be_read_back_is_damaged(roots: RootFiles) -> None:
+def test_a_root_that_cannot_be_read_back_is_damaged(roots: Roots) -> None:
     roots.certificate.write_text("x" * 20_000)
     with pytest.raises(AuthorityError, match=r"root\.pem is damaged"):
         roots.current()
 
 
-def test_a_root_is_never_overwritten_nor_made_beside_a_key_of_another(roots: RootFiles) -> None:
+def test_a_root_is_never_overwritten_nor_made_beside_a_key_of_another(roots: Roots) -> None:
     with pytest.raises(AuthorityOptionError, match="holds a CA already"):
         roots.create(SECOND, SECOND_KEY)
     roots.certificate.unlink()

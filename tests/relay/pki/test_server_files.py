@@ -67,6 +67,6 @@ def test_a_key_that_others_can_read_gets_no_certificate(ca: CertificateAuthority
 
 
 def test_a_node_is_no_server(ca: CertificateAuthority, tmp_path: Path) -> None:
-    with pytest.raises(AuthorityError, match="no server can have it"):
+    with pytest.raises(AuthorityError, match="nothing else can have it"):
         issue_server_files(ca, [NODE_ID], tmp_path / "out", os.urandom)
     assert not (tmp_path / "out" / "server.pem").exists()

@@ -93,11 +93,11 @@ async def test_another_certificate_is_shown_from_then_on_and_nobody_is_dropped(
 ) -> None:
     live = LiveContext(files)
     async with Echo.running(live.context) as echo:
-        old = await echo.connect(authority.ca.root_pem)
+        old = await echo.connect(authority.servers.root_pem)
         assert not live.refresh()
         authority.server("relay")
         assert live.refresh()
-        new = await echo.connect(authority.ca.root_pem)
+        new = await echo.connect(authority.servers.root_pem)
         assert new.serial != old.serial
         assert await old.is_alive()
         assert await new.is_alive()
@@ -125,7 +125,7 @@ async def test_files_that_are_of_no_use_leave_in_use_what_is(
     with pytest.raises(OSError, match=r"relay\.(pem|key)|certificate"):
         live.refresh()
     async with Echo.running(live.context) as echo:
-        line = await echo.connect(authority.ca.root_pem)
+        line = await echo.connect(authority.servers.root_pem)
         assert await line.is_alive()
         line.close()
 
@@ -174,7 +174,7 @@ async def test_a_relay_with_a_certificate_of_its_own_is_believed_by_its_root(
     tls = made(config, authority, FakeClock(NOW_MS), LogLines())
     assert tls.served is not None
     async with Echo.running(tls.served) as echo:
-        line = await echo.connect(authority.ca.root_pem)
+        line = await echo.connect(authority.servers.root_pem)
         assert await line.is_alive()
         with pytest.raises(ssl.SSLCertVerificationError):
             await echo.connect(SimulatedCa("another", NOW_MS).root_pem)
@@ -189,17 +189,17 @@ async def test_its_certificate_is_renewed_in_time_and_when_its_root_is_gone(
     tls = made(config, authority, clock, log)
     assert tls.served is not None
     async with Echo.running(tls.served) as echo:
-        first = await echo.connect(authority.ca.root_pem)
+        first = await echo.connect(authority.servers.root_pem)
         await tls.refresh()
         assert log.entries() == []
         clock.advance(61 * DAY_MS)
         await tls.refresh()
-        second = await echo.connect(authority.ca.root_pem)
+        second = await echo.connect(authority.servers.root_pem)
         assert second.serial != first.serial
         clock.advance(-61 * DAY_MS)
-        authority.cas = [SimulatedCa("the next root", NOW_MS)]
+        authority.servers.change_root("the next root")
         await tls.refresh()
-        third = await echo.connect(authority.cas[0].root_pem)
+        third = await echo.connect(authority.servers.root_pem)
         assert await first.is_alive()
         for line in (first, second, third):
             line.close()
@@ -249,7 +249,7 @@ def test_the_relay_shows_the_broker_who_it_is_and_believes_its_own_root(
     tls = made(config, authority, FakeClock(NOW_MS), LogLines())
     assert tls.served is None
     assert tls.to_broker is not None
-    shown = x509.load_pem_x509_certificate(state.own_tls.certificate.read_bytes())
+    shown = x509.load_pem_x509_certificate(state.broker_client_tls.certificate.read_bytes())
     assert shown.subject.rfc4514_string() == f"CN={RELAY_NAME}"
     elsewhere = tmp_path / "elsewhere.pem"
     elsewhere.write_text(SimulatedCa("another", NOW_MS).root_pem)
@@ -259,7 +259,7 @@ def test_the_relay_shows_the_broker_who_it_is_and_believes_its_own_root(
         assert relay.connected
         assert relay.subscribe("$devices/+/announce")
         relay.close()
-        misled = Peer(broker.address, broker_context(state.own_tls, authority.roots, elsewhere))
+        misled = Peer(broker.address, broker_context(state.broker_client_tls, authority.roots, elsewhere))
         assert not misled.connected
         misled.close()
     finally:

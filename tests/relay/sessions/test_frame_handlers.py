@@ -11,6 +11,7 @@ from starlette.applications import Starlette
 from starlette.routing import WebSocketRoute
 
 from relay.auth.permissions import Rights
+from relay.pki.server_authority import EndorsedRoots
 from relay.routing.port import Command, NodeRef
 from relay.sessions.frame_handlers import FrameHandlers
 from schemas.addresses import CONNECT_PATH
@@ -464,6 +465,9 @@ class Beaten:
 
     def endorsement(self) -> str | None:
         return self._stage.real.ca.endorsement()
+
+    def server_roots(self) -> EndorsedRoots:
+        return self._stage.real.ca.server_roots()
 
     def revoke(self, target: str, reason: str = "revoked") -> list[str]:
         kids = self._stage.real.ca.revoke(target, reason)

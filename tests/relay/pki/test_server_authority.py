@@ -1,0 +1,186 @@
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
+
+from relay.pki.authority import CertificateAuthority
+from relay.pki.errors import AuthorityOptionError, AuthorityStateError
+from schemas.certificates import IdentityError, make_csr, verify_leaf
+from schemas.endorsement import are_endorsed, is_server_root
+from schemas.identity import certificates_in
+from tests.fakes.clock import FakeClock
+from tests.fakes.server_ca import server_key_named
+from tests.fakes.signer import DAY_MS, NODE_ID, NOW_MS, key_named
+
+HOSTS = ["relay.example"]
+KEY = server_key_named("a server").public_key()
+
+
+def authority(directory: Path, clock: Callable[[], int]) -> CertificateAuthority:
+    return CertificateAuthority(directory, clock, os.urandom)
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock(NOW_MS)
+
+
+@pytest.fixture
+def ca(tmp_path: Path, clock: FakeClock) -> CertificateAuthority:
+    ca = authority(tmp_path / "ca", clock)
+    ca.create()
+    return ca
+
+
+@pytest.fixture
+def old(ca: CertificateAuthority) -> CertificateAuthority:
+    """A CA of a version that had no root of servers, and has issued."""
+    ca.issue(make_csr(key_named("a node"), NODE_ID), "acme")
+    for file in ca.servers.files:
+        file.unlink()
+    return ca
+
+
+def read(pem: str) -> list[x509.Certificate]:
+    return [x509.load_der_x509_certificate(der) for der in certificates_in(pem)]
+
+
+def test_a_new_ca_has_a_root_of_servers_of_its_own_name_that_needs_no_other(ca: CertificateAuthority) -> None:
+    [root] = ca.servers.roots()
+    assert is_server_root(certificates_in(root)[0])
+    assert isinstance(read(root)[0].public_key(), EllipticCurvePublicKey)
+    assert read(root)[0].subject != read(ca.root_pem())[0].subject
+    assert len(read(ca.servers.issue("relay", HOSTS, KEY, 90))) == 1
+    for file in ca.servers.files:
+        assert stat.S_IMODE(file.stat().st_mode) == (0o600 if file.suffix == ".key" else 0o644)
+
+
+def test_an_old_ca_gets_one_once_which_the_root_of_nodes_certifies(old: CertificateAuthority) -> None:
+    before = old.root_pem()
+    with pytest.raises(AuthorityStateError, match="relay ca init"):
+        old.servers.roots()
+    assert old.add_server_root()
+    assert not old.add_server_root()
+    assert old.root_pem() == before
+    leaf, cross = read(old.servers.issue("relay", HOSTS, KEY, 90))
+    [root] = read(old.servers.roots()[0])
+    leaf.verify_directly_issued_by(root)
+    cross.verify_directly_issued_by(read(before)[0])
+    assert cross.public_key() == root.public_key()
+
+
+def test_while_a_root_of_nodes_is_replaced_the_one_that_every_node_knows_certifies(
+    old: CertificateAuthority,
+) -> None:
+    known = old.root_pem()
+    old.rotate_root()
+    old.add_server_root()
+    _, cross = read(old.servers.issue("relay", HOSTS, KEY, 90))
+    cross.verify_directly_issued_by(read(known)[0])
+
+
+def test_without_the_key_of_the_root_of_nodes_an_old_ca_says_which_is_missing(
+    old: CertificateAuthority,
+) -> None:
+    key = old.root_file.with_name("root.key")
+    key.rename(key.with_name("elsewhere"))
+    with pytest.raises(AuthorityStateError, match=r"root\.key"):
+        old.add_server_root()
+    assert not old.servers.exist()
+    key.with_name("elsewhere").rename(key)
+    assert old.add_server_root()
+
+
+@pytest.mark.parametrize("cut_at", ["server-cross.pem", "server-root.key", "server-root.pem"])
+def test_what_was_cut_short_is_done_the_next_time(
+    old: CertificateAuthority, monkeypatch: pytest.MonkeyPatch, cut_at: str
+) -> None:
+    replace = Path.replace
+
+    def cut(self: Path, target: Path) -> Path:
+        if target.name == cut_at:
+            raise KeyboardInterrupt
+        return replace(self, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", cut)
+        with pytest.raises(KeyboardInterrupt):
+            old.add_server_root()
+    assert not old.servers.exist()
+    assert old.add_server_root()
+    leaf, cross = read(old.servers.issue("relay", HOSTS, KEY, 90))
+    leaf.verify_directly_issued_by(cross)
+
+
+def test_a_root_of_servers_is_not_overwritten(ca: CertificateAuthority) -> None:
+    before = ca.servers.roots()
+    with pytest.raises(AuthorityOptionError, match="holds a CA already"):
+        ca.create()
+    with pytest.raises(AuthorityOptionError, match="holds a CA already"):
+        ca.servers.create()
+    assert ca.servers.roots() == before
+
+
+def test_its_old_root_issues_until_its_time_is_up_so_that_who_was_not_told_yet_believes(
+    ca: CertificateAuthority, clock: FakeClock
+) -> None:
+    [first] = ca.servers.roots()
+    until_ms = ca.servers.rotate(30)
+    assert until_ms == NOW_MS + 30 * DAY_MS
+    second, kept = ca.servers.roots()
+    assert kept == first
+    with pytest.raises(AuthorityOptionError, match="still trusted"):
+        ca.servers.rotate()
+    read(ca.servers.issue("relay", HOSTS, KEY, 90))[0].verify_directly_issued_by(read(first)[0])
+    clock.advance(30 * DAY_MS)
+    assert ca.servers.roots() == [second]
+    read(ca.servers.issue("relay", HOSTS, KEY, 90))[0].verify_directly_issued_by(read(second)[0])
+    assert ca.roots() == [ca.root_pem()]
+    assert ca.records().in_force() == {}
+
+
+def test_the_cross_certificate_is_shown_with_the_root_that_it_certifies_and_no_other(
+    old: CertificateAuthority, clock: FakeClock
+) -> None:
+    old.add_server_root()
+    old.servers.rotate(1)
+    assert len(read(old.servers.issue("relay", HOSTS, KEY, 90))) == 2
+    clock.advance(DAY_MS)
+    assert len(read(old.servers.issue("relay", HOSTS, KEY, 90))) == 1
+
+
+@pytest.mark.parametrize("days", [0, -1, 3651])
+def test_an_overlap_has_bounds(ca: CertificateAuthority, days: int) -> None:
+    with pytest.raises(AuthorityOptionError, match="1 to 3650 days"):
+        ca.servers.rotate(days)
+
+
+def test_each_root_of_nodes_that_is_trusted_vouches_for_all_roots_of_servers(
+    ca: CertificateAuthority,
+) -> None:
+    ca.rotate_root()
+    ca.servers.rotate()
+    known = ca.server_roots()
+    assert known.pem == "".join(ca.servers.roots())
+    assert len(known.endorsements) == 2
+    for root in ca.roots():
+        assert are_endorsed(certificates_in(known.pem), certificates_in(root), known.endorsements)
+
+
+def test_what_the_root_of_servers_signs_is_no_node_s(ca: CertificateAuthority) -> None:
+    pem = ca.servers.issue("relay", [NODE_ID], KEY, 90)
+    for roots in (ca.roots(), ca.servers.roots()):
+        with pytest.raises(IdentityError):
+            verify_leaf(pem, roots, NOW_MS)
+
+
+def test_a_damaged_cross_certificate_is_named(old: CertificateAuthority) -> None:
+    old.add_server_root()
+    cross = old.root_file.with_name("server-cross.pem")
+    cross.write_text("x" * 20_000)
+    with pytest.raises(AuthorityStateError, match=r"server-cross\.pem is damaged"):
+        old.servers.issue("relay", HOSTS, KEY, 90)
