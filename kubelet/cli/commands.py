@@ -6,11 +6,10 @@ a restart does not help. Standard output holds results, standard error the rest.
 Must not hold what the commands do: each calls one function of another module, imported when it is needed.
 """
 
-import json
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -110,9 +109,7 @@ def enroll(
     if config.relay_url != url:
         say(f"\nthe relay's public URL is {config.relay_url}: this node will use that")
     if is_loopback(config.broker.host) and not is_loopback(host_of(config.relay_url)):
-        say(
-            "\nthe relay names a broker on this machine: if there is none, ask for `relay run --node-broker`"
-        )
+        say("\nthe relay names a broker on this machine: if there is none, ask for `relay run --node-broker`")
     if not as_json:
         say("\nnext: kubelet run, or: systemctl enable --now edge-kubelet")
 

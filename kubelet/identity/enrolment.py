@@ -142,12 +142,12 @@ class Enroller:
         """Request a leaf, and return the message of the relay that made the token."""
         own, registry = self.files.read(), SchemaRegistry()
         nonce = base64url(self.random_bytes(_NONCE_BYTES))
-        request: dict[str, Any] = {"join_id": self.token.id, "csr": make_csr(own.key, own.node_id), "nonce": nonce}
+        csr = make_csr(own.key, own.node_id)
+        request: dict[str, Any] = {"join_id": self.token.id, "csr": csr, "nonce": nonce}
         if anchors.of_servers:
             request["server_roots"] = True
-        answer, by_own_root = await self._exchange_verified(
-            anchors, jcs(proven(request, self.token.key, NODE))
-        )
+        body = jcs(proven(request, self.token.key, NODE))
+        answer, by_own_root = await self._exchange_verified(anchors.pem, body)
         self._check_status(answer)
         message = self._genuine(answer, nonce, registry.load(RESPONSE_REF))
         self._check_clock(message["server_time_ms"])

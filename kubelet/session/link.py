@@ -253,8 +253,10 @@ class RelayLink:
         self._parts.announcer.overtake(payload.get("mark_issued_at_ms", 0))
 
     async def _renew(self, channel: Channel) -> None:
-        renewal = self._parts.renewal
-        if renewal is not None and (request := renewal.request(server_roots=channel.tells_server_roots)) is not None:
+        if self._parts.renewal is None:
+            return
+        request = self._parts.renewal.request(server_roots=channel.tells_server_roots)
+        if request is not None:
             await channel.send("renew", request)
 
     def _renewed(self, payload: Mapping[str, Any]) -> None:

@@ -59,10 +59,10 @@ class Renewal:
         self._not_before_ms = now + AGAIN_AFTER_MS
         try:
             csr = read_state(self._files.csr).decode("ascii")
-            return {"csr": csr, "server_roots": True} if server_roots else {"csr": csr}
         except (OSError, UnicodeDecodeError) as error:
             self._log.error("the leaf cannot be renewed", reason=printable(str(error)))
             return None
+        return {"csr": csr, "server_roots": True} if server_roots else {"csr": csr}
 
     async def answered(self, payload: Mapping[str, Any]) -> None:
         """Act on the payload of ``renew_ack``. Never raises: the old leaf serves until it ends."""

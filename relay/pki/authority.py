@@ -70,7 +70,7 @@ class CertificateAuthority:
         with self._ledger.locked():
             root = self._issuing.root()
             self._roots.create(root.pem, root.key)
-            self.servers.create()
+            self.servers.create(root)
 
     def add_server_root(self) -> bool:
         """Make the root of servers if this CA is of a version that had none; return whether it was.

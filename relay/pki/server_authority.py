@@ -67,21 +67,20 @@ class ServerAuthority:
         """Return whether there is a root of servers; a CA of an older version has none."""
         return self.root_file.exists()
 
-    def create(self, known: Signer[SigningKey] | None = None) -> None:
+    def create(self, known: Signer[SigningKey]) -> None:
         """Make the root of servers. The caller holds the lock.
 
-        ``known``: the root of nodes that every enrolled node trusts, in a CA that has issued before. Then
-        servers show a certificate of the new root by that one too: a node that was not told of the new root
-        yet must be able to verify the relay, which tells it.
+        ``known``: the root of nodes that every node trusts. Servers show a certificate of the new root by it
+        too: a node of an older version, or that was not told of the new root yet, must be able to verify the
+        relay. Both roots have one name, without which that certificate would not be valid.
 
         Raises:
             AuthorityOptionError: there is one already.
             AuthorityStateError: the clock is wrong, or a key that was left behind is damaged.
         """
         key = self._roots.unused_key() or make_server_key(self._random_bytes)
-        root = self._issuing.server_root(key, None if known is None else _name_of(known.pem))
-        if known is not None:
-            write_atomic(self._cross, self._issuing.cross(known, root.pem))
+        root = self._issuing.server_root(key, _name_of(known.pem))
+        write_atomic(self._cross, self._issuing.cross(known, root.pem))
         self._roots.create(root.pem, key)
 
     def roots(self) -> list[str]:
@@ -112,9 +111,9 @@ class ServerAuthority:
                 self._signer(self.roots()[-1]), name, hosts, public_key, valid_days
             )
             self._ledger.append(server.entry())
-        return pem + self.cross_pem()
+        return pem + self._cross_pem()
 
-    def cross_pem(self) -> str:
+    def _cross_pem(self) -> str:
         """Return the certificate, by a root of nodes, of the root that issues; empty if it needs none."""
         try:
             cross = to_pem(certificates_in(read_state(self._cross).decode("utf-8", "replace"))[:1])

@@ -946,7 +946,7 @@ def test_nothing_is_issued_while_the_files_of_the_authority_are_read(
         other.start()
         assert sorted(file.name for file in files) == [
             *("ledger.jsonl", "previous.key", "previous.pem", "root.key", "root.pem"),
-            *("server-root.key", "server-root.pem"),
+            *("server-cross.pem", "server-root.key", "server-root.pem"),
         ]
         other.join(0.05)
         assert not issued

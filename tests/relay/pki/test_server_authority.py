@@ -9,6 +9,7 @@ from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 
 from relay.pki.authority import CertificateAuthority
 from relay.pki.errors import AuthorityOptionError, AuthorityStateError
+from relay.pki.issuing import Issuing
 from schemas.certificates import IdentityError, make_csr, verify_leaf
 from schemas.endorsement import are_endorsed, is_server_root
 from schemas.identity import certificates_in
@@ -49,12 +50,13 @@ def read(pem: str) -> list[x509.Certificate]:
     return [x509.load_der_x509_certificate(der) for der in certificates_in(pem)]
 
 
-def test_a_new_ca_has_a_root_of_servers_of_its_own_name_that_needs_no_other(ca: CertificateAuthority) -> None:
+def test_a_new_ca_has_a_root_of_servers_which_the_root_of_nodes_certifies(ca: CertificateAuthority) -> None:
     [root] = ca.servers.roots()
     assert is_server_root(certificates_in(root)[0])
     assert isinstance(read(root)[0].public_key(), EllipticCurvePublicKey)
-    assert read(root)[0].subject != read(ca.root_pem())[0].subject
-    assert len(read(ca.servers.issue("relay", HOSTS, KEY, 90))) == 1
+    leaf, cross = read(ca.servers.issue("relay", HOSTS, KEY, 90))
+    leaf.verify_directly_issued_by(read(root)[0])
+    cross.verify_directly_issued_by(read(ca.root_pem())[0])
     for file in ca.servers.files:
         assert stat.S_IMODE(file.stat().st_mode) == (0o600 if file.suffix == ".key" else 0o644)
 
@@ -121,7 +123,7 @@ def test_a_root_of_servers_is_not_overwritten(ca: CertificateAuthority) -> None:
     with pytest.raises(AuthorityOptionError, match="holds a CA already"):
         ca.create()
     with pytest.raises(AuthorityOptionError, match="holds a CA already"):
-        ca.servers.create()
+        ca.servers.create(Issuing(lambda: NOW_MS, os.urandom).root())
     assert ca.servers.roots() == before
 
 
