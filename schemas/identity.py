@@ -43,6 +43,11 @@ class Identity:
     pem: str
     root_kid: str = ""
 
+    @property
+    def issued_as(self) -> str:
+        """The issuer and the serial number, which name the certificate however it is encoded."""
+        return issued_as(self.root_kid, serial_of(certificates_in(self.pem)[0]))
+
     def valid_at(self, now_ms: int) -> bool:
         """Return whether the leaf is within its validity."""
         return self.not_before_ms <= now_ms < self.not_after_ms
@@ -86,19 +91,36 @@ def validity_of(der: bytes) -> tuple[int, int]:
     return _time_ms(tag, start), _time_ms(end_tag, end)
 
 
+def issued_as(root_kid: str, serial: int) -> str:
+    """Return the name of what the root with the thumbprint ``root_kid`` has issued under ``serial``."""
+    return f"{root_kid}/{serial:x}"
+
+
+def serial_of(der: bytes) -> int:
+    """Return the serial number of the certificate ``der``, which was verified.
+
+    Raises:
+        ValueError: it is no certificate.
+    """
+    return int.from_bytes(_serial(der), "big")
+
+
 def has_positive_serial(der: bytes) -> bool:
     """Return whether the certificate ``der`` has a serial number as RFC 5280 section 4.1.2.2 wants it.
 
     Asked before the X.509 library is: it warns of others on standard error, and will not read them one day.
     """
     try:
-        signed = _content(_content(der)[1])[1]
-        tag, serial, rest = _content(signed)
-        if tag == _VERSION:
-            _, serial, _ = _content(rest)
+        serial = _serial(der)
     except ValueError:
         return False
     return bool(serial.strip(b"\0")) and serial[0] < 0x80  # noqa: PLR2004 - the bit of a sign
+
+
+def _serial(der: bytes) -> bytes:
+    signed = _content(_content(der)[1])[1]
+    tag, serial, rest = _content(signed)
+    return _content(rest)[1] if tag == _VERSION else serial
 
 
 def _content(der: bytes) -> tuple[int, bytes, bytes]:

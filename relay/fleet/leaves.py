@@ -15,9 +15,9 @@ from schemas.trust import TrustRules
 
 @dataclass(frozen=True, slots=True)
 class Trust:
-    """What the fleet trusts: manifests by ``rules``, leaves by ``roots`` unless ``revoked`` has their kid.
+    """What the fleet trusts: manifests by ``rules``, leaves by ``roots`` unless they are ``revoked``.
 
-    ``kept`` are the leaves that were verified before a restart.
+    ``revoked`` has kids, and issuers with serial numbers. ``kept`` are the leaves that were verified before a restart.
     """
 
     rules: TrustRules
@@ -46,7 +46,8 @@ class Trust:
         identity = recalled or verify_leaf(pem, self.roots, now_ms)
         if identity.node_id != node_id:
             raise IdentityError(IdentityReason.ID_MISMATCH)
-        if identity.kid in self.revoked:
+        # By issuer and serial number too: a leaf that is encoded otherwise has another kid.
+        if identity.kid in self.revoked or identity.issued_as in self.revoked:
             raise IdentityError(IdentityReason.REVOKED)
         if recalled is None:
             self.kept.verified(identity)

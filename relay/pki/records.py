@@ -17,6 +17,7 @@ from itertools import pairwise
 from typing import Any
 
 from relay.pki.errors import CertificateRefusedError, IdTakenError
+from schemas.identity import certificates_in, issued_as, kid_of
 from schemas.text import printable
 
 KID_DIGITS = 16
@@ -247,6 +248,14 @@ class Records:
         if len(found) != 1:
             return None
         return [self.issued[kid] for kid in found if kid not in self.revoked]
+
+    def revoked_as(self, roots: Iterable[str]) -> frozenset[str]:
+        """Return issuer and serial number of every revoked certificate, for each of ``roots`` (PEM).
+
+        Serial numbers are random, so the root that did not issue it loses nothing.
+        """
+        kids = [kid_of(der) for root in roots for der in certificates_in(root)[:1]]
+        return frozenset(issued_as(kid, serial) for kid in kids for serial in self.revoked_serials())
 
     def revoked_serials(self) -> list[int]:
         """Return the serial number of every revoked certificate that has one on record."""

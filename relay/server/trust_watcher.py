@@ -40,9 +40,9 @@ _POLL_S = 120.0
 """How long one poll may take: the ledgers of thousands of nodes, on a slow disk."""
 
 _Content = TypeVar("_Content")
-_Leaves = tuple[list[str], frozenset[str], Mapping[str, IssuedLeaf], frozenset[str]]
-"""The roots that are trusted, the kids that are revoked, the leaves that gave a node another tenant, and the
-nodes all of whose leaves are revoked."""
+_Leaves = tuple[list[str], frozenset[str], frozenset[str], Mapping[str, IssuedLeaf], frozenset[str]]
+"""The roots that are trusted; what is revoked, by kid, and by issuer and serial number; the leaves that gave a node
+another tenant; and the nodes all of whose leaves are revoked."""
 _Names = tuple[Mapping[str, NodeName | None], AbstractSet[str]]
 """The nodes whose names have changed, and those that are to be forgotten once they are retired."""
 
@@ -96,6 +96,7 @@ class TrustWatcher:
         self._read_errors: dict[str, str] = {}
         self._roots: list[str] = []
         self._kids: frozenset[str] = frozenset()
+        self._revoked_as: frozenset[str] = frozenset()
         self._moved: Mapping[str, IssuedLeaf] = {}
         self._retired: frozenset[str] = frozenset()
         self._forgotten: AbstractSet[str] = frozenset()
@@ -111,9 +112,9 @@ class TrustWatcher:
                 revocations must not run.
         """
         self._seen = {LEAVES: self._ca.stamp, TOKENS: self._tokens.stamp, NAMES: self._names.stamp}
-        self._roots, self._kids, self._moved, self._retired = self._read_leaves()
+        self._roots, self._kids, self._revoked_as, self._moved, self._retired = self._read_leaves()
         self._jtis = self._tokens.jtis()
-        self._fleet.change_trust(self._roots, self._kids)
+        self._fleet.change_trust(self._roots, self._kids | self._revoked_as)
         for act in self._on_tokens:
             act(self._jtis)
         self._names_changed(self._read_names())
@@ -183,19 +184,22 @@ class TrustWatcher:
 
     def _read_leaves(self) -> _Leaves:
         records = self._ca.records()
-        return self._ca.roots(), self._ca.revoked_kids(), records.moved(), records.retired()
+        roots, kids = self._ca.roots(), self._ca.revoked_kids()
+        return roots, kids, records.revoked_as(roots), records.moved(), records.retired()
 
     def _leaves_changed(self, leaves: _Leaves) -> None:
-        roots, kids, moved, self._retired = leaves
+        roots, kids, revoked_as, moved, self._retired = leaves
         if not self._kids <= kids:
             # A ledger that has shrunk was lost or restored: what was revoked stays so until the process ends.
             self._log.error("revoked certificates are missing from the ledger", count=len(self._kids - kids))
         revoked, gone = kids - self._kids, set(self._roots) - set(roots)
         newly_moved = [leaf for kid, leaf in moved.items() if kid not in self._moved]
         self._roots, self._kids, self._moved = roots, kids | self._kids, moved
-        self._fleet.change_trust(roots, self._kids)
+        self._revoked_as |= revoked_as
+        barred = self._kids | self._revoked_as
+        self._fleet.change_trust(roots, barred)
         if revoked:
-            self._end(lambda leaf: leaf.kid in kids, CloseCode.REVOKED)
+            self._end(lambda leaf: leaf.kid in barred or leaf.issued_as in barred, CloseCode.REVOKED)
             for kid in sorted(revoked):
                 self._record("leaf_revoked", kid=kid)
         if gone:
