@@ -20,7 +20,7 @@ from schemas.manifest import fingerprint
 
 _GIB = 1024**3
 _START_SPREAD_S = 0.005
-"""Between two nodes that start: a relay admits no more a second, and would send the others away."""
+"""Between two nodes that start: a relay sends those away that exceed its rate."""
 
 
 class Counts(NamedTuple):

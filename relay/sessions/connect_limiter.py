@@ -11,8 +11,8 @@ from relay.address_groups import address_group
 from relay.rate_limits import evict_idle
 from schemas.token_bucket import TokenBucket
 
-RATE_PER_S = 200.0
-BURST = 50.0
+RATE_PER_S = 300.0
+BURST = 75.0
 LONGEST_WAIT_S = 60.0
 _SHARE = 0.5
 _MAX_ADDRESSES = 4096
