@@ -19,7 +19,7 @@ SOURCES = [
 ]
 TEXTS = [
     path.relative_to(ROOT)
-    for pattern in ("Makefile", ".ci/*", "*.md", "docs/**/*.md", "systemd/*")
+    for pattern in ("Makefile", ".ci/*", "*.md", "docs/**/*.md", "*/units/*")
     for path in sorted(ROOT.glob(pattern))
 ]
 # Python with an option or a script; `python-` and `python3 or newer` are none.

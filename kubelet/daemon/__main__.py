@@ -4,6 +4,7 @@
 it needs, would stay in the memory of every board for as long as the daemon runs, and is a fifth of it.
 """
 
+import faulthandler
 import sys
 from types import ModuleType
 
@@ -26,6 +27,8 @@ _UNUSED = (
 
 def main() -> None:
     """Run the daemon by the plan in the first argument."""
+    # The watchdog ends a process that hangs by SIGABRT: it then prints the stack of each thread.
+    faulthandler.enable()
     _do_without(sys.modules, "rich", "bz2", "lzma")
     sys.meta_path.insert(0, LazyImports(*_UNUSED))
     # After that: each of them loads what would load those.

@@ -1,5 +1,6 @@
 """What ``relay run`` imports besides its options: the server's parts, which no other command needs."""
 
+import faulthandler
 import signal
 import sys
 
@@ -19,6 +20,8 @@ def serve(config: RelayConfig, reload: ReloadSource) -> None:
         OperatorError, OSError: the state directory or the address cannot be used.
         FailedError: the relay has ended by itself.
     """
+    # The watchdog ends a process that hangs by SIGABRT: it then prints the stack of each thread.
+    faulthandler.enable()
     with bind(config.listen) as listener:
         # Ignored until the relay can reload: the signal would end it.
         signal.signal(signal.SIGHUP, signal.SIG_IGN)

@@ -1,11 +1,13 @@
 """Waiting, with a bound, for what has no event and no callback."""
 
 import asyncio
+import time
 from collections.abc import Callable
 
 BOUND_S = 10
 _POLL_S = 0.001
 """Not 0, which would keep a core busy that another test or process needs."""
+_SYNC_POLL_S = 0.05
 
 
 async def until(condition: Callable[[], object]) -> None:
@@ -13,3 +15,16 @@ async def until(condition: Callable[[], object]) -> None:
     async with asyncio.timeout(BOUND_S):
         while not condition():  # noqa: ASYNC110 - there is no event for it, which is what this is for
             await asyncio.sleep(_POLL_S)
+
+
+def wait_until(condition: Callable[[], object], bound_s: float = BOUND_S) -> None:
+    """Return when ``condition`` holds, in a test without an event loop.
+
+    Raises:
+        TimeoutError: it does not within ``bound_s``.
+    """
+    give_up = time.monotonic() + bound_s
+    while not condition():
+        if time.monotonic() > give_up:
+            raise TimeoutError
+        time.sleep(_SYNC_POLL_S)

@@ -1,0 +1,202 @@
+"""19. The units as an operator starts them: systemd as PID 1, the sandbox, the limits and the watchdog.
+
+Steps: install the units · start broker, relay and node · call · compare the metrics with those outside of the
+sandbox · stop during a call · crash · hang · break the configuration. All in a root of its own.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kubelet
+import relay
+from tests.fakes.polling import wait_until
+from tests.fakes.systemd_root import SystemdRoot, SystemdRootError, running
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
+
+CONFIG = 'broker = "127.0.0.1:1883"\npublic_url = "http://127.0.0.1:8700"\n'
+BROKER = "listener 1883 127.0.0.1\nallow_anonymous true\nmax_queued_messages 0\n"
+KUBELET, RELAY = "edge-kubelet.service", "edge-relay.service"
+OUTSIDE = """
+import asyncio, json, sys
+from kubelet.handlers.metrics import MetricsHandler
+from kubelet.logs import make_logger
+
+async def snapshot():
+    handler = MetricsHandler("01" + "A" * 24, lambda: 0, log=make_logger(sys.stderr))
+    running = asyncio.create_task(handler.run())
+    sample = await handler.invoke("snapshot", {})
+    running.cancel()
+    return sample
+
+print(json.dumps(asyncio.run(snapshot())))
+"""
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SystemdRoot]:
+    try:
+        with running(tmp_path_factory.mktemp("systemd")) as root:
+            yield root
+    except SystemdRootError as reason:
+        pytest.skip(f"systemd cannot run here as PID 1: {reason}")
+
+
+def as_relay(root: SystemdRoot, *command: str) -> str:
+    state = ("--state-dir", "/var/lib/edge-relay")
+    return root.run("runuser", "-u", "edge-relay", "--", "relay", *command, *state).strip()
+
+
+class Edge:
+    """A broker, a relay and a node under systemd, and an agent's token."""
+
+    def __init__(self, root: SystemdRoot) -> None:
+        self.root = root
+        for package, name in ((kubelet, "edge-kubelet"), (relay, "edge-relay")):
+            units = Path(str(package.__file__)).parent / "units"
+            root.write(f"/etc/systemd/system/{name}.service", (units / f"{name}.service").read_text())
+            root.write(f"/usr/lib/sysusers.d/{name}.conf", (units / f"{name}.sysusers.conf").read_text())
+            root.write(f"/etc/systemd/system/{name}.service.d/sooner.conf", "[Service]\nRestartSec=100ms\n")
+        root.run("systemd-sysusers")
+        root.write("/etc/broker.conf", BROKER)
+        root.run("systemd-run", "--unit=broker", "/usr/sbin/mosquitto", "-c", "/etc/broker.conf")
+        root.write("/etc/edge-kubelet/relay.toml", CONFIG)
+        root.run("relay", "ca", "init", "--state-dir", "/var/lib/edge-relay")
+        root.run("systemctl", "start", RELAY)
+        token = as_relay(root, "join-token", "create").split()[0]
+        root.run(
+            "env",
+            f"EDGE_JOIN_TOKEN={token}",
+            *("kubelet", "enroll", "http://127.0.0.1:8700", "--state-dir", "/var/lib/edge-kubelet"),
+        )
+        root.run("systemctl", "start", KUBELET)
+        self._token = as_relay(root, "token", "issue", "--sub", "ant").split()[-1]
+        root.until(KUBELET, "StatusText", "relay: announced")
+        root.until(RELAY, "StatusText", "ready")
+        self.node = json.loads(as_relay(root, "node", "list", "--json"))[0]["node_id"]
+
+    def begin(self, tool: str, **arguments: Any) -> Any:
+        """Begin a call by an agent."""
+        name = tool.format(node=self.node)
+        call = ("relay", "call", name, json.dumps(arguments), "--url", "http://127.0.0.1:8700/mcp")
+        return self.root.begin("env", f"EDGE_TOKEN={self._token}", *call)
+
+    def call(self, tool: str, **arguments: Any) -> Any:
+        """Return what a call by an agent returns."""
+        process = self.begin(tool, **arguments)
+        out, err = process.communicate(timeout=60)
+        assert process.returncode == 0, out + err
+        return json.loads(out)
+
+    def pid(self, unit: str) -> int:
+        """Return the id that the process of the unit, which runs, has in the root."""
+        self.root.until(unit, "ActiveState", "active")
+        pid = int(self.root.show(unit, "MainPID"))
+        assert pid > 1
+        return pid
+
+    def until_started_again(self, unit: str, before: int) -> None:
+        """Wait until the unit runs as another process than ``before``."""
+        wait_until(lambda: self.root.show(unit, "MainPID") not in {"0", str(before)}, 60)
+        self.root.until(unit, "ActiveState", "active")
+
+
+@pytest.fixture(scope="module")
+def edge(root: SystemdRoot) -> Edge:
+    return Edge(root)
+
+
+def test_an_agents_call_reaches_the_node_and_both_say_what_they_do(edge: Edge) -> None:
+    assert edge.call("sysecho.{node}.echo.invoke", message="hello")["message"] == "hello"
+    for unit, limit in ((KUBELET, 128 << 20), (RELAY, 2 << 30)):
+        assert edge.root.show(unit, "MemoryMax") == str(limit)
+        assert edge.root.show(unit, "NRestarts") == "0"
+        limits = edge.root.run("cat", f"/proc/{edge.pid(unit)}/limits")
+        assert [line.split()[4] for line in limits.splitlines() if line.startswith("Max core")] == ["0"]
+
+
+def test_metrics_inside_the_sandbox_are_those_outside_of_it(edge: Edge) -> None:
+    inside = edge.call("sys.{node}.sysmetrics.snapshot")
+    outside = json.loads(edge.root.run("runuser", "-u", "edge-kubelet", "--", "python3", "-P", "-c", OUTSIDE))
+    assert inside["cpu"]["cores"] == outside["cpu"]["cores"]
+    for name in ("total_bytes", "swap_total_bytes"):
+        assert inside["mem"][name] == outside["mem"][name]
+    assert abs(inside["uptime_s"] - outside["uptime_s"]) < 120
+    assert abs(inside["load"]["fifteen"] - outside["load"]["fifteen"]) < 5
+    assert outside["disk"]
+    assert [stable(disk) for disk in inside["disk"]] == [stable(disk) for disk in outside["disk"]]
+
+
+def stable(disk: dict[str, Any]) -> tuple[Any, ...]:
+    """Return what of a disk does not change from one sample to the next."""
+    return disk["mount"], disk["fs_type"], disk["total_bytes"]
+
+
+# The node must not be frozen for longer than the call may take: one process does all of it.
+STOP_DURING_A_CALL = """
+allowed() { grep '"sub":"ant"' /var/lib/edge-relay/audit.jsonl | grep -c '"decision":"allow"'; }
+until [ "$(allowed)" -gt "$2" ]; do :; done
+systemctl stop --no-block edge-relay
+until systemctl show --value --property=StatusText edge-relay | grep -q ^stopping; do :; done
+kill -CONT $1
+"""
+
+
+def test_a_stop_answers_the_call_in_flight_and_is_no_failure(edge: Edge) -> None:
+    node = str(edge.pid(KUBELET))
+    lines = edge.root.run("cat", "/var/lib/edge-relay/audit.jsonl").splitlines()
+    before = sum('"sub":"ant"' in line and '"decision":"allow"' in line for line in lines)
+    edge.root.run("kill", "-STOP", node)
+    process = edge.begin("sysecho.{node}.echo.invoke", message="in flight")
+    edge.root.run("sh", "-c", STOP_DURING_A_CALL, "sh", node, str(before))
+    out, err = process.communicate(timeout=60)
+    edge.root.until(RELAY, "ActiveState", "inactive")
+    stopped = edge.root.show(RELAY, "Result")
+    edge.root.run("systemctl", "restart", KUBELET, RELAY)
+    assert json.loads(out or "{}").get("message") == "in flight", err
+    assert (stopped, edge.root.show(KUBELET, "Result")) == ("success", "success")
+
+
+def test_a_reload_reads_the_settings_again_and_the_process_goes_on(edge: Edge) -> None:
+    before = edge.pid(RELAY)
+    edge.root.write("/etc/edge-kubelet/relay.toml", CONFIG + "agent_rps = 100\n")
+    edge.root.run("systemctl", "reload", RELAY)
+    wait_until(lambda: "settings read again" in edge.root.log(RELAY), 60)
+    assert edge.pid(RELAY) == before
+    edge.root.write("/etc/edge-kubelet/relay.toml", CONFIG)
+
+
+@pytest.mark.parametrize("unit", [KUBELET, RELAY])
+def test_a_process_that_is_killed_is_started_again(edge: Edge, unit: str) -> None:
+    before = edge.pid(unit)
+    edge.root.run("kill", "-KILL", str(before))
+    edge.until_started_again(unit, before)
+
+
+@pytest.mark.parametrize("unit", [KUBELET, RELAY])
+def test_a_process_that_hangs_is_ended_by_the_watchdog_and_started_again(edge: Edge, unit: str) -> None:
+    # As in the unit, but sooner.
+    edge.root.write(
+        f"/etc/systemd/system/{unit}.d/watchdog.conf", "[Service]\nWatchdogSec=3\nTimeoutAbortSec=1\n"
+    )
+    edge.root.run("systemctl", "daemon-reload")
+    edge.root.run("systemctl", "restart", unit)
+    before = edge.pid(unit)
+    edge.root.run("kill", "-STOP", str(before))
+    edge.until_started_again(unit, before)
+    assert f"{unit}: Watchdog timeout" in edge.root.log(unit)
+
+
+def test_settings_that_cannot_be_used_stop_the_unit_and_a_start_after_that_works(edge: Edge) -> None:
+    edge.root.write("/etc/edge-kubelet/relay.toml", CONFIG + 'lisen = "127.0.0.1:8700"\n')
+    edge.root.run("sh", "-c", f"systemctl restart {RELAY} || true")
+    edge.root.until(RELAY, "ActiveState", "failed")
+    assert edge.root.show(RELAY, "ExecMainStatus") == "78"
+    assert "listen" in edge.root.log(RELAY)
+    edge.root.write("/etc/edge-kubelet/relay.toml", CONFIG)
+    edge.root.run("systemctl", "start", RELAY)
+    edge.root.until(RELAY, "ActiveState", "active")
