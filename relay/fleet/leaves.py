@@ -17,7 +17,8 @@ from schemas.trust import TrustRules
 class Trust:
     """What the fleet trusts: manifests by ``rules``, leaves by ``roots`` unless they are ``revoked``.
 
-    ``revoked`` has kids, and issuers with serial numbers. ``kept`` are the leaves that were verified before a restart.
+    ``revoked`` has kids, and issuers with serial numbers. ``kept`` are the leaves that were verified before a
+    restart.
     """
 
     rules: TrustRules

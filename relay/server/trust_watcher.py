@@ -41,8 +41,8 @@ _POLL_S = 120.0
 
 _Content = TypeVar("_Content")
 _Leaves = tuple[list[str], frozenset[str], frozenset[str], Mapping[str, IssuedLeaf], frozenset[str]]
-"""The roots that are trusted; what is revoked, by kid, and by issuer and serial number; the leaves that gave a node
-another tenant; and the nodes all of whose leaves are revoked."""
+"""The roots that are trusted; what is revoked, by kid, and by issuer and serial number; the leaves that gave
+a node another tenant; and the nodes all of whose leaves are revoked."""
 _Names = tuple[Mapping[str, NodeName | None], AbstractSet[str]]
 """The nodes whose names have changed, and those that are to be forgotten once they are retired."""
 

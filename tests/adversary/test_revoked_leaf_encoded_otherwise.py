@@ -1,8 +1,8 @@
 """Attacker: the holder of a leaf that was revoked. Tried: the same leaf with another kid.
 
 The kid is the digest of a certificate's bytes, so other bytes of the same certificate would have another:
-lengths that are not the shortest, bytes behind it, a signature to which the order of the group was added; or another
-certificate under the same issuer and serial number. What must happen: every one of them is refused.
+lengths that are not the shortest, bytes behind it, a signature to which the order of the group was added; or
+another certificate under the same issuer and serial number. What must happen: every one of them is refused.
 """
 
 from pathlib import Path
