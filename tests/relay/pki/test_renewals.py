@@ -9,7 +9,7 @@ import pytest
 from relay.pki.authority import CertificateAuthority
 from relay.pki.renewals import Renewals
 from schemas.certificates import make_csr, verify_leaf
-from schemas.endorsement import is_endorsed
+from schemas.endorsement import are_endorsed, is_endorsed
 from schemas.errors import Failure, ToolError
 from schemas.identity import Identity, certificates_in
 from tests.fakes.disk import full_disk
@@ -184,6 +184,16 @@ async def test_a_ca_that_is_damaged_renews_nobody_and_shows_no_file_to_the_node(
     error = await refused(stage.renewals.renew(stage.identity, CSR), Failure.INTERNAL)
     assert spoilt not in str(error)
     assert spoilt in stage.hub.lines.entries("renewal failed")[0]["reason"]
+
+
+async def test_a_node_that_asks_is_told_the_roots_of_servers_and_others_are_not(stage: RenewalStage) -> None:
+    stage.until_due()
+    told = await stage.renewals.renew(stage.identity, CSR, server_roots=True)
+    assert told["server_roots"] == "".join(stage.ca.servers.roots())
+    known = [der for root in stage.ca.roots() for der in certificates_in(root)]
+    assert are_endorsed(certificates_in(told["server_roots"]), known, told["server_endorsements"])
+    stage.hub.clock.advance(3_600_000)
+    assert "server_roots" not in await stage.renewals.renew(stage.identity, CSR)
 
 
 async def test_a_renewal_that_failed_here_can_be_repeated_at_once(stage: RenewalStage) -> None:
