@@ -15,6 +15,7 @@ from relay.cli import (
     backup,
     ca,
     config,
+    connect,
     fleet,
     join_tokens,
     nodes,
@@ -46,6 +47,8 @@ app.add_typer(tokens.app, name="token")
 app.add_typer(audit.app, name="audit")
 app.add_typer(config.app, name="config")
 app.command()(status.status)
+app.command()(connect.connect)
+app.command(hidden=True)(connect.headers)
 app.command()(stdio.stdio)
 app.command()(remote_tools.tools)
 app.command()(remote_tools.call)

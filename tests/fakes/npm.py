@@ -17,7 +17,7 @@ TIMEOUT_S = 90
 
 _BIN = DIRECTORY / "node_modules" / ".bin"
 # npm leaves a package out without a message when it is optional, as Node.js for the other processors is.
-_NEEDED = ("node", "conformance", "mcp-inspector", "mcp-server-everything")
+_NEEDED = ("node", "conformance", "mcp-inspector", "mcp-server-everything", "claude", "codex")
 
 
 def missing() -> str | None:
@@ -41,6 +41,11 @@ class NpmPrograms:
         """Return the command line of ``program``: a name of npm's, or a script of ours."""
         script = DIRECTORY / program if program.endswith(".mjs") else _BIN / program
         return [str(_BIN / "node"), str(script), *arguments]
+
+    def claude_code(self) -> str:
+        """Return the path of Claude Code, which is a program of the processor and needs no Node.js."""
+        [program] = (DIRECTORY / "node_modules" / "@anthropic-ai").glob("claude-code-*/claude")
+        return str(program)
 
     @asynccontextmanager
     async def everything_over_http(self, port: int) -> AsyncIterator[str]:

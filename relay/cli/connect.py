@@ -1,0 +1,228 @@
+"""``relay connect``: puts a relay into the configuration of an MCP client, and proves that it works there.
+
+Must not write a token into a configuration, a backup or a command line. Only ``relay headers`` prints one: to
+the client that runs it.
+"""
+
+import json
+import os
+import shlex
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from relay.cli import remote_server as remote
+from relay.cli.exits import EXIT_USAGE, fail
+from relay.cli.options import AsJson
+from relay.config import View
+from relay.connect.clients import (
+    CLIENTS,
+    ClientName,
+    Connection,
+    Machine,
+    McpClient,
+    check_name,
+    token_directory,
+)
+from relay.connect.config_file import Change, planned
+from relay.connect.errors import ConnectError
+from relay.connect.token_files import check_token_file, keep_token
+from schemas.addresses import PLAIN_OPTION, check_private_url, normal_mcp_url
+from schemas.files import read_named_secret
+
+_PROGRAM = "relay"
+
+
+def connect(
+    client: Annotated[ClientName, typer.Argument(help="The client.", show_default=False)],
+    url: Annotated[str | None, typer.Option(metavar="URL", help="The relay. Not needed by --remove.")] = None,
+    view: Annotated[
+        View | None, typer.Option(help="List each node's tools, or one tool of a kind. Default: the relay's.")
+    ] = None,
+    name: Annotated[str, typer.Option(help="What the client calls the server.")] = "edge",
+    token_file: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help=f"The file of the bearer token, mode 0600. Default: {remote.TOKEN_VARIABLE}, or a question; "
+            "it is then kept in a file for this client.",
+        ),
+    ] = None,
+    root: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="The root of the relay's certificate. Default: this machine's."),
+    ] = None,
+    client_config: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="The client's configuration. Default: where it usually is."),
+    ] = None,
+    plain: Annotated[
+        bool, typer.Option(PLAIN_OPTION, help="Allow unencrypted connections to other machines.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the change, and write nothing.")] = False,
+    remove: Annotated[bool, typer.Option("--remove", help="Take the server out again.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Put the relay into the configuration of an MCP client on this machine.
+
+    Shows the change, lists the tools as the client will, and writes the file; the file as it was stays
+    beside it. The configuration names the file of the token and never holds the token.
+    """
+    machine = Machine(sys.platform, Path.home(), os.environ)
+    plan = _Plan.of(client, check_name(name), machine, client_config)
+    if remove:
+        plan.remove(dry_run=dry_run, as_json=as_json)
+        return
+    if url is None:
+        fail("--url is missing: the relay, for example https://relay.example", EXIT_USAGE)
+    relay = normal_mcp_url(url)
+    check_private_url(relay, plain_allowed=plain)
+    kept = token_file is None
+    lies_in = plan.token_file if token_file is None else check_token_file(token_file)
+    if kept and not dry_run:
+        _keep_given_token(lies_in)
+    connection = Connection(
+        url=relay,
+        program=_own_program(),
+        token_file=lies_in,
+        view=view,
+        root=root.absolute() if root is not None else None,
+        plain=plain,
+    )
+    plan.connect(connection, dry_run=dry_run, as_json=as_json)
+
+
+def headers(
+    token_file: Annotated[
+        Path, typer.Option(metavar="FILE", help="The file of the bearer token, mode 0600.")
+    ],
+) -> None:
+    """Print the HTTP headers of a request as JSON: what Claude Code's `headersHelper` runs."""
+    check_token_file(token_file)
+    typer.echo(json.dumps({"Authorization": f"Bearer {read_named_secret(token_file).strip()}"}))
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """One client on this machine, and the server's name in it."""
+
+    client: McpClient
+    name: str
+    file: Path
+    token_file: Path
+
+    @classmethod
+    def of(cls, client: ClientName, name: str, machine: Machine, file: Path | None) -> "_Plan":
+        known = CLIENTS[client]
+        return cls(
+            client=known,
+            name=name,
+            file=file or known.file(machine),
+            token_file=token_directory(machine) / f"{client}-{name}.token",
+        )
+
+    def connect(self, connection: Connection, *, dry_run: bool, as_json: bool) -> None:
+        """Show the change, prove the connection, and write it."""
+        if not self.file.parent.is_dir() and not self.client.makes_directory:
+            raise ConnectError(
+                f"{self.client.title} has no configuration in {self.file.parent}: install and start it once"
+            )
+        entry = self.client.entry(connection)
+        change = planned(
+            self.file,
+            lambda text: self.client.servers.with_server(text, self.client.section, self.name, entry),
+        )
+        _show(change, as_json=as_json)
+        if dry_run:
+            self._report(change, as_json=as_json, written=False)
+            return
+        tools = _tools(connection, over_stdio="command" in entry)
+        if change.is_needed:
+            change.write()
+        self._report(change, as_json=as_json, written=change.is_needed, tools=tools)
+
+    def remove(self, *, dry_run: bool, as_json: bool) -> None:
+        """Show the change and write it; the token that was kept for it goes as well."""
+        change = planned(
+            self.file,
+            lambda text: self.client.servers.without_server(text, self.client.section, self.name),
+        )
+        _show(change, as_json=as_json)
+        if not dry_run:
+            if change.is_needed:
+                change.write()
+            self.token_file.unlink(missing_ok=True)
+        self._report(change, as_json=as_json, written=change.is_needed and not dry_run)
+
+    def _report(self, change: Change, *, as_json: bool, written: bool, tools: int | None = None) -> None:
+        has_backup = written and change.mode is not None
+        if as_json:
+            facts = {"client": self.client.title, "file": str(self.file), "written": written, "tools": tools}
+            backup = str(change.backup) if has_backup else None
+            typer.echo(json.dumps({**facts, "name": self.name, "backup": backup}))
+            return
+        if tools is not None:
+            typer.echo(f"{tools} tools are listed.")
+        if not written:
+            typer.echo("Nothing was written." if change.is_needed else f"{self.file} needs no change.")
+            return
+        typer.echo(f"{self.file} is written." + (f" As it was: {change.backup}" if has_backup else ""))
+        typer.echo(f"Now {self.client.then}.")
+
+
+def _show(change: Change, *, as_json: bool) -> None:
+    for line in change.lines():
+        # With --json, standard output holds one document.
+        typer.echo(line, err=as_json)
+
+
+def _keep_given_token(path: Path) -> None:
+    """Keep the token of the environment, else what is there already, else the answer to a question."""
+    given = os.environ.get(remote.TOKEN_VARIABLE, "").strip()
+    if not given and path.exists():
+        check_token_file(path)
+        return
+    if not given:
+        if not sys.stdin.isatty():
+            fail(f"there is no token: give one with --token-file, or in {remote.TOKEN_VARIABLE}", EXIT_USAGE)
+        given = str(typer.prompt("Token of the agent (relay token issue)", hide_input=True))
+    keep_token(path, given)
+
+
+def _own_program() -> Path:
+    """Return the absolute path of this program, by which a client can start it from anywhere."""
+    beside = shutil.which(_PROGRAM, path=os.fspath(Path(sys.executable).parent))
+    found = shutil.which(sys.argv[0]) if Path(sys.argv[0]).stem == _PROGRAM else None
+    program = found or beside
+    if program is None:
+        raise ConnectError(f"the program {_PROGRAM} is not installed beside {sys.executable}")
+    return Path(program).absolute()
+
+
+def _tools(connection: Connection, *, over_stdio: bool) -> int:
+    """Return how many tools there are, asked for as the client will ask."""
+    options = remote.RemoteOptions(
+        url=connection.mcp_url,
+        stdio=shlex.join(connection.bridge) if over_stdio else None,
+        token_file=None if over_stdio else connection.token_file,
+        root=None if over_stdio else connection.root,
+        certificate=None,
+        key=None,
+        verify_manifests=None,
+        trust_annotations=False,
+        pins=None,
+        audit=None,
+        plain=connection.plain,
+    )
+    return len(remote.run_command(_survey(options), as_json=False))
+
+
+async def _survey(options: remote.RemoteOptions) -> list[Any]:
+    from relay.remote_tools import Permissions, Risk  # noqa: PLC0415 - for a command that runs
+
+    async with options.client(Permissions(("*",), Risk.READ, scopes=None)) as client:
+        return list(await client.survey())

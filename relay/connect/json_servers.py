@@ -1,0 +1,65 @@
+"""The servers in a client's JSON configuration: one is put in or taken out, the rest keeps its place.
+
+Must not touch a file, and must not rewrite what it cannot read as JSON: a file with comments is left alone.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from relay.connect.errors import UnreadableConfigError
+
+_INDENT = re.compile(r"^([ \t]+)\"", re.MULTILINE)
+_USUAL_INDENT = "  "
+
+
+def with_server(text: str, section: str, name: str, entry: Mapping[str, Any]) -> str:
+    """Return the configuration ``text`` with ``entry`` as the server ``name`` of ``section``.
+
+    An empty ``text`` is an empty configuration.
+
+    Raises:
+        UnreadableConfigError: it is not JSON, or has no object where the servers are.
+    """
+    document = _read(text)
+    _servers(document, section)[name] = dict(entry)
+    return _written(document, text)
+
+
+def without_server(text: str, section: str, name: str) -> str:
+    """Return the configuration ``text`` without the server ``name`` of ``section``.
+
+    Raises:
+        UnreadableConfigError: as ``with_server``.
+    """
+    document = _read(text)
+    servers = _servers(document, section)
+    if name not in servers:
+        return text
+    del servers[name]
+    if not servers:
+        del document[section]
+    return _written(document, text)
+
+
+def _read(text: str) -> dict[str, Any]:
+    try:
+        document = json.loads(text) if text.strip() else {}
+    except (ValueError, RecursionError):
+        raise UnreadableConfigError("is not JSON; comments cannot be kept") from None
+    if not isinstance(document, dict):
+        raise UnreadableConfigError("holds no object")
+    return document
+
+
+def _servers(document: dict[str, Any], section: str) -> dict[str, Any]:
+    servers = document.setdefault(section, {})
+    if not isinstance(servers, dict):
+        raise UnreadableConfigError(f"holds no object under {section!r}")
+    return servers
+
+
+def _written(document: Mapping[str, Any], before: str) -> str:
+    found = _INDENT.search(before)
+    return json.dumps(document, indent=found[1] if found else _USUAL_INDENT, ensure_ascii=False) + "\n"

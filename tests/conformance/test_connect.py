@@ -1,0 +1,142 @@
+"""``relay connect`` and the clients themselves: each reads what was written for it.
+
+Claude Code and Codex are run. Claude Desktop and VS Code are desktop programs: what is written for them is
+held against their documentation, in ``tests/relay/connect``, and the command in their entry is run here.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mcp.client.client import Client
+from mcp.client.stdio import StdioServerParameters, stdio_client
+
+from tests.fakes.demo import Demo
+from tests.fakes.npm import TIMEOUT_S, NpmPrograms
+
+pytestmark = pytest.mark.long
+
+RELAY = str(Path(sys.executable).parent / "relay")
+
+
+class Laptop:
+    """A home directory, and the programs that run in it."""
+
+    def __init__(self, home: Path, demo: Demo, npm: NpmPrograms) -> None:
+        self.home = home
+        self.demo = demo
+        self.npm = npm
+        self.token = str(demo.facts["token"])
+        self.token_file = home / "token"
+        self.token_file.write_text(self.token)
+        self.token_file.chmod(0o600)
+
+    def environment(self, **more: str) -> dict[str, str]:
+        kept = self.npm.environment()
+        return {**kept, "HOME": str(self.home), "CODEX_HOME": str(self.home / ".codex"), **more}
+
+    def run(self, *command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            command,
+            env=self.environment(**environment),
+            cwd=self.home,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            encoding="utf-8",
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+
+    def connect(self, client: str, *options: str) -> subprocess.CompletedProcess[str]:
+        return self.run(
+            *(RELAY, "connect", client, "--url", self.demo.base_url),
+            *("--token-file", str(self.token_file), *options),
+        )
+
+    def without_token(self) -> None:
+        """Assert that no file below the home directory holds the token, but its own."""
+        holding = [
+            path
+            for path in self.home.rglob("*")
+            if path.is_file() and path != self.token_file and self.token.encode() in path.read_bytes()
+        ]
+        assert holding == []
+
+
+@pytest.fixture
+def laptop(tmp_path: Path, demo: Demo, npm: NpmPrograms) -> Laptop:
+    return Laptop(tmp_path, demo, npm)
+
+
+def test_claude_code_connects_with_the_headers_of_its_helper(laptop: Laptop) -> None:
+    done = laptop.connect("claude-code", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["tools"] == len(laptop.demo.tool_names)
+    assert "headersHelper" in done.stderr
+
+    checked = laptop.run(laptop.npm.claude_code(), "mcp", "list")
+    assert "edge" in checked.stdout
+    assert "Connected" in checked.stdout, checked.stdout + checked.stderr
+    laptop.without_token()
+
+    # The helper reads the file again: another token counts at once.
+    laptop.token_file.write_text("a.bad.token")
+    refused = laptop.run(laptop.npm.claude_code(), "mcp", "list")
+    assert "Connected" not in refused.stdout
+
+
+def test_claude_code_without_the_server_knows_nothing_of_it(laptop: Laptop) -> None:
+    assert laptop.connect("claude-code").returncode == 0
+    removed = laptop.connect("claude-code", "--remove")
+    assert removed.returncode == 0, removed.stderr
+    assert "edge" not in laptop.run(laptop.npm.claude_code(), "mcp", "list").stdout
+
+
+def test_codex_lists_the_server_and_keeps_what_its_user_wrote(laptop: Laptop) -> None:
+    config = laptop.home / ".codex" / "config.toml"
+    config.parent.mkdir()
+    config.write_text('# mine\nmodel = "some-model"\n')
+    done = laptop.connect("codex", "--view", "kinds")
+    assert done.returncode == 0, done.stderr
+    assert config.read_text().startswith('# mine\nmodel = "some-model"\n')
+
+    listed = laptop.run(*laptop.npm.command("codex", "mcp", "list", "--json"))
+    assert listed.returncode == 0, listed.stderr
+    [server] = json.loads(listed.stdout)
+    entry = tomllib.loads(config.read_text())["mcp_servers"]["edge"]
+    assert server["name"] == "edge"
+    assert server["transport"]["command"] == entry["command"]
+    assert server["transport"]["args"] == entry["args"]
+    laptop.without_token()
+
+
+@pytest.mark.parametrize(
+    ("client", "file", "section"),
+    [
+        ("claude-desktop", ".config/Claude/claude_desktop_config.json", "mcpServers"),
+        ("vscode", ".config/Code/User/mcp.json", "servers"),
+        ("codex", ".codex/config.toml", "mcp_servers"),
+    ],
+)
+async def test_the_command_of_an_entry_is_an_mcp_server(
+    laptop: Laptop, client: str, file: str, section: str
+) -> None:
+    config = laptop.home / file
+    config.parent.mkdir(parents=True)
+    done = laptop.connect(client)
+    assert done.returncode == 0, done.stderr
+    text = config.read_text()
+    document: dict[str, Any] = tomllib.loads(text) if file.endswith("toml") else json.loads(text)
+    entry = document[section]["edge"]
+    server = StdioServerParameters(
+        command=entry["command"], args=entry["args"], env={"PATH": os.defpath, "HOME": str(laptop.home)}
+    )
+    async with Client(stdio_client(server)) as agent:
+        tools = (await agent.list_tools()).tools
+    assert {tool.name for tool in tools} == {name.replace(".", "-") for name in laptop.demo.tool_names}
+    laptop.without_token()

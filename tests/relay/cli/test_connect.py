@@ -1,0 +1,158 @@
+"""``relay connect`` without a relay: what it refuses, and what it leaves alone.
+
+With a relay and the clients themselves: ``tests/conformance/test_connect.py``.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from relay.cli.entry import main
+from tests.fakes.ports import unused_port
+from tests.fakes.relay_command import Outcome
+
+TOKEN = "a.secret.token"
+URL = "https://relay.example"
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for variable in ("EDGE_TOKEN", "CODEX_HOME", "CLAUDE_CONFIG_DIR", "XDG_CONFIG_HOME", "XDG_STATE_HOME"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def token_file(home: Path) -> Path:
+    file = home / "token"
+    file.write_text(TOKEN)
+    file.chmod(0o600)
+    return file
+
+
+class Connect:
+    """The command, run in this process."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        self._monkeypatch = monkeypatch
+        self._capsys = capsys
+
+    def __call__(self, *arguments: object) -> Outcome:
+        self._monkeypatch.setattr(sys, "argv", ["relay", "connect", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        captured = self._capsys.readouterr()
+        assert TOKEN not in captured.out + captured.err
+        return Outcome(int(ended.value.code or 0), captured.out, captured.err)
+
+
+@pytest.fixture
+def connect(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Connect:
+    return Connect(monkeypatch, capsys)
+
+
+def files_below(home: Path) -> set[str]:
+    return {path.name for path in home.rglob("*") if path.is_file()}
+
+
+def test_a_dry_run_shows_the_change_and_writes_nothing(connect: Connect, home: Path) -> None:
+    shown = connect("codex", "--url", f"{URL}/mcp", "--dry-run")
+    assert shown.code == 0, shown.err
+    assert "+[mcp_servers.edge]" in shown.out
+    assert "Nothing was written." in shown.out
+    assert files_below(home) == set()
+
+
+def test_a_relay_that_cannot_be_reached_changes_no_configuration(
+    connect: Connect, home: Path, token_file: Path
+) -> None:
+    nowhere = f"http://127.0.0.1:{unused_port()}"
+    failed = connect("claude-code", "--url", nowhere, "--token-file", token_file)
+    assert failed.code != 0
+    assert "relay:" in failed.err
+    assert not (home / ".claude.json").exists()
+
+
+def test_a_token_of_the_environment_is_kept_in_a_private_file(
+    connect: Connect, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDGE_TOKEN", TOKEN)
+    connect("codex", "--url", f"http://127.0.0.1:{unused_port()}")
+    kept = home / ".config" / "edge-kubelet" / "codex-edge.token"
+    assert kept.read_text().strip() == TOKEN
+    assert kept.stat().st_mode & 0o777 == 0o600
+
+
+def test_what_was_connected_is_taken_out_with_its_token(connect: Connect, home: Path) -> None:
+    config = home / ".claude.json"
+    config.write_text('{"theme": "dark", "mcpServers": {"edge": {"type": "http"}}}')
+    kept = home / ".config" / "edge-kubelet" / "claude-code-edge.token"
+    kept.parent.mkdir(parents=True)
+    kept.write_text(TOKEN)
+    removed = connect("claude-code", "--remove")
+    assert removed.code == 0, removed.err
+    assert json.loads(config.read_text()) == {"theme": "dark"}
+    assert not kept.exists()
+    again = connect("claude-code", "--remove")
+    assert (again.code, "needs no change" in again.out) == (0, True)
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (["codex"], "--url is missing"),
+        (["codex", "--url", URL], "there is no token"),
+        (["codex", "--url", URL, "--token-file", "/nope"], "/nope: No such file"),
+        (["codex", "--url", "http://relay.example"], "not encrypted"),
+        (["codex", "--url", URL, "--name", "a b"], "--name takes"),
+        (["vscode", "--url", URL, "--dry-run"], "install and start it once"),
+    ],
+)
+def test_what_is_wrong_is_one_line(connect: Connect, home: Path, options: list[str], why: str) -> None:
+    refused = connect(*options)
+    assert refused.code in {2, 3}
+    assert why in refused.error
+    assert files_below(home) == set()
+
+
+def test_a_configuration_with_comments_is_left_alone(connect: Connect, home: Path, token_file: Path) -> None:
+    config = home / ".config" / "Code" / "User" / "mcp.json"
+    config.parent.mkdir(parents=True)
+    config.write_text('{\n  // mine\n  "servers": {}\n}')
+    refused = connect("vscode", "--url", URL, "--token-file", token_file)
+    assert refused.code == 3
+    assert "mcp.json is not JSON; comments cannot be kept" in refused.error
+    assert "// mine" in config.read_text()
+
+
+def test_what_an_agent_s_laptop_runs_imports_nothing_that_only_linux_has() -> None:
+    """Libraries import such modules where the platform has them; ours must not ask for them at all."""
+    checked = """
+import sys
+LINUX = {"fcntl", "grp", "pwd", "resource", "termios", "uvloop", "psutil", "sdnotify"}
+class Refusing:
+    def find_spec(self, name, path, target=None):
+        if name.partition(".")[0] in LINUX:
+            asking = sys._getframe(1)
+            while "importlib" in asking.f_code.co_filename:
+                asking = asking.f_back
+            module = asking.f_globals["__name__"]
+            assert module.partition(".")[0] not in {"relay", "kubelet", "schemas"}, (module, name)
+sys.meta_path.insert(0, Refusing())
+import relay.cli.main, relay.cli.connect, relay.stdio_bridge.bridge, relay.remote_tools
+assert not {"uvloop", "psutil"} & set(sys.modules)
+"""
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", checked],
+        capture_output=True,
+        encoding="utf-8",
+        env={**os.environ, "PYTHONWARNINGS": "ignore"},
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
