@@ -33,7 +33,7 @@ PARTS: Mapping[str, tuple[str, Callable[[], list[Figure]]]] = {
         "manifests, tokens and envelopes",
         lambda: [measure_verification(), *measure_tokens(), measure_envelope()],
     ),
-    "lists": ("a page of tools/list and an idle second", measure_lists),
+    "lists": ("a page of tools/list, an idle second, and bytes of a tool", measure_lists),
     "slow_clients": ("calls beside 1 000 slow clients", lambda: [asyncio.run(measure_slow_clients())]),
     "revocation": (
         "the time until a revoked node is disconnected",

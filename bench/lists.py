@@ -1,9 +1,11 @@
-"""What a page of ``tools/list`` and a second without a change cost, in a fleet of 1 000 nodes and one of 10.
+"""What a page of ``tools/list`` and a second without a change cost, and how long a tool's entry is.
 
-Both fleets have the same tools in number: a cost that follows the number of nodes shows as a ratio above 1.
+The costs are those of a fleet of 1 000 nodes, beside one of 10. Both fleets have the same tools in number: a
+cost that follows the number of nodes shows as a ratio above 1.
 """
 
 import io
+import json
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +19,7 @@ from nacl.signing import SigningKey
 
 from bench.results import Figure
 from kubelet.handlers.echo import CAPABILITY as ECHO
+from kubelet.handlers.metrics import CAPABILITY as METRICS
 from relay.audit.log import AuditLog
 from relay.audit.refusal_counts import RefusalCounter
 from relay.auth.permissions import Rights
@@ -37,6 +40,8 @@ from schemas.verdicts import Outcome
 _NOW_MS = 1_790_000_000_000
 _TENANT = "bench"
 _ROOT_KEY, _NODE_KEY = SigningKey(bytes(range(32))), SigningKey(bytes(range(1, 33)))
+_NODE_ID = "01hzx9k3m4p7q8r9s0t1v2w3xy"
+_READ = ("name", "title", "description", "inputSchema")
 _TOOLS = 2000
 _SIZES = (1000, 10)
 _ROUNDS = 7
@@ -45,7 +50,7 @@ _IDLE_SECONDS = 5000
 
 
 def measure_lists() -> list[Figure]:
-    """Return ``list_page_us`` and ``idle_second_us``."""
+    """Return ``list_page_us``, ``idle_second_us``, and ``read_bytes`` of each tool of a real node."""
     pages, idle = [], []
     for nodes in _SIZES:
         with _fleet(nodes) as fleet:
@@ -58,7 +63,23 @@ def measure_lists() -> list[Figure]:
             ("list_page_us", pages, "ratio <= 1.5"),
             ("idle_second_us", idle, "ratio <= 1.5"),
         )
-    ]
+    ] + _tool_sizes()
+
+
+def _tool_sizes() -> list[Figure]:
+    """Return for each tool what a model reads of its entry in the list, beside the whole entry."""
+    tools = Projector(SchemaRegistry(), KindRegistry()).project(_NODE_ID, [ECHO, METRICS])
+    figures = []
+    for tool in tools.values():
+        entry = tool.listed()
+        read = {name: entry[name] for name in _READ}
+        name = f"read_bytes {'.'.join(tool.offer)}"
+        figures.append(Figure(name, _bytes(read), "B", "the whole entry", _bytes(entry), "<= 600 B"))
+    return figures
+
+
+def _bytes(document: dict[str, Any]) -> int:
+    return len(json.dumps(document, separators=(",", ":")))
 
 
 def _first_page(fleet: Fleet) -> None:
