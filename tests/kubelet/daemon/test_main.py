@@ -30,8 +30,8 @@ HEAVY = {
     "ulid",
     # What is needed only for a call that does not fit its schema.
     "difflib",
-    # What the command line has looked up.
-    "grp",
+    # What the command line has looked up; from Python 3.13 on pathlib itself loads it.
+    *({"grp"} if sys.version_info < (3, 13) else ()),
     # What importlib.metadata brings along.
     "csv",
     "zipfile",
@@ -47,7 +47,8 @@ HEAVY = {
 }
 
 POSTPONED = {
-    "calendar",
+    # Up to Python 3.12 the email package imports it at once, since then in the function that needs it.
+    *({"calendar"} if sys.version_info < (3, 13) else ()),
     "email.errors",
     "email.header",
     "email.parser",
