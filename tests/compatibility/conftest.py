@@ -44,7 +44,7 @@ def previous(tmp_path_factory: pytest.TempPathFactory) -> Programs:
     )
     wheel = work / f"edge_kubelet-{PREVIOUS['version']}-py3-none-any.whl"
     shutil.unpack_archive(wheel, work / "programs", format="zip")
-    return Programs(work / "programs", PREVIOUS["version"])
+    return Programs(work / "programs", PREVIOUS["version"], PREVIOUS["second"])
 
 
 def _take_sources(archive: Path) -> str | None:

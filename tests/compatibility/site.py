@@ -32,6 +32,8 @@ class Programs:
 
     directory: Path
     version: str
+    second: str = "1s"
+    """How this version writes the shortest heartbeat on its command line."""
 
     def command(self, *arguments: str | Path) -> list[str]:
         """Return what runs a module of this version: its directory precedes the installed one."""
@@ -75,7 +77,7 @@ class Site:
     async def start_node(self, programs: Programs) -> None:
         """Start the daemon, with the shortest heartbeat that there is."""
         command = programs.command("kubelet", "run", "--state-dir", self._node_state, "--loopback-port", "0")
-        await self.processes.start("node", [*command, "--heartbeat", "1"])
+        await self.processes.start("node", [*command, "--heartbeat", programs.second])
 
     def sessions(self) -> int:
         """Return how many sessions of the node the relay's log tells of."""
