@@ -5,7 +5,7 @@ from enum import Enum, StrEnum
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from relay.rate_limits import Allowance
+from relay.allowance import Allowance
 from schemas.addresses import PLAIN_OPTION, AddressError, BrokerAddress, HostPort, check_private, is_loopback
 from schemas.log_level import LogLevel
 

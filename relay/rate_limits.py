@@ -8,10 +8,10 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import islice
 from typing import Generic, Protocol, TypeVar
 
+from relay.allowance import Allowance
 from schemas.errors import Failure, ToolError
 from schemas.token_bucket import TokenBucket
 
@@ -20,15 +20,6 @@ BUSY_RETRY_MS = 100
 _LONGEST_RETRY_MS = 86_400_000
 _MAX_LIMITERS = 20_000
 _EXAMINED = 32
-
-
-@dataclass(frozen=True, slots=True)
-class Allowance:
-    """What a limiter allows: ``rate`` a second, after ``burst`` at once, and ``concurrency`` at a time."""
-
-    rate: float
-    burst: float
-    concurrency: int
 
 
 class Limiter:

@@ -7,6 +7,7 @@ of a running relay. Must not start anything, and must not write what is kept.
 from dataclasses import dataclass
 from pathlib import Path
 
+from relay.allowance import Allowance
 from relay.config import (
     AGENT_BURST_S,
     CALLER_TIMEOUT_S,
@@ -21,7 +22,6 @@ from relay.config import (
     View,
 )
 from relay.kept_settings import KeptSettings, read_kept
-from relay.rate_limits import Allowance
 from schemas.addresses import PLAIN_OPTION, normal_url, parse_broker, parse_host_port
 from schemas.durations import duration_between, duration_text
 from schemas.error_roots import ConfigError, OperatorError

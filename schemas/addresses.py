@@ -13,6 +13,7 @@ from schemas.error_roots import OperatorError
 
 CONNECT_PATH = "/devices/connect"
 MCP_PATH = "/mcp"
+CONNECT_PATH = "/devices/connect"
 PLAIN_OPTION = "--insecure-plain-transports"
 """The option that allows connections that others on the network can read and change."""
 

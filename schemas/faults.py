@@ -7,7 +7,6 @@ minute. Must not write anything.
 
 import os
 import re
-import ssl
 import threading
 import traceback
 from collections.abc import Iterator
@@ -63,6 +62,8 @@ def connection_fault(error: BaseException) -> BaseException:
 
 
 def _reported(error: BaseException) -> str:
+    import ssl  # noqa: PLC0415 - a command that neither fails nor connects does without it
+
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"the certificate is not trusted: {error.verify_message}"
     if isinstance(error, OSError) and not isinstance(error, ssl.SSLError) and error.errno is not None:

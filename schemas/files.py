@@ -13,7 +13,6 @@ lay them, or come through a pipe; owner and mode are checked all the same. Must 
 import errno
 import os
 import stat
-import tempfile
 from contextlib import suppress
 from pathlib import Path
 
@@ -184,6 +183,8 @@ def _read(path: Path, descriptor: int, max_bytes: int) -> bytes:
 def write_atomic(path: Path, content: str | bytes, mode: int = PUBLIC) -> None:
     """Write ``content`` to ``path`` so that it is there whole, or as it was before, whatever happens."""
     data = content.encode("utf-8") if isinstance(content, str) else content
+    import tempfile  # noqa: PLC0415 - most commands only read
+
     # mkstemp makes a file that is new, ours alone, and no link that another user made.
     try:
         descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")

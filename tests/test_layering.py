@@ -114,9 +114,10 @@ def test_the_two_programs_write_their_logs_in_the_same_way() -> None:
     assert ours == relay.read_text("utf-8")
 
 
-def test_the_two_programs_make_their_options_of_settings_in_the_same_way() -> None:
+@pytest.mark.parametrize("module", ["settings_options.py", "manual.py"])
+def test_the_two_programs_have_the_same_form_of_commands(module: str) -> None:
     # Neither may import the other, and what they share must do without the command line's library.
-    relay, kubelet = (ROOT / program / "cli" / "settings_options.py" for program in ("relay", "kubelet"))
+    relay, kubelet = (ROOT / program / "cli" / module for program in ("relay", "kubelet"))
     assert relay.read_text("utf-8") == kubelet.read_text("utf-8")
 
 

@@ -8,14 +8,17 @@ Must not hold what the commands do: each calls one function of another module, i
 
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from types import MappingProxyType
+from typing import Annotated, ClassVar
 
 import typer
 
 from kubelet.cli import config
 from kubelet.cli.init import init
 from kubelet.cli.local_agent import mcp
+from kubelet.cli.manual import Manual, example, program
 from kubelet.cli.options import (
     AsJson,
     Plain,
@@ -29,7 +32,6 @@ from kubelet.cli.options import (
 from kubelet.cli.output import print_facts, say
 from kubelet.cli.run import run
 from kubelet.cli.settings_options import takes_settings
-from kubelet.cli.status import status
 from kubelet.clock import now_ms
 from kubelet.process import (
     EXIT_CONFIG,
@@ -54,18 +56,18 @@ from schemas.identity_files import IdentityFiles
 from schemas.manifest import MAX_MANIFEST_BYTES
 from schemas.settings_sources import Sources
 
-app = typer.Typer(
-    name="kubelet",
-    help="The edge node: announces what it can do, and does what the relay sends down.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    add_completion=False,
+
+class _Commands(Manual):
+    on_demand: ClassVar[Mapping[str, str]] = MappingProxyType({"status": "kubelet.cli.status:app"})
+
+
+app = program(
+    "kubelet", "The edge node: announces what it can do, and does what the relay sends down.", _Commands
 )
 app.add_typer(config.app, name="config")
-app.command()(init)
-app.command()(run)
-app.command()(mcp)
-app.command()(status)
+app.command(epilog=example("kubelet init"))(init)
+app.command(epilog=example("kubelet run --ttl 15m --heartbeat 1m"))(run)
+app.command(epilog=example("kubelet mcp --session gogol_20261122_093000_1a2b3c4d"))(mcp)
 
 
 def main() -> None:
@@ -74,7 +76,7 @@ def main() -> None:
         app()
 
 
-@app.command()
+@app.command(epilog=example("kubelet enroll https://relay.example --token-file join-token"))
 def enroll(
     relay: Annotated[str, typer.Argument(metavar="URL", help="The relay.")],
     token: Annotated[
@@ -114,11 +116,12 @@ def enroll(
         say("\nnext: kubelet run, or: systemctl enable --now edge-kubelet")
 
 
-@app.command()
+@app.command(epilog=example("kubelet announce --dry-run"))
 @takes_settings(KUBELET, STATE_DIR, BROKER, TTL, PLAIN)
 def announce(
     sources: Sources,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the manifest, publish nothing.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Sign a manifest now, and publish it once or print it."""
     import asyncio  # noqa: PLC0415
@@ -146,10 +149,13 @@ def announce(
     manifest = sign_once(identity, directory, settings[TTL], sys.stderr, remember=True)
     if not asyncio.run(publish_once(identity, manifest, address, sys.stderr, tls)):
         fail(f"the broker at {address} did not take the manifest", EXIT_NO)
-    say(f"published {manifest.etag}")
+    if as_json:
+        print_facts({"etag": manifest.etag, "broker": str(address)}, as_json=True)
+    else:
+        say(f"published {manifest.etag}")
 
 
-@app.command()
+@app.command(epilog=example("kubelet verify manifest.json --root root.pem --identity leaf.pem"))
 def verify(
     file: Annotated[str, typer.Argument(metavar="FILE|-", help="The manifest; - for standard input.")],
     state_dir: StateDir = None,
@@ -186,11 +192,12 @@ def verify(
     print_facts(facts, as_json=as_json)
 
 
-@app.command()
+@app.command(epilog=example("kubelet retire --yes"))
 @takes_settings(KUBELET, STATE_DIR, RELAY, BROKER, PLAIN)
 def retire(
     sources: Sources,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Retire this node: its leaf is revoked, and its identity removed. Stop the daemon first."""
     import asyncio  # noqa: PLC0415
@@ -209,10 +216,17 @@ def retire(
         fail(str(error), EXIT_NO)
     if not forgotten:
         say(f"the broker at {config.broker} still holds the last manifest, which no relay accepts any more")
-    typer.echo(f"{node_id} is retired")
+    if as_json:
+        print_facts({"retired": node_id, "broker_has_forgotten": forgotten}, as_json=True)
+    else:
+        typer.echo(f"{node_id} is retired")
 
 
-@app.command()
+@app.command(
+    epilog=example(
+        "kubelet fleet --identities mocks \\", "  --broker 127.0.0.1:1883 --relay http://127.0.0.1:8700"
+    )
+)
 def fleet(
     identities: Annotated[Path, typer.Option(help="What `relay ca issue --mock N --out DIR` made.")],
     broker: Annotated[str, typer.Option(metavar="HOST:PORT", help="The MQTT broker.")],

@@ -7,6 +7,7 @@ import json
 
 import typer
 
+from kubelet.cli.manual import example, group
 from kubelet.cli.options import AsJson, usual_state_dir
 from kubelet.cli.settings_options import takes_settings
 from kubelet.process import EXIT_CONFIG
@@ -15,10 +16,10 @@ from schemas.error_roots import ConfigError
 from schemas.settings_report import as_document, as_toml
 from schemas.settings_sources import Sources
 
-app = typer.Typer(help="The settings that the daemon runs with.", no_args_is_help=True)
+app = group("The settings that the daemon runs with.")
 
 
-@app.command("check")
+@app.command("check", epilog=example("kubelet config check --config ./kubelet.toml"))
 @takes_settings(KUBELET)
 def config_check(sources: Sources, as_json: AsJson = False) -> None:
     """Check the settings as `kubelet run` would read them. Exit 78 if they cannot be used."""
@@ -39,7 +40,7 @@ def config_check(sources: Sources, as_json: AsJson = False) -> None:
         raise SystemExit(EXIT_CONFIG)
 
 
-@app.command("show")
+@app.command("show", epilog=example("kubelet config show"))
 @takes_settings(KUBELET)
 def config_show(sources: Sources, as_json: AsJson = False) -> None:
     """Show each setting as a line of the file, and where its value comes from."""

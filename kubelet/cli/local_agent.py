@@ -20,7 +20,7 @@ def mcp(
     ] = None,
     state_dir: StateDir = None,
 ) -> None:
-    r"""Serve MCP to an agent on this machine: its own tools, and those that a caller lends.
+    """Serve MCP to an agent on this machine: its own tools, and those that a caller lends.
 
     Speaks MCP on standard input and output, and connects to the daemon's socket: by default the one beside
     the state directory, or else that of the service. The agent's user has to be a member of the group
@@ -29,7 +29,7 @@ def mcp(
     A lent tool is named CALLER_TOOL, and is listed while its caller has a session with this node. Without
     --session the tools are those of the one live session; while there are two, none is listed.
 
-    Needs an extra: pip install 'edge-kubelet\[agent]'.
+    Needs an extra: pip install 'edge-kubelet[agent]'.
     """
     try:
         from kubelet.local_agent.assembly import run_local_agent  # noqa: PLC0415

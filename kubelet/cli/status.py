@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from kubelet.cli.manual import example, group
 from kubelet.cli.options import AsJson, StateDir, directory_of
 from kubelet.process import EXIT_NO
 from schemas.process.status_socket import read_status
@@ -21,16 +22,16 @@ from schemas.process.status_view import (
     show,
 )
 
+app = group("What the daemon does now.")
 
+
+@app.command(epilog=example("kubelet status --watch"))
 def status(
     state_dir: StateDir = None,
     watch: Annotated[bool, typer.Option("--watch", help="Show it again every 2 s, until Ctrl-C.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show what the running daemon does now. Exit code 1: it runs, and calls do not flow.
-
-    For example, of the service on a board: sudo kubelet status --watch
-    """
+    """Show what the running daemon does now. Exit code 1: it runs, and calls do not flow."""
     directory = directory_of(state_dir)
     if not show(lambda: read_status(directory), _lines_of, as_json=as_json, watch=watch):
         raise SystemExit(EXIT_NO)

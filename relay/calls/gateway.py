@@ -10,6 +10,7 @@ from typing import Any
 
 from structlog.typing import FilteringBoundLogger
 
+from relay.allowance import Allowance
 from relay.ascii_json import encoded
 from relay.audit.log import AuditLog, AuditUnavailableError
 from relay.audit.refusal_counts import RefusalCounter, RefusalEvent
@@ -26,7 +27,7 @@ from relay.config import EnvelopeMode
 from relay.fleet.fleet import Fleet
 from relay.fleet.tools import Tool
 from relay.observability.metrics import Metrics
-from relay.rate_limits import Allowance, KeyedLimiters, Limiter
+from relay.rate_limits import KeyedLimiters, Limiter
 from schemas.errors import Failure, ToolError
 from schemas.projection import parse
 from schemas.tokens import TokenError

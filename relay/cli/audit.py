@@ -6,7 +6,6 @@ may have been tampered with.
 
 import json
 import os
-import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -24,16 +23,17 @@ from relay.audit.report import report_rows, row
 from relay.audit.verified_head import keep_verified_head, read_verified_head
 from relay.audit.verify import FIELDS, HASH_FORM, matching, parsed, verify
 from relay.cli.exits import EXIT_LOST, EXIT_NO, EXIT_USAGE, fail
+from relay.cli.manual import example, group
 from relay.cli.options import AsJson, StateDir, seconds, state_files
 from schemas.text import printable
 
-app = typer.Typer(help="What was decided, and whether it was changed since.", no_args_is_help=True)
+app = group("What was decided, and whether it was changed since.")
 
 _POLL_S = 0.25
 _QUIET_S = 1.0
 
 
-@app.command("verify")
+@app.command("verify", epilog=example("relay audit verify"))
 def audit_verify(
     expect: Annotated[
         str | None,
@@ -76,7 +76,7 @@ def audit_verify(
         typer.echo(f"relay: the head is not kept for the next time: {printable(str(error))}", err=True)
 
 
-@app.command("tail")
+@app.command("tail", epilog=example("relay audit tail --follow"))
 def audit_tail(
     count: Annotated[int, typer.Option("-n", "--lines", min=0, help="How many lines.")] = 20,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Print new lines until Ctrl-C.")] = False,
@@ -94,14 +94,14 @@ def audit_tail(
             return
 
 
-@app.command("grep")
+@app.command("grep", epilog=example("relay audit grep tenant=acme code=E_SAFETY_DENIED --since 2h"))
 def audit_grep(
     fields: Annotated[
         list[str] | None,
-        typer.Argument(metavar="FIELD=VALUE...", help="What a line must contain, e.g. tenant=acme code=ok."),
+        typer.Argument(metavar="FIELD=VALUE", help="What a line must contain, e.g. tenant=acme code=ok."),
     ] = None,
     since: Annotated[
-        str | None, typer.Option(metavar="TIME", help="15m, 2h, 30d, or 2026-11-21T08:00 (UTC).")
+        str | None, typer.Option(metavar="DURATION|TIME", help="15m, 2h, 30d, or 2026-11-21T08:00 (UTC).")
     ] = None,
     as_json: AsJson = False,
     state_dir: StateDir = None,
@@ -129,7 +129,7 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 def _moment_ms(text: str) -> int:
-    if re.fullmatch("[0-9]+[smhd]", text):
+    if text[-1:] in {"s", "m", "h", "d"}:
         return (time.time_ns() // 1_000_000) - seconds(text) * 1000
     try:
         moment = datetime.fromisoformat(text)

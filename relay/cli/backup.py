@@ -22,7 +22,7 @@ from relay.backup.encryption import (
 )
 from relay.backup.state import RestoreError, restore, save, write_new
 from relay.cli.exits import EXIT_CANNOT_RUN, EXIT_USAGE, fail
-from relay.cli.options import StateDir, state_files
+from relay.cli.options import AsJson, StateDir, answer, state_files
 from relay.cli.state import authority
 from relay.clock import now_ms
 from schemas.files import read_named_private, read_named_secret
@@ -39,10 +39,11 @@ PassphraseFile = Annotated[
 def ca_backup(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The backup to make; it must not exist.")],
     recipient: Annotated[
-        list[str] | None, typer.Option(metavar="AGE1...", help="Who can restore it, as age-keygen prints it.")
+        list[str] | None, typer.Option(metavar="AGE1", help="Who can restore it, as age-keygen prints it.")
     ] = None,
     passphrase_file: PassphraseFile = None,
     plain: Annotated[bool, typer.Option("--plain", help="Do not encrypt it.")] = False,
+    as_json: AsJson = False,
     state_dir: StateDir = None,
 ) -> None:
     """Write all that another machine needs to take this relay's place into one encrypted file."""
@@ -61,7 +62,8 @@ def ca_backup(
     except (ArchiveError, EncryptionError) as error:
         fail(str(error), EXIT_CANNOT_RUN)
     warning = " It is not encrypted: its readers can impersonate the relay and any node." if plain else ""
-    typer.echo(f"{file}: restore it with `relay ca restore`.{warning}", err=True)
+    note = f"{file}: restore it with `relay ca restore`.{warning}"
+    answer({"file": str(file), "encrypted": not plain}, as_json=as_json, note=note)
 
 
 def ca_restore(
@@ -71,6 +73,7 @@ def ca_restore(
     ] = None,
     passphrase_file: PassphraseFile = None,
     plain: Annotated[bool, typer.Option("--plain", help="It is not encrypted.")] = False,
+    as_json: AsJson = False,
     state_dir: StateDir = None,
 ) -> None:
     """Write a backup into an empty state directory."""
@@ -89,7 +92,8 @@ def ca_restore(
         restore(data, state)
     except (ArchiveError, EncryptionError, RestoreError) as error:
         fail(f"{file}: {error}", EXIT_CANNOT_RUN)
-    typer.echo(f"{state.root} holds the relay as it was. Revoke again now what was revoked since.", err=True)
+    note = f"{state.root} holds the relay as it was. Revoke again now what was revoked since."
+    answer({"state_dir": str(state.root)}, as_json=as_json, note=note)
 
 
 def _passphrase(file: Path | None, *, confirm: bool) -> str:

@@ -9,9 +9,21 @@ from typing import Annotated
 
 import typer
 
+from relay.cli.backup import ca_backup, ca_restore
 from relay.cli.exits import EXIT_NO, EXIT_USAGE, fail
+from relay.cli.manual import example, group
 from relay.cli.node_references import NodeDirectory, NodeReferenceError
-from relay.cli.options import AsJson, StateDir, keep_first, seconds, show_table, state_files, tenant_name, utc
+from relay.cli.options import (
+    AsJson,
+    StateDir,
+    answer,
+    keep_first,
+    seconds,
+    show_table,
+    state_files,
+    tenant_name,
+    utc,
+)
 from relay.cli.state import authority
 from relay.clock import now_ms
 from relay.key_files import load_or_create_key
@@ -22,21 +34,25 @@ from relay.pki.server_files import issue_server_files
 from schemas.certificates import end_of
 from schemas.identity import certificates_in, kid_of
 
-app = typer.Typer(help="The certificate authority that nodes are enrolled with.", no_args_is_help=True)
+app = group("The certificate authority that nodes are enrolled with.")
+app.command("backup", epilog=example("relay ca backup relay.age --recipient age1ql3z7hjy54pw3hyww5ayyfg"))(
+    ca_backup
+)
+app.command("restore", epilog=example("relay ca restore relay.age --identity key.txt"))(ca_restore)
 
 
-@app.command("init")
-def ca_init(state_dir: StateDir = None) -> None:
+@app.command("init", epilog=example("relay ca init"))
+def ca_init(as_json: AsJson = False, state_dir: StateDir = None) -> None:
     """Make the roots of trust, and the key that signs agents' tokens. Once; none is overwritten."""
     ca = authority(state_dir)
     if not (ca.root_file.exists() and ca.add_server_root()):
         ca.create()
     load_or_create_key(state_files(state_dir).token_key, os.urandom)
-    typer.echo(ca.root_file)
-    typer.echo(ca.servers.root_file)
+    roots = {"root": str(ca.root_file), "server_root": str(ca.servers.root_file)}
+    answer(roots, as_json=as_json, result="\n".join(roots.values()))
 
 
-@app.command("issue")
+@app.command("issue", epilog=example("relay ca issue node.csr --output leaf.pem"))
 def ca_issue(
     csr: Annotated[Path | None, typer.Argument(metavar="CSR", help="A node's certificate request.")] = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Where the leaf goes.")] = None,
@@ -44,11 +60,12 @@ def ca_issue(
         str | None,
         typer.Option(help="The tenant. Default: as before with --replace, else as for other commands."),
     ] = None,
-    replace: Annotated[bool, typer.Option(help="Revoke the leaf that the node has.")] = False,
+    replace: Annotated[bool, typer.Option("--replace", help="Revoke the leaf that the node has.")] = False,
     mock: Annotated[
         int | None, typer.Option(min=1, max=100_000, help="Make N whole mock identities.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The directory for --mock.")] = None,
+    as_json: AsJson = False,
     state_dir: StateDir = None,
 ) -> None:
     """Issue the leaf that a certificate request asks for, or mock identities for `kubelet fleet`."""
@@ -57,7 +74,8 @@ def ca_issue(
         if csr is not None or out is None:
             fail("--mock N goes with --out DIR, and without a CSR", EXIT_USAGE)
         node_ids = ca.issue_mock(mock, out, tenant_name(tenant, state))
-        typer.echo(f"{len(node_ids)} identities in {out}", err=True)
+        facts = {"directory": str(out), "node_ids": list(node_ids)}
+        answer(facts, as_json=as_json, note=f"{len(node_ids)} identities in {out}")
         return
     if csr is None:
         fail("name the CSR, or use --mock N --out DIR", EXIT_USAGE)
@@ -65,14 +83,17 @@ def ca_issue(
     with _writable(output) if output is not None else nullcontext():
         leaf = ca.issue(csr.read_text("utf-8", "replace"), used, replace=replace)
     keep_first(state, tenant=tenant)
-    if output is None:
-        typer.echo(leaf, nl=False)
-    else:
+    if output is not None:
         output.write_text(leaf, "utf-8")
-        typer.echo(f"{output}; the roots: relay ca roots --pem", err=True)
+    answer(
+        {"certificate": leaf, "file": None if output is None else str(output)},
+        as_json=as_json,
+        result=leaf.removesuffix("\n") if output is None else "",
+        note="" if output is None else f"{output}; the roots: relay ca roots --pem",
+    )
 
 
-@app.command("list")
+@app.command("list", epilog=example("relay ca list --json"))
 def ca_list(as_json: AsJson = False, state_dir: StateDir = None) -> None:
     """Show every certificate that was issued, and its state."""
     records, now = authority(state_dir).records(), now_ms()
@@ -96,7 +117,7 @@ def ca_list(as_json: AsJson = False, state_dir: StateDir = None) -> None:
     )
 
 
-@app.command("revoke")
+@app.command("revoke", epilog=example('relay ca revoke "greenhouse pi"'))
 def ca_revoke(
     target: Annotated[
         str,
@@ -105,6 +126,7 @@ def ca_revoke(
             help="A node by its id, label or the beginning of its id; or a certificate by its kid.",
         ),
     ],
+    as_json: AsJson = False,
     state_dir: StateDir = None,
 ) -> None:
     """Revoke every leaf of a node, or one certificate; a running relay applies it within a second."""
@@ -112,13 +134,11 @@ def ca_revoke(
         kids = _revoked(target, state_dir)
     except NodeReferenceError as error:
         fail(f"{error}; see `relay ca list`", EXIT_NO)
-    for kid in kids:
-        typer.echo(kid)
-    if not kids:
-        typer.echo("no certificate of it is in force: it was revoked before", err=True)
+    note = "" if kids else "no certificate of it is in force: it was revoked before"
+    answer({"revoked": kids}, as_json=as_json, result="\n".join(kids), note=note)
 
 
-@app.command("roots")
+@app.command("roots", epilog=example("relay ca roots --pem"))
 def ca_roots(
     pem: Annotated[bool, typer.Option("--pem", help="Print them, for `kubelet init --root`.")] = False,
     servers: Annotated[bool, typer.Option("--servers", help="Those of servers alone, for agents.")] = False,
@@ -140,10 +160,13 @@ def ca_roots(
     show_table(("ROOT OF", "KID", "EXPIRES (UTC)"), table)
 
 
-@app.command("rotate-root")
+@app.command("rotate-root", epilog=example("relay ca rotate-root --overlap 90d"))
 def ca_rotate_root(
     servers: Annotated[bool, typer.Option("--servers", help="The root of servers, not of nodes.")] = False,
-    overlap: Annotated[str, typer.Option(help="How long both roots are trusted, in days.")] = "90d",
+    overlap: Annotated[
+        str, typer.Option(metavar="DURATION", help="How long both roots are trusted: whole days.")
+    ] = "90d",
+    as_json: AsJson = False,
     state_dir: StateDir = None,
 ) -> None:
     """Make a new root. Nodes get it when they renew; until then the old one is trusted too."""
@@ -152,25 +175,28 @@ def ca_rotate_root(
         fail(f"--overlap is 1 to {MAX_OVERLAP_DAYS} whole days, for example 90d", EXIT_USAGE)
     ca = authority(state_dir)
     until_ms = ca.servers.rotate(days) if servers else ca.rotate_root(days)
-    typer.echo(ca.servers.root_file if servers else ca.root_file)
+    made = str(ca.servers.root_file if servers else ca.root_file)
     todo = (
         "let agents trust the new one too (`relay ca roots --servers --pem`), and after that day issue the "
         "certificates of brokers and other servers again"
         if servers
         else "on that day its leaves end with it"
     )
-    typer.echo(f"the old root is trusted until {utc(until_ms)} UTC: make a backup now, {todo}", err=True)
+    note = f"the old root is trusted until {utc(until_ms)} UTC: make a backup now, {todo}"
+    answer({"root": made, "old_root_until_ms": until_ms}, as_json=as_json, result=made, note=note)
 
 
-@app.command("issue-server")
+@app.command("issue-server", epilog=example("relay ca issue-server mqtt.example 192.0.2.7 --out broker-tls"))
 def ca_issue_server(
-    hosts: Annotated[list[str], typer.Argument(metavar="HOST...", help="The names and addresses it is for.")],
+    hosts: Annotated[list[str], typer.Argument(metavar="HOST", help="The names and addresses it is for.")],
     out: Annotated[Path, typer.Option(help="Where server.key, server.pem and roots.pem go.")],
+    as_json: AsJson = False,
     state_dir: StateDir = None,
 ) -> None:
     """Issue a broker's or another server's certificate. An existing key in --out is kept."""
     issue_server_files(authority(state_dir), hosts, out, os.urandom)
-    typer.echo(f"server.key, server.pem and roots.pem are in {out}", err=True)
+    note = f"server.key, server.pem and roots.pem are in {out}"
+    answer({"directory": str(out), "hosts": hosts}, as_json=as_json, note=note)
 
 
 @contextmanager

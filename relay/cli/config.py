@@ -8,6 +8,7 @@ import json
 import typer
 
 from relay.cli.exits import EXIT_CONFIG
+from relay.cli.manual import example, group
 from relay.cli.options import AsJson, usual_state_dir
 from relay.cli.settings_options import takes_settings
 from relay.settings import RELAY, load_settings
@@ -15,10 +16,10 @@ from schemas.error_roots import ConfigError
 from schemas.settings_report import as_document, as_toml
 from schemas.settings_sources import Sources
 
-app = typer.Typer(help="The settings that the relay runs with.", no_args_is_help=True)
+app = group("The settings that the relay runs with.")
 
 
-@app.command("check")
+@app.command("check", epilog=example("relay config check --config ./relay.toml"))
 @takes_settings(RELAY)
 def config_check(sources: Sources, as_json: AsJson = False) -> None:
     """Check the settings as `relay run` would read them. Exit 78 if they cannot be used."""
@@ -39,7 +40,7 @@ def config_check(sources: Sources, as_json: AsJson = False) -> None:
         raise SystemExit(EXIT_CONFIG)
 
 
-@app.command("show")
+@app.command("show", epilog=example("relay config show"))
 @takes_settings(RELAY)
 def config_show(sources: Sources, as_json: AsJson = False) -> None:
     """Show each setting as a line of the file, and where its value comes from."""

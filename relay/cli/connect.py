@@ -17,6 +17,7 @@ import typer
 
 from relay.cli import remote_server as remote
 from relay.cli.exits import EXIT_USAGE, fail
+from relay.cli.manual import example, group
 from relay.cli.options import AsJson
 from relay.config import View
 from relay.connect.clients import (
@@ -37,6 +38,11 @@ from schemas.files import read_named_secret
 _PROGRAM = "relay"
 
 
+app = group("Put the relay into the configuration of an MCP client.")
+headers_app = group("What Claude Code runs.")
+
+
+@app.command(epilog=example("relay connect claude-code --url https://relay.example --view kinds"))
 def connect(
     client: Annotated[ClientName, typer.Argument(help="The client.", show_default=False)],
     url: Annotated[str | None, typer.Option(metavar="URL", help="The relay. Not needed by --remove.")] = None,
@@ -96,6 +102,7 @@ def connect(
     plan.connect(connection, dry_run=dry_run, as_json=as_json)
 
 
+@headers_app.command(hidden=True, epilog=example("relay headers --token-file token"))
 def headers(
     token_file: Annotated[
         Path, typer.Option(metavar="FILE", help="The file of the bearer token, mode 0600.")

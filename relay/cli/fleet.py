@@ -21,6 +21,7 @@ from relay.auth.agent_tokens import TokenIssuer, TokenOptionError
 from relay.cli import options
 from relay.cli.event_loop import run_until_stopped
 from relay.cli.exits import EXIT_CANNOT_RUN, EXIT_USAGE, fail
+from relay.cli.manual import example, group
 from relay.cli.options import AsJson, PublicUrl, StateDir, Tenant, show_table, state_files, tenant_name, utc
 from relay.cli.state import authority
 from relay.clock import now_ms
@@ -33,7 +34,7 @@ from schemas.registry import SchemaRegistry
 from schemas.tls import client_context
 from schemas.ulids import UlidSource
 
-app = typer.Typer(help="What a running relay lists: nodes and tools.", no_args_is_help=True)
+app = group("What a running relay lists: nodes and tools.")
 
 _TOKEN_TTL_S = 60
 _WATCH_S = 2.0
@@ -52,7 +53,9 @@ TokenFile = Annotated[
 ]
 Root = Annotated[
     Path | None,
-    typer.Option("--ca", help="The root of the relay's certificate, PEM. Default: its own CA's too."),
+    typer.Option(
+        "--root", metavar="FILE", help="The root of the relay's certificate, PEM. Default: its own CA's too."
+    ),
 ]
 Watch = Annotated[bool, typer.Option("--watch", help="Show it again when it has changed, until Ctrl-C.")]
 
@@ -69,34 +72,34 @@ class _View:
     row: Callable[[dict[str, Any]], Sequence[str]]
 
 
-@app.command("nodes")
+@app.command("nodes", epilog=example("relay fleet nodes --watch"))
 def fleet_nodes(
     tenant: Tenant = None,
     url: Url = None,
     token_file: TokenFile = None,
-    ca: Root = None,
+    root: Root = None,
     watch: Watch = False,
     as_json: AsJson = False,
     public_url: PublicUrl = None,
     state_dir: StateDir = None,
 ) -> None:
     """Show the nodes of a tenant: which are connected, and until when their manifests are valid."""
-    _show(_NODES, _relay(tenant, url, token_file, ca, public_url, state_dir), watch=watch, as_json=as_json)
+    _show(_NODES, _relay(tenant, url, token_file, root, public_url, state_dir), watch=watch, as_json=as_json)
 
 
-@app.command("tools")
+@app.command("tools", epilog=example("relay fleet tools --tenant acme --json"))
 def fleet_tools(
     tenant: Tenant = None,
     url: Url = None,
     token_file: TokenFile = None,
-    ca: Root = None,
+    root: Root = None,
     watch: Watch = False,
     as_json: AsJson = False,
     public_url: PublicUrl = None,
     state_dir: StateDir = None,
 ) -> None:
     """Show the tools that an agent of a tenant reads in the relay's list."""
-    _show(_TOOLS, _relay(tenant, url, token_file, ca, public_url, state_dir), watch=watch, as_json=as_json)
+    _show(_TOOLS, _relay(tenant, url, token_file, root, public_url, state_dir), watch=watch, as_json=as_json)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +119,7 @@ def _relay(
     tenant: str | None,
     url: str | None,
     token_file: Path | None,
-    ca: Path | None,
+    root: Path | None,
     public_url: str | None,
     state_dir: Path | None,
 ) -> _Relay:
@@ -125,7 +128,7 @@ def _relay(
     reached = normal_mcp_url(url) if url is not None else public
     check_private_url(reached, plain_allowed=False)
     endpoint = f"{mcp_url(reached)}?view=tools"
-    tls = client_context(_roots(ca, state_dir), system_too=ca is None)
+    tls = client_context(_roots(root, state_dir), system_too=root is None)
     if token_file is not None or os.environ.get(TOKEN_VARIABLE):
         if tenant is not None:
             source = "--token-file" if token_file is not None else TOKEN_VARIABLE

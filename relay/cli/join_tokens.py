@@ -13,11 +13,13 @@ import typer
 
 from relay.cli import options
 from relay.cli.exits import EXIT_NO, EXIT_USAGE, fail
+from relay.cli.manual import example, group
 from relay.cli.options import (
     AsJson,
     PublicUrl,
     StateDir,
     Tenant,
+    answer,
     keep_first,
     seconds,
     show_table,
@@ -32,19 +34,20 @@ from relay.fleet.name_rules import NameRuleError, check_label, check_tags
 from relay.pki.join_tokens import JoinError, JoinTokens
 from schemas.addresses import PLAIN_OPTION, is_private_url
 
-app = typer.Typer(help="The tokens that nodes enrol with.", no_args_is_help=True)
+app = group("The tokens that nodes enrol with.")
 
 
-@app.command("create")
+@app.command("create", epilog=example('relay join-token create --label "greenhouse pi" --tag site=north'))
 def join_token_create(
     tenant: Tenant = None,
-    ttl: Annotated[str, typer.Option(help="How long it is valid: 90s, 15m, 12h or 30d.")] = "1h",
+    ttl: Annotated[str, typer.Option(metavar="DURATION", help="How long it is valid: 90s, 12h, 30d.")] = "1h",
     uses: Annotated[int, typer.Option(help="For how many nodes.")] = 1,
     label: Annotated[str, typer.Option(help="The label of the node; only with one use.")] = "",
     tag: Annotated[
         list[str] | None, typer.Option(help="A tag of each node: gateway, or site=north; repeat.")
     ] = None,
     public_url: PublicUrl = None,
+    as_json: AsJson = False,
     state_dir: StateDir = None,
 ) -> None:
     """Make a join token, and print it: a secret for the node."""
@@ -59,16 +62,16 @@ def join_token_create(
         fail(str(error), EXIT_USAGE)
     keep_first(state, public_url=url if public_url else None, tenant=tenant)
     plain = "" if is_private_url(url) else f" {PLAIN_OPTION}"
-    typer.echo(
+    note = (
         f"join token {token.id} for tenant {tenant_used}. Put it on the node into a file of mode 0600, "
         "and there type:\n"
-        f"  kubelet enroll {url} --token-file FILE{plain}",
-        err=True,
+        f"  kubelet enroll {url} --token-file FILE{plain}"
     )
-    typer.echo(token.text())
+    facts = {"token": token.text(), "id": token.id, "tenant": tenant_used, "url": url, "uses": uses}
+    answer(facts, as_json=as_json, result=token.text(), note=note)
 
 
-@app.command("list")
+@app.command("list", epilog=example("relay join-token list"))
 def join_token_list(as_json: AsJson = False, state_dir: StateDir = None) -> None:
     """Show every join token that was made, without its secret, and its state."""
     now, grants = now_ms(), _tokens(state_dir).all()
@@ -93,9 +96,10 @@ def join_token_list(as_json: AsJson = False, state_dir: StateDir = None) -> None
     )
 
 
-@app.command("revoke")
+@app.command("revoke", epilog=example("relay join-token revoke 4f9c2a7b1d3e"))
 def join_token_revoke(
     join_id: Annotated[str, typer.Argument(metavar="ID", help="The token's id, the part after ekj1.")],
+    as_json: AsJson = False,
     state_dir: StateDir = None,
 ) -> None:
     """Revoke a join token. Nodes that have enrolled with it stay enrolled."""
@@ -103,7 +107,8 @@ def join_token_revoke(
         revoked = _tokens(state_dir).revoke(join_id)
     except JoinError as error:
         fail(str(error), EXIT_NO)
-    typer.echo(f"revoked {join_id}" if revoked else f"{join_id} was revoked before", err=True)
+    note = f"revoked {join_id}" if revoked else f"{join_id} was revoked before"
+    answer({"id": join_id, "revoked_now": revoked}, as_json=as_json, note=note)
 
 
 def _check_names(tenant: str, label: str, tags: Sequence[str], state_dir: Path | None) -> None:

@@ -10,26 +10,28 @@ from typing import Annotated, Any
 import typer
 
 from relay.cli.exits import EXIT_NO, EXIT_USAGE, fail
+from relay.cli.manual import example, group
 from relay.cli.node_references import FoundNode, NodeDirectory, NodeReferenceError
-from relay.cli.options import AsJson, StateDir, show_table, utc
+from relay.cli.options import AsJson, StateDir, answer, show_table, utc
 from relay.cli.state import name_ledger
 from relay.clock import now_ms
 from relay.fleet.name_ledger import LabelTakenError
 from relay.fleet.name_rules import NameRuleError
 from relay.pki.records import KID_DIGITS
 
-app = typer.Typer(help="Labels and tags of nodes, and which nodes there are.", no_args_is_help=True)
+app = group("Labels and tags of nodes, and which nodes there are.")
 
 NodeReference = Annotated[
     str, typer.Argument(metavar="NODE", help="A node: its id, its label, or 6 or more characters of the id.")
 ]
 
 
-@app.command("label")
+@app.command("label", epilog=example('relay node label 01m7xw "greenhouse pi"'))
 def node_label(
     node: NodeReference,
     label: Annotated[str | None, typer.Argument(metavar="LABEL", help="The new label.")] = None,
     remove: Annotated[bool, typer.Option("--remove", help="Take its label away.")] = False,
+    as_json: AsJson = False,
     state_dir: StateDir = None,
 ) -> None:
     """Give a node a label, which is unique in its tenant; a running relay applies it within a second."""
@@ -42,18 +44,21 @@ def node_label(
         fail(str(error), EXIT_USAGE)
     except LabelTakenError as error:
         fail(str(error), EXIT_NO)
-    typer.echo(f"{found.node_id} of tenant {found.tenant}: {label or 'no label'}", err=True)
+    facts = {"node_id": found.node_id, "tenant": found.tenant, "label": label}
+    note = f"{found.node_id} of tenant {found.tenant}: {label or 'no label'}"
+    answer(facts, as_json=as_json, note=note)
 
 
-@app.command("tag")
+@app.command("tag", epilog=example('relay node tag "greenhouse pi" site=north gateway --remove old'))
 def node_tag(
     node: NodeReference,
     tags: Annotated[
-        list[str] | None, typer.Argument(metavar="TAG...", help="Tags: gateway, or site=north.")
+        list[str] | None, typer.Argument(metavar="TAG", help="Tags: gateway, or site=north.")
     ] = None,
     remove: Annotated[
         list[str] | None, typer.Option(metavar="KEY", help="Remove the tag of this key; repeat.")
     ] = None,
+    as_json: AsJson = False,
     state_dir: StateDir = None,
 ) -> None:
     """Set or remove tags of a node. A node has one value for each key: site=south replaces site=north."""
@@ -65,10 +70,12 @@ def node_tag(
     except NameRuleError as error:
         fail(str(error), EXIT_USAGE)
     now_has = NodeDirectory.of(state_dir).lookup.tags_of(found.node_id)
-    typer.echo(f"{found.node_id} of tenant {found.tenant}: {' '.join(now_has) or 'no tags'}", err=True)
+    facts = {"node_id": found.node_id, "tenant": found.tenant, "tags": list(now_has)}
+    note = f"{found.node_id} of tenant {found.tenant}: {' '.join(now_has) or 'no tags'}"
+    answer(facts, as_json=as_json, note=note)
 
 
-@app.command("list")
+@app.command("list", epilog=example("relay node list --tenant acme"))
 def node_list(
     tenant: Annotated[str | None, typer.Option(help="Of this tenant alone.")] = None,
     as_json: AsJson = False,
@@ -100,7 +107,7 @@ def node_list(
     )
 
 
-@app.command("show")
+@app.command("show", epilog=example('relay node show "greenhouse pi" --json'))
 def node_show(node: NodeReference, as_json: AsJson = False, state_dir: StateDir = None) -> None:
     """Show one node: its names, and its certificates."""
     directory = NodeDirectory.of(state_dir)
@@ -125,8 +132,8 @@ def node_show(node: NodeReference, as_json: AsJson = False, state_dir: StateDir 
     )
 
 
-@app.command("forget")
-def node_forget(node: NodeReference, state_dir: StateDir = None) -> None:
+@app.command("forget", epilog=example("relay node forget 01m7xw30dcjkqtrje56azxhjse"))
+def node_forget(node: NodeReference, as_json: AsJson = False, state_dir: StateDir = None) -> None:
     """Remove a retired or revoked node from the lists, with its label and tags. Its id stays taken."""
     directory = NodeDirectory.of(state_dir)
     found = _found(directory, node)
@@ -137,7 +144,7 @@ def node_forget(node: NodeReference, state_dir: StateDir = None) -> None:
             EXIT_NO,
         )
     name_ledger(state_dir).forget(found.node_id)
-    typer.echo(f"forgotten {found.node_id}", err=True)
+    answer({"forgotten": found.node_id}, as_json=as_json, note=f"forgotten {found.node_id}")
 
 
 def _found(directory: NodeDirectory, reference: str) -> FoundNode:

@@ -3,24 +3,23 @@
 Must not contain what a command does.
 """
 
+import json
 import os
-import re
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from relay.cli.exits import EXIT_USAGE, fail
 from relay.config import DEFAULT_PUBLIC_URL, DEFAULT_TENANT, StateFiles, default_state_dir
 from relay.kept_settings import read_kept, write_kept
-from relay.settings import PUBLIC_URL, RELAY, STATE_DIR
 from schemas.addresses import normal_url
-from schemas.settings_sources import read_sources
+from schemas.durations import DurationError, parse_duration_ms, parse_duration_s
 from schemas.text import printable
 
 StateDir = Annotated[Path | None, typer.Option("--state-dir", help="The relay's state directory.")]
@@ -48,6 +47,9 @@ def state_files(state_dir: Path | None) -> StateFiles:
         ConfigError: it is not named here, and the settings cannot be used.
     """
     if state_dir is None:
+        from relay.settings import RELAY, STATE_DIR  # noqa: PLC0415 - a command that is told does without it
+        from schemas.settings_sources import read_sources  # noqa: PLC0415 - as above
+
         state_dir = read_sources(RELAY, {}, None, os.environ).value(STATE_DIR)
     return StateFiles(state_dir or usual_state_dir())
 
@@ -60,6 +62,9 @@ def usual_state_dir() -> Path:
 def public_url(given: str | None, state: StateFiles) -> str:
     """Return the relay's URL: the one given here, or as a setting, or kept; else the default."""
     if given is None:
+        from relay.settings import PUBLIC_URL, RELAY  # noqa: PLC0415 - as above
+        from schemas.settings_sources import read_sources  # noqa: PLC0415 - as above
+
         given = read_sources(RELAY, {}, None, os.environ).value(PUBLIC_URL)
     return normal_url(given or read_kept(state.settings).public_url or DEFAULT_PUBLIC_URL)
 
@@ -78,11 +83,30 @@ def keep_first(state: StateFiles, **given: str | None) -> None:
 
 
 def seconds(text: str) -> int:
-    """Return the seconds of a duration such as ``90s``, ``15m``, ``12h`` or ``30d``."""
-    match = re.fullmatch(r"([1-9][0-9]{0,8})([smhd])", text)
-    if match is None:
-        fail(f"{printable(text)!r} is not a duration: write 90s, 15m, 12h or 30d", EXIT_USAGE)
-    return int(match[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]]
+    """Return the seconds of a duration such as ``90s``, ``15m``, ``1h30m`` or ``30d``."""
+    try:
+        return parse_duration_s(text)
+    except DurationError as error:
+        fail(str(error), EXIT_USAGE)
+
+
+def milliseconds(text: str) -> int:
+    """Return the milliseconds of a duration such as ``500ms`` or ``30s``."""
+    try:
+        return parse_duration_ms(text)
+    except DurationError as error:
+        fail(str(error), EXIT_USAGE)
+
+
+def answer(facts: Mapping[str, Any], *, as_json: bool, result: str = "", note: str = "") -> None:
+    """Print what was done: ``facts`` for programs, else ``result``, and ``note`` on standard error."""
+    if as_json:
+        typer.echo(json.dumps(facts))
+        return
+    if note:
+        typer.echo(note, err=True)
+    if result:
+        typer.echo(result)
 
 
 def utc(time_ms: int) -> str:

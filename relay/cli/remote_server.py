@@ -54,7 +54,9 @@ TokenFile = Annotated[
 ]
 Root = Annotated[
     Path | None,
-    typer.Option("--ca", help="The root of the server's certificate, PEM. Default: this machine's."),
+    typer.Option(
+        "--root", metavar="FILE", help="The root of the server's certificate, PEM. Default: this machine's."
+    ),
 ]
 Certificate = Annotated[Path | None, typer.Option(help="The client certificate to present, PEM.")]
 Key = Annotated[Path | None, typer.Option(help="Its key, PEM, mode 0600.")]

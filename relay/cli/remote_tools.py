@@ -17,14 +17,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from relay.cli import remote_server as remote
+from relay.cli.call_progress import CallProgress
 from relay.cli.exits import EXIT_NO, EXIT_USAGE, fail
-from relay.cli.options import AsJson, show_table
+from relay.cli.manual import example, group
+from relay.cli.options import AsJson, milliseconds, show_table
 from schemas.text import printable
 
 if TYPE_CHECKING:
     from relay.remote_tools import Surveyed, ToolResult
 
-_PROGRESS_AFTER_S = 1.0
 _NARROW = 24
 _MAX_ARGUMENTS = 1 << 20
 
@@ -37,6 +38,11 @@ class Ceiling(StrEnum):
     ADMIN = "admin"
 
 
+tools_app = group("The tools of any MCP server.")
+call_app = group("Call a tool of any MCP server.")
+
+
+@tools_app.command(epilog=example("relay tools --url https://mcp.example/mcp"))
 def tools(
     url: remote.Url = remote.DEFAULT_URL,
     stdio: remote.Stdio = None,
@@ -44,7 +50,7 @@ def tools(
         str | None, typer.Option(metavar="NAME", help="Pin this tool as it is now, after a review.")
     ] = None,
     token_file: remote.TokenFile = None,
-    ca: remote.Root = None,
+    root: remote.Root = None,
     certificate: remote.Certificate = None,
     key: remote.Key = None,
     verify_manifests: remote.Verify = None,
@@ -56,7 +62,17 @@ def tools(
 ) -> None:
     """List the tools of an MCP server: their risk, and what they would be refused for."""
     options = remote.RemoteOptions(
-        url, stdio, token_file, ca, certificate, key, verify_manifests, trust_annotations, pins, audit, plain
+        url,
+        stdio,
+        token_file,
+        root,
+        certificate,
+        key,
+        verify_manifests,
+        trust_annotations,
+        pins,
+        audit,
+        plain,
     )
     surveyed = remote.run_command(_surveyed(options, accept), as_json=as_json)
     if as_json:
@@ -67,6 +83,7 @@ def tools(
         typer.echo(f"{printable(accept)} is pinned as it is now.", err=True)
 
 
+@call_app.command(epilog=example("""relay call echo '{"message": "ping"}' --url https://mcp.example/mcp"""))
 def call(
     name: Annotated[str, typer.Argument(metavar="NAME", help="The tool, as `relay tools` lists it.")],
     arguments: Annotated[
@@ -80,13 +97,13 @@ def call(
         typer.Option("--output", "-o", metavar="FIELD", help="Print this member of the result: a.b.0.c"),
     ] = None,
     deadline: Annotated[
-        float | None, typer.Option(min=0.001, metavar="SECONDS", help="The longest that the call may take.")
+        str | None, typer.Option(metavar="DURATION", help="The longest that the call may take: 500ms, 30s.")
     ] = None,
     max_risk: Annotated[Ceiling, typer.Option(help="The risk up to which the call is made.")] = Ceiling.ADMIN,
     url: remote.Url = remote.DEFAULT_URL,
     stdio: remote.Stdio = None,
     token_file: remote.TokenFile = None,
-    ca: remote.Root = None,
+    root: remote.Root = None,
     certificate: remote.Certificate = None,
     key: remote.Key = None,
     verify_manifests: remote.Verify = None,
@@ -101,10 +118,21 @@ def call(
     Exit codes: 10 timeout, 11 unauthorized, 12 not found, 13 invalid arguments, 14 provider failure.
     """
     options = remote.RemoteOptions(
-        url, stdio, token_file, ca, certificate, key, verify_manifests, trust_annotations, pins, audit, plain
+        url,
+        stdio,
+        token_file,
+        root,
+        certificate,
+        key,
+        verify_manifests,
+        trust_annotations,
+        pins,
+        audit,
+        plain,
     )
     given = _arguments(arguments, from_stdin=from_stdin)
-    result = remote.run_command(_called(options, name, given, deadline, max_risk), as_json=as_json)
+    deadline_s = None if deadline is None else milliseconds(deadline) / 1000
+    result = remote.run_command(_called(options, name, given, deadline_s, max_risk), as_json=as_json)
     _print(result, field, as_json=as_json)
 
 
@@ -118,49 +146,24 @@ async def _surveyed(options: remote.RemoteOptions, accept: str | None) -> "list[
 
 
 async def _called(
-    options: remote.RemoteOptions, name: str, arguments: dict[str, Any], deadline: float | None, risk: Ceiling
+    options: remote.RemoteOptions,
+    name: str,
+    arguments: dict[str, Any],
+    deadline_s: float | None,
+    risk: Ceiling,
 ) -> "ToolResult":
     from relay.remote_tools import Permissions, Risk  # noqa: PLC0415 - as above
 
-    progress = _Progress()
+    progress = CallProgress()
     permissions = Permissions((_literal(name),), Risk(risk), scopes=None)
     async with options.client(permissions) as client:
         showing = asyncio.create_task(progress.show())
         try:
-            return await client.execute(name, arguments, deadline_s=deadline, on_progress=progress.note)
+            return await client.execute(name, arguments, deadline_s=deadline_s, on_progress=progress.note)
         finally:
             showing.cancel()
             with suppress(asyncio.CancelledError):
                 await showing
-
-
-class _Progress:
-    """One line on standard error while a call takes more than a second; rewritten if that is a terminal."""
-
-    def __init__(self) -> None:
-        self._text = ""
-
-    async def note(self, progress: float, total: float | None, message: str | None) -> None:
-        """Keep what the server reports."""
-        share = f"{progress:g}" if total is None else f"{progress:g} of {total:g}"
-        self._text = " ".join(part for part in (share, printable(message or "", 60)) if part)
-
-    async def show(self) -> None:
-        """Show the seconds and what the server reported, until cancelled."""
-        is_terminal = sys.stderr.isatty()
-        second = 0
-        try:
-            while True:
-                await asyncio.sleep(_PROGRESS_AFTER_S)
-                second += 1
-                line = f"waiting, {second} s  {self._text}".rstrip()
-                if is_terminal:
-                    typer.echo(f"\r{line:<79}", err=True, nl=False)
-                elif second == 1:
-                    typer.echo(line, err=True)
-        finally:
-            if is_terminal and second:
-                typer.echo("\r" + " " * 79 + "\r", err=True, nl=False)
 
 
 def _arguments(text: str | None, *, from_stdin: bool) -> dict[str, Any]:

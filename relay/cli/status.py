@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from relay.cli.exits import EXIT_NO
+from relay.cli.manual import example, group
 from relay.cli.options import AsJson, StateDir, state_files
 from schemas.process.status_socket import read_status
 from schemas.process.status_view import (
@@ -20,16 +21,16 @@ from schemas.process.status_view import (
     show,
 )
 
+app = group("What the relay does now.")
 
+
+@app.command(epilog=example("relay status --watch"))
 def status(
     state_dir: StateDir = None,
     watch: Annotated[bool, typer.Option("--watch", help="Show it again every 2 s, until Ctrl-C.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show what the running relay does now. Exit code 1: it runs, and calls cannot be made.
-
-    For example, of the service: sudo relay status --watch
-    """
+    """Show what the running relay does now. Exit code 1: it runs, and calls cannot be made."""
     directory = state_files(state_dir).root
     if not show(lambda: read_status(directory), _lines_of, as_json=as_json, watch=watch):
         raise SystemExit(EXIT_NO)

@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from relay.cli.exits import EXIT_CANNOT_RUN, EXIT_USAGE, fail
+from relay.cli.manual import example, group
 from relay.config import View
 from relay.stdio_bridge.bearer_token import BearerToken, TokenMissingError
 from schemas.addresses import PLAIN_OPTION, check_private_url, mcp_url, normal_mcp_url
@@ -25,6 +26,10 @@ class Names(StrEnum):
     DASHED = "dashed"
 
 
+app = group("MCP on standard input and output.")
+
+
+@app.command(epilog=example("relay stdio --url https://relay.example --token-file token --view kinds"))
 def stdio(
     url: Annotated[str, typer.Option(metavar="URL", help="The relay.")],
     names: Annotated[
@@ -35,8 +40,11 @@ def stdio(
         typer.Option(help="List each node's tools, or one tool of a kind. Default: the relay's."),
     ] = None,
     token_file: Annotated[Path | None, typer.Option(help="The file that holds the token, mode 0600.")] = None,
-    ca: Annotated[
-        Path | None, typer.Option(help="The root of the relay's certificate, PEM. Default: this machine's.")
+    root: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="The root of the relay's certificate, PEM. Default: this machine's."
+        ),
     ] = None,
     plain: Annotated[
         bool, typer.Option(PLAIN_OPTION, help="Allow unencrypted connections to other machines.")
@@ -51,6 +59,6 @@ def stdio(
         token = BearerToken.find(token_file, os.environ)
     except TokenMissingError as error:
         fail(str(error), EXIT_USAGE if token_file is None else EXIT_CANNOT_RUN)
-    tls = client_context(ca.read_text("utf-8", "replace") if ca is not None else None)
+    tls = client_context(root.read_text("utf-8", "replace") if root is not None else None)
     chosen = f"&view={view}" if view is not None else ""
     run_stdio(f"{mcp_url(relay)}?names={names}{chosen}", token, tls, sys.stderr)

@@ -10,17 +10,18 @@ from typing import Annotated
 
 import typer
 
-from relay.auth.agent_tokens import TokenIssuer, TokenOptionError
 from relay.auth.issued_tokens import IssuedToken, IssuedTokens
 from relay.auth.permissions import SCOPES
 from relay.auth.revoked_tokens import RevokedTokens, is_jti
 from relay.cli import options
 from relay.cli.exits import EXIT_CANNOT_RUN, EXIT_NO, EXIT_USAGE, fail
+from relay.cli.manual import example, group
 from relay.cli.options import (
     AsJson,
     PublicUrl,
     StateDir,
     Tenant,
+    answer,
     keep_first,
     seconds,
     show_table,
@@ -30,30 +31,35 @@ from relay.cli.options import (
 )
 from relay.clock import now_ms
 from relay.config import StateFiles
-from relay.key_files import read_key
 from schemas.addresses import mcp_url
-from schemas.registry import SchemaRegistry
 from schemas.text import printable
-from schemas.ulids import UlidSource
 
-app = typer.Typer(help="Agents' bearer tokens.", no_args_is_help=True)
+app = group("Agents' bearer tokens.")
 
 _OPTIONS = {"/sub": "--sub", "/tenant": "--tenant", "/exp": "--ttl"}
 _EXAMPLES = {"--sub": ", for example my-agent", "--tenant": ", for example acme"}
 
 
-@app.command("issue")
+@app.command("issue", epilog=example("relay token issue --sub my-agent --ttl 12h"))
 def token_issue(
     sub: Annotated[str, typer.Option(help="The agent; it is recorded in the audit.")],
     tenant: Tenant = None,
     scope: Annotated[
         list[str] | None, typer.Option(help="What it allows; repeat. Default: tools:call:read_only.")
     ] = None,
-    ttl: Annotated[str, typer.Option(help="How long it is valid: 90s, 15m, 12h or 30d.")] = "30d",
+    ttl: Annotated[
+        str, typer.Option(metavar="DURATION", help="How long it is valid: 90s, 12h, 30d.")
+    ] = "30d",
     public_url: PublicUrl = None,
+    as_json: AsJson = False,
     state_dir: StateDir = None,
 ) -> None:
     """Sign a token for an agent, and print it; by its jti it can be revoked."""
+    from relay.auth.agent_tokens import TokenIssuer, TokenOptionError  # noqa: PLC0415 - for this command alone
+    from relay.key_files import read_key  # noqa: PLC0415 - as above
+    from schemas.registry import SchemaRegistry  # noqa: PLC0415 - as above
+    from schemas.ulids import UlidSource  # noqa: PLC0415 - as above
+
     scopes = scope or ["tools:call:read_only"]
     if unknown := [name for name in scopes if name not in SCOPES]:
         fail(f"no such scope: {printable(unknown[0])}; there are {', '.join(SCOPES)}", EXIT_USAGE)
@@ -82,15 +88,14 @@ def token_issue(
         fail(str(error).replace(error.where, option, 1) + _EXAMPLES.get(option, ""), EXIT_USAGE)
     IssuedTokens(state.issued_tokens).add(issued)
     keep_first(state, public_url=url if public_url else None, tenant=tenant)
-    typer.echo(
+    note = (
         f"jti {issued.jti}: {sub} of tenant {issued.tenant}, for {issued.audience}, "
-        f"until {utc(issued.expires_at_ms)} UTC",
-        err=True,
+        f"until {utc(issued.expires_at_ms)} UTC"
     )
-    typer.echo(token)
+    answer({"token": token, **issued.facts()}, as_json=as_json, result=token, note=note)
 
 
-@app.command("list")
+@app.command("list", epilog=example("relay token list --json"))
 def token_list(as_json: AsJson = False, state_dir: StateDir = None) -> None:
     """Show every token that this relay has issued, without the token itself, and its state."""
     state, now = _state(state_dir), now_ms()
@@ -115,12 +120,13 @@ def token_list(as_json: AsJson = False, state_dir: StateDir = None) -> None:
     )
 
 
-@app.command("revoke")
+@app.command("revoke", epilog=example("relay token revoke 01M7XW30DCJKQTRJE56AZXHJSE"))
 def token_revoke(
     jti: Annotated[str, typer.Argument(metavar="JTI", help="The token's id: its claim jti.")],
     foreign: Annotated[
         bool, typer.Option("--foreign", help="The token is of another issuer, or older than the list.")
     ] = False,
+    as_json: AsJson = False,
     state_dir: StateDir = None,
 ) -> None:
     """Revoke a token; a running relay rejects it within a second."""
@@ -134,7 +140,7 @@ def token_revoke(
             EXIT_NO,
         )
     RevokedTokens(state.revoked_tokens).revoke(jti, now_ms())
-    typer.echo(f"revoked {jti}", err=True)
+    answer({"revoked": jti}, as_json=as_json, note=f"revoked {jti}")
 
 
 def _state(state_dir: Path | None) -> StateFiles:

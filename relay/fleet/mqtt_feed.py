@@ -11,11 +11,12 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from structlog.typing import FilteringBoundLogger
 
+from relay.allowance import Allowance
 from relay.audit.refusal_counts import RefusalCounter, RefusalEvent
 from relay.fleet.fleet import Fleet
 from relay.fleet.mqtt_connection import Message, MqttConnection
 from relay.observability.metrics import Metrics
-from relay.rate_limits import Allowance, KeyedLimiters
+from relay.rate_limits import KeyedLimiters
 from schemas import topics
 from schemas.addresses import BrokerAddress
 from schemas.errors import ToolError

@@ -26,7 +26,7 @@ _SILENCE_S = 60.0  # the relay sends something every 15 s on a stream, if only a
 _KEEPALIVE_S = 2.0  # the relay closes idle connections after 5 s, and must not do so during a request
 _LINE_END = re.compile(rb"\r\n|\n|\r(?!\Z)")
 _NEWLINES = bytes.maketrans(b"\r\n", b"  ")
-_NAME_THE_ROOT = "Name its root with --ca: that of `relay run --tls-own` is ca/root.pem of the relay's state"
+_NAME_THE_ROOT = "Name it with --root: that of `relay run --tls-own` is ca/root.pem of the relay's state"
 _NEVER_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from relay.allowance import Allowance
 from relay.audit.log import AuditLog
 from relay.audit.refusal_counts import RefusalCounter
 from relay.auth.agent_tokens import Authenticator, TokenIssuer, key_id
@@ -53,7 +54,6 @@ from relay.observability.metrics import Metrics
 from relay.pki.errors import AuthorityStateError
 from relay.pki.renewals import LeafAuthority, Renewals
 from relay.pki.server_authority import EndorsedRoots
-from relay.rate_limits import Allowance
 from relay.routing.port import NodeRouter
 from relay.sessions.capability_limits import CapabilityLimits
 from relay.sessions.connect_limiter import ConnectLimiter

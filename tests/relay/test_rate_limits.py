@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay.rate_limits import BUSY_RETRY_MS, Allowance, KeyedLimiters, Limiter
+from relay.allowance import Allowance
+from relay.rate_limits import BUSY_RETRY_MS, KeyedLimiters, Limiter
 from schemas.errors import Failure, ToolError
 from tests.fakes.hub import Hub
 from tests.fakes.signer import ECHO, METRICS, NODE_ID

@@ -2,11 +2,12 @@ from typing import Any
 
 import pytest
 
+from relay.allowance import Allowance
 from relay.auth.agent_tokens import Principal
 from relay.auth.caller import Caller
 from relay.calls.call_record import CallAnswer, CallRecord, CallRequest, Following
 from relay.calls.envelope import Call
-from relay.rate_limits import Allowance, Limiter
+from relay.rate_limits import Limiter
 from schemas.errors import Failure, ToolError
 from tests.fakes.hub import Hub
 from tests.fakes.signer import NODE_ID, NOW_MS, OTHER_NODE_ID

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from relay.allowance import Allowance
 from relay.auth.agent_tokens import Principal
 from relay.calls.call_record import CallAnswer, CallRequest
 from relay.calls.gateway import CallGateway
 from relay.config import EnvelopeMode
 from relay.fleet.name_ledger import NodeName
-from relay.rate_limits import Allowance
 from relay.routing.port import Command, NodeRouter
 from schemas.errors import Failure, ToolError
 from schemas.kinds import KINDS, MANIFEST_REF, KindRegistry

@@ -1220,7 +1220,7 @@ def test_the_message_of_a_fault_is_escaped(
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("command", [["run", "--broker", "127.0.0.1:1"], ["audit", "tail"], []])
+@pytest.mark.parametrize("command", [["run", "--broker", "127.0.0.1:1"], ["audit", "tail"], ["ca", "list"]])
 def test_on_a_nodes_installation_the_command_says_in_one_line_what_to_install(
     tmp_path: Path, command: list[str]
 ) -> None:
@@ -1267,6 +1267,6 @@ def test_the_view_of_a_url_without_one_is_the_operators_choice(
     relay: Relay, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], view: View
 ) -> None:
     views: list[View] = []
-    monkeypatch.setattr("relay.cli.serve.serve", lambda config: views.append(config.default_view))
+    monkeypatch.setattr("relay.cli.serve.serve", lambda config, _reload: views.append(config.default_view))
     assert relay(*RUN, *arguments).code == 0
     assert views == [view]

@@ -112,7 +112,7 @@ async def test_arguments_come_from_standard_input(relay: Command, monkeypatch: p
 async def test_each_type_of_error_has_an_exit_code(
     relay: Command, name: str, arguments: str, code: int, word: str
 ) -> None:
-    bound = ("--deadline", "0.5" if name == "delay" else "20")
+    bound = ("--deadline", "500ms" if name == "delay" else "20s")
     async with FakeMcpServer().over_http() as url:
         outcome = await relay("call", name, arguments, "--url", url, *bound)
         assert (outcome.code, outcome.out) == (code, "")
@@ -243,7 +243,7 @@ async def test_a_server_over_stdio_is_started(
 async def test_a_call_over_a_second_shows_that_it_waits(relay: Command) -> None:
     fake = FakeMcpServer()
     async with fake.over_http() as url:
-        outcome = await relay("call", "delay", "--url", url, "--deadline", "1.5")
+        outcome = await relay("call", "delay", "--url", url, "--deadline", "1s500ms")
     assert outcome.code == 10
     assert outcome.err.splitlines()[0] == "waiting, 1 s"
 

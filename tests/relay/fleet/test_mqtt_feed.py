@@ -9,6 +9,7 @@ from typing import Any
 import psutil
 import pytest
 
+from relay.allowance import Allowance
 from relay.auth.permissions import Rights
 from relay.fleet.fleet import GRACE_MS, Fleet
 from relay.fleet.inventory import Inventory
@@ -16,7 +17,6 @@ from relay.fleet.missing_manifests import WINDOW_MS
 from relay.fleet.mqtt_feed import MqttFeed
 from relay.observability.logging import make_logger
 from relay.pki.broker_access import BrokerAccess
-from relay.rate_limits import Allowance
 from schemas import topics
 from schemas.addresses import BrokerAddress
 from schemas.manifest import MAX_MANIFEST_BYTES, etag_of

@@ -21,6 +21,7 @@ from mcp_types import CLIENT_CAPABILITIES_META_KEY, CLIENT_INFO_META_KEY, PROTOC
 from starlette.applications import Starlette
 from starlette.types import Message, Receive, Scope, Send
 
+from relay.allowance import Allowance
 from relay.auth.caller import CALLER_IN_SCOPE, Caller
 from relay.calls.envelope import META_IDEMPOTENCY_KEY, META_TRACEPARENT
 from relay.calls.relay_tools import Emit
@@ -30,7 +31,6 @@ from relay.http.request_guard import AllowedHosts, RequestGuard
 from relay.mcp_api.direct import until_disconnected
 from relay.mcp_api.methods import BYTES_LIKE_A_CALL, Method
 from relay.mcp_api.sdk import EXCHANGE_IN_SCOPE
-from relay.rate_limits import Allowance
 from relay.routing.port import NodeRouter
 from schemas.addresses import HostPort
 from schemas.registry import SchemaRegistry

@@ -24,6 +24,7 @@ from mcp_types import (
 )
 from starlette.applications import Starlette
 
+from relay.allowance import Allowance
 from relay.auth.permissions import Rights
 from relay.config import PER_AGENT
 from relay.fleet.change_notifier import ChangeNotifier, Listener
@@ -35,7 +36,6 @@ from relay.http.request_guard import AllowedHosts, RequestGuard
 from relay.mcp_api.methods import LIST_TTL_MS, META_ERROR, META_HOP
 from relay.mcp_api.open_streams import OpenStreams
 from relay.mcp_api.paging import MAX_PAGE_BYTES, PAGE_SIZE
-from relay.rate_limits import Allowance
 from relay.routing.port import NodeRouter
 from schemas.errors import Failure, ToolError
 from tests.fakes.hub import PUBLIC_URL, Hub

@@ -6,11 +6,11 @@ from typing import Any, Final
 
 import pytest
 
+from relay.allowance import Allowance
 from relay.auth.caller import Caller
 from relay.mcp_api.methods import BYTES_LIKE_A_CALL, LIST_TTL_MS, META_ERROR, MethodError, Methods
 from relay.mcp_api.resources import ResourceCatalog
 from relay.mcp_api.tool_list import ToolList
-from relay.rate_limits import Allowance
 from relay.telemetry.reading import TelemetryResource
 from schemas.errors import ToolError
 from tests.fakes.hub import Hub

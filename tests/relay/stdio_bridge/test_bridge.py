@@ -570,7 +570,7 @@ async def test_a_signal_ends_the_command_as_the_end_of_its_input_does(
         (["--url", "https://relay.example", "--token-file", "EMPTY"], None, 3, "holds no token"),
         (["--url", "https://relay.example", "--token-file", "EXPOSED"], None, 3, "chmod 600"),
         (["--url", "https://relay.example", "--token-file", "/no/such"], None, 3, "/no/such"),
-        (["--url", "https://relay.example", "--ca", "EMPTY"], "t", 3, "no certificate"),
+        (["--url", "https://relay.example", "--root", "EMPTY"], "t", 3, "no certificate"),
         (["--url", "https://relay.example", "--names", "other"], "t", 2, "dotted"),
     ],
 )

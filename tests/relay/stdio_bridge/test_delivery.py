@@ -118,10 +118,10 @@ async def test_a_relay_that_is_not_trusted_is_reported_at_once_with_the_option_t
     ):
         error = (await client.ask("tools/call", **CALL))["error"]
         assert "certificate is not trusted" in error["message"]
-        assert "--ca" in error["message"]
+        assert "--root" in error["message"]
         assert error["data"]["retryable"] is False
         [line] = client.log.entries("the relay is not reached")
-        assert "--ca" in line["reason"]
+        assert "--root" in line["reason"]
 
 
 async def test_a_call_that_may_have_run_is_not_sent_again() -> None:

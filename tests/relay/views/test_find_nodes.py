@@ -2,9 +2,9 @@ from typing import Any
 
 import pytest
 
+from relay.allowance import Allowance
 from relay.fleet.name_ledger import NodeName
 from relay.fleet.selection import Selection
-from relay.rate_limits import Allowance
 from relay.views.find_nodes import PAGE_SIZE
 from tests.fakes.hub import Hub
 from tests.fakes.signer import ECHO, METRICS, NOW_MS, TENANT

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from relay.rate_limits import Allowance
+from relay.allowance import Allowance
 from relay.routing.port import Command
 from relay.views.many_nodes import MAX_ANSWER_BYTES, SIDE_BY_SIDE
 from schemas.errors import Failure, ToolError

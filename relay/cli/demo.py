@@ -1,0 +1,35 @@
+"""``relay demo``: everything on this machine. Must not hold what the demo does."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from relay.cli.exits import EXIT_NO, fail
+from relay.cli.manual import example, group
+from schemas.error_roots import OperatorError
+
+app = group("Show everything on this machine.")
+
+
+@app.command(epilog=example("relay demo --nodes 10"))
+def demo(
+    once: Annotated[bool, typer.Option("--once", help="End after the calls; exit 1 if one failed.")] = False,
+    nodes: Annotated[int, typer.Option(min=0, max=5000, help="How many mock nodes.")] = 2,
+    ready_file: Annotated[Path | None, typer.Option(help="Write JSON here once all is up.")] = None,
+    caller_tools: Annotated[
+        bool,
+        typer.Option("--caller-tools", help="Show how an agent lends a tool to a node, instead."),
+    ] = False,
+) -> None:
+    """Start everything on this machine, call each tool once, and keep serving until Ctrl-C."""
+    from relay.cli.event_loop import run_until_stopped  # noqa: PLC0415 - with the import below
+    from relay.demo.run import run_demo  # noqa: PLC0415 - MCP's client, for this command alone
+
+    shown = run_demo(nodes=nodes, once=once, ready_file=ready_file, caller_tools=caller_tools)
+    try:
+        worked = run_until_stopped(shown)
+    except OperatorError as error:
+        fail(str(error), EXIT_NO)
+    if worked is False:
+        raise SystemExit(EXIT_NO)

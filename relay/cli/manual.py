@@ -1,0 +1,82 @@
+"""How commands present themselves: help without a cut line, an example in each, and loading on demand.
+
+The module is the same in both programs, which cannot share it: a test compares them. Must not know a command.
+"""
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Annotated, Any, ClassVar
+
+import typer
+from typer.core import TyperGroup
+
+_CONTEXT = {"help_option_names": ["-h", "--help"]}
+
+
+class Manual(TyperGroup):
+    """A group of commands. Those in ``on_demand``, as ``module:attribute``, are loaded when they are used."""
+
+    on_demand: ClassVar[Mapping[str, str]] = {}
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names of all commands."""
+        return [*self.on_demand, *(name for name in super().list_commands(ctx) if name not in self.on_demand)]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return a command; None if there is none of that name."""
+        if cmd_name not in self.on_demand:
+            return super().get_command(ctx, cmd_name)
+        module, _, attribute = self.on_demand[cmd_name].partition(":")
+        return typer.main.get_command(getattr(import_module(module), attribute))
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write each command with the first paragraph of its help; the parser's own would cut it."""
+        commands = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
+        rows = [
+            (name, " ".join((command.help or "").partition("\n\n")[0].split()))
+            for name, command in commands.items()
+            if not command.hidden
+        ]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
+
+def program(name: str, text: str, cls: type[Manual] = Manual) -> typer.Typer:
+    """Return the command line of a program, with ``--version`` and completion."""
+    app = group(text, name, cls=cls, add_completion=True)
+
+    def show_version(wanted: bool) -> None:  # noqa: FBT001 - as the parser calls it
+        if wanted:
+            from importlib.metadata import version  # noqa: PLC0415 - it takes long to load
+
+            typer.echo(f"{name} {version('edge-kubelet')}")
+            raise typer.Exit
+
+    option = typer.Option("--version", callback=show_version, is_eager=True, help="Show the version.")
+
+    @app.callback(help=text)
+    def options(_version: Annotated[bool, option] = False) -> None:
+        pass
+
+    return app
+
+
+def group(
+    text: str, name: str | None = None, *, cls: type[Manual] = Manual, add_completion: bool = False
+) -> typer.Typer:
+    """Return a group of commands that ``text`` introduces."""
+    return typer.Typer(
+        name=name,
+        help=text,
+        cls=cls,
+        no_args_is_help=True,
+        add_completion=add_completion,
+        context_settings=_CONTEXT,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+    )
+
+
+def example(*lines: str) -> str:
+    """Return the end of a command's help: command lines that can be copied, never wrapped."""
+    return "\n".join(["\b", "Example:", *(f"  {line}" for line in lines)])

@@ -1,0 +1,35 @@
+"""``relay run``: reads the settings, and serves. Must not hold what the relay does."""
+
+import os
+
+from relay.cli.manual import example, group
+from relay.cli.options import usual_state_dir
+from relay.cli.settings_options import takes_settings
+from relay.kept_settings import write_kept
+from relay.settings import RELAY, LoadedSettings, load_settings
+from schemas.settings_sources import Sources, read_sources
+
+app = group("Run the relay.")
+
+
+@app.command(epilog=example("relay run --broker mqtts://mqtt.example --listen 0.0.0.0:443 --tls-own"))
+@takes_settings(RELAY)
+def run(sources: Sources) -> None:
+    """Run the relay.
+
+    Each option is also a setting: --listen is listen in relay.toml, and the variable RELAY_LISTEN.
+    `relay config show` prints which value holds, and where it stands.
+    """
+    from relay.cli.serve import serve  # noqa: PLC0415 - the server's parts, for this command alone
+    from relay.server.settings_reload import ReloadSource  # noqa: PLC0415 - as above
+
+    def load() -> LoadedSettings:
+        again = read_sources(RELAY, sources.flags, sources.named_file, os.environ)
+        return load_settings(again, usual_state_dir())
+
+    loaded = load_settings(sources, usual_state_dir())
+    config = loaded.config()
+    if config.state.ca.exists():
+        # Not in a directory that is named by mistake: the next start would use what was kept there.
+        write_kept(config.state.settings, loaded.to_keep())
+    serve(config, ReloadSource(loaded.settings, load))
