@@ -58,7 +58,9 @@ from schemas.settings_sources import Sources
 
 
 class _Commands(Manual):
-    on_demand: ClassVar[Mapping[str, str]] = MappingProxyType({"status": "kubelet.cli.status:app"})
+    on_demand: ClassVar[Mapping[str, str]] = MappingProxyType(
+        {"status": "kubelet.cli.status:app", "doctor": "kubelet.cli.doctor:app"}
+    )
 
 
 app = program(

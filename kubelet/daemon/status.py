@@ -87,6 +87,7 @@ class DaemonStatus:
             "sessions": flow.sessions,
             "gets_echo": flow.gets_echo,
             "echo_answered": flow.is_answered,
+            "acknowledgements": flow.acknowledgements,
             "acknowledged_s_ago": flow.acknowledged_s_ago,
             "heartbeat_s": self.node.announcer.interval_s,
         }

@@ -18,6 +18,7 @@ class CallFlow:
         relay_saw: the ETag that the relay received last by the broker, as its last acknowledgement names it;
             None if it named none.
         sessions: how many welcomes there were.
+        acknowledgements: how many heartbeats of this session were acknowledged.
         gets_echo: whether the relay sends an echo after its welcome, and names what it saw.
     """
 
@@ -28,6 +29,7 @@ class CallFlow:
         self._is_answered = False
         self._acknowledged_s = 0.0
         self.sessions = 0
+        self.acknowledgements = 0
         self.relay_saw: str | None = None
         self.gets_echo = False
 
@@ -40,6 +42,7 @@ class CallFlow:
         """Begin with a welcome; ``gets_echo``: the relay sends an echo after it."""
         self._connected = True
         self.sessions += 1
+        self.acknowledgements = 0
         self.gets_echo = gets_echo
         # Of a relay that sends no echo, the acknowledgements alone have to do.
         self._is_answered = not gets_echo
@@ -57,6 +60,7 @@ class CallFlow:
     def acknowledged(self, broker_etag: str | None) -> None:
         """Note that a heartbeat was acknowledged."""
         self._acknowledged_s = self._monotonic()
+        self.acknowledgements += 1
         self.relay_saw = broker_etag
 
     @property

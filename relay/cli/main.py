@@ -24,6 +24,7 @@ class _Commands(Manual):
             "audit": "relay.cli.audit:app",
             "config": "relay.cli.config:app",
             "status": "relay.cli.status:app",
+            "doctor": "relay.cli.doctor:app",
             "connect": "relay.cli.connect:app",
             "headers": "relay.cli.connect:headers_app",
             "stdio": "relay.cli.stdio:app",

@@ -157,7 +157,7 @@ def reason_to_renew(held_pem: str, wanted: Wanted, roots: Sequence[str], now_ms:
     life = held.not_valid_after_utc - held.not_valid_before_utc
     if not held.not_valid_before_utc <= moment(now_ms) < held.not_valid_after_utc - life / 3:
         return "age"
-    return None if any(_issued_by(held, root) for root in roots) else "root"
+    return None if any(issued_by(held_pem, root) for root in roots) else "root"
 
 
 def _host(host: str) -> str:
@@ -167,8 +167,10 @@ def _host(host: str) -> str:
         return host
 
 
-def _issued_by(held: x509.Certificate, root_pem: str) -> bool:
+def issued_by(held_pem: str, root_pem: str) -> bool:
+    """Return whether the certificate ``held_pem`` was issued by the root ``root_pem``."""
     try:
+        held = x509.load_pem_x509_certificate(held_pem.encode("utf-8"))
         held.verify_directly_issued_by(x509.load_pem_x509_certificate(root_pem.encode("utf-8")))
     except (ValueError, TypeError, InvalidSignature):
         return False

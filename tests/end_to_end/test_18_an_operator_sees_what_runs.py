@@ -1,7 +1,7 @@
 """18. An operator sees what runs, and is woken when it does not.
 
-Steps: ask both programs for their status · read their metrics · hold the alert rules to Prometheus' grammar,
-and to the metrics that there are.
+Steps: ask both programs for their status, and their doctors · read their metrics · hold the alert rules to
+Prometheus' grammar, and to the metrics that there are.
 """
 
 import asyncio
@@ -57,6 +57,25 @@ async def test_both_programs_say_in_ten_lines_what_they_do(demo: Demo) -> None:
     )
     status = json.loads(shown.stdout)
     assert (status["nodes"]["connected"], status["nodes"]["silent"]) == (3, {})
+
+
+async def test_the_doctor_of_each_finds_what_the_demo_does_without(demo: Demo) -> None:
+    directory, url = Path(demo.facts["audit"]).parents[1], demo.base_url
+    broker = f"mqtt://{demo.facts['broker']}"
+    found = {}
+    for program, options in (
+        ("relay", ["--public-url", url, "--listen", url.removeprefix("http://")]),
+        ("kubelet", ["--relay", url]),
+    ):
+        state_dir = str(directory / program)
+        shared = ["doctor", "--json", "--state-dir", state_dir, "--broker", broker]
+        checked = await run(sys.executable, "-P", "-m", program, *shared, *options)
+        lines = [json.loads(line) for line in checked.stdout.splitlines()]
+        found[program] = {line["check"] for line in lines if line["severity"] != "ok"}
+        assert (checked.returncode, len(lines) > 10) == (1, True), checked
+    # What the relay receives by the broker is sure from the second heartbeat on.
+    assert found["kubelet"] - {"announce"} == {"watchdog"}
+    assert found["relay"] == {"broker", "watchdog"}
 
 
 async def test_the_metrics_of_both_show_certificate_broker_sessions_and_calls(demo: Demo) -> None:

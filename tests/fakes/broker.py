@@ -44,6 +44,13 @@ no_auth_user: guest
     "mosquitto": "plugin {plugin}\nplugin_opt_config_file {rules}\n",
 }
 _DEAF_RULES = '{"defaultACLAccess": {"publishClientSend": true, "subscribe": false}}'
+_MUTE = {
+    "nats-server": _DEAF["nats-server"].replace("subscribe", "publish"),
+    "mosquitto": _DEAF["mosquitto"],
+}
+_MUTE_RULES = (
+    '{"defaultACLAccess": {"publishClientSend": false, "publishClientReceive": true, "subscribe": true}}'
+)
 
 
 def missing(kind: str) -> str | None:
@@ -66,14 +73,15 @@ def shipped_config(kind: str, port: int, store: Path) -> str:
 class Broker:
     """A broker that keeps its messages in ``directory``, and its address when it is started again.
 
-    ``deaf``: it refuses every subscription to what the devices publish.
+    ``deaf``: it refuses every subscription to what the devices publish. ``mute``: what they publish.
     """
 
-    def __init__(self, kind: str, directory: Path, *, deaf: bool = False) -> None:
+    def __init__(self, kind: str, directory: Path, *, deaf: bool = False, mute: bool = False) -> None:
         self.address = BrokerAddress("127.0.0.1", unused_port())
         self._kind = kind
         self._directory = directory
         self._deaf = deaf
+        self._mute = mute
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -117,13 +125,14 @@ class Broker:
         store = self._directory / "store"
         store.mkdir(exist_ok=True)
         config = shipped_config(self._kind, self.address.port, store) + _BESIDES[self._kind]
-        if not self._deaf:
+        if not (self._deaf or self._mute):
             return config
+        refusal = (_MUTE if self._mute else _DEAF)[self._kind]
         if self._kind == "nats-server":
-            return config + _DEAF[self._kind]
+            return config + refusal
         rules = self._directory / "rules.json"
-        rules.write_text(_DEAF_RULES, "utf-8")
-        return config + _DEAF[self._kind].format(plugin=_dynamic_security(), rules=rules)
+        rules.write_text(_MUTE_RULES if self._mute else _DEAF_RULES, "utf-8")
+        return config + refusal.format(plugin=_dynamic_security(), rules=rules)
 
 
 def publish(address: BrokerAddress, *messages: tuple[str, bytes], retain: bool = True) -> None:

@@ -1,0 +1,190 @@
+"""The checks of ``kubelet doctor``: what calls to this node need, from its files to the relay's echo.
+
+Sessions are not opened: a second one would end the daemon's. What only the daemon can know, it tells over its
+socket. Must not print.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
+
+from kubelet.config import NodeConfig
+from kubelet.session.tls import NodeTls
+from schemas import topics
+from schemas.certificates import IdentityError, verify_leaf
+from schemas.identity import certificates_in, validity_of
+from schemas.identity_files import IdentityFiles, NodeIdentity
+from schemas.process import common_checks
+from schemas.process.broker_probe import Publication, probing
+from schemas.process.common_checks import HealthAnswer, ask_health
+from schemas.process.doctor import Check, Finding
+from schemas.process.status_socket import read_status
+
+_RENEW = "the daemon renews it while it is connected; its log says why it did not. Else enrol again"
+_SURE_AFTER = 2
+"""So many acknowledgements: the first announce by the broker may arrive after the first heartbeat."""
+_LOG = "see the daemon's log"
+
+
+@dataclass(frozen=True)
+class NodeChecks:
+    """The checks of the node in ``files``, which is configured by ``config``."""
+
+    config: NodeConfig
+    files: IdentityFiles
+    now_ms: Callable[[], int]
+
+    def all(self) -> list[Check]:
+        """Return them in the order in which a call depends on them."""
+        return [Check(name, _EXPLAINED[name], partial(look, self)) for name, look in _LOOKS.items()]
+
+    @cached_property
+    def identity(self) -> NodeIdentity:
+        """The node's identity."""
+        return self.files.read()
+
+    @cached_property
+    def status(self) -> Mapping[str, Any]:
+        """What the daemon does now."""
+        return read_status(self.files.root)
+
+    @cached_property
+    def answer(self) -> HealthAnswer:
+        """The relay's answer to a request without any identity."""
+        tls = NodeTls(self.files, own_root=self.config.own_root)
+        return ask_health(self.config.relay_url, lambda: tls.to_relay(self.config.relay_url))
+
+    def keys(self) -> Finding:
+        """Check the owner and the rights of the node's key."""
+        return common_checks.keys([self.files.key])
+
+    def certificate(self) -> Finding:
+        """Check how long the leaf is valid."""
+        begin_ms, end_ms = validity_of(certificates_in(self.identity.leaf_pem)[0])
+        return common_checks.life("the leaf", begin_ms, end_ms, self.now_ms(), _RENEW)
+
+    def chain(self) -> Finding:
+        """Check that the leaf is of the root."""
+        root_pem = self.identity.root_pem
+        if root_pem is None:
+            return Finding.failure("no CA has issued the leaf", "enrol with `kubelet enroll`")
+        try:
+            leaf = verify_leaf(self.identity.leaf_pem, [root_pem], self.now_ms())
+        except IdentityError as error:
+            return Finding.failure(f"the leaf is not accepted: {error.reason}", "enrol with `kubelet enroll`")
+        return Finding.good(f"the leaf is the root's, for tenant {leaf.tenant}")
+
+    def clock(self) -> Finding:
+        """Compare this clock with the relay's."""
+        if self.answer.date_ms is None:
+            return Finding.warning("the relay does not say its time", "compare the clocks by hand")
+        return common_checks.clock(self.now_ms() - self.answer.date_ms)
+
+    def relay(self) -> Finding:
+        """Check that the relay answers."""
+        return common_checks.reach(self.answer, self.config.relay_url)
+
+    def broker(self) -> Finding:
+        """Publish the node's identity, as the daemon does with each connection."""
+        tls = NodeTls(self.files, own_root=self.config.own_root)
+        node_id = self.identity.node_id
+        message = Publication(topics.identity(node_id), self.identity.chain_pem.encode("ascii"), retain=True)
+        broker = self.config.broker
+        with probing(broker, f"edge-doctor-{node_id}", lambda: tls.to_broker(broker)) as probe:
+            probe.publish(message)
+        if probe.tells_refusals:
+            return Finding.good(f"{broker} has taken the identity, and would have said if it refused it")
+        return Finding.good(f"{broker} has confirmed the identity; see `announce` for whether it refused it")
+
+    def announce(self) -> Finding:
+        """Compare what the daemon publishes with what the relay has received by the broker."""
+        relay, broker = self.status["relay"], self.status["broker"]
+        if not relay["gets_echo"]:
+            return Finding.warning(
+                "the relay does not say what it receives: no session, or it is older than 0.2",
+                "see `session`; upgrade the relay",
+            )
+        if broker["relay_received"] is None and relay["acknowledgements"] < _SURE_AFTER:
+            return Finding.warning(
+                "the relay had not received an announce by the broker when the session began",
+                f"make this check again after the next heartbeat, in {relay['heartbeat_s']:g} s",
+            )
+        if broker["relay_received"] is None:
+            return Finding.failure(
+                "the relay has received no announce of this node by the broker",
+                "check that both use the same broker, and its access list (docs/brokers.md)",
+            )
+        if broker["relay_received"] not in broker["published"]:
+            return Finding.failure(
+                "the relay has received another announce by the broker than what is published here",
+                "check the broker's access list: it refuses this node, or lets others publish for it",
+            )
+        return Finding.good("the relay receives by the broker what this node publishes")
+
+    def session(self) -> Finding:
+        """Read the state of the session with the relay."""
+        relay = self.status["subsystems"]["relay"]
+        found = f"the daemon's session: {relay['state']}"
+        return Finding.good(found) if relay["ready"] else Finding.failure(found, _LOG)
+
+    def echo(self) -> Finding:
+        """Read whether the relay's echo was answered, and heartbeats are acknowledged."""
+        calls = self.status["subsystems"]["calls"]
+        if not calls["ready"]:
+            return Finding.failure(calls["state"], "run `relay doctor` on the hub")
+        if not self.status["relay"]["gets_echo"]:
+            return Finding.warning(
+                "heartbeats are acknowledged; this relay sends no echo", "upgrade the relay to 0.2"
+            )
+        return Finding.good("the relay's echo was answered, and heartbeats are acknowledged")
+
+    def file_descriptors(self) -> Finding:
+        """Read how many file descriptors the daemon has left."""
+        return common_checks.files(self.status)
+
+    def watchdog(self) -> Finding:
+        """Read whether the daemon is restarted when it stalls."""
+        return common_checks.watchdog(self.status)
+
+
+_LOOKS: Mapping[str, Callable[[NodeChecks], Finding]] = {
+    "keys": NodeChecks.keys,
+    "certificate": NodeChecks.certificate,
+    "chain": NodeChecks.chain,
+    "relay": NodeChecks.relay,
+    "clock": NodeChecks.clock,
+    "broker": NodeChecks.broker,
+    "session": NodeChecks.session,
+    "announce": NodeChecks.announce,
+    "echo": NodeChecks.echo,
+    "files": NodeChecks.file_descriptors,
+    "watchdog": NodeChecks.watchdog,
+}
+
+_EXPLAINED: Mapping[str, str] = {
+    "keys": "The node's key must be readable by its user alone (mode 0600): who reads it can be this node.",
+    "certificate": "The leaf certificate must be valid now, and for more than a sixth of its life. It is "
+    "renewed over the session from two thirds of its life on; one that has ended cannot "
+    "be: enrol the node again.",
+    "chain": "The leaf must be issued by the root that this node trusts, for this node. Otherwise "
+    "the relay refuses the session with 4001.",
+    "relay": "A request of /healthz at the relay's URL, verified as the daemon verifies it. "
+    "Failures are those of the network, of DNS, of a proxy, or of a certificate that is "
+    "not trusted.",
+    "clock": "This clock against the relay's, which is in its answer. A relay refuses manifests "
+    "that are five minutes ahead of it, and agents do not see a node whose manifests have "
+    "expired.",
+    "broker": "Connects to the broker with the node's certificate, publishes its identity once more, "
+    "retained, and waits for the confirmation. A broker of MQTT 5 says when its access "
+    "list refuses; one of MQTT 3.1.1 confirms also then, which is what `announce` is for.",
+    "session": "The state of the daemon's WebSocket to the relay. It is ready when the relay has "
+    "accepted the node's manifest.",
+    "announce": "With each heartbeat, the relay names the announce that it received last by the "
+    "broker. It must be one of the last that were published here.",
+    "echo": "After each welcome the relay calls this node's echo, as an agent would. Calls flow "
+    "when that was answered, and while heartbeats are acknowledged.",
+    "files": "The daemon must have 64 file descriptors left: without, it can neither reconnect nor renew.",
+    "watchdog": "Every loop of the daemon must make progress, and a service manager must restart it "
+    "when one does not.",
+}

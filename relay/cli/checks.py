@@ -1,0 +1,221 @@
+"""The checks of ``relay doctor``: what calls through this relay need, from its files to its nodes' echoes.
+
+What only the running relay can know, it tells over its socket. Must not print.
+"""
+
+import queue
+import ssl
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
+
+from relay.config import RelayConfig
+from relay.pki.authority import CertificateAuthority
+from relay.pki.own_certificate import issued_by
+from relay.pki.tls_contexts import broker_context
+from schemas import topics
+from schemas.files import read_named
+from schemas.identity import MAX_PEM_BYTES, certificates_in, validity_of
+from schemas.process import common_checks
+from schemas.process.broker_probe import Publication, probing
+from schemas.process.common_checks import ask_health
+from schemas.process.doctor import Check, Finding
+from schemas.process.status_socket import read_status
+from schemas.tls import client_context, load_chain
+
+_RETURN_S = 2.0
+
+
+@dataclass(frozen=True)
+class RelayChecks:
+    """The checks of the relay that is configured by ``config``; ``new_id`` makes the id of a node."""
+
+    config: RelayConfig
+    authority: CertificateAuthority
+    now_ms: Callable[[], int]
+    new_id: Callable[[], str]
+
+    def all(self) -> list[Check]:
+        """Return them in the order in which a call depends on them."""
+        return [Check(name, _EXPLAINED[name], partial(look, self)) for name, look in _LOOKS.items()]
+
+    @cached_property
+    def status(self) -> Mapping[str, Any]:
+        """What the relay does now."""
+        return read_status(self.config.state.root)
+
+    def keys(self) -> Finding:
+        """Check the owner and the rights of the files with secrets."""
+        state = self.config.state
+        own = [*state.ca.glob("*.key"), state.token_key, state.join_tokens]
+        served = [] if self.config.tls is None else [self.config.tls.key]
+        return common_checks.keys([*own, state.own_tls.key, state.broker_client_tls.key, *served])
+
+    def certificates(self) -> Finding:
+        """Check how long each certificate is valid; return the worst finding."""
+        found = [self._life("the root", self.authority.root_pem(), "run `relay ca rotate-root`")]
+        if self.config.tls is not None:
+            pem = read_named(self.config.tls.certificate, MAX_PEM_BYTES).decode("ascii", "replace")
+            found.append(self._life("the server's certificate", pem, "supply another, or see the log"))
+        if self.config.broker.tls:
+            pem = read_named(self.config.state.broker_client_tls.certificate, MAX_PEM_BYTES).decode(
+                "ascii", "replace"
+            )
+            found.append(self._life("the broker client's certificate", pem, "see the relay's log"))
+        worst = max(found, key=lambda finding: finding.severity)
+        texts = "; ".join(finding.found for finding in found if finding.severity is worst.severity)
+        return Finding(worst.severity, texts, worst.fix)
+
+    def _life(self, name: str, pem: str, fix: str) -> Finding:
+        begin_ms, end_ms = validity_of(certificates_in(pem)[0])
+        return common_checks.life(name, begin_ms, end_ms, self.now_ms(), fix)
+
+    def chain(self) -> Finding:
+        """Check that the served certificate fits its key, and is of the own root where it should be."""
+        tls = self.config.tls
+        if tls is None:
+            return Finding.good("served without TLS, on loopback or behind a proxy")
+        load_chain(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), tls.certificate, tls.key)
+        if not self.config.own_root:
+            return Finding.good("the certificate fits its key; `relay` shows whether it is trusted")
+        pem = read_named(tls.certificate, MAX_PEM_BYTES).decode("ascii", "replace")
+        if not any(issued_by(pem, root) for root in self.authority.servers.roots()):
+            return Finding.failure("the certificate is of another root", "restart the relay, which renews it")
+        return Finding.good("the certificate fits its key, and is of the relay's own root")
+
+    def broker(self) -> Finding:
+        """Subscribe as the relay does, and publish for a node that does not exist."""
+        broker, ca = self.config.broker, self.authority
+        heartbeat = topics.heartbeat(self.new_id())
+
+        def tls() -> ssl.SSLContext | None:
+            if not broker.tls:
+                return None
+            shown = self.config.state.broker_client_tls
+            return broker_context(shown, lambda: [*ca.servers.roots(), *ca.roots()], self.config.broker_root)
+
+        with probing(broker, f"edge-doctor-{self.new_id()}", tls) as probe:
+            arrived = probe.subscribe(topics.ALL_HEARTBEATS)
+            probe.try_to_publish(Publication(heartbeat, b"{}"))
+            if _arrives(arrived, heartbeat):
+                return Finding.warning(
+                    f"{broker} lets its clients publish for any node", "set an access list: docs/brokers.md"
+                )
+        return Finding.good(f"{broker} grants the subscription, and lets no client publish for another")
+
+    def clock(self) -> Finding:
+        """Read whether the relay trusts the system's clock."""
+        if self.status["subsystems"]["clock"]["ready"]:
+            return Finding.good("the system's clock was not set by minutes since the start")
+        return Finding.failure("the system's clock was set by minutes", "run timedatectl set-ntp true")
+
+    def relay(self) -> Finding:
+        """Check that the public URL answers, as a node verifies it."""
+        url = self.config.public_url
+
+        def tls() -> ssl.SSLContext | None:
+            if not url.startswith("https://"):
+                return None
+            return client_context("".join(self.authority.servers.roots()) if self.config.own_root else None)
+
+        return common_checks.reach(ask_health(url, tls), url)
+
+    def sessions(self) -> Finding:
+        """Read how many nodes are connected."""
+        nodes = self.status["nodes"]
+        found = f"{nodes['connected']} of {nodes['known']} known nodes are connected"
+        if nodes["connected"] == 0:
+            return Finding.warning(found, "start one; run `kubelet doctor` there")
+        return Finding.good(found)
+
+    def announces(self) -> Finding:
+        """Read whether the broker sends the manifests that it should hold."""
+        broker = self.status["subsystems"]["broker"]
+        if not broker["ready"]:
+            return Finding.failure("the relay is not subscribed to the broker", "see `broker`, and the log")
+        missing = self.status["broker"]["missing"]
+        if missing:
+            return Finding.warning(
+                f"the broker has not sent the manifests of {missing} nodes that were known",
+                "retire those that are gone; else see docs/brokers.md",
+            )
+        return Finding.good("the broker has sent the manifests of all nodes that were known")
+
+    def echo(self) -> Finding:
+        """Read how the relay's own echoes went."""
+        calls, silent = self.status["subsystems"]["calls"], self.status["nodes"]["silent"]
+        if not calls["ready"]:
+            return Finding.failure(calls["state"], "see the relay's log: it names the hop that failed")
+        if silent:
+            return Finding.warning(
+                f"{calls['state']}; silent: {', '.join(sorted(silent)[:3])}", "run `kubelet doctor` there"
+            )
+        return Finding.good(calls["state"])
+
+    def audit(self) -> Finding:
+        """Read whether the audit can be written."""
+        if self.status["subsystems"]["audit"]["ready"]:
+            return Finding.good("the audit is written")
+        return Finding.failure("the audit cannot be written, so no call is made", "free space on its disk")
+
+    def file_descriptors(self) -> Finding:
+        """Read how many file descriptors the relay has left."""
+        return common_checks.files(self.status)
+
+    def watchdog(self) -> Finding:
+        """Read whether the relay is restarted when it stalls."""
+        return common_checks.watchdog(self.status)
+
+
+def _arrives(arrived: "queue.Queue[str]", topic: str) -> bool:
+    """Return whether something arrives on ``topic`` in time."""
+    try:
+        while arrived.get(timeout=_RETURN_S) != topic:
+            pass
+    except queue.Empty:
+        return False
+    return True
+
+
+_LOOKS: Mapping[str, Callable[[RelayChecks], Finding]] = {
+    "keys": RelayChecks.keys,
+    "certificates": RelayChecks.certificates,
+    "chain": RelayChecks.chain,
+    "broker": RelayChecks.broker,
+    "clock": RelayChecks.clock,
+    "relay": RelayChecks.relay,
+    "sessions": RelayChecks.sessions,
+    "announces": RelayChecks.announces,
+    "echo": RelayChecks.echo,
+    "audit": RelayChecks.audit,
+    "files": RelayChecks.file_descriptors,
+    "watchdog": RelayChecks.watchdog,
+}
+
+_EXPLAINED: Mapping[str, str] = {
+    "keys": "The CA's key, the key of agents' tokens, join tokens and the relay's own TLS key must "
+    "be readable by their user alone (mode 0600).",
+    "certificates": "Each certificate must be valid now, and for more than a sixth of its life: the root, "
+    "the one that is served, and the one that the broker is shown. The relay renews those "
+    "of its own CA; rotate the root in time, since its overlap takes 90 days.",
+    "chain": "The certificate that is served must fit its key, and with --tls-own be of the relay's "
+    "own root: nodes trust nothing else.",
+    "broker": "Connects to the broker as the relay does, subscribes to the nodes' topics, and "
+    "publishes a heartbeat of a node that does not exist. If that comes back, the broker "
+    "lets any of its clients publish for any node: signatures still hold, but a stranger "
+    "can hide nodes.",
+    "clock": "The relay compares the system's clock with ticks, and with what nodes sign. While it "
+    "is not trusted, correct the system's clock.",
+    "relay": "A request of /healthz at the public URL, verified as nodes verify it. Failures are "
+    "those of DNS, of a proxy in front, or of the certificate.",
+    "sessions": "How many nodes are connected. None is a warning: nothing can be called.",
+    "announces": "The manifests that the broker should hold, against those that it has sent since the "
+    "relay subscribed.",
+    "echo": "The relay's own echoes of the last minute, through its audit, its limits and the "
+    "nodes' sessions and back.",
+    "audit": "The audit must be writable: calls that cannot be recorded are not made.",
+    "files": "The relay must have 64 file descriptors left: each node and each agent takes one.",
+    "watchdog": "Every loop of the relay must make progress, and a service manager must restart it "
+    "when one does not.",
+}

@@ -1,0 +1,38 @@
+"""``relay doctor``: what keeps calls from passing this relay, and what to do."""
+
+import os
+from typing import Annotated
+
+import typer
+
+from relay.cli.checks import RelayChecks
+from relay.cli.manual import example, group
+from relay.cli.options import AsJson, usual_state_dir
+from relay.cli.settings_options import takes_settings
+from relay.clock import now_ms
+from relay.pki.authority import CertificateAuthority
+from relay.settings import RELAY, load_settings
+from schemas.process.doctor_command import run_doctor
+from schemas.settings_sources import Sources
+from schemas.ulids import UlidSource
+
+app = group("What keeps calls from passing this relay.")
+
+
+@app.command(epilog=example("sudo -u edge-relay relay doctor", "relay doctor --explain broker"))
+@takes_settings(RELAY)
+def doctor(
+    sources: Sources,
+    explain: Annotated[str | None, typer.Option(metavar="CHECK", help="Explain one check.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check what calls through this relay need, one line each. Run it as the relay's user.
+
+    The settings are those of `relay run`. Exit code 0: all is well; 1: something will fail, or is not safe;
+    3: calls cannot be made.
+    """
+    config = load_settings(sources, usual_state_dir()).config()
+    authority = CertificateAuthority(config.state.ca, now_ms, os.urandom)
+    ulids = UlidSource(now_ms, os.urandom)
+    checks = RelayChecks(config, authority, now_ms, lambda: ulids.new().lower()).all()
+    raise SystemExit(run_doctor(checks, explain, as_json=as_json))

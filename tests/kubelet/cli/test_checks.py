@@ -1,0 +1,258 @@
+"""Every check of ``kubelet doctor``, green on a node that works and red on one where its thing is broken."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kubelet.cli.checks import NodeChecks
+from kubelet.clock import now_ms
+from kubelet.config import NodeConfig
+from kubelet.identity.provisioning import create_identity
+from schemas.addresses import BrokerAddress
+from schemas.error_roots import EdgeError
+from schemas.frames import SUBPROTOCOL, SUBPROTOCOLS, FrameReader
+from schemas.identity_files import IdentityFiles
+from schemas.manifest import etag_of
+from schemas.process.doctor import Finding, Severity
+from tests.fakes.broker import Broker
+from tests.fakes.daemon import NO_BROKER, NO_RELAY, Daemon, daemon
+from tests.fakes.lines import LogLines
+from tests.fakes.node import write_identity
+from tests.fakes.played_relay import PlayedRelay, RelayEnd
+from tests.fakes.signer import DAY_MS, NODE_ID, SimulatedCa, SimulatedNode
+
+pytestmark = pytest.mark.processes
+
+OK, WARNING, FAILURE = Severity
+ECHO: dict[str, Any] = {"tool": f"sysecho.{NODE_ID}.echo.invoke", "arguments": {"message": "echo"}}
+ERROR = {"code": "E_MANIFEST_INVALID", "message": "old", "suggested_fix": "sign anew"}
+NAMES = [
+    "keys",
+    "certificate",
+    "chain",
+    "relay",
+    "clock",
+    "broker",
+    "session",
+    "announce",
+    "echo",
+    "files",
+    "watchdog",
+]
+
+
+@pytest.fixture
+def files(tmp_path: Path, node_of_today: SimulatedNode) -> IdentityFiles:
+    return write_identity(tmp_path / "state", node_of_today)
+
+
+@pytest.fixture
+def checks(files: IdentityFiles) -> NodeChecks:
+    """The checks of a node whose daemon does not run, with neither relay nor broker."""
+    return NodeChecks(NodeConfig(NO_BROKER, NO_RELAY), files, now_ms)
+
+
+async def made(checks: NodeChecks, name: str) -> Finding:
+    """Make one check anew, on a thread as it blocks; one that cannot be made has failed."""
+    fresh = replace(checks)
+    (check,) = (check for check in fresh.all() if check.name == name)
+    try:
+        return await asyncio.to_thread(check.look)
+    except (EdgeError, OSError) as error:
+        return Finding.failure(str(error), "")
+
+
+def test_each_check_has_an_explanation(checks: NodeChecks) -> None:
+    assert [check.name for check in checks.all()] == NAMES
+    assert all(len(check.explanation) > 50 for check in checks.all())
+
+
+# --- what lies on this machine ----------------------------------------------------------------------------
+
+
+async def test_a_key_that_others_can_read_is_found(checks: NodeChecks, files: IdentityFiles) -> None:
+    assert (await made(checks, "keys")).severity is OK
+    files.key.chmod(0o644)
+    finding = await made(checks, "keys")
+    assert (finding.severity, "chmod 600" in finding.found) == (FAILURE, True)
+
+
+@pytest.mark.parametrize(("days", "severity"), [(0, OK), (80, WARNING), (91, FAILURE)])
+async def test_a_leaf_that_ends_is_found(checks: NodeChecks, days: int, severity: Severity) -> None:
+    later = replace(checks, now_ms=lambda: now_ms() + days * DAY_MS)
+    assert (await made(later, "certificate")).severity is severity
+
+
+async def test_a_leaf_of_another_root_is_found(checks: NodeChecks, files: IdentityFiles) -> None:
+    assert (await made(checks, "chain")).found == "the leaf is the root's, for tenant acme"
+    files.root_certificate.write_text(SimulatedCa("another", now_ms()).root_pem)
+    assert (await made(checks, "chain")).severity is FAILURE
+
+
+async def test_a_leaf_that_no_ca_has_issued_is_found(tmp_path: Path, checks: NodeChecks) -> None:
+    own = IdentityFiles(tmp_path / "own")
+    create_identity(own, now_ms(), bytes)
+    finding = await made(replace(checks, files=own), "chain")
+    assert (finding.severity, finding.fix) == (FAILURE, "enrol with `kubelet enroll`")
+
+
+async def test_a_node_without_identity_fails_and_is_told_so(tmp_path: Path, checks: NodeChecks) -> None:
+    nothing = replace(checks, files=IdentityFiles(tmp_path / "nothing"))
+    finding = await made(nothing, "certificate")
+    assert (finding.severity, "run `kubelet init`" in finding.found) == (FAILURE, True)
+
+
+# --- the relay and the broker -----------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def http_relay(date: str = "") -> AsyncIterator[str]:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(f"HTTP/1.1 200 OK\r\n{date}Content-Length: 0\r\n\r\n".encode())
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+def with_relay(checks: NodeChecks, url: str) -> NodeChecks:
+    return replace(checks, config=replace(checks.config, relay_url=url))
+
+
+def with_broker(checks: NodeChecks, broker: BrokerAddress) -> NodeChecks:
+    return replace(checks, config=replace(checks.config, broker=broker))
+
+
+async def test_a_relay_that_is_not_reached_is_found(checks: NodeChecks) -> None:
+    async with http_relay() as url:
+        assert (await made(with_relay(checks, url), "relay")).severity is OK
+    assert (await made(checks, "relay")).severity is FAILURE
+
+
+async def test_a_clock_that_is_wrong_is_found(checks: NodeChecks) -> None:
+    noon = 1_763_812_800_000
+    async with http_relay("Date: Sat, 22 Nov 2025 12:00:00 GMT\r\n") as url:
+        here = with_relay(checks, url)
+        found = [
+            (await made(replace(here, now_ms=lambda ms=ms: noon + ms), "clock")).severity  # type: ignore[misc]
+            for ms in (0, 60_000, 600_000)
+        ]
+    assert found == [OK, WARNING, FAILURE]
+    async with http_relay() as url:
+        assert (await made(with_relay(checks, url), "clock")).severity is WARNING
+    assert (await made(checks, "clock")).severity is FAILURE
+
+
+async def test_a_broker_that_is_not_there_or_refuses_what_is_published_is_found(
+    checks: NodeChecks, broker: BrokerAddress, broker_kind: str, tmp_path: Path
+) -> None:
+    assert (await made(with_broker(checks, broker), "broker")).severity is OK
+    assert (await made(checks, "broker")).severity is FAILURE
+    mute = Broker(broker_kind, tmp_path, mute=True)
+    mute.start()
+    try:
+        finding = await made(with_broker(checks, mute.address), "broker")
+    finally:
+        mute.stop()
+    # nats-server confirms it all the same: `announce` finds that.
+    assert finding.severity is (FAILURE if broker_kind == "mosquitto" else OK)
+
+
+# --- what the daemon tells --------------------------------------------------------------------------------
+
+
+class Site:
+    """A daemon, and the relay that a test plays to it."""
+
+    def __init__(self, checks: NodeChecks, running: Daemon, end: RelayEnd) -> None:
+        self.checks = checks
+        self.running = running
+        self.end = end
+
+
+@asynccontextmanager
+async def site(
+    checks: NodeChecks, log: LogLines, reader: FrameReader, broker: BrokerAddress, *subprotocols: str
+) -> AsyncIterator[Site]:
+    relay = PlayedRelay(reader, subprotocols=subprotocols or SUBPROTOCOLS)
+    async with relay.running(), daemon(checks.files.root, log, broker, relay.url) as running:
+        end = await relay.next()
+        await end.admit()
+        yield Site(with_relay(checks, relay.url), running, end)
+
+
+async def test_a_daemon_that_does_not_run_is_found_by_each_check_that_asks_it(checks: NodeChecks) -> None:
+    for name in ("session", "announce", "echo", "files", "watchdog"):
+        finding = await made(checks, name)
+        assert (finding.severity, "nothing runs" in finding.found) == (FAILURE, True)
+
+
+async def test_what_the_daemon_lacks_of_calls_that_flow_is_found_step_by_step(
+    checks: NodeChecks, log: LogLines, reader: FrameReader, broker: BrokerAddress
+) -> None:
+    async with site(checks, log, reader, broker) as here:
+
+        async def severities() -> list[Severity]:
+            return [(await made(here.checks, name)).severity for name in ("session", "announce", "echo")]
+
+        assert await severities() == [FAILURE, WARNING, FAILURE]
+        announce = await here.end.accept()
+        beat = await here.end.receive("heartbeat")
+        await here.running.until_relay_is("announced")
+        await log.until("broker connected")
+        assert await severities() == [OK, WARNING, FAILURE]
+        await here.end.command(**ECHO)
+        await here.running.until_ready()
+        assert await severities() == [OK, WARNING, OK]
+        # The relay names what another has published for this node.
+        await here.end.send("heartbeat_ack", answers=beat.msg_id, broker_etag=etag_of(b"forged"))
+        await here.end.command(**ECHO)
+        finding = await made(here.checks, "announce")
+        assert (finding.severity, "another announce" in finding.found) == (FAILURE, True)
+        assert announce.payload["node_id"] == NODE_ID
+        assert [(await made(here.checks, name)).severity for name in ("files", "watchdog")] == [OK, WARNING]
+
+
+async def test_a_broker_by_which_the_relay_receives_nothing_is_found(
+    checks: NodeChecks, log: LogLines, reader: FrameReader, broker: BrokerAddress
+) -> None:
+    async with site(checks, log, reader, broker) as here:
+        announce = await here.end.receive("announce")
+        beat = await here.end.receive("heartbeat")
+        await here.end.send("heartbeat_ack", answers=beat.msg_id)
+        # It announces itself anew, and sends another heartbeat with it.
+        rejected = {"ok": False, "error": ERROR, "mark_issued_at_ms": announce.payload["issued_at_ms"]}
+        await here.end.send_payload("announce_ack", rejected, answers=announce.msg_id)
+        await here.end.accept()
+        beat = await here.end.receive("heartbeat")
+        await here.end.send("heartbeat_ack", answers=beat.msg_id)
+        await here.end.command(**ECHO)
+        finding = await made(here.checks, "announce")
+        assert (finding.severity, "no announce" in finding.found) == (FAILURE, True)
+
+
+async def test_what_the_relay_receives_by_the_broker_is_what_is_published(
+    checks: NodeChecks, log: LogLines, reader: FrameReader, broker: BrokerAddress
+) -> None:
+    async with site(checks, log, reader, broker) as here:
+        announce = await here.end.accept()
+        beat = await here.end.receive("heartbeat")
+        await log.until("broker connected")
+        await here.end.send("heartbeat_ack", answers=beat.msg_id, broker_etag=etag_of(announce.wire))
+        await here.end.command(**ECHO)
+        assert (await made(here.checks, "announce")).severity is OK
+
+
+async def test_with_a_relay_of_the_version_before_two_things_are_not_known(
+    checks: NodeChecks, log: LogLines, reader: FrameReader
+) -> None:
+    async with site(checks, log, reader, NO_BROKER, SUBPROTOCOL) as here:
+        await here.end.accept()
+        await here.running.until_ready()
+        assert [(await made(here.checks, name)).severity for name in ("announce", "echo")] == [WARNING] * 2

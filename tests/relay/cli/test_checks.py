@@ -1,0 +1,187 @@
+"""Every check of ``relay doctor``, green on a relay that works and red on one where its thing is broken.
+
+``tests/end_to_end/test_18`` makes them of a real relay; here what the relay tells of itself is a test's.
+"""
+
+import asyncio
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from relay.cli.checks import RelayChecks
+from relay.clock import now_ms
+from relay.config import RelayConfig, TlsFiles
+from relay.pki.authority import CertificateAuthority
+from relay.pki.own_certificate import ServedCertificate
+from schemas.addresses import BrokerAddress
+from schemas.error_roots import EdgeError
+from schemas.identity import certificates_in, validity_of
+from schemas.process.doctor import Finding, Severity
+from schemas.process.status_socket import served
+from tests.fakes.broker import Broker
+from tests.fakes.environment import config
+from tests.fakes.ports import unused_port
+from tests.fakes.signer import NODE_ID
+
+pytestmark = pytest.mark.processes
+
+OK, WARNING, FAILURE = Severity
+NAMES = [
+    "keys",
+    "certificates",
+    "chain",
+    "broker",
+    "clock",
+    "relay",
+    "sessions",
+    "announces",
+    "echo",
+    "audit",
+    "files",
+    "watchdog",
+]
+UP = {"started": True, "live": True, "ready": True}
+STATUS: dict[str, Any] = {
+    "subsystems": {
+        "audit": UP,
+        "broker": UP,
+        "clock": UP,
+        "calls": {**UP, "state": "10 of 10 canaries answered"},
+    },
+    "nodes": {"known": 3, "connected": 3, "silent": {}},
+    "broker": {"missing": 0},
+    "open_files": 30,
+    "max_open_files": 1024,
+    "watchdog_s": 30.0,
+}
+
+
+@pytest.fixture
+def wanted(tmp_path: Path) -> RelayConfig:
+    """The configuration of a relay that serves TLS by its own CA, which is there."""
+    plain = config(tmp_path)
+    url = f"https://127.0.0.1:{unused_port()}"
+    return replace(plain, public_url=url, tls=plain.state.own_tls, own_root=True)
+
+
+@pytest.fixture
+def checks(wanted: RelayConfig) -> RelayChecks:
+    authority = CertificateAuthority(wanted.state.ca, now_ms, os.urandom)
+    authority.create()
+    ServedCertificate(wanted.state.own_tls, authority.servers, wanted.public_url, now_ms, os.urandom).renew()
+    return RelayChecks(wanted, authority, now_ms, lambda: NODE_ID)
+
+
+async def made(checks: RelayChecks, name: str) -> Finding:
+    """Make one check anew, on a thread as it blocks; one that cannot be made has failed."""
+    (check,) = (check for check in replace(checks).all() if check.name == name)
+    try:
+        return await asyncio.to_thread(check.look)
+    except (EdgeError, OSError) as error:
+        return Finding.failure(str(error), "")
+
+
+def changed(status: Mapping[str, Any], *path: str, to: Any) -> dict[str, Any]:
+    """Return ``status`` with another value at ``path``."""
+    first, *rest = path
+    return {**status, first: changed(status[first], *rest, to=to) if rest else to}
+
+
+def test_each_check_has_an_explanation(checks: RelayChecks) -> None:
+    assert [check.name for check in checks.all()] == NAMES
+    assert all(len(check.explanation) > 50 for check in checks.all())
+
+
+async def test_a_key_that_others_can_read_is_found(checks: RelayChecks) -> None:
+    assert (await made(checks, "keys")).severity is OK
+    (checks.config.state.ca / "root.key").chmod(0o640)
+    finding = await made(checks, "keys")
+    assert (finding.severity, "chmod 600" in finding.found) == (FAILURE, True)
+
+
+@pytest.mark.parametrize(("part", "severity"), [(0.1, OK), (0.9, WARNING), (1.1, FAILURE)])
+async def test_a_certificate_that_ends_is_found(checks: RelayChecks, part: float, severity: Severity) -> None:
+    pem = checks.config.state.own_tls.certificate.read_text()
+    begin_ms, end_ms = validity_of(certificates_in(pem)[0])
+    later = replace(checks, now_ms=lambda: int(begin_ms + part * (end_ms - begin_ms)))
+    assert (await made(later, "certificates")).severity is severity
+
+
+async def test_a_certificate_that_is_not_the_keys_or_not_the_roots_is_found(
+    checks: RelayChecks, tmp_path: Path
+) -> None:
+    assert (await made(checks, "chain")).severity is OK
+    other = CertificateAuthority(tmp_path / "other", now_ms, os.urandom)
+    other.create()
+    assert (await made(replace(checks, authority=other), "chain")).severity is FAILURE
+    files = TlsFiles(tmp_path / "other.pem", tmp_path / "other.key")
+    ServedCertificate(files, other.servers, checks.config.public_url, now_ms, os.urandom).renew()
+    checks.config.state.own_tls.certificate.write_bytes(files.certificate.read_bytes())
+    assert (await made(checks, "chain")).severity is FAILURE
+
+
+async def test_a_relay_without_tls_has_no_chain(checks: RelayChecks) -> None:
+    plain = replace(checks.config, tls=None, own_root=False)
+    assert (await made(replace(checks, config=plain), "chain")).severity is OK
+
+
+async def test_a_broker_without_access_list_or_one_that_refuses_is_found(
+    checks: RelayChecks, broker: BrokerAddress, broker_kind: str, tmp_path: Path
+) -> None:
+    def of(address: BrokerAddress) -> RelayChecks:
+        return replace(checks, config=replace(checks.config, broker=address))
+
+    open_to_all = await made(of(broker), "broker")
+    assert (open_to_all.severity, "for any node" in open_to_all.found) == (WARNING, True)
+    assert (await made(of(BrokerAddress("127.0.0.1", unused_port())), "broker")).severity is FAILURE
+    found: list[Severity] = []
+    for refusal in ({"mute": True}, {"deaf": True}):
+        directory = tmp_path / str(len(found))
+        directory.mkdir()
+        refusing = Broker(broker_kind, directory, **refusal)
+        refusing.start()
+        try:
+            found.append((await made(of(refusing.address), "broker")).severity)
+        finally:
+            refusing.stop()
+    assert found == [OK, FAILURE]
+
+
+async def test_a_relay_that_is_not_reached_is_found(checks: RelayChecks) -> None:
+    finding = await made(checks, "relay")
+    assert (finding.severity, "is not reached" in finding.found) == (FAILURE, True)
+
+
+async def test_a_relay_that_does_not_run_is_found_by_each_check_that_asks_it(checks: RelayChecks) -> None:
+    for name in ("clock", "sessions", "announces", "echo", "audit", "files", "watchdog"):
+        finding = await made(checks, name)
+        assert (finding.severity, "nothing runs" in finding.found) == (FAILURE, True)
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "to", "severity"),
+    [
+        ("clock", ("subsystems", "clock", "ready"), False, FAILURE),
+        ("sessions", ("nodes", "connected"), 0, WARNING),
+        ("announces", ("subsystems", "broker", "ready"), False, FAILURE),
+        ("announces", ("broker", "missing"), 2, WARNING),
+        ("echo", ("subsystems", "calls", "ready"), False, FAILURE),
+        ("echo", ("nodes", "silent"), {NODE_ID: "node"}, WARNING),
+        ("audit", ("subsystems", "audit", "ready"), False, FAILURE),
+        ("files", ("open_files",), 1000, FAILURE),
+        ("watchdog", ("watchdog_s",), None, WARNING),
+        ("watchdog", ("subsystems", "broker", "live"), False, FAILURE),
+    ],
+)
+async def test_what_the_relay_says_of_itself_is_judged(
+    checks: RelayChecks, name: str, path: tuple[str, ...], to: object, severity: Severity
+) -> None:
+    found: list[Severity] = []
+    for status in (STATUS, changed(STATUS, *path, to=to)):
+        async with served(checks.config.state.root, lambda shown=status: shown):  # type: ignore[misc]
+            found.append((await made(checks, name)).severity)
+    assert found == [OK, severity]

@@ -1,0 +1,124 @@
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from schemas.files import ExposedFileError
+from schemas.process import common_checks
+from schemas.process.common_checks import DAY_MS, HealthAnswer, UnreachedError, ask_health
+from schemas.process.doctor import Severity
+
+UP = {"started": True, "live": True, "ready": True}
+LIVE: dict[str, Any] = {
+    "open_files": 10,
+    "max_open_files": 1024,
+    "watchdog_s": 30.0,
+    "subsystems": {"relay": UP},
+}
+OK, WARNING, FAILURE = Severity
+
+
+@asynccontextmanager
+async def answering(text: bytes) -> AsyncIterator[str]:
+    """Serve ``text`` to whoever asks; yield the URL."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(text)
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+async def asked(url: str, tls: Callable[[], ssl.SSLContext | None] = lambda: None) -> HealthAnswer:
+    return await asyncio.to_thread(ask_health, url, tls)
+
+
+@pytest.mark.parametrize(
+    ("head", "expected"),
+    [
+        (b"200 OK\r\nDate: Sat, 22 Nov 2025 10:00:00 GMT\r\n", HealthAnswer(200, 1_763_805_600_000)),
+        (b"200 OK\r\nDate: yesterday\r\n", HealthAnswer(200, None)),
+        (b"503 Service Unavailable\r\n", HealthAnswer(503, None)),
+    ],
+)
+async def test_the_relay_is_asked_for_its_health_and_its_time(head: bytes, expected: HealthAnswer) -> None:
+    async with answering(b"HTTP/1.1 " + head + b"Content-Length: 0\r\n\r\n") as url:
+        assert await asked(url) == expected
+
+
+async def test_a_relay_that_is_not_reached_or_speaks_something_else_is_named() -> None:
+    async with answering(b"SSH-2.0\r\n") as url:
+        with pytest.raises(UnreachedError, match="is not reached"):
+            await asked(url)
+    with pytest.raises(UnreachedError, match="is not reached"):
+        await asked(url)
+    async with answering(b"HTTP/1.1 200 OK\r\n\r\n") as url:
+        with pytest.raises(UnreachedError, match="is not reached"):
+            await asked(url.replace("http", "https"), ssl.create_default_context)
+
+
+@pytest.mark.parametrize(("status", "severity"), [(200, OK), (503, FAILURE), (404, FAILURE)])
+def test_only_a_good_answer_is_a_relay(status: int, severity: Severity) -> None:
+    assert common_checks.reach(HealthAnswer(status, None), "url").severity is severity
+
+
+@pytest.mark.parametrize(
+    ("ahead_ms", "severity", "found"),
+    [
+        (0, OK, "0 s behind"),
+        (30_000, OK, "30 s ahead of"),
+        (-31_000, WARNING, "31 s behind"),
+        (240_000, WARNING, "240 s ahead of"),
+        (-241_000, FAILURE, "241 s behind"),
+    ],
+)
+def test_a_clock_is_judged_by_what_the_relay_tolerates(ahead_ms: int, severity: Severity, found: str) -> None:
+    finding = common_checks.clock(ahead_ms)
+    assert (finding.severity, found in finding.found) == (severity, True)
+
+
+def test_keys_are_for_their_user_alone(tmp_path: Path) -> None:
+    key, absent = tmp_path / "key", tmp_path / "absent"
+    key.write_text("secret")
+    key.chmod(0o600)
+    assert common_checks.keys([key, absent]).found.startswith("1 files")
+    key.chmod(0o640)
+    with pytest.raises(ExposedFileError, match="chmod 600"):
+        common_checks.keys([key])
+
+
+@pytest.mark.parametrize(
+    ("now_ms", "severity", "found"),
+    [
+        (0, OK, "ends in 60 days"),
+        (50 * DAY_MS, OK, "ends in 10 days"),
+        (50 * DAY_MS + 1, WARNING, "ends in 9 days"),
+        (62 * DAY_MS, FAILURE, "ended 2 days ago"),
+        (-3 * DAY_MS, FAILURE, "begins in 3 days"),
+    ],
+)
+def test_a_certificate_is_judged_by_what_is_left_of_its_life(
+    now_ms: int, severity: Severity, found: str
+) -> None:
+    finding = common_checks.life("the leaf", 0, 60 * DAY_MS, now_ms, "renew it")
+    assert (finding.severity, finding.found) == (severity, f"the leaf {found}")
+
+
+@pytest.mark.parametrize(("used", "severity"), [(10, OK), (850, WARNING), (961, FAILURE)])
+def test_file_descriptors_must_be_left(used: int, severity: Severity) -> None:
+    assert common_checks.files(LIVE | {"open_files": used}).severity is severity
+
+
+def test_the_watchdog_needs_a_service_manager_and_progress() -> None:
+    assert common_checks.watchdog(LIVE).severity is OK
+    assert common_checks.watchdog(LIVE | {"watchdog_s": None}).severity is WARNING
+    stalled = LIVE | {"subsystems": {"relay": {**UP, "live": False}}}
+    finding = common_checks.watchdog(stalled)
+    assert (finding.severity, finding.found) == (FAILURE, "no progress in relay")

@@ -1,0 +1,81 @@
+import io
+import json
+
+import pytest
+
+from schemas.error_roots import OperatorError
+from schemas.process.doctor import Check, Finding, Severity, examine
+from schemas.process.doctor_command import UnknownCheckError, run_doctor
+
+GOOD = Finding.good("it is there")
+WARNING = Finding.warning("it ends soon", "renew it")
+FAILURE = Finding.failure("it is gone\x1b[2J", "look for it")
+
+
+class Terminal(io.StringIO):
+    """A terminal, as far as colours go."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def checks(*findings: Finding) -> list[Check]:
+    return [Check(f"check-{n}", f"About {n}.", lambda f=finding: f) for n, finding in enumerate(findings)]  # type: ignore[misc]
+
+
+def test_each_check_is_one_line_with_what_was_found_and_what_to_do() -> None:
+    stream = io.StringIO()
+    examine(checks(GOOD, WARNING, FAILURE), stream, as_json=False)
+    assert stream.getvalue().splitlines() == [
+        "ok       check-0  it is there",
+        "warning  check-1  it ends soon: renew it",
+        "failure  check-2  it is gone\\x1b[2J: look for it",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("findings", "code"), [((GOOD, GOOD), 0), ((GOOD, WARNING), 1), ((WARNING, FAILURE, GOOD), 3)]
+)
+def test_the_exit_code_is_that_of_the_worst(findings: tuple[Finding, ...], code: int) -> None:
+    assert examine(checks(*findings), io.StringIO(), as_json=False) == code
+
+
+def test_json_is_one_object_a_check() -> None:
+    stream = io.StringIO()
+    examine(checks(WARNING), stream, as_json=True)
+    assert json.loads(stream.getvalue()) == {
+        "check": "check-0",
+        "severity": "warning",
+        "found": "it ends soon",
+        "fix": "renew it",
+    }
+
+
+@pytest.mark.parametrize("error", [OperatorError("it is damaged"), OSError("no such file")])
+def test_a_check_that_cannot_be_made_has_failed_and_the_next_is_made(error: Exception) -> None:
+    def broken() -> Finding:
+        raise error
+
+    stream = io.StringIO()
+    code = examine([Check("broken", "", broken), *checks(GOOD)], stream, as_json=False)
+    first, second = stream.getvalue().splitlines()
+    assert (code, first) == (3, f"failure  broken   {error}: see --explain broken")
+    assert second.startswith("ok")
+
+
+def test_colour_is_for_terminals() -> None:
+    terminal, pipe = Terminal(), io.StringIO()
+    for stream in (terminal, pipe):
+        examine(checks(FAILURE), stream, as_json=False)
+    assert ("\x1b[31m" in terminal.getvalue(), "\x1b[31m" in pipe.getvalue()) == (True, False)
+    assert [severity.name for severity in Severity] == ["OK", "WARNING", "FAILURE"]
+
+
+def test_one_check_is_explained_and_none_is_made(capsys: pytest.CaptureFixture[str]) -> None:
+    def never() -> Finding:
+        raise AssertionError
+
+    assert run_doctor([Check("clock", "Compares clocks.", never)], "clock", as_json=False) == 0
+    assert capsys.readouterr().out == "Compares clocks.\n"
+    with pytest.raises(UnknownCheckError, match="no check of that name: clock"):
+        run_doctor([Check("clock", "", never)], "clocks", as_json=False)
