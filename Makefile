@@ -9,7 +9,7 @@ WORKERS ?= auto
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check test test-all lint types coverage bench format lock wheel clean
+.PHONY: help demo check test test-all lint types coverage bench format lock man wheel clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -68,8 +68,11 @@ lock: ## renew the lock files (needs uv)
 	$(LOCK) pyproject.toml -o requirements-node.lock
 	$(LOCK) --extra agent pyproject.toml -o requirements-agent.lock
 
-wheel: $(READY) ## build the wheel, and test what it installs
+man: $(READY) ## write the man pages, from the commands, to build/man
+	@$(BIN)/python -P packaging/man_pages.py build/man
+
+wheel: $(READY) man ## build the wheel, and test what it installs
 	@PYTHON=$(PYTHON) .ci/wheel
 
 clean: ## remove the environment and what tools left behind
-	rm -rf $(VENV) bench/out dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) bench/out build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -1,0 +1,41 @@
+"""The man pages that are made from the commands: complete, and without a fault of roff."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.test_manual import COMMANDS, TREE
+
+MAKER = Path(__file__).parents[1] / "packaging" / "man_pages.py"
+BOUND_S = 60
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    directory = tmp_path_factory.mktemp("man")
+    subprocess.run([sys.executable, "-P", str(MAKER), str(directory)], check=True, timeout=BOUND_S)
+    return sorted(directory.iterdir())
+
+
+def test_each_program_has_a_page_with_all_of_its_commands_and_settings(pages: list[Path]) -> None:
+    assert [page.name for page in pages] == ["kubelet.1", "relay.1"]
+    for page in pages:
+        text = page.read_text("utf-8")
+        expected = [name for name in COMMANDS if name.startswith(page.stem) and not TREE[name][0].hidden]
+        assert [name for name in expected if f'.SS "{name}"'.replace("-", "\\-") not in text] == []
+        assert f"{page.stem.upper()}_STATE_DIR" in text
+
+
+@pytest.mark.parametrize(
+    "checker", [["mandoc", "-T", "lint", "-W", "warning"], ["groff", "-man", "-ww", "-z"]]
+)
+def test_roff_has_nothing_to_complain_about(pages: list[Path], checker: list[str]) -> None:
+    if shutil.which(checker[0]) is None:
+        pytest.skip(f"{checker[0]} is not installed")
+    done = subprocess.run([*checker, *pages], capture_output=True, text=True, timeout=BOUND_S, check=False)
+    assert (done.stdout, done.stderr) == ("", "")
