@@ -59,7 +59,11 @@ from schemas.settings_sources import Sources
 
 class _Commands(Manual):
     on_demand: ClassVar[Mapping[str, str]] = MappingProxyType(
-        {"status": "kubelet.cli.status:app", "doctor": "kubelet.cli.doctor:app"}
+        {
+            "status": "kubelet.cli.status:app",
+            "doctor": "kubelet.cli.doctor:app",
+            "service": "kubelet.cli.service:app",
+        }
     )
 
 

@@ -23,6 +23,7 @@ class _Commands(Manual):
             "token": "relay.cli.tokens:app",
             "audit": "relay.cli.audit:app",
             "config": "relay.cli.config:app",
+            "service": "relay.cli.service:app",
             "status": "relay.cli.status:app",
             "doctor": "relay.cli.doctor:app",
             "connect": "relay.cli.connect:app",

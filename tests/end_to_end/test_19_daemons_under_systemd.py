@@ -6,13 +6,10 @@ sandbox · stop during a call · crash · hang · break the configuration. All i
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-import kubelet
-import relay
 from tests.fakes.polling import wait_until
 from tests.fakes.systemd_root import SystemdRoot, SystemdRootError, running
 
@@ -56,12 +53,11 @@ class Edge:
 
     def __init__(self, root: SystemdRoot) -> None:
         self.root = root
-        for package, name in ((kubelet, "edge-kubelet"), (relay, "edge-relay")):
-            units = Path(str(package.__file__)).parent / "units"
-            root.write(f"/etc/systemd/system/{name}.service", (units / f"{name}.service").read_text())
-            root.write(f"/usr/lib/sysusers.d/{name}.conf", (units / f"{name}.sysusers.conf").read_text())
-            root.write(f"/etc/systemd/system/{name}.service.d/sooner.conf", "[Service]\nRestartSec=100ms\n")
-        root.run("systemd-sysusers")
+        for program in ("relay", "kubelet"):
+            root.run(program, "service", "install")
+            sooner = f"/etc/systemd/system/edge-{program}.service.d/sooner.conf"
+            root.write(sooner, "[Service]\nRestartSec=100ms\n")
+        root.run("systemctl", "daemon-reload")
         root.write("/etc/broker.conf", BROKER)
         root.run("systemd-run", "--unit=broker", "/usr/sbin/mosquitto", "-c", "/etc/broker.conf")
         root.write("/etc/edge-kubelet/relay.toml", CONFIG)
@@ -200,3 +196,19 @@ def test_settings_that_cannot_be_used_stop_the_unit_and_a_start_after_that_works
     edge.root.write("/etc/edge-kubelet/relay.toml", CONFIG)
     edge.root.run("systemctl", "start", RELAY)
     edge.root.until(RELAY, "ActiveState", "active")
+
+
+def test_what_was_installed_is_removed_and_a_purge_leaves_nothing(edge: Edge) -> None:
+    node = json.loads(edge.root.run("kubelet", "service", "status", "--json"))
+    assert (node["UnitFileState"], node["ActiveState"]) == ("enabled", "active")
+    again = edge.root.run("relay", "service", "install", "--dry-run").splitlines()
+    assert not [line for line in again if line.startswith("write") or "restart" in line]
+    edge.root.run("relay", "service", "uninstall")
+    assert "root.pem" in edge.root.run("ls", "/var/lib/edge-relay/ca")
+    for program in ("relay", "kubelet"):
+        edge.root.run(program, "service", "uninstall", "--purge")
+    left = edge.root.run(
+        "sh", "-c", "ls -d /var/lib/edge-* /etc/edge-* /run/edge-* /etc/*.d/edge-* 2>&1 || true"
+    )
+    assert not [line for line in left.splitlines() if "No such file" not in line]
+    assert not [line for line in edge.root.run("getent", "passwd").splitlines() if line.startswith("edge-")]

@@ -1,0 +1,22 @@
+"""``kubelet service``: the node's daemon as a service of systemd."""
+
+from pathlib import Path
+
+import kubelet
+from kubelet.cli.manual import example, group
+from kubelet.config import SERVICE_SOCKET, SERVICE_STATE_DIR
+from kubelet.settings import KUBELET
+from schemas.process.cli_service import add_commands
+from schemas.process.service_steps import Service
+
+_NEXT = """next, once: kubelet enroll URL --token-file FILE
+then: systemctl start edge-kubelet"""
+
+SERVICE = Service(
+    name="edge-kubelet",
+    units=Path(kubelet.__path__[0]) / "units",
+    program=KUBELET,
+    directories=(SERVICE_STATE_DIR, SERVICE_SOCKET.parent),
+)
+app = group("The daemon as a service of systemd.")
+add_commands(app, SERVICE, _NEXT, example)

@@ -1,0 +1,24 @@
+"""``relay service``: the relay as a service of systemd."""
+
+from pathlib import Path
+
+import relay
+from relay.cli.manual import example, group
+from relay.config import default_state_dir
+from relay.settings import RELAY
+from schemas.process.cli_service import add_commands
+from schemas.process.service_steps import Service
+
+_NEXT = """next, once: relay ca init
+            and its settings in /etc/edge-kubelet/relay.toml
+then: systemctl start edge-relay"""
+
+SERVICE = Service(
+    name="edge-relay",
+    units=Path(relay.__path__[0]) / "units",
+    program=RELAY,
+    directories=(default_state_dir(Path("/"), is_root=True), Path("/var/lib/edge-relay-broker")),
+    groups=("edge-broker",),
+)
+app = group("The relay as a service of systemd.")
+add_commands(app, SERVICE, _NEXT, example)

@@ -1,0 +1,88 @@
+"""``service install``, ``uninstall`` and ``status`` of both programs.
+
+Must not hold what the commands do: the steps and the machine are modules of their own.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from schemas.process.service_host import Host, ServiceError, check_reachable, scripts_of
+from schemas.process.service_steps import Service, Step, as_document, as_lines, install_steps, uninstall_steps
+
+EXIT_NOT_ACTIVE = 1
+
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be done, and do nothing.")]
+Purge = Annotated[
+    bool, typer.Option("--purge", help="Remove state, configuration and user too; nothing restores them.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+
+
+def add_commands(app: typer.Typer, service: Service, next_steps: str, example: Callable[[str], str]) -> None:
+    """Add the commands of ``service`` to ``app``.
+
+    ``next_steps`` is printed after its installation; ``example`` makes the end of a command's help.
+    """
+    program = service.program.name
+    command = f"{program} service"
+
+    @app.command(epilog=example(f"{command} install --dry-run"))
+    def install(dry_run: DryRun = False, as_json: AsJson = False) -> None:
+        """Put unit, user, directories and configuration in place, for where this program lies."""
+        scripts = scripts_of(program)
+        steps = Host().due(install_steps(service, scripts))
+        if not dry_run:
+            _need_root(f"{command} install")
+            check_reachable(scripts / program, Path(sys.executable))
+            Host().apply(steps)
+        _show(steps, dry_run=dry_run, as_json=as_json)
+        if not dry_run and not as_json:
+            typer.echo(f"{service.unit} is installed, and starts with the system.\n\n{next_steps}", err=True)
+
+    @app.command(epilog=example(f"{command} uninstall --dry-run"))
+    def uninstall(dry_run: DryRun = False, purge: Purge = False, as_json: AsJson = False) -> None:
+        """Stop the service, and remove what was installed. Its state stays."""
+        steps = Host().due(uninstall_steps(service, purge=purge))
+        if not dry_run:
+            _need_root(f"{command} uninstall")
+            Host().apply(steps)
+        _show(steps, dry_run=dry_run, as_json=as_json)
+
+    @app.command(epilog=example(f"{command} status --json"))
+    def status(as_json: AsJson = False) -> None:
+        """Show what systemd says of the service. Exit 1 if it does not run."""
+        found = Host().status(service)
+        if as_json:
+            typer.echo(json.dumps(found))
+        elif not found:
+            typer.echo(f"{service.unit} is not installed: {command} install", err=True)
+        else:
+            _print_aligned(found)
+        if found.get("ActiveState") != "active":
+            raise SystemExit(EXIT_NOT_ACTIVE)
+
+
+def _print_aligned(facts: Mapping[str, str]) -> None:
+    width = max(map(len, facts))
+    for name, value in facts.items():
+        typer.echo(f"{name:<{width}}  {value}")
+
+
+def _show(steps: list[Step], *, dry_run: bool, as_json: bool) -> None:
+    """Show the steps where they are asked for: of what was done, only programs need a list."""
+    if as_json:
+        typer.echo(json.dumps({"applied": not dry_run, "steps": as_document(steps)}))
+    elif dry_run:
+        for line in as_lines(steps):
+            typer.echo(line)
+
+
+def _need_root(command: str) -> None:
+    if os.geteuid() != 0:
+        raise ServiceError(f"it takes root: sudo {command}")

@@ -1,0 +1,149 @@
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from kubelet.cli.service import SERVICE
+from schemas.process import service_host
+from schemas.process.service_host import Host, Ran, ServiceError, check_reachable, run_command, scripts_of
+from schemas.process.service_steps import (
+    UNITS,
+    Remove,
+    Run,
+    Write,
+    as_document,
+    as_lines,
+    install_steps,
+    uninstall_steps,
+)
+
+SCRIPTS = Path("/opt/edge/bin")
+
+
+class Machine:
+    """A directory that stands for a machine's root, and the commands that were run on it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        (root / "etc").mkdir()
+        self.commands: list[str] = []
+        self.answer = Ran(0, "")
+        self.host = Host(root, self._run)
+
+    def _run(self, command: Sequence[str]) -> Ran:
+        self.commands.append(" ".join(command))
+        return self.answer
+
+    def install(self, scripts: Path = SCRIPTS) -> None:
+        """Install the node's service, as the command does."""
+        self.host.apply(self.host.due(install_steps(SERVICE, scripts)))
+
+    def files(self) -> dict[str, tuple[str, int]]:
+        """Return each file's text and modification time."""
+        found = [file for file in self.root.rglob("*") if file.is_file()]
+        return {
+            str(file.relative_to(self.root)): (file.read_text(), file.stat().st_mtime_ns) for file in found
+        }
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+def test_an_installation_that_is_repeated_changes_no_file(machine: Machine) -> None:
+    machine.install()
+    before = machine.files()
+    assert {"etc/systemd/system/edge-kubelet.service", "etc/edge-kubelet/kubelet.toml"} <= before.keys()
+    commands = machine.commands.copy()
+    machine.commands.clear()
+    machine.install()
+    assert machine.files() == before
+    assert [command for command in commands if command not in machine.commands] == [
+        "systemctl try-restart edge-kubelet.service"
+    ]
+
+
+def test_an_upgrade_replaces_the_unit_and_keeps_the_configuration(machine: Machine) -> None:
+    machine.install()
+    (machine.root / "etc/edge-kubelet/kubelet.toml").write_text("heartbeat = '30s'\n")
+    machine.install(Path("/opt/newer/bin"))
+    files = machine.files()
+    assert "ExecStart=/opt/newer/bin/kubelet" in files["etc/systemd/system/edge-kubelet.service"][0]
+    assert files["etc/edge-kubelet/kubelet.toml"][0] == "heartbeat = '30s'\n"
+
+
+def test_what_would_be_done_is_shown_and_not_done(machine: Machine) -> None:
+    steps = machine.host.due(install_steps(SERVICE, SCRIPTS))
+    lines = list(as_lines(steps))
+    assert {"run": ("systemctl", "daemon-reload")} in as_document(steps)
+    assert "write /etc/systemd/system/edge-kubelet.service" in lines
+    assert "    Type=notify" in lines
+    assert "run systemctl enable edge-kubelet.service" in lines
+    assert machine.files() == {}
+    assert machine.commands == []
+
+
+def test_a_purge_leaves_nothing(machine: Machine) -> None:
+    machine.install()
+    state = machine.root / "var/lib/edge-kubelet"
+    state.mkdir(parents=True)
+    (state / "node.key").touch()
+    machine.host.apply(machine.host.due(uninstall_steps(SERVICE, purge=False)))
+    assert set(machine.files()) == {"etc/edge-kubelet/kubelet.toml", "var/lib/edge-kubelet/node.key"}
+    machine.host.apply(machine.host.due(uninstall_steps(SERVICE, purge=True)))
+    assert machine.files() == {}
+    assert not (machine.root / "etc/edge-kubelet").exists()
+
+
+def test_a_command_that_fails_ends_the_installation_with_what_it_said(machine: Machine) -> None:
+    machine.answer = Ran(1, "Failed to connect to bus\n")
+    with pytest.raises(ServiceError, match=r"`systemctl daemon-reload` failed: Failed to connect to bus"):
+        machine.host.apply([Run(("systemctl", "daemon-reload"))])
+    machine.host.apply([Run(("userdel", "edge-kubelet"), may_fail=True)])
+
+
+def test_a_directory_is_removed_with_its_files_only_if_it_may_have_some(machine: Machine) -> None:
+    machine.host.apply([Write(Path("/etc/x/y"), "text")])
+    machine.host.apply([Remove(Path("/etc/x"), if_empty=True)])
+    assert set(machine.files()) == {"etc/x/y"}
+    machine.host.apply([Remove(Path("/etc/x")), Remove(Path("/etc/x"))])
+    assert machine.files() == {}
+
+
+def test_the_status_is_that_of_systemd(machine: Machine) -> None:
+    assert machine.host.status(SERVICE) == {}
+    machine.host.apply([Write(UNITS / SERVICE.unit, "")])
+    machine.answer = Ran(0, "ActiveState=active\nStatusText=relay: announced\nOther=1\n")
+    assert machine.host.status(SERVICE) == {"ActiveState": "active", "StatusText": "relay: announced"}
+    machine.answer = Ran(1, "no bus")
+    with pytest.raises(ServiceError, match="no bus"):
+        machine.host.status(SERVICE)
+
+
+def test_a_command_that_is_not_there_says_what_it_takes() -> None:
+    with pytest.raises(ServiceError, match="a system that runs systemd"):
+        run_command(["edge-no-such-command"])
+    assert run_command(["true"]).status == 0
+
+
+def test_an_installation_without_the_command_is_refused() -> None:
+    with pytest.raises(ServiceError, match="has no command edge-no-such"):
+        scripts_of("edge-no-such")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root owns files that root alone can change")
+def test_a_program_that_others_can_change_or_the_service_cannot_see_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "kubelet"
+    program.touch(0o755)
+    with pytest.raises(ServiceError, match="not visible to a service"):
+        check_reachable(program)
+    monkeypatch.setattr(service_host, "_HIDDEN", ())
+    for mode, why in ((0o744, "closed to the user"), (0o757, "changed by others")):
+        program.chmod(mode)
+        with pytest.raises(ServiceError, match=why):
+            check_reachable(program)
+    check_reachable(Path("/bin/sh"))
