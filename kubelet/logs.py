@@ -7,6 +7,7 @@ text from outside: escape it with ``schemas.text.printable`` first.
 
 import asyncio
 import logging
+import os
 import sys
 import threading
 import time
@@ -21,6 +22,7 @@ from structlog.typing import EventDict, FilteringBoundLogger, Processor
 from schemas.faults import FailedError, OncePerPlace, place_of, summary, traceback_text, without_secrets
 from schemas.lines import LineWriter
 from schemas.log_level import LogThreshold
+from schemas.process.journal import is_journal, with_priority
 from schemas.text import printable
 
 _PLACE = "place_of_fault"
@@ -41,10 +43,13 @@ def make_logger(
     lines: Lines,
     *,
     threshold: LogThreshold | None = None,
+    to_journal: bool = False,
     monotonic: Callable[[], float] = time.monotonic,
     on_fault: Callable[[str], None] = lambda _: None,
 ) -> FilteringBoundLogger:
     """Return a logger that writes to ``lines`` what ``threshold`` admits, by default from info on.
+
+    With ``to_journal`` each line has its priority in front, as systemd's journal reads it.
 
     A line with ``exc_info`` is a fault: it gets the traceback. ``on_fault`` is called with its source, a
     library or "kubelet", also for a line that is left out because its place was logged a moment ago.
@@ -54,7 +59,7 @@ def make_logger(
         processors=[
             _Filter(threshold or LogThreshold()),
             _Faults(monotonic, on_fault),
-            *_rendering(is_terminal=lines.isatty()),
+            *_rendering(is_terminal=lines.isatty(), to_journal=to_journal),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
     )
@@ -73,9 +78,11 @@ def opened(
 
     The log includes what libraries log, and exceptions that were not caught in this event loop or in threads.
     """
-    lines = LineWriter(stream, _lost_line(is_terminal=stream.isatty()), on_lost)
+    to_journal = is_journal(stream, os.environ)
+    lost_line = _lost_line(is_terminal=stream.isatty(), to_journal=to_journal)
+    lines = LineWriter(stream, lost_line, on_lost)
     try:
-        log = make_logger(lines, threshold=threshold, on_fault=on_fault)
+        log = make_logger(lines, threshold=threshold, to_journal=to_journal, on_fault=on_fault)
         with _forwarding(log):
             yield log, lines
     finally:
@@ -150,9 +157,10 @@ class _Faults:
         return line
 
 
-def _rendering(*, is_terminal: bool) -> list[Processor]:
+def _rendering(*, is_terminal: bool, to_journal: bool) -> list[Processor]:
     if not is_terminal:
-        return [_with_head, structlog.processors.JSONRenderer()]
+        json_lines: list[Processor] = [_with_head, structlog.processors.JSONRenderer()]
+        return [*json_lines, _with_priority] if to_journal else json_lines
     stamp = structlog.processors.TimeStamper(fmt="iso", utc=True)
     return [structlog.processors.add_log_level, stamp, structlog.dev.ConsoleRenderer(colors=True)]
 
@@ -160,14 +168,27 @@ def _rendering(*, is_terminal: bool) -> list[Processor]:
 def _with_head(_logger: object, method: str, line: EventDict) -> EventDict:
     """Put what every line has in front: when, how grave, of which program, what has happened."""
     now = datetime.now(UTC).isoformat(timespec="milliseconds").removesuffix("+00:00")
-    level = structlog.processors.add_log_level(None, method, {})["level"]
-    return {"ts": f"{now}Z", "level": level, "component": _COMPONENT, "event": line.pop("event"), **line}
+    return {
+        "ts": f"{now}Z",
+        "level": _level_of(method),
+        "component": _COMPONENT,
+        "event": line.pop("event"),
+        **line,
+    }
 
 
-def _lost_line(*, is_terminal: bool) -> Callable[[int], str]:
+def _with_priority(_logger: object, method: str, line: Any) -> str:
+    return with_priority(_level_of(method), str(line))
+
+
+def _level_of(method: str) -> str:
+    return str(structlog.processors.add_log_level(None, method, {})["level"])
+
+
+def _lost_line(*, is_terminal: bool, to_journal: bool) -> Callable[[int], str]:
     rendered = structlog.wrap_logger(
         structlog.ReturnLogger(),
-        processors=_rendering(is_terminal=is_terminal),
+        processors=_rendering(is_terminal=is_terminal, to_journal=to_journal),
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
     )
     return lambda count: f"{rendered.warning('log lines lost', count=count)}\n"

@@ -3,9 +3,13 @@ import gc
 import io
 import json
 import logging
+import os
 import threading
 import warnings
 from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
 
 from kubelet.logs import make_logger, opened
 from schemas.log_level import LogLevel, LogThreshold
@@ -37,6 +41,29 @@ def test_programs_get_one_line_of_json_an_event() -> None:
     }
     assert first == expected
     assert (second["event"], second["level"]) == ("second", "error")
+
+
+def test_the_journal_gets_the_same_with_the_priority_in_front() -> None:
+    stream = io.StringIO()
+    log = make_logger(stream, to_journal=True)
+    log.info("first")
+    log.error("second")
+    first, second = stream.getvalue().splitlines()
+    assert (first[:4], second[:4]) == ("<6>{", "<3>{")
+    assert (json.loads(first[3:])["event"], json.loads(second[3:])["level"]) == ("first", "error")
+
+
+async def test_standard_error_that_is_the_journal_is_found_by_what_systemd_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, begins in (("journal", "<6>{"), ("file", "{")):
+        with (tmp_path / name).open("w") as stream:
+            facts = os.fstat(stream.fileno())
+            if name == "journal":
+                monkeypatch.setenv("JOURNAL_STREAM", f"{facts.st_dev}:{facts.st_ino}")
+            with opened(stream) as (log, _lines):
+                log.info("started")
+        assert (tmp_path / name).read_text().startswith(begins)
 
 
 def test_people_get_a_line_to_read() -> None:
