@@ -5,7 +5,14 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from schemas.addresses import AddressError, BrokerAddress, check_private, normal_url, parse_broker
+from schemas.addresses import (
+    AddressError,
+    BrokerAddress,
+    check_private_broker,
+    check_private_url,
+    normal_url,
+    parse_broker,
+)
 from schemas.error_roots import StateError
 from schemas.files import read_state, write_atomic
 from schemas.log_level import LogLevel
@@ -28,6 +35,7 @@ class NodeConfig:
     """How one node reaches its relay and its broker.
 
     Attributes:
+        broker: None where the relay has none: the manifest is sent by the session alone.
         relay_url: in its normal form; it is the audience that this node signs for.
         heartbeat_s: seconds between two heartbeats, give or take a tenth.
         ttl_ms: how long a manifest is good for, in milliseconds.
@@ -40,7 +48,7 @@ class NodeConfig:
         AddressError: relay or broker may not be reached like this.
     """
 
-    broker: BrokerAddress
+    broker: BrokerAddress | None
     relay_url: str
     heartbeat_s: float = DEFAULT_HEARTBEAT_S
     ttl_ms: int = DEFAULT_TTL_MS
@@ -49,7 +57,9 @@ class NodeConfig:
     log_level: LogLevel = LogLevel.INFO
 
     def __post_init__(self) -> None:
-        check_private(self.relay_url, self.broker, plain_allowed=self.plain_allowed)
+        check_private_url(self.relay_url, plain_allowed=self.plain_allowed)
+        if self.broker is not None:
+            check_private_broker(self.broker, plain_allowed=self.plain_allowed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +92,12 @@ class DaemonPlan:
     def from_json(cls, text: str) -> "DaemonPlan":
         """Return the plan that ``to_json`` wrote."""
         plan = json.loads(text)
-        config = plan["config"]
+        config, broker = plan["config"], plan["config"]["broker"]
         return cls(
             config=NodeConfig(
                 **{
                     **config,
-                    "broker": BrokerAddress(**config["broker"]),
+                    "broker": None if broker is None else BrokerAddress(**broker),
                     "log_level": LogLevel(config["log_level"]),
                 }
             ),
@@ -110,7 +120,7 @@ def store(config: NodeConfig, state_dir: Path) -> None:
     """Write what ``kubelet run`` needs to know of ``config``. It holds no secret."""
     stored = {
         "relay": config.relay_url,
-        "broker": str(config.broker),
+        "broker": None if config.broker is None else str(config.broker),
         "own_root": config.own_root,
         "insecure_plain_transports": config.plain_allowed,
     }
@@ -139,7 +149,8 @@ def read_stored(state_dir: Path) -> NodeConfig | None:
         flags = (stored["insecure_plain_transports"], stored["own_root"])
         if not all(isinstance(flag, bool) for flag in flags):
             raise StoredConfigError(f"{file} is damaged: a flag is neither true nor false")
-        broker, relay_url = parse_broker(stored["broker"]), normal_url(stored["relay"])
+        broker = None if stored["broker"] is None else parse_broker(stored["broker"])
+        relay_url = normal_url(stored["relay"])
         return NodeConfig(broker, relay_url, plain_allowed=flags[0], own_root=flags[1])
     except FileNotFoundError:
         return None

@@ -36,6 +36,13 @@ from schemas.settings_sources import Program, Sources
 STATE_DIR = Setting("state_dir", parse_path, "The directory of the node's identity.", "DIRECTORY")
 RELAY = Setting("relay", normal_url, "The relay's public URL. Without it: as enrolled.", "URL")
 BROKER = Setting("broker", parse_broker, "The MQTT broker. Without it: as enrolled.", "HOST:PORT")
+NO_BROKER = Setting(
+    "no_broker",
+    parse_flag,
+    "The relay has no broker: announce by the session alone. Without it: as enrolled.",
+    default="false",
+    form=Form.FLAG,
+)
 LOOPBACK_PORT = Setting(
     "loopback_port",
     whole_number(0, 65_535),
@@ -81,7 +88,7 @@ PLAIN = Setting(
 
 KUBELET = Program(
     "kubelet",
-    (STATE_DIR, RELAY, BROKER, LOOPBACK_PORT, HEARTBEAT, TTL, SOCKET, LOG_LEVEL, PLAIN),
+    (STATE_DIR, RELAY, BROKER, NO_BROKER, LOOPBACK_PORT, HEARTBEAT, TTL, SOCKET, LOG_LEVEL, PLAIN),
 )
 
 
@@ -105,8 +112,12 @@ class LoadedSettings:
         """
         settings = self.settings
         broker, relay = settings.get(BROKER), settings.get(RELAY)
-        if broker is None or relay is None:
-            raise ConfigError(["enrol first with `kubelet enroll`, or give --broker and --relay"])
+        if broker is not None and settings[NO_BROKER]:
+            raise ConfigError(["--broker and --no-broker exclude each other"])
+        if relay is None or (broker is None and not settings[NO_BROKER]):
+            raise ConfigError(
+                ["enrol first with `kubelet enroll`, or give --relay, and --broker or --no-broker"]
+            )
         if settings[TTL] < 2 * settings[HEARTBEAT]:
             raise ConfigError(["--ttl must span two heartbeats, or one late heartbeat unlists the node"])
         try:
@@ -133,17 +144,19 @@ def load_settings(sources: Sources, default_state_dir: Path) -> LoadedSettings:
     usual = {STATE_DIR.name: Given(str(default_state_dir), "default")}
     state_dir = sources.settings(usual)[STATE_DIR]
     stored = read_stored(state_dir)
-    enrolled = {} if stored is None else _enrolled(stored, state_dir)
+    enrolled = {} if stored is None else _enrolled(stored, state_dir, sources)
     return LoadedSettings(
         sources.settings(usual, enrolled), state_dir, own_root=stored is not None and stored.own_root
     )
 
 
-def _enrolled(stored: NodeConfig, state_dir: Path) -> Source:
+def _enrolled(stored: NodeConfig, state_dir: Path, sources: Sources) -> Source:
     texts: dict[Setting[Any], str] = {
         RELAY: stored.relay_url,
-        BROKER: str(stored.broker),
         PLAIN: "true" if stored.plain_allowed else "false",
     }
+    # Not beside what the operator gives: the two exclude each other.
+    if not any(BROKER.name in source or NO_BROKER.name in source for source in sources.by_precedence):
+        texts |= {NO_BROKER: "true"} if stored.broker is None else {BROKER: str(stored.broker)}
     source = f"enrolled, in {stored_file(state_dir)}"
     return {setting.name: Given(text, source) for setting, text in texts.items()}

@@ -6,7 +6,15 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from relay.allowance import Allowance
-from schemas.addresses import PLAIN_OPTION, AddressError, BrokerAddress, HostPort, check_private, is_loopback
+from schemas.addresses import (
+    PLAIN_OPTION,
+    AddressError,
+    BrokerAddress,
+    HostPort,
+    check_private_broker,
+    check_private_url,
+    is_loopback,
+)
 from schemas.log_level import LogLevel
 
 DEFAULT_LISTEN = "127.0.0.1:8700"
@@ -80,6 +88,7 @@ class RelayConfig:
     """How one relay connects, and is reached.
 
     Attributes:
+        broker: as the relay reaches it; None: it works by the nodes' sessions alone.
         public_url: in its normal form; nodes sign for it, and agents' tokens are for its ``/mcp``.
         listen: the one address that everything is served on.
         per_agent: what one agent may use with all its tokens together.
@@ -92,6 +101,8 @@ class RelayConfig:
         broker_directory: where what the broker reads is written; None: in the state directory.
         broker_pid_file: names the process to signal for new access lists; None: none is signalled.
         node_broker: the broker as nodes reach it, which enrolment returns; None: as the relay reaches it.
+        own_broker: where the ``broker`` listens that the relay runs itself, over TLS or on loopback; None:
+            others run it, or there is none.
         default_view: how the fleet is listed to clients whose URL chooses no view.
         caller_timeout_s: how long a local agent's request waits for the caller whose tool it is.
         log_level: the level from which on lines are logged; the lines of calls are not subject to it.
@@ -100,7 +111,7 @@ class RelayConfig:
         AddressError: something would travel in the clear between machines, or the URL says so.
     """
 
-    broker: BrokerAddress
+    broker: BrokerAddress | None
     public_url: str
     listen: HostPort
     state: "StateFiles"
@@ -114,13 +125,16 @@ class RelayConfig:
     broker_directory: Path | None = None
     broker_pid_file: Path | None = None
     node_broker: BrokerAddress | None = None
+    own_broker: BrokerAddress | None = None
     default_view: View = View.TOOLS
     caller_timeout_s: float = CALLER_TIMEOUT_S
     log_level: LogLevel = LogLevel.INFO
 
     def __post_init__(self) -> None:
-        for broker in (self.broker, self.node_broker or self.broker):
-            check_private(self.public_url, broker, plain_allowed=self.plain_allowed)
+        check_private_url(self.public_url, plain_allowed=self.plain_allowed)
+        for broker in (self.broker, self.node_broker):
+            if broker is not None:
+                check_private_broker(broker, plain_allowed=self.plain_allowed)
         if self.tls is not None and not self.public_url.startswith("https://"):
             raise AddressError(f"{self.public_url} is not over TLS, but is served so: --public-url is https")
         if self.tls is None and not (self.plain_allowed or is_loopback(self.listen.host)):
@@ -128,6 +142,11 @@ class RelayConfig:
                 f"{self.listen} is open to others and would speak plain HTTP: "
                 f"use --tls-own, or --tls-certificate and --tls-key, or say {PLAIN_OPTION}"
             )
+
+    @property
+    def uses_broker_tls(self) -> bool:
+        """Whether there is a broker, and it is connected to over TLS."""
+        return self.broker is not None and self.broker.tls
 
 
 class StateFiles:
@@ -145,7 +164,8 @@ class StateFiles:
     | `settings.json` | the public URL, the broker and the tenant that commands were given (0600) |
     | `tls/` | certificates of the relay's own CA and their keys (0600): `server.pem`, which is served with, \
 and `relay.pem`, which the broker is shown |
-    | `broker/` | what a broker reads, unless `--broker-directory` is given: see `broker_access` |
+    | `broker/` | what a broker reads, unless `--broker-directory` is given: see `broker_access`; with the |
+    | | relay's own broker also its configuration, certificate, key (0600), and `store/` (0700) |
     | `audit-verified.json` | the newest line of the audit when it was last verified |
     | `audit.jsonl` | one line a decision and one an outcome (0600); when full, `audit-000001.jsonl`, … |
     """
@@ -163,6 +183,7 @@ and `relay.pem`, which the broker is shown |
         self.own_tls = TlsFiles(root / "tls" / "server.pem", root / "tls" / "server.key")
         self.broker_client_tls = TlsFiles(root / "tls" / "relay.pem", root / "tls" / "relay.key")
         self.broker = root / "broker"
+        self.broker_tls = TlsFiles(self.broker / "server.pem", self.broker / "server.key")
         self.audit = root / "audit.jsonl"
         self.audit_verified = root / "audit-verified.json"
 

@@ -20,18 +20,21 @@ class KeptSettingsError(StateError):
 
 @dataclass(frozen=True, slots=True)
 class KeptSettings:
-    """Each as it was given on a command line; None: it never was.
+    """Each as it was given on a command line, or chosen; None: it never was.
 
     Attributes:
         public_url: the URL of the relay for nodes and agents.
         broker, node_broker: the broker, as the relay reaches it and as nodes do.
         tenant: the tenant of commands that name none.
+        own_broker: where the broker listens that the relay runs itself, in place of ``broker``. Chosen once,
+            and not changed without need: nodes are told its port.
     """
 
     public_url: str | None = None
     broker: str | None = None
     node_broker: str | None = None
     tenant: str | None = None
+    own_broker: str | None = None
 
 
 def read_kept(path: Path) -> KeptSettings:

@@ -4,10 +4,23 @@ Everything that decides how a relay runs is read here, for `relay run`, for `rel
 of a running relay. Must not start anything, and must not write what is kept.
 """
 
-from dataclasses import dataclass
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from relay.allowance import Allowance
+from relay.broker_choice import BrokerChoice, FindFree, choose_broker
+from relay.broker_settings import (
+    BROKER,
+    BROKER_DIRECTORY,
+    BROKER_LISTEN,
+    BROKER_PID_FILE,
+    BROKER_ROOT,
+    NO_BROKER,
+    NODE_BROKER,
+    broker_options,
+    kept_broker,
+)
 from relay.config import (
     AGENT_BURST_S,
     CALLER_TIMEOUT_S,
@@ -22,7 +35,7 @@ from relay.config import (
     View,
 )
 from relay.kept_settings import KeptSettings, read_kept
-from schemas.addresses import PLAIN_OPTION, normal_url, parse_broker, parse_host_port
+from schemas.addresses import PLAIN_OPTION, HostPort, normal_url, parse_host_port
 from schemas.durations import duration_between, duration_text
 from schemas.error_roots import ConfigError, OperatorError
 from schemas.log_level import LogLevel
@@ -42,10 +55,6 @@ from schemas.settings_sources import Program, Sources
 _MOST = 1_000_000
 
 STATE_DIR = Setting("state_dir", parse_path, "The relay's state directory.", "DIRECTORY")
-BROKER = Setting("broker", parse_broker, "The MQTT broker. It is kept for later starts.", "HOST:PORT")
-NODE_BROKER = Setting(
-    "node_broker", parse_broker, "The broker as nodes reach it. Without it: as the relay does.", "HOST:PORT"
-)
 PUBLIC_URL = Setting(
     "public_url",
     normal_url,
@@ -66,21 +75,6 @@ TLS_OWN = Setting(
     "Serve over TLS with a certificate of the relay's own CA.",
     default="false",
     form=Form.FLAG,
-)
-BROKER_ROOT = Setting(
-    "broker_root",
-    parse_path,
-    "The root of the broker's certificate, PEM. Without it: that of the relay's own CA.",
-    "FILE",
-)
-BROKER_DIRECTORY = Setting(
-    "broker_directory",
-    parse_path,
-    "Where to write what the broker reads. Without it: in the state directory.",
-    "DIRECTORY",
-)
-BROKER_PID_FILE = Setting(
-    "broker_pid_file", parse_path, "The broker's pid file: SIGHUP when access lists change.", "FILE"
 )
 AGENT_RPS = Setting(
     "agent_rps",
@@ -145,6 +139,8 @@ RELAY = Program(
     (
         STATE_DIR,
         BROKER,
+        BROKER_LISTEN,
+        NO_BROKER,
         NODE_BROKER,
         PUBLIC_URL,
         LISTEN,
@@ -173,33 +169,41 @@ class LoadedSettings:
 
     Attributes:
         kept: what is kept in its state directory.
+        named: the names of the settings that the operator gives.
     """
 
     settings: Settings
     state: StateFiles
     kept: KeptSettings
+    named: frozenset[str]
 
-    def config(self) -> RelayConfig:
-        """Return the configuration of the relay.
+    def broker(self, find_free: FindFree = HostPort) -> BrokerChoice:
+        """Return the relay's broker; ``find_free`` finds a port for its own, by default without looking.
 
         Raises:
-            ConfigError: the broker is not named, or the settings contradict each other.
+            ConfigError: the settings contradict each other, or the broker has no port.
         """
         try:
-            return _config_of(self.settings, self.state)
+            asked = broker_options(self.settings, self.named)
+            listen, public_url = self.settings[LISTEN], self.settings[PUBLIC_URL]
+            return choose_broker(asked, self.kept, listen, public_url, find_free)
         except OperatorError as error:
             raise ConfigError([str(error)]) from None
 
-    def to_keep(self) -> KeptSettings:
+    def config(self, broker: BrokerChoice | None = None) -> RelayConfig:
+        """Return the configuration of the relay, with the broker that was chosen.
+
+        Raises:
+            ConfigError: the settings contradict each other.
+        """
+        try:
+            return _config_of(self.settings, self.state, broker or self.broker())
+        except OperatorError as error:
+            raise ConfigError([str(error)]) from None
+
+    def to_keep(self, broker: BrokerChoice) -> KeptSettings:
         """Return what later commands and starts should find as kept."""
-        given = self.settings.given
-        broker, node_broker = (given.get(setting.name) for setting in (BROKER, NODE_BROKER))
-        return KeptSettings(
-            self.settings[PUBLIC_URL],
-            broker.text if broker else None,
-            node_broker.text if node_broker else None,
-            self.kept.tenant,
-        )
+        return replace(broker.kept, public_url=self.settings[PUBLIC_URL])
 
 
 def load_settings(sources: Sources, default_state_dir: Path) -> LoadedSettings:
@@ -212,28 +216,21 @@ def load_settings(sources: Sources, default_state_dir: Path) -> LoadedSettings:
     usual = {STATE_DIR.name: Given(str(default_state_dir), "default")}
     state = StateFiles(sources.settings(usual)[STATE_DIR])
     kept = read_kept(state.settings)
-    return LoadedSettings(sources.settings(usual, _kept_source(sources, kept, state)), state, kept)
+    named = frozenset(name for source in sources.by_precedence for name in source)
+    return LoadedSettings(sources.settings(usual, _kept_source(named, kept, state)), state, kept, named)
 
 
-def _kept_source(sources: Sources, kept: KeptSettings, state: StateFiles) -> Source:
+def _kept_source(named: AbstractSet[str], kept: KeptSettings, state: StateFiles) -> Source:
     found = {}
     if kept.public_url is not None:
         found[PUBLIC_URL.name] = Given(kept.public_url, f"kept in {state.settings}")
-    # Together: the way of nodes to another broker is no way to this one.
-    if not any(BROKER.name in source for source in sources.by_precedence):
-        for setting, text in ((BROKER, kept.broker), (NODE_BROKER, kept.node_broker)):
-            if text is not None:
-                found[setting.name] = Given(text, f"kept in {state.settings}")
-    return found
+    return {**found, **kept_broker(kept, named, state.settings)}
 
 
-def _config_of(settings: Settings, state: StateFiles) -> RelayConfig:
-    broker = settings.get(BROKER)
-    if broker is None:
-        raise OperatorError("name the MQTT broker with --broker HOST:PORT; it is kept for later starts")
+def _config_of(settings: Settings, state: StateFiles, broker: BrokerChoice) -> RelayConfig:
     url = settings[PUBLIC_URL]
     return RelayConfig(
-        broker,
+        broker.broker,
         url,
         settings[LISTEN],
         state,
@@ -244,7 +241,8 @@ def _config_of(settings: Settings, state: StateFiles) -> RelayConfig:
         broker_root=settings.get(BROKER_ROOT),
         broker_directory=settings.get(BROKER_DIRECTORY),
         broker_pid_file=settings.get(BROKER_PID_FILE),
-        node_broker=settings.get(NODE_BROKER),
+        node_broker=broker.node_broker,
+        own_broker=broker.own,
         envelope_mode=settings[ENVELOPE],
         default_view=settings[DEFAULT_VIEW],
         caller_timeout_s=settings[CALLER_TIMEOUT] / 1000,

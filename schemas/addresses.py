@@ -180,13 +180,12 @@ def check_private_url(relay_url: str, *, plain_allowed: bool) -> None:
         raise AddressError(f"{relay_url} is not encrypted: use https, or say {PLAIN_OPTION}")
 
 
-def check_private(relay_url: str, broker: BrokerAddress, *, plain_allowed: bool) -> None:
-    """Return if nothing would travel in the clear between machines, or the operator has said that it may.
+def check_private_broker(broker: BrokerAddress, *, plain_allowed: bool) -> None:
+    """Return if the broker is not spoken to in the clear from another machine, or the operator allows it.
 
     Raises:
-        AddressError: it would.
+        AddressError: it would be.
     """
-    check_private_url(relay_url, plain_allowed=plain_allowed)
     if not (plain_allowed or broker.is_private):
         raise AddressError(f"{broker} is not encrypted: use mqtts, or say {PLAIN_OPTION}")
 

@@ -19,7 +19,7 @@ from structlog.typing import FilteringBoundLogger
 from kubelet.backoff import Backoff
 from schemas.addresses import BrokerAddress
 from schemas.faults import connection_reason
-from schemas.health import Loop
+from schemas.health import Health, Loop
 from schemas.process.mqtt_client import WatchedClient
 from schemas.text import printable
 
@@ -74,6 +74,13 @@ class MqttPublisher:
         self._client.on_connect = self._paho_connected
         self._client.on_connect_fail = self._paho_failed
         self._client.on_disconnect = self._paho_disconnected
+
+    @property
+    def health(self) -> Health:
+        """The health of the connection."""
+        return Health.of(
+            self.loop, ready=self.connected, state="connected" if self.connected else "connecting"
+        )
 
     def when_connected(self, callback: Callable[[], None]) -> None:
         """Call ``callback`` on the event loop after every connect, before any other task sees ``connected``.

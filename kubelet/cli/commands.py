@@ -45,6 +45,7 @@ from kubelet.settings import (
     BROKER,
     HEARTBEAT,
     KUBELET,
+    NO_BROKER,
     PLAIN,
     RELAY,
     STATE_DIR,
@@ -110,13 +111,15 @@ def enroll(
         "tenant": identity.tenant,
         "kid": identity.kid,
         "relay": config.relay_url,
-        "broker": str(config.broker),
+        "broker": None if config.broker is None else str(config.broker),
         "state_dir": str(files.root),
     }
     print_facts(facts, as_json=as_json)
     if config.relay_url != url:
         say(f"\nthe relay's public URL is {config.relay_url}: this node will use that")
-    if is_loopback(config.broker.host) and not is_loopback(host_of(config.relay_url)):
+    if config.broker is None:
+        say("\nthe relay has no broker: this node announces itself by its session alone")
+    elif is_loopback(config.broker.host) and not is_loopback(host_of(config.relay_url)):
         say("\nthe relay names a broker on this machine: if there is none, ask for `relay run --node-broker`")
     if not as_json:
         say("\nnext: kubelet run, or: systemctl enable --now edge-kubelet")
@@ -199,7 +202,7 @@ def verify(
 
 
 @app.command(epilog=example("kubelet retire --yes"))
-@takes_settings(KUBELET, STATE_DIR, RELAY, BROKER, PLAIN)
+@takes_settings(KUBELET, STATE_DIR, RELAY, BROKER, NO_BROKER, PLAIN)
 def retire(
     sources: Sources,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
@@ -249,7 +252,7 @@ def fleet(
     from kubelet.cli.fleet import run_all, run_part  # noqa: PLC0415
 
     config = typed_config({"broker": broker, "relay": relay, "heartbeat": heartbeat, "ttl": ttl})
-    if config.broker.tls:
+    if config.broker is not None and config.broker.tls:
         fail(
             "a fleet shares one connection, which cannot show the certificate of each node: "
             "use a broker without TLS, on this machine",

@@ -17,7 +17,7 @@ def print_facts(facts: Mapping[str, Any], *, as_json: bool) -> None:
         return
     width = max(len(name) for name in facts)
     for name, value in facts.items():
-        typer.echo(f"{name:<{width}}  {value}")
+        typer.echo(f"{name:<{width}}  {'none' if value is None else value}")
 
 
 def say(text: str) -> None:

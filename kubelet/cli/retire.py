@@ -11,6 +11,7 @@ from typing import TextIO
 
 from kubelet.announce.confirmed_publication import publish_all
 from kubelet.announce.mqtt import MqttPublisher
+from kubelet.announce.publisher import Publisher
 from kubelet.config import NodeConfig, forget
 from kubelet.daemon.agent import caller_ids_file, last_issued_file, node_environment
 from kubelet.daemon.node import NodeEnvironment
@@ -65,8 +66,10 @@ async def retire(config: NodeConfig, state_dir: Path, stream: TextIO) -> bool:
     return forgotten
 
 
-async def _remove_from_broker(publisher: MqttPublisher, node_id: str) -> bool:
-    """Publish empty retained messages, by which the broker forgets the node's."""
+async def _remove_from_broker(publisher: Publisher, node_id: str) -> bool:
+    """Publish empty retained messages, by which the broker forgets the node's; without one it holds none."""
+    if not isinstance(publisher, MqttPublisher):
+        return True
     # The announce first: a manifest without its leaf would only wait for it.
     messages = [(topics.announce(node_id), b""), (topics.identity(node_id), b"")]
     return await publish_all(publisher, messages, _TIMEOUT_S)

@@ -16,6 +16,7 @@ from structlog.typing import FilteringBoundLogger
 
 from kubelet.announce.hardware import read_hardware_ids
 from kubelet.announce.mqtt import FIRST_WAIT_S, LONGEST_WAIT_S, MqttPublisher
+from kubelet.announce.publisher import NoPublisher, Publisher
 from kubelet.backoff import Backoff
 from kubelet.caller_tools.assembly import CallerTools
 from kubelet.caller_tools.caller_names import CallerNames
@@ -35,6 +36,7 @@ from kubelet.logs import fatal_errors_logged, opened
 from kubelet.loopback.server import LoopbackServer
 from kubelet.session.relay_frames import LinkEvent
 from kubelet.session.tls import NodeTls
+from schemas.addresses import BrokerAddress
 from schemas.frames import FrameReader
 from schemas.health import endless, stalled
 from schemas.identity_files import IdentityFiles, NodeIdentity
@@ -59,13 +61,7 @@ def node_environment(
     registry = SchemaRegistry()
     return NodeEnvironment(
         config=config,
-        publisher=MqttPublisher(
-            config.broker,
-            client_id,
-            log,
-            Backoff(rng, FIRST_WAIT_S, LONGEST_WAIT_S),
-            tls.to_broker(config.broker),
-        ),
+        publisher=_publisher(config.broker, client_id, log, rng, tls),
         registry=registry,
         reader=FrameReader(registry),
         kinds=KindRegistry(),
@@ -75,6 +71,15 @@ def node_environment(
         log=log,
         relay_tls=lambda: tls.to_relay(config.relay_url),
     )
+
+
+def _publisher(
+    broker: BrokerAddress | None, client_id: str, log: FilteringBoundLogger, rng: random.Random, tls: NodeTls
+) -> Publisher:
+    if broker is None:
+        return NoPublisher()
+    backoff = Backoff(rng, FIRST_WAIT_S, LONGEST_WAIT_S)
+    return MqttPublisher(broker, client_id, log, backoff, tls.to_broker(broker))
 
 
 def make_handlers(node_id: str, log: FilteringBoundLogger) -> list[Handler]:
@@ -149,6 +154,8 @@ async def _run(
         stack.push_async_callback(around.publisher.stop)
         url = f"http://127.0.0.1:{loopback.port}"
         around.log.info("kubelet started", node_id=identity.node_id, loopback=url)
+        if plan.config.broker is None:
+            log.info("no broker: the session alone")
         try:
             with fatal_errors_logged(log):
                 manager.ready()
@@ -178,7 +185,7 @@ async def _until_stopped(work: Mapping[str, Awaitable[object]], node: Node, mana
 
 def _status(node: Node, around: NodeEnvironment) -> str:
     """Return what the service manager shows, in one line."""
-    broker = "connected" if around.publisher.connected else "connecting"
+    broker = around.publisher.health.state
     return f"relay: {node.link.state.value}; broker: {broker}; commands: {node.dispatcher.inflight}"
 
 

@@ -3,7 +3,7 @@
 Called from the threads of the loopback server: it reads, and must not change anything.
 """
 
-from kubelet.announce.mqtt import MqttPublisher
+from kubelet.announce.publisher import Publisher
 from kubelet.caller_tools.assembly import CallerTools
 from kubelet.daemon.node import Node
 from kubelet.loopback.pages import Readiness
@@ -11,12 +11,12 @@ from kubelet.session.link_state import LinkState
 from schemas.health import Health, Loop
 
 
-def loops_of(node: Node, publisher: MqttPublisher) -> dict[str, Loop]:
+def loops_of(node: Node, publisher: Publisher) -> dict[str, Loop]:
     """Return the loops without whose progress the daemon should be restarted, by subsystem."""
     return {"manifest": node.announcer.loop, "relay": node.link.loop, "broker": publisher.loop}
 
 
-def readiness_of(node: Node, publisher: MqttPublisher, tools: CallerTools) -> Readiness:
+def readiness_of(node: Node, publisher: Publisher, tools: CallerTools) -> Readiness:
     """Return whether calls flow, and the health of each subsystem.
 
     A broker that is away is shown, but the session suffices for announcing.
@@ -35,11 +35,7 @@ def readiness_of(node: Node, publisher: MqttPublisher, tools: CallerTools) -> Re
             ready=announcer.current is not None,
             state=announcer.obstacle or ("signed" if announcer.current else "not signed yet"),
         ),
-        "broker": Health.of(
-            publisher.loop,
-            ready=publisher.connected,
-            state="connected" if publisher.connected else "connecting",
-        ),
+        "broker": publisher.health,
         "relay": Health.of(link.loop, ready=is_announced, state=link.state.value),
         "calls": Health(started=flow.is_answered, live=True, ready=flows, state=flow.state),
         "caller tools": Health.passive(ready=True, state=tools.summary()),

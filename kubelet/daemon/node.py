@@ -16,7 +16,7 @@ from typing import Any
 from structlog.typing import FilteringBoundLogger
 
 from kubelet.announce.announcer import Announcer
-from kubelet.announce.mqtt import MqttPublisher
+from kubelet.announce.publisher import Publisher
 from kubelet.announce.signer import ManifestSigner, SignedManifest
 from kubelet.backoff import Backoff
 from kubelet.config import NodeConfig
@@ -47,7 +47,7 @@ class NodeEnvironment:
     """
 
     config: NodeConfig
-    publisher: MqttPublisher
+    publisher: Publisher
     registry: SchemaRegistry
     reader: FrameReader
     kinds: KindRegistry

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from kubelet.announce.mqtt import MqttPublisher
+from kubelet.announce.publisher import Publisher
 from kubelet.caller_tools.assembly import CallerTools
 from kubelet.config import DaemonPlan
 from kubelet.daemon.health import readiness_of
@@ -39,7 +39,7 @@ class DaemonStatus:
 
     plan: DaemonPlan
     node: Node
-    publisher: MqttPublisher
+    publisher: Publisher
     tools: CallerTools
     counts: LogCounts
     now_ms: Callable[[], int]
@@ -64,7 +64,7 @@ class DaemonStatus:
             "certificate_expires_at_ms": validity_of(certificates_in(node.identity.leaf_pem)[0])[1],
             "relay": self._relay(),
             "broker": {
-                "url": str(self.plan.config.broker),
+                "url": str(self.plan.config.broker or "none"),
                 "published": list(node.by_broker),
                 "relay_received": node.link.flow.relay_saw,
             },

@@ -160,7 +160,8 @@ class Enroller:
 
     def _installed(self, message: dict[str, Any]) -> Enrolled:
         try:
-            broker, relay_url = parse_broker(message["broker"]), normal_url(message["relay_url"])
+            broker = None if message["broker"] is None else parse_broker(message["broker"])
+            relay_url = normal_url(message["relay_url"])
         except AddressError as error:
             # Not as it is: the operator did not type this address.
             reason = printable(str(error))

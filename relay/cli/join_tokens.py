@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from relay.broker_choice import told_to_nodes
 from relay.cli import options
 from relay.cli.exits import EXIT_NO, EXIT_USAGE, fail
 from relay.cli.manual import example, group
@@ -31,6 +32,7 @@ from relay.cli.state import authority, name_ledger
 from relay.clock import now_ms
 from relay.fleet.name_ledger import LabelTakenError
 from relay.fleet.name_rules import NameRuleError, check_label, check_tags
+from relay.kept_settings import read_kept
 from relay.pki.join_tokens import JoinError, JoinTokens
 from schemas.addresses import PLAIN_OPTION, is_private_url
 
@@ -67,6 +69,8 @@ def join_token_create(
         "and there type:\n"
         f"  kubelet enroll {url} --token-file FILE{plain}"
     )
+    if (broker := told_to_nodes(read_kept(state.settings), url)) is not None:
+        note += f"\nThe node is told the broker {broker}, and must be able to reach it."
     facts = {"token": token.text(), "id": token.id, "tenant": tenant_used, "url": url, "uses": uses}
     answer(facts, as_json=as_json, result=token.text(), note=note)
 

@@ -2,6 +2,9 @@
 
 import os
 
+import typer
+
+from relay.broker.ports import first_free
 from relay.cli.manual import example, group
 from relay.cli.options import usual_state_dir
 from relay.cli.settings_options import takes_settings
@@ -28,8 +31,12 @@ def run(sources: Sources) -> None:
         return load_settings(again, usual_state_dir())
 
     loaded = load_settings(sources, usual_state_dir())
-    config = loaded.config()
+    broker = loaded.broker(first_free)
+    config = loaded.config(broker)
     if config.state.ca.exists():
         # Not in a directory that is named by mistake: the next start would use what was kept there.
-        write_kept(config.state.settings, loaded.to_keep())
-    serve(config, ReloadSource(loaded.settings, load))
+        write_kept(config.state.settings, loaded.to_keep(broker))
+    for note in broker.notes:
+        typer.echo(f"relay: {note}", err=True)
+    # Read again with what is kept now: a reload must find no difference by it.
+    serve(config, ReloadSource(load_settings(sources, usual_state_dir()).settings, load))

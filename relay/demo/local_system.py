@@ -23,11 +23,13 @@ from mcp_types import TextResourceContents, Tool
 from relay.auth.agent_tokens import TokenIssuer
 from relay.auth.issued_tokens import IssuedToken, IssuedTokens
 from relay.auth.permissions import SCOPE_OF_SAFETY_CLASS
+from relay.broker.program import find_nats_server
+from relay.broker.server_config import nats_config
 from relay.demo.plan import Plan
-from relay.demo.processes import Processes, find_program
+from relay.demo.processes import Processes
 from relay.key_files import load_or_create_key
 from relay.pki.authority import CertificateAuthority
-from schemas.addresses import mcp_url
+from schemas.addresses import HostPort, mcp_url
 from schemas.projection import parse
 from schemas.registry import SchemaRegistry
 from schemas.ulids import UlidSource
@@ -39,14 +41,6 @@ _TOKEN_TTL_S = 12 * 3600
 _POLL_S = 0.1
 # As the MCP SDK's own clients: a stream without messages is not broken.
 _TIMEOUT = httpx2.Timeout(30, read=300)
-
-# Not docs/brokers/nats-server.conf: the wheel holds no docs, and a demo's broker needs no more than this.
-_BROKER_CONFIG = """\
-server_name: demo
-listen: "127.0.0.1:-1"
-jetstream {{ store_dir: {store} }}
-mqtt {{ listen: "127.0.0.1:{port}" }}
-"""
 
 Step = Callable[[str], None]
 """Called with a line for each step that is done."""
@@ -156,11 +150,17 @@ async def list_tools(client: Client) -> list[Tool]:
 
 
 async def start_broker(plan: Plan, processes: Processes) -> None:
-    """Start the broker, and wait until it listens."""
-    store = json.dumps(str(plan.directory / "broker"), ensure_ascii=False)  # it knows no \u escapes
+    """Start the broker, and wait until it listens.
+
+    Raises:
+        ProgramError: there is no nats-server.
+        StartError: it has ended.
+    """
     config = plan.directory / "broker.conf"
-    config.write_text(_BROKER_CONFIG.format(store=store, port=plan.broker_port), "utf-8")
-    await processes.start("broker", [find_program("nats-server"), "-c", str(config)])
+    listen = HostPort("127.0.0.1", plan.broker_port)
+    config.write_text(nats_config(listen, plan.directory / "broker", access=None), "utf-8")
+    program = await asyncio.to_thread(find_nats_server)
+    await processes.start("broker", [str(program), "-c", str(config)])
     await processes.until_listening(plan.broker_port)
 
 

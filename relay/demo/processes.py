@@ -7,9 +7,7 @@ process that it did not start.
 import asyncio
 import os
 import re
-import shutil
 import signal
-import sys
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -194,19 +192,6 @@ async def _stopped(process: asyncio.subprocess.Process) -> None:
     except TimeoutError:
         process.kill()
         await process.wait()
-
-
-def find_program(name: str) -> str:
-    """Return the path of a program of this environment, or of the PATH.
-
-    Raises:
-        StartError: there is none.
-    """
-    beside = os.fspath(Path(sys.executable).parent)
-    found = shutil.which(name, path=beside) or shutil.which(name)
-    if found is None:
-        raise StartError(f"{name} is not installed: pip install 'edge-kubelet[demo]'")
-    return found
 
 
 def _without_settings(environment: Mapping[str, str]) -> dict[str, str]:

@@ -2,8 +2,9 @@
 
 import asyncio
 import ssl
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from relay.audit.assembly import AuditPart
 from relay.environment import RelayEnvironment
@@ -27,22 +28,20 @@ class FleetPart(Part):
 
     fleet: Fleet
     marks: MarkStore
-    feed: MqttFeed
+    feed: MqttFeed | None
     notifier: ChangeNotifier
     name_ledger: NameLedger
 
     async def run(self) -> None:
-        """Follow the broker, write the marks and notify agents of changes until cancelled."""
+        """Follow the broker, if any, write the marks and notify agents of changes until cancelled."""
         async with asyncio.TaskGroup() as tasks:
-            for name, work in {
-                "marks": self.marks.run(),
-                "broker": self.feed.run(),
-                "inventory": self.notifier.run(),
-            }.items():
+            for name, work in self._work().items():
                 tasks.create_task(endless(name, work))
 
     def health(self) -> Mapping[str, Health]:
-        """Manifests arrive by the broker, and those that it retains have arrived."""
+        """Manifests arrive by the broker, and those that it retains have arrived; or by sessions alone."""
+        if self.feed is None:
+            return {}
         inventory = self.fleet.inventory
         return {
             "broker": Health.of(self.feed.loop, ready=self.feed.connected),
@@ -55,11 +54,12 @@ class FleetPart(Part):
 
     def loops(self) -> Mapping[str, Loop]:
         """The broker's messages are taken in, and tools whose time is over are delisted."""
-        return {
-            "broker": self.feed.loop,
-            "inventory": self.notifier.loop,
-            "marks": self.marks.loop,
-        }
+        loops = {"inventory": self.notifier.loop, "marks": self.marks.loop}
+        return loops if self.feed is None else {"broker": self.feed.loop, **loops}
+
+    def _work(self) -> Mapping[str, Coroutine[Any, Any, None]]:
+        work = {"marks": self.marks.run(), "inventory": self.notifier.run()}
+        return work if self.feed is None else {"broker": self.feed.run(), **work}
 
 
 def assemble(
@@ -85,15 +85,20 @@ def assemble(
         now_ms=environment.clock,
         log=environment.log,
     )
-    feed = MqttFeed(
-        broker=environment.config.broker,
-        # Not the process id: in containers that is often 1, and of two equal ids a broker disconnects one.
-        client_id=f"edge-relay-{environment.random_bytes(_CLIENT_ID_BYTES).hex()}",
-        fleet=fleet,
-        registry=environment.registry,
-        metrics=environment.metrics,
-        refusals=audit.refusals,
-        log=environment.log,
-        tls=tls_to_broker,
+    broker = environment.config.broker
+    feed = (
+        None
+        if broker is None
+        else MqttFeed(
+            broker=broker,
+            # Not the process id: in containers it is often 1, and of two equal ids a broker disconnects one.
+            client_id=f"edge-relay-{environment.random_bytes(_CLIENT_ID_BYTES).hex()}",
+            fleet=fleet,
+            registry=environment.registry,
+            metrics=environment.metrics,
+            refusals=audit.refusals,
+            log=environment.log,
+            tls=tls_to_broker,
+        )
     )
     return FleetPart(fleet, marks, feed, ChangeNotifier(fleet, environment.log), name_ledger)

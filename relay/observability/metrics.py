@@ -23,6 +23,11 @@ class Metrics:
         )
         self.identities = self._counter("identities", "Identities by verdict", "verdict")
         self.heartbeats = self._counter("heartbeats", "Heartbeats by validity", "verdict")
+        self.broker_ends = Counter(
+            "edge_relay_broker_ends",
+            "How often the relay's own broker has ended, and was started again",
+            registry=self._registry,
+        )
         self.messages_dropped = self._counter("messages_dropped", "Broker messages dropped unread", "reason")
         self.sessions = self._counter("sessions", "Sessions of nodes by how they began or ended", "event")
         self.frames_dropped = self._counter("frames_dropped", "Frames of nodes that were dropped", "reason")

@@ -1,6 +1,6 @@
 """Assembles the certificate authority and what is issued by it: enrolment, renewals, the relay's own TLS."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from relay.audit.assembly import AuditPart
@@ -55,9 +55,15 @@ def open_authority(environment: RelayEnvironment) -> CertificateAuthority:
 
 
 def assemble(
-    environment: RelayEnvironment, authority: CertificateAuthority, audit: AuditPart, name_node: NameNode
+    environment: RelayEnvironment,
+    authority: CertificateAuthority,
+    audit: AuditPart,
+    name_node: NameNode,
+    reload_broker: Callable[[], bool] | None,
 ) -> PkiPart:
     """Return the wing around ``authority``; ``name_node`` names the nodes that enrol.
+
+    ``reload_broker`` has the relay's own broker, if it runs one, read its access lists again.
 
     Raises:
         OSError: the state directory cannot be used.
@@ -83,6 +89,7 @@ def assemble(
             config.broker_directory or config.state.broker,
             config.broker_pid_file,
             environment.log,
+            reload_broker,
         ),
         expiries=Expiries(config, authority.root_pem),
     )

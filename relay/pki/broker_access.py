@@ -16,7 +16,7 @@ import asyncio
 import json
 import os
 import signal
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Protocol
@@ -54,15 +54,24 @@ class AccessAuthority(Protocol):
 
 
 class BrokerAccess:
-    """The files in ``directory``, and the process to signal, whose number is in ``pid_file``, if any."""
+    """The files in ``directory``, and the process to signal, whose number is in ``pid_file``, if any.
+
+    ``reload`` has the relay's own broker read them again, and returns whether that is done.
+    """
 
     def __init__(
-        self, ca: AccessAuthority, directory: Path, pid_file: Path | None, log: FilteringBoundLogger
+        self,
+        ca: AccessAuthority,
+        directory: Path,
+        pid_file: Path | None,
+        log: FilteringBoundLogger,
+        reload: Callable[[], bool] | None = None,
     ) -> None:
         self._ca = ca
         self._directory = directory
         self._pid_file = pid_file
         self._log = log
+        self._reload = reload
         self._revoked = ""
         self._generation = ""
         self._notified = ""
@@ -78,12 +87,14 @@ class BrokerAccess:
         A failure is logged; the relay goes on serving.
         """
         try:
-            whole = self._write()
+            whole = self.write()
         except (StateError, OSError) as error:
             self._log_once("broker access not written", reason=printable(str(error)))
             return False
         if self._notified != self._generation:
             if self._pid_file is not None and not self._notify(self._pid_file):
+                return False
+            if self._reload is not None and not self._reload():
                 return False
             self._notified = self._generation
         if whole:
@@ -96,11 +107,14 @@ class BrokerAccess:
             self._log.error(event, **facts)
         self._logged = (event, facts)
 
-    def _write(self) -> bool:
+    def write(self) -> bool:
         """Write the files, and then the generation; return whether the list of the revoked is up to date.
 
         That list needs the root's key, which an operator may keep elsewhere. A nats-server's
         users are written without it.
+
+        Raises:
+            StateError, OSError: the CA cannot be read, or a file cannot be written.
         """
         roots, users = "".join(self._ca.roots()), nats_users(self._ca.in_force())
         whole = True

@@ -98,12 +98,12 @@ class EnrolmentInfo:
 
     Attributes:
         public_url: in its normal form; the node pins it.
-        broker: the MQTT broker as nodes reach it.
+        broker: the MQTT broker as nodes reach it; None: they announce themselves by their sessions alone.
         own_root: whether relay and broker show certificates of this relay's own CA.
     """
 
     public_url: str
-    broker: BrokerAddress
+    broker: BrokerAddress | None
     own_root: bool
 
 
@@ -274,7 +274,7 @@ class EnrolmentEndpoint:
             "roots": issued.roots,
             **({"server_roots": issued.server_roots} if "server_roots" in message else {}),
             "relay_url": self._info.public_url,
-            "broker": str(self._info.broker),
+            "broker": None if self._info.broker is None else str(self._info.broker),
             "own_root": self._info.own_root,
             "nonce": message["nonce"],
             "server_time_ms": self._now_ms(),

@@ -14,7 +14,9 @@ class Expiries:
     def __init__(self, config: RelayConfig, root_pem: Callable[[], str]) -> None:
         self._root_pem = root_pem
         served = {} if config.tls is None else {"server": config.tls.certificate}
-        shown = {"broker_client": config.state.broker_client_tls.certificate} if config.broker.tls else {}
+        shown = (
+            {"broker_client": config.state.broker_client_tls.certificate} if config.uses_broker_tls else {}
+        )
         self._files = served | shown
 
     @property

@@ -1,4 +1,4 @@
-"""The two certificates that the relay's own CA issues to the relay itself.
+"""The certificates that the relay's own CA issues to the relay itself, and to the broker that it runs.
 
 It serves with one of the root of servers, P-256; to the broker it shows one of the root of nodes, Ed25519, as
 all clients of the broker do. Both are valid for 90 days, since only their end keeps a stolen key from being
@@ -20,7 +20,6 @@ from cryptography.x509.oid import NameOID
 from relay.config import TlsFiles
 from relay.key_files import load_or_create_key
 from relay.pki.server_keys import load_or_create_server_key
-from schemas.addresses import host_of
 from schemas.files import read_state, write_atomic
 from schemas.x509_forms import moment
 
@@ -28,6 +27,8 @@ RELAY_NAME = "edge-relay"
 """The common name by which a broker knows the relay. It is no node id."""
 RELAY_URI = "urn:edge-kubelet:relay"
 """The other name of the relay's certificate for the broker: no node's has this form."""
+BROKER_NAME = "edge-broker"
+"""The common name of the broker that the relay runs itself; it has no rights at a broker."""
 
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 _DAYS = 90
@@ -74,19 +75,21 @@ class Wanted:
 
 
 class ServedCertificate:
-    """What the relay serves with, and its key, in ``files``: for ``public_url`` and for this machine."""
+    """What the server ``name`` serves with, and its key, in ``files``: for ``hosts`` and for this machine."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - what comes in from outside
         self,
         files: TlsFiles,
         ca: OwnServerAuthority,
-        public_url: str,
+        name: str,
+        hosts: Sequence[str],
         now_ms: Callable[[], int],
         random_bytes: Callable[[int], bytes],
     ) -> None:
         self.files = files
         self._ca = ca
-        self._hosts = tuple(dict.fromkeys((host_of(public_url), *_LOCAL)))
+        self._name = name
+        self._hosts = tuple(dict.fromkeys((*hosts, *_LOCAL)))
         self._now_ms = now_ms
         self._random_bytes = random_bytes
 
@@ -98,10 +101,10 @@ class ServedCertificate:
             OSError: the files cannot be used; the key may be readable by others.
         """
         key = load_or_create_server_key(self.files.key, self._random_bytes).public_key()
-        wanted = Wanted(RELAY_NAME, frozenset(map(_host, self._hosts)), key)
+        wanted = Wanted(self._name, frozenset(map(_host, self._hosts)), key)
         if reason_to_renew(_held(self.files), wanted, self._ca.roots(), self._now_ms()) is None:
             return False
-        write_atomic(self.files.certificate, self._ca.issue(RELAY_NAME, self._hosts, key, _DAYS))
+        write_atomic(self.files.certificate, self._ca.issue(self._name, self._hosts, key, _DAYS))
         return True
 
 

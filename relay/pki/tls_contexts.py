@@ -7,13 +7,20 @@ Must not decide which certificates there are.
 import asyncio
 import ssl
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 
 from structlog.typing import FilteringBoundLogger
 
 from relay.config import RelayConfig, TlsFiles
-from relay.pki.own_certificate import BrokerCertificate, OwnAuthority, ServedCertificate
+from relay.pki.own_certificate import (
+    BROKER_NAME,
+    RELAY_NAME,
+    BrokerCertificate,
+    OwnAuthority,
+    ServedCertificate,
+)
+from schemas.addresses import host_of
 from schemas.error_roots import StateError
 from schemas.health import Loop
 from schemas.text import printable
@@ -75,7 +82,10 @@ class RelayTls:
         log: FilteringBoundLogger,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        self._own: list[ServedCertificate | BrokerCertificate] = []
+        self._own: list[ServedCertificate | BrokerCertificate] = [
+            ServedCertificate(files, ca.servers, name, hosts, now_ms, random_bytes)
+            for files, name, hosts in _served(config)
+        ]
         self._live: LiveContext | None = None
         self._log = log
         self._sleep = sleep
@@ -83,11 +93,7 @@ class RelayTls:
         self.to_broker: ssl.SSLContext | None = None
         self.loop = Loop(time.monotonic)
         state = config.state
-        if config.own_root:
-            self._own.append(
-                ServedCertificate(state.own_tls, ca.servers, config.public_url, now_ms, random_bytes)
-            )
-        if config.broker.tls:
+        if config.uses_broker_tls:
             self._own.append(BrokerCertificate(state.broker_client_tls, ca, now_ms, random_bytes))
             # A broker's certificate from before there was a root of servers is of the root of nodes.
             self.to_broker = broker_context(
@@ -125,6 +131,15 @@ class RelayTls:
                 self._log.error("certificate not renewed", reason=printable(str(error)))
                 return False
         return True
+
+
+def _served(config: RelayConfig) -> Iterator[tuple[TlsFiles, str, Sequence[str]]]:
+    """Yield files, name and hosts of what the relay and its own broker serve with."""
+    if config.own_root:
+        yield config.state.own_tls, RELAY_NAME, [host_of(config.public_url)]
+    if config.own_broker is not None and config.broker is not None and config.broker.tls:
+        told = config.node_broker or config.broker
+        yield config.state.broker_tls, BROKER_NAME, list(dict.fromkeys((told.host, config.broker.host)))
 
 
 def broker_context(

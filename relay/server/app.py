@@ -14,6 +14,7 @@ from typing import TextIO
 
 from relay.audit import assembly as audit_assembly
 from relay.auth import assembly as auth_assembly
+from relay.broker import assembly as broker_assembly
 from relay.caller_tools import assembly as caller_tools_assembly
 from relay.calls import assembly as calls_assembly
 from relay.clock import RelayClock, now_ms, ticks_ms
@@ -64,7 +65,9 @@ class Relay:
         authority = pki_assembly.open_authority(environment)
         name_ledger = NameLedger(environment.config.state.node_names, environment.now_ms)
         self.audit = audit_assembly.assemble(environment)
-        self.pki = pki_assembly.assemble(environment, authority, self.audit, name_ledger.name_new)
+        self.broker = broker_assembly.assemble(environment)
+        name_node, reload = name_ledger.name_new, self.broker.reload
+        self.pki = pki_assembly.assemble(environment, authority, self.audit, name_node, reload)
         environment.metrics.watch_certificates(self.pki.expiries.names, self.pki.expiries.end_ms)
         trust = Trust(
             TrustRules(environment.registry, environment.kinds),
@@ -75,8 +78,7 @@ class Relay:
         self.fleet = fleet_assembly.assemble(
             environment, self.audit, trust, self.pki.tls.to_broker, name_ledger
         )
-        label_of = self.fleet.fleet.names.label_of
-        environment = replace(environment, log=with_labels(environment.log, label_of))
+        environment = replace(environment, log=with_labels(environment.log, self.fleet.fleet.names.label_of))
         self.sessions = sessions_assembly.assemble(environment, self.audit, self.pki, self.fleet)
         self.telemetry = telemetry_assembly.assemble(
             environment, audit=self.audit, auth=self.auth, fleet=self.fleet, frames=self.sessions.frames
@@ -124,6 +126,7 @@ class Relay:
         """The packages' parts, in the order in which they are built; they are closed in reverse."""
         return (
             self.audit,
+            self.broker,
             self.pki,
             self.auth,
             self.fleet,
@@ -174,7 +177,7 @@ class Relay:
     def _watcher(self, environment: RelayEnvironment) -> TrustWatcher:
         """Return what applies the operator's decisions, and runs their follow-ups."""
         follow = [self.pki.tls.refresh]
-        if environment.config.broker.tls:
+        if environment.config.uses_broker_tls:
             follow.append(self.pki.broker_access.follow)
         log = environment.log
         return TrustWatcher(
@@ -186,8 +189,7 @@ class Relay:
             notifier=self.fleet.notifier,
             audit=self.audit.log,
             follow_ups=FollowUps(
-                follow,
-                on_bug=lambda error: log.error("a follow-up failed", exc_info=error),
+                follow, on_bug=lambda error: log.error("a follow-up failed", exc_info=error)
             ),
             freshness=self.auth.freshness,
             reserve=DescriptorReserve(),
@@ -212,11 +214,10 @@ async def run_relay(  # noqa: PLR0913 - what comes in from outside
 ) -> None:
     """Serve on ``listener``, which is bound, until cancelled.
 
-    ``registry`` and ``kinds`` are the documents and kinds that the relay knows, by default those that ship.
-    With ``reload``, SIGHUP reads the settings again.
+    ``registry`` and ``kinds`` default to those that ship. With ``reload``, SIGHUP reads the settings again.
 
     Raises:
-        StateError, ExposedFileError, OSError: as ``Relay``.
+        StateError, ExposedFileError, OSError: as ``Relay``; a BrokerStartError of its own broker.
         FailedError: it has ended by itself.
     """
     metrics = Metrics()
@@ -244,6 +245,7 @@ async def run_relay(  # noqa: PLR0913 - what comes in from outside
 
         manager = ServiceManager.of(os.environ, os.getpid(), log)
         reloading = None if reload is None else SettingsReload(reload, apply, manager, log)
+        await relay.broker.start(relay.pki.broker_access.write)
         with fatal_errors_logged(log):
             await _serve(relay, environment, listener, manager, reloading)
 
@@ -256,8 +258,7 @@ async def _serve(
     reloading: SettingsReload | None,
 ) -> None:
     tune_collector()
-    config, log, audit = environment.config, environment.log, relay.audit.log
-    loops = relay.loops()
+    config, log, audit, loops = environment.config, environment.log, relay.audit.log, relay.loops()
 
     async def drain() -> None:
         manager.stopping()
@@ -268,7 +269,7 @@ async def _serve(
         "relay started",
         url=config.public_url,
         listen=str(config.listen),
-        broker=str(config.broker),
+        broker=str(config.broker or "none: sessions alone"),
         audit_head=audit.head,
     )
     try:

@@ -47,7 +47,7 @@ class RelayStatus:
             "subsystems": {name: part.to_json() for name, part in health.items()},
             "public_url": config.public_url,
             "listen": str(config.listen),
-            "broker": {"url": str(config.broker), "missing": inventory.missing()},
+            "broker": {"url": str(config.broker or "none"), "missing": inventory.missing()},
             "nodes": {
                 "known": inventory.known(),
                 "connected": canaries.connected,

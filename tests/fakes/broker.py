@@ -13,7 +13,7 @@ from pathlib import Path
 import paho.mqtt.client as paho
 from paho.mqtt.enums import CallbackAPIVersion
 
-from relay.demo.processes import find_program
+from relay.broker.program import find_nats_server
 from schemas.addresses import BrokerAddress
 from tests.fakes.ports import unused_port
 
@@ -151,7 +151,7 @@ def publish(address: BrokerAddress, *messages: tuple[str, bytes], retain: bool =
 
 
 def _program(kind: str) -> str:
-    return (_mosquitto() or kind) if kind == "mosquitto" else find_program(kind)
+    return (_mosquitto() or kind) if kind == "mosquitto" else str(find_nats_server())
 
 
 def _mosquitto() -> str | None:

@@ -78,6 +78,7 @@ STORED: dict[str, Any] = {
     [
         NodeConfig(BrokerAddress("mqtt.example", 8883, tls=True), "https://relay.example", own_root=True),
         NodeConfig(BROKER, "http://127.0.0.1:8700"),
+        NodeConfig(None, "https://relay.example", own_root=True),
         NodeConfig(BrokerAddress("::1", 1883), "http://[::1]:8700"),
         NodeConfig(BrokerAddress("mqtt.example", 1883), "http://relay.example", plain_allowed=True),
     ],
@@ -108,7 +109,7 @@ def test_a_person_can_read_and_edit_what_is_stored(tmp_path: Path) -> None:
         pytest.param({"broker": "mqtt.example:1883"}, id="a broker in the clear"),
         pytest.param({"relay": "relay.example"}, id="no relay"),
         pytest.param({"relay": 1}, id="a number for a relay"),
-        pytest.param({"broker": None}, id="no broker"),
+        pytest.param({"broker": 1}, id="a number for a broker"),
         pytest.param({"insecure_plain_transports": "false"}, id="a word for a flag"),
         pytest.param({"own_root": 0}, id="a number for a flag"),
     ],

@@ -29,6 +29,17 @@ def test_a_node_that_is_enrolled_needs_no_settings(tmp_path: Path) -> None:
     assert loaded.settings.given["relay"].source == f"enrolled, in {tmp_path}/kubelet.json"
 
 
+def test_that_a_relay_has_no_broker_is_enrolled_and_overridden_as_a_broker_is(tmp_path: Path) -> None:
+    without = NodeConfig(None, "https://relay.example")
+    broker = BrokerAddress("127.0.0.1", 1)
+    assert load(tmp_path, 'relay = "https://relay.example"\nno_broker = true').config() == without
+    store(without, tmp_path)
+    assert load(tmp_path).config() == without
+    assert load(tmp_path, 'broker = "127.0.0.1:1"').config().broker == broker
+    store(ENROLLED, tmp_path)
+    assert load(tmp_path, flags={"no_broker": "true"}).config().broker is None
+
+
 def test_every_setting_of_the_file_reaches_the_daemon(tmp_path: Path) -> None:
     store(ENROLLED, tmp_path)
     loaded = load(
@@ -64,7 +75,8 @@ def test_the_environment_and_then_the_flags_come_before_the_file(tmp_path: Path)
     ("toml", "problem"),
     [
         ("", "enrol first"),
-        ('relay = "https://relay.example"', "--broker and --relay"),
+        ('relay = "https://relay.example"', "--broker or --no-broker"),
+        ('relay = "https://relay.example"\nbroker = "127.0.0.1:1"\nno_broker = true', "exclude each other"),
         ('relay = "http://relay.example"\nbroker = "127.0.0.1:1"', "is not encrypted"),
         ('relay = "https://relay.example"\nbroker = "127.0.0.1:1"\nttl = "1m"', "two heartbeats"),
     ],

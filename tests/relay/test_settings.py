@@ -2,9 +2,10 @@ from pathlib import Path
 
 import pytest
 
+from relay.broker_settings import BROKER, NODE_BROKER
 from relay.config import RelayConfig, StateFiles, TlsFiles
 from relay.kept_settings import KeptSettings, write_kept
-from relay.settings import BROKER, NODE_BROKER, PUBLIC_URL, RELAY, LoadedSettings, load_settings
+from relay.settings import PUBLIC_URL, RELAY, LoadedSettings, load_settings
 from schemas.addresses import BrokerAddress, HostPort
 from schemas.error_roots import ConfigError
 from schemas.settings_sources import read_sources
@@ -60,7 +61,7 @@ def test_every_setting_of_the_file_reaches_the_configuration(tmp_path: Path) -> 
     same = {
         name for name in RelayConfig.__dataclass_fields__ if getattr(config, name) == getattr(usual, name)
     }
-    assert same == {"own_root"}
+    assert same == {"own_root", "own_broker"}
     assert (
         load(tmp_path, 'broker="127.0.0.1:1"\npublic_url="https://a.example"\ntls_own=true').config().own_root
     )
@@ -74,7 +75,7 @@ def test_what_is_kept_counts_least(tmp_path: Path) -> None:
     kept = KeptSettings("https://kept.example", "127.0.0.1:1", "127.0.0.1:2", "acme")
     write_kept(state.settings, kept)
     loaded = load(tmp_path)
-    assert loaded.to_keep() == kept
+    assert loaded.to_keep(loaded.broker()) == kept
     assert loaded.settings.given["broker"].source == f"kept in {state.settings}"
     newer = load(tmp_path, 'public_url = "https://file.example"', RELAY_BROKER="127.0.0.1:3")
     assert newer.settings[PUBLIC_URL] == "https://file.example"
@@ -83,7 +84,31 @@ def test_what_is_kept_counts_least(tmp_path: Path) -> None:
         BrokerAddress("127.0.0.1", 3),
         None,
     )
-    assert newer.to_keep() == KeptSettings("https://file.example", "127.0.0.1:3", None, "acme")
+    assert newer.to_keep(newer.broker()) == KeptSettings("https://file.example", "127.0.0.1:3", None, "acme")
+
+
+def test_the_relays_own_broker_is_kept_and_shown_and_gives_way_to_what_is_named(tmp_path: Path) -> None:
+    state = StateFiles(tmp_path)
+    first = load(tmp_path)
+    choice = first.broker(lambda host, port: HostPort(host, port + 1))
+    assert first.config(choice).own_broker == BrokerAddress("127.0.0.1", 1884)
+    write_kept(state.settings, first.to_keep(choice))
+    kept = load(tmp_path)
+    assert kept.settings.given["broker_listen"].text == "mqtt://127.0.0.1:1884"
+    assert kept.settings.given["broker_listen"].source == f"kept in {state.settings}"
+    # Without looking for a port: checking the settings of a relay that runs changes nothing.
+    assert kept.config().own_broker == kept.config().broker == BrokerAddress("127.0.0.1", 1884)
+    named = load(tmp_path, 'broker = "127.0.0.1:3"')
+    assert named.config().own_broker is None
+    assert named.to_keep(named.broker()) == KeptSettings("http://127.0.0.1:8700", "127.0.0.1:3")
+    without = load(tmp_path, "no_broker = true")
+    assert (without.config().broker, without.config().node_broker) == (None, None)
+    assert without.to_keep(without.broker()) == kept.to_keep(kept.broker())
+
+
+def test_options_of_a_broker_that_is_not_named_are_one_problem(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--broker-pid-file is for a broker of yours"):
+        load(tmp_path, 'broker_pid_file = "/run/nats.pid"').config()
 
 
 def test_a_flag_of_the_command_line_can_take_back_one_of_the_file(tmp_path: Path) -> None:

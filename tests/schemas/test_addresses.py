@@ -2,9 +2,8 @@ import pytest
 
 from schemas.addresses import (
     AddressError,
-    BrokerAddress,
     HostPort,
-    check_private,
+    check_private_url,
     connect_url,
     is_loopback,
     mcp_url,
@@ -160,8 +159,8 @@ def test_the_nodes_connect_url_is_below_the_relays_url(relay: str, url: str) -> 
 )
 def test_no_command_travels_in_the_clear_over_a_network(relay: str) -> None:
     with pytest.raises(AddressError, match="is not encrypted: use https, or say --insecure-plain-transports"):
-        check_private(relay, BrokerAddress("127.0.0.1", 1883), plain_allowed=False)
-    check_private(relay, BrokerAddress("127.0.0.1", 1883), plain_allowed=True)
+        check_private_url(relay, plain_allowed=False)
+    check_private_url(relay, plain_allowed=True)
 
 
 @pytest.mark.parametrize(

@@ -643,11 +643,19 @@ def test_nothing_is_kept_where_there_is_no_relay(relay: Relay, state: Path) -> N
     assert not state.exists()
 
 
-def test_a_relay_whose_broker_is_not_known_names_the_option(relay: Relay) -> None:
+def test_a_relay_that_finds_no_broker_names_the_three_ways_out(
+    relay: Relay, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("relay.broker.program._DISTRIBUTION", "no-such-distribution")
     relay("ca", "init")
-    outcome = relay("run")
-    assert outcome.code == 78
-    assert "--broker" in outcome.error
+    outcome = relay("run", "--listen", f"127.0.0.1:{FREE_PORT}")
+    assert outcome.code == 3
+    # The line about a broker's port is not always there; the error is the last.
+    error = outcome.err.splitlines()[-1]
+    assert error.startswith("relay: no broker: nats-server is not on PATH")
+    for way in ("pip install 'edge-kubelet[broker]'", "--broker", "--no-broker"):
+        assert way in error
 
 
 def jti_of(issued: Outcome) -> str:

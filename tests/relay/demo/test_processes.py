@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from relay.demo.processes import Processes, StartError, find_program
+from relay.demo.processes import Processes, StartError
 from tests.fakes.ports import unused_port
 
 BOUND_S = 20
@@ -168,12 +168,3 @@ async def test_a_command_that_fails_says_why(processes: Processes) -> None:
 async def test_ctrl_c_is_not_for_the_parts(processes: Processes) -> None:
     pid = await processes.start("one", python(WAIT))
     assert os.getsid(pid) == pid
-
-
-def test_a_program_of_this_environment_is_found() -> None:
-    assert os.access(find_program("nats-server"), os.X_OK)
-
-
-def test_a_program_that_is_not_there_is_an_error_that_says_what_to_install() -> None:
-    with pytest.raises(StartError, match="pip install"):
-        find_program("no-such-program-anywhere")

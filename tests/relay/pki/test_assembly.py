@@ -35,7 +35,7 @@ def audit(fake: FakeEnvironment) -> Iterator[AuditPart]:
 
 def assembled(fake: FakeEnvironment, audit: AuditPart) -> PkiPart:
     names = NameLedger(fake.environment.config.state.node_names, fake.clock)
-    return assemble(fake.environment, open_authority(fake.environment), audit, names.name_new)
+    return assemble(fake.environment, open_authority(fake.environment), audit, names.name_new, None)
 
 
 def test_without_a_ca_the_error_says_what_to_do_first(tmp_path: Path, registry: SchemaRegistry) -> None:

@@ -20,6 +20,7 @@ from relay.pki.own_certificate import (
     Wanted,
     reason_to_renew,
 )
+from schemas.addresses import host_of
 from schemas.certificates import IdentityError, verify_leaf
 from schemas.files import PRIVATE, ExposedFileError, make_private_directory, write_atomic
 from schemas.keys import private_key_to_pem
@@ -127,7 +128,7 @@ def held(files: TlsFiles) -> x509.Certificate:
 
 
 def own(ca: CertificateAuthority, files: TlsFiles, clock: FakeClock, url: str = URL) -> ServedCertificate:
-    return ServedCertificate(files, ca.servers, url, clock, os.urandom)
+    return ServedCertificate(files, ca.servers, RELAY_NAME, [host_of(url)], clock, os.urandom)
 
 
 def test_a_certificate_is_issued_once_and_is_for_the_url_and_this_machine(

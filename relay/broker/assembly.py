@@ -1,0 +1,79 @@
+"""Assembles the relay's own broker, if it has one."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from relay.broker.program import find_nats_server
+from relay.broker.server_config import AccessFiles
+from relay.broker.supervisor import BrokerSupervisor
+from relay.environment import RelayEnvironment
+from relay.part import Part
+from schemas.health import Health
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerPart(Part):
+    """The broker that one relay runs; ``supervisor`` is None where it runs none.
+
+    Attributes:
+        reads_access_files: whether it admits clients by the files that ``relay.pki.broker_access`` writes.
+    """
+
+    supervisor: BrokerSupervisor | None
+    reads_access_files: bool = False
+
+    async def start(self, write_access_files: Callable[[], object]) -> None:
+        """Start it, after ``write_access_files`` if it reads such; return when it listens.
+
+        Raises:
+            BrokerStartError: it cannot be started.
+            StateError, OSError: a file cannot be used.
+        """
+        if self.supervisor is not None:
+            if self.reads_access_files:
+                await asyncio.to_thread(write_access_files)
+            await self.supervisor.start()
+
+    async def run(self) -> None:
+        """Start it again whenever it ends, until cancelled."""
+        if self.supervisor is None:
+            await super(BrokerPart, self).run()
+        else:
+            await self.supervisor.run()
+
+    async def close(self) -> None:
+        """Stop it."""
+        if self.supervisor is not None:
+            await self.supervisor.close()
+
+    def health(self) -> Mapping[str, Health]:
+        """A broker that has ended is told from one that is not reached."""
+        return {} if self.supervisor is None else {"broker_process": self.supervisor.health}
+
+    @property
+    def reload(self) -> Callable[[], bool] | None:
+        """What has the broker read its access lists again; None where the relay runs none."""
+        return None if self.supervisor is None else self.supervisor.reload
+
+
+def assemble(environment: RelayEnvironment) -> BrokerPart:
+    """Return the room of the configured broker, which is not started yet."""
+    config = environment.config
+    if config.own_broker is None:
+        return BrokerPart(None)
+    directory = config.state.broker
+    access = None
+    if config.own_broker.tls:
+        tls = config.state.broker_tls
+        access = AccessFiles(tls.certificate, tls.key, directory / "roots.pem", "nats-users.conf")
+    supervisor = BrokerSupervisor(
+        config.own_broker,
+        directory,
+        access,
+        find_program=find_nats_server,
+        on_end=environment.metrics.broker_ends.inc,
+        log=environment.log,
+        monotonic=environment.monotonic,
+    )
+    return BrokerPart(supervisor, reads_access_files=access is not None)

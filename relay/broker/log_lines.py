@@ -1,0 +1,66 @@
+"""What the broker writes on its standard error, as lines of the relay's log: bounded, and escaped.
+
+Warnings and errors are logged, at a limited rate, since strangers can cause them; notices are not.
+The last lines are kept for the report of its end. Must not stop reading: the broker would block.
+"""
+
+import asyncio
+import re
+from collections import deque
+from collections.abc import Callable
+
+from structlog.typing import FilteringBoundLogger
+
+from schemas.text import printable
+from schemas.token_bucket import TokenBucket
+
+_PIECE_BYTES = 16_384
+_MAX_LINE = 400
+_KEPT = 5
+_RATE, _BURST = 1.0, 30.0
+_FORM = re.compile(r"\[\d+\] \[(?P<level>[A-Z]{3})\] (?P<text>.*)", re.DOTALL)
+_NOTICES = frozenset({"INF", "DBG", "TRC"})
+
+
+class BrokerLines:
+    """The lines of one broker process."""
+
+    def __init__(self, log: FilteringBoundLogger, monotonic: Callable[[], float]) -> None:
+        self._log = log
+        self._monotonic = monotonic
+        self._bucket = TokenBucket(_RATE, _BURST, monotonic())
+        self._left_out = 0
+        self._last: deque[str] = deque(maxlen=_KEPT)
+
+    async def read(self, stream: asyncio.StreamReader) -> None:
+        """Read ``stream`` to its end."""
+        begun = b""
+        while piece := await stream.read(_PIECE_BYTES):
+            *whole, begun = (begun + piece).split(b"\n")
+            for line in whole:
+                self.take(line)
+            # Of a line without an end, no more is kept than is shown of it.
+            begun = begun[: _MAX_LINE * 4]
+        if begun:
+            self.take(begun)
+
+    def take(self, line: bytes) -> None:
+        """Log one line, if it says that something is wrong."""
+        text = line.decode("utf-8", "replace")
+        match = _FORM.fullmatch(text)
+        level, shown = (match["level"], match["text"]) if match else ("", text)
+        shown = printable(shown.strip(), _MAX_LINE)
+        if level in _NOTICES or not shown:
+            return
+        self._last.append(shown)
+        if self._bucket.take(self._monotonic()) > 0:
+            self._left_out += 1
+            return
+        left_out, self._left_out = self._left_out, 0
+        facts = {"left_out": left_out} if left_out else {}
+        write = self._log.warning if level == "WRN" else self._log.error
+        write("the broker reports", line=shown, **facts)
+
+    def last(self) -> str:
+        """Return the last lines that said something wrong, in one line."""
+        return " | ".join(self._last)

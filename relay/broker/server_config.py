@@ -1,0 +1,90 @@
+"""The configuration of a nats-server that is started by these programs, as text.
+
+Either for this machine alone, without encryption, or for other machines, with client certificates: there is
+nothing in between. The same as what ``docs/brokers`` ships, and with limits. Must not read or write files.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from schemas.addresses import HostPort, is_loopback
+from schemas.error_roots import OperatorError
+
+_MAX_MEMORY_BYTES = 64 * 1024 * 1024
+_MAX_STORE_BYTES = 1024 * 1024 * 1024
+_MAX_PAYLOAD_BYTES = 1024 * 1024  # far more than the largest manifest
+
+_COMMON = """\
+server_name: edge-broker
+listen: "127.0.0.1:-1"
+logtime: false
+max_payload: {payload}
+jetstream {{
+  store_dir: {store}
+  max_memory_store: {memory}
+  max_file_store: {file}
+}}
+"""
+_MQTT = """\
+mqtt {{
+  listen: {listen}
+}}
+"""
+_MQTT_TLS = """\
+mqtt {{
+  listen: {listen}
+  tls {{
+    cert_file: {certificate}
+    key_file: {key}
+    ca_file: {roots}
+    verify_and_map: true
+  }}
+}}
+include {users}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class AccessFiles:
+    """What a broker for other machines admits clients by.
+
+    Attributes:
+        certificate, key: what the broker shows, PEM.
+        roots: the roots of the clients' certificates, PEM.
+        users: the users and their permissions, by the names in their certificates; a path relative to the
+            configuration's directory.
+    """
+
+    certificate: Path
+    key: Path
+    roots: Path
+    users: str
+
+
+def nats_config(listen: HostPort, store: Path, access: AccessFiles | None) -> str:
+    """Return the configuration of a nats-server with MQTT at ``listen`` and its messages in ``store``.
+
+    With ``access`` it has TLS and demands a client certificate; without, it must be on loopback.
+
+    Raises:
+        OperatorError: other machines could reach it without a certificate.
+    """
+    limits = {"payload": _MAX_PAYLOAD_BYTES, "memory": _MAX_MEMORY_BYTES, "file": _MAX_STORE_BYTES}
+    common = _COMMON.format(store=_quoted(store), **limits)
+    if access is None:
+        if not is_loopback(listen.host):
+            raise OperatorError(f"a broker at {listen} must have TLS and client certificates")
+        return common + _MQTT.format(listen=_quoted(listen))
+    return common + _MQTT_TLS.format(
+        listen=_quoted(listen),
+        certificate=_quoted(access.certificate),
+        key=_quoted(access.key),
+        roots=_quoted(access.roots),
+        users=_quoted(access.users),
+    )
+
+
+def _quoted(value: object) -> str:
+    # It knows no \u escapes.
+    return json.dumps(str(value), ensure_ascii=False)
