@@ -58,7 +58,7 @@ class RelayChecks:
         if self.config.tls is not None:
             pem = read_named(self.config.tls.certificate, MAX_PEM_BYTES).decode("ascii", "replace")
             found.append(self._life("the server's certificate", pem, "supply another, or see the log"))
-        if self.config.broker.tls:
+        if self.config.uses_broker_tls:
             pem = read_named(self.config.state.broker_client_tls.certificate, MAX_PEM_BYTES).decode(
                 "ascii", "replace"
             )
@@ -87,6 +87,8 @@ class RelayChecks:
     def broker(self) -> Finding:
         """Subscribe as the relay does, and publish for a node that does not exist."""
         broker, ca = self.config.broker, self.authority
+        if broker is None:
+            return Finding.good("there is none: the nodes' sessions carry everything")
         heartbeat = topics.heartbeat(self.new_id())
 
         def tls() -> ssl.SSLContext | None:

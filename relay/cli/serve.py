@@ -21,7 +21,8 @@ def serve(config: RelayConfig, reload: ReloadSource) -> None:
         FailedError: the relay has ended by itself.
     """
     # The watchdog ends a process that hangs by SIGABRT: it then prints the stack of each thread.
-    faulthandler.enable()
+    if sys.__stderr__ is not None:
+        faulthandler.enable(sys.__stderr__)
     with bind(config.listen) as listener:
         # Ignored until the relay can reload: the signal would end it.
         signal.signal(signal.SIGHUP, signal.SIG_IGN)

@@ -60,6 +60,11 @@ STATUS: dict[str, Any] = {
 }
 
 
+def issue(files: TlsFiles, authority: CertificateAuthority) -> None:
+    """Have what the relay serves with issued by ``authority``."""
+    ServedCertificate(files, authority.servers, "edge-relay", ["127.0.0.1"], now_ms, os.urandom).renew()
+
+
 @pytest.fixture
 def wanted(tmp_path: Path) -> RelayConfig:
     """The configuration of a relay that serves TLS by its own CA, which is there."""
@@ -72,7 +77,7 @@ def wanted(tmp_path: Path) -> RelayConfig:
 def checks(wanted: RelayConfig) -> RelayChecks:
     authority = CertificateAuthority(wanted.state.ca, now_ms, os.urandom)
     authority.create()
-    ServedCertificate(wanted.state.own_tls, authority.servers, wanted.public_url, now_ms, os.urandom).renew()
+    issue(wanted.state.own_tls, authority)
     return RelayChecks(wanted, authority, now_ms, lambda: NODE_ID)
 
 
@@ -119,7 +124,7 @@ async def test_a_certificate_that_is_not_the_keys_or_not_the_roots_is_found(
     other.create()
     assert (await made(replace(checks, authority=other), "chain")).severity is FAILURE
     files = TlsFiles(tmp_path / "other.pem", tmp_path / "other.key")
-    ServedCertificate(files, other.servers, checks.config.public_url, now_ms, os.urandom).renew()
+    issue(files, other)
     checks.config.state.own_tls.certificate.write_bytes(files.certificate.read_bytes())
     assert (await made(checks, "chain")).severity is FAILURE
 
