@@ -1,9 +1,11 @@
+import asyncio
 import io
 import json
 import os
 import socket
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +14,13 @@ import pytest
 from kubelet.caller_tools.socket_file import SocketFileError
 from kubelet.config import DaemonPlan, NodeConfig
 from kubelet.daemon.agent import last_issued_file, make_handlers, run_agent
+from kubelet.handlers.echo import EchoHandler
 from kubelet.identity.provisioning import create_identity
 from kubelet.logs import make_logger
+from kubelet.loopback.server import LoopbackServer
 from schemas.addresses import BrokerAddress
 from schemas.canonical import jcs
+from schemas.faults import FailedError
 from schemas.files import ExposedFileError
 from schemas.frames import SUBPROTOCOLS, FrameReader
 from schemas.identity_files import IdentityFiles, IdentityFilesError
@@ -115,6 +120,43 @@ async def test_a_daemon_whose_relay_went_away_is_not_ready(
         await end.socket.close(CloseCode.SUPERSEDED)
         status, page = await running.until_relay_is("another machine uses this identity")
         assert (status, page["ready"]) == (503, False)
+
+
+async def test_a_daemon_that_is_stopped_answers_what_runs_refuses_what_is_new_and_says_goodbye(
+    state_dir: Path, log: LogLines, reader: FrameReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began, release = asyncio.Event(), asyncio.Event()
+
+    async def held(_handler: EchoHandler, _verb: str, _arguments: Mapping[str, Any]) -> dict[str, Any]:
+        began.set()
+        await release.wait()
+        return {"message": "answered"}
+
+    monkeypatch.setattr(EchoHandler, "invoke", held)
+    echo: dict[str, Any] = {"tool": f"sysecho.{NODE_ID}.echo.invoke", "arguments": {"message": "echo"}}
+    async with PlayedRelay(reader).running() as relay, daemon(state_dir, log, relay_url=relay.url) as running:
+        end = await relay.next()
+        await end.admit()
+        await end.accept()
+        running_id = await end.send("cmd", deadline_ms=5000, **echo)
+        await asyncio.wait_for(began.wait(), BOUND_S)
+        running.task.cancel()
+        refused = await end.command(tool=f"sys.{NODE_ID}.sysmetrics.snapshot", arguments={"include": ["mem"]})
+        assert refused.payload["error"]["code"] == "E_RATE_LIMITED"
+        release.set()
+        answer = await end.receive("cmd_ack")
+        assert (answer.in_reply_to, answer.payload["result"]) == (running_id, {"message": "answered"})
+        assert (await end.receive()).type == "bye"
+        assert await end.until_closed() == CloseCode.NORMAL
+
+
+async def test_a_service_loop_that_ends_ends_the_daemon(
+    state_dir: Path, log: LogLines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LoopbackServer, "_serve", lambda server, _inner: server._on_end())  # noqa: SLF001 - a fault
+    plan = DaemonPlan(NodeConfig(NO_BROKER, NO_RELAY), state_dir, 0, None)
+    with pytest.raises(FailedError, match="'loopback' has ended"):
+        await asyncio.wait_for(run_agent(plan, log), BOUND_S)
 
 
 async def test_a_node_that_was_revoked_stays_to_be_looked_at(
