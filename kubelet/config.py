@@ -43,6 +43,7 @@ class NodeConfig:
         own_root: whether the relay and the broker are trusted by the root of this node's leaf alone; else
             by what this machine trusts.
         log_level: the level from which on lines are logged.
+        kinds: the kinds of installed packages that this node has besides its own.
 
     Raises:
         AddressError: relay or broker may not be reached like this.
@@ -55,6 +56,7 @@ class NodeConfig:
     plain_allowed: bool = False
     own_root: bool = False
     log_level: LogLevel = LogLevel.INFO
+    kinds: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_private_url(self.relay_url, plain_allowed=self.plain_allowed)
@@ -99,6 +101,7 @@ class DaemonPlan:
                     **config,
                     "broker": None if broker is None else BrokerAddress(**broker),
                     "log_level": LogLevel(config["log_level"]),
+                    "kinds": tuple(config["kinds"]),
                 }
             ),
             state_dir=Path(plan["state_dir"]),

@@ -19,6 +19,7 @@ from kubelet.config import (
 from schemas.addresses import PLAIN_OPTION, AddressError, normal_url, parse_broker
 from schemas.durations import duration_between, duration_text
 from schemas.error_roots import ConfigError
+from schemas.kinds import kind_name
 from schemas.log_level import LogLevel
 from schemas.settings import (
     Form,
@@ -26,6 +27,7 @@ from schemas.settings import (
     Setting,
     Settings,
     Source,
+    list_of,
     one_of,
     parse_flag,
     parse_path,
@@ -70,6 +72,13 @@ TTL = Setting(
 SOCKET = Setting(
     "socket", parse_path, "Where local agents connect. Without it: in the state directory.", "PATH"
 )
+KINDS = Setting(
+    "kinds",
+    list_of(kind_name),
+    "Kinds of installed packages whose capabilities this node has besides its own.",
+    "NAME,…",
+    form=Form.LIST,
+)
 LOG_LEVEL = Setting(
     "log_level",
     one_of(LogLevel),
@@ -88,7 +97,7 @@ PLAIN = Setting(
 
 KUBELET = Program(
     "kubelet",
-    (STATE_DIR, RELAY, BROKER, NO_BROKER, LOOPBACK_PORT, HEARTBEAT, TTL, SOCKET, LOG_LEVEL, PLAIN),
+    (STATE_DIR, RELAY, BROKER, NO_BROKER, LOOPBACK_PORT, HEARTBEAT, TTL, SOCKET, KINDS, LOG_LEVEL, PLAIN),
 )
 
 
@@ -129,6 +138,7 @@ class LoadedSettings:
                 plain_allowed=settings[PLAIN],
                 own_root=self.own_root,
                 log_level=settings[LOG_LEVEL],
+                kinds=settings.get(KINDS) or (),
             )
         except AddressError as error:
             raise ConfigError([str(error)]) from None

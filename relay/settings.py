@@ -38,6 +38,7 @@ from relay.kept_settings import KeptSettings, read_kept
 from schemas.addresses import PLAIN_OPTION, HostPort, normal_url, parse_host_port
 from schemas.durations import duration_between, duration_text
 from schemas.error_roots import ConfigError, OperatorError
+from schemas.kinds import kind_name
 from schemas.log_level import LogLevel
 from schemas.settings import (
     Form,
@@ -45,6 +46,7 @@ from schemas.settings import (
     Setting,
     Settings,
     Source,
+    list_of,
     one_of,
     parse_flag,
     parse_path,
@@ -118,6 +120,13 @@ DEFAULT_VIEW = Setting(
     View.TOOLS.value,
     reloads=True,
 )
+KINDS = Setting(
+    "kinds",
+    list_of(kind_name),
+    "Kinds of installed packages that nodes may have besides those that ship.",
+    "NAME,…",
+    form=Form.LIST,
+)
 LOG_LEVEL = Setting(
     "log_level",
     one_of(LogLevel),
@@ -157,6 +166,7 @@ RELAY = Program(
         CALLER_TIMEOUT,
         ENVELOPE,
         DEFAULT_VIEW,
+        KINDS,
         LOG_LEVEL,
         PLAIN,
     ),
@@ -247,6 +257,7 @@ def _config_of(settings: Settings, state: StateFiles, broker: BrokerChoice) -> R
         default_view=settings[DEFAULT_VIEW],
         caller_timeout_s=settings[CALLER_TIMEOUT] / 1000,
         log_level=settings[LOG_LEVEL],
+        kinds=settings.get(KINDS) or (),
         per_agent=Allowance(
             settings[AGENT_RPS], settings[AGENT_RPS] * AGENT_BURST_S, settings[AGENT_CONCURRENCY]
         ),

@@ -1,17 +1,23 @@
 """The closed registry of kinds: what a node can offer, and how each verb is presented to an agent.
 
-RFC-0001 sections 2, 3.2 and 5, RFC-0005 sections 2 and 9. A new kind is one row here, its documents (with
-the amendment of the manifest's enum and clamp) and one handler file on the node. Must not contain behaviour.
+RFC-0001 sections 2, 3.2 and 5, RFC-0005 sections 2 and 9. A new kind of the contract is one row here, its
+documents (with the amendment of the manifest's enum and clamp) and one handler file on the node; a kind of an
+operator's own comes in a package (``schemas.kind_packages``). Must not contain behaviour.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 
-from schemas.text import inert
+from schemas.error_roots import OperatorError
+from schemas.text import inert, printable
 
 MANIFEST_REF = "manifest@1.1.0"
+
+_NAME = re.compile(r"[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*){1,3}")
+_MAX_NAME = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +72,36 @@ class Kind:
     safety_class: str
     schema_ref: str
     verbs: Mapping[str, Verb]
+
+
+@dataclass(frozen=True, slots=True)
+class NamedKind:
+    """A kind that does not ship: an installed package brings it, and the operator has named it.
+
+    Attributes:
+        most_rate_rps, most_deadline_ms: the most that a capability may state in its constraints.
+        documents: what its row cites, by reference.
+        load_handler: imports the package's code, returns what its entry point names. For the node alone.
+    """
+
+    kind: Kind
+    most_rate_rps: float
+    most_deadline_ms: int
+    documents: Mapping[str, Mapping[str, Any]]
+    load_handler: Callable[[], object]
+
+
+def kind_name(text: str) -> str:
+    """Return ``text``, the name of a kind, which may be one that does not ship.
+
+    Raises:
+        OperatorError: it is no such name.
+    """
+    if len(text) > _MAX_NAME or not _NAME.fullmatch(text):
+        raise OperatorError(
+            f"{printable(text, _MAX_NAME)!r} is not the name of a kind, such as acme.relay_board"
+        )
+    return text
 
 
 def _verbs(*verbs: Verb) -> Mapping[str, Verb]:

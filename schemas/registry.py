@@ -15,7 +15,8 @@ from typing import Any
 import jsonschema_rs
 
 from schemas.canonical import jcs
-from schemas.kinds import KindRegistry
+from schemas.kinds import MANIFEST_REF, KindRegistry, NamedKind
+from schemas.manifest_amendment import amended
 from schemas.projection import parse
 from schemas.text import printable
 from schemas.violations import ViolationError, violation_of
@@ -86,7 +87,9 @@ class SchemaRegistry:
     """The documents below ``schema_root`` (default: those that ship with this package).
 
     ``kinds`` defines which documents a tool has (default: the kinds that ship). Registries that are given the
-    same ``compiled`` compile what they have in common once; without it each has its own.
+    same ``compiled`` compile what they have in common once; without it each has its own. The documents of the
+    kinds ``named`` are there too, and a manifest may contain them: the manifest's document is the only one
+    that validates by other rules than those that are served.
 
     Raises:
         ValueError: a document is not JSON, has no ``$id`` of ours, or one that another has; or it refers to
@@ -98,6 +101,7 @@ class SchemaRegistry:
         schema_root: Path | None = None,
         kinds: KindRegistry | None = None,
         compiled: MutableMapping[str, Validator] | None = None,
+        named: Sequence[NamedKind] = (),
     ) -> None:
         files = _files(schema_root or _DOCUMENTS)
         canonical: dict[str, bytes] = {}
@@ -107,10 +111,17 @@ class SchemaRegistry:
             document = _read(ref, file)
             canonical[ref] = jcs(document)
             direct[ref] = _referred(ref, document, files)
+        for ref, brought in ((ref, brought) for each in named for ref, brought in each.documents.items()):
+            canonical[ref] = jcs(brought)
+            direct[ref] = _referred(ref, brought, files)
         self._bytes = MappingProxyType(canonical)
+        self._rules = self._bytes
+        if named:
+            rules = jcs(amended(self.document(MANIFEST_REF), named))
+            self._rules = MappingProxyType({**canonical, MANIFEST_REF: rules})
         referred = {other for ref, others in direct.items() for other in others - {ref}}
-        self._resources = jsonschema_rs.Registry([(SCHEME + ref, self.document(ref)) for ref in referred])
-        self._fingerprints = {ref: _fingerprint(ref, direct, self._bytes) for ref in files}
+        self._resources = jsonschema_rs.Registry([(SCHEME + ref, self._rules_of(ref)) for ref in referred])
+        self._fingerprints = {ref: _fingerprint(ref, direct, self._rules) for ref in canonical}
         self._kinds = kinds or KindRegistry()
         self._compiled: MutableMapping[str, Validator] = {} if compiled is None else compiled
 
@@ -140,9 +151,13 @@ class SchemaRegistry:
         key = self._fingerprints[ref]
         if (known := self._compiled.get(key)) is not None:
             return known
-        compiled = jsonschema_rs.Draft202012Validator(self.document(ref), registry=self._resources)
-        validator = self._compiled[key] = Validator(compiled, ref, self.document)
+        compiled = jsonschema_rs.Draft202012Validator(self._rules_of(ref), registry=self._resources)
+        validator = self._compiled[key] = Validator(compiled, ref, self._rules_of)
         return validator
+
+    def _rules_of(self, ref: str) -> dict[str, Any]:
+        rules: dict[str, Any] = json.loads(self._rules[ref])
+        return rules
 
     def load_envelope(self) -> Validator:
         """Return the validator of the envelope of a call."""

@@ -26,11 +26,15 @@ _WHOLE = re.compile("[0-9]{1,9}")
 
 
 class Form(Enum):
-    """How a value is written in a file: as a string, a number, or ``true`` and ``false``."""
+    """How a value is written in a file: a string, a number, ``true`` and ``false``, or an array of strings.
+
+    Elsewhere the elements of an array are separated by commas.
+    """
 
     TEXT = "text"
     NUMBER = "number"
     FLAG = "flag"
+    LIST = "list"
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +170,18 @@ def parse_path(text: str) -> Path:
     if not text or "\0" in text:
         raise OperatorError(f"{printable(text)!r} is not a path")
     return Path(text)
+
+
+def list_of(parse: Callable[[str], ValueT]) -> Callable[[str], tuple[ValueT, ...]]:
+    """Return what parses elements, each with ``parse``, that are separated by commas; there may be none."""
+
+    def parse_list(text: str) -> tuple[ValueT, ...]:
+        elements = [each.strip() for each in text.split(",")] if text.strip() else []
+        if len(set(elements)) < len(elements):
+            raise OperatorError("names something twice")
+        return tuple(parse(each) for each in elements)
+
+    return parse_list
 
 
 def whole_number(minimum: int, maximum: int) -> Callable[[str], int]:

@@ -38,10 +38,16 @@ def _source(setting: Setting[Any], settings: Settings) -> str:
     return "not set" if given is None else given.source
 
 
-def _file_value(setting: Setting[Any], settings: Settings) -> str | bool | int | None:
+def _file_value(setting: Setting[Any], settings: Settings) -> str | bool | int | list[str] | None:
     given = settings.given.get(setting.name)
     if given is None:
         return None
-    if setting.form is Form.TEXT:
-        return given.text
-    return bool(settings[setting]) if setting.form is Form.FLAG else int(settings[setting])
+    match setting.form:
+        case Form.TEXT:
+            return given.text
+        case Form.LIST:
+            return [str(each) for each in settings[setting]]
+        case Form.FLAG:
+            return bool(settings[setting])
+        case Form.NUMBER:
+            return int(settings[setting])

@@ -24,6 +24,7 @@ _FORMS: Mapping[Form, tuple[tuple[type, ...], str]] = {
     Form.TEXT: ((str,), 'text in quotes: "…"'),
     Form.NUMBER: ((int,), "a whole number"),
     Form.FLAG: ((bool,), "true or false"),
+    Form.LIST: ((list,), 'an array of texts: ["…", "…"]'),
 }
 
 
@@ -144,14 +145,21 @@ def _from_file(program: Program, path: Path) -> tuple[Source, list[str]]:
         setting = known.get(key)
         if setting is None:
             problems.append(f"{place}: {_unknown('setting', key, known)}")
-        elif type(value) not in _FORMS[setting.form][0]:
+        elif type(value) not in _FORMS[setting.form][0] or not _is_flat(value):
             problems.append(f"{place}: {key} is {_FORMS[setting.form][1]}")
         else:
             found[key] = Given(_text_of(value), place)
     return found, problems
 
 
+def _is_flat(value: Any) -> bool:
+    """Return whether ``value``, if it is an array, has elements that can be separated by commas."""
+    return not isinstance(value, list) or all(isinstance(each, str) and "," not in each for each in value)
+
+
 def _text_of(value: Any) -> str:
+    if isinstance(value, list):
+        return ",".join(value)
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

@@ -18,25 +18,35 @@ from kubelet.daemon.agent import last_issued_file, make_handlers
 from kubelet.logs import make_logger
 from schemas import topics
 from schemas.addresses import BrokerAddress
+from schemas.contract import read_contract
 from schemas.identity_files import NodeIdentity
 from schemas.manifest import fingerprint
-from schemas.registry import SchemaRegistry
 
 _CONNECT_TIMEOUT_S = 10.0
 
 
 def sign_once(
-    identity: NodeIdentity, state_dir: Path, ttl_ms: int, stream: TextIO, *, remember: bool
+    identity: NodeIdentity,
+    state_dir: Path,
+    ttl_ms: int,
+    stream: TextIO,
+    kinds: tuple[str, ...] = (),
+    *,
+    remember: bool,
 ) -> SignedManifest:
-    """Return a manifest of this machine, signed now."""
-    log = make_logger(stream)
+    """Return a manifest of this machine, signed now, with the ``kinds`` that the operator named.
+
+    Raises:
+        ConfigError: one of them cannot be used.
+    """
+    log, contract = make_logger(stream), read_contract(kinds)
     signer = ManifestSigner(
         identity=identity,
         hw_fingerprint=fingerprint(read_hardware_ids(Path("/"))),
-        capabilities=[handler.capability for handler in make_handlers(identity.node_id, log)],
+        capabilities=[handler.capability for handler in make_handlers(identity.node_id, log, contract)],
         ttl_ms=ttl_ms,
         now_ms=now_ms,
-        registry=SchemaRegistry(),
+        registry=contract.registry,
         last_issued=last_issued_file(state_dir) if remember else None,
         log=log,
     )

@@ -23,6 +23,7 @@ from kubelet.cli.options import (
     AsJson,
     Plain,
     StateDir,
+    contract_of_settings,
     directory_of,
     join_token,
     named_pem,
@@ -44,6 +45,7 @@ from kubelet.process import (
 from kubelet.settings import (
     BROKER,
     HEARTBEAT,
+    KINDS,
     KUBELET,
     NO_BROKER,
     PLAIN,
@@ -126,7 +128,7 @@ def enroll(
 
 
 @app.command(epilog=example("kubelet announce --dry-run"))
-@takes_settings(KUBELET, STATE_DIR, BROKER, TTL, PLAIN)
+@takes_settings(KUBELET, STATE_DIR, BROKER, TTL, KINDS, PLAIN)
 def announce(
     sources: Sources,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the manifest, publish nothing.")] = False,
@@ -140,12 +142,12 @@ def announce(
 
     loaded = load_settings(sources, usual_state_dir())
     directory, settings = loaded.state_dir, loaded.settings
-    files = IdentityFiles(directory)
+    files, ttl_ms, kinds = IdentityFiles(directory), settings[TTL], settings.get(KINDS) or ()
     identity = files.read()
     if identity.root_pem is None:
         say("the leaf is only self-signed: no relay will trust this manifest")
     if dry_run:
-        manifest = sign_once(identity, directory, settings[TTL], sys.stderr, remember=False)
+        manifest = sign_once(identity, directory, ttl_ms, sys.stderr, kinds, remember=False)
         sys.stdout.buffer.write(manifest.wire)
         sys.stdout.buffer.flush()
         return
@@ -155,7 +157,7 @@ def announce(
     if not (settings[PLAIN] or address.is_private):
         fail(f"{address} is not encrypted: use mqtts, or give {PLAIN_OPTION}", EXIT_CONFIG)
     tls = NodeTls(files, own_root=loaded.own_root).to_broker(address)
-    manifest = sign_once(identity, directory, settings[TTL], sys.stderr, remember=True)
+    manifest = sign_once(identity, directory, ttl_ms, sys.stderr, kinds, remember=True)
     if not asyncio.run(publish_once(identity, manifest, address, sys.stderr, tls)):
         fail(f"the broker at {address} did not take the manifest", EXIT_NO)
     if as_json:
@@ -184,7 +186,7 @@ def verify(
     if root_pem is None:
         say("no root is given or installed: this checks the node's own signature, not who it is")
         root_pem = files.leaf_pem()
-    finding = verify_manifest(wire.rstrip(b"\n"), leaf_pem, root_pem, now_ms())
+    finding = verify_manifest(wire.rstrip(b"\n"), leaf_pem, root_pem, now_ms(), contract_of_settings())
     if finding.manifest is None:
         if as_json:
             print_facts({"valid": False, "reason": finding.reason}, as_json=True)

@@ -23,9 +23,11 @@ app = group("The settings that the daemon runs with.")
 @takes_settings(KUBELET)
 def config_check(sources: Sources, as_json: AsJson = False) -> None:
     """Check the settings as `kubelet run` would read them. Exit 78 if they cannot be used."""
+    from schemas.contract import read_contract  # noqa: PLC0415 - the validator, for this command alone
+
     problems: tuple[str, ...] = ()
     try:
-        load_settings(sources, usual_state_dir()).config()
+        read_contract(load_settings(sources, usual_state_dir()).config().kinds)
     except ConfigError as error:
         problems = error.problems
     file = None if sources.file is None else str(sources.file)

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from kubelet.cli.options import Socket, StateDir, agent_socket, directory_of
+from kubelet.cli.options import Socket, StateDir, agent_socket, contract_of_settings, directory_of
 from kubelet.process import EXIT_CANNOT_RUN, fail
 
 
@@ -42,6 +42,5 @@ def mcp(
     directory = directory_of(state_dir)
     # The system's default ends the process at once: a read of standard input cannot be interrupted.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    asyncio.run(
-        run_local_agent(agent_socket(socket, directory), session, directory, make_handlers, sys.stderr)
-    )
+    place, contract = agent_socket(socket, directory), contract_of_settings()
+    asyncio.run(run_local_agent(place, session, directory, make_handlers, contract, sys.stderr))

@@ -7,7 +7,7 @@ import grp
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -20,7 +20,7 @@ from kubelet.config import (
     default_state_dir,
 )
 from kubelet.process import EXIT_USAGE, fail
-from kubelet.settings import KUBELET, STATE_DIR, LoadedSettings
+from kubelet.settings import KINDS, KUBELET, STATE_DIR, LoadedSettings
 from schemas.addresses import PLAIN_OPTION
 from schemas.enrolment import JoinToken, JoinTokenError
 from schemas.error_roots import OperatorError
@@ -28,6 +28,9 @@ from schemas.files import read_named_secret
 from schemas.identity import certificates_in
 from schemas.settings import Settings
 from schemas.settings_sources import from_flags, read_sources
+
+if TYPE_CHECKING:
+    from schemas.contract import Contract
 
 _TOKEN_VARIABLE = "EDGE_JOIN_TOKEN"  # noqa: S105 - the name of a variable, not a secret
 
@@ -117,6 +120,17 @@ def directory_of(state_dir: Path | None) -> Path:
     if state_dir is None:
         state_dir = read_sources(KUBELET, {}, None, os.environ).value(STATE_DIR)
     return state_dir or usual_state_dir()
+
+
+def contract_of_settings() -> "Contract":
+    """Return the contract with the kinds that the environment or the file names.
+
+    Raises:
+        ConfigError: one of them cannot be used, or the settings cannot.
+    """
+    from schemas.contract import read_contract  # noqa: PLC0415 - the validator, for commands that need it
+
+    return read_contract(read_sources(KUBELET, {}, None, os.environ).value(KINDS) or ())
 
 
 def usual_state_dir() -> Path:

@@ -31,40 +31,45 @@ from kubelet.daemon.status import DaemonStatus, LogCounts
 from kubelet.handlers.base import Handler
 from kubelet.handlers.echo import EchoHandler
 from kubelet.handlers.metrics import MetricsHandler
+from kubelet.handlers.named import named_handlers
 from kubelet.lock import held_alone
 from kubelet.logs import fatal_errors_logged, opened
 from kubelet.loopback.server import LoopbackServer
 from kubelet.session.relay_frames import LinkEvent
 from kubelet.session.tls import NodeTls
 from schemas.addresses import BrokerAddress
+from schemas.contract import Contract, read_contract
 from schemas.frames import FrameReader
 from schemas.health import endless, stalled
 from schemas.identity_files import IdentityFiles, NodeIdentity
-from schemas.kinds import KindRegistry
 from schemas.log_level import LogThreshold
 from schemas.manifest import fingerprint
 from schemas.process.resources import Uptime
 from schemas.process.service_manager import ServiceManager
 from schemas.process.status_socket import served
-from schemas.registry import SchemaRegistry
 
 
 def node_environment(
-    config: NodeConfig, client_id: str, log: FilteringBoundLogger, files: IdentityFiles
+    config: NodeConfig,
+    client_id: str,
+    log: FilteringBoundLogger,
+    files: IdentityFiles,
+    contract: Contract | None = None,
 ) -> NodeEnvironment:
     """Return what nodes of this process share, with the system's clock and randomness.
 
     ``files``: whose root is trusted, if so configured, and whose leaf is presented to the broker.
+    ``contract``: the documents and kinds, by default those that ship.
     """
     tls = NodeTls(files, own_root=config.own_root)
     rng = random.Random(os.urandom(16))  # noqa: S311 - jitter, not a secret
-    registry = SchemaRegistry()
+    contract = contract or read_contract(())
     return NodeEnvironment(
         config=config,
         publisher=_publisher(config.broker, client_id, log, rng, tls),
-        registry=registry,
-        reader=FrameReader(registry),
-        kinds=KindRegistry(),
+        registry=contract.registry,
+        reader=FrameReader(contract.registry),
+        kinds=contract.kinds,
         now_ms=now_ms,
         random_bytes=os.urandom,
         rng=rng,
@@ -82,9 +87,16 @@ def _publisher(
     return MqttPublisher(broker, client_id, log, backoff, tls.to_broker(broker))
 
 
-def make_handlers(node_id: str, log: FilteringBoundLogger) -> list[Handler]:
-    """Return the handlers of this node. An explicit list: nothing is found by scanning."""
-    return [EchoHandler(node_id, now_ms), MetricsHandler(node_id, now_ms, log=log)]
+def make_handlers(node_id: str, log: FilteringBoundLogger, contract: Contract | None = None) -> list[Handler]:
+    """Return the handlers of this node: an explicit list, and the kinds that the operator named.
+
+    Raises:
+        ConfigError: the handler of such a kind cannot be used.
+    """
+    handlers: list[Handler] = [EchoHandler(node_id, now_ms), MetricsHandler(node_id, now_ms, log=log)]
+    if contract is not None and contract.named:
+        handlers += named_handlers(contract, handlers, node_id, now_ms, log)
+    return handlers
 
 
 def last_issued_file(state_dir: Path) -> Path:
@@ -106,6 +118,7 @@ async def run_agent(plan: DaemonPlan, stream: TextIO) -> None:
         CallerNamesError: the file of the callers' ids is damaged.
         OSError: the loopback port is taken.
         HardwareIdError: no hardware id can be read.
+        ConfigError: a kind that the operator named cannot be used.
         FailedError: it has failed.
     """
     identity = IdentityFiles(plan.state_dir).read()
@@ -123,10 +136,13 @@ async def _run(
     counts: LogCounts,
 ) -> None:
     state_dir = plan.state_dir
-    around = node_environment(plan.config, f"edge-kubelet-{identity.node_id}", log, IdentityFiles(state_dir))
+    contract = read_contract(plan.config.kinds)
+    around = node_environment(
+        plan.config, f"edge-kubelet-{identity.node_id}", log, IdentityFiles(state_dir), contract
+    )
     node = Node(
         identity,
-        make_handlers(identity.node_id, around.log),
+        make_handlers(identity.node_id, around.log, contract),
         fingerprint(read_hardware_ids(Path("/"))),
         around,
         last_issued_file(state_dir),

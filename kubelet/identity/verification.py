@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 from kubelet.identity.provisioning import roots_in
 from schemas.certificates import IdentityError, verify_leaf
-from schemas.kinds import KindRegistry
+from schemas.contract import Contract, read_contract
 from schemas.manifest import MAX_MANIFEST_BYTES
-from schemas.registry import SchemaRegistry
 from schemas.strict_json import StrictJsonError, loads
 from schemas.trust import TrustRules
 from schemas.verdicts import Known, Outcome, TrustedManifest
@@ -23,8 +22,12 @@ class Finding:
     reason: str | None
 
 
-def verify_manifest(wire: bytes, identity_pem: str, root_pem: str, now_ms: int) -> Finding:
+def verify_manifest(
+    wire: bytes, identity_pem: str, root_pem: str, now_ms: int, contract: Contract | None = None
+) -> Finding:
     """Judge ``wire`` with the leaf in ``identity_pem`` and the root in ``root_pem``.
+
+    ``contract`` has the documents and kinds, by default those that ship.
 
     Raises:
         IdentityFilesError: the root is too large or damaged.
@@ -34,7 +37,8 @@ def verify_manifest(wire: bytes, identity_pem: str, root_pem: str, now_ms: int) 
         identity = verify_leaf(identity_pem, [root_pem], now_ms)
     except IdentityError as error:
         return Finding(None, f"identity: {error.reason}")
-    rules = TrustRules(SchemaRegistry(), KindRegistry())
+    contract = contract or read_contract(())
+    rules = TrustRules(contract.registry, contract.kinds)
     verdict = rules.accept(wire, _claimed_node(wire), now_ms, Known({identity.kid: identity}))
     match verdict.outcome:
         case Outcome.ACCEPTED:

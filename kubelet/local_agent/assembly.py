@@ -22,43 +22,48 @@ from kubelet.local_agent.mcp_server import McpServer
 from kubelet.local_agent.own_tools import OwnTools
 from kubelet.local_agent.toolbox import Toolbox
 from kubelet.logs import fatal_errors_logged, opened
+from schemas.contract import Contract
 from schemas.files import read_state
 from schemas.identity_files import IdentityFiles
-from schemas.kinds import KindRegistry
 from schemas.projection import is_node_id
-from schemas.registry import SchemaRegistry
 from schemas.ulids import UlidSource
 
 _FIRST_WAIT_S = 0.2
 _LONGEST_WAIT_S = 5.0
 
-MakeHandlers = Callable[[str, FilteringBoundLogger], Sequence[Handler]]
+MakeHandlers = Callable[[str, FilteringBoundLogger, Contract], Sequence[Handler]]
 
 
-async def run_local_agent(
-    socket: Path, session_id: str | None, state_dir: Path, make_handlers: MakeHandlers, stream: TextIO
+async def run_local_agent(  # noqa: PLR0913, PLR0917 - what comes in from outside
+    socket: Path,
+    session_id: str | None,
+    state_dir: Path,
+    make_handlers: MakeHandlers,
+    contract: Contract,
+    stream: TextIO,
 ) -> None:
-    """Serve MCP on standard input and output until the input ends.
+    """Serve MCP on standard input and output until the input ends. ``contract`` has the node's own kinds.
 
     Raises:
         FailedError: it has failed.
     """
     with opened(stream) as (log, _lines), fatal_errors_logged(log):
-        await _run(socket, session_id, state_dir, make_handlers, log)
+        await _run(socket, session_id, state_dir, make_handlers, contract, log)
 
 
-async def _run(
+async def _run(  # noqa: PLR0913, PLR0917 - as above
     socket: Path,
     session_id: str | None,
     state_dir: Path,
     make_handlers: MakeHandlers,
+    contract: Contract,
     log: FilteringBoundLogger,
 ) -> None:
-    registry, kinds = SchemaRegistry(), KindRegistry()
     ulids = UlidSource(now_ms, os.urandom)
 
     def make_own(node_id: str) -> OwnTools:
-        return OwnTools(node_id, make_handlers(node_id, log), registry, kinds, ulids, now_ms, log)
+        handlers = make_handlers(node_id, log, contract)
+        return OwnTools(node_id, handlers, contract.registry, contract.kinds, ulids, now_ms, log)
 
     toolbox = Toolbox(log)
     tools = AgentTools(toolbox, make_own, ulids.new)

@@ -220,6 +220,7 @@ def _tools(connection: Connection, *, over_stdio: bool) -> int:
         certificate=None,
         key=None,
         verify_manifests=None,
+        kinds="",
         trust_annotations=False,
         pins=None,
         audit=None,

@@ -8,6 +8,8 @@ import typer
 from relay.cli.exits import EXIT_NO, fail
 from relay.cli.manual import example, group
 from schemas.error_roots import OperatorError
+from schemas.kinds import kind_name
+from schemas.settings import list_of
 
 app = group("Show everything on this machine.")
 
@@ -21,12 +23,18 @@ def demo(
         bool,
         typer.Option("--caller-tools", help="Show how an agent lends a tool to a node, instead."),
     ] = False,
+    kinds: Annotated[
+        str, typer.Option(metavar="NAME,…", help="Kinds of installed packages that this machine has too.")
+    ] = "",
 ) -> None:
     """Start everything on this machine, call each tool once, and keep serving until Ctrl-C."""
     from relay.cli.event_loop import run_until_stopped  # noqa: PLC0415 - with the import below
     from relay.demo.run import run_demo  # noqa: PLC0415 - MCP's client, for this command alone
+    from schemas.contract import read_contract  # noqa: PLC0415 - the validator, as above
 
-    shown = run_demo(nodes=nodes, once=once, ready_file=ready_file, caller_tools=caller_tools)
+    named = list_of(kind_name)(kinds)
+    read_contract(named)
+    shown = run_demo(nodes=nodes, once=once, ready_file=ready_file, caller_tools=caller_tools, kinds=named)
     try:
         worked = run_until_stopped(shown)
     except OperatorError as error:

@@ -18,6 +18,8 @@ import typer
 from relay.cli.exits import EXIT_CANNOT_RUN, EXIT_USAGE, fail
 from schemas.addresses import MCP_PATH, PLAIN_OPTION
 from schemas.files import make_private_directory
+from schemas.kinds import kind_name
+from schemas.settings import list_of
 from schemas.text import printable
 
 if TYPE_CHECKING:
@@ -66,6 +68,9 @@ Verify = Annotated[
         "--verify-manifests", metavar="ROOT", help="Require tools that nodes of this root have signed."
     ),
 ]
+Kinds = Annotated[
+    str, typer.Option(metavar="NAME,…", help="Kinds of installed packages that these manifests may contain.")
+]
 Trust = Annotated[
     bool, typer.Option("--trust-annotations", help="Believe the server's own statements about risk.")
 ]
@@ -87,6 +92,7 @@ class RemoteOptions:
     certificate: Path | None
     key: Path | None
     verify_manifests: Path | None
+    kinds: str
     trust_annotations: bool
     pins: Path | None
     audit: Path | None
@@ -122,6 +128,7 @@ class RemoteOptions:
             audit=self.audit or _own_file("calls.jsonl"),
             pins=self.pins or _own_file("pins.json"),
             verify_manifests=self.verify_manifests,
+            kinds=list_of(kind_name)(self.kinds),
             trust_annotations=self.trust_annotations,
         )
 

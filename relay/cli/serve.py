@@ -11,6 +11,7 @@ from relay.config import RelayConfig
 from relay.http.listener import bind
 from relay.server.app import run_relay
 from relay.server.settings_reload import ReloadSource
+from schemas.contract import read_contract
 
 
 def serve(config: RelayConfig, reload: ReloadSource) -> None:
@@ -23,8 +24,9 @@ def serve(config: RelayConfig, reload: ReloadSource) -> None:
     # The watchdog ends a process that hangs by SIGABRT: it then prints the stack of each thread.
     if sys.__stderr__ is not None:
         faulthandler.enable(sys.__stderr__)
+    contract = read_contract(config.kinds)
     with bind(config.listen) as listener:
         # Ignored until the relay can reload: the signal would end it.
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        running = run_relay(config, listener, sys.stderr, reload=reload)
+        running = run_relay(config, listener, sys.stderr, contract.registry, contract.kinds, reload=reload)
         run_until_stopped(running, uvloop.new_event_loop, (signal.SIGINT, signal.SIGTERM))

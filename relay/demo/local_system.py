@@ -187,6 +187,7 @@ def relay_command(plan: Plan) -> list[str]:
         *("--public-url", plan.public_url),
         *("--listen", f"127.0.0.1:{plan.relay_port}"),
         *("--state-dir", str(plan.state.root)),
+        *_kinds(plan),
         *plan.relay_options,
     ]
 
@@ -198,8 +199,13 @@ def kubelet_command(plan: Plan) -> list[str]:
         "run",
         *("--state-dir", str(plan.kubelet_state)),
         *("--loopback-port", str(plan.loopback_port)),
+        *_kinds(plan),
         *("--broker", plan.broker, "--relay", plan.public_url),
     ]
+
+
+def _kinds(plan: Plan) -> tuple[str, ...]:
+    return ("--kinds", ",".join(plan.kinds)) if plan.kinds else ()
 
 
 def fleet_command(plan: Plan) -> list[str]:

@@ -21,6 +21,7 @@ class Plan:
 
     Attributes:
         relay_options: what the relay's command has besides; of an option given twice the last counts.
+        kinds: the kinds of installed packages that the relay and this machine's kubelet are given.
     """
 
     directory: Path
@@ -29,9 +30,10 @@ class Plan:
     loopback_port: int
     broker_port: int
     relay_options: tuple[str, ...] = ()
+    kinds: tuple[str, ...] = ()
 
     @classmethod
-    def below(cls, directory: Path, ports: ClaimedPorts) -> "Plan":
+    def below(cls, directory: Path, ports: ClaimedPorts, kinds: tuple[str, ...] = ()) -> "Plan":
         """Return a plan for ``directory``, with the usual ports where they are free."""
         return cls(
             directory=directory,
@@ -39,6 +41,7 @@ class Plan:
             relay_port=ports.take(_RELAY_PORT),
             loopback_port=ports.take(_LOOPBACK_PORT),
             broker_port=ports.take(_BROKER_PORT),
+            kinds=kinds,
         )
 
     def moved(self) -> Iterator[str]:

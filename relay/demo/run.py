@@ -29,9 +29,17 @@ class DemoError(OperatorError):
     """The demo cannot go on; the text says why."""
 
 
-async def run_demo(*, nodes: int, once: bool, ready_file: Path | None, caller_tools: bool = False) -> bool:
+async def run_demo(
+    *,
+    nodes: int,
+    once: bool,
+    ready_file: Path | None,
+    caller_tools: bool = False,
+    kinds: tuple[str, ...] = (),
+) -> bool:
     """Start everything with ``nodes`` mock nodes, call each tool, and keep serving unless ``once``.
 
+    This machine's node has the ``kinds`` of installed packages too.
     With ``caller_tools`` it shows how an agent lends a tool instead. Returns whether every call worked.
 
     Raises:
@@ -45,7 +53,7 @@ async def run_demo(*, nodes: int, once: bool, ready_file: Path | None, caller_to
         directory = Path(name)
         async with AsyncExitStack() as stack:
             processes = await stack.enter_async_context(Processes.running(directory))
-            plan = Plan.below(directory, processes.ports)
+            plan = Plan.below(directory, processes.ports, kinds)
             system = await _started(plan, nodes, processes)
             if ready_file is not None:
                 write_atomic(ready_file, json.dumps(_ready_facts(system)) + "\n", PRIVATE)
@@ -121,6 +129,7 @@ def _guarded(system: LocalSystem) -> RemoteTools:
         HttpServer(mcp_url(plan.public_url), BearerToken(system.token)),
         permissions=Permissions(allow=("*",), scopes=frozenset({"tools:call:read_only"})),
         verify_manifests=plan.state.ca / "root.pem",
+        kinds=plan.kinds,
         audit=plan.directory / "calls.jsonl",
     )
 

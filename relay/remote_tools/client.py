@@ -86,6 +86,7 @@ class RemoteTools:
         pins: the file that remembers each tool as it was at its first use.
         verify_manifests: the PEM file of the root of this project's nodes: a tool whose signed manifest
             cannot be verified with it is refused.
+        kinds: the kinds of installed packages that these manifests may contain besides those that ship.
         trust_annotations: whether the server's own statements may lower a risk, and permit repetition.
         redaction: the rules by which arguments and results are recorded; by default they are not.
         retries: how a call of an idempotent tool is repeated.
@@ -106,6 +107,7 @@ class RemoteTools:
         budget: Budget | None = None,
         pins: Path | None = None,
         verify_manifests: Path | None = None,
+        kinds: tuple[str, ...] = (),
         trust_annotations: bool = False,
         redaction: Redaction | None = None,
         retries: RetryPolicy | None = None,
@@ -126,7 +128,7 @@ class RemoteTools:
             self._connection,
             ContractTerms(rules, trust_annotations=trust_annotations, deadline_s=deadline_s),
             Pins(pins, server.name) if pins is not None else None,
-            ManifestVerifier(verify_manifests, around.now_ms) if verify_manifests is not None else None,
+            ManifestVerifier(verify_manifests, around.now_ms, kinds) if verify_manifests else None,
         )
         meter = Meter(budget or Budget(), around.monotonic)
         self._admission = Admission(permissions or Permissions(), meter, self._catalogue)

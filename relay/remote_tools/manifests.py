@@ -16,12 +16,11 @@ from mcp_types import TextResourceContents, Tool
 
 from relay.remote_tools.contracts import Verified
 from schemas.certificates import IdentityError, verify_leaf
+from schemas.contract import read_contract
 from schemas.error_roots import PeerError
-from schemas.kinds import KindRegistry
 from schemas.listed_schemas import listed_schema
 from schemas.payloads import Capability
 from schemas.projection import ToolName, parse
-from schemas.registry import SchemaRegistry
 from schemas.trust import TrustRules
 from schemas.verdicts import Known, Mark, Outcome, Verdict
 
@@ -46,15 +45,18 @@ class _Manifest:
 class ManifestVerifier:
     """Verifies the tools of one server by the root in the file ``root``, at the time of ``now_ms``.
 
+    Nodes may have the ``kinds`` of installed packages besides those that ship.
+
     Raises:
         OSError: the file cannot be read.
+        ConfigError: one of the kinds cannot be used.
     """
 
-    def __init__(self, root: Path, now_ms: Callable[[], int]) -> None:
+    def __init__(self, root: Path, now_ms: Callable[[], int], kinds: tuple[str, ...] = ()) -> None:
         self._root = root.read_text("utf-8", "replace")
         self._now_ms = now_ms
-        self._registry = SchemaRegistry()
-        self._kinds = KindRegistry()
+        contract = read_contract(kinds)
+        self._registry, self._kinds = contract.registry, contract.kinds
         self._rules = TrustRules(self._registry, self._kinds)
         self._manifests: dict[str, _Manifest] = {}
         self._marks = Marks()

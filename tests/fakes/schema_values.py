@@ -94,12 +94,12 @@ class _Maker:
         return st.one_of([makers[each](schema) for each in ([types] if isinstance(types, str) else types)])
 
     def _referred(self, target: str) -> Strategy:
-        if target.startswith("#"):
-            found: Any = self._document
-            for part in target.removeprefix("#/").split("/"):
-                found = found[part]
-            return self.value(found)
-        return fitting(self._registry, target.removeprefix(SCHEME))
+        ref, _, pointer = target.removeprefix(SCHEME).partition("#")
+        document = self._registry.document(ref) if ref else self._document
+        found: Any = document
+        for part in pointer.split("/")[1:]:
+            found = found[part]
+        return _Maker(self._registry, document).value(found)
 
     def _object(self, schema: Mapping[str, Any]) -> Strategy:
         properties = {name: each for name, each in schema.get("properties", {}).items() if each is not False}

@@ -53,6 +53,7 @@ def test_every_setting_of_the_file_reaches_the_configuration(tmp_path: Path) -> 
         caller_timeout = "1m30s"
         envelope = "shadow"
         default_view = "kinds"
+        kinds = ["acme.relay_board"]
         log_level = "error"
         insecure_plain_transports = true
         """,

@@ -52,6 +52,7 @@ EVENTS = {
     "ended": False,
 }
 EXAMPLES: dict[str, Any] = {
+    "capability@1.0.0": MANIFEST["capabilities"][0],
     "enrol.request@1.0.0": {
         "join_id": "01HZX9K3M4P7Q8R9S0T1V2W3XY",
         "csr": "PEM",

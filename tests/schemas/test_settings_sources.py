@@ -5,13 +5,16 @@ import pytest
 
 import schemas.settings_sources
 from schemas.error_roots import ConfigError
-from schemas.settings import Form, Setting, parse_flag, whole_number
+from schemas.kinds import kind_name
+from schemas.settings import Form, Setting, list_of, parse_flag, whole_number
+from schemas.settings_report import as_toml
 from schemas.settings_sources import Program, Sources, read_sources
 
 LISTEN = Setting("listen", str, "Where to serve.", "HOST:PORT")
 AGENT_RPS = Setting("agent_rps", whole_number(1, 1000), "Calls.", "N", "300", Form.NUMBER)
 TLS_OWN = Setting("tls_own", parse_flag, "TLS.", default="false", form=Form.FLAG)
-RELAY = Program("relay", (LISTEN, AGENT_RPS, TLS_OWN))
+KINDS = Setting("kinds", list_of(kind_name), "Kinds.", "NAME,…", form=Form.LIST)
+RELAY = Program("relay", (LISTEN, AGENT_RPS, TLS_OWN, KINDS))
 
 
 @pytest.fixture
@@ -39,7 +42,8 @@ def test_the_file_is_overridden_by_the_environment_and_that_by_flags(file: Path)
     environment = {"RELAY_LISTEN": "b", "RELAY_AGENT_RPS": "2", "PATH": "/bin", "RELAYS": "x"}
     settings = read_sources(RELAY, {"listen": "c"}, file, environment).settings()
     assert (settings[LISTEN], settings[AGENT_RPS], settings[TLS_OWN]) == ("c", 2, True)
-    assert [settings.given[each.name].source for each in RELAY.table] == [
+    assert settings.get(KINDS) is None
+    assert [settings.given[each.name].source for each in (LISTEN, AGENT_RPS, TLS_OWN)] == [
         "--listen",
         "RELAY_AGENT_RPS",
         f"{file}, line 4",
@@ -60,6 +64,11 @@ def test_the_file_is_overridden_by_the_environment_and_that_by_flags(file: Path)
         ("agent_rps = 0", ", line 1: agent_rps '0' is not a whole number from 1 to 1000"),
         ("tls_own = 'true'", ", line 1: tls_own is true or false"),
         ("tls_own = 1", ", line 1: tls_own is true or false"),
+        ("kinds = 'acme.a'", ', line 1: kinds is an array of texts: ["…", "…"]'),
+        ("kinds = ['acme.a', 1]", ', line 1: kinds is an array of texts: ["…", "…"]'),
+        ("kinds = ['acme.a,acme.b']", ', line 1: kinds is an array of texts: ["…", "…"]'),
+        ("kinds = ['acme']", ", line 1: kinds 'acme' is not the name of a kind, such as acme.relay_board"),
+        ("kinds = ['acme.a', 'acme.a']", ", line 1: kinds names something twice"),
         ("listen = a", " is not TOML: Invalid value (at line 1, column 10)"),
         ("listen = 'a'\nlisten = 'b'", " is not TOML: Cannot overwrite a value"),
         ("x = " + "[" * 5000, " is not TOML"),
@@ -68,6 +77,15 @@ def test_the_file_is_overridden_by_the_environment_and_that_by_flags(file: Path)
 def test_a_mistake_in_the_file_is_named_with_its_line(file: Path, text: str, problem: str) -> None:
     found = problem_of(read(file, text))
     assert found.startswith(f"{file}{problem}")
+
+
+def test_a_list_is_an_array_in_the_file_and_has_commas_elsewhere(file: Path) -> None:
+    sources = read(file, 'kinds = ["acme.a", "acme.b"]')
+    assert sources.settings().get(KINDS) == ("acme.a", "acme.b")
+    assert list(as_toml(sources.settings()))[-1].startswith('kinds = ["acme.a", "acme.b"]')
+    assert read(file, "kinds = []").settings().get(KINDS) == ()
+    assert read(None, RELAY_CONFIG="", RELAY_KINDS="acme.a, acme.b").value(KINDS) == ("acme.a", "acme.b")
+    assert read_sources(RELAY, {"kinds": ""}, file, {}).settings().get(KINDS) == ()
 
 
 def test_every_unknown_key_is_named(file: Path) -> None:

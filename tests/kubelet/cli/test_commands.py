@@ -871,7 +871,7 @@ def test_a_daemon_that_cannot_go_on_says_why_in_its_last_line(
     class Misfit(EchoHandler):
         capability = {**EchoHandler(NODE_ID, int).capability, "cap_id": "Not An Id"}  # noqa: RUF012
 
-    monkeypatch.setattr(kubelet.daemon.agent, "make_handlers", lambda node_id, _log: [Misfit(node_id, int)])
+    monkeypatch.setattr(kubelet.daemon.agent, "make_handlers", lambda node_id, *_: [Misfit(node_id, int)])
     config = NodeConfig(BrokerAddress("127.0.0.1", 9), "http://127.0.0.1:9")
     with pytest.raises(SystemExit) as ended, errors_in_one_line():
         run_until_signal(run_agent(DaemonPlan(config, enrolled.root, 0), sys.stderr))

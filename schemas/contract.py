@@ -1,0 +1,42 @@
+"""The contract that one process works by: documents and kinds, with those that its operator named.
+
+Must not read a package by itself: a process without named kinds does without what that needs.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from schemas.kinds import KINDS, KindRegistry, NamedKind
+from schemas.registry import SchemaRegistry
+
+
+@dataclass(frozen=True, slots=True)
+class Contract:
+    """Documents and kinds that belong together.
+
+    Attributes:
+        named: the kinds that do not ship, in the order in which the operator named them.
+    """
+
+    registry: SchemaRegistry
+    kinds: KindRegistry
+    named: tuple[NamedKind, ...] = ()
+
+
+def read_contract(names: tuple[str, ...]) -> Contract:
+    """Return the contract with the kinds ``names`` of installed packages beside those that ship.
+
+    Raises:
+        ConfigError: one of them is not installed, is damaged, or cannot be told from another kind.
+    """
+    if not names:
+        return Contract(SchemaRegistry(), KindRegistry())
+    from schemas.kind_packages import read_named_kinds  # noqa: PLC0415 - as in the module's docstring
+
+    return contract_of(read_named_kinds(names))
+
+
+def contract_of(named: Sequence[NamedKind]) -> Contract:
+    """Return the contract with the kinds ``named`` beside those that ship."""
+    kinds = KindRegistry([*KINDS, *(each.kind for each in named)])
+    return Contract(SchemaRegistry(kinds=kinds, named=named), kinds, tuple(named))

@@ -1,0 +1,200 @@
+"""Reads the kinds that an operator named from installed packages: a local amendment of RFC-0001.
+
+A package has an entry point in the group ``edge_kubelet.kinds``: the kind's name, and the handler as
+``package.module:attribute``. Beside that module lie ``kind.json``, its row, and ``documents/``, the schemas
+that the row cites. Both are found by the metadata of the installation and read as data: a relay has no use
+for the handler, and must not run it. Must not import a package, and must not read one that was not named.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.metadata import EntryPoint, PackagePath, entry_points
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from schemas.error_roots import ConfigError, OperatorError
+from schemas.files import read_named
+from schemas.kinds import KINDS, ForeignText, Kind, KindRegistry, NamedKind, Verb
+from schemas.projection import NODE_ID_PATTERN
+from schemas.registry import SCHEME, SchemaRegistry
+from schemas.strict_json import StrictJsonError, loads
+from schemas.text import printable
+from schemas.violations import ViolationError
+
+GROUP = "edge_kubelet.kinds"
+ROW = "kind.json"
+DOCUMENTS = "documents"
+
+_RULES = Path(__file__).with_name("kind_rules")
+_ROW_REF = "kind_row@1.0.0"
+_SCHEMA_REF = "kind_schema@1.0.0"
+_KINDS_VIEW_REFS = ("kind_call.input@1.0.0", "kind_call.output@1.0.0")
+_MAX_BYTES = 64 * 1024
+_HANDLER = re.compile(r"(?a:[A-Za-z_]\w*\.)+(?a:[A-Za-z_]\w*):(?a:[A-Za-z_]\w*)")
+_NODE_ID = f"^{NODE_ID_PATTERN}$"
+_ANY_TEXT = r"^[\x20-\x7E]*$"
+_USUAL_TEXT = re.compile(r"[A-Za-z0-9._/:@+-]*")
+
+
+class KindPackageError(OperatorError):
+    """A package's kind cannot be used. The text names the file and the rule."""
+
+
+def read_named_kinds(names: Sequence[str]) -> tuple[NamedKind, ...]:
+    """Return the kinds ``names``, which installed packages bring.
+
+    Raises:
+        ConfigError: one of them is not installed, is installed twice, breaks a rule, or has the name or the
+            short name of another kind.
+    """
+    found: list[NamedKind] = []
+    problems: list[str] = []
+    for name in names:
+        try:
+            found.append(_read_beside(KindRegistry([*KINDS, *(each.kind for each in found)]), name))
+        except KindPackageError as error:
+            problems.append(f"kinds: {name}: {error}")
+    if problems:
+        raise ConfigError(problems)
+    return tuple(found)
+
+
+def _read_beside(known: KindRegistry, name: str) -> NamedKind:
+    if known.get(name) is not None:
+        raise KindPackageError("a kind of this name exists already")
+    entry = _entry_point(name)
+    read = read_kind(_directory(entry), name, entry.load)
+    if (other := known.by_short(read.kind.short)) is not None:
+        raise KindPackageError(f"its kind_short {read.kind.short} is that of {other.name}")
+    return read
+
+
+def read_kind(directory: Path, name: str, load_handler: Callable[[], object]) -> NamedKind:
+    """Return the kind ``name``, whose row and documents lie in ``directory``.
+
+    Raises:
+        KindPackageError: a file is missing, or breaks a rule.
+    """
+    rules, file = SchemaRegistry(_RULES), directory / ROW
+    row = _checked(file, rules, _ROW_REF)
+    if row["kind"] != name:
+        raise KindPackageError(f"{file}: /kind must be {name}, the name of the entry point")
+    documents: dict[str, Mapping[str, Any]] = {}
+    for ref in sorted({verb[end] for verb in row["verbs"].values() for end in ("input", "output")}):
+        documents[ref] = _document(directory, name, ref, rules)
+    if row["schema_ref"].removeprefix(SCHEME) not in documents:
+        raise KindPackageError(f"{file}: /schema_ref must be {SCHEME} and a document of one of the verbs")
+    shipped = SchemaRegistry()
+    reserved = {member for ref in _KINDS_VIEW_REFS for member in shipped.document(ref)["properties"]}
+    for verb, facts in row["verbs"].items():
+        ends = documents[facts["input"]], documents[facts["output"]]
+        for problem in (*_document_problems(facts, *ends, reserved), *_row_problems(facts, *ends)):
+            raise KindPackageError(f"{file}: /verbs/{verb}: {problem}")
+    verbs = {verb: _verb(verb, facts, documents[facts["output"]]) for verb, facts in row["verbs"].items()}
+    return NamedKind(
+        kind=Kind(name, row["kind_short"], row["safety_class"], row["schema_ref"], MappingProxyType(verbs)),
+        most_rate_rps=row["limits"]["rate_limit_rps"],
+        most_deadline_ms=row["limits"]["deadline_ms_default"],
+        documents=MappingProxyType(documents),
+        load_handler=load_handler,
+    )
+
+
+def _entry_point(name: str) -> EntryPoint:
+    found = list(entry_points(group=GROUP, name=name))
+    if not found:
+        raise KindPackageError(f"no installed package has an entry point of this name in {GROUP}")
+    if len(found) > 1:
+        packages = sorted(printable(each.dist.name, 64) for each in found if each.dist is not None)
+        raise KindPackageError(f"several packages bring it: {', '.join(packages)}; uninstall all but one")
+    return found[0]
+
+
+def _directory(entry: EntryPoint) -> Path:
+    """Return where the module of the handler lies, by the files that the installation has recorded."""
+    if not _HANDLER.fullmatch(entry.value):
+        raise KindPackageError(f"its entry point must be package.module:attribute in {GROUP}")
+    row = PackagePath(*entry.module.split(".")[:-1], ROW)
+    if entry.dist is None or row not in (entry.dist.files or ()):
+        raise KindPackageError(f"its package is installed without {row}; an editable installation has none")
+    return Path(str(entry.dist.locate_file(row))).parent
+
+
+def _document(directory: Path, name: str, ref: str, rules: SchemaRegistry) -> Mapping[str, Any]:
+    if not ref.startswith((f"{name}.", f"{name}@")):
+        raise KindPackageError(f"{directory / ROW}: the name of the document {ref} must begin with {name}")
+    file = directory / DOCUMENTS / f"{ref}.json"
+    document = _checked(file, rules, _SCHEMA_REF)
+    if document["$id"] != SCHEME + ref:
+        raise KindPackageError(f"{file}: /$id must be {SCHEME}{ref}")
+    return document
+
+
+def _checked(file: Path, rules: SchemaRegistry, ref: str) -> dict[str, Any]:
+    """Return the JSON in ``file``, which fits the document ``ref`` of ``rules``."""
+    try:
+        value: dict[str, Any] = loads(read_named(file, _MAX_BYTES), max_bytes=_MAX_BYTES)
+        rules.load(ref).check(value)
+    except OSError as error:
+        raise KindPackageError(f"{file}: {error.strerror}" if error.strerror else str(error)) from None
+    except StrictJsonError as error:
+        raise KindPackageError(f"{file}: not JSON: {printable(str(error))}") from None
+    except ViolationError as error:
+        raise KindPackageError(f"{file}: {error.sentence} ({error.rule})") from None
+    return value
+
+
+def _document_problems(
+    facts: Mapping[str, Any], sent: Mapping[str, Any], answered: Mapping[str, Any], reserved: set[str]
+) -> Iterator[str]:
+    """Yield what is wrong with the two documents of a verb that the schema of documents cannot express."""
+    ours = ("node_id", "ts_ms") if facts.get("streams") else ("node_id",)
+    needed = {"input": ("interval_ms",) if facts.get("streams") else (), "output": ours}
+    for end, document in (("input", sent), ("output", answered)):
+        members, required = document["properties"].keys(), set(document.get("required", ()))
+        if missing := sorted(set(needed[end]) - required):
+            yield f"its {end} must require {', '.join(missing)}"
+        if missing := sorted(required - members):
+            yield f"its {end} requires what it does not define: {', '.join(missing)}"
+        if taken := sorted(members & reserved):
+            yield f"members of its {end} have a meaning in the kinds view: {', '.join(taken)}"
+    if answered["properties"]["node_id"].get("pattern") != _NODE_ID:
+        yield f"node_id of its output must have the pattern {_NODE_ID}"
+
+
+def _row_problems(
+    facts: Mapping[str, Any], sent: Mapping[str, Any], answered: Mapping[str, Any]
+) -> Iterator[str]:
+    """Yield what the row states of the documents and is not so."""
+    for member in facts.get("verbatim", ()):
+        if member not in sent["properties"] or member not in answered["properties"]:
+            yield f"verbatim names {member}, which is not a member of both documents"
+    for path in facts.get("foreign_texts", ()):
+        if _at(answered, path).get("pattern") != _ANY_TEXT:
+            yield f"foreign_texts names {'/'.join(path)}, which is no string with the pattern {_ANY_TEXT}"
+
+
+def _verb(name: str, facts: Mapping[str, Any], answered: Mapping[str, Any]) -> Verb:
+    return Verb(
+        name=name,
+        input_ref=facts["input"],
+        output_ref=facts["output"],
+        title=facts["title"],
+        description=facts["description"],
+        idempotent=facts["idempotent"],
+        verbatim=tuple(facts.get("verbatim", ())),
+        foreign_texts=tuple(
+            ForeignText(tuple(path), _USUAL_TEXT, _at(answered, path).get("maxLength", 0))
+            for path in facts.get("foreign_texts", ())
+        ),
+        streams=facts.get("streams", False),
+    )
+
+
+def _at(document: Mapping[str, Any], path: Sequence[str]) -> Mapping[str, Any]:
+    """Return the schema of the member that ``path`` leads to, through the items of arrays."""
+    found = document
+    for member in path:
+        found = found.get("items", found).get("properties", {}).get(member, {})
+    return found

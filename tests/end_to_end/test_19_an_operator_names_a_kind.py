@@ -1,0 +1,98 @@
+"""19. An operator names a kind that an installed package brings.
+
+Steps: install the package · start the system with the kind named · list and call it in both views and both
+eras · let its handler fail · look at what is served, and at who imported the package's code.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from schemas.registry import SchemaRegistry
+from tests.fakes.demo import Demo, error_of, running_demo
+from tests.fakes.kind_package import INPUT_REF, KIND, OUTPUT_REF, KindPackage, imported
+
+ERAS = pytest.mark.parametrize("era", ["2026-07-28", "legacy"])
+DESCRIPTION = "Switch one relay of a relay board on or off."
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    site = tmp_path_factory.mktemp("site")
+    KindPackage().install(site)
+    return site
+
+
+@pytest.fixture(scope="module")
+def named(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demo]:
+    """The system with the kind, and one mock node, which does not have it."""
+    options = ("--nodes", "1", "--kinds", KIND)
+    with running_demo(tmp_path_factory.mktemp("demo"), *options, sources=site) as running:
+        yield running
+
+
+def tool_of(demo: Demo) -> str:
+    return f"acmerb.{demo.real_node}.relays.set"
+
+
+@ERAS
+async def test_the_tool_is_listed_and_called(named: Demo, era: str) -> None:
+    async with named.client(era) as client:
+        tools = {tool.name: tool for tool in (await client.list_tools()).tools}
+        result = await client.call_tool(tool_of(named), {"on": True})
+    assert tools[tool_of(named)].description == DESCRIPTION
+    assert result.structured_content == {"node_id": named.real_node, "on": True, "label": r"pump\x201"}
+
+
+@ERAS
+async def test_in_the_kinds_view_it_is_one_tool(named: Demo, era: str) -> None:
+    async with named.client(era, "?view=kinds") as client:
+        names = {tool.name for tool in (await client.list_tools()).tools}
+        result = await client.call_tool("acmerb.set", {"node": named.real_node, "on": True})
+        found = await client.call_tool("find_nodes", {"kind": KIND})
+    assert "acmerb.set" in names
+    assert dict(result.structured_content or {})["on"] is True
+    assert [node["node_id"] for node in dict(found.structured_content or {})["nodes"]] == [named.real_node]
+
+
+async def test_a_url_selects_the_kind(named: Demo) -> None:
+    async with named.client(query=f"?kinds={KIND}") as client:
+        assert [tool.name for tool in (await client.list_tools()).tools] == [tool_of(named)]
+
+
+async def test_arguments_that_its_document_does_not_admit_are_refused(named: Demo) -> None:
+    async with named.client() as client:
+        result = await client.call_tool(tool_of(named), {"on": "yes"})
+    assert error_of(result)["code"] == "E_MANIFEST_INVALID"
+
+
+async def test_a_handler_that_raises_costs_its_caller_an_error_and_leaves_one_traceback(named: Demo) -> None:
+    async with named.client() as client:
+        result = await client.call_tool(tool_of(named), {"on": False})
+        again = await client.call_tool(tool_of(named), {"on": True})
+    assert error_of(result)["code"] == "E_INTERNAL"
+    assert "stuck" not in json.dumps(error_of(result))
+    assert again.is_error is False
+    lines = named.log("kubelet").read_text("utf-8").splitlines()
+    [failed] = [line for line in lines if '"handler failed"' in line]
+    assert "acme_relay_board/handler.py" in failed
+
+
+def test_the_node_alone_has_imported_the_package(named: Demo, site: Path) -> None:
+    assert named.facts["relay_pid"]
+    assert imported(site) == ["acme_relay_board", "acme_relay_board.handler"]
+
+
+@pytest.mark.parametrize("ref", [INPUT_REF, OUTPUT_REF])
+def test_its_documents_are_served(named: Demo, ref: str) -> None:
+    answer = httpx2.get(f"{named.base_url}/schemas/{ref}", trust_env=False)
+    assert answer.json()["$id"] == f"mcp://schemas/{ref}"
+
+
+@pytest.mark.parametrize("ref", ["manifest@1.0.0", "manifest@1.1.0"])
+def test_the_served_manifest_document_keeps_its_bytes(named: Demo, ref: str) -> None:
+    answer = httpx2.get(f"{named.base_url}/schemas/{ref}", trust_env=False)
+    assert answer.content == SchemaRegistry().documents[ref]
