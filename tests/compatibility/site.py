@@ -1,4 +1,4 @@
-"""One relay and one node over TLS, of whichever version, beside a broker."""
+"""One relay and one node over TLS, of one version each, beside a broker."""
 
 import asyncio
 import json
@@ -83,14 +83,17 @@ class Site:
         """Return how many sessions of the node the relay's log tells of."""
         return self.processes.log("relay").read_text().count('"node connected"')
 
+    async def token(self, relay: Programs) -> str:
+        """Return an agent's token that the relay's own command has issued."""
+        issued = ["token", "issue", "--sub", "agent", "--tenant", _TENANT, "--public-url", self.url]
+        return (await self.relay(relay, *issued)).strip()
+
     @asynccontextmanager
     async def agent(self, relay: Programs) -> AsyncIterator["Agent"]:
-        """Hold an agent whose token the relay's own command has issued."""
-        token = await self.relay(
-            relay, "token", "issue", "--sub", "agent", "--tenant", _TENANT, "--public-url", self.url
-        )
+        """Hold an agent of the relay."""
+        token = await self.token(relay)
         roots = "".join(file.read_text() for file in sorted((self.relay_state / "ca").glob("*.pem")))
-        headers = {"Authorization": f"Bearer {token.strip()}"}
+        headers = {"Authorization": f"Bearer {token}"}
         async with httpx2.AsyncClient(headers=headers, verify=client_context(roots)) as http:
             transport = streamable_http_client(mcp_url(self.url), http_client=http)
             async with asyncio.timeout(_BOUND_S), Client(transport) as client:
@@ -106,9 +109,13 @@ class Agent:
     client: Client
     site: Site
 
+    async def until_listed(self, node_id: str) -> None:
+        """Wait until the node's tools are listed."""
+        await until_listed(self.client, {node_id}, self.site.processes.check)
+
     async def uses(self, node_id: str) -> None:
         """Call each tool of the node, then the first again after heartbeats: all in one session."""
-        await until_listed(self.client, {node_id}, self.site.processes.check)
+        await self.until_listed(node_id)
         sessions = self.site.sessions()
         assert sessions > 0
         await self._echo(node_id)
