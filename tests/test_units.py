@@ -78,6 +78,10 @@ def test_a_daemon_runs_as_a_static_user_that_is_declared(program: str) -> None:
     assert any(line.split()[:2] == ["u", program] for line in lines_of(f"{program}.sysusers.conf"))
 
 
+def test_a_stop_reaches_the_relay_alone_which_ends_its_broker_after_its_calls() -> None:
+    assert said("edge-relay.service", "KillMode") == ["mixed"]
+
+
 def test_local_agents_reach_the_socket_by_their_group() -> None:
     unit = "edge-kubelet.service"
     assert said(unit, "RuntimeDirectory") == ["edge-kubelet"]

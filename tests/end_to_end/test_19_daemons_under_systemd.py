@@ -1,7 +1,8 @@
 """19. The units as an operator starts them: systemd as PID 1, the sandbox, the limits and the watchdog.
 
-Steps: install the units · start broker, relay and node · call · compare the metrics with those outside of the
-sandbox · stop during a call · crash · hang · break the configuration. All in a root of its own.
+Steps: install the services · start the relay, with its own broker, and the node · call · compare the
+metrics inside and outside of the sandbox · stop during a call · reload · crash · hang · break the
+configuration · purge. All in a root of its own.
 """
 
 import json
@@ -15,8 +16,7 @@ from tests.fakes.systemd_root import SystemdRoot, SystemdRootError, running
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 
-CONFIG = 'broker = "127.0.0.1:1883"\npublic_url = "http://127.0.0.1:8700"\n'
-BROKER = "listener 1883 127.0.0.1\nallow_anonymous true\nmax_queued_messages 0\n"
+CONFIG = 'public_url = "http://127.0.0.1:8700"\n'
 KUBELET, RELAY = "edge-kubelet.service", "edge-relay.service"
 OUTSIDE = """
 import asyncio, json, sys
@@ -49,7 +49,7 @@ def as_relay(root: SystemdRoot, *command: str) -> str:
 
 
 class Edge:
-    """A broker, a relay and a node under systemd, and an agent's token."""
+    """A relay with its own broker, and a node, under systemd; and an agent's token."""
 
     def __init__(self, root: SystemdRoot) -> None:
         self.root = root
@@ -58,8 +58,6 @@ class Edge:
             sooner = f"/etc/systemd/system/edge-{program}.service.d/sooner.conf"
             root.write(sooner, "[Service]\nRestartSec=100ms\n")
         root.run("systemctl", "daemon-reload")
-        root.write("/etc/broker.conf", BROKER)
-        root.run("systemd-run", "--unit=broker", "/usr/sbin/mosquitto", "-c", "/etc/broker.conf")
         root.write("/etc/edge-kubelet/relay.toml", CONFIG)
         root.run("relay", "ca", "init", "--state-dir", "/var/lib/edge-relay")
         root.run("systemctl", "start", RELAY)

@@ -21,7 +21,7 @@ BOUND_S = 60
 _SCRIPT = Path(__file__).with_suffix(".sh")
 _SYSTEMD = Path("/lib/systemd/systemd")
 _PATH = "/opt/edge-kubelet/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-_NEEDED = ("unshare", "nsenter", "findmnt", "mount", "ip", "mosquitto")
+_NEEDED = ("unshare", "nsenter", "findmnt", "mount", "ip")
 
 
 class SystemdRootError(Exception):

@@ -85,6 +85,8 @@ install_programs() {
     mkdir -p "$to/lib/$python/site-packages/$package"
     mount --bind "$ours/$package" "$to/lib/$python/site-packages/$package"
   done
+  # The broker of the extra, which is found by the record of its package.
+  touch "$to/bin/nats-server" && mount --bind "$site/../../../bin/nats-server" "$to/bin/nats-server"
   echo "home = /opt/edge-kubelet/base/bin" >"$to/pyvenv.cfg"
   ln -s ../base/bin/python3 "$to/bin/python3"
   for program in kubelet.cli.commands relay.cli.entry; do
