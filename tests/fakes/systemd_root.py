@@ -100,7 +100,7 @@ def running(work: Path) -> Iterator[SystemdRoot]:
     _check()
     inner = work / "root"
     inner.mkdir()
-    name = f"edge-test-{os.getpid()}"
+    name = f"edge-test-{os.getpid()}-{work.name}"
     places = (sys.base_prefix, sysconfig.get_path("purelib"), str(Path(kubelet.__file__).parents[1]))
     outer = subprocess.Popen(
         ["/bin/bash", str(_SCRIPT), "outside", str(inner), name, *places],
