@@ -44,6 +44,7 @@ class NodeConfig:
             by what this machine trusts.
         log_level: the level from which on lines are logged.
         kinds: the kinds of installed packages that this node has besides its own.
+        otlp: the collector to which spans are sent; None: they are logged alone.
 
     Raises:
         AddressError: relay or broker may not be reached like this.
@@ -57,6 +58,7 @@ class NodeConfig:
     own_root: bool = False
     log_level: LogLevel = LogLevel.INFO
     kinds: tuple[str, ...] = ()
+    otlp: str | None = None
 
     def __post_init__(self) -> None:
         check_private_url(self.relay_url, plain_allowed=self.plain_allowed)

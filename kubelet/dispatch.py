@@ -20,6 +20,7 @@ from schemas.delivery import AnswerCache, CommandStatus
 from schemas.errors import Failure, ToolError
 from schemas.frames import Frame
 from schemas.kinds import KindRegistry
+from schemas.process.spans import Span, SpanSink, no_spans
 from schemas.projection import ToolName
 from schemas.registry import SchemaRegistry, Validator
 from schemas.session import ProtocolError
@@ -68,6 +69,7 @@ class Dispatcher:
         registry: SchemaRegistry,
         log: FilteringBoundLogger,
         ticks_ms: Callable[[], int] = lambda: time.monotonic_ns() // 1_000_000,
+        spans: SpanSink = no_spans,
     ) -> None:
         self._tools = {
             name: tool
@@ -84,6 +86,7 @@ class Dispatcher:
         self._deadlines: set[asyncio.Timeout] = set()
         self._is_draining = False
         self._log = log
+        self._spans = spans
         self._ticks_ms = ticks_ms
 
     @property
@@ -137,6 +140,7 @@ class Dispatcher:
     async def _run(self, frame: Frame, budget_ms: int, reply: Reply) -> None:
         correlation_id = frame.payload["correlation_id"]
         traceparent = frame.payload.get("traceparent")
+        began_ms, failed = self._ticks_ms(), None
         try:
             result = await self._invoke(frame.payload, budget_ms)
             answer: dict[str, Any] = {"ok": True, "result": result}
@@ -145,12 +149,14 @@ class Dispatcher:
                 # Only commands that are traced: a line for each would be most of what a command costs.
                 self._log.info("command done", correlation_id=correlation_id, traceparent=traceparent)
         except ToolError as error:
-            code = error.failure.value.code
+            code = failed = error.failure.value.code
             self.outcomes[code, _hop_of(error, budget_ms)] += 1
             self._log.info(
                 "command refused", code=code, correlation_id=correlation_id, traceparent=traceparent
             )
             answer = _refusal(error, correlation_id)
+        if traceparent is not None:
+            self._spans(_span_of(frame.payload, self._ticks_ms() - began_ms, failed))
         try:
             self._remember(frame, answer)
             await reply(frame.msg_id, answer)
@@ -210,6 +216,13 @@ class Dispatcher:
         finally:
             self._deadlines.discard(deadline)
             slots.running -= 1
+
+
+def _span_of(command: Mapping[str, Any], duration_ms: int, failed: str | None) -> Span:
+    """Return the span of a traced command, below the relay's."""
+    _version, trace_id, parent_id, _flags = command["traceparent"].split("-")
+    attributes = {"edge.tool": command["tool"], "edge.correlation_id": command["correlation_id"]}
+    return Span("edge.command", trace_id, duration_ms / 1000, attributes, parent_id=parent_id, error=failed)
 
 
 def _hop_of(error: ToolError, budget_ms: int) -> str:

@@ -16,7 +16,7 @@ from kubelet.config import (
     read_stored,
     stored_file,
 )
-from schemas.addresses import PLAIN_OPTION, AddressError, normal_url, parse_broker
+from schemas.addresses import PLAIN_OPTION, AddressError, collector_url, normal_url, parse_broker
 from schemas.durations import duration_between, duration_text
 from schemas.error_roots import ConfigError
 from schemas.kinds import kind_name
@@ -79,6 +79,12 @@ KINDS = Setting(
     "NAME,…",
     form=Form.LIST,
 )
+OTLP = Setting(
+    "otlp",
+    collector_url,
+    "Send the spans of traced calls to this collector, by OTLP over HTTP. Needs the extra `otel`.",
+    "URL",
+)
 LOG_LEVEL = Setting(
     "log_level",
     one_of(LogLevel),
@@ -97,7 +103,20 @@ PLAIN = Setting(
 
 KUBELET = Program(
     "kubelet",
-    (STATE_DIR, RELAY, BROKER, NO_BROKER, LOOPBACK_PORT, HEARTBEAT, TTL, SOCKET, KINDS, LOG_LEVEL, PLAIN),
+    (
+        STATE_DIR,
+        RELAY,
+        BROKER,
+        NO_BROKER,
+        LOOPBACK_PORT,
+        HEARTBEAT,
+        TTL,
+        SOCKET,
+        KINDS,
+        LOG_LEVEL,
+        OTLP,
+        PLAIN,
+    ),
 )
 
 
@@ -139,6 +158,7 @@ class LoadedSettings:
                 own_root=self.own_root,
                 log_level=settings[LOG_LEVEL],
                 kinds=settings.get(KINDS) or (),
+                otlp=settings.get(OTLP),
             )
         except AddressError as error:
             raise ConfigError([str(error)]) from None

@@ -107,6 +107,7 @@ class RelayConfig:
         caller_timeout_s: how long a local agent's request waits for the caller whose tool it is.
         log_level: the level from which on lines are logged; the lines of calls are not subject to it.
         kinds: the kinds of installed packages that nodes may have besides those that ship.
+        otlp: the collector to which spans are sent; None: they are logged alone.
 
     Raises:
         AddressError: something would travel in the clear between machines, or the URL says so.
@@ -131,6 +132,7 @@ class RelayConfig:
     caller_timeout_s: float = CALLER_TIMEOUT_S
     log_level: LogLevel = LogLevel.INFO
     kinds: tuple[str, ...] = ()
+    otlp: str | None = None
 
     def __post_init__(self) -> None:
         check_private_url(self.public_url, plain_allowed=self.plain_allowed)

@@ -13,6 +13,7 @@ from relay.config import RelayConfig
 from relay.observability.metrics import Metrics
 from schemas.kinds import KindRegistry
 from schemas.lines import LineWriter
+from schemas.process.spans import SpanSink, no_spans
 from schemas.registry import SchemaRegistry
 from schemas.ulids import UlidSource
 
@@ -28,6 +29,7 @@ class RelayEnvironment:
         ticks_ms: milliseconds since boot.
         monotonic: seconds of a clock that never goes back.
         random_bytes: returns the given number of random bytes.
+        spans: takes the span of each call that is traced.
     """
 
     config: RelayConfig
@@ -42,3 +44,4 @@ class RelayEnvironment:
     ticks_ms: Callable[[], int]
     monotonic: Callable[[], float]
     random_bytes: Callable[[int], bytes]
+    spans: SpanSink = no_spans

@@ -35,7 +35,7 @@ from relay.config import (
     View,
 )
 from relay.kept_settings import KeptSettings, read_kept
-from schemas.addresses import PLAIN_OPTION, HostPort, normal_url, parse_host_port
+from schemas.addresses import PLAIN_OPTION, HostPort, collector_url, normal_url, parse_host_port
 from schemas.durations import duration_between, duration_text
 from schemas.error_roots import ConfigError, OperatorError
 from schemas.kinds import kind_name
@@ -127,6 +127,12 @@ KINDS = Setting(
     "NAME,…",
     form=Form.LIST,
 )
+OTLP = Setting(
+    "otlp",
+    collector_url,
+    "Send the spans of traced calls to this collector, by OTLP over HTTP. Needs the extra `otel`.",
+    "URL",
+)
 LOG_LEVEL = Setting(
     "log_level",
     one_of(LogLevel),
@@ -168,6 +174,7 @@ RELAY = Program(
         DEFAULT_VIEW,
         KINDS,
         LOG_LEVEL,
+        OTLP,
         PLAIN,
     ),
 )
@@ -258,6 +265,7 @@ def _config_of(settings: Settings, state: StateFiles, broker: BrokerChoice) -> R
         caller_timeout_s=settings[CALLER_TIMEOUT] / 1000,
         log_level=settings[LOG_LEVEL],
         kinds=settings.get(KINDS) or (),
+        otlp=settings.get(OTLP),
         per_agent=Allowance(
             settings[AGENT_RPS], settings[AGENT_RPS] * AGENT_BURST_S, settings[AGENT_CONCURRENCY]
         ),

@@ -109,6 +109,23 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
+def collector_url(text: str) -> str:
+    """Return the URL of a collector of traces, without credentials, which would be in logs and lists.
+
+    Raises:
+        AddressError: it is none, or holds credentials.
+    """
+    try:
+        parts = urlsplit(text)
+        _ = parts.port  # an invalid port raises only here
+    except ValueError:
+        parts = urlsplit("")
+    plain = text.isascii() and text.isprintable() and " " not in text
+    if parts.scheme not in {"http", "https"} or not parts.hostname or "@" in parts.netloc or not plain:
+        raise AddressError("--otlp is the URL of a collector, for example http://127.0.0.1:4318")
+    return text
+
+
 def normal_url(text: str) -> str:
     """Return the relay's URL in its normal form: ``http`` or ``https``, host, port unless usual, no slash.
 

@@ -9,6 +9,7 @@ import os
 import random
 from collections.abc import Awaitable, Mapping
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TextIO
 
@@ -46,6 +47,7 @@ from schemas.log_level import LogThreshold
 from schemas.manifest import fingerprint
 from schemas.process.resources import Uptime
 from schemas.process.service_manager import ServiceManager
+from schemas.process.spans import SpanSink, exported
 from schemas.process.status_socket import served
 
 
@@ -124,21 +126,24 @@ async def run_agent(plan: DaemonPlan, stream: TextIO) -> None:
     identity = IdentityFiles(plan.state_dir).read()
     threshold, counts = LogThreshold(plan.config.log_level), LogCounts()
     logged = opened(stream, threshold=threshold, on_fault=counts.fault, on_lost=counts.lost)
-    with held_alone(plan.state_dir), logged as (log, _lines):
-        await _run(plan, identity, threshold, log, counts)
+    spans = exported(plan.config.otlp, "edge-kubelet")
+    with held_alone(plan.state_dir), logged as (log, _lines), spans as sink:
+        await _run(plan, identity, threshold, log, counts, sink)
 
 
-async def _run(
+async def _run(  # noqa: PLR0913, PLR0917 - what is opened around it
     plan: DaemonPlan,
     identity: NodeIdentity,
     threshold: LogThreshold,
     log: FilteringBoundLogger,
     counts: LogCounts,
+    spans: SpanSink,
 ) -> None:
     state_dir = plan.state_dir
     contract = read_contract(plan.config.kinds)
-    around = node_environment(
-        plan.config, f"edge-kubelet-{identity.node_id}", log, IdentityFiles(state_dir), contract
+    client_id = f"edge-kubelet-{identity.node_id}"
+    around = replace(
+        node_environment(plan.config, client_id, log, IdentityFiles(state_dir), contract), spans=spans
     )
     node = Node(
         identity,

@@ -31,6 +31,7 @@ from schemas.frame_types import FrameType
 from schemas.frames import FrameReader
 from schemas.identity_files import IdentityFiles, NodeIdentity
 from schemas.kinds import KindRegistry
+from schemas.process.spans import SpanSink, no_spans
 from schemas.registry import SchemaRegistry
 from schemas.ulids import UlidSource
 
@@ -44,6 +45,7 @@ class NodeEnvironment:
 
     Attributes:
         relay_tls: makes a context for one connection to the relay; None where that is not over TLS.
+        spans: takes the span of each command that is traced.
     """
 
     config: NodeConfig
@@ -56,6 +58,7 @@ class NodeEnvironment:
     rng: random.Random
     log: FilteringBoundLogger
     relay_tls: Callable[[], ssl.SSLContext | None] = lambda: None
+    spans: SpanSink = no_spans
 
 
 class Node:
@@ -93,7 +96,9 @@ class Node:
             log=around.log,
         )
         self.announcer = Announcer(signer, around.config.heartbeat_s, around.rng, around.log)
-        self.dispatcher = Dispatcher(identity.node_id, handlers, around.kinds, around.registry, around.log)
+        self.dispatcher = Dispatcher(
+            identity.node_id, handlers, around.kinds, around.registry, around.log, spans=around.spans
+        )
         self.frames = RelayFrames(around.log)
         self.telemetry = Telemetry(handlers, around.kinds, around.registry, self._take_sample, around.log)
         self.frames.on_frame(FrameType.TELEMETRY_LEASE, self.telemetry.lease)

@@ -96,6 +96,7 @@ def assemble(  # noqa: PLR0913 - the parts that it connects
         now_ms=environment.now_ms,
         monotonic=monotonic,
         log=log,
+        spans=environment.spans,
     )
     canaries = Canaries(
         fleet=fleet.fleet,

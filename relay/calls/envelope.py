@@ -31,15 +31,16 @@ _LEVELS_WITH_INFO = ("debug", "info")
 # random; the others must not be passed on.
 _FLAGS = 0b11
 _TRACEPARENT = re.compile(
-    r"(?!ff)[0-9a-f]{2}-(?!0{32})(?P<trace>[0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-(?P<flags>[0-9a-f]{2})"
+    r"(?!ff)[0-9a-f]{2}-(?!0{32})(?P<trace>[0-9a-f]{32})-(?!0{16})(?P<parent>[0-9a-f]{16})-(?P<flags>[0-9a-f]{2})"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """The trace context that the caller sent: a trace id of 32 hex digits, and two digits of flags."""
+    """The trace context that the caller sent: a trace id of 32 hex digits, its span's of 16, two of flags."""
 
     trace_id: str
+    parent_id: str
     flags: str
 
     def traceparent(self, span_id: str) -> str:
@@ -112,7 +113,9 @@ def _object(value: object) -> Mapping[str, Any]:
 
 def _trace(value: object) -> Trace | None:
     match = _TRACEPARENT.fullmatch(value) if isinstance(value, str) else None
-    return Trace(match["trace"], f"{int(match['flags'], 16) & _FLAGS:02x}") if match else None
+    if match is None:
+        return None
+    return Trace(match["trace"], match["parent"], f"{int(match['flags'], 16) & _FLAGS:02x}")
 
 
 class EnvelopeCheck:

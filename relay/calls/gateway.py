@@ -23,12 +23,14 @@ from relay.calls.idempotent_calls import IdempotentCalls
 from relay.calls.offline import explained, is_offline
 from relay.calls.relay_tools import RelayTool, RelayTools
 from relay.calls.sample_streams import SampleStreams
+from relay.calls.spans import span_of
 from relay.config import EnvelopeMode
 from relay.fleet.fleet import Fleet
 from relay.fleet.tools import Tool
 from relay.observability.metrics import Metrics
 from relay.rate_limits import KeyedLimiters, Limiter
 from schemas.errors import Failure, ToolError
+from schemas.process.spans import SpanSink, no_spans
 from schemas.projection import parse
 from schemas.tokens import TokenError
 from schemas.ulids import UlidSource
@@ -58,6 +60,7 @@ class CallGateway:
         now_ms: Callable[[], int],
         monotonic: Callable[[], float],
         log: FilteringBoundLogger,
+        spans: SpanSink = no_spans,
     ) -> None:
         self._authenticator = authenticator
         self._envelopes = envelopes
@@ -77,6 +80,7 @@ class CallGateway:
         self._now_ms = now_ms
         self._monotonic = monotonic
         self._log = log
+        self._spans = spans
 
     def change(self, per_agent: Allowance, mode: EnvelopeMode) -> None:
         """Apply other limits of an agent, and another check of envelopes, to the calls from now on."""
@@ -232,6 +236,8 @@ class CallGateway:
         if not record.streamed:
             self._metrics.call_seconds.observe(duration_s)
         self._access_log.write(request, record, answer, duration_s, self._now_ms())
+        if (span := span_of(record, outcome, duration_s)) is not None:
+            self._spans(span)
 
 
 def _check(tool: RelayTool, call: Call, principal: Principal) -> None:

@@ -44,6 +44,7 @@ from schemas.health import Health, Loop, endless, stalled
 from schemas.kinds import KindRegistry
 from schemas.log_level import LogThreshold
 from schemas.process.service_manager import ServiceManager
+from schemas.process.spans import exported
 from schemas.process.status_socket import served
 from schemas.registry import SchemaRegistry
 from schemas.trust import TrustRules
@@ -220,9 +221,9 @@ async def run_relay(  # noqa: PLR0913 - what comes in from outside
         StateError, ExposedFileError, OSError: as ``Relay``; a BrokerStartError of its own broker.
         FailedError: it has ended by itself.
     """
-    metrics = Metrics()
-    threshold, on_lost = LogThreshold(config.log_level), metrics.log_lines_lost.inc
-    with opened(stream, threshold=threshold, on_fault=metrics.fault, on_lost=on_lost) as (log, lines):
+    metrics, threshold = Metrics(), LogThreshold(config.log_level)
+    logged = opened(stream, threshold=threshold, on_fault=metrics.fault, on_lost=metrics.log_lines_lost.inc)
+    with logged as (log, lines), exported(config.otlp, "edge-relay") as spans:
         environment = RelayEnvironment(
             config=config,
             registry=registry or SchemaRegistry(),
@@ -236,6 +237,7 @@ async def run_relay(  # noqa: PLR0913 - what comes in from outside
             ticks_ms=ticks_ms,
             monotonic=time.monotonic,
             random_bytes=os.urandom,
+            spans=spans,
         )
         relay = Relay(environment)
 
@@ -274,12 +276,10 @@ async def _serve(
     )
     try:
         async with served(config.state.root, status), asyncio.TaskGroup() as tasks:
-            background = [
-                tasks.create_task(relay.run()),
-                tasks.create_task(manager.run(lambda: stalled(loops), status.line)),
-            ]
+            runs = [relay.run(), manager.run(lambda: stalled(loops), status.line)]
             if reloading is not None:
-                background.append(tasks.create_task(reloading.run()))
+                runs.append(reloading.run())
+            background = [tasks.create_task(run) for run in runs]
             serving = serve(
                 relay.http.application,
                 listener,
