@@ -136,13 +136,9 @@ SYSTEM_METRICS = Kind(
             name="subscribe",
             input_ref="system.metrics.subscribe.input@1.0.0",
             output_ref="system.metrics.sample@1.0.0",
-            title="System metrics, followed",
+            title="CPU, memory, disks, followed",
             description=(
-                "Start sampling the CPU usage, memory, load averages, uptime and disks of one Linux node "
-                "every `interval_ms` milliseconds; the answer is the first sample. With a progress token the "
-                "call stays open and each sample is a progress notification; cancel it to stop. Otherwise "
-                "read or subscribe to the resource node://{node_id}/telemetry: sampling stops when that has "
-                "not been done for three intervals, at least 30 seconds."
+                "Sample a Linux node every interval_ms. Returns the first; read more at node://{node_id}/telemetry."
             ),
             idempotent=True,
             streams=True,

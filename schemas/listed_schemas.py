@@ -29,11 +29,9 @@ NOTES: Mapping[str, Notes] = MappingProxyType(
             "/received_at_ms": "When the node received it, by the node's clock: ms since 1970, UTC.",
             "/node_id": "The node that answered.",
         },
-        "system.metrics.snapshot.input@1.0.0": {"/include": "Which parts."},
-        "system.metrics.subscribe.input@1.0.0": {
-            "/include": "Which parts.",
-            "/interval_ms": "Between samples.",
-        },
+        # The members' names, units and the parts to choose from say it.
+        "system.metrics.snapshot.input@1.0.0": {},
+        "system.metrics.subscribe.input@1.0.0": {},
     }
 )
 """By the reference of a document of the seeds. Other documents have descriptions for models already."""

@@ -15,6 +15,8 @@ MAX_BYTES = 1500
 _STATIC = (
     "Each tool is one capability of one Linux node, named kind.node.capability.verb; or, named kind.verb, "
     "it is for the node that its argument node names by label or id, and find_nodes finds nodes. "
+    "subscribe starts sampling; it stops when the call with a progress token is cancelled, or when "
+    "node://{node_id}/telemetry was not read or followed for three intervals, at least 30 seconds. "
     "Errors are JSON with code, message and suggested_fix; do what suggested_fix says."
 )
 _BEFORE = " The operator calls the nodes: "

@@ -5,14 +5,10 @@ from typing import Any
 
 import pytest
 
-from relay.fleet.tools import Projector, Tool
-from schemas.kinds import KINDS, KindRegistry
+from schemas.kinds import KINDS
 from schemas.listed_schemas import NOTES, listed_schema
 from schemas.registry import SchemaRegistry
-from tests.fakes.signer import ECHO, METRICS, NODE_ID
 
-MAX_BYTES = 600
-LABEL = "x" * 48
 VERBS = [verb for kind in KINDS for verb in kind.verbs.values()]
 REFS = sorted({ref for verb in VERBS for ref in (verb.input_ref, verb.output_ref)})
 
@@ -55,14 +51,3 @@ def test_every_description_is_one_that_was_written_for_models(registry: SchemaRe
 def test_the_documents_that_are_served_keep_their_descriptions(registry: SchemaRegistry) -> None:
     served = json.loads(registry.documents["system.echo.invoke.output@1.0.0"])
     assert "MUST equal" in served["properties"]["node_id"]["description"]
-
-
-TOOLS = Projector(SchemaRegistry(), KindRegistry()).project(NODE_ID, [ECHO, METRICS])
-
-
-@pytest.mark.parametrize("tool", TOOLS.values(), ids=TOOLS.keys())
-def test_what_a_model_reads_of_a_tool_fits_into_600_bytes(tool: Tool) -> None:
-    entry = tool.listed()
-    read = {name: entry[name] for name in ("name", "title", "description", "inputSchema")}
-    read["title"] = f"{LABEL}: {read['title']}"
-    assert len(json.dumps(read, separators=(",", ":"))) <= MAX_BYTES

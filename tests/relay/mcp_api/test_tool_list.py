@@ -3,17 +3,24 @@ from typing import Any
 
 import pytest
 
+from kubelet.handlers.echo import CAPABILITY as ECHO
+from kubelet.handlers.metrics import CAPABILITY as METRICS
 from relay.auth.caller import Caller
 from relay.config import View
+from relay.fleet.name_ledger import NodeName
 from relay.mcp_api.methods import Methods
 from relay.mcp_api.resources import ResourceCatalog
 from relay.mcp_api.tool_list import ToolList
 from relay.telemetry.reading import TelemetryResource
+from schemas.kinds import KINDS
 from tests.fakes.followed import FOLLOWED, SUBSCRIBE
 from tests.fakes.hub import Hub
 from tests.fakes.relay_tools import parrot
 from tests.fakes.routers import ScriptedRouter
-from tests.fakes.signer import NODE_ID, OTHER_NODE_ID
+from tests.fakes.signer import NODE_ID, OTHER_NODE_ID, TENANT
+
+READ = ("name", "title", "description", "inputSchema")
+OFFERS = {f"{kind.short}.{verb}" for kind in KINDS for verb in kind.verbs}
 
 
 class Stage:
@@ -36,8 +43,12 @@ class Stage:
         message = {"params": {} if cursor is None else {"cursor": cursor}}
         return await self.methods.table["tools/list"](Caller(principal, "http", {}, query), message, None)
 
+    async def tools(self, query: str = "", **of: Any) -> list[dict[str, Any]]:
+        tools: list[dict[str, Any]] = json.loads((await self.page(query, **of))["tools"].text())
+        return tools
+
     async def names(self, query: str = "", **of: Any) -> list[str]:
-        return [tool["name"] for tool in json.loads((await self.page(query, **of))["tools"].text())]
+        return [tool["name"] for tool in await self.tools(query, **of)]
 
 
 @pytest.fixture
@@ -128,3 +139,29 @@ def test_a_subscription_streams_to_callers_with_a_progress_token(
     stage.hub.connect(stage.hub.ca.issue(), capabilities=[FOLLOWED])
     stage.hub.views(stage.hub.gateway(ScriptedRouter()))
     assert stage.methods.streams({"params": {"name": name, "_meta": meta}}) is streams
+
+
+def read_bytes(tool: dict[str, Any]) -> int:
+    return len(json.dumps({member: tool[member] for member in READ}, separators=(",", ":")))
+
+
+@pytest.mark.parametrize(
+    ("query", "most"),
+    [
+        pytest.param("", 600, id="dotted"),
+        pytest.param("names=dashed", 600, id="dashed"),
+        # One entry for a whole fleet: with the members that choose nodes, and how to use them.
+        pytest.param("view=kinds", 1350, id="kinds"),
+        pytest.param("view=kinds&names=dashed", 1350, id="kinds-dashed"),
+    ],
+)
+async def test_what_a_model_reads_of_each_verb_of_each_kind_is_short(
+    stage: Stage, query: str, most: int
+) -> None:
+    stage.hub.views(stage.hub.gateway(ScriptedRouter()))
+    stage.hub.connect(stage.hub.ca.issue(), capabilities=[ECHO, METRICS])
+    stage.hub.fleet.rename({NODE_ID: NodeName(TENANT, "x" * 48, ())})
+    tools = {tool["_meta"]["edge-kubelet/canonical-name"]: tool for tool in await stage.tools(query)}
+    assert {f"{name.split('.')[0]}.{name.split('.')[-1]}" for name in tools if "." in name} == OFFERS
+    sizes = {name: read_bytes(tool) for name, tool in tools.items()}
+    assert {name: size for name, size in sizes.items() if size > most} == {}
