@@ -76,7 +76,7 @@ KINDS = Setting(
     "kinds",
     list_of(kind_name),
     "Kinds of installed packages whose capabilities this node has besides its own.",
-    "NAME,…",
+    "NAME,...",
     form=Form.LIST,
 )
 OTLP = Setting(

@@ -124,7 +124,7 @@ KINDS = Setting(
     "kinds",
     list_of(kind_name),
     "Kinds of installed packages that nodes may have besides those that ship.",
-    "NAME,…",
+    "NAME,...",
     form=Form.LIST,
 )
 OTLP = Setting(

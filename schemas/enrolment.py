@@ -18,6 +18,8 @@ from schemas.keys import base64url, from_base64url
 REQUEST_REF = "enrol.request@1.0.0"
 RESPONSE_REF = "enrol.response@1.0.0"
 ENROL_PATH = "/enroll"
+JOIN_TOKEN_VARIABLE = "EDGE_JOIN_TOKEN"  # noqa: S105 - the name of a variable, not a secret
+"""The environment variable that can hold a join token on the node."""
 MAX_REQUEST_BYTES = 16 * 1024
 MAX_RESPONSE_BYTES = 64 * 1024
 

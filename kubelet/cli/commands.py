@@ -19,6 +19,7 @@ from kubelet.cli import config
 from kubelet.cli.init import init
 from kubelet.cli.local_agent import mcp
 from kubelet.cli.manual import Manual, example, program
+from kubelet.cli.next_step import EnrolledPlace
 from kubelet.cli.options import (
     AsJson,
     Plain,
@@ -124,7 +125,7 @@ def enroll(
     elif is_loopback(config.broker.host) and not is_loopback(host_of(config.relay_url)):
         say("\nthe relay names a broker on this machine: if there is none, ask for `relay run --node-broker`")
     if not as_json:
-        say("\nnext: kubelet run, or: systemctl enable --now edge-kubelet")
+        say(f"\nnext: {EnrolledPlace.here(files.root, usual_state_dir()).next_step()}")
 
 
 @app.command(epilog=example("kubelet announce --dry-run"))

@@ -22,7 +22,7 @@ from kubelet.config import (
 from kubelet.process import EXIT_USAGE, fail
 from kubelet.settings import KINDS, KUBELET, STATE_DIR, LoadedSettings
 from schemas.addresses import PLAIN_OPTION
-from schemas.enrolment import JoinToken, JoinTokenError
+from schemas.enrolment import JOIN_TOKEN_VARIABLE, JoinToken, JoinTokenError
 from schemas.error_roots import OperatorError
 from schemas.files import read_named_secret
 from schemas.identity import certificates_in
@@ -32,7 +32,6 @@ from schemas.settings_sources import from_flags, read_sources
 if TYPE_CHECKING:
     from schemas.contract import Contract
 
-_TOKEN_VARIABLE = "EDGE_JOIN_TOKEN"  # noqa: S105 - the name of a variable, not a secret
 
 StateDir = Annotated[Path | None, typer.Option("--state-dir", help="The directory of the node's identity.")]
 Plain = Annotated[
@@ -55,9 +54,9 @@ def join_token(text: str | None, file: Path | None) -> JoinToken:
     if file is not None:
         text = _token_in(file)
     try:
-        return JoinToken.parse(text or os.environ.get(_TOKEN_VARIABLE) or "")
+        return JoinToken.parse(text or os.environ.get(JOIN_TOKEN_VARIABLE) or "")
     except JoinTokenError as error:
-        fail(f"{error}; give it in {_TOKEN_VARIABLE}, with --token-file or with --token", EXIT_USAGE)
+        fail(f"{error}; give it in {JOIN_TOKEN_VARIABLE}, with --token-file or with --token", EXIT_USAGE)
 
 
 def _token_in(file: Path) -> str:

@@ -24,7 +24,7 @@ def demo(
         typer.Option("--caller-tools", help="Show how an agent lends a tool to a node, instead."),
     ] = False,
     kinds: Annotated[
-        str, typer.Option(metavar="NAME,…", help="Kinds of installed packages that this machine has too.")
+        str, typer.Option(metavar="NAME,...", help="Kinds of installed packages that this machine has too.")
     ] = "",
 ) -> None:
     """Start everything on this machine, call each tool once, and keep serving until Ctrl-C."""

@@ -21,6 +21,7 @@ from relay.cli.options import (
     StateDir,
     Tenant,
     answer,
+    is_terminal,
     keep_first,
     seconds,
     show_table,
@@ -35,6 +36,7 @@ from relay.fleet.name_rules import NameRuleError, check_label, check_tags
 from relay.kept_settings import read_kept
 from relay.pki.join_tokens import JoinError, JoinTokens
 from schemas.addresses import PLAIN_OPTION, is_private_url
+from schemas.enrolment import JOIN_TOKEN_VARIABLE
 
 app = group("The tokens that nodes enrol with.")
 
@@ -52,7 +54,10 @@ def join_token_create(
     as_json: AsJson = False,
     state_dir: StateDir = None,
 ) -> None:
-    """Make a join token, and print it: a secret for the node."""
+    """Make a join token, and print it: a secret for the node.
+
+    On a terminal it prints the line to paste on the node.
+    """
     state = state_files(state_dir)
     url, tenant_used = options.public_url(public_url, state), tenant_name(tenant, state)
     _check_names(tenant_used, label, tag or (), state_dir)
@@ -63,16 +68,19 @@ def join_token_create(
     except JoinError as error:
         fail(str(error), EXIT_USAGE)
     keep_first(state, public_url=url if public_url else None, tenant=tenant)
-    plain = "" if is_private_url(url) else f" {PLAIN_OPTION}"
-    note = (
-        f"join token {token.id} for tenant {tenant_used}. Put it on the node into a file of mode 0600, "
-        "and there type:\n"
-        f"  kubelet enroll {url} --token-file FILE{plain}"
-    )
+    command = f"kubelet enroll {url}" + ("" if is_private_url(url) else f" {PLAIN_OPTION}")
+    # In a variable, because every user of a machine can read the arguments of a process.
+    line = f"{JOIN_TOKEN_VARIABLE}={token.text()} {command}"
+    note = f"join token {token.id} for tenant {tenant_used}.\n"
     if (broker := told_to_nodes(read_kept(state.settings), url)) is not None:
-        note += f"\nThe node is told the broker {broker}, and must be able to reach it."
+        note += f"The node is told the broker {broker}, and must be able to reach it.\n"
+    if is_terminal():
+        note, result = f"{note}Paste this line on the node:", line
+    else:
+        note += f"Put it on the node into a file of mode 0600, and there type:\n  {command} --token-file FILE"
+        result = token.text()
     facts = {"token": token.text(), "id": token.id, "tenant": tenant_used, "url": url, "uses": uses}
-    answer(facts, as_json=as_json, result=token.text(), note=note)
+    answer({**facts, "line": line}, as_json=as_json, result=result, note=note)
 
 
 @app.command("list", epilog=example("relay join-token list"))

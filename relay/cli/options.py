@@ -109,6 +109,11 @@ def answer(facts: Mapping[str, Any], *, as_json: bool, result: str = "", note: s
         typer.echo(result)
 
 
+def is_terminal() -> bool:
+    """Return whether results are read by a person."""
+    return sys.stdout.isatty()
+
+
 def utc(time_ms: int) -> str:
     """Return a time as people read it."""
     return datetime.fromtimestamp(time_ms // 1000, UTC).strftime("%Y-%m-%d %H:%M")
@@ -118,7 +123,7 @@ def show_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print ``rows`` in columns below ``header``. On a terminal long cells are cut, but no id."""
     lines = [header, *([printable(cell) for cell in row] for row in rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
-    if sys.stdout.isatty():
+    if is_terminal():
         widths = narrowed(widths, shutil.get_terminal_size((120, 24)).columns)
     for line in lines:
         padded = (f"{_cut(cell, width):<{width}}" for cell, width in zip(line, widths, strict=True))

@@ -69,7 +69,8 @@ Verify = Annotated[
     ),
 ]
 Kinds = Annotated[
-    str, typer.Option(metavar="NAME,…", help="Kinds of installed packages that these manifests may contain.")
+    str,
+    typer.Option(metavar="NAME,...", help="Kinds of installed packages that these manifests may contain."),
 ]
 Trust = Annotated[
     bool, typer.Option("--trust-annotations", help="Believe the server's own statements about risk.")

@@ -16,6 +16,7 @@ from schemas.settings import Form, Setting
 from schemas.settings_sources import Program, read_sources
 
 _CONFIG = "config"
+_NO = "--no-"
 
 
 def takes_settings(
@@ -48,7 +49,9 @@ def takes_settings(
 
 def _option(setting: Setting[Any]) -> Parameter:
     is_flag = setting.form is Form.FLAG
-    flag = f"{setting.flag}/--no-{setting.flag.removeprefix('--')}" if is_flag else setting.flag
+    # Nothing turns off what is itself a no: the thing is named instead.
+    has_negation = is_flag and not setting.flag.startswith(_NO)
+    flag = f"{setting.flag}/{_NO}{setting.flag.removeprefix('--')}" if has_negation else setting.flag
     default = f" Default: {setting.default}." if setting.default is not None and not is_flag else ""
     option = typer.Option(flag, metavar=None if is_flag else setting.metavar, help=setting.doc + default)
     kind = Annotated[bool | None, option] if is_flag else Annotated[str | None, option]

@@ -13,7 +13,7 @@ from schemas.settings_sources import Program, Sources, read_sources
 LISTEN = Setting("listen", str, "Where to serve.", "HOST:PORT")
 AGENT_RPS = Setting("agent_rps", whole_number(1, 1000), "Calls.", "N", "300", Form.NUMBER)
 TLS_OWN = Setting("tls_own", parse_flag, "TLS.", default="false", form=Form.FLAG)
-KINDS = Setting("kinds", list_of(kind_name), "Kinds.", "NAME,…", form=Form.LIST)
+KINDS = Setting("kinds", list_of(kind_name), "Kinds.", "NAME,...", form=Form.LIST)
 RELAY = Program("relay", (LISTEN, AGENT_RPS, TLS_OWN, KINDS))
 
 

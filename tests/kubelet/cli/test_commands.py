@@ -439,7 +439,7 @@ def test_enrolling_takes_one_command_and_says_what_comes_next(
     )
     assert ran.code == DONE
     assert state.read().node_id in ran.out.decode()
-    assert ran.err == "\nnext: kubelet run, or: systemctl enable --now edge-kubelet\n"
+    assert ran.err == f"\nnext: kubelet run --state-dir {state.root}\n"
     assert state.read().root_pem == enrolment_server.ca.root_pem
     assert stat.S_IMODE(state.key.stat().st_mode) == 0o600
 

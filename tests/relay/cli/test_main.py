@@ -461,7 +461,23 @@ def test_a_join_token_is_for_one_node_and_an_hour_unless_told(relay: Relay) -> N
 def test_the_command_to_type_is_one_that_the_node_accepts(relay: Relay) -> None:
     relay("ca", "init")
     plain = relay("join-token", "create", "--public-url", "http://192.0.2.1:8700")
-    assert f"kubelet enroll http://192.0.2.1:8700 --token-file FILE {PLAIN_OPTION}\n" in plain.err
+    assert f"kubelet enroll http://192.0.2.1:8700 {PLAIN_OPTION} --token-file FILE\n" in plain.err
+
+
+def test_on_a_terminal_the_line_to_paste_on_the_node_is_printed(
+    relay: Relay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    relay("ca", "init")
+    monkeypatch.setattr("relay.cli.join_tokens.is_terminal", lambda: True)
+    outcome = relay("join-token", "create", "--public-url", "https://relay.example")
+    variable, *command = outcome.out.split()
+    token = JoinToken.parse(variable.removeprefix("EDGE_JOIN_TOKEN="))
+    assert token.text() in outcome.out
+    assert command == ["kubelet", "enroll", "https://relay.example"]
+    assert outcome.err.endswith("Paste this line on the node:\n")
+    listed = relay("join-token", "create", "--public-url", "https://relay.example", "--json")
+    facts = json.loads(listed.out)
+    assert facts["line"] == f"EDGE_JOIN_TOKEN={facts['token']} kubelet enroll https://relay.example"
 
 
 def test_during_a_rotation_a_join_token_names_the_root_that_the_relay_still_shows(
