@@ -43,6 +43,7 @@ def test_a_daemon_is_watched_and_started_again_without_end(program: str) -> None
     assert said(unit, "Restart") == ["always"]
     assert said(unit, "StartLimitIntervalSec") == ["0"]
     assert said(unit, "TimeoutStopSec") == ["20"]
+    assert said(unit, "SyslogIdentifier") == [program]
     assert said(unit, "LimitCORE") == ["0"]
     assert said(unit, "RestartPreventExitStatus") == [f"{EXIT_USAGE} {EXIT_CONFIG}"]
 
