@@ -85,6 +85,11 @@ install_programs() {
     mkdir -p "$to/lib/$python/site-packages/$package"
     mount --bind "$ours/$package" "$to/lib/$python/site-packages/$package"
   done
+  # In a checkout, the packages' units are links to this directory.
+  if [ -L "$ours/kubelet/units" ]; then
+    mkdir -p "$to/lib/$python/site-packages/systemd"
+    mount --bind "$ours/systemd" "$to/lib/$python/site-packages/systemd"
+  fi
   # The broker of the extra, which is found by the record of its package.
   touch "$to/bin/nats-server" && mount --bind "$site/../../../bin/nats-server" "$to/bin/nats-server"
   echo "home = /opt/edge-kubelet/base/bin" >"$to/pyvenv.cfg"
