@@ -67,6 +67,7 @@ class _Commands(Manual):
             "status": "kubelet.cli.status:app",
             "doctor": "kubelet.cli.doctor:app",
             "service": "kubelet.cli.service:app",
+            "kind": "kubelet.cli.kind:app",
         }
     )
 

@@ -1,31 +1,43 @@
 """6. A developer writes a kind of his own, as the page describes.
 
-Steps: copy the sources · do what docs/write-your-own-kind.md says, block by block · run the checks that it
-ends with · start the system from the copy · call the new tool on this machine.
+Steps: an environment of its own · run the commands of docs/write-your-own-kind.md in their order · compare
+the files that the page shows · start the system with the kind · call it in both views.
 """
 
+import os
 import re
-import shutil
 import subprocess
 import sys
+import sysconfig
+import venv
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx2
 import pytest
 
-import kubelet
-import relay
-import schemas
-from tests.fakes.demo import Demo, environment_of, running_demo
-from tests.fakes.guide import Block, blocks_of
+from tests.fakes.demo import Demo, running_demo
+from tests.fakes.guide import shown_files
 
-ROOT = Path(__file__).parent.parent.parent
-DOCS = ROOT / "docs"
+DOCS = Path(__file__).parents[2] / "docs"
 PAGE = DOCS / "write-your-own-kind.md"
-PACKAGES = (schemas, kubelet, relay)
-NOT_COPIED = shutil.ignore_patterns("__pycache__", "node_modules")
+PROGRAMS = {
+    "kubelet": "from kubelet.cli.commands import main",
+    "relay": "from relay.cli.entry import main",
+    "pip": "from pip._internal.cli.main import main",
+}
 ERAS = pytest.mark.parametrize("era", ["2026-07-28", "legacy"])
+BOUND_S = 100
+
+
+@dataclass(frozen=True)
+class Followed:
+    """What the page's commands have left: where they ran, what each printed, where packages are installed."""
+
+    directory: Path
+    printed: dict[str, str]
+    site: Path
 
 
 @pytest.fixture(scope="module")
@@ -35,126 +47,126 @@ def page() -> str:
     return PAGE.read_text("utf-8")
 
 
-@pytest.fixture(scope="module")
-def blocks(page: str) -> list[Block]:
-    return list(blocks_of(page))
+def environment_below(directory: Path) -> tuple[dict[str, str], Path]:
+    """Return the variables of an environment that has what this one has, and where it installs packages."""
+    venv.create(directory, with_pip=False)
+    [site] = directory.glob("lib/python*/site-packages")
+    outer = [sysconfig.get_path("purelib"), *(path for path in sys.path if path and Path(path).is_dir())]
+    lines = [f"import site; site.addsitedir({path!r})" for path in dict.fromkeys(outer)]
+    (site / "outer.pth").write_text("\n".join(lines) + "\n", "utf-8")
+    for name, importing in PROGRAMS.items():
+        program = directory / "bin" / name
+        program.write_text(f"#!{directory}/bin/python3 -P\n{importing}\nraise SystemExit(main())\n", "utf-8")
+        program.chmod(0o755)
+    variables = {
+        **os.environ,
+        "PATH": f"{directory / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}",
+        # The build's needs are here, and the network may not be.
+        "PIP_NO_BUILD_ISOLATION": "0",
+        "PIP_NO_INDEX": "1",
+        "PYTHONWARNINGS": "ignore",
+    }
+    return variables, site
 
 
 @pytest.fixture(scope="module")
-def sources(blocks: list[Block], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the sources to which everything was done that the page says."""
-    copy = tmp_path_factory.mktemp("sources")
-    for package in PACKAGES:
-        [directory] = package.__path__
-        shutil.copytree(directory, copy / package.__name__, ignore=NOT_COPIED)
-    shutil.copytree(ROOT / "tests", copy / "tests", ignore=NOT_COPIED)
-    shutil.copy(ROOT / "pyproject.toml", copy)
-    for block in blocks:
-        block.apply(copy)
-    return copy
+def followed(page: str, tmp_path_factory: pytest.TempPathFactory) -> Followed:
+    """Every command of the page, run in its order."""
+    directory = tmp_path_factory.mktemp("stranger")
+    variables, site = environment_below(tmp_path_factory.mktemp("environment"))
+    printed = {}
+    for command in re.findall(r"(?ms)^```sh\n(.*?)^```$", page):
+        done = subprocess.run(
+            ["/bin/sh", "-euc", command],
+            cwd=directory,
+            env=variables,
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=BOUND_S,
+        )
+        assert done.returncode == 0, command + done.stdout + done.stderr
+        printed[command.strip()] = done.stdout
+    return Followed(directory, printed, site)
 
 
 @pytest.fixture(scope="module")
-def extended(sources: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demo]:
-    """The system of the copy, with one mock node."""
-    with running_demo(tmp_path_factory.mktemp("demo"), "--nodes", "1", sources=sources) as running:
+def extended(followed: Followed, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demo]:
+    """The system with the kind, and one mock node, which does not have it."""
+    options = ("--nodes", "1", "--kinds", "acme.uptime")
+    with running_demo(tmp_path_factory.mktemp("demo"), *options, sources=followed.site) as running:
         yield running
 
 
-def run_in(sources: Path, *arguments: str) -> str:
-    """Run Python with the packages of the copy, expect that it ends well, and return what it printed."""
-    done = subprocess.run(
-        [sys.executable, "-P", *arguments],
-        cwd=sources,
-        env=environment_of(sources),
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=90,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
 def tool_of(demo: Demo) -> str:
-    return f"sysup.{demo.real_node}.uptime.get"
+    return f"acmeupti.{demo.real_node}.uptime.get"
 
 
 def uptime_s() -> float:
     return float(Path("/proc/uptime").read_text("ascii").split()[0])
 
 
-def test_every_block_of_code_on_the_page_is_done(page: str, blocks: list[Block]) -> None:
-    assert len(re.findall(r"(?m)^```(?:json|python)$", page)) == len(blocks)
-
-
-def test_a_kind_is_its_documents_a_row_a_handler_and_a_line(blocks: list[Block]) -> None:
-    own = [block for block in blocks if not block.path.startswith(("schemas/documents/", "tests/"))]
-    assert [(block.path, block.how) for block in own] == [
-        ("schemas/kinds.py", "instead of"),
-        ("kubelet/handlers/uptime.py", None),
-        ("kubelet/daemon/agent.py", "after"),  # the line's import
-        ("kubelet/daemon/agent.py", "instead of"),
+def test_the_page_has_the_commands_that_a_stranger_needs(followed: Followed) -> None:
+    assert list(followed.printed) == [
+        "kubelet kind new acme.uptime",
+        "python3 -P -m pytest acme-uptime",
+        "pip install --no-deps ./acme-uptime",
+        "relay demo --once --kinds acme.uptime",
     ]
 
 
-def test_the_copy_comes_before_what_is_installed(sources: Path) -> None:
-    listing = "import schemas, kubelet, relay; print(*schemas.__path__, *kubelet.__path__, *relay.__path__)"
-    assert run_in(sources, "-c", listing).split() == [str(sources / package.__name__) for package in PACKAGES]
+def test_the_files_on_the_page_are_those_that_the_command_writes(page: str, followed: Followed) -> None:
+    shown = shown_files(page)
+    assert len(shown) == 3
+    for path, text in shown.items():
+        assert (followed.directory / path).read_text("utf-8") == text
 
 
-def test_what_the_page_adds_passes_its_own_tests_and_those_of_the_contract(sources: Path) -> None:
-    tests = ["tests/kubelet/test_uptime.py", "tests/schemas/test_registry.py", "tests/schemas/test_kinds.py"]
-    tests.append("tests/kubelet/daemon/test_agent.py::test_a_node_can_do_what_the_registry_knows")
-    assert "passed" in run_in(sources, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests)
+def test_the_package_passes_its_own_test_as_it_is_written(followed: Followed) -> None:
+    assert re.search(r"\b3 passed", followed.printed["python3 -P -m pytest acme-uptime"])
 
 
-def test_what_the_page_adds_is_in_the_house_style(sources: Path, blocks: list[Block]) -> None:
-    written = sorted({block.path for block in blocks if block.path.endswith(".py")})
-    run_in(sources, "-m", "ruff", "check", "--no-cache", *written)
-    run_in(sources, "-m", "ruff", "format", "--no-cache", "--check", *written)
-    run_in(sources, "-m", "mypy", "--cache-dir", "/dev/null", *written)
+def test_the_package_is_in_the_house_style(followed: Followed) -> None:
+    for command in (["ruff", "check", "--isolated"], ["ruff", "format", "--isolated", "--check"]):
+        subprocess.run(
+            [sys.executable, "-P", "-m", *command, "--no-cache", "--line-length=110", "."],
+            cwd=followed.directory / "acme-uptime",
+            check=True,
+            capture_output=True,
+            timeout=BOUND_S,
+        )
 
 
-@ERAS
-async def test_the_new_tool_is_listed_for_this_machine_as_the_row_says(extended: Demo, era: str) -> None:
-    async with extended.client(era) as client:
-        tools = {tool.name: tool for tool in (await client.list_tools()).tools}
-    # The mock nodes have no handler of the kind: they have three tools, and this machine has four.
-    assert len(tools) == 7
-    tool = tools[tool_of(extended)]
-    assert tool.description == "Read how long one Linux node has been up, in whole seconds."
-    assert tool.annotations is not None
-    assert (tool.annotations.read_only_hint, tool.annotations.idempotent_hint) == (True, True)
-    assert tool.output_schema is not None
-    assert set(tool.output_schema["required"]) == {"node_id", "uptime_s"}
+def test_the_demo_shows_what_the_new_tool_says(followed: Followed) -> None:
+    shown = followed.printed["relay demo --once --kinds acme.uptime"]
+    [part] = [part for part in shown.split("\n\n") if ".uptime.get\n" in part]
+    assert "acmeupti." in part
+    assert re.search(r"(?m)^    uptime +\S", part)
+    assert "FAILED" not in shown
 
 
 @ERAS
 async def test_an_agent_calls_the_new_tool_and_gets_this_machine_s_uptime(extended: Demo, era: str) -> None:
     async with extended.client(era) as client:
+        tools = {tool.name: tool for tool in (await client.list_tools()).tools}
         result = await client.call_tool(tool_of(extended), {})
+    assert tools[tool_of(extended)].description == "Read how long one node has been up, in whole seconds."
     assert result.is_error is False
     content = dict(result.structured_content or {})
     assert 0 <= uptime_s() - content.pop("uptime_s") < 60
     assert content == {"node_id": extended.real_node}
 
 
-async def test_arguments_that_the_new_document_does_not_admit_are_refused(extended: Demo) -> None:
-    async with extended.client() as client:
-        result = await client.call_tool(tool_of(extended), {"since": "boot"})
-    assert result.is_error is True
-    assert (result.meta or {})["edge-kubelet/error"]["code"] == "E_MANIFEST_INVALID"
+@ERAS
+async def test_in_the_kinds_view_the_new_tool_is_one_for_all_nodes(extended: Demo, era: str) -> None:
+    async with extended.client(era, "?view=kinds") as client:
+        names = {tool.name for tool in (await client.list_tools()).tools}
+        result = await client.call_tool("acmeupti.get", {"node": extended.real_node})
+    assert "acmeupti.get" in names
+    assert dict(result.structured_content or {})["node_id"] == extended.real_node
 
 
 def test_the_new_documents_are_served_to_everybody(extended: Demo) -> None:
-    for ref in ("system.uptime.get.input@1.0.0", "system.uptime.get.output@1.0.0"):
+    for ref in ("acme.uptime.get.input@1.0.0", "acme.uptime.get.output@1.0.0"):
         answer = httpx2.get(f"{extended.base_url}/schemas/{ref}", trust_env=False)
         assert answer.json()["$id"] == f"mcp://schemas/{ref}"
-
-
-def test_the_demo_shows_what_the_new_tool_says(sources: Path) -> None:
-    shown = run_in(sources, "-m", "relay", "demo", "--once", "--nodes", "0")
-    [part] = [part for part in shown.split("\n\n") if ".uptime.get\n" in part]
-    assert re.search(r"(?m)^    uptime +\S", part)
-    assert "FAILED" not in shown

@@ -1,0 +1,67 @@
+"""Writes the package of a new kind, which is complete: its own test passes, and a node runs it.
+
+Must not overwrite a file.
+"""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from string import Template
+from types import MappingProxyType
+
+from schemas.error_roots import OperatorError
+from schemas.kinds import KindRegistry, kind_name
+
+_TEMPLATES = Path(__file__).with_name("kind_template")
+_FILES: Mapping[str, str] = MappingProxyType(
+    {
+        "pyproject.toml": "pyproject.toml",
+        "%%{package}/__init__.py": "init.py",
+        "%%{package}/kind.json": "kind.json",
+        "%%{package}/documents/%%{kind}.get.input@1.0.0.json": "input.json",
+        "%%{package}/documents/%%{kind}.get.output@1.0.0.json": "output.json",
+        "%%{package}/handler.py": "handler.py",
+        "tests/test_handler.py": "test_handler.py",
+    }
+)
+"""The files of a package, and the templates that they are made of."""
+
+_MAX_SHORT = 8
+_MAX_CAP_ID = 18
+_RESERVED = "system."
+
+
+class _Text(Template):
+    delimiter = "%%"  # JSON Schema has members that begin with a dollar sign
+
+
+def write_package(name: str, parent: Path) -> Path:
+    """Write the package of the kind ``name`` into a new directory of ``parent``, and return that.
+
+    Raises:
+        OperatorError: no kind of an operator's own can have the name.
+        OSError: the directory exists, or cannot be written.
+    """
+    words = [word for word in re.split(r"[._]", kind_name(name)) if word]
+    short = "".join(words)[:_MAX_SHORT]
+    if name.startswith(_RESERVED):
+        raise OperatorError(f"{name} is a name of RFC-0001's own kinds: begin with your organisation")
+    if (other := KindRegistry().by_short(short)) is not None:
+        raise OperatorError(f"{name} would be {short} for short, as {other.name} is: choose another name")
+    last = name.rpartition(".")[2]
+    values = {
+        "kind": name,
+        "short": short,
+        "package": name.replace(".", "_"),
+        "distribution": "-".join(words),
+        "handler": "".join(word.capitalize() for word in last.split("_")) + "Handler",
+        "cap_id": last[:_MAX_CAP_ID],
+    }
+    root = parent / values["distribution"]
+    root.mkdir()
+    for path, template in _FILES.items():
+        text = (_TEMPLATES / f"{template}.template").read_text("utf-8")
+        file = root / _Text(path).substitute(values)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(_Text(text).substitute(values), "utf-8")
+    return root

@@ -1,0 +1,65 @@
+"""`kubelet kind new`: the package that it writes."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from kubelet.cli.new_kind import write_package
+from schemas.error_roots import OperatorError
+from schemas.kind_packages import read_kind
+
+FILES = {
+    "pyproject.toml",
+    "acme_uptime/__init__.py",
+    "acme_uptime/handler.py",
+    "acme_uptime/kind.json",
+    "acme_uptime/documents/acme.uptime.get.input@1.0.0.json",
+    "acme_uptime/documents/acme.uptime.get.output@1.0.0.json",
+    "tests/test_handler.py",
+}
+
+
+def test_the_package_has_all_that_a_kind_is_made_of(tmp_path: Path) -> None:
+    root = write_package("acme.uptime", tmp_path)
+    assert root == tmp_path / "acme-uptime"
+    assert {str(file.relative_to(root)) for file in root.rglob("*") if file.is_file()} == FILES
+    assert not any("%%" in file.read_text("utf-8") for file in root.rglob("*") if file.is_file())
+
+
+@pytest.mark.parametrize(
+    ("name", "short", "handler"),
+    [
+        ("acme.uptime", "acmeupti", "acme_uptime.handler:UptimeHandler"),
+        ("a.b", "ab", "a_b.handler:BHandler"),
+        ("acme.plant.relay_board", "acmeplan", "acme_plant_relay_board.handler:RelayBoardHandler"),
+        ("acme.a_", "acmea", "acme_a_.handler:AHandler"),
+        ("x.a_very_long_name_of_a_kind", "xaverylo", None),
+    ],
+)
+def test_row_and_documents_keep_to_the_rules_of_a_package(
+    tmp_path: Path, name: str, short: str, handler: str | None
+) -> None:
+    root = write_package(name, tmp_path)
+    project = tomllib.loads((root / "pyproject.toml").read_text("utf-8"))["project"]
+    [(entry, value)] = project["entry-points"]["edge_kubelet.kinds"].items()
+    assert entry == name
+    assert handler in {value, None}
+    assert root.name == project["name"]
+    named = read_kind(root / value.partition(".")[0], name, lambda: None)
+    assert (named.kind.name, named.kind.short) == (name, short)
+
+
+@pytest.mark.parametrize(
+    "name", ["system.uptime", "sys.echo", "s.ys", "uptime", "A.b", "../x.y", "a.b/c", ""]
+)
+def test_a_name_that_no_kind_of_ones_own_can_have_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(OperatorError):
+        write_package(name, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_is_overwritten(tmp_path: Path) -> None:
+    write_package("acme.uptime", tmp_path)
+    with pytest.raises(FileExistsError):
+        write_package("acme.uptime", tmp_path)
