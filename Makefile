@@ -9,7 +9,7 @@ WORKERS ?= auto
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check test test-all lint types coverage bench format lock man wheel clean
+.PHONY: help demo check test test-all lint types coverage bench format lock man picture wheel clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -70,6 +70,9 @@ lock: ## renew the lock files (needs uv)
 
 man: $(READY) ## write the man pages, from the commands, to build/man
 	@$(BIN)/python -P packaging/man_pages.py build/man
+
+picture: $(READY) ## draw the picture of the README, from what the demo prints
+	@$(BIN)/python -P packaging/terminal_picture.py docs/demo.svg
 
 wheel: $(READY) man ## build the wheel, and test what it installs
 	@PYTHON=$(PYTHON) .ci/wheel
