@@ -9,8 +9,6 @@ ROOT = Path(__file__).parent.parent
 DOCUMENTS = sorted(
     [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")]
 )
-# The guide names the files that its reader creates.
-GUIDE = ROOT / "docs" / "write-your-own-kind.md"
 
 PATH = re.compile(r"(?<![\w./-])(?:relay|kubelet|schemas|tests)/[\w@./*-]*[\w/*]")
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")

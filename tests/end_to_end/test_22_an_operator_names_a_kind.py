@@ -1,4 +1,4 @@
-"""19. An operator names a kind that an installed package brings.
+"""22. An operator names a kind that an installed package brings.
 
 Steps: install the package · start the system with the kind named · list and call it in both views and both
 eras · let its handler fail · look at what is served, and at who imported the package's code.

@@ -1,4 +1,4 @@
-"""21. An operator follows a call from the agent to the node, in a collector of traces.
+"""23. An operator follows a call from the agent to the node, in a collector of traces.
 
 Steps: run a relay and a node that export spans · call a tool with a trace · find both spans in the collector,
 the node's below the relay's, and nothing of arguments or results in what was sent.
