@@ -9,7 +9,7 @@ WORKERS ?= auto
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check test test-all lint types coverage bench format lock man picture wheel clean
+.PHONY: help demo check test test-all lint types coverage walk bench format lock man picture wheel clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -53,6 +53,12 @@ types: $(READY) ## strict types
 
 coverage: $(READY) ## how much of each module its own tests cover, branches included
 	@$(BIN)/python -P tests/coverage_by_own_tests.py
+
+STEPS ?= 1000000
+SEED ?= 1
+
+walk: $(READY) ## a random walk through the model of delivery: STEPS=n SEED=s
+	@$(BIN)/python -P -m tests.model.walk --steps $(STEPS) --seed $(SEED)
 
 bench: $(READY) ## ratios against named references, measured in one run
 	@$(BIN)/python -P -m bench

@@ -15,6 +15,8 @@ from schemas.payloads import Cmd
 
 WaiterT = TypeVar("WaiterT")
 
+LONGEST_DEADLINE_MS = 30_000
+"""Of a command, as its document has it."""
 ENTRY_BYTES = 256
 """What a command takes in the memory besides its answer: 220 bytes measured with CPython 3.11."""
 
@@ -42,9 +44,6 @@ class PendingCommands(Generic[WaiterT]):
     def __iter__(self) -> Iterator[str]:
         return iter(tuple(self._sent))
 
-    def __contains__(self, msg_id: object) -> bool:
-        return msg_id in self._sent
-
     def add(self, msg_id: str, payload: Cmd, expires_at_ms: int, waiter: WaiterT) -> None:
         """Note that the command was sent."""
         self._sent[msg_id] = Sent(payload, expires_at_ms, waiter)
@@ -54,13 +53,15 @@ class PendingCommands(Generic[WaiterT]):
         sent = self._sent.pop(msg_id, None)
         return None if sent is None else sent.waiter
 
-    def resendable(self, now_ms: int) -> list[tuple[str, Cmd]]:
-        """Return ``(msg_id, payload)`` of what may be sent again to the same process, budgets renewed."""
-        return [
-            (msg_id, {**sent.payload, "deadline_ms": sent.expires_at_ms - now_ms, "sent_at_ms": now_ms})
-            for msg_id, sent in self._sent.items()
-            if sent.expires_at_ms > now_ms
-        ]
+    def renewed(self, msg_id: str, now_ms: int) -> Cmd | None:
+        """Return the payload with which ``msg_id`` may be sent again to the same process, its budget renewed.
+
+        None if it has an answer, or no budget left.
+        """
+        sent = self._sent.get(msg_id)
+        if sent is None or sent.expires_at_ms <= now_ms:
+            return None
+        return {**sent.payload, "deadline_ms": sent.expires_at_ms - now_ms, "sent_at_ms": now_ms}
 
 
 class CommandStatus(Enum):
@@ -152,16 +153,25 @@ class TransitGauge:
     """How long a message was on its way, measured by two clocks that need not agree.
 
     The smallest difference between the clocks counts as no delay; what a message shows beyond it is delay.
-    Clocks drift and are set, so only what was seen since the last ``renew`` but one counts:
-    otherwise every message would seem delayed once the sender's clock is set back.
+    Clocks drift and are set, so only what was seen in this window and the one before counts: otherwise every
+    message would seem delayed once the sender's clock is set back. A window is no shorter than a command may
+    live. When a command is sent again, the delay of the first time therefore still counts: once its deadline
+    has passed and the ``AnswerCache`` has forgotten it, it is seen to be late, and does not run again.
     """
 
     def __init__(self) -> None:
         self._current: int | None = None
         self._previous: int | None = None
+        self._began_ms: int | None = None
 
-    def renew(self) -> None:
-        """Begin a new window: call it once a heartbeat."""
+    def renew(self, sent_at_ms: int) -> None:
+        """Begin a new window with a message, unless the last one began less than a deadline before it.
+
+        ``sent_at_ms`` is by the sender's clock. Call it once a heartbeat.
+        """
+        if self._began_ms is not None and abs(sent_at_ms - self._began_ms) < LONGEST_DEADLINE_MS:
+            return
+        self._began_ms = sent_at_ms
         self._previous, self._current = self._current, None
 
     def delay_ms(self, sent_at_ms: int, received_at_ms: int) -> int:

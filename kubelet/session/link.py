@@ -227,7 +227,7 @@ class RelayLink:
                 self._parts.dispatcher.cancel(frame.in_reply_to or "")
             case "heartbeat_ack":
                 beat: HeartbeatAck = payload
-                self._gauge.renew()
+                self._gauge.renew(beat["server_time_ms"])
                 self._gauge.delay_ms(beat["server_time_ms"], self._parts.ticks_ms())
                 self.flow.acknowledged(beat.get("broker_etag"))
                 await self._renew(channel)

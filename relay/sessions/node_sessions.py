@@ -237,14 +237,13 @@ class NodeSessions:
         node_id, boot_id = identity.node_id, auth.payload["boot_id"]
         known = self._sessions.get(node_id)
         before = known.connection if known is not None else None
-        same_process = known is not None and known.boot_id == boot_id
         if before is None:
             self._metrics.nodes_connected.inc()
-        elif before.is_open and not same_process:
+        elif before.is_open and known is not None and known.boot_id != boot_id:
             self._metrics.sessions.labels("duplicate_identity").inc()
             if self._refusals.count(RefusalEvent.IDENTITY_TWICE, node_id, "superseded"):
                 self._log.warning("two machines use one identity; the newer stays", node_id=node_id)
-        if known is not None and same_process and known.session_id == auth.payload.get("resume"):
+        if known is not None and known.is_resumed_by(boot_id, auth.payload.get("resume")):
             known.connection, known.identity = connection, identity
             return known, before
         session = NodeSession(self._ulids.new(), boot_id, identity, connection, clock)
@@ -263,15 +262,16 @@ class NodeSessions:
             "server_time_ms": session.now_ms(),
             "resumed": resumed,
         }
+        # What is sent once the session is open is not sent again; nor what ends meanwhile, after its cancel.
+        to_send_again = tuple(session.pending)
         await connection.send("welcome", welcome, auth.msg_id)
         if self._sessions.get(node_id) is not session or session.connection is not connection:
             return  # ended or superseded while it was being sent
         self._fleet.set_connected(node_id, connected=True)
         self._one_way.connected(session, connection)
         self._metrics.sessions.labels("resumed" if resumed else "opened").inc()
-        for msg_id, payload in session.pending.resendable(session.now_ms()):
-            # Sending can block: a command that was cancelled meanwhile must not be sent after its cancel.
-            if msg_id in session.pending and connection.is_open:
+        for msg_id in to_send_again:
+            if (payload := session.pending.renewed(msg_id, session.now_ms())) and connection.is_open:
                 await self._send_command(connection, msg_id, payload)
 
     async def _serve_frames(self, session: NodeSession, connection: NodeConnection) -> None:

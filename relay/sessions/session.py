@@ -43,6 +43,10 @@ class NodeSession:
     ca_requests: set[str] = field(default_factory=set)
     is_retiring: bool = False
 
+    def is_resumed_by(self, boot_id: str, resume: str | None) -> bool:
+        """Return whether the process ``boot_id`` resumes this session: the same process, which names it."""
+        return self.boot_id == boot_id and self.session_id == resume
+
     def settle(self, msg_id: str, answer: AckPayload) -> None:
         """Give ``answer`` to the command that waits for it, once."""
         waiter = self.pending.pop(msg_id)

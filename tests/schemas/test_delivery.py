@@ -1,10 +1,20 @@
 import tracemalloc
+from collections.abc import Iterator
+from itertools import count
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.delivery import ENTRY_BYTES, AnswerCache, CommandStatus, PendingCommands, TransitGauge
+from schemas.delivery import (
+    ENTRY_BYTES,
+    LONGEST_DEADLINE_MS,
+    AnswerCache,
+    CommandStatus,
+    PendingCommands,
+    TransitGauge,
+)
+from schemas.registry import SchemaRegistry
 from tests.fakes.clock import FakeClock
 from tests.fakes.frames import COMMAND
 from tests.fakes.signer import NOW_MS
@@ -54,27 +64,25 @@ def test_a_command_is_sent_again_under_its_own_id_with_what_is_left_of_its_budge
     clock = FakeClock(NOW_MS)
     pending = pending_commands(("a", clock() + 2000))
     clock.advance(1500)
-    assert pending.resendable(clock()) == [
-        ("a", {**COMMAND, "deadline_ms": 500, "sent_at_ms": NOW_MS + 1500}),
-    ]
+    assert pending.renewed("a", clock()) == {**COMMAND, "deadline_ms": 500, "sent_at_ms": NOW_MS + 1500}
 
 
 def test_a_command_whose_deadline_has_passed_is_not_sent_again_and_still_waits() -> None:
     pending = pending_commands(("over", NOW_MS), ("just-now", NOW_MS + 1), ("later", NOW_MS + 5))
-    assert [msg_id for msg_id, _ in pending.resendable(NOW_MS)] == ["just-now", "later"]
+    assert [msg_id for msg_id in pending if pending.renewed(msg_id, NOW_MS)] == ["just-now", "later"]
     assert list(pending) == ["over", "just-now", "later"]
 
 
 def test_a_settled_command_is_not_sent_again() -> None:
     pending = pending_commands(("a", NOW_MS + 2000))
     pending.pop("a")
-    assert pending.resendable(NOW_MS) == []
+    assert pending.renewed("a", NOW_MS) is None
 
 
 def test_sending_again_leaves_the_pending_commands_unchanged() -> None:
     pending = pending_commands(("a", NOW_MS + 2000))
-    first = pending.resendable(NOW_MS + 500)
-    assert pending.resendable(NOW_MS + 500) == first
+    first = pending.renewed("a", NOW_MS + 500)
+    assert pending.renewed("a", NOW_MS + 500) == first
     assert COMMAND["deadline_ms"] == 2000
     assert pending.pop("a") == "caller of a"
 
@@ -246,6 +254,11 @@ def test_no_command_runs_a_second_time_before_its_deadline(steps: list[tuple[str
 # --- the way ------------------------------------------------------------------------------------------
 
 
+def heartbeats() -> Iterator[int]:
+    """Return when the relay sends its acknowledgements."""
+    return count(NOW_MS, 60_000)
+
+
 def test_the_first_message_stands_for_an_instant_journey() -> None:
     assert TransitGauge().delay_ms(NOW_MS, NOW_MS + 40) == 0
 
@@ -274,46 +287,46 @@ def test_a_delay_is_never_negative_and_never_more_than_the_journey(skew_ms: int,
     "step_ms", [3_600_000, -3_600_000], ids=["our-clock-set-forward", "our-clock-set-back"]
 )
 def test_a_clock_that_is_set_seems_like_delay_for_two_windows_at_most(step_ms: int) -> None:
-    gauge = TransitGauge()
+    gauge, beats = TransitGauge(), heartbeats()
     gauge.delay_ms(NOW_MS, NOW_MS + 20)
     seeming = max(step_ms, 0)
     assert gauge.delay_ms(NOW_MS + 1000, NOW_MS + 1020 + step_ms) == seeming
-    gauge.renew()
+    gauge.renew(next(beats))
     assert gauge.delay_ms(NOW_MS + 2000, NOW_MS + 2020 + step_ms) == seeming
-    gauge.renew()
+    gauge.renew(next(beats))
     assert gauge.delay_ms(NOW_MS + 3000, NOW_MS + 3020 + step_ms) == 0
     assert gauge.delay_ms(NOW_MS + 4000, NOW_MS + 4050 + step_ms) == 30
 
 
 def test_the_fastest_journey_of_the_window_before_still_counts() -> None:
-    gauge = TransitGauge()
+    gauge, beats = TransitGauge(), heartbeats()
     gauge.delay_ms(NOW_MS, NOW_MS + 5)
-    gauge.renew()
+    gauge.renew(next(beats))
     assert gauge.delay_ms(NOW_MS, NOW_MS + 40) == 35
     assert gauge.delay_ms(NOW_MS, NOW_MS + 30) == 25
 
 
 def test_a_journey_faster_than_those_of_the_window_before_counts_at_once() -> None:
-    gauge = TransitGauge()
+    gauge, beats = TransitGauge(), heartbeats()
     gauge.delay_ms(NOW_MS, NOW_MS + 40)
-    gauge.renew()
+    gauge.renew(next(beats))
     assert gauge.delay_ms(NOW_MS, NOW_MS + 10) == 0
     assert gauge.delay_ms(NOW_MS, NOW_MS + 40) == 30
 
 
 def test_after_two_silent_windows_a_message_is_the_first_again() -> None:
-    gauge = TransitGauge()
-    gauge.renew()
+    gauge, beats = TransitGauge(), heartbeats()
+    gauge.renew(next(beats))
     assert gauge.delay_ms(NOW_MS, NOW_MS + 5) == 0
-    gauge.renew()
-    gauge.renew()
+    gauge.renew(next(beats))
+    gauge.renew(next(beats))
     assert gauge.delay_ms(NOW_MS, NOW_MS + 500) == 0
 
 
 def test_a_clock_that_drifts_never_shows_more_delay_than_it_drifts_in_two_windows() -> None:
-    gauge = TransitGauge()
+    gauge, beats = TransitGauge(), heartbeats()
     for heartbeat in range(100):
-        gauge.renew()
+        gauge.renew(next(beats))
         assert gauge.delay_ms(NOW_MS, NOW_MS + 3 * heartbeat) <= 3
 
 
@@ -324,19 +337,43 @@ def test_a_clock_that_drifts_never_shows_more_delay_than_it_drifts_in_two_window
 def test_a_delay_is_what_exceeds_the_fastest_journey_of_this_window_and_the_one_before(
     skew_ms: int, windows: list[list[int]]
 ) -> None:
-    gauge = TransitGauge()
+    gauge, beats = TransitGauge(), heartbeats()
     before: list[int] = []
     for journeys in windows:
-        for count, journey in enumerate(journeys, 1):
+        for taken, journey in enumerate(journeys, 1):
             delay = gauge.delay_ms(NOW_MS, NOW_MS + journey + skew_ms)
-            assert delay == journey - min(before + journeys[:count])
-        gauge.renew()
+            assert delay == journey - min(before + journeys[:taken])
+        gauge.renew(next(beats))
         before = journeys
 
 
-def test_a_command_is_pending_until_it_is_settled() -> None:
-    pending: PendingCommands[str] = PendingCommands()
-    pending.add("waits", COMMAND, NOW_MS, "caller")
-    assert "waits" in pending
-    pending.pop("waits")
-    assert "waits" not in pending
+def test_a_window_is_no_shorter_than_a_command_may_live() -> None:
+    gauge = TransitGauge()
+    gauge.delay_ms(NOW_MS, NOW_MS + 5)
+    for sent_at_ms in (NOW_MS, NOW_MS + 1, NOW_MS + LONGEST_DEADLINE_MS - 1):
+        gauge.renew(sent_at_ms)
+        assert gauge.delay_ms(sent_at_ms, sent_at_ms + 40) == 35
+    gauge.renew(NOW_MS + LONGEST_DEADLINE_MS)
+    assert gauge.delay_ms(NOW_MS, NOW_MS + 40) == 0
+
+
+@given(st.data())
+def test_a_command_that_the_memory_has_forgotten_is_seen_to_be_late(data: st.DataObject) -> None:
+    # A command ran, its answer was lost, and it is sent again: in time, but it arrives after its deadline.
+    gauge, deadline_ms = TransitGauge(), data.draw(st.integers(2, LONGEST_DEADLINE_MS))
+    arrived_ms = NOW_MS + data.draw(st.integers(0, deadline_ms))
+    gauge.delay_ms(NOW_MS, arrived_ms)
+    forgotten_ms = arrived_ms + deadline_ms
+    times = st.lists(st.integers(0, deadline_ms - 1), max_size=8)
+    for sent_ms in sorted(data.draw(times)):
+        # Acknowledgements between the two: each was sent before the command was sent again.
+        gauge.renew(NOW_MS + sent_ms)
+        gauge.delay_ms(NOW_MS + sent_ms, forgotten_ms)
+    again_ms = NOW_MS + deadline_ms - 1
+    budget_ms = 1 - gauge.delay_ms(again_ms, forgotten_ms)
+    assert budget_ms <= 0
+
+
+def test_the_longest_deadline_is_that_of_the_document() -> None:
+    schema = SchemaRegistry().document("session.cmd@1.0.0")
+    assert schema["properties"]["payload"]["properties"]["deadline_ms"]["maximum"] == LONGEST_DEADLINE_MS

@@ -55,7 +55,9 @@ class DeliveryMachine(RuleBasedStateMachine):
     @rule()
     def resume(self) -> None:
         """Come back after a lost connection: what is unanswered is sent again."""
-        for msg_id, payload in self.pending.resendable(self.now_ms):
+        for msg_id in self.pending:
+            if (payload := self.pending.renewed(msg_id, self.now_ms)) is None:
+                continue
             first, over_ms = self.sent[msg_id]
             assert payload["tool"] == first["tool"]
             assert 0 < payload["deadline_ms"] == over_ms - self.now_ms

@@ -908,6 +908,26 @@ async def test_who_is_shut_out_while_the_welcome_is_on_its_way_is_not_connected_
     assert hub.counted("nodes_connected") == 0
 
 
+async def test_a_command_that_is_sent_while_the_welcome_waits_is_sent_once(hub: Hub) -> None:
+    # A second copy would run if the node had refused the first: its caller was told that it did not run.
+    node, sessions, socket = hub.ca.issue(), hub.sessions(), StoppedSocket()
+    serving_it = asyncio.create_task(sessions.serve(socket.websocket))
+    async with asyncio.timeout(BOUND_S):
+        await admit(socket, node)
+        await socket.stopped.wait()
+        task = asyncio.create_task(sessions.run(command()))
+        while '"type":"cmd"' not in socket.sent[-1].get("text", ""):  # noqa: ASYNC110 - as above
+            await asyncio.sleep(0)
+        socket.goes_on.set()
+        socket.put_text(frame_text("heartbeat", 9))
+        while '"type":"heartbeat_ack"' not in socket.sent[-1].get("text", ""):  # noqa: ASYNC110 - as above
+            await asyncio.sleep(0)
+        assert len([sent for sent in socket.sent if '"type":"cmd"' in sent.get("text", "")]) == 1
+        task.cancel()
+        socket.put({"type": "websocket.disconnect", "code": 1006})
+        await serving_it
+
+
 async def test_the_sessions_are_an_application_by_themselves(hub: Hub) -> None:
     socket = AsgiSocket()
     websocket = socket.websocket
