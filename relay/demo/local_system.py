@@ -98,7 +98,7 @@ async def start_beside_broker(plan: Plan, nodes: int, processes: Processes, step
     ca.create()
     real_node = await _enrol(plan, ca, processes)
     mock_nodes = ca.issue_mock(nodes, plan.mocks, TENANT) if nodes else []
-    step(f"CA          {1 + len(mock_nodes)} leaf certificates issued")
+    step(f"CA          leaf certificates issued: {1 + len(mock_nodes)}")
     await processes.start("relay", relay_command(plan))
     await processes.until_listening(plan.relay_port)
     step(f"relay       {plan.public_url}")

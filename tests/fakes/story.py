@@ -20,7 +20,7 @@ from pathlib import Path
 
 from tests.fakes.polling import wait_until
 
-BOUND_S = 60
+BOUND_S = 120
 _BLOCK = re.compile(
     r"(?ms)^<!-- on: (?P<machine>\w+)(?:, until: (?P<until>[^\n]+))? -->\n```sh\n(?P<lines>.*?)^```$"
 )
@@ -117,7 +117,11 @@ class Machines:
         for terminal in reversed(self._running):
             if terminal.poll() is None:
                 os.killpg(terminal.pid, signal.SIGINT)
-                terminal.wait(BOUND_S)
+                try:
+                    terminal.wait(BOUND_S)
+                except subprocess.TimeoutExpired:
+                    os.killpg(terminal.pid, signal.SIGKILL)
+                    raise
 
     def _environment(self, home: Path) -> Mapping[str, str]:
         return {
