@@ -13,6 +13,7 @@ DOCUMENTS = sorted(
 PATH = re.compile(r"(?<![\w./-])(?:relay|kubelet|schemas|tests)/[\w@./*-]*[\w/*]")
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 NEW_FILE = re.compile(r"<!-- file: ([^,\s]+) -->")
+TEST = re.compile(r"`(tests/[\w/]+\.py)::(test_\w+)`")
 DECISION = re.compile(r"\A# ([0-9]{4}) (.+)\n")
 INDEX_ROW = re.compile(r"^\| \[([0-9]{4})\]\(([^)]+)\) \| (.+) \|$", re.MULTILINE)
 
@@ -53,6 +54,12 @@ def sections_of(text: str) -> set[str]:
 @documents
 def test_every_path_that_a_document_names_exists(document: Path) -> None:
     assert missing_paths(document.read_text("utf-8")) == set()
+
+
+@documents
+def test_every_test_that_a_document_names_exists(document: Path) -> None:
+    for path, name in TEST.findall(document.read_text("utf-8")):
+        assert f"def {name}(" in (ROOT / path).read_text("utf-8"), f"{path}::{name}"
 
 
 @documents

@@ -668,6 +668,53 @@ async def test_nobody_else_gets_what_was_sent_and_the_caller_waits_for_nothing_b
         await goes_on(other)
 
 
+async def test_a_session_that_the_relay_does_not_know_is_not_resumed_and_a_new_one_begins(
+    stage: Stage,
+) -> None:
+    async with stage.open() as end:
+        task = stage.run(command(deadline_ms=200))
+        await end.receive("cmd")
+    await stage.until_ended()
+    async with stage.end() as again:
+        welcome = await again.authenticate(BOOT_ID, resume=STRANGE_ID)
+        assert welcome.payload["resumed"] is False
+        assert welcome.payload["session_id"] not in {STRANGE_ID, end.session_id}
+        await goes_on(again)
+        assert await failure(task) is Failure.DEADLINE_EXCEEDED
+
+
+async def test_a_superseded_process_that_comes_back_is_not_sent_again_what_it_had(stage: Stage) -> None:
+    async with stage.open() as end:
+        task = stage.run()
+        first = await end.receive("cmd")
+        async with stage.open(OTHER_BOOT_ID) as newer:
+            assert (await end.until_closed())[0] == 4008
+            await goes_on(newer)
+            await newer.send("cmd_ack", {"ok": True, "result": RESULT}, first.msg_id)
+            await dropped(stage, "unasked")
+    async with stage.end() as again:
+        welcome = await again.authenticate(BOOT_ID, resume=end.session_id)
+        assert welcome.payload["resumed"] is False
+        await again.send("cmd_ack", {"ok": True, "result": RESULT}, first.msg_id)
+        await goes_on(again)
+        assert not task.done()
+    task.cancel()
+
+
+async def test_an_answer_over_a_resumed_connection_that_is_too_late_is_dropped_and_counted(
+    stage: Stage,
+) -> None:
+    async with stage.open() as end:
+        task = stage.run(command(deadline_ms=200))
+        frame = await end.receive("cmd")
+    await stage.until_ended()
+    assert await failure(task) is Failure.DEADLINE_EXCEEDED
+    async with stage.open(resume=end.session_id) as again:
+        await again.acknowledge(frame, RESULT)
+        await dropped(stage, "unasked")
+        await goes_on(again)
+
+
 async def test_a_session_that_is_not_ones_own_cannot_be_resumed(stage: Stage) -> None:
     async with stage.open() as end:
         task = stage.run()
