@@ -13,6 +13,7 @@ import signal
 import statistics
 import tempfile
 import time
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -39,6 +40,15 @@ _STORM_PAUSE_S = 0.03
 _WITHOUT_STORM_S = 15.0
 _PERIOD_S = 60
 _MIB = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class _Slice:
+    """The heartbeats that arrived within ``took_s`` seconds, and the CPU time of all that was done."""
+
+    beats: float
+    used_s: float
+    took_s: float
 
 
 async def measure_fleet_10k() -> list[Figure]:
@@ -93,21 +103,24 @@ def _rss(fleet: LargeFleet) -> Figure:
 async def _idle_and_heartbeats(fleet: LargeFleet) -> tuple[float, Figure, Figure]:
     """Return the cores that the idle relay uses, and the figures of that and of one period of heartbeats.
 
-    For longer than two heartbeats are apart, the CPU time of each slice is taken beside the heartbeats in it.
-    The nodes started within a part of that time, so there are slices with many of them and with none: the
-    line through the points has the cost of a heartbeat as its slope, and of an idle slice where it begins.
+    For as long as two heartbeats are apart, the CPU time of each slice is taken beside the heartbeats in it.
+    The nodes started within a part of that time, so in the fifth of the slices with the fewest there is none,
+    or hardly any. A line through all slices would not begin at an idle one: the more heartbeats arrive
+    together, the less each costs.
     """
-    points = []
+    slices = []
     beats, used, at = await fleet.value(_HEARTBEATS), fleet.cpu_s(), time.perf_counter()
     end = at + HEARTBEAT_S
     while at < end:
         await asyncio.sleep(_SLICE_S)
         was = beats, used, at
         beats, used, at = await fleet.value(_HEARTBEATS), fleet.cpu_s(), time.perf_counter()
-        points.append(((beats - was[0]) / (at - was[2]), (used - was[1]) / (at - was[2])))
-    slope, idle_cores = statistics.linear_regression(*zip(*points, strict=True))
+        slices.append(_Slice(beats - was[0], used - was[1], at - was[2]))
+    idle = sorted(slices, key=lambda each: each.beats)[: len(slices) // 5]
+    idle_cores = sum(each.used_s for each in idle) / sum(each.took_s for each in idle)
+    above_idle_s = sum(each.used_s - idle_cores * each.took_s for each in slices)
     # Each node's counts twice: it comes over its session, and over the broker.
-    period_s = 2 * slope * fleet.nodes
+    period_s = 2 * fleet.nodes * above_idle_s / sum(each.beats for each in slices)
     return (
         idle_cores,
         Figure("idle_second_ms_10k", idle_cores * 1000, "ms", "a second", 1000, "<= 30 ms"),
