@@ -10,6 +10,7 @@ from relay.pki.assembly import PkiPart
 from relay.routing.port import NodeFrames, NodeRouter
 from relay.sessions.capability_limits import CapabilityLimits
 from relay.sessions.connect_limiter import ConnectLimiter
+from relay.sessions.connect_queue import ConnectQueue
 from relay.sessions.connection_log import connection_log
 from relay.sessions.frame_handlers import FrameHandlers
 from relay.sessions.handshake import Handshake
@@ -43,7 +44,7 @@ def assemble(environment: RelayEnvironment, audit: AuditPart, pki: PkiPart, flee
         fleet=fleet.fleet,
         frames=FrameHandlers(fleet.fleet, pki.renewals, environment.clock.compare, one_way),
         one_way=one_way,
-        connect_limiter=ConnectLimiter(),
+        connects=ConnectQueue(ConnectLimiter(), environment.monotonic),
         reader=FrameReader(registry),
         ulids=environment.ulids,
         metrics=environment.metrics,

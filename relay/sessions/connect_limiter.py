@@ -29,14 +29,16 @@ class ConnectLimiter:
         self._max_addresses = max_addresses
         self._by_address: OrderedDict[str, _RetryBucket] = OrderedDict()
 
-    def enter(self, now: float, address: str) -> float:
+    def enter(self, now: float, address: str, *, is_full: bool = False) -> float:
         """Admit a connection and return 0, or return in how many seconds, at most a minute, it is to retry.
+
+        While the relay ``is_full``, none is admitted.
 
         A connection that the common bucket rejects has used the share of its address all the same: so one
         address can push back the retry times of all only so far.
         """
         line = self._bucket_of(address, now)
-        return (line.enter(now) if line is not None else 0.0) or self._all.enter(now)
+        return (line.enter(now) if line is not None else 0.0) or self._all.enter(now, is_full=is_full)
 
     def _bucket_of(self, address: str, now: float) -> "_RetryBucket | None":
         """Return the bucket of an address; None for those that only the common one limits."""
@@ -61,8 +63,8 @@ class _RetryBucket:
         self._bucket = TokenBucket(rate, burst, now)
         self._next_free = 0.0
 
-    def enter(self, now: float) -> float:
-        if self._bucket.take(now) == 0:
+    def enter(self, now: float, *, is_full: bool = False) -> float:
+        if not is_full and self._bucket.take(now) == 0:
             return 0.0
         wait_s = max(0.0, self._next_free - now) + 1 / self._rate
         # At most that, however many connect: once they are gone, their retry times delay no other node.

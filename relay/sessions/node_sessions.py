@@ -22,7 +22,7 @@ from relay.fleet.fleet import Fleet
 from relay.http.connections import admit
 from relay.observability.metrics import Metrics
 from relay.routing.port import Command
-from relay.sessions.connect_limiter import ConnectLimiter
+from relay.sessions.connect_queue import ConnectQueue
 from relay.sessions.connection import NodeConnection
 from relay.sessions.frame_handlers import FrameHandlers
 from relay.sessions.handshake import Handshake, HandshakeError, HandshakeRejection, rejection_of
@@ -51,7 +51,7 @@ class NodeSessions:
         fleet: Fleet,
         frames: FrameHandlers,
         one_way: OneWayFrames,
-        connect_limiter: ConnectLimiter,
+        connects: ConnectQueue,
         reader: FrameReader,
         ulids: UlidSource,
         metrics: Metrics,
@@ -66,7 +66,7 @@ class NodeSessions:
         self._fleet = fleet
         self._frames = frames
         self._one_way = one_way
-        self._connect_limiter = connect_limiter
+        self._connects = connects
         self._reader = reader
         self._ulids = ulids
         self._metrics = metrics
@@ -94,7 +94,7 @@ class NodeSessions:
         connection = NodeConnection(
             socket, SessionMachine(Role.RELAY, self._reader, self._monotonic), self._ulids
         )
-        if (wait_s := self._connect_limiter.enter(self._monotonic(), connection.peer)) > 0:
+        if (wait_s := await self._connects.enter(connection.peer)) > 0:
             self._metrics.sessions.labels("sent_away").inc()
             await connection.close(CloseCode.OVER_CAPACITY, retry_after_ms=int(wait_s * 1000) + 1)
             return
@@ -205,10 +205,9 @@ class NodeSessions:
         task.add_done_callback(self._tasks.discard)
 
     async def _send_cancel(self, connection: NodeConnection, msg_id: str, reason: str) -> None:
-        try:
+        # If the connection ends first, the node stops the command at its deadline.
+        with suppress(WebSocketDisconnect, ProtocolError):
             await connection.send("cmd_cancel", {"reason": reason}, msg_id)
-        except (WebSocketDisconnect, ProtocolError):
-            return  # the connection ended first: the node stops the command at its deadline
 
     async def _admit(
         self, connection: NodeConnection, clock: SessionClock, scope: Scope
@@ -218,6 +217,7 @@ class NodeSessions:
         auth = await connection.receive()
         if auth is None or auth.type != "auth":
             raise HandshakeError(HandshakeRejection.NO_AUTH)
+        await self._connects.go_on()
         identity = self._handshake.judge(auth, challenge["nonce"], clock())
         if not admit(scope, identity.node_id):
             raise HandshakeError(HandshakeRejection.CONNECTIONS, CloseCode.OVER_CAPACITY)

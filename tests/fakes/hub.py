@@ -57,6 +57,7 @@ from relay.pki.server_authority import EndorsedRoots
 from relay.routing.port import NodeRouter
 from relay.sessions.capability_limits import CapabilityLimits
 from relay.sessions.connect_limiter import ConnectLimiter
+from relay.sessions.connect_queue import ConnectQueue
 from relay.sessions.frame_handlers import FrameHandlers
 from relay.sessions.handshake import Handshake
 from relay.sessions.node_sessions import AUTH_TIMEOUT_S, NodeSessions
@@ -317,7 +318,7 @@ class Hub:
             fleet=self.fleet,
             frames=FrameHandlers(self.fleet, renewals, self.judged_by.compare, self.one_way),
             one_way=self.one_way,
-            connect_limiter=connect_limiter or ConnectLimiter(),
+            connects=ConnectQueue(connect_limiter or ConnectLimiter(), time.monotonic),
             reader=FrameReader(self.registry),
             ulids=self.ulids,
             metrics=self.metrics,
