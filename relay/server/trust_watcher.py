@@ -2,8 +2,9 @@
 
 The commands write ledgers, which are polled four times a second: that costs less than a way into this
 process. They are read on a thread: with thousands of nodes that takes a while, and calls go on.
-``Freshness`` counts every poll that succeeds: without them, calls are refused. Also ends the sessions
-whose leaf has expired. Must not decide who is revoked.
+``Freshness`` counts every poll that succeeds: without them, calls are refused. Another thread counts ledgers
+that have not changed, however busy the event loop is. Also ends the sessions whose leaf has expired. Must not
+decide who is revoked.
 """
 
 import asyncio
@@ -12,6 +13,8 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from threading import Event
 from typing import TypeVar
 
 from structlog.typing import FilteringBoundLogger
@@ -91,7 +94,12 @@ class TrustWatcher:
         self._interval_s = interval_s
         self.loop = Loop(time.monotonic)
         # Its own threads: enrolments and renewals that wait for a ledger must not delay a revocation.
-        self._threads = ThreadPoolExecutor(max_workers=3, thread_name_prefix="watch")
+        self._threads = ThreadPoolExecutor(max_workers=4, thread_name_prefix="watch")
+        self._stamps: dict[str, Callable[[], object]] = {
+            LEAVES: lambda: ca.stamp,
+            TOKENS: lambda: tokens.stamp,
+            NAMES: lambda: names.stamp,
+        }
         self._seen: dict[str, object] = {}
         self._read_errors: dict[str, str] = {}
         self._roots: list[str] = []
@@ -111,7 +119,7 @@ class TrustWatcher:
             StateError, OSError: it cannot be read. A relay that does not know the
                 revocations must not run.
         """
-        self._seen = {LEAVES: self._ca.stamp, TOKENS: self._tokens.stamp, NAMES: self._names.stamp}
+        self._seen = {name: stamp_of() for name, stamp_of in self._stamps.items()}
         self._roots, self._kids, self._revoked_as, self._moved, self._retired = self._read_leaves()
         self._jtis = self._tokens.jtis()
         self._fleet.change_trust(self._roots, self._kids | self._revoked_as)
@@ -123,32 +131,49 @@ class TrustWatcher:
 
     async def run(self) -> None:
         """Poll, and run the follow-ups, until cancelled."""
+        ended = Event()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(endless("follow-ups", self.follow_ups.run()))
-            while True:
-                self.loop.busy(_POLL_S)
-                await asyncio.sleep(self._interval_s)
-                await self.poll()
+            confirming = asyncio.get_running_loop().run_in_executor(self._threads, self._confirm_until, ended)
+            tasks.create_task(endless("ledgers", confirming))
+            try:
+                while True:
+                    self.loop.busy(_POLL_S)
+                    await asyncio.sleep(self._interval_s)
+                    await self.poll()
+            finally:
+                ended.set()
+
+    def confirm_unchanged(self) -> None:
+        """Count the ledgers that are as they were when they were last applied. Thread-safe.
+
+        Of one that has changed, or cannot be looked at, only the poll that applies it counts.
+        """
+        for name, stamp_of in self._stamps.items():
+            with suppress(StateError, OSError):
+                applied = self._seen.get(name)
+                if self._reserve.run(stamp_of) == applied:
+                    self._freshness.read(name)
+
+    def _confirm_until(self, ended: Event) -> None:
+        while not ended.wait(self._interval_s):
+            self.confirm_unchanged()
 
     async def poll(self) -> None:
         """Apply what has been decided since the last poll."""
         await asyncio.gather(
-            self._when_changed(LEAVES, lambda: self._ca.stamp, self._read_leaves, self._leaves_changed),
-            self._when_changed(TOKENS, lambda: self._tokens.stamp, self._tokens.jtis, self._tokens_changed),
-            self._when_changed(NAMES, lambda: self._names.stamp, self._read_names, self._names_changed),
+            self._when_changed(LEAVES, self._read_leaves, self._leaves_changed),
+            self._when_changed(TOKENS, self._tokens.jtis, self._tokens_changed),
+            self._when_changed(NAMES, self._read_names, self._names_changed),
         )
         self._log_freshness()
         self._sessions.end_expired()
         self._write_unrecorded()
 
     async def _when_changed(
-        self,
-        name: str,
-        stamp_of: Callable[[], object],
-        read: Callable[[], _Content],
-        act: Callable[[_Content], None],
+        self, name: str, read: Callable[[], _Content], act: Callable[[_Content], None]
     ) -> None:
-        seen = self._seen.get(name)
+        stamp_of, seen = self._stamps[name], self._seen.get(name)
 
         def read_if_changed() -> tuple[object, _Content] | None:
             # The stamp first: a change during the read is found by the next poll.

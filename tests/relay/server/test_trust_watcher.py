@@ -511,6 +511,37 @@ async def test_a_ledger_whose_disk_hangs_is_one_that_cannot_be_read(
     assert stage.hub.freshness.is_fresh()
 
 
+async def test_a_ledger_that_has_not_changed_counts_without_the_event_loop_and_a_changed_one_does_not(
+    stage: Stage,
+) -> None:
+    await stage.watch.poll()
+    stage.hub.seconds.now += 3
+    assert not stage.hub.freshness.is_fresh()
+    stage.watch.confirm_unchanged()
+    assert stage.hub.freshness.is_fresh()
+    stage.revoke_token("jti-1")
+    stage.hub.seconds.now += 3
+    stage.watch.confirm_unchanged()
+    assert not stage.hub.freshness.is_fresh()
+    await stage.watch.poll()
+    assert stage.hub.freshness.is_fresh()
+
+
+async def test_ledgers_are_looked_at_while_the_event_loop_is_held_up(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch = stage.watching(interval_s=0.001)
+    watch.begin()
+    task = asyncio.create_task(watch.run())
+    await asyncio.sleep(0)
+    counted = Event()
+    monkeypatch.setattr(stage.hub.freshness, "read", lambda _name: counted.set())
+    assert counted.wait(BOUND_S)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
 async def test_a_ca_that_was_restored_from_an_older_backup_readmits_nobody(stage: Stage) -> None:
     node = stage.real.node()
     stage.hub.announce(node)
