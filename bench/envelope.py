@@ -10,7 +10,7 @@ from typing import Any
 from bench.results import Figure
 from relay.calls.envelope import META_IDEMPOTENCY_KEY, META_TRACEPARENT, Call, EnvelopeCheck
 from relay.config import EnvelopeMode
-from relay.observability.logging import make_logger
+from schemas.process.logs import make_logger
 from schemas.registry import SchemaRegistry
 
 _NODE_ID = "01hzx9k3m4p7q8r9s0t1v2w3xy"
@@ -20,7 +20,7 @@ _COUNT = 5000
 
 def measure_envelope() -> Figure:
     """Return ``envelope_us``."""
-    check = EnvelopeCheck(SchemaRegistry(), EnvelopeMode.ENFORCE, make_logger(io.StringIO()))
+    check = EnvelopeCheck(SchemaRegistry(), EnvelopeMode.ENFORCE, make_logger("relay", io.StringIO()))
     bodies = [json.dumps(_message(number)) for number in range(_COUNT)]
     messages = [json.loads(body) for body in bodies]
     checks, parses = [], []

@@ -16,13 +16,13 @@ from websockets.exceptions import WebSocketException
 
 from kubelet.announce.signer import ManifestSigner
 from kubelet.handlers.echo import CAPABILITY
-from kubelet.logs import make_logger
 from kubelet.session.handshake import answer_to
 from schemas.addresses import connect_url
 from schemas.frame_types import Role
 from schemas.frames import SUBPROTOCOL, FrameReader
 from schemas.identity_files import IdentityFiles, NodeIdentity
 from schemas.manifest import fingerprint
+from schemas.process.logs import make_logger
 from schemas.registry import SchemaRegistry
 from schemas.session import ProtocolError, SessionMachine
 from schemas.ulids import UlidSource
@@ -55,7 +55,7 @@ class FloodingNode:
             now_ms=_now_ms,
             registry=registry,
             last_issued=None,
-            log=make_logger(sys.stderr),
+            log=make_logger("kubelet", sys.stderr),
         )
         self._manifest = self._signer.sign()
         self.floods = asyncio.Event()

@@ -28,11 +28,11 @@ from relay.fleet.leaves import Trust
 from relay.fleet.replay_marks import MarkStore
 from relay.fleet.tools import Projector
 from relay.mcp_api.paging import ToolEntries, page_of
-from relay.observability.logging import make_logger
 from relay.observability.metrics import Metrics
 from relay.pki.certificate_builder import issue_leaf, make_root
 from schemas.kinds import KindRegistry
 from schemas.manifest import fingerprint, sign_manifest
+from schemas.process.logs import make_logger
 from schemas.registry import SchemaRegistry
 from schemas.trust import TrustRules
 from schemas.verdicts import Outcome
@@ -94,7 +94,7 @@ def _first_page(fleet: Fleet) -> None:
 def _fleet(nodes: int) -> Iterator[Fleet]:
     """Hold a fleet of so many nodes, which are connected and have ``_TOOLS`` tools together."""
     root = make_root(_ROOT_KEY, "bench", _NOW_MS, 3650, serial=1)
-    registry, kinds, log = SchemaRegistry(), KindRegistry(), make_logger(io.StringIO())
+    registry, kinds, log = SchemaRegistry(), KindRegistry(), make_logger("relay", io.StringIO())
     capabilities = [{**ECHO, "cap_id": f"echo{number}"} for number in range(_TOOLS // nodes)]
     with TemporaryDirectory(prefix="edge-kubelet-bench-") as name:
         audit = AuditLog(Path(name) / "audit.jsonl", lambda: _NOW_MS)

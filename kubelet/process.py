@@ -1,4 +1,4 @@
-"""The edges of a process of the node: its exit codes, its signals, and an error in one line.
+"""The edges of a process of the node: its signals, and an error in one line.
 
 Must not import the command line's library: the daemon does without it.
 """
@@ -12,14 +12,9 @@ from typing import Any, NoReturn
 from schemas.addresses import AddressError
 from schemas.error_roots import ConfigError, OperatorError, PeerError, StateError
 from schemas.faults import FailedError, traceback_text
+from schemas.process.exit_codes import EXIT_CANNOT_RUN, EXIT_CONFIG, EXIT_FAULT, EXIT_USAGE
 
-EXIT_NO = 1
-EXIT_USAGE = 2
-EXIT_CANNOT_RUN = 3
-EXIT_FAULT = 70
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-EXIT_CONFIG = 78
-"""EX_CONFIG of sysexits.h: a restart does not help."""
 
 
 def fail(text: str, code: int) -> NoReturn:

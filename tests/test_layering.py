@@ -103,24 +103,6 @@ def test_a_package_exports_its_modules_and_nothing_by_another_name(package: Path
     assert isinstance(docstring, ast.Expr)
 
 
-def test_the_two_programs_write_their_logs_in_the_same_way() -> None:
-    # Neither may import the other, and what they share must set up no logging.
-    relay, kubelet = ROOT / "relay" / "observability" / "logging.py", ROOT / "kubelet" / "logs.py"
-    ours = (
-        kubelet.read_text("utf-8")
-        .replace("The daemon's log", "The relay's log")
-        .replace('"kubelet"', '"relay"')
-    )
-    assert ours == relay.read_text("utf-8")
-
-
-@pytest.mark.parametrize("module", ["settings_options.py", "manual.py"])
-def test_the_two_programs_have_the_same_form_of_commands(module: str) -> None:
-    # Neither may import the other, and what they share must do without the command line's library.
-    relay, kubelet = (ROOT / program / "cli" / module for program in ("relay", "kubelet"))
-    assert relay.read_text("utf-8") == kubelet.read_text("utf-8")
-
-
 @pytest.mark.parametrize("package", ["schemas", "kubelet", "relay"])
 def test_a_module_is_one_room(package: str) -> None:
     longest = {

@@ -16,9 +16,8 @@ import uvicorn
 import websockets
 from paho.mqtt.enums import CallbackAPIVersion
 
-import kubelet.logs
-import relay.observability.logging
 from schemas.faults import FailedError
+from schemas.process.logs import fatal_errors_logged, opened
 from tests.fakes.lines import BOUND_S, LogLines
 from tests.fakes.ports import unused_port
 
@@ -26,7 +25,7 @@ HEAD = ["ts", "level", "component", "event"]
 LEVELS = {"info", "warning", "error", "critical"}
 MOMENT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
 
-PROGRAMS = {"relay": relay.observability.logging, "kubelet": kubelet.logs}
+PROGRAMS = ("kubelet", "relay")
 
 
 def check_shape(line: dict[str, Any], component: str) -> None:
@@ -149,7 +148,7 @@ SOURCES: list[Callable[[Any], Any]] = [
 @pytest.mark.parametrize("component", PROGRAMS)
 async def test_a_line_of_each_source_has_the_one_shape(component: str, source: Callable[[Any], Any]) -> None:
     lines = LogLines()
-    with PROGRAMS[component].opened(lines) as (log, _):
+    with opened(component, lines) as (log, _):
         async with asyncio.timeout(BOUND_S):
             await source(log)
     assert lines.entries()
@@ -159,9 +158,8 @@ async def test_a_line_of_each_source_has_the_one_shape(component: str, source: C
 
 @pytest.mark.parametrize("component", PROGRAMS)
 async def test_the_exception_that_ends_a_program_has_the_one_shape(component: str) -> None:
-    program = PROGRAMS[component]
     lines = LogLines()
-    with program.opened(lines) as (log, _), pytest.raises(FailedError), program.fatal_errors_logged(log):
+    with opened(component, lines) as (log, _), pytest.raises(FailedError), fatal_errors_logged(log):
         planted()
     [line] = lines.entries()
     check_shape(line, component)

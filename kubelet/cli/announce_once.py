@@ -15,12 +15,12 @@ from kubelet.announce.signer import ManifestSigner, SignedManifest
 from kubelet.backoff import Backoff
 from kubelet.clock import now_ms
 from kubelet.daemon.agent import last_issued_file, make_handlers
-from kubelet.logs import make_logger
 from schemas import topics
 from schemas.addresses import BrokerAddress
 from schemas.contract import read_contract
 from schemas.identity_files import NodeIdentity
 from schemas.manifest import fingerprint
+from schemas.process.logs import make_logger
 
 _CONNECT_TIMEOUT_S = 10.0
 
@@ -39,7 +39,7 @@ def sign_once(
     Raises:
         ConfigError: one of them cannot be used.
     """
-    log, contract = make_logger(stream), read_contract(kinds)
+    log, contract = make_logger("kubelet", stream), read_contract(kinds)
     signer = ManifestSigner(
         identity=identity,
         hw_fingerprint=fingerprint(read_hardware_ids(Path("/"))),
@@ -62,7 +62,9 @@ async def publish_once(
 ) -> bool:
     """Publish identity and ``manifest``, retained; return whether the broker confirmed both."""
     backoff = Backoff(random.Random())  # noqa: S311 - jitter, not a secret
-    publisher = MqttPublisher(broker, f"edge-announce-{identity.node_id}", make_logger(stream), backoff, tls)
+    publisher = MqttPublisher(
+        broker, f"edge-announce-{identity.node_id}", make_logger("kubelet", stream), backoff, tls
+    )
     return await publish_all(
         publisher,
         [

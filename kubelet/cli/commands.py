@@ -18,7 +18,6 @@ import typer
 from kubelet.cli import config
 from kubelet.cli.init import init
 from kubelet.cli.local_agent import mcp
-from kubelet.cli.manual import Manual, example, program
 from kubelet.cli.next_step import EnrolledPlace
 from kubelet.cli.options import (
     AsJson,
@@ -33,16 +32,8 @@ from kubelet.cli.options import (
 )
 from kubelet.cli.output import print_facts, say
 from kubelet.cli.run import run
-from kubelet.cli.settings_options import takes_settings
 from kubelet.clock import now_ms
-from kubelet.process import (
-    EXIT_CONFIG,
-    EXIT_NO,
-    EXIT_USAGE,
-    errors_in_one_line,
-    fail,
-    run_until_signal,
-)
+from kubelet.process import errors_in_one_line, fail, run_until_signal
 from kubelet.settings import (
     BROKER,
     HEARTBEAT,
@@ -58,6 +49,9 @@ from kubelet.settings import (
 from schemas.addresses import PLAIN_OPTION, host_of, is_loopback, normal_url
 from schemas.identity_files import IdentityFiles
 from schemas.manifest import MAX_MANIFEST_BYTES
+from schemas.process.cli_manual import Manual, example, program
+from schemas.process.cli_settings import takes_settings
+from schemas.process.exit_codes import EXIT_CONFIG, EXIT_NO, EXIT_USAGE
 from schemas.settings_sources import Sources
 
 

@@ -5,12 +5,12 @@ from typing import Annotated
 import typer
 
 from kubelet.cli.checks import NodeChecks
-from kubelet.cli.manual import example, group
 from kubelet.cli.options import AsJson, usual_state_dir
-from kubelet.cli.settings_options import takes_settings
 from kubelet.clock import now_ms
 from kubelet.settings import BROKER, KUBELET, PLAIN, RELAY, STATE_DIR, load_settings
 from schemas.identity_files import IdentityFiles
+from schemas.process.cli_manual import example, group
+from schemas.process.cli_settings import takes_settings
 from schemas.process.doctor_command import run_doctor
 from schemas.settings_sources import Sources
 

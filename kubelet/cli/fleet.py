@@ -20,10 +20,10 @@ import structlog
 from kubelet.cli.mock_nodes import Counts, MockFleet, read_identities
 from kubelet.config import NodeConfig
 from kubelet.daemon.agent import node_environment
-from kubelet.logs import opened
 from schemas.durations import duration_text
 from schemas.error_roots import OperatorError
 from schemas.identity_files import IdentityFiles, NodeIdentity
+from schemas.process.logs import opened
 
 _RESERVED = 64
 """Descriptors of a process that are not connections of its nodes."""
@@ -68,7 +68,7 @@ async def run_part(identities: Path, config: NodeConfig, part: str) -> None:
 async def _run_nodes(
     nodes: Sequence[NodeIdentity], identities: Path, config: NodeConfig, show: Callable[[Counts], None]
 ) -> None:
-    with opened(sys.stderr) as (log, _lines):
+    with opened("kubelet", sys.stderr) as (log, _lines):
         # What goes well is in the counts: thousands of lines would hide what does not.
         quiet = structlog.wrap_logger(
             log, processors=[], wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING)

@@ -9,8 +9,9 @@ import typer
 from kubelet.cli.options import AsJson, Plain, StateDir, directory_of, named_pem
 from kubelet.cli.output import print_facts, say
 from kubelet.clock import now_ms
-from kubelet.process import EXIT_USAGE, fail
+from kubelet.process import fail
 from schemas.identity_files import IdentityFiles
+from schemas.process.exit_codes import EXIT_USAGE
 
 
 def init(

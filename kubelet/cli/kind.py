@@ -5,10 +5,10 @@ from typing import Annotated
 
 import typer
 
-from kubelet.cli.manual import example, group
 from kubelet.cli.new_kind import write_package
 from kubelet.cli.options import AsJson
 from kubelet.cli.output import print_facts
+from schemas.process.cli_manual import example, group
 
 app = group("Kinds of your own, in packages.")
 

@@ -10,7 +10,8 @@ from typing import Annotated
 import typer
 
 from kubelet.cli.options import Socket, StateDir, agent_socket, contract_of_settings, directory_of
-from kubelet.process import EXIT_CANNOT_RUN, fail
+from kubelet.process import fail
+from schemas.process.exit_codes import EXIT_CANNOT_RUN
 
 
 def mcp(

@@ -19,13 +19,14 @@ from kubelet.config import (
     default_socket,
     default_state_dir,
 )
-from kubelet.process import EXIT_USAGE, fail
+from kubelet.process import fail
 from kubelet.settings import KINDS, KUBELET, STATE_DIR, LoadedSettings
 from schemas.addresses import PLAIN_OPTION
 from schemas.enrolment import JOIN_TOKEN_VARIABLE, JoinToken, JoinTokenError
 from schemas.error_roots import OperatorError
 from schemas.files import read_named_secret
 from schemas.identity import certificates_in
+from schemas.process.exit_codes import EXIT_USAGE
 from schemas.settings import Settings
 from schemas.settings_sources import from_flags, read_sources
 

@@ -16,13 +16,13 @@ from kubelet.config import NodeConfig, forget
 from kubelet.daemon.agent import caller_ids_file, last_issued_file, node_environment
 from kubelet.daemon.node import NodeEnvironment
 from kubelet.lock import held_alone
-from kubelet.logs import make_logger
 from kubelet.session.channel import NOT_REACHED, Channel, opened
 from kubelet.session.handshake import AudienceError, answer_to
 from schemas import topics
 from schemas.error_roots import PeerError
 from schemas.frames import Frame
 from schemas.identity_files import IdentityFiles, NodeIdentity
+from schemas.process.logs import make_logger
 from schemas.session import PeerProtocolError
 from schemas.text import printable
 from schemas.ulids import UlidSource
@@ -47,7 +47,9 @@ async def retire(config: NodeConfig, state_dir: Path, stream: TextIO) -> bool:
     files = IdentityFiles(state_dir)
     identity = files.read()
     with held_alone(state_dir):
-        around = node_environment(config, f"edge-retire-{identity.node_id}", make_logger(stream), files)
+        around = node_environment(
+            config, f"edge-retire-{identity.node_id}", make_logger("kubelet", stream), files
+        )
         forgotten = await _remove_from_broker(around.publisher, identity.node_id)
         try:
             async with asyncio.timeout(_TIMEOUT_S):

@@ -7,9 +7,9 @@ from importlib.metadata import version
 import typer
 
 from kubelet.cli.options import socket_group, socket_of, usual_state_dir
-from kubelet.cli.settings_options import takes_settings
 from kubelet.config import DaemonPlan
 from kubelet.settings import KUBELET, LOOPBACK_PORT, SOCKET, load_settings
+from schemas.process.cli_settings import takes_settings
 from schemas.settings_sources import Sources
 
 

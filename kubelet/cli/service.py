@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import kubelet
-from kubelet.cli.manual import example, group
 from kubelet.config import SERVICE_SOCKET, SERVICE_STATE_DIR
 from kubelet.settings import KUBELET
+from schemas.process.cli_manual import group
 from schemas.process.cli_service import add_commands
 from schemas.process.service_steps import Service
 
@@ -19,4 +19,4 @@ SERVICE = Service(
     directories=(SERVICE_STATE_DIR, SERVICE_SOCKET.parent),
 )
 app = group("The daemon as a service of systemd.")
-add_commands(app, SERVICE, _NEXT, example)
+add_commands(app, SERVICE, _NEXT)

@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from kubelet.cli.manual import example, group
 from kubelet.cli.options import AsJson, StateDir, directory_of
-from kubelet.process import EXIT_NO
+from schemas.process.cli_manual import example, group
+from schemas.process.exit_codes import EXIT_NO
 from schemas.process.status_socket import read_status
 from schemas.process.status_view import (
     Lines,

@@ -34,7 +34,6 @@ from kubelet.handlers.echo import EchoHandler
 from kubelet.handlers.metrics import MetricsHandler
 from kubelet.handlers.named import named_handlers
 from kubelet.lock import held_alone
-from kubelet.logs import fatal_errors_logged, opened
 from kubelet.loopback.server import LoopbackServer
 from kubelet.session.relay_frames import LinkEvent
 from kubelet.session.tls import NodeTls
@@ -45,6 +44,7 @@ from schemas.health import endless, stalled
 from schemas.identity_files import IdentityFiles, NodeIdentity
 from schemas.log_level import LogThreshold
 from schemas.manifest import fingerprint
+from schemas.process.logs import fatal_errors_logged, opened
 from schemas.process.resources import Uptime
 from schemas.process.service_manager import ServiceManager
 from schemas.process.spans import SpanSink, exported
@@ -125,7 +125,7 @@ async def run_agent(plan: DaemonPlan, stream: TextIO) -> None:
     """
     identity = IdentityFiles(plan.state_dir).read()
     threshold, counts = LogThreshold(plan.config.log_level), LogCounts()
-    logged = opened(stream, threshold=threshold, on_fault=counts.fault, on_lost=counts.lost)
+    logged = opened("kubelet", stream, threshold=threshold, on_fault=counts.fault, on_lost=counts.lost)
     spans = exported(plan.config.otlp, "edge-kubelet")
     with held_alone(plan.state_dir), logged as (log, _lines), spans as sink:
         await _run(plan, identity, threshold, log, counts, sink)

@@ -21,10 +21,10 @@ from kubelet.local_agent.daemon_client import DaemonClient
 from kubelet.local_agent.mcp_server import McpServer
 from kubelet.local_agent.own_tools import OwnTools
 from kubelet.local_agent.toolbox import Toolbox
-from kubelet.logs import fatal_errors_logged, opened
 from schemas.contract import Contract
 from schemas.files import read_state
 from schemas.identity_files import IdentityFiles
+from schemas.process.logs import fatal_errors_logged, opened
 from schemas.projection import is_node_id
 from schemas.ulids import UlidSource
 
@@ -47,7 +47,7 @@ async def run_local_agent(  # noqa: PLR0913, PLR0917 - what comes in from outsid
     Raises:
         FailedError: it has failed.
     """
-    with opened(stream) as (log, _lines), fatal_errors_logged(log):
+    with opened("kubelet", stream) as (log, _lines), fatal_errors_logged(log):
         await _run(socket, session_id, state_dir, make_handlers, contract, log)
 
 

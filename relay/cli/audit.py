@@ -22,9 +22,10 @@ from relay.audit.line_reader import AuditLines, Line
 from relay.audit.report import report_rows, row
 from relay.audit.verified_head import keep_verified_head, read_verified_head
 from relay.audit.verify import FIELDS, HASH_FORM, matching, parsed, verify
-from relay.cli.exits import EXIT_LOST, EXIT_NO, EXIT_USAGE, fail
-from relay.cli.manual import example, group
+from relay.cli.exits import EXIT_LOST, fail
 from relay.cli.options import AsJson, StateDir, seconds, state_files
+from schemas.process.cli_manual import example, group
+from schemas.process.exit_codes import EXIT_NO, EXIT_USAGE
 from schemas.text import printable
 
 app = group("What was decided, and whether it was changed since.")

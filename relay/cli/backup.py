@@ -21,11 +21,12 @@ from relay.backup.encryption import (
     is_encrypted,
 )
 from relay.backup.state import RestoreError, restore, save, write_new
-from relay.cli.exits import EXIT_CANNOT_RUN, EXIT_USAGE, fail
+from relay.cli.exits import fail
 from relay.cli.options import AsJson, StateDir, answer, state_files
 from relay.cli.state import authority
 from relay.clock import now_ms
 from schemas.files import read_named_private, read_named_secret
+from schemas.process.exit_codes import EXIT_CANNOT_RUN, EXIT_USAGE
 
 _VARIABLE = "EDGE_BACKUP_PASSPHRASE"
 # The header of an encrypted file, and 16 bytes more for each 64 KiB.

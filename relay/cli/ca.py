@@ -10,8 +10,7 @@ from typing import Annotated
 import typer
 
 from relay.cli.backup import ca_backup, ca_restore
-from relay.cli.exits import EXIT_NO, EXIT_USAGE, fail
-from relay.cli.manual import example, group
+from relay.cli.exits import fail
 from relay.cli.node_references import NodeDirectory, NodeReferenceError
 from relay.cli.options import (
     AsJson,
@@ -33,6 +32,8 @@ from relay.pki.roots import MAX_OVERLAP_DAYS
 from relay.pki.server_files import issue_server_files
 from schemas.certificates import end_of
 from schemas.identity import certificates_in, kid_of
+from schemas.process.cli_manual import example, group
+from schemas.process.exit_codes import EXIT_NO, EXIT_USAGE
 
 app = group("The certificate authority that nodes are enrolled with.")
 app.command("backup", epilog=example("relay ca backup relay.age --recipient age1ql3z7hjy54pw3hyww5ayyfg"))(

@@ -16,8 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from relay.cli import remote_server as remote
-from relay.cli.exits import EXIT_USAGE, fail
-from relay.cli.manual import example, group
+from relay.cli.exits import fail
 from relay.cli.options import AsJson
 from relay.config import View
 from relay.connect.clients import (
@@ -34,6 +33,8 @@ from relay.connect.errors import ConnectError
 from relay.connect.token_files import check_token_file, keep_token
 from schemas.addresses import PLAIN_OPTION, check_private_url, normal_mcp_url
 from schemas.files import read_named_secret
+from schemas.process.cli_manual import example, group
+from schemas.process.exit_codes import EXIT_USAGE
 
 _PROGRAM = "relay"
 

@@ -5,10 +5,11 @@ from typing import Annotated
 
 import typer
 
-from relay.cli.exits import EXIT_NO, fail
-from relay.cli.manual import example, group
+from relay.cli.exits import fail
 from schemas.error_roots import OperatorError
 from schemas.kinds import kind_name
+from schemas.process.cli_manual import example, group
+from schemas.process.exit_codes import EXIT_NO
 from schemas.settings import list_of
 
 app = group("Show everything on this machine.")

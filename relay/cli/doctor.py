@@ -6,12 +6,12 @@ from typing import Annotated
 import typer
 
 from relay.cli.checks import RelayChecks
-from relay.cli.manual import example, group
 from relay.cli.options import AsJson, usual_state_dir
-from relay.cli.settings_options import takes_settings
 from relay.clock import now_ms
 from relay.pki.authority import CertificateAuthority
 from relay.settings import RELAY, load_settings
+from schemas.process.cli_manual import example, group
+from schemas.process.cli_settings import takes_settings
 from schemas.process.doctor_command import run_doctor
 from schemas.settings_sources import Sources
 from schemas.ulids import UlidSource

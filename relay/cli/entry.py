@@ -6,10 +6,11 @@ installation has this script, but not the relay's dependencies.
 
 from typing import NoReturn
 
-from relay.cli.exits import EXIT_CANNOT_RUN, EXIT_CONFIG, EXIT_FAULT, EXIT_USAGE, fail
+from relay.cli.exits import fail
 from schemas.addresses import AddressError
 from schemas.error_roots import ConfigError, OperatorError, PeerError, StateError
 from schemas.faults import FailedError, traceback_text
+from schemas.process.exit_codes import EXIT_CANNOT_RUN, EXIT_CONFIG, EXIT_FAULT, EXIT_USAGE
 
 _OUR_PACKAGES = frozenset({"relay", "schemas"})
 

@@ -9,13 +9,7 @@ standard output, everything else to standard error. Must not import what an inst
 import sys
 from typing import NoReturn
 
-EXIT_NO = 1
-EXIT_USAGE = 2
-EXIT_CANNOT_RUN = 3
 EXIT_LOST = 4
-EXIT_FAULT = 70
-EXIT_CONFIG = 78
-"""EX_CONFIG of sysexits.h."""
 
 
 def fail(text: str, code: int) -> NoReturn:

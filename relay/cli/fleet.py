@@ -20,8 +20,7 @@ import typer
 from relay.auth.agent_tokens import TokenIssuer, TokenOptionError
 from relay.cli import options
 from relay.cli.event_loop import run_until_stopped
-from relay.cli.exits import EXIT_CANNOT_RUN, EXIT_USAGE, fail
-from relay.cli.manual import example, group
+from relay.cli.exits import fail
 from relay.cli.options import AsJson, PublicUrl, StateDir, Tenant, show_table, state_files, tenant_name, utc
 from relay.cli.state import authority
 from relay.clock import now_ms
@@ -30,6 +29,8 @@ from relay.key_files import read_key
 from relay.stdio_bridge.bearer_token import TOKEN_VARIABLE, BearerToken, TokenMissingError
 from schemas.addresses import check_private_url, mcp_url, normal_mcp_url
 from schemas.error_roots import PeerError
+from schemas.process.cli_manual import example, group
+from schemas.process.exit_codes import EXIT_CANNOT_RUN, EXIT_USAGE
 from schemas.registry import SchemaRegistry
 from schemas.tls import client_context
 from schemas.ulids import UlidSource

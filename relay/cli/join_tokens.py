@@ -13,8 +13,7 @@ import typer
 
 from relay.broker_choice import told_to_nodes
 from relay.cli import options
-from relay.cli.exits import EXIT_NO, EXIT_USAGE, fail
-from relay.cli.manual import example, group
+from relay.cli.exits import fail
 from relay.cli.options import (
     AsJson,
     PublicUrl,
@@ -37,6 +36,8 @@ from relay.kept_settings import read_kept
 from relay.pki.join_tokens import JoinError, JoinTokens
 from schemas.addresses import PLAIN_OPTION, is_private_url
 from schemas.enrolment import JOIN_TOKEN_VARIABLE
+from schemas.process.cli_manual import example, group
+from schemas.process.exit_codes import EXIT_NO, EXIT_USAGE
 
 app = group("The tokens that nodes enrol with.")
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import ClassVar
 
-from relay.cli.manual import Manual, program
+from schemas.process.cli_manual import Manual, program
 
 
 class _Commands(Manual):

@@ -9,8 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from relay.cli.exits import EXIT_NO, EXIT_USAGE, fail
-from relay.cli.manual import example, group
+from relay.cli.exits import fail
 from relay.cli.node_references import FoundNode, NodeDirectory, NodeReferenceError
 from relay.cli.options import AsJson, StateDir, answer, show_table, utc
 from relay.cli.state import name_ledger
@@ -18,6 +17,8 @@ from relay.clock import now_ms
 from relay.fleet.name_ledger import LabelTakenError
 from relay.fleet.name_rules import NameRuleError
 from relay.pki.records import KID_DIGITS
+from schemas.process.cli_manual import example, group
+from schemas.process.exit_codes import EXIT_NO, EXIT_USAGE
 
 app = group("Labels and tags of nodes, and which nodes there are.")
 

@@ -15,11 +15,12 @@ from typing import Annotated, Any
 
 import typer
 
-from relay.cli.exits import EXIT_USAGE, fail
+from relay.cli.exits import fail
 from relay.config import DEFAULT_PUBLIC_URL, DEFAULT_TENANT, StateFiles, default_state_dir
 from relay.kept_settings import read_kept, write_kept
 from schemas.addresses import normal_url
 from schemas.durations import DurationError, parse_duration_ms, parse_duration_s
+from schemas.process.exit_codes import EXIT_USAGE
 from schemas.text import printable
 
 StateDir = Annotated[Path | None, typer.Option("--state-dir", help="The relay's state directory.")]

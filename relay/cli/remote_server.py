@@ -15,10 +15,11 @@ from urllib.parse import urlsplit
 
 import typer
 
-from relay.cli.exits import EXIT_CANNOT_RUN, EXIT_USAGE, fail
+from relay.cli.exits import fail
 from schemas.addresses import MCP_PATH, PLAIN_OPTION
 from schemas.files import make_private_directory
 from schemas.kinds import kind_name
+from schemas.process.exit_codes import EXIT_CANNOT_RUN, EXIT_USAGE
 from schemas.settings import list_of
 from schemas.text import printable
 

@@ -18,9 +18,10 @@ import typer
 
 from relay.cli import remote_server as remote
 from relay.cli.call_progress import CallProgress
-from relay.cli.exits import EXIT_NO, EXIT_USAGE, fail
-from relay.cli.manual import example, group
+from relay.cli.exits import fail
 from relay.cli.options import AsJson, milliseconds, show_table
+from schemas.process.cli_manual import example, group
+from schemas.process.exit_codes import EXIT_NO, EXIT_USAGE
 from schemas.text import printable
 
 if TYPE_CHECKING:

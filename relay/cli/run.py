@@ -5,11 +5,11 @@ import os
 import typer
 
 from relay.broker.ports import first_free
-from relay.cli.manual import example, group
 from relay.cli.options import usual_state_dir
-from relay.cli.settings_options import takes_settings
 from relay.kept_settings import write_kept
 from relay.settings import RELAY, LoadedSettings, load_settings
+from schemas.process.cli_manual import example, group
+from schemas.process.cli_settings import takes_settings
 from schemas.settings_sources import Sources, read_sources
 
 app = group("Run the relay.")

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import relay
-from relay.cli.manual import example, group
 from relay.config import default_state_dir
 from relay.settings import RELAY
+from schemas.process.cli_manual import group
 from schemas.process.cli_service import add_commands
 from schemas.process.service_steps import Service
 
@@ -21,4 +21,4 @@ SERVICE = Service(
     groups=("edge-broker",),
 )
 app = group("The relay as a service of systemd.")
-add_commands(app, SERVICE, _NEXT, example)
+add_commands(app, SERVICE, _NEXT)

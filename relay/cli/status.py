@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from relay.cli.exits import EXIT_NO
-from relay.cli.manual import example, group
 from relay.cli.options import AsJson, StateDir, state_files
+from schemas.process.cli_manual import example, group
+from schemas.process.exit_codes import EXIT_NO
 from schemas.process.status_socket import read_status
 from schemas.process.status_view import (
     Lines,

@@ -11,11 +11,12 @@ from typing import Annotated
 
 import typer
 
-from relay.cli.exits import EXIT_CANNOT_RUN, EXIT_USAGE, fail
-from relay.cli.manual import example, group
+from relay.cli.exits import fail
 from relay.config import View
 from relay.stdio_bridge.bearer_token import BearerToken, TokenMissingError
 from schemas.addresses import PLAIN_OPTION, check_private_url, mcp_url, normal_mcp_url
+from schemas.process.cli_manual import example, group
+from schemas.process.exit_codes import EXIT_CANNOT_RUN, EXIT_USAGE
 from schemas.tls import client_context
 
 

@@ -14,8 +14,7 @@ from relay.auth.issued_tokens import IssuedToken, IssuedTokens
 from relay.auth.permissions import SCOPES
 from relay.auth.revoked_tokens import RevokedTokens, is_jti
 from relay.cli import options
-from relay.cli.exits import EXIT_CANNOT_RUN, EXIT_NO, EXIT_USAGE, fail
-from relay.cli.manual import example, group
+from relay.cli.exits import fail
 from relay.cli.options import (
     AsJson,
     PublicUrl,
@@ -32,6 +31,8 @@ from relay.cli.options import (
 from relay.clock import now_ms
 from relay.config import StateFiles
 from schemas.addresses import mcp_url
+from schemas.process.cli_manual import example, group
+from schemas.process.exit_codes import EXIT_CANNOT_RUN, EXIT_NO, EXIT_USAGE
 from schemas.text import printable
 
 app = group("Agents' bearer tokens.")

@@ -1,1 +1,1 @@
-"""What the relay counts and logs."""
+"""What the relay counts."""

@@ -26,7 +26,6 @@ from relay.fleet.name_ledger import NameLedger
 from relay.http import assembly as http_assembly
 from relay.http.listener import Hooks, serve
 from relay.mcp_api import assembly as mcp_assembly
-from relay.observability.logging import fatal_errors_logged, opened
 from relay.observability.metrics import Metrics
 from relay.observability.node_labels import with_labels
 from relay.part import Part
@@ -43,6 +42,7 @@ from relay.views import assembly as views_assembly
 from schemas.health import Health, Loop, endless, stalled
 from schemas.kinds import KindRegistry
 from schemas.log_level import LogThreshold
+from schemas.process.logs import fatal_errors_logged, opened
 from schemas.process.service_manager import ServiceManager
 from schemas.process.spans import exported
 from schemas.process.status_socket import served
@@ -222,7 +222,8 @@ async def run_relay(  # noqa: PLR0913 - what comes in from outside
         FailedError: it has ended by itself.
     """
     metrics, threshold = Metrics(), LogThreshold(config.log_level)
-    logged = opened(stream, threshold=threshold, on_fault=metrics.fault, on_lost=metrics.log_lines_lost.inc)
+    lost = metrics.log_lines_lost.inc
+    logged = opened("relay", stream, threshold=threshold, on_fault=metrics.fault, on_lost=lost)
     with logged as (log, lines), exported(config.otlp, "edge-relay") as spans:
         environment = RelayEnvironment(
             config=config,

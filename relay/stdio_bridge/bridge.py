@@ -16,7 +16,6 @@ from typing import TextIO
 
 from structlog.typing import FilteringBoundLogger
 
-from relay.observability.logging import opened
 from relay.stdio_bridge.bearer_token import BearerToken
 from relay.stdio_bridge.delivery import Delivery, PendingMessage
 from relay.stdio_bridge.http_client import LostError, NotSentError, RelayHttp
@@ -35,6 +34,7 @@ from relay.stdio_bridge.messages import (
 )
 from relay.stdio_bridge.pipes import Input, Output, claim_output
 from relay.stdio_bridge.session import Conversation
+from schemas.process.logs import opened
 
 MAX_IN_FLIGHT = 64
 """Requests in flight; at this number no more lines are read."""
@@ -210,7 +210,7 @@ def run_stdio(url: str, token: BearerToken, tls: ssl.SSLContext, errors: TextIO)
     """
 
     async def bridge() -> None:
-        with opened(errors) as (log, _):
+        with opened("relay", errors) as (log, _):
             await _bridge(RelayHttp(url, token, tls), log)
 
     asyncio.run(bridge())

@@ -6,12 +6,13 @@ Must not hold what the commands do: the steps and the machine are modules of the
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from schemas.process.cli_manual import example
 from schemas.process.service_host import Host, ServiceError, check_reachable, scripts_of
 from schemas.process.service_steps import Service, Step, as_document, as_lines, install_steps, uninstall_steps
 
@@ -24,10 +25,10 @@ Purge = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
 
-def add_commands(app: typer.Typer, service: Service, next_steps: str, example: Callable[[str], str]) -> None:
+def add_commands(app: typer.Typer, service: Service, next_steps: str) -> None:
     """Add the commands of ``service`` to ``app``.
 
-    ``next_steps`` is printed after its installation; ``example`` makes the end of a command's help.
+    ``next_steps`` is printed after its installation.
     """
     program = service.program.name
     command = f"{program} service"

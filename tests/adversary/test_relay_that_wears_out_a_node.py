@@ -15,8 +15,8 @@ import pytest
 
 from kubelet.announce.announcer import Announcer
 from kubelet.announce.signer import ManifestSigner, SignedManifest
-from kubelet.logs import make_logger
 from schemas.manifest import MAX_FUTURE_MS
+from schemas.process.logs import make_logger
 from schemas.registry import SchemaRegistry
 from tests.fakes.chance import FixedChance
 from tests.fakes.clock import FakeClock
@@ -42,7 +42,7 @@ class Victim:
         self.written: set[int] = set()
         self.done = asyncio.Event()
         self._mark = mark
-        log = make_logger(LogLines())
+        log = make_logger("kubelet", LogLines())
         signer = ManifestSigner(
             identity=identity_of(node),
             hw_fingerprint={"algo": "blake3-256", "value": "ab" * 32, "sources": ["machine_id"]},

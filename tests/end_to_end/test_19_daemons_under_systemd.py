@@ -23,10 +23,10 @@ KUBELET, RELAY = "edge-kubelet.service", "edge-relay.service"
 OUTSIDE = """
 import asyncio, json, sys
 from kubelet.handlers.metrics import MetricsHandler
-from kubelet.logs import make_logger
+from schemas.process.logs import make_logger
 
 async def snapshot():
-    handler = MetricsHandler("01" + "A" * 24, lambda: 0, log=make_logger(sys.stderr))
+    handler = MetricsHandler("01" + "A" * 24, lambda: 0, log=make_logger("kubelet", sys.stderr))
     running = asyncio.create_task(handler.run())
     sample = await handler.invoke("snapshot", {})
     running.cancel()

@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
-from relay.observability.logging import make_logger
 from relay.stdio_bridge.bearer_token import BearerToken
 from relay.stdio_bridge.bridge import Bridge
 from relay.stdio_bridge.http_client import RelayHttp
 from relay.stdio_bridge.session import Conversation
+from schemas.process.logs import make_logger
 from schemas.tls import client_context
 from tests.fakes.lines import LogLines
 
@@ -60,7 +60,7 @@ class LineClient:
         bridge = Bridge(
             Conversation(http),
             client._take,
-            make_logger(client.log),
+            make_logger("relay", client.log),
             sleep=sleep,
             monotonic=monotonic,
             chance=lambda: 0.0,

@@ -11,8 +11,8 @@ from typing import Any
 
 from kubelet.caller_tools.assembly import CallerTools, Timeouts
 from kubelet.caller_tools.caller_names import CallerNames
-from kubelet.logs import make_logger
 from schemas.frame_types import ONE_WAY, FrameType
+from schemas.process.logs import make_logger
 from schemas.registry import SchemaRegistry
 from tests.fakes.lines import LogLines
 from tests.fakes.polling import until
@@ -169,7 +169,7 @@ async def served(
 ) -> AsyncIterator[FakeRelay]:
     """Serve the socket of a node, connected to the relay that is yielded."""
     relay = FakeRelay(registry)
-    logger = make_logger(log)
+    logger = make_logger("kubelet", log)
     tools = relay.tools = CallerTools(
         NODE_ID,
         relay.take,

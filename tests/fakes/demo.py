@@ -19,10 +19,10 @@ from mcp_types import CallToolResult, TextContent
 from kubelet.daemon.agent import make_handlers
 from kubelet.handlers.echo import CAPABILITY as ECHO
 from kubelet.handlers.metrics import CAPABILITY as METRICS
-from kubelet.logs import make_logger
 from relay.config import StateFiles
 from relay.demo.plan import Plan
 from schemas.kinds import KINDS
+from schemas.process.logs import make_logger
 from tests.fakes.ports import unused_port
 
 STOP_TIMEOUT_S = 30
@@ -60,7 +60,8 @@ class Demo:
     def tool_names(self) -> list[str]:
         """The canonical name of each tool, sorted: this machine's, and echo and metrics of each mock node."""
         of_this_machine = [
-            handler.capability for handler in make_handlers(self.real_node, make_logger(sys.stderr))
+            handler.capability
+            for handler in make_handlers(self.real_node, make_logger("kubelet", sys.stderr))
         ]
         pairs = [(self.real_node, capability) for capability in of_this_machine]
         pairs += [(node, capability) for node in self.mock_nodes for capability in (ECHO, METRICS)]

@@ -7,11 +7,11 @@ from pathlib import Path
 from relay.clock import RelayClock
 from relay.config import RelayConfig, StateFiles
 from relay.environment import RelayEnvironment
-from relay.observability.logging import make_logger
 from relay.observability.metrics import Metrics
 from schemas.addresses import BrokerAddress, HostPort
 from schemas.kinds import KindRegistry
 from schemas.lines import LineWriter
+from schemas.process.logs import make_logger
 from schemas.registry import SchemaRegistry
 from schemas.ulids import UlidSource
 from tests.fakes.clock import FakeClock
@@ -42,7 +42,7 @@ def config(state: Path) -> RelayConfig:
 def fake_environment(wanted: RelayConfig, registry: SchemaRegistry) -> FakeEnvironment:
     """Return the environment of a relay with the configuration ``wanted``."""
     clock, seconds, lines = FakeClock(NOW_MS), Seconds(), LogLines()
-    log = make_logger(lines)
+    log = make_logger("relay", lines)
     environment = RelayEnvironment(
         config=wanted,
         registry=registry,

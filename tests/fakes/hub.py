@@ -49,7 +49,6 @@ from relay.mcp_api.resources import ResourceCatalog
 from relay.mcp_api.sdk import SdkServer
 from relay.mcp_api.tool_list import ToolList
 from relay.mcp_api.url_options import UrlOptionReader
-from relay.observability.logging import make_logger
 from relay.observability.metrics import Metrics
 from relay.pki.errors import AuthorityStateError
 from relay.pki.renewals import LeafAuthority, Renewals
@@ -69,6 +68,7 @@ from relay.views.measurements import Measurements
 from schemas.addresses import mcp_url
 from schemas.frames import FrameReader
 from schemas.kinds import KindRegistry
+from schemas.process.logs import make_logger
 from schemas.registry import SchemaRegistry
 from schemas.tokens import AGENT_REF, DEVICE_REF, TokenVerifier
 from schemas.trust import TrustRules
@@ -126,7 +126,7 @@ class Hub:
         self.clock = FakeClock(NOW_MS)
         self.ca = ca or SimulatedCa()
         self.lines = LogLines()
-        self.log = make_logger(self.lines)
+        self.log = make_logger("relay", self.lines)
         self.judged_by = RelayClock(self.clock, self.clock.ticks_ms, self.log)
         self.access_lines = LogLines()
         self.metrics = Metrics()

@@ -14,9 +14,9 @@ from nacl.signing import SigningKey
 
 from relay.auth.agent_tokens import Authenticator, ExternalIssuer, key_id
 from relay.auth.issuer_keys import IssuerKeys, JwksReader, JwksSource
-from relay.observability.logging import make_logger
 from relay.observability.metrics import Metrics
 from schemas.keys import base64url
+from schemas.process.logs import make_logger
 from schemas.registry import SchemaRegistry
 from schemas.tokens import AGENT_REF, EXTERNAL_AGENT_REF, EXTERNAL_HEADER_REF, TokenVerifier
 from tests.fakes.clock import FakeClock
@@ -161,7 +161,7 @@ class OutsideWorld:
             read=JwksReader(registry, ours).keys,
             monotonic=lambda: self.clock() / 1000,
             metrics=self.metrics,
-            log=make_logger(self.lines),
+            log=make_logger("relay", self.lines),
             sleep=self.pauses.sleep,
         )
         self.authenticator = Authenticator(

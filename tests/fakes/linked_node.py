@@ -12,12 +12,12 @@ from kubelet.announce.announcer import Announcer
 from kubelet.announce.signer import ManifestSigner
 from kubelet.backoff import Backoff
 from kubelet.dispatch import Dispatcher
-from kubelet.logs import make_logger
 from kubelet.session.link import LinkParts, RelayLink
 from kubelet.session.link_state import LinkState
 from kubelet.session.relay_frames import RelayFrames
 from schemas.frames import FrameReader
 from schemas.kinds import KindRegistry
+from schemas.process.logs import make_logger
 from schemas.registry import SchemaRegistry
 from schemas.ulids import UlidSource
 from tests.fakes.chance import FixedChance
@@ -49,7 +49,7 @@ class LinkedNode:
     ) -> AsyncIterator["LinkedNode"]:
         """Run until the end of the block."""
         lines, waits, heartbeats, chance = LogLines(), Pauses(), Pauses(), FixedChance(0.5)
-        log, clock, kinds = make_logger(lines), FakeClock(NOW_MS), KindRegistry()
+        log, clock, kinds = make_logger("kubelet", lines), FakeClock(NOW_MS), KindRegistry()
         identity = identity_of(node)
         signer = ManifestSigner(
             identity=identity,

@@ -19,7 +19,6 @@ from kubelet.daemon.node import Node, NodeEnvironment
 from kubelet.handlers.base import Handler
 from kubelet.handlers.echo import EchoHandler
 from kubelet.handlers.metrics import MetricsHandler
-from kubelet.logs import make_logger
 from relay.auth.agent_tokens import TokenIssuer
 from relay.clock import now_ms
 from relay.config import RelayConfig, StateFiles
@@ -30,6 +29,7 @@ from relay.server.app import run_relay
 from schemas.addresses import BrokerAddress, HostPort, mcp_url
 from schemas.identity_files import IdentityFiles, NodeIdentity
 from schemas.manifest import fingerprint
+from schemas.process.logs import make_logger
 from schemas.registry import SchemaRegistry
 from tests.fakes.broker import Broker
 from tests.fakes.lines import LogLines
@@ -81,7 +81,9 @@ async def suite_system(directory: Path) -> AsyncIterator[SuiteSystem]:
             async with _running(run_relay(config, listener, relay_log, registry, kinds)):
                 files = IdentityFiles(directory / "nodes" / identity.node_id)
                 around = replace(
-                    node_environment(NodeConfig(broker, url), "suite-nodes", make_logger(node_log), files),
+                    node_environment(
+                        NodeConfig(broker, url), "suite-nodes", make_logger("kubelet", node_log), files
+                    ),
                     registry=registry,
                     kinds=kinds,
                 )

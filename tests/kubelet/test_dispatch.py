@@ -8,11 +8,11 @@ import pytest
 
 from kubelet.dispatch import Dispatcher
 from kubelet.handlers.base import Handler
-from kubelet.logs import make_logger
 from schemas.delivery import ENTRY_BYTES
 from schemas.errors import Failure, ToolError
 from schemas.frames import Frame
 from schemas.kinds import KindRegistry
+from schemas.process.logs import make_logger
 from schemas.registry import SchemaRegistry
 from schemas.session import ProtocolError
 from tests.fakes.clock import FakeClock
@@ -100,7 +100,7 @@ def metrics() -> Worker:
 async def dispatcher(
     worker: Worker, metrics: Worker, kinds: KindRegistry, registry: SchemaRegistry, log: LogLines
 ) -> AsyncIterator[Dispatcher]:
-    dispatcher = Dispatcher(NODE_ID, [worker, metrics], kinds, registry, make_logger(log))
+    dispatcher = Dispatcher(NODE_ID, [worker, metrics], kinds, registry, make_logger("kubelet", log))
     yield dispatcher
     await dispatcher.close()
 
@@ -257,7 +257,7 @@ async def test_a_capability_that_states_no_limit_runs_one_command_at_a_time(
     kinds: KindRegistry, registry: SchemaRegistry, log: LogLines, answers: Answers
 ) -> None:
     worker = Worker(capability(ECHO, limit=None), forever)
-    dispatcher = Dispatcher(NODE_ID, [worker], kinds, registry, make_logger(log))
+    dispatcher = Dispatcher(NODE_ID, [worker], kinds, registry, make_logger("kubelet", log))
     await dispatcher.submit(command(1), BUDGET_MS, answers.reply)
     await worker.until_begun()
     await dispatcher.submit(command(2), BUDGET_MS, answers.reply)
@@ -467,7 +467,7 @@ async def test_a_node_that_can_remember_no_more_says_so(
     kinds: KindRegistry, registry: SchemaRegistry, log: LogLines, answers: Answers
 ) -> None:
     worker = Worker(capability(ECHO, limit=5000), forever)
-    dispatcher = Dispatcher(NODE_ID, [worker], kinds, registry, make_logger(log))
+    dispatcher = Dispatcher(NODE_ID, [worker], kinds, registry, make_logger("kubelet", log))
     remembered = (1 << 20) // ENTRY_BYTES
     for number in range(remembered):
         await dispatcher.submit(command(number), BUDGET_MS, answers.reply)
@@ -485,7 +485,7 @@ async def test_a_command_whose_answer_is_not_kept_any_more_is_refused_and_never_
         return {"message": "x" * 200_000}
 
     worker, ticks = Worker(capability(ECHO, limit=1), lengthy), FakeClock(5_000)
-    dispatcher = Dispatcher(NODE_ID, [worker], kinds, registry, make_logger(log), ticks)
+    dispatcher = Dispatcher(NODE_ID, [worker], kinds, registry, make_logger("kubelet", log), ticks)
     count = 6  # one more than the memory has room for
     for number in range(count):
         await dispatcher.submit(command(number), BUDGET_MS, answers.reply)
@@ -503,7 +503,7 @@ def test_a_handler_of_a_kind_that_nobody_registered_is_a_bug(
 ) -> None:
     stranger = Worker({**ECHO, "kind": "system.shell"})
     with pytest.raises(ValueError, match=r"system\.shell is not a registered kind"):
-        Dispatcher(NODE_ID, [stranger], kinds, registry, make_logger(log))
+        Dispatcher(NODE_ID, [stranger], kinds, registry, make_logger("kubelet", log))
 
 
 async def until_idle(dispatcher: Dispatcher) -> None:

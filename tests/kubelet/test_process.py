@@ -8,20 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from kubelet.process import (
-    EXIT_CANNOT_RUN,
-    EXIT_FAULT,
-    EXIT_NO,
-    EXIT_USAGE,
-    errors_in_one_line,
-    fail,
-    run_until_signal,
-)
+from kubelet.process import errors_in_one_line, fail, run_until_signal
 from schemas.addresses import AddressError
 from schemas.error_roots import OperatorError, PeerError, StateError
 from schemas.faults import FailedError
 from schemas.files import ExposedFileError
 from schemas.identity_files import IdentityFilesError
+from schemas.process.exit_codes import EXIT_CANNOT_RUN, EXIT_FAULT, EXIT_NO, EXIT_USAGE
 from schemas.session import ProtocolError
 from schemas.violations import ViolationError
 

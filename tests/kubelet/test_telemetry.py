@@ -6,11 +6,11 @@ import pytest
 
 from kubelet.handlers.base import Handler
 from kubelet.handlers.echo import EchoHandler
-from kubelet.logs import make_logger
 from kubelet.telemetry import Telemetry
 from schemas.errors import Failure, ToolError
 from schemas.kinds import KindRegistry
 from schemas.payloads import TelemetryLease
+from schemas.process.logs import make_logger
 from schemas.registry import SchemaRegistry
 from tests.fakes.lines import LogLines
 from tests.fakes.pauses import Pauses
@@ -51,7 +51,7 @@ class Stage:
             KindRegistry(),
             registry,
             lambda cap_id, sample: self.taken.append((cap_id, sample)),
-            make_logger(self.lines),
+            make_logger("kubelet", self.lines),
             monotonic=self.clock,
             sleep=self.pauses.sleep,
         )

@@ -1,8 +1,8 @@
 import pytest
 
 from relay.clock import TOLERANCE_MS, RelayClock, SessionClock, now_ms, ticks_ms
-from relay.observability.logging import make_logger
 from schemas.manifest import MAX_FUTURE_MS
+from schemas.process.logs import make_logger
 from tests.fakes.clock import FakeClock
 from tests.fakes.lines import LogLines
 from tests.fakes.signer import NOW_MS
@@ -19,7 +19,7 @@ class Stage:
     def __init__(self) -> None:
         self.system = FakeClock(NOW_MS)
         self.lines = LogLines()
-        self.clock = RelayClock(self.system, self.system.ticks_ms, make_logger(self.lines))
+        self.clock = RelayClock(self.system, self.system.ticks_ms, make_logger("relay", self.lines))
 
     def logged(self) -> list[str]:
         return [line["event"] for line in self.lines.entries()]

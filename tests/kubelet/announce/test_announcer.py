@@ -7,8 +7,8 @@ import pytest
 
 from kubelet.announce.announcer import Announcer, Carrier
 from kubelet.announce.signer import ManifestSigner, SignedManifest
-from kubelet.logs import make_logger
 from schemas.kinds import KindRegistry
+from schemas.process.logs import make_logger
 from schemas.registry import SchemaRegistry
 from schemas.trust import TrustRules
 from schemas.verdicts import Known, Outcome
@@ -70,7 +70,7 @@ def make_signer(
         now_ms=clock,
         registry=registry,
         last_issued=None,
-        log=make_logger(log),
+        log=make_logger("kubelet", log),
         ticks_ms=ticks or hurried_ticks(),
     )
 
@@ -82,7 +82,9 @@ def signer(node: SimulatedNode, clock: FakeClock, registry: SchemaRegistry, log:
 
 def make_rig(signer: ManifestSigner, log: LogLines, *, share: float = 0.5) -> Rig:
     pauses = Pauses()
-    announcer = Announcer(signer, INTERVAL_S, FixedChance(share), make_logger(log), sleep=pauses.sleep)
+    announcer = Announcer(
+        signer, INTERVAL_S, FixedChance(share), make_logger("kubelet", log), sleep=pauses.sleep
+    )
     road = Road()
     announcer.add_carrier(road.carry)
     return Rig(announcer, pauses, road)
@@ -253,7 +255,9 @@ async def test_a_road_that_is_closed_or_broken_does_not_close_the_others(
     signer: ManifestSigner, log: LogLines, broken: Carrier
 ) -> None:
     pauses, road = Pauses(), Road()
-    announcer = Announcer(signer, INTERVAL_S, FixedChance(0.5), make_logger(log), sleep=pauses.sleep)
+    announcer = Announcer(
+        signer, INTERVAL_S, FixedChance(0.5), make_logger("kubelet", log), sleep=pauses.sleep
+    )
     announcer.add_carrier(broken)
     announcer.add_carrier(road.carry)
     async with Rig(announcer, pauses, road).running():
@@ -281,7 +285,9 @@ async def test_what_nobody_takes_is_current_but_not_published(rig: Rig) -> None:
 
 async def test_a_node_without_any_road_signs_all_the_same(signer: ManifestSigner, log: LogLines) -> None:
     pauses = Pauses()
-    announcer = Announcer(signer, INTERVAL_S, FixedChance(0.5), make_logger(log), sleep=pauses.sleep)
+    announcer = Announcer(
+        signer, INTERVAL_S, FixedChance(0.5), make_logger("kubelet", log), sleep=pauses.sleep
+    )
     async with Rig(announcer, pauses, Road()).running():
         await pauses.next()
     assert announcer.current is not None

@@ -2,8 +2,8 @@ import json
 
 from kubelet.announce.confirmed_publication import publish_all
 from kubelet.announce.mqtt import MqttPublisher
-from kubelet.logs import make_logger
 from schemas.addresses import BrokerAddress
+from schemas.process.logs import make_logger
 from tests.fakes.chance import short_waits
 from tests.fakes.lines import LogLines
 from tests.fakes.mqtt_listener import MqttListener
@@ -14,7 +14,7 @@ MESSAGES = [("a-node/identity", b"leaf"), ("a-node/announce", b"manifest")]
 
 
 def publisher_to(broker: BrokerAddress, log: LogLines) -> MqttPublisher:
-    return MqttPublisher(broker, "a-command", make_logger(log), short_waits())
+    return MqttPublisher(broker, "a-command", make_logger("kubelet", log), short_waits())
 
 
 async def test_all_messages_are_confirmed_retained_and_in_order(broker: BrokerAddress, log: LogLines) -> None:

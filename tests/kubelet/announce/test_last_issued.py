@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from kubelet.announce.last_issued import RESERVED_MS, LastIssued
-from kubelet.logs import make_logger
+from schemas.process.logs import make_logger
 from tests.fakes.clock import FakeClock
 from tests.fakes.lines import LogLines
 from tests.fakes.signer import NOW_MS
@@ -17,7 +17,7 @@ class Rig:
     def __init__(self, file: Path, log: LogLines) -> None:
         self.file = file
         self.ticks = FakeClock(5_000)
-        self._log = make_logger(log)
+        self._log = make_logger("kubelet", log)
 
     def start(self) -> LastIssued:
         return LastIssued(self.file, GREATEST, self.ticks, self._log)
@@ -76,7 +76,7 @@ def test_going_back_to_an_earlier_time_is_kept_too(rig: Rig) -> None:
 
 
 def test_a_node_without_disk_never_waits(log: LogLines) -> None:
-    last = LastIssued(None, GREATEST, FakeClock(0), make_logger(log))
+    last = LastIssued(None, GREATEST, FakeClock(0), make_logger("kubelet", log))
     last.advance(NOW_MS, NOW_MS)
     assert last.wait_ms(NOW_MS + 1_000_000) == 0
 

@@ -7,8 +7,8 @@ import pytest
 
 from kubelet.announce.mqtt import FIRST_WAIT_S, LONGEST_WAIT_S, MqttPublisher
 from kubelet.backoff import Backoff
-from kubelet.logs import make_logger
 from schemas.addresses import BrokerAddress
+from schemas.process.logs import make_logger
 from tests.fakes.chance import short_waits
 from tests.fakes.fault_proxy import FaultProxy
 from tests.fakes.lines import LogLines
@@ -49,7 +49,7 @@ async def started(publisher: MqttPublisher) -> AsyncIterator[Connections]:
 
 
 def publisher_to(broker: BrokerAddress, log: LogLines) -> MqttPublisher:
-    return MqttPublisher(broker, "edge-kubelet-test", make_logger(log), short_waits())
+    return MqttPublisher(broker, "edge-kubelet-test", make_logger("kubelet", log), short_waits())
 
 
 async def test_a_retained_message_waits_at_the_broker_for_those_who_come_later(
@@ -168,7 +168,9 @@ async def test_waits_grow_although_every_connect_succeeds_until_one_holds(
     chance, clock = Ceilings(), Seconds()
     async with FaultProxy(broker).running() as proxy:
         backoff = Backoff(chance, FIRST_WAIT_S, LONGEST_WAIT_S)
-        publisher = MqttPublisher(proxy.address, "a-clone", make_logger(log), backoff, monotonic=clock)
+        publisher = MqttPublisher(
+            proxy.address, "a-clone", make_logger("kubelet", log), backoff, monotonic=clock
+        )
         async with started(publisher) as connections:
             for _ in range(2):
                 await connections.next()

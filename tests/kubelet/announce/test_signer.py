@@ -7,9 +7,9 @@ import pytest
 
 from kubelet.announce.last_issued import RESERVED_MS
 from kubelet.announce.signer import ClockNotSetError, ManifestSigner
-from kubelet.logs import make_logger
 from schemas.kinds import KindRegistry
 from schemas.manifest import FIRST_CREDIBLE_MS, MAX_FUTURE_MS, etag_of
+from schemas.process.logs import make_logger
 from schemas.registry import SchemaRegistry
 from schemas.trust import TrustRules
 from schemas.verdicts import Known, Outcome
@@ -58,7 +58,7 @@ def make(  # noqa: PLR0913, PLR0917 - the fixtures that it bundles
             now_ms=clock,
             registry=registry,
             last_issued=last_issued,
-            log=make_logger(log),
+            log=make_logger("kubelet", log),
             ticks_ms=ticks,
         )
 

@@ -4,8 +4,8 @@ import pytest
 
 from kubelet.caller_tools import caller_names
 from kubelet.caller_tools.caller_names import CallerNames, CallerNamesError
-from kubelet.logs import make_logger
 from schemas.files import UntrustedFileError
+from schemas.process.logs import make_logger
 from tests.fakes.lines import LogLines
 
 
@@ -15,7 +15,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def names(file: Path | None, log: LogLines) -> CallerNames:
-    return CallerNames(file, make_logger(log))
+    return CallerNames(file, make_logger("kubelet", log))
 
 
 def test_a_name_belongs_to_the_first_that_used_it(file: Path, log: LogLines) -> None:

@@ -5,15 +5,15 @@ import pytest
 from kubelet.caller_tools import sessions as sessions_module
 from kubelet.caller_tools.caller_names import CallerNames
 from kubelet.caller_tools.sessions import MAX_UNREAD, Session, SessionRefusedError, Sessions
-from kubelet.logs import make_logger
 from schemas.caller_tools import MAX_SESSIONS
+from schemas.process.logs import make_logger
 from tests.fakes.caller_tools import ANT, BEE, MEMORY, OTHER_OWNER, OWNER, SEND
 from tests.fakes.lines import LogLines
 
 
 @pytest.fixture
 def sessions(log: LogLines) -> Sessions:
-    return Sessions(CallerNames(None, make_logger(log)), make_logger(log))
+    return Sessions(CallerNames(None, make_logger("kubelet", log)), make_logger("kubelet", log))
 
 
 def opened(session_id: str = ANT, caller_id: str = "ant", owner: str = OWNER, *tools: Any) -> Any:

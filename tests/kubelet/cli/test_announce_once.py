@@ -8,9 +8,9 @@ from kubelet.cli.announce_once import publish_once, sign_once
 from kubelet.clock import now_ms
 from kubelet.daemon.agent import last_issued_file, make_handlers
 from kubelet.identity.verification import verify_manifest
-from kubelet.logs import make_logger
 from schemas.addresses import BrokerAddress
 from schemas.manifest import etag_of
+from schemas.process.logs import make_logger
 from tests.fakes.lines import LogLines
 from tests.fakes.mqtt_listener import MqttListener
 from tests.fakes.node import identity_of
@@ -29,7 +29,8 @@ def test_what_is_signed_by_hand_is_what_the_daemon_would_announce(
     assert finding.reason is None
     assert finding.manifest is not None
     announced = [
-        handler.capability for handler in make_handlers(node_of_today.node_id, make_logger(io.StringIO()))
+        handler.capability
+        for handler in make_handlers(node_of_today.node_id, make_logger("kubelet", io.StringIO()))
     ]
     assert json.loads(finding.manifest.wire)["capabilities"] == announced
     assert before <= manifest.issued_at_ms <= after

@@ -11,12 +11,12 @@ from kubelet.cli.mock_nodes import Counts, MadeUpMetrics, MockFleet, read_identi
 from kubelet.config import NodeConfig
 from kubelet.daemon.node import NodeEnvironment
 from kubelet.handlers.metrics import CAPABILITY as REAL_METRICS
-from kubelet.logs import make_logger
 from schemas.addresses import BrokerAddress
 from schemas.canonical import jcs
 from schemas.frames import FrameReader
 from schemas.identity_files import IdentityFilesError
 from schemas.kinds import SYSTEM_METRICS, KindRegistry
+from schemas.process.logs import make_logger
 from schemas.registry import SchemaRegistry
 from schemas.trust import TrustRules
 from schemas.verdicts import Known, Outcome
@@ -105,14 +105,14 @@ async def test_every_mock_node_announces_and_answers_for_itself(  # noqa: PLR091
     async with PlayedRelay(reader).running() as relay, listener.listening():
         around = NodeEnvironment(
             config=NodeConfig(broker, relay.url),
-            publisher=MqttPublisher(broker, "edge-fleet-test", make_logger(log), short_waits()),
+            publisher=MqttPublisher(broker, "edge-fleet-test", make_logger("kubelet", log), short_waits()),
             registry=registry,
             reader=reader,
             kinds=kinds,
             now_ms=clock,
             random_bytes=os.urandom,
             rng=FixedChance(0.5),
-            log=make_logger(log),
+            log=make_logger("kubelet", log),
         )
         fleet = MockFleet([identity_of(node) for node in nodes], around)
         assert fleet.counts() == Counts(0, 0, 0)

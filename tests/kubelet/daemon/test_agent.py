@@ -16,7 +16,6 @@ from kubelet.config import DaemonPlan, NodeConfig
 from kubelet.daemon.agent import last_issued_file, make_handlers, run_agent
 from kubelet.handlers.echo import EchoHandler
 from kubelet.identity.provisioning import create_identity
-from kubelet.logs import make_logger
 from kubelet.loopback.server import LoopbackServer
 from schemas.addresses import BrokerAddress
 from schemas.canonical import jcs
@@ -25,6 +24,7 @@ from schemas.files import ExposedFileError
 from schemas.frames import SUBPROTOCOLS, FrameReader
 from schemas.identity_files import IdentityFiles, IdentityFilesError
 from schemas.kinds import KindRegistry
+from schemas.process.logs import make_logger
 from schemas.session import CloseCode
 from tests.fakes.caller_tools import ANT, connected
 from tests.fakes.daemon import BOUND_S, NO_BROKER, NO_RELAY, daemon
@@ -280,7 +280,9 @@ def test_a_daemon_loads_neither_the_certificate_library_nor_what_needs_it() -> N
 
 
 def test_a_node_can_do_what_the_registry_knows(kinds: KindRegistry) -> None:
-    capabilities = [handler.capability for handler in make_handlers(NODE_ID, make_logger(io.StringIO()))]
+    capabilities = [
+        handler.capability for handler in make_handlers(NODE_ID, make_logger("kubelet", io.StringIO()))
+    ]
     assert {capability["kind"] for capability in capabilities} == {kind.name for kind in kinds}
     for capability in capabilities:
         kind = kinds.get(capability["kind"])

@@ -14,13 +14,13 @@ from kubelet.config import NodeConfig
 from kubelet.daemon.node import Node, NodeEnvironment
 from kubelet.handlers.base import Handler
 from kubelet.handlers.echo import EchoHandler
-from kubelet.logs import make_logger
 from schemas.addresses import BrokerAddress
 from schemas.canonical import jcs
 from schemas.certificates import make_csr
 from schemas.frames import FrameReader
 from schemas.identity_files import IdentityFiles
 from schemas.kinds import KindRegistry
+from schemas.process.logs import make_logger
 from schemas.registry import SchemaRegistry
 from tests.fakes.chance import FixedChance, short_waits
 from tests.fakes.clock import FakeClock
@@ -63,7 +63,7 @@ class World:
         relay_url: str = CLOSED_PORT_URL,
         handler: Handler | None = None,
     ) -> AsyncIterator[Node]:
-        logger = make_logger(self._log)
+        logger = make_logger("kubelet", self._log)
         around = NodeEnvironment(
             config=NodeConfig(broker, relay_url),
             publisher=MqttPublisher(broker, f"edge-kubelet-{NODE_ID}", logger, short_waits()),

@@ -8,12 +8,12 @@ import pytest
 from kubelet.handlers.daemon_thread_pool import MAX_THREADS, DaemonThreadPool, start_daemon_thread
 from kubelet.handlers.disks import INTERVAL_S, MAX_DISKS, Disk, Disks, described, distinct
 from kubelet.handlers.readings import Mount, Space
-from kubelet.logs import make_logger
+from schemas.process.logs import make_logger
 from schemas.strict_json import MAX_SAFE_INTEGER
 from tests.fakes.lines import LogLines
 
 BOUND_S = 10
-LOG = make_logger(io.StringIO())
+LOG = make_logger("kubelet", io.StringIO())
 ROOT = Mount("/dev/sda1", "/", "ext4")
 STICK = Mount("/dev/sdb1", "/media/stick", "vfat")
 SPACE = Space(1000, 400)
@@ -189,7 +189,11 @@ async def test_a_system_without_a_thread_left_costs_readings_and_nothing_else(
         start_daemon_thread(work)
 
     disks = Disks(
-        machine.mounts, machine.space, make_logger(log), threads=DaemonThreadPool(start), timeout_s=0.05
+        machine.mounts,
+        machine.space,
+        make_logger("kubelet", log),
+        threads=DaemonThreadPool(start),
+        timeout_s=0.05,
     )
     await disks.refresh()
     await until(lambda: disks.latest == [ROOT_DISK, STICK_DISK])

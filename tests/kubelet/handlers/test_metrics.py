@@ -10,9 +10,9 @@ import pytest
 from kubelet.handlers.metrics import CAPABILITY, MetricsHandler
 from kubelet.handlers.readings import CpuTimes, MemoryReading, Mount, Space
 from kubelet.handlers.sampler import FIRST_INTERVAL_S
-from kubelet.logs import make_logger
 from schemas.canonical import jcs
 from schemas.kinds import SYSTEM_METRICS
+from schemas.process.logs import make_logger
 from schemas.registry import SchemaRegistry
 from tests.fakes.seconds import Seconds
 
@@ -20,7 +20,7 @@ BOUND_S = 10
 NODE_ID = "01hzx9k3m4p7q8r9s0t1v2w3xy"
 NOW_MS = 1_760_000_000_000
 ALL = {"cpu", "mem", "load", "disk"}
-LOG = make_logger(io.StringIO())
+LOG = make_logger("kubelet", io.StringIO())
 REQUIRED = {"ts_ms", "node_id", "uptime_s"}
 
 

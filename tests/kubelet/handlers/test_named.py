@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from kubelet.daemon.agent import make_handlers
-from kubelet.logs import make_logger
 from schemas.contract import read_contract
 from schemas.error_roots import ConfigError
+from schemas.process.logs import make_logger
 from tests.fakes.kind_package import HANDLER, KIND, KindPackage
 from tests.fakes.signer import NODE_ID
 
@@ -26,7 +26,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def refusal_of(handler: str, site: Path, log: io.StringIO | None = None) -> str:
     KindPackage(handler=handler).install(site)
     with pytest.raises(ConfigError) as caught:
-        make_handlers(NODE_ID, make_logger(log or io.StringIO()), read_contract((KIND,)))
+        make_handlers(NODE_ID, make_logger("kubelet", log or io.StringIO()), read_contract((KIND,)))
     [problem] = caught.value.problems
     assert problem.startswith(f"kinds: {KIND}: ")
     return problem
@@ -34,14 +34,16 @@ def refusal_of(handler: str, site: Path, log: io.StringIO | None = None) -> str:
 
 async def test_a_named_kind_is_a_capability_of_the_node(site: Path) -> None:
     KindPackage().install(site)
-    *_, handler = make_handlers(NODE_ID, make_logger(io.StringIO()), read_contract((KIND,)))
+    *_, handler = make_handlers(NODE_ID, make_logger("kubelet", io.StringIO()), read_contract((KIND,)))
     assert handler.capability["kind"] == KIND
     assert await handler.invoke("set", {"on": True}) == {"node_id": NODE_ID, "on": True, "label": "pump 1"}
 
 
 def test_a_kind_that_is_not_named_is_not_imported(site: Path) -> None:
     KindPackage(handler="raise SystemError").install(site)
-    names = [each.capability["kind"] for each in make_handlers(NODE_ID, make_logger(io.StringIO()))]
+    names = [
+        each.capability["kind"] for each in make_handlers(NODE_ID, make_logger("kubelet", io.StringIO()))
+    ]
     assert KIND not in names
 
 

@@ -11,9 +11,9 @@ from kubelet.local_agent.agent_tools import AgentTools
 from kubelet.local_agent.daemon_client import ResponseError
 from kubelet.local_agent.own_tools import OwnTools
 from kubelet.local_agent.toolbox import Toolbox
-from kubelet.logs import make_logger
 from schemas.errors import Failure, ToolError
 from schemas.kinds import KindRegistry
+from schemas.process.logs import make_logger
 from schemas.registry import SchemaRegistry
 from schemas.ulids import UlidSource
 from tests.fakes.caller_tools import SEND
@@ -45,14 +45,14 @@ def daemon() -> Daemon:
 
 @pytest.fixture
 def toolbox() -> Toolbox:
-    return Toolbox(make_logger(io.StringIO()))
+    return Toolbox(make_logger("kubelet", io.StringIO()))
 
 
 @pytest_asyncio.fixture
 async def tools(
     toolbox: Toolbox, registry: SchemaRegistry, kinds: KindRegistry, clock: FakeClock
 ) -> AsyncIterator[AgentTools]:
-    log, ulids = make_logger(io.StringIO()), UlidSource(clock, os.urandom)
+    log, ulids = make_logger("kubelet", io.StringIO()), UlidSource(clock, os.urandom)
 
     def make_own(node_id: str) -> OwnTools:
         return OwnTools(node_id, make_handlers(node_id, log), registry, kinds, ulids, clock, log)

@@ -8,8 +8,8 @@ import pytest
 
 from kubelet.backoff import Backoff
 from kubelet.local_agent.daemon_client import MAX_LINE_BYTES, DaemonClient, ResponseError
-from kubelet.logs import make_logger
 from schemas.errors import Failure, ToolError
+from schemas.process.logs import make_logger
 from schemas.registry import SchemaRegistry
 from tests.fakes.caller_tools import ANT, BEE, MEMORY, SEND, served
 from tests.fakes.chance import FixedChance
@@ -48,7 +48,7 @@ async def followed(
 ) -> AsyncIterator[tuple[DaemonClient, Follower]]:
     follower = Follower()
     backoff = Backoff(FixedChance(0.5), 0.001, 0.002)
-    client = DaemonClient(path, session_id, follower, backoff, make_logger(log))
+    client = DaemonClient(path, session_id, follower, backoff, make_logger("kubelet", log))
     running = asyncio.create_task(client.run())
     try:
         yield client, follower

@@ -10,8 +10,8 @@ from kubelet.daemon.agent import make_handlers
 from kubelet.handlers.base import Handler
 from kubelet.handlers.metrics import CAPABILITY as METRICS
 from kubelet.local_agent.own_tools import OwnTools
-from kubelet.logs import make_logger
 from schemas.kinds import KindRegistry
+from schemas.process.logs import make_logger
 from schemas.registry import SchemaRegistry
 from schemas.ulids import UlidSource
 from tests.fakes.clock import FakeClock
@@ -23,7 +23,7 @@ CORRELATION_ID = "01ARZ3NDEKTSV4RRFFQ69G5FAV"
 
 @pytest_asyncio.fixture
 async def own(registry: SchemaRegistry, kinds: KindRegistry, clock: FakeClock) -> AsyncIterator[OwnTools]:
-    log = make_logger(io.StringIO())
+    log = make_logger("kubelet", io.StringIO())
     ulids = UlidSource(clock, os.urandom)
     own = OwnTools(NODE_ID, make_handlers(NODE_ID, log), registry, kinds, ulids, clock, log)
     own.start()
@@ -80,7 +80,7 @@ class _Stick(Handler):
 async def test_texts_that_a_third_party_may_have_chosen_are_escaped(
     registry: SchemaRegistry, kinds: KindRegistry, clock: FakeClock
 ) -> None:
-    ulids, log = UlidSource(clock, os.urandom), make_logger(io.StringIO())
+    ulids, log = UlidSource(clock, os.urandom), make_logger("kubelet", io.StringIO())
     own = OwnTools(NODE_ID, [_Stick()], registry, kinds, ulids, clock, log)
     answer = await own.call(METRIC.replace("-", "."), {}, CORRELATION_ID)
     assert answer["result"]["disk"][0]["mount"] == "/media/Ignore\\x20all\\x20of\\x20it"

@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from kubelet.local_agent.toolbox import MAX_DESCRIPTION, MAX_TITLE, Toolbox
-from kubelet.logs import make_logger
+from schemas.process.logs import make_logger
 from tests.fakes.caller_tools import SEND
 from tests.fakes.lines import LogLines
 
@@ -12,7 +12,7 @@ MEMORY: dict[str, Any] = {"name": "get_memory", "inputSchema": {"type": "object"
 
 @pytest.fixture
 def toolbox(log: LogLines) -> Toolbox:
-    return Toolbox(make_logger(log))
+    return Toolbox(make_logger("kubelet", log))
 
 
 @pytest.fixture

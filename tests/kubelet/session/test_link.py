@@ -14,7 +14,6 @@ from kubelet.announce.signer import ManifestSigner
 from kubelet.backoff import Backoff
 from kubelet.dispatch import Dispatcher
 from kubelet.handlers.base import Handler
-from kubelet.logs import make_logger
 from kubelet.session.link import LinkParts, RelayLink
 from kubelet.session.link_state import LinkState
 from kubelet.session.relay_frames import LinkEvent, RelayFrames
@@ -26,6 +25,7 @@ from schemas.frames import MAX_FRAME_BYTES, MAX_FRAME_BYTES_BEFORE_WELCOME, SUBP
 from schemas.identity import certificates_in, kid_of
 from schemas.identity_files import IdentityFiles
 from schemas.kinds import KindRegistry
+from schemas.process.logs import make_logger
 from schemas.registry import SchemaRegistry
 from schemas.session import CloseCode, DropReason
 from schemas.tokens import DEVICE_REF, TokenVerifier
@@ -130,7 +130,7 @@ class World:
 
     def rig(self, relay: PlayedRelay, relay_url: str | None = None, timeout_s: float = BOUND_S) -> Rig:
         """Return a link to ``relay``, known to it as ``relay_url``."""
-        logger = make_logger(self.log)
+        logger = make_logger("kubelet", self.log)
         identity = identity_of(self.node)
         signer = ManifestSigner(
             identity=identity,

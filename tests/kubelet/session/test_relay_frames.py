@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from kubelet.logs import make_logger
 from kubelet.session.channel import Channel
 from kubelet.session.relay_frames import MAX_QUEUED_BYTES, LinkEvent, RelayFrames
 from schemas.frame_types import FrameType
 from schemas.frames import Frame
+from schemas.process.logs import make_logger
 from schemas.session import DropReason, OverRateError, ProtocolError
 from tests.fakes.frames import PAYLOADS, message_id
 from tests.fakes.lines import LogLines
@@ -51,7 +51,7 @@ def lines() -> LogLines:
 
 @pytest.fixture
 def frames(lines: LogLines) -> RelayFrames:
-    return RelayFrames(make_logger(lines))
+    return RelayFrames(make_logger("kubelet", lines))
 
 
 @pytest.fixture

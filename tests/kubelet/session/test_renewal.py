@@ -7,11 +7,11 @@ import pytest
 
 import kubelet.session.renewal
 from kubelet.clock import now_ms
-from kubelet.logs import make_logger
 from kubelet.session.renewal import AGAIN_AFTER_MS, Renewal, installer
 from schemas.certificates import make_csr, read_csr, self_signed_leaf
 from schemas.endorsement import endorse
 from schemas.identity_files import IdentityFiles
+from schemas.process.logs import make_logger
 from tests.fakes.clock import FakeClock
 from tests.fakes.lines import LogLines
 from tests.fakes.node import write_identity
@@ -37,7 +37,7 @@ class Bench:
         self.installed: list[Mapping[str, Any]] = []
         self.announced: list[str] = []
         self.refusal: str | None = None
-        log = make_logger(self.log)
+        log = make_logger("kubelet", self.log)
         self.renewal = Renewal(self.identity, files, self._install, self._renewed, self.clock, log)
 
     async def _install(self, payload: Mapping[str, Any]) -> str | None:

@@ -10,11 +10,11 @@ import pytest
 
 from kubelet.announce.confirmed_publication import publish_all
 from kubelet.announce.mqtt import MqttPublisher
-from kubelet.logs import make_logger
 from kubelet.session.tls import NodeTls
 from relay.pki.broker_access import BrokerAccess
 from schemas.addresses import BrokerAddress
 from schemas.identity_files import IdentityFiles
+from schemas.process.logs import make_logger
 from tests.fakes.broker import BOUND_S
 from tests.fakes.chance import short_waits
 from tests.fakes.lines import LogLines
@@ -98,7 +98,7 @@ def test_a_node_without_a_root_believes_nobody_rather_than_the_machine(files: Id
 def broker(broker_kind: str, authority: PlayedAuthority, tmp_path: Path) -> Iterator[TlsBroker]:
     broker = TlsBroker(broker_kind, tmp_path, authority.server("edge-broker"))
     authority.nodes = {NODE_ID, OTHER_NODE_ID}
-    BrokerAccess(authority, broker.edge, broker.pid_file, make_logger(LogLines())).refresh()
+    BrokerAccess(authority, broker.edge, broker.pid_file, make_logger("kubelet", LogLines())).refresh()
     broker.start()
     try:
         yield broker
@@ -113,7 +113,7 @@ def listening_relay(authority: PlayedAuthority, broker: TlsBroker) -> Peer:
 
 
 def publisher_to(broker: BrokerAddress, log: LogLines, tls: ssl.SSLContext | None) -> MqttPublisher:
-    return MqttPublisher(broker, "a-node", make_logger(log), short_waits(), tls)
+    return MqttPublisher(broker, "a-node", make_logger("kubelet", log), short_waits(), tls)
 
 
 async def published(publisher: MqttPublisher, payload: bytes) -> bool:

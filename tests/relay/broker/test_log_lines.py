@@ -3,7 +3,7 @@ import asyncio
 import pytest
 
 from relay.broker.log_lines import BrokerLines
-from relay.observability.logging import make_logger
+from schemas.process.logs import make_logger
 from tests.fakes.lines import LogLines
 from tests.fakes.seconds import Seconds
 
@@ -22,7 +22,7 @@ def seconds() -> Seconds:
 
 @pytest.fixture
 def lines(log: LogLines, seconds: Seconds) -> BrokerLines:
-    return BrokerLines(make_logger(log), seconds)
+    return BrokerLines(make_logger("relay", log), seconds)
 
 
 async def read(lines: BrokerLines, *pieces: bytes) -> None:

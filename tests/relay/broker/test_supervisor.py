@@ -12,8 +12,8 @@ import pytest
 
 from relay.broker.program import find_nats_server
 from relay.broker.supervisor import BrokerStartError, BrokerSupervisor
-from relay.observability.logging import make_logger
 from schemas.addresses import BrokerAddress
+from schemas.process.logs import make_logger
 from tests.fakes.broker import publish
 from tests.fakes.lines import LogLines
 from tests.fakes.polling import until
@@ -45,7 +45,7 @@ class Scene:
             None,
             find_program=lambda: program or find_nats_server(),
             on_end=self._ended,
-            log=make_logger(self.log),
+            log=make_logger("relay", self.log),
             sleep=self.paused,
         )
 

@@ -15,8 +15,8 @@ from relay.calls.envelope import (
 )
 from relay.calls.gateway import CallGateway
 from relay.config import EnvelopeMode
-from relay.observability.logging import make_logger
 from schemas.errors import Failure, ToolError
+from schemas.process.logs import make_logger
 from schemas.registry import SchemaRegistry
 from tests.fakes.callers import call_of, request_of
 from tests.fakes.hub import Hub
@@ -36,7 +36,7 @@ class Strict:
 
     def __init__(self, mode: EnvelopeMode = EnvelopeMode.ENFORCE) -> None:
         self.lines = LogLines()
-        self.check = EnvelopeCheck(SchemaRegistry(), mode, make_logger(self.lines)).check
+        self.check = EnvelopeCheck(SchemaRegistry(), mode, make_logger("relay", self.lines)).check
 
     def told(self, call: Call) -> str | None:
         """Return what a call is refused with; None if it is let through."""

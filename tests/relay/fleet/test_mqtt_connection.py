@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from relay.fleet.mqtt_connection import PAUSE_S, Message, MqttConnection
-from relay.observability.logging import make_logger
 from schemas.addresses import BrokerAddress
 from schemas.health import Loop
+from schemas.process.logs import make_logger
 from tests.fakes.lines import LogLines
 from tests.fakes.pauses import Pauses
 from tests.fakes.played_broker import DISCONNECT, PINGREQ, SUBSCRIBE, PlayedBroker, publication
@@ -42,7 +42,7 @@ class Relay:
             changed=lambda connected, reason: self.states.put_nowait((connected, reason)),
             refused=self.refusals.append,
             progress=Loop(time.monotonic),
-            log=make_logger(self.lines),
+            log=make_logger("relay", self.lines),
             **{"tls": None, "longest_wait_s": 0.01, **options},
         )
 

@@ -15,11 +15,11 @@ from relay.fleet.fleet import GRACE_MS, Fleet
 from relay.fleet.inventory import Inventory
 from relay.fleet.missing_manifests import WINDOW_MS
 from relay.fleet.mqtt_feed import MqttFeed
-from relay.observability.logging import make_logger
 from relay.pki.broker_access import BrokerAccess
 from schemas import topics
 from schemas.addresses import BrokerAddress
 from schemas.manifest import MAX_MANIFEST_BYTES, etag_of
+from schemas.process.logs import make_logger
 from schemas.registry import SchemaRegistry
 from schemas.verdicts import Verdict
 from tests.fakes.broker import Broker, publish
@@ -503,7 +503,7 @@ async def test_over_tls_the_relay_listens_as_who_its_certificate_says(
     authority = PlayedAuthority(tmp_path, time.time_ns() // 1_000_000)
     authority.nodes = {NODE_ID}
     broker = TlsBroker(broker_kind, tmp_path, authority.server("edge-broker"))
-    BrokerAccess(authority, broker.edge, None, make_logger(LogLines())).refresh()
+    BrokerAccess(authority, broker.edge, None, make_logger("relay", LogLines())).refresh()
     broker.start()
     feed = MqttFeed(
         broker=broker.address,

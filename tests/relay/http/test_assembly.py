@@ -1,13 +1,13 @@
 from relay.http.assembly import refusal_log
 from relay.http.connections import Bounds
-from relay.observability.logging import make_logger
+from schemas.process.logs import make_logger
 from tests.fakes.lines import LogLines
 from tests.fakes.seconds import Seconds
 
 
 def test_rejected_connections_are_logged_once_a_minute_for_each_reason_with_the_limits() -> None:
     lines, seconds = LogLines(), Seconds()
-    report = refusal_log(make_logger(lines), Bounds.below(256), 256, seconds)
+    report = refusal_log(make_logger("relay", lines), Bounds.below(256), 256, seconds)
     for reason in ("total", "total", "address", "total"):
         report(reason)
     seconds.now += 61

@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 from cryptography import x509
 
-from relay.observability.logging import make_logger
 from relay.pki.broker_access import BrokerAccess, nats_users
 from relay.pki.errors import AuthorityStateError
+from schemas.process.logs import make_logger
 from tests.fakes.broker import BOUND_S
 from tests.fakes.lines import LogLines
 from tests.fakes.owners import SOMEBODY
@@ -40,7 +40,7 @@ class Scene:
         self.authority.nodes = {NODE_ID, OTHER_NODE_ID}
         self.broker = TlsBroker(kind, directory, self.authority.server("edge-broker"))
         self.access = BrokerAccess(
-            self.authority, self.broker.edge, self.broker.pid_file, make_logger(self.log)
+            self.authority, self.broker.edge, self.broker.pid_file, make_logger("relay", self.log)
         )
         self.access.refresh()
         self.broker.start()
@@ -235,7 +235,7 @@ def test_a_broker_is_told_by_the_process_id_in_its_file(authority: PlayedAuthori
         assert process.stdout is not None
         assert process.stdout.readline() == "\n"
         pid_file.write_text(f"{process.pid}\n")
-        BrokerAccess(authority, tmp_path / "broker", pid_file, make_logger(LogLines())).refresh()
+        BrokerAccess(authority, tmp_path / "broker", pid_file, make_logger("relay", LogLines())).refresh()
         assert process.wait(BOUND_S) == 0
         out = process.stdout.read()
     assert out == "SIGHUP\n"
@@ -260,7 +260,7 @@ def test_a_process_that_does_not_handle_the_signal_yet_is_not_ended_by_it(
         assert process.stdout is not None
         assert process.stdout.readline() == "\n"
         pid_file.write_text(f"{process.pid}\n")
-        access = BrokerAccess(authority, tmp_path / "broker", pid_file, make_logger(log))
+        access = BrokerAccess(authority, tmp_path / "broker", pid_file, make_logger("relay", log))
         early = access.refresh()
         process.stdin.write("go on\n")
         process.stdin.flush()
@@ -300,7 +300,7 @@ def test_a_pid_file_that_names_no_broker_is_a_line_in_the_log(
     pid_file, log = tmp_path / "pid", LogLines()
     if content is not None:
         pid_file.write_text(content)
-    assert not BrokerAccess(authority, tmp_path / "broker", pid_file, make_logger(log)).refresh()
+    assert not BrokerAccess(authority, tmp_path / "broker", pid_file, make_logger("relay", log)).refresh()
     [line] = log.entries("broker not signalled for new access lists")
     assert line["pid_file"] == str(pid_file)
     assert (tmp_path / "broker" / "roots.pem").read_text() == authority.ca.root_pem
@@ -314,7 +314,7 @@ def test_a_process_that_is_younger_than_the_file_is_not_the_broker(
     pid_file, log = tmp_path / "pid", LogLines()
     pid_file.write_text(str(os.getpid()))
     os.utime(pid_file, (1, 1))
-    BrokerAccess(authority, tmp_path / "broker", pid_file, make_logger(log)).refresh()
+    BrokerAccess(authority, tmp_path / "broker", pid_file, make_logger("relay", log)).refresh()
     assert log.entries("broker not signalled for new access lists")
 
 
@@ -327,7 +327,7 @@ async def test_a_refresh_waits_on_a_thread_and_says_whether_it_is_done(
         assert go_on.wait(BOUND_S)
         raise AuthorityStateError("no CA")
 
-    access = BrokerAccess(authority, tmp_path / "broker", None, make_logger(LogLines()))
+    access = BrokerAccess(authority, tmp_path / "broker", None, make_logger("relay", LogLines()))
     with monkeypatch.context() as patch:
         patch.setattr(authority, "crl_pem", slow)
         task = asyncio.create_task(access.follow())
@@ -355,7 +355,7 @@ def test_the_generation_is_written_when_everything_else_is_in_place(
         return replace(self, target)
 
     monkeypatch.setattr(Path, "replace", watching)
-    access = BrokerAccess(authority, tmp_path / "broker", None, make_logger(LogLines()))
+    access = BrokerAccess(authority, tmp_path / "broker", None, make_logger("relay", LogLines()))
     assert access.refresh()
     assert set(written[:-1]) == {"roots.pem", "nats-users.conf", "revoked.pem"}
     assert written[-1] == "generation"
@@ -373,7 +373,7 @@ def test_without_the_roots_key_the_users_are_written_and_the_broker_is_told_once
     pid_file = tmp_path / "pid"
     pid_file.write_text(str(os.getpid()))
     monkeypatch.setattr(os, "kill", lambda pid, _: told.append(pid))
-    access = BrokerAccess(authority, tmp_path / "broker", pid_file, make_logger(log))
+    access = BrokerAccess(authority, tmp_path / "broker", pid_file, make_logger("relay", log))
     assert access.refresh()
     told.clear()
     generation = (tmp_path / "broker" / "generation").read_text()
@@ -395,7 +395,7 @@ def test_a_directory_of_the_brokers_group_hands_that_group_what_is_written(
     group = SOMEBODY if os.geteuid() == 0 else os.getgid()
     os.chown(directory, -1, group)
     directory.chmod(0o2750)
-    assert BrokerAccess(authority, directory, None, make_logger(LogLines())).refresh()
+    assert BrokerAccess(authority, directory, None, make_logger("relay", LogLines())).refresh()
     facts = [path.stat() for path in directory.iterdir()]
     assert {(fact.st_gid, stat.S_IMODE(fact.st_mode)) for fact in facts} == {(group, 0o640)}
     assert stat.S_IMODE(directory.stat().st_mode) == 0o2750
@@ -406,7 +406,7 @@ def test_what_cannot_be_written_is_a_line_in_the_log_and_the_old_files_stay(
     authority: PlayedAuthority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     log = LogLines()
-    access = BrokerAccess(authority, tmp_path / "broker", None, make_logger(log))
+    access = BrokerAccess(authority, tmp_path / "broker", None, make_logger("relay", log))
     access.refresh()
     before = {path.name: path.read_bytes() for path in (tmp_path / "broker").iterdir()}
     assert set(before) == {"roots.pem", "revoked.pem", "nats-users.conf", "generation"}

@@ -12,7 +12,6 @@ import pytest
 from cryptography import x509
 
 from relay.config import RelayConfig, StateFiles, TlsFiles
-from relay.observability.logging import make_logger
 from relay.pki.authority import CertificateAuthority
 from relay.pki.broker_access import BrokerAccess
 from relay.pki.own_certificate import RELAY_NAME
@@ -20,6 +19,7 @@ from relay.pki.tls_contexts import INTERVAL_S, LiveContext, RelayTls, broker_con
 from schemas.addresses import BrokerAddress, HostPort
 from schemas.files import ExposedFileError
 from schemas.keys import private_key_to_pem
+from schemas.process.logs import make_logger
 from schemas.tls import TlsFilesError, client_context
 from tests.fakes.clock import FakeClock
 from tests.fakes.lines import LogLines
@@ -159,7 +159,7 @@ async def test_a_relay_without_tls_has_neither_contexts_nor_a_certificate(
 
 
 def made(config: RelayConfig, ca: PlayedAuthority, clock: FakeClock, log: LogLines) -> RelayTls:
-    return RelayTls(config, ca, now_ms=clock, random_bytes=os.urandom, log=make_logger(log))
+    return RelayTls(config, ca, now_ms=clock, random_bytes=os.urandom, log=make_logger("relay", log))
 
 
 @pytest.fixture
@@ -228,7 +228,7 @@ async def test_it_looks_from_time_to_time_and_outlives_what_it_finds(
         authority,
         now_ms=FakeClock(NOW_MS),
         random_bytes=os.urandom,
-        log=make_logger(log),
+        log=make_logger("relay", log),
         sleep=sleep,
     )
     with contextlib.suppress(asyncio.CancelledError):
@@ -244,7 +244,7 @@ def test_the_relay_shows_the_broker_who_it_is_and_believes_its_own_root(
     broker_kind: str, authority: PlayedAuthority, state: StateFiles, tmp_path: Path
 ) -> None:
     broker = TlsBroker(broker_kind, tmp_path, authority.server("edge-broker"))
-    BrokerAccess(authority, broker.edge, None, make_logger(LogLines())).refresh()
+    BrokerAccess(authority, broker.edge, None, make_logger("relay", LogLines())).refresh()
     config = RelayConfig(broker.address, "http://127.0.0.1:8700", LOCAL, state)
     tls = made(config, authority, FakeClock(NOW_MS), LogLines())
     assert tls.served is None

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from relay.config import EnvelopeMode, RelayConfig, View
-from relay.observability.logging import make_logger
 from relay.server.settings_reload import ReloadSource, SettingsReload
 from relay.settings import RELAY, LoadedSettings, load_settings
 from schemas.log_level import LogLevel
+from schemas.process.logs import make_logger
 from schemas.process.service_manager import ServiceManager
 from schemas.settings_sources import read_sources
 from tests.fakes.lines import LogLines
@@ -28,7 +28,7 @@ class Stage:
         self.applied = []
         self.write("")
         source = ReloadSource(self._load().settings, self._load)
-        log = make_logger(self.lines)
+        log = make_logger("relay", self.lines)
         manager = ServiceManager(None, None, log)
         self.reload = SettingsReload(source, self.applied.append, manager, log)
 

@@ -15,13 +15,13 @@ import pytest
 import pytest_asyncio
 
 from relay.http.connections import Connection
-from relay.observability.logging import make_logger
 from relay.stdio_bridge.bearer_token import BearerToken
 from relay.stdio_bridge.bridge import DRAIN_TIMEOUT_S, MAX_IN_FLIGHT, MAX_SUBSCRIPTIONS, Bridge
 from relay.stdio_bridge.http_client import RelayHttp
 from relay.stdio_bridge.messages import MAX_LINE_BYTES, header_value
 from relay.stdio_bridge.session import Conversation
 from schemas.addresses import mcp_url
+from schemas.process.logs import make_logger
 from schemas.tls import client_context
 from tests.fakes.bridged import ME, META, NEW, OLD, LineClient
 from tests.fakes.hub import Hub
@@ -462,7 +462,7 @@ async def test_who_is_told_to_stop_does_not_wait_for_a_relay_that_does_not_answe
             yield _message(1, "ping", {"_meta": META}) + b"\n"
             await asyncio.Event().wait()
 
-        bridge = Bridge(Conversation(http), take, make_logger(log))
+        bridge = Bridge(Conversation(http), take, make_logger("relay", log))
         running = asyncio.create_task(bridge.run(chunks()))
         await relay.until(1)
         bridge.stop()
@@ -483,7 +483,7 @@ async def test_a_client_that_reads_no_more_ends_the_bridge(relay: ServedRelay, h
         yield _message(1, "server/discover", {"_meta": META}) + b"\n"
         await asyncio.Event().wait()
 
-    bridge = Bridge(Conversation(http), broken, make_logger(log))
+    bridge = Bridge(Conversation(http), broken, make_logger("relay", log))
     await asyncio.wait_for(bridge.run(chunks()), BOUND_S)
     await http.close()
     assert log.entries("the output is closed")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kubelet.logs import make_logger
+from schemas.process.logs import make_logger
 from schemas.process.service_manager import ServiceManager
 from tests.fakes.lines import LogLines
 
@@ -54,7 +54,7 @@ def manager(tmp_path: Path) -> Iterator[Manager]:
 
 def told(manager: Manager, log: LogLines, **environment: str) -> ServiceManager:
     address = str(manager.socket.getsockname())
-    return ServiceManager.of({"NOTIFY_SOCKET": address, **environment}, PID, make_logger(log))
+    return ServiceManager.of({"NOTIFY_SOCKET": address, **environment}, PID, make_logger("kubelet", log))
 
 
 async def test_the_manager_is_told_of_each_state(manager: Manager, log: LogLines) -> None:
@@ -71,7 +71,7 @@ async def test_the_manager_is_told_of_each_state(manager: Manager, log: LogLines
 
 async def test_an_abstract_address_is_reached(log: LogLines) -> None:
     abstract = Manager("\0edge-test-schemas")
-    ours = ServiceManager.of({"NOTIFY_SOCKET": "@edge-test-schemas"}, PID, make_logger(log))
+    ours = ServiceManager.of({"NOTIFY_SOCKET": "@edge-test-schemas"}, PID, make_logger("kubelet", log))
     ours.ready()
     assert await abstract.next() == ["READY=1"]
     abstract.socket.close()
@@ -108,7 +108,7 @@ async def test_without_a_watchdog_of_this_process_only_the_status_is_told(
 
 
 async def test_without_a_manager_nothing_is_told_and_the_work_goes_on(log: LogLines) -> None:
-    ours = ServiceManager.of({}, PID, make_logger(log))
+    ours = ServiceManager.of({}, PID, make_logger("kubelet", log))
     ours.ready()
     running = asyncio.create_task(ours.run(list, lambda: "ready"))
     await asyncio.sleep(0)
@@ -117,5 +117,5 @@ async def test_without_a_manager_nothing_is_told_and_the_work_goes_on(log: LogLi
 
 
 def test_a_manager_that_does_not_listen_is_a_line_in_the_log(tmp_path: Path, log: LogLines) -> None:
-    ServiceManager.of({"NOTIFY_SOCKET": str(tmp_path / "none")}, PID, make_logger(log)).ready()
+    ServiceManager.of({"NOTIFY_SOCKET": str(tmp_path / "none")}, PID, make_logger("kubelet", log)).ready()
     assert "No such file" in log.entries("service manager not reached")[0]["reason"]

@@ -1,8 +1,8 @@
-"""The daemon's log: one line an event on standard error, for people on a terminal, JSON elsewhere.
+"""The log of a program: one line an event on standard error, for people on a terminal, JSON elsewhere.
 
 What libraries log is included, and uncaught exceptions: escaped, and each place in the code once a minute.
-The module is the same in both programs, which cannot share it: a test compares them. Must not be given raw
-text from outside: escape it with ``schemas.text.printable`` first.
+``component`` is the program's name, in every line. Must not be given raw text from outside: escape it with
+``schemas.text.printable`` first.
 """
 
 import asyncio
@@ -26,7 +26,6 @@ from schemas.process.journal import is_journal, with_priority
 from schemas.text import printable
 
 _PLACE = "place_of_fault"
-_COMPONENT = "kubelet"
 
 
 class Lines(Protocol):
@@ -39,7 +38,8 @@ class Lines(Protocol):
         """Return whether it is a terminal."""
 
 
-def make_logger(
+def make_logger(  # noqa: PLR0913 - what comes in from outside
+    component: str,
     lines: Lines,
     *,
     threshold: LogThreshold | None = None,
@@ -52,14 +52,14 @@ def make_logger(
     With ``to_journal`` each line has its priority in front, as systemd's journal reads it.
 
     A line with ``exc_info`` is a fault: it gets the traceback. ``on_fault`` is called with its source, a
-    library or "kubelet", also for a line that is left out because its place was logged a moment ago.
+    library or ``component``, also for a line that is left out because its place was logged a moment ago.
     """
     logger: FilteringBoundLogger = structlog.wrap_logger(
         _Written(lines),
         processors=[
             _Filter(threshold or LogThreshold()),
-            _Faults(monotonic, on_fault),
-            *_rendering(is_terminal=lines.isatty(), to_journal=to_journal),
+            _Faults(component, monotonic, on_fault),
+            *_rendering(component, is_terminal=lines.isatty(), to_journal=to_journal),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
     )
@@ -68,6 +68,7 @@ def make_logger(
 
 @contextmanager
 def opened(
+    component: str,
     stream: TextIO,
     *,
     threshold: LogThreshold | None = None,
@@ -79,10 +80,10 @@ def opened(
     The log includes what libraries log, and exceptions that were not caught in this event loop or in threads.
     """
     to_journal = is_journal(stream, os.environ)
-    lost_line = _lost_line(is_terminal=stream.isatty(), to_journal=to_journal)
+    lost_line = _lost_line(component, is_terminal=stream.isatty(), to_journal=to_journal)
     lines = LineWriter(stream, lost_line, on_lost)
     try:
-        log = make_logger(lines, threshold=threshold, to_journal=to_journal, on_fault=on_fault)
+        log = make_logger(component, lines, threshold=threshold, to_journal=to_journal, on_fault=on_fault)
         with _forwarding(log):
             yield log, lines
     finally:
@@ -131,7 +132,10 @@ class _Filter:
 class _Faults:
     """Turns an exception into a text for the log, and drops what was logged within the last minute."""
 
-    def __init__(self, monotonic: Callable[[], float], on_fault: Callable[[str], None]) -> None:
+    def __init__(
+        self, component: str, monotonic: Callable[[], float], on_fault: Callable[[str], None]
+    ) -> None:
+        self._component = component
         self._monotonic = monotonic
         self._on_fault = on_fault
         self._once = OncePerPlace()
@@ -146,7 +150,7 @@ class _Faults:
         if place is None:
             return line
         if error is not None or method in {"error", "exception", "critical"}:
-            self._on_fault(line.get("library", _COMPONENT))
+            self._on_fault(line.get("library", self._component))
         repeated = self._once.suppressed_before(place, self._monotonic())
         if repeated is None:
             raise structlog.DropEvent
@@ -157,24 +161,28 @@ class _Faults:
         return line
 
 
-def _rendering(*, is_terminal: bool, to_journal: bool) -> list[Processor]:
+def _rendering(component: str, *, is_terminal: bool, to_journal: bool) -> list[Processor]:
     if not is_terminal:
-        json_lines: list[Processor] = [_with_head, structlog.processors.JSONRenderer()]
+        json_lines: list[Processor] = [_with_head(component), structlog.processors.JSONRenderer()]
         return [*json_lines, _with_priority] if to_journal else json_lines
     stamp = structlog.processors.TimeStamper(fmt="iso", utc=True)
     return [structlog.processors.add_log_level, stamp, structlog.dev.ConsoleRenderer(colors=True)]
 
 
-def _with_head(_logger: object, method: str, line: EventDict) -> EventDict:
+def _with_head(component: str) -> Processor:
     """Put what every line has in front: when, how grave, of which program, what has happened."""
-    now = datetime.now(UTC).isoformat(timespec="milliseconds").removesuffix("+00:00")
-    return {
-        "ts": f"{now}Z",
-        "level": _level_of(method),
-        "component": _COMPONENT,
-        "event": line.pop("event"),
-        **line,
-    }
+
+    def with_head(_logger: object, method: str, line: EventDict) -> EventDict:
+        now = datetime.now(UTC).isoformat(timespec="milliseconds").removesuffix("+00:00")
+        return {
+            "ts": f"{now}Z",
+            "level": _level_of(method),
+            "component": component,
+            "event": line.pop("event"),
+            **line,
+        }
+
+    return with_head
 
 
 def _with_priority(_logger: object, method: str, line: Any) -> str:
@@ -185,10 +193,10 @@ def _level_of(method: str) -> str:
     return str(structlog.processors.add_log_level(None, method, {})["level"])
 
 
-def _lost_line(*, is_terminal: bool, to_journal: bool) -> Callable[[int], str]:
+def _lost_line(component: str, *, is_terminal: bool, to_journal: bool) -> Callable[[int], str]:
     rendered = structlog.wrap_logger(
         structlog.ReturnLogger(),
-        processors=_rendering(is_terminal=is_terminal, to_journal=to_journal),
+        processors=_rendering(component, is_terminal=is_terminal, to_journal=to_journal),
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
     )
     return lambda count: f"{rendered.warning('log lines lost', count=count)}\n"

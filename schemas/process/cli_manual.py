@@ -1,6 +1,6 @@
 """How commands present themselves: help without a cut line, an example in each, and loading on demand.
 
-The module is the same in both programs, which cannot share it: a test compares them. Must not know a command.
+Must not know a command.
 """
 
 from collections.abc import Mapping

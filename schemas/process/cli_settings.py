@@ -1,6 +1,6 @@
 """The options of a command that takes a program's settings, made from the table of the settings.
 
-The module is the same in both programs, which cannot share it: a test compares them. Must not know a setting.
+Must not know a setting.
 """
 
 import os

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from kubelet.logs import make_logger, opened
 from schemas.log_level import LogLevel, LogThreshold
+from schemas.process.logs import make_logger, opened
 from tests.fakes.lines import BOUND_S, LogLines
 
 
@@ -25,7 +25,7 @@ class Terminal(io.StringIO):
 
 def test_programs_get_one_line_of_json_an_event() -> None:
     stream = io.StringIO()
-    log = make_logger(stream)
+    log = make_logger("kubelet", stream)
     log.info("first", code=4001, text="a\nb\x1b[31m")
     log.error("second")
     first, second = map(json.loads, stream.getvalue().splitlines())
@@ -45,7 +45,7 @@ def test_programs_get_one_line_of_json_an_event() -> None:
 
 def test_the_journal_gets_the_same_with_the_priority_in_front() -> None:
     stream = io.StringIO()
-    log = make_logger(stream, to_journal=True)
+    log = make_logger("kubelet", stream, to_journal=True)
     log.info("first")
     log.error("second")
     first, second = stream.getvalue().splitlines()
@@ -61,14 +61,14 @@ async def test_standard_error_that_is_the_journal_is_found_by_what_systemd_names
             facts = os.fstat(stream.fileno())
             if name == "journal":
                 monkeypatch.setenv("JOURNAL_STREAM", f"{facts.st_dev}:{facts.st_ino}")
-            with opened(stream) as (log, _lines):
+            with opened("kubelet", stream) as (log, _lines):
                 log.info("started")
         assert (tmp_path / name).read_text().startswith(begins)
 
 
 def test_people_get_a_line_to_read() -> None:
     stream = Terminal()
-    make_logger(stream).warning("relay lost", code=4008)
+    make_logger("kubelet", stream).warning("relay lost", code=4008)
     text = stream.getvalue()
     assert text.count("\n") == 1
     assert "relay lost" in text
@@ -78,13 +78,13 @@ def test_people_get_a_line_to_read() -> None:
 
 def test_what_is_only_for_developers_is_left_out() -> None:
     stream = io.StringIO()
-    make_logger(stream).debug("detail")
+    make_logger("kubelet", stream).debug("detail")
     assert stream.getvalue() == ""
 
 
 def test_an_exception_stays_on_its_line() -> None:
     stream = io.StringIO()
-    log = make_logger(stream)
+    log = make_logger("kubelet", stream)
     try:
         int("a bug")
     except ValueError:
@@ -95,8 +95,8 @@ def test_an_exception_stays_on_its_line() -> None:
 
 def test_two_loggers_do_not_share_a_stream() -> None:
     first, second = io.StringIO(), io.StringIO()
-    make_logger(first).info("one")
-    make_logger(second).info("two")
+    make_logger("kubelet", first).info("one")
+    make_logger("kubelet", second).info("two")
     assert json.loads(first.getvalue())["event"] == "one"
     assert json.loads(second.getvalue())["event"] == "two"
 
@@ -119,7 +119,7 @@ def fail(message: str = "planted") -> None:
 
 def test_a_fault_has_its_traceback_once_a_minute_and_is_counted_each_time() -> None:
     lines, clock, counted = LogLines(), Clock(), list[str]()
-    log = make_logger(lines, monotonic=clock, on_fault=counted.append)
+    log = make_logger("kubelet", lines, monotonic=clock, on_fault=counted.append)
     for clock.now_s in (0.0, 1.0, 2.0, 61.0):
         try:
             fail("a\n\x1b[31mb")
@@ -136,7 +136,7 @@ def test_a_fault_has_its_traceback_once_a_minute_and_is_counted_each_time() -> N
 async def test_what_a_library_logs_is_a_line_of_ours_once_a_minute() -> None:
     lines, counted = LogLines(), list[str]()
     library = logging.getLogger("uvicorn.error")
-    with opened(lines, on_fault=counted.append):
+    with opened("kubelet", lines, on_fault=counted.append):
         library.info("for developers")
         for _ in range(3):
             library.warning("a \x1b[31m%s", "warning " + "x" * 500)
@@ -164,7 +164,7 @@ async def test_what_is_not_caught_in_a_task_a_callback_and_a_thread_is_told_with
     async def forgotten() -> None:
         fail("in a task")
 
-    with opened(lines, on_fault=counted.append):
+    with opened("kubelet", lines, on_fault=counted.append):
         asyncio.get_running_loop().call_soon(fail, "in a callback with a secret argument")
         await lines.until("fault in the background")
         task = asyncio.create_task(forgotten())
@@ -189,7 +189,7 @@ async def test_a_task_that_is_forgotten_is_named() -> None:
     async def forgotten() -> None:
         raise ArithmeticError
 
-    with opened(lines):
+    with opened("kubelet", lines):
         task = asyncio.create_task(forgotten())
         await asyncio.wait([task])
         del task
@@ -205,7 +205,7 @@ async def test_a_coroutine_that_is_never_awaited_is_told() -> None:
     async def unwaited() -> None:
         await asyncio.sleep(0)
 
-    with opened(lines), warnings.catch_warnings():
+    with opened("kubelet", lines), warnings.catch_warnings():
         warnings.simplefilter("always")
         logging.captureWarnings(capture=False)  # the block above has its own way of showing them
         logging.captureWarnings(capture=True)
@@ -217,7 +217,7 @@ async def test_a_coroutine_that_is_never_awaited_is_told() -> None:
 
 async def test_work_that_is_cancelled_is_no_fault() -> None:
     lines = LogLines()
-    with opened(lines):
+    with opened("kubelet", lines):
         logging.getLogger("uvicorn.error").error("Exception", exc_info=asyncio.CancelledError())
     assert lines.entries() == []
 
@@ -225,7 +225,7 @@ async def test_work_that_is_cancelled_is_no_fault() -> None:
 async def test_lines_that_are_lost_are_counted_and_said() -> None:
     lost: list[int] = []
     stream = Failing()
-    with opened(stream, on_lost=lost.append) as (log, _):
+    with opened("kubelet", stream, on_lost=lost.append) as (log, _):
         log.info("one")
         assert await asyncio.to_thread(stream.tried.acquire, timeout=BOUND_S)
         stream.fails = False
@@ -253,7 +253,7 @@ class Failing(io.StringIO):
 
 def test_the_level_from_which_on_lines_are_logged_can_be_changed() -> None:
     stream, threshold = io.StringIO(), LogThreshold()
-    log = make_logger(stream, threshold=threshold)
+    log = make_logger("kubelet", stream, threshold=threshold)
     for level in (LogLevel.ERROR, LogLevel.WARNING):
         threshold.level = level
         log.info("info")

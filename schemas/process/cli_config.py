@@ -1,0 +1,80 @@
+"""``config check`` and ``config show`` of both programs. Must not change anything."""
+
+import json
+from collections.abc import Callable
+from typing import Annotated, Protocol
+
+import typer
+
+from schemas.error_roots import ConfigError
+from schemas.process.cli_manual import example
+from schemas.process.cli_settings import takes_settings
+from schemas.process.exit_codes import EXIT_CONFIG
+from schemas.settings import Settings
+from schemas.settings_report import as_document, as_toml
+from schemas.settings_sources import Program, Sources
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+
+
+class Config(Protocol):
+    """What a program runs with: of interest here are the kinds that it names."""
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds that an installed package must bring."""
+
+
+class Loaded(Protocol):
+    """Settings as the program's loader has read them."""
+
+    @property
+    def settings(self) -> Settings:
+        """Each setting, and where its value comes from."""
+
+    def config(self) -> Config:
+        """Return what the program runs with.
+
+        Raises:
+            ConfigError: the settings cannot be used.
+        """
+
+
+def add_commands(app: typer.Typer, program: Program, load: Callable[[Sources], Loaded]) -> None:
+    """Add the commands of ``program``, whose loader ``load`` is, to ``app``."""
+    name = program.name
+
+    @app.command(
+        epilog=example(f"{name} config check --config ./{name}.toml"),
+        help=f"Check the settings as `{name} run` would read them. Exit 78 if they cannot be used.",
+    )
+    @takes_settings(program)
+    def check(sources: Sources, as_json: AsJson = False) -> None:
+        from schemas.contract import read_contract  # noqa: PLC0415 - the validator, for this command alone
+
+        problems: tuple[str, ...] = ()
+        try:
+            read_contract(load(sources).config().kinds)
+        except ConfigError as error:
+            problems = error.problems
+        file = None if sources.file is None else str(sources.file)
+        if as_json:
+            typer.echo(json.dumps({"valid": not problems, "file": file, "problems": problems}))
+        else:
+            for problem in problems:
+                typer.echo(problem, err=True)
+            if not problems:
+                typer.echo(f"valid: {file or 'no file, the environment and the options'}")
+        if problems:
+            raise SystemExit(EXIT_CONFIG)
+
+    @app.command(epilog=example(f"{name} config show"))
+    @takes_settings(program)
+    def show(sources: Sources, as_json: AsJson = False) -> None:
+        """Show each setting as a line of the file, and where its value comes from."""
+        settings = load(sources).settings
+        if as_json:
+            typer.echo(json.dumps(as_document(settings)))
+            return
+        for line in as_toml(settings):
+            typer.echo(line)
