@@ -1,5 +1,6 @@
 import asyncio
 import os
+import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 from hashlib import sha256
@@ -14,9 +15,12 @@ from kubelet.identity.enrolment import ClockError, Enroller, EnrolmentError
 from kubelet.identity.http_exchange import NoAnswerError
 from kubelet.identity.provisioning import Enrolled, create_identity
 from kubelet.lock import held_alone
+from relay.pki.server_keys import server_key_to_pem
 from schemas.addresses import AddressError
 from schemas.certificates import verify_leaf
-from schemas.enrolment import JoinToken
+from schemas.endorsement import endorse_servers
+from schemas.enrolment import JoinToken, shown_roots
+from schemas.files import PRIVATE, write_atomic
 from schemas.identity import certificates_in
 from schemas.identity_files import IdentityFiles, IdentityFilesError
 from schemas.keys import base64url
@@ -24,12 +28,14 @@ from schemas.strict_json import loads
 from tests.fakes.clock import FakeClock
 from tests.fakes.enrolment_server import EnrolmentServer
 from tests.fakes.raw_http_server import server_context
+from tests.fakes.server_ca import SimulatedServerCa, server_key_named
 from tests.fakes.signer import DAY_MS, OTHER_NODE_ID, TENANT, SimulatedCa, key_named
 
 NOW = now_ms()
 MINUTE_MS = 60_000
 CA = SimulatedCa("root of today", NOW)
 OTHER_CA = SimulatedCa("another root of today", NOW)
+SERVERS, OTHER_SERVERS = SimulatedServerCa("servers", NOW), SimulatedServerCa("other servers", NOW)
 
 Message = dict[str, Any]
 
@@ -210,6 +216,46 @@ async def test_over_tls_a_certificate_of_the_token_s_root_is_believed(bench: Ben
 
 async def test_a_relay_in_the_middle_that_shows_the_right_roots_is_told_nothing(bench: Bench) -> None:
     async with bench.open(OTHER_CA):
+        with pytest.raises(EnrolmentError, match="is not believed"):
+            await bench.enrol()
+    assert bench.server.methods == ["GET"]
+    assert bench.untouched
+
+
+def context_of_servers(servers: SimulatedServerCa, directory: Path) -> ssl.SSLContext:
+    key = server_key_named("a server")
+    certificate, key_file = directory / "server.pem", directory / "server.key"
+    write_atomic(certificate, servers.issue("relay", ["127.0.0.1"], key.public_key()))
+    write_atomic(key_file, server_key_to_pem(key), PRIVATE)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key_file)
+    return context
+
+
+async def test_the_roots_of_servers_that_the_token_s_root_endorses_are_believed(bench: Bench) -> None:
+    bench.server.shown_roots = shown_roots(
+        CA.root_pem, SERVERS.root_pem, [endorse_servers(CA.key, SERVERS.root_pem)]
+    )
+    async with bench.server.open(context_of_servers(SERVERS, bench.directory)):
+        await bench.enrol()
+    (request,) = bench.server.genuine
+    assert request["server_roots"] is True
+
+
+@pytest.mark.parametrize(
+    "endorsements",
+    [
+        pytest.param([], id="none"),
+        pytest.param(["AAAA"], id="no signature"),
+        pytest.param([endorse_servers(OTHER_CA.key, OTHER_SERVERS.root_pem)], id="by another root"),
+        pytest.param([endorse_servers(CA.key, SERVERS.root_pem)], id="of another root of servers"),
+    ],
+)
+async def test_roots_of_servers_with_a_false_endorsement_are_not_believed(
+    bench: Bench, endorsements: list[str]
+) -> None:
+    bench.server.shown_roots = shown_roots(CA.root_pem, OTHER_SERVERS.root_pem, endorsements)
+    async with bench.server.open(context_of_servers(OTHER_SERVERS, bench.directory)):
         with pytest.raises(EnrolmentError, match="is not believed"):
             await bench.enrol()
     assert bench.server.methods == ["GET"]

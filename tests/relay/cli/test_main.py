@@ -5,6 +5,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
@@ -15,7 +16,8 @@ import pytest
 from relay.auth.agent_tokens import key_id
 from relay.auth.revoked_tokens import RevokedTokens
 from relay.cli.entry import main
-from relay.config import View
+from relay.config import StateFiles, View
+from relay.demo.local_system import issue_token
 from relay.http.listener import bind
 from relay.key_files import read_key
 from schemas.addresses import PLAIN_OPTION, HostPort
@@ -29,6 +31,7 @@ from schemas.keys import from_base64url
 from schemas.registry import SchemaRegistry
 from schemas.tokens import AGENT_REF, TokenVerifier
 from tests.fakes.audits import WrittenAudit
+from tests.fakes.demo import plan_below
 from tests.fakes.relay_command import FREE_PORT, Outcome
 from tests.fakes.relay_command import RelayCommand as Relay
 from tests.fakes.signer import NODE_ID, NOW_MS, key_named
@@ -624,6 +627,14 @@ def test_the_tokens_that_were_issued_are_listed_with_their_state(relay: Relay) -
     header, *rows = relay("token", "list").out.splitlines()
     assert header.split()[0] == "JTI"
     assert [row.split()[0] for row in rows] == [kept, revoked]
+
+
+def test_the_token_of_a_demo_is_listed(relay: Relay, state: Path) -> None:
+    plan = replace(plan_below(state.parent), state=StateFiles(state))
+    payload = issue_token(plan, "demo-agent").split(".")[1]
+    (listed,) = json.loads(relay("token", "list", "--json").out)
+    assert (listed["sub"], listed["state"]) == ("demo-agent", "valid")
+    assert listed["jti"] == json.loads(from_base64url(payload))["jti"]
 
 
 def test_an_issued_token_is_never_kept(relay: Relay, state: Path) -> None:

@@ -104,6 +104,7 @@ def test_a_selector_that_means_no_node_is_an_error_with_close_tags(names: NodeNa
     with pytest.raises(UnknownNodeError) as raised:
         names.members("acme", "tag:gatway")
     assert raised.value.close == ("tag:gateway",)
+    assert str(raised.value) == "no node has the tag 'tag:gatway'; close: tag:gateway"
     with pytest.raises(UnknownNodeError):
         names.members("initech", "*")
 

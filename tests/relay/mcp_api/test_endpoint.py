@@ -611,6 +611,14 @@ async def test_a_client_that_says_again_that_it_is_ready_is_followed_once(stage:
         assert stage.notifier.listeners == 1
 
 
+async def test_a_session_is_not_opened_by_a_url_with_an_option_that_there_is_not(stage: Stage) -> None:
+    async with asyncio.timeout(BOUND_S), stage.http() as http:
+        params = {"protocolVersion": OLD, "capabilities": {}, "clientInfo": {"name": "wire", "version": "0"}}
+        answer = await Wire(http, "/mcp?veiw=kinds", "legacy").ask("initialize", params)
+    assert (answer["error"]["code"], "result" in answer) == (-32602, False)
+    assert answer["error"]["message"].endswith("; did you mean view?")
+
+
 # --- shares of what is open ---------------------------------------------------------------------------
 
 OTHER: dict[str, Any] = {"sub": "agent-2"}
