@@ -125,6 +125,14 @@ class SendsTwice(RelayEnd):
             connection.again.append(next(reversed(self.waiting)))
 
 
+class DropsWithoutCounting(RelayEnd):
+    """Drops answers, and does not count them."""
+
+    def receive(self, connection: RelayConnection, text: str | None) -> None:
+        super().receive(connection, text)
+        connection.end.machine.dropped.clear()
+
+
 class OfflineAfterSending(RelayEnd):
     """Says that a command was never sent when its connection is lost."""
 
@@ -157,6 +165,7 @@ PLANTED = [
     (Parts(gauge=NoDelay), "a command runs twice"),
     (Parts(relay=NeverExpires), "no outcome by its deadline"),
     (Parts(relay=SendsTwice), "sent twice over one connection"),
+    (Parts(relay=DropsWithoutCounting), "was not dropped and counted"),
     (Parts(relay=OfflineAfterSending), "said to be never sent"),
 ]
 
