@@ -97,7 +97,6 @@ class Dispatcher:
     async def submit(self, frame: Frame, budget_ms: int, reply: Reply) -> None:
         """Run the command in ``frame`` within ``budget_ms``, or answer again if it was seen before."""
         msg_id = frame.msg_id
-        correlation_id = frame.payload["correlation_id"]
         now = self._ticks_ms()
         # Without what the way has taken: the relay's own deadline can only be earlier.
         match self._memory.admit(msg_id, now + frame.payload["deadline_ms"], now):
@@ -110,10 +109,14 @@ class Dispatcher:
                     await reply(msg_id, answer)
             case CommandStatus.FORGOTTEN:
                 gone = ToolError(Failure.DEADLINE_EXCEEDED, "It ran before; its answer is not kept any more.")
-                await reply(msg_id, _refusal(gone, correlation_id))
+                await self._refuse(frame, gone, reply)
             case CommandStatus.FULL:
                 full = ToolError(Failure.RATE_LIMITED, retry_after_ms=_BUSY_RETRY_MS)
-                await reply(msg_id, _refusal(full, correlation_id))
+                await self._refuse(frame, full, reply)
+
+    async def _refuse(self, frame: Frame, error: ToolError, reply: Reply) -> None:
+        self.outcomes[error.failure.value.code, "node"] += 1
+        await reply(frame.msg_id, _refusal(error, frame.payload["correlation_id"]))
 
     def cancel(self, msg_id: str) -> None:
         """Stop the command ``msg_id``: its caller waits no longer."""

@@ -26,6 +26,8 @@ from schemas.text import printable
 FIRST_WAIT_S = 5.0
 LONGEST_WAIT_S = 60.0
 _KEEPALIVE_S = 30
+MAX_UNCONFIRMED = 16
+"""The retained messages that wait for the broker's confirmation. paho keeps them across connections."""
 _CONFIRM_TIMEOUT_S = 5.0
 _STOP_S = 2.0
 _TURN_S = 120.0
@@ -41,6 +43,7 @@ class MqttPublisher:
     for a broker over TLS.
 
     Attributes:
+        refused: how many messages paho did not take, since too many wait for a confirmation.
         ended: set when paho's thread has ended, by ``stop`` or by a fault.
         loop: the progress of that thread.
     """
@@ -64,8 +67,10 @@ class MqttPublisher:
         self._loop: asyncio.AbstractEventLoop | None = None
         self.loop = Loop(monotonic)
         self.connected = False
+        self.refused = 0
         self.ended = asyncio.Event()
         self._client = WatchedClient(client_id)
+        self._client.max_queued_messages_set(MAX_UNCONFIRMED)
         self._client.on_turn = lambda: self.loop.busy(_TURN_S)
         self._client.on_end = lambda: self._hand_over(self.ended.set)
         if tls is not None:
@@ -110,6 +115,7 @@ class MqttPublisher:
         if not self.connected:
             return False
         info = self._client.publish(topic, payload, qos=1 if retain else 0, retain=retain)
+        self.refused += info.rc == paho.MQTT_ERR_QUEUE_SIZE
         return info.rc == paho.MQTT_ERR_SUCCESS
 
     async def publish_confirmed(self, topic: str, payload: bytes) -> bool:

@@ -19,6 +19,7 @@ class Publisher(Protocol):
         loop: the progress of that thread.
     """
 
+    refused: int
     ended: asyncio.Event
     loop: Loop
 
@@ -48,6 +49,7 @@ class NoPublisher:
     """Stands for a connection where the relay has no broker: nothing is ever published, and nothing ends."""
 
     def __init__(self) -> None:
+        self.refused = 0
         self.ended = asyncio.Event()
         self.loop = Loop(time.monotonic)
 

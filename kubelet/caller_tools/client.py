@@ -140,12 +140,17 @@ class Client:
             # Without the id: with it, this would be read as the response to the request that runs.
             raise RpcError(json_rpc.INVALID_REQUEST, "the id is that of a request that is in flight")
         if len(self._running) >= MAX_IN_FLIGHT:
-            busy = ToolError(Failure.RATE_LIMITED, retry_after_ms=1000)
-            self._send(json_rpc.tool_error(request_id, busy, None))
+            self._refuse(request_id, ToolError(Failure.RATE_LIMITED, retry_after_ms=1000))
             return
         task = asyncio.create_task(self._respond(request_id, request))
         self._running[request_id] = task
         task.add_done_callback(lambda _: self._running.pop(request_id))
+
+    def _refuse(self, request_id: RequestId, error: ToolError) -> None:
+        if error.failure is Failure.RATE_LIMITED:
+            self._parts.counts["requests_refused"] += 1
+        caller_text = error.text if isinstance(error, CallerFailedError) else None
+        self._send(json_rpc.tool_error(request_id, error, caller_text))
 
     async def _respond(self, request_id: RequestId, request: Request) -> None:
         try:
@@ -154,8 +159,7 @@ class Client:
         except RpcError as error:
             self._send(json_rpc.rpc_error(RpcError(error.code, str(error), request_id)))
         except ToolError as error:
-            caller_text = error.text if isinstance(error, CallerFailedError) else None
-            self._send(json_rpc.tool_error(request_id, error, caller_text))
+            self._refuse(request_id, error)
         except Exception:
             # A bug must cost one request, not the connection.
             self._parts.log.exception("request of a local client failed")

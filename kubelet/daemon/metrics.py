@@ -35,6 +35,16 @@ def metrics_text(status: Mapping[str, Any]) -> str:
             [({"code": one["code"], "hop": one["hop"]}, one["count"]) for one in status["calls"]["outcomes"]],
         ),
         _gauge("calls_in_flight", "Commands that run", [(_NO_LABELS, status["calls"]["in_flight"])]),
+        _counter(
+            "messages_refused",
+            "Messages that the connection to the relay or to the broker did not take",
+            [({"by": by}, count) for by, count in status["messages_refused"].items()],
+        ),
+        _counter(
+            "local_clients",
+            "What was refused or dropped between local agents and callers, by what it was",
+            [({"event": event}, count) for event, count in status["local_clients"].items()],
+        ),
         _counter("faults", "Exceptions that were not expected", [(_NO_LABELS, status["faults"])]),
         _counter(
             "log_lines_lost", "Log lines that could not be written", [(_NO_LABELS, status["log_lines_lost"])]

@@ -76,6 +76,8 @@ class DaemonStatus:
                 "in_flight": node.dispatcher.inflight,
                 "outcomes": [{"code": code, "hop": hop, "count": n} for (code, hop), n in outcomes],
             },
+            "messages_refused": {"relay": node.frames.refused, "broker": self.publisher.refused},
+            "local_clients": dict(self.tools.counts),
             "faults": self.counts.faults,
             "log_lines_lost": self.counts.lines_lost,
         }

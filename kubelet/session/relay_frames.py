@@ -38,6 +38,7 @@ class RelayFrames:
     """The one-way frames of one node.
 
     Attributes:
+        refused: how many frames a connection did not take, which was over its rate or did not read.
         dropped: how many of the relay's frames were dropped since the start, by reason.
     """
 
@@ -49,6 +50,7 @@ class RelayFrames:
         self._texts: deque[str] = deque()
         self._bytes = 0
         self._sending: asyncio.Task[None] | None = None
+        self.refused = 0
         self.dropped: dict[DropReason, int] = {}
 
     def send(self, frame_type: FrameType, payload: Mapping[str, Any]) -> bool:
@@ -57,11 +59,15 @@ class RelayFrames:
         False also if the relay does not read, and beyond the size and the rate of the type.
         """
         channel = self._channel
-        if channel is None or not channel.is_open or self._bytes >= MAX_QUEUED_BYTES:
+        if channel is None or not channel.is_open:
+            return False
+        if self._bytes >= MAX_QUEUED_BYTES:
+            self.refused += 1
             return False
         try:
             text = channel.encoded(frame_type, payload)
         except OverRateError:
+            self.refused += 1
             return False
         except ProtocolError as error:
             self._log.error("frame does not fit its type", type=frame_type.value, exc_info=error)

@@ -98,7 +98,7 @@ def build(  # noqa: PLR0913 - what comes in from outside
 ) -> CallerToolsPart:
     """Return the wing's parts, connected with each other and with ``frames``."""
     budget = MemoryBudget(NODE_BYTES, TOTAL_BYTES)
-    outbox = Outbox(frames, log)
+    outbox = Outbox(frames, log, records.frame_dropped)
     endings = Endings(registry, outbox, records, budget, monotonic)
     requests = NodeRequests(registry, endings, outbox, records, ulids, monotonic)
     requests.follow(frames)

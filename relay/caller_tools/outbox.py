@@ -5,7 +5,7 @@ anew. Must not know what a frame is for.
 """
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -21,11 +21,17 @@ MAX_WAITING = 1024
 
 
 class Outbox:
-    """What waits for each node."""
+    """What waits for each node. ``on_dropped`` is called with the type of each frame that does not fit."""
 
-    def __init__(self, frames: NodeFrames, log: FilteringBoundLogger) -> None:
+    def __init__(
+        self,
+        frames: NodeFrames,
+        log: FilteringBoundLogger,
+        on_dropped: Callable[[FrameType], None] = lambda _: None,
+    ) -> None:
         self._frames = frames
         self._log = log
+        self._on_dropped = on_dropped
         self._waiting: dict[str, deque[tuple[FrameType, Mapping[str, Any]]]] = {}
         self._overflowing: set[str] = set()
 
@@ -51,6 +57,7 @@ class Outbox:
         """Send a frame as soon as the node can take it; it is dropped if the node is not connected."""
         waiting = self._waiting.setdefault(node_id, deque())
         if len(waiting) >= MAX_WAITING:
+            self._on_dropped(type_)
             # A node that sends requests and does not read the answers; it requests them again.
             if node_id not in self._overflowing:
                 self._overflowing.add(node_id)

@@ -12,6 +12,7 @@ from relay.auth.agent_tokens import Principal
 from relay.caller_tools.requests import PendingRequest
 from relay.caller_tools.session import CallerSession
 from relay.observability.metrics import Metrics
+from schemas.frame_types import FrameType
 from schemas.text import printable
 
 _MAX_SHOWN_ID = 64
@@ -76,6 +77,10 @@ class Records:
         self._write(
             f'{_members(session, request)},"outcome":"{outcome}","code":"{code}","duration_ms":{duration_ms}'
         )
+
+    def frame_dropped(self, type_: FrameType) -> None:
+        """Count a frame to a node for which too many wait."""
+        self._metrics.one_way_frames.labels(type_, "dropped").inc()
 
     def unexpected_answer(self, principal: Principal, session: CallerSession, request_id: str) -> None:
         """Record an answer to a request that is not pending."""

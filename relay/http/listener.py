@@ -25,6 +25,8 @@ from schemas.frames import MAX_FRAME_BYTES
 _PING_INTERVAL_S = 15
 _PING_TIMEOUT_S = 10
 _SHUTDOWN_S = 3
+_BACKLOG = 2048
+"""The connections that wait in the kernel to be accepted, if its ``somaxconn`` permits as many."""
 
 
 async def _nothing_to_drain() -> None:
@@ -128,6 +130,7 @@ async def serve(  # noqa: PLR0913, PLR0917 - what comes in from outside
         application,
         http=DirectHttp,
         ws=BoundedWebSocket,
+        backlog=_BACKLOG,
         ws_max_size=MAX_FRAME_BYTES,
         ws_per_message_deflate=False,
         log_config=None,

@@ -51,7 +51,11 @@ class OneWayFrames:
         queue = self._queues.get(node_id)
         if queue is None or not queue.connection.is_open:
             raise ToolError(Failure.NODE_OFFLINE)
-        queue.put(frame_type, payload)
+        try:
+            queue.put(frame_type, payload)
+        except ToolError:
+            self._metrics.one_way_frames.labels(frame_type, "refused").inc()
+            raise
         self._metrics.one_way_frames.labels(frame_type, "sent").inc()
 
     def on_frame(self, frame_type: FrameType, handler: FrameHandler) -> None:

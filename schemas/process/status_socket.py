@@ -45,7 +45,7 @@ async def served(directory: Path, status: Status) -> AsyncIterator[None]:
 
     async def answer(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            async with at_once, asyncio.timeout(TIMEOUT_S):
+            async with asyncio.timeout(TIMEOUT_S), at_once:
                 writer.write(json.dumps(dict(status())).encode("ascii"))
                 await writer.drain()
         except (OSError, TimeoutError):

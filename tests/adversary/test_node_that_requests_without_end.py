@@ -38,6 +38,7 @@ async def test_the_relay_keeps_a_bounded_part_of_it(hub: Hub, monkeypatch: pytes
     (session,) = hub.caller_sessions
     assert len(session.requests) == MAX_PENDING
     assert len(hub.caller_tools.outbox) == MAX_WAITING
+    assert hub.counted("one_way_frames_total", type="caller_tool_result", event="dropped") > 0
     assert len(hub.lines.entries()) < 20
     assert len(hub.audited()) - lines == MAX_PENDING
     hub.refusals.write()

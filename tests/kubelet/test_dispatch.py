@@ -475,6 +475,7 @@ async def test_a_node_that_can_remember_no_more_says_so(
     answer = await answers.next()
     assert (code_of(answer), answer["error"]["retry_after_ms"] > 0) == ("E_RATE_LIMITED", True)
     assert dispatcher.inflight == remembered
+    assert dispatcher.outcomes["E_RATE_LIMITED", "node"] == 1
     await dispatcher.close()
 
 

@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from kubelet.announce.mqtt import FIRST_WAIT_S, LONGEST_WAIT_S, MqttPublisher
+from kubelet.announce.mqtt import FIRST_WAIT_S, LONGEST_WAIT_S, MAX_UNCONFIRMED, MqttPublisher
 from kubelet.backoff import Backoff
 from schemas.addresses import BrokerAddress
 from schemas.process.logs import make_logger
@@ -224,6 +224,16 @@ async def test_a_broker_that_refuses_is_not_taken_for_one_that_accepts(log: LogL
             assert publisher.publish(TOPIC, b"manifest", retain=True) is False
     assert line["reason"] == "Not authorized"
     assert log.entries("broker connected") == []
+
+
+async def test_what_a_broker_does_not_confirm_is_bounded_and_counted(log: LogLines) -> None:
+    async with raw_broker(b"\x20\x02\x00\x00") as (address, _):
+        publisher = publisher_to(address, log)
+        async with started(publisher) as connections:
+            await connections.next()
+            taken = [publisher.publish(TOPIC, b"", retain=True) for _ in range(MAX_UNCONFIRMED + 3)]
+    assert taken == [True] * MAX_UNCONFIRMED + [False] * 3
+    assert publisher.refused == 3
 
 
 async def test_stopping_takes_leave_of_the_broker(log: LogLines) -> None:

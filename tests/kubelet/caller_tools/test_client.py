@@ -164,6 +164,7 @@ async def test_beyond_the_limit_of_one_connection_they_are_refused_at_once(
     for number in range(MAX_IN_FLIGHT + 1):
         client.send("caller_tool", {"tool": "get_memory"}, number)
     error = (await client.response(MAX_IN_FLIGHT))["error"]
+    assert relay.tools.counts["requests_refused"] == 1
     assert error["data"]["code"] == "E_RATE_LIMITED"
     assert error["data"]["retry_after_ms"] > 0
 

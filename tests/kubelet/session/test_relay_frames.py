@@ -93,11 +93,13 @@ async def test_what_waits_for_a_relay_that_does_not_read_is_bounded(frames: Rela
     large = {"n": "x" * 60_000}
     sent = sum(frames.send(FrameType.TELEMETRY, large) for _ in range(100))
     assert sent == -(-MAX_QUEUED_BYTES // len(held.encoded("telemetry", large)))
+    assert frames.refused == 100 - sent
 
 
 async def test_a_frame_over_its_rate_is_not_sent(frames: RelayFrames, held: Held) -> None:
     held.error = OverRateError(1.0)
     assert not frames.send(FrameType.TELEMETRY, SAMPLE)
+    assert frames.refused == 1
 
 
 async def test_a_frame_that_does_not_fit_its_type_is_a_fault_of_ours(

@@ -93,8 +93,10 @@ def test_a_frame_that_cannot_be_sent_at_all_is_a_fault_and_does_not_stop_the_oth
 def test_a_limited_number_waits(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_WAITING", 2)
     frames = Frames(0)
-    outbox = Outbox(frames, hub.log)
+    dropped: list[FrameType] = []
+    outbox = Outbox(frames, hub.log, dropped.append)
     post(outbox, 1, 2, 3, 4)
+    assert dropped == [FrameType.SESSION_END] * 2
     assert len(outbox) == 2
     frames.accepts = 9
     outbox.flush()

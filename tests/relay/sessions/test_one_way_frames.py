@@ -159,6 +159,7 @@ async def test_what_waits_for_a_node_that_does_not_read_is_bounded(hub: Hub) -> 
     with pytest.raises(ToolError) as caught:
         frames.send(node.node_id, FrameType.TELEMETRY_LEASE, LEASE)
     assert caught.value.failure is Failure.RATE_LIMITED
+    assert hub.counted("one_way_frames_total", type="telemetry_lease", event="refused") == 1
     frames.lost(session)
     with pytest.raises(ToolError, match="E_NODE_OFFLINE"):
         frames.send(node.node_id, FrameType.TELEMETRY_LEASE, LEASE)

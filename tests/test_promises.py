@@ -1,0 +1,36 @@
+"""Every promise of ``docs/promises.md`` names tests that exist."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+DOCUMENT = (ROOT / "docs" / "promises.md").read_text("utf-8")
+TEST = re.compile(r"`(tests/[\w/]+\.py)::(test_\w+)`")
+ROW = re.compile(r"^\| (?!Promised|-)(.+?) \| (.+) \|$", re.MULTILINE)
+PROMISES = ROW.findall(DOCUMENT)
+
+
+def missing_tests(cell: str) -> set[str]:
+    """Return the tests that ``cell`` names and that are not in their file."""
+    return {f"{file}::{name}" for file, name in TEST.findall(cell) if name not in defined_in(ROOT / file)}
+
+
+def defined_in(file: Path) -> set[str]:
+    if not file.is_file():
+        return set()
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+    return {node.name for node in ast.parse(file.read_text("utf-8")).body if isinstance(node, functions)}
+
+
+@pytest.mark.parametrize(("promise", "cell"), PROMISES, ids=[promise for promise, _ in PROMISES])
+def test_a_promise_is_shown_by_tests_that_exist(promise: str, cell: str) -> None:
+    assert TEST.search(cell), promise
+    assert missing_tests(cell) == set()
+
+
+def test_a_test_that_does_not_exist_is_found() -> None:
+    for file, name in (("tests/test_promises.py", "test_of_nothing"), ("tests/test_of_nothing.py", "test_x")):
+        assert missing_tests(f"`{file}::{name}`") == {f"{file}::{name}"}
