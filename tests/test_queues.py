@@ -99,7 +99,9 @@ def sources() -> dict[str, str]:
 def name_of(node: ast.AST) -> str:
     if isinstance(node, ast.Subscript):
         node = node.value
-    return getattr(node, "attr", None) or getattr(node, "id", "")
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    return node.id if isinstance(node, ast.Name) else ""
 
 
 def made_in(text: str) -> list[tuple[str, ast.Call | None]]:
