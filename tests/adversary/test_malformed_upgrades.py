@@ -65,7 +65,7 @@ async def spoken(
     shown = authority.server("relay")
     context = LiveContext(TlsFiles(shown.certificate, shown.key)).context
     async with Server.running(context) as server:
-        yield server, client_context(authority.ca.root_pem)
+        yield server, client_context(authority.servers.root_pem)
 
 
 async def answer_to(server: Server, context: ssl.SSLContext | None, head: bytes) -> bytes:

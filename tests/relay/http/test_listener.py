@@ -125,7 +125,7 @@ def test_over_tls_a_client_that_trusts_the_root_is_served(
     async def scene() -> None:
         async with Server.running(tls) as server:
             server.app = APP
-            reader, writer = await connected(server, client_context(authority.ca.root_pem))
+            reader, writer = await connected(server, client_context(authority.servers.root_pem))
             writer.write(HTTP)
             assert (await reader.readuntil(b"hello")).startswith(b"HTTP/1.1 200")
             writer.close()
@@ -165,7 +165,7 @@ def test_what_is_no_tls_is_not_answered(run: Run, tls: ssl.SSLContext) -> None:
 
 def test_an_old_version_of_tls_is_refused(run: Run, tls: ssl.SSLContext, authority: PlayedAuthority) -> None:
     def only(version: ssl.TLSVersion) -> ssl.SSLContext:
-        context = client_context(authority.ca.root_pem)
+        context = client_context(authority.servers.root_pem)
         context.set_ciphers("ALL:@SECLEVEL=0")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)
@@ -189,7 +189,7 @@ def test_the_limits_of_a_head_hold_over_tls(
     async def scene() -> None:
         async with Server.running(tls) as server:
             server.app = APP
-            reader, writer = await connected(server, client_context(authority.ca.root_pem))
+            reader, writer = await connected(server, client_context(authority.servers.root_pem))
             writer.write(b"GET / HTTP/1.1\r\nX: ")
             await flood(reader, writer, b"x" * (MAX_HEAD_BYTES // 4))
 
@@ -203,7 +203,7 @@ def test_a_stranger_cannot_flood_a_websocket_over_tls(
         listener = Listener()
         async with Server.running(tls) as server:
             server.app = listener
-            reader, writer = await connected(server, client_context(authority.ca.root_pem))
+            reader, writer = await connected(server, client_context(authority.servers.root_pem))
             writer.write(UPGRADE)
             await reader.readuntil(b"\r\n\r\n")
             await flood(reader, writer, EMPTY_FRAME * 1000)
@@ -240,7 +240,7 @@ def test_who_does_not_read_is_let_go_of(
     run: Run, tls: ssl.SSLContext, authority: PlayedAuthority, asked: bytes, *, over_tls: bool
 ) -> None:
     async def scene() -> None:
-        served, client = (tls, client_context(authority.ca.root_pem)) if over_tls else (None, None)
+        served, client = (tls, client_context(authority.servers.root_pem)) if over_tls else (None, None)
         async with Server.running(served, SocketTimeouts(write_s=SOON_S)) as server:
             server.app = sender = Sender()
             _, writer = await connected(server, client)
@@ -265,7 +265,7 @@ def test_a_stop_closes_what_is_left(
     monkeypatch.setattr("relay.http.listener._SHUTDOWN_S", SOON_S)
 
     async def scene() -> None:
-        served, client = (tls, client_context(authority.ca.root_pem)) if over_tls else (None, None)
+        served, client = (tls, client_context(authority.servers.root_pem)) if over_tls else (None, None)
         async with Server.running(served) as server:
             server.app = Sender()
             held: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
@@ -294,7 +294,7 @@ def test_a_node_cannot_flood_a_websocket_over_tls(
         listener = Listener(admits=True)
         async with Server.running(tls) as server:
             server.app = listener
-            reader, writer = await connected(server, client_context(authority.ca.root_pem))
+            reader, writer = await connected(server, client_context(authority.servers.root_pem))
             writer.write(UPGRADE)
             await reader.readuntil(b"\r\n\r\n")
             await flood(reader, writer, PING * 1000)
@@ -312,7 +312,7 @@ def test_messages_over_the_rate_wait_for_their_turn_over_tls(
         listener = Listener(admits=True)
         async with Server.running(tls) as server:
             server.app = listener
-            reader, writer = await connected(server, client_context(authority.ca.root_pem))
+            reader, writer = await connected(server, client_context(authority.servers.root_pem))
             writer.write(UPGRADE)
             await reader.readuntil(b"\r\n\r\n")
             # In pieces, so that reading stops and goes on.
