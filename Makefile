@@ -9,7 +9,7 @@ WORKERS ?= auto
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check test test-all lint types coverage walk bench format lock man picture wheel clean
+.PHONY: help demo check test test-all lint types coverage walk bench chaos format lock man picture wheel clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -62,6 +62,11 @@ walk: $(READY) ## a random walk through the model of delivery: STEPS=n SEED=s
 
 bench: $(READY) ## ratios against named references, measured in one run
 	@$(BIN)/python -P -m bench
+
+FAULTS ?= 10000
+
+chaos: $(READY) ## FAULTS=n seeded faults between real processes; SEED=s replays the schedule of a run
+	@$(BIN)/python -P -m tests.chaos --faults $(FAULTS) $(if $(SEED),--seed $(SEED))
 
 format: $(READY) ## rewrite the sources in the project's style
 	@$(BIN)/ruff check --fix .

@@ -1,20 +1,40 @@
-"""A TCP proxy whose connections a test can cut."""
+"""A TCP proxy that a test has do to its connections what networks do."""
 
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from enum import StrEnum
 
 from schemas.addresses import BrokerAddress
 
 
-class FaultProxy:
-    """Passes bytes on to ``target``, both ways, until a test cuts its connections."""
+class LinkFault(StrEnum):
+    """What happens to bytes on their way, in both directions."""
 
-    def __init__(self, target: BrokerAddress) -> None:
+    DELAY = "delay"
+    """They wait until the fault ends."""
+    CUT = "cut"
+    """The connections are ended, and new ones too, until the fault ends."""
+    BLACK_HOLE = "black-hole"
+    """They are lost; when the fault ends, the connections that lost some are ended."""
+    TRUNCATE = "truncate"
+    """Half of what comes next arrives, and then the end of the connection."""
+    REORDER = "reorder"
+    """The second half of what comes next arrives before the first."""
+    CORRUPT = "corrupt"
+    """One bit of what comes next arrives inverted."""
+
+
+class FaultProxy:
+    """Passes bytes on to ``target``, both ways, while no fault has begun. ``port`` 0 is any that is free."""
+
+    def __init__(self, target: BrokerAddress, port: int = 0) -> None:
         self._target = target
+        self._port = port
         self._server: asyncio.Server | None = None
-        self._writers: set[asyncio.StreamWriter] = set()
+        self._connections: list[_Connection] = []
         self._tasks: set[asyncio.Task[None]] = set()
+        self._of_all: LinkFault | None = None
 
     @property
     def address(self) -> BrokerAddress:
@@ -26,18 +46,39 @@ class FaultProxy:
     @asynccontextmanager
     async def running(self) -> AsyncIterator["FaultProxy"]:
         """Serve until the end of the block."""
-        self._server = await asyncio.start_server(self._accepted, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(self._accepted, "127.0.0.1", self._port)
         try:
             yield self
         finally:
             self._server.close()
+            self.end()
             self.cut()
             await asyncio.gather(*self._tasks)
 
     def cut(self) -> None:
         """Lose every connection that there is now; new ones are served."""
-        for writer in self._writers:
-            writer.transport.abort()
+        for connection in self._connections:
+            connection.cut()
+
+    def begin(self, fault: LinkFault, which: int | None = None) -> None:
+        """Have ``fault`` happen until ``end``: to every connection, also new ones, or to one that there is.
+
+        ``which`` counts the connections as they were accepted, and around.
+        """
+        if which is None:
+            self._of_all = fault
+        affected = self._connections if which is None else self._nth(which)
+        for connection in affected:
+            connection.begin(fault)
+
+    def end(self) -> None:
+        """End the fault."""
+        self._of_all = None
+        for connection in self._connections:
+            connection.end()
+
+    def _nth(self, which: int) -> "list[_Connection]":
+        return [self._connections[which % len(self._connections)]] if self._connections else []
 
     def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.create_task(self._connected(reader, writer))
@@ -45,22 +86,73 @@ class FaultProxy:
         task.add_done_callback(self._tasks.discard)
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._of_all is LinkFault.CUT:
+            writer.transport.abort()
+            return
         try:
             far_reader, far_writer = await asyncio.open_connection(self._target.host, self._target.port)
         except OSError:  # the target is not up
             writer.transport.abort()
             return
-        pair = {writer, far_writer}
-        self._writers |= pair
+        connection = _Connection(writer, far_writer)
+        self._connections.append(connection)
+        if self._of_all is not None:
+            connection.begin(self._of_all)
         try:
-            await asyncio.gather(_pump(reader, far_writer), _pump(far_reader, writer))
+            await asyncio.gather(connection.pump(reader, far_writer), connection.pump(far_reader, writer))
         finally:
-            self._writers -= pair
+            self._connections.remove(connection)
 
 
-async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    with suppress(ConnectionError):
-        while data := await reader.read(65536):
-            writer.write(data)
-            await writer.drain()
-    writer.close()
+class _Connection:
+    """One connection: the two ends to which the proxy writes, and the fault that it has."""
+
+    def __init__(self, *writers: asyncio.StreamWriter) -> None:
+        self._writers = writers
+        self._fault: LinkFault | None = None
+        self._has_lost = False
+        self._passes = asyncio.Event()
+        self._passes.set()
+
+    def begin(self, fault: LinkFault) -> None:
+        self._fault = fault
+        if fault is LinkFault.CUT:
+            self.cut()
+        elif fault is LinkFault.DELAY:
+            self._passes.clear()
+
+    def end(self) -> None:
+        self._fault = None
+        self._passes.set()
+        if self._has_lost:
+            self.cut()
+
+    def cut(self) -> None:
+        self._passes.set()
+        for writer in self._writers:
+            writer.transport.abort()
+
+    async def pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError):
+            while data := await reader.read(65536):
+                await self._passes.wait()
+                writer.write(self._changed(data))
+                await writer.drain()
+                if self._fault is LinkFault.TRUNCATE:
+                    break
+        writer.close()
+
+    def _changed(self, data: bytes) -> bytes:
+        half = len(data) // 2
+        match self._fault:
+            case LinkFault.BLACK_HOLE:
+                self._has_lost = True
+                return b""
+            case LinkFault.TRUNCATE:
+                return data[:half]
+            case LinkFault.REORDER:
+                return data[half:] + data[:half]
+            case LinkFault.CORRUPT:
+                return data[:half] + bytes([data[half] ^ 1]) + data[half + 1 :]
+            case _:
+                return data

@@ -1,0 +1,49 @@
+"""Make faults, and check what they left: ``python -P -m tests.chaos --faults N``. Prints a failure's seed."""
+
+import argparse
+import asyncio
+import random
+import shutil
+import sys
+from pathlib import Path
+
+from tests.chaos.checker import violations
+from tests.chaos.history import summary
+from tests.chaos.run import run
+
+
+def main() -> int:
+    """Run, and return the exit code; the journals of a run that failed are kept."""
+    parser = argparse.ArgumentParser(prog="python -P -m tests.chaos", description=__doc__)
+    parser.add_argument("--faults", type=int, default=10_000, help="how many (default: 10000)")
+    parser.add_argument(
+        "--seed", type=int, default=None, help="replay the schedule of this seed (default: any)"
+    )
+    parser.add_argument(
+        "--directory", type=Path, default=Path("build/chaos"), help="where the journals are kept"
+    )
+    options = parser.parse_args()
+    seed = options.seed if options.seed is not None else random.SystemRandom().getrandbits(32)
+    directory = (options.directory / str(seed)).resolve()
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(parents=True)
+    kept = f"seed {seed}, journals in {directory}"
+    print(kept, flush=True)
+    try:
+        history = asyncio.run(run(directory, seed, options.faults, lambda line: print(line, flush=True)))
+    except BaseException:
+        print(f"failed: {kept}", file=sys.stderr)
+        raise
+    found = violations(history)
+    for violation in found:
+        print(violation, file=sys.stderr)
+    print(f"{options.faults} faults, {len(found)} violations; {summary(history)}")
+    if found:
+        print(f"failed: {kept}", file=sys.stderr)
+        return 1
+    shutil.rmtree(directory)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

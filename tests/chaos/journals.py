@@ -1,0 +1,47 @@
+"""Reads what the relay and the nodes have written of the calls of a run.
+
+A line that a killed process did not finish is left out. Must not judge.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from relay.audit.chain import numbered
+from relay.audit.verify import parsed
+from tests.chaos.history import Decision, Outcome, Run
+
+
+def audit(path: Path) -> tuple[list[Decision], list[Outcome]]:
+    """Return the decisions and the outcomes in the audit whose newest file is ``path``."""
+    decisions, outcomes = [], []
+    for line in _lines([*(file for _, file in numbered(path)), path]):
+        correlation_id, at_ms = line.get("correlation_id"), line.get("ts_ms")
+        if "decision" in line:
+            decisions.append(Decision(str(correlation_id), int(str(at_ms)), line["decision"] == "allow"))
+        elif "outcome" in line:
+            outcomes.append(Outcome(str(correlation_id), int(str(at_ms)), float(line["duration_ms"])))
+    return decisions, outcomes
+
+
+def runs(log: Path, node_id: str) -> list[Run]:
+    """Return the commands in the log of a node that it has run for a caller that traces its calls."""
+    return [
+        Run(line["traceparent"].split("-")[1], line["correlation_id"], node_id)
+        for line in _lines([log])
+        if line.get("event") == "command done"
+    ]
+
+
+def _lines(files: list[Path]) -> Iterator[dict[str, Any]]:
+    for file in files:
+        for data in file.read_bytes().splitlines():
+            if (line := parsed(data)) is not None:
+                yield line
+
+
+def written(path: Path, record: dict[str, Any]) -> None:
+    """Append ``record`` to the journal ``path``."""
+    with path.open("a", encoding="ascii") as journal:
+        journal.write(json.dumps(record) + "\n")

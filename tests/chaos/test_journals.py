@@ -1,0 +1,41 @@
+"""What the relay and a node write is read as they write it, also where its last line is torn."""
+
+from pathlib import Path
+
+from relay.audit.log import AuditLog
+from tests.chaos.history import Decision, Outcome, Run
+from tests.chaos.journals import audit, runs
+from tests.fakes.clock import FakeClock
+
+NOW = 1_800_000_000_000
+TRACE = "0af7651916cd43dd8448eb211c80319c"
+
+
+def test_the_audit_is_read_through_all_of_its_files(tmp_path: Path) -> None:
+    path = tmp_path / "audit.jsonl"
+    clock = FakeClock(NOW)
+    log = AuditLog(path, clock, max_bytes=1)
+    log.write(correlation_id="A", decision="allow", code="ok")
+    log.write(correlation_id="B", decision="deny", code="E_SAFETY_DENIED")
+    clock.advance(1000)  # the log looks at its size once a second
+    log.write(correlation_id="A", outcome="ok", code="ok", duration_ms=12.5)
+    log.write(event="fleet", reason="neither a decision nor an outcome")
+    log.close()
+    with path.open("ab") as torn:
+        torn.write(b'{"prev":"00","correlation_id":"C","outc')
+    assert [file.name for file in tmp_path.glob("audit-*.jsonl")] == ["audit-000001.jsonl"]
+    decisions, outcomes = audit(path)
+    assert decisions == [Decision("A", NOW, allowed=True), Decision("B", NOW, allowed=False)]
+    assert outcomes == [Outcome("A", NOW + 1000, 12.5)]
+
+
+def test_a_run_is_a_command_that_was_done(tmp_path: Path) -> None:
+    log = tmp_path / "node.log"
+    traced = f'"correlation_id": "A", "traceparent": "00-{TRACE}-00f067aa0ba902b7-01"'
+    log.write_text(
+        f'{{"event": "command done", {traced}}}\n'
+        f'{{"event": "command refused", "code": "E_RATE_LIMITED", {traced}}}\n'
+        "not JSON\n"
+        f'{{"event": "command done", {traced}'
+    )
+    assert runs(log, "node-0") == [Run(TRACE, "A", "node-0")]

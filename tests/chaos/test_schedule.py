@@ -1,0 +1,39 @@
+"""A seed replays its schedule, and a long schedule has every fault on every link and process."""
+
+from itertools import chain, pairwise
+
+from tests.chaos.schedule import ROUND, End, Link, Program, rounds
+from tests.fakes.fault_proxy import LinkFault
+
+
+def test_the_same_seed_is_the_same_schedule() -> None:
+    assert list(rounds(7, 100)) == list(rounds(7, 100))
+    assert list(rounds(7, 100)) != list(rounds(8, 100))
+
+
+def test_there_are_as_many_faults_as_were_asked_for() -> None:
+    assert [len(faults) for faults in rounds(7, 2 * ROUND + 3)] == [ROUND, ROUND, 3]
+
+
+def test_the_faults_of_one_target_follow_each_other() -> None:
+    for faults in rounds(7, 1000):
+        for target in {fault.target for fault in faults}:
+            own = [fault for fault in faults if fault.target is target]
+            assert all(one.at_s + one.for_s <= following.at_s for one, following in pairwise(own))
+
+
+def test_every_part_and_kind_of_fault_occurs() -> None:
+    faults = list(chain.from_iterable(rounds(7, 2000)))
+    assert {fault.target for fault in faults} == {*Link, *Program}
+    assert {fault.kind for fault in faults} == {*LinkFault, *End}
+    for program in Program:
+        assert {fault.kind for fault in faults if fault.target is program} == set(End)
+
+
+def test_bytes_are_changed_only_where_tls_notices_it() -> None:
+    changed = {
+        fault.target
+        for fault in chain.from_iterable(rounds(7, 2000))
+        if fault.kind in {LinkFault.CORRUPT, LinkFault.REORDER}
+    }
+    assert changed == {Link.AGENT_RELAY, Link.NODE_RELAY}
