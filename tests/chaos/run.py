@@ -19,7 +19,7 @@ import httpx2
 from schemas.tls import client_context
 from tests.chaos.callers import Callers, measure_loop, measure_relay
 from tests.chaos.checker import HEARTBEAT_MS
-from tests.chaos.history import Disturbance, Healing, History, Lag
+from tests.chaos.history import Healing, History, Lag
 from tests.chaos.journals import audit, runs, written
 from tests.chaos.schedule import Fault, Program, rounds
 from tests.chaos.site import Site, now_ms
@@ -65,9 +65,13 @@ async def run(directory: Path, seed: int, count: int, step: Callable[[str], None
                 finally:
                     callers.stop()
     history = _history(site, callers, lags, healings)
-    records: list[Disturbance | Lag | Healing] = [*history.disturbances, *history.lags, *history.healings]
-    for observed in records:
-        written(directory / "observed.jsonl", {"kind": type(observed).__name__, **asdict(observed)})
+    observed = [
+        *map(asdict, history.disturbances),
+        *map(asdict, history.lags),
+        *map(asdict, history.healings),
+    ]
+    for record in observed:
+        written(directory / "observed.jsonl", record)
     return history
 
 
