@@ -55,6 +55,7 @@ def test_every_setting_of_the_file_reaches_the_configuration(tmp_path: Path) -> 
         default_view = "kinds"
         kinds = ["acme.relay_board"]
         log_level = "error"
+        otlp = "https://collector.example"
         insecure_plain_transports = true
         """,
     ).config()
