@@ -78,8 +78,9 @@ async def test_an_agent_uses_a_fleet_by_kinds_and_names(system: LocalSystem) -> 
     await operator(system, "node", "label", real, "greenhouse pi")
     await operator(system, "node", "tag", real, "site=north")
     for number, mock in enumerate(mocks):
-        await operator(system, "node", "label", mock, f"barn {number}")
         await operator(system, "node", "tag", mock, "site=south", "gateway")
+        # Last: what is found by its label has its tags too.
+        await operator(system, "node", "label", mock, f"barn {number}")
     for era in ERAS:
         async with asyncio.timeout(BOUND_S), agent(system, era, "?view=kinds") as client:
             listed = await names(client)

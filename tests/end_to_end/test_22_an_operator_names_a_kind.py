@@ -14,6 +14,7 @@ import pytest
 from schemas.registry import SchemaRegistry
 from tests.fakes.demo import Demo, error_of, running_demo
 from tests.fakes.kind_package import INPUT_REF, KIND, OUTPUT_REF, KindPackage, imported
+from tests.fakes.polling import until
 
 ERAS = pytest.mark.parametrize("era", ["2026-07-28", "legacy"])
 DESCRIPTION = "Switch one relay of a relay board on or off."
@@ -76,8 +77,13 @@ async def test_a_handler_that_raises_costs_its_caller_an_error_and_leaves_one_tr
     assert error_of(result)["code"] == "E_INTERNAL"
     assert "stuck" not in json.dumps(error_of(result))
     assert again.is_error is False
-    lines = named.log("kubelet").read_text("utf-8").splitlines()
-    [failed] = [line for line in lines if '"handler failed"' in line]
+
+    def failures() -> list[str]:
+        lines = named.log("kubelet").read_text("utf-8").splitlines()
+        return [line for line in lines if '"handler failed"' in line]
+
+    await until(failures)  # a thread writes the log
+    [failed] = failures()
     assert "acme_relay_board/handler.py" in failed
 
 
