@@ -75,7 +75,7 @@ class RelayEnd:
         self.connections: list[RelayConnection] = []
 
     def accept(self, wire: Wire) -> None:
-        """Challenge whoever connects."""
+        """Challenge each process that connects."""
         connection = RelayConnection(End(Role.RELAY, wire, self._reader))
         self.connections.append(connection)
         challenge = {**PAYLOADS["challenge"], "server_time_ms": self._now_ms()}

@@ -63,8 +63,8 @@ def test_a_subscription_that_is_refused_is_no_success(broker_kind: str, tmp_path
 
 
 def test_a_broker_that_is_not_there_is_named() -> None:
-    nobody = BrokerAddress("127.0.0.1", unused_port())
-    with pytest.raises(BrokerProbeError, match=f"{nobody} is not reached"), probing(nobody, "probe", plain):
+    unused = BrokerAddress("127.0.0.1", unused_port())
+    with pytest.raises(BrokerProbeError, match=f"{unused} is not reached"), probing(unused, "probe", plain):
         raise AssertionError
 
 

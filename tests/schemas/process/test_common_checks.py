@@ -24,7 +24,7 @@ OK, WARNING, FAILURE = Severity
 
 @asynccontextmanager
 async def answering(text: bytes) -> AsyncIterator[str]:
-    """Serve ``text`` to whoever asks; yield the URL."""
+    """Serve ``text`` to every client; yield the URL."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
