@@ -37,7 +37,6 @@ EXEMPT = {
     "kubelet/announce/announcer.py": ("2 ensure_future", ONE),
     "kubelet/daemon/agent.py": ("create_task, to_thread", f"{LOOPS}; of the thread: once, at the end"),
     "kubelet/daemon/node.py": ("deque, 2 create_task", f"{LOOPS}; of the deque: it {ENTRIES}"),
-    "kubelet/daemon/reload.py": ("to_thread", ONE),
     "kubelet/handlers/metrics.py": ("2 create_task", LOOPS),
     "kubelet/local_agent/assembly.py": ("2 create_task", LOOPS),
     "kubelet/local_agent/daemon_client.py": ("create_task", ONE),
@@ -54,8 +53,9 @@ EXEMPT = {
     "relay/pki/broker_access.py": ("to_thread", ONE),
     "relay/pki/tls_contexts.py": ("to_thread", ONE),
     "relay/remote_tools/connection.py": ("create_task", "in the process of an agent, one connection"),
-    "relay/server/app.py": ("3 create_task, listen", f"{LOOPS}; of the name: an address, no socket"),
-    "relay/server/settings_reload.py": ("to_thread", ONE),
+    "relay/server/app.py": ("2 create_task", LOOPS),
+    "relay/server/serving.py": ("create_task, listen", f"{LOOPS}; of the name: an address, no socket"),
+    "schemas/process/settings_reload.py": ("to_thread", ONE),
     "relay/telemetry/history.py": ("deque", ENTRIES),
 }
 # Their rows say what bounds them from outside.

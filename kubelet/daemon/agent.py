@@ -27,7 +27,7 @@ from kubelet.daemon.health import loops_of, readiness_of
 from kubelet.daemon.metrics import metrics_text
 from kubelet.daemon.node import Node, NodeEnvironment
 from kubelet.daemon.prestarted_pool import prestarted_pool
-from kubelet.daemon.reload import SettingsReload
+from kubelet.daemon.reload import NodeSettings
 from kubelet.daemon.status import DaemonStatus, LogCounts
 from kubelet.handlers.base import Handler
 from kubelet.handlers.echo import EchoHandler
@@ -47,6 +47,7 @@ from schemas.manifest import fingerprint
 from schemas.process.logs import fatal_errors_logged, opened
 from schemas.process.resources import Uptime
 from schemas.process.service_manager import ServiceManager
+from schemas.process.settings_reload import SettingsReload
 from schemas.process.spans import SpanSink, exported
 from schemas.process.status_socket import served
 
@@ -184,7 +185,7 @@ async def _run(  # noqa: PLR0913, PLR0917 - what is opened around it
                     "node": node.run(),
                     "broker": around.publisher.ended.wait(),
                     "loopback": loopback_ended.wait(),
-                    "settings": SettingsReload(plan, node, threshold, manager, log).run(),
+                    "settings": SettingsReload(NodeSettings(plan, node, threshold).read, manager, log).run(),
                     "service manager": manager.run(lambda: stalled(loops), lambda: _status(node, around)),
                 }
                 await _until_stopped(work, node, manager)

@@ -9,7 +9,7 @@ import uvloop
 from relay.cli.event_loop import run_until_stopped
 from relay.config import RelayConfig
 from relay.http.listener import bind
-from relay.server.app import run_relay
+from relay.server.serving import run_relay
 from relay.server.settings_reload import ReloadSource
 from schemas.contract import read_contract
 

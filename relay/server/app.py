@@ -1,54 +1,36 @@
-"""The relay's composition root: the one place where its parts meet the clock, the disk and the network.
+"""The relay's composition root: the one place where its parts meet.
 
 Each package assembles itself (``relay.*.assembly``); here they are connected, run and closed. Must not
 contain behaviour of its own.
 """
 
 import asyncio
-import os
-import socket
-import time
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TextIO
 
 from relay.audit import assembly as audit_assembly
 from relay.auth import assembly as auth_assembly
 from relay.broker import assembly as broker_assembly
 from relay.caller_tools import assembly as caller_tools_assembly
 from relay.calls import assembly as calls_assembly
-from relay.clock import RelayClock, now_ms, ticks_ms
 from relay.config import RelayConfig
 from relay.environment import RelayEnvironment
 from relay.fleet import assembly as fleet_assembly
 from relay.fleet.leaves import Trust
 from relay.fleet.name_ledger import NameLedger
 from relay.http import assembly as http_assembly
-from relay.http.listener import Hooks, serve
 from relay.mcp_api import assembly as mcp_assembly
-from relay.observability.metrics import Metrics
 from relay.observability.node_labels import with_labels
 from relay.part import Part
 from relay.pki import assembly as pki_assembly
-from relay.server.collector import tune_collector
 from relay.server.descriptor_reserve import DescriptorReserve
 from relay.server.follow_ups import FollowUps
-from relay.server.settings_reload import ReloadSource, SettingsReload
-from relay.server.status import RelayStatus
 from relay.server.trust_watcher import TrustWatcher
 from relay.sessions import assembly as sessions_assembly
 from relay.telemetry import assembly as telemetry_assembly
 from relay.views import assembly as views_assembly
-from schemas.health import Health, Loop, endless, stalled
-from schemas.kinds import KindRegistry
-from schemas.log_level import LogThreshold
-from schemas.process.logs import fatal_errors_logged, opened
-from schemas.process.service_manager import ServiceManager
-from schemas.process.spans import exported
-from schemas.process.status_socket import served
-from schemas.registry import SchemaRegistry
+from schemas.health import Health, Loop, endless
 from schemas.trust import TrustRules
-from schemas.ulids import UlidSource
 
 
 class Relay:
@@ -202,99 +184,3 @@ class Relay:
             ],
             log=log,
         )
-
-
-async def run_relay(  # noqa: PLR0913 - what comes in from outside
-    config: RelayConfig,
-    listener: socket.socket,
-    stream: TextIO,
-    registry: SchemaRegistry | None = None,
-    kinds: KindRegistry | None = None,
-    *,
-    reload: ReloadSource | None = None,
-) -> None:
-    """Serve on ``listener``, which is bound, until cancelled.
-
-    ``registry`` and ``kinds`` default to those that ship. With ``reload``, SIGHUP reads the settings again.
-
-    Raises:
-        StateError, ExposedFileError, OSError: as ``Relay``; a BrokerStartError of its own broker.
-        FailedError: it has ended by itself.
-    """
-    metrics, threshold = Metrics(), LogThreshold(config.log_level)
-    lost = metrics.log_lines_lost.inc
-    logged = opened("relay", stream, threshold=threshold, on_fault=metrics.fault, on_lost=lost)
-    with logged as (log, lines), exported(config.otlp, "edge-relay") as spans:
-        environment = RelayEnvironment(
-            config=config,
-            registry=registry or SchemaRegistry(),
-            kinds=kinds or KindRegistry(),
-            ulids=UlidSource(now_ms, os.urandom),
-            metrics=metrics,
-            log=log,
-            lines=lines,
-            now_ms=now_ms,
-            clock=RelayClock(now_ms, ticks_ms, log),
-            ticks_ms=ticks_ms,
-            monotonic=time.monotonic,
-            random_bytes=os.urandom,
-            spans=spans,
-        )
-        relay = Relay(environment)
-
-        def apply(changed: RelayConfig) -> None:
-            relay.apply(changed)
-            threshold.level = changed.log_level
-
-        manager = ServiceManager.of(os.environ, os.getpid(), log)
-        reloading = None if reload is None else SettingsReload(reload, apply, manager, log)
-        await relay.broker.start(relay.pki.broker_access.write)
-        with fatal_errors_logged(log):
-            await _serve(relay, environment, listener, manager, reloading)
-
-
-async def _serve(
-    relay: Relay,
-    environment: RelayEnvironment,
-    listener: socket.socket,
-    manager: ServiceManager,
-    reloading: SettingsReload | None,
-) -> None:
-    tune_collector()
-    config, log, audit, loops = environment.config, environment.log, relay.audit.log, relay.loops()
-
-    async def drain() -> None:
-        manager.stopping()
-        await relay.drain()
-
-    status = RelayStatus(environment, relay.audit, relay.pki, relay.fleet, relay.calls, relay.health)
-    log.info(
-        "relay started",
-        url=config.public_url,
-        listen=str(config.listen),
-        broker=str(config.broker or "none: sessions alone"),
-        audit_head=audit.head,
-    )
-    try:
-        async with served(config.state.root, status), asyncio.TaskGroup() as tasks:
-            runs = [relay.run(), manager.run(lambda: stalled(loops), status.line)]
-            if reloading is not None:
-                runs.append(reloading.run())
-            background = [tasks.create_task(run) for run in runs]
-            serving = serve(
-                relay.http.application,
-                listener,
-                relay.http.connections,
-                relay.pki.tls.served,
-                begin=relay.http.application.begin,
-                hooks=Hooks(started=manager.ready, drain=drain),
-            )
-            try:
-                await endless("listener", serving)
-            finally:
-                for task in background:
-                    task.cancel()
-    finally:
-        await relay.calls.close()
-        log.info("relay ended", audit_head=audit.head)
-        await relay.close()

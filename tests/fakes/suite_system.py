@@ -25,7 +25,7 @@ from relay.config import RelayConfig, StateFiles
 from relay.http.listener import bind
 from relay.key_files import load_or_create_key
 from relay.pki.authority import CertificateAuthority
-from relay.server.app import run_relay
+from relay.server.serving import run_relay
 from schemas.addresses import BrokerAddress, HostPort, mcp_url
 from schemas.identity_files import IdentityFiles, NodeIdentity
 from schemas.manifest import fingerprint

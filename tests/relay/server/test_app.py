@@ -21,7 +21,7 @@ from relay.http.listener import bind
 from relay.observability.metrics import Metrics
 from relay.pki.authority import CertificateAuthority
 from relay.pki.errors import AuthorityError
-from relay.server.app import run_relay
+from relay.server.serving import run_relay
 from relay.server.trust_watcher import TrustWatcher
 from relay.sessions.handshake import Handshake
 from schemas.addresses import CONNECT_PATH, BrokerAddress, HostPort

@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 
 from relay.config import EnvelopeMode, RelayConfig, View
-from relay.server.settings_reload import ReloadSource, SettingsReload
+from relay.server.settings_reload import RelaySettings, ReloadSource
 from relay.settings import RELAY, LoadedSettings, load_settings
 from schemas.log_level import LogLevel
 from schemas.process.logs import make_logger
 from schemas.process.service_manager import ServiceManager
+from schemas.process.settings_reload import SettingsReload
 from schemas.settings_sources import read_sources
 from tests.fakes.lines import LogLines
 
@@ -30,7 +31,7 @@ class Stage:
         source = ReloadSource(self._load().settings, self._load)
         log = make_logger("relay", self.lines)
         manager = ServiceManager(None, None, log)
-        self.reload = SettingsReload(source, self.applied.append, manager, log)
+        self.reload = SettingsReload(RelaySettings(source, self.applied.append).read, manager, log)
 
     def write(self, text: str) -> None:
         self.file.write_text(BROKER + text)

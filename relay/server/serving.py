@@ -1,0 +1,128 @@
+"""Runs one relay as a process: its environment, its log, the service manager and the listener.
+
+Must not connect the parts with one another: ``relay.server.app`` does.
+"""
+
+import asyncio
+import os
+import socket
+import time
+from typing import TextIO
+
+from relay.clock import RelayClock, now_ms, ticks_ms
+from relay.config import RelayConfig
+from relay.environment import RelayEnvironment
+from relay.http.listener import Hooks, serve
+from relay.observability.metrics import Metrics
+from relay.server.app import Relay
+from relay.server.collector import tune_collector
+from relay.server.settings_reload import RelaySettings, ReloadSource
+from relay.server.status import RelayStatus
+from schemas.health import endless, stalled
+from schemas.kinds import KindRegistry
+from schemas.log_level import LogThreshold
+from schemas.process.logs import fatal_errors_logged, opened
+from schemas.process.service_manager import ServiceManager
+from schemas.process.settings_reload import SettingsReload
+from schemas.process.spans import exported
+from schemas.process.status_socket import served
+from schemas.registry import SchemaRegistry
+from schemas.ulids import UlidSource
+
+
+async def run_relay(  # noqa: PLR0913 - what comes in from outside
+    config: RelayConfig,
+    listener: socket.socket,
+    stream: TextIO,
+    registry: SchemaRegistry | None = None,
+    kinds: KindRegistry | None = None,
+    *,
+    reload: ReloadSource | None = None,
+) -> None:
+    """Serve on ``listener``, which is bound, until cancelled.
+
+    ``registry`` and ``kinds`` default to those that ship. With ``reload``, SIGHUP reads the settings again.
+
+    Raises:
+        StateError, ExposedFileError, OSError: as ``Relay``; a BrokerStartError of its own broker.
+        FailedError: it has ended by itself.
+    """
+    metrics, threshold = Metrics(), LogThreshold(config.log_level)
+    lost = metrics.log_lines_lost.inc
+    logged = opened("relay", stream, threshold=threshold, on_fault=metrics.fault, on_lost=lost)
+    with logged as (log, lines), exported(config.otlp, "edge-relay") as spans:
+        environment = RelayEnvironment(
+            config=config,
+            registry=registry or SchemaRegistry(),
+            kinds=kinds or KindRegistry(),
+            ulids=UlidSource(now_ms, os.urandom),
+            metrics=metrics,
+            log=log,
+            lines=lines,
+            now_ms=now_ms,
+            clock=RelayClock(now_ms, ticks_ms, log),
+            ticks_ms=ticks_ms,
+            monotonic=time.monotonic,
+            random_bytes=os.urandom,
+            spans=spans,
+        )
+        relay = Relay(environment)
+
+        def apply(changed: RelayConfig) -> None:
+            relay.apply(changed)
+            threshold.level = changed.log_level
+
+        manager = ServiceManager.of(os.environ, os.getpid(), log)
+        reloading = (
+            None if reload is None else SettingsReload(RelaySettings(reload, apply).read, manager, log)
+        )
+        await relay.broker.start(relay.pki.broker_access.write)
+        with fatal_errors_logged(log):
+            await _serve(relay, environment, listener, manager, reloading)
+
+
+async def _serve(
+    relay: Relay,
+    environment: RelayEnvironment,
+    listener: socket.socket,
+    manager: ServiceManager,
+    reloading: SettingsReload | None,
+) -> None:
+    tune_collector()
+    config, log, audit, loops = environment.config, environment.log, relay.audit.log, relay.loops()
+
+    async def drain() -> None:
+        manager.stopping()
+        await relay.drain()
+
+    status = RelayStatus(environment, relay.audit, relay.pki, relay.fleet, relay.calls, relay.health)
+    log.info(
+        "relay started",
+        url=config.public_url,
+        listen=str(config.listen),
+        broker=str(config.broker or "none: sessions alone"),
+        audit_head=audit.head,
+    )
+    try:
+        async with served(config.state.root, status), asyncio.TaskGroup() as tasks:
+            runs = [relay.run(), manager.run(lambda: stalled(loops), status.line)]
+            if reloading is not None:
+                runs.append(reloading.run())
+            background = [tasks.create_task(run) for run in runs]
+            serving = serve(
+                relay.http.application,
+                listener,
+                relay.http.connections,
+                relay.pki.tls.served,
+                begin=relay.http.application.begin,
+                hooks=Hooks(started=manager.ready, drain=drain),
+            )
+            try:
+                await endless("listener", serving)
+            finally:
+                for task in background:
+                    task.cancel()
+    finally:
+        await relay.calls.close()
+        log.info("relay ended", audit_head=audit.head)
+        await relay.close()

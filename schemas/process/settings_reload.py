@@ -1,0 +1,67 @@
+"""Reads the settings of a running program again at SIGHUP, and applies those that need no restart.
+
+All that can be applied, or nothing when the settings cannot be used. Must not load what reads settings: a
+program does that when it is asked to, and most daemons never are.
+"""
+
+import asyncio
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from structlog.typing import FilteringBoundLogger
+
+from schemas.error_roots import ConfigError, OperatorError, StateError
+from schemas.process.service_manager import ServiceManager
+from schemas.text import printable
+
+if TYPE_CHECKING:
+    from schemas.settings import Reloaded
+
+
+@dataclass(frozen=True, slots=True)
+class ReadAgain:
+    """Settings that were read again and can be used, and what applies them in the event loop."""
+
+    reloaded: "Reloaded"
+    apply: Callable[[], None]
+
+
+class SettingsReload:
+    """Applies what ``read`` returns; it is called in a thread, and may raise what a program's loader does."""
+
+    def __init__(
+        self, read: Callable[[], ReadAgain], manager: ServiceManager, log: FilteringBoundLogger
+    ) -> None:
+        self._read = read
+        self._manager = manager
+        self._log = log
+
+    async def run(self) -> None:
+        """Reload at each SIGHUP until cancelled."""
+        asked = asyncio.Event()
+        # Until the loop is closed: without a handler the signal would end a program that is draining.
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, asked.set)
+        while True:
+            await asked.wait()
+            asked.clear()
+            self._manager.reloading()
+            await self.reload()
+            self._manager.ready()
+
+    async def reload(self) -> None:
+        """Read the settings and apply them; the log names each that has changed, or what is wrong."""
+        try:
+            again = await asyncio.to_thread(self._read)
+        except (OperatorError, StateError, OSError) as error:
+            problems = error.problems if isinstance(error, ConfigError) else (str(error),)
+            self._log.error("settings not reloaded", problems=[printable(each) for each in problems])
+            return
+        again.apply()
+        applied, need_restart = again.reloaded.applied, again.reloaded.need_restart
+        for name, text in applied.items():
+            self._log.info("setting reloaded", setting=name, value=printable(text))
+        for name in need_restart:
+            self._log.warning("setting needs a restart", setting=name)
+        self._log.info("settings read again", changed=len(applied) + len(need_restart))
