@@ -9,7 +9,7 @@ WORKERS ?= auto
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check test test-all lint types coverage walk bench chaos format lock man picture wheel clean
+.PHONY: help demo check test test-all lint types coverage walk bench chaos soak format lock man picture wheel clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -67,6 +67,11 @@ FAULTS ?= 10000
 
 chaos: $(READY) ## FAULTS=n seeded faults between real processes; SEED=s replays the schedule of a run
 	@$(BIN)/python -P -m tests.chaos --faults $(FAULTS) $(if $(SEED),--seed $(SEED))
+
+MINUTES ?= 1
+
+soak: $(READY) ## MINUTES=n of calls, reconnects and restarts of the broker: nothing may grow
+	@$(BIN)/python -P -m tests.soak --minutes $(MINUTES)
 
 format: $(READY) ## rewrite the sources in the project's style
 	@$(BIN)/ruff check --fix .

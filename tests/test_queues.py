@@ -186,7 +186,15 @@ def metric_names() -> set[str]:
             "messages_refused": {"relay": 0, "broker": 0},
             "local_clients": {},
             **dict.fromkeys(
-                ("faults", "log_lines_lost", "resident_bytes", "open_files", "max_open_files"), 0
+                (
+                    "faults",
+                    "log_lines_lost",
+                    "resident_bytes",
+                    "open_files",
+                    "max_open_files",
+                    "tasks",
+                ),
+                0,
             ),
         }
     )

@@ -156,7 +156,7 @@ async def _run(  # noqa: PLR0913, PLR0917 - what is opened around it
     )
     tools = _caller_tools(node, state_dir, log)
     loop, loopback_ended = asyncio.get_running_loop(), asyncio.Event()
-    status = DaemonStatus(plan, node, around.publisher, tools, counts, now_ms, Uptime())
+    status = DaemonStatus(plan, node, around.publisher, tools, counts, now_ms, Uptime(), loop)
     loopback = LoopbackServer(
         lambda: (sent.wire, sent.etag) if (sent := node.announcer.published) else None,
         lambda: readiness_of(node, around.publisher, tools),

@@ -52,6 +52,7 @@ def metrics_text(status: Mapping[str, Any]) -> str:
         _gauge("resident_memory_bytes", "Memory in use", [(_NO_LABELS, status["resident_bytes"])]),
         _gauge("open_files", "Open file descriptors", [(_NO_LABELS, status["open_files"])]),
         _gauge("max_open_files", "The limit of these", [(_NO_LABELS, status["max_open_files"])]),
+        _gauge("tasks", "Tasks of the event loop that have not ended", [(_NO_LABELS, status["tasks"])]),
     ]
     return "".join(families)
 

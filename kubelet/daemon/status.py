@@ -3,6 +3,7 @@
 Holds no secret. It reads, and must not change anything: the loopback server's threads call it too.
 """
 
+import asyncio
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -44,6 +45,7 @@ class DaemonStatus:
     counts: LogCounts
     now_ms: Callable[[], int]
     uptime: Uptime
+    loop: asyncio.AbstractEventLoop
 
     def __call__(self) -> dict[str, Any]:
         """Return the status."""
@@ -57,7 +59,7 @@ class DaemonStatus:
             "now_ms": self.now_ms(),
             "uptime_s": self.uptime(),
             "watchdog_s": watchdog_s(os.environ),
-            **resources(),
+            **resources(self.loop),
             "ready": readiness.ready,
             "subsystems": {name: health.to_json() for name, health in readiness.subsystems.items()},
             "node_id": node.identity.node_id,

@@ -1,5 +1,6 @@
 """What the relay does now, as JSON: for ``relay status`` and ``relay doctor``. Holds no secret."""
 
+import asyncio
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -42,7 +43,7 @@ class RelayStatus:
             "now_ms": self.environment.now_ms(),
             "uptime_s": self.uptime(),
             "watchdog_s": watchdog_s(os.environ),
-            **resources(),
+            **resources(asyncio.get_running_loop()),
             "ready": all(part.ready and part.live for part in health.values()),
             "subsystems": {name: part.to_json() for name, part in health.items()},
             "public_url": config.public_url,

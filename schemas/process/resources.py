@@ -1,5 +1,6 @@
 """What a process uses of its machine, as Linux shows it. Must not decide whether that is too much."""
 
+import asyncio
 import os
 import resource
 import time
@@ -9,14 +10,18 @@ from pathlib import Path
 _PAGE_BYTES = resource.getpagesize()
 
 
-def resources() -> dict[str, int]:
-    """Return what this process uses: ``pid``, ``resident_bytes``, ``open_files`` and ``max_open_files``."""
+def resources(loop: asyncio.AbstractEventLoop) -> dict[str, int]:
+    """Return what this process uses, and how many ``tasks`` of ``loop`` have not ended. Any thread may call.
+
+    The rest: ``pid``, ``resident_bytes``, ``open_files`` and ``max_open_files``.
+    """
     soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return {
         "pid": os.getpid(),
         "resident_bytes": int(Path("/proc/self/statm").read_text("ascii").split()[1]) * _PAGE_BYTES,
         "open_files": sum(1 for _ in Path("/proc/self/fd").iterdir()),
         "max_open_files": soft,
+        "tasks": len(asyncio.all_tasks(loop)),
     }
 
 

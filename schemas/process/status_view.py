@@ -79,8 +79,8 @@ def process_text(status: Status) -> str:
     watchdog_s = status["watchdog_s"]
     watched = f"watchdog {watchdog_s:g} s" if watchdog_s else "no watchdog"
     memory = f"{status['resident_bytes'] / (1 << 20):.1f} MiB"
-    files = f"{status['open_files']} of {status['max_open_files']} files"
-    return f"pid {status['pid']}, up {seconds_text(status['uptime_s'])}, {memory}, {files}, {watched}"
+    used = f"{status['open_files']} of {status['max_open_files']} files, {status['tasks']} tasks"
+    return f"pid {status['pid']}, up {seconds_text(status['uptime_s'])}, {memory}, {used}, {watched}"
 
 
 def outcomes_text(outcomes: Sequence[Mapping[str, Any]]) -> str:

@@ -23,7 +23,6 @@ from tests.chaos.site import now_ms
 from tests.fakes.mcp_wire import ERA_META, NEW
 
 _PATIENCE_S = 10.0
-_PAUSE_S = 0.2
 _LOOP_S = 0.05
 _PROBE_S = 0.2
 
@@ -59,12 +58,14 @@ class Callers:
         """Have those that keep calling end after the call that each of them makes."""
         self._is_stopped = True
 
-    async def keep_calling(self, nodes: Sequence[str], chance: random.Random) -> None:
-        """Call one node after another until told to stop."""
+    async def keep_calling(self, nodes: Sequence[str], chance: random.Random, period_s: float) -> None:
+        """Call any node every ``period_s``, or as soon as the call before has ended, until told to stop."""
         async with self.connected() as http:
+            due = time.monotonic()
             while not self._is_stopped:
                 await self.call(http, chance.choice(nodes), f"{chance.getrandbits(128):032x}")
-                await asyncio.sleep(_PAUSE_S)
+                due = max(due + period_s, time.monotonic())
+                await asyncio.sleep(due - time.monotonic())
 
     async def call(self, http: httpx2.AsyncClient, node_id: str, trace_id: str) -> Call:
         """Call the echo of a node, and note what comes of it."""

@@ -21,10 +21,11 @@ from tests.chaos.callers import Callers, measure_loop, measure_relay
 from tests.chaos.checker import HEARTBEAT_MS
 from tests.chaos.history import Healing, History, Lag
 from tests.chaos.journals import audit, runs, written
-from tests.chaos.schedule import Fault, Program, rounds
+from tests.chaos.schedule import NODES, Fault, Program, rounds
 from tests.chaos.site import Site, now_ms
 
 _CALLERS = 4
+_PERIOD_S = 0.2
 _GIVEN_UP_S = 1.5 * HEARTBEAT_MS / 1000
 _POLL_S = 0.3
 
@@ -39,7 +40,7 @@ async def run(directory: Path, seed: int, count: int, step: Callable[[str], None
     Raises:
         StartError: a process ended by itself.
     """
-    async with Site.running(directory) as site:
+    async with Site.running(directory, NODES) as site:
         roots, host = client_context(site.roots), urlsplit(site.public_url).netloc
         callers = Callers(site.agent_url, host, await site.token(), roots, directory / "calls.jsonl")
         chance = random.Random(seed)  # noqa: S311 - as the schedule has it
@@ -47,14 +48,14 @@ async def run(directory: Path, seed: int, count: int, step: Callable[[str], None
         healings: list[Healing] = []
         lags: list[Lag] = []
         async with (
-            _background(measure_loop(lags), measure_relay(site.relay_url, roots, lags)),
+            background(measure_loop(lags), measure_relay(site.relay_url, roots, lags)),
             callers.connected() as http,
         ):
-            healer = _Healer(site, callers, http, chance)
+            healer = Healer(site, callers, http, chance)
             await healer.healed()
             async with asyncio.TaskGroup() as calling:
                 for _ in range(_CALLERS):
-                    calling.create_task(callers.keep_calling(nodes, chance))
+                    calling.create_task(callers.keep_calling(nodes, chance, _PERIOD_S))
                 try:
                     for number, faults in enumerate(rounds(seed, count), 1):
                         await _disturbed(site, faults, step)
@@ -64,7 +65,7 @@ async def run(directory: Path, seed: int, count: int, step: Callable[[str], None
                         step(f"round {number}: {len(callers.calls)} calls, right again after {took_s:.1f} s")
                 finally:
                     callers.stop()
-    history = _history(site, callers, lags, healings)
+    history = history_of(site, callers, lags, healings)
     observed = [
         *map(asdict, history.disturbances),
         *map(asdict, history.lags),
@@ -75,7 +76,7 @@ async def run(directory: Path, seed: int, count: int, step: Callable[[str], None
     return history
 
 
-class _Healer:
+class Healer:
     """Waits until every part is right again."""
 
     def __init__(self, site: Site, callers: Callers, http: httpx2.AsyncClient, chance: random.Random) -> None:
@@ -132,7 +133,7 @@ async def _disturbed(site: Site, faults: Sequence[Fault], step: Callable[[str], 
             group.create_task(made(fault))
 
 
-def _history(site: Site, callers: Callers, lags: Sequence[Lag], healings: Sequence[Healing]) -> History:
+def history_of(site: Site, callers: Callers, lags: Sequence[Lag], healings: Sequence[Healing]) -> History:
     decisions, outcomes = audit(site.plan.state.audit)
     return History(
         calls=callers.calls,
@@ -146,15 +147,13 @@ def _history(site: Site, callers: Callers, lags: Sequence[Lag], healings: Sequen
 
 
 @asynccontextmanager
-async def _background(*work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """Have ``work`` done until the end of the block."""
-    tasks = [asyncio.create_task(one) for one in work]
-    try:
+async def background(*work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Have ``work`` done until the end of the block, which fails if it does."""
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(one) for one in work]
         yield
-    finally:
         for task in tasks:
             task.cancel()
-        await asyncio.wait(tasks)
 
 
 def _longest_s(healings: Sequence[Healing]) -> float:

@@ -36,6 +36,9 @@ class Program(StrEnum):
     NODE_0 = "node-0"
     NODE_1 = "node-1"
     NODE_2 = "node-2"
+    NODE_3 = "node-3"
+    NODE_4 = "node-4"
+    NODE_5 = "node-5"
 
 
 class End(StrEnum):

@@ -1,4 +1,4 @@
-"""A broker, a relay and three nodes in processes of their own, connected by proxies that make faults.
+"""A broker, a relay and nodes in processes of their own, connected by proxies that make faults.
 
 The relay serves over TLS; its public URL is that of the proxy to which the nodes connect. Must not choose
 faults.
@@ -7,7 +7,7 @@ faults.
 import asyncio
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from schemas.addresses import BrokerAddress
 from schemas.files import PRIVATE, write_atomic
 from schemas.identity_files import IdentityFiles
 from tests.chaos.history import Disturbance
-from tests.chaos.schedule import NODES, End, Fault, Link, Program
+from tests.chaos.schedule import End, Fault, Link, Program
 from tests.fakes.fault_proxy import FaultProxy, LinkFault
 from tests.fakes.ports import unused_port
 
@@ -51,8 +51,8 @@ class Site:
 
     @classmethod
     @asynccontextmanager
-    async def running(cls, directory: Path) -> AsyncIterator["Site"]:
-        """Hold the parts, which all run and are enrolled."""
+    async def running(cls, directory: Path, nodes: Sequence[Program]) -> AsyncIterator["Site"]:
+        """Hold the parts, which all run; ``nodes`` are enrolled."""
         listen, broker = unused_port(), unused_port()
         plan = Plan(directory, StateFiles(directory / "relay"), listen, 0, broker)
         targets = {
@@ -68,7 +68,7 @@ class Site:
             }
             processes = await stack.enter_async_context(Processes.running(directory))
             site = cls(directory, processes, plan, proxies)
-            await site._start_all()
+            await site._start_all(nodes)
             yield site
 
     @property
@@ -113,17 +113,21 @@ class Site:
                 await self._start(fault.target)
         self.disturbances.append(Disturbance(fault.target, began_ms, now_ms()))
 
+    def state(self, program: Program) -> Path:
+        """Return the state directory of the relay or of a node."""
+        return self.plan.state.root if program is Program.RELAY else self.directory / f"{program}.state"
+
     def log(self, program: Program) -> Path:
         """Return the log of a process."""
         return self.processes.log(program)
 
-    async def _start_all(self) -> None:
+    async def _start_all(self, nodes: Sequence[Program]) -> None:
         async with asyncio.timeout(_START_S):
             await self._relay("ca", "init")
             await self._start(Program.BROKER)
             await self._start(Program.RELAY)
-            await asyncio.gather(*map(self._enrol, NODES))
-            for node in NODES:
+            await asyncio.gather(*map(self._enrol, nodes))
+            for node in nodes:
                 await self._start(node)
 
     async def _start(self, program: Program) -> None:
@@ -136,7 +140,7 @@ class Site:
             case _:
                 broker = self._proxies[Link.NODE_BROKER].address
                 options = ["--loopback-port", "0", "--broker", str(broker)]
-                command = _python("kubelet", "run", "--state-dir", self._state(program), *options)
+                command = _python("kubelet", "run", "--state-dir", self.state(program), *options)
                 await self.processes.start(program, command)
 
     def _relay_command(self) -> list[str]:
@@ -152,7 +156,7 @@ class Site:
         token = self.directory / f"{node}.token"
         created = await self._relay("join-token", "create", "--public-url", self.public_url)
         write_atomic(token, created, PRIVATE)
-        state = self._state(node)
+        state = self.state(node)
         command = _python("kubelet", "enroll", self.public_url, "--token-file", token, "--state-dir", state)
         await self.processes.output(command)
         self.nodes[node] = IdentityFiles(state).read().node_id
@@ -160,9 +164,6 @@ class Site:
     async def _relay(self, *arguments: str) -> str:
         command = _python("relay", *arguments, "--state-dir", self.plan.state.root)
         return await self.processes.output(command)
-
-    def _state(self, node: Program) -> Path:
-        return self.directory / f"{node}.state"
 
     def _port(self, link: Link) -> int:
         return self._proxies[link].address.port

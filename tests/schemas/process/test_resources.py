@@ -1,3 +1,4 @@
+import asyncio
 import os
 import resource
 from pathlib import Path
@@ -8,13 +9,25 @@ from schemas.process.resources import Uptime, resources, watchdog_s
 
 
 def test_a_process_shows_what_it_uses() -> None:
-    used = resources()
+    loop = asyncio.new_event_loop()
+    used = resources(loop)
     with Path(os.devnull).open("rb"):
-        more = resources()
+        more = resources(loop)
+    loop.close()
     assert more["open_files"] == used["open_files"] + 1
     assert used["pid"] == os.getpid()
     assert used["max_open_files"] == resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     assert 1 << 20 < used["resident_bytes"] < 1 << 34
+
+
+async def test_a_task_counts_until_it_has_ended_and_another_thread_can_ask() -> None:
+    loop = asyncio.get_running_loop()
+    used = await asyncio.to_thread(resources, loop)
+    waiting = asyncio.create_task(asyncio.Event().wait())
+    assert resources(loop)["tasks"] == used["tasks"] + 1
+    waiting.cancel()
+    await asyncio.wait({waiting})
+    assert resources(loop)["tasks"] == used["tasks"]
 
 
 @pytest.mark.parametrize(

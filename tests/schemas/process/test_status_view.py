@@ -18,7 +18,14 @@ from schemas.process.status_view import (
 DAY_MS = 86_400_000
 UP = {"started": True, "live": True, "ready": True}
 STATUS: dict[str, Any] = {"ready": True, "count": 1, "subsystems": {"relay": UP}}
-PROCESS = {"pid": 7, "uptime_s": 90, "resident_bytes": 3 << 20, "open_files": 4, "max_open_files": 10}
+PROCESS = {
+    "pid": 7,
+    "uptime_s": 90,
+    "resident_bytes": 3 << 20,
+    "open_files": 4,
+    "max_open_files": 10,
+    "tasks": 5,
+}
 
 
 def lines_of(status: Mapping[str, Any]) -> Lines:
@@ -88,7 +95,7 @@ def test_what_keeps_calls_from_flowing_is_named(health: dict[str, Any], text: st
 @pytest.mark.parametrize(("watchdog_s", "text"), [(None, "no watchdog"), (30.0, "watchdog 30 s")])
 def test_a_process_is_shown_with_what_it_uses(watchdog_s: float | None, text: str) -> None:
     shown = process_text({**PROCESS, "watchdog_s": watchdog_s})
-    assert shown == f"pid 7, up 1m30s, 3.0 MiB, 4 of 10 files, {text}"
+    assert shown == f"pid 7, up 1m30s, 3.0 MiB, 4 of 10 files, 5 tasks, {text}"
 
 
 def test_outcomes_are_counted_by_code_and_hop() -> None:

@@ -1,0 +1,109 @@
+"""Whether what a process uses grows: slopes, and what of them is not flat. Pure functions of samples.
+
+The slope is Theil and Sen's, the median of the slopes between all pairs: a sample in the middle of a
+reconnect does not move it. The beginning is left out, in which caches and pools are filled.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations, groupby
+from operator import attrgetter
+from statistics import median
+
+MIB = 1 << 20
+CALLS_PER_S = 50
+SMALLEST_BYTES = 32
+"""The smallest object of Python and a reference to it: a call that leaks anything leaks as much."""
+
+_WARM_UP = 1 / 3
+_LONGEST_WARM_UP_S = 300.0
+_MOST_POINTS = 500
+_HOUR_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What a process used ``at_s`` seconds after the beginning; ``memory`` is its private one, in bytes."""
+
+    at_s: float
+    process: str
+    memory: int
+    descriptors: int
+    threads: int
+    tasks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """How much growth is no leak: ``always``, and ``per_hour`` besides."""
+
+    always: float
+    per_hour: float = 0.0
+
+
+LIMITS: Mapping[str, Limit] = {
+    # The allocator takes and returns arenas of 1 MiB, and does not return one in which anything is left.
+    "memory": Limit(4 * MIB, SMALLEST_BYTES * CALLS_PER_S * _HOUR_S),
+    # A session, a connection or a broker's restart that leaks one leaks more of them, also in a minute.
+    "descriptors": Limit(2),
+    "threads": Limit(2),
+    "tasks": Limit(2),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Slope:
+    """How fast a process's use of something has grown after the warm-up.
+
+    Attributes:
+        middle: the median of what it used.
+        per_hour: the slope.
+        limit_per_hour: above it, it is not flat.
+    """
+
+    process: str
+    what: str
+    middle: float
+    per_hour: float
+    limit_per_hour: float
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether nothing leaks that can be told from noise. What shrinks is flat."""
+        return self.per_hour <= self.limit_per_hour
+
+
+def slopes(samples: Sequence[Sample]) -> list[Slope]:
+    """Return the slope of everything that each process used.
+
+    Raises:
+        ValueError: there are fewer than two samples of a process after its warm-up.
+    """
+    return list(_slopes(samples))
+
+
+def _slopes(samples: Sequence[Sample]) -> Iterator[Slope]:
+    by_process = attrgetter("process")
+    for process, own in groupby(sorted(samples, key=by_process), by_process):
+        steady = _steady(sorted(own, key=attrgetter("at_s")))
+        if len(steady) < 2:
+            raise ValueError(f"too few samples of {process}")
+        hours = (steady[-1].at_s - steady[0].at_s) / _HOUR_S
+        for what, limit in LIMITS.items():
+            points = [(sample.at_s, float(getattr(sample, what))) for sample in steady]
+            allowed = limit.always / hours + limit.per_hour
+            middle = median(value for _, value in points)
+            yield Slope(process, what, middle, theil_sen(points) * _HOUR_S, allowed)
+
+
+def _steady(ordered: Sequence[Sample]) -> Sequence[Sample]:
+    began_s, ended_s = ordered[0].at_s, ordered[-1].at_s
+    warm_s = began_s + min((ended_s - began_s) * _WARM_UP, _LONGEST_WARM_UP_S)
+    steady = [sample for sample in ordered if sample.at_s >= warm_s]
+    # As many pairs as the square: a longer run takes every second or third.
+    return steady[:: -(-len(steady) // _MOST_POINTS) or 1]
+
+
+def theil_sen(points: Sequence[tuple[float, float]]) -> float:
+    """Return the median slope between any two of ``points``, which are at different times."""
+    return median((later - early) / (end - begin) for (begin, early), (end, later) in combinations(points, 2))
