@@ -126,7 +126,8 @@ class Site:
             await self._relay("ca", "init")
             await self._start(Program.BROKER)
             await self._start(Program.RELAY)
-            await asyncio.gather(*map(self._enrol, nodes))
+            token = await self._join_token(len(nodes))
+            await asyncio.gather(*(self._enrol(node, token) for node in nodes))
             for node in nodes:
                 await self._start(node)
 
@@ -152,10 +153,13 @@ class Site:
             *("--state-dir", self.plan.state.root),
         )
 
-    async def _enrol(self, node: Program) -> None:
-        token = self.directory / f"{node}.token"
-        created = await self._relay("join-token", "create", "--public-url", self.public_url)
-        write_atomic(token, created, PRIVATE)
+    async def _join_token(self, uses: int) -> Path:
+        options = ("--public-url", self.public_url, "--uses", str(uses))
+        token = self.directory / "join.token"
+        write_atomic(token, await self._relay("join-token", "create", *options), PRIVATE)
+        return token
+
+    async def _enrol(self, node: Program, token: Path) -> None:
         state = self.state(node)
         command = _python("kubelet", "enroll", self.public_url, "--token-file", token, "--state-dir", state)
         await self.processes.output(command)
