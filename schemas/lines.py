@@ -14,8 +14,10 @@ from typing import TextIO
 
 MAX_WAITING_BYTES = 1024 * 1024
 FLUSH_S = 2.0
-GATHER_S = 0.01
-"""How long the first line of a batch waits for others: to wake a thread costs more than to write a line."""
+GATHER_S = 0.1
+"""How long the first line of a batch waits for others: to wake a thread costs as much as to write 30 lines.
+
+So much of the log is lost if the process is killed. The audit is written before a call is made."""
 _BATCH_BYTES = 64 * 1024
 
 

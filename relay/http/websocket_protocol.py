@@ -11,6 +11,7 @@ from typing import Any
 
 from uvicorn._types import ASGIReceiveEvent, ASGISendEvent
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.protocol import State
 
 from relay.http.connections import connection_in
 from relay.http.frame_meter import METER_IN_SCOPE, FrameMeter
@@ -156,7 +157,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         return (
             self.handshake_complete
             and self.initial_response is None
-            and self.conn.state.name == "OPEN"
+            and self.conn.state is State.OPEN
             and self.writable.is_set()
             and not (self.close_sent or self.disconnected)
         )
@@ -223,7 +224,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
             len(frame) != head.head_bytes + head.payload_bytes
             or head.payload_bytes > self.config.ws_max_size
             or self.frames  # of a message whose end is still to come
-            or self.conn.state.name != "OPEN"
+            or self.conn.state is not State.OPEN
         ):
             return None
         try:
