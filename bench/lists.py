@@ -101,7 +101,7 @@ def _fleet(nodes: int) -> Iterator[Fleet]:
         fleet = Fleet(
             trust=Trust(TrustRules(registry, kinds), [root], frozenset()),
             projector=Projector(registry, kinds),
-            marks=MarkStore(Path(name) / "marks"),
+            marks=MarkStore(Path(name) / "marks", log),
             metrics=Metrics(),
             refusals=RefusalCounter(audit, log, time.monotonic),
             now_ms=lambda: _NOW_MS,

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import TextIO
 
+from schemas.threads import started
+
 MAX_WAITING_BYTES = 1024 * 1024
 FLUSH_S = 2.0
 GATHER_S = 0.1
@@ -26,6 +28,9 @@ class LineWriter:
 
     ``lost_line`` gives the line that says how many were lost since the last such line. ``on_lost`` is called
     with how many have just been, from any thread.
+
+    Raises:
+        NoThreadError: the system has no thread left.
     """
 
     def __init__(
@@ -47,8 +52,7 @@ class LineWriter:
         self._cut = False
         self._changed = threading.Condition()
         # A daemon: one that is blocked in a write must not keep the process from ending.
-        self._thread = threading.Thread(target=self._run, name="log", daemon=True)
-        self._thread.start()
+        self._thread = started(threading.Thread(target=self._run, name="log", daemon=True))
 
     def write(self, line: str) -> None:
         """Take ``line``, which ends with its line break, or count it as lost."""

@@ -26,7 +26,6 @@ from kubelet.config import DaemonPlan, NodeConfig
 from kubelet.daemon.health import loops_of, readiness_of
 from kubelet.daemon.metrics import metrics_text
 from kubelet.daemon.node import Node, NodeEnvironment
-from kubelet.daemon.prestarted_pool import prestarted_pool
 from kubelet.daemon.reload import NodeSettings
 from kubelet.daemon.status import DaemonStatus, LogCounts
 from kubelet.handlers.base import Handler
@@ -45,11 +44,15 @@ from schemas.identity_files import IdentityFiles, NodeIdentity
 from schemas.log_level import LogThreshold
 from schemas.manifest import fingerprint
 from schemas.process.logs import fatal_errors_logged, opened
+from schemas.process.prestarted_pool import prestarted_pool
 from schemas.process.resources import Uptime
 from schemas.process.service_manager import ServiceManager
 from schemas.process.settings_reload import SettingsReload
 from schemas.process.spans import SpanSink, exported
 from schemas.process.status_socket import served
+
+HELPERS = 4
+"""Threads for name resolution, for files, and for joining threads at the end."""
 
 
 def node_environment(
@@ -164,7 +167,7 @@ async def _run(  # noqa: PLR0913, PLR0917 - what is opened around it
         on_end=lambda: loop.call_soon_threadsafe(loopback_ended.set),
         metrics=lambda: metrics_text(status()),
     )
-    loop.set_default_executor(prestarted_pool())
+    loop.set_default_executor(prestarted_pool(HELPERS))
     manager, loops = ServiceManager.of(os.environ, os.getpid(), log), loops_of(node, around.publisher)
     async with AsyncExitStack() as stack:
         loopback.start()

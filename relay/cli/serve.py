@@ -1,5 +1,6 @@
 """What ``relay run`` imports besides its options: the server's parts, which no other command needs."""
 
+import asyncio
 import faulthandler
 import signal
 import sys
@@ -12,6 +13,10 @@ from relay.http.listener import bind
 from relay.server.serving import run_relay
 from relay.server.settings_reload import ReloadSource
 from schemas.contract import read_contract
+from schemas.process.prestarted_pool import prestarted_pool
+
+HELPERS = 10
+"""Threads for files, the CA's ledger and certificates: enrolments and renewals have four each at most."""
 
 
 def serve(config: RelayConfig, reload: ReloadSource) -> None:
@@ -19,14 +24,22 @@ def serve(config: RelayConfig, reload: ReloadSource) -> None:
 
     Raises:
         OperatorError, OSError: the state directory or the address cannot be used.
+        NoThreadError: the system has too few threads left.
         FailedError: the relay has ended by itself.
     """
     # The watchdog ends a process that hangs by SIGABRT: it then prints the stack of each thread.
     if sys.__stderr__ is not None:
         faulthandler.enable(sys.__stderr__)
     contract = read_contract(config.kinds)
+    helpers = prestarted_pool(HELPERS)
+
+    def event_loop() -> asyncio.AbstractEventLoop:
+        loop = uvloop.new_event_loop()
+        loop.set_default_executor(helpers)
+        return loop
+
     with bind(config.listen) as listener:
         # Ignored until the relay can reload: the signal would end it.
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         running = run_relay(config, listener, sys.stderr, contract.registry, contract.kinds, reload=reload)
-        run_until_stopped(running, uvloop.new_event_loop, (signal.SIGINT, signal.SIGTERM))
+        run_until_stopped(running, event_loop, (signal.SIGINT, signal.SIGTERM))

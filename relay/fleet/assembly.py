@@ -74,7 +74,7 @@ def assemble(
     Raises:
         OSError: the marks cannot be read.
     """
-    marks = MarkStore(environment.config.state.marks)
+    marks = MarkStore(environment.config.state.marks, environment.log)
     kept = KeptLeaves(marks.load_leaves(environment.clock()), marks.put_leaf)
     fleet = Fleet(
         trust=replace(trust, kept=kept),

@@ -6,6 +6,8 @@ nothing is read: the broker waits, and nothing is lost. Must not know what a mes
 """
 
 import asyncio
+import errno
+import os
 import ssl
 import threading
 from collections.abc import Awaitable, Callable, Sequence
@@ -20,6 +22,7 @@ from structlog.typing import FilteringBoundLogger
 from schemas.addresses import BrokerAddress
 from schemas.faults import connection_reason
 from schemas.health import Loop
+from schemas.threads import NoThreadError, started
 
 Message = tuple[str, bytes]
 """A topic and a payload."""
@@ -250,7 +253,11 @@ def _in_thread(work: Callable[[], object]) -> asyncio.Future[None]:
         with suppress(RuntimeError):  # the event loop has ended
             loop.call_soon_threadsafe(_settle, done, failure)
 
-    threading.Thread(target=run, name="broker connect", daemon=True).start()
+    try:
+        started(threading.Thread(target=run, name="broker connect", daemon=True))
+    except NoThreadError:
+        # As any other reason for which a connection is not made: it is tried again.
+        done.set_exception(OSError(errno.EAGAIN, os.strerror(errno.EAGAIN)))
     return done
 
 

@@ -2,7 +2,7 @@
 
 Without the marks, anyone who can publish to the broker could replay an older manifest after a restart. Writes
 are collected and made once a second, off the event loop: a crash loses at most that second, and what is
-replayed from it is younger than a heartbeat. A write that fails is retried. Must not judge.
+replayed from it is younger than a heartbeat. A write that fails is logged and retried. Must not judge.
 
 SQLite opens its files by name, follows links, and creates others beside them. So they are in a directory of
 the relay's own, and are checked before SQLite first opens them.
@@ -16,10 +16,13 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
+from structlog.typing import FilteringBoundLogger
+
 from relay.fleet.kept_leaves import KeptLeaf
 from schemas.certificates import LEAF_RULES
 from schemas.files import check_private_directory, make_private_directory, open_state
 from schemas.health import Loop
+from schemas.text import printable
 from schemas.verdicts import Mark
 
 _FLUSH_INTERVAL_S = 1.0
@@ -37,13 +40,17 @@ class MarkStore:
         OSError: the file cannot be used; from ``load`` too.
     """
 
-    def __init__(self, directory: Path, flush_interval_s: float = _FLUSH_INTERVAL_S) -> None:
+    def __init__(
+        self, directory: Path, log: FilteringBoundLogger, flush_interval_s: float = _FLUSH_INTERVAL_S
+    ) -> None:
         make_private_directory(directory)
         check_private_directory(directory)
         _move_in(directory)
         self._path = directory / _FILE
         _check_files(self._path)
+        self._log = log
         self._flush_interval_s = flush_interval_s
+        self._failure = ""
         self._pending: _Changes = {}
         self._leaves: list[KeptLeaf] = []
         self.loop = Loop(time.monotonic)
@@ -103,9 +110,20 @@ class MarkStore:
         changes, leaves = self._take()
         try:
             await asyncio.to_thread(self._write, changes, leaves)
-        except OSError:
+        except OSError as error:
             self._pending = {**changes, **self._pending}
             self._leaves = [*leaves, *self._leaves]
+            self._report(printable(str(error)))
+        else:
+            self._report("")
+
+    def _report(self, failure: str) -> None:
+        """Log each reason once: a write is tried again every second."""
+        if failure and failure != self._failure:
+            self._log.error("the newest manifests are not kept: a restart forgets them", reason=failure)
+        elif self._failure and not failure:
+            self._log.info("the newest manifests are kept again")
+        self._failure = failure
 
     def _take(self) -> "tuple[_Changes, list[KeptLeaf]]":
         taken = self._pending, self._leaves

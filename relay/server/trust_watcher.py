@@ -12,7 +12,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from threading import Event
 from typing import TypeVar
@@ -33,12 +32,15 @@ from relay.sessions.node_sessions import NodeSessions
 from schemas.error_roots import StateError
 from schemas.health import Loop, endless
 from schemas.identity import Identity, certificates_in, kid_of
+from schemas.process.prestarted_pool import prestarted_pool
 from schemas.session import CloseCode
 from schemas.text import printable
 
 INTERVAL_S = 0.25
 """How often the ledgers are polled."""
 MAX_UNRECORDED = 10_000
+_THREADS = 4
+"""One for each ledger, and the one that counts those that are unchanged."""
 _POLL_S = 120.0
 """How long one poll may take: the ledgers of thousands of nodes, on a slow disk."""
 
@@ -94,7 +96,7 @@ class TrustWatcher:
         self._interval_s = interval_s
         self.loop = Loop(time.monotonic)
         # Its own threads: enrolments and renewals that wait for a ledger must not delay a revocation.
-        self._threads = ThreadPoolExecutor(max_workers=4, thread_name_prefix="watch")
+        self._threads = prestarted_pool(_THREADS, "watch")
         self._stamps: dict[str, Callable[[], object]] = {
             LEAVES: lambda: ca.stamp,
             TOKENS: lambda: tokens.stamp,

@@ -132,7 +132,7 @@ class Hub:
         self.metrics = Metrics()
         self.ulids = UlidSource(self.clock, os.urandom)
         self.one_way = OneWayFrames(self.metrics, self.log)
-        self.marks = MarkStore(directory / "marks")
+        self.marks = MarkStore(directory / "marks", self.log)
         self.audit_file = directory / "audit.jsonl"
         self.audit = AuditLog(self.audit_file, self.clock)
         self.seconds = Seconds()

@@ -20,12 +20,15 @@ from relay.pki.errors import AuthorityError
 from relay.pki.join_tokens import JoinTokens
 from schemas.certificates import make_csr
 from schemas.files import UntrustedFileError, make_private_directory, write_atomic
+from schemas.process.logs import make_logger
 from schemas.verdicts import Mark
 from tests.fakes.clock import FakeClock
 from tests.fakes.disk import full_disk
+from tests.fakes.lines import LogLines
 from tests.fakes.signer import NODE_ID, NOW_MS, key_named
 
 CSR = make_csr(key_named("the node"), NODE_ID)
+LOG = make_logger("relay", LogLines())
 MARK = Mark(NOW_MS, "aa" * 32)
 
 
@@ -63,7 +66,7 @@ def used(tmp_path: Path) -> StateFiles:
     write_atomic(state.own_tls.certificate, "certificate")
     write_atomic(state.broker_client_tls.key, "another key", 0o600)
     write_atomic(state.broker_client_tls.certificate, "another certificate")
-    asyncio.run(remembered(MarkStore(state.marks)))
+    asyncio.run(remembered(MarkStore(state.marks, LOG)))
     write_atomic(state.audit, "{}\n", 0o600)
     make_private_directory(state.broker)
     write_atomic(state.broker / "roots.pem", "roots")
@@ -88,7 +91,7 @@ def test_a_restored_state_is_the_one_that_was_saved_but_for_what_a_relay_makes_b
     assert content(empty) == {name: data for name, data in content(used).items() if name not in made_anew}
     assert authority(empty).roots() == authority(used).roots()
     assert authority(empty).servers.roots() == authority(used).servers.roots()
-    assert list(MarkStore(empty.marks).load()) == [(NODE_ID, "acme", MARK)]
+    assert list(MarkStore(empty.marks, LOG).load()) == [(NODE_ID, "acme", MARK)]
     assert [grant.id for grant in join_tokens(empty).all()] == [g.id for g in join_tokens(used).all()]
     assert RevokedTokens(empty.revoked_tokens).jtis() == {"a-token"}
     assert NameLedger(empty.node_names, FakeClock(NOW_MS)).read().by_node[NODE_ID].label == "greenhouse pi"
@@ -110,7 +113,7 @@ def test_what_a_relay_of_an_earlier_version_remembers_of_its_nodes_is_saved(
 ) -> None:
     (used.marks / "marks.sqlite3").rename(used.root / "marks.sqlite3")
     restore(save(used, authority(used), NOW_MS), empty)
-    assert list(MarkStore(empty.marks).load()) == [(NODE_ID, "acme", MARK)]
+    assert list(MarkStore(empty.marks, LOG).load()) == [(NODE_ID, "acme", MARK)]
 
 
 def test_a_new_ca_is_saved_before_any_relay_ran(tmp_path: Path, empty: StateFiles) -> None:

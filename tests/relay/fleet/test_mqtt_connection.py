@@ -1,11 +1,14 @@
 import asyncio
 import socket
 import ssl
+import threading
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from relay.fleet.mqtt_connection import PAUSE_S, Message, MqttConnection
 from schemas.addresses import BrokerAddress
@@ -184,6 +187,21 @@ async def test_a_broker_that_is_not_there_is_tried_again_and_the_wait_doubles_to
             pause.end()
         assert waits == [1.0, 2.0, 3.0, 3.0]
         assert await relay.state() == (False, "Connection refused")
+
+
+async def test_without_a_thread_left_it_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_thread_left(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    pauses = Pauses()
+    monkeypatch.setattr(threading.Thread, "start", no_thread_left)
+    async with PlayedBroker.running() as broker, connecting(broker.address, sleep=pauses.sleep) as relay:
+        assert await relay.state() == (False, "Resource temporarily unavailable")
+        pause = await pauses.next()
+        monkeypatch.undo()
+        pause.end()
+        assert await (await broker.next()).accept() == [topic for topic, _ in TOPICS]
+        assert relay.lines.entries() == []
 
 
 async def test_a_connection_that_is_lost_is_followed_by_another() -> None:

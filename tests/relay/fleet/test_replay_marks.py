@@ -12,11 +12,14 @@ from relay.fleet.kept_leaves import KeptLeaf
 from relay.fleet.replay_marks import MarkStore
 from schemas.certificates import LEAF_RULES
 from schemas.files import UntrustedFileError, make_private_directory, write_atomic
+from schemas.process.logs import make_logger
 from schemas.verdicts import Mark
 from tests.fakes.disk import full_disk
+from tests.fakes.lines import LogLines
 from tests.fakes.signer import NODE_ID, NOW_MS, OTHER_NODE_ID
 
 BOUND_S = 10
+LOG = make_logger("relay", LogLines())
 OLD = Mark(NOW_MS, "aa" * 32)
 NEW = Mark(NOW_MS + 1, "bb" * 32)
 
@@ -48,7 +51,8 @@ class WatchedStore(MarkStore):
     """Tells the event loop how each write to the disk ended."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__(path, flush_interval_s=0.001)
+        self.lines = LogLines()
+        super().__init__(path, make_logger("relay", self.lines), flush_interval_s=0.001)
         self._loop = asyncio.get_running_loop()
         self._endings: asyncio.Queue[str] = asyncio.Queue()
 
@@ -81,46 +85,46 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_a_new_store_is_empty(path: Path) -> None:
-    assert list(MarkStore(path).load()) == []
+    assert list(MarkStore(path, LOG).load()) == []
 
 
 async def test_marks_outlive_the_process(path: Path) -> None:
-    store = MarkStore(path)
+    store = MarkStore(path, LOG)
     store.put(NODE_ID, "acme", OLD)
     store.put(OTHER_NODE_ID, "globex", NEW)
     await stopped(store)
-    assert sorted(MarkStore(path).load()) == [(NODE_ID, "acme", OLD), (OTHER_NODE_ID, "globex", NEW)]
+    assert sorted(MarkStore(path, LOG).load()) == [(NODE_ID, "acme", OLD), (OTHER_NODE_ID, "globex", NEW)]
 
 
 async def test_leaves_outlive_the_process_until_they_expire(path: Path) -> None:
-    store = MarkStore(path)
+    store = MarkStore(path, LOG)
     store.put_leaf(LEAF)
     store.put_leaf(LEAF)
     await stopped(store)
-    assert MarkStore(path).load_leaves(LEAF.not_after_ms - 1) == [LEAF]
-    assert MarkStore(path).load_leaves(LEAF.not_after_ms) == []
-    assert MarkStore(path).load_leaves(LEAF.not_after_ms - 1) == []
+    assert MarkStore(path, LOG).load_leaves(LEAF.not_after_ms - 1) == [LEAF]
+    assert MarkStore(path, LOG).load_leaves(LEAF.not_after_ms) == []
+    assert MarkStore(path, LOG).load_leaves(LEAF.not_after_ms - 1) == []
 
 
 async def test_leaves_that_other_rules_have_verified_count_for_nothing(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = MarkStore(path)
+    store = MarkStore(path, LOG)
     store.put_leaf(LEAF)
     await stopped(store)
     monkeypatch.setattr("relay.fleet.replay_marks.LEAF_RULES", LEAF_RULES + 1)
-    assert MarkStore(path).load_leaves(0) == []
+    assert MarkStore(path, LOG).load_leaves(0) == []
 
 
 async def test_the_leaves_of_a_node_that_is_forgotten_are_forgotten(path: Path) -> None:
-    store = MarkStore(path)
+    store = MarkStore(path, LOG)
     store.put_leaf(LEAF)
     store.put_leaf(LEAF._replace(kid="cd" * 32, node_id=OTHER_NODE_ID))
     await stopped(store)
-    store = MarkStore(path)
+    store = MarkStore(path, LOG)
     store.drop(NODE_ID)
     await stopped(store)
-    assert [leaf.node_id for leaf in MarkStore(path).load_leaves(0)] == [OTHER_NODE_ID]
+    assert [leaf.node_id for leaf in MarkStore(path, LOG).load_leaves(0)] == [OTHER_NODE_ID]
 
 
 async def test_leaves_that_a_full_disk_refused_are_written_when_there_is_room(store: WatchedStore) -> None:
@@ -134,10 +138,10 @@ async def test_leaves_that_a_full_disk_refused_are_written_when_there_is_room(st
 
 async def test_a_newer_mark_replaces_an_older_one_on_the_disk(path: Path) -> None:
     for tenant, mark in (("acme", OLD), ("globex", NEW)):
-        store = MarkStore(path)
+        store = MarkStore(path, LOG)
         store.put(NODE_ID, tenant, mark)
         await stopped(store)
-    assert list(MarkStore(path).load()) == [(NODE_ID, "globex", NEW)]
+    assert list(MarkStore(path, LOG).load()) == [(NODE_ID, "globex", NEW)]
 
 
 @pytest.mark.parametrize(
@@ -146,10 +150,10 @@ async def test_a_newer_mark_replaces_an_older_one_on_the_disk(path: Path) -> Non
 )
 async def test_nothing_moves_a_mark_back(path: Path, later: Mark) -> None:
     for mark in (NEW, later):
-        store = MarkStore(path)
+        store = MarkStore(path, LOG)
         store.put(NODE_ID, "acme", mark)
         await stopped(store)
-    assert list(MarkStore(path).load()) == [(NODE_ID, "acme", NEW)]
+    assert list(MarkStore(path, LOG).load()) == [(NODE_ID, "acme", NEW)]
 
 
 async def test_marks_reach_the_disk_while_the_relay_runs(store: WatchedStore) -> None:
@@ -166,6 +170,17 @@ async def test_what_a_full_disk_refused_is_written_when_there_is_room(store: Wat
     while await store.ending() == "failed":
         pass
     assert list(store.load()) == [(NODE_ID, "acme", OLD)]
+
+
+async def test_a_disk_that_stays_full_is_one_line_and_room_again_another(store: WatchedStore) -> None:
+    with full_disk():
+        store.put(NODE_ID, "acme", OLD)
+        assert [await store.ending() for _ in range(3)] == ["failed"] * 3
+    await store.lines.until("the newest manifests are kept again")
+    assert [(line["event"], "full" in line.get("reason", "")) for line in store.lines.entries()] == [
+        ("the newest manifests are not kept: a restart forgets them", True),
+        ("the newest manifests are kept again", False),
+    ]
 
 
 async def test_a_mark_that_came_while_the_disk_was_full_is_not_overwritten_by_the_one_before(
@@ -185,14 +200,14 @@ def test_a_file_that_is_no_database_is_an_error_of_the_operating_system(path: Pa
     make_private_directory(path)
     write_atomic(path / "marks.sqlite3", b"no database" * 100)
     with pytest.raises(OSError, match=r"marks\.sqlite3 cannot be used"):
-        MarkStore(path)
+        MarkStore(path, LOG)
 
 
 # --- where it lies --------------------------------------------------------------------------------------
 
 
 def test_the_database_is_private_in_a_directory_that_is_private(path: Path) -> None:
-    MarkStore(path)
+    MarkStore(path, LOG)
     assert stat.S_IMODE(path.stat().st_mode) == 0o700
     assert stat.S_IMODE((path / "marks.sqlite3").stat().st_mode) == 0o600
 
@@ -208,7 +223,7 @@ def test_a_link_in_the_place_of_a_file_is_refused_and_not_followed(
         victim.write_bytes(b"")
     (path / name).symlink_to(victim)
     with pytest.raises(UntrustedFileError, match="is a symbolic link"):
-        MarkStore(path)
+        MarkStore(path, LOG)
     assert (victim.read_bytes() if victim.exists() else None) == (b"" if there else None)
 
 
@@ -217,7 +232,7 @@ def test_a_link_in_the_place_of_the_directory_is_refused(path: Path, tmp_path: P
     make_private_directory(tmp_path / "elsewhere")
     path.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(UntrustedFileError, match="no directory"):
-        MarkStore(path)
+        MarkStore(path, LOG)
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
@@ -225,13 +240,13 @@ def test_a_directory_that_is_open_to_others_is_refused(path: Path) -> None:
     make_private_directory(path)
     path.chmod(0o755)
     with pytest.raises(UntrustedFileError, match="chmod 700"):
-        MarkStore(path)
+        MarkStore(path, LOG)
 
 
 @pytest.fixture
 def former(path: Path) -> Path:
     """Return a file with one mark where earlier versions kept it."""
-    store = MarkStore(path)
+    store = MarkStore(path, LOG)
     store.put(NODE_ID, "acme", OLD)
     asyncio.run(stopped(store))
     former = path.with_name("marks.sqlite3")
@@ -241,9 +256,9 @@ def former(path: Path) -> Path:
 
 
 def test_the_file_of_an_earlier_version_is_moved_in(path: Path, former: Path) -> None:
-    assert list(MarkStore(path).load()) == [(NODE_ID, "acme", OLD)]
+    assert list(MarkStore(path, LOG).load()) == [(NODE_ID, "acme", OLD)]
     assert not former.exists()
-    assert list(MarkStore(path).load()) == [(NODE_ID, "acme", OLD)]
+    assert list(MarkStore(path, LOG).load()) == [(NODE_ID, "acme", OLD)]
 
 
 @pytest.mark.parametrize("cut_short", [False, True], ids=["at once", "after the journal was moved"])
@@ -256,15 +271,15 @@ def test_what_a_crash_left_in_the_journal_of_an_earlier_version_is_rolled_back(
     if cut_short:
         make_private_directory(path)
         journal.rename(path / journal.name)
-    assert list(MarkStore(path).load()) == [(NODE_ID, "acme", OLD)]
+    assert list(MarkStore(path, LOG).load()) == [(NODE_ID, "acme", OLD)]
 
 
 def test_of_two_databases_none_is_chosen(path: Path, former: Path) -> None:
     write_atomic(former.with_name("copy"), former.read_bytes())
-    MarkStore(path)
+    MarkStore(path, LOG)
     former.with_name("copy").rename(former)
     with pytest.raises(OSError, match="both there"):
-        MarkStore(path)
+        MarkStore(path, LOG)
 
 
 def test_a_link_in_the_place_of_an_earlier_versions_file_is_not_moved_in(
@@ -273,12 +288,12 @@ def test_a_link_in_the_place_of_an_earlier_versions_file_is_not_moved_in(
     former.rename(tmp_path / "elsewhere")
     former.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(UntrustedFileError, match="is a symbolic link"):
-        MarkStore(path)
+        MarkStore(path, LOG)
     assert former.is_symlink()
 
 
 async def test_a_mark_that_is_dropped_is_gone_and_a_new_one_stays(tmp_path: Path) -> None:
-    store = MarkStore(tmp_path / "marks")
+    store = MarkStore(tmp_path / "marks", LOG)
     for node_id in (NODE_ID, OTHER_NODE_ID):
         store.put(node_id, "acme", NEW)
     await stopped(store)
@@ -286,4 +301,4 @@ async def test_a_mark_that_is_dropped_is_gone_and_a_new_one_stays(tmp_path: Path
     store.drop(OTHER_NODE_ID)
     store.put(OTHER_NODE_ID, "acme", OLD)
     await stopped(store)
-    assert [node_id for node_id, _, _ in MarkStore(tmp_path / "marks").load()] == [OTHER_NODE_ID]
+    assert [node_id for node_id, _, _ in MarkStore(tmp_path / "marks", LOG).load()] == [OTHER_NODE_ID]

@@ -3,7 +3,8 @@ import threading
 
 import pytest
 
-from kubelet.daemon.prestarted_pool import prestarted_pool
+from schemas.process.prestarted_pool import prestarted_pool
+from schemas.threads import NoThreadError
 
 
 def no_thread_left(_thread: threading.Thread) -> None:
@@ -36,7 +37,7 @@ def test_a_system_without_so_many_threads_says_so_and_leaves_none_behind(
         start(thread)
 
     monkeypatch.setattr(threading.Thread, "start", only_one)
-    with pytest.raises(RuntimeError, match="can't start new thread"):
+    with pytest.raises(NoThreadError, match="no thread can be started"):
         prestarted_pool(3)
     started[0].join(10)
     assert not started[0].is_alive()

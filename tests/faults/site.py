@@ -1,0 +1,285 @@
+"""A broker, a relay and one node in processes of their own, to which faults of the machine happen.
+
+Limits are set on processes that run, as ``prlimit`` does, so that no test needs root. Heartbeats are a second
+apart: what is right again within one is so within a test. Must not decide what must happen.
+"""
+
+import asyncio
+import json
+import os
+import resource
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx2
+
+from relay.auth.agent_tokens import TokenIssuer
+from relay.demo.local_system import READ_ONLY, TENANT, relay_command, start_broker
+from relay.demo.plan import Plan
+from relay.demo.processes import Processes, StartError
+from relay.key_files import load_or_create_key
+from relay.pki.authority import CertificateAuthority
+from schemas.addresses import MCP_PATH, mcp_url
+from schemas.registry import SchemaRegistry
+from schemas.ulids import UlidSource
+from tests.fakes.demo import plan_below
+from tests.fakes.mcp_wire import ERA_META, NEW
+
+BOUND_S = 40.0
+HEARTBEAT_S = 1
+NODE, RELAY, BROKER = "kubelet", "relay", "broker"
+NO_LIMIT = resource.RLIM_INFINITY
+TOKEN_DAYS = 30
+
+_POLL_S = 0.05
+_DAY_S = 86_400
+
+LOG_THROUGH_PIPE = ("bash", "-c", 'exec "$@" > >(exec cat) 2>&1', "-")
+"""Prefixed to a program whose files are to be limited, and its log not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a call of echo has ended with: ``ok``, or the code of the error; and the envelope of that."""
+
+    code: str
+    envelope: dict[str, Any] = field(default_factory=dict)
+
+
+class Site:
+    """The parts, in the directory of ``plan``.
+
+    Attributes:
+        node_id: the one node.
+        node, relay: what the commands are prefixed with: a program that starts another.
+        relay_url, broker: where the node finds both.
+    """
+
+    def __init__(self, plan: Plan, processes: Processes) -> None:
+        self.plan = plan
+        self.processes = processes
+        self.node: Sequence[str] = ()
+        self.relay: Sequence[str] = ()
+        self.relay_url = plan.public_url
+        self.broker = plan.broker
+        ca = CertificateAuthority(plan.state.ca, _now_ms, os.urandom)
+        ca.create()
+        (self.node_id,) = ca.issue_mock(1, plan.mocks, TENANT)
+        self._token = _token(plan)
+
+    @classmethod
+    @asynccontextmanager
+    async def stopped(cls, directory: Path, relay_options: tuple[str, ...] = ()) -> AsyncIterator["Site"]:
+        """Hold the parts, none of which runs."""
+        plan = plan_below(directory, relay_options)
+        async with Processes.running(directory) as processes:
+            yield cls(plan, processes)
+
+    @classmethod
+    @asynccontextmanager
+    async def running(
+        cls, directory: Path, *, node: Sequence[str] = (), relay: Sequence[str] = ()
+    ) -> AsyncIterator["Site"]:
+        """Hold the parts, which run, and through which calls flow."""
+        async with cls.stopped(directory) as site:
+            site.node, site.relay = node, relay
+            await site.start_all()
+            yield site
+
+    @property
+    def node_state(self) -> Path:
+        """The state directory of the node."""
+        return self.plan.mocks / self.node_id
+
+    @property
+    def relay_state(self) -> Path:
+        """The state directory of the relay."""
+        return self.plan.state.root
+
+    # --- processes
+
+    async def start_all(self) -> None:
+        """Start the parts, and return when a call has succeeded."""
+        await self.start_broker()
+        await self.start_relay()
+        await self.start_node()
+        await self.until_called()
+
+    async def start_broker(self) -> None:
+        """Start the broker, and return when it listens."""
+        await start_broker(self.plan, self.processes)
+
+    async def start_relay(self) -> None:
+        """Start the relay, and return when it answers."""
+        await self.processes.start(RELAY, [*self.relay, *relay_command(self.plan)])
+        await self.until_page(RELAY, lambda _: True)
+
+    async def start_node(self, name: str = NODE, state: Path | None = None) -> None:
+        """Start the node, or another with a copy of its state."""
+        options = {
+            "--state-dir": str(state or self.node_state),
+            "--loopback-port": "0" if state else str(self.plan.loopback_port),
+            "--broker": self.broker,
+            "--relay": self.relay_url,
+            "--heartbeat": f"{HEARTBEAT_S}s",
+        }
+        command = [*self.node, sys.executable, "-P", "-m", "kubelet", "run"]
+        await self.processes.start(name, [*command, *(text for option in options.items() for text in option)])
+
+    async def refused(self, program: str) -> str:
+        """Start a program that cannot run; return its exit status and what it has printed last."""
+        command = relay_command(self.plan)
+        if program == NODE:
+            await self.start_node()
+        else:
+            await self.processes.start(RELAY, [*self.relay, *command])
+        with_status: list[str] = []
+
+        async def ended() -> bool:
+            try:
+                self.processes.check()
+            except StartError as error:
+                with_status.append(str(error))
+            return bool(with_status)
+
+        await until(ended)
+        await self.processes.stop(program)
+        return with_status[0]
+
+    def address_space(self, program: str) -> int:
+        """Return the bytes of address space that a process has taken."""
+        pages = Path(f"/proc/{self.processes.pid(program)}/statm").read_text("ascii").split()[0]
+        return int(pages) * resource.getpagesize()
+
+    def limit(self, program: str, what: int, soft: int) -> None:
+        """Set a limit of the process that runs."""
+        pid = self.processes.pid(program)
+        resource.prlimit(pid, what, (soft, resource.prlimit(pid, what)[1]))
+
+    # --- calls and pages
+
+    @asynccontextmanager
+    async def agent(self) -> AsyncIterator["Agent"]:
+        """Hold an agent that keeps its connection."""
+        headers = {"authorization": f"Bearer {self._token}"}
+        async with httpx2.AsyncClient(
+            base_url=self.plan.public_url, headers=headers, trust_env=False, timeout=BOUND_S
+        ) as http:
+            yield Agent(http, self.node_id)
+
+    async def call(self) -> Answer:
+        """Call echo once, over a connection of its own."""
+        async with self.agent() as agent:
+            return await agent.call()
+
+    async def until_called(self, code: str = "ok") -> Answer:
+        """Call echo until a call ends with ``code``."""
+        answers: list[Answer] = []
+
+        async def called() -> bool:
+            try:
+                answers.append(await self.call())
+            except httpx2.HTTPError:  # the relay is not up
+                self.processes.check()
+                return False
+            return answers[-1].code == code
+
+        await until(called)
+        return answers[-1]
+
+    async def until_page(self, program: str, shows: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        """Return the subsystems of ``/readyz`` of the node or the relay once ``shows`` holds of them."""
+        base = self.plan.public_url if program == RELAY else f"http://127.0.0.1:{self.plan.loopback_port}"
+        found: dict[str, Any] = {}
+
+        async def shown() -> bool:
+            try:
+                async with httpx2.AsyncClient(trust_env=False, timeout=BOUND_S) as http:
+                    found.update((await http.get(f"{base}/readyz")).json()["subsystems"])
+            except httpx2.HTTPError:  # it is not up
+                self.processes.check()
+                return False
+            return shows(found)
+
+        await until(shown)
+        return found
+
+    # --- logs
+
+    def log(self, program: str, event: str | None = None) -> list[dict[str, Any]]:
+        """Return the lines of a program's log, or those of one event."""
+        lines = self.processes.log(program).read_text("utf-8").splitlines()
+        entries = [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
+        return [entry for entry in entries if event is None or entry["event"] == event]
+
+    async def until_logged(self, program: str, event: str, reason: str = "") -> dict[str, Any]:
+        """Return the first line of ``event`` whose reason contains ``reason``, once there is one."""
+
+        def found() -> list[dict[str, Any]]:
+            return [line for line in self.log(program, event) if reason in line.get("reason", "")]
+
+        async def logged() -> bool:
+            self.processes.check()
+            return bool(found())
+
+        await until(logged)
+        return found()[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Agent:
+    """An agent that calls echo of one node."""
+
+    http: httpx2.AsyncClient
+    node_id: str
+
+    async def call(self) -> Answer:
+        """Call once."""
+        tool = f"sysecho.{self.node_id}.echo.invoke"
+        params = {"name": tool, "arguments": {"message": "ping"}, "_meta": dict(ERA_META)}
+        message = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
+        headers = {
+            "accept": "application/json, text/event-stream",
+            "mcp-protocol-version": NEW,
+            "mcp-method": "tools/call",
+            "mcp-name": tool,
+        }
+        result = (await self.http.post(MCP_PATH, json=message, headers=headers)).json()["result"]
+        if not result["isError"]:
+            assert result["structuredContent"]["node_id"] == self.node_id
+            return Answer("ok")
+        envelope = json.loads(result["content"][0]["text"])
+        return Answer(envelope["code"], envelope)
+
+
+async def until(condition: Callable[[], Awaitable[bool]]) -> None:
+    """Return when ``condition`` holds: another process has no event for it."""
+    async with asyncio.timeout(BOUND_S):
+        while not await condition():  # noqa: ASYNC110 - as above
+            await asyncio.sleep(_POLL_S)
+
+
+def _token(plan: Plan) -> str:
+    """Return an agent's token that is still valid when a clock is a day ahead."""
+    key, now = load_or_create_key(plan.state.token_key, os.urandom), _now_ms()
+    issuer = TokenIssuer(key, plan.public_url, mcp_url(plan.public_url), SchemaRegistry())
+    jti = UlidSource(lambda: now, os.urandom).new()
+    # Valid since two days: also when a clock is a day behind.
+    since_s = now // 1000 - 2 * _DAY_S
+    return issuer.issue(
+        sub="agent",
+        tenant=TENANT,
+        scopes=list(READ_ONLY),
+        now_s=since_s,
+        ttl_s=TOKEN_DAYS * _DAY_S,
+        jti=jti,
+    )
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
