@@ -7,7 +7,6 @@ small, and called; another is stopped and goes on, so that all its nodes reconne
 import asyncio
 import json
 import os
-import resource
 import shutil
 import sys
 import time
@@ -25,6 +24,7 @@ from relay.demo.ports import ClaimedPorts
 from relay.demo.processes import Processes
 from relay.pki.authority import CertificateAuthority
 from schemas.error_roots import OperatorError
+from schemas.process.resources import raise_open_files_limit
 
 CALLED = "called"
 """The group whose nodes are called."""
@@ -124,7 +124,7 @@ class LargeFleet:
 def _prepared(groups: Mapping[str, int], ports: ClaimedPorts) -> Plan:
     """Return the plan of a run, with the identities of all groups, which are made if they are not there."""
     need = sum(groups.values()) + _RESERVED
-    if (limit := _raised_limit()) < need:
+    if (limit := raise_open_files_limit()) < need:
         raise OperatorError(f"{need} open files are needed, and {limit} are allowed: raise `ulimit -Hn`")
     directory = _OUT / "fleet"
     if not _is_kept(directory, groups):
@@ -156,12 +156,6 @@ def _is_kept(directory: Path, groups: Mapping[str, int]) -> bool:
     except (FileNotFoundError, ValueError):
         return False
     return bool(kept["groups"] == dict(groups) and kept["until_ms"] > _now_ms() + _MIN_LEFT_MS)
-
-
-def _raised_limit() -> int:
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    return most
 
 
 def _now_ms() -> int:

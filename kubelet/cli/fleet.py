@@ -7,7 +7,6 @@ itself, but starts the others, adds up what they report, and stops them. Must no
 import asyncio
 import logging
 import os
-import resource
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -24,6 +23,7 @@ from schemas.durations import duration_text
 from schemas.error_roots import OperatorError
 from schemas.identity_files import IdentityFiles, NodeIdentity
 from schemas.process.logs import opened
+from schemas.process.resources import raise_open_files_limit
 
 _RESERVED = 64
 """Descriptors of a process that are not connections of its nodes."""
@@ -44,7 +44,7 @@ async def run_all(identities: Path, config: NodeConfig) -> None:
         OperatorError: the limit of open files is too low, or a process of the fleet has ended.
     """
     nodes = read_identities(identities)
-    processes = processes_for(len(nodes), _raised_descriptor_limit())
+    processes = processes_for(len(nodes), raise_open_files_limit())
     progress = Progress(sys.stdout)
     progress.begin(len(nodes), processes)
     if processes == 1:
@@ -61,7 +61,7 @@ async def run_part(identities: Path, config: NodeConfig, part: str) -> None:
         OSError: that process has ended.
     """
     number, _, parts = part.partition("/")
-    _raised_descriptor_limit()
+    raise_open_files_limit()
     await _run_nodes(read_identities(identities)[int(number) :: int(parts)], identities, config, print_counts)
 
 
@@ -92,13 +92,6 @@ def _part_command(identities: Path, config: NodeConfig, part: str) -> list[str]:
         ),
         *("--part", part),
     ]
-
-
-def _raised_descriptor_limit() -> int:
-    """Raise the limit of open files of this process as far as it may, and return it."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    return most
 
 
 def processes_for(nodes: int, descriptors: int) -> int:

@@ -17,12 +17,16 @@ from relay.demo.local_system import LocalSystem, start_system
 from relay.demo.plan import Plan
 from relay.demo.processes import Processes
 from relay.demo.result_view import lines_of
+from relay.http.connections import Bounds
 from relay.remote_tools import BearerToken, HttpServer, Permissions, RemoteToolError, RemoteTools
 from schemas.addresses import mcp_url
 from schemas.error_roots import OperatorError
 from schemas.files import PRIVATE, write_atomic
+from schemas.process.resources import raise_open_files_limit
 
 _READY_TIMEOUT_S = 60
+# Those of the relay that are no mock node's: of this machine's node, and of the clients.
+_OTHER_CONNECTIONS = 16
 
 
 class DemoError(OperatorError):
@@ -43,12 +47,13 @@ async def run_demo(
     With ``caller_tools`` it shows how an agent lends a tool instead. Returns whether every call worked.
 
     Raises:
-        DemoError: not everything was ready in time.
+        DemoError: too few open files are allowed, or not everything was ready in time.
         StartError: something could not be started, or a part of it ended by itself.
     """
     if ready_file is not None and not ready_file.parent.is_dir():
         # Before anything is started: it is written when all of it is up.
         raise DemoError(f"--ready-file {ready_file}: there is no directory {ready_file.parent}")
+    _require_open_files(nodes)
     with tempfile.TemporaryDirectory(prefix="edge-kubelet-demo-") as name:
         directory = Path(name)
         async with AsyncExitStack() as stack:
@@ -64,6 +69,16 @@ async def run_demo(
                 _show_how_to_connect(system)
                 await processes.during(asyncio.Event().wait())
     return worked
+
+
+def _require_open_files(nodes: int) -> None:
+    """Raise the limit of open files; the relay, which needs most of them, inherits it."""
+    need, limit = Bounds.descriptors_for(nodes + _OTHER_CONNECTIONS), raise_open_files_limit()
+    if limit < need:
+        raise DemoError(
+            f"{nodes} mock nodes need {need} open files, and {limit} are allowed:"
+            f" raise the limit with `ulimit -n {need}`, or give fewer --nodes"
+        )
 
 
 async def _show_caller_tools(system: LocalSystem) -> bool:

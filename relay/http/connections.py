@@ -48,6 +48,11 @@ class Bounds:
             total, strangers, min(_PER_ADDRESS, strangers // _SHARE), min(_PER_HOLDER, total // _SHARE)
         )
 
+    @staticmethod
+    def descriptors_for(connections: int) -> int:
+        """Return how many descriptors a process needs for ``total`` to be ``connections`` or more."""
+        return connections + _RESERVED
+
 
 class Connections:
     """The open connections, within ``bounds``. Rejected ones are counted in ``refused``.

@@ -1,4 +1,4 @@
-"""What a process uses of its machine, as Linux shows it. Must not decide whether that is too much."""
+"""What a process uses of its machine, and may use, by Linux. Must not decide whether that is too much."""
 
 import asyncio
 import os
@@ -23,6 +23,13 @@ def resources(loop: asyncio.AbstractEventLoop) -> dict[str, int]:
         "max_open_files": soft,
         "tasks": len(asyncio.all_tasks(loop)),
     }
+
+
+def raise_open_files_limit() -> int:
+    """Raise the limit of open files of this process and of those that it starts, and return it."""
+    _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return hard
 
 
 def watchdog_s(environment: Mapping[str, str]) -> float | None:

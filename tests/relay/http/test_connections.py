@@ -42,6 +42,13 @@ def test_the_bounds_leave_descriptors_and_room_for_those_who_are_admitted(descri
     assert 1 <= bounds.per_holder < bounds.total
 
 
+@pytest.mark.parametrize("connections", [8, 9, 318])
+def test_a_number_of_connections_needs_so_many_descriptors_and_not_one_fewer(connections: int) -> None:
+    descriptors = Bounds.descriptors_for(connections)
+    assert Bounds.below(descriptors).total == connections
+    assert Bounds.below(descriptors - 1).total == max(8, connections - 1)
+
+
 async def test_an_address_has_its_share_of_strangers_and_gets_it_back(few: FewConnections) -> None:
     first, _ = few.begin(HOME), few.begin(SAME_HOME)
     assert few.connections.begin(HOME) is None

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from schemas.process.resources import Uptime, resources, watchdog_s
+from schemas.process.resources import Uptime, raise_open_files_limit, resources, watchdog_s
 
 
 def test_a_process_shows_what_it_uses() -> None:
@@ -28,6 +28,16 @@ async def test_a_task_counts_until_it_has_ended_and_another_thread_can_ask() -> 
     waiting.cancel()
     await asyncio.wait({waiting})
     assert resources(loop)["tasks"] == used["tasks"]
+
+
+def test_the_limit_of_open_files_is_raised_as_far_as_it_may_be() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 256), hard))
+    try:
+        assert raise_open_files_limit() == hard
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 @pytest.mark.parametrize(
