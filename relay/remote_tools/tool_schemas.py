@@ -1,22 +1,25 @@
 """Compiles the schemas of a server's tools: offline, bounded, and self-contained.
 
 A server chooses its schemas, so compiling and applying one must neither open a connection nor take unbounded
-time: at most 32 KiB, no reference out of the document, and patterns with a limit of backtracking.
+time: at most 32 KiB, no reference out of the document, few references that multiply, and patterns
+with a limit of backtracking.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jsonschema_rs
 
 from schemas.error_roots import PeerError
+from schemas.schema_references import SchemaReferencesError, check_references
 from schemas.text import printable
 
 MAX_SCHEMA_BYTES = 32 * 1024
 MAX_DEPTH = 64
 
-_REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
+MAX_REFERENCES = 4096
+"""The references that one schema applies, each counted as often as it is reached."""
 _PATTERNS = jsonschema_rs.FancyRegexOptions(
     backtrack_limit=10_000, size_limit=1 << 20, dfa_size_limit=1 << 20
 )
@@ -57,31 +60,26 @@ def compiled(schema: Mapping[str, Any]) -> ValueCheck:
     size = len(json.dumps(schema, separators=(",", ":")))
     if size > MAX_SCHEMA_BYTES:
         raise UnusableSchemaError(f"the schema has {size} bytes, more than {MAX_SCHEMA_BYTES}")
-    for reference in _references(schema, 0):
-        if not reference.startswith("#"):
-            raise UnusableSchemaError(f"the schema refers to {printable(reference, 128)}, outside of itself")
+    _check_depth(schema, 0)
     try:
+        check_references(schema, MAX_REFERENCES)
         return ValueCheck(
             jsonschema_rs.validator_for(
                 dict(schema), offline=True, pattern_options=_PATTERNS, validate_formats=False
             )
         )
+    except SchemaReferencesError as error:
+        raise UnusableSchemaError(f"the schema is refused: {error}") from None
     except (ValueError, jsonschema_rs.ReferencingError) as error:
         raise UnusableSchemaError(f"the schema is not valid: {_first_line(error)}") from None
 
 
-def _references(schema: object, depth: int) -> Iterator[str]:
+def _check_depth(schema: object, depth: int) -> None:
     if depth > MAX_DEPTH:
         raise UnusableSchemaError(f"the schema is nested deeper than {MAX_DEPTH} levels")
-    if isinstance(schema, list):
-        for item in schema:
-            yield from _references(item, depth + 1)
-    elif isinstance(schema, Mapping):
-        for name, item in schema.items():
-            if name in _REFERENCES and isinstance(item, str):
-                yield item
-            else:
-                yield from _references(item, depth + 1)
+    parts = schema if isinstance(schema, list) else schema.values() if isinstance(schema, Mapping) else ()
+    for part in parts:
+        _check_depth(part, depth + 1)
 
 
 def _first_line(error: Exception) -> str:

@@ -39,6 +39,12 @@ def test_a_schema_that_reaches_out_or_exceeds_a_limit_is_not_compiled(schema: di
     assert len(str(caught.value)) < 300
 
 
+def test_references_that_multiply_are_refused() -> None:
+    doubled = {f"a{number}": {"allOf": [{"$ref": f"#/$defs/a{number + 1}"}] * 2} for number in range(40)}
+    with pytest.raises(UnusableSchemaError, match="too many others"):
+        compiled({"$ref": "#/$defs/a0", "$defs": {**doubled, "a40": {}}})
+
+
 def test_the_limits_themselves_are_accepted() -> None:
     rest = len('{"description":""}')
     assert compiled({"description": "x" * (MAX_SCHEMA_BYTES - rest)}).fault(1) is None

@@ -1,0 +1,115 @@
+"""Which references of a stranger's schema are applied, and which are refused before a validator sees them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from schemas.schema_references import SchemaReferencesError, check_references
+
+MOST = 512
+TOO_MANY = "too many others"
+NOWHERE = "leads nowhere"
+OWN = "of its own"
+
+
+def chain(length: int, reference: str = "#/$defs/a", **members: Any) -> dict[str, Any]:
+    """Return definitions of which each applies the next twice, by a reference that begins so."""
+    twice = {f"a{number}": {"allOf": [{"$ref": f"{reference}{number + 1}"}] * 2} for number in range(length)}
+    return {**members, "$defs": {**twice, f"a{length}": {}}}
+
+
+def anchored(length: int, anchor: str, reference: str) -> dict[str, Any]:
+    named = {
+        f"d{number}": {anchor: f"a{number}", "allOf": [{reference: f"#a{number + 1}"}] * 2}
+        for number in range(length)
+    }
+    return {reference: "#a0", "$defs": {**named, "last": {anchor: f"a{length}"}}}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {},
+        {"$id": "https://server.example/tool", "$ref": "#/$defs/a", "$defs": {"a": {}}},
+        {"$ref": "#/$defs/a~1b~0c%20d", "$defs": {"a/b~c d": {}}},
+        {"allOf": [{"type": "object"}, {"$ref": "#/allOf/0"}]},
+        {"properties": {"next": {"$ref": "#"}}},
+        {"properties": {"id": {"type": "string"}, "$id": {"type": "string"}, "$ref": {"type": "string"}}},
+        {"$ref": "#here", "$defs": {"a": {"$anchor": "here"}}},
+        {"properties": {"next": {"$dynamicRef": "#here"}}, "$dynamicAnchor": "here"},
+        chain(7, **{"$ref": "#/$defs/a0"}),
+        chain(300),
+    ],
+    ids=[
+        "none",
+        "an id of the whole",
+        "escapes",
+        "an index",
+        "a circle",
+        "properties of such names",
+        "an anchor",
+        "a dynamic anchor",
+        "few that multiply",
+        "definitions that are not applied",
+    ],
+)
+def test_references_within_the_document_are_accepted(schema: Mapping[str, Any]) -> None:
+    check_references(schema, MOST)
+
+
+@pytest.mark.parametrize("reference", ["$ref", "$dynamicRef", "$recursiveRef"])
+@pytest.mark.parametrize("target", ["other.json", "https://a.example/", "", "?#", "file:///etc/passwd"])
+def test_a_reference_to_anything_else_is_refused(reference: str, target: str) -> None:
+    with pytest.raises(SchemaReferencesError, match="out of the document"):
+        check_references({"properties": {"a": {reference: target}}}, MOST)
+
+
+@pytest.mark.parametrize(
+    ("schema", "why"),
+    [
+        pytest.param(chain(40, **{"$ref": "#/$defs/a0"}), TOO_MANY, id="by pointers"),
+        pytest.param(chain(40, "#/%24defs/a", **{"$ref": "#/$defs/a0"}), TOO_MANY, id="by escaped pointers"),
+        pytest.param(chain(40, "#/$defs/%61", **{"$ref": "#/$defs/a0"}), TOO_MANY, id="by an escaped name"),
+        pytest.param(anchored(40, "$anchor", "$ref"), TOO_MANY, id="by anchors"),
+        pytest.param(anchored(40, "$dynamicAnchor", "$dynamicRef"), TOO_MANY, id="by dynamic anchors"),
+        pytest.param(
+            {
+                "$ref": "#/$defs/inner",
+                "$defs": {"a0": {}, "inner": chain(40, **{"$id": "urn:a:b", "$ref": "#/$defs/a0"})},
+            },
+            OWN,
+            id="within a schema that is another document",
+        ),
+        pytest.param(
+            {
+                "$schema": "http://json-schema.org/draft-04/schema#",
+                "allOf": [{"$ref": "#/definitions/inner"}],
+                "definitions": {"inner": {"id": "urn:a:b"}},
+            },
+            OWN,
+            id="the same in an old dialect",
+        ),
+        pytest.param(
+            {"$defs": {"a": {"$schema": "http://json-schema.org/draft-04/schema#"}}},
+            OWN,
+            id="in two dialects",
+        ),
+        pytest.param({"$ref": "#/$defs/a"}, NOWHERE, id="to no definition"),
+        pytest.param({"$ref": "#a"}, NOWHERE, id="to no anchor"),
+        pytest.param({"allOf": [{"$ref": "#/allOf/1"}]}, NOWHERE, id="beyond a list"),
+        pytest.param(
+            {"allOf": [{"$ref": "#/allOf/" + "9" * 5000}]}, NOWHERE, id="to a number of 5000 digits"
+        ),
+        pytest.param({"allOf": [{"$ref": "#/allOf/\u0660"}]}, NOWHERE, id="to a digit of another script"),
+        pytest.param(
+            {"anyOf": [{"$ref": "#/$defs/a"}] * 400, "$defs": {"a": {"enum": [{}] * 1000}}},
+            TOO_MANY,
+            id="to much, often",
+        ),
+    ],
+)
+def test_what_multiplies_or_is_resolved_otherwise_is_refused(schema: Mapping[str, Any], why: str) -> None:
+    with pytest.raises(SchemaReferencesError, match=why) as caught:
+        check_references(schema, MOST)
+    assert str(caught.value).isascii()
