@@ -10,6 +10,7 @@ from pathlib import Path
 
 from schemas.error_roots import StateError
 from schemas.files import PRIVATE, make_private_directory, read_state, write_atomic
+from schemas.strict_json import StrictJsonError, loads
 
 _MAX_BYTES = 16_384
 
@@ -45,10 +46,10 @@ def read_kept(path: Path) -> KeptSettings:
         OSError: it cannot be read, or others can write it.
     """
     try:
-        document = json.loads(read_state(path, _MAX_BYTES))
+        document = loads(read_state(path, _MAX_BYTES), max_bytes=_MAX_BYTES)
     except FileNotFoundError:
         return KeptSettings()
-    except ValueError:
+    except StrictJsonError:
         raise _damaged(path) from None
     names = {field.name for field in fields(KeptSettings)}
     if not isinstance(document, dict) or not document.keys() <= names:

@@ -40,7 +40,7 @@ class LedgerState(Protocol):
         """Apply the next entry.
 
         Raises:
-            KeyError, ValueError, TypeError, AttributeError: it is no entry of this kind. An
+            KeyError, ValueError, TypeError, AttributeError, OverflowError: it is no entry of this kind. An
                 entry that is not understood must not be skipped: it may be a revocation.
         """
         ...
@@ -165,7 +165,7 @@ class Ledger(Generic[StateT]):
         for number, line in enumerate(lines, known.number + 1):
             try:
                 state.apply(parse_entry(line))
-            except (KeyError, ValueError, TypeError, AttributeError, RecursionError):
+            except (KeyError, ValueError, TypeError, AttributeError, OverflowError, RecursionError):
                 self._damage, self._damaged_at = f"{self.path} is damaged: line {number} is no entry", stamp
                 raise LedgerError(self._damage) from None
         end = known.end + sum(map(len, lines)) + len(lines)

@@ -135,7 +135,7 @@ def _from_file(program: Program, path: Path) -> tuple[Source, list[str]]:
         return {}, [f"{path}: {error.strerror}" if error.strerror else str(error)]
     except UnicodeDecodeError:
         return {}, [f"{path} is not text in UTF-8"]
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # one of them: an integer of thousands of digits
         return {}, [f"{path} is not TOML: {printable(str(error))}"]
     known = {setting.name: setting for setting in program.table}
     found: dict[str, Given] = {}

@@ -61,7 +61,7 @@ class LastIssued:
             read = int(read_state(self._file)) if self._file else 0
         except (FileNotFoundError, ValueError):
             return 0
-        return read if read <= greatest_ms else 0
+        return read if 0 <= read <= greatest_ms else 0
 
     def _write(self, issued_at_ms: int) -> None:
         if self._file is None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from relay.audit.chain import GENESIS
 from schemas.error_roots import StateError
 from schemas.files import read_state, write_atomic
+from schemas.strict_json import StrictJsonError, loads
 
 _MAX_BYTES = 1024
 
@@ -39,9 +40,9 @@ def read_verified_head(path: Path) -> VerifiedHead | None:
     except FileNotFoundError:
         return None
     try:
-        facts = json.loads(data)
+        facts = loads(data, max_bytes=_MAX_BYTES)
         return VerifiedHead(str(facts["head"]), int(facts["verified_at_ms"]))
-    except (ValueError, KeyError, TypeError):
+    except (StrictJsonError, ValueError, KeyError, TypeError):
         raise VerifiedHeadError(
             f"{path} is damaged: look whether lines are missing, then remove it"
         ) from None

@@ -32,7 +32,7 @@ from schemas.text import printable
 META_ERROR = "edge-kubelet/error"
 
 _MAX_RETRY_AFTER_MS = 600_000
-_LONGEST_ID = 64
+_REMOTE_ID = re.compile("[A-Za-z0-9]{1,64}")
 _UNKNOWN_TOOL = re.compile(r"(?i)\bunknown tool\b|\btool\b.{0,160}\bnot found\b")
 
 # What the SDK puts in the place of an answer that is no JSON-RPC, by its status.
@@ -88,7 +88,8 @@ class FailureTable:
         status = wire.status
         if status is not None and status >= 300 and (stand_in or status in {*_UNAUTHORIZED, _TOO_MANY}):  # noqa: PLR2004
             return of_status(status, wire, idempotent=idempotent)
-        if isinstance(data, Mapping) and data.get("canonical") in Canonical.__members__:
+        canonical = data.get("canonical") if isinstance(data, Mapping) else None
+        if isinstance(canonical, str) and canonical in Canonical.__members__:
             return self._of_canonical(data, code, idempotent=idempotent)
         return self._of_code(code, error.error.message, idempotent=idempotent)
 
@@ -287,7 +288,7 @@ def _text(value: object) -> str | None:
 
 
 def _id(value: object) -> str | None:
-    return value if isinstance(value, str) and value.isalnum() and len(value) <= _LONGEST_ID else None
+    return value if isinstance(value, str) and _REMOTE_ID.fullmatch(value) else None
 
 
 def _delay(value: object) -> int | None:

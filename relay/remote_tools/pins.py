@@ -59,7 +59,7 @@ class Pins:
         members = sorted({*pinned, *surface})
         plain = _plain(surface)
         return tuple(
-            Change(member, *_shown(pinned.get(member), plain.get(member)))
+            Change(printable(member, _SHOWN), *_shown(pinned.get(member), plain.get(member)))
             for member in members
             if pinned.get(member) != plain.get(member)
         )
@@ -86,12 +86,16 @@ class Pins:
             document = json.loads(read_state(self._path, MAX_PINS_BYTES))
         except FileNotFoundError:
             return {}
-        except ValueError:
+        except (ValueError, RecursionError):
             raise PinsError(f"{self._path} is damaged: restore it, or remove it to pin anew") from None
         servers = document.get("servers") if isinstance(document, dict) else None
-        if not isinstance(servers, dict) or not all(isinstance(pins, dict) for pins in servers.values()):
+        if not isinstance(servers, dict) or not all(map(_are_pins, servers.values())):
             raise PinsError(f"{self._path} holds no pins: restore it, or remove it to pin anew")
         return servers
+
+
+def _are_pins(value: object) -> bool:
+    return isinstance(value, dict) and all(isinstance(pin, dict) for pin in value.values())
 
 
 def _plain(surface: Surface) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from schemas.error_roots import OperatorError, PeerError
+from schemas.strict_json import StrictJsonError, loads
 
 NAME = "status.sock"
 TIMEOUT_S = 5.0
@@ -73,16 +74,17 @@ def read_status(directory: Path, timeout_s: float = TIMEOUT_S) -> dict[str, Any]
         client.settimeout(timeout_s)
         try:
             client.connect(path)
-            text = _rest(client)
-            status: dict[str, Any] = json.loads(text)
+            status = loads(_rest(client), max_bytes=2 * _MAX_BYTES)
         except (FileNotFoundError, ConnectionRefusedError):
             raise NotRunningError(
                 f"nothing runs with {directory}: start it, or name its --state-dir"
             ) from None
         except PermissionError:
             raise PermissionError(0, "only its own user and root can ask", str(directory / NAME)) from None
-        except (TimeoutError, ValueError):
-            raise StalledError(f"the process of {directory} does not answer: its event loop stalls") from None
+        except (TimeoutError, StrictJsonError):
+            status = None
+    if not isinstance(status, dict):
+        raise StalledError(f"the process of {directory} does not answer: its event loop stalls")
     return status
 
 

@@ -25,7 +25,12 @@ def test_what_is_kept_is_read_back(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", ["", "[]", "7", "{", '{"tenant": 7}', '{"other": "x"}', '{"tenant": null}']
+    "content",
+    [
+        *("", "[]", "7", "{", '{"tenant": 7}', '{"other": "x"}', '{"tenant": null}'),
+        pytest.param('{"tenant": "a", "tenant": "b"}', id="twice"),
+        pytest.param("[" * 16_000, id="deep"),
+    ],
 )
 def test_a_damaged_file_is_named_and_not_half_read(path: Path, content: str) -> None:
     write_kept(path, KeptSettings())

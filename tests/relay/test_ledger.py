@@ -27,7 +27,7 @@ class Numbers:
         return Numbers(self.entries, self.taken)
 
     def apply(self, entry: Entry) -> None:
-        self.taken.append(entry.get("n"))
+        self.taken.append(int(entry.get("n", 0)))
         self.entries.append(entry)
 
 
@@ -191,6 +191,7 @@ def test_an_entry_that_the_disk_does_not_confirm_is_taken_back(
         pytest.param(b'{"n":"\xff"}', id="no text"),
         pytest.param('{"n":"\u00e9"}'.encode(), id="not as it writes"),
         pytest.param(b"[" * 100_000, id="too deep"),
+        pytest.param(b'{"n":Infinity}', id="a number without end"),
     ],
 )
 def test_a_line_that_is_no_entry_is_an_error_that_names_it(

@@ -72,6 +72,7 @@ def test_the_file_is_overridden_by_the_environment_and_that_by_flags(file: Path)
         ("listen = a", " is not TOML: Invalid value (at line 1, column 10)"),
         ("listen = 'a'\nlisten = 'b'", " is not TOML: Cannot overwrite a value"),
         ("x = " + "[" * 5000, " is not TOML"),
+        ("x = " + "9" * 5000, " is not TOML"),
     ],
 )
 def test_a_mistake_in_the_file_is_named_with_its_line(file: Path, text: str, problem: str) -> None:

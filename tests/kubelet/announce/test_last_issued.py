@@ -66,6 +66,12 @@ def test_a_node_that_restarts_all_the_time_does_not_move_ahead_of_its_clock(rig:
         now += 1_000
 
 
+@pytest.mark.parametrize("text", ["", "-1", "x", "1e3", str(GREATEST + 1)])
+def test_what_can_be_no_time_counts_as_nothing(rig: Rig, text: str) -> None:
+    rig.file.write_text(text)
+    assert rig.start().ms == 0
+
+
 def test_going_back_to_an_earlier_time_is_kept_too(rig: Rig) -> None:
     last = rig.start()
     last.advance(NOW_MS + 1_000_000, NOW_MS)

@@ -27,7 +27,21 @@ def test_of_an_audit_without_a_line_nothing_is_kept(path: Path) -> None:
     assert not path.exists()
 
 
-@pytest.mark.parametrize("content", [b"", b"{}", b"[]", b"null", b"{", b"\xff", b'{"head":"a"}', b" " * 2000])
+DAMAGED = {
+    "nothing": b"",
+    "no members": b"{}",
+    "an array": b"[]",
+    "null": b"null",
+    "cut": b"{",
+    "no text": b"\xff",
+    "no time": b'{"head":"a"}',
+    "a time without end": b'{"head":"a","verified_at_ms":Infinity}',
+    "deep": b"[" * 1000,
+    "long": b" " * 2000,
+}
+
+
+@pytest.mark.parametrize("content", DAMAGED.values(), ids=DAMAGED)
 def test_a_damaged_file_is_an_error_and_never_one_that_says_nothing(path: Path, content: bytes) -> None:
     path.write_bytes(content)
     with pytest.raises((VerifiedHeadError, OSError), match=path.name):

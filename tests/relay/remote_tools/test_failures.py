@@ -70,6 +70,7 @@ def test_a_detail_of_a_relay_is_kept() -> None:
         {"code": "E_NODE_OFFLINE", "message": 5, "retry_after_ms": "x", "correlation_id": "a\x1b"},
         {"code": "E_NODE_OFFLINE", "retry_after_ms": -1, "correlation_id": "A" * 65},
         {"code": "E_NODE_OFFLINE", "retry_after_ms": True, "correlation_id": 5},
+        {"code": "E_NODE_OFFLINE", "correlation_id": "\u0661\u00e9"},
     ],
     ids=str,
 )
@@ -97,6 +98,12 @@ def test_a_relays_jsonrpc_error_has_the_type_of_its_canonical_code(canonical: st
         }[canonical]
     )
     assert (error.code, error.retryable) == (document["code"], False)
+
+
+@pytest.mark.parametrize("canonical", [[], {}, 1, None, True, "OTHER"], ids=str)
+def test_a_canonical_code_that_is_none_is_ignored(canonical: object) -> None:
+    error = of_jsonrpc(-32603, "It broke.", {"canonical": canonical})
+    assert (type(error), error.code) == (ToolProviderFailure, -32603)
 
 
 @pytest.mark.parametrize(

@@ -108,7 +108,13 @@ def test_the_pin_that_another_process_wrote_first_counts(file: Path) -> None:
     assert two.changes("echo", {"description": "b"}) != ()
 
 
-@pytest.mark.parametrize("content", ["{", "[]", '{"servers": 1}', '{"servers": {"x": 1}}', "\xff"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        *("{", "[]", '{"servers": 1}', '{"servers": {"x": 1}}', '{"servers": {"x": {"echo": 1}}}', "\xff"),
+        pytest.param("[" * 100_000, id="deep"),
+    ],
+)
 def test_a_damaged_file_is_an_error_and_not_an_empty_one(file: Path, content: str) -> None:
     file.write_text(content, "latin-1")
     with pytest.raises(PinsError, match=r"pins\.json"):

@@ -3,6 +3,7 @@ import os
 import socket
 import stat
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 from schemas.process.status_socket import NAME, NotRunningError, StalledError, read_status, served
 
+BOUND_S = 10
 STATUS: dict[str, Any] = {"ready": True, "relay": {"state": "announced"}}
 
 
@@ -55,13 +57,25 @@ def test_where_nothing_runs_the_operator_is_told_what_to_do(tmp_path: Path, name
         read_status(tmp_path / name)
 
 
+@pytest.mark.parametrize(
+    "status", [b"[" * 100_000, b"[]", b"{", b"\xff"], ids=["deep", "array", "cut", "binary"]
+)
+def test_what_is_no_status_is_not_shown(tmp_path: Path, status: bytes) -> None:
+    with silent(tmp_path) as listener, ThreadPoolExecutor(1) as thread:
+        read = thread.submit(read_status, tmp_path)
+        with listener.accept()[0] as connection:
+            connection.sendall(status)
+        with pytest.raises(StalledError):
+            read.result(BOUND_S)
+
+
 @contextmanager
-def silent(directory: Path) -> Iterator[None]:
+def silent(directory: Path) -> Iterator[socket.socket]:
     """Take connections and say nothing, as a process whose event loop has stalled."""
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(directory / NAME))
         listener.listen()
-        yield
+        yield listener
 
 
 def test_a_process_that_does_not_answer_is_told_apart_from_one_that_does_not_run(tmp_path: Path) -> None:
