@@ -4,13 +4,15 @@ A line that a killed process did not finish is left out. Must not judge.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from relay.audit.chain import numbered
 from relay.audit.verify import parsed
 from tests.chaos.history import Decision, Outcome, Run
+
+_ECHO = ".echo.invoke"
 
 
 def audit(path: Path) -> tuple[list[Decision], list[Outcome]]:
@@ -19,10 +21,16 @@ def audit(path: Path) -> tuple[list[Decision], list[Outcome]]:
     for line in _lines([*(file for _, file in numbered(path)), path]):
         correlation_id, at_ms = line.get("correlation_id"), line.get("ts_ms")
         if "decision" in line:
-            decisions.append(Decision(str(correlation_id), int(str(at_ms)), line["decision"] == "allow"))
+            is_allowed = line["decision"] == "allow"
+            decisions.append(Decision(str(correlation_id), int(str(at_ms)), is_allowed, _is_prompt(line)))
         elif "outcome" in line:
-            outcomes.append(Outcome(str(correlation_id), int(str(at_ms)), float(line["duration_ms"])))
+            took_ms = float(line["duration_ms"])
+            outcomes.append(Outcome(str(correlation_id), int(str(at_ms)), took_ms, _is_prompt(line)))
     return decisions, outcomes
+
+
+def _is_prompt(line: Mapping[str, Any]) -> bool:
+    return str(line.get("tool")).endswith(_ECHO)
 
 
 def runs(log: Path, node_id: str) -> list[Run]:
@@ -30,7 +38,7 @@ def runs(log: Path, node_id: str) -> list[Run]:
     return [
         Run(line["traceparent"].split("-")[1], line["correlation_id"], node_id)
         for line in _lines([log])
-        if line.get("event") == "command done"
+        if line.get("event") == "command done" and "traceparent" in line
     ]
 
 

@@ -6,26 +6,23 @@ is ready.
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import asdict
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager, nullcontext
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx2
 
-from schemas.tls import client_context
-from tests.chaos.callers import Callers, measure_loop, measure_relay
+from tests.chaos.callers import Callers, measure_loop, measure_relay, new_id
 from tests.chaos.checker import HEARTBEAT_MS
 from tests.chaos.history import Healing, History, Lag
 from tests.chaos.journals import audit, runs, written
 from tests.chaos.schedule import NODES, Fault, Program, rounds
 from tests.chaos.site import Site, now_ms
+from tests.chaos.workload import IsRight, Workload
 
-_CALLERS = 4
-_PERIOD_S = 0.2
 _GIVEN_UP_S = 1.5 * HEARTBEAT_MS / 1000
 _POLL_S = 0.3
 
@@ -41,31 +38,31 @@ async def run(directory: Path, seed: int, count: int, step: Callable[[str], None
         StartError: a process ended by itself.
     """
     async with Site.running(directory, NODES) as site:
-        roots, host = client_context(site.roots), urlsplit(site.public_url).netloc
-        callers = Callers(site.agent_url, host, await site.token(), roots, directory / "calls.jsonl")
         chance = random.Random(seed)  # noqa: S311 - as the schedule has it
-        nodes = list(site.nodes.values())
-        healings: list[Healing] = []
-        lags: list[Lag] = []
+        workload = await Workload.of(site, directory, chance)
+        roots = workload.callers.agent.roots
+        healings, lags = list[Healing](), list[Lag]()
         async with (
             background(measure_loop(lags), measure_relay(site.relay_url, roots, lags)),
-            callers.connected() as http,
+            workload.callers.agent.connected() as http,
+            workload.running(),
         ):
-            healer = Healer(site, callers, http, chance)
+            healer = Healer(site, workload.callers, http, chance, workload.parts())
             await healer.healed()
-            async with asyncio.TaskGroup() as calling:
-                for _ in range(_CALLERS):
-                    calling.create_task(callers.keep_calling(nodes, chance, _PERIOD_S))
-                try:
-                    for number, faults in enumerate(rounds(seed, count), 1):
-                        await _disturbed(site, faults, step)
-                        healed = await healer.healed()
-                        healings += healed
-                        took_s = _longest_s(healed)
-                        step(f"round {number}: {len(callers.calls)} calls, right again after {took_s:.1f} s")
-                finally:
-                    callers.stop()
-    history = history_of(site, callers, lags, healings)
+            for number, faults in enumerate(rounds(seed, count), 1):
+                await _disturbed(site, faults, step)
+                healed = await healer.healed()
+                healings += healed
+                calls = len(workload.callers.calls)
+                step(f"round {number}: {calls} calls, right again after {_longest(healed)}")
+    history = replace(
+        history_of(site, workload.callers, lags, healings),
+        calls=[*workload.callers.calls, *(call for one in workload.runtimes for call in one.calls)],
+        recorded=[record for one in workload.runtimes for record in one.records],
+        followings=workload.followers.followings,
+        requests=[request for one in workload.requesters for request in one.requests],
+        served=[served for one in workload.lenders for served in one.served.values()],
+    )
     observed = [
         *map(asdict, history.disturbances),
         *map(asdict, history.lags),
@@ -79,11 +76,19 @@ async def run(directory: Path, seed: int, count: int, step: Callable[[str], None
 class Healer:
     """Waits until every part is right again."""
 
-    def __init__(self, site: Site, callers: Callers, http: httpx2.AsyncClient, chance: random.Random) -> None:
+    def __init__(
+        self,
+        site: Site,
+        callers: Callers,
+        http: httpx2.AsyncClient,
+        chance: random.Random,
+        parts: Mapping[str, IsRight],
+    ) -> None:
         self._site = site
         self._callers = callers
         self._http = http
         self._chance = chance
+        self._parts = parts
 
     async def healed(self) -> list[Healing]:
         """Return when each part was right again, counted from now.
@@ -92,25 +97,29 @@ class Healer:
             StartError: a process has ended by itself.
         """
         self._site.processes.check()
-        waits = [_until(node_id, partial(self._answers, node_id)) for node_id in self._site.nodes.values()]
-        return await asyncio.gather(*waits, _until(Program.RELAY, self._is_ready))
+        parts: dict[str, IsRight] = {
+            **{node_id: partial(self._answers, node_id) for node_id in self._site.nodes.values()},
+            Program.RELAY: self._is_ready,
+            **self._parts,
+        }
+        return await asyncio.gather(*(_until(part, is_right) for part, is_right in parts.items()))
 
-    async def _answers(self, node_id: str) -> bool:
-        call = await self._callers.call(self._http, node_id, f"{self._chance.getrandbits(128):032x}")
+    async def _answers(self, node_id: str, _since_ms: int) -> bool:
+        call = await self._callers.call(self._http, node_id, new_id(self._chance))
         return any(answer.code == "ok" for answer in call.answers)
 
-    async def _is_ready(self) -> bool:
+    async def _is_ready(self, _since_ms: int) -> bool:
         try:
             return (await self._http.get(f"{self._site.relay_url}/readyz")).is_success
         except (httpx2.HTTPError, OSError):
             return False
 
 
-async def _until(part: str, is_right: Callable[[], Awaitable[bool]]) -> Healing:
+async def _until(part: str, is_right: IsRight) -> Healing:
     began_ms = now_ms()
     try:
         async with asyncio.timeout(_GIVEN_UP_S):
-            while not await is_right():  # noqa: ASYNC110 - a process elsewhere
+            while not await is_right(began_ms):  # noqa: ASYNC110 - a process elsewhere
                 await asyncio.sleep(_POLL_S)
     except TimeoutError:
         return Healing(part, began_ms, None)
@@ -118,13 +127,13 @@ async def _until(part: str, is_right: Callable[[], Awaitable[bool]]) -> Healing:
 
 
 async def _disturbed(site: Site, faults: Sequence[Fault], step: Callable[[str], None]) -> None:
-    """Make each fault at its time, those of one target one after another."""
+    """Make each fault at its time, those of one process one after another."""
     began = asyncio.get_running_loop().time()
-    locks = {fault.target: asyncio.Lock() for fault in faults}
+    locks = {program: asyncio.Lock() for program in Program}
 
     async def made(fault: Fault) -> None:
         await asyncio.sleep(began + fault.at_s - asyncio.get_running_loop().time())
-        async with locks[fault.target]:
+        async with locks[fault.target] if isinstance(fault.target, Program) else nullcontext():
             step(str(fault))
             await site.make(fault)
 
@@ -156,5 +165,8 @@ async def background(*work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
             task.cancel()
 
 
-def _longest_s(healings: Sequence[Healing]) -> float:
-    return max((healing.healed_ms or now_ms()) - healing.began_ms for healing in healings) / 1000
+def _longest(healings: Sequence[Healing]) -> str:
+    """Return how long the slowest part took, and which it was."""
+    took = {one.part: (one.healed_ms or now_ms()) - one.began_ms for one in healings}
+    slowest = max(took, key=lambda part: took[part])
+    return f"{took[slowest] / 1000:.1f} s ({slowest})"

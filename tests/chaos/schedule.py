@@ -10,13 +10,13 @@ from enum import StrEnum
 
 from tests.fakes.fault_proxy import LinkFault
 
-ROUND = 20
+ROUND = 150
 """After so many faults the system is left alone until it is right again."""
 
-_BETWEEN_S = 0.25
-_LONGEST_S = 1.2
+_BETWEEN_S = 0.1
+_SHORTEST_S, _LONGEST_S = 0.02, 0.6
 # A fault of all connections at once leaves few calls to be disturbed.
-_VICTIMS = (None, 0, 1, 2)
+_VICTIMS = (None, *range(8))
 
 
 class Link(StrEnum):
@@ -49,6 +49,7 @@ class End(StrEnum):
 
 
 NODES = (Program.NODE_0, Program.NODE_1, Program.NODE_2)
+PROGRAMS = (Program.RELAY, Program.BROKER, *NODES)
 
 # Without TLS there is a connection only within one machine, whose bytes no network changes.
 _UNCHANGED = (LinkFault.DELAY, LinkFault.CUT, LinkFault.BLACK_HOLE, LinkFault.TRUNCATE)
@@ -57,15 +58,16 @@ _FAULTS: dict[Link | Program, tuple[LinkFault | End, ...]] = {
     Link.NODE_RELAY: tuple(LinkFault),
     Link.NODE_BROKER: _UNCHANGED,
     Link.RELAY_BROKER: _UNCHANGED,
-    **dict.fromkeys(Program, tuple(End)),
+    **dict.fromkeys(PROGRAMS, tuple(End)),
 }
-# Most often where calls pass; a process takes seconds to start.
+# Most often where calls pass. A process takes seconds to start, and without a relay nothing is disturbed.
 _WEIGHTS: dict[Link | Program, int] = {
-    Link.AGENT_RELAY: 2,
-    Link.NODE_RELAY: 8,
-    Link.NODE_BROKER: 2,
-    Link.RELAY_BROKER: 2,
-    **dict.fromkeys(Program, 1),
+    Link.AGENT_RELAY: 12,
+    Link.NODE_RELAY: 60,
+    Link.NODE_BROKER: 28,
+    Link.RELAY_BROKER: 12,
+    **dict.fromkeys(PROGRAMS, 2),
+    Program.RELAY: 1,
 }
 
 
@@ -91,7 +93,7 @@ class Fault:
 
 
 def rounds(seed: int, count: int) -> Iterator[list[Fault]]:
-    """Yield ``count`` faults in rounds. Those of one target do not overlap."""
+    """Yield ``count`` faults in rounds. Those of a link may overlap, those of a process do not."""
     chance = random.Random(seed)  # noqa: S311 - the same seed is the same schedule
     while count > 0:
         yield _round(chance, min(count, ROUND))
@@ -106,8 +108,9 @@ def _round(chance: random.Random, count: int) -> list[Fault]:
         now_s += chance.expovariate(1 / _BETWEEN_S)
         [target] = chance.choices(list(_WEIGHTS), weights=list(_WEIGHTS.values()))
         kind = chance.choice(_FAULTS[target])
-        at_s, for_s = max(now_s, free_s.get(target, 0.0)), chance.uniform(0.05, _LONGEST_S)
+        at_s, for_s = max(now_s, free_s.get(target, 0.0)), chance.uniform(_SHORTEST_S, _LONGEST_S)
         which = chance.choice(_VICTIMS) if isinstance(target, Link) else None
         faults.append(Fault(at_s, target, kind, for_s, which))
-        free_s[target] = at_s + for_s
+        if isinstance(target, Program):
+            free_s[target] = at_s + for_s
     return sorted(faults, key=lambda fault: fault.at_s)

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
+from kubelet.config import default_socket
 from relay.config import StateFiles
 from relay.demo.local_system import start_broker
 from relay.demo.plan import Plan
@@ -18,7 +19,7 @@ from relay.demo.processes import Processes
 from schemas.addresses import BrokerAddress
 from schemas.files import PRIVATE, write_atomic
 from schemas.identity_files import IdentityFiles
-from tests.chaos.history import Disturbance
+from tests.chaos.history import RELAY_WAITS_S, Disturbance
 from tests.chaos.schedule import End, Fault, Link, Program
 from tests.fakes.fault_proxy import FaultProxy, LinkFault
 from tests.fakes.ports import unused_port
@@ -70,6 +71,7 @@ class Site:
             site = cls(directory, processes, plan, proxies)
             await site._start_all(nodes)
             yield site
+            site.disturbances.append(Disturbance(Program.RELAY, now_ms(), now_ms()))
 
     @property
     def public_url(self) -> str:
@@ -91,20 +93,24 @@ class Site:
         """The roots of the certificate that the relay serves with."""
         return "".join(file.read_text("ascii") for file in sorted(self.plan.state.ca.glob("*.pem")))
 
-    async def token(self) -> str:
-        """Return a token for an agent."""
-        return (
-            await self._relay("token", "issue", "--sub", "agent", "--public-url", self.public_url)
-        ).strip()
+    async def token(self, sub: str, *scopes: str) -> str:
+        """Return a token for the agent ``sub``; without ``scopes`` for reading only."""
+        named = [option for scope in scopes for option in ("--scope", scope)]
+        issued = await self._relay("token", "issue", "--sub", sub, "--public-url", self.public_url, *named)
+        return issued.strip()
+
+    def socket(self, node: Program) -> Path:
+        """Return the socket of a node's local agents."""
+        return default_socket(self.state(node))
 
     async def make(self, fault: Fault) -> None:
         """Have ``fault`` happen, and return when it is over, and a process has been started again."""
         began_ms = now_ms()
         if isinstance(fault.target, Link) and isinstance(fault.kind, LinkFault):
             proxy = self._proxies[fault.target]
-            proxy.begin(fault.kind, fault.which)
+            begun = proxy.begin(fault.kind, fault.which)
             await asyncio.sleep(fault.for_s)
-            proxy.end()
+            proxy.end(begun)
         elif isinstance(fault.target, Program):
             end = self.processes.kill if fault.kind is End.SIGKILL else self.processes.stop
             await end(fault.target)
@@ -150,6 +156,7 @@ class Site:
             "run",
             *("--listen", f"127.0.0.1:{self.plan.relay_port}", "--public-url", self.public_url, "--tls-own"),
             *("--broker", str(self._proxies[Link.RELAY_BROKER].address)),
+            *("--caller-timeout", f"{RELAY_WAITS_S:g}s"),
             *("--state-dir", self.plan.state.root),
         )
 

@@ -1,12 +1,16 @@
 """The checker finds each sort of violation that is planted, and nothing in a history that is right."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from tests.chaos.checker import DEADLINE_MS, HEARTBEAT_MS, TOLERANCE_MS, violations
+from tests.chaos.checker import HEARTBEAT_MS, violations
+from tests.chaos.evidence import TOLERANCE_MS
 from tests.chaos.history import (
     AGENT_LINK,
+    DEADLINE_MS,
+    NODE_LINK,
     RELAY,
     Answer,
     Call,
@@ -16,10 +20,12 @@ from tests.chaos.history import (
     History,
     Lag,
     Outcome,
+    Recorded,
     Run,
 )
 
 NOW = 1_800_000_000_000
+REMOTE_MS = 5000
 LATEST = NOW + DEADLINE_MS + TOLERANCE_MS
 
 ANSWERED = Call("aa", "node-0", NOW, NOW + 20, (Answer("aa", "ok", "aa", "node-0"),))
@@ -29,7 +35,7 @@ RIGHT = History(
     decisions=[Decision("A", NOW, allowed=True), Decision("B", NOW, allowed=False)],
     outcomes=[Outcome("A", NOW + 10, 10.0)],
     runs=[Run("aa", "A", "node-0")],
-    healings=[Healing("node-0", NOW, NOW + HEARTBEAT_MS)],
+    healings=[Healing("node-0", NOW, NOW + HEARTBEAT_MS + TOLERANCE_MS)],
 )
 
 
@@ -37,8 +43,13 @@ def sorts(history: History) -> list[str]:
     return [violation.sort for violation in violations(history)]
 
 
-def broken(call: Call, ended_ms: int | None = NOW + 20) -> History:
-    return replace(RIGHT, calls=[replace(call, ended_ms=ended_ms, answers=())], runs=[])
+def broken(call: Call) -> History:
+    return replace(RIGHT, calls=[replace(call, answers=())], runs=[])
+
+
+def given_up(call: Call, waited_ms: int = 10_000) -> History:
+    waiting = replace(call, ended_ms=NOW + waited_ms, answers=(), is_given_up=True)
+    return replace(RIGHT, calls=[waiting], runs=[])
 
 
 def late(ended_ms: int) -> History:
@@ -71,7 +82,7 @@ def test_a_history_that_is_right_has_no_violation() -> None:
             id="two outcomes in the audit",
         ),
         pytest.param("no outcome", broken(ANSWERED), id="a broken connection without a cause"),
-        pytest.param("no outcome", broken(ANSWERED, None), id="a caller that gave up"),
+        pytest.param("no outcome", given_up(ANSWERED), id="a caller that gave up"),
         pytest.param("no outcome", replace(RIGHT, outcomes=[]), id="no outcome in the audit"),
         pytest.param("late outcome", late(LATEST + 1), id="late at its caller"),
         pytest.param(
@@ -109,7 +120,7 @@ def test_a_history_that_is_right_has_no_violation() -> None:
         pytest.param("not healed", replace(RIGHT, healings=[Healing("node-0", NOW, None)]), id="never"),
         pytest.param(
             "not healed",
-            replace(RIGHT, healings=[Healing("node-0", NOW, NOW + HEARTBEAT_MS + 1)]),
+            replace(RIGHT, healings=[Healing("node-0", NOW, NOW + HEARTBEAT_MS + TOLERANCE_MS + 1)]),
             id="after a heartbeat",
         ),
     ],
@@ -119,9 +130,21 @@ def test_a_planted_violation_is_found(sort: str, history: History) -> None:
 
 
 @pytest.mark.parametrize("what", [AGENT_LINK, RELAY])
-@pytest.mark.parametrize("ended_ms", [NOW + 20, None])
-def test_a_caller_that_was_cut_off_does_not_know_the_outcome(what: str, ended_ms: int | None) -> None:
-    assert sorts(disturbed(broken(ANSWERED, ended_ms), what)) == []
+@pytest.mark.parametrize("history", [broken(ANSWERED), given_up(ANSWERED)], ids=["broken", "given up"])
+def test_a_caller_that_was_cut_off_does_not_know_the_outcome(what: str, history: History) -> None:
+    assert sorts(disturbed(history, what)) == []
+
+
+def test_a_caller_that_gave_up_during_a_lag_had_to_wait() -> None:
+    assert sorts(lagging(given_up(ANSWERED), 10_000 - DEADLINE_MS - TOLERANCE_MS)) == []
+    assert sorts(lagging(given_up(ANSWERED), 10_000 - DEADLINE_MS - TOLERANCE_MS - 1)) == ["no outcome"]
+    assert sorts(lagging(broken(ANSWERED), 10_000)) == ["no outcome"]
+
+
+def test_a_lag_also_moves_when_a_connection_ends_after_a_fault() -> None:
+    before = disturbed(broken(ANSWERED), AGENT_LINK, NOW - 2000, NOW - 1000)
+    assert sorts(lagging(before, 750, at_ms=NOW - 500)) == []
+    assert sorts(lagging(before, 749, at_ms=NOW - 500)) == ["no outcome"]
 
 
 @pytest.mark.parametrize("what", ["node-relay", "node-0", "broker"])
@@ -150,3 +173,65 @@ def test_a_measured_lag_moves_the_deadline_by_as_much_and_no_more() -> None:
     assert sorts(lagging(late(LATEST + 100), 100)) == []
     assert sorts(lagging(late(LATEST + 101), 100)) == ["late outcome"]
     assert sorts(lagging(late(LATEST + 100), 100, at_ms=NOW - 1)) == ["late outcome"]
+
+
+def remote(**of_call: Any) -> Call:
+    """Return a call by remote tools, of which members are overridden."""
+    answers = (Answer("cc", "ok", "cc", "node-0"),)
+    return replace(Call("cc", "node-0", NOW, NOW + 20, answers, NODE_LINK, REMOTE_MS), **of_call)
+
+
+def by_runtime(call: Call, *events: str) -> History:
+    runs = [*RIGHT.runs, Run("cc", "C", "node-0")]
+    recorded = [Recorded("cc", event) for event in events or ("started", "ended")]
+    return replace(RIGHT, calls=[*RIGHT.calls, call], runs=runs, recorded=recorded)
+
+
+def test_a_call_by_remote_tools_that_is_recorded_once_is_right() -> None:
+    assert sorts(by_runtime(remote())) == []
+    assert (
+        sorts(replace(by_runtime(remote(answers=(Answer("cc", "unsent"),)), "refused"), runs=RIGHT.runs))
+        == []
+    )
+
+
+@pytest.mark.parametrize(
+    ("sort", "history"),
+    [
+        pytest.param("record without end", by_runtime(remote(), "started"), id="no end"),
+        pytest.param(
+            "record without end",
+            by_runtime(remote(), "started", "started", "ended", "ended"),
+            id="two attempts",
+        ),
+        pytest.param(
+            "record without end", by_runtime(remote(), "refused", "started", "ended"), id="refused too"
+        ),
+        pytest.param("ran after refused", by_runtime(remote(answers=(Answer("cc", "unsent"),))), id="unsent"),
+        pytest.param("no outcome", by_runtime(remote(answers=())), id="unknown without a cause"),
+        pytest.param(
+            "late outcome",
+            disturbed(by_runtime(remote(ended_ms=NOW + REMOTE_MS + TOLERANCE_MS + 1)), NODE_LINK),
+            id="late, also where its link is disturbed",
+        ),
+    ],
+)
+def test_what_is_planted_in_a_call_by_remote_tools_is_found(sort: str, history: History) -> None:
+    assert sorts(history) == [sort]
+
+
+def test_a_runtime_whose_own_link_was_disturbed_does_not_know_the_outcome() -> None:
+    assert sorts(disturbed(by_runtime(remote(answers=())), NODE_LINK)) == []
+    assert sorts(disturbed(by_runtime(remote(answers=())), AGENT_LINK)) == ["no outcome"]
+
+
+def test_what_follows_or_waits_may_last_and_have_no_outcome_when_the_relay_ends() -> None:
+    lasting = replace(
+        RIGHT,
+        decisions=[*RIGHT.decisions, Decision("D", NOW, allowed=True, is_prompt=False)],
+        outcomes=[*RIGHT.outcomes, Outcome("D", NOW + 60_000, 60_000.0, is_prompt=False)],
+    )
+    assert sorts(lasting) == []
+    unended = replace(lasting, outcomes=RIGHT.outcomes)
+    assert sorts(unended) == ["no outcome"]
+    assert sorts(disturbed(unended, RELAY, NOW + 90_000, NOW + 90_000)) == []

@@ -72,10 +72,10 @@ async def ends() -> AsyncIterator[Ends]:
 )
 async def test_a_fault_that_changes_bytes(ends: Ends, fault: LinkFault, arrives: bytes) -> None:
     writer, reader = await ends.connect()
-    ends.proxy.begin(fault)
+    begun = ends.proxy.begin(fault)
     writer.write(b"01234567")
     assert await reader.readexactly(8) == arrives
-    ends.proxy.end()
+    ends.proxy.end(begun)
     writer.write(b"01234567")
     assert await reader.readexactly(8) == b"01234567"
 
@@ -90,32 +90,48 @@ async def test_what_is_truncated_ends_in_its_middle(ends: Ends) -> None:
 async def test_what_is_delayed_arrives_when_the_fault_ends(ends: Ends) -> None:
     writer, reader = await ends.connect()
     other, read_by_other = await ends.connect()
-    ends.proxy.begin(LinkFault.DELAY, which=0)
+    begun = ends.proxy.begin(LinkFault.DELAY, which=0)
     writer.write(b"first")
     other.write(b"second")
     assert await read_by_other.readexactly(6) == b"second"
-    ends.proxy.end()
+    ends.proxy.end(begun)
     assert await reader.readexactly(5) == b"first"
 
 
 async def test_what_a_black_hole_took_is_lost_and_the_connection_with_it(ends: Ends) -> None:
     writer, reader = await ends.connect()
-    ends.proxy.begin(LinkFault.BLACK_HOLE, which=0)
+    begun = ends.proxy.begin(LinkFault.BLACK_HOLE, which=0)
     other, read_by_other = await ends.connect()
     writer.write(b"lost")
     other.write(b"not lost")
     assert await read_by_other.readexactly(8) == b"not lost"
-    ends.proxy.end()
+    ends.proxy.end(begun)
     await until_ended(reader)
 
 
 async def test_what_is_cut_cannot_be_connected_again_before_the_fault_ends(ends: Ends) -> None:
     _, reader = await ends.connect()
-    ends.proxy.begin(LinkFault.CUT)
+    begun = ends.proxy.begin(LinkFault.CUT)
     await until_ended(reader)
     refused = await ends.dial()
     await until_ended(refused)
-    ends.proxy.end()
+    ends.proxy.end(begun)
     writer, again = await ends.connect()
     writer.write(b"hello")
     assert await again.readexactly(5) == b"hello"
+
+
+async def test_of_two_delays_the_longer_one_counts(ends: Ends) -> None:
+    writer, reader = await ends.connect()
+    other, read_by_other = await ends.connect()
+    longer = ends.proxy.begin(LinkFault.DELAY, which=0)
+    shorter = ends.proxy.begin(LinkFault.DELAY, which=0)
+    writer.write(b"late")
+    ends.proxy.end(shorter)
+    reading = asyncio.create_task(reader.readexactly(4))
+    for _ in range(10):
+        other.write(b"prompt")
+        assert await read_by_other.readexactly(6) == b"prompt"
+    assert not reading.done()
+    ends.proxy.end(longer)
+    assert await reading == b"late"

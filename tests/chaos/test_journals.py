@@ -15,17 +15,17 @@ def test_the_audit_is_read_through_all_of_its_files(tmp_path: Path) -> None:
     path = tmp_path / "audit.jsonl"
     clock = FakeClock(NOW)
     log = AuditLog(path, clock, max_bytes=1)
-    log.write(correlation_id="A", decision="allow", code="ok")
-    log.write(correlation_id="B", decision="deny", code="E_SAFETY_DENIED")
+    log.write(correlation_id="A", decision="allow", code="ok", tool="sysecho.n.echo.invoke")
+    log.write(correlation_id="B", decision="deny", code="E_SAFETY_DENIED", tool="sys.n.sysmetrics.subscribe")
     clock.advance(1000)  # the log looks at its size once a second
-    log.write(correlation_id="A", outcome="ok", code="ok", duration_ms=12.5)
+    log.write(correlation_id="A", outcome="ok", code="ok", duration_ms=12.5, tool="sysecho.n.echo.invoke")
     log.write(event="fleet", reason="neither a decision nor an outcome")
     log.close()
     with path.open("ab") as torn:
         torn.write(b'{"prev":"00","correlation_id":"C","outc')
     assert [file.name for file in tmp_path.glob("audit-*.jsonl")] == ["audit-000001.jsonl"]
     decisions, outcomes = audit(path)
-    assert decisions == [Decision("A", NOW, allowed=True), Decision("B", NOW, allowed=False)]
+    assert decisions == [Decision("A", NOW, allowed=True), Decision("B", NOW, allowed=False, is_prompt=False)]
     assert outcomes == [Outcome("A", NOW + 1000, 12.5)]
 
 
@@ -35,6 +35,7 @@ def test_a_run_is_a_command_that_was_done(tmp_path: Path) -> None:
     log.write_text(
         f'{{"event": "command done", {traced}}}\n'
         f'{{"event": "command refused", "code": "E_RATE_LIMITED", {traced}}}\n'
+        '{"event": "command done", "correlation_id": "of a caller that does not trace"}\n'
         "not JSON\n"
         f'{{"event": "command done", {traced}'
     )

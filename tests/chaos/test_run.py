@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.checker import violations
-from tests.chaos.history import summary
+from tests.chaos.history import AGENT_LINK, summary
 from tests.chaos.run import run
 
 SEED = 2
@@ -24,5 +24,11 @@ async def test_sixty_faults_break_no_promise(tmp_path: Path) -> None:
     assert len(succeeded) > FAULTS
     assert len({run.trace_id for run in history.runs} & succeeded) > FAULTS
     assert len(history.decisions) >= len(history.outcomes) >= len(succeeded)
+    assert any(call.link != AGENT_LINK and call.trace_id in succeeded for call in history.calls)
+    assert any(len(following.samples) > 2 for following in history.followings)
+    answered = {
+        reply.token for request in history.requests for reply in request.replies if reply.code == "ok"
+    }
+    assert len(answered & {served.token for served in history.served}) > FAULTS / 2
     assert history.healings
     assert history.lags

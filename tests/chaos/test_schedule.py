@@ -2,7 +2,7 @@
 
 from itertools import chain, pairwise
 
-from tests.chaos.schedule import ROUND, End, Link, Program, rounds
+from tests.chaos.schedule import PROGRAMS, ROUND, End, Link, rounds
 from tests.fakes.fault_proxy import LinkFault
 
 
@@ -15,18 +15,23 @@ def test_there_are_as_many_faults_as_were_asked_for() -> None:
     assert [len(faults) for faults in rounds(7, 2 * ROUND + 3)] == [ROUND, ROUND, 3]
 
 
-def test_the_faults_of_one_target_follow_each_other() -> None:
+def test_the_faults_of_one_process_follow_each_other() -> None:
     for faults in rounds(7, 1000):
-        for target in {fault.target for fault in faults}:
+        for target in PROGRAMS:
             own = [fault for fault in faults if fault.target is target]
             assert all(one.at_s + one.for_s <= following.at_s for one, following in pairwise(own))
 
 
+def test_those_of_a_link_overlap() -> None:
+    faults = [fault for fault in chain.from_iterable(rounds(7, 1000)) if fault.target is Link.NODE_RELAY]
+    assert any(one.at_s + one.for_s > following.at_s > one.at_s for one, following in pairwise(faults))
+
+
 def test_every_part_and_kind_of_fault_occurs() -> None:
     faults = list(chain.from_iterable(rounds(7, 2000)))
-    assert {fault.target for fault in faults} == {*Link, *Program}
+    assert {fault.target for fault in faults} == {*Link, *PROGRAMS}
     assert {fault.kind for fault in faults} == {*LinkFault, *End}
-    for program in Program:
+    for program in PROGRAMS:
         assert {fault.kind for fault in faults if fault.target is program} == set(End)
 
 

@@ -1,6 +1,7 @@
 """A TCP proxy that a test has do to its connections what networks do."""
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from enum import StrEnum
@@ -34,7 +35,8 @@ class FaultProxy:
         self._server: asyncio.Server | None = None
         self._connections: list[_Connection] = []
         self._tasks: set[asyncio.Task[None]] = set()
-        self._of_all: LinkFault | None = None
+        self._of_all: dict[int, LinkFault] = {}
+        self._ids = itertools.count()
 
     @property
     def address(self) -> BrokerAddress:
@@ -51,7 +53,6 @@ class FaultProxy:
             yield self
         finally:
             self._server.close()
-            self.end()
             self.cut()
             await asyncio.gather(*self._tasks)
 
@@ -60,22 +61,25 @@ class FaultProxy:
         for connection in self._connections:
             connection.cut()
 
-    def begin(self, fault: LinkFault, which: int | None = None) -> None:
-        """Have ``fault`` happen until ``end``: to every connection, also new ones, or to one that there is.
+    def begin(self, fault: LinkFault, which: int | None = None) -> int:
+        """Have ``fault`` happen to every connection, also new ones, or to one that there is.
 
-        ``which`` counts the connections as they were accepted, and around.
+        ``which`` counts the connections as they were accepted, and around. Of several faults that a
+        connection has at a time the newest counts. Returns what ends this one.
         """
+        begun = next(self._ids)
         if which is None:
-            self._of_all = fault
+            self._of_all[begun] = fault
         affected = self._connections if which is None else self._nth(which)
         for connection in affected:
-            connection.begin(fault)
+            connection.begin(begun, fault)
+        return begun
 
-    def end(self) -> None:
-        """End the fault."""
-        self._of_all = None
+    def end(self, begun: int) -> None:
+        """End a fault."""
+        self._of_all.pop(begun, None)
         for connection in self._connections:
-            connection.end()
+            connection.end(begun)
 
     def _nth(self, which: int) -> "list[_Connection]":
         return [self._connections[which % len(self._connections)]] if self._connections else []
@@ -86,7 +90,7 @@ class FaultProxy:
         task.add_done_callback(self._tasks.discard)
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self._of_all is LinkFault.CUT:
+        if LinkFault.CUT in self._of_all.values():
             writer.transport.abort()
             return
         try:
@@ -96,8 +100,8 @@ class FaultProxy:
             return
         connection = _Connection(writer, far_writer)
         self._connections.append(connection)
-        if self._of_all is not None:
-            connection.begin(self._of_all)
+        for begun, fault in self._of_all.items():
+            connection.begin(begun, fault)
         try:
             await asyncio.gather(connection.pump(reader, far_writer), connection.pump(far_reader, writer))
         finally:
@@ -105,27 +109,32 @@ class FaultProxy:
 
 
 class _Connection:
-    """One connection: the two ends to which the proxy writes, and the fault that it has."""
+    """One connection: the two ends to which the proxy writes, and the faults that it has."""
 
     def __init__(self, *writers: asyncio.StreamWriter) -> None:
         self._writers = writers
-        self._fault: LinkFault | None = None
+        self._faults: dict[int, LinkFault] = {}
         self._has_lost = False
         self._passes = asyncio.Event()
         self._passes.set()
 
-    def begin(self, fault: LinkFault) -> None:
-        self._fault = fault
+    def begin(self, begun: int, fault: LinkFault) -> None:
+        self._faults[begun] = fault
         if fault is LinkFault.CUT:
             self.cut()
         elif fault is LinkFault.DELAY:
             self._passes.clear()
 
-    def end(self) -> None:
-        self._fault = None
-        self._passes.set()
-        if self._has_lost:
+    def end(self, begun: int) -> None:
+        ended = self._faults.pop(begun, None)
+        if LinkFault.DELAY not in self._faults.values():
+            self._passes.set()
+        if ended is LinkFault.BLACK_HOLE and self._has_lost:
             self.cut()
+
+    @property
+    def _fault(self) -> LinkFault | None:
+        return next(reversed(self._faults.values()), None)
 
     def cut(self) -> None:
         self._passes.set()

@@ -10,15 +10,14 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
-from urllib.parse import urlsplit
 
-from schemas.tls import client_context
-from tests.chaos.callers import Callers, measure_loop, measure_relay
+from tests.chaos.callers import measure_loop, measure_relay
 from tests.chaos.history import History, Lag
 from tests.chaos.journals import written
 from tests.chaos.run import Healer, background, history_of
 from tests.chaos.schedule import End, Fault, Link, Program
 from tests.chaos.site import Site
+from tests.chaos.workload import plain_callers
 from tests.fakes.fault_proxy import LinkFault
 from tests.soak.measure import Watched, keep_sampling
 from tests.soak.slopes import CALLS_PER_S, Sample
@@ -43,8 +42,8 @@ async def run(
         StartError: a process ended by itself.
     """
     async with Site.running(directory, NODES) as site:
-        roots, host = client_context(site.roots), urlsplit(site.public_url).netloc
-        callers = Callers(site.agent_url, host, await site.token(), roots, directory / "calls.jsonl")
+        callers = await plain_callers(site, directory)
+        roots = callers.agent.roots
         chance = random.Random(seed)  # noqa: S311 - which node is called
         nodes = list(site.nodes.values())
         lags = list[Lag]()
@@ -53,8 +52,8 @@ async def run(
             program: Watched(site.processes.pid(program), site.state(program))
             for program in (Program.RELAY, *NODES)
         }
-        async with callers.connected() as http:
-            healer = Healer(site, callers, http, chance)
+        async with callers.agent.connected() as http:
+            healer = Healer(site, callers, http, chance, {})
             await healer.healed()
             period_s = max(_SHORTEST_S, seconds / _SAMPLES)
             async with (

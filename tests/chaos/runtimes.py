@@ -1,0 +1,100 @@
+"""Agent runtimes that call nodes by remote tools, the guarded client, and what its audit recorded.
+
+The tool counts as one that is not idempotent, of which a call is sent at most once. Must not judge.
+"""
+
+import asyncio
+import random
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from relay.remote_tools import (
+    AuditRecord,
+    BearerToken,
+    HttpServer,
+    Permissions,
+    Reason,
+    RemoteToolError,
+    RemoteTools,
+    Risk,
+    ToolRule,
+)
+from tests.chaos.callers import new_id, traced
+from tests.chaos.history import NODE_LINK, Answer, Call, Recorded
+from tests.chaos.journals import written
+from tests.chaos.site import now_ms
+
+_DEADLINE_MS = 5000
+_PERIOD_S = 0.3
+_TOOLS = "sysecho.*"
+UNSENT = "unsent"
+"""The code of a call of which the client says that it did not run."""
+
+
+class Runtime:
+    """One client of ``server``, which trusts the manifests of nodes whose root is in ``nodes_root``.
+
+    Attributes:
+        calls: what its caller saw.
+        records: its audit.
+        newest_ok_ms: when the newest call began that was answered with a result.
+    """
+
+    def __init__(self, url: str, token: str, server_root: Path, nodes_root: Path, journal: Path) -> None:
+        self.calls: list[Call] = []
+        self.records: list[Recorded] = []
+        self.newest_ok_ms = 0
+        self._journal = journal
+        self._is_stopped = False
+        self._tools = RemoteTools(
+            HttpServer(url, BearerToken(token), root=server_root),
+            audit=self._audit,
+            permissions=Permissions(allow=(_TOOLS,), scopes=None),
+            rules=(ToolRule(_TOOLS, risk=Risk.READ, idempotent=False, deadline_s=_DEADLINE_MS / 1000),),
+            verify_manifests=nodes_root,
+        )
+
+    def stop(self) -> None:
+        """Have it end after the call that it makes."""
+        self._is_stopped = True
+
+    def _audit(self, record: AuditRecord) -> None:
+        self.records.append(Recorded(record["correlation_id"], record["event"].value))
+
+    async def keep_calling(self, nodes: Sequence[str], chance: random.Random) -> None:
+        """Call any node again and again, until told to stop."""
+        async with self._tools:
+            while not self._is_stopped:
+                await self._call(chance.choice(nodes), new_id(chance))
+                await asyncio.sleep(_PERIOD_S)
+
+    async def _call(self, node_id: str, trace_id: str) -> None:
+        began_ms = now_ms()
+        answers: tuple[Answer, ...]
+        is_given_up = False
+        try:
+            result = await self._tools.execute(
+                f"sysecho.{node_id}.echo.invoke",
+                {"message": trace_id},
+                deadline_s=_DEADLINE_MS / 1000,
+                correlation_id=trace_id,
+                traceparent=traced(trace_id),
+            )
+            content = result.structured or {}
+            answers = (Answer(trace_id, "ok", content.get("message"), content.get("node_id")),)
+            self.newest_ok_ms = began_ms
+        except RemoteToolError as error:
+            answers, is_given_up = _answers(trace_id, error), error.reason is Reason.DEADLINE
+        call = Call(
+            trace_id, node_id, began_ms, now_ms(), answers, NODE_LINK, _DEADLINE_MS, is_given_up=is_given_up
+        )
+        self.calls.append(call)
+        written(self._journal, asdict(call))
+
+
+def _answers(trace_id: str, error: RemoteToolError) -> tuple[Answer, ...]:
+    """Return the error as an answer; none if the client does not know whether the tool has run."""
+    if isinstance(error.code, str):
+        return (Answer(trace_id, error.code),)
+    return () if error.may_have_run else (Answer(trace_id, UNSENT),)

@@ -1,0 +1,134 @@
+"""Everything that agents do in one run: calls, streams, callers' tools and remote tools. Must not judge."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from relay.auth.permissions import SESSION_SCOPE
+from schemas.addresses import mcp_url
+from schemas.tls import client_context
+from tests.chaos.agents import Agent
+from tests.chaos.callers import Callers, new_id
+from tests.chaos.followers import Followers
+from tests.chaos.lenders import Lender, Requester
+from tests.chaos.runtimes import Runtime
+from tests.chaos.site import Site
+
+_CALLERS = 4
+_PERIOD_S = 0.2
+_RUNTIMES = 2
+_LENDERS = ("ant", "bee")
+
+IsRight = Callable[[int], Awaitable[bool]]
+"""Returns whether something works that was begun after a time in milliseconds."""
+
+
+async def plain_callers(site: Site, directory: Path) -> Callers:
+    """Return the callers of a site, whose journal is in ``directory``."""
+    return Callers(await _agent(site, "agent"), directory / "calls.jsonl")
+
+
+async def _agent(site: Site, sub: str, *scopes: str) -> Agent:
+    host = urlsplit(site.public_url).netloc
+    return Agent(site.agent_url, host, await site.token(sub, *scopes), client_context(site.roots))
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """The agents of a site. ``runtimes`` connect to its public URL, by the link of the nodes."""
+
+    site: Site
+    chance: random.Random
+    callers: Callers
+    followers: Followers
+    lenders: tuple[Lender, ...]
+    requesters: tuple[Requester, ...]
+    runtimes: tuple[Runtime, ...]
+
+    @classmethod
+    async def of(cls, site: Site, directory: Path, chance: random.Random) -> "Workload":
+        """Return the agents, whose journals are in ``directory``."""
+        callers = await plain_callers(site, directory)
+        lenders = [
+            Lender(name, await _agent(site, name, SESSION_SCOPE), directory / "served.jsonl", chance)
+            for name in _LENDERS
+        ]
+        ca = site.plan.state.ca
+        token = await site.token("runtime")
+        return cls(
+            site,
+            chance,
+            callers,
+            Followers(callers.agent, directory / "followings.jsonl"),
+            tuple(lenders),
+            tuple(
+                Requester(part, node_id, lender, site.socket(part), directory / "requests.jsonl")
+                for part, node_id in site.nodes.items()
+                for lender in lenders
+            ),
+            tuple(
+                Runtime(
+                    mcp_url(site.public_url),
+                    token,
+                    ca / "server-root.pem",
+                    ca / "root.pem",
+                    directory / "remote.jsonl",
+                )
+                for _ in range(_RUNTIMES)
+            ),
+        )
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Have the agents work until the end of the block. What was begun then is ended, but for streams."""
+        nodes = list(self.site.nodes.values())
+        async with asyncio.TaskGroup() as group:
+            lasting = [
+                *(group.create_task(self.followers.keep_following(node, self.chance)) for node in nodes),
+                *(group.create_task(one.keep_lending(node)) for one in self.lenders for node in nodes),
+            ]
+            ending = [
+                *(
+                    group.create_task(self.callers.keep_calling(nodes, self.chance, _PERIOD_S))
+                    for _ in range(_CALLERS)
+                ),
+                *(group.create_task(one.keep_requesting(self.chance)) for one in self.requesters),
+                *(group.create_task(one.keep_calling(nodes, self.chance)) for one in self.runtimes),
+            ]
+            try:
+                yield
+            finally:
+                self.callers.stop()
+                for requester in self.requesters:
+                    requester.stop()
+                for runtime in self.runtimes:
+                    runtime.stop()
+            await asyncio.wait(ending)
+            for task in lasting:
+                task.cancel()
+
+    def parts(self) -> dict[str, IsRight]:
+        """Return what has to work, by its name: it is asked whether it has worked since a time."""
+        return {
+            **{f"stream of {node}": partial(self._follows, node) for node in self.site.nodes.values()},
+            **{
+                f"tool of {one.caller} at {one.node_id}": partial(_has_worked, one) for one in self.requesters
+            },
+            **{f"runtime {number}": partial(_has_worked, one) for number, one in enumerate(self.runtimes)},
+        }
+
+    async def _follows(self, node_id: str, since_ms: int) -> bool:
+        return self.followers.newest_ms.get(node_id, 0) > since_ms
+
+    def new_id(self) -> str:
+        """Return an id for a call."""
+        return new_id(self.chance)
+
+
+async def _has_worked(one: Requester | Runtime, since_ms: int) -> bool:
+    return one.newest_ok_ms > since_ms
