@@ -84,6 +84,40 @@ class TlsFiles:
 
 
 @dataclass(frozen=True, slots=True)
+class ClusterServer:
+    """One server of NATS; ``tls``: its connections are encrypted from their first byte."""
+
+    host: str
+    port: int
+    tls: bool
+
+    def __str__(self) -> str:
+        return f"{'tls' if self.tls else 'nats'}://{HostPort(self.host, self.port)}"
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterConfig:
+    """The relays that this one shares its fleet with.
+
+    Attributes:
+        servers: of NATS; one of them is enough to reach all relays.
+        credentials: a certificate with its key, or the seed of a user's nkey.
+        root: the roots of the servers' certificates, PEM; None: those that this machine trusts.
+        fleet: names the fleet in the subjects.
+    """
+
+    servers: tuple[ClusterServer, ...]
+    credentials: Path
+    root: Path | None
+    fleet: str
+
+    @property
+    def uses_tls(self) -> bool:
+        """Whether the connection is encrypted."""
+        return any(server.tls for server in self.servers)
+
+
+@dataclass(frozen=True, slots=True)
 class RelayConfig:
     """How one relay connects, and is reached.
 
@@ -108,6 +142,7 @@ class RelayConfig:
         log_level: the level from which on lines are logged; the lines of calls are not subject to it.
         kinds: the kinds of installed packages that nodes may have besides those that ship.
         otlp: the collector to which spans are sent; None: they are logged alone.
+        cluster: the relays that share the fleet; None: this one has it alone.
 
     Raises:
         AddressError: something would travel in the clear between machines, or the URL says so.
@@ -133,6 +168,7 @@ class RelayConfig:
     log_level: LogLevel = LogLevel.INFO
     kinds: tuple[str, ...] = ()
     otlp: str | None = None
+    cluster: ClusterConfig | None = None
 
     def __post_init__(self) -> None:
         check_private_url(self.public_url, plain_allowed=self.plain_allowed)

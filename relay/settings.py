@@ -21,6 +21,7 @@ from relay.broker_settings import (
     broker_options,
     kept_broker,
 )
+from relay.cluster_settings import CLUSTER_SETTINGS, cluster_of
 from relay.config import (
     AGENT_BURST_S,
     CALLER_TIMEOUT_S,
@@ -165,6 +166,7 @@ RELAY = Program(
         BROKER_ROOT,
         BROKER_DIRECTORY,
         BROKER_PID_FILE,
+        *CLUSTER_SETTINGS,
         JWKS,
         ISSUER,
         AGENT_RPS,
@@ -266,6 +268,7 @@ def _config_of(settings: Settings, state: StateFiles, broker: BrokerChoice) -> R
         log_level=settings[LOG_LEVEL],
         kinds=settings.get(KINDS) or (),
         otlp=settings.get(OTLP),
+        cluster=cluster_of(settings),
         per_agent=Allowance(
             settings[AGENT_RPS], settings[AGENT_RPS] * AGENT_BURST_S, settings[AGENT_CONCURRENCY]
         ),

@@ -67,22 +67,29 @@ class Health:
         live: whether its loops make progress.
         ready: whether it can do its part of a call now.
         state: what it does now, in a text of ours; empty where the three say all.
+        essential: whether the program is ready only if this is: most of what it is for needs it.
     """
 
     started: bool
     live: bool
     ready: bool
     state: str = ""
+    essential: bool = True
 
     @classmethod
-    def of(cls, loop: Loop, *, ready: bool, state: str = "") -> "Health":
+    def of(cls, loop: Loop, *, ready: bool, state: str = "", essential: bool = True) -> "Health":
         """Return the health of a subsystem whose work is ``loop``."""
-        return cls(loop.started, loop.is_live, ready, state)
+        return cls(loop.started, loop.is_live, ready, state, essential)
 
     @classmethod
     def passive(cls, *, ready: bool, state: str = "") -> "Health":
         """Return the health of a subsystem that works only when it is called."""
         return cls(started=True, live=True, ready=ready, state=state)
+
+    @property
+    def lets_calls_flow(self) -> bool:
+        """Whether the program is ready as far as this subsystem goes."""
+        return self.live and (self.ready or not self.essential)
 
     def to_json(self) -> dict[str, bool | str]:
         """Return it as ``/readyz`` shows it."""

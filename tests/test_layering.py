@@ -61,6 +61,13 @@ def test_neither_the_daemon_nor_the_command_line_loads_the_local_agent(module: s
 
 
 @pytest.mark.processes
+def test_a_relay_without_a_cluster_loads_nothing_of_one() -> None:
+    unwanted = "{'nats', 'nkeys', 'relay.cluster', 'relay.routing.nats'}"
+    loaded = f"import relay.server.app, sys; sys.exit(bool({unwanted} & sys.modules.keys()))"
+    assert run_python(loaded).returncode == 0
+
+
+@pytest.mark.processes
 def test_the_guarded_client_runs_without_the_relays_server() -> None:
     blocked = {"kubelet", "uvloop", "httptools", "prometheus_client", "pyrage"}
     modules = [module for module in modules_of("relay") if ".remote_tools." in module]

@@ -48,6 +48,7 @@ EXEMPT = {
     "relay/broker/log_lines.py": ("deque", ENTRIES),
     "relay/broker/ports.py": ("listen", "finds a free port, and accepts nothing"),
     "relay/broker/supervisor.py": ("4 to_thread, create_task", ONE),
+    "relay/cluster/connection.py": ("2 create_task", LOOPS),
     "relay/fleet/assembly.py": ("create_task", LOOPS),
     "relay/fleet/fleet_changes.py": ("deque", ENTRIES),
     "relay/pki/broker_access.py": ("to_thread", ONE),

@@ -17,6 +17,7 @@ from relay.calls.relay_tools import Emit, ParentCall, RelayTool
 from relay.fleet.selection import WHOLE_FLEET, Selection
 from relay.fleet.tools import Tool
 from relay.rate_limits import Limiter
+from relay.routing.port import Idempotency
 from schemas.errors import ToolError
 from schemas.text import printable
 
@@ -72,6 +73,7 @@ class CallRecord:
         request: what it was made of; a tool of the relay's own is given its caller.
         first: the correlation id of the call that this one repeats; None if it repeats none.
         attempt: how often the call was sent under its idempotency key, this one included.
+        idempotency: its key, as a relay that holds its node's session needs to know it; None without a key.
         share: what the call takes of its agent's concurrency, until it is released.
         streamed: whether it stays open after its first sample: then it is no measure of latency.
         answered: whether the node has answered, so that the outcome is known.
@@ -88,6 +90,7 @@ class CallRecord:
     tool: Tool | RelayTool | None = None
     first: str | None = None
     attempt: int = 1
+    idempotency: Idempotency | None = None
     span_id: str | None = None
     share: Limiter | None = None
     streamed: bool = False

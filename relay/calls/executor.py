@@ -174,6 +174,7 @@ class CallExecutor:
             correlation_id=record.correlation_id,
             traceparent=trace.traceparent(record.span_id) if trace and record.span_id else None,
             cost=0.0 if record.is_canary else 1.0,
+            idempotency=record.idempotency,
         )
 
 

@@ -14,6 +14,12 @@ from schemas.errors import Failure, ToolError
 
 REMEMBERED_S = 600.0
 
+NOT_RUN = frozenset({Failure.NODE_OFFLINE, Failure.RATE_LIMITED})
+"""After these a command has certainly not run: ``NodeRouter`` guarantees it of the first, the limits of the
+capability or the node of the second. After any other failure without the node's answer it may have run."""
+
+OUTCOME_UNKNOWN = "The first call under this key may have run; its outcome is not known."
+
 
 @dataclass(frozen=True, slots=True)
 class Quota:

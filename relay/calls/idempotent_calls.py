@@ -14,17 +14,13 @@ from relay.audit.log import AuditLog, AuditUnavailableError
 from relay.auth.agent_tokens import Principal
 from relay.calls.call_record import CallAnswer, CallRecord
 from relay.calls.executor import CallExecutor
-from relay.calls.idempotency_store import IdempotencyStore, Key, KeyedCall
+from relay.calls.idempotency_store import NOT_RUN, OUTCOME_UNKNOWN, IdempotencyStore, Key, KeyedCall
 from relay.calls.relay_tools import RelayTool
 from relay.fleet.tools import Tool
 from relay.rate_limits import Limiter
+from relay.routing.port import Idempotency
 from schemas.canonical import jcs
 from schemas.errors import Failure, ToolError
-
-# After these the command has certainly not run: ``NodeRouter`` guarantees it of the first, the limits of the
-# capability or the node of the second. After any other failure without the node's answer it may have run.
-_NOT_RUN = frozenset({Failure.NODE_OFFLINE, Failure.RATE_LIMITED})
-_UNKNOWN = "The first call under this key may have run; its outcome is not known."
 
 
 class IdempotentCalls:
@@ -67,6 +63,7 @@ class IdempotentCalls:
             return await self._repeated(keyed, tool, record)
         keyed.attempts += 1
         record.attempt = keyed.attempts
+        record.idempotency = Idempotency(principal.name, hashed_key, arguments, tool.idempotent)
         keyed.running = asyncio.create_task(self._sent(key_of_call, keyed, tool, record))
         self._running.add(keyed.running)
         keyed.running.add_done_callback(self._ended)
@@ -109,7 +106,7 @@ class IdempotentCalls:
             self._forget(key_of_call, keyed)
             raise
         except ToolError as error:
-            if error.failure in _NOT_RUN:
+            if error.failure in NOT_RUN:
                 self._forget(key_of_call, keyed)
             elif record.answered and error.failure is not Failure.DEADLINE_EXCEEDED:
                 keyed.outcome, keyed.unknown = _without_traceback(error), False
@@ -132,7 +129,7 @@ class IdempotentCalls:
             if keyed.running is not None:
                 return await self._joined(keyed.running, tool, record)
             if keyed.outcome is None:
-                raise ToolError(Failure.DEADLINE_EXCEEDED, _UNKNOWN)
+                raise ToolError(Failure.DEADLINE_EXCEEDED, OUTCOME_UNKNOWN)
             if isinstance(keyed.outcome, ToolError):
                 raise _without_traceback(keyed.outcome)
             return CallAnswer(keyed.outcome.text, result=json.loads(keyed.outcome.text))
@@ -154,7 +151,7 @@ async def _result_of_first(running: "asyncio.Task[CallAnswer]") -> CallAnswer:
     except ToolError as error:
         if error.failure is Failure.SAFETY_DENIED:
             # The first caller's token was revoked; the one that joined has another, which is accepted.
-            raise ToolError(Failure.DEADLINE_EXCEEDED, _UNKNOWN) from None
+            raise ToolError(Failure.DEADLINE_EXCEEDED, OUTCOME_UNKNOWN) from None
         raise
 
 

@@ -22,7 +22,7 @@ def health_routes(health: Callable[[], Mapping[str, Health]]) -> list[Route]:
 
     async def readyz(_request: Request) -> Response:
         parts = health()
-        ready = all(part.ready and part.live for part in parts.values())
+        ready = all(part.lets_calls_flow for part in parts.values())
         shown = {name: part.to_json() for name, part in parts.items()}
         return JSONResponse({"ready": ready, "subsystems": shown}, status_code=200 if ready else 503)
 

@@ -39,5 +39,5 @@ class HealthCollector(Collector):
         yield GaugeMetricFamily(
             "edge_relay_ready",
             "Whether calls can be made, as /readyz says",
-            all(part.ready and part.live for part in parts.values()),
+            all(part.lets_calls_flow for part in parts.values()),
         )

@@ -50,6 +50,9 @@ class Metrics:
         self._calls = calls
         self.calls = cache(calls.labels)
         """The counter of a code and a hop. A lookup takes longer than the increment, and they are few."""
+        self.cluster_commands = self._counter(
+            "cluster_commands", "Commands asked of other relays, or answered for them", "side", "outcome"
+        )
         self.canaries = self._counter(
             "canaries", "The relay's own echoes by code, and by the hop that failed", "code", "hop"
         )

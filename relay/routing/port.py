@@ -1,7 +1,7 @@
 """The interfaces by which the packages above the sessions reach nodes: commands, and one-way frames.
 
-The sessions of this process are the first implementation. Another could send the command over a network to
-the relay that holds the node's session. Must not know agents.
+The sessions of this process are the first implementation. ``relay.routing.nats`` is the second: it sends a
+command over a network to the relay that holds the node's session. Must not know agents.
 """
 
 from collections.abc import Callable, Mapping
@@ -9,6 +9,23 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from schemas.frame_types import FrameType
+
+
+@dataclass(frozen=True, slots=True)
+class Idempotency:
+    """The idempotency key of a call, for the relay that keeps the keys of the node's calls.
+
+    Attributes:
+        caller: issuer, tenant and subject of the agent that chose the key.
+        key: the SHA-256 of the key, hex.
+        arguments: the SHA-256 of the arguments in canonical form, hex.
+        repeatable: whether the tool is idempotent: it may be sent again while its outcome is not known.
+    """
+
+    caller: tuple[str, str, str]
+    key: str
+    arguments: str
+    repeatable: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +37,7 @@ class Command:
         deadline_ms: the budget from now.
         correlation_id: the ULID, in upper case, of the call that this command is for, and of no other.
         cost: how much it counts towards the rate of its capability.
+        idempotency: None if the call has no idempotency key.
     """
 
     node_id: str
@@ -29,6 +47,7 @@ class Command:
     correlation_id: str
     traceparent: str | None = None
     cost: float = 1.0
+    idempotency: Idempotency | None = None
 
 
 class NodeRouter(Protocol):

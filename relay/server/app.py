@@ -23,6 +23,7 @@ from relay.mcp_api import assembly as mcp_assembly
 from relay.observability.node_labels import with_labels
 from relay.part import Part
 from relay.pki import assembly as pki_assembly
+from relay.server.clustered import routed
 from relay.server.descriptor_reserve import DescriptorReserve
 from relay.server.follow_ups import FollowUps
 from relay.server.trust_watcher import TrustWatcher
@@ -63,6 +64,7 @@ class Relay:
         )
         environment = replace(environment, log=with_labels(environment.log, self.fleet.fleet.names.label_of))
         self.sessions = sessions_assembly.assemble(environment, self.audit, self.pki, self.fleet)
+        router, self.cluster = routed(environment, self.sessions)
         self.telemetry = telemetry_assembly.assemble(
             environment, audit=self.audit, auth=self.auth, fleet=self.fleet, frames=self.sessions.frames
         )
@@ -71,7 +73,7 @@ class Relay:
             audit=self.audit,
             auth=self.auth,
             fleet=self.fleet,
-            router=self.sessions.router,
+            router=router,
             frames=self.sessions.frames,
             streams=self.telemetry.hub,
         )
@@ -114,6 +116,7 @@ class Relay:
             self.auth,
             self.fleet,
             self.sessions,
+            self.cluster,
             self.telemetry,
             self.calls,
             self.views,

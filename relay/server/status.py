@@ -30,7 +30,7 @@ class RelayStatus:
 
     def line(self) -> str:
         """Return what the service manager shows, in one line."""
-        missing = sorted(name for name, part in self.health().items() if not part.ready)
+        missing = sorted(name for name, part in self.health().items() if not part.lets_calls_flow)
         return f"not ready: {', '.join(missing)}" if missing else "ready: calls can be made"
 
     def __call__(self) -> dict[str, Any]:
@@ -44,7 +44,7 @@ class RelayStatus:
             "uptime_s": self.uptime(),
             "watchdog_s": watchdog_s(os.environ),
             **resources(asyncio.get_running_loop()),
-            "ready": all(part.ready and part.live for part in health.values()),
+            "ready": all(part.lets_calls_flow for part in health.values()),
             "subsystems": {name: part.to_json() for name, part in health.items()},
             "public_url": config.public_url,
             "listen": str(config.listen),

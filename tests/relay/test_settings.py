@@ -46,6 +46,10 @@ def test_every_setting_of_the_file_reaches_the_configuration(tmp_path: Path) -> 
         broker_root = "/tls/root.pem"
         broker_directory = "/broker"
         broker_pid_file = "/run/nats.pid"
+        cluster = ["nats://a.example", "tls://127.0.0.1:4333"]
+        cluster_credentials = "/cluster/relay.pem"
+        cluster_root = "/cluster/root.pem"
+        cluster_fleet = "north"
         jwks = "https://issuer.example/keys"
         issuer = "https://issuer.example"
         agent_rps = 10

@@ -57,6 +57,17 @@ def test_the_health_of_a_subsystem_is_that_of_its_loop(loop: Loop, seconds: Seco
     assert health.to_json() == {"started": True, "live": False, "ready": True, "state": "connected"}
 
 
+def test_calls_flow_without_what_is_not_essential_but_not_without_its_progress(
+    loop: Loop, seconds: Seconds
+) -> None:
+    assert not Health.of(loop, ready=False).lets_calls_flow
+    assert Health.of(loop, ready=True).lets_calls_flow
+    assert Health.of(loop, ready=False, essential=False).lets_calls_flow
+    loop.busy(1)
+    seconds.now += 2
+    assert not Health.of(loop, ready=True, essential=False).lets_calls_flow
+
+
 def test_what_works_when_it_is_called_has_no_progress_to_show() -> None:
     assert Health.passive(ready=False).to_json() == {"started": True, "live": True, "ready": False}
 

@@ -31,6 +31,7 @@ SAMPLE = {
     "load": {"one": 0, "five": 0.5, "fifteen": 1.25},
     "disk": [{"mount": "/", "fs_type": "ext4", "total_bytes": 2, "available_bytes": 1}],
 }
+REQUEST_ULID = "01HZX9K3M4P7Q8R9S0T1V2W3XA"
 TOOL_ID = f"mcp.tool:sysecho.{NODE_ID}.echo.invoke"
 CLAIMS = {"aud": "relay", "iat": 1, "exp": 2, "jti": "j"}
 MANIFEST = json.loads(SimulatedCa().issue().manifest())
@@ -59,6 +60,26 @@ EXAMPLES: dict[str, Any] = {
         "nonce": "n" * 43,
         "proof": "p" * 43,
     },
+    "cluster.cmd@1.0.0": {
+        "relay": REQUEST_ULID,
+        "node_id": NODE_ID,
+        "tool": f"sysecho.{NODE_ID}.echo.invoke",
+        "arguments": {"message": "ping"},
+        "deadline_ms": 2000,
+        "sent_at_ms": 1,
+        "correlation_id": REQUEST_ULID,
+        "cost": 1.0,
+        "idempotency": {
+            "caller": ["https://relay.example", "acme", "agent"],
+            "key": "ab" * 32,
+            "arguments": "ab" * 32,
+            "repeatable": False,
+        },
+    },
+    "cluster.cancel@1.0.0": {"relay": REQUEST_ULID, "correlation_id": REQUEST_ULID},
+    "cluster.answer@1.0.0": {"failure": {"name": "RATE_LIMITED", "retry_after_ms": 100}},
+    "cluster.node@1.0.0": {"relay": REQUEST_ULID, "session_id": REQUEST_ULID, "connected": True},
+    "cluster.relay@1.0.0": {"url": "https://relay.example"},
     "enrol.response@1.0.0": {
         "certificate": "PEM",
         "roots": "PEM",
@@ -261,6 +282,7 @@ def test_every_object_that_a_document_describes_is_closed_or_says_why_not(
         "tool_io@1.0.0/properties/metadata",
         "session.announce@1.0.0/properties/payload",
         "session.cmd@1.0.0/properties/payload/properties/arguments",
+        "cluster.cmd@1.0.0/properties/arguments",
         "session.cmd_ack@1.0.0/properties/payload/oneOf/0/properties/result",
         "session.telemetry@1.0.0/properties/payload/properties/sample",
         "kind_call.output@1.0.0/properties/results/items/properties/result",

@@ -1,0 +1,127 @@
+"""Sends a command once for its idempotency key, in the relay that holds the node's session.
+
+For a fleet of several relays: a call that is repeated by way of another relay finds here what became of the
+first. The relay that a call arrives at keeps its own record beside it (``idempotent_calls``). Must not know
+callers beyond their names, nor whether they may call.
+"""
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from relay.ascii_json import encoded
+from relay.calls.idempotency_store import (
+    NOT_RUN,
+    OUTCOME_UNKNOWN,
+    REMEMBERED_S,
+    IdempotencyStore,
+    Key,
+    KeyedCall,
+)
+from relay.routing.port import Command, Idempotency, NodeRouter
+from schemas.errors import Failure, ToolError
+
+
+class KeyedCommands:
+    """A ``NodeRouter`` in front of ``router``. ``monotonic`` is in seconds."""
+
+    def __init__(
+        self, router: NodeRouter, store: IdempotencyStore[str], monotonic: Callable[[], float]
+    ) -> None:
+        self._router = router
+        self._store = store
+        self._monotonic = monotonic
+        self._moved: dict[str, float] = {}
+
+    def moved(self, node_id: str) -> None:
+        """Take in that another relay may have sent commands to the node until now.
+
+        What it has sent under which key is not known here: until all such keys have expired, a key that is
+        new here may be one of them.
+        """
+        now = self._monotonic()
+        self._moved = {other: until for other, until in self._moved.items() if until > now}
+        self._moved[node_id] = now + REMEMBERED_S
+
+    async def run(self, command: Command) -> Mapping[str, Any]:
+        """Send ``command`` and return the node's answer, as ``NodeRouter`` describes.
+
+        Raises:
+            ToolError: also DEADLINE_EXCEEDED if a command under the same key may have run; ENVELOPE_INVALID
+                if the key was used for other arguments; RATE_LIMITED if too many keys are in use.
+        """
+        if command.idempotency is None:
+            return await self._router.run(command)
+        return await self._run_keyed(command, command.idempotency)
+
+    async def _run_keyed(self, command: Command, idempotency: Idempotency) -> Mapping[str, Any]:
+        key: Key = (idempotency.caller, command.tool, idempotency.key)
+        keyed = self._store.open(key, idempotency.arguments, command.correlation_id)
+        if keyed.running is not None:
+            return await _answer_of(keyed.running, command)
+        if keyed.outcome is not None:
+            return _read(keyed.outcome)
+        if keyed.unknown and not idempotency.repeatable:
+            raise ToolError(Failure.DEADLINE_EXCEEDED, OUTCOME_UNKNOWN)
+        if self._may_have_run_elsewhere(command.node_id, keyed) and not idempotency.repeatable:
+            self._store.forget(key)
+            raise ToolError(Failure.DEADLINE_EXCEEDED, OUTCOME_UNKNOWN)
+        keyed.attempts += 1
+        running = keyed.running = asyncio.create_task(self._sent(key, keyed, command))
+        running.add_done_callback(_retrieve)
+        try:
+            return await _answer_of(running, command)
+        except asyncio.CancelledError:
+            running.cancel()
+            raise
+
+    def _may_have_run_elsewhere(self, node_id: str, keyed: KeyedCall[str]) -> bool:
+        return keyed.attempts == 0 and self._moved.get(node_id, 0.0) > self._monotonic()
+
+    async def _sent(self, key: Key, keyed: KeyedCall[str], command: Command) -> str:
+        """Send ``command``, and return the node's answer as it is kept."""
+        keyed.unknown = True
+        try:
+            answer = await self._router.run(command)
+        except ToolError as error:
+            self._settle_unsent(key, keyed, error.failure)
+            raise
+        finally:
+            keyed.running = None
+        failure = None if answer["ok"] else ToolError.from_node(answer["error"]).failure
+        text = encoded(answer)
+        if failure in NOT_RUN:
+            self._settle_unsent(key, keyed, failure)
+        elif failure is not Failure.DEADLINE_EXCEEDED:
+            self._store.keep(key, text, len(text))
+            keyed.unknown = False
+        return text
+
+    def _settle_unsent(self, key: Key, keyed: KeyedCall[str], failure: Failure | None) -> None:
+        """Forget a command that did not run, unless an earlier one under the key may have."""
+        if failure in NOT_RUN and keyed.attempts == 1:
+            self._store.forget(key)
+
+
+async def _answer_of(running: "asyncio.Task[str]", command: Command) -> Mapping[str, Any]:
+    """Return the answer that ``running`` gets within the budget of ``command``, without ending it."""
+    await asyncio.wait({running}, timeout=command.deadline_ms / 1000)
+    if not running.done():
+        raise ToolError(Failure.DEADLINE_EXCEEDED)
+    if running.cancelled():
+        raise ToolError(Failure.DEADLINE_EXCEEDED, OUTCOME_UNKNOWN)
+    return _read(running.result())
+
+
+def _read(outcome: str | ToolError) -> Mapping[str, Any]:
+    if isinstance(outcome, ToolError):
+        raise outcome
+    answer: Mapping[str, Any] = json.loads(outcome)
+    return answer
+
+
+def _retrieve(task: "asyncio.Task[str]") -> None:
+    """Retrieve the error of a command that nothing waits for any more: else asyncio reports it."""
+    if not task.cancelled():
+        task.exception()

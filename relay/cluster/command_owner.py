@@ -1,0 +1,192 @@
+"""Answers the commands of other relays for the nodes whose sessions this relay holds.
+
+One subscription for each node, in a queue group: of two relays that believe to hold a node, one is asked.
+Must not decide who may call: the relay that asks has decided and recorded that.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.errors import Error as NatsError
+from structlog.typing import FilteringBoundLogger
+
+from relay.routing.cluster_messages import (
+    AskedCommand,
+    ClusterMessageError,
+    ClusterMessages,
+    cancel_subject,
+    command_subject,
+)
+from relay.routing.nats import Count
+from relay.routing.port import Command, NodeRef, NodeRouter
+from schemas.delivery import TransitGauge
+from schemas.errors import Failure, ToolError
+from schemas.projection import parse
+
+if TYPE_CHECKING:
+    from nats.aio.subscription import Subscription
+
+MAX_IN_FLIGHT = 4096
+"""How many commands of other relays run at once. What a node announces bounds it far below that."""
+
+_QUEUE = "owner"
+_MAX_RELAYS = 64
+_BUSY_RETRY_MS = 100
+
+
+class CommandOwner:
+    """Gives commands to ``router``. ``ticks_ms`` is a clock that cannot be set."""
+
+    def __init__(  # noqa: PLR0913 - what comes in from outside
+        self,
+        *,
+        router: NodeRouter,
+        messages: ClusterMessages,
+        fleet: str,
+        ticks_ms: Callable[[], int],
+        count: Count,
+        log: FilteringBoundLogger,
+    ) -> None:
+        self._router = router
+        self._messages = messages
+        self._fleet = fleet
+        self._ticks_ms = ticks_ms
+        self._count = count
+        self._log = log
+        self._held: set[str] = set()
+        self._changed: set[str] = set()
+        self._wake = asyncio.Event()
+        self._running: dict[str, asyncio.Task[None]] = {}
+        self._gauges: OrderedDict[str, TransitGauge] = OrderedDict()
+
+    def holds(self, node_id: str) -> bool:
+        """Return whether this process has a connection to the node."""
+        return node_id in self._held
+
+    def connection_changed(self, node: NodeRef, connected: bool) -> None:  # noqa: FBT001 - a ConnectionHandler
+        """Take in that a node has connected to this process, or is lost."""
+        if connected:
+            self._held.add(node.node_id)
+        else:
+            self._held.discard(node.node_id)
+        self._changed.add(node.node_id)
+        self._wake.set()
+
+    async def serve(self, client: Client) -> None:
+        """Answer on ``client`` until cancelled."""
+        subscribed: dict[str, Subscription] = {}
+        self._changed = set(self._held)
+        await client.subscribe(cancel_subject(self._fleet), cb=self._cancelled)
+        while True:
+            changed, self._changed = self._changed, set()
+            for node_id in (changed & self._held) - subscribed.keys():
+                subject = command_subject(self._fleet, node_id)
+                subscribed[node_id] = await client.subscribe(
+                    subject, _QUEUE, self._asked, pending_msgs_limit=MAX_IN_FLIGHT
+                )
+            lost = [subscribed.pop(node_id) for node_id in changed - self._held if node_id in subscribed]
+            # Drained: a command that was on its way is answered too, and need not wait for its deadline.
+            await asyncio.gather(*map(_drained, lost))
+            if not self._changed:
+                self._wake.clear()
+                await self._wake.wait()
+
+    async def close(self) -> None:
+        """End the commands that run."""
+        if running := list(self._running.values()):
+            for task in running:
+                task.cancel()
+            await asyncio.wait(running)
+
+    async def _asked(self, message: Msg) -> None:
+        try:
+            asked = self._read(message)
+        except ClusterMessageError as error:
+            self._log.warning("command of another relay dropped", reason=str(error))
+            await self._answer(message, ToolError(Failure.INTERNAL))
+            return
+        correlation_id = asked.command.correlation_id
+        if len(self._running) >= MAX_IN_FLIGHT:
+            await self._answer(message, ToolError(Failure.RATE_LIMITED, retry_after_ms=_BUSY_RETRY_MS))
+            return
+        if correlation_id in self._running:
+            # One call makes one command: this one is a copy.
+            await self._answer(message, ToolError(Failure.INTERNAL))
+            return
+        task = asyncio.create_task(self._run(message, asked))
+        self._running[correlation_id] = task
+        task.add_done_callback(lambda _: self._running.pop(correlation_id, None))
+
+    def _read(self, message: Msg) -> AskedCommand:
+        asked = self._messages.read_command(message.data)
+        command, name = asked.command, parse(asked.command.tool)
+        if message.subject != command_subject(self._fleet, command.node_id):
+            raise ClusterMessageError("a command is for another node than its subject")
+        if name is None or name.node_id != command.node_id:
+            raise ClusterMessageError("a command is for another node than its tool")
+        return asked
+
+    async def _run(self, message: Msg, asked: AskedCommand) -> None:
+        try:
+            ack = await self._router.run(self._with_budget_left(asked))
+        except ToolError as error:
+            await self._answer(message, error)
+        except asyncio.CancelledError:
+            self._count("cancelled")
+            raise
+        except Exception as error:  # noqa: BLE001 - a bug must fail one command, not the relay
+            correlation_id = asked.command.correlation_id
+            self._log.error("command failed", correlation_id=correlation_id, exc_info=error)
+            await self._answer(message, ToolError(Failure.INTERNAL))
+        else:
+            self._count("ok")
+            await _respond(message, self._messages.ack(ack))
+
+    def _with_budget_left(self, asked: AskedCommand) -> Command:
+        """Return the command with what its way has left of its budget, measured as a node does.
+
+        Raises:
+            ToolError: DEADLINE_EXCEEDED, nothing is left.
+        """
+        gauge = self._gauges.get(asked.relay)
+        if gauge is None:
+            gauge = self._gauges[asked.relay] = TransitGauge()
+            if len(self._gauges) > _MAX_RELAYS:
+                self._gauges.popitem(last=False)
+        self._gauges.move_to_end(asked.relay)
+        gauge.renew(asked.sent_at_ms)
+        left_ms = asked.command.deadline_ms - gauge.delay_ms(asked.sent_at_ms, self._ticks_ms())
+        if left_ms <= 0:
+            raise ToolError(Failure.DEADLINE_EXCEEDED)
+        return replace(asked.command, deadline_ms=left_ms)
+
+    async def _answer(self, message: Msg, error: ToolError) -> None:
+        self._count(error.failure.value.code)
+        await _respond(message, self._messages.failure(error))
+
+    async def _cancelled(self, message: Msg) -> None:
+        try:
+            correlation_id = self._messages.read_cancel(message.data)
+        except ClusterMessageError as error:
+            self._log.warning("cancellation of another relay dropped", reason=str(error))
+            return
+        task = self._running.get(correlation_id)
+        if task is not None:
+            task.cancel()
+
+
+async def _drained(subscription: "Subscription") -> None:
+    await subscription.drain()  # type: ignore[no-untyped-call]  # the library's own omission
+
+
+async def _respond(message: Msg, answer: bytes) -> None:
+    """Answer, unless the connection has ended: then the deadline tells the relay that has asked."""
+    try:
+        await message.respond(answer)
+    except NatsError:
+        return

@@ -1,0 +1,226 @@
+"""The one connection of this relay to NATS: made, watched, and made again when it is lost.
+
+Each connection is a client of its own, and what it has not sent is dropped with it: the library's own
+reconnect would send commands long after their deadline. Whatever needs the connection is a *work* that runs
+for as long as one lasts, and that begins anew with the next. Must not know what is sent.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+
+from nats.aio.client import Client
+from nats.errors import Error as NatsError
+from nats.errors import NoRespondersError
+from structlog.typing import FilteringBoundLogger
+
+from relay.cluster.credentials import Credentials
+from relay.config import ClusterServer
+from relay.routing.cluster_messages import MAX_MESSAGE_BYTES
+from relay.routing.nats import NoResponderError
+from schemas.error_roots import EdgeError, PeerError
+from schemas.health import Loop
+from schemas.text import printable
+
+CONNECT_TIMEOUT_S = 2
+PROBE_INTERVAL_S = 2.5
+_PROBE_TIMEOUT_S = 2
+_CLOSE_TIMEOUT_S = 1.0
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.25, 5.0
+_LOOP_S = 60.0
+
+Work = Callable[[Client], Awaitable[None]]
+"""Uses a connection until cancelled. It starts with each one, and must expect that it is lost at any time."""
+
+
+class ClusterConnectError(PeerError):
+    """A server cannot be used."""
+
+
+class _ConnectionLostError(PeerError):
+    """The connection has ended."""
+
+
+class ClusterConnection:
+    """The connection to one of ``servers``, with ``credentials``. ``name`` is what the servers show of it.
+
+    ``inbox`` is the subject below which answers come: only relays may subscribe there.
+
+    Attributes:
+        loop: its progress.
+        server: the one that it is connected to, if any.
+    """
+
+    def __init__(  # noqa: PLR0913 - what comes in from outside
+        self,
+        servers: Sequence[ClusterServer],
+        credentials: Callable[[], Credentials],
+        *,
+        name: str,
+        inbox: str,
+        loop: Loop,
+        log: FilteringBoundLogger,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        probe_interval_s: float = PROBE_INTERVAL_S,
+    ) -> None:
+        self._servers = servers
+        self._credentials = credentials
+        self._name = name
+        self._inbox = inbox
+        self._log = log
+        self._sleep = sleep
+        self._probe_interval_s = probe_interval_s
+        self._client: Client | None = None
+        self._works: list[Work] = []
+        self.loop = loop
+        self.server: ClusterServer | None = None
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether requests can be sent now."""
+        return self._client is not None and self._client.is_connected
+
+    def during(self, work: Work) -> None:
+        """Run ``work`` during every connection. Call it before ``run``."""
+        self._works.append(work)
+
+    async def request(self, subject: str, payload: bytes, timeout_s: float) -> bytes:
+        """Return the answer to ``payload``, as ``Requests`` describes."""
+        client = self._client
+        if client is None or not client.is_connected:
+            raise NoResponderError("not connected to the cluster")
+        try:
+            message = await client.request(subject, payload, timeout_s)
+        except NoRespondersError:
+            raise NoResponderError("no relay answers") from None
+        except TimeoutError:
+            raise
+        except NatsError:
+            # Raised before anything is written: the connection has just ended.
+            raise NoResponderError("the connection to the cluster was lost") from None
+        return message.data
+
+    async def publish(self, subject: str, payload: bytes) -> None:
+        """Send ``payload``, as ``Requests`` describes."""
+        if self._client is not None:
+            with suppress(NatsError):
+                await self._client.publish(subject, payload)
+
+    async def run(self) -> None:
+        """Connect, and do the works, again and again until cancelled."""
+        wait_s, turn = _FIRST_WAIT_S, 0
+        while True:
+            self.loop.busy(_LOOP_S)
+            server = self._servers[turn % len(self._servers)]
+            turn += 1
+            lost = asyncio.Event()
+            try:
+                client = await self._connected(server, lost)
+            except (EdgeError, NatsError, OSError) as error:
+                self._log.warning("cluster not connected", server=str(server), reason=_reason(error))
+                await self._sleep(wait_s)
+                wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+                continue
+            wait_s = _FIRST_WAIT_S
+            await self._serve(client, server, lost)
+
+    async def _connected(self, server: ClusterServer, lost: asyncio.Event) -> Client:
+        """Return a client of ``server``; ``lost`` is set when its connection has ended.
+
+        Raises:
+            ClusterConnectError, NatsError, OSError: the server cannot be used.
+        """
+
+        async def ended() -> None:
+            lost.set()
+
+        async def failed(error: Exception) -> None:
+            # Of the server's text: it names what it does not permit.
+            self._log.warning("cluster reports", reason=_reason(error))
+
+        credentials, client = self._credentials(), Client()
+        try:
+            await client.connect(
+                str(server),
+                name=self._name,
+                inbox_prefix=self._inbox,
+                allow_reconnect=False,
+                max_reconnect_attempts=1,
+                reconnect_time_wait=0,
+                connect_timeout=CONNECT_TIMEOUT_S,
+                # Else TLS is agreed by what the server says in the clear, where it could be left out.
+                tls=credentials.tls,
+                tls_handshake_first=credentials.tls is not None,
+                tls_hostname=server.host if credentials.tls is not None else None,
+                nkeys_seed_str=credentials.seed,
+                closed_cb=ended,
+                error_cb=failed,
+            )
+            _check_max_payload(client)
+        except BaseException:
+            await _closed(client)
+            raise
+        return client
+
+    async def _serve(self, client: Client, server: ClusterServer, lost: asyncio.Event) -> None:
+        self._client, self.server = client, server
+        self.loop.waits()
+        self._log.info("cluster connected", server=str(server))
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for work in self._works:
+                    tasks.create_task(_until_cancelled(work(client), lost))
+                tasks.create_task(_until_lost(client, lost, self._probe_interval_s))
+        except* _ConnectionLostError:
+            self._log.warning("cluster lost", server=str(server))
+        finally:
+            self._client = self.server = None
+            await _closed(client)
+
+
+def _check_max_payload(client: Client) -> None:
+    if client.max_payload < MAX_MESSAGE_BYTES:
+        raise ClusterConnectError(f"its max_payload is below {MAX_MESSAGE_BYTES} bytes")
+
+
+async def _until_cancelled(work: Awaitable[None], lost: asyncio.Event) -> None:
+    """Do ``work``; what the library raises because the connection has ended is no failure of it.
+
+    Raises:
+        _ConnectionLostError: the connection has ended first.
+    """
+    try:
+        await work
+    except NatsError:
+        if not lost.is_set():
+            raise
+    raise _ConnectionLostError("the connection to the cluster was lost")
+
+
+async def _until_lost(client: Client, lost: asyncio.Event, interval_s: float) -> None:
+    """Probe the connection, since one that is half open ends by itself only after minutes.
+
+    Raises:
+        _ConnectionLostError: it has ended, or the server does not answer.
+    """
+    while not lost.is_set():
+        with suppress(TimeoutError):
+            async with asyncio.timeout(interval_s):
+                await lost.wait()
+            break
+        try:
+            await client.flush(_PROBE_TIMEOUT_S)
+        except (NatsError, TimeoutError):
+            break
+    raise _ConnectionLostError("the connection to the cluster was lost")
+
+
+async def _closed(client: Client) -> None:
+    """Close ``client``; not for longer than a moment, since a peer that has gone acknowledges nothing."""
+    with suppress(NatsError, OSError, TimeoutError):
+        async with asyncio.timeout(_CLOSE_TIMEOUT_S):
+            await client.close()
+
+
+def _reason(error: Exception) -> str:
+    return printable(str(error) or type(error).__name__, 200)

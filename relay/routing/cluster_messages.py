@@ -1,0 +1,172 @@
+"""What relays of one fleet send each other about commands: documents of the registry, as strict JSON.
+
+Must not send anything, and must not trust what it reads beyond its document: another relay may be of another
+version.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from relay.ascii_json import encoded
+from relay.routing.port import Command, Idempotency
+from schemas.error_roots import PeerError
+from schemas.errors import Failure, ToolError
+from schemas.frames import MAX_FRAME_BYTES
+from schemas.registry import SchemaRegistry
+from schemas.strict_json import StrictJsonError, loads
+
+MAX_MESSAGE_BYTES = MAX_FRAME_BYTES + 8192
+"""A command or an answer that fits a node's frame, and what the document has around it."""
+
+_CMD_REF = "cluster.cmd@1.0.0"
+_CANCEL_REF = "cluster.cancel@1.0.0"
+_ANSWER_REF = "cluster.answer@1.0.0"
+
+_TOLD = frozenset(
+    {
+        Failure.NODE_OFFLINE,
+        Failure.RATE_LIMITED,
+        Failure.DEADLINE_EXCEEDED,
+        Failure.ATTESTATION_FAILED,
+        Failure.ENVELOPE_INVALID,
+    }
+)
+"""The failures that one relay tells another; any other is INTERNAL. No text goes with them."""
+_DETAILS = MappingProxyType(
+    {Failure.ENVELOPE_INVALID: "The idempotency key was used for other arguments of this tool."}
+)
+
+
+class ClusterMessageError(PeerError):
+    """A message of another relay is none that this relay accepts."""
+
+
+@dataclass(frozen=True, slots=True)
+class AskedCommand:
+    """A command that another relay asks for.
+
+    Attributes:
+        relay: the process that asks.
+        sent_at_ms: when, by a clock of that process.
+    """
+
+    command: Command
+    relay: str
+    sent_at_ms: int
+
+
+def command_subject(fleet: str, node_id: str) -> str:
+    """Return the subject on which the relay that holds the session of ``node_id`` is asked."""
+    return f"edge.{fleet}.cmd.{node_id}"
+
+
+def cancel_subject(fleet: str) -> str:
+    """Return the subject on which every relay hears which commands are cancelled."""
+    return f"edge.{fleet}.cancel"
+
+
+class ClusterMessages:
+    """Encodes and reads the messages by the documents of ``registry``."""
+
+    def __init__(self, registry: SchemaRegistry) -> None:
+        self._cmd = registry.load(_CMD_REF)
+        self._cancel = registry.load(_CANCEL_REF)
+        self._answer = registry.load(_ANSWER_REF)
+
+    def command(self, asked: AskedCommand) -> bytes:
+        """Return the message that asks for a command."""
+        command = asked.command
+        message: dict[str, Any] = {
+            "relay": asked.relay,
+            "node_id": command.node_id,
+            "tool": command.tool,
+            "arguments": command.arguments,
+            "deadline_ms": command.deadline_ms,
+            "sent_at_ms": asked.sent_at_ms,
+            "correlation_id": command.correlation_id,
+            "cost": command.cost,
+        }
+        if command.traceparent is not None:
+            message["traceparent"] = command.traceparent
+        if (idempotency := command.idempotency) is not None:
+            message["idempotency"] = {
+                "caller": idempotency.caller,
+                "key": idempotency.key,
+                "arguments": idempotency.arguments,
+                "repeatable": idempotency.repeatable,
+            }
+        return encoded(message).encode("ascii")
+
+    def read_command(self, data: bytes) -> AskedCommand:
+        """Return the command that ``data`` asks for.
+
+        Raises:
+            ClusterMessageError: it is no such message.
+        """
+        message = _read(data, self._cmd.is_valid)
+        keyed = message.get("idempotency")
+        command = Command(
+            node_id=message["node_id"],
+            tool=message["tool"],
+            arguments=message["arguments"],
+            deadline_ms=message["deadline_ms"],
+            correlation_id=message["correlation_id"],
+            traceparent=message.get("traceparent"),
+            cost=message["cost"],
+            idempotency=None
+            if keyed is None
+            else Idempotency(tuple(keyed["caller"]), keyed["key"], keyed["arguments"], keyed["repeatable"]),
+        )
+        return AskedCommand(command, message["relay"], message["sent_at_ms"])
+
+    def cancel(self, relay: str, correlation_id: str) -> bytes:
+        """Return the message that the answer to a command is no longer needed."""
+        return encoded({"relay": relay, "correlation_id": correlation_id}).encode("ascii")
+
+    def read_cancel(self, data: bytes) -> str:
+        """Return the correlation id of the command that ``data`` cancels.
+
+        Raises:
+            ClusterMessageError: it is no such message.
+        """
+        correlation_id: str = _read(data, self._cancel.is_valid)["correlation_id"]
+        return correlation_id
+
+    def ack(self, ack: Mapping[str, Any]) -> bytes:
+        """Return the message with the node's answer to a command."""
+        return encoded({"ack": ack}).encode("ascii")
+
+    def failure(self, error: ToolError) -> bytes:
+        """Return the message that a command has failed before the node has answered."""
+        known = error if error.failure in _TOLD else ToolError(Failure.INTERNAL)
+        failure: dict[str, Any] = {"name": known.failure.name}
+        if known.retry_after_ms is not None:
+            failure["retry_after_ms"] = known.retry_after_ms
+        return encoded({"failure": failure}).encode("ascii")
+
+    def read_answer(self, data: bytes) -> Mapping[str, Any]:
+        """Return the node's answer to a command.
+
+        Raises:
+            ToolError: the command has failed before that.
+            ClusterMessageError: ``data`` is no answer.
+        """
+        message = _read(data, self._answer.is_valid)
+        if (failure := message.get("failure")) is not None:
+            told = Failure[failure["name"]]
+            raise ToolError(told, _DETAILS.get(told), retry_after_ms=failure.get("retry_after_ms"))
+        ack: Mapping[str, Any] = message["ack"]
+        return ack
+
+
+def _read(data: bytes, is_valid: Callable[[object], bool]) -> dict[str, Any]:
+    try:
+        message = loads(data, max_bytes=MAX_MESSAGE_BYTES)
+    except StrictJsonError as error:
+        raise ClusterMessageError(f"a message of another relay is {error.reason}") from None
+    if not is_valid(message):
+        raise ClusterMessageError("a message of another relay does not fit its document")
+    read: dict[str, Any] = message
+    return read

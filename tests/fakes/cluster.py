@@ -1,0 +1,142 @@
+"""Relays of one fleet in this process, as far as the cluster knows them: joined by a real nats-server."""
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from relay.clock import ticks_ms
+from relay.cluster.assembly import ClusterPart, assemble
+from relay.config import ClusterConfig
+from relay.observability.metrics import Metrics
+from relay.routing.cluster_messages import command_subject
+from relay.routing.nats import NoResponderError
+from relay.routing.port import (
+    AnnounceHandler,
+    Command,
+    ConnectionHandler,
+    FrameHandler,
+    NodeRef,
+    NodeRouter,
+)
+from schemas.frame_types import FrameType
+from schemas.registry import SchemaRegistry
+from schemas.ulids import UlidSource
+from tests.fakes.cluster_server import FLEET
+from tests.fakes.environment import FakeEnvironment, config, fake_environment
+from tests.fakes.hub import counted
+from tests.fakes.polling import BOUND_S, until
+from tests.fakes.routers import ScriptedRouter
+
+TENANT = "acme"
+
+
+@dataclass
+class HeldNodes:
+    """The nodes of one relay, as ``NodeFrames`` tells of them."""
+
+    ulids: UlidSource
+    handlers: list[ConnectionHandler] = field(default_factory=list)
+    sessions: dict[str, NodeRef] = field(default_factory=dict)
+
+    def on_connection(self, handler: ConnectionHandler) -> None:
+        """Tell ``handler`` of every node that connects or is lost."""
+        self.handlers.append(handler)
+
+    def on_frame(self, _frame_type: FrameType, _handler: FrameHandler) -> None:
+        """Have no frames."""
+
+    def on_announce(self, _handler: AnnounceHandler) -> None:
+        """Have no announces."""
+
+    def send(self, _node_id: str, _frame_type: FrameType, _payload: Mapping[str, Any]) -> None:
+        """Send nothing."""
+
+    def connect(self, node_id: str) -> None:
+        """Let ``node_id`` connect."""
+        node = self.sessions[node_id] = NodeRef(TENANT, node_id, self.ulids.new())
+        self._tell(node, connected=True)
+
+    def lose(self, node_id: str) -> None:
+        """Let the connection of ``node_id`` end."""
+        self._tell(self.sessions.pop(node_id), connected=False)
+
+    def _tell(self, node: NodeRef, *, connected: bool) -> None:
+        for handler in self.handlers:
+            handler(node, connected)
+
+
+@dataclass(frozen=True)
+class Member:
+    """One relay of the fleet: ``local`` stands for its nodes."""
+
+    part: ClusterPart
+    nodes: HeldNodes
+    local: NodeRouter
+    fake: FakeEnvironment
+
+    @classmethod
+    @asynccontextmanager
+    async def joined(
+        cls,
+        cluster: ClusterConfig,
+        state: Path,
+        registry: SchemaRegistry,
+        local: NodeRouter | None = None,
+    ) -> AsyncIterator["Member"]:
+        """Hold a relay that is connected."""
+        wanted = replace(config(state), cluster=cluster)
+        fake = fake_environment(wanted, registry)
+        ulids = UlidSource(lambda: time.time_ns() // 1_000_000, os.urandom)
+        environment = replace(
+            fake.environment, ulids=ulids, monotonic=time.monotonic, ticks_ms=ticks_ms, metrics=Metrics()
+        )
+        nodes, router = HeldNodes(ulids), local or ScriptedRouter()
+        part = assemble(environment, cluster, local=router, frames=nodes)
+        member = cls(part, nodes, router, replace(fake, environment=environment))
+        running = asyncio.create_task(part.run())
+        try:
+            await until(lambda: part.connection.is_connected or running.done())
+            yield member
+            assert not running.done(), running.exception()
+        finally:
+            running.cancel()
+            with suppress(asyncio.CancelledError):
+                await running
+            await part.close()
+
+    async def hold(self, node_id: str, asker: "Member") -> None:
+        """Let ``node_id`` connect here, and return when ``asker`` reaches this relay for it."""
+        self.nodes.connect(node_id)
+        async with asyncio.timeout(BOUND_S):
+            # What is no command is answered too, and reaches no node.
+            while not await asker.reaches(node_id):  # noqa: ASYNC110 - the server tells nobody what it knows
+                await asyncio.sleep(0.001)
+
+    async def reaches(self, node_id: str) -> bool:
+        """Return whether a relay answers for ``node_id``."""
+        try:
+            await self.part.connection.request(command_subject(FLEET, node_id), b"{}", BOUND_S)
+        except NoResponderError:
+            return False
+        return True
+
+    def counted(self, side: str, outcome: str) -> float:
+        """Return how many commands were counted so."""
+        return counted(self.fake.environment.metrics, "cluster_commands_total", side=side, outcome=outcome)
+
+
+def echo(node_id: str, deadline_ms: int = 5000, **members: Any) -> Command:
+    """Return a command to echo."""
+    good = {
+        "node_id": node_id,
+        "tool": f"sysecho.{node_id}.echo.invoke",
+        "arguments": {"message": "ping"},
+        "deadline_ms": deadline_ms,
+        "correlation_id": "01HZX9K3M4P7Q8R9S0T1V2W3XC",
+    }
+    return Command(**(good | members))  # type: ignore[arg-type]

@@ -1,0 +1,187 @@
+import asyncio
+import json
+
+import pytest
+
+from relay.routing.cluster_messages import command_subject
+from schemas.errors import Failure, ToolError
+from tests.fakes.cluster import Member, echo
+from tests.fakes.cluster_server import FLEET, NatsServer
+from tests.fakes.polling import BOUND_S, until
+from tests.fakes.routers import HeldRouter, ScriptedRouter, echoed
+from tests.fakes.signer import NODE_ID, OTHER_NODE_ID
+
+pytestmark = pytest.mark.processes
+
+TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+def held(member: Member) -> HeldRouter:
+    assert isinstance(member.local, HeldRouter)
+    return member.local
+
+
+async def test_a_command_for_a_node_of_another_relay_is_answered_there(asker: Member, owner: Member) -> None:
+    await owner.hold(NODE_ID, asker)
+    asked = echo(NODE_ID, traceparent=TRACE, cost=0.5)
+    answer = asyncio.create_task(asker.part.router.run(asked))
+    command, waiter = await held(owner).next()
+    waiter.set_result(echoed(command))
+    assert await answer == echoed(asked)
+    # All of it has arrived; of the budget, what the way has taken is gone.
+    assert command.traceparent == TRACE
+    assert command.correlation_id == asked.correlation_id
+    assert command.cost == 0.5
+    assert 0 < command.deadline_ms <= asked.deadline_ms
+    assert asker.counted("asked", "ok") == 1
+    assert owner.counted("answered", "ok") == 1
+
+
+async def test_a_node_of_this_relay_is_reached_without_the_others(asker: Member) -> None:
+    asker.nodes.connect(NODE_ID)
+    assert await asker.part.router.run(echo(NODE_ID)) == echoed(echo(NODE_ID))
+    assert asker.counted("asked", "ok") == 0
+
+
+async def test_a_node_that_no_relay_holds_is_offline(asker: Member) -> None:
+    with pytest.raises(ToolError) as refused:
+        await asker.part.router.run(echo(NODE_ID))
+    assert refused.value.failure is Failure.NODE_OFFLINE
+
+
+async def test_a_node_that_was_lost_is_offline(asker: Member, owner: Member) -> None:
+    await owner.hold(NODE_ID, asker)
+    owner.nodes.lose(NODE_ID)
+    async with asyncio.timeout(BOUND_S):
+        while await asker.reaches(NODE_ID):  # noqa: ASYNC110 - the server tells nobody what it knows
+            await asyncio.sleep(0.001)
+    with pytest.raises(ToolError) as refused:
+        await asker.part.router.run(echo(NODE_ID))
+    assert refused.value.failure is Failure.NODE_OFFLINE
+
+
+@pytest.mark.parametrize(
+    ("failure", "told"),
+    [
+        (ToolError(Failure.RATE_LIMITED, retry_after_ms=70), Failure.RATE_LIMITED),
+        (ToolError(Failure.NODE_OFFLINE), Failure.NODE_OFFLINE),
+        (ToolError(Failure.ATTESTATION_FAILED), Failure.ATTESTATION_FAILED),
+        (ToolError(Failure.DEADLINE_EXCEEDED, "a text of its own"), Failure.DEADLINE_EXCEEDED),
+        (ToolError(Failure.SAFETY_DENIED), Failure.INTERNAL),
+        (ValueError("a bug"), Failure.INTERNAL),
+    ],
+)
+async def test_why_it_has_failed_there_is_told(
+    asker: Member, owner: Member, failure: Exception, told: Failure
+) -> None:
+    await owner.hold(NODE_ID, asker)
+    answer = asyncio.create_task(asker.part.router.run(echo(NODE_ID)))
+    _, waiter = await held(owner).next()
+    waiter.set_exception(failure)
+    with pytest.raises(ToolError) as refused:
+        await answer
+    assert refused.value.failure is told
+    assert refused.value.detail is None
+    assert refused.value.retry_after_ms == getattr(failure, "retry_after_ms", None)
+
+
+async def test_a_bug_leaves_one_traceback_at_the_owner(asker: Member, owner: Member) -> None:
+    await owner.hold(NODE_ID, asker)
+    answer = asyncio.create_task(asker.part.router.run(echo(NODE_ID)))
+    _, waiter = await held(owner).next()
+    waiter.set_exception(ValueError("a bug"))
+    with pytest.raises(ToolError):
+        await answer
+    (entry,) = owner.fake.lines.entries("command failed")
+    assert "ValueError" in entry["exception"]
+
+
+async def test_cancelling_cancels_the_command_there(asker: Member, owner: Member) -> None:
+    await owner.hold(NODE_ID, asker)
+    asking = asyncio.create_task(asker.part.router.run(echo(NODE_ID)))
+    _, waiter = await held(owner).next()
+    asking.cancel()
+    await until(waiter.cancelled)
+    await until(lambda: owner.counted("answered", "cancelled") == 1)
+
+
+async def test_the_asker_is_answered_at_the_deadline(asker: Member, owner: Member) -> None:
+    await owner.hold(NODE_ID, asker)
+    with pytest.raises(ToolError) as refused:
+        await asker.part.router.run(echo(NODE_ID, deadline_ms=50))
+    assert refused.value.failure is Failure.DEADLINE_EXCEEDED
+
+
+async def test_a_command_whose_budget_was_spent_on_the_way_is_not_run(asker: Member, owner: Member) -> None:
+    await owner.hold(NODE_ID, asker)
+    messages, connection = asker.part.messages, asker.part.connection
+    subject = command_subject(FLEET, NODE_ID)
+
+    async def ask(sent_at_ms: int, correlation_id: str) -> bytes:
+        message = {
+            "relay": "01HZX9K3M4P7Q8R9S0T1V2W3XD",
+            "node_id": NODE_ID,
+            "tool": f"sysecho.{NODE_ID}.echo.invoke",
+            "arguments": {},
+            "deadline_ms": 400,
+            "sent_at_ms": sent_at_ms,
+            "correlation_id": correlation_id,
+            "cost": 1,
+        }
+        return await connection.request(subject, json.dumps(message).encode(), BOUND_S)
+
+    first = asyncio.create_task(ask(5_000_000, "01HZX9K3M4P7Q8R9S0T1V2W3XE"))
+    _, waiter = await held(owner).next()
+    waiter.set_result(echoed(echo(NODE_ID)))
+    await first
+    # Sent a second earlier by the same clock, and it arrives now.
+    with pytest.raises(ToolError) as refused:
+        messages.read_answer(await ask(4_999_000, "01HZX9K3M4P7Q8R9S0T1V2W3XF"))
+    assert refused.value.failure is Failure.DEADLINE_EXCEEDED
+    assert held(owner).waiting.empty()
+
+
+async def test_of_two_relays_that_believe_to_hold_a_node_one_is_asked(
+    asker: Member, nats: NatsServer, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    registry = asker.fake.environment.registry
+    first, second = ScriptedRouter(), ScriptedRouter()
+    async with (
+        Member.joined(nats.config, tmp_path_factory.mktemp("first"), registry, first) as one,
+        Member.joined(nats.config, tmp_path_factory.mktemp("second"), registry, second) as other,
+    ):
+        await one.hold(NODE_ID, asker)
+        await other.hold(NODE_ID, asker)
+        await asker.part.router.run(echo(NODE_ID))
+    assert len(first.commands) + len(second.commands) == 1
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"node_id": OTHER_NODE_ID},
+        {"tool": f"sysecho.{OTHER_NODE_ID}.echo.invoke"},
+        {"deadline_ms": 0},
+        {"stray": 1},
+    ],
+)
+async def test_what_is_no_command_for_the_node_reaches_none(
+    asker: Member, owner: Member, changed: dict[str, object]
+) -> None:
+    await owner.hold(NODE_ID, asker)
+    before = len(owner.fake.lines.entries("command of another relay dropped"))
+    good = {
+        "relay": "01HZX9K3M4P7Q8R9S0T1V2W3XD",
+        "node_id": NODE_ID,
+        "tool": f"sysecho.{NODE_ID}.echo.invoke",
+        "arguments": {},
+        "deadline_ms": 400,
+        "sent_at_ms": 1,
+        "correlation_id": "01HZX9K3M4P7Q8R9S0T1V2W3XF",
+        "cost": 1,
+    }
+    data = json.dumps(good | changed).encode()
+    answer = await asker.part.connection.request(command_subject(FLEET, NODE_ID), data, BOUND_S)
+    assert json.loads(answer) == {"failure": {"name": "INTERNAL"}}
+    assert held(owner).waiting.empty()
+    assert len(owner.fake.lines.entries("command of another relay dropped")) == before + 1

@@ -1,0 +1,125 @@
+import asyncio
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Self
+
+import pytest
+
+from relay.cluster.connection import ClusterConnection
+from relay.cluster.credentials import read_credentials
+from relay.config import ClusterConfig
+from relay.routing.nats import NoResponderError
+from schemas.health import Loop
+from schemas.process.logs import make_logger
+from schemas.registry import SchemaRegistry
+from tests.fakes.cluster import Member, echo
+from tests.fakes.cluster_server import NatsServer, TlsNatsServer
+from tests.fakes.lines import LogLines
+from tests.fakes.polling import BOUND_S, until
+from tests.fakes.routers import ScriptedRouter, echoed
+from tests.fakes.seconds import Seconds
+from tests.fakes.signer import NODE_ID
+
+pytestmark = pytest.mark.processes
+
+
+class Trial:
+    """A connection on its own, whose waits take no time."""
+
+    def __init__(self, config: ClusterConfig, probe_interval_s: float = 10) -> None:
+        self.lines = LogLines()
+        self.connection = ClusterConnection(
+            config.servers,
+            lambda: read_credentials(config),
+            name="a relay",
+            inbox="edge.main.inbox",
+            loop=Loop(Seconds()),
+            log=make_logger("relay", self.lines),
+            sleep=lambda _: asyncio.sleep(0.01),
+            probe_interval_s=probe_interval_s,
+        )
+
+    async def __aenter__(self) -> Self:
+        self._running = asyncio.create_task(self.connection.run())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._running.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._running
+
+
+async def test_a_lost_connection_is_made_again_and_the_works_begin_anew(
+    asker: Member, nats: NatsServer, tmp_path: Path, registry: SchemaRegistry
+) -> None:
+    async with Member.joined(nats.config, tmp_path / "other", registry, ScriptedRouter()) as owner:
+        await owner.hold(NODE_ID, asker)
+        nats.stop()
+        await until(lambda: not (asker.part.connection.is_connected or owner.part.connection.is_connected))
+        with pytest.raises(NoResponderError):
+            await asker.part.connection.request("edge.main.cmd.x", b"", BOUND_S)
+        nats.start()
+        await until(lambda: asker.part.connection.is_connected and owner.part.connection.is_connected)
+        async with asyncio.timeout(BOUND_S):
+            while not await asker.reaches(NODE_ID):  # noqa: ASYNC110 - the server tells nobody what it knows
+                await asyncio.sleep(0.01)
+        assert await asker.part.router.run(echo(NODE_ID)) == echoed(echo(NODE_ID))
+
+
+async def test_a_connection_that_is_half_open_is_given_up(nats: NatsServer) -> None:
+    async with Trial(nats.config, probe_interval_s=0.05) as trial:
+        await trial.lines.until("cluster connected")
+        nats.suspend()
+        try:
+            await trial.lines.until("cluster lost")
+            assert not trial.connection.is_connected
+        finally:
+            nats.resume()
+        await trial.lines.until("cluster connected", 2)
+
+
+async def test_a_server_that_does_not_know_the_relay_is_tried_again(
+    nats: NatsServer, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    foreign = NatsServer(tmp_path_factory.mktemp("foreign")).credentials
+    async with Trial(replace(nats.config, credentials=foreign)) as trial:
+        await trial.lines.until("cluster not connected", 2)
+        assert not trial.connection.is_connected
+    assert foreign.read_text().strip() not in trial.lines.getvalue()
+
+
+async def test_of_several_servers_the_next_is_tried(nats: NatsServer) -> None:
+    (good,) = nats.config.servers
+    away = replace(good, port=1)
+    async with Trial(replace(nats.config, servers=(away, good))) as trial:
+        assert (await trial.lines.until("cluster connected"))["server"] == nats.url
+        assert trial.lines.entries("cluster not connected")[0]["server"] == str(away)
+
+
+async def test_the_shipped_configuration_admits_a_relay_by_its_certificate(
+    tmp_path: Path, registry: SchemaRegistry
+) -> None:
+    server = TlsNatsServer(tmp_path)
+    server.start()
+    try:
+        async with (
+            Member.joined(server.config, tmp_path / "one", registry) as asker,
+            Member.joined(server.config, tmp_path / "other", registry) as owner,
+        ):
+            await owner.hold(NODE_ID, asker)
+            assert await asker.part.router.run(echo(NODE_ID)) == echoed(echo(NODE_ID))
+        async with Trial(replace(server.config, credentials=server.stranger)) as trial:
+            await trial.lines.until("cluster not connected", 2)
+        async with Trial(replace(server.config, root=None)) as trial:
+            refused = await trial.lines.until("cluster not connected")
+            assert "certificate" in refused["reason"]
+    finally:
+        server.stop()
+
+
+async def test_a_server_without_tls_gets_nothing_where_tls_is_meant(nats: NatsServer) -> None:
+    (plain,) = nats.config.servers
+    async with Trial(replace(nats.config, servers=(replace(plain, tls=True),))) as trial:
+        await trial.lines.until("cluster not connected")
+        assert not trial.connection.is_connected
