@@ -9,7 +9,7 @@ WORKERS ?= auto
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check test test-all lint types coverage walk bench chaos soak format lock man picture wheel clean
+.PHONY: help demo check test test-all lint types coverage walk bench chaos soak format lock man picture wheel deb clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -83,6 +83,7 @@ lock: ## renew the lock files (needs uv)
 	$(LOCK) --extra dev pyproject.toml -o requirements.lock
 	$(LOCK) pyproject.toml -o requirements-node.lock
 	$(LOCK) --extra agent pyproject.toml -o requirements-agent.lock
+	$(LOCK) --extra relay --extra broker pyproject.toml -o requirements-relay.lock
 
 man: $(READY) ## write the man pages, from the commands, to build/man
 	@$(BIN)/python -P packaging/man_pages.py build/man
@@ -92,6 +93,11 @@ picture: $(READY) ## draw the picture of the README, from what the demo prints
 
 wheel: $(READY) man ## build the wheel, and test what it installs
 	@PYTHON=$(PYTHON) .ci/wheel
+
+deb: $(READY) man ## build the Debian packages in dist, for this release and architecture
+	@rm -rf build/deb
+	@$(BIN)/hatchling build --target wheel --directory build/deb
+	@packaging/deb/build build/deb build/man dist
 
 clean: ## remove the environment and what tools left behind
 	rm -rf $(VENV) bench/out build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -35,7 +35,8 @@ def mcp(
     try:
         from kubelet.local_agent.assembly import run_local_agent  # noqa: PLC0415
     except ModuleNotFoundError as error:
-        fail(f"{error.name} is not installed: pip install 'edge-kubelet[agent]'", EXIT_CANNOT_RUN)
+        remedy = "pip install 'edge-kubelet[agent]', or kubelet-mcp of the Debian package edge-kubelet-agent"
+        fail(f"{error.name} is not installed: {remedy}", EXIT_CANNOT_RUN)
     import asyncio  # noqa: PLC0415
 
     from kubelet.daemon.agent import make_handlers  # noqa: PLC0415

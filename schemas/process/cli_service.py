@@ -40,6 +40,7 @@ def add_commands(app: typer.Typer, service: Service, next_steps: str) -> None:
         steps = Host().due(install_steps(service, scripts))
         if not dry_run:
             _need_root(f"{command} install")
+            Host().check_not_packaged(service)
             check_reachable(scripts / program, Path(sys.executable))
             Host().apply(steps)
         _show(steps, dry_run=dry_run, as_json=as_json)
@@ -52,6 +53,7 @@ def add_commands(app: typer.Typer, service: Service, next_steps: str) -> None:
         steps = Host().due(uninstall_steps(service, purge=purge))
         if not dry_run:
             _need_root(f"{command} uninstall")
+            Host().check_not_packaged(service)
             Host().apply(steps)
         _show(steps, dry_run=dry_run, as_json=as_json)
 

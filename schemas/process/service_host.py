@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from schemas.error_roots import OperatorError
-from schemas.process.service_steps import UNITS, Remove, Run, Service, Step, Write
+from schemas.process.service_steps import PACKAGED_UNITS, UNITS, Remove, Run, Service, Step, Write
 from schemas.text import printable
 
 _HIDDEN = tuple(map(Path, ("/home", "/root", "/run/user", "/tmp", "/var/tmp")))  # noqa: S108 - it is refused
@@ -124,13 +124,25 @@ class Host:
                 case Run():
                     self._run(step)
 
+    def check_not_packaged(self, service: Service) -> None:
+        """Check that no package of the distribution has the units of ``service``.
+
+        Raises:
+            ServiceError: one has them.
+        """
+        unit = PACKAGED_UNITS / service.unit
+        if self._at(unit).exists() and not self._at(UNITS / service.unit).exists():
+            raise ServiceError(
+                f"{unit} belongs to a package: apt installs, upgrades and removes {service.name}"
+            )
+
     def status(self, service: Service) -> Mapping[str, str]:
         """Return what systemd says of ``service``; without ``ActiveState`` it is not installed.
 
         Raises:
             ServiceError: systemd does not answer.
         """
-        if not self._at(UNITS / service.unit).exists():
+        if not any(self._at(directory / service.unit).exists() for directory in (UNITS, PACKAGED_UNITS)):
             return {}
         properties = [f"--property={name}" for name in _SHOWN]
         ran = self.run(("systemctl", "show", service.unit, *properties))

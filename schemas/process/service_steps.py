@@ -11,6 +11,8 @@ from schemas.settings import Form
 from schemas.settings_sources import CONFIG_DIRECTORY, Program
 
 UNITS = Path("/etc/systemd/system")
+PACKAGED_UNITS = Path("/usr/lib/systemd/system")
+"""Where a distribution's packages have theirs."""
 DEFAULT_SCRIPTS = Path("/opt/edge-kubelet/bin")
 """Where the units expect the program; replaced by where it lies."""
 _DESTINATIONS = {

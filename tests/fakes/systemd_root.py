@@ -20,7 +20,8 @@ from tests.fakes.polling import wait_until
 BOUND_S = 60
 _SCRIPT = Path(__file__).with_suffix(".sh")
 _SYSTEMD = Path("/lib/systemd/systemd")
-_PATH = "/opt/edge-kubelet/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
+_PROGRAMS = ("PATH=/opt/edge-kubelet/bin:" + _PATH, "LD_LIBRARY_PATH=/opt/edge-kubelet/base/lib")
 _NEEDED = ("unshare", "nsenter", "findmnt", "mount", "ip")
 
 
@@ -29,9 +30,13 @@ class SystemdRootError(Exception):
 
 
 class SystemdRoot:
-    """A root in which systemd runs as PID 1, by the id that its process has outside."""
+    """A root in which systemd runs as PID 1, by the id that its process has outside.
 
-    def __init__(self, pid: int) -> None:
+    ``environment`` is that of each command.
+    """
+
+    def __init__(self, pid: int, environment: tuple[str, ...]) -> None:
+        self._environment = environment
         self._enter = (
             "nsenter",
             f"--target={pid}",
@@ -46,14 +51,7 @@ class SystemdRoot:
     def begin(self, *command: str) -> subprocess.Popen[str]:
         """Start ``command`` in the root, as root, and return it."""
         return subprocess.Popen(
-            [
-                *self._enter,
-                "env",
-                "-i",
-                f"PATH={_PATH}",
-                "LD_LIBRARY_PATH=/opt/edge-kubelet/base/lib",
-                *command,
-            ],
+            [*self._enter, "env", "-i", *self._environment, *command],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -77,6 +75,17 @@ class SystemdRoot:
         """Write ``text`` to ``file`` in the root."""
         self.run("sh", "-c", f"umask 022; mkdir -p $(dirname {file}); cat > {file}", given=text)
 
+    def copy(self, source: Path, directory: str) -> None:
+        """Copy the file ``source`` of the machine to ``directory`` in the root."""
+        place = f"{directory}/{source.name}"
+        with source.open("rb") as given:
+            subprocess.run(
+                [*self._enter, "sh", "-c", 'mkdir -p "$0" && cat > "$1"', directory, place],
+                stdin=given,
+                timeout=BOUND_S,
+                check=True,
+            )
+
     def show(self, unit: str, name: str) -> str:
         """Return one property of a unit."""
         return self.run("systemctl", "show", "--value", f"--property={name}", unit).strip()
@@ -91,8 +100,8 @@ class SystemdRoot:
 
 
 @contextmanager
-def running(work: Path) -> Iterator[SystemdRoot]:
-    """Hold a root below ``work``.
+def running(work: Path, *, with_programs: bool = True) -> Iterator[SystemdRoot]:
+    """Hold a root below ``work``, with the programs of this environment, or with those of the machine alone.
 
     Raises:
         SystemdRootError: this machine cannot.
@@ -101,15 +110,15 @@ def running(work: Path) -> Iterator[SystemdRoot]:
     inner = work / "root"
     inner.mkdir()
     name = f"edge-test-{os.getpid()}-{work.name}"
-    places = (sys.base_prefix, sysconfig.get_path("purelib"), str(Path(kubelet.__file__).parents[1]))
+    places = [sys.base_prefix, sysconfig.get_path("purelib"), str(Path(kubelet.__file__).parents[1])]
     outer = subprocess.Popen(
-        ["/bin/bash", str(_SCRIPT), "outside", str(inner), name, *places],
+        ["/bin/bash", str(_SCRIPT), "outside", str(inner), name, *(places if with_programs else [])],
         stderr=subprocess.PIPE,
         text=True,
     )
     try:
         pid = _child_of(outer)
-        root = SystemdRoot(pid)
+        root = SystemdRoot(pid, _PROGRAMS if with_programs else (f"PATH={_PATH}",))
         try:
             wait_until(lambda: _is_up(root), BOUND_S)
         except TimeoutError:

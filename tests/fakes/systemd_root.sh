@@ -2,11 +2,12 @@
 # Starts systemd as PID 1 of a root of its own: namespaces, and an overlay over this machine's root whose changes are
 # held in memory. Nothing of the machine is changed but a cgroup, which the caller removes.
 #
-#   systemd_root.sh outside WORK CGROUP BASE SITE OURS     makes the cgroup, and enters the namespaces
-#   systemd_root.sh inside WORK BASE SITE OURS             makes the root, and becomes systemd
+#   systemd_root.sh outside WORK CGROUP [BASE SITE OURS]     makes the cgroup, and enters the namespaces
+#   systemd_root.sh inside WORK [BASE SITE OURS]             makes the root, and becomes systemd
 #
 # BASE holds the interpreter, SITE the packages and OURS the three of this project. The root has them below
-# /opt/edge-kubelet as an installation would: the services see neither /tmp nor /root.
+# /opt/edge-kubelet as an installation would: the services see neither /tmp nor /root. Without them, it has what the
+# machine has.
 set -euo pipefail
 
 # The hierarchies that systemd uses: of cgroups v1 each controller has its own, cgroups v2 has one for all.
@@ -55,16 +56,14 @@ inside() {
   mount -t tmpfs -o mode=0755 tmpfs "$work"
   mkdir "$work"/{upper,work,root}
   mount -t overlay -o "lowerdir=/,upperdir=$work/upper,workdir=$work/work" overlay "$root"
-  install_programs "$work" "$root/opt/edge-kubelet" "${@:2}"
+  if [ $# -gt 1 ]; then
+    install_programs "$work" "$root" "${@:2}"
+  fi
   mount_kernel "$root"
   # Nothing of this machine's own is started: neither what is enabled, nor its timers.
   printf '[Unit]\nRequires=basic.target\nAfter=basic.target\nAllowIsolate=yes\n' \
     >"$root/etc/systemd/system/edge-test.target"
   ln -s /dev/null "$root/etc/systemd/system/timers.target"
-  # An interpreter outside of /usr finds its library by a path that the services do not see.
-  mkdir -p "$root/etc/systemd/system/service.d"
-  printf '[Service]\nEnvironment=LD_LIBRARY_PATH=/opt/edge-kubelet/base/lib\n' \
-    >"$root/etc/systemd/system/service.d/interpreter.conf"
   ip link set lo up
   mkdir "$root/run/old"
   cd "$root"
@@ -76,7 +75,7 @@ inside() {
 
 # An environment as `python -m venv` makes it, over what is installed here.
 install_programs() {
-  local work=$1 to=$2 base=$3 site=$4 ours=$5 python program package
+  local work=$1 root=$2 to=$2/opt/edge-kubelet base=$3 site=$4 ours=$5 python program package
   python=$(basename "$(dirname "$site")")
   mkdir -p "$to"/{base,bin} "$to/lib/$python/site-packages" "$work"/{site,site-work}
   mount --bind "$base" "$to/base"
@@ -98,6 +97,10 @@ install_programs() {
     printf '#!/opt/edge-kubelet/bin/python3\nfrom %s import main\nmain()\n' "$program" >"$to/bin/${program%%.*}"
     chmod 0755 "$to/bin/${program%%.*}"
   done
+  # An interpreter outside of /usr finds its library by a path that the services do not see.
+  mkdir -p "$root/etc/systemd/system/service.d"
+  printf '[Service]\nEnvironment=LD_LIBRARY_PATH=/opt/edge-kubelet/base/lib\n' \
+    >"$root/etc/systemd/system/service.d/interpreter.conf"
 }
 
 mount_kernel() {

@@ -8,6 +8,7 @@ from kubelet.cli.service import SERVICE
 from schemas.process import service_host
 from schemas.process.service_host import Host, Ran, ServiceError, check_reachable, run_command, scripts_of
 from schemas.process.service_steps import (
+    PACKAGED_UNITS,
     UNITS,
     Remove,
     Run,
@@ -120,6 +121,21 @@ def test_the_status_is_that_of_systemd(machine: Machine) -> None:
     machine.answer = Ran(1, "no bus")
     with pytest.raises(ServiceError, match="no bus"):
         machine.host.status(SERVICE)
+
+
+def test_a_service_of_a_package_is_seen_and_not_changed(machine: Machine) -> None:
+    machine.host.check_not_packaged(SERVICE)
+    machine.host.apply([Write(PACKAGED_UNITS / SERVICE.unit, "")])
+    machine.answer = Ran(0, "ActiveState=active\n")
+    assert machine.host.status(SERVICE) == {"ActiveState": "active"}
+    with pytest.raises(ServiceError, match="belongs to a package: apt"):
+        machine.host.check_not_packaged(SERVICE)
+
+
+def test_units_that_were_installed_beside_those_of_a_package_can_be_removed(machine: Machine) -> None:
+    for directory in (PACKAGED_UNITS, UNITS):
+        machine.host.apply([Write(directory / SERVICE.unit, "")])
+    machine.host.check_not_packaged(SERVICE)
 
 
 def test_a_command_that_is_not_there_says_what_it_takes() -> None:

@@ -1,0 +1,39 @@
+"""Places what ``service install`` writes in the tree of a Debian package, where a package has it.
+
+Must not decide what a service consists of: that is ``schemas.process.service_steps``.
+"""
+
+import sys
+from pathlib import Path
+
+import kubelet.cli.service
+import relay.cli.service
+from schemas.process.service_steps import PACKAGED_UNITS, UNITS, Service, Write, install_steps
+from schemas.settings_sources import CONFIG_DIRECTORY
+
+_SERVICES: dict[str, Service] = {
+    "kubelet": kubelet.cli.service.SERVICE,
+    "relay": relay.cli.service.SERVICE,
+}
+_OF_PACKAGES = {
+    UNITS: PACKAGED_UNITS,
+    Path("/etc/sysusers.d"): Path("/usr/lib/sysusers.d"),
+    Path("/etc/tmpfiles.d"): Path("/usr/lib/tmpfiles.d"),
+}
+
+
+def main(program: str, scripts: Path, root: Path) -> None:
+    """Write the files of the service of ``program``, which will be in ``scripts``, below ``root``."""
+    service = _SERVICES[program]
+    # A sample, and no conffile: it names every setting, and dpkg would ask at every upgrade that brings one.
+    directories = _OF_PACKAGES | {CONFIG_DIRECTORY: Path(f"/usr/share/doc/{service.name}/examples")}
+    for step in install_steps(service, scripts):
+        if isinstance(step, Write):
+            file = root / directories[step.path.parent].relative_to("/") / step.path.name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(step.text, "utf-8")
+            file.chmod(step.mode)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]))
