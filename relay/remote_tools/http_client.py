@@ -153,7 +153,11 @@ class LimitedTransport(httpx2.AsyncBaseTransport):
         Raises:
             EncodedError: the answer is compressed.
         """
-        response = await self._inner.handle_async_request(request)
+        try:
+            response = await self._inner.handle_async_request(request)
+        except OSError as error:
+            # httpx2 lets through what TLS says of a record that was changed on its way.
+            raise httpx2.ReadError(str(error)) from error
         if _is_encoded(response):
             await response.aclose()
             raise EncodedError("the answer is compressed")
@@ -182,7 +186,7 @@ class _LimitedStream(httpx2.AsyncByteStream):
                     self._attempt.fault = Reason.TOO_LARGE
                     raise httpx2.StreamError(f"the answer has more than {self._limit} bytes")
                 yield chunk
-        except httpx2.HTTPError:
+        except (httpx2.HTTPError, OSError):
             self._attempt.fault = Reason.CONNECTION_LOST
             # The one exception of a body that the SDK expects.
             raise httpx2.StreamError("the connection was lost") from None

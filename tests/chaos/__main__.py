@@ -5,6 +5,7 @@ import asyncio
 import random
 import shutil
 import sys
+import time
 from pathlib import Path
 
 from tests.chaos.checker import violations
@@ -29,6 +30,7 @@ def main() -> int:
     directory.mkdir(parents=True)
     kept = f"seed {seed}, journals in {directory}"
     print(kept, flush=True)
+    began = time.monotonic()
     try:
         history = asyncio.run(run(directory, seed, options.faults, lambda line: print(line, flush=True)))
     except BaseException:
@@ -37,7 +39,8 @@ def main() -> int:
     found = violations(history)
     for violation in found:
         print(violation, file=sys.stderr)
-    print(f"{options.faults} faults, {len(found)} violations; {summary(history)}")
+    took_s = time.monotonic() - began
+    print(f"{options.faults} faults in {took_s:.0f} s, {len(found)} violations; {summary(history)}")
     if found:
         print(f"failed: {kept}", file=sys.stderr)
         return 1

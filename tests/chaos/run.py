@@ -1,7 +1,7 @@
-"""One run: the faults of a schedule while callers call, and the history that it left.
+"""One run: the faults of a schedule while agents work, and the history that it left.
 
-After each round of faults the system is left alone until it is right again: each node answers, and the relay
-is ready.
+After each round of faults the system is left alone until it is right again: each node answers, the relay is
+ready, and everything that agents do has worked.
 """
 
 import asyncio
@@ -59,7 +59,7 @@ async def run(directory: Path, seed: int, count: int, step: Callable[[str], None
         history_of(site, workload.callers, lags, healings),
         calls=[*workload.callers.calls, *(call for one in workload.runtimes for call in one.calls)],
         recorded=[record for one in workload.runtimes for record in one.records],
-        followings=workload.followers.followings,
+        followings=[following for one in workload.followers for following in one.followings],
         requests=[request for one in workload.requesters for request in one.requests],
         served=[served for one in workload.lenders for served in one.served.values()],
     )
@@ -143,6 +143,7 @@ async def _disturbed(site: Site, faults: Sequence[Fault], step: Callable[[str], 
 
 
 def history_of(site: Site, callers: Callers, lags: Sequence[Lag], healings: Sequence[Healing]) -> History:
+    """Return what the programs of a site that has ended wrote, with what was observed of it."""
     decisions, outcomes = audit(site.plan.state.audit)
     return History(
         calls=callers.calls,

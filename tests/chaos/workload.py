@@ -13,7 +13,7 @@ from relay.auth.permissions import SESSION_SCOPE
 from schemas.addresses import mcp_url
 from schemas.tls import client_context
 from tests.chaos.agents import Agent
-from tests.chaos.callers import Callers, new_id
+from tests.chaos.callers import Callers
 from tests.chaos.followers import Followers
 from tests.chaos.lenders import Lender, Requester
 from tests.chaos.runtimes import Runtime
@@ -22,6 +22,7 @@ from tests.chaos.site import Site
 _CALLERS = 4
 _PERIOD_S = 0.2
 _RUNTIMES = 2
+_FOLLOWERS = 2
 _LENDERS = ("ant", "bee")
 
 IsRight = Callable[[int], Awaitable[bool]]
@@ -45,7 +46,7 @@ class Workload:
     site: Site
     chance: random.Random
     callers: Callers
-    followers: Followers
+    followers: tuple[Followers, ...]
     lenders: tuple[Lender, ...]
     requesters: tuple[Requester, ...]
     runtimes: tuple[Runtime, ...]
@@ -64,7 +65,7 @@ class Workload:
             site,
             chance,
             callers,
-            Followers(callers.agent, directory / "followings.jsonl"),
+            tuple(Followers(callers.agent, directory / "followings.jsonl") for _ in range(_FOLLOWERS)),
             tuple(lenders),
             tuple(
                 Requester(part, node_id, lender, site.socket(part), directory / "requests.jsonl")
@@ -89,7 +90,11 @@ class Workload:
         nodes = list(self.site.nodes.values())
         async with asyncio.TaskGroup() as group:
             lasting = [
-                *(group.create_task(self.followers.keep_following(node, self.chance)) for node in nodes),
+                *(
+                    group.create_task(one.keep_following(node, self.chance))
+                    for one in self.followers
+                    for node in nodes
+                ),
                 *(group.create_task(one.keep_lending(node)) for one in self.lenders for node in nodes),
             ]
             ending = [
@@ -115,19 +120,20 @@ class Workload:
     def parts(self) -> dict[str, IsRight]:
         """Return what has to work, by its name: it is asked whether it has worked since a time."""
         return {
-            **{f"stream of {node}": partial(self._follows, node) for node in self.site.nodes.values()},
+            **{
+                f"stream {number} of {node}": partial(_has_followed, one, node)
+                for number, one in enumerate(self.followers)
+                for node in self.site.nodes.values()
+            },
             **{
                 f"tool of {one.caller} at {one.node_id}": partial(_has_worked, one) for one in self.requesters
             },
             **{f"runtime {number}": partial(_has_worked, one) for number, one in enumerate(self.runtimes)},
         }
 
-    async def _follows(self, node_id: str, since_ms: int) -> bool:
-        return self.followers.newest_ms.get(node_id, 0) > since_ms
 
-    def new_id(self) -> str:
-        """Return an id for a call."""
-        return new_id(self.chance)
+async def _has_followed(followers: Followers, node_id: str, since_ms: int) -> bool:
+    return followers.newest_ms.get(node_id, 0) > since_ms
 
 
 async def _has_worked(one: Requester | Runtime, since_ms: int) -> bool:

@@ -1,6 +1,8 @@
 """The HTTP client below the SDK: to whom a credential goes, and what an answer may cost."""
 
+import asyncio
 import ssl
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx2
@@ -15,9 +17,11 @@ from relay.remote_tools import (
     ToolRule,
     ToolUnauthorized,
 )
-from relay.remote_tools.http_client import BearerAuth, origin_of, retry_after_ms
+from relay.remote_tools.http_client import BearerAuth, LimitedTransport, origin_of, retry_after_ms
+from schemas.addresses import BrokerAddress
 from schemas.files import PRIVATE, write_atomic
 from schemas.keys import private_key_to_pem
+from tests.fakes.fault_proxy import FaultProxy, LinkFault
 from tests.fakes.guarded import guarded
 from tests.fakes.mcp_server import FakeMcpServer
 from tests.fakes.raw_http_server import server_context
@@ -150,6 +154,51 @@ async def test_a_server_of_another_root_gets_nothing(
         with pytest.raises(ToolProviderFailure):
             await client.tools.execute("echo", PING)
     assert fake.opened == 0
+
+
+@pytest.mark.parametrize("fault", [LinkFault.CORRUPT, LinkFault.REORDER])
+async def test_a_changed_byte_loses_the_call_of_its_connection_and_no_other(
+    tmp_path: Path, fault: LinkFault
+) -> None:
+    ca, fake, root = SimulatedCa(now_ms=NOW_MS), FakeMcpServer(), tmp_path / "root.pem"
+    root.write_text(ca.root_pem)
+    async with fake.over_http(tls=server_context(ca, tmp_path, NOW_MS, valid_days=3000)) as url:
+        port = httpx2.URL(url).port
+        assert port is not None
+        async with FaultProxy(BrokerAddress("127.0.0.1", port)).running() as proxy:
+            server = HttpServer(url.replace(str(port), str(proxy.address.port)), root=root)
+            async with guarded(server) as client:
+                waiting = asyncio.create_task(client.tools.execute("delay"))
+                await asyncio.wait_for(fake.arrived.wait(), 30)
+                fake.arrived.clear()
+                changed = asyncio.create_task(client.tools.execute("delay"))
+                await asyncio.wait_for(fake.arrived.wait(), 30)
+                held = proxy.begin(LinkFault.DELAY, which=0)
+                proxy.begin(fault, which=1)
+                fake.released.set()
+                with pytest.raises(ToolProviderFailure) as caught:
+                    await changed
+                proxy.end(held)
+                assert (await waiting).structured == {"ok": True}
+    assert (caught.value.reason, caught.value.may_have_run) == (Reason.CONNECTION_LOST, True)
+
+
+class BrokenBody(httpx2.AsyncByteStream):
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        yield b"{"
+        raise ssl.SSLError("bad record mac")
+
+
+class AnswersBroken(httpx2.AsyncBaseTransport):
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        return httpx2.Response(200, stream=BrokenBody(), request=request)
+
+
+async def test_a_body_that_tls_does_not_accept_is_a_lost_connection() -> None:
+    request = httpx2.Request("POST", "https://one.example/mcp")
+    response = await LimitedTransport(AnswersBroken()).handle_async_request(request)
+    with pytest.raises(httpx2.StreamError):
+        await response.aread()
 
 
 @pytest.mark.parametrize(
