@@ -147,7 +147,7 @@ class Fleet:
         known = known_of(node, self._trust.revoked)
         verdict = self._trust.rules.accept(wire, node_id, now, known, parsed)
         reason = verdict.reason.value if verdict.reason else ""
-        self._metrics.manifests.labels(verdict.outcome.value, reason, way).inc()
+        self._metrics.manifests(verdict.outcome.value, reason, way).inc()
         if verdict.outcome is Outcome.PENDING:
             if not self._pending.put(node_id, wire, now):
                 self._metrics.messages_dropped.labels("too_much_parked").inc()

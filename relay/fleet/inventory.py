@@ -35,7 +35,7 @@ class Inventory:
         """Count a heartbeat. It is not signed: no expiry moves, and nothing is listed by it."""
         node = self._nodes.get(node_id)
         current = node.manifest.etag if node is not None and node.manifest is not None else None
-        self._metrics.heartbeats.labels("fits" if current == etag else "unknown_manifest").inc()
+        self._metrics.heartbeats("fits" if current == etag else "unknown_manifest").inc()
         # A rejected manifest has arrived, and the log has the reason.
         if current is None and not (node is not None and node.rejected):
             self._missing.missed(node_id, self._now_ms())

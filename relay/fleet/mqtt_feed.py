@@ -175,7 +175,7 @@ class MqttFeed:
         except StrictJsonError:
             beat = None
         if not self._heartbeat.is_valid(beat) or beat["node_id"] != node_id:
-            self._metrics.heartbeats.labels("malformed").inc()
+            self._metrics.heartbeats("malformed").inc()
             self._refusals.count(RefusalEvent.HEARTBEAT_REFUSED, node_id, "malformed")
             return
         self._fleet.inventory.heartbeat(node_id, beat["manifest_etag"])

@@ -18,11 +18,11 @@ class Metrics:
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
-        self.manifests = self._counter(
-            "manifests", "Manifests by verdict and way", "outcome", "reason", "way"
-        )
+        # Of every heartbeat and every call: a lookup takes longer than the increment, and labels are few.
+        manifests = self._counter("manifests", "Manifests by verdict and way", "outcome", "reason", "way")
+        self.manifests = cache(manifests.labels)
         self.identities = self._counter("identities", "Identities by verdict", "verdict")
-        self.heartbeats = self._counter("heartbeats", "Heartbeats by validity", "verdict")
+        self.heartbeats = cache(self._counter("heartbeats", "Heartbeats by validity", "verdict").labels)
         self.broker_ends = Counter(
             "edge_relay_broker_ends",
             "How often the relay's own broker has ended, and was started again",
@@ -49,7 +49,6 @@ class Metrics:
         )
         self._calls = calls
         self.calls = cache(calls.labels)
-        """The counter of a code and a hop. A lookup takes longer than the increment, and they are few."""
         self.cluster_commands = self._counter(
             "cluster_commands", "Commands asked of other relays, or answered for them", "side", "outcome"
         )
