@@ -190,6 +190,14 @@ def known_announce(text: str | bytes, max_bytes: int, is_known: Callable[[bytes]
     return Frame("announce", found[1], None, None, wire) if is_known(wire) else None
 
 
+def begins_announce(beginning: bytes) -> bool:
+    """Return whether a text that begins so is an announce in the spelling of ``Frame.encode``.
+
+    A heartbeat follows it, and no one waits for either.
+    """
+    return beginning.startswith(b'{"type":"announce",')
+
+
 def _payload_text(text: str | bytes) -> bytes:
     """Return the payload's text in that of an announce, which is strict JSON and fits its schema."""
     found = _ANNOUNCE.fullmatch(text if isinstance(text, str) else text.decode("utf-8"))

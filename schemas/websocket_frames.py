@@ -93,6 +93,13 @@ class FrameSlicer:
         is_text = first == _WHOLE_TEXT and second >= _MASK
         return FrameHead(bool(first & _CONTROL), is_text, length, size)
 
+    def beginning(self, head: FrameHead, most: int) -> bytes:
+        """Return the first bytes of the payload behind ``head``, a client's: ``most``, or what is there."""
+        size = min(most, head.payload_bytes, len(self._waiting) - head.head_bytes)
+        if size <= 0:
+            return b""
+        return unmasked(bytes(self._waiting[: head.head_bytes + size]), head._replace(payload_bytes=size))
+
     def enter(self, head: FrameHead) -> None:
         """Let the frame that begins with ``head`` be taken."""
         self._left = head.head_bytes + head.payload_bytes

@@ -30,7 +30,7 @@ State = Callable[[bool, str], None]
 """Called with whether the broker is connected and has granted the subscription, and the reason."""
 Take = Callable[[Sequence[Message]], Awaitable[None]]
 
-PAUSE_S = 0.05
+PAUSE_S = 0.1
 """After a few messages: waking up costs as much as several of them."""
 _MANY = 16
 """After as many there is no pause: a broker that sends what it retains waits for them to be acknowledged."""

@@ -16,6 +16,7 @@ from starlette.types import ASGIApp
 
 from relay.http.acceptor import SOCKET_TIMEOUTS, Acceptor, SocketTimeouts
 from relay.http.connections import CONNECTION_IN_STATE, Connection, Connections
+from relay.http.deferral import DEFERRAL_IN_STATE, Deferral
 from relay.http.direct_http import Begin, DirectHttp
 from relay.http.keepalive import KEEPALIVE_IN_STATE, Keepalive
 from relay.http.websocket_protocol import BoundedWebSocket
@@ -63,6 +64,7 @@ class _Server(uvicorn.Server):
         self._begin = begin
         self._hooks = hooks
         self._connections = connections
+        self._deferral = Deferral(asyncio.get_running_loop())
         self._keepalive = Keepalive(asyncio.get_running_loop(), _PING_INTERVAL_S, _PING_TIMEOUT_S)
         self._acceptor = Acceptor(listener, connections, self._make_protocol, tls, timeouts)
 
@@ -100,6 +102,7 @@ class _Server(uvicorn.Server):
             **self.lifespan.state,
             CONNECTION_IN_STATE: connection,
             KEEPALIVE_IN_STATE: self._keepalive,
+            DEFERRAL_IN_STATE: self._deferral,
         }
         return DirectHttp(
             config=self.config, server_state=self.server_state, app_state=state, begin=self._begin

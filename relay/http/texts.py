@@ -14,6 +14,10 @@ HANDLED_IN_MESSAGE = "edge.handled"
 TextHandler = Callable[[str], object]
 """Called with each text while the application waits for a message. Returns None if the application need not
 receive it, and else what it is to receive with it."""
+MayWait = Callable[[bytes], bool]
+"""Called with the first ``BEGINNING_BYTES`` of a text. Returns whether it may be handled up to ``DEFERRED_S``
+after it has arrived, together with those of other connections. What arrives behind it ends the wait."""
+BEGINNING_BYTES = 24
 
 
 class Texts(Protocol):
@@ -26,8 +30,8 @@ class Texts(Protocol):
     def send_now(self, text: str) -> bool:
         """Send ``text``; return False, without effect, if ASGI has to: it would wait, or it is closed."""
 
-    def handle_texts(self, handler: TextHandler) -> None:
-        """Offer each text to ``handler`` from now on."""
+    def handle_texts(self, handler: TextHandler, may_wait: MayWait | None = None) -> None:
+        """Offer each text to ``handler`` from now on, and some of them later."""
 
 
 def take_texts(scope: MutableMapping[str, Any]) -> Texts | None:

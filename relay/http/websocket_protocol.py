@@ -2,8 +2,8 @@
 
 uvicorn parses data when it arrives. Here bytes wait until the application receives a message, and are parsed
 frame by frame, each after ``frame_meter`` has allowed it: nothing is parsed before the application has
-accepted the connection. While it waits, its handler is offered each text as it arrives. Must not read
-payloads.
+accepted the connection. While it waits, its handler is offered each text as it arrives, or soon after if it
+lets a text wait. Must not read payloads.
 """
 
 import asyncio
@@ -14,10 +14,11 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from websockets.protocol import State
 
 from relay.http.connections import connection_in
+from relay.http.deferral import deferral_in
 from relay.http.frame_meter import METER_IN_SCOPE, FrameMeter
 from relay.http.keepalive import keepalive_in
 from relay.http.message_queue import MessageQueue
-from relay.http.texts import HANDLED_IN_MESSAGE, TEXTS_IN_SCOPE, TextHandler
+from relay.http.texts import BEGINNING_BYTES, HANDLED_IN_MESSAGE, TEXTS_IN_SCOPE, MayWait, TextHandler
 from relay.http.write_gate import WriteGate
 from schemas.websocket_frames import FrameHead, FrameSlicer, text_frame_head, unmasked
 
@@ -50,10 +51,12 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         self.writable = WriteGate()  # type: ignore[assignment]  # all that is used of an event
         self._connection = connection_in(self.app_state)
         self._keepalive = keepalive_in(self.app_state)
+        self._deferral = deferral_in(self.app_state)
+        self._may_wait: MayWait | None = None
         self._meter = FrameMeter(self.loop.time)
         self._slicer = FrameSlicer()
         self._early_bytes = 0
-        self._wanted = False
+        self._wanted = self._deferred = False
         self._later = None
         self._behind_since: float | None = None
         self._handler: TextHandler | None = None
@@ -71,7 +74,8 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         """End, and stop parsing."""
         if self._later is not None:
             self._later.cancel()
-        self._handler = None  # it refers to the application, which refers to this connection
+        self._deferral.remove(self)
+        self._handler = self._may_wait = None  # it refers to the application, which refers to this connection
         self._connection.end()
         super().connection_lost(exc)
 
@@ -90,22 +94,34 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         if not self.handshake_initiated:
             self._upgrade(data)
             return
-        if self._slicer.is_empty and self._answers_ping(data):
+        is_first = self._slicer.is_empty and not self._slicer.is_within
+        if is_first and self._answers_ping(data):
             return
         self._slicer.feed(data)
+        if is_first and self._is_deferrable():
+            self._deferred = True
+            self._deferral.add(self)
+        else:
+            self._deferral.remove(self)
+            self.resume()
+
+    def _is_deferrable(self) -> bool:
+        """Return whether a text begins that the application lets wait."""
+        if self._may_wait is None or (head := self._slicer.head()) is None or not head.is_text:
+            return False
+        return self._may_wait(self._slicer.beginning(head, BEGINNING_BYTES))
+
+    def resume(self) -> None:
+        """Parse what was deferred, and what has arrived since."""
+        self._deferred = False
         self._parse()
 
     def _answers_ping(self, data: bytes) -> bool:
-        """Take ``data`` if it is the pong that is waited for, and no more.
+        """Take ``data``, where a frame begins, if it is the pong that is waited for, and no more.
 
         Thousands of idle nodes send little else. This end has requested it, so the meter need not count it.
         """
-        return (
-            len(data) == _PONG_BYTES
-            and data.startswith(_PONG_HEAD)
-            and not self._slicer.is_within
-            and self._keepalive.answered(self)
-        )
+        return len(data) == _PONG_BYTES and data.startswith(_PONG_HEAD) and self._keepalive.answered(self)
 
     def _upgrade(self, request: bytes) -> None:
         super().data_received(request)
@@ -147,9 +163,9 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
             self._answers.append(frame)
         return True
 
-    def handle_texts(self, handler: TextHandler) -> None:
-        """Offer each text to ``handler`` from now on."""
-        self._handler = handler
+    def handle_texts(self, handler: TextHandler, may_wait: MayWait | None = None) -> None:
+        """Offer each text to ``handler`` from now on, and some of them later."""
+        self._handler, self._may_wait = handler, may_wait
 
     @property
     def can_send_now(self) -> bool:
@@ -191,7 +207,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
 
     def _parse(self) -> None:
         """Parse what may be parsed now, and resume reading unless data is buffered here."""
-        if self._later is not None:
+        if self._later is not None or self._deferred:
             return
         exhausted, texts = self._slicer.is_empty, 0
         while not self.transport.is_closing() and (self.close_sent or (self._wanted and self.queue.empty())):
@@ -236,8 +252,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         """Have ``text`` handled, and pass it to the application if that has to receive it."""
         message: dict[str, Any] = {"type": "websocket.receive", "text": text}
         if self._handler is not None:
-            if self._answers is None:
-                self._answers = []
+            self._answers = self._answers or []
             handled = self._handler(text)
             if handled is None:
                 return

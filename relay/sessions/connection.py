@@ -11,7 +11,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from relay.http.frame_meter import METER_IN_SCOPE, FrameMeter
 from relay.http.texts import HANDLED_IN_MESSAGE, take_texts
-from schemas.frames import SUBPROTOCOL_1_1, Frame
+from schemas.frames import SUBPROTOCOL_1_1, Frame, begins_announce
 from schemas.payloads import Bye
 from schemas.session import ByeReason, CloseCode, DropReason, PeerProtocolError, SessionMachine, State
 from schemas.ulids import UlidSource
@@ -133,7 +133,7 @@ class NodeConnection:
             return None if frame is not None and handle(frame) else _Received(frame)
 
         if self._texts is not None:
-            self._texts.handle_texts(handled)
+            self._texts.handle_texts(handled, begins_announce)
 
     async def receive(self) -> Frame | None:
         """Return the next frame; None if it is dropped."""

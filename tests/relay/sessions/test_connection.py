@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 from starlette.websockets import WebSocketDisconnect
 
-from relay.http.texts import HANDLED_IN_MESSAGE, TEXTS_IN_SCOPE, TextHandler
+from relay.http.texts import HANDLED_IN_MESSAGE, TEXTS_IN_SCOPE, MayWait, TextHandler
 from relay.sessions.connection import NodeConnection
 from schemas.frame_types import Role
 from schemas.frames import Frame, FrameReader
@@ -38,8 +38,8 @@ class ScriptedTexts:
             self.sent.append(text)
         return self.takes
 
-    def handle_texts(self, handler: TextHandler) -> None:
-        self.handler = handler
+    def handle_texts(self, handler: TextHandler, may_wait: MayWait | None = None) -> None:
+        self.handler, self.may_wait = handler, may_wait
 
     def arrive(self, socket: AsgiSocket, text: str) -> None:
         """Let a text arrive, as the server does."""
