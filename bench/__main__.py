@@ -17,6 +17,7 @@ from bench.flooded import measure_flooded
 from bench.footprint import measure_footprint
 from bench.lists import measure_lists
 from bench.memory import measure_memory
+from bench.relay_start import measure_relay_start
 from bench.remote_tools import measure_remote_tools
 from bench.results import Figure, table, write_json
 from bench.revocation import measure_revocation
@@ -31,6 +32,10 @@ OUT = Path(__file__).parent / "out" / "latest.json"
 PARTS: Mapping[str, tuple[str, Callable[[], list[Figure]]]] = {
     "calls": ("calls through a relay and 1 000 mock nodes", lambda: asyncio.run(measure_calls())),
     "cli_start": ("the start of a command of the relay", lambda: [measure_cli_start()]),
+    "relay_start": (
+        "the start of a relay that knows 10 000 nodes",
+        lambda: [asyncio.run(measure_relay_start())],
+    ),
     "documents": (
         "manifests, tokens and envelopes",
         lambda: [measure_verification(), *measure_tokens(), measure_envelope()],

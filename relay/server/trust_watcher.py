@@ -127,7 +127,8 @@ class TrustWatcher:
         self._fleet.change_trust(self._roots, self._kids | self._revoked_as)
         for act in self._on_tokens:
             act(self._jtis)
-        self._names_changed(self._read_names())
+        # Not logged: these names were given before.
+        self._apply_names(self._read_names())
         for source in SOURCES:
             self._freshness.read(source)
 
@@ -259,11 +260,14 @@ class TrustWatcher:
         return self._fleet.names.differences(names.by_node), names.forgotten
 
     def _names_changed(self, names: _Names) -> None:
+        self._apply_names(names)
+        for node_id, name in names[0].items():
+            self._log.info("node named", node_id=node_id, tags=name.tags if name is not None else ())
+
+    def _apply_names(self, names: _Names) -> None:
         changed, self._forgotten = names
         self._fleet.rename(changed)
         self._retire()
-        for node_id, name in changed.items():
-            self._log.info("node named", node_id=node_id, tags=name.tags if name is not None else ())
 
     def _retire(self) -> None:
         # A node that was issued another leaf since it was forgotten is not retired.

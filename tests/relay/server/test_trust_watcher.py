@@ -749,6 +749,12 @@ async def test_names_survive_a_restart(stage: Stage) -> None:
     assert stage.hub.fleet.names.label_of(NODE_ID) == "greenhouse pi"
 
 
+async def test_names_that_were_given_before_a_start_are_not_logged_at_it(stage: Stage) -> None:
+    stage.label(NODE_ID, "greenhouse pi")
+    stage.watching().begin()
+    assert stage.hub.lines.entries("node named") == []
+
+
 # --- from the beginning -------------------------------------------------------------------------------
 
 
