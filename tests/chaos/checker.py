@@ -120,6 +120,11 @@ def _not_healed(history: History, evidence: Evidence) -> Iterator[Violation]:
             yield Violation("not healed", healing.part, f"{healed_ms - healing.began_ms} ms")
 
 
+def _not_expected(history: History, _: Evidence) -> Iterator[Violation]:
+    for fault in history.faults:
+        yield Violation("unexpected exception", fault.part, fault.text)
+
+
 _CHECKS: tuple[Check, ...] = (
     _two_outcomes,
     _no_outcome,
@@ -129,4 +134,5 @@ _CHECKS: tuple[Check, ...] = (
     _ran_after_refused,
     _record_without_end,
     _not_healed,
+    _not_expected,
 )

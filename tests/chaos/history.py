@@ -166,6 +166,14 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
+class Fault:
+    """An exception that a program or library of ours did not expect, as it was logged."""
+
+    part: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Disturbance:
     """When a link or a process was not as it should be."""
 
@@ -211,6 +219,7 @@ class History:
     followings: Sequence[Following] = field(default=())
     requests: Sequence[Request] = field(default=())
     served: Sequence[Served] = field(default=())
+    faults: Sequence[Fault] = field(default=())
 
 
 def summary(history: History) -> str:

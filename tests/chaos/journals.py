@@ -10,7 +10,7 @@ from typing import Any
 
 from relay.audit.chain import numbered
 from relay.audit.verify import parsed
-from tests.chaos.history import Decision, Outcome, Run
+from tests.chaos.history import Decision, Fault, Outcome, Run
 
 _ECHO = ".echo.invoke"
 
@@ -40,6 +40,11 @@ def runs(log: Path, node_id: str) -> list[Run]:
         for line in _lines([log])
         if line.get("event") == "command done" and "traceparent" in line
     ]
+
+
+def faults_in(log: Path, part: str) -> list[Fault]:
+    """Return the exceptions in the log of a program that it did not expect."""
+    return [Fault(part, f"{line['event']}: {line['error']}") for line in _lines([log]) if "exception" in line]
 
 
 def _lines(files: list[Path]) -> Iterator[dict[str, Any]]:

@@ -18,7 +18,8 @@ import httpx2
 from tests.chaos.callers import Callers, measure_loop, measure_relay, new_id
 from tests.chaos.checker import HEARTBEAT_MS
 from tests.chaos.history import Healing, History, Lag
-from tests.chaos.journals import audit, runs, written
+from tests.chaos.journals import audit, faults_in, runs, written
+from tests.chaos.runtimes import faults_logged
 from tests.chaos.schedule import NODES, Fault, Program, rounds
 from tests.chaos.site import Site, now_ms
 from tests.chaos.workload import IsRight, Workload
@@ -43,6 +44,7 @@ async def run(directory: Path, seed: int, count: int, step: Callable[[str], None
         roots = workload.callers.agent.roots
         healings, lags = list[Healing](), list[Lag]()
         async with (
+            faults_logged() as of_runtimes,
             background(measure_loop(lags), measure_relay(site.relay_url, roots, lags)),
             workload.callers.agent.connected() as http,
             workload.running(),
@@ -55,13 +57,15 @@ async def run(directory: Path, seed: int, count: int, step: Callable[[str], None
                 healings += healed
                 calls = len(workload.callers.calls)
                 step(f"round {number}: {calls} calls, right again after {_longest(healed)}")
+    of_programs = history_of(site, workload.callers, lags, healings)
     history = replace(
-        history_of(site, workload.callers, lags, healings),
+        of_programs,
         calls=[*workload.callers.calls, *(call for one in workload.runtimes for call in one.calls)],
         recorded=[record for one in workload.runtimes for record in one.records],
         followings=[following for one in workload.followers for following in one.followings],
         requests=[request for one in workload.requesters for request in one.requests],
         served=[served for one in workload.lenders for served in one.served.values()],
+        faults=[*of_programs.faults, *of_runtimes],
     )
     observed = [
         *map(asdict, history.disturbances),
@@ -145,14 +149,16 @@ async def _disturbed(site: Site, faults: Sequence[Fault], step: Callable[[str], 
 def history_of(site: Site, callers: Callers, lags: Sequence[Lag], healings: Sequence[Healing]) -> History:
     """Return what the programs of a site that has ended wrote, with what was observed of it."""
     decisions, outcomes = audit(site.plan.state.audit)
+    logs = {part: site.log(part) for part in (Program.RELAY, *site.nodes)}
     return History(
         calls=callers.calls,
         decisions=decisions,
         outcomes=outcomes,
-        runs=[run for node, node_id in site.nodes.items() for run in runs(site.log(node), node_id)],
+        runs=[run for node, node_id in site.nodes.items() for run in runs(logs[node], node_id)],
         disturbances=site.disturbances,
         lags=lags,
         healings=healings,
+        faults=[fault for part, log in logs.items() for fault in faults_in(log, part)],
     )
 
 

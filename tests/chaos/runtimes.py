@@ -4,8 +4,10 @@ The tool counts as one that is not idempotent, of which a call is sent at most o
 """
 
 import asyncio
+import logging
 import random
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import asdict
 from pathlib import Path
 
@@ -21,7 +23,7 @@ from relay.remote_tools import (
     ToolRule,
 )
 from tests.chaos.callers import new_id, traced
-from tests.chaos.history import NODE_LINK, Answer, Call, Recorded
+from tests.chaos.history import NODE_LINK, Answer, Call, Fault, Recorded
 from tests.chaos.journals import written
 from tests.chaos.site import now_ms
 
@@ -91,6 +93,24 @@ class Runtime:
         )
         self.calls.append(call)
         written(self._journal, asdict(call))
+
+
+@asynccontextmanager
+async def faults_logged() -> AsyncIterator[list[Fault]]:
+    """Collect what the client logs meanwhile: exceptions that it did not expect."""
+    logged = list[Fault]()
+
+    class Collector(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if record.exc_info is not None:
+                logged.append(Fault("remote tools", f"{record.getMessage()}: {record.exc_info[1]!r}"))
+
+    logger, collector = logging.getLogger("relay.remote_tools"), Collector()
+    logger.addHandler(collector)
+    try:
+        yield logged
+    finally:
+        logger.removeHandler(collector)
 
 
 def _answers(trace_id: str, error: RemoteToolError) -> tuple[Answer, ...]:

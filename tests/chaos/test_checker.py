@@ -16,6 +16,7 @@ from tests.chaos.history import (
     Call,
     Decision,
     Disturbance,
+    Fault,
     Healing,
     History,
     Lag,
@@ -122,6 +123,9 @@ def test_a_history_that_is_right_has_no_violation() -> None:
             "not healed",
             replace(RIGHT, healings=[Healing("node-0", NOW, NOW + HEARTBEAT_MS + TOLERANCE_MS + 1)]),
             id="after a heartbeat",
+        ),
+        pytest.param(
+            "unexpected exception", replace(RIGHT, faults=[Fault("relay", "ValueError")]), id="an exception"
         ),
     ],
 )

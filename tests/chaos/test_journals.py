@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from relay.audit.log import AuditLog
-from tests.chaos.history import Decision, Outcome, Run
-from tests.chaos.journals import audit, runs
+from tests.chaos.history import Decision, Fault, Outcome, Run
+from tests.chaos.journals import audit, faults_in, runs
 from tests.fakes.clock import FakeClock
 
 NOW = 1_800_000_000_000
@@ -40,3 +40,12 @@ def test_a_run_is_a_command_that_was_done(tmp_path: Path) -> None:
         f'{{"event": "command done", {traced}'
     )
     assert runs(log, "node-0") == [Run(TRACE, "A", "node-0")]
+
+
+def test_a_fault_is_a_line_with_an_exception(tmp_path: Path) -> None:
+    log = tmp_path / "node.log"
+    log.write_text(
+        '{"event": "broker lost", "level": "warning"}\n'
+        '{"event": "a loop ended", "error": "ValueError", "exception": "Traceback"}\n'
+    )
+    assert faults_in(log, "node-0") == [Fault("node-0", "a loop ended: ValueError")]
