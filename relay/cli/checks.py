@@ -144,6 +144,15 @@ class RelayChecks:
             )
         return Finding.good("the broker has sent the manifests of all nodes that were known")
 
+    def cluster(self) -> Finding:
+        """Read whether the nodes of the other relays can be reached."""
+        if self.config.cluster is None:
+            return Finding.good("there is none: this relay has the fleet alone")
+        cluster = self.status["subsystems"]["cluster"]
+        if cluster["ready"]:
+            return Finding.good(cluster["state"])
+        return Finding.failure(cluster["state"], "see the relay's log: it names the server and the reason")
+
     def echo(self) -> Finding:
         """Read how the relay's own echoes went."""
         calls, silent = self.status["subsystems"]["calls"], self.status["nodes"]["silent"]
@@ -189,6 +198,7 @@ _LOOKS: Mapping[str, Callable[[RelayChecks], Finding]] = {
     "relay": RelayChecks.relay,
     "sessions": RelayChecks.sessions,
     "announces": RelayChecks.announces,
+    "cluster": RelayChecks.cluster,
     "echo": RelayChecks.echo,
     "audit": RelayChecks.audit,
     "files": RelayChecks.file_descriptors,
@@ -214,6 +224,8 @@ _EXPLAINED: Mapping[str, str] = {
     "sessions": "How many nodes are connected. None is a warning: nothing can be called.",
     "announces": "The manifests that the broker should hold, against those that it has sent since the "
     "relay subscribed.",
+    "cluster": "Whether the relay is connected to the servers of --cluster, and reads what other relays "
+    "write there. Without that, calls of the nodes of other relays are E_NODE_OFFLINE.",
     "echo": "The relay's own echoes of the last minute, through its audit, its limits and the "
     "nodes' sessions and back.",
     "audit": "The audit must be writable: calls that cannot be recorded are not made.",

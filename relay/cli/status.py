@@ -44,6 +44,7 @@ def _lines_of(status: Mapping[str, Any]) -> Lines:
         ("process", process_text(status)),
         ("ready", readiness_text(status)),
         ("broker", f"{broker['url']}: {connected}; {broker['missing']} manifests missing"),
+        *([("cluster", subsystems["cluster"]["state"])] if "cluster" in subsystems else []),
         ("nodes", f"{nodes['connected']} connected of {nodes['known']} known"),
         ("silent", _silent(nodes["silent"])),
         ("canaries", subsystems["calls"]["state"]),

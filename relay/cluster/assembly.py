@@ -7,6 +7,8 @@ from functools import partial
 from relay.cluster.command_owner import CommandOwner
 from relay.cluster.connection import ClusterConnection
 from relay.cluster.credentials import read_credentials
+from relay.cluster.presence import Effects, Presence
+from relay.cluster.presence_bucket import PresenceBucket
 from relay.config import ClusterConfig
 from relay.environment import RelayEnvironment
 from relay.part import Part
@@ -22,12 +24,14 @@ class ClusterPart(Part):
 
     Attributes:
         connection: the one to NATS; what else is to use it registers a work there.
+        presence: which relay each node is connected to.
         router: reaches the nodes of all relays.
     """
 
     connection: ClusterConnection
     messages: ClusterMessages
     owner: CommandOwner
+    presence: Presence
     router: NodeRouter
 
     async def run(self) -> None:
@@ -40,23 +44,33 @@ class ClusterPart(Part):
 
     def health(self) -> Mapping[str, Health]:
         """Nodes of other relays can be reached; without that, calls of this relay's own nodes flow on."""
-        connected = self.connection.is_connected
-        state = (
-            f"connected to {self.connection.server}" if connected else "not connected: its own nodes alone"
-        )
-        return {"cluster": Health.of(self.connection.loop, ready=connected, state=state, essential=False)}
+        ready = self.connection.is_connected and self.presence.is_current
+        return {"cluster": Health.of(self.connection.loop, ready=ready, state=self._state(), essential=False)}
 
     def loops(self) -> Mapping[str, Loop]:
         """The connection is made again."""
         return {"cluster": self.connection.loop}
 
+    def _state(self) -> str:
+        if not self.connection.is_connected:
+            return "not connected: its own nodes alone"
+        if not self.presence.is_current:
+            return f"connected to {self.connection.server}: lists have its own nodes alone"
+        relays, nodes = self.presence.relays(), self.presence.nodes_elsewhere()
+        return f"connected to {self.connection.server}: {relays} relays, {nodes} nodes at others"
+
 
 def assemble(
-    environment: RelayEnvironment, config: ClusterConfig, *, local: NodeRouter, frames: NodeFrames
+    environment: RelayEnvironment,
+    config: ClusterConfig,
+    *,
+    local: NodeRouter,
+    frames: NodeFrames,
+    effects: Effects,
 ) -> ClusterPart:
     """Return the wing, which gives commands for this relay's own nodes to ``local``.
 
-    It learns by ``frames`` which nodes these are.
+    It learns by ``frames`` which nodes these are. ``effects`` is what the sessions of others change here.
 
     Raises:
         CredentialsError, OSError: the credentials cannot be used.
@@ -80,8 +94,19 @@ def assemble(
         count=answered,
         log=environment.log,
     )
-    frames.on_connection(owner.connection_changed)
-    connection.during(owner.serve)
+    presence = Presence(relay, effects, environment.monotonic)
+    bucket = PresenceBucket(
+        presence,
+        fleet=config.fleet,
+        relay=relay,
+        url=environment.config.public_url,
+        registry=environment.registry,
+        log=environment.log,
+    )
+    for follower in (owner.connection_changed, bucket.connection_changed):
+        frames.on_connection(follower)
+    for work in (owner.serve, bucket.serve):
+        connection.during(work)
     router = NatsRouter(
         local=local,
         holds=owner.holds,
@@ -93,7 +118,7 @@ def assemble(
         count=asked,
         log=environment.log,
     )
-    return ClusterPart(connection, messages, owner, router)
+    return ClusterPart(connection, messages, owner, presence, router)
 
 
 def _count(environment: RelayEnvironment, side: str, outcome: str) -> None:

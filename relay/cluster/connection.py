@@ -25,7 +25,7 @@ from schemas.text import printable
 CONNECT_TIMEOUT_S = 2
 PROBE_INTERVAL_S = 2.5
 _PROBE_TIMEOUT_S = 2
-_CLOSE_TIMEOUT_S = 1.0
+_END_TIMEOUT_S = 1.0
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.25, 5.0
 _LOOP_S = 60.0
 
@@ -35,10 +35,6 @@ Work = Callable[[Client], Awaitable[None]]
 
 class ClusterConnectError(PeerError):
     """A server cannot be used."""
-
-
-class _ConnectionLostError(PeerError):
-    """The connection has ended."""
 
 
 class ClusterConnection:
@@ -166,16 +162,20 @@ class ClusterConnection:
         self._client, self.server = client, server
         self.loop.waits()
         self._log.info("cluster connected", server=str(server))
+        probing = _until_lost(client, lost, f"{self._inbox}.probe", self._probe_interval_s)
+        tasks = [asyncio.ensure_future(work) for work in (probing, *(work(client) for work in self._works))]
         try:
-            async with asyncio.TaskGroup() as tasks:
-                for work in self._works:
-                    tasks.create_task(_until_cancelled(work(client), lost))
-                tasks.create_task(_until_lost(client, lost, self._probe_interval_s))
-        except* _ConnectionLostError:
-            self._log.warning("cluster lost", server=str(server))
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
             self._client = self.server = None
+            lost.set()
+            await _ended(tasks)
             await _closed(client)
+        for task in tasks:
+            error = task.exception() if task.done() and not task.cancelled() else None
+            if error is not None and not isinstance(error, NatsError | TimeoutError):
+                raise error
+        self._log.warning("cluster lost", server=str(server))
 
 
 def _check_max_payload(client: Client) -> None:
@@ -183,43 +183,40 @@ def _check_max_payload(client: Client) -> None:
         raise ClusterConnectError(f"its max_payload is below {MAX_MESSAGE_BYTES} bytes")
 
 
-async def _until_cancelled(work: Awaitable[None], lost: asyncio.Event) -> None:
-    """Do ``work``; what the library raises because the connection has ended is no failure of it.
+async def _until_lost(client: Client, lost: asyncio.Event, subject: str, interval_s: float) -> None:
+    """Return when the connection has ended, or the server does not answer.
 
-    Raises:
-        _ConnectionLostError: the connection has ended first.
-    """
-    try:
-        await work
-    except NatsError:
-        if not lost.is_set():
-            raise
-    raise _ConnectionLostError("the connection to the cluster was lost")
-
-
-async def _until_lost(client: Client, lost: asyncio.Event, interval_s: float) -> None:
-    """Probe the connection, since one that is half open ends by itself only after minutes.
-
-    Raises:
-        _ConnectionLostError: it has ended, or the server does not answer.
+    It is probed by ``subject``, which no relay answers: half open, it would last for minutes.
     """
     while not lost.is_set():
         with suppress(TimeoutError):
             async with asyncio.timeout(interval_s):
                 await lost.wait()
-            break
+            return
         try:
-            await client.flush(_PROBE_TIMEOUT_S)
+            # Not flush: the answer to one that was given up ends the library's reader.
+            await client.request(subject, b"", _PROBE_TIMEOUT_S)
+        except NoRespondersError:
+            continue
         except (NatsError, TimeoutError):
-            break
-    raise _ConnectionLostError("the connection to the cluster was lost")
+            return
+
+
+async def _ended(tasks: Sequence["asyncio.Future[None]"]) -> None:
+    """Cancel ``tasks``, and wait for their ends: not for long, since the library swallows cancellations."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks, timeout=_END_TIMEOUT_S)
 
 
 async def _closed(client: Client) -> None:
-    """Close ``client``; not for longer than a moment, since a peer that has gone acknowledges nothing."""
-    with suppress(NatsError, OSError, TimeoutError):
-        async with asyncio.timeout(_CLOSE_TIMEOUT_S):
-            await client.close()
+    """Close ``client``: a peer that has gone acknowledges nothing, and is not waited for."""
+    closing = asyncio.ensure_future(client.close())
+    await asyncio.wait({closing}, timeout=_END_TIMEOUT_S)
+    if not closing.done():
+        closing.cancel()
+    elif (error := closing.exception()) is not None and not isinstance(error, NatsError | OSError):
+        raise error
 
 
 def _reason(error: Exception) -> str:

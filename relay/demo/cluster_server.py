@@ -52,6 +52,7 @@ def relay_permissions(fleet: str) -> dict[str, dict[str, list[str]]]:
                 f"$KV.{bucket}.>",
                 f"$JS.API.STREAM.INFO.{stream}",
                 f"$JS.API.STREAM.CREATE.{stream}",
+                f"$JS.API.CONSUMER.CREATE.{stream}",
                 f"$JS.API.CONSUMER.CREATE.{stream}.>",
                 f"$JS.API.CONSUMER.INFO.{stream}.>",
                 f"$JS.API.CONSUMER.DELETE.{stream}.>",

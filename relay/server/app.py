@@ -64,7 +64,7 @@ class Relay:
         )
         environment = replace(environment, log=with_labels(environment.log, self.fleet.fleet.names.label_of))
         self.sessions = sessions_assembly.assemble(environment, self.audit, self.pki, self.fleet)
-        router, self.cluster = routed(environment, self.sessions)
+        router, self.cluster = routed(environment, self.sessions, self.fleet.fleet)
         self.telemetry = telemetry_assembly.assemble(
             environment, audit=self.audit, auth=self.auth, fleet=self.fleet, frames=self.sessions.frames
         )

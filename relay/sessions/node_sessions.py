@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect
 from structlog.typing import FilteringBoundLogger
 
-from relay.audit.refusal_counts import RefusalCounter, RefusalEvent
+from relay.audit.refusal_counts import RefusalCounter
 from relay.clock import SessionClock
 from relay.config import HEARTBEAT_INTERVAL_MS
 from relay.fleet.fleet import Fleet
@@ -25,7 +25,7 @@ from relay.routing.port import Command
 from relay.sessions.connect_queue import ConnectQueue
 from relay.sessions.connection import NodeConnection
 from relay.sessions.frame_handlers import FrameHandlers
-from relay.sessions.handshake import Handshake, HandshakeError, HandshakeRejection, rejection_of
+from relay.sessions.handshake import Handshake, HandshakeError, HandshakeRejection
 from relay.sessions.leaf_expiry import LeafExpiry
 from relay.sessions.one_way_frames import OneWayFrames
 from relay.sessions.peer_faults import PeerFaults
@@ -70,7 +70,6 @@ class NodeSessions:
         self._reader = reader
         self._ulids = ulids
         self._metrics = metrics
-        self._refusals = refusals
         self._now_ms = now_ms
         self._ticks_ms = ticks_ms
         self._monotonic = monotonic
@@ -103,7 +102,7 @@ class NodeSessions:
             async with asyncio.timeout(self._auth_timeout_s):
                 identity, auth = await self._admit(connection, clock, socket.scope)
         except (HandshakeError, ProtocolError, TimeoutError, WebSocketDisconnect) as error:
-            await self._refuse(connection, error)
+            await connection.close(self._faults.refused(connection.peer, error))
             return
         session, before = self._register(identity, auth, connection, clock)
         try:
@@ -159,6 +158,14 @@ class NodeSessions:
         ended = [key for key, session in self._sessions.items() if matches(session.identity)]
         self._end(ended, code)
         return ended
+
+    def let_go(self, node_id: str) -> None:
+        """Close the connection of a node with a newer session elsewhere; what was sent ends in its time."""
+        session = self._sessions.get(node_id)
+        if session is not None and session.connection is not None:
+            self._faults.newer_elsewhere(node_id)
+            self._start(session.connection.close(CloseCode.SUPERSEDED))
+            self._release(node_id, session)
 
     def end_expired(self) -> None:
         """End the sessions whose leaf is not valid now, and the calls in flight in them."""
@@ -223,13 +230,6 @@ class NodeSessions:
             raise HandshakeError(HandshakeRejection.CONNECTIONS, CloseCode.OVER_CAPACITY)
         return identity, auth
 
-    async def _refuse(self, connection: NodeConnection, error: Exception) -> None:
-        reason, code = rejection_of(error)
-        self._metrics.sessions.labels(f"refused_{reason}").inc()
-        if self._refusals.count(RefusalEvent.NODE_REFUSED, connection.peer, reason):
-            self._log.warning("node refused", address=connection.peer, reason=reason)
-        await connection.close(code)
-
     def _register(
         self, identity: Identity, auth: Frame, connection: NodeConnection, clock: SessionClock
     ) -> tuple[NodeSession, NodeConnection | None]:
@@ -240,9 +240,7 @@ class NodeSessions:
         if before is None:
             self._metrics.nodes_connected.inc()
         elif before.is_open and known is not None and known.boot_id != boot_id:
-            self._metrics.sessions.labels("duplicate_identity").inc()
-            if self._refusals.count(RefusalEvent.IDENTITY_TWICE, node_id, "superseded"):
-                self._log.warning("two machines use one identity; the newer stays", node_id=node_id)
+            self._faults.identity_twice(node_id)
         if known is not None and known.is_resumed_by(boot_id, auth.payload.get("resume")):
             known.connection, known.identity = connection, identity
             return known, before
@@ -294,7 +292,8 @@ class NodeSessions:
 
     def _release(self, node_id: str, session: NodeSession) -> None:
         session.connection = None
-        self._one_way.lost(session)
+        # Before the followers: one of them may know that it is connected elsewhere.
         self._fleet.set_connected(node_id, connected=False)
+        self._one_way.lost(session)
         self._metrics.sessions.labels("closed").inc()
         self._metrics.nodes_connected.dec()

@@ -6,7 +6,8 @@ from relay.audit.refusal_counts import RefusalCounter, RefusalEvent
 from relay.http.websocket_protocol import FLOODED
 from relay.observability.metrics import Metrics
 from relay.sessions.connection import NodeConnection
-from schemas.session import PeerProtocolError
+from relay.sessions.handshake import rejection_of
+from schemas.session import CloseCode, PeerProtocolError
 from schemas.text import printable
 
 _TOO_LARGE = 1009  # the server's own: a frame over the limit does not reach this package
@@ -19,6 +20,25 @@ class PeerFaults:
         self._metrics = metrics
         self._refusals = refusals
         self._log = log
+
+    def refused(self, address: str, error: Exception) -> CloseCode:
+        """Record that ``error`` ended the handshake with ``address``; return the code that closes it."""
+        reason, code = rejection_of(error)
+        self._metrics.sessions.labels(f"refused_{reason}").inc()
+        if self._refusals.count(RefusalEvent.NODE_REFUSED, address, reason):
+            self._log.warning("node refused", address=address, reason=reason)
+        return code
+
+    def identity_twice(self, node_id: str) -> None:
+        """Record that two machines use one identity."""
+        self._metrics.sessions.labels("duplicate_identity").inc()
+        if self._refusals.count(RefusalEvent.IDENTITY_TWICE, node_id, "superseded"):
+            self._log.warning("two machines use one identity; the newer stays", node_id=node_id)
+
+    def newer_elsewhere(self, node_id: str) -> None:
+        """Record that the node has a newer session at another relay: it has moved, or there are two of it."""
+        self._metrics.sessions.labels("superseded_elsewhere").inc()
+        self._log.warning("node has a newer session at another relay", node_id=node_id)
 
     def broken(self, node_id: str, error: PeerProtocolError) -> None:
         """Record that the node broke the protocol."""

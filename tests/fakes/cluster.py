@@ -11,6 +11,7 @@ from typing import Any
 
 from relay.clock import ticks_ms
 from relay.cluster.assembly import ClusterPart, assemble
+from relay.cluster.presence import Effects
 from relay.config import ClusterConfig
 from relay.observability.metrics import Metrics
 from relay.routing.cluster_messages import command_subject
@@ -70,6 +71,33 @@ class HeldNodes:
             handler(node, connected)
 
 
+@dataclass
+class Seen:
+    """What presence has changed in one relay, which knows every node.
+
+    Attributes:
+        elsewhere: the nodes that are shown as connected to another relay.
+        changes: every change of that, in order.
+    """
+
+    nodes: HeldNodes
+    elsewhere: set[str] = field(default_factory=set)
+    changes: list[tuple[str, bool]] = field(default_factory=list)
+    moved: list[str] = field(default_factory=list)
+    let_go_of: list[str] = field(default_factory=list)
+
+    def show(self, node_id: str, connected: bool) -> bool:  # noqa: FBT001 - as ``Effects`` has it
+        """Show whether a node is connected elsewhere."""
+        self.changes.append((node_id, connected))
+        (self.elsewhere.add if connected else self.elsewhere.discard)(node_id)
+        return True
+
+    def let_go(self, node_id: str) -> None:
+        """End the session of a node."""
+        self.let_go_of.append(node_id)
+        self.nodes.lose(node_id)
+
+
 @dataclass(frozen=True)
 class Member:
     """One relay of the fleet: ``local`` stands for its nodes."""
@@ -78,6 +106,7 @@ class Member:
     nodes: HeldNodes
     local: NodeRouter
     fake: FakeEnvironment
+    seen: Seen
 
     @classmethod
     @asynccontextmanager
@@ -96,8 +125,10 @@ class Member:
             fake.environment, ulids=ulids, monotonic=time.monotonic, ticks_ms=ticks_ms, metrics=Metrics()
         )
         nodes, router = HeldNodes(ulids), local or ScriptedRouter()
-        part = assemble(environment, cluster, local=router, frames=nodes)
-        member = cls(part, nodes, router, replace(fake, environment=environment))
+        seen = Seen(nodes)
+        effects = Effects(seen.let_go, seen.show, seen.moved.append)
+        part = assemble(environment, cluster, local=router, frames=nodes, effects=effects)
+        member = cls(part, nodes, router, replace(fake, environment=environment), seen)
         running = asyncio.create_task(part.run())
         try:
             await until(lambda: part.connection.is_connected or running.done())

@@ -14,7 +14,7 @@ import pytest
 
 from relay.cli.checks import RelayChecks
 from relay.clock import now_ms
-from relay.config import RelayConfig, TlsFiles
+from relay.config import ClusterConfig, ClusterServer, RelayConfig, TlsFiles
 from relay.pki.authority import CertificateAuthority
 from relay.pki.own_certificate import ServedCertificate
 from schemas.addresses import BrokerAddress
@@ -39,6 +39,7 @@ NAMES = [
     "relay",
     "sessions",
     "announces",
+    "cluster",
     "echo",
     "audit",
     "files",
@@ -190,3 +191,20 @@ async def test_what_the_relay_says_of_itself_is_judged(
         async with served(checks.config.state.root, lambda shown=status: shown):  # type: ignore[misc]
             found.append((await made(checks, name)).severity)
     assert found == [OK, severity]
+
+
+@pytest.mark.parametrize(("ready", "severity"), [(True, OK), (False, FAILURE)])
+async def test_a_relay_of_a_cluster_tells_whether_it_is_connected(
+    checks: RelayChecks,
+    ready: bool,  # noqa: FBT001 - a parameter of the test
+    severity: Severity,
+) -> None:
+    assert (await made(checks, "cluster")).severity is OK  # there is none
+    servers = (ClusterServer("127.0.0.1", 4222, tls=False),)
+    cluster = ClusterConfig(servers, checks.config.state.root / "seed", None, "main")
+    joined = replace(checks, config=replace(checks.config, cluster=cluster))
+    said = {"started": True, "live": True, "ready": ready, "state": "as it is"}
+    status = {**STATUS, "subsystems": {**STATUS["subsystems"], "cluster": said}}
+    async with served(joined.config.state.root, lambda: status):
+        finding = await made(joined, "cluster")
+    assert (finding.severity, finding.found) == (severity, "as it is")

@@ -1,0 +1,182 @@
+"""Reads and writes the presence bucket: key-value in JetStream, an entry for each node and each relay.
+
+An entry of a node is written when a session begins or ends, and one lease for each relay every few seconds.
+That its own lease comes back shows a relay that it reads what is written. Must not decide anything by what
+it reads: ``presence`` does.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from nats.aio.client import Client
+from nats.errors import Error as NatsError
+from nats.js import JetStreamContext
+from nats.js.api import KeyValueConfig
+from nats.js.errors import APIError, BucketNotFoundError, KeyWrongLastSequenceError
+from nats.js.kv import KeyValue
+from structlog.typing import FilteringBoundLogger
+
+from relay.ascii_json import encoded
+from relay.cluster.presence import LEASE_INTERVAL_S, NodeEntry, Presence
+from relay.routing.port import NodeRef
+from schemas.error_roots import PeerError
+from schemas.registry import SchemaRegistry
+from schemas.strict_json import StrictJsonError, loads
+from schemas.text import printable
+
+_NODE, _RELAY = "node", "relay"
+_NODE_REF, _RELAY_REF = "cluster.node@1.0.0", "cluster.relay@1.0.0"
+_MAX_BYTES = 1024
+_COPIES = 3
+_TIMEOUT_S = 2.0
+_RETRY_S = 1.0
+
+
+class _NotReadError(PeerError):
+    """What is written does not come back: the servers have lost the reader."""
+
+
+class PresenceBucket:
+    """The bucket of ``fleet``, for the relay ``relay``, whose public URL is ``url``."""
+
+    def __init__(  # noqa: PLR0913 - what comes in from outside
+        self,
+        presence: Presence,
+        *,
+        fleet: str,
+        relay: str,
+        url: str,
+        registry: SchemaRegistry,
+        log: FilteringBoundLogger,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._presence = presence
+        self._name = f"edge_{fleet}_presence"
+        self._relay = relay
+        self._lease_key = f"{_RELAY}.{relay}"
+        self._lease = encoded({"url": url}).encode("ascii")
+        self._node_document = registry.load(_NODE_REF)
+        self._relay_document = registry.load(_RELAY_REF)
+        self._log = log
+        self._sleep = sleep
+        self._wake = asyncio.Event()
+
+    def connection_changed(self, node: NodeRef, connected: bool) -> None:  # noqa: FBT001 - a ConnectionHandler
+        """Take in that a node has connected to this process, or is lost, and write it."""
+        self._presence.connection_changed(node, connected)
+        self._wake.set()
+
+    async def serve(self, client: Client) -> None:
+        """Keep the bucket and presence equal, by ``client``, until cancelled."""
+        context = client.jetstream(timeout=_TIMEOUT_S)
+        while client.is_connected:
+            try:
+                await self._follow(context)
+            except* (NatsError, TimeoutError, _NotReadError) as errors:
+                reason = printable(str(errors.exceptions[0]) or "no answer", 200)
+                self._log.warning("presence not available", reason=reason)
+            await self._sleep(_RETRY_S)
+
+    async def _follow(self, context: JetStreamContext) -> None:
+        bucket = await self._bucket(context)
+        made = (await bucket.status()).stream_info.created
+        self._presence.begin(str(made))
+        watcher = await bucket.watchall()
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._read(watcher))
+                tasks.create_task(self._renew(bucket))
+                tasks.create_task(self._write(bucket))
+        finally:
+            with suppress(NatsError, TimeoutError):
+                async with asyncio.timeout(_RETRY_S):
+                    await watcher.stop()  # type: ignore[no-untyped-call]  # the library's own omission
+                    # A relay that ends in order is known to be gone at once.
+                    await bucket.delete(self._lease_key)
+
+    async def _bucket(self, context: JetStreamContext) -> KeyValue:
+        """Return the bucket, made if there is none: with as many copies as the servers have."""
+        try:
+            return await context.key_value(self._name)
+        except BucketNotFoundError:
+            pass
+        try:
+            return await context.create_key_value(KeyValueConfig(self._name, replicas=_COPIES))
+        except APIError:  # the servers are fewer
+            return await context.create_key_value(KeyValueConfig(self._name, replicas=1))
+
+    async def _read(self, watcher: KeyValue.KeyWatcher) -> None:
+        async for entry in watcher:
+            if entry is not None:
+                self._take(entry)
+        raise _NotReadError("the reader has ended")
+
+    def _take(self, entry: KeyValue.Entry) -> None:
+        kind, _, name = entry.key.partition(".")
+        value = self._value(kind, entry)
+        if kind == _RELAY and value is not None:
+            self._presence.relay_seen(name)
+        elif kind == _RELAY:
+            self._presence.relay_gone(name)
+        elif value is None:
+            self._presence.node_seen(name, None)
+        else:
+            seen = NodeEntry(value["relay"], value["session_id"], value["connected"], entry.revision or 0)
+            self._presence.node_seen(name, seen)
+
+    def _value(self, kind: str, entry: KeyValue.Entry) -> dict[str, Any] | None:
+        """Return what ``entry`` holds; None if it was removed, or is none that this relay reads."""
+        if entry.operation is not None or entry.value is None:
+            return None
+        document = self._relay_document if kind == _RELAY else self._node_document
+        try:
+            value: dict[str, Any] = loads(entry.value, max_bytes=_MAX_BYTES)
+        except StrictJsonError:
+            value = {}
+        if not document.is_valid(value):
+            self._log.warning("presence not read", key=printable(entry.key, 64))
+            return None
+        return value
+
+    async def _renew(self, bucket: KeyValue) -> None:
+        """Renew the lease; each time, the one before must have come back."""
+        await bucket.put(self._lease_key, self._lease)
+        while True:
+            await self._sleep(LEASE_INTERVAL_S)
+            await bucket.put(self._lease_key, self._lease)
+            self._presence.sweep()
+            if not self._presence.is_current:
+                raise _NotReadError("what is written does not come back")
+
+    async def _write(self, bucket: KeyValue) -> None:
+        due = self._presence.to_write
+        while True:
+            while due:
+                node_id = due.pop()
+                try:
+                    await self._write_one(bucket, node_id)
+                except BaseException:
+                    due.add(node_id)
+                    raise
+            self._wake.clear()
+            await self._wake.wait()
+
+    async def _write_one(self, bucket: KeyValue, node_id: str) -> None:
+        if (wanted := self._presence.entry_to_write(node_id)) is None:
+            return
+        entry, replaces = wanted
+        shown = {"relay": entry.relay, "session_id": entry.session_id, "connected": entry.connected}
+        key, value = f"{_NODE}.{node_id}", encoded(shown).encode("ascii")
+        if replaces is None:
+            revision = await bucket.put(key, value)
+            self._presence.written(node_id, replace(entry, revision=revision))
+            return
+        try:
+            revision = await bucket.update(key, value, last=replaces)
+        except KeyWrongLastSequenceError:
+            self._presence.replaced(node_id)
+        else:
+            self._presence.written(node_id, replace(entry, revision=revision))
