@@ -31,8 +31,6 @@ _POLL_S = 0.3
 async def run(directory: Path, seed: int, count: int, step: Callable[[str], None]) -> History:
     """Make ``count`` faults in ``directory``, which keeps every journal, and return what was observed.
 
-    What is in no program's journal, disturbances, lags and healings, is kept in ``observed.jsonl``.
-
     ``step`` is called with a line for each fault and each round.
 
     Raises:
@@ -67,6 +65,12 @@ async def run(directory: Path, seed: int, count: int, step: Callable[[str], None
         served=[served for one in workload.lenders for served in one.served.values()],
         faults=[*of_programs.faults, *of_runtimes],
     )
+    keep_observed(history, directory)
+    return history
+
+
+def keep_observed(history: History, directory: Path) -> None:
+    """Keep what is in no program's journal: disturbances, lags and healings, in ``observed.jsonl``."""
     observed = [
         *map(asdict, history.disturbances),
         *map(asdict, history.lags),
@@ -74,7 +78,6 @@ async def run(directory: Path, seed: int, count: int, step: Callable[[str], None
     ]
     for record in observed:
         written(directory / "observed.jsonl", record)
-    return history
 
 
 class Healer:

@@ -14,7 +14,7 @@ from pathlib import Path
 from tests.chaos.callers import measure_loop, measure_relay
 from tests.chaos.history import History, Lag
 from tests.chaos.journals import written
-from tests.chaos.run import Healer, background, history_of
+from tests.chaos.run import Healer, background, history_of, keep_observed
 from tests.chaos.schedule import End, Fault, Link, Program
 from tests.chaos.site import Site
 from tests.chaos.workload import plain_callers
@@ -73,7 +73,9 @@ async def run(
             healings = await healer.healed()
     for sample in samples:
         written(directory / "samples.jsonl", asdict(sample))
-    return history_of(site, callers, lags, healings), samples
+    history = history_of(site, callers, lags, healings)
+    keep_observed(history, directory)
+    return history, samples
 
 
 async def _disturbed(site: Site, seconds: float, step: Callable[[str], None]) -> None:

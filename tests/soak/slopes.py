@@ -1,13 +1,14 @@
 """Whether what a process uses grows: slopes, and what of them is not flat. Pure functions of samples.
 
-The slope is Theil and Sen's, the median of the slopes between all pairs: a sample in the middle of a
-reconnect does not move it. The beginning is left out, in which caches and pools are filled.
+The slope is that of the least that was used in each of twenty parts of the time: what is in flight is given
+back, and there is more of it while the machine is busy, but what leaks is never given back. It is Theil and
+Sen's, the median of the slopes between all pairs. The beginning is left out, in which caches are filled.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, groupby
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from statistics import median
 
 MIB = 1 << 20
@@ -17,7 +18,7 @@ SMALLEST_BYTES = 32
 
 _WARM_UP = 1 / 3
 _LONGEST_WARM_UP_S = 300.0
-_MOST_POINTS = 500
+_PARTS = 20
 _HOUR_S = 3600.0
 
 
@@ -90,18 +91,22 @@ def _slopes(samples: Sequence[Sample]) -> Iterator[Slope]:
             raise ValueError(f"too few samples of {process}")
         hours = (steady[-1].at_s - steady[0].at_s) / _HOUR_S
         for what, limit in LIMITS.items():
-            points = [(sample.at_s, float(getattr(sample, what))) for sample in steady]
+            used = [(sample.at_s, float(getattr(sample, what))) for sample in steady]
             allowed = limit.always / hours + limit.per_hour
-            middle = median(value for _, value in points)
-            yield Slope(process, what, middle, theil_sen(points) * _HOUR_S, allowed)
+            middle = median(value for _, value in used)
+            yield Slope(process, what, middle, theil_sen(_lowest(used)) * _HOUR_S, allowed)
 
 
 def _steady(ordered: Sequence[Sample]) -> Sequence[Sample]:
     began_s, ended_s = ordered[0].at_s, ordered[-1].at_s
     warm_s = began_s + min((ended_s - began_s) * _WARM_UP, _LONGEST_WARM_UP_S)
-    steady = [sample for sample in ordered if sample.at_s >= warm_s]
-    # As many pairs as the square: a longer run takes every second or third.
-    return steady[:: -(-len(steady) // _MOST_POINTS) or 1]
+    return [sample for sample in ordered if sample.at_s >= warm_s]
+
+
+def _lowest(used: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Return the lowest point of each part."""
+    size = max(1, len(used) // _PARTS)
+    return [min(used[first : first + size], key=itemgetter(1)) for first in range(0, len(used), size)]
 
 
 def theil_sen(points: Sequence[tuple[float, float]]) -> float:

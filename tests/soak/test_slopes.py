@@ -55,6 +55,12 @@ def test_samples_in_the_middle_of_a_reconnect_do_not_move_the_slope() -> None:
     assert growing(leaking(RIGHT, "tasks", lambda at_s: 500 * (at_s > 3000 and at_s % 50 == 0))) == []
 
 
+def test_more_in_flight_is_flat_where_it_is_given_back_at_times() -> None:
+    busy = leaking(RIGHT, "tasks", lambda at_s: 12 * (at_s > 1800 and at_s % 60 != 0))
+    assert growing(busy) == []
+    assert growing(leaking(busy, "tasks", lambda at_s: at_s / 900)) == ["tasks"]
+
+
 def test_each_process_is_judged_by_itself() -> None:
     other = leaking([replace(sample, process="node-0") for sample in RIGHT], "tasks", lambda at_s: at_s)
     assert [(one.process, one.what) for one in slopes([*other, *RIGHT]) if not one.is_flat] == [
