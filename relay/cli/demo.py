@@ -12,13 +12,22 @@ from schemas.process.cli_manual import example, group
 from schemas.process.exit_codes import EXIT_NO
 from schemas.settings import list_of
 
+_MOCK_NODES = 2
+
 app = group("Show everything on this machine.")
 
 
-@app.command(epilog=example("relay demo --nodes 10"))
+@app.command(epilog=example("relay demo --nodes 10", "relay demo --relays 3"))
 def demo(
     once: Annotated[bool, typer.Option("--once", help="End after the calls; exit 1 if one failed.")] = False,
-    nodes: Annotated[int, typer.Option(min=0, max=5000, help="How many mock nodes.")] = 2,
+    nodes: Annotated[
+        int | None,
+        typer.Option(min=0, max=5000, help="How many mock nodes. Default: 2; with several relays, none."),
+    ] = None,
+    relays: Annotated[
+        int,
+        typer.Option(min=1, max=5, help="How many relays share the fleet; each further one has a mock node."),
+    ] = 1,
     ready_file: Annotated[Path | None, typer.Option(help="Write JSON here once all is up.")] = None,
     caller_tools: Annotated[
         bool,
@@ -35,7 +44,15 @@ def demo(
 
     named = list_of(kind_name)(kinds)
     read_contract(named)
-    shown = run_demo(nodes=nodes, once=once, ready_file=ready_file, caller_tools=caller_tools, kinds=named)
+    mocks = nodes if nodes is not None else (_MOCK_NODES if relays == 1 else 0)
+    shown = run_demo(
+        nodes=mocks,
+        relays=relays,
+        once=once,
+        ready_file=ready_file,
+        caller_tools=caller_tools,
+        kinds=named,
+    )
     try:
         worked = run_until_stopped(shown)
     except OperatorError as error:

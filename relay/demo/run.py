@@ -9,11 +9,13 @@ import tempfile
 import time
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from relay.demo.caller_tools import show_round_trip
 from relay.demo.local_system import LocalSystem, start_system
+from relay.demo.more_relays import start_cluster_server, start_more_relays
 from relay.demo.plan import Plan
 from relay.demo.processes import Processes
 from relay.demo.result_view import lines_of
@@ -33,15 +35,18 @@ class DemoError(OperatorError):
     """The demo cannot go on; the text says why."""
 
 
-async def run_demo(
+async def run_demo(  # noqa: PLR0913 - the options of the command
     *,
     nodes: int,
+    relays: int = 1,
     once: bool,
     ready_file: Path | None,
     caller_tools: bool = False,
     kinds: tuple[str, ...] = (),
 ) -> bool:
     """Start everything with ``nodes`` mock nodes, call each tool, and keep serving unless ``once``.
+
+    Of several ``relays``, each further one has a mock node of its own; every tool is called by the first.
 
     This machine's node has the ``kinds`` of installed packages too.
     With ``caller_tools`` it shows how an agent lends a tool instead. Returns whether every call worked.
@@ -59,7 +64,7 @@ async def run_demo(
         async with AsyncExitStack() as stack:
             processes = await stack.enter_async_context(Processes.running(directory))
             plan = Plan.below(directory, processes.ports, kinds)
-            system = await _started(plan, nodes, processes)
+            system = await _started(plan, nodes, relays, processes)
             if ready_file is not None:
                 write_atomic(ready_file, json.dumps(_ready_facts(system)) + "\n", PRIVATE)
                 stack.callback(ready_file.unlink, missing_ok=True)
@@ -91,16 +96,23 @@ async def _show_caller_tools(system: LocalSystem) -> bool:
         raise DemoError(f"the round trip did not end in time; {text}") from None
 
 
-async def _started(plan: Plan, nodes: int, processes: Processes) -> LocalSystem:
+async def _started(plan: Plan, nodes: int, relays: int, processes: Processes) -> LocalSystem:
     started = time.monotonic()
     _print("Starting an edge of its own on this machine:")
     for line in plan.moved():
         _print(f"  {line}")
+
+    def step(text: str) -> None:
+        _print(f"  {time.monotonic() - started:5.1f} s  {text}")
+
     try:
         async with asyncio.timeout(_READY_TIMEOUT_S):
-            system = await start_system(
-                plan, nodes, processes, lambda text: _print(f"  {time.monotonic() - started:5.1f} s  {text}")
-            )
+            if relays > 1:
+                plan = await start_cluster_server(plan, processes)
+                step("cluster     nats-server, for the relays alone")
+            system = await start_system(plan, nodes, processes, step)
+            more = await start_more_relays(plan, relays - 1, processes, step)
+            system = replace(system, mock_nodes=[*system.mock_nodes, *(each.mock_node for each in more)])
             await processes.during(system.until_listed())
     except TimeoutError:
         raise DemoError(f"not ready after {_READY_TIMEOUT_S} s; {processes.last_lines()}") from None
