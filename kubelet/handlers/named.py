@@ -10,6 +10,7 @@ from typing import Any
 from structlog.typing import FilteringBoundLogger
 
 from kubelet.handlers.base import Handler
+from kubelet.handlers.own_thread import HandlerInThread
 from schemas.contract import Contract
 from schemas.error_roots import ConfigError
 from schemas.kinds import Kind, NamedKind
@@ -30,18 +31,21 @@ def named_handlers(
 
     What an entry point names is called with ``node_id`` and ``now_ms``, milliseconds since the epoch.
 
+    Each has a thread of its own.
+
     Raises:
         ConfigError: it fails, or what it returns is no handler of its kind; the log has its traceback.
+        NoThreadError: the system has no thread left.
     """
     admitted = contract.registry.load(_CAPABILITY_REF)
     taken = {handler.capability["cap_id"] for handler in others}
-    handlers = []
+    handlers: list[Handler] = []
     for named in contract.named:
         handler, capability = _made(named, node_id, now_ms, log)
         if problem := _problem(capability, named.kind, admitted, taken):
             raise ConfigError([f"kinds: {named.kind.name}: the capability of its handler: {problem}"])
         taken.add(capability["cap_id"])
-        handlers.append(handler)
+        handlers.append(HandlerInThread(handler, capability))
     return handlers
 
 

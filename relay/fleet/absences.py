@@ -1,18 +1,53 @@
-"""Why a tool that is named in a call does not exist. Must not reveal another tenant's nodes."""
+"""Why a tool that is named in a call does not exist. Must not reveal another tenant's nodes.
+
+After its start a relay does not know yet what its nodes announce: that arrives with their sessions, or from
+the broker. Which nodes there are it knows from the CA's ledger: a call of one of them is to be made again.
+"""
+
+from collections.abc import Callable, Mapping
 
 from relay.fleet.node_record import NodeRecord
 from schemas.errors import Failure, ToolError
 
+_RETRY_MS = 1_000
 
-def absence(node: NodeRecord | None, tenant: str, *, kind_known: bool) -> ToolError:
-    """Return the error for a caller of ``tenant`` that named a tool that ``node`` does not have.
 
-    A node of another tenant is as one that exists nowhere.
+class Absences:
+    """The errors for calls of tools that nodes do not announce.
+
+    ``awaited_until_ms``: until then a node that has not announced itself since the relay's start is awaited.
+
+    Attributes:
+        enrolled: the tenant of each node that has a leaf which is not revoked, as the CA's ledger has it.
     """
-    if node is None or node.tenant != tenant:
-        return ToolError(Failure.SAFETY_DENIED)
-    if node.leaf_dropped:
-        return ToolError(Failure.ATTESTATION_FAILED)
-    if node.manifest is None:
-        return ToolError(Failure.MANIFEST_INVALID if node.rejected else Failure.MANIFEST_NOT_FOUND)
-    return ToolError(Failure.NAME_UNKNOWN if kind_known else Failure.KIND_UNSUPPORTED)
+
+    def __init__(self, now_ms: Callable[[], int], awaited_until_ms: int) -> None:
+        self._now_ms = now_ms
+        self.awaited_until_ms = awaited_until_ms
+        self.enrolled: Mapping[str, str] = {}
+
+    def error(self, node_id: str, node: NodeRecord | None, tenant: str, *, kind_known: bool) -> ToolError:
+        """Return the error for a caller of ``tenant`` that named a tool that the node does not have.
+
+        A node of another tenant is as one that exists nowhere. ``node`` is None if none is known of the id.
+        """
+        if tenant != (node.tenant if node is not None else self.enrolled.get(node_id)):
+            return ToolError(Failure.SAFETY_DENIED)
+        if node is not None and node.leaf_dropped:
+            return ToolError(Failure.ATTESTATION_FAILED)
+        if node is not None and node.manifest is not None:
+            return ToolError(Failure.NAME_UNKNOWN if kind_known else Failure.KIND_UNSUPPORTED)
+        if self._is_awaited(node_id, node):
+            return ToolError(
+                Failure.NODE_OFFLINE,
+                "The node has not announced its tools since this relay was started; nothing was sent.",
+                fix="Call again after retry_after_ms. If the node stays away, ask its operator to check it.",
+                retry_after_ms=_RETRY_MS,
+            )
+        is_rejected = node is not None and node.rejected
+        return ToolError(Failure.MANIFEST_INVALID if is_rejected else Failure.MANIFEST_NOT_FOUND)
+
+    def _is_awaited(self, node_id: str, node: NodeRecord | None) -> bool:
+        """Return whether its manifest may be on the way: what a broker retains may be one that is too old."""
+        is_refused = node is not None and node.connected and node.rejected
+        return node_id in self.enrolled and not is_refused and self._now_ms() < self.awaited_until_ms

@@ -13,7 +13,7 @@ from structlog.typing import FilteringBoundLogger
 
 from relay.audit.refusal_counts import RefusalCounter, RefusalEvent
 from relay.auth.permissions import Rights
-from relay.fleet.absences import absence
+from relay.fleet.absences import Absences
 from relay.fleet.fleet_changes import FleetChange, NodeChange
 from relay.fleet.inventory import Inventory
 from relay.fleet.leaves import Trust
@@ -42,6 +42,7 @@ class Fleet:
     """Every node of which the relay has verified a leaf.
 
     Attributes:
+        absences: why a tool does not exist.
         names: what the operator calls the nodes.
         selected: the tools by what a client's URL selects.
         search: the nodes by what they are called and offer.
@@ -66,7 +67,7 @@ class Fleet:
         self._metrics = metrics
         self._refusals = refusals
         self._now_ms = now_ms
-        self._grace_of_start_ms = now_ms() + GRACE_MS
+        self.absences = Absences(now_ms, now_ms() + GRACE_MS)
         self._nodes = NodeIndex(now_ms())
         self.changes = self._nodes.changes
         self.names = NodeNames(self._nodes)
@@ -106,7 +107,7 @@ class Fleet:
         return identity
 
     def _new_record(self, node_id: str, tenant: str, mark: Mark | None = None) -> NodeRecord:
-        return NodeRecord(node_id, tenant, mark=mark, grace_until_ms=self._grace_of_start_ms)
+        return NodeRecord(node_id, tenant, mark=mark, grace_until_ms=self.absences.awaited_until_ms)
 
     def offer_identity(self, node_id: str, pem: str) -> None:
         """Take in a message of a node's identity topic, and the manifest that was pending for it.
@@ -144,8 +145,7 @@ class Fleet:
         """
         now = self._now_ms()
         node = self._nodes.get(node_id)
-        known = known_of(node, self._trust.revoked)
-        verdict = self._trust.rules.accept(wire, node_id, now, known, parsed)
+        verdict = self._trust.rules.accept(wire, node_id, now, known_of(node, self._trust.revoked), parsed)
         reason = verdict.reason.value if verdict.reason else ""
         self._metrics.manifests(verdict.outcome.value, reason, way).inc()
         if verdict.outcome is Outcome.PENDING:
@@ -235,8 +235,8 @@ class Fleet:
                 raise ToolError(Failure.NAME_UNKNOWN)
             tool = self._announced.get(parsed.canonical)
             if tool is None:
-                known = self._projector.knows(parsed.kind_short)
-                raise absence(self._nodes.get(parsed.node_id), rights.tenant, kind_known=known)
+                node_id, known = parsed.node_id, self._projector.knows(parsed.kind_short)
+                raise self.absences.error(node_id, self._nodes.get(node_id), rights.tenant, kind_known=known)
         node = self._nodes[tool.node_id]
         if not rights.allow(node.tenant, tool.safety_class):
             raise ToolError(Failure.SAFETY_DENIED)

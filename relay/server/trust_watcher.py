@@ -45,9 +45,11 @@ _POLL_S = 120.0
 """How long one poll may take: the ledgers of thousands of nodes, on a slow disk."""
 
 _Content = TypeVar("_Content")
-_Leaves = tuple[list[str], frozenset[str], frozenset[str], Mapping[str, IssuedLeaf], frozenset[str]]
+_Leaves = tuple[
+    list[str], frozenset[str], frozenset[str], Mapping[str, IssuedLeaf], frozenset[str], Mapping[str, str]
+]
 """The roots that are trusted; what is revoked, by kid, and by issuer and serial number; the leaves that gave
-a node another tenant; and the nodes all of whose leaves are revoked."""
+a node another tenant; the nodes all of whose leaves are revoked; and the tenant of every other."""
 _Names = tuple[Mapping[str, NodeName | None], AbstractSet[str]]
 """The nodes whose names have changed, and those that are to be forgotten once they are retired."""
 
@@ -122,7 +124,8 @@ class TrustWatcher:
                 revocations must not run.
         """
         self._seen = {name: stamp_of() for name, stamp_of in self._stamps.items()}
-        self._roots, self._kids, self._revoked_as, self._moved, self._retired = self._read_leaves()
+        self._roots, self._kids, self._revoked_as, self._moved, self._retired, enrolled = self._read_leaves()
+        self._fleet.absences.enrolled = enrolled
         self._jtis = self._tokens.jtis()
         self._fleet.change_trust(self._roots, self._kids | self._revoked_as)
         for act in self._on_tokens:
@@ -213,10 +216,11 @@ class TrustWatcher:
     def _read_leaves(self) -> _Leaves:
         records = self._ca.records()
         roots, kids = self._ca.roots(), self._ca.revoked_kids()
-        return roots, kids, records.revoked_as(roots), records.moved(), records.retired()
+        enrolled = {node_id: leaf.tenant for node_id, leaf in records.in_force().items()}
+        return roots, kids, records.revoked_as(roots), records.moved(), records.retired(), enrolled
 
     def _leaves_changed(self, leaves: _Leaves) -> None:
-        roots, kids, revoked_as, moved, self._retired = leaves
+        roots, kids, revoked_as, moved, self._retired, self._fleet.absences.enrolled = leaves
         if not self._kids <= kids:
             # A ledger that has shrunk was lost or restored: what was revoked stays so until the process ends.
             self._log.error("revoked certificates are missing from the ledger", count=len(self._kids - kids))

@@ -10,7 +10,6 @@ from functools import cache
 
 from relay.auth.agent_tokens import Principal
 from relay.auth.permissions import SCOPE_OF_SAFETY_CLASS, Rights
-from relay.fleet.absences import absence
 from relay.fleet.fleet import Fleet
 from relay.fleet.node_names import ALL, UnknownNodeError
 from relay.fleet.node_record import NodeRecord
@@ -82,7 +81,7 @@ class NodeChoice:
         node = self._fleet.node_of(rights.tenant, node_id)
         tools = [tool for tool in node.tools.values() if tool.offer == offer] if node is not None else []
         if node is None or not tools:
-            absent = absence(node, rights.tenant, kind_known=True)
+            absent = self._fleet.absences.error(node_id, node, rights.tenant, kind_known=True)
             if absent.failure is Failure.NAME_UNKNOWN:
                 raise ToolError(Failure.NAME_UNKNOWN, "The node has no capability of this kind.", fix=_FIND)
             raise absent

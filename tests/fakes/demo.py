@@ -87,7 +87,7 @@ class Demo:
                 yield client
 
 
-def plan_below(directory: Path, relay_options: tuple[str, ...] = ()) -> Plan:
+def plan_below(directory: Path) -> Plan:
     """Return a plan for a system whose parts a test may stop and start again: its ports stay its own."""
     return Plan(
         directory=directory,
@@ -95,7 +95,6 @@ def plan_below(directory: Path, relay_options: tuple[str, ...] = ()) -> Plan:
         relay_port=unused_port(),
         loopback_port=unused_port(),
         broker_port=unused_port(),
-        relay_options=relay_options,
     )
 
 

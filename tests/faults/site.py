@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,7 @@ LOG_THROUGH_PIPE = ("bash", "-c", 'exec "$@" > >(exec cat) 2>&1', "-")
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a call of echo has ended with: ``ok``, or the code of the error; and the envelope of that."""
+    """What a call has ended with: ``ok``, or the code of the error; and the envelope of that."""
 
     code: str
     envelope: dict[str, Any] = field(default_factory=dict)
@@ -74,9 +74,9 @@ class Site:
 
     @classmethod
     @asynccontextmanager
-    async def stopped(cls, directory: Path, relay_options: tuple[str, ...] = ()) -> AsyncIterator["Site"]:
-        """Hold the parts, none of which runs."""
-        plan = plan_below(directory, relay_options)
+    async def stopped(cls, directory: Path, **plan_options: tuple[str, ...]) -> AsyncIterator["Site"]:
+        """Hold the parts, none of which runs. ``plan_options`` are those of ``Plan``."""
+        plan = replace(plan_below(directory), **plan_options)  # type: ignore[arg-type]  # mypy names no members
         async with Processes.running(directory) as processes:
             yield cls(plan, processes)
 
@@ -128,6 +128,8 @@ class Site:
             "--relay": self.relay_url,
             "--heartbeat": f"{HEARTBEAT_S}s",
         }
+        if self.plan.kinds:
+            options["--kinds"] = ",".join(self.plan.kinds)
         command = [*self.node, sys.executable, "-P", "-m", "kubelet", "run"]
         await self.processes.start(name, [*command, *(text for option in options.items() for text in option)])
 
@@ -233,15 +235,15 @@ class Site:
 
 @dataclass(frozen=True, slots=True)
 class Agent:
-    """An agent that calls echo of one node."""
+    """An agent that calls one node."""
 
     http: httpx2.AsyncClient
     node_id: str
 
-    async def call(self) -> Answer:
-        """Call once."""
-        tool = f"sysecho.{self.node_id}.echo.invoke"
-        params = {"name": tool, "arguments": {"message": "ping"}, "_meta": dict(ERA_META)}
+    async def call(self, tool: str = "sysecho.{}.echo.invoke", **arguments: Any) -> Answer:
+        """Call echo, or another tool of the node: ``{}`` stands for its id."""
+        tool = tool.format(self.node_id)
+        params = {"name": tool, "arguments": arguments or {"message": "ping"}, "_meta": dict(ERA_META)}
         message = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
         headers = {
             "accept": "application/json, text/event-stream",
