@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from schemas.credible_time import FIRST_CREDIBLE_MS
+
 if TYPE_CHECKING:
     # For its type alone the commands would load the library of the log.
     from structlog.typing import FilteringBoundLogger
@@ -34,7 +36,7 @@ class RelayClock:
     A step within the tolerance is made up over half an hour at most, so that nothing expires or begins at
     once. A larger one is followed at once: a token that has expired by the system's clock must not be
     accepted for hours. The clock is then not trusted until the step is undone, or a node's manifest
-    agrees with it.
+    agrees with it. Nor is one trusted that has not been set since the machine started, and reads 1970, say.
     """
 
     def __init__(
@@ -46,6 +48,8 @@ class RelayClock:
         self._ticks = ticks_ms()
         self._offset: float = now_ms() - self._ticks
         self._before: float | None = None
+        if now_ms() < FIRST_CREDIBLE_MS:
+            log.error("the system's clock is not set: until it is, manifests and tokens are refused")
 
     def __call__(self) -> int:
         """Return the time in milliseconds since the epoch."""
@@ -59,7 +63,10 @@ class RelayClock:
             self._offset, self._before = self._before, None
             self._log.info("the system's clock is back where it was before it was set")
         gap = offset - self._offset
-        if abs(gap) > TOLERANCE_MS:
+        if abs(gap) > TOLERANCE_MS and ticks + self._offset < FIRST_CREDIBLE_MS:
+            self._offset = offset
+            self._log.info("the system's clock is set")
+        elif abs(gap) > TOLERANCE_MS:
             self._before, self._offset = self._offset, offset
             self._log.error(
                 "the system's clock was set by minutes: until it is right, manifests and tokens are refused",
@@ -71,9 +78,8 @@ class RelayClock:
         return int(ticks + self._offset)
 
     def is_trusted(self) -> bool:
-        """Return whether the system's clock was not set beyond the tolerance, or was confirmed since."""
-        self()
-        return self._before is None
+        """Return whether the clock is set, and no step beyond the tolerance is left unconfirmed."""
+        return self() >= FIRST_CREDIBLE_MS and self._before is None
 
     def compare(self, issued_at_ms: int) -> None:
         """Compare the clock with the time at which a connected node signed what it now announces."""

@@ -19,8 +19,6 @@ MAX_MANIFEST_BYTES = 128 * 1024
 MAX_TTL_MS = 86_400_000
 MAX_FUTURE_MS = 5 * 60_000
 """How far ahead of the verifier's clock a manifest may be issued."""
-FIRST_CREDIBLE_MS = 1_700_000_000_000
-"""2023-11-14: a clock that reads less has not been set, and nothing is published by it."""
 
 
 class HardwareIdError(OperatorError):

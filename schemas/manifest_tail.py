@@ -9,7 +9,8 @@ verify.
 import re
 from typing import NamedTuple
 
-from schemas.manifest import FIRST_CREDIBLE_MS, MANIFEST_VERSION
+from schemas.credible_time import FIRST_CREDIBLE_MS
+from schemas.manifest import MANIFEST_VERSION
 from schemas.payloads import Attestation
 from schemas.strict_json import MAX_SAFE_INTEGER
 

@@ -110,7 +110,9 @@ class RelayChecks:
         """Read whether the relay trusts the system's clock."""
         if self.status["subsystems"]["clock"]["ready"]:
             return Finding.good("the system's clock was not set by minutes since the start")
-        return Finding.failure("the system's clock was set by minutes", "run timedatectl set-ntp true")
+        return Finding.failure(
+            "the system's clock is not set, or was set by minutes", "run timedatectl set-ntp true"
+        )
 
     def relay(self) -> Finding:
         """Check that the public URL answers, as a node verifies it."""

@@ -24,8 +24,8 @@ from relay.pki.certificate_builder import (
 from relay.pki.errors import AuthorityOptionError, AuthorityStateError, CertificateRefusedError
 from relay.pki.records import IssuedLeaf, IssuedServer
 from schemas.certificates import IdentityError, IdentityReason, end_of, read_csr
+from schemas.credible_time import FIRST_CREDIBLE_MS
 from schemas.identity import certificates_in, kid_of
-from schemas.manifest import FIRST_CREDIBLE_MS
 from schemas.projection import is_node_id
 from schemas.text import printable
 

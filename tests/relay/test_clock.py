@@ -1,6 +1,7 @@
 import pytest
 
 from relay.clock import TOLERANCE_MS, RelayClock, SessionClock, now_ms, ticks_ms
+from schemas.credible_time import FIRST_CREDIBLE_MS
 from schemas.manifest import MAX_FUTURE_MS
 from schemas.process.logs import make_logger
 from tests.fakes.clock import FakeClock
@@ -35,6 +36,20 @@ def test_a_clock_that_is_not_set_is_followed(stage: Stage) -> None:
         assert stage.system.advance(passed) == stage.clock()
     assert stage.clock.is_trusted()
     assert stage.logged() == []
+
+
+@pytest.mark.parametrize("began_ms", [0, FIRST_CREDIBLE_MS - 1])
+def test_a_clock_that_has_not_been_set_is_trusted_once_it_is(began_ms: int) -> None:
+    system, lines = FakeClock(began_ms), LogLines()
+    clock = RelayClock(system, system.ticks_ms, make_logger("relay", lines))
+    assert not clock.is_trusted()
+    system.step(NOW_MS - began_ms)
+    assert clock() == NOW_MS
+    assert clock.is_trusted()
+    assert [line["event"] for line in lines.entries()] == [
+        "the system's clock is not set: until it is, manifests and tokens are refused",
+        "the system's clock is set",
+    ]
 
 
 @pytest.mark.parametrize("by_ms", STEPS)

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.canonical import blake3_hex, jcs
+from schemas.credible_time import FIRST_CREDIBLE_MS
 from schemas.keys import base64url, from_base64url, verifies
 from schemas.manifest import (
-    FIRST_CREDIBLE_MS,
     HardwareIdError,
     etag_of,
     fingerprint,

@@ -7,8 +7,9 @@ import pytest
 
 from kubelet.announce.last_issued import RESERVED_MS
 from kubelet.announce.signer import ClockNotSetError, ManifestSigner
+from schemas.credible_time import FIRST_CREDIBLE_MS
 from schemas.kinds import KindRegistry
-from schemas.manifest import FIRST_CREDIBLE_MS, MAX_FUTURE_MS, etag_of
+from schemas.manifest import MAX_FUTURE_MS, etag_of
 from schemas.process.logs import make_logger
 from schemas.registry import SchemaRegistry
 from schemas.trust import TrustRules
