@@ -10,7 +10,7 @@ import os
 import resource
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -58,6 +58,7 @@ class Site:
     Attributes:
         node_id: the one node.
         node, relay: what the commands are prefixed with: a program that starts another.
+        node_options: what the node's command has besides.
         relay_url, broker: where the node finds both.
     """
 
@@ -66,6 +67,7 @@ class Site:
         self.processes = processes
         self.node: Sequence[str] = ()
         self.relay: Sequence[str] = ()
+        self.node_options: Sequence[str] = ()
         self.relay_url = plan.public_url
         self.broker = plan.broker
         ca = CertificateAuthority(plan.state.ca, _days_ago_ms, os.urandom)
@@ -115,6 +117,10 @@ class Site:
         """Start the broker, and return when it listens."""
         await start_broker(self.plan, self.processes)
 
+    def set_relay_options(self, *options: str) -> None:
+        """Set what the relay's command has besides; of an option given twice the last counts."""
+        self.plan = replace(self.plan, relay_options=options)
+
     async def start_relay(self) -> None:
         """Start the relay, and return when it answers."""
         await self.processes.start(RELAY, [*self.relay, *relay_command(self.plan)])
@@ -132,7 +138,8 @@ class Site:
         if self.plan.kinds:
             options["--kinds"] = ",".join(self.plan.kinds)
         command = [*self.node, sys.executable, "-P", "-m", "kubelet", "run"]
-        await self.processes.start(name, [*command, *(text for option in options.items() for text in option)])
+        texts = [text for option in options.items() for text in option]
+        await self.processes.start(name, [*command, *texts, *self.node_options])
 
     async def refused(self, program: str) -> str:
         """Start a program that cannot run; return its exit status and what it has printed last."""
@@ -220,15 +227,17 @@ class Site:
         entries = [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
         return [entry for entry in entries if event is None or entry["event"] == event]
 
-    async def until_logged(self, program: str, event: str, reason: str = "") -> dict[str, Any]:
-        """Return the first line of ``event`` whose reason contains ``reason``, once there is one."""
+    async def until_logged(
+        self, program: str, event: str, reason: str = "", times: int = 1
+    ) -> dict[str, Any]:
+        """Return the first line of ``event`` whose reason contains ``reason``, once there are ``times``."""
 
         def found() -> list[dict[str, Any]]:
             return [line for line in self.log(program, event) if reason in line.get("reason", "")]
 
         async def logged() -> bool:
             self.processes.check()
-            return bool(found())
+            return len(found()) >= times
 
         await until(logged)
         return found()[0]
@@ -244,20 +253,30 @@ class Agent:
     async def call(self, tool: str = "sysecho.{}.echo.invoke", **arguments: Any) -> Answer:
         """Call echo, or another tool of the node: ``{}`` stands for its id."""
         tool = tool.format(self.node_id)
-        params = {"name": tool, "arguments": arguments or {"message": "ping"}, "_meta": dict(ERA_META)}
-        message = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
-        headers = {
-            "accept": "application/json, text/event-stream",
-            "mcp-protocol-version": NEW,
-            "mcp-method": "tools/call",
-            "mcp-name": tool,
-        }
-        result = (await self.http.post(MCP_PATH, json=message, headers=headers)).json()["result"]
+        params = {"name": tool, "arguments": arguments or {"message": "ping"}}
+        result = await self._ask("tools/call", params, {"mcp-name": tool})
         if not result["isError"]:
             assert result["structuredContent"]["node_id"] == self.node_id
             return Answer("ok")
         envelope = json.loads(result["content"][0]["text"])
         return Answer(envelope["code"], envelope)
+
+    async def tools(self) -> list[str]:
+        """Return the names of the tools that are listed."""
+        return [tool["name"] for tool in (await self._ask("tools/list", {}))["tools"]]
+
+    async def _ask(
+        self, method: str, params: Mapping[str, Any], headers: Mapping[str, str] | None = None
+    ) -> dict[str, Any]:
+        message = {"jsonrpc": "2.0", "id": 1, "method": method, "params": {**params, "_meta": {**ERA_META}}}
+        own = {
+            "accept": "application/json, text/event-stream",
+            "mcp-protocol-version": NEW,
+            "mcp-method": method,
+        }
+        response = await self.http.post(MCP_PATH, json=message, headers={**own, **(headers or {})})
+        result: dict[str, Any] = response.json()["result"]
+        return result
 
 
 def not_made(reason: str) -> NoReturn:
