@@ -142,12 +142,14 @@ class IdentityFiles:
 
         Raises:
             OSError: they cannot be read.
-            IdentityFilesError: they are not text.
+            IdentityFilesError: they are not text, or hold no certificate.
         """
         try:
-            return self._text(self.root_certificate)
+            roots = self._text(self.root_certificate)
         except FileNotFoundError:
             return None
+        _first_certificate(self.root_certificate, roots)
+        return roots
 
     def read(self) -> NodeIdentity:
         """Return the identity.
@@ -172,10 +174,7 @@ class IdentityFiles:
         if not is_node_id(node_id):
             raise IdentityFilesError(f"{self.node_id} holds no node id")
         identity = NodeIdentity(node_id, key, leaf, root)
-        try:
-            der = certificates_in(leaf)[0]
-        except (ValueError, IndexError):
-            raise IdentityFilesError(f"{self.leaf} holds no certificate") from None
+        der = _first_certificate(self.leaf, leaf)
         if not is_for_key(der, bytes(key.verify_key)):
             raise IdentityFilesError(f"{self.leaf} is not for the key in {self.key}")
         return identity
@@ -185,3 +184,15 @@ class IdentityFiles:
             return read_state(file).decode("utf-8")
         except UnicodeDecodeError:
             raise IdentityFilesError(f"a file in {self.root} is damaged: it is not text") from None
+
+
+def _first_certificate(file: Path, text: str) -> bytes:
+    """Return the first certificate in ``text``, which ``file`` holds, as DER.
+
+    Raises:
+        IdentityFilesError: there is none.
+    """
+    try:
+        return certificates_in(text)[0]
+    except (ValueError, IndexError):
+        raise IdentityFilesError(f"{file} holds no certificate") from None

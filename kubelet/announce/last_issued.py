@@ -58,7 +58,9 @@ class LastIssued:
 
     def _read(self, greatest_ms: int) -> int:
         try:
-            read = int(read_state(self._file)) if self._file else 0
+            text = read_state(self._file) if self._file else b""
+            # Without its end a line is torn: the rest of a number is another number.
+            read = int(text) if text.endswith(b"\n") else 0
         except (FileNotFoundError, ValueError):
             return 0
         return read if 0 <= read <= greatest_ms else 0

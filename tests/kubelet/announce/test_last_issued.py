@@ -72,6 +72,11 @@ def test_what_can_be_no_time_counts_as_nothing(rig: Rig, text: str) -> None:
     assert rig.start().ms == 0
 
 
+def test_a_number_that_is_torn_counts_as_nothing(rig: Rig) -> None:
+    rig.file.write_text(f"{NOW_MS}"[:-1])
+    assert rig.start().ms == 0
+
+
 def test_going_back_to_an_earlier_time_is_kept_too(rig: Rig) -> None:
     last = rig.start()
     last.advance(NOW_MS + 1_000_000, NOW_MS)
@@ -88,9 +93,9 @@ def test_a_node_without_disk_never_waits(log: LogLines) -> None:
 
 
 def test_what_is_beyond_the_greatest_counts_as_nothing(rig: Rig) -> None:
-    rig.file.write_text(f"{GREATEST}")
+    rig.file.write_text(f"{GREATEST}\n")
     assert rig.start().ms == GREATEST
-    rig.file.write_text(f"{GREATEST + 1}")
+    rig.file.write_text(f"{GREATEST + 1}\n")
     assert rig.start().ms == 0
 
 
