@@ -29,6 +29,7 @@ from kubelet.telemetry import Telemetry
 from schemas import topics
 from schemas.frame_types import FrameType
 from schemas.frames import FrameReader
+from schemas.health import endless
 from schemas.identity_files import IdentityFiles, NodeIdentity
 from schemas.kinds import KindRegistry
 from schemas.process.spans import SpanSink, no_spans
@@ -131,7 +132,7 @@ class Node:
             async with asyncio.TaskGroup() as tasks:
                 for handler in self._handlers:
                     tasks.create_task(handler.run())
-                announcing = tasks.create_task(self.announcer.run())
+                announcing = tasks.create_task(endless("manifest", self.announcer.run()))
                 await self.link.run()
                 # It ends only when the node was revoked. No relay accepts what it would announce: the daemon
                 # stays up so that the operator can read this state on the loopback pages.

@@ -16,6 +16,7 @@ from kubelet.handlers.base import Handler
 from kubelet.handlers.disks import Disks
 from kubelet.handlers.readings import LinuxReadings, MemoryReading, Readings
 from kubelet.handlers.sampler import CpuMeter, CpuSampler, CpuUsage
+from schemas.health import endless
 
 CAPABILITY: Mapping[str, Any] = {
     "cap_id": "sysmetrics",
@@ -66,8 +67,8 @@ class MetricsHandler(Handler):
     async def run(self) -> None:
         """Sample CPU usage and disks for as long as the daemon runs."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._cpu.run())
-            group.create_task(self._disks.run())
+            group.create_task(endless("cpu", self._cpu.run()))
+            group.create_task(endless("disks", self._disks.run()))
 
     async def invoke(self, verb: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Return a ``MetricsSample`` with the parts that ``include`` names, by default all.

@@ -105,10 +105,13 @@ async def _serve(
     )
     try:
         async with served(config.state.root, status), asyncio.TaskGroup() as tasks:
-            runs = [relay.run(), manager.run(lambda: stalled(loops), status.line)]
+            runs = {
+                "parts": relay.run(),
+                "service manager": manager.run(lambda: stalled(loops), status.line),
+            }
             if reloading is not None:
-                runs.append(reloading.run())
-            background = [tasks.create_task(run) for run in runs]
+                runs["settings"] = reloading.run()
+            background = [tasks.create_task(endless(name, run)) for name, run in runs.items()]
             serving = serve(
                 relay.http.application,
                 listener,

@@ -1,0 +1,119 @@
+"""A service loop returns, as none may: without it the program would run on, and not do what it is for.
+
+The program ends, and its error names the loop. The system's service manager starts it again.
+"""
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from kubelet.announce.announcer import Announcer
+from kubelet.announce.mqtt import MqttPublisher
+from kubelet.config import DaemonPlan, NodeConfig
+from kubelet.daemon.agent import run_agent
+from kubelet.handlers.disks import Disks
+from kubelet.handlers.sampler import CpuSampler
+from kubelet.loopback.server import LoopbackServer
+from relay.audit.refusal_counts import RefusalCounter
+from relay.caller_tools.expiry import Expiry
+from relay.calls.canaries import Canaries
+from relay.clock import now_ms
+from relay.config import RelayConfig, StateFiles
+from relay.fleet.change_notifier import ChangeNotifier
+from relay.fleet.mqtt_feed import MqttFeed
+from relay.fleet.replay_marks import MarkStore
+from relay.http.acceptor import Acceptor
+from relay.http.listener import bind
+from relay.pki.authority import CertificateAuthority
+from relay.pki.tls_contexts import RelayTls
+from relay.server.follow_ups import FollowUps
+from relay.server.serving import run_relay
+from relay.server.trust_watcher import TrustWatcher
+from relay.telemetry.hub import TelemetryHub
+from schemas.addresses import BrokerAddress, HostPort
+from schemas.faults import FailedError
+from schemas.process.service_manager import ServiceManager
+from tests.fakes.daemon import NO_BROKER, NO_RELAY
+from tests.fakes.lines import LogLines
+
+BOUND_S = 10
+
+
+async def returns(*_: object) -> None:
+    """Stand for a loop that ends."""
+
+
+@pytest.mark.parametrize(
+    ("loop", "named"),
+    [
+        (RefusalCounter, "AuditPart"),
+        (RelayTls, "PkiPart"),
+        (MqttFeed, "broker"),
+        (MarkStore, "marks"),
+        (ChangeNotifier, "inventory"),
+        (TelemetryHub, "TelemetryPart"),
+        (Canaries, "CallsPart"),
+        (Expiry, "CallerToolsPart"),
+        (TrustWatcher, "decisions"),
+        (FollowUps, "follow-ups"),
+        (Acceptor, "listener"),
+        (ServiceManager, "service manager"),
+    ],
+    ids=lambda each: each.__name__ if isinstance(each, type) else "",
+)
+async def test_a_loop_of_the_relay_that_returns_ends_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loop: type, named: str
+) -> None:
+    monkeypatch.setattr(loop, "run", returns)
+    CertificateAuthority(tmp_path / "ca", now_ms, os.urandom).create()
+    lines = LogLines()
+    with bind(HostPort("127.0.0.1", 0)) as listener:
+        listen = HostPort(*listener.getsockname())
+        config = RelayConfig(BrokerAddress("127.0.0.1", 1), f"http://{listen}", listen, StateFiles(tmp_path))
+        await ends(run_relay(config, listener, lines), lines, named)
+
+
+async def ends(running: Awaitable[None], lines: LogLines, named: str) -> None:
+    """Check that a program ends because of the loop ``named``, and leaves a traceback."""
+    with pytest.raises(FailedError, match=rf"the service loop '{named}' has ended"):
+        await asyncio.wait_for(running, BOUND_S)
+    assert [line["level"] for line in lines.entries("program fails")] == ["critical"]
+
+
+def publisher_ends(publisher: MqttPublisher) -> None:
+    publisher.ended.set()
+
+
+def loopback_ends(server: LoopbackServer, _inner: object) -> None:
+    server._on_end()  # noqa: SLF001 - a fault
+
+
+@pytest.mark.parametrize(
+    ("loop", "method", "fault", "named"),
+    [
+        pytest.param(Announcer, "run", returns, "manifest", id="announcer"),
+        pytest.param(CpuSampler, "run", returns, "cpu", id="sampler of the CPU"),
+        pytest.param(Disks, "run", returns, "disks", id="disks"),
+        pytest.param(MqttPublisher, "start", publisher_ends, "broker", id="thread of the broker"),
+        pytest.param(LoopbackServer, "_serve", loopback_ends, "loopback", id="thread of the loopback pages"),
+        pytest.param(ServiceManager, "run", returns, "service manager", id="service manager"),
+    ],
+)
+async def test_a_loop_of_the_node_that_returns_ends_it(  # noqa: PLR0913, PLR0917 - the table's columns
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    loop: type,
+    method: str,
+    fault: Callable[..., object],
+    named: str,
+) -> None:
+    monkeypatch.setattr(loop, method, fault)
+    ca = CertificateAuthority(tmp_path / "ca", now_ms, os.urandom)
+    ca.create()
+    (node_id,) = ca.issue_mock(1, tmp_path / "nodes", "acme")
+    lines = LogLines()
+    plan = DaemonPlan(NodeConfig(NO_BROKER, NO_RELAY), tmp_path / "nodes" / node_id, 0, None)
+    await ends(run_agent(plan, lines), lines, named)
