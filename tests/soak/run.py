@@ -27,7 +27,7 @@ NODES = (Program.NODE_0, Program.NODE_1, Program.NODE_2, Program.NODE_3, Program
 
 _CALLERS = 20
 _SAMPLES = 720
-_SHORTEST_S = 1.0
+_SHORTEST_S = 0.5
 _FOR_S = 0.1
 _RECONNECT_S = {Link.NODE_RELAY: 2.0, Link.AGENT_RELAY: 5.0}
 _BROKER_S = 15.0

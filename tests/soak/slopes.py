@@ -1,6 +1,6 @@
 """Whether what a process uses grows: slopes, and what of them is not flat. Pure functions of samples.
 
-The slope is that of the least that was used in each of twenty parts of the time: what is in flight is given
+The slope is that of the least that was used in each of ten parts of the time: what is in flight is given
 back, and there is more of it while the machine is busy, but what leaks is never given back. It is Theil and
 Sen's, the median of the slopes between all pairs. The beginning is left out, in which caches are filled.
 """
@@ -18,7 +18,7 @@ SMALLEST_BYTES = 32
 
 _WARM_UP = 1 / 3
 _LONGEST_WARM_UP_S = 300.0
-_PARTS = 20
+_PARTS = 10
 _HOUR_S = 3600.0
 
 
