@@ -9,7 +9,9 @@ from ssl import SSLContext
 from schemas.addresses import BrokerAddress
 from schemas.files import read_state
 from schemas.identity_files import IdentityFiles
-from schemas.tls import FreshContext, client_context
+from schemas.tls import FreshContext, TlsFilesError, client_context
+
+_CERTIFICATE = "-----BEGIN CERTIFICATE-----"
 
 
 class NodeTls:
@@ -58,7 +60,12 @@ class NodeTls:
         return read_state(self._files.root_certificate).decode("ascii", "replace")
 
     def _server_roots(self) -> str:
+        file = self._files.server_roots
         try:
-            return read_state(self._files.server_roots).decode("ascii", "replace")
+            roots = read_state(file).decode("ascii", "replace")
         except FileNotFoundError:
             return ""
+        if _CERTIFICATE not in roots:
+            # A node that was told of them must not trust servers by the root of nodes again.
+            raise TlsFilesError(f"{file} holds no certificate")
+        return roots

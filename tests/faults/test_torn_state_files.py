@@ -15,6 +15,7 @@ from kubelet.announce.last_issued import LastIssued
 from kubelet.caller_tools.caller_names import CallerNames
 from kubelet.config import NodeConfig, read_stored, store, stored_file
 from kubelet.daemon.agent import caller_ids_file, last_issued_file
+from kubelet.session.tls import NodeTls
 from relay.audit.verified_head import keep_verified_head, read_verified_head
 from relay.auth.issued_tokens import IssuedToken, IssuedTokens
 from relay.auth.revoked_tokens import RevokedTokens
@@ -90,6 +91,12 @@ def identity(state: State) -> object:
     return read.node_id, read.kid, bytes(read.key), (read.root_pem or "").strip()
 
 
+def trusted_servers(state: State) -> object:
+    context = NodeTls(IdentityFiles(state.node), own_root=True).to_relay("https://hub.example")
+    assert context is not None
+    return context.get_ca_certs()
+
+
 def owners(state: State) -> object:
     names = CallerNames(caller_ids_file(state.node), LOG)
     return tuple(names.claim(caller, f"{TENANT}/agent") for caller in ("one", "two"))
@@ -100,6 +107,12 @@ WHOLE_OR_NOTHING: Sequence[tuple[str, Callable[[State], Path], Callable[[State],
     ("node.key", lambda state: IdentityFiles(state.node).key, identity, None),
     ("leaf.pem", lambda state: IdentityFiles(state.node).leaf, identity, None),
     ("root.pem", lambda state: IdentityFiles(state.node).root_certificate, identity, None),
+    (
+        "server-roots.pem",
+        lambda state: IdentityFiles(state.node).server_roots,
+        trusted_servers,
+        None,
+    ),
     ("kubelet.json", lambda state: stored_file(state.node), lambda state: read_stored(state.node), None),
     ("caller_ids.json", lambda state: caller_ids_file(state.node), owners, None),
     (
