@@ -24,6 +24,8 @@ def main() -> int:
         "--directory", type=Path, default=Path("build/chaos"), help="where the journals are kept"
     )
     options = parser.parse_args()
+    if options.faults < 1:
+        parser.error("make at least one fault")
     seed = options.seed if options.seed is not None else random.SystemRandom().getrandbits(32)
     directory = (options.directory / str(seed)).resolve()
     shutil.rmtree(directory, ignore_errors=True)

@@ -15,6 +15,7 @@ from tests.soak.run import run
 from tests.soak.slopes import MIB, Slope, slopes
 
 SEED = 1
+SHORTEST_MIN = 0.5
 _UNITS = {"memory": ("MiB", MIB)}
 
 
@@ -26,6 +27,8 @@ def main() -> int:
         "--directory", type=Path, default=Path("build/soak"), help="where journals, samples and plot are kept"
     )
     options = parser.parse_args()
+    if not options.minutes >= SHORTEST_MIN:
+        parser.error(f"a run of less than {SHORTEST_MIN} minutes has too few samples to judge")
     directory = options.directory.resolve()
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
