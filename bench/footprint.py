@@ -76,7 +76,7 @@ async def _at_rest(pids: list[int]) -> list[Figure]:
     resident = [process.memory_info().rss / 2**20 for process in (kubelet, exporter)]
     # An exporter without requests may use nothing at all; the divisor of a ratio must not be 0.
     return [
-        _figure("kubelet_rss_mib", resident[0], "MiB", resident[1], "<= 40"),
+        _figure("kubelet_rss_mib", resident[0], "MiB", resident[1], "<= 38"),
         _figure("kubelet_cpu_pct", used[0], "%", max(used[1], 0.01), "<= 0.5"),
     ]
 
