@@ -11,6 +11,7 @@ from pathlib import Path
 from bench.caller_tools import measure_caller_tools
 from bench.calls import measure_calls
 from bench.cli_start import measure_cli_start
+from bench.cross_relay import measure_cross_relay
 from bench.envelope import measure_envelope
 from bench.fleet_10k import measure_fleet_10k
 from bench.flooded import measure_flooded
@@ -31,6 +32,7 @@ OUT = Path(__file__).parent / "out" / "latest.json"
 
 PARTS: Mapping[str, tuple[str, Callable[[], list[Figure]]]] = {
     "calls": ("calls through a relay and 1 000 mock nodes", lambda: asyncio.run(measure_calls())),
+    "cross_relay": ("calls by way of another relay", lambda: asyncio.run(measure_cross_relay())),
     "cli_start": ("the start of a command of the relay", lambda: [measure_cli_start()]),
     "relay_start": (
         "the start of a relay that knows 10 000 nodes",

@@ -16,6 +16,9 @@ _HEADERS_END = _LINE_END * 2
 _ARGUMENTS = {"message": "ping"}
 
 
+_SUCCESS = b'"isError":false'
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Target:
     """A server of MCP, and the requests to send it in turn: complete HTTP/1.1 requests."""
@@ -106,14 +109,20 @@ async def carried(target: Target, connections: int, seconds: float) -> Load:
     return Load(sum(counts), time.perf_counter() - started)
 
 
-async def latencies_ms(target: Target, count: int, pause_s: float = 0.0) -> list[float]:
-    """Return how long each of ``count`` calls took, one after the other on one connection, with pauses."""
+async def latencies_ms(
+    target: Target, count: int, pause_s: float = 0.0, expected: bytes = _SUCCESS
+) -> list[float]:
+    """Return how long each of ``count`` calls took, one after the other on one connection, with pauses.
+
+    Raises:
+        RuntimeError: an answer does not contain ``expected``.
+    """
     turns = itertools.cycle(target.requests)
     reader, writer = await asyncio.open_connection("127.0.0.1", target.port)
     took = []
     for _ in range(count):
         started = time.perf_counter()
-        await _exchange(reader, writer, next(turns))
+        await _exchange(reader, writer, next(turns), expected)
         took.append((time.perf_counter() - started) * 1000)
         if pause_s:
             await asyncio.sleep(pause_s)
@@ -183,10 +192,12 @@ def _request(
     return "\r\n".join(lines).encode("ascii") + _HEADERS_END + body
 
 
-async def _exchange(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: bytes) -> None:
+async def _exchange(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: bytes, expected: bytes = _SUCCESS
+) -> None:
     _, body = await _response(reader, writer, request)
     # A refusal is quick: a bench that counted it would praise a server that does nothing.
-    if b'"isError":false' not in body:
+    if expected not in body:
         raise RuntimeError(f"a call failed: {body[:500]!r}")
 
 

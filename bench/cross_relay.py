@@ -1,0 +1,93 @@
+"""What a call of a node costs that another relay holds, beside one of a node of the relay that is called.
+
+Two relays and the server that joins them, each a process of its own, with mock nodes behind both; one agent
+calls the first relay, and the two kinds of nodes take turns. Of the CPU time, that of both relays and of the
+server counts.
+"""
+
+import asyncio
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+
+from bench.load import Target, latencies_ms, tool_call
+from bench.results import Figure
+from relay.demo.local_system import TENANT, LocalSystem, fleet_command, start_system
+from relay.demo.more_relays import SERVER, start_cluster_server, start_more_relays
+from relay.demo.plan import Plan
+from relay.demo.processes import Processes
+from relay.pki.authority import CertificateAuthority
+
+NODES = 100
+
+_ROUNDS = 6
+_CALLS = 200
+_READY_TIMEOUT_S = 120
+_FLEET = "nodes of the second relay"
+_REFERENCE = "a node of the relay that is called"
+
+
+async def measure_cross_relay() -> list[Figure]:
+    """Return ``cross_relay_call_p50``, ``cross_relay_cpu_us_per_call`` and ``cross_relay_offline_p50``."""
+    with tempfile.TemporaryDirectory(prefix="edge-kubelet-bench-") as name:
+        directory = Path(name)
+        async with Processes.running(directory) as processes:
+            async with asyncio.timeout(_READY_TIMEOUT_S):
+                plan = await start_cluster_server(Plan.below(directory, processes.ports), processes)
+                system = await start_system(plan, NODES, processes, lambda _text: None)
+                (second,) = await start_more_relays(plan, 1, processes, lambda _text: None)
+                far = await _start_nodes(plan, second.plan, processes)
+                await replace(system, mock_nodes=[*system.mock_nodes, *far]).until_listed()
+            own, cross = _target(system, system.mock_nodes), _target(system, far)
+            relays = [psutil.Process(processes.pid(name)) for name in ("relay", second.name, SERVER)]
+            took, cpu_us = await _alternated([own, cross], relays)
+            await processes.stop(_FLEET)
+            offline = statistics.median(await latencies_ms(cross, _CALLS, expected=b"E_NODE_OFFLINE"))
+    p50s = [statistics.median(each) for each in took]
+    return [
+        Figure("cross_relay_call_p50", p50s[1], "ms", _REFERENCE, p50s[0], "ratio <= 1.5"),
+        Figure("cross_relay_cpu_us_per_call", cpu_us[1], "us", _REFERENCE, cpu_us[0], "told"),
+        Figure("cross_relay_offline_p50", offline, "ms", _REFERENCE, p50s[0], "<= 5 ms"),
+    ]
+
+
+async def _start_nodes(first: Plan, second: Plan, processes: Processes) -> list[str]:
+    """Start mock nodes behind the second relay, and return their ids."""
+    plan = replace(second, directory=second.directory / "more")
+    ca = CertificateAuthority(first.state.ca, lambda: time.time_ns() // 1_000_000, os.urandom)
+    plan.directory.mkdir()
+    nodes = ca.issue_mock(NODES, plan.mocks, TENANT)
+    await processes.start(_FLEET, fleet_command(plan))
+    return nodes
+
+
+def _target(system: LocalSystem, nodes: Sequence[str]) -> Target:
+    port = system.plan.relay_port
+    return Target(port, [tool_call(port, f"sysecho.{node}.echo.invoke", system.token) for node in nodes])
+
+
+async def _alternated(
+    targets: Sequence[Target], processes: Sequence[psutil.Process]
+) -> tuple[list[list[float]], list[float]]:
+    """Return how long the calls of each target took, and the CPU time of one in all ``processes``."""
+    took: list[list[float]] = [[] for _ in targets]
+    cpu_s = [0.0 for _ in targets]
+    for target in targets:
+        await latencies_ms(target, _CALLS)
+    for _ in range(_ROUNDS):
+        for number, target in enumerate(targets):
+            before = _cpu_s(processes)
+            took[number].extend(await latencies_ms(target, _CALLS))
+            cpu_s[number] += _cpu_s(processes) - before
+    return took, [each / (_ROUNDS * _CALLS) * 1e6 for each in cpu_s]
+
+
+def _cpu_s(processes: Sequence[psutil.Process]) -> float:
+    times = [process.cpu_times() for process in processes]
+    return float(sum(each.user + each.system for each in times))
