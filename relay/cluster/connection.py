@@ -26,6 +26,8 @@ CONNECT_TIMEOUT_S = 2
 PROBE_INTERVAL_S = 2.5
 _PROBE_TIMEOUT_S = 2
 _END_TIMEOUT_S = 1.0
+_FLUSH_TIMEOUT_S = 0.2
+"""How long a call waits for a server that does not read. Without it, for ever."""
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.25, 5.0
 _LOOP_S = 60.0
 
@@ -144,6 +146,7 @@ class ClusterConnection:
                 max_reconnect_attempts=1,
                 reconnect_time_wait=0,
                 connect_timeout=CONNECT_TIMEOUT_S,
+                flush_timeout=_FLUSH_TIMEOUT_S,
                 # Else TLS is agreed by what the server says in the clear, where it could be left out.
                 tls=credentials.tls,
                 tls_handshake_first=credentials.tls is not None,

@@ -1,9 +1,14 @@
 import asyncio
 import json
+import time
+from dataclasses import replace
 
 import pytest
 
+from relay.calls.idempotency_store import IdempotencyStore
+from relay.calls.keyed_commands import KeyedCommands
 from relay.routing.cluster_messages import command_subject
+from relay.routing.port import Idempotency
 from schemas.errors import Failure, ToolError
 from tests.fakes.cluster import Member, echo
 from tests.fakes.cluster_server import FLEET, NatsServer
@@ -185,3 +190,29 @@ async def test_what_is_no_command_for_the_node_reaches_none(
     assert json.loads(answer) == {"failure": {"name": "INTERNAL"}}
     assert held(owner).waiting.empty()
     assert len(owner.fake.lines.entries("command of another relay dropped")) == before + 1
+
+
+async def test_a_retry_by_way_of_another_relay_finds_the_first_call(
+    asker: Member, nats: NatsServer, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    registry, node = asker.fake.environment.registry, ScriptedRouter()
+    keyed = KeyedCommands(node, IdempotencyStore[str](time.monotonic), time.monotonic)
+    key = Idempotency(("https://relay.example", "acme", "agent"), "ab" * 32, "cd" * 32, repeatable=False)
+    first = echo(NODE_ID, idempotency=key)
+    retry = echo(NODE_ID, idempotency=key, correlation_id="01HZX9K3M4P7Q8R9S0T1V2W3XE")
+    async with (
+        Member.joined(nats.config, tmp_path_factory.mktemp("owner"), registry, keyed) as owner,
+        Member.joined(nats.config, tmp_path_factory.mktemp("other"), registry) as other,
+    ):
+        await owner.hold(NODE_ID, asker)
+        answers = [
+            await asker.part.router.run(first),
+            await other.part.router.run(retry),
+            await owner.part.router.run(retry),
+        ]
+        reused = echo(NODE_ID, idempotency=replace(key, arguments="ef" * 32))
+        with pytest.raises(ToolError) as refused:
+            await other.part.router.run(reused)
+    assert answers == [echoed(first)] * 3
+    assert len(node.commands) == 1
+    assert refused.value.failure is Failure.ENVELOPE_INVALID

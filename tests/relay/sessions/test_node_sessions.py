@@ -16,7 +16,7 @@ from websockets.typing import Subprotocol
 
 from relay.auth.permissions import Rights
 from relay.fleet.node_record import NodeRecord
-from relay.routing.port import Command
+from relay.routing.port import Command, NodeRef
 from relay.sessions.connect_limiter import ConnectLimiter
 from relay.sessions.node_sessions import NodeSessions
 from schemas.addresses import CONNECT_PATH
@@ -544,6 +544,33 @@ async def test_one_node_cannot_answer_for_another(stage: Stage) -> None:
 
 
 # --- one session a node -------------------------------------------------------------------------------
+
+
+async def test_a_node_with_a_newer_session_at_another_relay_is_let_go(stage: Stage) -> None:
+    async with stage.open() as end:
+        sent = stage.run(command(deadline_ms=200))
+        await end.receive("cmd")
+        stage.sessions.let_go(NODE_ID)
+        # Nothing more is sent to it, and what was sent is not known to have run or not.
+        assert await failure(stage.run()) is Failure.NODE_OFFLINE
+        code, frames = await end.until_closed()
+        assert (code, [frame.type for frame in frames]) == (4008, ["bye"])
+        assert await failure(sent) is Failure.DEADLINE_EXCEEDED
+    assert not stage.known().connected
+    assert stage.sessions_counted("superseded_elsewhere") == 1
+    stage.sessions.let_go(NODE_ID)  # it has no connection any more
+    assert stage.sessions_counted("superseded_elsewhere") == 1
+
+
+async def test_what_follows_the_loss_of_a_node_may_show_it_as_connected_elsewhere(stage: Stage) -> None:
+    def elsewhere(node: NodeRef, connected: bool) -> None:  # noqa: FBT001 - a ConnectionHandler
+        if not connected:
+            stage.hub.fleet.set_connected(node.node_id, connected=True)
+
+    stage.hub.one_way.on_connection(elsewhere)
+    async with stage.open():
+        stage.sessions.let_go(NODE_ID)
+        assert stage.known().connected
 
 
 async def test_the_newer_process_wins_and_a_duplicate_identity_is_flagged(stage: Stage) -> None:
