@@ -266,6 +266,9 @@ async def test_a_text_in_fragments_is_received_and_not_offered(server: Server) -
     [
         pytest.param([ws_frame(b"\xff")], 1007, id="not UTF-8"),
         pytest.param([ws_frame("\ud800".encode("utf-8", "surrogatepass"))], 1007, id="a surrogate"),
+        pytest.param(
+            [ws_frame(b"a", fin=False), ws_frame(b"\xff", opcode=0)], 1007, id="not UTF-8 at its end"
+        ),
         pytest.param([ws_frame(b"a", reserved=0x40)], 1002, id="an extension"),
         pytest.param([b"\x81\x01a"], 1002, id="no mask"),
         pytest.param([ws_frame(b"a", fin=False), ws_frame(b"b")], 1002, id="within another text"),
@@ -273,7 +276,7 @@ async def test_a_text_in_fragments_is_received_and_not_offered(server: Server) -
     ],
 )
 async def test_what_is_no_text_is_offered_to_nothing_and_ends_the_connection(
-    server: Server, frames: list[bytes], code: int
+    server: Server, frames: list[bytes], code: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with served(server, admits=True) as (application, reader, writer):
         offered: list[str] = []
@@ -285,6 +288,7 @@ async def test_what_is_no_text_is_offered_to_nothing_and_ends_the_connection(
         assert await until_cut(reader, writer) == code
         assert await application.ended in {code, 1006}
     assert offered == []
+    assert caplog.records == []  # it is the peer's fault, and none of this process
 
 
 async def test_many_texts_at_once_leave_the_event_loop_to_others(server: Server) -> None:
