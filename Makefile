@@ -9,7 +9,7 @@ WORKERS ?= auto
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check test test-all lint types coverage walk bench chaos soak format lock man picture wheel deb clean
+.PHONY: help demo check test test-all lint types coverage walk bench chaos fuzz soak format lock man picture wheel deb clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -73,6 +73,18 @@ MINUTES ?= 1
 soak: $(READY) ## MINUTES=n of calls, reconnects and restarts of the broker: nothing may grow
 	@$(BIN)/python -P -m tests.soak --minutes $(MINUTES)
 
+# Apart from the rest: atheris has no wheel for every Python.
+FUZZ_READY := $(VENV)/.fuzz-ready
+MINUTES ?= 10
+
+$(FUZZ_READY): requirements-fuzz.lock $(READY)
+	@$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes --no-deps --only-binary :all: \
+	  -r requirements-fuzz.lock || { echo "make fuzz: atheris has no wheel for this Python; CPython 3.11 has" >&2; exit 69; }
+	@touch $@
+
+fuzz: $(FUZZ_READY) ## MINUTES=n of fuzzing, guided by coverage; TARGETS="a b" for some of the parsers
+	@$(BIN)/python -P -m tests.fuzz --minutes $(MINUTES) $(TARGETS)
+
 format: $(READY) ## rewrite the sources in the project's style
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
@@ -84,6 +96,7 @@ lock: ## renew the lock files (needs uv)
 	$(LOCK) pyproject.toml -o requirements-node.lock
 	$(LOCK) --extra agent pyproject.toml -o requirements-agent.lock
 	$(LOCK) --extra relay --extra broker pyproject.toml -o requirements-relay.lock
+	$(LOCK) --group fuzz -o requirements-fuzz.lock
 
 man: $(READY) ## write the man pages, from the commands, to build/man
 	@$(BIN)/python -P packaging/man_pages.py build/man

@@ -10,10 +10,9 @@ import asyncio
 from typing import Any
 
 from uvicorn._types import ASGIReceiveEvent, ASGISendEvent
-from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
-from websockets.frames import CloseCode
 from websockets.protocol import State
 
+from relay.http.checked_texts import CheckedTexts
 from relay.http.connections import connection_in
 from relay.http.deferral import deferral_in
 from relay.http.frame_meter import METER_IN_SCOPE, FrameMeter
@@ -41,7 +40,7 @@ _PONG_HEAD, _PONG_BYTES = b"\x8a\x80", 6
 _BAD_REQUEST = b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 
 
-class BoundedWebSocket(WebSocketsSansIOProtocol):
+class BoundedWebSocket(CheckedTexts):
     """A WebSocket with limits for strangers, and with timeouts also for a peer that does not read."""
 
     _later: asyncio.TimerHandle | None
@@ -248,18 +247,6 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
             return unmasked(frame, head).decode()
         except UnicodeDecodeError:
             return None
-
-    def send_receive_event_to_app(self) -> None:
-        """Pass a message on, or close if its text is no UTF-8: uvicorn would log a fault of its own."""
-        if self.curr_msg_data_type == "text" and not self.close_sent:
-            try:
-                b"".join(self.frames).decode()
-            except UnicodeDecodeError:
-                self.frames = []
-                self.conn.send_close(CloseCode.INVALID_DATA)
-                self.handle_parser_exception()
-                return
-        super().send_receive_event_to_app()
 
     def _receive_text(self, text: str) -> None:
         """Have ``text`` handled, and pass it to the application if that has to receive it."""

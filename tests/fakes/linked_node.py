@@ -4,7 +4,7 @@ so.
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
@@ -12,6 +12,7 @@ from kubelet.announce.announcer import Announcer
 from kubelet.announce.signer import ManifestSigner
 from kubelet.backoff import Backoff
 from kubelet.dispatch import Dispatcher
+from kubelet.handlers.base import Handler
 from kubelet.session.link import LinkParts, RelayLink
 from kubelet.session.link_state import LinkState
 from kubelet.session.relay_frames import RelayFrames
@@ -45,16 +46,21 @@ class LinkedNode:
     @classmethod
     @asynccontextmanager
     async def running(
-        cls, node: SimulatedNode, relay_url: str, registry: SchemaRegistry
+        cls,
+        node: SimulatedNode,
+        relay_url: str,
+        registry: SchemaRegistry,
+        handlers: Sequence[Handler] = (),
+        reader: FrameReader | None = None,
     ) -> AsyncIterator["LinkedNode"]:
-        """Run until the end of the block."""
+        """Run until the end of the block, with ``handlers`` and, if it is to be another, with ``reader``."""
         lines, waits, heartbeats, chance = LogLines(), Pauses(), Pauses(), FixedChance(0.5)
         log, clock, kinds = make_logger("kubelet", lines), FakeClock(NOW_MS), KindRegistry()
         identity = identity_of(node)
         signer = ManifestSigner(
             identity=identity,
             hw_fingerprint={"algo": "blake3-256", "value": "ab" * 32, "sources": ["machine_id"]},
-            capabilities=[METRICS],
+            capabilities=[handler.capability for handler in handlers] or [METRICS],
             ttl_ms=TTL_MS,
             now_ms=clock,
             registry=registry,
@@ -63,12 +69,12 @@ class LinkedNode:
             ticks_ms=hurried_ticks(),
         )
         announcer = Announcer(signer, 60.0, chance, log, sleep=heartbeats.sleep)
-        dispatcher = Dispatcher(node.node_id, [], kinds, registry, log)
+        dispatcher = Dispatcher(node.node_id, list(handlers), kinds, registry, log)
         link = RelayLink(
             LinkParts(
                 identity=identity,
                 relay_url=relay_url,
-                reader=FrameReader(registry),
+                reader=reader or FrameReader(registry),
                 announcer=announcer,
                 dispatcher=dispatcher,
                 frames=RelayFrames(log),

@@ -1,8 +1,11 @@
 """How a good document is made a bad one: a few small changes, drawn from a source of randomness."""
 
+import re
 from collections.abc import Callable, Sequence
 from random import Random
 from typing import Final
+
+from schemas.frame_types import ONE_WAY
 
 _MAX_STEPS = 6
 _MAX_BYTES = 1 << 16
@@ -117,3 +120,40 @@ def mutated(samples: Sequence[bytes], chance: Random) -> bytes:
     for _ in range(chance.randint(1, _MAX_STEPS)):
         data = chance.choice(_ACCIDENTS)(data, chance, samples)[:_MAX_BYTES]
     return data
+
+
+_VALUES: Final = (b"null", b"true", b"0", b"-1", b"1e300", b'""', b"{}", b"[]", b'"\\u0000"', b"[[[[[]]]]]")
+_MAX_LINES: Final = 64
+_DROPPED: Final = (b"cmd_ack", *(type_.encode() for type_ in ONE_WAY))
+"""The types of which a malformed frame is dropped, and the session goes on."""
+_SIMPLE: Final = re.compile(rb'": ?("(?:[^"\\\\]|\\\\.)*"|[-0-9a-z.+]+)')
+_WHOLE: Final = 8
+"""One sequence of lines in so many is changed as any document is, and mostly no longer one."""
+
+
+def mutated_lines(samples: Sequence[bytes], chance: Random) -> bytes:
+    """Return lines of ``samples`` that begin in one state, in any order, with other values in their payloads.
+
+    At most one of them is of a type that ends the session when it is malformed, so that a session lives
+    through many.
+    """
+    if chance.randrange(_WHOLE) == 0:
+        return mutated(samples, chance)
+    state = chance.choice(samples).partition(b"\n")[0]
+    lines = [line for sample in samples if sample.startswith(state) for line in sample.split(b"\n")[1:]]
+    dropped = [line for line in lines if any(b'"%b"' % type_ in line for type_ in _DROPPED)] or [b""]
+    chosen = [_other_value(chance.choice(dropped), chance) for _ in range(chance.randint(1, _MAX_LINES))]
+    if lines and chance.randrange(2):
+        chosen[chance.randrange(len(chosen))] = _other_value(chance.choice(lines), chance)
+    return b"\n".join((state, *chosen))
+
+
+def _other_value(line: bytes, chance: Random) -> bytes:
+    """Return ``line`` with another value for a member of its payload that is no object and no array."""
+    payload = line.partition(b'"payload"')[2]
+    simple = [found.span(1) for found in _SIMPLE.finditer(payload)]
+    if not simple or chance.randrange(3) == 0:
+        return line
+    start, end = chance.choice(simple)
+    changed = payload[:start] + chance.choice(_VALUES) + payload[end:]
+    return line[: len(line) - len(payload)] + changed
