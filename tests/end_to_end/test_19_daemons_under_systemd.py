@@ -42,7 +42,9 @@ def started(work: Path) -> Iterator[SystemdRoot]:
         with running(work) as root:
             yield root
     except SystemdRootError as reason:
-        pytest.skip(f"systemd cannot run here as PID 1: {reason}")
+        pytest.skip(
+            f"systemd cannot run here as PID 1, tests/test_units_by_bwrap.py is what is left: {reason}"
+        )
 
 
 @pytest.fixture(scope="module")
