@@ -26,7 +26,7 @@ def parse_server(text: str) -> ClusterServer:
     scheme, _, rest = text.partition("://")
     address = rest if _HAS_PORT.search(rest) else f"{rest}:{_PORT}"
     # Not repeated: what is wrong with it may be the password in it.
-    wrong = AddressError("a server of a cluster is nats://HOST:PORT or tls://HOST:PORT, without credentials")
+    wrong = AddressError("has a server that is not nats://HOST:PORT or tls://HOST:PORT, without credentials")
     if scheme not in {"nats", "tls"}:
         raise wrong
     try:
@@ -43,7 +43,7 @@ def fleet_name(text: str) -> str:
         OperatorError: it cannot.
     """
     if not _FLEET.fullmatch(text):
-        raise OperatorError("a fleet is named by 1 to 32 lower-case letters, digits and hyphens")
+        raise OperatorError("is not 1 to 32 lower-case letters, digits and hyphens")
     return text
 
 

@@ -38,12 +38,13 @@ def status(
 
 def _lines_of(status: Mapping[str, Any]) -> Lines:
     subsystems, nodes, broker = status["subsystems"], status["nodes"], status["broker"]
-    connected = "connected" if subsystems["broker"]["ready"] else "not connected"
+    connected = "connected" if subsystems.get("broker", {}).get("ready") else "not connected"
+    reached = "sessions alone" if broker["url"] == "none" else f"{broker['url']}: {connected}"
     return (
         ("relay", f"{status['public_url']} on {status['listen']}, relay {status['version']}"),
         ("process", process_text(status)),
         ("ready", readiness_text(status)),
-        ("broker", f"{broker['url']}: {connected}; {broker['missing']} manifests missing"),
+        ("broker", f"{reached}; {broker['missing']} manifests missing"),
         *([("cluster", subsystems["cluster"]["state"])] if "cluster" in subsystems else []),
         ("nodes", f"{nodes['connected']} connected of {nodes['known']} known"),
         ("silent", _silent(nodes["silent"])),

@@ -11,7 +11,7 @@ from contextlib import suppress
 
 from nats.aio.client import Client
 from nats.errors import Error as NatsError
-from nats.errors import NoRespondersError
+from nats.errors import NoRespondersError, NoServersError
 from structlog.typing import FilteringBoundLogger
 
 from relay.cluster.credentials import Credentials
@@ -70,6 +70,7 @@ class ClusterConnection:
         self._probe_interval_s = probe_interval_s
         self._client: Client | None = None
         self._works: list[Work] = []
+        self._reported: set[tuple[str, str]] = set()
         self.loop = loop
         self.server: ClusterServer | None = None
 
@@ -115,12 +116,18 @@ class ClusterConnection:
             try:
                 client = await self._connected(server, lost)
             except (EdgeError, NatsError, OSError) as error:
-                self._log.warning("cluster not connected", server=str(server), reason=_reason(error))
+                self._report(str(server), _reason(error))
                 await self._sleep(wait_s)
                 wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
                 continue
             wait_s = _FIRST_WAIT_S
             await self._serve(client, server, lost)
+
+    def _report(self, server: str, reason: str) -> None:
+        """Log why a server cannot be used: once, until one can, or the reason is another."""
+        if (server, reason) not in self._reported:
+            self._reported.add((server, reason))
+            self._log.warning("cluster not connected", server=server, reason=reason)
 
     async def _connected(self, server: ClusterServer, lost: asyncio.Event) -> Client:
         """Return a client of ``server``; ``lost`` is set when its connection has ended.
@@ -132,11 +139,16 @@ class ClusterConnection:
         async def ended() -> None:
             lost.set()
 
-        async def failed(error: Exception) -> None:
-            # Of the server's text: it names what it does not permit.
-            self._log.warning("cluster reports", reason=_reason(error))
-
         credentials, client = self._credentials(), Client()
+        reported: list[Exception] = []
+
+        async def failed(error: Exception) -> None:
+            if self._client is client:
+                # The server names what it does not permit.
+                self._log.warning("cluster reports", reason=_reason(error))
+            else:
+                reported.append(error)
+
         try:
             await client.connect(
                 str(server),
@@ -156,14 +168,17 @@ class ClusterConnection:
                 error_cb=failed,
             )
             _check_max_payload(client)
-        except BaseException:
+        except BaseException as error:
             await _closed(client)
+            if isinstance(error, NoServersError) and reported:
+                raise ClusterConnectError(_reason(reported[0])) from None  # it says only that none is left
             raise
         return client
 
     async def _serve(self, client: Client, server: ClusterServer, lost: asyncio.Event) -> None:
         self._client, self.server = client, server
         self.loop.waits()
+        self._reported.clear()
         self._log.info("cluster connected", server=str(server))
         probing = _until_lost(client, lost, f"{self._inbox}.probe", self._probe_interval_s)
         tasks = [asyncio.ensure_future(work) for work in (probing, *(work(client) for work in self._works))]
