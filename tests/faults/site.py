@@ -8,13 +8,14 @@ import asyncio
 import json
 import os
 import resource
+import ssl
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 import httpx2
 import pytest
@@ -37,8 +38,15 @@ NODE, RELAY, BROKER = "kubelet", "relay", "broker"
 NO_LIMIT = resource.RLIM_INFINITY
 TOKEN_DAYS = 30
 
-_POLL_S = 0.05
+_POLL_S = 0.1
 _DAY_S = 86_400
+
+# Every client would load the machine's roots, which takes longer than a call.
+_PLAIN: Final[Mapping[str, Any]] = {
+    "trust_env": False,
+    "timeout": BOUND_S,
+    "verify": ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT),
+}
 
 LOG_THROUGH_PIPE = ("bash", "-c", 'exec "$@" > >(exec cat) 2>&1', "-")
 """Prefixed to a program whose files are to be limited, and its log not."""
@@ -177,9 +185,7 @@ class Site:
     async def agent(self) -> AsyncIterator["Agent"]:
         """Hold an agent that keeps its connection."""
         headers = {"authorization": f"Bearer {self._token}"}
-        async with httpx2.AsyncClient(
-            base_url=self.plan.public_url, headers=headers, trust_env=False, timeout=BOUND_S
-        ) as http:
+        async with httpx2.AsyncClient(base_url=self.plan.public_url, headers=headers, **_PLAIN) as http:
             yield Agent(http, self.node_id)
 
     async def call(self) -> Answer:
@@ -209,7 +215,7 @@ class Site:
 
         async def shown() -> bool:
             try:
-                async with httpx2.AsyncClient(trust_env=False, timeout=BOUND_S) as http:
+                async with httpx2.AsyncClient(**_PLAIN) as http:
                     found.update((await http.get(f"{base}/readyz")).json()["subsystems"])
             except httpx2.HTTPError:  # it is not up
                 self.processes.check()

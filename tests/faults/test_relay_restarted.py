@@ -22,18 +22,18 @@ async def answers_until_ok(site: Site) -> list[Answer]:
     return answers
 
 
-@pytest.mark.parametrize("marks_are_kept", [True, False])
 async def test_until_its_manifest_is_there_a_call_of_an_enrolled_node_is_to_be_made_again(
-    tmp_path: Path, *, marks_are_kept: bool
+    tmp_path: Path,
 ) -> None:
     async with Site.running(tmp_path) as site:
-        await site.processes.kill(RELAY)
         # What the broker retains does not come: the node's session does.
         await site.processes.kill(BROKER)
-        if not marks_are_kept:
-            shutil.rmtree(site.relay_state / "marks")
-        await site.start_relay()
-        answers = await answers_until_ok(site)
-    assert answers
-    assert {answer.code for answer in answers} <= {"E_NODE_OFFLINE", "E_RATE_LIMITED"}
-    assert all("retry_after_ms" in answer.envelope for answer in answers)
+        for marks_are_kept in (True, False):
+            await site.processes.kill(RELAY)
+            if not marks_are_kept:
+                shutil.rmtree(site.relay_state / "marks")
+            await site.start_relay()
+            answers = await answers_until_ok(site)
+            assert answers, marks_are_kept
+            assert {answer.code for answer in answers} <= {"E_NODE_OFFLINE", "E_RATE_LIMITED"}
+            assert all("retry_after_ms" in answer.envelope for answer in answers)
