@@ -4,10 +4,12 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from schemas.addresses import (
     AddressError,
     BrokerAddress,
+    check_one_fleet,
     check_private_broker,
     check_private_url,
     normal_url,
@@ -36,7 +38,8 @@ class NodeConfig:
 
     Attributes:
         broker: None where the relay has none: the manifest is sent by the session alone.
-        relay_url: in its normal form; it is the audience that this node signs for.
+        relay_url: the fleet's public URL, in its normal form; it is the audience that this node signs for.
+        other_relays: further URLs at which relays of the fleet are reached.
         heartbeat_s: seconds between two heartbeats, give or take a tenth.
         ttl_ms: how long a manifest is good for, in milliseconds.
         plain_allowed: whether the operator has allowed connections that others can read.
@@ -59,11 +62,19 @@ class NodeConfig:
     log_level: LogLevel = LogLevel.INFO
     kinds: tuple[str, ...] = ()
     otlp: str | None = None
+    other_relays: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        check_private_url(self.relay_url, plain_allowed=self.plain_allowed)
+        check_one_fleet(self.relays)
+        for url in self.relays:
+            check_private_url(url, plain_allowed=self.plain_allowed)
         if self.broker is not None:
             check_private_broker(self.broker, plain_allowed=self.plain_allowed)
+
+    @property
+    def relays(self) -> tuple[str, ...]:
+        """The URLs at which relays of the fleet are reached."""
+        return (self.relay_url, *self.other_relays)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +115,7 @@ class DaemonPlan:
                     "broker": None if broker is None else BrokerAddress(**broker),
                     "log_level": LogLevel(config["log_level"]),
                     "kinds": tuple(config["kinds"]),
+                    "other_relays": tuple(config["other_relays"]),
                 }
             ),
             state_dir=Path(plan["state_dir"]),
@@ -123,12 +135,14 @@ def _path(text: str | None) -> Path | None:
 
 def store(config: NodeConfig, state_dir: Path) -> None:
     """Write what ``kubelet run`` needs to know of ``config``. It holds no secret."""
-    stored = {
+    stored: dict[str, Any] = {
         "relay": config.relay_url,
         "broker": None if config.broker is None else str(config.broker),
         "own_root": config.own_root,
         "insecure_plain_transports": config.plain_allowed,
     }
+    if config.other_relays:
+        stored["other_relays"] = list(config.other_relays)
     write_atomic(stored_file(state_dir), json.dumps(stored, indent=2) + "\n")
 
 
@@ -156,7 +170,8 @@ def read_stored(state_dir: Path) -> NodeConfig | None:
             raise StoredConfigError(f"{file} is damaged: a flag is neither true nor false")
         broker = None if stored["broker"] is None else parse_broker(stored["broker"])
         relay_url = normal_url(stored["relay"])
-        return NodeConfig(broker, relay_url, plain_allowed=flags[0], own_root=flags[1])
+        others = tuple(map(normal_url, stored.get("other_relays", [])))
+        return NodeConfig(broker, relay_url, plain_allowed=flags[0], own_root=flags[1], other_relays=others)
     except FileNotFoundError:
         return None
     except AddressError as error:

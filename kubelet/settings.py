@@ -36,7 +36,14 @@ from schemas.settings import (
 from schemas.settings_sources import Program, Sources
 
 STATE_DIR = Setting("state_dir", parse_path, "The directory of the node's identity.", "DIRECTORY")
-RELAY = Setting("relay", normal_url, "The relay's public URL. Without it: as enrolled.", "URL")
+RELAY = Setting(
+    "relay",
+    list_of(normal_url),
+    "The public URL of the relay, and then others at which relays of its fleet are reached. "
+    "Without it: as enrolled.",
+    "URL,...",
+    form=Form.LIST,
+)
 BROKER = Setting("broker", parse_broker, "The MQTT broker. Without it: as enrolled.", "HOST:PORT")
 NO_BROKER = Setting(
     "no_broker",
@@ -142,7 +149,7 @@ class LoadedSettings:
         broker, relay = settings.get(BROKER), settings.get(RELAY)
         if broker is not None and settings[NO_BROKER]:
             raise ConfigError(["--broker and --no-broker exclude each other"])
-        if relay is None or (broker is None and not settings[NO_BROKER]):
+        if not relay or (broker is None and not settings[NO_BROKER]):
             raise ConfigError(
                 ["enrol first with `kubelet enroll`, or give --relay, and --broker or --no-broker"]
             )
@@ -151,7 +158,7 @@ class LoadedSettings:
         try:
             return NodeConfig(
                 broker,
-                relay,
+                relay[0],
                 heartbeat_s=settings[HEARTBEAT] / 1000,
                 ttl_ms=settings[TTL],
                 plain_allowed=settings[PLAIN],
@@ -159,6 +166,7 @@ class LoadedSettings:
                 log_level=settings[LOG_LEVEL],
                 kinds=settings.get(KINDS) or (),
                 otlp=settings.get(OTLP),
+                other_relays=tuple(url for url in dict.fromkeys(relay) if url != relay[0]),
             )
         except AddressError as error:
             raise ConfigError([str(error)]) from None
@@ -182,7 +190,7 @@ def load_settings(sources: Sources, default_state_dir: Path) -> LoadedSettings:
 
 def _enrolled(stored: NodeConfig, state_dir: Path, sources: Sources) -> Source:
     texts: dict[Setting[Any], str] = {
-        RELAY: stored.relay_url,
+        RELAY: ",".join(stored.relays),
         PLAIN: "true" if stored.plain_allowed else "false",
     }
     # Not beside what the operator gives: the two exclude each other.

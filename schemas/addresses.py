@@ -5,6 +5,7 @@ The relay's public URL, in its normal form, is also its audience: what a node pi
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
 from urllib.parse import urlsplit
@@ -210,6 +211,27 @@ def check_private_broker(broker: BrokerAddress, *, plain_allowed: bool) -> None:
 def host_of(relay_url: str) -> str:
     """Return the host of a relay's URL, an IPv6 address without brackets."""
     return urlsplit(relay_url).hostname or ""
+
+
+def port_of(relay_url: str) -> int:
+    """Return the port of a relay's URL."""
+    parts = urlsplit(relay_url)
+    return parts.port or _DEFAULT_PORTS[parts.scheme]
+
+
+def is_secure(relay_url: str) -> bool:
+    """Return whether the relay at the normal URL ``relay_url`` is spoken to over TLS."""
+    return relay_url.startswith("https://")
+
+
+def check_one_fleet(relay_urls: Sequence[str]) -> None:
+    """Return if all of ``relay_urls``, in their normal form, can be relays of one fleet.
+
+    Raises:
+        AddressError: some are over TLS, and some are not.
+    """
+    if len(set(map(is_secure, relay_urls))) > 1:
+        raise AddressError(f"{' and '.join(relay_urls)}: the relays of a fleet are all https, or all http")
 
 
 def connect_url(relay_url: str) -> str:

@@ -24,7 +24,8 @@ _FORMS: Mapping[Form, tuple[tuple[type, ...], str]] = {
     Form.TEXT: ((str,), 'text in quotes: "…"'),
     Form.NUMBER: ((int,), "a whole number"),
     Form.FLAG: ((bool,), "true or false"),
-    Form.LIST: ((list,), 'an array of texts: ["…", "…"]'),
+    # One text is a list too: a setting that becomes a list must not make files of an older version wrong.
+    Form.LIST: ((list, str), 'an array of texts: ["…", "…"]'),
 }
 
 

@@ -17,8 +17,8 @@ from schemas.identity import certificates_in, validity_of
 from schemas.identity_files import IdentityFiles, NodeIdentity
 from schemas.process import common_checks
 from schemas.process.broker_probe import Publication, probing
-from schemas.process.common_checks import HealthAnswer, ask_health
-from schemas.process.doctor import Check, Finding
+from schemas.process.common_checks import HealthAnswer, UnreachedError, ask_health
+from schemas.process.doctor import Check, Finding, Severity
 from schemas.process.status_socket import read_status
 
 _RENEW = "the daemon renews it while it is connected; its log says why it did not. Else enrol again"
@@ -50,10 +50,28 @@ class NodeChecks:
         return read_status(self.files.root)
 
     @cached_property
+    def answers(self) -> Mapping[str, HealthAnswer | UnreachedError]:
+        """What each relay of the fleet answers to a request without any identity, by its URL."""
+        return {url: self._asked(url) for url in self.config.relays}
+
+    @property
     def answer(self) -> HealthAnswer:
-        """The relay's answer to a request without any identity."""
+        """The answer of the first relay that gives one.
+
+        Raises:
+            UnreachedError: none does.
+        """
+        for answer in self.answers.values():
+            if isinstance(answer, HealthAnswer):
+                return answer
+        raise next(error for error in self.answers.values() if isinstance(error, UnreachedError))
+
+    def _asked(self, url: str) -> HealthAnswer | UnreachedError:
         tls = NodeTls(self.files, own_root=self.config.own_root)
-        return ask_health(self.config.relay_url, lambda: tls.to_relay(self.config.relay_url))
+        try:
+            return ask_health(self.config.relay_url, lambda: tls.to_relay(url), at=url)
+        except UnreachedError as error:
+            return error
 
     def keys(self) -> Finding:
         """Check the owner and the rights of the node's key."""
@@ -82,8 +100,15 @@ class NodeChecks:
         return common_checks.clock(self.now_ms() - self.answer.date_ms)
 
     def relay(self) -> Finding:
-        """Check that the relay answers."""
-        return common_checks.reach(self.answer, self.config.relay_url)
+        """Check that the relays answer; calls can flow by way of one that does."""
+        findings = [_reached(answer, url) for url, answer in self.answers.items()]
+        bad = [finding for finding in findings if finding.severity is not Severity.OK]
+        if not bad:
+            return Finding.good(", ".join(finding.found for finding in findings))
+        found = "; ".join(finding.found for finding in bad)
+        if len(bad) < len(findings):
+            return Finding.warning(f"{found}; another relay answers", bad[0].fix)
+        return Finding.failure(found, bad[0].fix)
 
     def broker(self) -> Finding:
         """Publish the node's identity, as the daemon does with each connection."""
@@ -152,6 +177,12 @@ class NodeChecks:
         return common_checks.watchdog(self.status)
 
 
+def _reached(answer: HealthAnswer | UnreachedError, url: str) -> Finding:
+    if isinstance(answer, UnreachedError):
+        return Finding.failure(str(answer), "see --explain relay")
+    return common_checks.reach(answer, url)
+
+
 _LOOKS: Mapping[str, Callable[[NodeChecks], Finding]] = {
     "keys": NodeChecks.keys,
     "certificate": NodeChecks.certificate,
@@ -173,7 +204,7 @@ _EXPLAINED: Mapping[str, str] = {
     "be: enrol the node again.",
     "chain": "The leaf must be issued by the root that this node trusts, for this node. Otherwise "
     "the relay refuses the session with 4001.",
-    "relay": "A request of /healthz at the relay's URL, verified as the daemon verifies it. "
+    "relay": "A request of /healthz at each URL of the relay, verified as the daemon verifies it. "
     "Failures are those of the network, of DNS, of a proxy, or of a certificate that is "
     "not trusted.",
     "clock": "This clock against the relay's, which is in its answer. A relay refuses manifests "

@@ -83,7 +83,9 @@ def main() -> None:
 
 @app.command(epilog=example("kubelet enroll https://relay.example --token-file join-token"))
 def enroll(
-    relay: Annotated[str, typer.Argument(metavar="URL", help="The relay.")],
+    relay: Annotated[
+        list[str], typer.Argument(metavar="URL...", help="The relay, and then others of its fleet.")
+    ],
     token: Annotated[
         str | None, typer.Option(metavar="TEXT", help="The join token; others here can see it.")
     ] = None,
@@ -97,8 +99,8 @@ def enroll(
 
     from kubelet.identity.enrolment import Enroller, EnrolmentError  # noqa: PLC0415
 
-    files, url = IdentityFiles(directory_of(state_dir)), normal_url(relay)
-    enroller = Enroller(files, join_token(token, token_file), url, plain, now_ms, os.urandom)
+    files, (url, *others) = IdentityFiles(directory_of(state_dir)), dict.fromkeys(map(normal_url, relay))
+    enroller = Enroller(files, join_token(token, token_file), url, plain, now_ms, os.urandom, tuple(others))
     try:
         enrolled = asyncio.run(enroller.run())
     except EnrolmentError as error:
@@ -109,6 +111,7 @@ def enroll(
         "tenant": identity.tenant,
         "kid": identity.kid,
         "relay": config.relay_url,
+        "other_relays": list(config.other_relays) if as_json else ", ".join(config.other_relays) or None,
         "broker": None if config.broker is None else str(config.broker),
         "state_dir": str(files.root),
     }

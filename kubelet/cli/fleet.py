@@ -83,7 +83,14 @@ async def _run_nodes(
 def _part_command(identities: Path, config: NodeConfig, part: str) -> list[str]:
     return [
         *(sys.executable, "-P", "-m", "kubelet", "fleet"),
-        *("--identities", str(identities), "--broker", str(config.broker), "--relay", config.relay_url),
+        *(
+            "--identities",
+            str(identities),
+            "--broker",
+            str(config.broker),
+            "--relay",
+            ",".join(config.relays),
+        ),
         *(
             "--heartbeat",
             duration_text(int(config.heartbeat_s * 1000)),

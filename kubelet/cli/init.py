@@ -18,7 +18,10 @@ def init(
     state_dir: StateDir = None,
     certificate: Annotated[Path | None, typer.Option(help="The leaf that a CA issued, PEM.")] = None,
     root: Annotated[Path | None, typer.Option(help="The roots that are trusted, PEM.")] = None,
-    relay: Annotated[str | None, typer.Option(metavar="URL", help="The relay's public URL.")] = None,
+    relay: Annotated[
+        list[str] | None,
+        typer.Option(metavar="URL", help="The relay's public URL; again, for others of its fleet."),
+    ] = None,
     broker: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="The MQTT broker.")] = None,
     system_roots: Annotated[
         bool,
@@ -35,14 +38,14 @@ def init(
 
     if (certificate is None) != (root is None):
         fail("--certificate and --root go together", EXIT_USAGE)
-    if (relay is None) != (broker is None) or (relay is not None and root is None):
+    if (not relay) != (broker is None) or (relay and root is None):
         fail("--relay and --broker go together, and with --certificate and --root", EXIT_USAGE)
     files = IdentityFiles(directory_of(state_dir))
     if not files.exists():
         create_identity(files, now_ms(), os.urandom)
     if certificate is not None and root is not None:
         enrolment = ManualEnrolment(files, named_pem(certificate), named_pem(root), now_ms())
-        if relay is not None and broker is not None:
+        if relay and broker is not None:
             enrolment.install_with(relay, broker, system_roots=system_roots, plain_allowed=plain)
         else:
             enrolment.install()

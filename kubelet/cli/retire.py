@@ -18,6 +18,7 @@ from kubelet.daemon.node import NodeEnvironment
 from kubelet.lock import held_alone
 from kubelet.session.channel import NOT_REACHED, Channel, opened
 from kubelet.session.handshake import AudienceError, answer_to
+from kubelet.session.relay_addresses import RelayAddress
 from schemas import topics
 from schemas.error_roots import PeerError
 from schemas.frames import Frame
@@ -51,16 +52,7 @@ async def retire(config: NodeConfig, state_dir: Path, stream: TextIO) -> bool:
             config, f"edge-retire-{identity.node_id}", make_logger("kubelet", stream), files
         )
         forgotten = await _remove_from_broker(around.publisher, identity.node_id)
-        try:
-            async with asyncio.timeout(_TIMEOUT_S):
-                await _revoke_leaf(around, identity)
-        except TimeoutError:
-            raise RetirementError(f"{config.relay_url} does not answer; try again") from None
-        except AudienceError:
-            raise RetirementError(f"{config.relay_url} has another name than the one pinned") from None
-        except (*NOT_REACHED, PeerProtocolError) as error:
-            reason = printable(str(error))
-            raise RetirementError(f"{config.relay_url} was not reached: {reason}; try again") from None
+        await _revoke_at_any(around, identity)
         files.remove()
         forget(state_dir)
         last_issued_file(state_dir).unlink(missing_ok=True)
@@ -77,10 +69,28 @@ async def _remove_from_broker(publisher: Publisher, node_id: str) -> bool:
     return await publish_all(publisher, messages, _TIMEOUT_S)
 
 
-async def _revoke_leaf(around: NodeEnvironment, identity: NodeIdentity) -> None:
+async def _revoke_at_any(around: NodeEnvironment, identity: NodeIdentity) -> None:
+    """Have the leaf revoked by the first relay of the fleet that can be reached."""
+    failure = RetirementError("there is no relay")
+    for url in around.config.relays:
+        try:
+            async with asyncio.timeout(_TIMEOUT_S):
+                await _revoke_leaf(around, identity, RelayAddress(url))
+        except TimeoutError:
+            failure = RetirementError(f"{url} does not answer; try again")
+        except AudienceError:
+            failure = RetirementError(f"{url} has another name than the one pinned")
+        except (*NOT_REACHED, PeerProtocolError) as error:
+            failure = RetirementError(f"{url} was not reached: {printable(str(error))}; try again")
+        else:
+            return
+    raise failure
+
+
+async def _revoke_leaf(around: NodeEnvironment, identity: NodeIdentity, address: RelayAddress) -> None:
     ulids = UlidSource(around.now_ms, os.urandom)
     relay_url, tls = around.config.relay_url, around.relay_tls()
-    async with opened(relay_url, tls, around.reader, ulids, _TIMEOUT_S) as channel:
+    async with opened(relay_url, address, tls, around.reader, ulids, _TIMEOUT_S) as channel:
         challenge = await _receive(channel)
         auth = answer_to(challenge.payload, identity, relay_url, ulids.new(), boot_id=ulids.new())
         await channel.send("auth", auth, challenge.msg_id)

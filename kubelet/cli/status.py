@@ -43,7 +43,7 @@ def _lines_of(status: Mapping[str, Any]) -> Lines:
         ("node", f"{status['node_id']}, kubelet {status['version']}"),
         ("process", process_text(status)),
         ("ready", readiness_text(status)),
-        ("relay", f"{relay['url']}: {subsystems['relay']['state']}, {relay['sessions']} sessions so far"),
+        ("relay", f"{_relay(relay)}: {subsystems['relay']['state']}, {relay['sessions']} sessions so far"),
         ("heartbeat", _heartbeat(relay)),
         ("calls", f"{outcomes_text(calls['outcomes'])}; {calls['in_flight']} in flight"),
         ("manifest", _manifest(status)),
@@ -51,6 +51,12 @@ def _lines_of(status: Mapping[str, Any]) -> Lines:
         ("certificate", f"ends in {days_text(status['certificate_expires_at_ms'] - status['now_ms'])}"),
         ("agents here", f"{subsystems['caller tools']['state']}; {status['faults']} faults logged"),
     )
+
+
+def _relay(relay: Mapping[str, Any]) -> str:
+    others = len(relay["relays"]) - 1
+    named = f"{relay['url']} and {others} more" if others else str(relay["url"])
+    return named if relay["connected_to"] in {None, relay["url"]} else f"{named}, by {relay['connected_to']}"
 
 
 def _heartbeat(relay: Mapping[str, Any]) -> str:

@@ -18,11 +18,12 @@ from structlog.typing import FilteringBoundLogger
 from kubelet.announce.announcer import Announcer
 from kubelet.announce.publisher import Publisher
 from kubelet.announce.signer import ManifestSigner, SignedManifest
-from kubelet.backoff import Backoff
 from kubelet.config import NodeConfig
 from kubelet.dispatch import Dispatcher
 from kubelet.handlers.base import Handler
-from kubelet.session.link import LinkParts, RelayLink
+from kubelet.session.link import RelayLink
+from kubelet.session.link_parts import LinkParts, ticks_ms
+from kubelet.session.relay_addresses import RelayAddresses
 from kubelet.session.relay_frames import RelayFrames
 from kubelet.session.renewal import Renewal, installer
 from kubelet.telemetry import Telemetry
@@ -110,13 +111,13 @@ class Node:
         self.link = RelayLink(
             LinkParts(
                 identity=identity,
-                relay_url=around.config.relay_url,
+                public_url=around.config.relay_url,
+                relays=RelayAddresses(around.config.relays, identity.node_id, around.rng, ticks_ms),
                 reader=around.reader,
                 announcer=self.announcer,
                 dispatcher=self.dispatcher,
                 frames=self.frames,
                 ulids=UlidSource(around.now_ms, around.random_bytes),
-                backoff=Backoff(around.rng),
                 log=around.log,
                 tls=around.relay_tls,
                 renewal=renewal,

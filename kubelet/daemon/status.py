@@ -85,9 +85,11 @@ class DaemonStatus:
         }
 
     def _relay(self) -> dict[str, Any]:
-        flow = self.node.link.flow
+        flow, connected_to = self.node.link.flow, self.node.link.connected_to
         return {
             "url": self.plan.config.relay_url,
+            "relays": list(self.plan.config.relays),
+            "connected_to": None if connected_to is None else str(connected_to),
             "sessions": flow.sessions,
             "gets_echo": flow.gets_echo,
             "echo_answered": flow.is_answered,

@@ -17,7 +17,7 @@ from kubelet.config import NodeConfig
 from kubelet.identity.http_exchange import HttpResponse, Request, exchange
 from kubelet.identity.provisioning import Enrolled, Issued, create_identity, install_enrolled, roots_in
 from kubelet.lock import held_alone
-from schemas.addresses import AddressError, check_private_url, normal_url, parse_broker
+from schemas.addresses import AddressError, check_one_fleet, check_private_url, normal_url, parse_broker
 from schemas.canonical import jcs
 from schemas.certificates import IdentityError, IdentityReason, make_csr, verify_leaf
 from schemas.endorsement import are_endorsed, is_server_root
@@ -80,7 +80,12 @@ class _Anchors(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Enroller:
-    """Enrols the node in ``files``. Time and randomness come in from outside."""
+    """Enrols the node in ``files``. Time and randomness come in from outside.
+
+    Attributes:
+        relay_url: where the node is enrolled.
+        other_relays: at which it reaches relays of the same fleet later.
+    """
 
     files: IdentityFiles
     token: JoinToken
@@ -88,6 +93,7 @@ class Enroller:
     plain_allowed: bool
     now_ms: Callable[[], int]
     random_bytes: Callable[[int], bytes]
+    other_relays: tuple[str, ...] = ()
 
     async def run(self) -> Enrolled:
         """Enrol, and leave behind all that ``kubelet run`` needs. May be run again after any failure.
@@ -99,7 +105,9 @@ class Enroller:
             IdentityFilesError: this node is enrolled already, or its files cannot be used.
             NoAnswerError: the relay cannot be reached.
         """
-        check_private_url(self.relay_url, plain_allowed=self.plain_allowed)
+        check_one_fleet((self.relay_url, *self.other_relays))
+        for url in (self.relay_url, *self.other_relays):
+            check_private_url(url, plain_allowed=self.plain_allowed)
         if self.files.exists():
             self._check_not_enrolled()
         make_private_directory(self.files.root)
@@ -166,7 +174,13 @@ class Enroller:
             # Not as it is: the operator did not type this address.
             reason = printable(str(error))
             raise EnrolmentError(f"{self.relay_url} names an address that cannot be used: {reason}") from None
-        config = NodeConfig(broker, relay_url, plain_allowed=self.plain_allowed, own_root=message["own_root"])
+        config = NodeConfig(
+            broker,
+            relay_url,
+            plain_allowed=self.plain_allowed,
+            own_root=message["own_root"],
+            other_relays=tuple(url for url in self.other_relays if url != relay_url),
+        )
         issued = Issued(message["certificate"], message["roots"], message.get("server_roots", ""))
         return install_enrolled(self.files, issued, config, self.now_ms())
 

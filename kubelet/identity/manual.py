@@ -4,6 +4,7 @@ It leaves behind what ``kubelet enroll`` does. Must not be imported by the runni
 library.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kubelet.config import NodeConfig
@@ -42,19 +43,27 @@ class ManualEnrolment:
         """
         return install_certificate(self.files, self._issued(), self.now_ms)
 
-    def install_with(self, relay: str, broker: str, *, system_roots: bool, plain_allowed: bool) -> Enrolled:
-        """Install them, and how relay and broker are reached and verified.
+    def install_with(
+        self, relays: Sequence[str], broker: str, *, system_roots: bool, plain_allowed: bool
+    ) -> Enrolled:
+        """Install them, and how the relays, the public URL first, and the broker are reached and verified.
 
         Raises:
             IdentityFilesError: as ``install_certificate``.
             ServerRootsMissingError: the relay is to be verified by roots of servers.
             AddressError: relay or broker may not be reached like this.
         """
-        issued, relay_url = self._issued(), normal_url(relay)
+        issued, (relay_url, *others) = self._issued(), dict.fromkeys(map(normal_url, relays))
         own_root = relay_url.startswith("https://") and not system_roots
         if own_root and not issued.server_roots:
             raise ServerRootsMissingError
-        config = NodeConfig(parse_broker(broker), relay_url, plain_allowed=plain_allowed, own_root=own_root)
+        config = NodeConfig(
+            parse_broker(broker),
+            relay_url,
+            plain_allowed=plain_allowed,
+            own_root=own_root,
+            other_relays=tuple(others),
+        )
         return install_enrolled(self.files, issued, config, self.now_ms)
 
     def _issued(self) -> Issued:

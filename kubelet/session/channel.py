@@ -3,18 +3,21 @@
 Must not know what a frame means.
 """
 
+import re
 import ssl
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import Any
 
 from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import ConnectionClosed, WebSocketException
+from websockets.client import ClientProtocol
+from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
+from websockets.uri import parse_uri
 
 from kubelet.session.metered_connection import MeteredConnection
-from schemas.addresses import connect_url, host_of, is_loopback
+from kubelet.session.relay_addresses import RelayAddress
+from schemas.addresses import connect_url, host_of, is_loopback, port_of
 from schemas.frame_types import FrameType, Role
 from schemas.frames import MAX_FRAME_BYTES, SUBPROTOCOL_1_1, SUBPROTOCOLS, Frame, FrameReader
 from schemas.session import CloseCode, DropReason, PeerProtocolError, SessionMachine, State
@@ -24,11 +27,31 @@ NOT_REACHED = (OSError, WebSocketException)
 """What ``opened`` raises when there is no connection, or it does not hold."""
 
 CLOSE_TIMEOUT_S = 2
+_SECONDS = re.compile("[0-9]{1,9}")
+
+
+def retry_after_s(error: Exception) -> float:
+    """Return how long the relay that refused the connection asks to be left alone; 0 if it does not.
+
+    A date, which needs equal clocks, is ignored.
+    """
+    if not isinstance(error, InvalidStatus):
+        return 0.0
+    asked = error.response.headers.get("Retry-After", "")
+    return float(asked) if _SECONDS.fullmatch(asked) else 0.0
+
+
+class _Connect(connect):
+    """Connects, and follows no redirect: it would lead the node to where its operator has not sent it."""
+
+    def process_redirect(self, exc: Exception) -> Exception | str:
+        return exc
 
 
 @asynccontextmanager
-async def opened(  # noqa: PLR0913 - what comes in from outside
-    relay_url: str,
+async def opened(  # noqa: PLR0913, PLR0917 - what comes in from outside
+    public_url: str,
+    address: RelayAddress,
     tls: ssl.SSLContext | None,
     reader: FrameReader,
     ulids: UlidSource,
@@ -36,14 +59,27 @@ async def opened(  # noqa: PLR0913 - what comes in from outside
     *,
     commands_per_s: float = 0.0,
 ) -> AsyncIterator["Channel"]:
-    """Connect to the relay, for the length of the block; it may send ``commands_per_s`` commands.
+    """Connect to the relay at ``address``, for the length of the block; it may send ``commands_per_s``.
+
+    Wherever it listens, it is a relay of the fleet ``public_url``: this is the name in the request, and the
+    one that its certificate must be for.
 
     Raises:
         NOT_REACHED: it is not reached, or does not speak the protocol.
     """
-    metered = partial(MeteredConnection, commands_per_s=commands_per_s)
-    async with connect(
-        connect_url(relay_url),
+
+    def metered(protocol: ClientProtocol, **options: Any) -> MeteredConnection:
+        protocol.uri = parse_uri(connect_url(public_url))
+        return MeteredConnection(protocol, commands_per_s=commands_per_s, **options)
+
+    target: dict[str, Any] = {}
+    if address.host is not None:
+        target |= {"host": address.host, "port": port_of(address.url)}
+    if tls is not None:
+        target["server_hostname"] = host_of(public_url)
+    is_direct = address.host is not None or is_loopback(host_of(address.url))
+    async with _Connect(
+        connect_url(address.url),
         subprotocols=SUBPROTOCOLS,  # type: ignore[arg-type]  # a NewType over str
         ssl=tls,
         compression=None,
@@ -53,8 +89,9 @@ async def opened(  # noqa: PLR0913 - what comes in from outside
         ping_interval=None,
         user_agent_header=None,
         # The library reads the environment; no proxy reaches this machine's own loopback.
-        proxy=None if is_loopback(host_of(relay_url)) else True,
+        proxy=None if is_direct else True,
         create_connection=metered,  # type: ignore[arg-type]  # a type is declared, and it is only called
+        **target,
     ) as socket:
         yield Channel(socket, SessionMachine(Role.NODE, reader, time.monotonic), ulids)
 

@@ -4,71 +4,29 @@ Which frame may be sent when is the session machine's; what a command does is th
 """
 
 import asyncio
-import ssl
-import time
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from structlog.typing import FilteringBoundLogger
 from websockets.exceptions import ConnectionClosed
 
-from kubelet.announce.announcer import Announcer
 from kubelet.announce.signer import SignedManifest
-from kubelet.backoff import LONGEST_REQUESTED_S, Backoff, RivalBackoff
-from kubelet.dispatch import Dispatcher
+from kubelet.backoff import LONGEST_REQUESTED_S, RivalBackoff
 from kubelet.session.call_flow import CallFlow
-from kubelet.session.channel import CLOSE_TIMEOUT_S, NOT_REACHED, Channel, opened
+from kubelet.session.channel import CLOSE_TIMEOUT_S, NOT_REACHED, Channel, opened, retry_after_s
 from kubelet.session.handshake import AudienceError, answer_to
+from kubelet.session.link_parts import LinkParts
 from kubelet.session.link_state import LinkState
-from kubelet.session.relay_frames import RelayFrames
-from kubelet.session.renewal import Renewal
+from kubelet.session.relay_addresses import RelayAddress
 from schemas.delivery import TransitGauge
-from schemas.frames import Frame, FrameReader
+from schemas.frames import Frame
 from schemas.health import Loop
-from schemas.identity_files import NodeIdentity
 from schemas.payloads import AnnounceAck, Bye, Cmd, Heartbeat, HeartbeatAck, Welcome
 from schemas.session import ByeReason, CloseCode, PeerProtocolError, ProtocolError
 from schemas.text import printable
-from schemas.ulids import UlidSource
 
-_HANDSHAKE_TIMEOUT_S = 10.0
 _SUPERSEDED_WAIT_S = 300.0
 _STEP_S = 120.0
 """How long connecting or one frame may take: an answer waits until the connection takes it, or is lost."""
-
-
-def _ticks_ms() -> int:
-    return time.monotonic_ns() // 1_000_000
-
-
-@dataclass(frozen=True, slots=True)
-class LinkParts:
-    """What a link works with.
-
-    Attributes:
-        frames: the one-way frames, which survive a connection.
-        tls: how the relay is verified; None where the connection is not over TLS.
-        renewal: renews the leaf; None for a node that has no files.
-        ticks_ms: milliseconds that only ever go forward. They measure how long a command was on its way: the
-            clock of a board without a battery leaps when it is set, and every command would look late.
-    """
-
-    identity: NodeIdentity
-    relay_url: str
-    reader: FrameReader
-    announcer: Announcer
-    dispatcher: Dispatcher
-    frames: RelayFrames
-    ulids: UlidSource
-    backoff: Backoff
-    log: FilteringBoundLogger
-    ticks_ms: Callable[[], int] = _ticks_ms
-    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
-    tls: Callable[[], ssl.SSLContext | None] = lambda: None
-    renewal: Renewal | None = None
-    handshake_timeout_s: float = _HANDSHAKE_TIMEOUT_S
-    monotonic: Callable[[], float] = time.monotonic
 
 
 class RelayLink:
@@ -78,16 +36,18 @@ class RelayLink:
         state: for readiness.
         flow: whether calls flow, for the same.
         loop: the progress of ``run``.
+        connected_to: the relay with which there is a session.
     """
 
     def __init__(self, parts: LinkParts) -> None:
         self._parts = parts
         self._boot_id = parts.ulids.new()
-        self._session_id: str | None = None
+        self._session: tuple[RelayAddress, str] | None = None
         self._resumed = False
         self._channel: Channel | None = None
         self._gauge = TransitGauge()
         self._requested_wait_s = 0.0
+        self.connected_to: RelayAddress | None = None
         self._rival = RivalBackoff(_SUPERSEDED_WAIT_S, LONGEST_REQUESTED_S)
         self._opened_ms: int | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -97,36 +57,48 @@ class RelayLink:
 
     async def run(self) -> None:
         """Hold a session, and reconnect when it is lost; ends only when the node was revoked."""
-        log = self._parts.log
         while self.state is not LinkState.REVOKED:
-            self._requested_wait_s = 0.0
-            self._opened_ms = None
             self.loop.busy(_STEP_S)
-            try:
-                await self._connect()
-            except ConnectionClosed as error:
-                self._closed(error)
-            except AudienceError:
-                self.state = LinkState.WRONG_AUDIENCE
-                log.warning("relay names another audience", pinned=self._parts.relay_url)
-            except PeerProtocolError as error:
-                self.state = LinkState.CONNECTING
-                log.warning("relay broke the protocol", reason=printable(error.reason))
-            except ProtocolError:
-                self.state = LinkState.CONNECTING
-                log.exception("a frame of this node does not fit the protocol")
-            except NOT_REACHED as error:
-                self.state = LinkState.CONNECTING
-                log.info("relay not reached", relay=self._parts.relay_url, reason=printable(str(error)))
-            finally:
-                self._channel = None
-                self.flow.lost()
-                self._parts.frames.detach()
-            if self.state is not LinkState.REVOKED:
-                wait_s = self._parts.backoff.next_s(self._requested_wait_s)
+            address, wait_s = await self._parts.relays.next()
+            if wait_s > 0:
                 self.loop.busy(wait_s + _STEP_S)
                 await self._parts.sleep(wait_s)
+                self.loop.busy(_STEP_S)
+            await self._hold(address)
         self.loop.waits()
+
+    async def _hold(self, address: RelayAddress) -> None:
+        """Connect to the relay at ``address``, and hold the session until it ends."""
+        log = self._parts.log
+        self._requested_wait_s = 0.0
+        self._opened_ms = None
+        try:
+            await self._connect(address)
+        except ConnectionClosed as error:
+            self._closed(error)
+        except AudienceError:
+            self.state = LinkState.WRONG_AUDIENCE
+            log.warning("relay names another audience", relay=str(address), pinned=self._parts.public_url)
+        except PeerProtocolError as error:
+            self.state = LinkState.CONNECTING
+            log.warning("relay broke the protocol", reason=printable(error.reason))
+        except ProtocolError:
+            self.state = LinkState.CONNECTING
+            log.exception("a frame of this node does not fit the protocol")
+        except NOT_REACHED as error:
+            self.state = LinkState.CONNECTING
+            self._requested_wait_s = retry_after_s(error)
+            log.info("relay not reached", relay=str(address), reason=printable(str(error)))
+        finally:
+            self._channel = None
+            self.connected_to = None
+            self.flow.lost()
+            self._parts.frames.detach()
+        was_open = self._opened_ms is not None
+        wait_s = self._parts.relays.failed(address, self._requested_wait_s, was_open=was_open)
+        if self.state is LinkState.SUPERSEDED:
+            # By way of another relay it would displace the other machine just as well.
+            self._parts.relays.postpone_all(wait_s)
 
     async def carry(self, manifest: SignedManifest) -> bool:
         """Send ``manifest`` and its heartbeat, if a session is open."""
@@ -140,11 +112,12 @@ class RelayLink:
         }
         return await channel.send_together([("announce", manifest.wire), ("heartbeat", beat)])
 
-    async def _connect(self) -> None:
+    async def _connect(self, address: RelayAddress) -> None:
         parts = self._parts
         timeout_s = parts.handshake_timeout_s
         async with opened(
-            parts.relay_url,
+            parts.public_url,
+            address,
             parts.tls(),
             parts.reader,
             parts.ulids,
@@ -153,7 +126,7 @@ class RelayLink:
         ) as channel:
             try:
                 async with asyncio.timeout(timeout_s):
-                    await self._authenticate(channel)
+                    await self._authenticate(channel, address)
                 self._channel = channel
                 parts.frames.attach(channel, resumed=self._resumed)
                 await self._serve(channel)
@@ -164,15 +137,19 @@ class RelayLink:
                 await channel.close(CloseCode.NORMAL)
                 raise
 
-    async def _authenticate(self, channel: Channel) -> None:
+    async def _authenticate(self, channel: Channel, address: RelayAddress) -> None:
         challenge = await self._receive(channel)
         parts = self._parts
-        auth = answer_to(challenge.payload, parts.identity, parts.relay_url, parts.ulids.new(), self._boot_id)
-        if self._session_id is not None:
-            auth["resume"] = self._session_id
+        auth = answer_to(
+            challenge.payload, parts.identity, parts.public_url, parts.ulids.new(), self._boot_id
+        )
+        # Another relay does not have the session.
+        if self._session is not None and self._session[0] == address:
+            auth["resume"] = self._session[1]
         await channel.send("auth", auth, challenge.msg_id)
         payload: Welcome = (await self._receive(channel)).payload
-        self._session_id = payload["session_id"]
+        self._session = (address, payload["session_id"])
+        self.connected_to = address
         self._resumed = payload["resumed"]
         if not self._resumed:
             self._gauge = TransitGauge()
@@ -181,7 +158,7 @@ class RelayLink:
         self._opened_ms = self._parts.ticks_ms()
         self.state = LinkState.OPEN
         self.flow.connected(gets_echo=channel.gets_echo)
-        self._parts.log.info("relay connected", relay=self._parts.relay_url, resumed=self._resumed)
+        self._parts.log.info("relay connected", relay=str(address), resumed=self._resumed)
 
     async def _serve(self, channel: Channel) -> None:
         try:
@@ -245,7 +222,8 @@ class RelayLink:
         payload: AnnounceAck = frame.payload
         if payload["ok"]:
             # Not before: a relay that accepts the session and then closes it must not be hammered.
-            self._parts.backoff.reset()
+            if self.connected_to is not None:
+                self._parts.relays.succeeded(self.connected_to)
             self.state = LinkState.ANNOUNCED
             return
         self.state = LinkState.OPEN

@@ -9,7 +9,7 @@ class LinkState(Enum):
     CONNECTING = "connecting"
     OPEN = "open"
     ANNOUNCED = "announced"
-    WRONG_AUDIENCE = "the relay has another name than the one pinned: check --relay"
+    WRONG_AUDIENCE = "the relay has another name than the one pinned: check the first --relay"
     REFUSED = "the relay does not accept this node's identity: install a certificate"
     REVOKED = "revoked: an operator must enrol this node again"
     SUPERSEDED = "another machine uses this identity"

@@ -6,7 +6,7 @@ count from the next one on. Must not import the certificate library: the daemon 
 
 from ssl import SSLContext
 
-from schemas.addresses import BrokerAddress
+from schemas.addresses import BrokerAddress, is_secure
 from schemas.files import read_state
 from schemas.identity_files import IdentityFiles
 from schemas.tls import FreshContext, TlsFilesError, client_context
@@ -34,7 +34,7 @@ class NodeTls:
         Raises:
             OSError: the root is not there, or is none.
         """
-        if not relay_url.startswith("https://"):
+        if not is_secure(relay_url):
             return None
         return client_context((self._server_roots() or self._root()) if self._own_root else None)
 

@@ -32,7 +32,7 @@ def takes_settings(
         @wraps(command)
         def with_sources(**options: Any) -> None:
             values = {setting.name: options.pop(setting.name) for setting in taken}
-            flags = {name: _text(value) for name, value in values.items() if value is not None}
+            flags = {name: _text(value) for name, value in values.items() if value not in (None, [])}
             command(read_sources(program, flags, options.pop(_CONFIG), os.environ), **options)
 
         # As the parser wants it: by name alone, which also allows a command's own options to have no default.
@@ -54,8 +54,10 @@ def _option(setting: Setting[Any]) -> Parameter:
     flag = f"{setting.flag}/{_NO}{setting.flag.removeprefix('--')}" if has_negation else setting.flag
     default = f" Default: {setting.default}." if setting.default is not None and not is_flag else ""
     option = typer.Option(flag, metavar=None if is_flag else setting.metavar, help=setting.doc + default)
-    kind = Annotated[bool | None, option] if is_flag else Annotated[str | None, option]
-    return Parameter(setting.name, Parameter.KEYWORD_ONLY, default=None, annotation=kind)
+    kind: Any = bool if is_flag else list[str] if setting.form is Form.LIST else str
+    return Parameter(
+        setting.name, Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
+    )
 
 
 def _config_option(program: Program) -> Parameter:
@@ -65,4 +67,6 @@ def _config_option(program: Program) -> Parameter:
 
 
 def _text(value: object) -> str:
+    if isinstance(value, list):  # an option that was given several times
+        return ",".join(value)
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from schemas.addresses import host_of, port_of
 from schemas.error_roots import PeerError
 from schemas.files import check_state
 from schemas.process.doctor import Finding
@@ -36,31 +37,31 @@ class HealthAnswer:
     date_ms: int | None
 
 
-def ask_health(url: str, tls: Callable[[], ssl.SSLContext | None]) -> HealthAnswer:
-    """Ask the relay at ``url`` for its health; ``tls`` returns what it is verified by.
+def ask_health(url: str, tls: Callable[[], ssl.SSLContext | None], at: str | None = None) -> HealthAnswer:
+    """Ask the relay with the public URL ``url`` for its health; ``tls`` returns what it is verified by.
+
+    ``at``: the URL at which it is reached, where that is another one.
 
     Raises:
         UnreachedError: there is no answer.
     """
-    parts = urlsplit(url)
-    host = parts.hostname or ""
+    at = at or url
     context = tls()
-    connection = (
-        http.client.HTTPConnection(host, parts.port, timeout=TIMEOUT_S)
-        if context is None
-        else http.client.HTTPSConnection(host, parts.port, timeout=TIMEOUT_S, context=context)
-    )
+    connection = http.client.HTTPConnection(host_of(at), port_of(at), timeout=TIMEOUT_S)
     try:
-        connection.request("GET", "/healthz")
+        connection.connect()
+        if context is not None:
+            connection.sock = context.wrap_socket(connection.sock, server_hostname=host_of(url))
+        connection.request("GET", "/healthz", headers={"Host": urlsplit(url).netloc})
         answer = connection.getresponse()
         answer.read(_MAX_BODY)
         date = answer.getheader("Date")
     except ssl.SSLCertVerificationError as error:
         raise UnreachedError(
-            f"{url} shows a certificate that is not trusted: {error.verify_message}"
+            f"{at} shows a certificate that is not trusted: {error.verify_message}"
         ) from None
     except (OSError, http.client.HTTPException) as error:
-        raise UnreachedError(f"{url} is not reached: {error}") from None
+        raise UnreachedError(f"{at} is not reached: {error}") from None
     finally:
         connection.close()
     try:

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 
 from kubelet.announce.announcer import Announcer
 from kubelet.announce.signer import ManifestSigner
-from kubelet.backoff import Backoff
 from kubelet.dispatch import Dispatcher
 from kubelet.handlers.base import Handler
-from kubelet.session.link import LinkParts, RelayLink
+from kubelet.session.link import RelayLink
+from kubelet.session.link_parts import LinkParts
 from kubelet.session.link_state import LinkState
+from kubelet.session.relay_addresses import RelayAddresses
 from kubelet.session.relay_frames import RelayFrames
 from schemas.frames import FrameReader
 from schemas.kinds import KindRegistry
@@ -73,13 +74,13 @@ class LinkedNode:
         link = RelayLink(
             LinkParts(
                 identity=identity,
-                relay_url=relay_url,
+                public_url=relay_url,
+                relays=RelayAddresses([relay_url], node.node_id, chance, FakeClock(0)),
                 reader=reader or FrameReader(registry),
                 announcer=announcer,
                 dispatcher=dispatcher,
                 frames=RelayFrames(log),
                 ulids=UlidSource(clock, os.urandom),
-                backoff=Backoff(chance),
                 log=log,
                 sleep=waits.sleep,
             )

@@ -107,6 +107,11 @@ class PlayedRelay:
     """A WebSocket server; each connection waits to be played.
 
     It speaks ``subprotocols``, by default those of a relay of the version before.
+
+    Attributes:
+        refusal: the status with which it refuses connections; None: it does not.
+        refusal_headers: the headers of that answer.
+        audience: the public URL of the fleet, where that is not its own.
     """
 
     def __init__(self, reader: FrameReader, subprotocols: Sequence[str] = (SUBPROTOCOL,)) -> None:
@@ -116,6 +121,8 @@ class PlayedRelay:
         self._numbers = count(1)
         self._port: int | None = None
         self.refusal: int | None = None
+        self.refusal_headers: dict[str, str] = {}
+        self.audience: str | None = None
 
     @property
     def url(self) -> str:
@@ -146,10 +153,17 @@ class PlayedRelay:
     async def _connected(self, socket: ServerConnection) -> None:
         await self._connections.put(
             RelayEnd(
-                socket, SessionMachine(Role.RELAY, self._reader, time.monotonic), self.url, self._numbers
+                socket,
+                SessionMachine(Role.RELAY, self._reader, time.monotonic),
+                self.audience or self.url,
+                self._numbers,
             )
         )
         await socket.wait_closed()
 
     def _upgrade(self, socket: ServerConnection, _request: Request) -> Response | None:
-        return None if self.refusal is None else socket.respond(HTTPStatus(self.refusal), "")
+        if self.refusal is None:
+            return None
+        response = socket.respond(HTTPStatus(self.refusal), "")
+        response.headers.update(self.refusal_headers)
+        return response

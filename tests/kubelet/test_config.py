@@ -94,6 +94,25 @@ def test_where_nothing_was_stored_there_is_nothing(tmp_path: Path) -> None:
     assert read_stored(tmp_path / "not there") is None
 
 
+def test_other_relays_of_the_fleet_are_stored(tmp_path: Path) -> None:
+    others = ("https://192.0.2.2", "https://relay.example:8700")
+    store(NodeConfig(BROKER, "https://relay.example", other_relays=others), tmp_path)
+    stored = read_stored(tmp_path)
+    assert stored is not None
+    assert (stored.relay_url, stored.other_relays) == ("https://relay.example", others)
+
+
+@pytest.mark.parametrize("other", ["http://127.0.0.1:8700", "http://relay.example"])
+def test_all_relays_of_a_fleet_are_over_tls_or_none(other: str) -> None:
+    with pytest.raises(AddressError):
+        NodeConfig(BROKER, "https://relay.example", other_relays=(other,))
+
+
+def test_no_other_relay_is_reached_in_the_clear() -> None:
+    with pytest.raises(AddressError, match="not encrypted"):
+        NodeConfig(BROKER, "http://127.0.0.1:8700", other_relays=("http://192.0.2.2:8700",))
+
+
 def test_a_person_can_read_and_edit_what_is_stored(tmp_path: Path) -> None:
     (tmp_path / "kubelet.json").write_text(json.dumps(STORED))
     stored = read_stored(tmp_path)
@@ -109,6 +128,9 @@ def test_a_person_can_read_and_edit_what_is_stored(tmp_path: Path) -> None:
         pytest.param({"broker": "mqtt.example:1883"}, id="a broker in the clear"),
         pytest.param({"relay": "relay.example"}, id="no relay"),
         pytest.param({"relay": 1}, id="a number for a relay"),
+        pytest.param({"other_relays": "https://relay.example"}, id="a text for other relays"),
+        pytest.param({"other_relays": [1]}, id="a number for another relay"),
+        pytest.param({"other_relays": ["http://192.0.2.2"]}, id="another relay in the clear"),
         pytest.param({"broker": 1}, id="a number for a broker"),
         pytest.param({"insecure_plain_transports": "false"}, id="a word for a flag"),
         pytest.param({"own_root": 0}, id="a number for a flag"),

@@ -8,6 +8,7 @@ import pytest
 
 from kubelet.identity.http_exchange import NoAnswerError, Request, exchange
 from kubelet.session.channel import NOT_REACHED, opened
+from kubelet.session.relay_addresses import RelayAddress
 from schemas.frames import FrameReader
 from schemas.registry import SchemaRegistry
 from schemas.tls import client_context
@@ -75,7 +76,7 @@ async def test_a_session_uses_the_proxy_for_a_relay_elsewhere_alone(
         for name in ("http_proxy", "https_proxy", "all_proxy"):
             monkeypatch.setenv(name, proxy.url)
         with pytest.raises(NOT_REACHED):
-            async with opened(url, None, FrameReader(registry), ulids, BOUND_S):
+            async with opened(url, RelayAddress(url), None, FrameReader(registry), ulids, BOUND_S):
                 pass
     assert len(proxy.asked) == asked
     assert all(head.startswith(b"CONNECT relay.example:80 ") for head in proxy.asked)

@@ -29,6 +29,24 @@ def test_a_node_that_is_enrolled_needs_no_settings(tmp_path: Path) -> None:
     assert loaded.settings.given["relay"].source == f"enrolled, in {tmp_path}/kubelet.json"
 
 
+@pytest.mark.parametrize(
+    "relays",
+    [
+        'relay = ["https://relay.example", "https://192.0.2.2", "wss://relay.example:443/"]',
+        'relay = "https://relay.example,https://192.0.2.2"',
+    ],
+)
+def test_the_first_relay_is_the_audience_and_each_is_reached_once(tmp_path: Path, relays: str) -> None:
+    config = load(tmp_path, f"{relays}\nno_broker = true").config()
+    assert (config.relay_url, config.other_relays) == ("https://relay.example", ("https://192.0.2.2",))
+
+
+def test_other_relays_are_enrolled(tmp_path: Path) -> None:
+    several = NodeConfig(None, "https://relay.example", other_relays=("https://192.0.2.2",))
+    store(several, tmp_path)
+    assert load(tmp_path).config() == several
+
+
 def test_that_a_relay_has_no_broker_is_enrolled_and_overridden_as_a_broker_is(tmp_path: Path) -> None:
     without = NodeConfig(None, "https://relay.example")
     broker = BrokerAddress("127.0.0.1", 1)
@@ -75,6 +93,11 @@ def test_the_environment_and_then_the_flags_come_before_the_file(tmp_path: Path)
     ("toml", "problem"),
     [
         ("", "enrol first"),
+        ("relay = []", "enrol first"),
+        (
+            'relay = ["https://relay.example", "http://127.0.0.1:1"]\nno_broker = true',
+            "all https, or all http",
+        ),
         ('relay = "https://relay.example"', "--broker or --no-broker"),
         ('relay = "https://relay.example"\nbroker = "127.0.0.1:1"\nno_broker = true', "exclude each other"),
         ('relay = "http://relay.example"\nbroker = "127.0.0.1:1"', "is not encrypted"),

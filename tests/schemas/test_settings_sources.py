@@ -64,7 +64,7 @@ def test_the_file_is_overridden_by_the_environment_and_that_by_flags(file: Path)
         ("agent_rps = 0", ", line 1: agent_rps '0' is not a whole number from 1 to 1000"),
         ("tls_own = 'true'", ", line 1: tls_own is true or false"),
         ("tls_own = 1", ", line 1: tls_own is true or false"),
-        ("kinds = 'acme.a'", ', line 1: kinds is an array of texts: ["…", "…"]'),
+        ("kinds = 1", ', line 1: kinds is an array of texts: ["…", "…"]'),
         ("kinds = ['acme.a', 1]", ', line 1: kinds is an array of texts: ["…", "…"]'),
         ("kinds = ['acme.a,acme.b']", ', line 1: kinds is an array of texts: ["…", "…"]'),
         ("kinds = ['acme']", ", line 1: kinds 'acme' is not the name of a kind, such as acme.relay_board"),

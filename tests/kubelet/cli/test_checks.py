@@ -135,6 +135,18 @@ async def test_a_relay_that_is_not_reached_is_found(checks: NodeChecks) -> None:
     assert (await made(checks, "relay")).severity is FAILURE
 
 
+async def test_one_relay_of_several_that_is_not_reached_is_a_warning(checks: NodeChecks) -> None:
+    gone = checks.config.relay_url
+    async with http_relay() as url:
+        several = replace(checks, config=replace(checks.config, other_relays=(url,)))
+        finding = await made(several, "relay")
+        assert finding.severity is WARNING
+        assert finding.found.startswith(f"{gone} is not reached")
+        assert (await made(several, "clock")).severity is WARNING  # its answer has no date
+    several = replace(checks, config=replace(checks.config, other_relays=(f"{gone}9",)))
+    assert (await made(several, "relay")).severity is FAILURE
+
+
 async def test_a_clock_that_is_wrong_is_found(checks: NodeChecks) -> None:
     noon = 1_763_812_800_000
     async with http_relay("Date: Sat, 22 Nov 2025 12:00:00 GMT\r\n") as url:

@@ -462,6 +462,7 @@ def test_enrolling_tells_programs_the_facts(
         "tenant": "acme",
         "kid": state.read().kid,
         "relay": enrolment_server.url,
+        "other_relays": [],
         "broker": "mqtt://127.0.0.1:1883",
         "state_dir": str(state.root),
     }
@@ -607,6 +608,19 @@ def test_after_enrolling_the_daemon_needs_to_be_told_nothing(
     config = plan_of("--state-dir", state.root).config
     assert (config.relay_url, str(config.broker)) == (enrolment_server.url, "mqtts://mqtt.example:8883")
     assert (config.own_root, config.plain_allowed) == (True, False)
+
+
+def test_other_relays_of_the_fleet_are_kept_for_the_daemon(
+    run: Run, state: IdentityFiles, enrolment_server: EnrolmentServer, plan_of: Callable[..., DaemonPlan]
+) -> None:
+    others = ["http://127.0.0.1:8701", "http://127.0.0.1:8702"]
+    typed = (enrolment_server.url, *others, enrolment_server.url)
+    run("enroll", *typed, "--token", enrolment_server.token.text(), "--state-dir", state.root)
+    config = plan_of("--state-dir", state.root).config
+    assert config.relays == (enrolment_server.url, *others)
+    repeated = ("--relay", "https://relay.example", "--relay", "https://192.0.2.2,https://192.0.2.3")
+    config = plan_of("--state-dir", state.root, *repeated).config
+    assert config.relays == ("https://relay.example", "https://192.0.2.2", "https://192.0.2.3")
 
 
 def test_options_come_before_what_was_stored(

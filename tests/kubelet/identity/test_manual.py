@@ -40,7 +40,7 @@ def test_during_a_rotation_both_roots_of_both_kinds_are_installed(
 ) -> None:
     ca.rotate_root()
     ca.servers.rotate()
-    enrolled = copied(ca, files).install_with(RELAY, BROKER, system_roots=False, plain_allowed=False)
+    enrolled = copied(ca, files).install_with([RELAY], BROKER, system_roots=False, plain_allowed=False)
     assert files.root_pem() == "".join(ca.roots())
     assert files.server_roots.read_text() == "".join(ca.servers.roots())
     assert (enrolled.config, enrolled.config.own_root) == (read_stored(files.root), True)
@@ -59,9 +59,9 @@ def test_a_relay_over_tls_needs_roots_of_servers_or_those_of_the_machine(
 ) -> None:
     enrolment = copied(ca, files, servers=False)
     with pytest.raises(ServerRootsMissingError, match="relay ca roots --pem"):
-        enrolment.install_with(RELAY, BROKER, system_roots=False, plain_allowed=False)
+        enrolment.install_with([RELAY], BROKER, system_roots=False, plain_allowed=False)
     assert files.root_pem() is None
-    assert not enrolment.install_with(RELAY, BROKER, system_roots=True, plain_allowed=False).config.own_root
+    assert not enrolment.install_with([RELAY], BROKER, system_roots=True, plain_allowed=False).config.own_root
 
 
 def test_addresses_are_checked_before_anything_is_written(
@@ -69,6 +69,6 @@ def test_addresses_are_checked_before_anything_is_written(
 ) -> None:
     with pytest.raises(AddressError, match="insecure"):
         copied(ca, files).install_with(
-            "http://relay.example", BROKER, system_roots=False, plain_allowed=False
+            ["http://relay.example"], BROKER, system_roots=False, plain_allowed=False
         )
     assert files.root_pem() is None

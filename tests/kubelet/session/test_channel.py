@@ -10,6 +10,7 @@ from websockets.exceptions import ConnectionClosed
 
 from kubelet.session.channel import Channel
 from kubelet.session.channel import opened as connection
+from kubelet.session.relay_addresses import RelayAddress
 from schemas.addresses import connect_url
 from schemas.frame_types import Role
 from schemas.frames import MAX_FRAME_BYTES, SUBPROTOCOL, FrameReader
@@ -221,7 +222,8 @@ async def test_answers_that_local_agents_requested_exceed_no_rate(
     relay: PlayedRelay, reader: FrameReader, clock: FakeClock
 ) -> None:
     requests, answers = 20, 500
-    async with connection(relay.url, None, reader, UlidSource(clock, os.urandom), BOUND_S) as channel:
+    ulids, address = UlidSource(clock, os.urandom), RelayAddress(relay.url)
+    async with connection(relay.url, address, None, reader, ulids, BOUND_S) as channel:
         end = await relay.next()
         await end.challenge()
         challenge = await channel.receive()

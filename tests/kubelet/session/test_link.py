@@ -11,11 +11,12 @@ import pytest
 import kubelet.session.link
 from kubelet.announce.announcer import Announcer
 from kubelet.announce.signer import ManifestSigner
-from kubelet.backoff import Backoff
 from kubelet.dispatch import Dispatcher
 from kubelet.handlers.base import Handler
-from kubelet.session.link import LinkParts, RelayLink
+from kubelet.session.link import RelayLink
+from kubelet.session.link_parts import LinkParts
 from kubelet.session.link_state import LinkState
+from kubelet.session.relay_addresses import RelayAddresses
 from kubelet.session.relay_frames import LinkEvent, RelayFrames
 from kubelet.session.renewal import Renewal
 from schemas.canonical import jcs
@@ -128,8 +129,9 @@ class World:
     clock: FakeClock
     log: LogLines
 
-    def rig(self, relay: PlayedRelay, relay_url: str | None = None, timeout_s: float = BOUND_S) -> Rig:
-        """Return a link to ``relay``, known to it as ``relay_url``."""
+    def rig(self, relay: PlayedRelay, *others: str, timeout_s: float = BOUND_S) -> Rig:
+        """Return a link to ``relay``, whose URL is the fleet's, and to ``others`` of its fleet."""
+        relays = (relay.url, *others)
         logger = make_logger("kubelet", self.log)
         identity = identity_of(self.node)
         signer = ManifestSigner(
@@ -147,13 +149,13 @@ class World:
         chance = FixedChance(0.5)
         parts = LinkParts(
             identity=identity,
-            relay_url=relay_url or relay.url,
+            public_url=relays[0],
+            relays=RelayAddresses(relays, identity.node_id, chance, ticks),
             reader=self.reader,
             announcer=Announcer(signer, 60.0, chance, logger, sleep=heartbeats.sleep),
             dispatcher=Dispatcher(self.node.node_id, [worker], self.kinds, self.registry, logger),
             frames=RelayFrames(logger),
             ulids=UlidSource(self.clock, os.urandom),
-            backoff=Backoff(chance),
             log=logger,
             ticks_ms=ticks,
             sleep=waits.sleep,
@@ -669,6 +671,162 @@ async def test_waits_grow_until_a_manifest_is_accepted(rig: Rig) -> None:
         await rig.until_state(LinkState.ANNOUNCED)
         end.drop()
         assert (await rig.waits.next()).seconds == FIRST_WAIT_S
+
+
+# --- several relays
+
+
+@pytest.fixture
+async def second(relay: PlayedRelay, reader: FrameReader) -> AsyncIterator[PlayedRelay]:
+    async with PlayedRelay(reader).running() as second:
+        second.audience = relay.url
+        yield second
+
+
+async def end_all(waits: Pauses) -> None:
+    """End every wait at once until cancelled."""
+    while True:
+        (await waits.next()).end()
+
+
+async def from_the_first(rig: Rig, relay: PlayedRelay, second: PlayedRelay) -> tuple[RelayEnd, PlayedRelay]:
+    """Return the first connection, and the relay that the node has not chosen."""
+    arrivals = {asyncio.create_task(each.next()): each for each in (relay, second)}
+    done, pending = await asyncio.wait(arrivals, return_when=asyncio.FIRST_COMPLETED)
+    for task in pending:
+        task.cancel()
+    [chosen], [left] = done, pending
+    assert rig.link.state is LinkState.CONNECTING
+    return chosen.result(), arrivals[left]
+
+
+@pytest.mark.parametrize("status", [503, 502, 429, 404])
+async def test_a_node_goes_on_to_the_next_relay_at_once_when_one_refuses(
+    world: World, relay: PlayedRelay, second: PlayedRelay, status: int
+) -> None:
+    rig = world.rig(relay, second.url)
+    relay.refusal = status
+    async with rig.running():
+        end = await second.next()
+        await end.admit()
+        await end.accept()
+        await rig.until_state(LinkState.ANNOUNCED)
+        assert str(rig.link.connected_to) == second.url
+        assert end.socket.request is not None
+        assert end.socket.request.headers["Host"] == relay.url.removeprefix("http://")
+    assert rig.link.connected_to is None
+
+
+async def test_a_node_goes_on_to_the_next_relay_when_one_is_away(
+    world: World, second: PlayedRelay, reader: FrameReader
+) -> None:
+    async with PlayedRelay(reader).running() as gone:
+        rig = world.rig(gone, second.url)
+    second.audience = gone.url
+    async with rig.running():
+        await (await second.next()).admit()
+        await rig.until_state(LinkState.OPEN)
+
+
+@pytest.mark.parametrize("bye", [True, False])
+async def test_a_relay_over_capacity_sends_its_nodes_to_the_next(
+    world: World, relay: PlayedRelay, second: PlayedRelay, *, bye: bool
+) -> None:
+    rig = world.rig(relay, second.url)
+    async with rig.running():
+        end, other = await from_the_first(rig, relay, second)
+        if bye:
+            await end.send("bye", reason="over_capacity", retry_after_ms=60_000)
+        await end.socket.close(CloseCode.OVER_CAPACITY if bye else 1013)
+        assert "resume" not in (await (await other.next()).admit()).payload
+
+
+async def test_the_wait_that_a_refusal_asks_for_is_kept(rig: Rig) -> None:
+    rig.relay.refusal, rig.relay.refusal_headers = 503, {"Retry-After": "7"}
+    async with rig.running():
+        assert (await rig.waits.next()).seconds == 7 + FIRST_WAIT_S
+
+
+@pytest.mark.parametrize("value", ["soon", "-1", "9" * 20, "Wed, 21 Oct 2026 07:28:00 GMT", ""])
+async def test_a_wait_that_cannot_be_read_is_ignored(rig: Rig, value: str) -> None:
+    rig.relay.refusal, rig.relay.refusal_headers = 503, {"Retry-After": value}
+    async with rig.running():
+        assert (await rig.waits.next()).seconds == FIRST_WAIT_S
+
+
+async def test_a_session_is_resumed_only_at_the_relay_that_holds_it(
+    world: World, relay: PlayedRelay, second: PlayedRelay
+) -> None:
+    rig = world.rig(relay, second.url)
+    async with rig.running():
+        end, other = await from_the_first(rig, relay, second)
+        await end.admit()
+        await end.accept()
+        await rig.until_state(LinkState.ANNOUNCED)
+        first = relay if other is second else second
+        first.refusal = 503
+        end.drop()
+        wait = await rig.waits.next()
+        assert wait.seconds == FIRST_WAIT_S
+        rig.ticks.advance(500)
+        wait.end()
+        elsewhere = await other.next()
+        assert "resume" not in (await elsewhere.admit(session_id=message_id(77))).payload
+        await elsewhere.accept()
+        await rig.until_state(LinkState.ANNOUNCED)
+        elsewhere.drop()
+        wait = await rig.waits.next()
+        rig.ticks.advance(500)
+        wait.end()
+        assert (await (await other.next()).admit(resumed=True)).payload["resume"] == message_id(77)
+
+
+async def test_another_relay_does_not_change_the_audience(
+    world: World, relay: PlayedRelay, second: PlayedRelay
+) -> None:
+    second.audience = second.url
+    rig = world.rig(relay, second.url)
+    relay.refusal = 503
+    async with rig.running():
+        end = await second.next()
+        await end.challenge()
+        assert await end.rest() == ([], CloseCode.NORMAL)
+        assert rig.log.entries("relay names another audience")[0]["pinned"] == relay.url
+        relay.refusal, second.refusal = None, 503
+        ending = asyncio.create_task(end_all(rig.waits))
+        auth = await (await relay.next()).admit()
+        ending.cancel()
+        await rig.until_state(LinkState.OPEN)
+        assert claims_of(rig, auth.payload["token"])["aud"] == relay.url
+
+
+async def test_a_superseded_node_waits_at_every_relay(
+    world: World, relay: PlayedRelay, second: PlayedRelay
+) -> None:
+    rig = world.rig(relay, second.url)
+    async with rig.running():
+        end, _ = await from_the_first(rig, relay, second)
+        await end.admit()
+        await end.socket.close(CloseCode.SUPERSEDED)
+        assert (await rig.waits.next()).seconds == SUPERSEDED_WAIT_S + FIRST_WAIT_S
+
+
+async def test_a_node_that_one_relay_revokes_asks_no_other(
+    world: World, relay: PlayedRelay, second: PlayedRelay
+) -> None:
+    rig = world.rig(relay, second.url)
+    async with rig.running() as task:
+        end, _ = await from_the_first(rig, relay, second)
+        await end.socket.close(CloseCode.REVOKED)
+        await asyncio.wait_for(task, BOUND_S)
+        assert rig.link.state is LinkState.REVOKED
+
+
+async def test_a_redirect_is_not_followed(rig: Rig, second: PlayedRelay) -> None:
+    rig.relay.refusal, rig.relay.refusal_headers = 302, {"Location": second.url.replace("http", "ws")}
+    async with rig.running():
+        assert (await rig.waits.next()).seconds == FIRST_WAIT_S
+    assert "302" in rig.log.entries("relay not reached")[0]["reason"]
 
 
 # --- relays that misbehave

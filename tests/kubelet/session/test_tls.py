@@ -1,25 +1,33 @@
 """A node over TLS: whom it believes and what it shows, against real brokers and a real server."""
 
 import asyncio
+import os
 import ssl
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from websockets.asyncio.server import serve
 
 from kubelet.announce.confirmed_publication import publish_all
 from kubelet.announce.mqtt import MqttPublisher
+from kubelet.session.channel import opened
+from kubelet.session.relay_addresses import RelayAddress
 from kubelet.session.tls import NodeTls
 from relay.pki.broker_access import BrokerAccess
 from schemas.addresses import BrokerAddress
+from schemas.frames import FrameReader
 from schemas.identity_files import IdentityFiles
 from schemas.process.logs import make_logger
+from schemas.registry import SchemaRegistry
+from schemas.ulids import UlidSource
 from tests.fakes.broker import BOUND_S
 from tests.fakes.chance import short_waits
 from tests.fakes.lines import LogLines
 from tests.fakes.node import write_identity
-from tests.fakes.server_ca import SimulatedServerCa
+from tests.fakes.server_ca import SimulatedServerCa, server_key_named
 from tests.fakes.signer import NODE_ID, OTHER_NODE_ID, SimulatedCa, key_named
 from tests.fakes.tls_broker import Peer, PlayedAuthority, TlsBroker
 
@@ -183,3 +191,30 @@ async def test_files_that_went_missing_are_waited_for(
     aside.rename(files.leaf)
     await log.until("broker connected")
     await publisher.stop()
+
+
+async def test_whichever_relay_is_reached_its_certificate_is_for_the_fleets_name(
+    files: IdentityFiles, authority: PlayedAuthority, tmp_path: Path, registry: SchemaRegistry
+) -> None:
+    names: list[str | None] = []
+    outcomes = {}
+    for host in ("relay.example", "other.example"):
+        key = server_key_named(host)
+        shown = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode()
+        shown += authority.servers.issue("relay", [host], key.public_key(), now_ms=NOW_MS)
+        (tmp_path / host).write_text(shown)
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(tmp_path / host)
+        context.sni_callback = lambda _socket, name, _context: names.append(name)
+        async with serve(lambda _socket: asyncio.sleep(0), "127.0.0.1", 0, ssl=context) as server:
+            at = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            tls = NodeTls(files, own_root=True).to_relay(URL)
+            ulids = UlidSource(lambda: NOW_MS, os.urandom)
+            try:
+                async with opened(URL, RelayAddress(at), tls, FrameReader(registry), ulids, BOUND_S):
+                    outcomes[host] = "connected"
+            except ssl.SSLCertVerificationError as error:
+                outcomes[host] = f"error {error.verify_code}"
+    hostname_mismatch = "error 62"
+    assert outcomes == {"relay.example": "connected", "other.example": hostname_mismatch}
+    assert names == ["relay.example"] * 2
