@@ -18,6 +18,8 @@ MAX_SESSIONS = 64
 """The live sessions of one node."""
 MAX_PENDING = 128
 """The pending requests of one session."""
+NODE_MARGIN_S = 5.0
+"""How much longer than the relay a node waits for an answer: the relay's error says what was waited for."""
 MAX_ERROR_TEXT = 4096
 """The characters of a caller's own error that are passed on."""
 

@@ -16,10 +16,11 @@ from structlog.typing import FilteringBoundLogger
 from kubelet.caller_tools.caller_names import CallerNames
 from kubelet.caller_tools.client import ClientParts
 from kubelet.caller_tools.methods import Methods
-from kubelet.caller_tools.requests import MARGIN_S, CallerRequests, Send
+from kubelet.caller_tools.requests import CallerRequests, Send
 from kubelet.caller_tools.server import SocketServer
 from kubelet.caller_tools.sessions import Session, SessionRefusedError, Sessions
 from kubelet.caller_tools.socket_file import bound
+from schemas.caller_tools import NODE_MARGIN_S
 from schemas.faults import OncePerPlace
 from schemas.frame_types import FrameType
 from schemas.payloads import CallerToolResult, SessionEnd, SessionOpen, SessionText
@@ -37,7 +38,7 @@ class Timeouts:
         outlive_s: how long sessions outlive the connection to the relay.
     """
 
-    margin_s: float = MARGIN_S
+    margin_s: float = NODE_MARGIN_S
     no_road_s: float = 10.0
     outlive_s: float = 60.0
 

@@ -12,13 +12,17 @@ from typing import Any
 from uuid import UUID
 
 from kubelet.caller_tools.sessions import Session
-from schemas.caller_tools import MAX_PENDING, MAX_VALUE_BYTES, CallerToolError, size_of
+from schemas.caller_tools import (
+    MAX_PENDING,
+    MAX_VALUE_BYTES,
+    NODE_MARGIN_S,
+    CallerToolError,
+    size_of,
+)
 from schemas.errors import Failure, ToolError
 from schemas.frame_types import FrameType
 from schemas.payloads import CallerToolRequest, CallerToolResult
 
-MARGIN_S = 5.0
-"""How much longer than the relay this end waits: the relay's own error shows what was waited for."""
 MAX_QUEUED = 256
 """The requests of one session that wait until fewer than ``MAX_PENDING`` are pending."""
 MAX_HELD_BYTES = 16 << 20
@@ -71,7 +75,9 @@ class _Lane:
 class CallerRequests:
     """All requests of this node."""
 
-    def __init__(self, send: Send, random_bytes: Callable[[int], bytes], margin_s: float = MARGIN_S) -> None:
+    def __init__(
+        self, send: Send, random_bytes: Callable[[int], bytes], margin_s: float = NODE_MARGIN_S
+    ) -> None:
         self._send = send
         self._random_bytes = random_bytes
         self._margin_s = margin_s

@@ -79,7 +79,7 @@ class Expiry:
         """End the sessions that are over."""
         now = self._monotonic()
         for session in self._registry:
-            session.requests.forget_before(now - self._timeouts.request)
+            session.requests.forget_before(now - self._timeouts.kept)
             if now - session.last_used >= self._timeouts.idle:
                 self._endings.end_session(session, IDLE)
             elif not any(map(self._is_accepted, session.tokens.values())):

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from schemas.caller_tools import NODE_MARGIN_S
+
 MAX_WAIT_MS = 60_000
 """The longest long poll: longer waits are cut off by clients and proxies."""
 MAX_RESULT_BYTES = 256 * 1024
@@ -23,8 +25,7 @@ class Timeouts:
     """How long things last, in seconds. They may be changed.
 
     Attributes:
-        request: how long a request waits for the caller's answer, and how long the answer is kept to be sent
-            again when the node resumes its session.
+        request: how long a request waits for the caller's answer.
         unreachable: how long one that is not delivered waits for a caller that cannot be reached.
         idle: how long a session lasts without use by either end.
     """
@@ -32,3 +33,12 @@ class Timeouts:
     request: float = 60.0
     unreachable: float = 10.0
     idle: float = 1800.0
+
+    @property
+    def kept(self) -> float:
+        """How long a request that has ended is known, with its answer.
+
+        A node that resumes its session asks again for as long as it waits, and such a request must not reach
+        the caller a second time.
+        """
+        return self.request + 2 * NODE_MARGIN_S

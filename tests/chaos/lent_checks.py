@@ -6,11 +6,11 @@ Pure functions of records.
 from collections import Counter
 from collections.abc import Iterator
 
-from kubelet.caller_tools.requests import MARGIN_S
+from schemas.caller_tools import NODE_MARGIN_S
 from tests.chaos.evidence import Check, Evidence, Violation
 from tests.chaos.history import RELAY_WAITS_S, History
 
-LONGEST_MS = int((RELAY_WAITS_S + MARGIN_S) * 1000)
+LONGEST_MS = int((RELAY_WAITS_S + NODE_MARGIN_S) * 1000)
 """The node ends a request that the relay has not."""
 
 

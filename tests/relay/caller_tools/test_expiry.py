@@ -34,6 +34,22 @@ async def test_a_request_that_was_delivered_waits_its_full_time(stage: CallerSta
     assert "no such pending request" in str(error["message"])
 
 
+async def test_a_request_that_a_node_repeats_as_late_as_it_may_does_not_reach_the_caller_again(
+    stage: CallerStage,
+) -> None:
+    session_id = await stage.open()
+    stage.request(session_id)
+    (event,) = await stage.events(session_id)
+    await stage.result("caller_tool_response", session_id=session_id, request_id=request_id(), result=1)
+    stage.lose()
+    sweep(stage, 64.9)  # a node waits five seconds longer than the relay
+    stage.link("S1")
+    stage.sent()
+    stage.request(session_id)
+    assert stage.results() == {request_id(): 1}
+    assert await stage.events(session_id, event["cursor"]) == []
+
+
 async def test_a_request_that_reaches_no_caller_ends_after_ten_seconds(stage: CallerStage) -> None:
     session_id = await stage.open()
     stage.hub.seconds.now += 100
