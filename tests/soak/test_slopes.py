@@ -36,13 +36,13 @@ def test_one_that_leaks_with_each_restart_of_the_broker_is_found(what: str) -> N
     assert growing(leaking(MINUTE, what, lambda at_s: at_s / 15)) == [what]
 
 
-def test_a_call_that_leaks_two_objects_is_found_in_an_hour() -> None:
-    leak = leaking(RIGHT, "memory", lambda at_s: at_s * CALLS_PER_S * 2 * SMALLEST_BYTES)
+def test_a_call_that_leaks_three_objects_is_found_in_an_hour() -> None:
+    leak = leaking(RIGHT, "memory", lambda at_s: at_s * CALLS_PER_S * 3 * SMALLEST_BYTES)
     assert growing(leak) == ["memory"]
 
 
-def test_a_call_that_leaks_four_kibibytes_is_found_in_a_minute() -> None:
-    leak = leaking(MINUTE, "memory", lambda at_s: at_s * CALLS_PER_S * 4096)
+def test_a_call_that_leaks_eight_kibibytes_is_found_in_a_minute() -> None:
+    leak = leaking(MINUTE, "memory", lambda at_s: at_s * CALLS_PER_S * 8192)
     assert growing(leak) == ["memory"]
 
 
