@@ -122,7 +122,9 @@ class MqttConnection:
             await asyncio.shield(connecting)
         except asyncio.CancelledError:
             # What it opens meanwhile is to be closed.
-            await asyncio.wait([connecting], timeout=_STOP_S)
+            ended, _ = await asyncio.wait([connecting], timeout=_STOP_S)
+            for each in ended:
+                each.exception()  # read, so that it is not reported as one that was missed
             raise
         except OSError as error:
             self._changed(False, connection_reason(error))  # noqa: FBT003 - positional, as paho's own callbacks
