@@ -181,8 +181,13 @@ class Site:
         """Wait until calls flow; return the process of each service."""
         self.root.until(RELAY, "StatusText", "ready")
         self.root.until(KUBELET, "StatusText", "relay: announced")
-        status = ("kubelet", "status", "--json", "--state-dir", STATES[0])
-        wait_until(lambda: self.root.begin(*status).wait(BOUND_S) == 0, BOUND_S)
+
+        def calls_flow() -> bool:
+            status = self.root.begin("kubelet", "status", "--json", "--state-dir", STATES[0])
+            status.communicate(timeout=BOUND_S)
+            return status.returncode == 0
+
+        wait_until(calls_flow, BOUND_S)
         return {unit: self.root.show(unit, "MainPID") for unit in (RELAY, KUBELET)}
 
     def version(self, package: str) -> str:
