@@ -1,6 +1,7 @@
 """MCP over HTTP by hand, in both eras: every byte of a body is the test's own."""
 
 import json
+import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Final
@@ -26,11 +27,20 @@ class McpWire:
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, address: HostPort, era: str, token: str) -> AsyncIterator["McpWire"]:
-        """Hold a client that presents ``token``."""
-        headers = {"Authorization": f"Bearer {token}"}
-        base_url = f"http://{address}"
-        async with httpx2.AsyncClient(base_url=base_url, headers=headers, trust_env=False) as http:
+    async def open(
+        cls,
+        address: HostPort,
+        era: str,
+        token: str,
+        tls: ssl.SSLContext | None = None,
+        name: str | None = None,
+    ) -> AsyncIterator["McpWire"]:
+        """Hold a client that presents ``token``, over ``tls`` if it is given, to a server called ``name``."""
+        headers = {"Authorization": f"Bearer {token}"} | ({"Host": name} if name else {})
+        base_url, verify = (f"http://{address}", True) if tls is None else (f"https://{address}", tls)
+        async with httpx2.AsyncClient(
+            base_url=base_url, headers=headers, trust_env=False, verify=verify
+        ) as http:
             wire = cls(http, era)
             if era == OLD:
                 await wire._initialize()

@@ -1,0 +1,197 @@
+"""The configuration for HAProxy that docs/cluster.md names, in front of two relays, with HAProxy itself."""
+
+import asyncio
+import json
+import os
+import shutil
+import ssl
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx2
+import pytest
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+from kubelet.session.channel import opened
+from kubelet.session.handshake import answer_to
+from kubelet.session.relay_addresses import RelayAddress
+from schemas.addresses import HostPort
+from schemas.frames import FrameReader
+from schemas.registry import SchemaRegistry
+from schemas.tls import client_context
+from schemas.ulids import UlidSource
+from tests.fakes.hub import PUBLIC_URL, Hub
+from tests.fakes.mcp_wire import ERA_META, NEW, OLD, McpWire
+from tests.fakes.node import identity_of
+from tests.fakes.ports import unused_port
+from tests.fakes.served_relay import ServedRelay
+from tests.fakes.server_ca import SimulatedServerCa, server_key_named
+from tests.fakes.serving import Server
+from tests.fakes.signer import NOW_MS
+
+pytestmark = pytest.mark.processes
+
+CONFIGURATION = Path(__file__).parents[3] / "docs" / "cluster" / "haproxy.cfg"
+INSTALL = "apt-get install --no-install-recommends haproxy"
+NAME = "relay.example"
+BOUND_S = 20
+CALLS = 8
+TOOL = "sysecho.nowhere.echo.invoke"
+_CHECKS = 4
+"""Two of each of the two backends."""
+LIST = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}).encode()
+
+
+@dataclass(frozen=True)
+class Balanced:
+    """Two relays behind HAProxy, and the ports of HAProxy for agents and for nodes."""
+
+    relays: list[ServedRelay]
+    roots: str
+    agents: int
+    nodes: int
+
+    def shares(self) -> list[int]:
+        """Return how many requests of agents each relay has served, and forget them."""
+        shares = [relay.requests.count("/mcp") for relay in self.relays]
+        for relay in self.relays:
+            relay.requests.clear()
+        return shares
+
+    @asynccontextmanager
+    async def agent(self, era: str) -> AsyncIterator[McpWire]:
+        """Hold a client of one era."""
+        tls = client_context(self.roots)
+        async with McpWire.open(
+            HostPort("127.0.0.1", self.agents), era, self.relays[0].hub.token(), tls=tls, name=NAME
+        ) as wire:
+            yield wire
+
+
+def haproxy() -> str:
+    found = shutil.which("haproxy", path=f"{os.environ['PATH']}:/usr/sbin")
+    if found is not None:
+        return found
+    if os.environ.get("CI") == "true":
+        pytest.fail(f"not installed: haproxy. Run: {INSTALL}")
+    pytest.skip(f"not installed: haproxy. Run: {INSTALL}")
+
+
+@asynccontextmanager
+async def running(file: Path, port: int) -> AsyncIterator[None]:
+    """Run HAProxy, which listens at ``port`` when it serves."""
+    process = await asyncio.create_subprocess_exec(haproxy(), "-db", "-f", file)
+    try:
+        async with asyncio.timeout(BOUND_S):
+            while True:
+                assert process.returncode is None
+                try:
+                    _, writer = await asyncio.open_connection("127.0.0.1", port)
+                except OSError:
+                    await asyncio.sleep(0.01)  # it has no other sign that it listens
+                else:
+                    writer.close()
+                    break
+        yield
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+async def until_judged(relays: list[ServedRelay]) -> None:
+    """Wait until HAProxy has asked each relay often enough to give up one that it finds not ready."""
+    async with asyncio.timeout(BOUND_S):
+        while min(relay.requests.count("/readyz") for relay in relays) < _CHECKS:  # noqa: ASYNC110 - no event
+            await asyncio.sleep(0.01)
+    for relay in relays:
+        relay.requests.clear()
+
+
+@pytest.fixture
+async def balanced(tmp_path: Path, registry: SchemaRegistry) -> AsyncIterator[Balanced]:
+    now_ms = time.time_ns() // 1_000_000
+    servers, key = SimulatedServerCa("root of servers", now_ms), server_key_named("relay")
+    roots, shown = tmp_path / "roots.pem", tmp_path / "relay.pem"
+    roots.write_text(servers.root_pem)
+    certificate = servers.issue("relay", [NAME, "127.0.0.1"], key.public_key())
+    shown.write_text(
+        certificate + key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode()
+    )
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(shown)
+    async with AsyncExitStack() as stack:
+        relays = []
+        for number in (1, 2):
+            directory = tmp_path / f"relay-{number}"
+            directory.mkdir()
+            hub = Hub(directory, registry)
+            stack.callback(hub.close)
+            server = await stack.enter_async_context(Server.running(tls))
+            relays.append(await stack.enter_async_context(ServedRelay.open(hub, server)))
+        agents, nodes = unused_port(), unused_port()
+        text = CONFIGURATION.read_text("utf-8")
+        for old, new in (
+            ("maxconn 50000", "maxconn 500"),  # two files each, of which CI may allow fewer
+            ("inter 2s fall 2", "inter 1s fall 1"),
+            ("bind :443", f"bind 127.0.0.1:{agents}"),
+            ("bind :8443", f"bind 127.0.0.1:{nodes}"),
+            ("/etc/haproxy/relay.example.pem", str(shown)),
+            ("/etc/haproxy/server-root.pem", str(roots)),
+            ("192.0.2.1:8700", str(relays[0].address)),
+            ("192.0.2.2:8700", str(relays[1].address)),
+        ):
+            assert old in text
+            text = text.replace(old, new)
+        file = tmp_path / "haproxy.cfg"
+        file.write_text(text)
+        await stack.enter_async_context(running(file, agents))
+        await until_judged(relays)
+        yield Balanced(relays, servers.root_pem, agents, nodes)
+
+
+async def test_the_new_era_goes_to_any_relay_and_a_session_of_the_old_one_stays(balanced: Balanced) -> None:
+    async with balanced.agent(NEW) as agent:
+        for number in range(CALLS):
+            params = {"name": TOOL, "arguments": {}, "_meta": ERA_META}
+            call = {"jsonrpc": "2.0", "id": number, "method": "tools/call", "params": params}
+            response = await agent.post(json.dumps(call).encode(), **{"mcp-name": TOOL})
+            assert response.status_code == httpx2.codes.OK
+    assert min(balanced.shares()) > 0
+    for _ in range(2):
+        async with balanced.agent(OLD) as agent:
+            for _ in range(CALLS):
+                assert (await agent.post(LIST)).status_code == httpx2.codes.OK
+        shares = balanced.shares()
+        assert min(shares) == 0
+        assert max(shares) > CALLS
+
+
+async def test_nodes_verify_the_relay_through_it_and_their_certificate_reaches_the_relay(
+    balanced: Balanced, registry: SchemaRegistry
+) -> None:
+    identity = identity_of(balanced.relays[0].hub.ca.issue())
+    tls = client_context(balanced.roots)
+    ulids = UlidSource(lambda: NOW_MS, os.urandom)
+    address = RelayAddress(f"https://127.0.0.1:{balanced.nodes}")
+    async with opened(PUBLIC_URL, address, tls, FrameReader(registry), ulids, BOUND_S) as channel:
+        challenge = await channel.receive()
+        assert challenge is not None
+        auth = answer_to(challenge.payload, identity, PUBLIC_URL, ulids.new(), ulids.new())
+        await channel.send("auth", auth, challenge.msg_id)
+        welcome = await channel.receive()
+        assert welcome is not None
+        assert welcome.type == "welcome"
+
+
+async def test_a_connection_for_another_name_reaches_no_relay(balanced: Balanced) -> None:
+    tls = client_context(balanced.roots)
+    with pytest.raises((ssl.SSLError, ConnectionError)):
+        await asyncio.wait_for(
+            asyncio.open_connection("127.0.0.1", balanced.nodes, ssl=tls, server_hostname="other.example"),
+            BOUND_S,
+        )
+    assert all(not relay.requests or set(relay.requests) == {"/readyz"} for relay in balanced.relays)
