@@ -84,7 +84,7 @@ def main() -> None:
 @app.command(epilog=example("kubelet enroll https://relay.example --token-file join-token"))
 def enroll(
     relay: Annotated[
-        list[str], typer.Argument(metavar="URL...", help="The relay, and then others of its fleet.")
+        list[str], typer.Argument(metavar="URL", help="The relay, and then others of its fleet.")
     ],
     token: Annotated[
         str | None, typer.Option(metavar="TEXT", help="The join token; others here can see it.")
