@@ -190,9 +190,12 @@ def _first_certificate(file: Path, text: str) -> bytes:
     """Return the first certificate in ``text``, which ``file`` holds, as DER.
 
     Raises:
-        IdentityFilesError: there is none.
+        IdentityFilesError: there is none, or one that is not base64.
     """
     try:
-        return certificates_in(text)[0]
-    except (ValueError, IndexError):
-        raise IdentityFilesError(f"{file} holds no certificate") from None
+        certificates = certificates_in(text)
+    except ValueError as error:
+        raise IdentityFilesError(f"{file} holds no certificate: {error}") from None
+    if not certificates:
+        raise IdentityFilesError(f"{file} holds no certificate")
+    return certificates[0]

@@ -19,6 +19,7 @@ from schemas.addresses import BrokerAddress, mcp_url
 from schemas.files import PRIVATE, write_atomic
 from schemas.tls import client_context
 from tests.fakes.mqtt_listener import MqttListener
+from tests.fakes.polling import until
 from tests.fakes.ports import unused_port
 
 _BOUND_S = 60
@@ -83,6 +84,10 @@ class Site:
         """Return how many sessions of the node the relay's log tells of."""
         return self.processes.log("relay").read_text().count('"node connected"')
 
+    def calls(self) -> int:
+        """Return how many calls of agents the relay's log tells of."""
+        return self.processes.log("relay").read_text().count('"toolId"')
+
     async def token(self, relay: Programs) -> str:
         """Return an agent's token that the relay's own command has issued."""
         issued = ["token", "issue", "--sub", "agent", "--tenant", _TENANT, "--public-url", self.url]
@@ -116,9 +121,12 @@ class Agent:
     async def uses(self, node_id: str) -> None:
         """Call each tool of the node, then the first again after heartbeats: all in one session."""
         await self.until_listed(node_id)
+        before = self.site.calls()
+        await self._echo(node_id)
+        # The log is written a moment later, in order: the line of the call is behind that of the session.
+        await until(lambda: self.site.calls() > before)
         sessions = self.site.sessions()
         assert sessions > 0
-        await self._echo(node_id)
         assert (await self._result(f"sys.{node_id}.sysmetrics.snapshot", {}))["cpu"]
         assert (await self._result(f"sys.{node_id}.sysmetrics.subscribe", {"interval_ms": 1000}))["cpu"]
         async with MqttListener(self.site.broker, f"$devices/{node_id}/heartbeat").listening() as heartbeats:

@@ -166,7 +166,8 @@ async def test_tools_are_a_table_with_risk_and_state(relay: Command) -> None:
         r"echo +read \(annotations\) +yes +[0-9a-f]{12} +ready +Returns the message\.", rows["echo"]
     )
     assert "contract" in rows["add"]
-    assert "add: The tool cannot be called: the schema refers to http://evil.example/" in outcome.out
+    assert "add: The tool cannot be called: the schema is refused: a reference leads out" in outcome.out
+    assert "evil.example" not in outcome.out
     assert all(len(line) <= 160 for line in lines)
 
 
