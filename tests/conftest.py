@@ -1,6 +1,7 @@
 import gc
 import os
 from collections.abc import Iterator
+from itertools import islice
 
 import pytest
 
@@ -27,10 +28,27 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what starts a broker or a whole system, so that the shortest loop can leave it out."""
+    """Mark what starts a broker or a whole system, and let every worker begin with what takes long."""
     for item in items:
         if isinstance(item, pytest.Function) and STARTERS & set(item.fixturenames):
             item.add_marker(pytest.mark.processes)
+    items[:] = _long_ones_first(items, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
+
+
+def _long_ones_first(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
+    """Return ``items`` with the modules of long tests at the head of each worker's share, an equal part.
+
+    Otherwise the longest begin last, and all workers but one have nothing to do. The rest of a share can be
+    taken over by another worker.
+    """
+    long_modules = {item.path for item in items if item.get_closest_marker("long")}
+    modules = [[item for item in items if item.path == path] for path in sorted(long_modules, reverse=True)]
+    rest = iter([item for item in items if item.path not in long_modules])
+    share, ordered = -(-len(items) // workers), list[pytest.Item]()
+    for worker in range(workers):
+        ordered += [item for module in modules[worker::workers] for item in module]
+        ordered += islice(rest, max(0, (worker + 1) * share - len(ordered)))
+    return [*ordered, *rest]
 
 
 @pytest.fixture(params=KINDS)

@@ -19,7 +19,7 @@ SEEDS = st.integers(0, 2**48)
 
 
 @pytest.mark.parametrize("name", PARSERS)
-@examples(40, 400)
+@examples(40, 100)
 @given(seed=SEEDS)
 def test_a_damaged_document_raises_nothing_but_what_is_documented(name: str, seed: int) -> None:
     target = TARGETS[name]
@@ -27,7 +27,7 @@ def test_a_damaged_document_raises_nothing_but_what_is_documented(name: str, see
 
 
 @pytest.mark.parametrize("name", PARSERS)
-@examples(10, 100)
+@examples(10, 25)
 @given(data=st.binary(max_size=200))
 def test_nor_does_any_input_at_all(name: str, data: bytes) -> None:
     TARGETS[name].parse(data)
