@@ -23,6 +23,7 @@ from relay.demo.local_system import (
 )
 from relay.demo.processes import Processes
 from tests.fakes.demo import error_of, plan_below
+from tests.fakes.polling import until
 
 BOUND_S = 60
 
@@ -71,10 +72,14 @@ async def test_a_node_that_died_is_offline_at_once_and_welcome_when_it_returns(s
         assert any(system.real_node in tool.name for tool in (await client.list_tools()).tools)
     await system.processes.start("kubelet", kubelet_command(system.plan))
     assert (await until_echo_answers(system))["message"] == "back"
-    lines = (system.plan.directory / "relay.log").read_text("utf-8").splitlines()
-    seen = [line for line in map(json.loads, lines) if line.get("node_id") == system.real_node]
-    events = [line["event"] for line in seen if line["event"] in {"node connected", "node disconnected"}]
-    assert events == ["node connected", "node disconnected", "node connected"]
+
+    def events() -> list[str]:
+        lines = (system.plan.directory / "relay.log").read_text("utf-8").splitlines()
+        seen = [line for line in map(json.loads, lines) if line.get("node_id") == system.real_node]
+        return [line["event"] for line in seen if line["event"] in {"node connected", "node disconnected"}]
+
+    # A thread writes the log, a moment later.
+    await until(lambda: events() == ["node connected", "node disconnected", "node connected"])
 
 
 async def test_a_relay_that_died_comes_back_with_the_same_nodes(system: LocalSystem) -> None:
