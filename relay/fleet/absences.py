@@ -49,5 +49,6 @@ class Absences:
 
     def _is_awaited(self, node_id: str, node: NodeRecord | None) -> bool:
         """Return whether its manifest may be on the way: what a broker retains may be one that is too old."""
-        is_refused = node is not None and node.connected and node.rejected
-        return node_id in self.enrolled and not is_refused and self._now_ms() < self.awaited_until_ms
+        if node is not None and (node.has_announced or (node.connected and node.rejected)):
+            return False  # it was there, and was withdrawn; or it was refused
+        return node_id in self.enrolled and self._now_ms() < self.awaited_until_ms

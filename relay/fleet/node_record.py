@@ -21,6 +21,7 @@ class NodeRecord:
 
     Attributes:
         tenant: of its newest leaf that was verified, now or before a restart.
+        has_announced: a manifest of it was accepted since the relay's start.
         leaf_dropped: its manifest was dropped because its leaf is no longer trusted.
         tools: what its manifest announces, by canonical name; ``kinds`` are the names of their kinds.
         since_ms: when it has connected, or its connection was lost; None if neither was seen.
@@ -35,6 +36,7 @@ class NodeRecord:
     identities: dict[str, Identity] = field(default_factory=dict)
     mark: Mark | None = None
     manifest: TrustedManifest | None = None
+    has_announced: bool = False
     rejected: bool = False
     leaf_dropped: bool = False
     tools: Mapping[str, Tool] = field(default_factory=lambda: NO_TOOLS)
@@ -55,6 +57,7 @@ class NodeRecord:
     def announce(self, tools: Mapping[str, Tool]) -> None:
         """Take ``tools`` as what its manifest announces."""
         self.tools = tools
+        self.has_announced = True
         # Searches read them of thousands of nodes, and they change with the tools alone.
         self.kinds = frozenset(tool.surface.kind.name for tool in tools.values())
 

@@ -67,5 +67,10 @@ def test_a_manifest_that_was_refused_over_its_session_is_not_awaited() -> None:
     assert error_of(refused).failure is Failure.MANIFEST_INVALID
 
 
+def test_a_manifest_that_was_withdrawn_is_not_awaited() -> None:
+    withdrawn = NodeRecord(NODE_ID, TENANT, has_announced=True)
+    assert error_of(withdrawn).failure is Failure.MANIFEST_NOT_FOUND
+
+
 def test_a_node_that_is_retired_is_not_awaited() -> None:
     assert error_of(NodeRecord(NODE_ID, TENANT), {}).failure is Failure.MANIFEST_NOT_FOUND
