@@ -92,8 +92,8 @@ class Frame:
         msg_id: a ULID in upper case, as ``in_reply_to``.
         payload: of the type in ``payloads`` that is named for this type of frame; None of an ``announce``
             that was not parsed.
-        wire: the text of an ``announce``'s payload, the bytes that were signed: ``encode`` writes them. Empty
-            in any other frame.
+        wire: the text of an ``announce``'s payload, the bytes that were signed: ``encode`` writes them;
+            of another type of frame always empty.
     """
 
     type: str
@@ -108,10 +108,19 @@ class Frame:
         Raises:
             ValueError: the payload holds a number that JSON cannot express, or ``wire`` is not UTF-8.
         """
-        # Type and ids are tokens: no character of theirs needs an escape.
-        reply = "" if self.in_reply_to is None else f'"in_reply_to":"{self.in_reply_to}",'
-        payload = self.wire.decode("utf-8") if self.wire else _ENCODER.encode(self.payload)
-        return f'{{"type":"{self.type}","msg_id":"{self.msg_id}",{reply}"payload":{payload}}}'
+        return encoded(self.type, self.msg_id, self.wire or self.payload, self.in_reply_to)
+
+
+def encoded(type_: str, msg_id: str, payload: Any, in_reply_to: str | None = None) -> str:
+    """Return a frame as ``Frame.encode`` does; a ``payload`` of bytes is JSON, and is written as it is.
+
+    Raises:
+        ValueError: the payload holds a number that JSON cannot express, or is bytes that are not UTF-8.
+    """
+    # Type and ids are tokens: no character of theirs needs an escape.
+    reply = "" if in_reply_to is None else f'"in_reply_to":"{in_reply_to}",'
+    text = payload.decode("utf-8") if isinstance(payload, bytes) else _ENCODER.encode(payload)
+    return f'{{"type":"{type_}","msg_id":"{msg_id}",{reply}"payload":{text}}}'
 
 
 class FrameReader:

@@ -4,7 +4,7 @@ Holds no bearer token: what a token proved is all that is kept of it. Must not d
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from relay.auth.agent_tokens import Principal
 
@@ -12,8 +12,7 @@ CALLER_IN_SCOPE = "edge.caller"
 """Where the guard puts the ``Caller`` of an HTTP request."""
 
 
-@dataclass(frozen=True, slots=True)
-class Caller:
+class Caller(NamedTuple):
     """The caller of one request.
 
     Attributes:
@@ -32,7 +31,7 @@ class Caller:
 
     def with_size(self, size: int) -> "Caller":
         """Return the caller of the same request, whose body has been read."""
-        return Caller(self.principal, self.transport, self.headers, self.query, size)
+        return self._replace(size=size)
 
     @property
     def traceparent(self) -> str | None:

@@ -62,7 +62,7 @@ def _line(
         "route": "/mcp",
         "method": "tools/call",
         "status": _DISCONNECTED if answer is None else _status(record.error),
-        "durationMs": round(duration_s * 1000, 3),
+        "durationMs": int(duration_s * 1e6 + 0.5) / 1000,
         "attempt": record.attempt,
         "inputBytes": request.caller.size,
         "outputBytes": len(answer.text) if answer else 0,

@@ -70,7 +70,7 @@ def assemble(  # noqa: PLR0913 - the parts that it connects
     frames: NodeFrames,
     streams: SampleStreams,
 ) -> CallsPart:
-    """Return the wing, which sends commands by ``router`` and starts ``streams``.
+    """Return the part, which sends commands by ``router`` and starts ``streams``.
 
     It learns by ``frames`` which nodes are connected.
     """

@@ -1,11 +1,11 @@
 """The data of one call: the request, what is known of it, and the answer.
 
-Must not decide anything.
+Must not decide anything. What is made for every call is a tuple: a frozen dataclass takes twice as long.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from relay.ascii_json import members_of
 from relay.audit.log import AuditLog
@@ -24,8 +24,7 @@ from schemas.text import printable
 _NO_PRINCIPAL = members_of({"tenant": None, "iss": None, "sub": None, "jti": None})
 
 
-@dataclass(frozen=True, slots=True)
-class CallRequest:
+class CallRequest(NamedTuple):
     """A call from a transport: its caller is identified, and nothing else of it has been checked.
 
     Attributes:
@@ -49,8 +48,7 @@ class Following:
     progress_token: str | int
 
 
-@dataclass(frozen=True, slots=True)
-class CallAnswer:
+class CallAnswer(NamedTuple):
     """A result or an error envelope (``error@1.0.0``), exactly one of them; ``text`` is its ASCII JSON.
 
     Attributes:
@@ -136,21 +134,24 @@ class CallRecord:
         Raises:
             AuditUnavailableError: it cannot be recorded.
         """
-        duration_ms = round((now - self.started) * 1000, 3)
+        duration_ms = int((now - self.started) * 1e6 + 0.5) / 1000  # ``round`` takes ten times as long
         outcome = "ok" if code == "ok" else "error"
         audit.append(f'{self._members()},"outcome":"{outcome}","code":"{code}","duration_ms":{duration_ms}')
 
     def _members(self) -> str:
         """Return the members that both lines of a call have."""
         who = self.principal.members if self.principal else _NO_PRINCIPAL
-        members = f'"correlation_id":"{self.correlation_id}",{who},{members_of(self._called())}'
+        members = f'"correlation_id":"{self.correlation_id}",{who},{self._called()}'
         if self.request is not None and self.request.parent is not None:
             members = f'{members},"parent":"{self.request.parent.correlation_id}"'
         return members if self.first is None else f'{members},"first":"{self.first}"'
 
-    def _called(self) -> dict[str, str | None]:
+    def _called(self) -> str:
+        if isinstance(self.tool, Tool):
+            # Of the name's alphabet and a node's: no character of theirs needs an escape.
+            return f'"tool":"{self.tool.canonical}","node_id":"{self.tool.node_id}"'
         if self.tool is not None:
-            return {"tool": self.tool.canonical, "node_id": self.tool.node_id}
+            return members_of({"tool": self.tool.canonical, "node_id": self.tool.node_id})
         name, parsed = self.call.name, self.call.parsed
         shown = printable(name, 64) if isinstance(name, str) else ""
-        return {"tool": shown, "node_id": parsed.node_id if parsed else None}
+        return members_of({"tool": shown, "node_id": parsed.node_id if parsed else None})

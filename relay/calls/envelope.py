@@ -164,7 +164,7 @@ def _envelope_of(call: Call) -> Mapping[str, Any]:
 
 
 def _is_progress_token(value: object) -> bool:
-    return isinstance(value, str | int) and not isinstance(value, bool)
+    return type(value) in {str, int}  # a bool is an int to ``isinstance``
 
 
 def _has_two_keys(call: Call) -> bool:

@@ -33,6 +33,7 @@ class KeyedCommands:
         self._store = store
         self._monotonic = monotonic
         self._moved: dict[str, float] = {}
+        self._unsure: set[str] = set()
 
     def moved(self, node_id: str) -> None:
         """Take in that another relay may have sent commands to the node until now.
@@ -43,6 +44,10 @@ class KeyedCommands:
         now = self._monotonic()
         self._moved = {other: until for other, until in self._moved.items() if until > now}
         self._moved[node_id] = now + REMEMBERED_S
+
+    def unsure(self, node_id: str, whether: bool) -> None:  # noqa: FBT001 - as presence has it
+        """Take in whether it is still to be found out who had the node before: until then, any may have."""
+        (self._unsure.add if whether else self._unsure.discard)(node_id)
 
     async def run(self, command: Command) -> Mapping[str, Any]:
         """Send ``command`` and return the node's answer, as ``NodeRouter`` describes.
@@ -77,7 +82,8 @@ class KeyedCommands:
             raise
 
     def _may_have_run_elsewhere(self, node_id: str, keyed: KeyedCall[str]) -> bool:
-        return keyed.attempts == 0 and self._moved.get(node_id, 0.0) > self._monotonic()
+        may_be_known_elsewhere = node_id in self._unsure or self._moved.get(node_id, 0.0) > self._monotonic()
+        return keyed.attempts == 0 and may_be_known_elsewhere
 
     async def _sent(self, key: Key, keyed: KeyedCall[str], command: Command) -> str:
         """Send ``command``, and return the node's answer as it is kept."""

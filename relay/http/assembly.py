@@ -23,7 +23,7 @@ from schemas.health import Health
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What other wings serve.
+    """What other packages serve.
 
     Attributes:
         mcp: the application behind ``/mcp``, and ``running`` the context in which it can serve.
@@ -50,7 +50,7 @@ class HttpPart(Part):
 
 
 def assemble(environment: RelayEnvironment, audit: AuditPart, auth: AuthPart, served: Served) -> HttpPart:
-    """Return the wing, which serves ``served``."""
+    """Return the part, which serves ``served``."""
     config = environment.config
     routes = make_routes(
         public_url=config.public_url,

@@ -17,6 +17,11 @@ from schemas.error_roots import PeerError
 MAX_HEAD_BYTES = 64 * 1024
 MAX_PIPELINED = 8
 """How many requests may be queued on a connection while another is served."""
+HELD_IDLE_S = 75.0
+"""How long a connection that an agent holds may be idle: longer than clients keep theirs, 5 s to a minute.
+
+A request that is sent while the server closes the connection is lost. A stranger's has uvicorn's 5 s.
+"""
 
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 """What uvicorn writes before a response whose client waits for it."""
@@ -145,18 +150,22 @@ class BoundedHttp(HttpToolsProtocol):
             return
         self._idle_since = self.loop.time()
         if self.timeout_keep_alive_task is None:
-            self._time_idleness(self.timeout_keep_alive)
+            self._time_idleness(self._idle_limit_s)
 
     def timeout_keep_alive_handler(self) -> None:
         """Close the connection if it is idle for the whole time."""
         self.timeout_keep_alive_task = None
         if self._idle_since is None:
             return  # a request is served; its end starts the timer
-        left_s = self._idle_since + self.timeout_keep_alive - self.loop.time()
+        left_s = self._idle_since + self._idle_limit_s - self.loop.time()
         if left_s > 0:
             self._time_idleness(left_s)
         else:
             super().timeout_keep_alive_handler()
+
+    @property
+    def _idle_limit_s(self) -> float:
+        return self.timeout_keep_alive if self._connection.holder is None else HELD_IDLE_S
 
     def _time_idleness(self, seconds: float) -> None:
         self.timeout_keep_alive_task = self.loop.call_later(seconds, self.timeout_keep_alive_handler)

@@ -255,7 +255,7 @@ async def test_without_a_name_there_is_nothing_to_call_in_any_mode(
 
 @pytest.mark.parametrize("mode", EnvelopeMode)
 @pytest.mark.parametrize("document", [message(id=...), message(id=None)], ids=["none", "null"])
-async def test_what_nobody_could_be_answered_is_not_called_in_any_mode(
+async def test_a_request_that_could_not_be_answered_is_not_called_in_any_mode(
     hub: Hub, mode: EnvelopeMode, document: dict[str, Any]
 ) -> None:
     gateway, router = served(hub, mode)

@@ -290,7 +290,7 @@ async def test_revoking_its_token_ends_a_call_and_no_other(hub: Hub) -> None:
     assert (await goes_on).result == result()
 
 
-async def test_a_call_of_nobody_can_be_made_and_is_revoked_with_nobody(
+async def test_a_call_without_a_principal_can_be_made_and_is_revoked_with_no_token(
     stage: Stage, router: ScriptedRouter
 ) -> None:
     record = stage.record()

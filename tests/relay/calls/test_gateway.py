@@ -260,7 +260,7 @@ async def test_a_token_whose_issuer_has_withdrawn_the_key_since_is_refused(
 ) -> None:
     call = request(hub)
     principal = replace(call.caller.principal, key=b"the key of that name before")
-    envelope = error(await gateway.call(replace(call, caller=replace(call.caller, principal=principal))))
+    envelope = error(await gateway.call(call._replace(caller=call.caller._replace(principal=principal))))
     assert (envelope["code"], router.commands) == ("E_SAFETY_DENIED", [])
 
 

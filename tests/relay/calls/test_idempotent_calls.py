@@ -634,7 +634,9 @@ async def test_a_command_whose_callers_have_all_gone_is_recorded_and_remembered(
     assert held.waiting.empty()
 
 
-async def test_an_error_that_nobody_waits_for_is_nobodys_alarm(waiting: Stage, held: HeldRouter) -> None:
+async def test_an_error_without_a_waiting_caller_is_not_reported_by_the_event_loop(
+    waiting: Stage, held: HeldRouter
+) -> None:
     alarms: list[Any] = []
     asyncio.get_running_loop().set_exception_handler(lambda _loop, context: alarms.append(context))
     task = waiting.begin()
@@ -713,7 +715,7 @@ async def test_who_joined_and_whose_token_is_revoked_is_refused_while_the_call_g
     assert code(await first) == "ok"
 
 
-async def test_when_the_first_callers_token_is_revoked_who_joined_with_another_is_told_that_nobody_knows(
+async def test_when_the_first_callers_token_is_revoked_another_caller_is_told_that_the_outcome_is_unknown(
     waiting: Stage, held: HeldRouter
 ) -> None:
     theirs = waiting.hub.token()

@@ -49,7 +49,7 @@ async def denied(task: asyncio.Task[str]) -> ToolError:
     return caught.value
 
 
-async def test_a_call_that_nobody_revokes_is_answered(calls: Calls) -> None:
+async def test_a_call_that_is_not_revoked_is_answered(calls: Calls) -> None:
     task = await calls.begin("jti-1")
     calls.answers["call"].set_result("done")
     assert await task == "done"
@@ -264,7 +264,7 @@ async def test_a_caller_who_has_gone_before_the_call_began_is_no_reason_to_keep_
     assert codes == [Failure.SAFETY_DENIED]
 
 
-async def test_a_cancelled_call_that_nobody_revokes_is_cancelled(calls: Calls) -> None:
+async def test_a_cancelled_call_that_is_not_revoked_is_cancelled(calls: Calls) -> None:
     task = await calls.begin("jti-1")
     task.cancel()
     with pytest.raises(asyncio.CancelledError):

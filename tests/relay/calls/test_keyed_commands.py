@@ -24,8 +24,8 @@ COMMAND = Command(
     "01HZX9K3M4P7Q8R9S0T1V2W3XA",
     idempotency=KEY,
 )
-REPEATABLE = replace(COMMAND, idempotency=replace(KEY, repeatable=True))
-SECOND = replace(COMMAND, correlation_id="01HZX9K3M4P7Q8R9S0T1V2W3XB")
+REPEATABLE = COMMAND._replace(idempotency=replace(KEY, repeatable=True))
+SECOND = COMMAND._replace(correlation_id="01HZX9K3M4P7Q8R9S0T1V2W3XB")
 
 
 def keyed(router: NodeRouter, seconds: Seconds | None = None) -> KeyedCommands:
@@ -54,7 +54,7 @@ async def test_a_command_without_a_key_runs_each_time() -> None:
     router = ScriptedRouter()
     commands = keyed(router)
     for _ in range(2):
-        assert await commands.run(replace(COMMAND, idempotency=None)) == echoed(COMMAND)
+        assert await commands.run(COMMAND._replace(idempotency=None)) == echoed(COMMAND)
     assert len(router.commands) == 2
 
 
@@ -106,7 +106,7 @@ async def test_the_first_when_cancelled_is_cancelled_at_the_node_and_its_outcome
 async def test_the_key_with_other_arguments_is_refused() -> None:
     commands = keyed(ScriptedRouter())
     await commands.run(COMMAND)
-    other = replace(COMMAND, idempotency=replace(KEY, arguments="ef" * 32))
+    other = COMMAND._replace(idempotency=replace(KEY, arguments="ef" * 32))
     assert await failure_of(commands, other) is Failure.ENVELOPE_INVALID
 
 
@@ -159,10 +159,10 @@ async def test_of_a_node_that_another_relay_held_a_new_key_may_be_an_old_one() -
     assert await failure_of(commands, COMMAND) is Failure.DEADLINE_EXCEEDED
     assert router.commands == []
     # Without a key, and for what may run twice, it makes no difference.
-    assert await commands.run(replace(COMMAND, idempotency=None)) == echoed(COMMAND)
+    assert await commands.run(COMMAND._replace(idempotency=None)) == echoed(COMMAND)
     assert await commands.run(REPEATABLE) == echoed(COMMAND)
     seconds.now += REMEMBERED_S
-    other = replace(COMMAND, idempotency=replace(KEY, key="ef" * 32))
+    other = COMMAND._replace(idempotency=replace(KEY, key="ef" * 32))
     assert await commands.run(other) == echoed(COMMAND)
 
 
@@ -173,3 +173,13 @@ async def test_what_was_called_before_the_node_moved_here_again_is_known() -> No
     commands.moved(NODE_ID)
     assert await commands.run(SECOND) == echoed(COMMAND)
     assert len(router.commands) == 1
+
+
+async def test_while_it_is_not_known_who_had_the_node_before_a_new_key_may_be_an_old_one() -> None:
+    router = ScriptedRouter()
+    commands = keyed(router)
+    commands.unsure(NODE_ID, True)  # noqa: FBT003 - as presence calls it
+    assert await failure_of(commands, COMMAND) is Failure.DEADLINE_EXCEEDED
+    assert router.commands == []
+    commands.unsure(NODE_ID, False)  # noqa: FBT003
+    assert await commands.run(SECOND) == echoed(SECOND)

@@ -14,6 +14,7 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from relay.http.connections import admit
 from relay.http.http_protocol import MAX_HEAD_BYTES, MAX_PIPELINED, JoinedHead
 from tests.fakes.polling import until
 from tests.fakes.raw_connection import connected, write_until_cut
@@ -302,3 +303,25 @@ async def test_an_idle_connection_is_closed_and_one_whose_request_is_served_is_n
         assert await reader.read() == b""
         writer.close()
         idle_writer.close()
+
+
+@pytest.mark.usefixtures("short_idleness")
+async def test_an_idle_connection_that_an_agent_holds_outlives_those_of_strangers() -> None:
+    async with Server.running() as server, asyncio.timeout(BOUND_S):
+        served = Held()
+        served.answer.set()
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            assert scope["path"] != "/agent" or admit(scope, "an agent")
+            await served(scope, receive, send)
+
+        server.app = app
+        agent_reader, agent_writer = await connected(server)
+        agent_writer.write(REQUEST.replace(b"/", b"/agent", 1))
+        assert (await agent_reader.readuntil(b"ok")).startswith(b"HTTP/1.1 200")
+        reader, writer = await connected(server)
+        await answered(reader, writer)
+        assert await reader.read() == b""
+        await answered(agent_reader, agent_writer)
+        for each in (writer, agent_writer):
+            each.close()
