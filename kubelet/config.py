@@ -190,6 +190,11 @@ def default_socket(state_dir: Path) -> Path:
     return SERVICE_SOCKET if state_dir == SERVICE_STATE_DIR else state_dir / "relay.sock"
 
 
-def default_state_dir(home: Path, *, is_root: bool) -> Path:
-    """Return the state directory that is used unless the operator names another."""
-    return SERVICE_STATE_DIR if is_root else home / ".local/state/edge-kubelet"
+def default_state_dir(home: Path | None, *, is_root: bool) -> Path | None:
+    """Return the state directory that is used unless the operator names another.
+
+    None for a user without a home directory.
+    """
+    if is_root:
+        return SERVICE_STATE_DIR
+    return None if home is None else home / ".local/state/edge-kubelet"

@@ -38,6 +38,8 @@ _REFUSED_HERE = frozenset({Failure.NAME_UNKNOWN, Failure.ARGUMENTS_INVALID, Fail
 
 @dataclass(slots=True)
 class _Tool:
+    """One verb of one capability."""
+
     handler: Handler
     verb: str
     arguments: Validator

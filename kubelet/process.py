@@ -47,29 +47,31 @@ def errors_in_one_line() -> Iterator[None]:
 def run_until_signal(work: Coroutine[Any, Any, None]) -> None:
     """Run ``work`` until SIGINT or SIGTERM, which are no failure.
 
-    After the first signal the process ignores them: another would interrupt what ``work`` does to end.
+    From the first signal on, and once ``work`` has ended, the process ignores them: another would interrupt
+    what is done to end.
     """
     # Here, not above: `kubelet run` only becomes another process, and each board waits for it at each start.
     import asyncio  # noqa: PLC0415
 
-    async def supervised() -> None:
-        task = asyncio.ensure_future(work)
-        loop = asyncio.get_running_loop()
+    from schemas.process.signals import call_at  # noqa: PLC0415 - as above
+
+    with asyncio.Runner() as runner:
+        loop = runner.get_loop()
+        task = loop.create_task(work)
 
         def stop() -> None:
             for number in _SIGNALS:
-                # Not by the loop: it would restore the default when it closes, before the process ends.
-                loop.remove_signal_handler(number)
                 signal.signal(number, signal.SIG_IGN)
             task.cancel()
 
+        async def ended() -> None:
+            await asyncio.wait([task])
+
         for number in _SIGNALS:
-            loop.add_signal_handler(number, stop)
-        await asyncio.wait([task])
+            call_at(number, loop, stop)
+        runner.run(ended())
         if not task.cancelled() and (error := task.exception()) is not None:
             raise _first(error)
-
-    asyncio.run(supervised())
 
 
 def _first(error: BaseException) -> BaseException:

@@ -21,6 +21,7 @@ from schemas.durations import duration_between, duration_text
 from schemas.error_roots import ConfigError
 from schemas.kinds import kind_name
 from schemas.log_level import LogLevel
+from schemas.process.home_directory import NoStateDirError
 from schemas.settings import (
     Form,
     Given,
@@ -63,7 +64,7 @@ LOOPBACK_PORT = Setting(
 HEARTBEAT = Setting(
     "heartbeat",
     duration_between("1s", "1h"),
-    "The time between two heartbeats.",
+    "The time between two heartbeats, or less if the relay asks for it; more only without this setting.",
     "DURATION",
     duration_text(int(DEFAULT_HEARTBEAT_S * 1000)),
     reloads=True,
@@ -172,15 +173,17 @@ class LoadedSettings:
             raise ConfigError([str(error)]) from None
 
 
-def load_settings(sources: Sources, default_state_dir: Path) -> LoadedSettings:
+def load_settings(sources: Sources, default_state_dir: Path | None) -> LoadedSettings:
     """Return the settings of a node that runs with ``sources``.
 
     Raises:
-        ConfigError: they cannot be used.
+        ConfigError: they cannot be used; or name no state directory, and there is no default one.
         StoredConfigError, OSError: what enrolment stored cannot be read.
     """
-    usual = {STATE_DIR.name: Given(str(default_state_dir), "default")}
-    state_dir = sources.settings(usual)[STATE_DIR]
+    usual = {} if default_state_dir is None else {STATE_DIR.name: Given(str(default_state_dir), "default")}
+    state_dir = sources.settings(usual).get(STATE_DIR)
+    if state_dir is None:
+        raise NoStateDirError
     stored = read_stored(state_dir)
     enrolled = {} if stored is None else _enrolled(stored, state_dir, sources)
     return LoadedSettings(

@@ -34,6 +34,8 @@ class _Source:
 
 @dataclass(frozen=True, slots=True)
 class _Lease:
+    """How often the relay wants a sample, until when, and of what."""
+
     interval_s: float
     until_s: float
     arguments: Mapping[str, Any]

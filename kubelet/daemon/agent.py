@@ -31,7 +31,6 @@ from kubelet.daemon.status import DaemonStatus, LogCounts
 from kubelet.handlers.base import Handler
 from kubelet.handlers.echo import EchoHandler
 from kubelet.handlers.metrics import MetricsHandler
-from kubelet.handlers.named import named_handlers
 from kubelet.lock import held_alone
 from kubelet.loopback.server import LoopbackServer
 from kubelet.session.relay_frames import LinkEvent
@@ -55,14 +54,16 @@ HELPERS = 4
 """Threads for name resolution, for files, and for joining threads at the end."""
 
 
-def node_environment(
+def node_environment(  # noqa: PLR0913 - what the nodes of a process share
     config: NodeConfig,
     client_id: str,
     log: FilteringBoundLogger,
     files: IdentityFiles,
     contract: Contract | None = None,
+    *,
+    nodes: int = 1,
 ) -> NodeEnvironment:
-    """Return what nodes of this process share, with the system's clock and randomness.
+    """Return what the ``nodes`` nodes of this process share, with the system's clock and randomness.
 
     ``files``: whose root is trusted, if so configured, and whose leaf is presented to the broker.
     ``contract``: the documents and kinds, by default those that ship.
@@ -72,7 +73,7 @@ def node_environment(
     contract = contract or read_contract(())
     return NodeEnvironment(
         config=config,
-        publisher=_publisher(config.broker, client_id, log, rng, tls),
+        publisher=_publisher(config.broker, client_id, log, rng, tls, nodes),
         registry=contract.registry,
         reader=FrameReader(contract.registry),
         kinds=contract.kinds,
@@ -84,13 +85,18 @@ def node_environment(
     )
 
 
-def _publisher(
-    broker: BrokerAddress | None, client_id: str, log: FilteringBoundLogger, rng: random.Random, tls: NodeTls
+def _publisher(  # noqa: PLR0913, PLR0917 - what comes in from outside
+    broker: BrokerAddress | None,
+    client_id: str,
+    log: FilteringBoundLogger,
+    rng: random.Random,
+    tls: NodeTls,
+    nodes: int,
 ) -> Publisher:
     if broker is None:
         return NoPublisher()
     backoff = Backoff(rng, FIRST_WAIT_S, LONGEST_WAIT_S)
-    return MqttPublisher(broker, client_id, log, backoff, tls.to_broker(broker))
+    return MqttPublisher(broker, client_id, log, backoff, tls.to_broker(broker), nodes=nodes)
 
 
 def make_handlers(node_id: str, log: FilteringBoundLogger, contract: Contract | None = None) -> list[Handler]:
@@ -101,6 +107,8 @@ def make_handlers(node_id: str, log: FilteringBoundLogger, contract: Contract | 
     """
     handlers: list[Handler] = [EchoHandler(node_id, now_ms), MetricsHandler(node_id, now_ms, log=log)]
     if contract is not None and contract.named:
+        from kubelet.handlers.named import named_handlers  # noqa: PLC0415 - memory that few nodes need
+
         handlers += named_handlers(contract, handlers, node_id, now_ms, log)
     return handlers
 

@@ -1,19 +1,24 @@
 """Modules that libraries import and a running node does not use: each is loaded when it is first used.
 
-Must not be given a module that several threads may use first: one can see what another has half loaded.
+The standard library's ``LazyLoader`` postpones a module that one library imports: a second import loads it.
+Must not be given a module whose loading changes others.
 """
 
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import LazyLoader
+from threading import RLock
 from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from importlib.abc import Loader
 
 
 class LazyImports:
     """A finder for ``sys.meta_path`` that postpones the loading of ``names``.
 
-    It can postpone only what one library alone imports, by ``import module``: a second import of the module
-    loads it, and so does ``from module import name``.
+    It can postpone what is imported by ``import module``; ``from module import name`` loads it.
     """
 
     def __init__(self, *names: str) -> None:
@@ -27,5 +32,50 @@ class LazyImports:
             return None
         spec = PathFinder.find_spec(name, path, target)
         if spec is not None and spec.loader is not None:
-            spec.loader = LazyLoader(spec.loader)
+            spec.loader = _PostponingLoader(spec.loader)
         return spec
+
+
+class _PostponingLoader(LazyLoader):
+    """Leaves a module unloaded; ``usual`` is what will load it."""
+
+    def __init__(self, usual: "Loader") -> None:
+        super().__init__(usual)
+        self.usual = usual
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Postpone the loading of ``module``."""
+        spec = _spec_of(module)
+        spec.loader_state = RLock()
+        module.__class__ = _PostponedModule
+
+
+class _PostponedModule(ModuleType):
+    """A module that is loaded when anything but its specification is read. Any thread may be the first."""
+
+    def __getattribute__(self, name: str) -> Any:
+        # Each further import reads it.
+        if name != "__spec__":
+            _load(self, _spec_of(self))
+        return ModuleType.__getattribute__(self, name)
+
+
+def _load(module: ModuleType, spec: ModuleSpec) -> None:
+    """Load ``module``, unless that is done, or this thread is doing it. Another thread waits."""
+    with spec.loader_state:
+        postponing = spec.loader
+        if not isinstance(postponing, _PostponingLoader):
+            return
+        spec.loader = module.__loader__ = postponing.usual
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            spec.loader = postponing
+            raise
+        module.__class__ = ModuleType
+
+
+def _spec_of(module: ModuleType) -> ModuleSpec:
+    spec = ModuleType.__getattribute__(module, "__spec__")
+    assert isinstance(spec, ModuleSpec)  # noqa: S101 - the import system has set it
+    return spec

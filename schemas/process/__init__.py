@@ -1,1 +1,1 @@
-"""What both programs do as processes: the one wing of ``schemas`` with sockets and threads."""
+"""What both programs do as processes: the one package in ``schemas`` with sockets and threads."""

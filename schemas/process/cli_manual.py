@@ -8,7 +8,9 @@ from importlib import import_module
 from typing import Annotated, Any, ClassVar
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
+
+from schemas.process.cli_values import with_plain_values
 
 _CONTEXT = {"help_option_names": ["-h", "--help"]}
 
@@ -17,6 +19,10 @@ class Manual(TyperGroup):
     """A group of commands. Those in ``on_demand``, as ``module:attribute``, are loaded when they are used."""
 
     on_demand: ClassVar[Mapping[str, str]] = {}
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return the options of the group itself."""
+        return with_plain_values(super().get_params(ctx))
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names of all commands."""
@@ -39,6 +45,22 @@ class Manual(TyperGroup):
         ]
         with formatter.section("Commands"):
             formatter.write_dl(rows)
+
+
+class _Command(TyperCommand):
+    """One command."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return its options and arguments."""
+        return with_plain_values(super().get_params(ctx))
+
+
+class Commands(typer.Typer):
+    """What commands are added to."""
+
+    def command(self, name: str | None = None, **options: Any) -> Any:
+        """Return a decorator that adds a command, as Typer's own does."""
+        return super().command(name, **{"cls": _Command, **options})
 
 
 def program(name: str, text: str, cls: type[Manual] = Manual) -> typer.Typer:
@@ -65,7 +87,7 @@ def group(
     text: str, name: str | None = None, *, cls: type[Manual] = Manual, add_completion: bool = False
 ) -> typer.Typer:
     """Return a group of commands that ``text`` introduces."""
-    return typer.Typer(
+    return Commands(
         name=name,
         help=text,
         cls=cls,

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 from schemas.addresses import host_of, port_of
 from schemas.error_roots import PeerError
+from schemas.faults import connection_reason
 from schemas.files import check_state
 from schemas.process.doctor import Finding
 from schemas.process.status_view import days_text
@@ -61,7 +62,7 @@ def ask_health(url: str, tls: Callable[[], ssl.SSLContext | None], at: str | Non
             f"{at} shows a certificate that is not trusted: {error.verify_message}"
         ) from None
     except (OSError, http.client.HTTPException) as error:
-        raise UnreachedError(f"{at} is not reached: {error}") from None
+        raise UnreachedError(f"{at} is not reached: {connection_reason(error)}") from None
     finally:
         connection.close()
     try:

@@ -11,6 +11,11 @@ import paho.mqtt.client as paho
 from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode, MQTTProtocolVersion
 
 
+def _is_no_failed_connect(record: logging.LogRecord) -> bool:
+    """Return whether a line of paho says more than its callback for a connection that was not made."""
+    return not record.getMessage().startswith("Client is not connected")
+
+
 class WatchedClient(paho.Client):
     """A client of which both must be set before its thread is started.
 
@@ -27,7 +32,9 @@ class WatchedClient(paho.Client):
             CallbackAPIVersion.VERSION2, client_id=client_id, protocol=MQTTProtocolVersion.MQTTv311
         )
         # Else paho drops the exception of a callback.
-        self.enable_logger(logging.getLogger("paho"))
+        log = logging.getLogger("paho")
+        log.addFilter(_is_no_failed_connect)
+        self.enable_logger(log)
 
     def disconnect(self, *arguments: Any, **options: Any) -> MQTTErrorCode:
         """Disconnect for good. That its thread then finds the connection closed is no fault."""

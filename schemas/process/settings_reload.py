@@ -14,6 +14,7 @@ from structlog.typing import FilteringBoundLogger
 
 from schemas.error_roots import ConfigError, OperatorError, StateError
 from schemas.process.service_manager import ServiceManager
+from schemas.process.signals import call_at
 from schemas.text import printable
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ class SettingsReload:
         """Reload at each SIGHUP until cancelled."""
         asked = asyncio.Event()
         # Until the loop is closed: without a handler the signal would end a program that is draining.
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, asked.set)
+        call_at(signal.SIGHUP, asyncio.get_running_loop(), asked.set)
         while True:
             await asked.wait()
             asked.clear()

@@ -10,11 +10,19 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TextIO
 
 from schemas.durations import duration_text
+from schemas.error_roots import PeerError
 from schemas.text import printable
 
 WATCH_INTERVAL_S = 2.0
 _HOME_AND_CLEAR = "\x1b[H\x1b[J"
 _ONE_SECOND_MS = 1000
+_OTHER_FORM = (LookupError, TypeError, ValueError, AttributeError, OverflowError)
+"""What it raises to read a document that has another form."""
+
+
+class AnotherVersionError(PeerError):
+    """The status is not of the form that this version shows."""
+
 
 Status = Mapping[str, Any]
 Lines = Sequence[tuple[str, str]]
@@ -33,16 +41,25 @@ def show(  # noqa: PLR0913 - what comes in from outside
     """Print what ``read`` returns; with ``watch`` until interrupted. Return whether it is ready.
 
     JSON is one object a line.
+
+    Raises:
+        AnotherVersionError: a part of the status is missing, or of another form.
     """
     while True:
         status = read()
-        text = json.dumps(status) if as_json else _aligned(lines_of(status))
+        try:
+            is_ready = bool(status["ready"])
+            text = json.dumps(status) if as_json else _aligned(lines_of(status))
+        except _OTHER_FORM:
+            raise AnotherVersionError(
+                "the process is of another version than this command: restart it"
+            ) from None
         if watch and not as_json and stream.isatty():
             stream.write(_HOME_AND_CLEAR)
         stream.write(text + "\n")
         stream.flush()
         if not watch:
-            return bool(status["ready"])
+            return is_ready
         sleep(WATCH_INTERVAL_S)
 
 

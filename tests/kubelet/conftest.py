@@ -1,3 +1,6 @@
+import signal
+from collections.abc import Iterator
+
 import pytest
 
 from kubelet.clock import now_ms
@@ -39,6 +42,15 @@ def node_of_today() -> SimulatedNode:
     """A node whose leaf is valid by the system's clock."""
     now = now_ms()
     return SimulatedCa("root of today", now).issue(now_ms=now)
+
+
+@pytest.fixture
+def signals_restored() -> Iterator[None]:
+    """Restore what a program leaves ignored in a process that is to end."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture

@@ -40,6 +40,8 @@ def test_the_state_lies_where_its_owner_may_write() -> None:
     home = Path("/home/ada")
     assert default_state_dir(home, is_root=True) == Path("/var/lib/edge-kubelet")
     assert default_state_dir(home, is_root=False) == Path("/home/ada/.local/state/edge-kubelet")
+    assert default_state_dir(None, is_root=True) == Path("/var/lib/edge-kubelet")
+    assert default_state_dir(None, is_root=False) is None
 
 
 PLAN = DaemonPlan(

@@ -376,7 +376,7 @@ async def test_a_command_that_comes_again_after_its_answer_gets_the_same_answer(
     assert worker.begun.qsize() == runs
 
 
-async def test_cancelling_stops_the_handler_and_answers_nobody(
+async def test_cancelling_stops_the_handler_and_sends_no_answer(
     dispatcher: Dispatcher, worker: Worker, answers: Answers
 ) -> None:
     worker.work = forever
@@ -499,7 +499,7 @@ async def test_a_command_whose_answer_is_not_kept_any_more_is_refused_and_never_
     assert worker.begun.qsize() == count
 
 
-def test_a_handler_of_a_kind_that_nobody_registered_is_a_bug(
+def test_a_handler_of_an_unregistered_kind_is_a_bug(
     kinds: KindRegistry, registry: SchemaRegistry, log: LogLines
 ) -> None:
     stranger = Worker({**ECHO, "kind": "system.shell"})

@@ -1,8 +1,5 @@
 """Whose fault each error of the node is: every type has exactly one root."""
 
-import importlib
-import pkgutil
-
 import kubelet
 from kubelet.announce.signer import ClockNotSetError
 from kubelet.caller_tools.caller_names import CallerNamesError
@@ -17,11 +14,13 @@ from kubelet.identity.enrolment import ClockError, EnrolmentError
 from kubelet.identity.http_exchange import NoAnswerError
 from kubelet.identity.manual import ServerRootsMissingError
 from kubelet.local_agent.daemon_client import ResponseError
+from kubelet.local_agent.daemon_messages import DaemonMessageError
 from kubelet.local_agent.lent_schema import LentSchemaError
 from kubelet.loopback.http_messages import BadRequestError
 from kubelet.session.handshake import AudienceError
 from schemas.error_roots import OperatorError, PeerError, StateError
 from schemas.errors import ToolError
+from tests.fakes.error_types import errors_of
 
 ROOTS: dict[type[Exception], type[Exception]] = {
     # The relay's or, for a request to the loopback server, the client's.
@@ -41,6 +40,8 @@ ROOTS: dict[type[Exception], type[Exception]] = {
     FleetProcessError: OperatorError,
     ServerRootsMissingError: OperatorError,
     SocketFileError: OperatorError,
+    # The daemon's, of another version.
+    DaemonMessageError: PeerError,
     # A caller's, who wrote the schema.
     LentSchemaError: PeerError,
     # A call that failed.
@@ -49,19 +50,8 @@ ROOTS: dict[type[Exception], type[Exception]] = {
 }
 
 
-def errors_of_the_node() -> set[type[Exception]]:
-    found = pkgutil.walk_packages(kubelet.__path__, "kubelet.")
-    modules = [importlib.import_module(module.name) for module in found if "__main__" not in module.name]
-    return {
-        item
-        for module in modules
-        for item in vars(module).values()
-        if isinstance(item, type) and issubclass(item, Exception) and item.__module__ == module.__name__
-    }
-
-
 def test_every_error_of_the_node_has_its_root() -> None:
     # By the bases themselves: an error that is also a ValueError or an OSError could be caught as one.
-    assert {error: error.__bases__ for error in errors_of_the_node()} == {
+    assert {error: error.__bases__ for error in errors_of(kubelet)} == {
         error: (root,) for error, root in ROOTS.items()
     }

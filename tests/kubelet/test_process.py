@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -82,15 +81,6 @@ def test_the_traceback_of_a_fault_holds_neither_control_characters_nor_secrets(
     assert "(left out)" in shown
 
 
-@pytest.fixture
-def signals_restored() -> Iterator[None]:
-    """Restore what ``run_until_signal`` leaves ignored in a process that is to end."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
-
-
 @pytest.mark.usefixtures("signals_restored")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_work_that_is_told_to_stop_may_tidy_up_undisturbed_and_has_done_its_job(
@@ -112,10 +102,12 @@ def test_work_that_is_told_to_stop_may_tidy_up_undisturbed_and_has_done_its_job(
     os.kill(os.getpid(), number)  # the process has not ended yet
 
 
+@pytest.mark.usefixtures("signals_restored")
 def test_work_may_end_by_itself() -> None:
     run_until_signal(asyncio.sleep(0))
 
 
+@pytest.mark.usefixtures("signals_restored")
 def test_of_what_went_wrong_in_task_groups_the_first_is_told() -> None:
     async def breaks() -> None:
         raise OSError("the port is taken")

@@ -32,6 +32,7 @@ from schemas.files import PRIVATE, write_atomic
 from schemas.identity_files import IdentityFiles
 from schemas.manifest import etag_of
 from tests.fakes.enrolment_server import EnrolmentServer
+from tests.fakes.homeless import without_home
 from tests.fakes.mqtt_listener import MqttListener
 from tests.fakes.node import write_identity
 from tests.fakes.server_ca import SimulatedServerCa
@@ -119,6 +120,17 @@ def everything_in(directory: Path) -> dict[str, bytes]:
 
 
 # --- the command line itself
+
+
+def test_a_user_without_a_home_directory_has_to_name_the_state_directory(
+    run: Run, state: IdentityFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_home(monkeypatch)
+    for arguments in (["init"], ["config", "show"]):
+        ran = run(*arguments)
+        assert ran.code == CONFIG
+        assert "name the state directory with --state-dir: this user has no home directory" in ran.err
+        assert run(*arguments, "--state-dir", state.root).code == DONE
 
 
 def test_a_command_line_without_a_command_shows_the_help(run: Run) -> None:
@@ -787,7 +799,7 @@ def test_a_good_manifest_is_told_by_its_facts(
     }
 
 
-def test_anybody_with_the_root_can_check_a_file(
+def test_a_file_can_be_checked_with_the_root_alone(
     run: Run, state: IdentityFiles, node_of_today: SimulatedNode, wire: bytes, tmp_path: Path
 ) -> None:
     for name, content in (("leaf", node_of_today.leaf_pem), ("root", node_of_today.root_pem)):
@@ -879,6 +891,7 @@ def test_a_port_that_is_taken_is_said_in_one_line(run: Run, enrolled: IdentityFi
     assert ran.said_in_one_line("in use")
 
 
+@pytest.mark.usefixtures("signals_restored")
 def test_a_daemon_that_cannot_go_on_says_why_in_its_last_line(
     enrolled: IdentityFiles, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -38,5 +38,6 @@ def test_without_systemd_the_daemon_is_run(tmp_path: Path) -> None:
 def test_a_state_that_no_service_uses_is_run_by_hand(tmp_path: Path) -> None:
     root = machine(tmp_path, systemd=True, unit="etc/systemd/system")
     assert EnrolledPlace(HOME, HOME, root).next_step() == "kubelet run"
+    assert EnrolledPlace(HOME, None, root).next_step() == f"kubelet run --state-dir {HOME}"
     other = EnrolledPlace(Path("/srv/my node"), HOME, root)
     assert other.next_step() == "kubelet run --state-dir '/srv/my node'"

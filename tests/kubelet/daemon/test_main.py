@@ -25,6 +25,9 @@ HEAVY = {
     "cryptography",
     # What http.server brings along: half a mebibyte.
     "html",
+    # What urllib.request brings along.
+    "http.client",
+    "email.message",
     # What python-ulid brings along.
     "typing_extensions",
     "ulid",
@@ -40,6 +43,8 @@ HEAVY = {
     "lzma",
     "_bz2",
     "_lzma",
+    # Of kinds of an operator's own, which this one does not name.
+    "kubelet.handlers.named",
     # What no dependency may load by accident.
     "mcp",
     "multiprocessing",
@@ -47,24 +52,34 @@ HEAVY = {
 }
 
 POSTPONED = {
-    # Up to Python 3.12 the email package imports it at once, since then in the function that needs it.
-    *({"calendar"} if sys.version_info < (3, 13) else ()),
-    "email.errors",
-    "email.header",
-    "email.parser",
+    # Up to Python 3.12 the email package imports them at once, since then in the functions that need them.
+    # The last one is then used by pathlib.
+    *(
+        {"calendar", "email.base64mime", "email.errors", "email.quoprimime", "glob"}
+        if sys.version_info < (3, 13)
+        else ()
+    ),
     "importlib.metadata",
+    # Since Python 3.12 each dataclass needs it.
+    *({"inspect"} if sys.version_info < (3, 12) else ()),
+    "jsonschema_rs.canonical",
     "locale",
     "shutil",
     "stringprep",
     "structlog.stdlib",
     "structlog.threadlocal",
+    "structlog.twisted",
+    "textwrap",
+    "tokenize",
+    "urllib.request",
+    "uuid",
 }
 
 # Prints at a signal which modules it has loaded, and which it has only postponed.
 DAEMON = """
 import signal, sys
 def tell(*_):
-    lazy = {{name for name, module in sys.modules.items() if type(module).__name__ == "_LazyModule"}}
+    lazy = {{name for name, module in sys.modules.items() if type(module).__name__ == "_PostponedModule"}}
     print(*(name for name, module in sys.modules.items() if module and name not in lazy))
     print(*lazy, flush=True)
 signal.signal(signal.SIGUSR1, tell)

@@ -34,9 +34,9 @@ class Daemon:
                 return found
         raise AssertionError(f"the daemon ended before {event!r}: {found}")
 
-    def reload(self, settings: str) -> None:
+    def reload(self, settings: str, where: str = WHERE) -> None:
         """Write a file, and ask the daemon to read it."""
-        self._file.write_text(WHERE + settings)
+        self._file.write_text(where + settings)
         self.process.send_signal(signal.SIGHUP)
 
 
@@ -71,6 +71,14 @@ def test_what_reloads_is_applied_and_what_does_not_is_named(daemon: Daemon) -> N
     lines = daemon.lines_until("settings read again")
     assert settings_in(lines, "setting reloaded") == ["heartbeat", "ttl"]
     assert settings_in(lines, "setting needs a restart") == []
+
+
+def test_another_list_of_relays_needs_a_restart_and_is_named(daemon: Daemon) -> None:
+    relays = WHERE.replace('"http://127.0.0.1:9"', '["http://127.0.0.1:9", "http://127.0.0.1:10"]')
+    daemon.reload('ttl = "1h"\n', relays)
+    lines = daemon.lines_until("settings read again")
+    assert settings_in(lines, "setting reloaded") == ["ttl"]
+    assert settings_in(lines, "setting needs a restart") == ["relay"]
 
 
 def test_a_broken_file_changes_nothing_and_says_so(daemon: Daemon) -> None:

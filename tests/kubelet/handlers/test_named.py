@@ -51,7 +51,7 @@ def test_a_kind_that_is_not_named_is_not_imported(site: Path) -> None:
     ("before", "after", "said"),
     [
         ('"read_only"', '"reversible"', "/safety_class must"),
-        ('"rate_limit_rps": 5', '"rate_limit_rps": 50', "/constraints/rate_limit_rps must"),
+        ('"rate_limit_rps": 10', '"rate_limit_rps": 11', "/constraints/rate_limit_rps must"),
         ('["set"]', '["get"]', "/verbs/0 must"),
         ('"acme.relay_board"', '"system.echo"', "must"),
         ("set.input@1.0.0", "set.output@1.0.0", "kind and schema_ref must be those of kind.json"),

@@ -90,6 +90,13 @@ def test_mounts_name_device_place_and_type_with_their_escapes_undone(proc: Path)
     ]
 
 
+def test_a_name_that_its_owner_chose_is_one_field_of_one_line(proc: Path) -> None:
+    (proc / "filesystems").write_text("\tvfat\n")
+    (proc / "self").mkdir()
+    (proc / "self" / "mounts").write_bytes(b"/dev/sdb1 /media/a\rb\x0bc\xff\\134\\012d vfat rw 0 0\n")
+    assert LinuxReadings().mounts() == [("/dev/sdb1", "/media/a\rb\x0bc\udcff\\\nd", "vfat")]
+
+
 def test_this_machine_can_be_read() -> None:
     readings = LinuxReadings()
     assert all(0 <= work <= total for work, total in readings.cpu_times())

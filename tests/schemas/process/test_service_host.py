@@ -1,6 +1,7 @@
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -151,15 +152,16 @@ def test_an_installation_without_the_command_is_refused() -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root owns files that root alone can change")
 def test_a_program_that_others_can_change_or_the_service_cannot_see_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    program = tmp_path / "kubelet"
-    program.touch(0o755)
-    with pytest.raises(ServiceError, match="not visible to a service"):
-        check_reachable(program)
-    monkeypatch.setattr(service_host, "_HIDDEN", ())
-    for mode, why in ((0o744, "closed to the user"), (0o757, "changed by others")):
-        program.chmod(mode)
-        with pytest.raises(ServiceError, match=why):
+    with TemporaryDirectory(dir="/tmp") as directory:
+        program = Path(directory) / "kubelet"
+        program.touch(0o755)
+        with pytest.raises(ServiceError, match="not visible to a service"):
             check_reachable(program)
+        monkeypatch.setattr(service_host, "_HIDDEN", ())
+        for mode, why in ((0o744, "closed to the user"), (0o757, "changed by others")):
+            program.chmod(mode)
+            with pytest.raises(ServiceError, match=why):
+                check_reachable(program)
     check_reachable(Path("/bin/sh"))

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from schemas.process.status_view import (
+    AnotherVersionError,
     Lines,
     days_text,
     outcomes_text,
@@ -107,3 +108,17 @@ def test_outcomes_are_counted_by_code_and_hop() -> None:
 def test_lengths_of_time() -> None:
     assert [seconds_text(0.4), seconds_text(61.9)] == ["0s", "1m1s"]
     assert [days_text(ms) for ms in (89 * DAY_MS, DAY_MS, 1500, -5)] == ["89 days", "1d", "1s", "0s"]
+
+
+@pytest.mark.parametrize("status", [{}, {"ready": True}, {"ready": True, "count": 1, "subsystems": None}])
+def test_a_process_of_another_version_is_named_as_one(status: dict[str, Any]) -> None:
+    stream = io.StringIO()
+    with pytest.raises(AnotherVersionError, match="restart it"):
+        show(
+            lambda: status,
+            lambda shown: (*lines_of(shown), ("ready", readiness_text({**shown, "ready": False}))),
+            as_json=False,
+            watch=False,
+            stream=stream,
+        )
+    assert not stream.getvalue()
