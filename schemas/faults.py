@@ -117,6 +117,8 @@ def _lines(error: BaseException) -> Iterator[str]:
 
 @dataclass(slots=True)
 class _Place:
+    """When faults of one place were reported last, and how many were suppressed since."""
+
     reported_s: float
     suppressed: int = 0
 

@@ -185,7 +185,8 @@ def _at(document: Any, pointer: str) -> Any:
     """Return what the JSON pointer ``pointer`` of a reference names in ``document``."""
     place = document
     for part in pointer.split("/")[1:]:
-        place = place[part.replace("~1", "/").replace("~0", "~")]
+        key = part.replace("~1", "/").replace("~0", "~")
+        place = place[int(key) if isinstance(place, list) else key]
     return place
 
 

@@ -26,6 +26,7 @@ from schemas.frames import (
     FrameError,
     FrameReader,
     FrameReason,
+    encoded,
     known_announce,
     size_of,
 )
@@ -194,15 +195,14 @@ class SessionMachine:
     ) -> str:
         """Return the text of a frame to send, and go to the state that sending it leads to.
 
-        A ``payload`` of bytes is JSON that was signed, and goes into the frame as it is.
+        A ``payload`` of bytes is JSON, which was signed or is encoded, and goes into the frame as it is.
 
         Raises:
             ProtocolError: this end may not send it now, or it would be larger than a frame may be.
             OverRateError: it is a one-way frame beyond the rate of its type.
         """
         following = self._next(self._sends, type_)
-        wire, members = (payload, {}) if isinstance(payload, bytes) else (b"", payload)
-        text = Frame(type_, msg_id, members, in_reply_to, wire).encode()
+        text = encoded(type_, msg_id, payload, in_reply_to)
         one_way = ONE_WAY.get(type_)
         limit = self._limit() if one_way is None else min(one_way.max_bytes, self._limit())
         if size_of(text) > limit:

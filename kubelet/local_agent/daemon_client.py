@@ -14,12 +14,18 @@ from structlog.typing import FilteringBoundLogger
 from kubelet.backoff import Backoff
 from kubelet.caller_tools import json_rpc
 from kubelet.caller_tools.lines import LineSplitter
+from kubelet.local_agent.daemon_messages import (
+    MAX_LINE_BYTES,
+    CallerMessage,
+    DaemonMessageError,
+    Lending,
+    Response,
+    read,
+)
 from schemas.errors import Failure, ToolError
-from schemas.strict_json import StrictJsonError, loads
+from schemas.projection import is_node_id
 from schemas.text import printable
 
-MAX_LINE_BYTES = 1 << 20
-"""More than the daemon sends in one line."""
 _READ_BYTES = 1 << 16
 
 
@@ -78,7 +84,7 @@ class DaemonClient:
         self._ids = count(1)
         self._waiting: dict[int, asyncio.Future[Any]] = {}
         self._is_attached = False
-        self._config: Mapping[str, Any] | None = None
+        self._lending: Lending | None = None
 
     async def run(self) -> None:
         """Hold a connection, and connect again when it is lost."""
@@ -111,7 +117,7 @@ class DaemonClient:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writer = writer
         self._log.info("daemon connected", socket=str(self._path))
-        greeting = asyncio.create_task(self._greet())
+        greeting = asyncio.create_task(self._greet(writer))
         splitter = LineSplitter(MAX_LINE_BYTES)
         try:
             while data := await reader.read(_READ_BYTES):
@@ -119,8 +125,8 @@ class DaemonClient:
                     self._take(line)
         except OSError as error:
             self._log.info("daemon lost", reason=printable(str(error)))
-        except StrictJsonError as error:
-            self._log.error("the daemon sends no JSON", reason=error.reason)
+        except DaemonMessageError as error:
+            self._log.error("message of the daemon not read", reason=str(error))
         finally:
             self._writer = None
             writer.close()
@@ -135,21 +141,27 @@ class DaemonClient:
             if not answer.done():
                 lost = "The daemon of this node was lost; the caller's tool may have run."
                 answer.set_exception(ToolError(Failure.CALLER_DISCONNECTED, lost))
-        self._is_attached, self._config = False, None
+        self._is_attached, self._lending = False, None
         self._follower.withdraw()
 
-    async def _greet(self) -> None:
+    async def _greet(self, writer: asyncio.StreamWriter) -> None:
         """Learn which node this is, and attach."""
         try:
-            self._follower.node_known((await self.request("node", {}))["node_id"])
+            answer = await self.request("node", {})
+            if not isinstance(answer, dict) or not is_node_id(str(answer.get("node_id"))):
+                # Of another version: it may be replaced meanwhile.
+                self._log.error("message of the daemon not read", reason="it names no node")
+                writer.close()
+                return
+            self._follower.node_known(answer["node_id"])
             await self._attach()
         except ToolError as error:
             self._log.info("daemon lost", reason=str(error))
             return
         self._backoff.reset()
         self._is_attached = True
-        if self._config is not None:
-            self._follower.lend(self._config["caller_id"], self._config["tools"])
+        if self._lending is not None:
+            self._follower.lend(self._lending.caller_id, self._lending.tools)
 
     async def _attach(self) -> None:
         """Attach to the session; the relay may name it again only after a while."""
@@ -166,23 +178,24 @@ class DaemonClient:
         if line is None:
             self._log.error("the daemon sends a line over the limit")
             return
-        message = loads(line, max_bytes=MAX_LINE_BYTES)
-        match message.get("type"):
-            case "caller_tools_config":
-                self._config = message["params"]
+        message = read(line)
+        match message:
+            case Lending():
+                self._lending = message
                 # Not before: until then this may be what another session lends.
                 if self._is_attached:
-                    self._follower.lend(self._config["caller_id"], self._config["tools"])
-            case "session_message":
-                self._follower.message(message["params"]["message"])
-            case _:
+                    self._follower.lend(message.caller_id, message.tools)
+            case CallerMessage():
+                self._follower.message(message.text)
+            case Response():
                 self._answered(message)
 
-    def _answered(self, message: Mapping[str, Any]) -> None:
-        answer = self._waiting.get(message.get("id", 0))
+    def _answered(self, response: Response) -> None:
+        request_id = response.request_id
+        answer = self._waiting.get(request_id) if isinstance(request_id, int) else None
         if answer is None or answer.done():
             return
-        if (error := message.get("error")) is None:
-            answer.set_result(message["result"])
+        if response.error is None:
+            answer.set_result(response.result)
         else:
-            answer.set_exception(ResponseError(error))
+            answer.set_exception(ResponseError(response.error))

@@ -12,7 +12,7 @@ import jsonschema_rs
 from schemas.caller_tools import MAX_SCHEMA_BYTES, size_of
 from schemas.error_roots import PeerError
 from schemas.errors import Failure, ToolError
-from schemas.schema_references import SchemaReferencesError, check_references
+from schemas.schema_references import SchemaReferencesError, extent_of
 from schemas.text import printable
 
 MAX_REFERENCES = 512
@@ -37,7 +37,7 @@ class LentSchema:
             # One tool with another would make clients refuse the whole list.
             raise LentSchemaError("its type is not object")
         try:
-            check_references(schema, MAX_REFERENCES)
+            self._extent = extent_of(schema, MAX_REFERENCES)
         except SchemaReferencesError as error:
             raise LentSchemaError(str(error)) from None
         try:
@@ -52,16 +52,31 @@ class LentSchema:
         """Return when ``arguments`` fit.
 
         Raises:
-            ToolError: they do not; it names the member and the rule.
+            ToolError: they do not; it names the member and the rule, unless that takes too long to find.
         """
+        if not self._extent.may_be_judged(arguments):
+            detail = "The arguments have too many parts for the schema of the caller."
+            raise ToolError(Failure.ARGUMENTS_INVALID, detail)
         try:
-            error = next(self._compiled.iter_errors(arguments), None)
+            fault = self._fault(arguments)
         except ValueError:
             raise ToolError(Failure.ARGUMENTS_INVALID, "A text in the arguments is not Unicode.") from None
+        if fault is not None:
+            detail = f"The arguments do not fit the schema of the caller{fault}."
+            raise ToolError(Failure.ARGUMENTS_INVALID, detail)
+
+    def _fault(self, arguments: Mapping[str, Any]) -> str | None:
+        """Return which rule is broken where, as the end of a sentence; None if none is.
+
+        Empty where searching for it could take too long.
+        """
+        if self._compiled.is_valid(arguments):
+            return None
+        searched = self._extent.may_be_explained(arguments)
+        error = next(self._compiled.iter_errors(arguments), None) if searched else None
         if error is None:
-            return
+            return ""
         where = printable("/" + "/".join(str(part) for part in error.instance_path), 128)
         # The keyword alone: what the schema contains beside it is the caller's text.
         rule = str(error.schema_path[-1]) if error.schema_path else "schema"
-        detail = f"The arguments do not fit the schema of the caller: {where} violates {printable(rule, 64)}."
-        raise ToolError(Failure.ARGUMENTS_INVALID, detail)
+        return f": {where} violates {printable(rule, 64)}"

@@ -20,6 +20,7 @@ from schemas.addresses import MCP_PATH, PLAIN_OPTION
 from schemas.files import make_private_directory
 from schemas.kinds import kind_name
 from schemas.process.exit_codes import EXIT_CANNOT_RUN, EXIT_USAGE
+from schemas.process.home_directory import needed_home_directory
 from schemas.settings import list_of
 from schemas.text import printable
 
@@ -201,7 +202,7 @@ def _words(command: str) -> list[str]:
 
 
 def _own_file(name: str) -> Path:
-    base = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+    base = os.environ.get("XDG_STATE_HOME") or str(needed_home_directory() / ".local" / "state")
     directory = Path(base) / "edge-remote-tools"
     make_private_directory(directory)
     return directory / name

@@ -1,6 +1,6 @@
 """The agent runtime's side of remote tools: a guarded client for any MCP server.
 
-Usable alone, with the extra ``[client]``. Must not import the relay's server parts or other wings.
+Usable alone, with the extra ``[client]``. Must not import the relay's server parts or other packages.
 """
 
 from relay.remote_tools.audit import AuditFailedError, AuditRecord, AuditSink, JsonLines

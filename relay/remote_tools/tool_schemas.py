@@ -1,8 +1,8 @@
 """Compiles the schemas of a server's tools: offline, bounded, and self-contained.
 
 A server chooses its schemas, so compiling and applying one must neither open a connection nor take unbounded
-time: at most 32 KiB, no reference out of the document, few references that multiply, and patterns
-with a limit of backtracking.
+time: at most 32 KiB, no reference out of the document, few references that multiply, patterns with a limit
+of backtracking, and a limit of how often the parts of a schema are applied to those of a value.
 """
 
 import json
@@ -12,7 +12,7 @@ from typing import Any
 import jsonschema_rs
 
 from schemas.error_roots import PeerError
-from schemas.schema_references import SchemaReferencesError, check_references
+from schemas.schema_references import Extent, SchemaReferencesError, extent_of
 from schemas.text import printable
 
 MAX_SCHEMA_BYTES = 32 * 1024
@@ -32,17 +32,25 @@ class UnusableSchemaError(PeerError):
 class ValueCheck:
     """One compiled schema."""
 
-    __slots__ = ("_compiled",)
+    __slots__ = ("_compiled", "_extent")
 
-    def __init__(self, compiled: Any) -> None:
+    def __init__(self, compiled: Any, extent: Extent) -> None:
         self._compiled = compiled
+        self._extent = extent
 
     def fault(self, value: object) -> str | None:
-        """Return which rule ``value`` breaks where, printable and without the value; None if it fits."""
+        """Return which rule ``value`` breaks where, printable and without the value; None if it fits.
+
+        Of a large value, or where references form a circle, only that it breaks one: the search for it
+        would take memory for every fault there is, and time that doubles with each level of the value.
+        """
+        if not self._extent.may_be_judged(value):
+            return "it has too many parts for this schema"
         try:
-            # The plain verdict is the cheaper question, and nearly always the last one.
             if self._compiled.is_valid(value):
                 return None
+            if not self._extent.may_be_explained(value):
+                return "a rule is violated"
             error = next(self._compiled.iter_errors(value))
         except (ValueError, StopIteration):
             return "it is not JSON, or a pattern takes too long"
@@ -62,12 +70,11 @@ def compiled(schema: Mapping[str, Any]) -> ValueCheck:
         raise UnusableSchemaError(f"the schema has {size} bytes, more than {MAX_SCHEMA_BYTES}")
     _check_depth(schema, 0)
     try:
-        check_references(schema, MAX_REFERENCES)
-        return ValueCheck(
-            jsonschema_rs.validator_for(
-                dict(schema), offline=True, pattern_options=_PATTERNS, validate_formats=False
-            )
+        extent = extent_of(schema, MAX_REFERENCES)
+        validator = jsonschema_rs.validator_for(
+            dict(schema), offline=True, pattern_options=_PATTERNS, validate_formats=False
         )
+        return ValueCheck(validator, extent)
     except SchemaReferencesError as error:
         raise UnusableSchemaError(f"the schema is refused: {error}") from None
     except (ValueError, jsonschema_rs.ReferencingError) as error:

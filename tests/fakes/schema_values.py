@@ -18,7 +18,7 @@ _ANNOTATIONS: Final = {"$schema", "$id", "$defs", "title", "description", "defau
 _KEYWORDS: Final = {
     *("$ref", "oneOf", "allOf", "if", "then", "const", "enum", "type", "properties", "required"),
     *("additionalProperties", "minimum", "maximum", "exclusiveMinimum", "minLength", "maxLength", "pattern"),
-    *("items", "minItems", "maxItems", "uniqueItems", "contains"),
+    *("items", "minItems", "maxItems", "uniqueItems", "contains", "minProperties", "maxProperties"),
 }
 _GREATEST: Final = 2**53 - 1
 _FEW: Final = 3
@@ -98,17 +98,24 @@ class _Maker:
         document = self._registry.document(ref) if ref else self._document
         found: Any = document
         for part in pointer.split("/")[1:]:
-            found = found[part]
+            found = found[int(part) if isinstance(found, list) else part]
         return _Maker(self._registry, document).value(found)
 
     def _object(self, schema: Mapping[str, Any]) -> Strategy:
         properties = {name: each for name, each in schema.get("properties", {}).items() if each is not False}
         required = set(schema.get("required", ()))
         made = {name: self.value(each) for name, each in properties.items()}
-        known = st.fixed_dictionaries(
-            {name: each for name, each in made.items() if name in required},
-            optional={name: each for name, each in made.items() if name not in required},
-        )
+        always = {name: each for name, each in made.items() if name in required}
+        optional = {name: each for name, each in made.items() if name not in required}
+        if schema.keys() & {"minProperties", "maxProperties"}:
+            least = max(0, schema.get("minProperties", 0) - len(always))
+            most = min(len(optional), schema.get("maxProperties", len(made)) - len(always))
+            chosen = st.lists(st.sampled_from(sorted(optional)), min_size=least, max_size=most, unique=True)
+            known = chosen.flatmap(
+                lambda names: st.fixed_dictionaries(always | {name: optional[name] for name in names})
+            )
+        else:
+            known = st.fixed_dictionaries(always, optional=optional)
         if schema.get("additionalProperties", True) is False:
             return known
         strange = st.text("xyz", min_size=1, max_size=3)

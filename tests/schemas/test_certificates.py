@@ -143,7 +143,7 @@ def test_a_leaf_that_no_root_vouches_for_is_not_believed(leaf: str) -> None:
     assert caught.value.reason == "chain"
 
 
-def test_without_roots_nobody_is_believed() -> None:
+def test_without_roots_no_leaf_is_trusted() -> None:
     with pytest.raises(IdentityError, match="chain"):
         verify_leaf(NODE.leaf_pem, [], NOW_MS)
 
@@ -159,7 +159,7 @@ def test_a_leaf_cannot_vouch_for_a_leaf() -> None:
         verify_leaf(grandchild, [NODE.leaf_pem], NOW_MS)
 
 
-def test_an_anchor_that_says_nothing_of_being_a_ca_vouches_for_nobody() -> None:
+def test_an_anchor_that_does_not_say_that_it_is_a_ca_verifies_no_leaf() -> None:
     anchor = SimulatedCa()
     anchor.root_pem, anchor.key = leaf_with(ca=None), NODE.key
     with pytest.raises(IdentityError, match="chain"):
@@ -319,7 +319,7 @@ BEGINNING_AT_NOON = make_root(CA.key, "root", NOON_MS + SKEW_MS, 3650, 1)
         pytest.param(BEGINNING_AT_NOON, NOON_MS, True, id="as-the-root-begins"),
     ],
 )
-def test_a_root_outside_its_own_validity_vouches_for_nobody(root: str, now_ms: int, believed: bool) -> None:  # noqa: FBT001 - the expected answer
+def test_a_root_outside_its_own_validity_verifies_no_leaf(root: str, now_ms: int, believed: bool) -> None:  # noqa: FBT001 - the expected answer
     leaf = leaf_with()
     assert verify_leaf(leaf, [CA.root_pem], now_ms).node_id == NODE_ID
     if believed:

@@ -32,7 +32,7 @@ def test_one_of_those_that_are_trusted_is_enough() -> None:
 
 
 @pytest.mark.parametrize("trusted", [[], [OTHER], [NEW]], ids=["none", "another", "itself"])
-def test_whom_nobody_trusts_endorses_nothing(trusted: list[SimulatedCa]) -> None:
+def test_a_root_that_is_not_trusted_endorses_nothing(trusted: list[SimulatedCa]) -> None:
     assert not is_endorsed(der(NEW), map(der, trusted), endorse(OLD.key, NEW.root_pem))
 
 

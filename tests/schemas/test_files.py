@@ -198,7 +198,7 @@ def test_who_writes_the_same_file_at_the_same_time_does_not_disturb(
 
 
 @pytest.mark.usefixtures("_umask")
-def test_nobody_else_can_read_the_temporary_file_before_it_has_its_mode(
+def test_no_other_user_can_read_the_temporary_file_before_it_has_its_mode(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before: list[tuple[int, int]] = []

@@ -1,14 +1,15 @@
-"""Which references of a stranger's schema are applied, and which are refused before a validator sees them."""
+"""Which of a stranger's schemas are applied, to how large a value, and which are refused before that."""
 
 from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
-from schemas.schema_references import SchemaReferencesError, check_references
+from schemas.schema_references import MAX_APPLICATIONS, MAX_EXPLAINED, SchemaReferencesError, extent_of
 
 MOST = 512
 TOO_MANY = "too many others"
+TOO_MUCH = "too much of it"
 NOWHERE = "leads nowhere"
 OWN = "of its own"
 
@@ -27,6 +28,14 @@ def anchored(length: int, anchor: str, reference: str) -> dict[str, Any]:
     return {reference: "#a0", "$defs": {**named, "last": {anchor: f"a{length}"}}}
 
 
+def unevaluated(depth: int, keyword: str) -> dict[str, Any]:
+    """Return a schema without references that a validator takes three times as long for with each level."""
+    schema: dict[str, Any] = {"type": "object"}
+    for _ in range(depth):
+        schema = {"allOf": [schema], keyword: {}}
+    return schema
+
+
 @pytest.mark.parametrize(
     "schema",
     [
@@ -40,6 +49,7 @@ def anchored(length: int, anchor: str, reference: str) -> dict[str, Any]:
         {"properties": {"next": {"$dynamicRef": "#here"}}, "$dynamicAnchor": "here"},
         chain(7, **{"$ref": "#/$defs/a0"}),
         chain(300),
+        unevaluated(5, "unevaluatedProperties"),
     ],
     ids=[
         "none",
@@ -52,17 +62,18 @@ def anchored(length: int, anchor: str, reference: str) -> dict[str, Any]:
         "a dynamic anchor",
         "few that multiply",
         "definitions that are not applied",
+        "unevaluated properties",
     ],
 )
 def test_references_within_the_document_are_accepted(schema: Mapping[str, Any]) -> None:
-    check_references(schema, MOST)
+    extent_of(schema, MOST)
 
 
 @pytest.mark.parametrize("reference", ["$ref", "$dynamicRef", "$recursiveRef"])
 @pytest.mark.parametrize("target", ["other.json", "https://a.example/", "", "?#", "file:///etc/passwd"])
 def test_a_reference_to_anything_else_is_refused(reference: str, target: str) -> None:
     with pytest.raises(SchemaReferencesError, match="out of the document"):
-        check_references({"properties": {"a": {reference: target}}}, MOST)
+        extent_of({"properties": {"a": {reference: target}}}, MOST)
 
 
 @pytest.mark.parametrize(
@@ -104,12 +115,57 @@ def test_a_reference_to_anything_else_is_refused(reference: str, target: str) ->
         pytest.param({"allOf": [{"$ref": "#/allOf/\u0660"}]}, NOWHERE, id="to a digit of another script"),
         pytest.param(
             {"anyOf": [{"$ref": "#/$defs/a"}] * 400, "$defs": {"a": {"enum": [{}] * 1000}}},
-            TOO_MANY,
+            TOO_MUCH,
             id="to much, often",
         ),
+        pytest.param(unevaluated(8, "unevaluatedProperties"), TOO_MUCH, id="by what is not evaluated"),
+        pytest.param(unevaluated(8, "unevaluatedItems"), TOO_MUCH, id="the same of items"),
     ],
 )
 def test_what_multiplies_or_is_resolved_otherwise_is_refused(schema: Mapping[str, Any], why: str) -> None:
     with pytest.raises(SchemaReferencesError, match=why) as caught:
-        check_references(schema, MOST)
+        extent_of(schema, MOST)
     assert str(caught.value).isascii()
+
+
+# --- how large a value may be -----------------------------------------------------------------------------
+
+CIRCLE = {"properties": {"left": {"$ref": "#"}, "right": {"$ref": "#"}}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "objects", "is_circular"),
+    [
+        ({}, 1, False),
+        ({"properties": {"a": {"items": {}}}}, 4, False),
+        ({"anyOf": [{"$ref": "#/$defs/a"}] * 2, "$defs": {"a": {"not": {}}}}, 7, False),
+        ({"allOf": [{}, {}], "unevaluatedProperties": {}}, 13, False),
+        (CIRCLE, 12, True),
+    ],
+    ids=["one", "within each other", "applied twice", "looked at again", "a circle"],
+)
+def test_the_objects_that_are_applied_are_counted(
+    schema: Mapping[str, Any], objects: int, *, is_circular: bool
+) -> None:
+    extent = extent_of(schema, MOST)
+    assert (extent.objects, extent.is_circular) == (objects, is_circular)
+
+
+def test_a_value_is_judged_and_its_fault_searched_for_up_to_a_size() -> None:
+    extent = extent_of({"items": {}}, MOST)
+    assert extent.objects == 2
+    most = MAX_EXPLAINED // 2
+    assert extent.may_be_explained([0] * (most - 1))
+    assert not extent.may_be_explained([0] * most)
+    assert not extent.may_be_explained({"a": [[{}] * most]})
+    assert extent.may_be_judged([0] * most)
+    large = extent_of({"anyOf": [{} for _ in range(MOST * 30)]}, MOST)
+    most = MAX_APPLICATIONS // large.objects
+    assert large.may_be_judged([0] * (most - 1))
+    assert not large.may_be_judged([0] * most)
+
+
+def test_where_references_form_a_circle_no_fault_is_searched_for() -> None:
+    extent = extent_of(CIRCLE, MOST)
+    assert extent.may_be_judged({"left": {}})
+    assert not extent.may_be_explained({})

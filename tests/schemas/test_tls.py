@@ -91,7 +91,7 @@ def test_a_key_of_another_is_refused(node: SimulatedNode, ca: SimulatedCa, tmp_p
         client_context(ca.root_pem, (certificate, key))
 
 
-def test_a_locked_key_is_refused_and_nobody_is_asked(node: SimulatedNode, tmp_path: Path) -> None:
+def test_a_locked_key_is_refused_without_a_prompt(node: SimulatedNode, tmp_path: Path) -> None:
     certificate, key = files_of(tmp_path, node)
     locked = Ed25519PrivateKey.from_private_bytes(bytes(node.key)).private_bytes(
         Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"a secret")

@@ -41,5 +41,5 @@ def test_a_channel_that_is_new_is_still_told_apart_from_the_node() -> None:
         pytest.param("$devices//announce", id="an empty id"),
     ],
 )
-def test_any_other_topic_is_from_nobody(topic: str) -> None:
+def test_any_other_topic_names_no_node(topic: str) -> None:
     assert topics.parse(topic) is None

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from kubelet.backoff import Backoff
-from kubelet.local_agent.daemon_client import MAX_LINE_BYTES, DaemonClient, ResponseError
+from kubelet.local_agent.daemon_client import DaemonClient, ResponseError
+from kubelet.local_agent.daemon_messages import MAX_LINE_BYTES
 from schemas.errors import Failure, ToolError
 from schemas.process.logs import make_logger
 from schemas.registry import SchemaRegistry
@@ -16,6 +17,8 @@ from tests.fakes.chance import FixedChance
 from tests.fakes.lines import LogLines
 from tests.fakes.polling import until
 from tests.fakes.signer import NODE_ID
+
+LENDING = b'{"type":"caller_tools_config","params":{"caller_id":"a","tools":[%b]}}\n'
 
 
 class Follower:
@@ -153,7 +156,25 @@ async def test_messages_are_handed_over(path: Path, registry: SchemaRegistry, lo
 
 
 @pytest.mark.parametrize(
-    "said", [b"no json\n", b"x" * (MAX_LINE_BYTES + 1) + b"\n", b'{"id":99,"result":1}\n']
+    "said",
+    [
+        b"no json\n",
+        b"x" * (MAX_LINE_BYTES + 1) + b"\n",
+        b'{"id":99,"result":1}\n',
+        b"[]\n",
+        b'{"id":[]}\n',
+        b'{"id":1,"error":7}\n',
+        b'{"id":1,"error":{"data":{"caller_message":{}}}}\n',
+        b'{"id":1,"result":null}\n',
+        b'{"id":1,"result":{"node_id":"x"}}\n',
+        b'{"type":"session_message"}\n',
+        b'{"type":"session_message","params":{"message":7}}\n',
+        b'{"type":"caller_tools_config","params":{"caller_id":"a"}}\n',
+        LENDING % b"7",
+        LENDING % b'{"name":"x"}',
+        LENDING % b'{"name":"x","inputSchema":{},"title":7}',
+    ],
+    ids=lambda said: said[:90].decode(),
 )
 async def test_a_daemon_that_breaks_the_protocol_is_survived(path: Path, log: LogLines, said: bytes) -> None:
     connections = 0

@@ -157,3 +157,36 @@ def test_a_pattern_cannot_take_exponential_time() -> None:
     schema = LentSchema({"type": "object", "properties": {"a": {"pattern": "^(a+)+$"}}})
     with pytest.raises(ToolError):
         schema.check({"a": "a" * 50_000 + "b"})
+
+
+def nested(depth: int, leaf: object) -> dict[str, Any]:
+    value = leaf
+    for _ in range(depth):
+        value = {"a": value}
+    assert isinstance(value, dict)
+    return value
+
+
+@pytest.mark.parametrize("keyword", ["allOf", "anyOf", "oneOf"])
+def test_a_circle_that_is_applied_twice_at_each_level_takes_no_time_that_doubles(keyword: str) -> None:
+    # To search for the fault would take longer than anything can wait for.
+    again = {"properties": {"a": {"$ref": "#/$defs/again"}}}
+    schema = {"type": ["object", "number"], keyword: [again, {**again, "minProperties": 1}]}
+    lent = LentSchema({"type": "object", "$ref": "#/$defs/again", "$defs": {"again": schema}})
+    with pytest.raises(ToolError, match=r"do not fit the schema of the caller\.") as raised:
+        lent.check(nested(50, "no number"))
+    assert raised.value.failure is Failure.ARGUMENTS_INVALID
+
+
+def test_the_fault_of_arguments_with_many_parts_is_not_searched_for() -> None:
+    lent = LentSchema({"type": "object", "properties": {"a": {"items": {"type": "string"}}}})
+    lent.check({"a": ["x"] * 100_000})
+    with pytest.raises(ToolError, match=r"do not fit the schema of the caller\."):
+        lent.check({"a": [0] * 100_000})
+
+
+def test_arguments_with_too_many_parts_for_a_large_schema_are_refused() -> None:
+    lent = LentSchema({"type": "object", "properties": {"a": {"items": {"anyOf": [{}] * 3000}}}})
+    lent.check({"a": [0] * 1000})
+    with pytest.raises(ToolError, match="too many parts"):
+        lent.check({"a": [0] * 20_000})

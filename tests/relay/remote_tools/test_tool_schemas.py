@@ -76,3 +76,34 @@ def test_a_pattern_does_not_take_unbounded_time() -> None:
     assert check.fault("a" * 5000 + "!") is not None
     # Not a measurement: without the limit it takes longer than the universe is old.
     assert time.process_time() - began_s < 60
+
+
+def test_a_circle_that_is_applied_twice_at_each_level_takes_no_time_that_doubles() -> None:
+    again = {"properties": {"a": {"$ref": "#"}}}
+    check = compiled({"type": ["object", "number"], "anyOf": [again, {**again, "minProperties": 1}]})
+    value: object = "no number"
+    for _ in range(50):
+        value = {"a": value}
+    assert check.fault(value) == "a rule is violated"
+    assert check.fault({"a": {"a": 1}}) is None
+
+
+def test_a_large_result_of_another_type_takes_no_memory_for_each_part_that_is_wrong() -> None:
+    # A validator keeps a kibibyte of each fault: a million of them would end this process.
+    check = compiled({"items": {"anyOf": [{"type": "string"}] * 15}})
+    assert check.fault([0] * 1_000_000) == "a rule is violated"
+
+
+def test_a_value_with_too_many_parts_for_a_large_schema_does_not_fit_it() -> None:
+    check = compiled({"items": {"anyOf": [{}] * 5000}})
+    assert check.fault([0] * 1000) is None
+    assert check.fault([0] * 10_000) == "it has too many parts for this schema"
+
+
+def test_what_is_not_evaluated_elsewhere_may_be_within_itself_a_few_times() -> None:
+    def nested(depth: int) -> dict[str, Any]:
+        return {"allOf": [nested(depth - 1)], "unevaluatedProperties": {}} if depth else {"type": "object"}
+
+    assert compiled(nested(6)).fault({"a": 1}) is None
+    with pytest.raises(UnusableSchemaError, match="too much of it"):
+        compiled(nested(20))
