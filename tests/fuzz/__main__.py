@@ -52,7 +52,10 @@ def _options() -> argparse.Namespace:
 def _run(runner: Runner, names: Sequence[str], seconds: float, jobs: int) -> int:
     shares = sum(TARGETS[name].share for name in names)
     each = {name: max(1.0, seconds * jobs * TARGETS[name].share / shares) for name in names}
-    print(f"{'':26} {'inputs':>12} {'a second':>9} {'edges':>7} {'kept':>6}  finding", flush=True)
+    print(
+        f"{'':26} {'inputs':>12} {'a second':>9} {'frames':>10} {'edges':>7} {'kept':>6}  finding", flush=True
+    )
+    sys.stdout.flush()
     outcomes: list[Outcome] = []
     with ThreadPoolExecutor(jobs) as pool:
         running = [pool.submit(runner.run, name, each[name]) for name in names]
@@ -60,8 +63,9 @@ def _run(runner: Runner, names: Sequence[str], seconds: float, jobs: int) -> int
             outcome = done.result()
             outcomes.append(outcome)
             print(_row(outcome), flush=True)
-    inputs, findings = sum(each.inputs for each in outcomes), [each for each in outcomes if each.finding]
-    print(f"{'all':26} {inputs:>12,}")
+    inputs, frames = sum(each.inputs for each in outcomes), sum(each.frames for each in outcomes)
+    findings = [each for each in outcomes if each.finding]
+    print(f"{'all':26} {inputs:>12,} {'':>9} {frames:>10,}")
     figures = {
         outcome.target: outcome.figures() for outcome in sorted(outcomes, key=lambda each: each.target)
     }
@@ -74,7 +78,8 @@ def _run(runner: Runner, names: Sequence[str], seconds: float, jobs: int) -> int
 def _row(outcome: Outcome) -> str:
     a_second = outcome.inputs / outcome.seconds if outcome.seconds else 0
     return (
-        f"{outcome.target:26} {outcome.inputs:>12,} {a_second:>9,.0f} {outcome.edges:>7,} {outcome.kept:>6,}"
+        f"{outcome.target:26} {outcome.inputs:>12,} {a_second:>9,.0f} {outcome.frames:>10,}"
+        f" {outcome.edges:>7,} {outcome.kept:>6,}"
         f"  {outcome.finding or '-'}"
     )
 

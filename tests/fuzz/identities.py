@@ -59,7 +59,7 @@ def _signed(claims: bytes, kid: str) -> str:
 
 
 def agent_token(data: bytes) -> None:
-    """Who holds an agent's token follows from the claims that were signed, or there is nobody."""
+    """A token is the agent's that was signed, or it is refused."""
     text = text_of(data)
     if tried(lambda: _authenticator().identify(text), TokenError, secret=text) is not REFUSED:
         assert data in samples.AGENT_TOKENS

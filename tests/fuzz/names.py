@@ -50,7 +50,7 @@ _OPTIONS = UrlOptionReader(KindRegistry())
 @cache
 def hub() -> Hub:
     """Return a relay's parts around one node that is connected, has names, and belongs to one tenant."""
-    made = Hub(directory(), SchemaRegistry(), ca=samples.CA)
+    made = Hub(directory() / "named-fleet", SchemaRegistry(), ca=samples.CA)
     made.connect(samples.NODE)
     made.fleet.rename({NODE_ID: NodeName(TENANT, samples.LABEL, ("gateway", "site=north"))})
     return made
@@ -115,7 +115,7 @@ def node_name(data: bytes) -> None:
 
 
 def node_reference(data: bytes) -> None:
-    """A reference names the one node of the tenant by its id, a prefix or its label, and nobody else's."""
+    """A reference names the one node of the tenant by its id, a prefix or its label, and no other node."""
     text = text_of(data)
     node_id = tried(lambda: _fleet().names.resolve(TENANT, text), UnknownNodeError)
     if node_id is not REFUSED:

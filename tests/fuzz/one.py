@@ -35,6 +35,12 @@ def main(arguments: Sequence[str]) -> int:
 
     def changed(data: bytes, max_bytes: int, seed: int) -> bytes:
         # Most changes follow what led to new code; some know what documents are made of.
+        if seed % _OWN_CHANGE and target.by_lines:
+            lines = data.split(b"\n")
+            at = seed % len(lines)
+            room = max_bytes - len(data) + len(lines[at])
+            lines[at] = bytes(atheris.Mutate(lines[at], room)) if room > 0 else b""
+            return b"\n".join(lines)[:max_bytes]
         if seed % _OWN_CHANGE:
             return bytes(atheris.Mutate(data, max_bytes))
         return bytes(target.mutated((data, *target.samples), random.Random(seed))[:max_bytes])  # noqa: S311 - a source of changes

@@ -3,6 +3,7 @@
 Must not choose what is run for how long.
 """
 
+import os
 import re
 import subprocess
 import sys
@@ -12,14 +13,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from tests.fuzz.frame_counts import FILE_VARIABLE, count_in
 from tests.fuzz.one import ATHERIS_IS_MISSING
 
 _EXECUTED: Final = re.compile(r"stat::number_of_executed_units:\s+(\d+)")
 _COVERED: Final = re.compile(r"cov: (\d+) ft: (\d+)")
 _WRITTEN: Final = re.compile(r"Test unit written to (\S+)")
-_SLACK_S: Final = 120
+_SLACK_S: Final = 600
 """What a process may take beyond its time: to import, to go through what was kept, and to end."""
 _REPORT_LINES: Final = 40
+_DID_NOT_END: Final = 124
+"""In the place of the exit code of a process that was ended for that; as of ``timeout`` (1)."""
 
 
 class AtherisMissingError(Exception):
@@ -32,15 +36,17 @@ class Outcome:
 
     Attributes:
         inputs: how many were tried.
+        frames: how many frames of live sessions the other end has read of them.
         edges: the branches of our code that they reached together.
         kept: how many inputs are kept because they reached what none before them did.
         finding: the file with the input that was found; empty if none was.
-        report: the end of what libFuzzer wrote, if something was found.
+        report: the end of what libFuzzer wrote, and of the traceback, if something was found.
     """
 
     target: str
     seconds: float
     inputs: int
+    frames: int
     edges: int
     kept: int
     finding: str
@@ -50,6 +56,7 @@ class Outcome:
         """Return the numbers, for programs."""
         return {
             "inputs": self.inputs,
+            "frames": self.frames,
             "seconds": round(self.seconds, 1),
             "edges": self.edges,
             "kept": self.kept,
@@ -87,10 +94,11 @@ class Runner:
             target,
             time.monotonic() - begun,
             int(executed[1]) if (executed := _EXECUTED.search(said)) else 0,
+            count_in(self._frame_count(target)),
             int(covered[-1][0]) if covered else 0,
             sum(1 for _ in self.corpus(target).iterdir()),
             finding,
-            "\n".join(said.splitlines()[-_REPORT_LINES:]) if failed else "",
+            _end_of(said, done.stdout) if failed else "",
         )
 
     def start(
@@ -101,22 +109,36 @@ class Runner:
         Raises:
             AtherisMissingError: as ``run``.
         """
-        done = subprocess.run(
-            [sys.executable, "-P", "-m", "tests.fuzz.one", target, *options],
-            check=False,
-            capture_output=True,
-            text=True,
-            errors="backslashreplace",
-            timeout=timeout_s,
-        )
+        frames = self._frame_count(target)
+        frames.unlink(missing_ok=True)
+        try:
+            done = subprocess.run(
+                [sys.executable, "-P", "-m", "tests.fuzz.one", target, *options],
+                check=False,
+                capture_output=True,
+                text=True,
+                errors="backslashreplace",
+                timeout=timeout_s,
+                env={**os.environ, FILE_VARIABLE: str(frames)},
+            )
+        except subprocess.TimeoutExpired as error:
+            said = (error.stderr or b"").decode("utf-8", "backslashreplace")
+            return subprocess.CompletedProcess([], _DID_NOT_END, "", f"{said}\nit did not end")
         if done.returncode == ATHERIS_IS_MISSING:
             raise AtherisMissingError(done.stderr.strip())
         return done
+
+    def _frame_count(self, target: str) -> Path:
+        return _made(self.directory / "frames") / target
 
     def _directories(self, target: str) -> list[str]:
         """Return the directories of inputs: the first one is written to."""
         kept = self._kept / target
         return [str(self.corpus(target)), *([str(kept)] if kept.is_dir() else [])]
+
+
+def _end_of(*texts: str) -> str:
+    return "\n".join(line for text in texts for line in text.splitlines()[-_REPORT_LINES:])
 
 
 def _made(directory: Path) -> Path:

@@ -11,7 +11,7 @@ from schemas.endorsement import endorse
 from schemas.enrolment import NODE as SPEAKER
 from schemas.enrolment import JoinToken, proven
 from schemas.frame_types import Role
-from schemas.frames import FRAME_TYPES
+from schemas.frames import FRAME_TYPES, SUBPROTOCOL
 from schemas.identity import certificates_in, to_pem
 from schemas.keys import base64url, private_key_to_pem
 from schemas.manifest import etag_of
@@ -257,6 +257,12 @@ NODE_LINES: Final = (
     ),
     _in_state("open", "!\x89\x80\0\0\0\0", frame_text("bye")),
 )
+_UPGRADED: Final = (
+    "Upgrade: websocket\r",
+    "Connection: Upgrade\r",
+    "Sec-WebSocket-Accept: @ACCEPT@\r",
+    f"Sec-WebSocket-Protocol: {SUBPROTOCOL}\r",
+)
 RELAY_LINES: Final = (
     _in_state("open", *_sent_by(Role.RELAY)),
     _in_state("open", *[frame_text("telemetry_lease", n) for n in range(8)], frame_text("cmd", 50)),
@@ -269,4 +275,6 @@ RELAY_LINES: Final = (
     _in_state("stranger", frame_text("challenge"), frame_text("welcome")),
     _in_state("asked", frame_text("welcome").replace("0" * 26, "@ASKED@"), frame_text("session_open", 3)),
     _in_state("asked", frame_text("bye", retry_after_ms=5)),
+    _in_state("upgrade", "HTTP/1.1 101 Switching Protocols\r", *_UPGRADED, "\r", ""),
+    _in_state("upgrade", "HTTP/1.1 503 Busy\r", "Retry-After: 7\r", "Content-Length: 4\r", "\r", "busy"),
 )

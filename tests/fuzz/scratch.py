@@ -11,7 +11,7 @@ from typing import Final
 
 from schemas.files import PRIVATE
 
-_IN_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - made anew below it, with a name that nobody can foresee
+_IN_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - made anew below it, with a name that cannot be foreseen
 
 
 @cache

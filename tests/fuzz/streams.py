@@ -25,7 +25,7 @@ from tests.fuzz import samples
 from tests.fuzz.target import REFUSED, Refused, Target, finished, plain_json, tried
 
 _MOST_BYTES: Final = 64
-_NOBODY: Final = Caller(principal_of(""), "http", {})
+_NAMELESS: Final = Caller(principal_of(""), "http", {})
 
 
 def loopback_request(data: bytes) -> None:
@@ -54,7 +54,7 @@ def body(data: bytes) -> None:
         sent.append(message)
 
     headers = [(b"content-length", b"%d" % len(data))]
-    scope = {"type": "http", "method": "POST", "headers": headers, CALLER_IN_SCOPE: _NOBODY}
+    scope = {"type": "http", "method": "POST", "headers": headers, CALLER_IN_SCOPE: _NAMELESS}
     finished(BodyParser(app, lambda _: None)(scope, receive, send))
     assert bool(passed) is not bool(sent)
     if passed:

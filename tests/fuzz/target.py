@@ -40,6 +40,7 @@ class Target:
         samples: the good inputs.
         max_bytes: the size of the largest input that is tried; larger ones take time and lead nowhere new.
         mutated: makes an input of good ones.
+        by_lines: whether an input is lines, most of which are to stay as they are in each change.
         share: how much of a run's time it gets, in relation to others.
     """
 
@@ -47,6 +48,7 @@ class Target:
     samples: Sequence[bytes]
     max_bytes: int = 4096
     mutated: Mutated = mutated
+    by_lines: bool = False
     share: float = 1.0
 
 

@@ -7,7 +7,22 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
-from tests.fuzz import answers, documents, files, identities, live_node, live_relay, names, streams
+from tests.fuzz import (
+    answers,
+    documents,
+    enrolment,
+    files,
+    identities,
+    ledger_entries,
+    live_http,
+    live_node,
+    live_relay,
+    local_sockets,
+    names,
+    neighbours,
+    own_files,
+    streams,
+)
 from tests.fuzz.target import Target
 
 TARGETS: Final[Mapping[str, Target]] = MappingProxyType(
@@ -18,6 +33,12 @@ TARGETS: Final[Mapping[str, Target]] = MappingProxyType(
         **streams.TARGETS,
         **answers.TARGETS,
         **files.TARGETS,
+        **enrolment.TARGETS,
+        **ledger_entries.TARGETS,
+        **neighbours.TARGETS,
+        **own_files.TARGETS,
+        **local_sockets.TARGETS,
+        **live_http.TARGETS,
         **live_relay.TARGETS,
         **live_node.TARGETS,
     }

@@ -1,5 +1,6 @@
 """A run with coverage guidance finds a planted fault, counts, and keeps what it found."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.fuzz import corpus
+from tests.fuzz.frame_counts import FILE_VARIABLE, count_in
 from tests.fuzz.one import ATHERIS_IS_MISSING
 from tests.fuzz.run import AtherisMissingError, Runner
 
@@ -65,13 +67,33 @@ class PlayedRunner(Runner):
         assert str(self.corpus(target)) in options
         for number, data in enumerate(self._left):
             (self.corpus(target) / f"{number:040x}").write_bytes(data)
-        return subprocess.CompletedProcess([], self._code, "", self._said)
+        return subprocess.CompletedProcess([], self._code, "a traceback\n", self._said)
 
 
 def test_a_run_is_counted(tmp_path: Path) -> None:
     said = "#9 DONE cov: 12 ft: 30 corp: 2/9b\nstat::number_of_executed_units: 1234\n"
     outcome = PlayedRunner(tmp_path, said, left=[b"a", b"b"]).run("topic", 5)
     assert (outcome.inputs, outcome.edges, outcome.kept, outcome.finding) == (1234, 12, 2, "")
+    assert outcome.frames == 0
+
+
+def test_the_frames_that_a_process_has_read_are_counted_though_it_ends_without_a_word(tmp_path: Path) -> None:
+    counted = tmp_path / "frames"
+    read = "CountingReader(SchemaRegistry()).read(frame_text('heartbeat'), 1024)"
+    names = (
+        "tests.fuzz.frame_counts import CountingReader",
+        "schemas.registry import SchemaRegistry",
+        "tests.fakes.frames import frame_text",
+    )
+    program = "\n".join((*(f"from {name}" for name in names), read, read, "import os", "os._exit(0)"))
+    subprocess.run(
+        [sys.executable, "-P", "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{program}"],
+        check=True,
+        timeout=BOUND_S,
+        env={**os.environ, FILE_VARIABLE: str(counted)},
+    )
+    assert count_in(counted) == 2
+    assert count_in(tmp_path / "none") == 0
 
 
 @pytest.mark.parametrize(
@@ -82,7 +104,7 @@ def test_a_run_is_counted(tmp_path: Path) -> None:
 def test_a_process_that_fails_is_a_finding_and_tells_why(tmp_path: Path, said: str, finding: str) -> None:
     outcome = PlayedRunner(tmp_path, said, code=77).run("topic", 5)
     assert outcome.finding == finding
-    assert outcome.report == said.strip()
+    assert outcome.report == f"{said.strip()}\na traceback"
 
 
 def test_what_is_kept_is_bounded_and_a_found_input_stays(
@@ -109,3 +131,13 @@ def test_a_missing_atheris_ends_a_run(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: missing)
     with pytest.raises(AtherisMissingError, match="not installed"):
         Runner(tmp_path, tmp_path).run("topic", 5)
+
+
+def test_a_process_that_does_not_end_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def hangs(*_: object, **__: object) -> None:
+        raise subprocess.TimeoutExpired("x", 5, stderr=b"cov: 12 ft: 30\n")
+
+    monkeypatch.setattr(subprocess, "run", hangs)
+    outcome = Runner(tmp_path, tmp_path).run("topic", 5)
+    assert (outcome.finding, outcome.edges) == ("exit code 124", 12)
+    assert outcome.report.endswith("it did not end")

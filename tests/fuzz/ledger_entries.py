@@ -1,0 +1,116 @@
+"""Target: the stream of the fleet's ledgers, whose entries a relay adds to its own files."""
+
+import json
+import shutil
+from collections.abc import Mapping
+from functools import cache
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from nats.aio.msg import Msg
+
+from relay.auth.revoked_tokens import RevokedTokens
+from relay.auth.shared_revocations import SharedTokenRevocations
+from relay.cluster.ledger_stream import LedgerStream, NotUnderstoodError
+from relay.fleet.name_ledger import NameLedger
+from relay.fleet.shared_names import SharedNames
+from relay.pki.ca_ledger import CaLedger
+from relay.pki.shared_leaves import SharedLeaves
+from relay.pki.shared_revocations import SharedRevocations
+from relay.shared_ledger import SharedLedger
+from schemas.files import PRIVATE
+from schemas.process.logs import make_logger
+from schemas.registry import SchemaRegistry
+from tests.fakes.hostile_texts import is_clean
+from tests.fakes.lines import LogLines
+from tests.fakes.signer import NODE_ID, NOW_MS, TENANT
+from tests.fuzz.live import check_log
+from tests.fuzz.scratch import directory
+from tests.fuzz.target import Target, text_of
+
+if TYPE_CHECKING:
+    from nats.aio.client import Client
+
+_FIRST: Final = "edge.f.ledger."
+_METADATA: Final = "$JS.ACK.edge_f_ledger.reader.1.7.7.1700000000000000000.0"
+
+
+def ledger_entry(data: bytes) -> None:
+    """An entry is refused in words, or is in a file once, which is read again."""
+    subject, _, value = data.partition(b" ")
+    lines, path = LogLines(), directory() / "shared"
+    shutil.rmtree(path, ignore_errors=True)
+    path.mkdir(mode=0o700)
+    (path / "ledger.jsonl").touch(PRIVATE)
+    stream = LedgerStream("f", _ledgers(lines), _registry())
+    message = Msg(cast("Client", None), f"{_FIRST}{text_of(subject)}", _METADATA, value)
+    try:
+        read = stream.read(message)
+    except NotUnderstoodError as error:
+        text = str(error)
+        assert is_clean(text)
+        return
+    arrived, known = {read.key: read.entry}, frozenset({read.key})
+    read.ledger.settle(arrived, known)
+    written = _files()
+    read.ledger.settle(arrived, known)
+    assert _files() == written
+    again = {ledger.kind: ledger.settle({}, frozenset()) for ledger in _ledgers(lines)}  # as after a restart
+    if isinstance(read.ledger, SharedRevocations | SharedTokenRevocations):
+        assert again[read.ledger.kind].keys() == known
+    check_log(lines)
+
+
+def _ledgers(lines: LogLines) -> tuple[SharedLedger, ...]:
+    path = directory() / "shared"
+    log = make_logger("relay", lines)
+    issued = CaLedger(path, lambda: None)
+    return (
+        SharedRevocations(issued),
+        SharedTokenRevocations(RevokedTokens(path / "revoked")),
+        SharedLeaves(issued, issues=False),
+        SharedNames(NameLedger(path / "names", lambda: NOW_MS), log),
+    )
+
+
+def _files() -> Mapping[str, bytes]:
+    return {file.name: file.read_bytes() for file in (directory() / "shared").iterdir()}
+
+
+@cache
+def _registry() -> SchemaRegistry:
+    return SchemaRegistry()
+
+
+def _entry(kind: str, key: str, entry: Mapping[str, Any]) -> bytes:
+    return f"{kind}.{key} {json.dumps(entry)}".encode()
+
+
+_KID: Final = "ab" * 32
+TARGETS: Final = {
+    "ledger_entry": Target(
+        ledger_entry,
+        (
+            _entry("revocation", _KID, {"kid": _KID, "revoked_ms": NOW_MS, "serial": "1f"}),
+            _entry("token_revocation", sha256(b"a").hexdigest(), {"jti": "a", "revoked_ms": NOW_MS}),
+            _entry(
+                "leaf",
+                _KID,
+                {
+                    "kid": _KID,
+                    "serial": "1f",
+                    "node_id": NODE_ID,
+                    "tenant": TENANT,
+                    "public_key": _KID,
+                    "issued_ms": NOW_MS,
+                    "not_after_ms": NOW_MS,
+                },
+            ),
+            _entry(
+                "name", NODE_ID, {"node_id": NODE_ID, "tenant": TENANT, "label": "den", "tags": ["gateway"]}
+            ),
+            _entry("name", NODE_ID, {"node_id": NODE_ID, "forgotten": True}),
+        ),
+        max_bytes=4096,
+    ),
+}
