@@ -6,7 +6,6 @@ relay less than a signature costs a board. Must not know what a carrier does wit
 """
 
 import asyncio
-import math
 import random
 import time
 from collections.abc import Awaitable, Callable
@@ -14,8 +13,12 @@ from collections.abc import Awaitable, Callable
 from structlog.typing import FilteringBoundLogger
 
 from kubelet.announce.signer import ClockNotSetError, ManifestSigner, SignedManifest
+from kubelet.config import DEFAULT_HEARTBEAT_S
 from schemas.health import Loop
+from schemas.manifest import MAX_TTL_MS
 
+LONGEST_INTERVAL_S = 300.0
+"""As a relay of the largest fleet asks for it. No relay makes a node heartbeat less often."""
 _JITTER = 0.1
 _CLOCK_RETRY_S = 5.0
 _ROUND_S = 120.0
@@ -47,7 +50,8 @@ class Announcer:
     ) -> None:
         self._signer = signer
         self._own_interval_s = interval_s
-        self._wanted_interval_s = math.inf
+        self._own_ttl_ms = signer.ttl_ms
+        self._asked_interval_s: float | None = None
         self._rng = rng
         self._log = log
         self._sleep = sleep
@@ -78,24 +82,42 @@ class Announcer:
 
     @property
     def interval_s(self) -> float:
-        """Seconds between two heartbeats, without the jitter."""
-        return min(self._own_interval_s, self._wanted_interval_s)
+        """Seconds between two heartbeats, without the jitter.
+
+        What the relay asks for, of at most 300 s; or what the operator has named, if that is shorter.
+        """
+        asked = self._asked_interval_s
+        if asked is None:
+            return self._own_interval_s
+        if self._own_interval_s == DEFAULT_HEARTBEAT_S:
+            return min(asked, max(LONGEST_INTERVAL_S, self._own_interval_s))
+        return min(asked, self._own_interval_s)
 
     def announce_now(self) -> None:
         """Announce at once: the leaf has changed."""
         self._due.set()
 
-    def shorten_interval(self, interval_s: float) -> None:
-        """Heartbeat at least as often as the relay requests, from now on."""
-        if interval_s < self.interval_s:
-            self._wanted_interval_s = interval_s
+    def follow_interval(self, interval_s: float) -> None:
+        """Heartbeat as often as the relay asks for, from now on: see ``interval_s``.
+
+        A longer interval begins after the next heartbeat, whose manifest is valid for as much longer.
+        """
+        before = self.interval_s
+        self._asked_interval_s = interval_s
+        self._fit_ttl()
+        if self.interval_s < before:
             self._due.set()
 
     def change(self, interval_s: float, ttl_ms: int) -> None:
         """Heartbeat once an interval, by manifests that are valid for ``ttl_ms``, from now on."""
-        self._own_interval_s = interval_s
-        self._signer.ttl_ms = ttl_ms
+        self._own_interval_s, self._own_ttl_ms = interval_s, ttl_ms
+        self._fit_ttl()
         self._due.set()
+
+    def _fit_ttl(self) -> None:
+        """Let manifests be valid for as many heartbeats as by the node's own settings, and 24 h at most."""
+        longer = max(1.0, self.interval_s / self._own_interval_s)
+        self._signer.ttl_ms = min(round(self._own_ttl_ms * longer), MAX_TTL_MS)
 
     async def run(self) -> None:
         """Announce until cancelled."""

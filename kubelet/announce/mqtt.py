@@ -27,7 +27,7 @@ FIRST_WAIT_S = 5.0
 LONGEST_WAIT_S = 60.0
 _KEEPALIVE_S = 30
 MAX_UNCONFIRMED = 16
-"""The retained messages that wait for the broker's confirmation. paho keeps them across connections."""
+"""A node's retained messages that wait for the confirmation. paho keeps them across connections."""
 _CONFIRM_TIMEOUT_S = 5.0
 _STOP_S = 2.0
 _TURN_S = 120.0
@@ -40,7 +40,7 @@ class MqttPublisher:
     ``backoff`` is how long to wait after an attempt that failed, and after a connection that was lost. It is
     reset only when a connection held for longer than the longest wait: of two machines with one identity the
     broker drops one whenever the other connects, so each of them succeeds every time. ``tls`` is the context
-    for a broker over TLS.
+    for a broker over TLS. ``nodes`` is how many nodes publish by this connection.
 
     Attributes:
         refused: how many messages paho did not take, since too many wait for a confirmation.
@@ -56,6 +56,7 @@ class MqttPublisher:
         backoff: Backoff,
         tls: ssl.SSLContext | None = None,
         *,
+        nodes: int = 1,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._broker = broker
@@ -70,7 +71,7 @@ class MqttPublisher:
         self.refused = 0
         self.ended = asyncio.Event()
         self._client = WatchedClient(client_id)
-        self._client.max_queued_messages_set(MAX_UNCONFIRMED)
+        self._client.max_queued_messages_set(MAX_UNCONFIRMED * nodes)
         self._client.on_turn = lambda: self.loop.busy(_TURN_S)
         self._client.on_end = lambda: self._hand_over(self.ended.set)
         if tls is not None:

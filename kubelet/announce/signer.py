@@ -17,7 +17,7 @@ from schemas.credible_time import FIRST_CREDIBLE_MS
 from schemas.error_roots import StateError
 from schemas.identity_files import NodeIdentity
 from schemas.kinds import MANIFEST_REF
-from schemas.manifest import MAX_FUTURE_MS, etag_of, sign_manifest
+from schemas.manifest import MAX_FUTURE_MS, MAX_TTL_MS, etag_of, sign_manifest
 from schemas.registry import SchemaRegistry
 from schemas.strict_json import MAX_SAFE_INTEGER
 
@@ -69,7 +69,7 @@ class ManifestSigner:
         self._ticks_ms = ticks_ms
         self._signed_ticks: int | None = None
         # A manifest later than the last one must still expire within the numbers that JSON can carry.
-        self._last = LastIssued(last_issued, MAX_SAFE_INTEGER - ttl_ms - 1, ticks_ms, log)
+        self._last = LastIssued(last_issued, MAX_SAFE_INTEGER - MAX_TTL_MS - 1, ticks_ms, log)
 
     def wait_s(self) -> float:
         """Return how long to wait before ``sign``: a relay may not request more often.

@@ -5,11 +5,11 @@ its answer, its timeout, its session's end, or its client's. Must not know the s
 """
 
 import asyncio
+import uuid
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
-from uuid import UUID
 
 from kubelet.caller_tools.sessions import Session
 from schemas.caller_tools import (
@@ -162,7 +162,7 @@ class CallerRequests:
             raise ToolError(Failure.RATE_LIMITED, retry_after_ms=_BUSY_RETRY_MS)
         payload: CallerToolRequest = {
             "session_id": session.session_id,
-            "request_id": str(UUID(bytes=self._random_bytes(_UUID_BYTES), version=4)),
+            "request_id": str(uuid.UUID(bytes=self._random_bytes(_UUID_BYTES), version=4)),
             "tool": tool,
             "arguments": arguments,
         }

@@ -240,7 +240,9 @@ def retire(
 def fleet(
     identities: Annotated[Path, typer.Option(help="What `relay ca issue --mock N --out DIR` made.")],
     broker: Annotated[str, typer.Option(metavar="HOST:PORT", help="The MQTT broker.")],
-    relay: Annotated[str, typer.Option(metavar="URL", help="The relay's public URL.")],
+    relay: Annotated[
+        list[str], typer.Option(metavar="URL", help="The relay's public URL, and then others of its fleet.")
+    ],
     heartbeat: Annotated[
         str, typer.Option(metavar="DURATION", help=f"{HEARTBEAT.doc} Default: {HEARTBEAT.default}.")
     ] = HEARTBEAT.default or "",
@@ -252,7 +254,7 @@ def fleet(
     """Run mock nodes, thousands if need be: real signatures, real sessions, made-up metrics."""
     from kubelet.cli.fleet import run_all, run_part  # noqa: PLC0415
 
-    config = typed_config({"broker": broker, "relay": relay, "heartbeat": heartbeat, "ttl": ttl})
+    config = typed_config({"broker": broker, "relay": ",".join(relay), "heartbeat": heartbeat, "ttl": ttl})
     if config.broker is not None and config.broker.tls:
         fail(
             "a fleet shares one connection, which cannot show the certificate of each node: "

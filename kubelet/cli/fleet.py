@@ -73,7 +73,8 @@ async def _run_nodes(
         quiet = structlog.wrap_logger(
             log, processors=[], wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING)
         )
-        around = node_environment(config, f"edge-fleet-{os.getpid()}", quiet, IdentityFiles(identities))
+        files, client_id = IdentityFiles(identities), f"edge-fleet-{os.getpid()}"
+        around = node_environment(config, client_id, quiet, files, nodes=len(nodes))
         fleet = MockFleet(nodes, around)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(fleet.run())

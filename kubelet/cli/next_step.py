@@ -18,15 +18,16 @@ class EnrolledPlace:
     """Where a node was enrolled. ``root`` stands for the root of the file system.
 
     Attributes:
-        usual: the state directory that `kubelet run` uses for this user unless another is named.
+        usual: the state directory that `kubelet run` uses for this user unless another is named; None if it
+            has to be.
     """
 
     state_dir: Path
-    usual: Path
+    usual: Path | None
     root: Path = Path("/")
 
     @classmethod
-    def here(cls, state_dir: Path, usual: Path) -> "EnrolledPlace":
+    def here(cls, state_dir: Path, usual: Path | None) -> "EnrolledPlace":
         """Return the place on this machine."""
         return cls(Path(os.path.abspath(state_dir)), usual)  # noqa: PTH100 - links stay as they are named
 

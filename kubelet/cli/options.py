@@ -27,6 +27,7 @@ from schemas.error_roots import OperatorError
 from schemas.files import read_named_secret
 from schemas.identity import certificates_in
 from schemas.process.exit_codes import EXIT_USAGE
+from schemas.process.home_directory import NoStateDirError, home_directory
 from schemas.settings import Settings
 from schemas.settings_sources import from_flags, read_sources
 
@@ -115,11 +116,15 @@ def directory_of(state_dir: Path | None) -> Path:
     """Return the state directory that was named: here, in the environment or the file; else the usual one.
 
     Raises:
-        ConfigError: it is not named here, and the settings cannot be used.
+        ConfigError: it is not named here, and the settings cannot be used; or it is named nowhere, and there
+            is no usual one.
     """
     if state_dir is None:
         state_dir = read_sources(KUBELET, {}, None, os.environ).value(STATE_DIR)
-    return state_dir or usual_state_dir()
+    directory = state_dir or usual_state_dir()
+    if directory is None:
+        raise NoStateDirError
+    return directory
 
 
 def contract_of_settings() -> "Contract":
@@ -133,6 +138,6 @@ def contract_of_settings() -> "Contract":
     return read_contract(read_sources(KUBELET, {}, None, os.environ).value(KINDS) or ())
 
 
-def usual_state_dir() -> Path:
-    """Return the state directory that is used unless the operator names another."""
-    return default_state_dir(Path.home(), is_root=os.geteuid() == 0)
+def usual_state_dir() -> Path | None:
+    """Return the state directory that is used unless the operator names another; None if there is none."""
+    return default_state_dir(home_directory(), is_root=os.geteuid() == 0)

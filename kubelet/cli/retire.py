@@ -21,11 +21,11 @@ from kubelet.session.handshake import AudienceError, answer_to
 from kubelet.session.relay_addresses import RelayAddress
 from schemas import topics
 from schemas.error_roots import PeerError
+from schemas.faults import connection_reason
 from schemas.frames import Frame
 from schemas.identity_files import IdentityFiles, NodeIdentity
 from schemas.process.logs import make_logger
 from schemas.session import PeerProtocolError
-from schemas.text import printable
 from schemas.ulids import UlidSource
 
 _TIMEOUT_S = 15.0
@@ -81,7 +81,7 @@ async def _revoke_at_any(around: NodeEnvironment, identity: NodeIdentity) -> Non
         except AudienceError:
             failure = RetirementError(f"{url} has another name than the one pinned")
         except (*NOT_REACHED, PeerProtocolError) as error:
-            failure = RetirementError(f"{url} was not reached: {printable(str(error))}; try again")
+            failure = RetirementError(f"{url} was not reached: {connection_reason(error)}; try again")
         else:
             return
     raise failure

@@ -59,6 +59,9 @@ _REFUSALS = {
 }
 
 
+_LATER = {429: "is busy", 503: "does not reach the relay with the CA's key at present"}
+
+
 class EnrolmentError(PeerError):
     """The node is not enrolled; the text is why."""
 
@@ -208,6 +211,10 @@ class Enroller:
 
     def _check_status(self, answer: HttpResponse) -> None:
         if answer.status != 200:  # noqa: PLR2004 - OK
+            if answer.status in _LATER and answer.retry_after_s is not None:
+                raise EnrolmentError(
+                    f"{self.relay_url} {_LATER[answer.status]}: run it again in {answer.retry_after_s} s"
+                )
             why = _REFUSALS.get(answer.status, f"answers with status {answer.status}: check its log")
             raise EnrolmentError(f"{self.relay_url} {why}")
 

@@ -8,6 +8,7 @@ Must not be imported by the running daemon, which has no use for it.
 
 import asyncio
 import io
+import re
 from base64 import b64encode
 from collections.abc import Mapping
 from contextlib import suppress
@@ -20,10 +21,12 @@ from urllib.request import getproxies, proxy_bypass
 
 from schemas.addresses import is_loopback
 from schemas.error_roots import PeerError
-from schemas.text import printable
+from schemas.faults import connection_reason
 
 _TIMEOUT_S = 10.0
 _MAX_BYTES = 64 * 1024
+_SECONDS = re.compile(r"[0-9]{1,9}")
+_LONGEST_RETRY_S = 86_400
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
@@ -53,10 +56,15 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class HttpResponse:
-    """A response. It is as trustworthy as the connection was verified, and no more."""
+    """A response. It is as trustworthy as the connection was verified, and no more.
+
+    Attributes:
+        retry_after_s: what ``Retry-After`` asks for, of at most a day; None if it has no number of seconds.
+    """
 
     status: int
     body: bytes = field(repr=False)
+    retry_after_s: int | None = None
 
 
 async def exchange(request: Request, tls: SSLContext, timeout_s: float = _TIMEOUT_S) -> HttpResponse:
@@ -76,7 +84,7 @@ async def exchange(request: Request, tls: SSLContext, timeout_s: float = _TIMEOU
     except SSLError:
         raise NoAnswerError(f"{request.url} does not speak TLS as it should") from None
     except OSError as error:
-        raise NoAnswerError(f"{request.url} cannot be reached: {printable(str(error))}") from None
+        raise NoAnswerError(f"{request.url} cannot be reached: {connection_reason(error)}") from None
 
 
 async def _exchanged(request: Request, tls: SSLContext) -> bytes:
@@ -141,9 +149,13 @@ def _parsed(received: bytes, url: str) -> HttpResponse:
     response = ResponseParser(_Received(received))  # type: ignore[arg-type]  # it uses no more of a socket
     try:
         response.begin()
-        return HttpResponse(response.status, response.read())
+        return HttpResponse(response.status, response.read(), _seconds(response.getheader("retry-after")))
     except (HTTPException, ValueError, OverflowError):
         raise NoAnswerError(f"what answers at {url} does not speak HTTP as it should") from None
+
+
+def _seconds(text: str | None) -> int | None:
+    return min(int(text), _LONGEST_RETRY_S) if text is not None and _SECONDS.fullmatch(text) else None
 
 
 class _Received:

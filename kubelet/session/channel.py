@@ -3,6 +3,7 @@
 Must not know what a frame means.
 """
 
+import os
 import re
 import ssl
 import time
@@ -16,7 +17,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketExce
 from websockets.uri import parse_uri
 
 from kubelet.session.metered_connection import MeteredConnection
-from kubelet.session.relay_addresses import RelayAddress
+from kubelet.session.relay_addresses import RelayAddress, names_proxies
 from schemas.addresses import connect_url, host_of, is_loopback, port_of
 from schemas.frame_types import FrameType, Role
 from schemas.frames import MAX_FRAME_BYTES, SUBPROTOCOL_1_1, SUBPROTOCOLS, Frame, FrameReader
@@ -33,12 +34,12 @@ _SECONDS = re.compile("[0-9]{1,9}")
 def retry_after_s(error: Exception) -> float:
     """Return how long the relay that refused the connection asks to be left alone; 0 if it does not.
 
-    A date, which needs equal clocks, is ignored.
+    A date, which needs equal clocks, is ignored, and so are several answers to it.
     """
     if not isinstance(error, InvalidStatus):
         return 0.0
-    asked = error.response.headers.get("Retry-After", "")
-    return float(asked) if _SECONDS.fullmatch(asked) else 0.0
+    asked = error.response.headers.get_all("Retry-After")
+    return float(asked[0]) if len(asked) == 1 and _SECONDS.fullmatch(asked[0]) else 0.0
 
 
 class _Connect(connect):
@@ -77,7 +78,7 @@ async def opened(  # noqa: PLR0913, PLR0917 - what comes in from outside
         target |= {"host": address.host, "port": port_of(address.url)}
     if tls is not None:
         target["server_hostname"] = host_of(public_url)
-    is_direct = address.host is not None or is_loopback(host_of(address.url))
+    is_direct = address.host is not None or is_loopback(host_of(address.url)) or not names_proxies(os.environ)
     async with _Connect(
         connect_url(address.url),
         subprotocols=SUBPROTOCOLS,  # type: ignore[arg-type]  # a NewType over str

@@ -18,6 +18,7 @@ from kubelet.session.link_parts import LinkParts
 from kubelet.session.link_state import LinkState
 from kubelet.session.relay_addresses import RelayAddress
 from schemas.delivery import TransitGauge
+from schemas.faults import connection_reason
 from schemas.frames import Frame
 from schemas.health import Loop
 from schemas.payloads import AnnounceAck, Bye, Cmd, Heartbeat, HeartbeatAck, Welcome
@@ -88,7 +89,7 @@ class RelayLink:
         except NOT_REACHED as error:
             self.state = LinkState.CONNECTING
             self._requested_wait_s = retry_after_s(error)
-            log.info("relay not reached", relay=str(address), reason=printable(str(error)))
+            log.info("relay not reached", relay=str(address), reason=connection_reason(error))
         finally:
             self._channel = None
             self.connected_to = None
@@ -154,7 +155,7 @@ class RelayLink:
         if not self._resumed:
             self._gauge = TransitGauge()
         self._gauge.delay_ms(payload["server_time_ms"], self._parts.ticks_ms())
-        self._parts.announcer.shorten_interval(payload["heartbeat_interval_ms"] / 1000)
+        self._parts.announcer.follow_interval(payload["heartbeat_interval_ms"] / 1000)
         self._opened_ms = self._parts.ticks_ms()
         self.state = LinkState.OPEN
         self.flow.connected(gets_echo=channel.gets_echo)

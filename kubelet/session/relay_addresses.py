@@ -6,13 +6,13 @@ Must not connect, and must not decide what a failure means.
 """
 
 import asyncio
+import os
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from ipaddress import ip_address
 from socket import SOCK_STREAM
-from urllib.request import getproxies, proxy_bypass
 
 from kubelet.backoff import FIRST_S, Backoff
 from schemas.addresses import host_of, is_loopback, is_secure, port_of
@@ -153,7 +153,19 @@ def _is_resolved_here(url: str) -> bool:
     return False
 
 
+def names_proxies(environment: Mapping[str, str]) -> bool:
+    """Return whether ``environment`` says anything of proxies.
+
+    What reads it in full takes most of a mebibyte, and few nodes are behind a proxy.
+    """
+    return any(name.lower().endswith("_proxy") for name in environment)
+
+
 def _is_by_proxy(url: str) -> bool:
+    if not names_proxies(os.environ):
+        return False
+    from urllib.request import getproxies, proxy_bypass  # noqa: PLC0415 - as above
+
     # The names that the library for WebSockets looks for.
     names = ("wss", "socks", "https") if is_secure(url) else ("ws", "socks", "https", "http")
     proxies = getproxies()

@@ -5,9 +5,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from kubelet.announce.announcer import Announcer, Carrier
+from kubelet.announce.announcer import LONGEST_INTERVAL_S, Announcer, Carrier
 from kubelet.announce.signer import ManifestSigner, SignedManifest
 from schemas.kinds import KindRegistry
+from schemas.manifest import MAX_TTL_MS
 from schemas.process.logs import make_logger
 from schemas.registry import SchemaRegistry
 from schemas.trust import TrustRules
@@ -151,7 +152,7 @@ async def test_another_interval_and_lifetime_apply_at_once(rig: Rig) -> None:
 
 
 async def test_the_relays_shorter_interval_outlasts_a_change(rig: Rig) -> None:
-    rig.announcer.shorten_interval(10.0)
+    rig.announcer.follow_interval(10.0)
     rig.announcer.change(30.0, TTL_MS)
     assert rig.announcer.interval_s == 10
     rig.announcer.change(5.0, TTL_MS)
@@ -229,17 +230,48 @@ async def test_a_mark_that_comes_while_a_manifest_is_carried_is_not_lost(rig: Ri
 async def test_a_shorter_interval_holds_from_now_on(rig: Rig) -> None:
     async with rig.running():
         await rig.pauses.next()
-        rig.announcer.shorten_interval(10)
+        rig.announcer.follow_interval(10)
         assert (await rig.pauses.next()).seconds == 10
 
 
-async def test_a_longer_interval_is_not_taken_up(rig: Rig) -> None:
+async def test_a_longer_interval_holds_after_the_next_heartbeat_and_lifetimes_with_it(rig: Rig) -> None:
     async with rig.running():
         pause = await rig.pauses.next()
-        rig.announcer.shorten_interval(3600)
+        await rig.road.next()
+        rig.announcer.follow_interval(150)
         pause.end()
-        assert (await rig.pauses.next()).seconds == INTERVAL_S
-        assert rig.road.carried.qsize() == 2
+        assert (await rig.pauses.next()).seconds == pytest.approx(150)
+        manifest = await rig.road.next()
+    assert manifest.expires_at_ms - manifest.issued_at_ms == TTL_MS * 150 / INTERVAL_S
+
+
+async def test_no_relay_makes_a_node_heartbeat_less_often_than_in_five_minutes(rig: Rig) -> None:
+    rig.announcer.follow_interval(3600)
+    assert rig.announcer.interval_s == LONGEST_INTERVAL_S
+
+
+async def test_an_interval_that_the_operator_names_is_not_made_longer(rig: Rig) -> None:
+    rig.announcer.change(30.0, TTL_MS)
+    rig.announcer.follow_interval(150)
+    assert rig.announcer.interval_s == 30
+
+
+async def test_once_the_fleet_is_smaller_the_interval_is_shorter_again(rig: Rig) -> None:
+    rig.announcer.follow_interval(300)
+    async with rig.running():
+        await rig.road.next()
+        await rig.pauses.next()
+        rig.announcer.follow_interval(60)
+        manifest = await rig.road.next()
+    assert manifest.expires_at_ms - manifest.issued_at_ms == TTL_MS
+
+
+async def test_no_manifest_is_valid_for_more_than_a_day(rig: Rig) -> None:
+    rig.announcer.change(INTERVAL_S, MAX_TTL_MS // 2)
+    rig.announcer.follow_interval(300)
+    async with rig.running():
+        manifest = await rig.road.next()
+    assert manifest.expires_at_ms - manifest.issued_at_ms == MAX_TTL_MS
 
 
 async def refuses(_manifest: SignedManifest) -> bool:
@@ -275,7 +307,7 @@ async def test_a_broken_road_is_logged_without_raw_text(rig: Rig, log: LogLines)
     assert line["error"] == r"RuntimeError: a bug\n\x1b[31mof \xf6urs"
 
 
-async def test_what_nobody_takes_is_current_but_not_published(rig: Rig) -> None:
+async def test_a_manifest_that_no_transport_takes_is_current_but_not_published(rig: Rig) -> None:
     rig.road.takes = False
     async with rig.running():
         manifest = await rig.road.next()

@@ -48,8 +48,8 @@ async def started(publisher: MqttPublisher) -> AsyncIterator[Connections]:
         await publisher.stop()
 
 
-def publisher_to(broker: BrokerAddress, log: LogLines) -> MqttPublisher:
-    return MqttPublisher(broker, "edge-kubelet-test", make_logger("kubelet", log), short_waits())
+def publisher_to(broker: BrokerAddress, log: LogLines, nodes: int = 1) -> MqttPublisher:
+    return MqttPublisher(broker, "edge-kubelet-test", make_logger("kubelet", log), short_waits(), nodes=nodes)
 
 
 async def test_a_retained_message_waits_at_the_broker_for_those_who_come_later(
@@ -180,7 +180,7 @@ async def test_waits_grow_although_every_connect_succeeds_until_one_holds(
             assert chance.drawn == ceilings
 
 
-async def test_a_broker_that_is_not_there_stops_nobody(log: LogLines) -> None:
+async def test_a_broker_that_is_away_is_logged_and_the_publisher_goes_on(log: LogLines) -> None:
     publisher = publisher_to(CLOSED_PORT, log)
     async with started(publisher):
         line = await log.until("broker not reached")
@@ -226,13 +226,14 @@ async def test_a_broker_that_refuses_is_not_taken_for_one_that_accepts(log: LogL
     assert log.entries("broker connected") == []
 
 
-async def test_what_a_broker_does_not_confirm_is_bounded_and_counted(log: LogLines) -> None:
+@pytest.mark.parametrize("nodes", [1, 3])
+async def test_what_a_broker_does_not_confirm_is_bounded_and_counted(log: LogLines, nodes: int) -> None:
     async with raw_broker(b"\x20\x02\x00\x00") as (address, _):
-        publisher = publisher_to(address, log)
+        publisher = publisher_to(address, log, nodes)
         async with started(publisher) as connections:
             await connections.next()
-            taken = [publisher.publish(TOPIC, b"", retain=True) for _ in range(MAX_UNCONFIRMED + 3)]
-    assert taken == [True] * MAX_UNCONFIRMED + [False] * 3
+            taken = [publisher.publish(TOPIC, b"", retain=True) for _ in range(MAX_UNCONFIRMED * nodes + 3)]
+    assert taken == [True] * MAX_UNCONFIRMED * nodes + [False] * 3
     assert publisher.refused == 3
 
 

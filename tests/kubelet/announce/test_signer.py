@@ -266,7 +266,7 @@ def test_a_damaged_file_is_as_good_as_none(make: MakeSigner, file: Path, content
     assert file.read_text() == f"{NOW_MS + RESERVED_MS}\n"
 
 
-def test_a_file_that_cannot_be_written_silences_nobody(
+def test_a_file_that_cannot_be_written_does_not_stop_the_signing(
     make: MakeSigner, log: LogLines, tmp_path: Path
 ) -> None:
     signer = make(last_issued=tmp_path / "gone" / "last_issued_ms")

@@ -408,6 +408,13 @@ async def test_a_refusal_says_what_to_do_and_repeats_nothing(
     assert plain_bench.untouched
 
 
+@pytest.mark.parametrize("status", [429, 503])
+async def test_a_relay_that_says_when_to_try_again_is_quoted(plain_bench: Bench, status: int) -> None:
+    plain_bench.server.status, plain_bench.server.headers = status, {"Retry-After": "15"}
+    with pytest.raises(EnrolmentError, match="run it again in 15 s"):
+        await plain_bench.enrol()
+
+
 # --- in the clear
 
 

@@ -71,6 +71,24 @@ async def test_an_answer_is_returned_as_it_is_in_whatever_form_it_came(
 
 
 @pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("15", 15),
+        ("0", 0),
+        ("999999999", 86_400),
+        ("-1", None),
+        ("1.5", None),
+        ("9" * 5000, None),
+        ("soon", None),
+    ],
+)
+async def test_a_retry_time_is_a_number_of_seconds_within_a_day(text: str, seconds: int | None) -> None:
+    async with RawServer.running(Saying(http_answer(503, b"", **{"Retry-After": text}))) as server:
+        got = await exchange(Request(server.url, "/"), client_context())
+    assert got.retry_after_s == seconds
+
+
+@pytest.mark.parametrize(
     ("answer", "text"),
     [
         pytest.param(b"", "does not speak HTTP", id="nothing"),

@@ -1,5 +1,7 @@
 import io
+import string
 from http import HTTPStatus
+from http.client import parse_headers
 
 import pytest
 from hypothesis import given
@@ -8,6 +10,7 @@ from hypothesis import strategies as st
 from kubelet.loopback.http_messages import BadRequestError, encode_response, read_request
 from kubelet.loopback.pages import LoopbackResponse
 
+LINE = b"GET /readyz HTTP/1.1\r\n"
 RESPONSE = LoopbackResponse(HTTPStatus.OK, b"{}\n", {"ETag": '"e"'})
 
 
@@ -33,6 +36,13 @@ def test_a_connection_that_is_closed_at_once_is_no_request() -> None:
         (b"\r\n", HTTPStatus.BAD_REQUEST),
         (b"GET / HTTP/2.0\r\n\r\n", HTTPStatus.HTTP_VERSION_NOT_SUPPORTED),
         (b"GET /" + b"x" * 65537, HTTPStatus.REQUEST_URI_TOO_LONG),
+        (LINE + b"no colon\r\n\r\n", HTTPStatus.BAD_REQUEST),
+        (LINE + b"Host : localhost\r\n\r\n", HTTPStatus.BAD_REQUEST),
+        (LINE + b"Host: localhost\r\n continued\r\n\r\n", HTTPStatus.BAD_REQUEST),
+        (LINE + b"Host: localhost\rX: 1\r\n\r\n", HTTPStatus.BAD_REQUEST),
+        (LINE + b"Host: localhost\r\n", HTTPStatus.BAD_REQUEST),
+        (LINE + b"Host: local", HTTPStatus.BAD_REQUEST),
+        (LINE + b"X: 1\r\n" * 101, HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE),
     ],
 )
 def test_what_is_no_request_has_a_status(head: bytes, status: HTTPStatus) -> None:
@@ -41,8 +51,25 @@ def test_what_is_no_request_has_a_status(head: bytes, status: HTTPStatus) -> Non
     assert refused.value.status == status
 
 
-@given(st.binary(max_size=200))
-def test_any_bytes_are_a_request_or_refused(data: bytes) -> None:
+@given(
+    st.lists(
+        st.tuples(
+            st.text(string.ascii_letters + string.digits + "!#$%&'*+-.^_`|~", min_size=1),
+            st.text(st.characters(min_codepoint=0x20, max_codepoint=0xFF, exclude_categories=["Cc"])),
+        )
+    )
+)
+def test_the_standard_library_reads_the_same_headers(fields: list[tuple[str, str]]) -> None:
+    section = "".join(f"{name}: {value}\r\n" for name, value in fields).encode("latin-1") + b"\r\n"
+    request = read_request(io.BytesIO(LINE + section))
+    assert request is not None
+    theirs = parse_headers(io.BytesIO(section)).items()
+    assert [(name, value.strip(" \t")) for name, value in theirs] == list(request.headers)
+
+
+@given(st.binary(max_size=200), st.sampled_from([b"", LINE]))
+def test_any_bytes_are_a_request_or_refused(rest: bytes, beginning: bytes) -> None:
+    data = beginning + rest
     try:
         request = read_request(io.BytesIO(data))
     except BadRequestError:

@@ -12,41 +12,15 @@ from kubelet.loopback.pages import (
     Readiness,
 )
 from schemas.health import Health
+from tests.fakes.loopback_state import ETAG, QUOTED, WIRE, LoopbackState
 
 BOUND_S = 10
-WIRE = b'{"manifest_version":"1.1.0"}'
-ETAG = "ab" * 32
-QUOTED = f'"{ETAG}"'
 HOST = ("Host", "127.0.0.1:8700")
 KNOWN = [MANIFEST_PATH, HEALTH_PATH, READINESS_PATH]
 
 
-class State:
-    """What a daemon would say of itself."""
-
-    def __init__(self) -> None:
-        self.published: tuple[bytes, str] | None = (WIRE, ETAG)
-        self.ready = Readiness(
-            ready=True, subsystems={"relay": Health.passive(ready=True, state="connected")}
-        )
-        self.bug: Exception | None = None
-
-    def manifest(self) -> tuple[bytes, str] | None:
-        return self.published
-
-    def readiness(self) -> Readiness:
-        if self.bug is not None:
-            raise self.bug
-        return self.ready
-
-
 @pytest.fixture
-def state() -> State:
-    return State()
-
-
-@pytest.fixture
-def pages(state: State) -> Pages:
+def pages(state: LoopbackState) -> Pages:
     return Pages(state.manifest, state.readiness)
 
 
@@ -59,7 +33,7 @@ def test_the_manifest_is_the_very_bytes_that_were_published(pages: Pages) -> Non
     assert (answer.status, answer.body, answer.headers) == (HTTPStatus.OK, WIRE, {"ETag": QUOTED})
 
 
-def test_before_the_first_manifest_there_is_none(pages: Pages, state: State) -> None:
+def test_before_the_first_manifest_there_is_none(pages: Pages, state: LoopbackState) -> None:
     state.published = None
     answer = get(pages, MANIFEST_PATH)
     assert answer.status == HTTPStatus.NOT_FOUND
@@ -81,13 +55,13 @@ def test_a_manifest_that_the_asker_has_not_is_sent(pages: Pages, known: str) -> 
     assert get(pages, MANIFEST_PATH, ("If-None-Match", known)).body == WIRE
 
 
-def test_the_daemon_is_healthy_while_it_answers(pages: Pages, state: State) -> None:
+def test_the_daemon_is_healthy_while_it_answers(pages: Pages, state: LoopbackState) -> None:
     state.ready = Readiness(ready=False, subsystems={})
     answer = get(pages, HEALTH_PATH)
     assert (answer.status, json.loads(answer.body)) == (HTTPStatus.OK, {"status": "ok"})
 
 
-def test_the_daemon_is_not_healthy_once_a_loop_of_it_has_stalled(pages: Pages, state: State) -> None:
+def test_the_daemon_is_not_healthy_once_a_loop_of_it_has_stalled(pages: Pages, state: LoopbackState) -> None:
     stalled = Health(started=True, live=False, ready=True)
     state.ready = Readiness(
         ready=True, subsystems={"manifest": Health.passive(ready=False), "relay": stalled}
@@ -99,7 +73,7 @@ def test_the_daemon_is_not_healthy_once_a_loop_of_it_has_stalled(pages: Pages, s
 
 @pytest.mark.parametrize(("ready", "status"), [(True, 200), (False, 503)])
 def test_readiness_is_told_by_status_and_by_subsystem(
-    pages: Pages, state: State, *, ready: bool, status: int
+    pages: Pages, state: LoopbackState, *, ready: bool, status: int
 ) -> None:
     state.ready = Readiness(
         ready=ready,
@@ -119,7 +93,7 @@ def test_readiness_is_told_by_status_and_by_subsystem(
     }
 
 
-def test_state_is_read_anew_for_every_request(pages: Pages, state: State) -> None:
+def test_state_is_read_anew_for_every_request(pages: Pages, state: LoopbackState) -> None:
     get(pages, MANIFEST_PATH)
     state.published = (b"{}", "cd" * 32)
     answer = get(pages, MANIFEST_PATH, ("If-None-Match", QUOTED))

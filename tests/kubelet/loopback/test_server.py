@@ -9,42 +9,15 @@ from email.message import Message
 
 import pytest
 
-from kubelet.loopback.pages import HEALTH_PATH, MANIFEST_PATH, READINESS_PATH, Readiness
+from kubelet.loopback.pages import HEALTH_PATH, MANIFEST_PATH, READINESS_PATH
 from kubelet.loopback.server import MAX_CONNECTIONS, LoopbackServer
-from schemas.health import Health
+from tests.fakes.loopback_state import ETAG, QUOTED, WIRE, LoopbackState
 
 BOUND_S = 10
-WIRE = b'{"manifest_version":"1.1.0"}'
-ETAG = "ab" * 32
-QUOTED = f'"{ETAG}"'
-
-
-class State:
-    """What a daemon would say of itself."""
-
-    def __init__(self) -> None:
-        self.published: tuple[bytes, str] | None = (WIRE, ETAG)
-        self.ready = Readiness(
-            ready=True, subsystems={"relay": Health.passive(ready=True, state="connected")}
-        )
-        self.bug: Exception | None = None
-
-    def manifest(self) -> tuple[bytes, str] | None:
-        return self.published
-
-    def readiness(self) -> Readiness:
-        if self.bug is not None:
-            raise self.bug
-        return self.ready
 
 
 @pytest.fixture
-def state() -> State:
-    return State()
-
-
-@pytest.fixture
-def server(state: State) -> Iterator[LoopbackServer]:
+def server(state: LoopbackState) -> Iterator[LoopbackServer]:
     server = LoopbackServer(state.manifest, state.readiness)
     server.start()
     yield server
@@ -71,7 +44,7 @@ def send_raw(server: LoopbackServer, request: bytes) -> bytes:
             return answer.read()
 
 
-def test_a_port_that_is_taken_is_named(server: LoopbackServer, state: State) -> None:
+def test_a_port_that_is_taken_is_named(server: LoopbackServer, state: LoopbackState) -> None:
     with pytest.raises(OSError, match=f"cannot listen on 127.0.0.1:{server.port}: Address already in use"):
         LoopbackServer(state.manifest, state.readiness, port=server.port).start()
 
@@ -101,7 +74,7 @@ def test_an_unchanged_manifest_costs_no_body_on_the_wire(server: LoopbackServer)
     assert headers["Content-Type"] is None
 
 
-def test_a_method_that_nobody_knows_is_not_allowed_over_the_wire_either(server: LoopbackServer) -> None:
+def test_an_unknown_method_is_not_allowed_over_the_wire_either(server: LoopbackServer) -> None:
     status, headers, body = ask(server, "BREW", HEALTH_PATH)
     assert (status, headers["Allow"]) == (405, "GET, HEAD")
     assert json.loads(body) == {"error": "Method Not Allowed"}
@@ -151,7 +124,7 @@ def test_a_request_that_is_served_is_not_logged(
 
 
 def test_a_bug_is_answered_with_500_and_reported(
-    server: LoopbackServer, state: State, monkeypatch: pytest.MonkeyPatch
+    server: LoopbackServer, state: LoopbackState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reported: list[threading.ExceptHookArgs] = []
     monkeypatch.setattr(threading, "excepthook", reported.append)
@@ -161,13 +134,13 @@ def test_a_bug_is_answered_with_500_and_reported(
     assert [report.exc_value for report in reported] == [state.bug]
 
 
-def test_a_silent_connection_holds_up_nobody(server: LoopbackServer) -> None:
+def test_a_silent_connection_does_not_delay_another(server: LoopbackServer) -> None:
     with socket.create_connection(("127.0.0.1", server.port), timeout=BOUND_S):
         assert ask(server, "GET", HEALTH_PATH)[0] == 200
 
 
 def test_a_silent_connection_is_closed_after_the_timeout(
-    state: State, capfd: pytest.CaptureFixture[str]
+    state: LoopbackState, capfd: pytest.CaptureFixture[str]
 ) -> None:
     server = LoopbackServer(state.manifest, state.readiness, timeout_s=0.01)
     server.start()
@@ -178,7 +151,9 @@ def test_a_silent_connection_is_closed_after_the_timeout(
     assert capfd.readouterr().err == ""
 
 
-def test_a_connection_that_sends_a_byte_now_and_then_is_closed_after_the_timeout_too(state: State) -> None:
+def test_a_connection_that_sends_a_byte_now_and_then_is_closed_after_the_timeout_too(
+    state: LoopbackState,
+) -> None:
     server = LoopbackServer(state.manifest, state.readiness, timeout_s=0.1)
     server.start()
     try:
@@ -200,7 +175,7 @@ def _is_closed_after_a_byte(slow: socket.socket) -> bool:
         return True
 
 
-def test_an_answer_that_is_not_read_does_not_hold_its_thread(state: State) -> None:
+def test_an_answer_that_is_not_read_does_not_hold_its_thread(state: LoopbackState) -> None:
     state.published = b"x" * (1 << 26), ETAG
     server = LoopbackServer(state.manifest, state.readiness, timeout_s=0.1)
     server.start()
@@ -245,14 +220,16 @@ def test_only_the_loopback_address_is_bound(server: LoopbackServer) -> None:
         socket.create_connection(("127.0.0.2", server.port), timeout=BOUND_S)
 
 
-def test_a_port_that_is_taken_is_the_callers_to_decide_on(server: LoopbackServer, state: State) -> None:
+def test_a_port_that_is_taken_is_the_callers_to_decide_on(
+    server: LoopbackServer, state: LoopbackState
+) -> None:
     second = LoopbackServer(state.manifest, state.readiness, server.port)
     with pytest.raises(OSError, match="in use"):
         second.start()
     second.close()
 
 
-def test_close_frees_the_port_for_the_next_start(state: State) -> None:
+def test_close_frees_the_port_for_the_next_start(state: LoopbackState) -> None:
     first = LoopbackServer(state.manifest, state.readiness)
     first.start()
     port = first.port
@@ -271,7 +248,7 @@ def test_close_frees_the_port_for_the_next_start(state: State) -> None:
         second.close()
 
 
-def test_starting_looks_up_no_name(state: State, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_starting_looks_up_no_name(state: LoopbackState, monkeypatch: pytest.MonkeyPatch) -> None:
     def look_up(_name: str = "") -> str:
         raise AssertionError("a look-up can take a minute on a node without DNS")
 

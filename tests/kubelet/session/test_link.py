@@ -7,12 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from websockets.datastructures import Headers
+from websockets.exceptions import InvalidStatus
+from websockets.http11 import Response
 
 import kubelet.session.link
 from kubelet.announce.announcer import Announcer
 from kubelet.announce.signer import ManifestSigner
 from kubelet.dispatch import Dispatcher
 from kubelet.handlers.base import Handler
+from kubelet.session.channel import retry_after_s
 from kubelet.session.link import RelayLink
 from kubelet.session.link_parts import LinkParts
 from kubelet.session.link_state import LinkState
@@ -321,7 +325,7 @@ async def test_every_heartbeat_brings_a_newer_manifest(rig: Rig, clock: FakeCloc
         await end.send("cmd")
         await asyncio.wait_for(rig.worker.begun.get(), BOUND_S)
         clock.advance(60_000)
-        rig.parts.announcer.shorten_interval(30)
+        rig.parts.announcer.follow_interval(30)
         assert (await end.receive("announce")).payload["issued_at_ms"] == NOW_MS + 60_000
         beat = await end.receive("heartbeat")
         assert (beat.payload["expires_at_ms"], beat.payload["inflight"]) == (NOW_MS + 60_000 + TTL_MS, 1)
@@ -407,7 +411,7 @@ async def test_commands_run_side_by_side(rig: Rig) -> None:
         assert {(await end.receive("cmd_ack")).in_reply_to for _ in sent} == sent
 
 
-async def test_a_command_that_nobody_waits_for_is_stopped(rig: Rig) -> None:
+async def test_a_command_without_a_waiting_caller_is_stopped(rig: Rig) -> None:
     rig.worker.may_end.clear()
     async with rig.running():
         end = await rig.opened()
@@ -754,6 +758,11 @@ async def test_a_wait_that_cannot_be_read_is_ignored(rig: Rig, value: str) -> No
         assert (await rig.waits.next()).seconds == FIRST_WAIT_S
 
 
+def test_of_two_waits_in_one_answer_none_is_kept() -> None:
+    headers = Headers([("Retry-After", "7"), ("Retry-After", "9")])
+    assert retry_after_s(InvalidStatus(Response(503, "Busy", headers))) == 0.0
+
+
 async def test_a_session_is_resumed_only_at_the_relay_that_holds_it(
     world: World, relay: PlayedRelay, second: PlayedRelay
 ) -> None:
@@ -1058,7 +1067,7 @@ async def test_a_relay_that_does_not_renew_keeps_its_node(rig: Rig, renewing: Re
         assert renewing.installed.empty()
 
 
-async def test_a_leaf_that_nobody_asked_for_is_dropped(rig: Rig, ca: SimulatedCa) -> None:
+async def test_a_leaf_that_was_not_asked_for_is_dropped(rig: Rig, ca: SimulatedCa) -> None:
     async with rig.running():
         end = await rig.opened()
         frame = {"type": "renew_ack", "msg_id": message_id(1), "in_reply_to": message_id(2)}

@@ -92,7 +92,9 @@ def test_a_node_that_was_not_told_of_roots_of_servers_yet_believes_the_root_of_i
     assert names_of(NodeTls(files, own_root=True).to_relay(URL)) == ["root of today"]
 
 
-def test_a_node_without_a_root_believes_nobody_rather_than_the_machine(files: IdentityFiles) -> None:
+def test_a_node_without_a_root_trusts_no_server_and_not_the_roots_of_the_machine(
+    files: IdentityFiles,
+) -> None:
     files.server_roots.unlink()
     files.root_certificate.unlink()
     with pytest.raises(FileNotFoundError):
