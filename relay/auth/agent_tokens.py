@@ -4,7 +4,7 @@ Deny by default: a token is accepted only if its issuer, audience, class and lif
 decide what a caller may do: that is ``calls``. Must never log a token.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any, Protocol
@@ -58,6 +58,18 @@ class Principal:
             "jti": self.jti or None,
         }
         object.__setattr__(self, "members", members_of(facts))
+
+    def facts(self) -> Mapping[str, Any]:
+        """Return what another relay is told of it, as ``Authenticator.vouched`` takes it: not the token."""
+        return {
+            "tenant": self.tenant,
+            "sub": self.sub,
+            "jti": self.jti,
+            "issuer": self.issuer,
+            "scopes": sorted(self.scopes),
+            "expires_s": self.expires_s,
+            "kid": self.kid,
+        }
 
     @classmethod
     def of_relay(cls, tenant: str) -> "Principal":
@@ -223,6 +235,19 @@ class Authenticator:
             raise TokenError(TokenReason.EXPIRED)
         if self._key_of(principal.kid) != principal.key:
             raise TokenError(TokenReason.UNKNOWN_KEY)
+
+    def vouched(self, *, kid: str, scopes: Iterable[str], **facts: Any) -> Principal:
+        """Return the principal that another relay of the fleet has recognised, by a key that is known here.
+
+        ``facts`` are the other members of ``Principal`` but its key.
+
+        Raises:
+            TokenError: its token would not be accepted here.
+        """
+        known = frozenset(scopes).intersection(SCOPES)
+        principal = Principal(kid=kid, key=self._key_of(kid) or b"", scopes=known, **facts)
+        self.check(principal)
+        return principal
 
     def _key_of(self, kid: str) -> bytes | None:
         """Return the key of that name: the relay's own, or else the external issuer's."""

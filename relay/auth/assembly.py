@@ -1,4 +1,4 @@
-"""Assembles the wing that identifies callers: token keys, the external issuer, the list of revoked tokens."""
+"""Assembles what identifies callers: token keys, the external issuer, the list of revoked tokens."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,12 +18,18 @@ from schemas.tokens import AGENT_REF, EXTERNAL_AGENT_REF, EXTERNAL_HEADER_REF, T
 
 @dataclass(frozen=True, slots=True)
 class AuthPart(Part):
-    """Identifies callers. ``external`` is the issuer that the operator named besides the relay, if any."""
+    """Identifies callers.
+
+    Attributes:
+        external: the issuer that the operator named besides the relay, if any.
+        issuer: names the key of the relay's own tokens.
+    """
 
     authenticator: Authenticator
     revoked_tokens: RevokedTokens
     external: ExternalIssuer | None
     freshness: Freshness
+    issuer: str
 
     def health(self) -> Mapping[str, Health]:
         """Calls are refused while it is not known which tokens and leaves are revoked."""
@@ -35,7 +41,7 @@ class AuthPart(Part):
 
 
 def assemble(environment: RelayEnvironment) -> AuthPart:
-    """Return the wing.
+    """Return the part.
 
     Raises:
         ExposedFileError: others can read the token key.
@@ -54,7 +60,8 @@ def assemble(environment: RelayEnvironment) -> AuthPart:
         external=external,
     )
     freshness = Freshness(SOURCES, environment.monotonic)
-    return AuthPart(authenticator, RevokedTokens(config.state.revoked_tokens), external, freshness)
+    revoked = RevokedTokens(config.state.revoked_tokens)
+    return AuthPart(authenticator, revoked, external, freshness, key_id(own_key))
 
 
 def _external(

@@ -8,9 +8,10 @@ raises no error, so the age of the last successful read counts. Must not read an
 from collections.abc import Callable, Iterable
 
 LIMIT_S = 3.0
-LEAVES, TOKENS, NAMES = "leaves", "tokens", "names"
-"""The CA's ledger, the list of revoked tokens, and the ledger of nodes' labels and tags."""
-SOURCES = (LEAVES, TOKENS, NAMES)
+LEAVES, TOKENS, NAMES, SHARED = "leaves", "tokens", "names", "shared"
+"""The CA's ledger, the list of revoked tokens, the ledger of nodes' labels and tags, and what other relays of
+the fleet have sent: that counts as read while all of it is understood, without a connection too."""
+SOURCES = (LEAVES, TOKENS, NAMES, SHARED)
 
 
 class Freshness:

@@ -5,6 +5,7 @@ issuer expires. Must not hold a token, nor verify one.
 """
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 from relay.ledger import Entry, Ledger
@@ -18,22 +19,19 @@ def is_jti(text: str) -> bool:
 
 
 class _RevokedJtis:
-    """The ``jti`` of every entry."""
+    """The ``jti`` of every entry, and when it was revoked, in ms since 1970; 0 if that is not on record."""
 
-    def __init__(self, jtis: frozenset[str] | set[str] = frozenset()) -> None:
-        self._jtis = set(jtis)
+    def __init__(self, times: Mapping[str, int] | None = None) -> None:
+        self.times = dict(times or {})
 
     def copy(self) -> "_RevokedJtis":
-        return _RevokedJtis(self._jtis)
+        return _RevokedJtis(self.times)
 
     def apply(self, entry: Entry) -> None:
         jti = entry["jti"]
         if not isinstance(jti, str):
             raise TypeError(jti)
-        self._jtis.add(jti)
-
-    def jtis(self) -> frozenset[str]:
-        return frozenset(self._jtis)
+        self.times.setdefault(jti, int(entry.get("revoked_at_ms", 0)))
 
 
 class RevokedTokens:
@@ -54,9 +52,14 @@ class RevokedTokens:
             LedgerError: the file is damaged.
             OSError: it cannot be written.
         """
+        self.revoke_all({jti: now_ms})
+
+    def revoke_all(self, times: Mapping[str, int]) -> None:
+        """Revoke several tokens, by ``jti``, each at its time, as ``revoke`` does."""
         with self._ledger.locked() as revoked:
-            if jti not in revoked.jtis():
-                self._ledger.append({"jti": jti, "revoked_at_ms": now_ms})
+            new = times.keys() - revoked.times.keys()
+            if new:
+                self._ledger.append(*({"jti": jti, "revoked_at_ms": times[jti]} for jti in sorted(new)))
 
     def jtis(self) -> frozenset[str]:
         """Return the ``jti`` of every revoked token.
@@ -64,4 +67,12 @@ class RevokedTokens:
         Raises:
             LedgerError: the file is damaged.
         """
-        return self._ledger.read().jtis()
+        return frozenset(self.times())
+
+    def times(self) -> Mapping[str, int]:
+        """Return when each revoked token was revoked, by ``jti``.
+
+        Raises:
+            LedgerError: the file is damaged.
+        """
+        return self._ledger.read().times

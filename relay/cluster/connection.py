@@ -10,14 +10,15 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 
 from nats.aio.client import Client
+from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 from nats.errors import NoRespondersError, NoServersError
 from structlog.typing import FilteringBoundLogger
 
 from relay.cluster.credentials import Credentials
+from relay.cluster.peer_messages import MAX_PEER_BYTES
 from relay.config import ClusterServer
-from relay.routing.cluster_messages import MAX_MESSAGE_BYTES
-from relay.routing.nats import NoResponderError
+from relay.routing.peers import NoResponderError
 from schemas.error_roots import EdgeError, PeerError
 from schemas.health import Loop
 from schemas.text import printable
@@ -27,9 +28,10 @@ PROBE_INTERVAL_S = 2.5
 _PROBE_TIMEOUT_S = 2
 _END_TIMEOUT_S = 1.0
 _FLUSH_TIMEOUT_S = 0.2
-"""How long a call waits for a server that does not read. Without it, for ever."""
+"""How long a call waits for a server that does not read: by itself the call would wait without a limit."""
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.25, 5.0
 _LOOP_S = 60.0
+_MAX_REASON = 1024
 
 Work = Callable[[Client], Awaitable[None]]
 """Uses a connection until cancelled. It starts with each one, and must expect that it is lost at any time."""
@@ -47,6 +49,7 @@ class ClusterConnection:
     Attributes:
         loop: its progress.
         server: the one that it is connected to, if any.
+        problem: why it is connected to none, by the last attempt; None while it is connected.
     """
 
     def __init__(  # noqa: PLR0913 - what comes in from outside
@@ -69,19 +72,30 @@ class ClusterConnection:
         self._sleep = sleep
         self._probe_interval_s = probe_interval_s
         self._client: Client | None = None
+        self._checks: list[Work] = []
         self._works: list[Work] = []
+        self._last: list[Work] = []
         self._reported: set[tuple[str, str]] = set()
         self.loop = loop
         self.server: ClusterServer | None = None
+        self.problem: str | None = None
 
     @property
     def is_connected(self) -> bool:
         """Whether requests can be sent now."""
         return self._client is not None and self._client.is_connected
 
+    def before(self, check: Work) -> None:
+        """Do ``check`` on every connection before the works. If it raises, the connection is not used."""
+        self._checks.append(check)
+
     def during(self, work: Work) -> None:
         """Run ``work`` during every connection. Call it before ``run``."""
         self._works.append(work)
+
+    def at_end(self, work: Work) -> None:
+        """Run ``work`` once, and not for long, when this relay ends; not when a connection is lost."""
+        self._last.append(work)
 
     async def request(self, subject: str, payload: bytes, timeout_s: float) -> bytes:
         """Return the answer to ``payload``, as ``Requests`` describes."""
@@ -116,7 +130,8 @@ class ClusterConnection:
             try:
                 client = await self._connected(server, lost)
             except (EdgeError, NatsError, OSError) as error:
-                self._report(str(server), _reason(error))
+                self.problem = _reason(error)
+                self._report(str(server), self.problem)
                 await self._sleep(wait_s)
                 wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
                 continue
@@ -168,6 +183,8 @@ class ClusterConnection:
                 error_cb=failed,
             )
             _check_max_payload(client)
+            for check in self._checks:
+                await check(client)
         except BaseException as error:
             await _closed(client)
             if isinstance(error, NoServersError) and reported:
@@ -176,18 +193,25 @@ class ClusterConnection:
         return client
 
     async def _serve(self, client: Client, server: ClusterServer, lost: asyncio.Event) -> None:
-        self._client, self.server = client, server
+        self._client, self.server, self.problem = client, server, None
         self.loop.waits()
         self._reported.clear()
         self._log.info("cluster connected", server=str(server))
         probing = _until_lost(client, lost, f"{self._inbox}.probe", self._probe_interval_s)
         tasks = [asyncio.ensure_future(work) for work in (probing, *(work(client) for work in self._works))]
+        last: Sequence[Work] = ()
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            last = self._last
+            raise
         finally:
             self._client = self.server = None
             lost.set()
             await _ended(tasks)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_END_TIMEOUT_S):
+                    await asyncio.gather(*(work(client) for work in last))
             await _closed(client)
         for task in tasks:
             error = task.exception() if task.done() and not task.cancelled() else None
@@ -196,9 +220,15 @@ class ClusterConnection:
         self._log.warning("cluster lost", server=str(server))
 
 
+async def respond(message: Msg, answer: bytes) -> None:
+    """Answer, unless the connection has ended: then the deadline tells the relay that has asked."""
+    with suppress(NatsError):
+        await message.respond(answer)
+
+
 def _check_max_payload(client: Client) -> None:
-    if client.max_payload < MAX_MESSAGE_BYTES:
-        raise ClusterConnectError(f"its max_payload is below {MAX_MESSAGE_BYTES} bytes")
+    if client.max_payload < MAX_PEER_BYTES:
+        raise ClusterConnectError(f"its max_payload is below {MAX_PEER_BYTES} bytes")
 
 
 async def _until_lost(client: Client, lost: asyncio.Event, subject: str, interval_s: float) -> None:
@@ -238,4 +268,4 @@ async def _closed(client: Client) -> None:
 
 
 def _reason(error: Exception) -> str:
-    return printable(str(error) or type(error).__name__, 200)
+    return printable(str(error) or type(error).__name__, _MAX_REASON)

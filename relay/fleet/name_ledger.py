@@ -5,13 +5,16 @@
 | `name` | `tenant`, `label` (null: none), `tags`: all that the node has from now on |
 | `forget` | none: its names are gone, and it is not listed until it is issued a certificate again |
 
+Either may have `shared`, true: the other relays of the fleet have it too. Without that it was decided here.
+
 Commands append, and so does the relay when a node enrols with a token that carries names; a running relay
 reads. An entry is for the node while it is in that tenant: another tenant must not read its names. Must not
 know which nodes exist.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -47,6 +50,12 @@ class Names:
         self._by_node: dict[str, NodeName] = {}
         self._by_label: dict[tuple[str, str], str] = {}
         self._forgotten: set[str] = set()
+        self._unshared: dict[str, NodeName | None] = {}
+
+    @property
+    def unshared(self) -> Mapping[str, NodeName | None]:
+        """What was decided here last of each node, if no other relay has been told; None: to forget it."""
+        return MappingProxyType(self._unshared)
 
     @property
     def forgotten(self) -> AbstractSet[str]:
@@ -62,7 +71,7 @@ class Names:
         """Return other names with the same contents."""
         other = Names()
         other._by_node, other._by_label = self._by_node.copy(), self._by_label.copy()
-        other._forgotten = self._forgotten.copy()
+        other._forgotten, other._unshared = self._forgotten.copy(), self._unshared.copy()
         return other
 
     def holder(self, tenant: str, label: str) -> str | None:
@@ -80,13 +89,19 @@ class Names:
             raise ValueError(node_id)
         match entry["action"]:
             case "name":
-                self._put(node_id, _name_in(entry))
+                said: NodeName | None = name_in(entry)
+                self._put(node_id, said)
                 self._forgotten.discard(node_id)
             case "forget":
+                said = None
                 self._put(node_id, None)
                 self._forgotten.add(node_id)
             case other:
                 raise ValueError(other)
+        if entry.get("shared") is True:
+            self._unshared.pop(node_id, None)
+        else:
+            self._unshared[node_id] = said
 
     def _put(self, node_id: str, name: NodeName | None) -> None:
         if name is not None and name.label:
@@ -118,6 +133,24 @@ class NameLedger:
     def stamp(self) -> tuple[int, int, int]:
         """What differs after every change: a cheap check for changes."""
         return self._ledger.stamp
+
+    @contextmanager
+    def locked(self) -> Iterator[Names]:
+        """Lock the ledger and return the names of all nodes."""
+        with self._ledger.locked() as names:
+            yield names
+
+    def write(self, lines: Iterable[Entry]) -> None:
+        """Add ``lines``, as ``line_of`` returns them, all or none. Only while it is locked."""
+        self._ledger.append(*lines)
+
+    def line_of(self, node_id: str, said: NodeName | None, *, shared: bool = False) -> Entry:
+        """Return the line that names a node from now on, or forgets it."""
+        line: Entry = {"action": "forget", "ts_ms": self._now_ms(), "node_id": node_id}
+        if said is not None:
+            names = {"tenant": said.tenant, "label": said.label or None, "tags": list(said.tags)}
+            line |= {"action": "name", **names}
+        return line | ({"shared": True} if shared else {})
 
     def read(self) -> Names:
         """Return the names of all nodes, which do not change afterwards."""
@@ -176,7 +209,7 @@ class NameLedger:
         """Remove the names of a node, and record that it is not to be listed."""
         with self._ledger.locked() as names:
             if node_id not in names.forgotten:
-                self._ledger.append({"action": "forget", "ts_ms": self._now_ms(), "node_id": node_id})
+                self.write([self.line_of(node_id, None)])
 
     def _append(self, names: Names, node_id: str, name: NodeName) -> None:
         if name == _of(names, node_id, name.tenant):
@@ -184,16 +217,7 @@ class NameLedger:
         holder = names.holder(name.tenant, name.label) if name.label else None
         if holder is not None and holder != node_id:
             raise LabelTakenError(name.label, holder)
-        self._ledger.append(
-            {
-                "action": "name",
-                "ts_ms": self._now_ms(),
-                "node_id": node_id,
-                "tenant": name.tenant,
-                "label": name.label or None,
-                "tags": list(name.tags),
-            }
-        )
+        self.write([self.line_of(node_id, name)])
 
 
 def _of(names: Names, node_id: str, tenant: str) -> NodeName:
@@ -202,7 +226,12 @@ def _of(names: Names, node_id: str, tenant: str) -> NodeName:
     return name if name is not None and name.tenant == tenant else NodeName(tenant)
 
 
-def _name_in(entry: Entry) -> NodeName:
+def name_in(entry: Entry) -> NodeName:
+    """Return the name in ``tenant``, ``label`` and ``tags`` of ``entry``.
+
+    Raises:
+        KeyError, ValueError, TypeError: there is none.
+    """
     tenant, label, tags = entry["tenant"], entry["label"], entry["tags"]
     if not isinstance(tenant, str) or not isinstance(tags, list):
         raise TypeError(entry)

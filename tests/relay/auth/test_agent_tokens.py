@@ -132,7 +132,7 @@ OTHER_KEY = key_named("another")
         ),
     ],
 )
-def test_a_token_that_is_not_provably_ours_is_nobodys(
+def test_a_token_that_is_not_provably_ours_authenticates_no_agent(
     authenticator: Authenticator, text: str, reason: str
 ) -> None:
     assert refused(authenticator, text) == reason
@@ -170,7 +170,7 @@ def test_memory_of_tokens_is_bounded(authenticator: Authenticator, verifier: Cou
     assert verifier.verified == 4098
 
 
-async def test_without_an_outside_issuer_nobody_is_asked_for_a_key(authenticator: Authenticator) -> None:
+async def test_without_an_outside_issuer_no_key_is_fetched(authenticator: Authenticator) -> None:
     assert await authenticator.recognise(token()) is authenticator.identify(token())
     with pytest.raises(TokenError, match="unknown_key"):
         await authenticator.recognise(token(OTHER_KEY))
@@ -284,7 +284,7 @@ def hmac_token() -> str:
         pytest.param(outside_token(kid="theirs"), "unknown_key", id="a key that the issuer has not"),
     ],
 )
-async def test_a_token_that_is_not_provably_the_outside_issuers_is_nobodys(
+async def test_a_token_that_is_not_provably_the_outside_issuers_authenticates_no_agent(
     world: OutsideWorld, text: str, reason: str
 ) -> None:
     assert await not_recognised(world, text) == reason
@@ -310,7 +310,7 @@ async def test_a_key_of_ours_in_the_issuers_set_does_not_speak_for_it(world: Out
         pytest.param(outside_token(kid="theirs") + "x" * 4096, id="too long"),
     ],
 )
-async def test_what_is_no_token_makes_nobody_ask_the_issuer(world: OutsideWorld, text: str) -> None:
+async def test_what_is_no_token_causes_no_request_to_the_issuer(world: OutsideWorld, text: str) -> None:
     assert await not_recognised(world, text) == "malformed"
     assert world.fetches == 0
 
@@ -331,7 +331,7 @@ async def test_a_new_key_of_the_issuer_is_learnt_from_the_first_token_that_names
     assert world.fetches == 2
 
 
-async def test_a_token_that_was_good_is_nobodys_once_its_key_is_withdrawn(world: OutsideWorld) -> None:
+async def test_a_token_that_was_good_is_refused_once_its_key_is_withdrawn(world: OutsideWorld) -> None:
     await recognised(world, outside_token())
     ours = await recognised(world, token())
     world.server.publish(jwk(OTHER_KEY, "next"))

@@ -301,7 +301,7 @@ async def test_a_key_is_known_once_it_was_fetched(world: OutsideWorld) -> None:
     assert world.keys.get("another") is None
 
 
-async def test_nobody_can_have_it_fetched_twice_within_ten_seconds(world: OutsideWorld) -> None:
+async def test_no_caller_can_have_it_fetched_twice_within_ten_seconds(world: OutsideWorld) -> None:
     await refresh(world.keys)
     world.server.publish(jwk(OTHER_KEY, "next"))
     for _ in range(100):

@@ -229,7 +229,7 @@ async def test_listing_resolving_and_calling_never_disagree(
         assert {command.tool for command in entries.router.commands} == reached
 
 
-def test_of_a_tenant_without_a_name_nothing_is_anybodys(entries: EntryPoints) -> None:
+def test_a_tenant_without_a_name_owns_nothing(entries: EntryPoints) -> None:
     assert entries.listed(NO_TENANT, ALL_SCOPES) == set()
     assert entries.resolved(name_of("read_only"), NO_TENANT, ALL_SCOPES) is Failure.SAFETY_DENIED
 
@@ -273,7 +273,7 @@ async def test_another_tenants_node_answers_byte_for_byte_as_one_that_exists_now
     assert entries.read(theirs, ANOTHER, scopes) is entries.read(nowhere, ANOTHER, scopes) is None
 
 
-async def test_however_a_node_of_another_tenant_fares_nobody_else_notices(entries: EntryPoints) -> None:
+async def test_the_state_of_a_node_of_another_tenant_does_not_show(entries: EntryPoints) -> None:
     async def seen() -> str:
         answer = await entries.gateway.call(
             call_of(entries.hub.token(ALL_SCOPES[:4], tenant=ANOTHER), name_of("read_only"), {})
