@@ -5,6 +5,7 @@ Must not know what a key is for, and must not put a byte of one into an error.
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from nacl.signing import SigningKey
 
@@ -13,6 +14,8 @@ from schemas.files import PRIVATE, make_private_directory, read_private, write_a
 from schemas.keys import KeyFormatError, private_key_from_pem, private_key_to_pem
 
 _SEED_BYTES = 32
+
+Key = TypeVar("Key")
 
 
 class KeyFileError(StateError):
@@ -35,18 +38,25 @@ def read_key(path: Path) -> SigningKey:
 
 
 def load_or_create_key(path: Path, random_bytes: Callable[[int], bytes]) -> SigningKey:
-    """Return the key in ``path``, made on first use, together with its directory.
+    """Return the key in ``path``, made on first use, as ``load_or_create`` does."""
+    return load_or_create(path, read_key, lambda: SigningKey(random_bytes(_SEED_BYTES)), private_key_to_pem)
+
+
+def load_or_create(
+    path: Path, read: Callable[[Path], Key], make: Callable[[], Key], to_pem: Callable[[Key], str]
+) -> Key:
+    """Return the key that ``read`` finds in ``path``, made on first use, together with its directory.
 
     Raises:
         KeyFileError: the file is damaged. It is not overwritten: the key may be in a backup.
         OSError: it cannot be read or written, or others can read it.
     """
     try:
-        return read_key(path)
+        return read(path)
     except KeyFileError as error:
         raise KeyFileError(f"{error}: restore it, or remove it and another is made") from None
     except FileNotFoundError:
         make_private_directory(path.parent)
-        key = SigningKey(random_bytes(_SEED_BYTES))
-        write_atomic(path, private_key_to_pem(key), PRIVATE)
+        key = make()
+        write_atomic(path, to_pem(key), PRIVATE)
         return key

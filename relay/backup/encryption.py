@@ -10,6 +10,8 @@ import pyrage  # type: ignore[import-untyped]  # the library brings no types
 from schemas.error_roots import OperatorError
 
 _HEADER = b"age-encryption.org/v1\n"
+_MEASUREMENTS = 5
+_TOO_MUCH_WORK = "Excessive work"
 
 
 class EncryptionError(OperatorError):
@@ -60,10 +62,19 @@ def decrypt_for(data: bytes, identities: str) -> bytes:
 def decrypt_with(data: bytes, passphrase: str) -> bytes:
     """Return what was encrypted with ``passphrase``.
 
+    The library refuses to derive a key that takes longer than a multiple of what this machine should take. It
+    measures for milliseconds: a machine that is busy in that moment is measured again.
+
     Raises:
-        EncryptionError: it was another passphrase, or none, or ``data`` is damaged.
+        EncryptionError: it was another passphrase, or none; ``data`` is damaged; or the machine is too slow.
     """
-    try:
-        return bytes(pyrage.passphrase.decrypt(data, passphrase))
-    except pyrage.DecryptError:
-        raise EncryptionError("the passphrase is another one, or the backup is damaged") from None
+    for _ in range(_MEASUREMENTS):
+        try:
+            return bytes(pyrage.passphrase.decrypt(data, passphrase))
+        except pyrage.DecryptError as error:
+            if not str(error).startswith(_TOO_MUCH_WORK):
+                raise EncryptionError("the passphrase is another one, or the backup is damaged") from None
+    raise EncryptionError(
+        "this machine is too busy or too slow to derive the key from the passphrase: try again later, or "
+        "decrypt the backup elsewhere with `age --decrypt`, and restore what that writes"
+    )

@@ -18,16 +18,22 @@ from schemas.error_roots import OperatorError
 from schemas.files import PRIVATE, PUBLIC, make_private_directory, read_state, sync_directory, write_atomic
 
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_ROOT, _MARKS = "ca/root.pem", "marks/marks.sqlite3"
-_REQUIRED = frozenset({_ROOT, "ca/root.key", "ca/ledger.jsonl"})
-_POSSIBLE = _REQUIRED | {
-    *("ca/previous.pem", "ca/previous.key", "ca/next.key"),
-    *("ca/server-root.pem", "ca/server-root.key", "ca/server-cross.pem"),
-    *("ca/server-previous.pem", "ca/server-previous.key", "ca/server-next.key"),
-    *("token.key", "join_tokens.jsonl", "issued_tokens.jsonl", "revoked_tokens.jsonl"),
-    *("node_names.jsonl", "settings.json", _MARKS),
-    *("tls/server.pem", "tls/server.key", "tls/relay.pem", "tls/relay.key"),
+_ROOT, _ROOT_KEY, _ENDORSEMENTS = "ca/root.pem", "ca/root.key", "ca/server-endorsements"
+MARKS = "marks/marks.sqlite3"
+_CA_KEYS = frozenset({"ca/root.key", "ca/next.key", "ca/previous.key"}) | {
+    *("ca/server-root.key", "ca/server-next.key", "ca/server-previous.key")
 }
+_REQUIRED = frozenset({_ROOT, "ca/ledger.jsonl"})
+_POSSIBLE = (
+    _REQUIRED
+    | _CA_KEYS
+    | {
+        *("ca/previous.pem", "ca/server-root.pem", "ca/server-cross.pem", "ca/server-previous.pem"),
+        *(_ENDORSEMENTS, "token.key", "join_tokens.jsonl", "issued_tokens.jsonl"),
+        *("revoked_tokens.jsonl", "node_names.jsonl", "settings.json", MARKS),
+        *("tls/server.pem", "tls/server.key", "tls/relay.pem", "tls/relay.key"),
+    }
+)
 
 
 class RestoreError(OperatorError):
@@ -52,7 +58,7 @@ def save(state: StateFiles, ca: CertificateAuthority, now_ms: int) -> bytes:
             with suppress(FileNotFoundError):
                 files[str(path.relative_to(state.root))] = read_state(path, MAX_BYTES)
     if (marks := snapshot(state.marks)) is not None:
-        files[_MARKS] = marks
+        files[MARKS] = marks
     return pack(files, now_ms)
 
 
@@ -77,8 +83,10 @@ def write_new(path: Path, data: bytes) -> None:
     sync_directory(path.parent)
 
 
-def restore(archive: bytes, state: StateFiles) -> None:
+def restore(archive: bytes, state: StateFiles) -> bool:
     """Write what ``save`` has returned into the state directory, all of it or nothing.
+
+    Returns whether the CA's key is part of it: it is not in what ``another_relay`` saves.
 
     Raises:
         RestoreError: the directory is not empty, or the archive is incomplete.
@@ -86,7 +94,9 @@ def restore(archive: bytes, state: StateFiles) -> None:
         OSError: it cannot be written; nothing is left of it.
     """
     files = unpack(archive, _POSSIBLE)
-    if missing := _REQUIRED - files.keys():
+    # One for another relay of the fleet holds these in place of the keys.
+    has_ca_key = _ENDORSEMENTS not in files
+    if missing := (_REQUIRED | ({_ROOT_KEY} if has_ca_key else set())) - files.keys():
         raise RestoreError(f"the backup is not whole: it holds no {min(missing)}")
     make_private_directory(state.root)
     if any(state.root.iterdir()):
@@ -98,6 +108,7 @@ def restore(archive: bytes, state: StateFiles) -> None:
     except BaseException:
         _take_back(ordered, state.root)
         raise
+    return has_ca_key
 
 
 def _write(files: Mapping[str, bytes], root: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from relay.backup.another_relay import save_for_another_relay
 from relay.backup.archive import MAX_BYTES, ArchiveError
 from relay.backup.encryption import (
     EncryptionError,
@@ -25,6 +26,7 @@ from relay.cli.exits import fail
 from relay.cli.options import AsJson, StateDir, answer, state_files
 from relay.cli.state import authority
 from relay.clock import now_ms
+from relay.kept_settings import read_kept
 from schemas.files import read_named_private, read_named_secret
 from schemas.process.exit_codes import EXIT_CANNOT_RUN, EXIT_USAGE
 
@@ -44,6 +46,10 @@ def ca_backup(
     ] = None,
     passphrase_file: PassphraseFile = None,
     plain: Annotated[bool, typer.Option("--plain", help="Do not encrypt it.")] = False,
+    without_ca_key: Annotated[
+        bool,
+        typer.Option("--without-ca-key", help="For another relay of the fleet, which has this one enrol."),
+    ] = False,
     as_json: AsJson = False,
     state_dir: StateDir = None,
 ) -> None:
@@ -52,7 +58,11 @@ def ca_backup(
         fail("--recipient, --passphrase-file and --plain exclude each other", EXIT_USAGE)
     passphrase = None if recipient or plain else _passphrase(passphrase_file, confirm=True)
     try:
-        data = save(state_files(state_dir), authority(state_dir), now_ms())
+        state, ca = state_files(state_dir), authority(state_dir)
+        if without_ca_key:
+            data = save_for_another_relay(state, ca, read_kept(state.settings), now_ms(), os.urandom)
+        else:
+            data = save(state, ca, now_ms())
         if recipient:
             data = encrypt_for(data, recipient)
         elif passphrase is not None:
@@ -62,7 +72,8 @@ def ca_backup(
         fail(f"{file} exists, and is not overwritten: name another file", EXIT_CANNOT_RUN)
     except (ArchiveError, EncryptionError) as error:
         fail(str(error), EXIT_CANNOT_RUN)
-    warning = " It is not encrypted: its readers can impersonate the relay and any node." if plain else ""
+    power = "the relay" if without_ca_key else "the relay and any node"
+    warning = f" It is not encrypted: its readers can impersonate {power}." if plain else ""
     note = f"{file}: restore it with `relay ca restore`.{warning}"
     answer({"file": str(file), "encrypted": not plain}, as_json=as_json, note=note)
 
@@ -90,11 +101,15 @@ def ca_restore(
             data = decrypt_for(data, _text_of(identity))
         elif not plain:
             data = decrypt_with(data, _passphrase(passphrase_file, confirm=False))
-        restore(data, state)
+        has_key = restore(data, state)
     except (ArchiveError, EncryptionError, RestoreError) as error:
         fail(f"{file}: {error}", EXIT_CANNOT_RUN)
     note = f"{state.root} holds the relay as it was. Revoke again now what was revoked since."
-    answer({"state_dir": str(state.root)}, as_json=as_json, note=note)
+    if not has_key:
+        note = (
+            f"{state.root} holds a further relay of the fleet, without the CA's key: run it with --cluster."
+        )
+    answer({"state_dir": str(state.root), "ca_key": has_key}, as_json=as_json, note=note)
 
 
 def _passphrase(file: Path | None, *, confirm: bool) -> str:

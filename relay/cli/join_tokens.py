@@ -37,7 +37,7 @@ from relay.pki.join_tokens import JoinError, JoinTokens
 from schemas.addresses import PLAIN_OPTION, is_private_url
 from schemas.enrolment import JOIN_TOKEN_VARIABLE
 from schemas.process.cli_manual import example, group
-from schemas.process.exit_codes import EXIT_NO, EXIT_USAGE
+from schemas.process.exit_codes import EXIT_CANNOT_RUN, EXIT_NO, EXIT_USAGE
 
 app = group("The tokens that nodes enrol with.")
 
@@ -62,8 +62,12 @@ def join_token_create(
     state = state_files(state_dir)
     url, tenant_used = options.public_url(public_url, state), tenant_name(tenant, state)
     _check_names(tenant_used, label, tag or (), state_dir)
+    ca = authority(state_dir)
     # The oldest root: the relay's certificate is issued by it.
-    root = authority(state_dir).roots()[-1]
+    root = ca.roots()[-1]
+    if not ca.can_issue():
+        # A node that has it could never enrol: the relay with the key does not know it.
+        fail("the CA's key is not here: make join tokens on the relay that has it", EXIT_CANNOT_RUN)
     try:
         token = _tokens(state_dir).create(tenant_used, seconds(ttl), uses, root, label, tag or ())
     except JoinError as error:

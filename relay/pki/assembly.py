@@ -7,18 +7,33 @@ from relay.audit.assembly import AuditPart
 from relay.environment import RelayEnvironment
 from relay.part import Part
 from relay.pki.authority import CertificateAuthority
+from relay.pki.authority_service import AuthorityService
 from relay.pki.broker_access import BrokerAccess
-from relay.pki.enrolment_endpoint import EnrolmentEndpoint, EnrolmentInfo, NameNode
+from relay.pki.enrolment_endpoint import EnrolmentEndpoint
+from relay.pki.enrolments import EnrolmentInfo, Enrolments, NameNode
 from relay.pki.expiries import Expiries
+from relay.pki.forwarded_enrolments import ForwardedEnrolments
 from relay.pki.join_tokens import JoinTokens
+from relay.pki.leaf_issuer import ForwardedLeaves, OwnLeaves
 from relay.pki.renewals import Renewals
 from relay.pki.tls_contexts import RelayTls
+from relay.routing.authority_port import AnswerAuthority, AuthorityAction, AuthorityLink
+from schemas.error_roots import OperatorError
 from schemas.health import Loop
+
+
+class OwnBrokerError(OperatorError):
+    """A relay without the CA's key cannot run a broker of its own."""
 
 
 @dataclass(frozen=True, slots=True)
 class PkiPart(Part):
-    """The CA of one relay, and what nodes ask of it."""
+    """The CA of one relay, and what nodes ask of it.
+
+    Attributes:
+        service: answers relays without the CA's key; None where this relay is one of them.
+        elsewhere: asks the relay that has the key; unused where this one has it.
+    """
 
     authority: CertificateAuthority
     tls: RelayTls
@@ -26,6 +41,8 @@ class PkiPart(Part):
     enrolment: EnrolmentEndpoint
     broker_access: BrokerAccess
     expiries: Expiries
+    service: AnswerAuthority | None
+    elsewhere: AuthorityLink
 
     async def run(self) -> None:
         """Keep the served certificate fresh until cancelled."""
@@ -61,35 +78,76 @@ def assemble(
     name_node: NameNode,
     reload_broker: Callable[[], bool] | None,
 ) -> PkiPart:
-    """Return the wing around ``authority``; ``name_node`` names the nodes that enrol.
+    """Return the part around ``authority``; ``name_node`` names the nodes that enrol.
 
-    ``reload_broker`` has the relay's own broker, if it runs one, read its access lists again.
+    In a cluster, a relay that does not have the CA's key has another one issue. ``reload_broker`` has the
+    relay's own broker, if it runs one, read its access lists again.
 
     Raises:
+        OwnBrokerError: it is to run a broker of its own, without the CA's key.
         OSError: the state directory cannot be used.
     """
     config, now_ms, random_bytes = environment.config, environment.now_ms, environment.random_bytes
+    elsewhere, log = AuthorityLink(), environment.log
+    forwards = config.cluster is not None and not authority.can_issue()
+    if forwards:
+        log.info("the CA's key is on another relay: enrolments and renewals are forwarded")
+    if forwards and config.own_broker is not None:
+        raise OwnBrokerError("this relay has no CA key, so it runs no broker: name the fleet's with --broker")
+
+    async def certify(use: str, public_key: str) -> str:
+        members = {"use": use, "public_key": public_key}
+        answer = await elsewhere.ask(AuthorityAction.CERTIFY, members)
+        return str(answer["certificate"])
+
+    own = Enrolments(
+        ca=authority,
+        join_tokens=JoinTokens(config.state.join_tokens, now_ms, random_bytes),
+        name_node=name_node,
+        info=EnrolmentInfo(config.public_url, config.node_broker or config.broker, config.own_root),
+        refusals=audit.refusals,
+        audit=audit.log,
+        log=log,
+        now_ms=now_ms,
+    )
+    issuer = ForwardedLeaves(elsewhere) if forwards else OwnLeaves(authority)
+    renewals = Renewals(issuer, audit.log, now_ms, log)
+    service = AuthorityService(
+        ca=authority,
+        enrolments=own,
+        renewals=renewals,
+        public_url=config.public_url,
+        refusals=audit.refusals,
+        audit=audit.log,
+        log=log,
+        now_ms=now_ms,
+    )
     return PkiPart(
         authority=authority,
-        tls=RelayTls(config, authority, now_ms=now_ms, random_bytes=random_bytes, log=environment.log),
-        renewals=Renewals(authority, audit.log, now_ms, environment.log),
+        tls=RelayTls(
+            config,
+            authority,
+            certify=certify if forwards else None,
+            now_ms=now_ms,
+            random_bytes=random_bytes,
+            log=log,
+        ),
+        renewals=renewals,
         enrolment=EnrolmentEndpoint(
             ca=authority,
-            join_tokens=JoinTokens(config.state.join_tokens, now_ms, random_bytes),
-            name_node=name_node,
+            enrolments=ForwardedEnrolments(elsewhere, audit.log, log) if forwards else own,
             registry=environment.registry,
-            info=EnrolmentInfo(config.public_url, config.node_broker or config.broker, config.own_root),
             refusals=audit.refusals,
-            audit=audit.log,
-            log=environment.log,
-            now_ms=now_ms,
+            log=log,
         ),
         broker_access=BrokerAccess(
             authority,
             config.broker_directory or config.state.broker,
             config.broker_pid_file,
-            environment.log,
+            log,
             reload_broker,
         ),
         expiries=Expiries(config, authority.root_pem),
+        service=None if forwards else service,
+        elsewhere=elsewhere,
     )

@@ -14,7 +14,7 @@ from pathlib import Path
 from nacl.signing import SigningKey
 
 from relay.config import DEFAULT_TENANT
-from relay.ledger import Ledger, LedgerError
+from relay.pki.ca_ledger import CaLedger
 from relay.pki.certificate_builder import make_crl
 from relay.pki.errors import (
     AuthorityOptionError,
@@ -42,17 +42,18 @@ class CertificateAuthority:
 
     Issuing and revoking wait for the ledger's lock and for the disk: call them on a thread, not on the event
     loop. Everything raises AuthorityStateError if the CA is missing or a file of it is damaged.
+
+    Attributes:
+        ledger: what was issued and revoked.
     """
 
     def __init__(
         self, directory: Path, now_ms: Callable[[], int], random_bytes: Callable[[int], bytes]
     ) -> None:
         self._roots = RootFiles(directory, ED25519)
-        self._ledger = Ledger(directory / "ledger.jsonl", Records())
+        self.ledger = CaLedger(directory, self.root_pem)
         self._issuing = Issuing(now_ms, random_bytes)
-        self.servers = ServerAuthority(
-            directory, self._issuing, self._ledger, self._locked, now_ms, random_bytes
-        )
+        self.servers = ServerAuthority(directory, self._issuing, self.ledger, now_ms, random_bytes)
         self._now_ms = now_ms
         self._random_bytes = random_bytes
         self.root_file = self._roots.certificate
@@ -67,7 +68,7 @@ class CertificateAuthority:
             AuthorityStateError: the clock is wrong.
         """
         make_private_directory(self._roots.directory)
-        with self._ledger.locked():
+        with self.ledger.made():
             root = self._issuing.root()
             self._roots.create(root.pem, root.key)
             self.servers.create(root)
@@ -80,7 +81,7 @@ class CertificateAuthority:
         """
         if self.servers.exist():
             return False
-        with self._locked():
+        with self.ledger.locked():
             if self.servers.exist():
                 return False
             # The oldest is the one that every node trusts.
@@ -100,12 +101,12 @@ class CertificateAuthority:
         return self._roots.endorsement()
 
     def server_roots(self) -> EndorsedRoots:
-        """Return the roots of servers, endorsed by each trusted root of nodes whose key is here."""
+        """Return the roots of servers, endorsed by each trusted root of nodes; without the keys, as kept."""
         pem, endorsements = "".join(self.servers.roots()), []
         for root in self.roots():
             with suppress(AuthorityStateError):
                 endorsements.append(endorse_servers(self._signer(root).key, pem))
-        return EndorsedRoots(pem, endorsements)
+        return EndorsedRoots(pem, endorsements or self.servers.kept_endorsements())
 
     def can_issue(self) -> bool:
         """Return whether the root's key is here: it may be kept elsewhere."""
@@ -123,14 +124,14 @@ class CertificateAuthority:
             AuthorityStateError: the old root's key is not here.
         """
         until_ms = end_of_overlap(self._now_ms(), overlap_days)
-        with self._locked():
+        with self.ledger.locked():
             now = self._now_ms()
             if len(self._roots.trusted(now)) > 1:
                 raise AuthorityOptionError(
                     "the root before this one is still trusted: rotate when its time is up"
                 )
             old, new = self._signer(), self._issuing.root()
-            self._ledger.append(rotation(new.kid, old.kid, until_ms, now))
+            self.ledger.append(rotation(new.kid, old.kid, until_ms, now))
             self._roots.rotate(new.pem, new.key, until_ms, endorse(old.key, new.pem))
         return until_ms
 
@@ -146,7 +147,7 @@ class CertificateAuthority:
             AuthorityOptionError: the node id is taken and ``replace`` is not given.
         """
         node_id, public_key = read_request(csr_pem)
-        with self._locked() as records:
+        with self.ledger.locked() as records:
             held = records.unrevoked(node_id)
             if records.existed(node_id) and not replace:
                 todo = (
@@ -156,7 +157,7 @@ class CertificateAuthority:
             if tenant is None:
                 tenant = records.tenant_of(node_id) or DEFAULT_TENANT
             leaf, pem = self._issuing.leaf(self._signer(), node_id, tenant, public_key)
-            self._ledger.append(*revocations(held, "replaced", self._now_ms()), leaf.entry())
+            self.ledger.append(*revocations(held, "replaced", self._now_ms()), leaf.entry())
         return pem
 
     def enrol(self, csr_pem: str, tenant: str, join_id: str) -> str:
@@ -167,13 +168,13 @@ class CertificateAuthority:
             CertificateRefusedError: the request proves nothing.
         """
         node_id, public_key = read_request(csr_pem)
-        with self._locked() as records:
+        with self.ledger.locked() as records:
             if records.existed(node_id):
                 held = in_use(records, node_id, self._now_ms())
                 if (held.public_key, held.tenant, held.join_id) != (public_key, tenant, join_id):
                     raise IdTakenError(f"{node_id} has a certificate")
             leaf, pem = self._issuing.leaf(self._signer(), node_id, tenant, public_key, join_id)
-            self._ledger.append(leaf.entry())
+            self.ledger.append(leaf.entry())
         return pem
 
     def renew(self, csr_pem: str, node_id: str) -> str:
@@ -183,24 +184,24 @@ class CertificateAuthority:
             CertificateRefusedError: none is in force, or the request is not for this node and this key.
         """
         asked_id, public_key = read_request(csr_pem)
-        with self._locked() as records:
+        with self.ledger.locked() as records:
             held = in_use(records, node_id, self._now_ms())
             if (asked_id, public_key) != (node_id, held.public_key):
                 raise CertificateRefusedError(f"the request is not for {node_id} with the key that it has")
             leaf, pem = self._issuing.leaf(self._signer(), node_id, held.tenant, public_key)
-            self._ledger.append(leaf.entry())
+            self.ledger.append(leaf.entry())
         return pem
 
     def issue_mock(self, count: int, out: Path, tenant: str) -> list[str]:
         """Make ``count`` whole identities below ``out`` for ``kubelet fleet``; return their node ids."""
         made = []
-        with self._locked():
+        with self.ledger.locked():
             signer, servers = self._signer(), "".join(self.servers.roots())
             for _ in range(count):
                 key = SigningKey(self._random_bytes(_SEED_BYTES))
                 node_id = new_node_id(self._now_ms(), self._random_bytes)
                 made.append((key, *self._issuing.leaf(signer, node_id, tenant, bytes(key.verify_key))))
-            self._ledger.append(*(leaf.entry() for _, leaf, _ in made))
+            self.ledger.append(*(leaf.entry() for _, leaf, _ in made))
         for key, leaf, pem in made:
             IdentityFiles(out / leaf.node_id).write_mock(leaf.node_id, key, pem, signer.pem, servers)
         return [leaf.node_id for _, leaf, _ in made]
@@ -213,10 +214,10 @@ class CertificateAuthority:
         Raises:
             AuthorityOptionError: name or key are not of their form.
         """
-        with self._locked():
+        with self.ledger.locked():
             signer = self._signer(self.roots()[-1])
             client, pem = self._issuing.client(signer, name, uri, public_key, valid_days)
-            self._ledger.append(client.entry())
+            self.ledger.append(client.entry())
         return pem
 
     # --- what the ledger holds ------------------------------------------------------------------------------
@@ -227,21 +228,17 @@ class CertificateAuthority:
         Raises:
             UnknownTargetError: there never was such a node or kid.
         """
-        with self._locked() as records:
+        with self.ledger.locked() as records:
             held = records.named(target)
             if held is None:
                 raise UnknownTargetError(f"no node and no kid is {printable(target)!r}: see `relay ca list`")
             if held:
-                self._ledger.append(*revocations(held, reason, self._now_ms()))
+                self.ledger.append(*revocations(held, reason, self._now_ms()))
         return [each.kid for each in held]
 
     def records(self) -> Records:
         """Return what the ledger holds now."""
-        self._check_there()
-        try:
-            return self._ledger.read()
-        except LedgerError as error:
-            raise AuthorityStateError(str(error)) from None
+        return self.ledger.read()
 
     def in_force(self) -> dict[str, IssuedLeaf]:
         """Return the newest leaf of each node that has one that is not revoked."""
@@ -264,7 +261,7 @@ class CertificateAuthority:
     @property
     def stamp(self) -> tuple[object, ...]:
         """What differs after any change, and when a root expires. Read it before what it is compared for."""
-        return (*self._ledger.stamp, *self.roots())
+        return (*self.ledger.stamp, *self.roots())
 
     @contextmanager
     def unchanged(self) -> Iterator[list[Path]]:
@@ -273,27 +270,9 @@ class CertificateAuthority:
         Raises:
             AuthorityStateError: the root's key is not here.
         """
-        with self._locked():
+        with self.ledger.locked():
             self._signer()
-            yield [*self._roots.files, *self.servers.files, self._ledger.path]
-
-    # --- locking and checks ---------------------------------------------------------------------------------
-
-    @contextmanager
-    def _locked(self) -> Iterator[Records]:
-        """Lock the ledger: two issues at once must not both find an id free."""
-        self._check_there()
-        try:
-            with self._ledger.locked() as records:
-                yield records
-        except LedgerError as error:
-            raise AuthorityStateError(str(error)) from None
-
-    def _check_there(self) -> None:
-        self.root_pem()
-        if not self._ledger.path.exists():
-            # A new, empty one would hold no revocation.
-            raise AuthorityStateError(f"{self._ledger.path} is missing: restore it from a backup")
+            yield [*self._roots.files, *self.servers.files, self.ledger.path]
 
     def _signer(self, root: str | None = None) -> Signer[SigningKey]:
         return Signer(root := root or self.root_pem(), self._roots.key_of(root))

@@ -7,7 +7,7 @@
     └── CertificateRefusedError (PeerError)   a node's request proves too little
         └── IdTakenError
 
-Only the last branch is answered to a node as its own fault. Must not hold errors of other wings.
+Only the last branch is answered to a node as its own fault. Must not hold errors of other packages.
 """
 
 from schemas.error_roots import EdgeError, OperatorError, PeerError, StateError

@@ -8,18 +8,22 @@ Must not serve or connect, and must not issue anew without a reason.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from ipaddress import ip_address
 from typing import Protocol
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, EllipticCurvePublicKey
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_public_key
 from cryptography.x509.oid import NameOID
 
 from relay.config import TlsFiles
 from relay.key_files import load_or_create_key
+from relay.pki.errors import AuthorityStateError, CertificateRefusedError
 from relay.pki.server_keys import load_or_create_server_key
+from schemas.addresses import host_of
 from schemas.files import read_state, write_atomic
 from schemas.x509_forms import moment
 
@@ -32,6 +36,21 @@ BROKER_NAME = "edge-broker"
 
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 _DAYS = 90
+_UNREADABLE = (
+    ValueError,
+    UnsupportedAlgorithm,
+    x509.DuplicateExtension,
+    x509.ExtensionNotFound,
+    x509.InvalidVersion,
+)
+"""What the library raises for a certificate that is damaged, by where the damage is."""
+
+
+class RelayUse(StrEnum):
+    """What a relay uses a certificate for, as ``cluster.ca_request`` names it."""
+
+    SERVE = "serve"
+    BROKER = "broker"
 
 
 class OwnServerAuthority(Protocol):
@@ -77,6 +96,8 @@ class Wanted:
 class ServedCertificate:
     """What the server ``name`` serves with, and its key, in ``files``: for ``hosts`` and for this machine."""
 
+    use = RelayUse.SERVE
+
     def __init__(  # noqa: PLR0913, PLR0917 - what comes in from outside
         self,
         files: TlsFiles,
@@ -100,16 +121,38 @@ class ServedCertificate:
             StateError: the CA cannot issue it, or the key is damaged.
             OSError: the files cannot be used; the key may be readable by others.
         """
-        key = load_or_create_server_key(self.files.key, self._random_bytes).public_key()
-        wanted = Wanted(self._name, frozenset(map(_host, self._hosts)), key)
-        if reason_to_renew(_held(self.files), wanted, self._ca.roots(), self._now_ms()) is None:
+        if self.due() is None:
             return False
+        key = self._wanted_key()
         write_atomic(self.files.certificate, self._ca.issue(self._name, self._hosts, key, _DAYS))
         return True
+
+    def due(self) -> Wanted | None:
+        """Return what is to be issued; None if there is no reason to.
+
+        Raises:
+            StateError, OSError: as ``renew``.
+        """
+        wanted = Wanted(self._name, frozenset(map(_host, self._hosts)), self._wanted_key())
+        return _if_due(self.files, wanted, self._ca.roots(), self._now_ms())
+
+    def install(self, wanted: Wanted, certificate: str) -> None:
+        """Use the ``certificate`` that another relay's CA has issued.
+
+        Raises:
+            AuthorityStateError: it is not what is ``wanted``; the one in use stays.
+            OSError: it cannot be written.
+        """
+        _install(self.files, wanted, certificate, self._ca.roots(), self._now_ms())
+
+    def _wanted_key(self) -> EllipticCurvePublicKey:
+        return load_or_create_server_key(self.files.key, self._random_bytes).public_key()
 
 
 class BrokerCertificate:
     """What the relay shows to the broker, and its key, in ``files``."""
+
+    use = RelayUse.BROKER
 
     def __init__(
         self,
@@ -129,12 +172,65 @@ class BrokerCertificate:
         Raises:
             StateError, OSError: as for what is served.
         """
-        raw = bytes(load_or_create_key(self.files.key, self._random_bytes).verify_key)
-        wanted = Wanted(RELAY_NAME, frozenset({RELAY_URI}), Ed25519PublicKey.from_public_bytes(raw))
-        if reason_to_renew(_held(self.files), wanted, self._ca.roots(), self._now_ms()) is None:
+        if self.due() is None:
             return False
+        raw = self._wanted_key().public_bytes_raw()
         write_atomic(self.files.certificate, self._ca.issue_client(RELAY_NAME, RELAY_URI, raw, _DAYS))
         return True
+
+    def due(self) -> Wanted | None:
+        """Return what is to be issued, as for what is served."""
+        wanted = Wanted(RELAY_NAME, frozenset({RELAY_URI}), self._wanted_key())
+        return _if_due(self.files, wanted, self._ca.roots(), self._now_ms())
+
+    def install(self, wanted: Wanted, certificate: str) -> None:
+        """Use a certificate that another relay's CA has issued, as for what is served."""
+        _install(self.files, wanted, certificate, self._ca.roots(), self._now_ms())
+
+    def _wanted_key(self) -> Ed25519PublicKey:
+        raw = bytes(load_or_create_key(self.files.key, self._random_bytes).verify_key)
+        return Ed25519PublicKey.from_public_bytes(raw)
+
+
+def issue_for_another_relay(ca: OwnAuthority, use: str, public_key_pem: str, public_url: str) -> str:
+    """Return a certificate for a relay of the same fleet that has no CA key, in PEM.
+
+    It is for the names that this relay has itself: the other relay chooses nothing but its key.
+
+    Raises:
+        CertificateRefusedError: the key is none for that use.
+        AuthorityStateError: the CA cannot issue it.
+    """
+    try:
+        key = load_pem_public_key(public_key_pem.encode("utf-8"))
+    except (ValueError, UnsupportedAlgorithm):
+        key = None
+    if use == RelayUse.SERVE and isinstance(key, EllipticCurvePublicKey) and isinstance(key.curve, SECP256R1):
+        return ca.servers.issue(RELAY_NAME, relay_hosts(public_url), key, _DAYS)
+    if use == RelayUse.BROKER and isinstance(key, Ed25519PublicKey):
+        return ca.issue_client(RELAY_NAME, RELAY_URI, key.public_bytes_raw(), _DAYS)
+    raise CertificateRefusedError(f"a relay has sent no key that it could use to {use}")
+
+
+def public_key_pem(key: EllipticCurvePublicKey | Ed25519PublicKey) -> str:
+    """Return ``key`` as SubjectPublicKeyInfo in PEM."""
+    return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo).decode("ascii")
+
+
+def relay_hosts(public_url: str) -> tuple[str, ...]:
+    """Return the hosts that a relay of ``public_url`` serves under."""
+    return tuple(dict.fromkeys((host_of(public_url), *_LOCAL)))
+
+
+def _if_due(files: TlsFiles, wanted: Wanted, roots: Sequence[str], now_ms: int) -> Wanted | None:
+    return None if reason_to_renew(_held(files), wanted, roots, now_ms) is None else wanted
+
+
+def _install(files: TlsFiles, wanted: Wanted, certificate: str, roots: Sequence[str], now_ms: int) -> None:
+    reason = reason_to_renew(certificate, wanted, roots, now_ms)
+    if reason is not None:
+        raise AuthorityStateError(f"the relay with the CA's key has issued another certificate: {reason}")
+    write_atomic(files.certificate, certificate)
 
 
 def _held(files: TlsFiles) -> str:
@@ -150,15 +246,16 @@ def reason_to_renew(held_pem: str, wanted: Wanted, roots: Sequence[str], now_ms:
         held = x509.load_pem_x509_certificate(held_pem.encode("utf-8"))
         names = held.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         public_key = held.public_key()
-    except (ValueError, x509.ExtensionNotFound):
+        # The library reads each part when it is asked for it.
+        common_names = [name.value for name in held.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
+        begin, end = held.not_valid_before_utc, held.not_valid_after_utc
+    except _UNREADABLE:
         return "none"
-    common_names = [name.value for name in held.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
     if public_key != wanted.public_key or common_names != [wanted.name]:
         return "another"
     if {str(name.value) for name in names} != wanted.others:
         return "names"
-    life = held.not_valid_after_utc - held.not_valid_before_utc
-    if not held.not_valid_before_utc <= moment(now_ms) < held.not_valid_after_utc - life / 3:
+    if not begin <= moment(now_ms) < end - (end - begin) / 3:
         return "age"
     return None if any(issued_by(held_pem, root) for root in roots) else "root"
 
@@ -175,6 +272,6 @@ def issued_by(held_pem: str, root_pem: str) -> bool:
     try:
         held = x509.load_pem_x509_certificate(held_pem.encode("utf-8"))
         held.verify_directly_issued_by(x509.load_pem_x509_certificate(root_pem.encode("utf-8")))
-    except (ValueError, TypeError, InvalidSignature):
+    except (*_UNREADABLE, TypeError, InvalidSignature):
         return False
     return True

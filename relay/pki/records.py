@@ -4,7 +4,7 @@
 |---|---|
 | `issue` | `node_id`, `tenant`, `public_key`, `kid`, `serial`, `not_after_ms`, `join_id` if it was enrolled |
 | `serve` | `name`, `kid`, `serial`, `not_after_ms`: a certificate of a broker or a relay |
-| `revoke` | `node_id` or `name`, `kid`, `reason` |
+| `revoke` | `kid`, `reason`, and `node_id` or `name`; of one by another relay, `serial` instead |
 | `rotate` | `root`, `previous`, `previous_until_ms`, and `of`: `servers` if it is their root |
 
 Serial numbers are in hex, since they exceed JSON's numbers. Must not read or write files.
@@ -161,6 +161,7 @@ class Records:
         """By kid, oldest first."""
         self.revoked: dict[str, int] = {}
         """The kids of the revoked, and when that was."""
+        self._told_serials: dict[str, int] = {}
         self._of_node: dict[str, tuple[IssuedLeaf, ...]] = {}
         for entry in entries:
             self.apply(entry)
@@ -169,6 +170,7 @@ class Records:
         """Return other records with the same contents."""
         other = Records()
         other.issued, other.revoked = self.issued.copy(), self.revoked.copy()
+        other._told_serials = self._told_serials.copy()
         other._of_node = self._of_node.copy()  # its values are tuples: ``apply`` changes none of them
         return other
 
@@ -187,7 +189,10 @@ class Records:
                 server = IssuedServer.of(entry)
                 self.issued[server.kid] = server
             case "revoke":
-                self.revoked.setdefault(str(entry["kid"]), int(entry.get("ts_ms", 0)))
+                kid = str(entry["kid"])
+                self.revoked.setdefault(kid, int(entry.get("ts_ms", 0)))
+                if "serial" in entry:
+                    self._told_serials[kid] = int(entry["serial"], 16)
             case "rotate":
                 pass
             case other:
@@ -259,8 +264,12 @@ class Records:
 
     def revoked_serials(self) -> list[int]:
         """Return the serial number of every revoked certificate that has one on record."""
-        found = (self.issued.get(kid) for kid in self.revoked)
-        return [each.serial for each in found if each is not None and each.serial]
+        return [serial for serial in map(self.serial_of, self.revoked) if serial]
+
+    def serial_of(self, kid: str) -> int:
+        """Return the serial number of a certificate; 0 if none is on record."""
+        issued = self.issued.get(kid)
+        return issued.serial if issued is not None else self._told_serials.get(kid, 0)
 
 
 def in_use(records: Records, node_id: str, now_ms: int) -> IssuedLeaf:

@@ -6,12 +6,13 @@ It is trusted for servers alone, by its own extension and by every verifier of n
 | file | mode | holds |
 |---|---|---|
 | `server-cross.pem` | 0644 | the server root as certified by the root of nodes; see ``create`` |
+| `server-endorsements` | 0600 | where the key of the CA is not: by what roots of nodes vouch for these |
 
 Must not vouch for nodes, or for clients of the broker.
 """
 
+import re
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,14 +21,19 @@ from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from cryptography.x509.oid import NameOID
 from nacl.signing import SigningKey
 
-from relay.ledger import Ledger
+from relay.pki.ca_ledger import CaLedger
 from relay.pki.errors import AuthorityOptionError, AuthorityStateError
 from relay.pki.issuing import Issuing, Signer
-from relay.pki.records import Records, rotation
+from relay.pki.records import rotation
 from relay.pki.roots import P256, RootFiles, end_of_overlap
 from relay.pki.server_keys import make_server_key
 from schemas.files import read_state, write_atomic
 from schemas.identity import certificates_in, to_pem
+
+_ENDORSEMENT = re.compile(r"[A-Za-z0-9_-]{86}")
+_MAX_ENDORSEMENTS = 4
+ENDORSEMENTS = "server-endorsements"
+"""The file, on a relay without the CA's key, with what roots of nodes have signed of the roots of servers."""
 
 
 class EndorsedRoots(NamedTuple):
@@ -40,12 +46,11 @@ class EndorsedRoots(NamedTuple):
 class ServerAuthority:
     """The roots of servers in ``directory``, beside those of nodes, whose ledger and lock they share."""
 
-    def __init__(  # noqa: PLR0913, PLR0917 - what comes in from outside
+    def __init__(
         self,
         directory: Path,
         issuing: Issuing,
-        ledger: Ledger[Records],
-        locked: Callable[[], AbstractContextManager[Records]],
+        ledger: CaLedger,
         now_ms: Callable[[], int],
         random_bytes: Callable[[int], bytes],
     ) -> None:
@@ -53,7 +58,6 @@ class ServerAuthority:
         self._cross = directory / "server-cross.pem"
         self._issuing = issuing
         self._ledger = ledger
-        self._locked = locked
         self._now_ms = now_ms
         self._random_bytes = random_bytes
         self.root_file = self._roots.certificate
@@ -95,6 +99,20 @@ class ServerAuthority:
             )
         return self._roots.trusted(self._now_ms())
 
+    def kept_endorsements(self) -> list[str]:
+        """Return the endorsements that the relay with the CA's key has made; none if there is no such file.
+
+        Nodes verify them: one of other roots is worth nothing, and does no harm.
+
+        Raises:
+            OSError: the file cannot be used.
+        """
+        try:
+            text = read_state(self._roots.directory / ENDORSEMENTS).decode("ascii", "replace")
+        except FileNotFoundError:
+            return []
+        return [line for line in text.splitlines() if _ENDORSEMENT.fullmatch(line)][:_MAX_ENDORSEMENTS]
+
     def issue(
         self, name: str, hosts: Sequence[str], public_key: EllipticCurvePublicKey, valid_days: int
     ) -> str:
@@ -106,7 +124,7 @@ class ServerAuthority:
             AuthorityOptionError: name or hosts are not of their form.
             AuthorityStateError: there is no root of servers, or its key is not here.
         """
-        with self._locked():
+        with self._ledger.locked():
             server, pem = self._issuing.server(
                 self._signer(self.roots()[-1]), name, hosts, public_key, valid_days
             )
@@ -131,7 +149,7 @@ class ServerAuthority:
             AuthorityStateError: there is no root of servers, or its key is not here.
         """
         until_ms = end_of_overlap(self._now_ms(), overlap_days)
-        with self._locked():
+        with self._ledger.locked():
             now, roots = self._now_ms(), self.roots()
             if len(roots) > 1:
                 raise AuthorityOptionError(

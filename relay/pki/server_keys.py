@@ -20,8 +20,8 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
-from relay.key_files import KeyFileError
-from schemas.files import PRIVATE, make_private_directory, read_private, write_atomic
+from relay.key_files import KeyFileError, load_or_create
+from schemas.files import read_private
 
 _ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
 # FIPS 186-5, A.2.1: 64 more bits than the order has, so that the remainder is not biased.
@@ -58,18 +58,5 @@ def read_server_key(path: Path) -> EllipticCurvePrivateKey:
 
 
 def load_or_create_server_key(path: Path, random_bytes: Callable[[int], bytes]) -> EllipticCurvePrivateKey:
-    """Return the key in ``path``, made on first use, together with its directory.
-
-    Raises:
-        KeyFileError: the file is damaged. It is not overwritten: the key may be in a backup.
-        OSError: it cannot be read or written, or others can read it.
-    """
-    try:
-        return read_server_key(path)
-    except KeyFileError as error:
-        raise KeyFileError(f"{error}: restore it, or remove it and another is made") from None
-    except FileNotFoundError:
-        make_private_directory(path.parent)
-        key = make_server_key(random_bytes)
-        write_atomic(path, server_key_to_pem(key), PRIVATE)
-        return key
+    """Return the key in ``path``, made on first use, as ``load_or_create`` does."""
+    return load_or_create(path, read_server_key, lambda: make_server_key(random_bytes), server_key_to_pem)

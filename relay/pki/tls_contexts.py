@@ -13,15 +13,17 @@ from pathlib import Path
 from structlog.typing import FilteringBoundLogger
 
 from relay.config import RelayConfig, TlsFiles
+from relay.pki.errors import AuthorityStateError
 from relay.pki.own_certificate import (
     BROKER_NAME,
     RELAY_NAME,
     BrokerCertificate,
     OwnAuthority,
     ServedCertificate,
+    public_key_pem,
 )
 from schemas.addresses import host_of
-from schemas.error_roots import StateError
+from schemas.error_roots import PeerError, StateError
 from schemas.health import Loop
 from schemas.text import printable
 from schemas.tls import FreshContext, TlsFilesError, client_context, load_chain
@@ -30,6 +32,12 @@ INTERVAL_S = 60.0
 _ROUND_S = 120.0
 
 _Stamp = tuple[tuple[int, int, int], ...]
+
+
+Certify = Callable[[str, str], Awaitable[str]]
+"""Has a certificate issued for a use and a public key, PEM, by another relay of the fleet; returns its PEM.
+
+Raises PeerError if that relay is away, or refuses."""
 
 
 class LiveContext:
@@ -64,6 +72,8 @@ class LiveContext:
 class RelayTls:
     """The relay's contexts according to ``config``; its own certificates are renewed in time.
 
+    ``certify`` issues them where another relay has the CA's key: then those that are there are used at first.
+
     Attributes:
         to_broker: what all connections to the broker are made with; None where that is not over TLS.
 
@@ -77,6 +87,7 @@ class RelayTls:
         config: RelayConfig,
         ca: OwnAuthority,
         *,
+        certify: Certify | None = None,
         now_ms: Callable[[], int],
         random_bytes: Callable[[int], bytes],
         log: FilteringBoundLogger,
@@ -86,6 +97,7 @@ class RelayTls:
             ServedCertificate(files, ca.servers, name, hosts, now_ms, random_bytes)
             for files, name, hosts in _served(config)
         ]
+        self._certify = certify
         self._live: LiveContext | None = None
         self._log = log
         self._sleep = sleep
@@ -100,7 +112,13 @@ class RelayTls:
                 state.broker_client_tls, lambda: [*ca.servers.roots(), *ca.roots()], config.broker_root
             )
         for certificate in self._own:
-            certificate.renew()
+            if certify is None:
+                certificate.renew()
+            elif not certificate.files.certificate.exists():
+                raise AuthorityStateError(
+                    f"{certificate.files.certificate} is missing: make another `relay ca backup "
+                    "--without-ca-key` on the relay that has the CA's key, once that serves with one"
+                )
         if config.tls is not None:
             self._live = LiveContext(config.tls)
 
@@ -120,16 +138,25 @@ class RelayTls:
         """Renew and load now what is due; return whether it succeeded. A failure is logged."""
         async with self._refreshing:
             try:
-                # On a thread: issuing waits for the ledger's lock and for the disk.
                 for own in self._own:
-                    if await asyncio.to_thread(own.renew):
+                    if await self._renewed(own):
                         self._log.info("own certificate issued", file=str(own.files.certificate))
                 # Not on a thread: a context must not change during a handshake.
                 if self._live is not None and self._live.refresh():
                     self._log.info("certificate loaded")
-            except (StateError, OSError) as error:
+            except (StateError, PeerError, OSError) as error:
                 self._log.error("certificate not renewed", reason=printable(str(error)))
                 return False
+        return True
+
+    async def _renewed(self, own: ServedCertificate | BrokerCertificate) -> bool:
+        # On a thread: issuing waits for the ledger's lock and for the disk.
+        if self._certify is None:
+            return await asyncio.to_thread(own.renew)
+        if (wanted := await asyncio.to_thread(own.due)) is None:
+            return False
+        issued = await self._certify(own.use, public_key_pem(wanted.public_key))
+        await asyncio.to_thread(own.install, wanted, issued)
         return True
 
 

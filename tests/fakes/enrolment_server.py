@@ -27,6 +27,7 @@ class EnrolmentServer:
         tamper: what a man in the middle does to the bytes of the answer.
         shown_roots: what ``GET`` answers.
         status: what is answered instead, if anything.
+        headers: what goes with that.
         lost: how many answers get lost on the way.
         genuine: the requests whose proof holds.
     """
@@ -38,6 +39,7 @@ class EnrolmentServer:
         self.tamper: Callable[[dict[str, Any]], Any] = dict
         self.shown_roots = ca.root_pem
         self.status: int | None = None
+        self.headers: dict[str, str] = {}
         self.lost = 0
         self.genuine: list[dict[str, Any]] = []
         self.server = RawServer("")
@@ -88,7 +90,7 @@ class EnrolmentServer:
         if self.lost > 0:
             self.lost -= 1
         elif self.status is not None:
-            writer.write(http_answer(self.status, b"whatever"))
+            writer.write(http_answer(self.status, b"whatever", **self.headers))
         else:
             writer.write(http_answer(200, json.dumps(answer).encode("ascii")))
 

@@ -23,7 +23,7 @@ WITH_PASSPHRASE = base64.b64decode(
 FOR_TWO = encrypt_for(SECRET, [str(ONE.to_public()), str(TWO.to_public())])
 
 
-def test_each_recipient_can_read_it_and_nobody_else() -> None:
+def test_each_recipient_can_read_it_and_no_other_key_can() -> None:
     assert is_encrypted(FOR_TWO)
     assert SECRET not in FOR_TWO
     for identity in (ONE, TWO):
@@ -51,6 +51,13 @@ def test_a_passphrase_reads_it_and_no_other() -> None:
     assert decrypt_with(data, "correct horse") == SECRET
     with pytest.raises(EncryptionError, match="passphrase"):
         decrypt_with(data, "another horse")
+
+
+def test_a_key_that_would_take_this_machine_hours_is_not_a_wrong_passphrase() -> None:
+    hours = WITH_PASSPHRASE.replace(b" 2\n", b" 40\n", 1)
+    assert hours != WITH_PASSPHRASE
+    with pytest.raises(EncryptionError, match="too busy or too slow"):
+        decrypt_with(hours, "correct horse")
 
 
 @pytest.mark.parametrize("place", [0, 30, -1])

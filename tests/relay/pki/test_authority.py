@@ -326,7 +326,7 @@ def test_a_damaged_file_is_an_error_that_names_it(
 
 
 @pytest.mark.parametrize("content", [b"", b"no root", b"\xff\xfe"])
-def test_a_root_that_would_vouch_for_nobody_is_an_error(ca: CertificateAuthority, content: bytes) -> None:
+def test_a_root_that_verifies_no_certificate_is_an_error(ca: CertificateAuthority, content: bytes) -> None:
     ca.root_file.write_bytes(content)
     with pytest.raises(AuthorityError, match=r"root\.pem is damaged"):
         ca.root_pem()
@@ -366,7 +366,7 @@ def test_an_entry_that_is_not_understood_stops_everything(
         use(ca)
 
 
-def test_without_its_ledger_an_authority_forgets_nobody_but_stops(ca: CertificateAuthority) -> None:
+def test_without_its_ledger_an_authority_forgets_no_node_but_stops(ca: CertificateAuthority) -> None:
     ca.issue(CSR, "acme")
     ca.revoke(NODE_ID)
     ca.root_file.with_name("ledger.jsonl").unlink()
@@ -495,7 +495,7 @@ def replaced(ca: CertificateAuthority) -> None:
         pytest.param(replaced, KEY, "acme", JOIN_ID, id="replaced by the operator since"),
     ],
 )
-def test_nobody_enrols_as_a_node_that_ever_existed(
+def test_an_id_that_was_ever_issued_is_not_enrolled_again(
     ca: CertificateAuthority,
     before: Callable[[CertificateAuthority], None],
     key: SigningKey,
@@ -767,7 +767,7 @@ def test_a_new_root_is_endorsed_with_the_key_of_the_old_one(
     assert ca.endorsement() == endorsement
 
 
-def test_a_root_that_was_never_rotated_is_endorsed_by_nobody(ca: CertificateAuthority) -> None:
+def test_a_root_that_was_never_rotated_has_no_endorsement(ca: CertificateAuthority) -> None:
     assert ca.endorsement() is None
 
 

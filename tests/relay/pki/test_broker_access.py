@@ -22,7 +22,7 @@ from relay.pki.errors import AuthorityStateError
 from schemas.process.logs import make_logger
 from tests.fakes.broker import BOUND_S
 from tests.fakes.lines import LogLines
-from tests.fakes.owners import SOMEBODY
+from tests.fakes.owners import OTHER_OWNER
 from tests.fakes.signer import NODE_ID, OTHER_NODE_ID, SimulatedCa
 from tests.fakes.tls_broker import Peer, PlayedAuthority, Shown, TlsBroker, until
 
@@ -132,7 +132,7 @@ def test_the_relay_writes_nothing(scene: Scene) -> None:
     assert relay.next() == (TOPIC, b"mine")
 
 
-def test_a_name_that_is_only_said_is_nobodys(scene: Scene) -> None:
+def test_a_name_without_a_certificate_is_not_admitted(scene: Scene) -> None:
     relay = scene.listening_relay()
     for username in ("edge-relay", "CN=edge-relay", OTHER_NODE_ID, f"CN={OTHER_NODE_ID}"):
         scene.forbidden(scene.node, OTHER_TOPIC, b"forged", username=username)
@@ -140,13 +140,13 @@ def test_a_name_that_is_only_said_is_nobodys(scene: Scene) -> None:
     assert relay.next() == (TOPIC, b"mine")
 
 
-def test_without_a_certificate_of_the_root_nobody_gets_in(scene: Scene) -> None:
+def test_without_a_certificate_of_the_root_no_client_is_admitted(scene: Scene) -> None:
     assert not scene.connect(None).connected
     assert not scene.connect(scene.authority.node(NODE_ID, SimulatedCa("another", NOW_MS))).connected
     assert scene.connect(scene.node).connected
 
 
-def test_a_revoked_node_is_shut_out_and_nobody_else_notices(scene: Scene) -> None:
+def test_a_revoked_node_is_disconnected_and_no_other_client_is(scene: Scene) -> None:
     node, other, relay = scene.connect(scene.node), scene.connect(scene.other), scene.listening_relay()
     assert node.connected
     scene.revoke(NODE_ID, scene.node)
@@ -167,7 +167,7 @@ def test_two_revocations_of_one_second_both_count(scene: Scene) -> None:
     assert not scene.connect(scene.node).connected
 
 
-def test_a_node_that_has_just_been_enrolled_gets_in_and_nobody_else_notices(
+def test_a_node_that_has_just_been_enrolled_is_admitted_and_no_other_client_is_disconnected(
     broker_kind: str, tmp_path: Path
 ) -> None:
     with ExitStack() as stack:
@@ -194,7 +194,7 @@ def test_a_new_root_counts_beside_the_old_one(scene: Scene) -> None:
     assert scene.connect(scene.node).connected
 
 
-def test_the_protocol_of_nats_itself_lets_nobody_in(tmp_path: Path) -> None:
+def test_the_protocol_of_nats_itself_admits_no_client(tmp_path: Path) -> None:
     with ExitStack() as stack:
         scene = Scene("nats-server", tmp_path, stack)
         for said in ("", '"user":"CN=edge-relay",', '"user":"CN=edge-relay","pass":"",'):
@@ -392,7 +392,7 @@ def test_a_directory_of_the_brokers_group_hands_that_group_what_is_written(
 ) -> None:
     directory = tmp_path / "broker"
     directory.mkdir()
-    group = SOMEBODY if os.geteuid() == 0 else os.getgid()
+    group = OTHER_OWNER if os.geteuid() == 0 else os.getgid()
     os.chown(directory, -1, group)
     directory.chmod(0o2750)
     assert BrokerAccess(authority, directory, None, make_logger("relay", LogLines())).refresh()

@@ -206,7 +206,7 @@ def test_no_client_gets_a_certificate_for_a_key_of_low_order(low: bytes) -> None
 
 
 @pytest.mark.parametrize("name", [NODE_ID, "server"])
-def test_a_client_s_certificate_makes_nobody_a_node(name: str) -> None:
+def test_a_client_s_certificate_identifies_no_node(name: str) -> None:
     with pytest.raises(IdentityError, match="wrong_form"):
         verify_leaf(ROOT.client(name), [ROOT.pem], NOW_MS)
 
@@ -221,7 +221,7 @@ def forged_leaf() -> str:
     return pem_of(builder.add_extension(aki, critical=False).sign(ROOT.servers_key, SHA256()))
 
 
-def test_a_root_of_servers_makes_nobody_a_node_wherever_it_is_trusted() -> None:
+def test_a_root_of_servers_identifies_no_node_wherever_it_is_trusted() -> None:
     cross = cross_certify(ROOT.pem, ROOT.key, ROOT.servers, next(SERIALS))
     for roots in ([ROOT.pem], [ROOT.servers], [ROOT.pem, ROOT.servers], [cross], [ROOT.pem + cross]):
         with pytest.raises(IdentityError, match="chain"):
@@ -411,7 +411,7 @@ def test_a_revoked_leaf_of_either_root_is_refused(tmp_path: Path, issuer: Root) 
     assert accepted == ("", "")
 
 
-def test_where_a_list_is_wanted_a_root_without_one_lets_nobody_in(tmp_path: Path) -> None:
+def test_where_a_revocation_list_is_required_a_root_without_one_admits_no_client(tmp_path: Path) -> None:
     both = [OTHER_ROOT.pem, ROOT.pem]
     assert between(tmp_path, server_trusts=both, crls=[OTHER_ROOT.crl()]) == (
         "",

@@ -12,14 +12,14 @@ import pytest
 import pytest_asyncio
 from nacl.signing import SigningKey
 
-import relay.pki.enrolment_endpoint
+import relay.pki.enrolments
 from relay import ledger
 from relay.audit.log import AuditUnavailableError
 from relay.fleet.name_ledger import NameLedger, NodeName
 from relay.http.routes import make_routes
 from relay.ledger import Entry
 from relay.pki.authority import CertificateAuthority
-from relay.pki.enrolment_endpoint import EnrolmentEndpoint, EnrolmentInfo
+from relay.pki.enrolments import EnrolmentInfo
 from relay.pki.join_tokens import JoinTokens
 from relay.pki.records import IssuedLeaf
 from schemas.addresses import BrokerAddress, HostPort
@@ -29,6 +29,7 @@ from schemas.enrolment import NODE, RELAY, RESPONSE_REF, JoinToken, is_proven, p
 from schemas.identity import certificates_in
 from schemas.keys import base64url
 from schemas.node_ids import new_node_id
+from tests.fakes.enrolling import endpoint_of
 from tests.fakes.hub import PUBLIC_URL, Hub
 from tests.fakes.serving import Server
 from tests.fakes.signer import NODE_ID, NOW_MS, OTHER_NODE_ID, TENANT, key_named
@@ -69,18 +70,8 @@ class Office:
 
     def make(self, **options: Any) -> Any:
         """Return the application."""
-        enrolment = EnrolmentEndpoint(
-            ca=self.ca,
-            join_tokens=self.join_tokens,
-            name_node=self.names.name_new,
-            registry=self.hub.registry,
-            info=EnrolmentInfo(PUBLIC_URL, BROKER, own_root=True),
-            refusals=self.hub.refusals,
-            audit=self.hub.audit,
-            log=self.hub.log,
-            now_ms=self.hub.clock,
-            **options,
-        )
+        info = EnrolmentInfo(PUBLIC_URL, BROKER, own_root=True)
+        enrolment = endpoint_of(self.hub, self.ca, self.join_tokens, self.names.name_new, info, **options)
         return make_routes(
             public_url=PUBLIC_URL,
             registry=self.hub.registry,
@@ -129,7 +120,7 @@ def new_node_ids(count: int) -> list[str]:
 # --- as it should be
 
 
-async def test_anybody_is_told_the_roots(office: Office) -> None:
+async def test_the_roots_are_served_without_a_token(office: Office) -> None:
     response = await office.http.get("/enroll")
     servers = "".join(office.ca.servers.roots())
     assert response.status_code == 200
@@ -226,12 +217,12 @@ async def test_after_a_lost_answer_the_same_node_gets_another_leaf_for_the_same_
     assert office.refusals() == [("used_up", 1)]
 
 
-async def test_a_request_that_is_sent_again_by_somebody_else_is_of_no_use_to_him(office: Office) -> None:
+async def test_a_request_that_another_client_sends_again_is_of_no_use_to_it(office: Office) -> None:
     token = office.token()
     request = request_of(token)
     await office.post(request)
     replayed = (await office.post(request)).json()
-    # A leaf for the node's own key, which he does not have, and a proof under a token that he does not have.
+    # A leaf for the node's own key and a proof under a token: the attacker has neither the key nor the token.
     assert verify_leaf(replayed["certificate"], office.ca.roots(), NOW_MS).public_key == bytes(KEY.verify_key)
 
 
@@ -376,7 +367,7 @@ def _unproven(message: Message) -> Message:
     return {name: value for name, value in message.items() if name != "proof"}
 
 
-async def test_nobody_becomes_a_node_that_exists_whatever_token_he_has(office: Office) -> None:
+async def test_no_token_enrols_a_node_id_that_exists(office: Office) -> None:
     await office.enrolled(office.token())
     for tenant in (TENANT, "globex"):
         for key in (KEY, OTHER_KEY):
@@ -516,7 +507,7 @@ async def test_beyond_a_crowd_nodes_are_told_to_come_again(
 ) -> None:
     token = office.token()
     with monkeypatch.context() as patched:
-        patched.setattr(relay.pki.enrolment_endpoint, "_MAX_WAITING", 0)
+        patched.setattr(relay.pki.enrolments, "_MAX_WAITING", 0)
         assert (await office.post(request_of(token))).status_code == 429
     assert office.refusals() == [("busy", 1)]
     await office.enrolled(token)
@@ -542,7 +533,7 @@ async def test_without_a_root_there_is_nothing_to_show(office: Office) -> None:
     assert str(office.directory) not in response.text
 
 
-async def test_a_ledger_that_is_damaged_enrols_nobody(office: Office) -> None:
+async def test_a_ledger_that_is_damaged_enrols_no_node(office: Office) -> None:
     token = office.token()
     (office.directory / "ca" / "ledger.jsonl").write_text("not a ledger\n")
     response = await office.post(request_of(token))

@@ -135,7 +135,7 @@ def revoke(tokens: JoinTokens, token: JoinToken, _: FakeClock) -> None:
 
 @pytest.mark.parametrize("end", [expire, revoke])
 @pytest.mark.parametrize("spent", [False, True])
-def test_a_token_that_is_over_is_found_and_spent_by_nobody(
+def test_a_token_that_has_ended_is_neither_found_nor_spent(
     tokens: JoinTokens,
     clock: FakeClock,
     end: Callable[[JoinTokens, JoinToken, FakeClock], None],
@@ -159,7 +159,7 @@ def test_a_token_is_good_until_its_last_millisecond(tokens: JoinTokens, clock: F
     assert tokens.find(token.id) is None
 
 
-def test_a_token_that_was_never_made_is_nobodys(tokens: JoinTokens) -> None:
+def test_a_token_that_was_never_made_is_not_found(tokens: JoinTokens) -> None:
     tokens.create("acme", HOUR_S, 1, ROOT)
     assert tokens.find(UNKNOWN) is None
     with pytest.raises(JoinRefusedError):
@@ -278,7 +278,7 @@ def damaged(entry: dict[str, Any], **members: object) -> str:
         pytest.param(lambda _: json.dumps({"action": "revoke", "id": UNKNOWN}), id="another's end"),
     ],
 )
-def test_a_damaged_file_lets_nobody_in(
+def test_a_damaged_file_admits_no_node(
     tokens: JoinTokens, path: Path, damage: Callable[[dict[str, Any]], str]
 ) -> None:
     token = tokens.create("acme", HOUR_S, 1, ROOT)

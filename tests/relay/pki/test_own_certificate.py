@@ -56,6 +56,14 @@ def test_it_is_renewed_from_two_thirds_of_its_life() -> None:
     assert reason_to_renew(issued(), WANTED, [CA.root_pem], two_thirds + hour) == "age"
 
 
+def test_one_with_a_key_of_an_unknown_kind_is_replaced() -> None:
+    der = ssl.PEM_cert_to_DER_cert(issued())
+    ec_public_key = bytes.fromhex("2a8648ce3d0201")
+    assert ec_public_key in der
+    damaged = ssl.DER_cert_to_PEM_cert(der.replace(ec_public_key, bytes.fromhex("2a8648ce3d0209")))
+    assert reason_to_renew(damaged, WANTED, [CA.root_pem], NOW_MS) == "none"
+
+
 def test_one_that_is_not_good_yet_is_replaced() -> None:
     assert reason_to_renew(issued(), WANTED, [CA.root_pem], NOW_MS - DAY_MS) == "age"
 

@@ -7,6 +7,7 @@ from threading import Event
 import pytest
 
 from relay.pki.authority import CertificateAuthority
+from relay.pki.leaf_issuer import OwnLeaves
 from relay.pki.renewals import Renewals
 from schemas.certificates import make_csr, verify_leaf
 from schemas.endorsement import are_endorsed, is_endorsed
@@ -31,7 +32,7 @@ class RenewalStage:
         self.ca = CertificateAuthority(directory, hub.clock, os.urandom)
         self.ca.create()
         self.identity = self.believed(self.ca.issue(CSR, TENANT))
-        self.renewals = Renewals(self.ca, hub.audit, hub.clock, hub.log)
+        self.renewals = Renewals(OwnLeaves(self.ca), hub.audit, hub.clock, hub.log)
 
     def believed(self, leaf_pem: str) -> Identity:
         return verify_leaf(leaf_pem, self.ca.roots(), self.hub.clock())
@@ -176,7 +177,7 @@ async def test_a_node_with_several_leaves_is_renewed_while_one_is_in_force(stage
 
 
 @pytest.mark.parametrize("spoilt", ["ledger.jsonl", "root.key", "root.pem"])
-async def test_a_ca_that_is_damaged_renews_nobody_and_shows_no_file_to_the_node(
+async def test_a_ca_that_is_damaged_renews_no_leaf_and_shows_no_file_to_the_node(
     stage: RenewalStage, spoilt: str
 ) -> None:
     stage.until_due()
@@ -204,9 +205,9 @@ async def test_a_renewal_that_failed_here_can_be_repeated_at_once(stage: Renewal
     await stage.renewals.renew(stage.identity, CSR)
 
 
-async def test_without_a_ca_nobody_is_renewed(stage: RenewalStage) -> None:
+async def test_without_a_ca_no_leaf_is_renewed(stage: RenewalStage) -> None:
     stage.until_due()
-    renewals = Renewals(NoAuthority(), stage.hub.audit, stage.hub.clock, stage.hub.log)
+    renewals = Renewals(OwnLeaves(NoAuthority()), stage.hub.audit, stage.hub.clock, stage.hub.log)
     await refused(renewals.renew(stage.identity, CSR), Failure.INTERNAL)
 
 
@@ -228,7 +229,7 @@ async def test_what_cannot_be_recorded_is_not_handed_out(stage: RenewalStage) ->
             assert (target, reason) == (NODE_ID, "retired")
             return [stage.identity.kid]
 
-    renewals = Renewals(Elsewhere(), stage.hub.audit, stage.hub.clock, stage.hub.log)
+    renewals = Renewals(OwnLeaves(Elsewhere()), stage.hub.audit, stage.hub.clock, stage.hub.log)
     with full_disk(stage.hub.audit_file.stat().st_size):
         await refused(renewals.renew(stage.identity, CSR), Failure.INTERNAL)
         await refused(renewals.retire(stage.identity), Failure.INTERNAL)
@@ -259,7 +260,7 @@ async def test_the_event_loop_goes_on_while_a_ca_waits_and_few_threads_wait_with
 ) -> None:
     leaf = stage.ca.issue(make_csr(KEY, OTHER_NODE_ID), TENANT)
     slow = Slow(lambda: leaf)
-    renewals = Renewals(slow, stage.hub.audit, stage.hub.clock, stage.hub.log)
+    renewals = Renewals(OwnLeaves(slow), stage.hub.audit, stage.hub.clock, stage.hub.log)
     stage.until_due()
     identities = [Identity(f"{number:026d}", TENANT, "ab" * 32, bytes(32), 0, 2, "") for number in range(20)]
     tasks = [asyncio.create_task(renewals.renew(identity, CSR)) for identity in identities]
@@ -303,12 +304,12 @@ async def test_a_node_that_the_ca_never_heard_of_cannot_retire(stage: RenewalSta
     assert stage.events() == []
 
 
-async def test_without_a_ca_nobody_retires(stage: RenewalStage) -> None:
-    renewals = Renewals(NoAuthority(), stage.hub.audit, stage.hub.clock, stage.hub.log)
+async def test_without_a_ca_no_node_retires(stage: RenewalStage) -> None:
+    renewals = Renewals(OwnLeaves(NoAuthority()), stage.hub.audit, stage.hub.clock, stage.hub.log)
     await refused(renewals.retire(stage.identity), Failure.INTERNAL)
 
 
-async def test_nobody_retires_while_the_ledger_cannot_be_written(stage: RenewalStage) -> None:
+async def test_no_node_retires_while_the_ledger_cannot_be_written(stage: RenewalStage) -> None:
     ledger = stage.ca.root_file.with_name("ledger.jsonl")
     with full_disk(ledger.stat().st_size):
         await refused(stage.renewals.retire(stage.identity), Failure.INTERNAL)

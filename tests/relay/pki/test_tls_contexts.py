@@ -14,8 +14,10 @@ from cryptography import x509
 from relay.config import RelayConfig, StateFiles, TlsFiles
 from relay.pki.authority import CertificateAuthority
 from relay.pki.broker_access import BrokerAccess
-from relay.pki.own_certificate import RELAY_NAME
+from relay.pki.errors import AuthorityStateError
+from relay.pki.own_certificate import RELAY_NAME, OwnAuthority, issue_for_another_relay
 from relay.pki.tls_contexts import INTERVAL_S, LiveContext, RelayTls, broker_context
+from relay.routing.authority_port import AuthorityAwayError
 from schemas.addresses import BrokerAddress, HostPort
 from schemas.files import ExposedFileError
 from schemas.keys import private_key_to_pem
@@ -88,7 +90,7 @@ def files(authority: PlayedAuthority) -> TlsFiles:
 # --- the context that is served with ------------------------------------------------------------------
 
 
-async def test_another_certificate_is_shown_from_then_on_and_nobody_is_dropped(
+async def test_another_certificate_is_shown_from_then_on_and_no_connection_is_closed(
     authority: PlayedAuthority, files: TlsFiles
 ) -> None:
     live = LiveContext(files)
@@ -158,7 +160,7 @@ async def test_a_relay_without_tls_has_neither_contexts_nor_a_certificate(
     assert not state.own_tls.certificate.exists()
 
 
-def made(config: RelayConfig, ca: PlayedAuthority, clock: FakeClock, log: LogLines) -> RelayTls:
+def made(config: RelayConfig, ca: OwnAuthority, clock: FakeClock, log: LogLines) -> RelayTls:
     return RelayTls(config, ca, now_ms=clock, random_bytes=os.urandom, log=make_logger("relay", log))
 
 
@@ -274,3 +276,89 @@ def test_a_ca_that_cannot_be_read_is_what_the_connection_fails_of_and_no_more(
     one, other = socket.socketpair()
     with one, other, pytest.raises(OSError, match="relay ca init"):
         context.wrap_socket(one, server_hostname="localhost")
+
+
+# --- where another relay has the CA's key
+
+
+class Elsewhere:
+    """The relay with the CA's key: what it issues, by the CA of this test; away while ``away`` is set."""
+
+    def __init__(self, ca: CertificateAuthority) -> None:
+        self.ca = ca
+        self.away = False
+        self.asked: list[str] = []
+
+    async def certify(self, use: str, public_key: str) -> str:
+        self.asked.append(use)
+        if self.away:
+            raise AuthorityAwayError("no relay with the CA's key is connected")
+        return await asyncio.to_thread(issue_for_another_relay, self.ca, use, public_key, URL)
+
+
+async def test_a_relay_without_the_ca_s_key_has_its_certificates_renewed_by_the_one_with_it(
+    tmp_path: Path, state: StateFiles
+) -> None:
+    clock, log = FakeClock(NOW_MS), LogLines()
+    ca = CertificateAuthority(tmp_path / "ca", clock, os.urandom)
+    ca.create()
+    broker = BrokerAddress("localhost", 8883, tls=True)
+    config = RelayConfig(broker, URL, LOCAL, state, tls=state.own_tls, own_root=True)
+    made(config, ca, clock, log)  # as its first certificates come: with its state
+    elsewhere = Elsewhere(ca)
+    tls = RelayTls(
+        config,
+        ca,
+        certify=elsewhere.certify,
+        now_ms=clock,
+        random_bytes=os.urandom,
+        log=make_logger("relay", log),
+    )
+    assert await tls.refresh()
+    assert elsewhere.asked == []
+    before = state.own_tls.certificate.read_bytes()
+    clock.advance(61 * DAY_MS)
+    elsewhere.away = True
+    assert not await tls.refresh()
+    assert state.own_tls.certificate.read_bytes() == before
+    elsewhere.away = False
+    assert await tls.refresh()
+    assert elsewhere.asked == ["serve", "serve", "broker"]
+    assert state.own_tls.certificate.read_bytes() != before
+    assert state.broker_client_tls.certificate.exists()
+
+
+async def test_a_certificate_that_was_not_asked_for_is_not_used(tmp_path: Path, state: StateFiles) -> None:
+    clock, log = FakeClock(NOW_MS), LogLines()
+    ca = CertificateAuthority(tmp_path / "ca", clock, os.urandom)
+    ca.create()
+    config = RelayConfig(PLAIN_BROKER, URL, LOCAL, state, tls=state.own_tls, own_root=True)
+    made(config, ca, clock, log)
+    before = state.own_tls.certificate.read_text()
+
+    async def certify(_use: str, _public_key: str) -> str:
+        return before
+
+    tls = RelayTls(
+        config, ca, certify=certify, now_ms=clock, random_bytes=os.urandom, log=make_logger("relay", log)
+    )
+    clock.advance(61 * DAY_MS)
+    assert not await tls.refresh()
+    assert "another certificate: age" in log.entries("certificate not renewed")[-1]["reason"]
+
+
+def test_without_a_first_certificate_the_error_says_where_it_comes_from(
+    tmp_path: Path, state: StateFiles
+) -> None:
+    ca = CertificateAuthority(tmp_path / "ca", FakeClock(NOW_MS), os.urandom)
+    ca.create()
+    config = RelayConfig(PLAIN_BROKER, URL, LOCAL, state, tls=state.own_tls, own_root=True)
+    with pytest.raises(AuthorityStateError, match="--without-ca-key"):
+        RelayTls(
+            config,
+            ca,
+            certify=Elsewhere(ca).certify,
+            now_ms=FakeClock(NOW_MS),
+            random_bytes=os.urandom,
+            log=make_logger("relay", LogLines()),
+        )

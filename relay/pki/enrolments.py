@@ -1,0 +1,236 @@
+"""Decides who is enrolled: issues a leaf to a node that proves a join token's key and the leaf's key.
+
+What is not in the audit is not issued. Must not decide what the CA decides: which id belongs to which key.
+Must not know HTTP, or whether the node has asked this relay or another one.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Protocol
+
+from structlog.typing import FilteringBoundLogger
+
+from relay.audit.log import AuditLog, AuditUnavailableError
+from relay.audit.refusal_counts import RefusalCounter, RefusalEvent
+from relay.pki.authority import CertificateAuthority
+from relay.pki.errors import AuthorityError, IdTakenError
+from relay.pki.join_tokens import JoinGrant, JoinRefusedError, JoinTokens
+from schemas.addresses import BrokerAddress
+from schemas.certificates import IdentityError, IdentityReason, read_csr
+from schemas.enrolment import NODE, RELAY, is_proven, proven
+from schemas.error_roots import PeerError, StateError
+from schemas.identity import certificates_in, kid_of
+from schemas.text import printable
+
+_AT_ONCE = 4
+_MAX_ANSWERS = 5  # of which all but one may be lost
+_MAX_WAITING = 1000
+
+
+class EnrolmentRefusal(StrEnum):
+    """Why an enrolment is refused, for the audit."""
+
+    TOO_LARGE = "too_large"
+    SLOW = "slow"
+    GONE = "gone"
+    MALFORMED = "malformed"
+    BUSY = "busy"
+    FAILING = "failing"
+    UNKNOWN_TOKEN = "unknown_token"  # noqa: S105 - a reason, and no password
+    PROOF = "proof"
+    NO_CA = "no_ca"
+    CA_AWAY = "ca_away"
+    USED_UP = "used_up"
+    ID_TAKEN = "id_taken"
+    AUDIT = "audit"
+
+
+_STATUS = {
+    EnrolmentRefusal.TOO_LARGE: 413,
+    EnrolmentRefusal.SLOW: 408,
+    EnrolmentRefusal.GONE: 400,
+    EnrolmentRefusal.MALFORMED: 400,
+    EnrolmentRefusal.BUSY: 429,
+    EnrolmentRefusal.FAILING: 500,
+    EnrolmentRefusal.NO_CA: 503,
+    EnrolmentRefusal.CA_AWAY: 503,
+    EnrolmentRefusal.AUDIT: 500,
+}
+"""What a client sees of a reason. Any other is 403: who is not admitted learns no more."""
+
+
+class EnrolmentRefusedError(PeerError):
+    """The request is refused. ``reason`` is for the audit; the client sees ``status`` alone.
+
+    Attributes:
+        retry_after_ms: when a repetition may help; None if that is not known.
+    """
+
+    def __init__(
+        self, reason: EnrolmentRefusal | IdentityReason, *, retry_after_ms: int | None = None
+    ) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.retry_after_ms = retry_after_ms
+
+    @property
+    def status(self) -> int:
+        """The status of HTTP."""
+        return _STATUS.get(self.reason, 403) if isinstance(self.reason, EnrolmentRefusal) else 403
+
+
+class Enrols(Protocol):
+    """Enrols nodes: this relay's CA does, or the relay that has the key of the CA."""
+
+    async def enrol(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the ``enrol.response`` to ``message``, which is an ``enrol.request``.
+
+        Raises:
+            EnrolmentRefusedError: the node is not enrolled.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Issued:
+    node_id: str
+    tenant: str
+    certificate: str
+    roots: str
+    server_roots: str
+    key: bytes = field(repr=False)
+    label_given: bool
+
+
+@dataclass(frozen=True, slots=True)
+class EnrolmentInfo:
+    """What a node learns of this relay when it enrols.
+
+    Attributes:
+        public_url: in its normal form; the node pins it.
+        broker: the MQTT broker as nodes reach it; None: they announce themselves by their sessions alone.
+        own_root: whether relay and broker show certificates of this relay's own CA.
+    """
+
+    public_url: str
+    broker: BrokerAddress | None
+    own_root: bool
+
+
+NameNode = Callable[[str, str, str, Sequence[str]], bool]
+"""Names a node that enrols: node id, tenant, label, tags. Returns False if the label is not given."""
+
+
+class Enrolments:
+    """Enrols by ``ca`` and ``join_tokens``, which are of this machine. Time comes in from outside."""
+
+    def __init__(  # noqa: PLR0913 - what comes in from outside
+        self,
+        *,
+        ca: CertificateAuthority,
+        join_tokens: JoinTokens,
+        name_node: NameNode,
+        info: EnrolmentInfo,
+        refusals: RefusalCounter,
+        audit: AuditLog,
+        log: FilteringBoundLogger,
+        now_ms: Callable[[], int],
+    ) -> None:
+        self._ca = ca
+        self._join_tokens = join_tokens
+        self._name_node = name_node
+        self._info = info
+        self._refusals = refusals
+        self._audit = audit
+        self._log = log
+        self._now_ms = now_ms
+        self._slots = asyncio.Semaphore(_AT_ONCE)
+        self._waiting = 0
+
+    async def enrol(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Enrol, as ``Enrols`` describes."""
+        return self._answered(message, await self._in_turn(message))
+
+    async def _in_turn(self, message: Mapping[str, Any]) -> _Issued:
+        """Decide on a thread: it waits for the disk and for locks that a command may hold."""
+        if self._waiting >= _MAX_WAITING:
+            raise EnrolmentRefusedError(EnrolmentRefusal.BUSY)
+        self._waiting += 1
+        try:
+            async with self._slots:
+                return await asyncio.to_thread(self._decide, message)
+        except (AuthorityError, StateError, OSError) as error:
+            if self._refusals.count(RefusalEvent.ENROLMENT_FAILING, "relay", EnrolmentRefusal.FAILING):
+                self._log.error("a node cannot be enrolled", reason=printable(str(error)))
+            raise EnrolmentRefusedError(EnrolmentRefusal.FAILING) from None
+        finally:
+            self._waiting -= 1
+
+    def _decide(self, message: Mapping[str, Any]) -> _Issued:
+        join_id = message["join_id"]
+        grant = self._join_tokens.find(join_id)
+        if grant is None:
+            raise EnrolmentRefusedError(EnrolmentRefusal.UNKNOWN_TOKEN)
+        if not is_proven(message, grant.key, NODE):
+            raise EnrolmentRefusedError(EnrolmentRefusal.PROOF)
+        if not self._ca.can_issue():
+            raise EnrolmentRefusedError(EnrolmentRefusal.NO_CA)
+        try:
+            node_id, public_key = read_csr(message["csr"])
+        except IdentityError as error:
+            raise EnrolmentRefusedError(error.reason) from None
+        self._check_free(node_id, public_key, join_id)
+        # Spent before the leaf is issued: after a crash in between, the same node alone can enrol again.
+        try:
+            self._join_tokens.spend(join_id, node_id)
+            leaf = self._ca.enrol(message["csr"], grant.tenant, join_id)
+            label_given = self._give_names(node_id, grant)
+        except JoinRefusedError:
+            raise EnrolmentRefusedError(EnrolmentRefusal.USED_UP) from None
+        except IdTakenError:
+            raise EnrolmentRefusedError(EnrolmentRefusal.ID_TAKEN) from None
+        roots, server_roots = "".join(self._ca.roots()), "".join(self._ca.servers.roots())
+        return _Issued(node_id, grant.tenant, leaf, roots, server_roots, grant.key, label_given)
+
+    def _give_names(self, node_id: str, grant: JoinGrant) -> bool:
+        """Give the node what the token carries; return False if that is another node's label by now."""
+        if not (grant.label or grant.tags):
+            return True
+        return self._name_node(node_id, grant.tenant, grant.label, grant.tags)
+
+    def _check_free(self, node_id: str, public_key: bytes, join_id: str) -> None:
+        """Refuse what the CA would refuse, before the token is spent on it."""
+        records = self._ca.records()
+        if records.existed(node_id):
+            held = {(leaf.public_key, leaf.join_id) for leaf in records.unrevoked(node_id)}
+            if (public_key, join_id) not in held:
+                raise EnrolmentRefusedError(EnrolmentRefusal.ID_TAKEN)
+            # Each is an entry that stays, and a recorded request can be replayed.
+            if sum(leaf.join_id == join_id for leaf in records.unrevoked(node_id)) >= _MAX_ANSWERS:
+                raise EnrolmentRefusedError(EnrolmentRefusal.USED_UP)
+
+    def _answered(self, message: Mapping[str, Any], issued: _Issued) -> dict[str, Any]:
+        """Return the answer once it is in the audit: what is not recorded is not issued."""
+        kid = kid_of(certificates_in(issued.certificate)[0])
+        facts = {"node_id": issued.node_id, "tenant": issued.tenant, "join_id": message["join_id"]}
+        try:
+            self._audit.write(event="enrolled", kid=kid, **facts)
+        except AuditUnavailableError as error:
+            self._log.error("an enrolment is not recorded", reason=printable(str(error)))
+            raise EnrolmentRefusedError(EnrolmentRefusal.AUDIT) from None
+        self._log.info("node enrolled", kid=kid, **facts)
+        if not issued.label_given:
+            self._log.warning("node enrolled without the label of its join token", **facts)
+        answer = {
+            "certificate": issued.certificate,
+            "roots": issued.roots,
+            **({"server_roots": issued.server_roots} if "server_roots" in message else {}),
+            "relay_url": self._info.public_url,
+            "broker": None if self._info.broker is None else str(self._info.broker),
+            "own_root": self._info.own_root,
+            "nonce": message["nonce"],
+            "server_time_ms": self._now_ms(),
+        }
+        return proven(answer, issued.key, RELAY)
