@@ -12,6 +12,7 @@ from relay.caller_tools.caller_sessions import CallerSessions
 from relay.caller_tools.endings import Endings
 from relay.caller_tools.event_streams import EventStreams
 from relay.caller_tools.expiry import Expiry
+from relay.caller_tools.forwarded_calls import ForwardedCalls, tag_of
 from relay.caller_tools.limits import NODE_BYTES, TOTAL_BYTES, Timeouts
 from relay.caller_tools.memory_budget import MemoryBudget
 from relay.caller_tools.node_requests import NodeRequests
@@ -20,13 +21,16 @@ from relay.caller_tools.outbox import Outbox
 from relay.caller_tools.polls import Polls
 from relay.caller_tools.records import Records
 from relay.caller_tools.registry import SessionRegistry
+from relay.caller_tools.session_calls import SessionCalls
 from relay.caller_tools.tools import SessionTools
 from relay.calls.assembly import CallsPart
 from relay.environment import RelayEnvironment
 from relay.fleet.assembly import FleetPart
 from relay.part import Part
+from relay.routing.peers import Peers
 from relay.routing.port import NodeFrames
 from schemas.health import Loop
+from schemas.registry import SchemaRegistry
 from schemas.ulids import UlidSource
 
 
@@ -66,11 +70,18 @@ def assemble(  # noqa: PLR0913 - the packages below
     fleet: FleetPart,
     frames: NodeFrames,
     calls: CallsPart,
+    peers: Peers | None,
 ) -> CallerToolsPart:
-    """Return the wing, which talks to nodes by ``frames`` and registers its tools with ``calls``."""
+    """Return the part, which talks to nodes by ``frames`` and registers its tools with ``calls``.
+
+    ``peers`` are the other relays of the fleet; None without a cluster.
+    """
+    tag = tag_of(peers.relay) if peers is not None else ""
     part = build(
         timeouts=Timeouts(request=environment.config.caller_timeout_s),
-        registry=SessionRegistry(environment.now_ms, environment.random_bytes),
+        registry=SessionRegistry(environment.now_ms, environment.random_bytes, tag),
+        documents=environment.registry,
+        peers=peers,
         nodes=Nodes(fleet.fleet),
         records=Records(audit.log, audit.refusals, environment.metrics, environment.log),
         authenticator=auth.authenticator,
@@ -88,6 +99,8 @@ def build(  # noqa: PLR0913 - what comes in from outside
     *,
     timeouts: Timeouts,
     registry: SessionRegistry,
+    documents: SchemaRegistry,
+    peers: Peers | None,
     nodes: Nodes,
     records: Records,
     authenticator: Authenticator,
@@ -96,7 +109,7 @@ def build(  # noqa: PLR0913 - what comes in from outside
     monotonic: Callable[[], float],
     log: FilteringBoundLogger,
 ) -> CallerToolsPart:
-    """Return the wing's parts, connected with each other and with ``frames``."""
+    """Return the part's parts, connected with each other and with ``frames``."""
     budget = MemoryBudget(NODE_BYTES, TOTAL_BYTES)
     outbox = Outbox(frames, log, records.frame_dropped)
     endings = Endings(registry, outbox, records, budget, monotonic)
@@ -115,6 +128,9 @@ def build(  # noqa: PLR0913 - what comes in from outside
     streams = EventStreams(authenticator, endings, monotonic, log)
     expiry = Expiry(registry, endings, outbox, nodes, authenticator, timeouts, monotonic, log)
     polls = Polls(endings, monotonic)
-    return CallerToolsPart(
-        streams, expiry, SessionTools(sessions, polls, streams), requests, polls, outbox, budget, timeouts
-    )
+    session_calls = SessionCalls(sessions, polls)
+    forwarded = None
+    if peers is not None:
+        forwarded = ForwardedCalls(peers, session_calls, nodes, authenticator, documents)
+    tools = SessionTools(session_calls, registry, streams, forwarded)
+    return CallerToolsPart(streams, expiry, tools, requests, polls, outbox, budget, timeouts)

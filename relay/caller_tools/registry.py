@@ -14,9 +14,12 @@ _RANDOM_BYTES = 4
 
 
 class SessionRegistry:
-    """The live sessions, by id and by node."""
+    """The live sessions, by id and by node. The last digits of each id begin with ``tag``, fewer than 8."""
 
-    def __init__(self, now_ms: Callable[[], int], random_bytes: Callable[[int], bytes]) -> None:
+    def __init__(
+        self, now_ms: Callable[[], int], random_bytes: Callable[[int], bytes], tag: str = ""
+    ) -> None:
+        self._tag = tag
         self._now_ms = now_ms
         self._random_bytes = random_bytes
         self._sessions: dict[str, CallerSession] = {}
@@ -25,6 +28,9 @@ class SessionRegistry:
     def __len__(self) -> int:
         return len(self._sessions)
 
+    def __contains__(self, session_id: str) -> bool:
+        return session_id in self._sessions
+
     def __iter__(self) -> Iterator[CallerSession]:
         return iter(tuple(self._sessions.values()))
 
@@ -32,7 +38,8 @@ class SessionRegistry:
         """Return an id that no live session has."""
         began = datetime.fromtimestamp(self._now_ms() / 1000, UTC)
         while True:
-            session_id = f"gogol_{began:%Y%m%d_%H%M%S}_{self._random_bytes(_RANDOM_BYTES).hex()}"
+            digits = (self._tag + self._random_bytes(_RANDOM_BYTES).hex())[: 2 * _RANDOM_BYTES]
+            session_id = f"gogol_{began:%Y%m%d_%H%M%S}_{digits}"
             if session_id not in self._sessions:
                 return session_id
 

@@ -1,7 +1,6 @@
-"""The tools by which a caller uses sessions.
+"""The tools by which a caller uses sessions, those of this relay and those of others.
 
-Arguments have passed their documents, and the call its checks, when a method here is called. Must not decide:
-``caller_sessions`` does.
+Must not decide what a caller may do: ``caller_sessions`` does, at the relay that keeps the session.
 """
 
 from collections.abc import Mapping
@@ -10,11 +9,14 @@ from typing import Any
 from pydantic_core import from_json
 
 from relay.auth.permissions import Rights
-from relay.caller_tools.caller_sessions import CallerSessions, Use
+from relay.caller_tools.caller_sessions import Use
 from relay.caller_tools.event_streams import EventStreams
+from relay.caller_tools.forwarded_calls import ForwardedCalls
 from relay.caller_tools.limits import MAX_WAIT_MS
-from relay.caller_tools.polls import Polls
+from relay.caller_tools.polls import Push
+from relay.caller_tools.registry import SessionRegistry
 from relay.caller_tools.session import CallerSession
+from relay.caller_tools.session_calls import SessionCalls, SessionTool
 from relay.calls.relay_tools import RelayTool, RelayToolCall
 from relay.fleet.tool_schemas import ToolSchemas
 from schemas.registry import SchemaRegistry
@@ -23,7 +25,6 @@ LOGGER = "oubliette.session"
 LEVEL = "info"
 
 _TIMEOUT_S = MAX_WAIT_MS / 1000 + 5
-_POLL_MS = 20_000
 _STREAM_ID = b"mcp-session-id"
 
 _MESSAGE = (
@@ -48,18 +49,25 @@ def log_message(event: str) -> tuple[str, dict[str, Any]]:
 
 
 class SessionTools:
-    """The tools over the sessions of one relay."""
+    """The tools over the sessions of all relays: ``calls`` has those of this one."""
 
-    def __init__(self, sessions: CallerSessions, polls: Polls, streams: EventStreams) -> None:
-        self._sessions = sessions
-        self._polls = polls
+    def __init__(
+        self,
+        calls: SessionCalls,
+        registry: SessionRegistry,
+        streams: EventStreams,
+        forwarded: ForwardedCalls | None,
+    ) -> None:
+        self._calls = calls
+        self._registry = registry
         self._streams = streams
+        self._forwarded = forwarded
 
     def tools(self, registry: SchemaRegistry) -> tuple[RelayTool, ...]:
         """Return the tools, to be registered."""
         return (
             RelayTool(
-                canonical="session_message",
+                canonical=SessionTool.MESSAGE.value,
                 title="Talk to a node's local agent",
                 description=_MESSAGE,
                 schemas=_schemas(registry, "session_message"),
@@ -74,7 +82,7 @@ class SessionTools:
                 verbatim=True,
             ),
             RelayTool(
-                canonical="session_events",
+                canonical=SessionTool.EVENTS.value,
                 title="Read a session's events",
                 description=_EVENTS,
                 schemas=_schemas(registry, "session_events"),
@@ -89,7 +97,7 @@ class SessionTools:
                 verbatim=True,
             ),
             RelayTool(
-                canonical="caller_tool_response",
+                canonical=SessionTool.RESPONSE.value,
                 title="Answer a local agent's request",
                 description=_RESPONSE,
                 schemas=_schemas(registry, "caller_tool_response"),
@@ -102,26 +110,23 @@ class SessionTools:
         )
 
     async def _message(self, call: RelayToolCall) -> Mapping[str, Any]:
-        session = self._sessions.message(_use(call))
-        self._follow(session, call)
-        await self._wait(session, call, call.arguments.get("wait_ms", 0))
-        read = _read(session, call.arguments.get("after", 0))
-        return {"session_id": session.session_id, "node_id": session.facts.node_id, **read}
+        return await self._run(SessionTool.MESSAGE, call)
 
     async def _events(self, call: RelayToolCall) -> Mapping[str, Any]:
-        session = self._sessions.session_of(_use(call))
-        self._follow(session, call)
-        await self._wait(session, call, call.arguments.get("wait_ms", _POLL_MS))
-        return {"session_id": session.session_id, **_read(session, call.arguments.get("after", 0))}
+        return await self._run(SessionTool.EVENTS, call)
 
     async def _respond(self, call: RelayToolCall) -> Mapping[str, Any]:
-        session = self._sessions.respond(_use(call))
-        self._follow(session, call)
-        return {
-            "session_id": session.session_id,
-            "request_id": call.arguments["request_id"],
-            "accepted": True,
-        }
+        return await self._run(SessionTool.RESPONSE, call)
+
+    async def _run(self, tool: SessionTool, call: RelayToolCall) -> Mapping[str, Any]:
+        use = Use(call.caller.principal, call.arguments, call.correlation_id, call.selection)
+        push = _push_of(call)
+        session_id = call.arguments.get("session_id")
+        if self._forwarded is not None and session_id is not None and session_id not in self._registry:
+            relays = self._forwarded.relays_of(session_id)
+            if relays:
+                return await self._forwarded.run(relays, tool, use, push)
+        return await self._calls.run(tool, use, push, lambda session: self._follow(session, call))
 
     def _follow(self, session: CallerSession, call: RelayToolCall) -> None:
         """Send the events also on the event stream of the MCP session in which the call was made, if any."""
@@ -129,34 +134,17 @@ class SessionTools:
         if stream_id is not None:
             self._streams.follow(stream_id, session, call.caller.principal)
 
-    async def _wait(self, session: CallerSession, call: RelayToolCall, wait_ms: int) -> None:
-        if wait_ms == 0 or session.has_ended:
-            return
-        principal, after, emit = call.caller.principal, call.arguments.get("after", 0), call.log_emit
-        if emit is None or not call.arguments.get("stream"):
-            await self._polls.wait(session, principal, after, wait_ms / 1000)
-            return
 
-        async def push(event: str) -> None:
-            await emit(*log_message(event))
+def _push_of(call: RelayToolCall) -> Push | None:
+    """Return what sends events on the response stream of ``call``, if the caller wants them there."""
+    emit = call.log_emit
+    if emit is None or not call.arguments.get("stream"):
+        return None
 
-        await self._polls.stream(session, principal, after, wait_ms / 1000, push)
+    async def push(event: str) -> None:
+        await emit(*log_message(event))
 
-
-def _use(call: RelayToolCall) -> Use:
-    return Use(call.caller.principal, call.arguments, call.correlation_id, call.selection)
-
-
-def _read(session: CallerSession, after: int) -> dict[str, Any]:
-    events = session.read(after)
-    following = events[-1].cursor if events else session.events.newest
-    return {
-        "events": [from_json(event.text) for event in events],
-        "next": following,
-        "more": session.has_events(following),
-        "missed": session.events.has_missed(after),
-        "ended": session.has_ended,
-    }
+    return push
 
 
 def _schemas(registry: SchemaRegistry, name: str) -> ToolSchemas:

@@ -38,15 +38,17 @@ def assemble(  # noqa: PLR0913, PLR0917 - the parts that it connects
     telemetry: TelemetryPart,
     events: EventStreams,
 ) -> McpPart:
-    """Return the wing; ``events`` are the streams on which callers get the events of their sessions."""
+    """Return the part; ``events`` are the streams on which callers get the events of their sessions."""
     server = SdkServer(version("edge-kubelet"), Instructions(fleet.fleet).text)
     options = UrlOptionReader(environment.kinds, environment.config.default_view)
     methods = Methods(
         calls.gateway,
         ToolList(fleet.fleet, calls.relay_tools, options),
         auth.authenticator,
-        ResourceCatalog(fleet.fleet, environment.registry, telemetry.resource),
+        ResourceCatalog(fleet.fleet, environment.registry, telemetry.resource, telemetry.elsewhere),
         server.discovered,
     )
-    changes = ChangeStreams(fleet.notifier, telemetry.resource, OpenStreams(), options, environment.clock)
+    changes = ChangeStreams(
+        fleet.notifier, telemetry.listening or telemetry.resource, OpenStreams(), options, environment.clock
+    )
     return McpPart(McpEndpoint(server, methods, changes, LogStreams(events)), options)

@@ -21,6 +21,7 @@ from relay.mcp_api.open_streams import OpenStreams, StreamLimitError
 from relay.mcp_api.pending_updates import PendingUpdates
 from relay.mcp_api.sdk import Context, caller_of, connection_of
 from relay.mcp_api.url_options import UrlOptionError, UrlOptionReader
+from relay.telemetry.fleet_listening import FleetListening
 from relay.telemetry.reading import TelemetryResource
 
 TOO_MANY_STREAMS = "Too many sessions and subscriptions are open; close one."
@@ -41,7 +42,7 @@ class ChangeStreams:
     def __init__(
         self,
         notifier: ChangeNotifier,
-        telemetry: TelemetryResource,
+        telemetry: TelemetryResource | FleetListening,
         streams: OpenStreams,
         options: UrlOptionReader,
         now_ms: Callable[[], int],

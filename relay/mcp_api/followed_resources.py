@@ -6,6 +6,7 @@ Must not send: each update is given to a callback.
 from collections.abc import Callable
 
 from relay.auth.agent_tokens import Principal
+from relay.telemetry.fleet_listening import FleetListening
 from relay.telemetry.reading import TelemetryResource
 
 MAX_FOLLOWED = 256
@@ -15,7 +16,10 @@ class FollowedResources:
     """The resources that ``principal`` follows here; ``updated`` is called with the URI of each update."""
 
     def __init__(
-        self, telemetry: TelemetryResource, principal: Principal, updated: Callable[[str], None]
+        self,
+        telemetry: TelemetryResource | FleetListening,
+        principal: Principal,
+        updated: Callable[[str], None],
     ) -> None:
         self._telemetry = telemetry
         self._principal = principal

@@ -178,7 +178,7 @@ class Methods:
         self.charge(caller.principal, 1)
         absent: dict[str, Any] = {"uri": printable(uri)}
         try:
-            content = self._resources.read(caller.principal, uri)
+            content = await self._resources.read_from_any(caller.principal, uri)
         except UnknownNodeError as error:
             content = None
             absent |= {"close": error.close} if error.close else {}

@@ -22,6 +22,7 @@ from relay.fleet.fleet import Fleet
 from relay.fleet.node_record import NodeRecord
 from relay.mcp_api.fleet_resources import NODES_PER_PAGE, FleetResources
 from relay.mcp_api.paging import CursorError
+from relay.telemetry.fleet_reading import FleetReading
 from relay.telemetry.reading import TelemetryResource
 from schemas.projection import is_node_id
 from schemas.registry import SchemaRegistry
@@ -76,11 +77,18 @@ class Content:
 class ResourceCatalog:
     """The resources of one relay."""
 
-    def __init__(self, fleet: Fleet, registry: SchemaRegistry, telemetry: TelemetryResource) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        registry: SchemaRegistry,
+        telemetry: TelemetryResource,
+        elsewhere: FleetReading | None = None,
+    ) -> None:
         self._fleet = fleet
         self._as_a_whole = FleetResources(fleet)
         self._registry = registry
         self._telemetry = telemetry
+        self._elsewhere = elsewhere
 
     def listed(self, principal: Principal, cursor: object = None) -> tuple[list[Resource], str | None]:
         """Return the page that begins at ``cursor`` of what ``principal`` can read, and the next cursor.
@@ -104,6 +112,14 @@ class ResourceCatalog:
             if node.manifest is not None:
                 page += _of_node(node, self._fleet.names.label_of(node.node_id))
         return page, nodes[NODES_PER_PAGE - 1].node_id if len(nodes) > NODES_PER_PAGE else None
+
+    async def read_from_any(self, principal: Principal, uri: str) -> Content | None:
+        """Return the content of ``uri`` as ``read`` does, of telemetry that of the relay that has it."""
+        if self._elsewhere is not None and principal.rights.may_read:
+            sample = await self._elsewhere.read(principal, uri)
+            if sample is not None:
+                return Content(JSON, sample)
+        return self.read(principal, uri)
 
     def read(self, principal: Principal, uri: str) -> Content | None:
         """Return the content of ``uri`` for ``principal``; None if it does not exist for them.

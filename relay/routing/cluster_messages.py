@@ -105,7 +105,7 @@ class ClusterMessages:
         Raises:
             ClusterMessageError: it is no such message.
         """
-        message = _read(data, self._cmd.is_valid)
+        message = read_document(data, self._cmd.is_valid)
         keyed = message.get("idempotency")
         command = Command(
             node_id=message["node_id"],
@@ -131,7 +131,7 @@ class ClusterMessages:
         Raises:
             ClusterMessageError: it is no such message.
         """
-        correlation_id: str = _read(data, self._cancel.is_valid)["correlation_id"]
+        correlation_id: str = read_document(data, self._cancel.is_valid)["correlation_id"]
         return correlation_id
 
     def ack(self, ack: Mapping[str, Any]) -> bytes:
@@ -153,7 +153,7 @@ class ClusterMessages:
             ToolError: the command has failed before that.
             ClusterMessageError: ``data`` is no answer.
         """
-        message = _read(data, self._answer.is_valid)
+        message = read_document(data, self._answer.is_valid)
         if (failure := message.get("failure")) is not None:
             told = Failure[failure["name"]]
             raise ToolError(told, _DETAILS.get(told), retry_after_ms=failure.get("retry_after_ms"))
@@ -161,9 +161,16 @@ class ClusterMessages:
         return ack
 
 
-def _read(data: bytes, is_valid: Callable[[object], bool]) -> dict[str, Any]:
+def read_document(
+    data: bytes, is_valid: Callable[[object], bool], max_bytes: int = MAX_MESSAGE_BYTES
+) -> dict[str, Any]:
+    """Return the message in ``data``, of at most ``max_bytes``, for which ``is_valid`` is true.
+
+    Raises:
+        ClusterMessageError: it is none.
+    """
     try:
-        message = loads(data, max_bytes=MAX_MESSAGE_BYTES)
+        message = loads(data, max_bytes=max_bytes)
     except StrictJsonError as error:
         raise ClusterMessageError(f"a message of another relay is {error.reason}") from None
     if not is_valid(message):

@@ -19,16 +19,12 @@ from relay.routing.cluster_messages import (
     cancel_subject,
     command_subject,
 )
+from relay.routing.peers import NoResponderError
 from relay.routing.port import Command, NodeRouter
-from schemas.error_roots import PeerError
 from schemas.errors import Failure, ToolError
 
 Count = Callable[[str], None]
 """Counts a command by its outcome: ``ok``, or the code of its failure, or ``cancelled``."""
-
-
-class NoResponderError(PeerError):
-    """No relay answers a subject, or there is no connection: the request was never delivered."""
 
 
 class Requests(Protocol):

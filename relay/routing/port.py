@@ -6,7 +6,7 @@ command over a network to the relay that holds the node's session. Must not know
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from schemas.frame_types import FrameType
 
@@ -28,8 +28,7 @@ class Idempotency:
     repeatable: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Command:
+class Command(NamedTuple):
     """One command to a node.
 
     Attributes:

@@ -1,5 +1,6 @@
 """Assembles the streams of telemetry."""
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -8,7 +9,10 @@ from relay.auth.assembly import AuthPart
 from relay.environment import RelayEnvironment
 from relay.fleet.assembly import FleetPart
 from relay.part import Part
+from relay.routing.peers import Peers
 from relay.routing.port import NodeFrames
+from relay.telemetry.fleet_listening import FleetListening
+from relay.telemetry.fleet_reading import FleetReading
 from relay.telemetry.hub import TelemetryHub
 from relay.telemetry.reading import TelemetryResource
 from schemas.health import Loop
@@ -16,24 +20,41 @@ from schemas.health import Loop
 
 @dataclass(frozen=True, slots=True)
 class TelemetryPart(Part):
-    """The streams of one relay, and the resource that shows them."""
+    """The streams of one relay, and the resource that shows them.
+
+    Attributes:
+        elsewhere: the same resource at the other relays; None without a cluster.
+        listening: those who follow it there; None without a cluster.
+    """
 
     hub: TelemetryHub
     resource: TelemetryResource
+    elsewhere: FleetReading | None
+    listening: FleetListening | None
 
     async def run(self) -> None:
         """Renew leases and end what has lapsed until cancelled."""
-        await self.hub.run()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.hub.run())
+            if self.listening is not None:
+                tasks.create_task(self.listening.run())
 
     def loops(self) -> Mapping[str, Loop]:
         """Leases are renewed, and what has lapsed is ended."""
-        return {"telemetry": self.hub.loop}
+        loops = {"telemetry": self.hub.loop}
+        return loops if self.listening is None else loops | {"telemetry elsewhere": self.listening.loop}
 
 
-def assemble(
-    environment: RelayEnvironment, *, audit: AuditPart, auth: AuthPart, fleet: FleetPart, frames: NodeFrames
+def assemble(  # noqa: PLR0913 - the packages below
+    environment: RelayEnvironment,
+    *,
+    audit: AuditPart,
+    auth: AuthPart,
+    fleet: FleetPart,
+    frames: NodeFrames,
+    peers: Peers | None,
 ) -> TelemetryPart:
-    """Return the wing, which reaches nodes by ``frames``."""
+    """Return the part, which reaches nodes by ``frames``."""
     hub = TelemetryHub(
         fleet=fleet.fleet,
         frames=frames,
@@ -43,4 +64,8 @@ def assemble(
         seconds=environment.monotonic,
         log=environment.log,
     )
-    return TelemetryPart(hub, TelemetryResource(hub, fleet.fleet))
+    resource = TelemetryResource(hub, fleet.fleet)
+    if peers is None:
+        return TelemetryPart(hub, resource, None, None)
+    listening = FleetListening(resource, hub, peers, auth.authenticator, environment.monotonic)
+    return TelemetryPart(hub, resource, FleetReading(resource, peers, auth.authenticator), listening)

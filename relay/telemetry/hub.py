@@ -216,7 +216,8 @@ class TelemetryHub:
         if stream is None or stream.leased is None or stream.tenant != node.tenant:
             self._metrics.telemetry_samples.labels("unasked").inc()
             return
-        if stream.history.count > 1 and now - stream.received_s < stream.leased.interval_ms / 2000:
+        interval_s = stream.leased.interval_ms / 1000
+        if not stream.cadence.takes(now, interval_s, interval_s / 2):
             self._metrics.telemetry_samples.labels("early").inc()
             return
         try:

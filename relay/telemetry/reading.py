@@ -31,8 +31,38 @@ class TelemetryResource:
         self._hub = hub
         self._fleet = fleet
 
-    def read(self, principal: Principal, uri: str) -> str | None:
+    def by_id(self, principal: Principal, uri: str) -> str | None:
+        """Return ``uri`` with the full id of its node; None if it is not one of these.
+
+        Raises:
+            UnknownNodeError: there is no such node for ``principal``.
+        """
+        if (match := _URI.fullmatch(uri)) is None:
+            return None
+        query = "" if match[2] is None else f"?{match[2]}"
+        return f"node://{self._node(principal, match)}/telemetry{query}"
+
+    def node_of(self, principal: Principal, uri: str) -> str | None:
+        """Return the id of the node of ``uri``; None if it is not one of these.
+
+        Raises:
+            UnknownNodeError: there is no such node for ``principal``.
+        """
+        match = _URI.fullmatch(uri)
+        return None if match is None else self._node(principal, match)
+
+    def has_any(self, principal: Principal, uri: str) -> bool:
+        """Return whether there is a stream that ``principal`` may read, its own or of others."""
+        return bool(self._streams(principal, uri))
+
+    def has_own(self, principal: Principal, uri: str) -> bool:
+        """Return whether ``principal`` has a subscription here that it reads by ``uri``."""
+        return any(stream.get(principal.name) is not None for stream in self._streams(principal, uri))
+
+    def read(self, principal: Principal, uri: str, max_characters: int | None = None) -> str | None:
         """Return the content as JSON; None if there is no stream, or ``uri`` is not one of these.
+
+        Of a history that is longer than ``max_characters`` the oldest samples are lost.
 
         Raises:
             UnknownNodeError: there is no such node for ``principal``.
@@ -48,7 +78,7 @@ class TelemetryResource:
             raise TelemetryQueryError("since_ms must be a time in milliseconds since 1970, 0 or more")
         for stream in self._hub.streams_of(principal, self._node(principal, match)):
             if cap_id in {None, stream.tool.cap_id}:
-                return self._content(principal, stream, since)
+                return self._content(principal, stream, since, max_characters)
         return None
 
     def follow(self, principal: Principal, uri: str, notify: Callable[[], None]) -> Callable[[], None] | None:
@@ -67,7 +97,17 @@ class TelemetryResource:
     def _node(self, principal: Principal, match: re.Match[str]) -> str:
         return self._fleet.names.resolve(principal.tenant, unquote(match[1]))
 
-    def _content(self, principal: Principal, stream: Stream, since: str | None) -> str | None:
+    def _streams(self, principal: Principal, uri: str) -> list[Stream]:
+        match = _URI.fullmatch(uri)
+        if match is None:
+            return []
+        cap_id = parse_qs(match[2] or "").get("cap", [None])[-1]
+        streams = self._hub.streams_of(principal, self._node(principal, match))
+        return [stream for stream in streams if cap_id in {None, stream.tool.cap_id}]
+
+    def _content(
+        self, principal: Principal, stream: Stream, since: str | None, max_characters: int | None
+    ) -> str | None:
         subscription = self._hub.renewed(principal, stream)
         include = subscription.include if subscription is not None else None
         history = stream.history
@@ -76,8 +116,12 @@ class TelemetryResource:
             if subscription is not None:
                 subscription.seen = history.count
             return None if latest is None else stream.shown(latest, include)
-        samples = ",".join(stream.shown(sample, include) for sample in history.since(int(since)))
+        samples = [stream.shown(sample, include) for sample in history.since(int(since))]
         lost = 0
         if subscription is not None:
             lost, subscription.seen = history.lost_after(subscription.seen), history.count
-        return f'{{"samples":[{samples}],"lost":{lost}}}'
+        size = sum(map(len, samples))
+        while max_characters is not None and size > max_characters and len(samples) > 1:
+            size -= len(samples.pop(0))
+            lost += 1
+        return f'{{"samples":[{",".join(samples)}],"lost":{lost}}}'

@@ -13,6 +13,7 @@ from pydantic_core import from_json
 
 from relay.ascii_json import encoded
 from relay.fleet.tools import Tool
+from relay.telemetry.cadence import Cadence
 from relay.telemetry.history import History, Sample
 from relay.telemetry.subscription import Subscription
 
@@ -33,6 +34,7 @@ class Stream:
         tenant: of the node, and so of every subscriber.
         leased: the terms of the node's current lease; None while it has none that is known.
         leased_s: when that was sent.
+        cadence: which samples it takes: a node can send more often, because others have leased it too.
         received_s: when the last sample arrived.
     """
 
@@ -41,6 +43,7 @@ class Stream:
         "_intervals",
         "_required",
         "_subscriptions",
+        "cadence",
         "history",
         "leased",
         "leased_s",
@@ -55,6 +58,7 @@ class Stream:
         self.history = history
         self.leased: Terms | None = None
         self.leased_s = now_s
+        self.cadence = Cadence(now_s)
         self.received_s = now_s
         self._required = frozenset(tool.surface.output_schema.get("required", ()))
         self._subscriptions: dict[Hashable, Subscription] = {}

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from relay.auth.agent_tokens import Principal
+from relay.telemetry.cadence import Cadence
 from relay.telemetry.history import Sample
 from schemas.errors import ToolError
 
@@ -28,7 +29,7 @@ class Subscription:
         on_sample: is called with each sample at its cadence. Must not block.
         on_end: is called once when the relay ends it, with the reason.
         expires_s: when its lease ends, on the hub's monotonic clock.
-        due_s: when the next sample is due.
+        cadence: which samples it takes.
         seen: the number of the newest sample that its agent has read.
     """
 
@@ -39,7 +40,7 @@ class Subscription:
     on_end: Callable[[ToolError], None]
     seen: int
     expires_s: float = field(default=0.0)
-    due_s: float = field(default=0.0)
+    cadence: Cadence = field(default_factory=Cadence)
 
     @property
     def interval_s(self) -> float:
@@ -49,7 +50,7 @@ class Subscription:
     def begin(self, now_s: float) -> None:
         """Begin, with a sample that was just taken."""
         self.renew(now_s)
-        self.due_s = now_s + self.interval_s
+        self.cadence.due_s = now_s + self.interval_s
 
     def renew(self, now_s: float) -> None:
         """Begin another lease."""
@@ -60,8 +61,4 @@ class Subscription:
 
         Within half of the stream's interval: samples arrive earlier or later than they are taken.
         """
-        if now_s + stream_interval_s / 2 < self.due_s:
-            return False
-        # By a grid, so that the cadence does not slow down by each delay; after a gap the grid begins anew.
-        self.due_s = max(self.due_s + self.interval_s, now_s + self.interval_s / 2)
-        return True
+        return self.cadence.takes(now_s, self.interval_s, stream_interval_s / 2)

@@ -16,6 +16,7 @@ from schemas.frames import Frame
 from tests.fakes.callers import principal_of
 from tests.fakes.hub import Hub
 from tests.fakes.routers import ScriptedRouter
+from tests.fakes.signer import SimulatedNode
 
 SCOPE: Final = "sessions:message"
 BOUND_S: Final = 10
@@ -58,15 +59,18 @@ class CallerStage:
         token: of the caller that opens sessions unless a test names another.
     """
 
-    def __init__(self, hub: Hub) -> None:
+    def __init__(self, hub: Hub, session_id: str | None = "S1", node: SimulatedNode | None = None) -> None:
         self.hub = hub
-        self.node = hub.ca.issue()
+        self.node = node or hub.ca.issue()
         self.gateway = hub.gateway(ScriptedRouter(), monotonic=hub.seconds)
         self.token = hub.token([SCOPE])
         self._sent: asyncio.Queue[tuple[str, Mapping[str, Any]]] = asyncio.Queue()
-        hub.connect(self.node)
         self._session: Any = None
-        self.link("S1")
+        if session_id is None:
+            hub.announce(self.node)  # another relay has its connection
+        else:
+            hub.connect(self.node)
+            self.link(session_id)
 
     def link(self, session_id: str) -> None:
         """Connect the node in the session ``session_id``: a new one, or one that it resumes."""
@@ -81,8 +85,11 @@ class CallerStage:
 
     def send(self, type_: FrameType, session_id: str, **payload: Any) -> None:
         """Let the node send a frame."""
-        frame = Frame(type_.value, "0" * 26, {"session_id": session_id, **payload})
-        self.hub.one_way.received(self._session, frame)
+        self.receive(type_, {"session_id": session_id, **payload})
+
+    def receive(self, type_: FrameType, payload: Mapping[str, Any]) -> None:
+        """Let the node send a frame with this payload."""
+        self.hub.one_way.received(self._session, Frame(type_.value, "0" * 26, payload))
 
     def request(self, session_id: str, number: int = 0, tool: str = "get_memory", **arguments: Any) -> None:
         """Let the node's local agent call ``tool``."""
@@ -92,6 +99,10 @@ class CallerStage:
     def sent(self) -> list[tuple[str, Mapping[str, Any]]]:
         """Return what was sent to the node since the last time."""
         return [self._sent.get_nowait() for _ in range(self._sent.qsize())]
+
+    async def next_sent(self) -> tuple[str, Mapping[str, Any]]:
+        """Return the next frame to the node, and wait for it."""
+        return await asyncio.wait_for(self._sent.get(), BOUND_S)
 
     def results(self) -> dict[str, Any]:
         """Return the answers among it: the result, or the code of the error, by request."""

@@ -19,6 +19,7 @@ from relay.audit.refusal_counts import RefusalCounter
 from relay.auth.agent_tokens import Authenticator, TokenIssuer, key_id
 from relay.auth.ledger_freshness import SOURCES, Freshness
 from relay.caller_tools.assembly import build as caller_tools
+from relay.caller_tools.forwarded_calls import tag_of
 from relay.caller_tools.limits import Timeouts
 from relay.caller_tools.nodes import Nodes
 from relay.caller_tools.records import Records
@@ -51,9 +52,11 @@ from relay.mcp_api.tool_list import ToolList
 from relay.mcp_api.url_options import UrlOptionReader
 from relay.observability.metrics import Metrics
 from relay.pki.errors import AuthorityStateError
-from relay.pki.renewals import LeafAuthority, Renewals
+from relay.pki.leaf_issuer import LeafAuthority, OwnLeaves
+from relay.pki.renewals import Renewals
 from relay.pki.server_authority import EndorsedRoots
-from relay.routing.port import NodeRouter
+from relay.routing.peers import Peers
+from relay.routing.port import NodeFrames, NodeRouter
 from relay.sessions.capability_limits import CapabilityLimits
 from relay.sessions.connect_limiter import ConnectLimiter
 from relay.sessions.connect_queue import ConnectQueue
@@ -61,6 +64,7 @@ from relay.sessions.frame_handlers import FrameHandlers
 from relay.sessions.handshake import Handshake
 from relay.sessions.node_sessions import AUTH_TIMEOUT_S, NodeSessions
 from relay.sessions.one_way_frames import OneWayFrames
+from relay.telemetry.fleet_reading import FleetReading
 from relay.telemetry.hub import TelemetryHub
 from relay.telemetry.reading import TelemetryResource
 from relay.views.assembly import view_tools
@@ -120,7 +124,9 @@ class Hub:
         ca: SimulatedCa | None = None,
         fleet_type: type[Fleet] = Fleet,
         kinds: KindRegistry | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._monotonic = monotonic
         self.registry = registry
         self.public_url = public_url
         self.clock = FakeClock(NOW_MS)
@@ -166,14 +172,18 @@ class Hub:
             audience=mcp_url(public_url),
             now_ms=self.judged_by,
         )
-        self.caller_sessions = SessionRegistry(self.clock, os.urandom)
+        self.frames, self.peers = self.reached()
+        tag = "" if self.peers is None else tag_of(self.peers.relay)
+        self.caller_sessions = SessionRegistry(self.clock, os.urandom, tag)
         self.caller_tools = caller_tools(
             timeouts=Timeouts(),
             registry=self.caller_sessions,
+            documents=registry,
+            peers=self.peers,
             nodes=Nodes(self.fleet),
             records=Records(self.audit, self.refusals, self.metrics, self.log),
             authenticator=self.authenticator,
-            frames=self.one_way,
+            frames=self.frames,
             ulids=self.ulids,
             monotonic=self.seconds,
             log=self.log,
@@ -181,12 +191,16 @@ class Hub:
         for tool in self.caller_tools.tools.tools(registry):
             self.relay_tools.register(tool)
 
+    def reached(self) -> tuple[NodeFrames, Peers | None]:
+        """Return what reaches nodes by frames, and the other relays, if there are any."""
+        return self.one_way, None
+
     @cached_property
     def telemetry(self) -> TelemetryHub:
         """The streams, fed by the one-way frames."""
         return TelemetryHub(
             fleet=self.fleet,
-            frames=self.one_way,
+            frames=self.frames,
             authenticator=self.authenticator,
             metrics=self.metrics,
             refusals=self.refusals,
@@ -283,7 +297,8 @@ class Hub:
         """Return MCP over ``gateway``."""
         server = SdkServer("0.0.0", Instructions(self.fleet).text)
         telemetry = TelemetryResource(self.telemetry, self.fleet)
-        resources = ResourceCatalog(self.fleet, self.registry, telemetry)
+        elsewhere = None if self.peers is None else FleetReading(telemetry, self.peers, self.authenticator)
+        resources = ResourceCatalog(self.fleet, self.registry, telemetry, elsewhere)
         methods = Methods(
             gateway,
             ToolList(self.fleet, self.relay_tools, self.options),
@@ -312,20 +327,20 @@ class Hub:
         authority: LeafAuthority | None = None,
     ) -> NodeSessions:
         """Return the nodes' sessions; without an ``authority`` no leaf is renewed."""
-        renewals = Renewals(authority or NoAuthority(), self.audit, self.clock, self.log)
+        renewals = Renewals(OwnLeaves(authority or NoAuthority()), self.audit, self.clock, self.log)
         return NodeSessions(
             handshake=self.handshake(),
             fleet=self.fleet,
             frames=FrameHandlers(self.fleet, renewals, self.judged_by.compare, self.one_way),
             one_way=self.one_way,
-            connects=ConnectQueue(connect_limiter or ConnectLimiter(), time.monotonic),
+            connects=ConnectQueue(connect_limiter or ConnectLimiter(), self._monotonic),
             reader=FrameReader(self.registry),
             ulids=self.ulids,
             metrics=self.metrics,
             refusals=self.refusals,
             now_ms=self.judged_by,
             ticks_ms=self.clock.ticks_ms,
-            monotonic=time.monotonic,
+            monotonic=self._monotonic,
             log=self.log,
             auth_timeout_s=auth_timeout_s,
         )

@@ -413,7 +413,7 @@ async def answered() -> str:
     return "an answer"
 
 
-async def test_what_work_comes_to_is_returned_and_nobody_is_waited_for_any_more() -> None:
+async def test_the_result_is_returned_and_no_task_waits_any_longer() -> None:
     before = asyncio.all_tasks()
     assert await until_disconnected(answered(), never) == "an answer"
     left = asyncio.all_tasks() - before

@@ -327,7 +327,7 @@ async def test_a_cursor_that_the_relay_never_gave_is_refused(stage: Stage, curso
         ),
     ],
 )
-async def test_nobody_sees_what_he_could_not_call(
+async def test_no_caller_sees_what_it_could_not_call(
     stage: Stage, era: Era, token: dict[str, Any], listed: list[str]
 ) -> None:
     async with stage.client(era, token=stage.hub.token(**token)) as client:

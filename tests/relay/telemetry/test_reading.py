@@ -40,6 +40,18 @@ async def test_the_history_has_what_was_sampled_after_a_time(followed: Followed)
     assert [sample["ts_ms"] for sample in later] == times[3:]
 
 
+async def test_of_a_history_that_is_too_long_the_oldest_samples_are_lost(followed: Followed) -> None:
+    agent = followed.agent()
+    await followed.subscribe(agent)
+    for _ in range(10):
+        followed.sample()
+    whole = json.loads(followed.resource.read(agent, f"{URI}?since_ms=0") or "null")
+    cut = json.loads(followed.resource.read(agent, f"{URI}?since_ms=0", 500) or "null")
+    assert 1 <= len(cut["samples"]) < len(whole["samples"])
+    assert cut["samples"] == whole["samples"][-len(cut["samples"]) :]
+    assert cut["lost"] == len(whole["samples"]) - len(cut["samples"])
+
+
 async def test_an_agent_that_reads_too_seldom_is_told_how_many_samples_it_has_lost(
     followed: Followed,
 ) -> None:

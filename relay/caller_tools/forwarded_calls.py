@@ -1,0 +1,134 @@
+"""Calls of callers for sessions that another relay of the fleet keeps: forwarded to it, and answered there.
+
+The id of a session names the relay that keeps it. That relay judges the call as one of its own: by the
+principal that the other relay has recognised, whose token it looks up among those it accepts itself. Must not
+forward what opens a session: that is kept where it was opened.
+"""
+
+from collections.abc import Collection, Mapping
+from hashlib import sha256
+from typing import Any
+
+from relay.auth.agent_tokens import Authenticator
+from relay.caller_tools.caller_sessions import Use
+from relay.caller_tools.nodes import Nodes
+from relay.caller_tools.polls import Push
+from relay.caller_tools.session_calls import SessionCalls, SessionTool, wait_ms_of
+from relay.fleet.selection import WHOLE_FLEET
+from relay.routing.peers import NoResponderError, Peers
+from schemas.errors import Failure, ToolError
+from schemas.registry import SchemaRegistry
+from schemas.tokens import TokenError
+
+CALL, EVENT = "session_call", "session_event"
+"""What relays ask each other: a call, and to send an event on the response stream of one."""
+
+_TAG_DIGITS = 4
+_MARGIN_S = 4.0
+_EVENT_TIMEOUT_S = 10.0
+
+
+def tag_of(relay: str) -> str:
+    """Return the digits by which the ids of sessions name ``relay``. Two relays may have the same."""
+    return sha256(relay.encode("ascii")).hexdigest()[:_TAG_DIGITS]
+
+
+class ForwardedCalls:
+    """The calls between this relay and its ``peers``; ``calls`` runs those for its own sessions."""
+
+    def __init__(
+        self,
+        peers: Peers,
+        calls: SessionCalls,
+        nodes: Nodes,
+        authenticator: Authenticator,
+        registry: SchemaRegistry,
+    ) -> None:
+        self._peers = peers
+        self._calls = calls
+        self._nodes = nodes
+        self._authenticator = authenticator
+        self._documents = {tool: registry.load(f"{tool.value}.input@1.0.0") for tool in SessionTool}
+        self._pushes: dict[str, Push] = {}
+        peers.answer(CALL, self._answer)
+        peers.answer(EVENT, self._push)
+
+    def relays_of(self, session_id: str) -> Collection[str]:
+        """Return the other relays that may keep the session of that id."""
+        digits = session_id.rpartition("_")[2]
+        return [relay for relay in self._peers.running() if digits.startswith(tag_of(relay))]
+
+    async def run(
+        self, relays: Collection[str], tool: SessionTool, use: Use, push: Push | None
+    ) -> Mapping[str, Any]:
+        """Return the result of a call for a session that one of ``relays`` keeps.
+
+        Raises:
+            ToolError: as ``SessionCalls.run`` describes, without text; NODE_OFFLINE if the relay is not
+                reached, then nothing was done; DEADLINE_EXCEEDED if it does not answer.
+        """
+        body = {
+            "tool": tool.value,
+            "arguments": self._resolved(use),
+            "correlation_id": use.correlation_id,
+            "stream": push is not None,
+            "principal": use.principal.facts(),
+        }
+        wait_s = wait_ms_of(tool, use.arguments) / 1000
+        if push is not None:
+            self._pushes[use.correlation_id] = push
+        try:
+            for relay in relays:
+                try:
+                    reply = await self._peers.ask(relay, CALL, body, wait_s + _MARGIN_S)
+                except ToolError as error:
+                    if error.failure is not Failure.SESSION_UNKNOWN:
+                        raise
+                else:
+                    result: Mapping[str, Any] = reply.get("result", {})
+                    return result
+        except NoResponderError:
+            text = "The relay that keeps the session is not reached; nothing was done."
+            raise ToolError(Failure.NODE_OFFLINE, text) from None
+        except TimeoutError:
+            raise ToolError(Failure.DEADLINE_EXCEEDED) from None
+        finally:
+            self._pushes.pop(use.correlation_id, None)
+        raise ToolError(Failure.SESSION_UNKNOWN)
+
+    def _resolved(self, use: Use) -> Mapping[str, Any]:
+        """Return the arguments with the id of the node that they name: labels and selections stay here."""
+        reference = use.arguments.get("node_id")
+        if reference is None:
+            return use.arguments
+        node = self._nodes.find(use.principal.tenant, reference, use.selection)
+        return {**use.arguments, "node_id": node.node_id}
+
+    async def _answer(self, relay: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Run a call that another relay has forwarded: a ``PeerHandler``."""
+        tool, arguments = SessionTool(body["tool"]), body["arguments"]
+        if "session_id" not in arguments or not self._documents[tool].is_valid(arguments):
+            raise ToolError(Failure.INTERNAL)
+        try:
+            principal = self._authenticator.vouched(**body["principal"])
+        except TokenError:
+            raise ToolError(Failure.SAFETY_DENIED) from None
+        correlation_id: str = body["correlation_id"]
+
+        async def push(event: str) -> None:
+            sent = {"correlation_id": correlation_id, "event": event}
+            try:
+                await self._peers.ask(relay, EVENT, sent, _EVENT_TIMEOUT_S)
+            except (NoResponderError, TimeoutError):
+                raise ToolError(Failure.CALLER_DISCONNECTED) from None
+
+        use = Use(principal, arguments, correlation_id, WHOLE_FLEET)
+        return {"result": await self._calls.run(tool, use, push if body["stream"] else None)}
+
+    async def _push(self, _relay: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Send an event on the response stream of a call that was forwarded: a ``PeerHandler``."""
+        push = self._pushes.get(body["correlation_id"])
+        if push is None:
+            raise ToolError(Failure.CALLER_DISCONNECTED)
+        await push(body["event"])
+        return {}

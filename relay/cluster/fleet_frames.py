@@ -1,0 +1,254 @@
+"""The one-way frames of the nodes of all relays: ``NodeFrames``, for what need not know where a node is.
+
+A node of this relay is reached by its session. A frame for any other goes to the relay that holds it, as
+presence has it, and those of a node go to the relays that they are for: lent tools to the one that has opened
+the caller's session, samples to all that have leased them. A frame is of one session of its node, and is lost
+with it. Must not know agents.
+"""
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from nats.aio.client import Client
+from structlog.typing import FilteringBoundLogger
+
+from relay.cluster.caller_session_relays import CallerSessionRelays
+from relay.cluster.frame_lanes import FrameLanes, LaneFrame, NodeAt
+from relay.cluster.peer_messages import FRAME, Count, PeerMessages
+from relay.cluster.presence_entries import NodeEntry
+from relay.cluster.sample_subjects import SAMPLE, SampleSubjects
+from relay.cluster.shared_leases import SharedLeases
+from relay.routing.peers import Peers
+from relay.routing.port import AnnounceHandler, ConnectionHandler, FrameHandler, NodeFrames, NodeRef
+from schemas.errors import Failure, ToolError
+from schemas.frame_types import ONE_WAY, FrameType, Role
+from schemas.payloads import SessionEnd
+from schemas.registry import SchemaRegistry
+from schemas.ulids import UlidSource
+
+_GONE = "unknown"
+"""The reason that a node is given for a session whose relay has ended."""
+_MSG_ID = "0" * 26
+_NOT_SEEN_RETRY_MS = 100
+
+
+class FleetFrames:
+    """The frames of the nodes of all relays, for the relay ``relay``; ``local`` has those of its own.
+
+    ``tenant_of`` returns the tenant of a node, None if it is not known.
+    """
+
+    def __init__(  # noqa: PLR0913 - what comes in from outside
+        self,
+        local: NodeFrames,
+        peers: Peers,
+        messages: PeerMessages,
+        *,
+        fleet: str,
+        relay: str,
+        tenant_of: Callable[[str], str | None],
+        registry: SchemaRegistry,
+        ulids: UlidSource,
+        seconds: Callable[[], float],
+        count: Count,
+        log: FilteringBoundLogger,
+    ) -> None:
+        self._local = local
+        self._relay = relay
+        self._tenant_of = tenant_of
+        self._documents = {type_: registry.load(f"session.{type_.value}@1.0.0") for type_ in FrameType}
+        self._count = count
+        self._log = log
+        self._lanes = FrameLanes(peers, before=self._before, lost=self._lost, count=count, log=log)
+        self._samples = SampleSubjects(
+            messages=messages, fleet=fleet, take=self._published, ulids=ulids, count=count, log=log
+        )
+        self._leases = SharedLeases(local, seconds)
+        self._callers = CallerSessionRelays()
+        self._elsewhere: dict[str, NodeAt] = {}
+        self._here: dict[str, NodeRef] = {}
+        self._leased: dict[str, set[str]] = {}
+        self._handlers: dict[FrameType, FrameHandler] = {}
+        self._followers: list[ConnectionHandler] = []
+        peers.answer(FRAME, self._asked)
+        local.on_connection(self._connection_changed)
+        for type_ in FrameType:
+            if type_.sender is Role.NODE:
+                local.on_frame(type_, partial(self._sent_by_node, type_))
+
+    async def serve(self, client: Client) -> None:
+        """Publish and read samples by ``client`` until cancelled."""
+        await self._samples.serve(client)
+
+    async def close(self) -> None:
+        """Drop what waits to be sent to other relays."""
+        await self._lanes.close()
+
+    # --- NodeFrames
+
+    def send(self, node_id: str, frame_type: FrameType, payload: Mapping[str, Any]) -> None:
+        """Queue a frame for the node, as ``NodeFrames`` describes."""
+        is_lease, where = frame_type is FrameType.TELEMETRY_LEASE, self._elsewhere.get(node_id)
+        if where is not None:
+            self._lanes.put(where, frame_type, payload)
+            if is_lease:
+                self._note_leased(node_id, payload)
+        elif is_lease:
+            self._leases.ask(self._relay, node_id, payload)  # type: ignore[arg-type]  # it is of its type
+        else:
+            self._local.send(node_id, frame_type, payload)
+
+    def on_frame(self, frame_type: FrameType, handler: FrameHandler) -> None:
+        """Call ``handler`` with every frame of that type.
+
+        Raises:
+            ValueError: the type has a handler.
+        """
+        if frame_type in self._handlers:
+            raise ValueError(f"{frame_type} has a handler")
+        self._handlers[frame_type] = handler
+
+    def on_connection(self, handler: ConnectionHandler) -> None:
+        """Call ``handler`` whenever a node connects to a relay, or is lost."""
+        self._followers.append(handler)
+
+    def on_announce(self, handler: AnnounceHandler) -> None:
+        """Call ``handler`` whenever a manifest was accepted over a session of this relay."""
+        self._local.on_announce(handler)
+
+    # --- where nodes are
+
+    def elsewhere_changed(self, node_id: str, entry: NodeEntry | None) -> None:
+        """Take in that a node has connected to another relay, or is lost there: an ``ElsewhereHandler``."""
+        before, tenant = self._left(node_id), self._tenant_of(node_id)
+        if entry is None or tenant is None:
+            if before is not None:
+                self._lanes.drop(node_id)
+                self._notify(before.node, connected=False)
+            return
+        node = NodeRef(tenant, node_id, entry.session_id)
+        self._lanes.drop(node_id, but=node)
+        self._elsewhere[node_id] = NodeAt(node, entry.relay)
+        self._notify(node, connected=True)
+
+    def relay_gone(self, relay: str) -> None:
+        """End what a relay has asked of this relay's nodes, which has ended."""
+        self._leases.relay_gone(relay)
+        for node, session_id in self._callers.relay_gone(relay):
+            end: SessionEnd = {"session_id": session_id, "reason": _GONE}
+            with suppress(ToolError):  # a node that is not connected ends it by itself
+                self._local.send(node.node_id, FrameType.SESSION_END, end)
+
+    def _connection_changed(self, node: NodeRef, connected: bool) -> None:  # noqa: FBT001 - a ConnectionHandler
+        self._leases.node_changed(node.node_id)
+        if connected:
+            self._left(node.node_id)
+            self._lanes.drop(node.node_id, but=node)
+            self._callers.node_connected(node)
+            self._here[node.node_id] = node
+        else:
+            self._here.pop(node.node_id, None)
+        self._notify(node, connected=connected)
+
+    def _left(self, node_id: str) -> NodeAt | None:
+        """Note that a node is not where it was, and return where that is."""
+        if self._leased.pop(node_id, None) is not None:
+            self._samples.unfollow(node_id)
+        return self._elsewhere.pop(node_id, None)
+
+    def _notify(self, node: NodeRef, *, connected: bool) -> None:
+        for follower in self._followers:
+            try:
+                follower(node, connected)
+            except Exception as error:  # noqa: BLE001 - a bug of one must not keep it from the others
+                self._log.error("connection not followed", node_id=node.node_id, exc_info=error)
+
+    # --- frames to other relays
+
+    def _note_leased(self, node_id: str, lease: Mapping[str, Any]) -> None:
+        leased = self._leased.setdefault(node_id, set())
+        if lease["ttl_ms"] > 0:
+            leased.add(lease["cap_id"])
+            return
+        leased.discard(lease["cap_id"])
+        if not leased:
+            del self._leased[node_id]
+            self._samples.unfollow(node_id)
+
+    async def _before(self, where: NodeAt, frame: LaneFrame) -> None:
+        """Read the samples of a node before they are leased: the first one comes at once."""
+        if frame.type is FrameType.TELEMETRY_LEASE and where.node.node_id in self._leased:
+            await self._samples.follow(where.node.node_id)
+
+    def _lost(self, where: NodeAt, frame: LaneFrame) -> None:
+        """Begin anew with a node whose frames were lost on their way: what it needs is sent again.
+
+        What a node has sent is not: a request for a lent tool ends by its timeout, or with its relay.
+        """
+        if frame.type.sender is Role.RELAY and self._elsewhere.get(where.node.node_id) == where:
+            self._notify(where.node, connected=True)
+
+    def _sent_by_node(self, type_: FrameType, node: NodeRef, payload: Mapping[str, Any]) -> None:
+        """Hand a frame of a node of this relay to the relays that it is for."""
+        if type_ is FrameType.TELEMETRY:
+            relays = self._leases.relays_of(node.node_id, payload["cap_id"])
+            if any(relay != self._relay for relay in relays):
+                self._samples.publish(node, payload)
+            if self._relay in relays or not relays:
+                self._hand_over(type_, node, payload)
+        elif (relay := self._callers.relay_of(node, payload["session_id"])) is None:
+            self._hand_over(type_, node, payload)
+        else:
+            with suppress(ToolError):  # it is counted
+                self._lanes.put(NodeAt(node, relay), type_, payload)
+
+    def _hand_over(self, type_: FrameType, node: NodeRef, payload: Mapping[str, Any]) -> None:
+        if (handler := self._handlers.get(type_)) is not None:
+            handler(node, payload)
+
+    # --- frames of other relays
+
+    async def _asked(self, relay: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Take in a frame that another relay has sent here: a ``PeerHandler``."""
+        type_, node_id, payload = ONE_WAY[body["type"]], body["node_id"], body["payload"]
+        if not self._fits(type_, payload):
+            self._count(FRAME, "answered", "invalid")
+            raise ToolError(Failure.INTERNAL)
+        if type_.sender is Role.RELAY:
+            node = self._here.get(node_id)
+            if node is None or node.session_id != body["session_id"]:
+                raise ToolError(Failure.NODE_OFFLINE)
+            if type_ is FrameType.TELEMETRY_LEASE:
+                self._leases.ask(relay, node_id, payload)
+            else:
+                self._callers.passed(NodeAt(node, relay), type_, payload)
+                self._local.send(node_id, type_, payload)
+        elif (where := self._at(relay, body)) is not None:
+            self._hand_over(type_, where.node, payload)
+        else:
+            # It has connected there, and presence does not say so yet.
+            raise ToolError(Failure.RATE_LIMITED, retry_after_ms=_NOT_SEEN_RETRY_MS)
+        self._count(FRAME, "answered", "ok")
+        return {}
+
+    def _published(self, relay: str, body: Mapping[str, Any]) -> None:
+        """Take in a sample that another relay has published."""
+        type_, where, payload = ONE_WAY[body["type"]], self._at(relay, body), body["payload"]
+        if type_ is not FrameType.TELEMETRY or not self._fits(type_, payload):
+            self._count(SAMPLE, "answered", "invalid")
+        elif where is not None and payload["cap_id"] in self._leased.get(where.node.node_id, ()):
+            self._count(SAMPLE, "answered", "ok")
+            self._hand_over(type_, where.node, payload)
+
+    def _at(self, relay: str, body: Mapping[str, Any]) -> NodeAt | None:
+        """Return where the node is, if ``relay`` holds the session that the frame is of."""
+        where = self._elsewhere.get(body["node_id"])
+        if where is None or (where.relay, where.node.session_id) != (relay, body["session_id"]):
+            return None
+        return where
+
+    def _fits(self, type_: FrameType, payload: Mapping[str, Any]) -> bool:
+        frame = {"type": type_.value, "msg_id": _MSG_ID, "payload": payload}
+        return self._documents[type_].is_valid(frame)

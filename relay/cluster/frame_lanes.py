@@ -1,0 +1,178 @@
+"""One-way frames on their way to another relay: in order for each node, bounded, and each acknowledged.
+
+A frame that another relay has refused because it is busy is sent again; one that may have arrived never is.
+Must not know what a frame is for.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from structlog.typing import FilteringBoundLogger
+
+from relay.ascii_json import encoded
+from relay.cluster.peer_messages import FRAME, Count
+from relay.routing.peers import NoResponderError, Peers
+from relay.routing.port import NodeRef
+from schemas.errors import Failure, ToolError
+from schemas.frame_types import FrameType
+from schemas.frames import MAX_FRAME_BYTES
+
+MAX_QUEUED_BYTES = 2 * MAX_FRAME_BYTES
+"""How much waits for one node on its way to one relay; the frame that exceeds it is the last."""
+
+_TIMEOUT_S = 2.0
+_RETRY_S = 1.0
+_FULL_RETRY_MS = 1000
+_MOST_TRIES = 100
+"""How often a frame is sent to a relay that refuses it for now: about as long as a request waits."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeAt:
+    """A session of a node, and the other relay: the one that holds it, or the one that a frame goes to."""
+
+    node: NodeRef
+    relay: str
+
+
+@dataclass(frozen=True, slots=True)
+class LaneFrame:
+    """One frame of a lane."""
+
+    type: FrameType
+    payload: Mapping[str, Any]
+    size: int
+
+
+@dataclass(slots=True)
+class _Lane:
+    """What waits. ``is_broken`` from a frame that was lost until its loss was told."""
+
+    frames: deque[LaneFrame] = field(default_factory=deque)
+    size: int = 0
+    is_broken: bool = False
+    task: asyncio.Task[None] | None = None
+
+
+Before = Callable[[NodeAt, LaneFrame], Awaitable[None]]
+"""Prepares for what a frame will cause. Is awaited before the frame is sent."""
+Lost = Callable[[NodeAt, LaneFrame], None]
+"""Is called with the frame with which a lane broke. What waited behind it is lost too."""
+
+
+class FrameLanes:
+    """The lanes to all other relays. One that broke takes frames again when ``lost`` is called."""
+
+    def __init__(  # noqa: PLR0913 - what comes in from outside
+        self,
+        peers: Peers,
+        *,
+        before: Before,
+        lost: Lost,
+        count: Count,
+        log: FilteringBoundLogger,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._peers = peers
+        self._before = before
+        self._lost = lost
+        self._count = count
+        self._log = log
+        self._sleep = sleep
+        self._lanes: dict[NodeAt, _Lane] = {}
+
+    def put(self, where: NodeAt, type_: FrameType, payload: Mapping[str, Any]) -> None:
+        """Queue a frame.
+
+        Raises:
+            ToolError: NODE_OFFLINE while the lane is broken; RATE_LIMITED if too much waits; INTERNAL if it
+                is larger than its type allows.
+        """
+        size = len(encoded(payload))
+        if size > type_.max_bytes:
+            raise ToolError(Failure.INTERNAL, "The frame does not fit its type.")
+        lane = self._lanes.setdefault(where, _Lane())
+        if lane.is_broken:
+            raise ToolError(Failure.NODE_OFFLINE)
+        if lane.size >= MAX_QUEUED_BYTES:
+            self._count(FRAME, "asked", "refused")
+            raise ToolError(Failure.RATE_LIMITED, "The node does not read.", retry_after_ms=_FULL_RETRY_MS)
+        lane.frames.append(LaneFrame(type_, payload, size))
+        lane.size += size
+        if lane.task is None:
+            lane.task = asyncio.create_task(self._run(where, lane))
+
+    def drop(self, node_id: str, but: NodeRef | None = None) -> None:
+        """Drop what waits for a node, or of it, except in its session ``but``."""
+        for where in [known for known in self._lanes if known.node.node_id == node_id]:
+            if where.node == but:
+                continue
+            if (task := self._lanes.pop(where).task) is not None:
+                task.cancel()
+
+    async def close(self) -> None:
+        """Drop everything."""
+        tasks = [lane.task for lane in self._lanes.values() if lane.task is not None]
+        self._lanes.clear()
+        if tasks:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+
+    async def _run(self, where: NodeAt, lane: _Lane) -> None:
+        try:
+            while lane.frames:
+                frame = lane.frames[0]
+                try:
+                    await self._send(where, frame)
+                except (NoResponderError, TimeoutError):
+                    await self._broke(where, lane, frame)
+                    return
+                lane.frames.popleft()
+                lane.size -= frame.size
+        except Exception as error:  # noqa: BLE001 - a bug must end one lane, and be seen
+            self._log.error("frames not sent", node_id=where.node.node_id, exc_info=error)
+        finally:
+            if self._lanes.get(where) is lane:
+                del self._lanes[where]
+
+    async def _send(self, where: NodeAt, frame: LaneFrame) -> None:
+        """Send one frame, again while the other relay refuses it for now.
+
+        Raises:
+            NoResponderError: no relay holds it any more.
+            TimeoutError: no answer: it may have been taken.
+        """
+        await self._before(where, frame)
+        body = {
+            "node_id": where.node.node_id,
+            "session_id": where.node.session_id,
+            "type": frame.type.value,
+            "payload": frame.payload,
+        }
+        for _ in range(_MOST_TRIES):
+            try:
+                await self._peers.ask(where.relay, FRAME, body, _TIMEOUT_S)
+            except ToolError as error:
+                if error.failure is Failure.NODE_OFFLINE:
+                    raise NoResponderError("the node is not there") from None
+                if error.failure is not Failure.RATE_LIMITED:
+                    break
+                await self._sleep((error.retry_after_ms or _FULL_RETRY_MS) / 1000)
+            else:
+                self._count(FRAME, "asked", "ok")
+                return
+        self._count(FRAME, "asked", "refused")
+        self._log.warning("frame not taken by another relay", type=frame.type.value)
+
+    async def _broke(self, where: NodeAt, lane: _Lane, frame: LaneFrame) -> None:
+        for _ in lane.frames:
+            self._count(FRAME, "asked", "lost")
+        lane.frames.clear()
+        lane.is_broken = True
+        await self._sleep(_RETRY_S)
+        del self._lanes[where]
+        self._lost(where, frame)

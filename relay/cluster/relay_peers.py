@@ -1,0 +1,146 @@
+"""Asks other relays of the fleet over NATS, and answers them: ``Peers``.
+
+A relay is asked on a subject of its own, so that what it has to subscribe to does not grow with the fleet.
+Must not know what is asked: a handler for each kind does.
+"""
+
+import asyncio
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.errors import Error as NatsError
+from structlog.typing import FilteringBoundLogger
+
+from relay.cluster.peer_messages import MAX_PEER_BYTES, Asked, Count, PeerMessages
+from relay.routing.cluster_messages import ClusterMessageError
+from relay.routing.nats import Requests
+from relay.routing.peers import PeerHandler
+from schemas.errors import Failure, ToolError
+from schemas.ulids import UlidSource
+
+MAX_IN_FLIGHT = 4096
+"""How many questions of other relays are answered at once: most of them wait for events of a session."""
+
+_CANCEL = "cancel"
+_BUSY_RETRY_MS = 100
+
+
+class RelayPeers:
+    """The other relays of ``fleet``, for the relay ``relay``; ``running`` returns those that run."""
+
+    def __init__(  # noqa: PLR0913 - what comes in from outside
+        self,
+        *,
+        requests: Requests,
+        messages: PeerMessages,
+        fleet: str,
+        relay: str,
+        running: Callable[[], Collection[str]],
+        ulids: UlidSource,
+        count: Count,
+        log: FilteringBoundLogger,
+    ) -> None:
+        self._requests = requests
+        self._messages = messages
+        self._fleet = fleet
+        self.relay = relay
+        self._ulids = ulids
+        self._count = count
+        self._log = log
+        self._handlers: dict[str, PeerHandler] = {}
+        self._answering: dict[tuple[str, str], asyncio.Task[None]] = {}
+        self.running = running
+
+    def answer(self, kind: str, handler: PeerHandler) -> None:
+        """Answer by ``handler`` what others ask of that kind.
+
+        Raises:
+            ValueError: the kind has a handler.
+        """
+        if kind in self._handlers:
+            raise ValueError(f"{kind} has a handler")
+        self._handlers[kind] = handler
+
+    async def ask(
+        self, relay: str, kind: str, body: Mapping[str, Any], timeout_s: float
+    ) -> Mapping[str, Any]:
+        """Return what ``relay`` answers, as ``Peers`` describes."""
+        ask_id = self._ulids.new()
+        payload = self._messages.ask(ask_id, body)
+        if len(payload) > MAX_PEER_BYTES:
+            raise ToolError(Failure.ARGUMENTS_INVALID, "The arguments are too large.")
+        try:
+            return self._messages.read_reply(
+                await self._requests.request(self._subject(relay, kind), payload, timeout_s)
+            )
+        except (asyncio.CancelledError, TimeoutError):
+            await self._requests.publish(self._subject(relay, _CANCEL), self._messages.ask(ask_id, {}))
+            raise
+        except ClusterMessageError as error:
+            self._log.warning("answer of another relay dropped", reason=str(error))
+            raise ToolError(Failure.INTERNAL, "Another relay gave an answer that is not valid.") from None
+
+    async def serve(self, client: Client) -> None:
+        """Answer on ``client`` until cancelled."""
+        subject = self._subject(self.relay, "*")
+        await client.subscribe(subject, cb=self._received, pending_msgs_limit=MAX_IN_FLIGHT)
+        await asyncio.Event().wait()
+
+    async def close(self) -> None:
+        """End what is being answered."""
+        if answering := list(self._answering.values()):
+            for task in answering:
+                task.cancel()
+            await asyncio.wait(answering)
+
+    def _subject(self, relay: str, kind: str) -> str:
+        return f"edge.{self._fleet}.relay.{relay}.{kind}"
+
+    async def _received(self, message: Msg) -> None:
+        kind = message.subject.rpartition(".")[2]
+        handler = self._handlers.get(kind)
+        try:
+            asked = self._messages.read_ask(message.data, kind if kind != _CANCEL else None)
+        except ClusterMessageError as error:
+            self._log.warning("question of another relay dropped", kind=kind, reason=str(error))
+            await self._respond(message, self._messages.failure(ToolError(Failure.INTERNAL)))
+            return
+        key = (asked.relay, asked.ask_id)
+        if kind == _CANCEL:
+            if (running := self._answering.get(key)) is not None:
+                running.cancel()
+            return
+        if handler is None or key in self._answering:
+            await self._respond(message, self._messages.failure(ToolError(Failure.INTERNAL)))
+            return
+        if len(self._answering) >= MAX_IN_FLIGHT:
+            self._count(kind, "answered", "refused")
+            busy = ToolError(Failure.RATE_LIMITED, retry_after_ms=_BUSY_RETRY_MS)
+            await self._respond(message, self._messages.failure(busy))
+            return
+        task = self._answering[key] = asyncio.create_task(self._answer(message, kind, handler, asked))
+        task.add_done_callback(lambda _: self._answering.pop(key, None))
+
+    async def _answer(self, message: Msg, kind: str, handler: PeerHandler, asked: Asked) -> None:
+        try:
+            reply = self._messages.reply(await handler(asked.relay, asked.body))
+        except ToolError as error:
+            reply = self._messages.failure(error)
+        except Exception as error:  # noqa: BLE001 - a bug must fail one question, not the relay
+            self._log.error("question of another relay failed", kind=kind, exc_info=error)
+            reply = self._messages.failure(ToolError(Failure.INTERNAL))
+        if len(reply) > MAX_PEER_BYTES:
+            self._log.error("answer to another relay too large", kind=kind, size=len(reply))
+            reply = self._messages.failure(ToolError(Failure.RESULT_INVALID))
+        await self._respond(message, reply)
+
+    async def _respond(self, message: Msg, reply: bytes) -> None:
+        """Answer what wants an answer, unless the connection has ended: its deadline tells who has asked."""
+        if not message.reply:
+            return
+        try:
+            await message.respond(reply)
+        except NatsError:
+            return

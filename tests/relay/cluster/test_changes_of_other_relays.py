@@ -1,0 +1,77 @@
+"""The clients of a relay hear of the nodes of another one: as they come, change and go."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, suppress
+from pathlib import Path
+
+import pytest
+
+from relay.auth.permissions import Rights
+from relay.fleet.change_notifier import ChangeNotifier
+from relay.fleet.fleet import GRACE_MS
+from schemas.registry import SchemaRegistry
+from tests.fakes.caller_stage import CallerStage
+from tests.fakes.cluster_server import NatsServer
+from tests.fakes.joined_hub import JoinedHub
+from tests.fakes.polling import until
+from tests.fakes.signer import ECHO, METRICS, TENANT, SimulatedCa
+
+pytestmark = pytest.mark.processes
+
+READERS = Rights(TENANT, frozenset({"read_only"}))
+
+
+class Client:
+    """A client of ``hub``, which lists the tools whenever it hears that they have changed."""
+
+    def __init__(self, hub: JoinedHub, notifier: ChangeNotifier) -> None:
+        self._hub = hub
+        self._lists: asyncio.Queue[set[str]] = asyncio.Queue()
+        notifier.listen(READERS, self._changed)
+
+    async def until_listed(self, capabilities: set[str]) -> None:
+        """Wait until it has heard of a list with tools of exactly these capabilities."""
+        async with asyncio.timeout(10):
+            while await self._lists.get() != capabilities:
+                pass
+
+    async def _changed(self) -> None:
+        self._lists.put_nowait({tool.cap_id for tool in self._hub.fleet.listed(READERS)})
+
+
+@pytest.fixture
+async def hubs(
+    nats: NatsServer, tmp_path: Path, registry: SchemaRegistry
+) -> AsyncIterator[tuple[JoinedHub, JoinedHub]]:
+    ca = SimulatedCa()
+    async with AsyncExitStack() as stack:
+        here, there = [
+            await stack.enter_async_context(JoinedHub.joined(nats.config, tmp_path / name, registry, ca))
+            for name in ("here", "there")
+        ]
+        yield here, there
+
+
+async def test_a_client_hears_of_a_node_of_another_relay_that_comes_changes_and_goes(
+    hubs: tuple[JoinedHub, JoinedHub],
+) -> None:
+    here, there = hubs
+    here.clock.advance(GRACE_MS)
+    notifier = ChangeNotifier(here.fleet, here.log, interval_s=0)
+    running = asyncio.create_task(notifier.run())
+    client = Client(here, notifier)
+    node = there.ca.issue()
+    here.announce(node, capabilities=[ECHO])
+    assert here.fleet.listed(READERS) == []  # it is connected nowhere
+    stage = CallerStage(there, there.ulids.new(), node)
+    await client.until_listed({"echo"})
+    here.announce(node, capabilities=[ECHO, METRICS], issued_at_ms=here.clock() + 1)
+    await client.until_listed({"echo", str(METRICS["cap_id"])})
+    stage.lose()
+    await until(lambda: not here.part.presence.nodes_elsewhere())
+    here.clock.advance(GRACE_MS)
+    await client.until_listed(set())
+    running.cancel()
+    with suppress(asyncio.CancelledError):
+        await running
