@@ -7,14 +7,13 @@ Must not decide who may call: the relay that asks has decided and recorded that.
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from nats.aio.client import Client
 from nats.aio.msg import Msg
-from nats.errors import Error as NatsError
 from structlog.typing import FilteringBoundLogger
 
+from relay.cluster.connection import respond
 from relay.routing.cluster_messages import (
     AskedCommand,
     ClusterMessageError,
@@ -145,7 +144,7 @@ class CommandOwner:
             await self._answer(message, ToolError(Failure.INTERNAL))
         else:
             self._count("ok")
-            await _respond(message, self._messages.ack(ack))
+            await respond(message, self._messages.ack(ack))
 
     def _with_budget_left(self, asked: AskedCommand) -> Command:
         """Return the command with what its way has left of its budget, measured as a node does.
@@ -163,11 +162,11 @@ class CommandOwner:
         left_ms = asked.command.deadline_ms - gauge.delay_ms(asked.sent_at_ms, self._ticks_ms())
         if left_ms <= 0:
             raise ToolError(Failure.DEADLINE_EXCEEDED)
-        return replace(asked.command, deadline_ms=left_ms)
+        return asked.command._replace(deadline_ms=left_ms)
 
     async def _answer(self, message: Msg, error: ToolError) -> None:
         self._count(error.failure.value.code)
-        await _respond(message, self._messages.failure(error))
+        await respond(message, self._messages.failure(error))
 
     async def _cancelled(self, message: Msg) -> None:
         try:
@@ -182,11 +181,3 @@ class CommandOwner:
 
 async def _drained(subscription: "Subscription") -> None:
     await subscription.drain()  # type: ignore[no-untyped-call]  # the library's own omission
-
-
-async def _respond(message: Msg, answer: bytes) -> None:
-    """Answer, unless the connection has ended: then the deadline tells the relay that has asked."""
-    try:
-        await message.respond(answer)
-    except NatsError:
-        return

@@ -5,24 +5,23 @@ servers give, and never by a time. Must not be read to route a call, and must no
 reads and writes the bucket.
 """
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
+from relay.cluster.presence_entries import NodeEntry, OtherRelay
 from relay.routing.port import NodeRef
 
-LEASE_INTERVAL_S = 2.5
-LEASE_S = 8.0
-"""How long a relay counts as running after the last sign of it: three leases and the way of one."""
+LEASE_INTERVAL_S = 2.0
+LEASE_S = 7.5
+"""How long a relay counts as running after the last sign of it, while leases are read.
 
-
-@dataclass(frozen=True, slots=True)
-class NodeEntry:
-    """What the bucket has of one node: the ``session_id`` that began last, at which ``relay``."""
-
-    relay: str
-    session_id: str
-    connected: bool
-    revision: int
+With the interval it is below the 10 s after which the end of a relay is known to the others.
+"""
+_LONGEST_STEP_S = 1.5 * LEASE_INTERVAL_S
+"""What counts at most between two of this relay's own leases: without them, the bucket was not read."""
+UNREAD_S = 30.0
+"""How long the nodes of others are shown while the bucket is not read: the time in which servers heal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +32,17 @@ class Effects:
         let_go: ends the session of a node that has a newer one elsewhere.
         show: shows in the lists whether a node is connected elsewhere; False if it is not known yet.
         moved: takes in that another relay may have sent commands to a node.
+        unsure: takes in whether that is still to be found out, since the session's entry is not written.
     """
 
     let_go: Callable[[str], None]
     show: Callable[[str, bool], bool]
     moved: Callable[[str], None]
+    unsure: Callable[[str, bool], None]
+
+
+ElsewhereHandler = Callable[[str, NodeEntry | None], None]
+"""Is called with the entry of a node that has connected to another relay, and with None when it is lost."""
 
 
 @dataclass(slots=True)
@@ -64,19 +69,49 @@ class Presence:
         # The entries that this relay has written, of sessions that go on or whose end is still to be written.
         self._written: dict[str, NodeEntry] = {}
         self._entries: dict[str, NodeEntry] = {}
+        # The newest revision of each node's entry, also of one that was removed or could not be read.
+        self._revisions: dict[str, int] = {}
+        # Sessions whose entry could not replace the revision known here: a later one is about to be read.
+        self._behind: dict[str, int] = {}
+        # How long the bucket was read so far, by this relay's own leases.
+        self._read_s = 0.0
+        # That time at the last lease of each other relay.
         self._leases: dict[str, float] = {}
-        self._shown: set[str] = set()
+        self._own_lease_s: float | None = None
+        self._shown: dict[str, NodeEntry] = {}
         self._not_shown_yet: set[str] = set()
+        self._on_elsewhere: list[ElsewhereHandler] = []
+        self._on_relay_gone: list[Callable[[str], None]] = []
         self.to_write: set[str] = set()
+
+    def on_elsewhere(self, handler: ElsewhereHandler) -> None:
+        """Call ``handler`` whenever a node that is shown connects to another relay, and when it is lost."""
+        self._on_elsewhere.append(handler)
+
+    def on_relay_gone(self, handler: Callable[[str], None]) -> None:
+        """Call ``handler`` with each other relay that has ended."""
+        self._on_relay_gone.append(handler)
 
     @property
     def is_current(self) -> bool:
         """Whether what others write arrives: this relay's own lease has."""
-        return self._is_running(self._relay)
+        return self._was_read_within(LEASE_S)
 
     def relays(self) -> int:
         """Return how many relays run, this one included."""
-        return sum(map(self._is_running, self._leases.keys() | {self._relay}))
+        return self.is_current + sum(map(self._is_running, self._leases))
+
+    def others(self) -> Collection[str]:
+        """Return the other relays that run."""
+        return [relay for relay in self._leases if self._is_running(relay)]
+
+    def other_relays(self) -> list[OtherRelay]:
+        """Return what is known of the other relays that run, by their ids."""
+        held = Counter(entry.relay for entry in self._entries.values() if entry.connected)
+        return [
+            OtherRelay(relay, held[relay], self._read_s - self._leases[relay])
+            for relay in sorted(self.others())
+        ]
 
     def nodes_elsewhere(self) -> int:
         """Return how many nodes are connected to other relays."""
@@ -88,6 +123,8 @@ class Presence:
         """Take in that a node has connected to this process, or is lost."""
         node_id = node.node_id
         self.to_write.add(node_id)
+        self._behind.pop(node_id, None)
+        self._effects.unsure(node_id, connected)
         if not connected:
             self._held.pop(node_id, None)
             self._show(node_id)
@@ -96,17 +133,19 @@ class Presence:
         if not self.is_current or (before is not None and before.relay != self._relay):
             self._effects.moved(node_id)
         self._held[node_id] = _Held(node.session_id)
-        self._shown.discard(node_id)
+        self._shown.pop(node_id, None)
         self._not_shown_yet.discard(node_id)
 
-    def entry_to_write(self, node_id: str) -> tuple[NodeEntry, int | None] | None:
+    def entry_to_write(self, node_id: str) -> tuple[NodeEntry, int] | None:
         """Return the entry that is due, and the revision that it may replace alone; None if none is due.
 
-        A session that has begun replaces whatever is there. One that has ended replaces its own entry alone.
+        Either replaces the newest entry that is known here, 0 for none, and so nothing that is not known: a
+        write that was delayed until the node had gone to another relay changes nothing.
         """
         held, written = self._held.get(node_id), self._written.get(node_id)
         if held is not None:
-            return NodeEntry(self._relay, held.session_id, connected=True, revision=0), None
+            begun = NodeEntry(self._relay, held.session_id, connected=True, revision=0)
+            return begun, self._newest_revision(node_id)
         if written is None:
             return None
         return NodeEntry(self._relay, written.session_id, connected=False, revision=0), written.revision
@@ -122,11 +161,21 @@ class Presence:
             self.to_write.add(node_id)  # it has ended meanwhile
             return
         held.revision = entry.revision
+        # It has replaced an entry that was known: all that had the node before are.
+        self._effects.unsure(node_id, False)  # noqa: FBT003 - as ``Effects`` has it
         self._settle(node_id)
 
-    def replaced(self, node_id: str) -> None:
-        """Take in that another relay's entry has replaced the one that was written here."""
-        self._written.pop(node_id, None)
+    def outrun(self, node_id: str, revision: int) -> None:
+        """Take in that ``revision`` could not be replaced, since another relay's entry has replaced it.
+
+        A session that has begun is written again once that entry has been read; the end of one need not be.
+        """
+        if node_id not in self._held:
+            self._written.pop(node_id, None)
+        elif self._newest_revision(node_id) > revision:
+            self.to_write.add(node_id)
+        else:
+            self._behind[node_id] = revision
 
     # --- what the bucket says
 
@@ -134,42 +183,73 @@ class Presence:
         """Read ``bucket`` from its beginning. One that was made anew has none of the former revisions."""
         if bucket != self._bucket:
             self._written.clear()
-            self._entries.clear()
             for held in self._held.values():
                 held.revision = None
         self._bucket = bucket
+        self._entries.clear()
+        self._revisions.clear()
+        self._behind.clear()
         self.to_write |= {node_id for node_id, held in self._held.items() if held.revision is None}
 
-    def node_seen(self, node_id: str, entry: NodeEntry | None) -> None:
-        """Take in the entry of a node; None if it was removed."""
+    def all_read(self) -> None:
+        """Take in that every entry of the bucket was read once: nodes without one are nowhere."""
+        for node_id in self._shown.keys() - self._entries.keys():
+            self._show(node_id)
+
+    def node_seen(self, node_id: str, entry: NodeEntry | None, revision: int) -> None:
+        """Take in the entry of a node, with its revision; None if it was removed, or is none."""
+        self._revisions[node_id] = revision
+        if revision > self._behind.get(node_id, revision):
+            del self._behind[node_id]
+            self.to_write.add(node_id)
         if entry is None:
             self._entries.pop(node_id, None)
         else:
             self._entries[node_id] = entry
-            # A relay whose lease has not been read yet may be running.
-            self._leases.setdefault(entry.relay, self._monotonic())
+            if entry.relay != self._relay:
+                # A relay whose lease has not been read yet may be running.
+                self._leases.setdefault(entry.relay, self._read_s)
             self._settle(node_id)
         self._show(node_id)
 
     def relay_seen(self, relay: str) -> None:
-        """Take in a lease that was renewed."""
+        """Take in a lease that was renewed; with this relay's own, end those that were not."""
+        if relay == self._relay:
+            now_s = self._monotonic()
+            if self._own_lease_s is not None:
+                self._read_s += min(now_s - self._own_lease_s, _LONGEST_STEP_S)
+            self._own_lease_s = now_s
+            self._sweep()
+            return
         was_running = self._is_running(relay)
-        self._leases[relay] = self._monotonic()
+        self._leases[relay] = self._read_s
         if not was_running:
             self._show_nodes_of(relay)
 
     def relay_gone(self, relay: str) -> None:
         """Take in that a relay has given up its lease."""
-        if relay != self._relay and self._leases.pop(relay, None) is not None:
+        if self._leases.pop(relay, None) is not None:
             self._show_nodes_of(relay)
+            for handler in self._on_relay_gone:
+                handler(relay)
 
-    def sweep(self) -> None:
+    def forget_unread(self) -> None:
+        """Show the nodes of this relay alone once the bucket was not read for too long."""
+        if self._own_lease_s is not None and not self._was_read_within(UNREAD_S):
+            for relay in list(self._leases):
+                self.relay_gone(relay)
+
+    def _sweep(self) -> None:
         """End the leases that were not renewed, and show what could not be shown before."""
         for relay in [other for other in self._leases if not self._is_running(other)]:
             self.relay_gone(relay)
         waiting, self._not_shown_yet = self._not_shown_yet, set()
         for node_id in waiting:
             self._show(node_id)
+
+    def _newest_revision(self, node_id: str) -> int:
+        written = self._written.get(node_id)
+        return max(self._revisions.get(node_id, 0), written.revision if written is not None else 0)
 
     def _settle(self, node_id: str) -> None:
         """Let the older of two sessions go: this relay's, if another has an entry of a later revision."""
@@ -186,20 +266,20 @@ class Presence:
         if node_id in self._held:
             return  # the sessions of this relay show it
         entry = self._entries.get(node_id)
-        connected = (
-            entry is not None
-            and entry.connected
-            and entry.relay != self._relay
-            and self._is_running(entry.relay)
-        )
-        if connected == (node_id in self._shown):
+        if entry is not None and not (entry.connected and self._is_running(entry.relay)):
+            entry = None  # this relay's own, of a session that has ended, among them
+        shown = self._shown.get(node_id)
+        if entry == shown:
             return
-        if not self._effects.show(node_id, connected):
+        if (entry is None) != (shown is None) and not self._effects.show(node_id, entry is not None):
             self._not_shown_yet.add(node_id)
-        elif connected:
-            self._shown.add(node_id)
+            return
+        if entry is None:
+            del self._shown[node_id]
         else:
-            self._shown.discard(node_id)
+            self._shown[node_id] = entry
+        for handler in self._on_elsewhere:
+            handler(node_id, entry)
 
     def _show_nodes_of(self, relay: str) -> None:
         for node_id, entry in self._entries.items():
@@ -207,5 +287,12 @@ class Presence:
                 self._show(node_id)
 
     def _is_running(self, relay: str) -> bool:
-        seen_s = self._leases.get(relay)
-        return seen_s is not None and self._monotonic() - seen_s < LEASE_S
+        """Return whether the lease of another relay lasts, by how long the bucket was read since.
+
+        That it was not read, as while servers elect a leader, says nothing of others.
+        """
+        read_s = self._leases.get(relay)
+        return read_s is not None and self._read_s - read_s < LEASE_S
+
+    def _was_read_within(self, seconds: float) -> bool:
+        return self._own_lease_s is not None and self._monotonic() - self._own_lease_s < seconds

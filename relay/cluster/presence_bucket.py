@@ -15,12 +15,14 @@ from nats.aio.client import Client
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
 from nats.js.api import KeyValueConfig
-from nats.js.errors import APIError, BucketNotFoundError, KeyWrongLastSequenceError
+from nats.js.errors import BucketNotFoundError, KeyWrongLastSequenceError
 from nats.js.kv import KeyValue
 from structlog.typing import FilteringBoundLogger
 
 from relay.ascii_json import encoded
-from relay.cluster.presence import LEASE_INTERVAL_S, NodeEntry, Presence
+from relay.cluster.copies import grow, in_copies
+from relay.cluster.presence import LEASE_INTERVAL_S, Presence
+from relay.cluster.presence_entries import NodeEntry
 from relay.routing.port import NodeRef
 from schemas.error_roots import PeerError
 from schemas.registry import SchemaRegistry
@@ -30,7 +32,6 @@ from schemas.text import printable
 _NODE, _RELAY = "node", "relay"
 _NODE_REF, _RELAY_REF = "cluster.node@1.0.0", "cluster.relay@1.0.0"
 _MAX_BYTES = 1024
-_COPIES = 3
 _TIMEOUT_S = 2.0
 _RETRY_S = 1.0
 
@@ -63,6 +64,8 @@ class PresenceBucket:
         self._log = log
         self._sleep = sleep
         self._wake = asyncio.Event()
+        self._reported: str | None = None
+        self._read_to = 0
 
     def connection_changed(self, node: NodeRef, connected: bool) -> None:  # noqa: FBT001 - a ConnectionHandler
         """Take in that a node has connected to this process, or is lost, and write it."""
@@ -76,15 +79,35 @@ class PresenceBucket:
             try:
                 await self._follow(context)
             except* (NatsError, TimeoutError, _NotReadError) as errors:
-                reason = printable(str(errors.exceptions[0]) or "no answer", 200)
-                self._log.warning("presence not available", reason=reason)
+                self._report(printable(str(errors.exceptions[0]) or "no answer", 200))
             await self._sleep(_RETRY_S)
+
+    async def leave(self, client: Client) -> None:
+        """Give up the lease, so that the others know at once that this relay ends."""
+        with suppress(NatsError, TimeoutError):
+            bucket = await client.jetstream(timeout=_TIMEOUT_S).key_value(self._name)
+            await bucket.delete(self._lease_key)
+
+    async def keep_lists(self) -> None:
+        """Take the nodes of others off the lists when the bucket cannot be read for long, until cancelled."""
+        while True:
+            await self._sleep(LEASE_INTERVAL_S)
+            self._presence.forget_unread()
+
+    def _report(self, reason: str) -> None:
+        """Log why the bucket cannot be used: once, until it can, or the reason is another."""
+        if reason != self._reported:
+            self._reported = reason
+            self._log.warning("presence not available", reason=reason)
 
     async def _follow(self, context: JetStreamContext) -> None:
         bucket = await self._bucket(context)
-        made = (await bucket.status()).stream_info.created
-        self._presence.begin(str(made))
+        info = (await bucket.status()).stream_info
+        await grow(context, info)
+        self._presence.begin(str(info.created))
+        self._read_to = 0
         watcher = await bucket.watchall()
+        self._reported = None
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._read(watcher))
@@ -94,24 +117,23 @@ class PresenceBucket:
             with suppress(NatsError, TimeoutError):
                 async with asyncio.timeout(_RETRY_S):
                     await watcher.stop()  # type: ignore[no-untyped-call]  # the library's own omission
-                    # A relay that ends in order is known to be gone at once.
-                    await bucket.delete(self._lease_key)
 
     async def _bucket(self, context: JetStreamContext) -> KeyValue:
-        """Return the bucket, made if there is none: with as many copies as the servers have."""
+        """Return the bucket, made if there is none."""
         try:
             return await context.key_value(self._name)
         except BucketNotFoundError:
-            pass
-        try:
-            return await context.create_key_value(KeyValueConfig(self._name, replicas=_COPIES))
-        except APIError:  # the servers are fewer
-            return await context.create_key_value(KeyValueConfig(self._name, replicas=1))
+            return await in_copies(
+                lambda copies: context.create_key_value(KeyValueConfig(self._name, replicas=copies))
+            )
 
     async def _read(self, watcher: KeyValue.KeyWatcher) -> None:
         async for entry in watcher:
             if entry is not None:
                 self._take(entry)
+                self._read_to = entry.revision or 0
+            if self._presence.to_write:
+                self._wake.set()
         raise _NotReadError("the reader has ended")
 
     def _take(self, entry: KeyValue.Entry) -> None:
@@ -121,11 +143,12 @@ class PresenceBucket:
             self._presence.relay_seen(name)
         elif kind == _RELAY:
             self._presence.relay_gone(name)
-        elif value is None:
-            self._presence.node_seen(name, None)
         else:
-            seen = NodeEntry(value["relay"], value["session_id"], value["connected"], entry.revision or 0)
-            self._presence.node_seen(name, seen)
+            revision = entry.revision or 0
+            seen = None
+            if value is not None:
+                seen = NodeEntry(value["relay"], value["session_id"], value["connected"], revision)
+            self._presence.node_seen(name, seen, revision)
 
     def _value(self, kind: str, entry: KeyValue.Entry) -> dict[str, Any] | None:
         """Return what ``entry`` holds; None if it was removed, or is none that this relay reads."""
@@ -143,11 +166,13 @@ class PresenceBucket:
 
     async def _renew(self, bucket: KeyValue) -> None:
         """Renew the lease; each time, the one before must have come back."""
-        await bucket.put(self._lease_key, self._lease)
+        first = await bucket.put(self._lease_key, self._lease)
         while True:
             await self._sleep(LEASE_INTERVAL_S)
+            # The library's own sign that all was read may come before it was.
+            if self._read_to >= first:
+                self._presence.all_read()
             await bucket.put(self._lease_key, self._lease)
-            self._presence.sweep()
             if not self._presence.is_current:
                 raise _NotReadError("what is written does not come back")
 
@@ -169,14 +194,10 @@ class PresenceBucket:
             return
         entry, replaces = wanted
         shown = {"relay": entry.relay, "session_id": entry.session_id, "connected": entry.connected}
-        key, value = f"{_NODE}.{node_id}", encoded(shown).encode("ascii")
-        if replaces is None:
-            revision = await bucket.put(key, value)
-            self._presence.written(node_id, replace(entry, revision=revision))
-            return
+        value = encoded(shown).encode("ascii")
         try:
-            revision = await bucket.update(key, value, last=replaces)
+            revision = await bucket.update(f"{_NODE}.{node_id}", value, last=replaces)
         except KeyWrongLastSequenceError:
-            self._presence.replaced(node_id)
+            self._presence.outrun(node_id, replaces)
         else:
             self._presence.written(node_id, replace(entry, revision=revision))

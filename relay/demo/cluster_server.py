@@ -44,23 +44,30 @@ def new_credentials(random_bytes: Callable[[int], bytes]) -> tuple[str, str]:
 def relay_permissions(fleet: str) -> dict[str, dict[str, list[str]]]:
     """Return what the relays of ``fleet`` may publish and subscribe to; nothing else may any of it."""
     bucket = f"edge_{fleet}_presence"
-    stream = f"KV_{bucket}"
+    streams = (f"KV_{bucket}", f"edge_{fleet}_ledger")
     return {
         "publish": {
             "allow": [
                 f"edge.{fleet}.>",
                 f"$KV.{bucket}.>",
-                f"$JS.API.STREAM.INFO.{stream}",
-                f"$JS.API.STREAM.CREATE.{stream}",
-                f"$JS.API.CONSUMER.CREATE.{stream}",
-                f"$JS.API.CONSUMER.CREATE.{stream}.>",
-                f"$JS.API.CONSUMER.INFO.{stream}.>",
-                f"$JS.API.CONSUMER.DELETE.{stream}.>",
-                f"$JS.FC.{stream}.>",
+                *(subject for stream in streams for subject in _read_and_made(stream)),
             ]
         },
         "subscribe": {"allow": [f"edge.{fleet}.>"]},
     }
+
+
+def _read_and_made(stream: str) -> list[str]:
+    return [
+        f"$JS.API.STREAM.INFO.{stream}",
+        f"$JS.API.STREAM.CREATE.{stream}",
+        f"$JS.API.STREAM.UPDATE.{stream}",
+        f"$JS.API.CONSUMER.CREATE.{stream}",
+        f"$JS.API.CONSUMER.CREATE.{stream}.>",
+        f"$JS.API.CONSUMER.INFO.{stream}.>",
+        f"$JS.API.CONSUMER.DELETE.{stream}.>",
+        f"$JS.FC.{stream}.>",
+    ]
 
 
 def cluster_server_config(listen: HostPort, store: Path, public_key: str, fleet: str) -> str:

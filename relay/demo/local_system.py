@@ -62,7 +62,7 @@ class LocalSystem:
         headers = {"Authorization": f"Bearer {self.token}"}
         # No proxy: it would get the token, and cannot reach this machine's loopback.
         async with httpx2.AsyncClient(headers=headers, timeout=_TIMEOUT, trust_env=False) as http:
-            transport = streamable_http_client(mcp_url(self.plan.public_url), http_client=http)
+            transport = streamable_http_client(mcp_url(self.plan.url), http_client=http)
             async with Client(transport, mode=mode) as client:
                 yield client
 
@@ -101,7 +101,7 @@ async def start_beside_broker(plan: Plan, nodes: int, processes: Processes, step
     step(f"CA          leaf certificates issued: {1 + len(mock_nodes)}")
     await processes.start("relay", relay_command(plan))
     await processes.until_listening(plan.relay_port)
-    step(f"relay       {plan.public_url}")
+    step(f"relay       {plan.url}")
     await processes.start("kubelet", kubelet_command(plan))
     step(f"kubelet     this machine is node {real_node}")
     if mock_nodes:
@@ -200,7 +200,8 @@ def kubelet_command(plan: Plan) -> list[str]:
         *("--state-dir", str(plan.kubelet_state)),
         *("--loopback-port", str(plan.loopback_port)),
         *_kinds(plan),
-        *("--broker", plan.broker, "--relay", plan.public_url),
+        *("--broker", plan.broker),
+        *(word for url in plan.node_relays for word in ("--relay", url)),
     ]
 
 
@@ -214,7 +215,8 @@ def fleet_command(plan: Plan) -> list[str]:
         *_python("kubelet"),
         "fleet",
         *("--identities", str(plan.mocks)),
-        *("--broker", plan.broker, "--relay", plan.public_url),
+        *("--broker", plan.broker),
+        *(word for url in plan.node_relays for word in ("--relay", url)),
     ]
 
 

@@ -1,22 +1,25 @@
 """The further relays of a demo's fleet, joined by a nats-server of its own, with one mock node behind each.
 
-Must not do what a user could not do: a further relay gets a copy of the first one's CA.
+Must not do what a user could not do: a further relay starts from what `relay ca backup --without-ca-key`
+saves.
 """
 
 import asyncio
 import os
-import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from relay.backup.another_relay import save_for_another_relay
+from relay.backup.state import restore
 from relay.broker.program import find_nats_server
 from relay.config import StateFiles
 from relay.demo.cluster_server import cluster_server_config, new_credentials
 from relay.demo.local_system import TENANT, LocalSystem, Step, fleet_command, issue_token, relay_command
 from relay.demo.plan import Plan
 from relay.demo.processes import Processes
+from relay.kept_settings import read_kept
 from relay.pki.authority import CertificateAuthority
 from schemas.addresses import HostPort
 from schemas.files import PRIVATE, make_private_directory, write_atomic
@@ -61,7 +64,8 @@ async def start_cluster_server(plan: Plan, processes: Processes) -> Plan:
     await processes.start(SERVER, [str(program), "-c", str(config)])
     await processes.until_listening(listen.port)
     options = ("--cluster", f"nats://{listen}", "--cluster-credentials", str(credentials))
-    return replace(plan, relay_options=(*plan.relay_options, *options))
+    fleet_url = f"http://127.0.0.1:{processes.ports.take()}"
+    return replace(plan, relay_options=(*plan.relay_options, *options), fleet_url=fleet_url)
 
 
 async def start_more_relays(
@@ -72,19 +76,20 @@ async def start_more_relays(
     Raises:
         StartError: a process could not be started.
     """
-    ca = CertificateAuthority(first.state.ca, lambda: time.time_ns() // 1_000_000, os.urandom)
+    ca = CertificateAuthority(first.state.ca, _now_ms, os.urandom)
     started = []
     for number in range(2, 2 + count):
         plan = _plan_of(first, first.directory / f"relay-{number}", processes)
         (mock_node,) = ca.issue_mock(1, plan.mocks, TENANT)
-        shutil.copytree(first.state.ca, plan.state.ca)
+        kept = read_kept(first.state.settings)
+        restore(save_for_another_relay(first.state, ca, kept, _now_ms(), os.urandom), plan.state)
         relay = FurtherRelay(
             f"relay-{number}", f"fleet-{number}", plan, issue_token(plan, "demo-agent"), mock_node
         )
         await processes.start(relay.name, relay_command(plan))
         await processes.until_listening(plan.relay_port)
         await processes.start(relay.nodes, fleet_command(plan))
-        step(f"relay {number}     {plan.public_url}, with node {mock_node}")
+        step(f"relay {number}     {plan.url}, with node {mock_node}")
         started.append(relay)
     return started
 
@@ -92,5 +97,8 @@ async def start_more_relays(
 def _plan_of(first: Plan, directory: Path, processes: Processes) -> Plan:
     make_private_directory(directory)
     state = StateFiles(directory / "relay")
-    make_private_directory(state.root)
     return replace(first, directory=directory, state=state, relay_port=processes.ports.take())
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -22,6 +22,8 @@ class Plan:
     Attributes:
         relay_options: what the relay's command has besides; of an option given twice the last counts.
         kinds: the kinds of installed packages that the relay and this machine's kubelet are given.
+        fleet_url: the public URL that several relays have in common; None of one alone. Nothing listens
+            there: each node is given its relay's own URL besides, and so is behind that relay.
     """
 
     directory: Path
@@ -31,6 +33,7 @@ class Plan:
     broker_port: int
     relay_options: tuple[str, ...] = ()
     kinds: tuple[str, ...] = ()
+    fleet_url: str | None = None
 
     @classmethod
     def below(cls, directory: Path, ports: ClaimedPorts, kinds: tuple[str, ...] = ()) -> "Plan":
@@ -71,9 +74,19 @@ class Plan:
         return self.directory / "mocks"
 
     @property
-    def public_url(self) -> str:
-        """The relay's public URL."""
+    def url(self) -> str:
+        """Where the relay is reached."""
         return f"http://127.0.0.1:{self.relay_port}"
+
+    @property
+    def public_url(self) -> str:
+        """The relay's public URL, which nodes sign for and tokens are for."""
+        return self.fleet_url or self.url
+
+    @property
+    def node_relays(self) -> tuple[str, ...]:
+        """What nodes are given as ``--relay``, each."""
+        return tuple(dict.fromkeys((self.public_url, self.url)))
 
     @property
     def broker(self) -> str:

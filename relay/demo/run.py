@@ -153,7 +153,7 @@ async def _show_calls(system: LocalSystem) -> bool:
 def _guarded(system: LocalSystem) -> RemoteTools:
     plan = system.plan
     return RemoteTools(
-        HttpServer(mcp_url(plan.public_url), BearerToken(system.token)),
+        HttpServer(mcp_url(plan.url), BearerToken(system.token)),
         permissions=Permissions(allow=("*",), scopes=frozenset({"tools:call:read_only"})),
         verify_manifests=plan.state.ca / "root.pem",
         kinds=plan.kinds,
@@ -162,7 +162,7 @@ def _guarded(system: LocalSystem) -> RemoteTools:
 
 
 def _show_how_to_connect(system: LocalSystem) -> None:
-    url = mcp_url(system.plan.public_url)
+    url = mcp_url(system.plan.url)
     header = f"Authorization: Bearer {system.token}"
     _print(f"\nServing until Ctrl-C.\n\n  MCP URL  {url}\n  token    {system.token}\n")
     _print("Paste this to give Claude Code these tools:\n")
@@ -173,7 +173,7 @@ def _show_how_to_connect(system: LocalSystem) -> None:
 def _ready_facts(system: LocalSystem) -> dict[str, object]:
     plan = system.plan
     return {
-        "mcp_url": mcp_url(plan.public_url),
+        "mcp_url": mcp_url(plan.url),
         "token": system.token,
         "broker": plan.broker,
         "ca_root": str(plan.state.ca / "root.pem"),

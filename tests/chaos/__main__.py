@@ -6,17 +6,24 @@ import random
 import shutil
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 from tests.chaos.checker import violations
 from tests.chaos.history import summary
 from tests.chaos.run import run
+from tests.chaos.topology import ONE_RELAY, THREE_RELAYS
+
+TOPOLOGIES = {len(topology.relays): topology for topology in (ONE_RELAY, THREE_RELAYS)}
 
 
 def main() -> int:
     """Run, and return the exit code; the journals of a run that failed are kept."""
     parser = argparse.ArgumentParser(prog="python -P -m tests.chaos", description=__doc__)
     parser.add_argument("--faults", type=int, default=10_000, help="how many (default: 10000)")
+    parser.add_argument(
+        "--relays", type=int, choices=list(TOPOLOGIES), default=1, help="how many (default: 1)"
+    )
     parser.add_argument(
         "--seed", type=int, default=None, help="replay the schedule of this seed (default: any)"
     )
@@ -34,7 +41,8 @@ def main() -> int:
     print(kept, flush=True)
     began = time.monotonic()
     try:
-        history = asyncio.run(run(directory, seed, options.faults, lambda line: print(line, flush=True)))
+        running = run(directory, seed, options.faults, partial(print, flush=True), TOPOLOGIES[options.relays])
+        history = asyncio.run(running)
     except BaseException:
         print(f"failed: {kept}", file=sys.stderr)
         raise

@@ -14,10 +14,13 @@ from typing import Any
 
 import httpx2
 
+from relay.calls.envelope import META_IDEMPOTENCY_KEY
+from tests.chaos import once_kind
 from tests.chaos.agents import NOT_REACHED, PATIENCE_S, Agent, ToolCall, code_of, messages
 from tests.chaos.history import Answer, Call, Lag
 from tests.chaos.journals import written
 from tests.chaos.site import now_ms
+from tests.chaos.topology import ONE_RELAY, RelayParts
 
 _LOOP_S = 0.05
 _PROBE_S = 0.2
@@ -34,13 +37,18 @@ def traced(trace_id: str) -> str:
 
 
 class Callers:
-    """Callers that are one agent; what they saw goes to ``journal`` too."""
+    """Callers that are one agent of ``relay``; what they saw goes to ``journal`` too."""
 
-    def __init__(self, agent: Agent, journal: Path) -> None:
+    def __init__(self, agent: Agent, journal: Path, relay: RelayParts = ONE_RELAY.relays[0]) -> None:
         self.calls: list[Call] = []
         self.agent = agent
+        self.relay = relay
         self._is_stopped = False
         self._journal = journal
+
+    def anew(self) -> "Callers":
+        """Return the same agent's callers, which have seen nothing yet."""
+        return Callers(self.agent, self._journal, self.relay)
 
     def stop(self) -> None:
         """Have those that keep calling end after the call that each of them makes."""
@@ -57,11 +65,24 @@ class Callers:
 
     async def call(self, http: httpx2.AsyncClient, node_id: str, trace_id: str) -> Call:
         """Call the echo of a node, and note what comes of it."""
+        return await self._made(
+            http,
+            node_id,
+            ToolCall(trace_id, f"sysecho.{node_id}.echo.invoke", {"message": trace_id}, _headers(trace_id)),
+        )
+
+    async def call_keyed(self, http: httpx2.AsyncClient, node_id: str, trace_id: str, key: str) -> Call:
+        """Call the tool of a node that is not idempotent under ``key``, and note what comes of it."""
+        meta = {META_IDEMPOTENCY_KEY: key}
+        asked = ToolCall(trace_id, once_kind.tool(node_id), {"message": key}, _headers(trace_id), meta)
+        return await self._made(http, node_id, asked, key)
+
+    async def _made(
+        self, http: httpx2.AsyncClient, node_id: str, asked: ToolCall, key: str | None = None
+    ) -> Call:
         began_ms = now_ms()
         answers: tuple[Answer, ...] = ()
         is_given_up = False
-        headers = {"traceparent": traced(trace_id)}
-        asked = ToolCall(trace_id, f"sysecho.{node_id}.echo.invoke", {"message": trace_id}, headers)
         try:
             async with asyncio.timeout(PATIENCE_S):
                 answers = tuple([_answer(message) async for message in messages(http, asked)])
@@ -69,7 +90,17 @@ class Callers:
             is_given_up = True
         except NOT_REACHED:
             pass  # the connection is broken
-        call = Call(trace_id, node_id, began_ms, now_ms(), answers, is_given_up=is_given_up)
+        call = Call(
+            asked.request_id,
+            node_id,
+            began_ms,
+            now_ms(),
+            answers,
+            self.relay.agents,
+            is_given_up=is_given_up,
+            relay=self.relay.program,
+            key=key,
+        )
         self.calls.append(call)
         written(self._journal, asdict(call))
         return call
@@ -80,7 +111,11 @@ def _answer(message: Mapping[str, Any]) -> Answer:
     if code != "ok":
         return Answer(message.get("id"), code)
     content = message["result"]["structuredContent"]
-    return Answer(message["id"], code, content.get("message"), content.get("node_id"))
+    return Answer(message["id"], code, content.get("message"), content.get("node_id"), content.get("run"))
+
+
+def _headers(trace_id: str) -> dict[str, str]:
+    return {"traceparent": traced(trace_id)}
 
 
 async def measure_loop(lags: list[Lag]) -> None:

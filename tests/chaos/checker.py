@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from tests.chaos.evidence import TOLERANCE_MS, Check, Evidence, Violation
-from tests.chaos.history import AGENT_LINK, DEADLINE_MS, RELAY, History
+from tests.chaos.history import DEADLINE_MS, Call, History
 from tests.chaos.lent_checks import LENT_CHECKS
 from tests.chaos.stream_checks import STREAM_CHECKS
 
@@ -31,12 +31,17 @@ def _two_outcomes(history: History, _: Evidence) -> Iterator[Violation]:
     for correlation_id, count in Counter(outcome.correlation_id for outcome in history.outcomes).items():
         if count > 1:
             yield Violation("two outcomes", correlation_id, f"{count} in the audit")
+    for key, calls in _by_key(history).items():
+        runs = {answer.run for call in calls for answer in call.answers if answer.code == "ok"}
+        if len(runs) > 1:
+            relays = ", ".join(sorted({call.relay for call in calls}))
+            yield Violation("two outcomes", key, f"{len(runs)} by way of {relays}")
 
 
 def _no_outcome(history: History, evidence: Evidence) -> Iterator[Violation]:
     for call in history.calls:
         began_ms, ended_ms = call.began_ms, call.ended_ms
-        if call.answers or evidence.is_disturbed(began_ms, ended_ms, call.link, RELAY):
+        if call.answers or evidence.is_disturbed(began_ms, ended_ms, call.link, call.relay):
             continue
         if not call.is_given_up:
             yield Violation("no outcome", call.trace_id, "the connection broke without a cause")
@@ -46,18 +51,17 @@ def _no_outcome(history: History, evidence: Evidence) -> Iterator[Violation]:
     for decision in history.decisions:
         latest_ms = decision.at_ms + (DEADLINE_MS + TOLERANCE_MS if decision.is_prompt else _ANY_MS)
         over = decision.correlation_id in ended or not decision.allowed
-        if not over and not evidence.is_disturbed(decision.at_ms, latest_ms, RELAY):
+        if not over and not evidence.is_disturbed(decision.at_ms, latest_ms, decision.relay):
             yield Violation("no outcome", decision.correlation_id, "none in the audit")
 
 
 def _late_outcome(history: History, evidence: Evidence) -> Iterator[Violation]:
     for call in history.calls:
         # The deadline of a runtime is its own, and counts also while its link is disturbed.
-        is_remote = call.link != AGENT_LINK
-        if call.is_given_up and not is_remote:
+        if call.is_given_up and not call.is_remote:
             continue
         is_late = evidence.is_overdue(call.began_ms, call.ended_ms, call.deadline_ms)
-        if is_late and (is_remote or not evidence.is_disturbed(call.began_ms, call.ended_ms, AGENT_LINK)):
+        if is_late and (call.is_remote or not evidence.is_disturbed(call.began_ms, call.ended_ms, call.link)):
             yield Violation(
                 "late outcome", call.trace_id, f"{call.ended_ms - call.began_ms} ms at its caller"
             )
@@ -68,16 +72,17 @@ def _late_outcome(history: History, evidence: Evidence) -> Iterator[Violation]:
 
 
 def _ran_twice(history: History, _: Evidence) -> Iterator[Violation]:
-    for trace_id, count in Counter(run.trace_id for run in history.runs).items():
+    keys = {call.trace_id: call.key for call in history.calls if call.key is not None}
+    for one, count in Counter(keys.get(run.trace_id, run.trace_id) for run in history.runs).items():
         if count > 1:
-            yield Violation("ran twice", trace_id, f"{count} runs")
+            yield Violation("ran twice", one, f"{count} runs")
 
 
 def _wrong_answer(history: History, _: Evidence) -> Iterator[Violation]:
     for call in history.calls:
         for answer in call.answers:
             is_own = answer.request_id == call.trace_id
-            is_echo = (answer.message, answer.node_id) == (call.trace_id, call.node_id)
+            is_echo = (answer.message, answer.node_id) == (call.key or call.trace_id, call.node_id)
             if not is_own or (answer.code == "ok" and not is_echo):
                 yield Violation("wrong answer", call.trace_id, repr(answer))
     nodes = {call.trace_id: call.node_id for call in history.calls}
@@ -104,11 +109,20 @@ def _record_without_end(history: History, _: Evidence) -> Iterator[Violation]:
     for record in history.recorded:
         events.setdefault(record.trace_id, Counter())[record.event] += 1
     for call in history.calls:
-        if call.link == AGENT_LINK:
+        if not call.is_remote:
             continue
         found = events.get(call.trace_id, Counter())
         if dict(found) not in ({"started": 1, "ended": 1}, {"refused": 1}):
             yield Violation("record without end", call.trace_id, f"{dict(found)} in the audit of its runtime")
+
+
+def _by_key(history: History) -> dict[str, list[Call]]:
+    """Return the calls of each idempotency key."""
+    found: dict[str, list[Call]] = {}
+    for call in history.calls:
+        if call.key is not None:
+            found.setdefault(call.key, []).append(call)
+    return found
 
 
 def _not_healed(history: History, evidence: Evidence) -> Iterator[Violation]:

@@ -19,12 +19,16 @@ RELAY_WAITS_S = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A JSON-RPC answer as the caller got it: what it says of itself, and ``ok`` or the code of its error."""
+    """A JSON-RPC answer as the caller got it: what it says of itself, and ``ok`` or the code of its error.
+
+    ``run`` is the id that a run returns of a tool that is not idempotent.
+    """
 
     request_id: object
     code: str
     message: object = None
     node_id: object = None
+    run: object = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +36,13 @@ class Call:
     """A call in the caller's log.
 
     Attributes:
-        trace_id: its own; also the message that it sends, and the id of its request.
+        trace_id: its own; also the id of its request, and the message that it sends without a key.
         answers: none, if its connection broke or its caller gave up.
         link: the one that it uses.
         deadline_ms: that of the relay, or of the caller itself.
         is_given_up: whether the caller did not wait any longer.
+        relay: the one that it is made by way of.
+        key: its idempotency key, which other calls may have too; then also the message that it sends.
     """
 
     trace_id: str
@@ -47,6 +53,13 @@ class Call:
     link: str = AGENT_LINK
     deadline_ms: int = DEADLINE_MS
     is_given_up: bool = False
+    relay: str = RELAY
+    key: str | None = None
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether it is a call by remote tools, whose deadline is its own."""
+        return self.link == NODE_LINK
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +148,7 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """A call that the relay's audit allows or denies.
+    """A call that the audit of ``relay`` allows or denies.
 
     ``is_prompt``: it is to end by echo's deadline; it neither follows nor waits for events.
     """
@@ -144,6 +157,7 @@ class Decision:
     at_ms: int
     allowed: bool
     is_prompt: bool = True
+    relay: str = RELAY
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,8 +238,9 @@ class History:
 
 def summary(history: History) -> str:
     """Return in one line how many calls there were, how they ended, and how much the journals hold."""
-    plain = [call for call in history.calls if call.link == AGENT_LINK]
-    remote = [call for call in history.calls if call.link != AGENT_LINK]
+    plain = [call for call in history.calls if not call.is_remote and call.key is None]
+    keyed = [call for call in history.calls if call.key is not None]
+    remote = [call for call in history.calls if call.is_remote]
     samples = [sample for following in history.followings for sample in following.samples]
     lost = sum(sample.lost for sample in samples)
     codes = Counter(reply.code for request in history.requests for reply in request.replies)
@@ -233,6 +248,7 @@ def summary(history: History) -> str:
     return "; ".join(
         (
             f"{len(plain)} calls ({_ends(plain)})",
+            f"{len(keyed)} for {len({call.key for call in keyed})} keys ({_ends(keyed)})",
             f"{len(remote)} by remote tools ({_ends(remote)})",
             f"{len(samples)} samples and {lost} counted as lost in {len(history.followings)} streams",
             f"{len(history.requests)} requests for callers' tools ({_counted(codes)})",

@@ -10,19 +10,22 @@ from typing import Any
 
 from relay.audit.chain import numbered
 from relay.audit.verify import parsed
-from tests.chaos.history import Decision, Fault, Outcome, Run
+from tests.chaos.history import RELAY, Decision, Fault, Outcome, Run
 
-_ECHO = ".echo.invoke"
+_PROMPT = (".echo.invoke", ".relays.set")
+"""How the names of tools end whose calls end by echo's deadline."""
 
 
-def audit(path: Path) -> tuple[list[Decision], list[Outcome]]:
-    """Return the decisions and the outcomes in the audit whose newest file is ``path``."""
+def audit(path: Path, relay: str = RELAY) -> tuple[list[Decision], list[Outcome]]:
+    """Return the decisions and the outcomes in the audit of ``relay``, whose newest file is ``path``."""
     decisions, outcomes = [], []
     for line in _lines([*(file for _, file in numbered(path)), path]):
         correlation_id, at_ms = line.get("correlation_id"), line.get("ts_ms")
         if "decision" in line:
             is_allowed = line["decision"] == "allow"
-            decisions.append(Decision(str(correlation_id), int(str(at_ms)), is_allowed, _is_prompt(line)))
+            decisions.append(
+                Decision(str(correlation_id), int(str(at_ms)), is_allowed, _is_prompt(line), relay)
+            )
         elif "outcome" in line:
             took_ms = float(line["duration_ms"])
             outcomes.append(Outcome(str(correlation_id), int(str(at_ms)), took_ms, _is_prompt(line)))
@@ -30,7 +33,7 @@ def audit(path: Path) -> tuple[list[Decision], list[Outcome]]:
 
 
 def _is_prompt(line: Mapping[str, Any]) -> bool:
-    return str(line.get("tool")).endswith(_ECHO)
+    return str(line.get("tool")).endswith(_PROMPT)
 
 
 def runs(log: Path, node_id: str) -> list[Run]:

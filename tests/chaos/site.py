@@ -1,14 +1,16 @@
-"""A broker, a relay and nodes in processes of their own, connected by proxies that make faults.
+"""A broker, relays and nodes in processes of their own, connected by proxies that make faults.
 
-The relay serves over TLS; its public URL is that of the proxy to which the nodes connect. Must not choose
-faults.
+The relays serve over TLS; their public URL is that of the proxy by which nodes connect to the first. Several
+are joined by nats-servers, and nodes know each of them. Must not choose faults.
 """
 
 import asyncio
+import shutil
 import sys
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from kubelet.config import default_socket
@@ -16,15 +18,18 @@ from relay.config import StateFiles
 from relay.demo.local_system import start_broker
 from relay.demo.plan import Plan
 from relay.demo.processes import Processes
-from schemas.addresses import BrokerAddress
 from schemas.files import PRIVATE, write_atomic
 from schemas.identity_files import IdentityFiles
+from tests.chaos import once_kind
 from tests.chaos.history import RELAY_WAITS_S, Disturbance
-from tests.chaos.schedule import End, Fault, Link, Program
-from tests.fakes.fault_proxy import FaultProxy, LinkFault
+from tests.chaos.proxies import Proxies
+from tests.chaos.schedule import Fault
+from tests.chaos.servers import Servers
+from tests.chaos.topology import End, Link, Program, RelayParts, Topology
+from tests.fakes.fault_proxy import LinkFault
 from tests.fakes.ports import unused_port
 
-_START_S = 60.0
+_START_S = 90.0
 
 
 def now_ms() -> int:
@@ -36,61 +41,66 @@ class Site:
     """The parts of one run, in ``directory``.
 
     Attributes:
+        plans: where each relay is.
+        proxies: what is in front of each part.
         nodes: the id of each node.
+        prefixes: what the command of a program is prefixed with: a program that starts another.
         disturbances: what was done to links and processes so far.
     """
 
-    def __init__(
-        self, directory: Path, processes: Processes, plan: Plan, proxies: dict[Link, FaultProxy]
-    ) -> None:
+    def __init__(self, directory: Path, topology: Topology, processes: Processes, proxies: Proxies) -> None:
         self.directory = directory
+        self.topology = topology
         self.processes = processes
-        self.plan = plan
+        self.proxies = proxies
+        self.plans: Mapping[Program, Plan] = {
+            relay.program: _plan(directory, relay.program, proxies) for relay in topology.relays
+        }
         self.nodes: dict[Program, str] = {}
+        self.prefixes: dict[Program, Sequence[str]] = {}
         self.disturbances: list[Disturbance] = []
-        self._proxies = proxies
+        self._servers = Servers(directory, topology.servers, proxies)
 
     @classmethod
     @asynccontextmanager
-    async def running(cls, directory: Path, nodes: Sequence[Program]) -> AsyncIterator["Site"]:
-        """Hold the parts, which all run; ``nodes`` are enrolled."""
-        listen, broker = unused_port(), unused_port()
-        plan = Plan(directory, StateFiles(directory / "relay"), listen, 0, broker)
-        targets = {
-            Link.AGENT_RELAY: listen,
-            Link.NODE_RELAY: listen,
-            Link.NODE_BROKER: broker,
-            Link.RELAY_BROKER: broker,
-        }
+    async def stopped(cls, directory: Path, topology: Topology) -> AsyncIterator["Site"]:
+        """Hold the parts, of which none runs but the proxies."""
         async with AsyncExitStack() as stack:
-            proxies = {
-                link: await stack.enter_async_context(FaultProxy(BrokerAddress("127.0.0.1", port)).running())
-                for link, port in targets.items()
-            }
+            proxies = await stack.enter_async_context(Proxies.running(topology))
             processes = await stack.enter_async_context(Processes.running(directory))
-            site = cls(directory, processes, plan, proxies)
-            await site._start_all(nodes)
+            yield cls(directory, topology, processes, proxies)
+
+    @classmethod
+    @asynccontextmanager
+    async def running(cls, directory: Path, topology: Topology) -> AsyncIterator["Site"]:
+        """Hold the parts, which all run; the nodes are enrolled."""
+        async with cls.stopped(directory, topology) as site:
+            await site.start_all()
             yield site
-            site.disturbances.append(Disturbance(Program.RELAY, now_ms(), now_ms()))
+            ended_ms = now_ms()
+            site.disturbances += [Disturbance(program, ended_ms, ended_ms) for program in site.plans]
+
+    @property
+    def plan(self) -> Plan:
+        """Where the first relay is."""
+        return self.plans[Program.RELAY]
 
     @property
     def public_url(self) -> str:
         """What nodes pin, and agents' tokens are for."""
-        return f"https://{self._proxies[Link.NODE_RELAY].address.host}:{self._port(Link.NODE_RELAY)}"
+        return self._url(self.topology.relays[0].nodes)
 
-    @property
-    def agent_url(self) -> str:
-        """Where agents connect."""
-        return f"https://127.0.0.1:{self._port(Link.AGENT_RELAY)}"
+    def agent_url(self, relay: RelayParts) -> str:
+        """Return where agents of a relay connect."""
+        return self._url(relay.agents)
 
-    @property
-    def relay_url(self) -> str:
-        """The relay itself, which no fault can be in front of."""
-        return f"https://127.0.0.1:{self.plan.relay_port}"
+    def relay_url(self, program: Program) -> str:
+        """Return a relay itself, which no fault can be in front of."""
+        return f"https://127.0.0.1:{self.plans[program].relay_port}"
 
     @property
     def roots(self) -> str:
-        """The roots of the certificate that the relay serves with."""
+        """The roots of the certificates that the relays serve with."""
         return "".join(file.read_text("ascii") for file in sorted(self.plan.state.ca.glob("*.pem")))
 
     async def token(self, sub: str, *scopes: str) -> str:
@@ -103,62 +113,87 @@ class Site:
         """Return the socket of a node's local agents."""
         return default_socket(self.state(node))
 
-    async def make(self, fault: Fault) -> None:
-        """Have ``fault`` happen, and return when it is over, and a process has been started again."""
-        began_ms = now_ms()
-        if isinstance(fault.target, Link) and isinstance(fault.kind, LinkFault):
-            proxy = self._proxies[fault.target]
-            begun = proxy.begin(fault.kind, fault.which)
-            await asyncio.sleep(fault.for_s)
-            proxy.end(begun)
-        elif isinstance(fault.target, Program):
-            end = self.processes.kill if fault.kind is End.SIGKILL else self.processes.stop
-            await end(fault.target)
-            await asyncio.sleep(fault.for_s)
-            async with asyncio.timeout(_START_S):
-                await self._start(fault.target)
-        self.disturbances.append(Disturbance(fault.target, began_ms, now_ms()))
-
     def state(self, program: Program) -> Path:
-        """Return the state directory of the relay or of a node."""
-        return self.plan.state.root if program is Program.RELAY else self.directory / f"{program}.state"
+        """Return the state directory of a relay or of a node."""
+        plan = self.plans.get(program)
+        return plan.state.root if plan is not None else self.directory / f"{program}.state"
 
     def log(self, program: Program) -> Path:
         """Return the log of a process."""
         return self.processes.log(program)
 
-    async def _start_all(self, nodes: Sequence[Program]) -> None:
+    async def make(self, fault: Fault) -> None:
+        """Have ``fault`` happen, and return when it is over, and a process has been started again."""
+        began_ms = now_ms()
+        if isinstance(fault.target, Link) and isinstance(fault.kind, LinkFault):
+            async with self.proxies.disturbed(fault.target, fault.kind, fault.which):
+                await asyncio.sleep(fault.for_s)
+        elif isinstance(fault.target, Program):
+            end = self.processes.kill if fault.kind is End.SIGKILL else self.processes.stop
+            await end(fault.target)
+            await asyncio.sleep(fault.for_s)
+            async with asyncio.timeout(_START_S):
+                await self.start(fault.target)
+        self.disturbances.append(Disturbance(fault.target, began_ms, now_ms()))
+
+    async def start_all(self) -> None:
+        """Start every part, and return when the relays listen, and the nodes are enrolled."""
+        first, *others = self.topology.relays
+        if self.topology.servers:
+            once_kind.install(self.directory / "packages")
         async with asyncio.timeout(_START_S):
             await self._relay("ca", "init")
-            await self._start(Program.BROKER)
-            await self._start(Program.RELAY)
-            token = await self._join_token(len(nodes))
-            await asyncio.gather(*(self._enrol(node, token) for node in nodes))
-            for node in nodes:
-                await self._start(node)
+            await self.start(Program.BROKER)
+            for server in self.topology.servers:
+                await self.start(server)
+            await self.start(first.program)
+            token = await self._join_token(len(self.topology.nodes))
+            await asyncio.gather(*(self._enrol(node, token) for node in self.topology.nodes))
+            await self.token("agent")  # the key of tokens is made, which the relays have in common
+            for relay in others:
+                state = self.plans[relay.program].state
+                shutil.copytree(self.plan.state.ca, state.ca)
+                shutil.copy2(self.plan.state.token_key, state.token_key)
+                await self.start(relay.program)
+            for node in self.topology.nodes:
+                await self.start(node)
 
-    async def _start(self, program: Program) -> None:
-        match program:
-            case Program.BROKER:
-                await start_broker(self.plan, self.processes)
-            case Program.RELAY:
-                await self.processes.start(program, self._relay_command())
-                await self.processes.until_listening(self.plan.relay_port)
-            case _:
-                broker = self._proxies[Link.NODE_BROKER].address
-                options = ["--loopback-port", "0", "--broker", str(broker)]
-                command = _python("kubelet", "run", "--state-dir", self.state(program), *options)
-                await self.processes.start(program, command)
+    async def start(self, program: Program) -> None:
+        """Start a process, and return when it listens; a node does not."""
+        if program is Program.BROKER:
+            await start_broker(self.plan, self.processes)
+        elif program in self.topology.servers:
+            await self._servers.start(program, self.processes)
+        elif program in self.plans:
+            await self.processes.start(program, self._relay_command(program))
+            await self.processes.until_listening(self.plans[program].relay_port)
+        else:
+            await self.processes.start(program, self._node_command(program))
 
-    def _relay_command(self) -> list[str]:
-        return _python(
+    def _relay_command(self, program: Program) -> list[str]:
+        plan = self.plans[program]
+        return self._python(
+            program,
             "relay",
             "run",
-            *("--listen", f"127.0.0.1:{self.plan.relay_port}", "--public-url", self.public_url, "--tls-own"),
-            *("--broker", str(self._proxies[Link.RELAY_BROKER].address)),
+            *("--listen", f"127.0.0.1:{plan.relay_port}", "--public-url", self.public_url, "--tls-own"),
+            *("--broker", str(self.proxies.address(Link.RELAY_BROKER))),
             *("--caller-timeout", f"{RELAY_WAITS_S:g}s"),
-            *("--state-dir", self.plan.state.root),
+            *("--state-dir", plan.state.root),
+            *self._servers.options(program, self.topology),
+            *self._kinds,
         )
+
+    def _node_command(self, program: Program) -> list[str]:
+        options = ["--loopback-port", "0", "--broker", str(self.proxies.address(Link.NODE_BROKER))]
+        relays = [option for one in self.topology.relays[1:] for option in ("--relay", self._url(one.nodes))]
+        several = ("--relay", self.public_url, *relays) if relays else ()
+        state = self.state(program)
+        return self._python(program, "kubelet", "run", "--state-dir", state, *options, *several, *self._kinds)
+
+    @property
+    def _kinds(self) -> tuple[str, ...]:
+        return ("--kinds", once_kind.KIND) if self.topology.servers else ()
 
     async def _join_token(self, uses: int) -> Path:
         options = ("--public-url", self.public_url, "--uses", str(uses))
@@ -168,17 +203,31 @@ class Site:
 
     async def _enrol(self, node: Program, token: Path) -> None:
         state = self.state(node)
-        command = _python("kubelet", "enroll", self.public_url, "--token-file", token, "--state-dir", state)
+        command = self._python(
+            node, "kubelet", "enroll", self.public_url, "--token-file", token, "--state-dir", state
+        )
         await self.processes.output(command)
         self.nodes[node] = IdentityFiles(state).read().node_id
 
     async def _relay(self, *arguments: str) -> str:
-        command = _python("relay", *arguments, "--state-dir", self.plan.state.root)
-        return await self.processes.output(command)
+        state = ("--state-dir", self.plan.state.root)
+        return await self.processes.output(_command("relay", *arguments, *state))
 
-    def _port(self, link: Link) -> int:
-        return self._proxies[link].address.port
+    def _url(self, link: Link) -> str:
+        return f"https://127.0.0.1:{self.proxies.address(link).port}"
+
+    def _python(self, program: Program, package: str, *arguments: str | Path) -> list[str]:
+        packages = ("env", f"PYTHONPATH={self.directory / 'packages'}") if self.topology.servers else ()
+        return [*self.prefixes.get(program, ()), *packages, *_command(package, *arguments)]
 
 
-def _python(package: str, *arguments: str | Path) -> list[str]:
+def _plan(directory: Path, program: Program, proxies: Proxies) -> Plan:
+    state = StateFiles(directory / program)
+    plan = Plan(directory, state, proxies.target_port(program), 0, proxies.target_port(Program.BROKER))
+    if program is not Program.RELAY:
+        state.root.mkdir(mode=0o700)
+    return replace(plan, loopback_port=unused_port())
+
+
+def _command(package: str, *arguments: str | Path) -> list[str]:
     return [sys.executable, "-P", "-m", package, *map(str, arguments)]

@@ -1,5 +1,6 @@
 """The checker finds each sort of violation that is planted, and nothing in a history that is right."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -239,3 +240,90 @@ def test_what_follows_or_waits_may_last_and_have_no_outcome_when_the_relay_ends(
     unended = replace(lasting, outcomes=RIGHT.outcomes)
     assert sorts(unended) == ["no outcome"]
     assert sorts(disturbed(unended, RELAY, NOW + 90_000, NOW + 90_000)) == []
+
+
+ELSEWHERE = "relay-2"
+FIRST = Call("ee", "node-0", NOW, NOW + 20, (Answer("ee", "ok", "key", "node-0", "R1"),), key="key")
+REPEATED = Call(
+    "ff",
+    "node-0",
+    NOW + 30,
+    NOW + 50,
+    (Answer("ff", "ok", "key", "node-0", "R1"),),
+    "agent-relay-2",
+    relay=ELSEWHERE,
+    key="key",
+)
+
+
+def repeated(*calls: Call, runs: Sequence[Run] = (Run("ee", "E", "node-0"),)) -> History:
+    """Return a history with calls under one key, and their runs."""
+    return replace(RIGHT, calls=[*RIGHT.calls, *calls], runs=[*RIGHT.runs, *runs])
+
+
+def test_a_call_that_is_repeated_by_way_of_another_relay_and_runs_once_is_right() -> None:
+    assert sorts(repeated(FIRST, REPEATED)) == []
+    unknown = replace(REPEATED, answers=(Answer("ff", "E_DEADLINE_EXCEEDED"),))
+    assert sorts(repeated(FIRST, unknown)) == []
+    offline = replace(FIRST, answers=(Answer("ee", "E_NODE_OFFLINE"),))
+    assert sorts(repeated(offline, REPEATED, runs=[Run("ff", "F", "node-0")])) == []
+
+
+@pytest.mark.parametrize(
+    ("found", "history"),
+    [
+        pytest.param(
+            ["two outcomes", "ran twice"],
+            repeated(
+                FIRST,
+                replace(REPEATED, answers=(Answer("ff", "ok", "key", "node-0", "R2"),)),
+                runs=[Run("ee", "E", "node-0"), Run("ff", "F", "node-0")],
+            ),
+            id="two outcomes by way of two relays",
+        ),
+        pytest.param(
+            ["ran twice"],
+            repeated(
+                replace(FIRST, answers=(Answer("ee", "E_DEADLINE_EXCEEDED"),)),
+                REPEATED,
+                runs=[Run("ee", "E", "node-0"), Run("ff", "F", "node-0")],
+            ),
+            id="run again after a repetition by way of another relay",
+        ),
+        pytest.param(
+            ["ran after refused"],
+            repeated(replace(FIRST, answers=(Answer("ee", "E_NODE_OFFLINE"),))),
+            id="refused for want of a relay that holds the node",
+        ),
+        pytest.param(
+            ["wrong answer"],
+            repeated(replace(FIRST, answers=(Answer("ee", "ok", "another", "node-0", "R1"),))),
+            id="the outcome of another key",
+        ),
+        pytest.param(
+            ["no outcome"],
+            disturbed(repeated(FIRST, replace(REPEATED, answers=())), RELAY),
+            id="a broken connection to a relay, while another ended",
+        ),
+        pytest.param(
+            ["no outcome"],
+            disturbed(
+                replace(
+                    RIGHT, decisions=[*RIGHT.decisions, Decision("E", NOW, allowed=True, relay=ELSEWHERE)]
+                ),
+                RELAY,
+            ),
+            id="no outcome in the audit of a relay, while another ended",
+        ),
+    ],
+)
+def test_what_is_planted_in_calls_by_way_of_several_relays_is_found(
+    found: list[str], history: History
+) -> None:
+    assert sorts(history) == found
+
+
+@pytest.mark.parametrize("what", ["agent-relay-2", ELSEWHERE])
+def test_a_caller_that_its_own_relay_cut_off_does_not_know_the_outcome(what: str) -> None:
+    history = repeated(FIRST, replace(REPEATED, answers=()))
+    assert sorts(disturbed(history, what, NOW, NOW + 40)) == []

@@ -2,7 +2,10 @@
 
 from itertools import chain, pairwise
 
-from tests.chaos.schedule import PROGRAMS, ROUND, End, Link, rounds
+import pytest
+
+from tests.chaos.schedule import ROUND, rounds
+from tests.chaos.topology import ONE_RELAY, THREE_RELAYS, End, Link, Topology
 from tests.fakes.fault_proxy import LinkFault
 
 
@@ -17,7 +20,7 @@ def test_there_are_as_many_faults_as_were_asked_for() -> None:
 
 def test_the_faults_of_one_process_follow_each_other() -> None:
     for faults in rounds(7, 1000):
-        for target in PROGRAMS:
+        for target in ONE_RELAY.programs:
             own = [fault for fault in faults if fault.target is target]
             assert all(one.at_s + one.for_s <= following.at_s for one, following in pairwise(own))
 
@@ -27,18 +30,20 @@ def test_those_of_a_link_overlap() -> None:
     assert any(one.at_s + one.for_s > following.at_s > one.at_s for one, following in pairwise(faults))
 
 
-def test_every_part_and_kind_of_fault_occurs() -> None:
-    faults = list(chain.from_iterable(rounds(7, 2000)))
-    assert {fault.target for fault in faults} == {*Link, *PROGRAMS}
+@pytest.mark.parametrize("topology", [ONE_RELAY, THREE_RELAYS], ids=["one relay", "three relays"])
+def test_every_part_and_kind_of_fault_occurs(topology: Topology) -> None:
+    faults = list(chain.from_iterable(rounds(7, 2000, topology)))
+    assert {fault.target for fault in faults} == topology.weights.keys()
     assert {fault.kind for fault in faults} == {*LinkFault, *End}
-    for program in PROGRAMS:
+    for program in topology.programs:
         assert {fault.kind for fault in faults if fault.target is program} == set(End)
 
 
-def test_bytes_are_changed_only_where_tls_notices_it() -> None:
+@pytest.mark.parametrize("topology", [ONE_RELAY, THREE_RELAYS], ids=["one relay", "three relays"])
+def test_bytes_are_changed_only_where_tls_notices_it(topology: Topology) -> None:
     changed = {
         fault.target
-        for fault in chain.from_iterable(rounds(7, 2000))
+        for fault in chain.from_iterable(rounds(7, 2000, topology))
         if fault.kind in {LinkFault.CORRUPT, LinkFault.REORDER}
     }
-    assert changed == {Link.AGENT_RELAY, Link.NODE_RELAY}
+    assert changed == {link for relay in topology.relays for link in (relay.agents, relay.nodes)}

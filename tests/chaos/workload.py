@@ -4,7 +4,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -15,9 +15,11 @@ from schemas.tls import client_context
 from tests.chaos.agents import Agent
 from tests.chaos.callers import Callers
 from tests.chaos.followers import Followers
+from tests.chaos.history import History
 from tests.chaos.lenders import Lender, Requester
 from tests.chaos.runtimes import Runtime
 from tests.chaos.site import Site
+from tests.chaos.topology import ONE_RELAY, RelayParts
 
 _CALLERS = 4
 _PERIOD_S = 0.2
@@ -31,12 +33,14 @@ IsRight = Callable[[int], Awaitable[bool]]
 
 async def plain_callers(site: Site, directory: Path) -> Callers:
     """Return the callers of a site, whose journal is in ``directory``."""
-    return Callers(await _agent(site, "agent"), directory / "calls.jsonl")
+    return Callers(await agent_of(site, "agent"), directory / "calls.jsonl")
 
 
-async def _agent(site: Site, sub: str, *scopes: str) -> Agent:
+async def agent_of(site: Site, sub: str, *scopes: str, relay: RelayParts = ONE_RELAY.relays[0]) -> Agent:
+    """Return an agent of ``relay``, whose token allows ``scopes``."""
     host = urlsplit(site.public_url).netloc
-    return Agent(site.agent_url, host, await site.token(sub, *scopes), client_context(site.roots))
+    token = await site.token(sub, *scopes)
+    return Agent(site.agent_url(relay), host, token, client_context(site.roots))
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +49,7 @@ class Workload:
 
     site: Site
     chance: random.Random
-    callers: Callers
+    plain: Callers
     followers: tuple[Followers, ...]
     lenders: tuple[Lender, ...]
     requesters: tuple[Requester, ...]
@@ -54,9 +58,9 @@ class Workload:
     @classmethod
     async def of(cls, site: Site, directory: Path, chance: random.Random) -> "Workload":
         """Return the agents, whose journals are in ``directory``."""
-        callers = await plain_callers(site, directory)
+        plain = await plain_callers(site, directory)
         lenders = [
-            Lender(name, await _agent(site, name, SESSION_SCOPE), directory / "served.jsonl", chance)
+            Lender(name, await agent_of(site, name, SESSION_SCOPE), directory / "served.jsonl", chance)
             for name in _LENDERS
         ]
         ca = site.plan.state.ca
@@ -64,8 +68,8 @@ class Workload:
         return cls(
             site,
             chance,
-            callers,
-            tuple(Followers(callers.agent, directory / "followings.jsonl") for _ in range(_FOLLOWERS)),
+            plain,
+            tuple(Followers(plain.agent, directory / "followings.jsonl") for _ in range(_FOLLOWERS)),
             tuple(lenders),
             tuple(
                 Requester(part, node_id, lender, site.socket(part), directory / "requests.jsonl")
@@ -84,6 +88,11 @@ class Workload:
             ),
         )
 
+    @property
+    def callers(self) -> tuple[Callers, ...]:
+        """Those that call echo."""
+        return (self.plain,)
+
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Have the agents work until the end of the block. What was begun then is ended, but for streams."""
@@ -99,7 +108,7 @@ class Workload:
             ]
             ending = [
                 *(
-                    group.create_task(self.callers.keep_calling(nodes, self.chance, _PERIOD_S))
+                    group.create_task(self.plain.keep_calling(nodes, self.chance, _PERIOD_S))
                     for _ in range(_CALLERS)
                 ),
                 *(group.create_task(one.keep_requesting(self.chance)) for one in self.requesters),
@@ -108,7 +117,7 @@ class Workload:
             try:
                 yield
             finally:
-                self.callers.stop()
+                self.plain.stop()
                 for requester in self.requesters:
                     requester.stop()
                 for runtime in self.runtimes:
@@ -116,6 +125,17 @@ class Workload:
             await asyncio.wait(ending)
             for task in lasting:
                 task.cancel()
+
+    def added_to(self, history: History) -> History:
+        """Return ``history`` with what the agents saw."""
+        return replace(
+            history,
+            calls=[*self.plain.calls, *(call for one in self.runtimes for call in one.calls)],
+            recorded=[record for one in self.runtimes for record in one.records],
+            followings=[following for one in self.followers for following in one.followings],
+            requests=[request for one in self.requesters for request in one.requests],
+            served=[served for one in self.lenders for served in one.served.values()],
+        )
 
     def parts(self) -> dict[str, IsRight]:
         """Return what has to work, by its name: it is asked whether it has worked since a time."""

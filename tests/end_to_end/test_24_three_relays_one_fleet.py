@@ -1,11 +1,15 @@
 """24. Three relays share one fleet, with a node behind each.
 
-Steps: each relay lists all nodes and calls each of them · one is killed under load: no call of a node
-elsewhere fails, and each call of its node ends in time · its node connects to another relay, and is called
-there · the servers that join them stop: each relay serves its own node, and says so · they are back.
+Steps: each relay lists all nodes and calls each of them · agents of two follow the node of the other · one
+is killed under load: no call of a node elsewhere fails, and each call of its node ends in time · its node
+connects to another relay, and is called there · the servers that join them stop: each relay serves its own
+node, and says so · a node is revoked at another relay than its own meanwhile · they are back, and the node is
+out.
 """
 
 import asyncio
+import json
+import os
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
@@ -19,6 +23,7 @@ from relay.broker.program import find_nats_server
 from relay.demo.local_system import LocalSystem, fleet_command, start_system, until_listed
 from relay.demo.more_relays import SERVER, FurtherRelay, start_cluster_server, start_more_relays
 from relay.demo.processes import Processes
+from relay.pki.authority import CertificateAuthority
 from schemas.process.status_socket import read_status
 from tests.fakes.demo import error_of, plan_below
 from tests.fakes.polling import until
@@ -73,6 +78,26 @@ async def until_called(client: Client, node_id: str, wanted: str = "ok") -> None
             await asyncio.sleep(0.1)
 
 
+async def follow(client: Client, node_id: str, count: int) -> list[int]:
+    """Follow the node by a call that stays open, and return the node's times of ``count`` samples."""
+    times: asyncio.Queue[int] = asyncio.Queue()
+
+    async def noted(progress: float, total: float | None, message: str | None) -> None:  # noqa: ARG001 - by name
+        sample = json.loads(message or "null")
+        assert sample["node_id"] == node_id
+        times.put_nowait(sample["ts_ms"])
+
+    tool = f"sys.{node_id}.sysmetrics.subscribe"
+    call = asyncio.create_task(
+        client.call_tool(tool, {"interval_ms": 1000, "include": ["load"]}, progress_callback=noted)
+    )
+    try:
+        return [await times.get() for _ in range(count)]
+    finally:
+        call.cancel()
+        await asyncio.wait([call])
+
+
 async def load(client: Client, node_id: str, ended: list[tuple[str, float]]) -> None:
     """Call the node until cancelled, and note how each call has ended and how long it took."""
     while True:
@@ -91,6 +116,12 @@ async def test_three_relays_are_one_fleet_also_when_one_of_them_is_killed(story:
             for node_id in story.nodes:
                 assert await called(client, node_id) == "ok"
         assert [story.cluster_of(system) for system in story.systems] == [(True, True)] * 3
+
+        # The node of the second is followed at the first and at the third, and samples once for both.
+        followed = story.nodes[1]
+        seen, elsewhere = await asyncio.gather(*(follow(clients[at], followed, 5) for at in (0, 2)))
+        assert seen == sorted(set(seen))
+        assert len(set(seen[2:]) & set(elsewhere)) >= 2
 
         # The third relay is killed while its node, and that of the second, are called through the first.
         agent, (_, second, third) = clients[0], story.nodes
@@ -128,6 +159,10 @@ async def test_three_relays_are_one_fleet_also_when_one_of_them_is_killed(story:
             await asyncio.to_thread(find_nats_server),
             story.first.plan.directory / "cluster.conf",
         )
+        ca = CertificateAuthority(story.first.plan.state.ca, lambda: time.time_ns() // 1_000_000, os.urandom)
+        (kid,) = await asyncio.to_thread(ca.revoke, second)
+        assert await called(clients[1], second) == "ok"
         await story.processes.start(SERVER, [str(program), "-c", str(config)])
-        await until_called(agent, second)
         await until_called(clients[1], story.nodes[0])
+        await until_called(clients[1], second, "E_ATTESTATION_FAILED")
+        assert kid in (story.more[0].plan.state.ca / "ledger.jsonl").read_text("ascii")

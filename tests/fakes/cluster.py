@@ -3,7 +3,7 @@
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,8 +14,9 @@ from relay.cluster.assembly import ClusterPart, assemble
 from relay.cluster.presence import Effects
 from relay.config import ClusterConfig
 from relay.observability.metrics import Metrics
+from relay.routing.authority_port import AnswerAuthority
 from relay.routing.cluster_messages import command_subject
-from relay.routing.nats import NoResponderError
+from relay.routing.peers import NoResponderError
 from relay.routing.port import (
     AnnounceHandler,
     Command,
@@ -24,42 +25,63 @@ from relay.routing.port import (
     NodeRef,
     NodeRouter,
 )
+from relay.shared_ledger import SharedLedger
+from schemas.errors import Failure, ToolError
 from schemas.frame_types import FrameType
 from schemas.registry import SchemaRegistry
 from schemas.ulids import UlidSource
 from tests.fakes.cluster_server import FLEET
-from tests.fakes.environment import FakeEnvironment, config, fake_environment
+from tests.fakes.environment import PUBLIC_URL, FakeEnvironment, config, fake_environment
 from tests.fakes.hub import counted
 from tests.fakes.polling import BOUND_S, until
 from tests.fakes.routers import ScriptedRouter
 
 TENANT = "acme"
+ISSUER = "ab" * 32
 
 
 @dataclass
 class HeldNodes:
-    """The nodes of one relay, as ``NodeFrames`` tells of them."""
+    """The nodes of one relay, as ``NodeFrames`` tells of them.
+
+    Attributes:
+        sent: what was sent to nodes: the node, the type and the payload of each frame.
+        refusals: what sending raises instead, one after the other.
+    """
 
     ulids: UlidSource
     handlers: list[ConnectionHandler] = field(default_factory=list)
     sessions: dict[str, NodeRef] = field(default_factory=dict)
+    readers: dict[FrameType, FrameHandler] = field(default_factory=dict)
+    sent: list[tuple[str, FrameType, Mapping[str, Any]]] = field(default_factory=list)
+    refusals: list[ToolError] = field(default_factory=list)
 
     def on_connection(self, handler: ConnectionHandler) -> None:
         """Tell ``handler`` of every node that connects or is lost."""
         self.handlers.append(handler)
 
-    def on_frame(self, _frame_type: FrameType, _handler: FrameHandler) -> None:
-        """Have no frames."""
+    def on_frame(self, frame_type: FrameType, handler: FrameHandler) -> None:
+        """Give ``handler`` the frames of that type."""
+        self.readers[frame_type] = handler
 
     def on_announce(self, _handler: AnnounceHandler) -> None:
         """Have no announces."""
 
-    def send(self, _node_id: str, _frame_type: FrameType, _payload: Mapping[str, Any]) -> None:
-        """Send nothing."""
+    def send(self, node_id: str, frame_type: FrameType, payload: Mapping[str, Any]) -> None:
+        """Send a frame to a node that is connected."""
+        if self.refusals:
+            raise self.refusals.pop(0)
+        if node_id not in self.sessions:
+            raise ToolError(Failure.NODE_OFFLINE)
+        self.sent.append((node_id, frame_type, payload))
 
-    def connect(self, node_id: str) -> None:
-        """Let ``node_id`` connect."""
-        node = self.sessions[node_id] = NodeRef(TENANT, node_id, self.ulids.new())
+    def receive(self, node_id: str, frame_type: FrameType, payload: Mapping[str, Any]) -> None:
+        """Let ``node_id`` send a frame."""
+        self.readers[frame_type](self.sessions[node_id], payload)
+
+    def connect(self, node_id: str, session_id: str | None = None) -> None:
+        """Let ``node_id`` connect, in a new session if it resumes none."""
+        node = self.sessions[node_id] = NodeRef(TENANT, node_id, session_id or self.ulids.new())
         self._tell(node, connected=True)
 
     def lose(self, node_id: str) -> None:
@@ -77,6 +99,7 @@ class Seen:
 
     Attributes:
         elsewhere: the nodes that are shown as connected to another relay.
+        unsure: the nodes of which it is not known yet which relay had them before.
         changes: every change of that, in order.
     """
 
@@ -84,6 +107,7 @@ class Seen:
     elsewhere: set[str] = field(default_factory=set)
     changes: list[tuple[str, bool]] = field(default_factory=list)
     moved: list[str] = field(default_factory=list)
+    unsure: set[str] = field(default_factory=set)
     let_go_of: list[str] = field(default_factory=list)
 
     def show(self, node_id: str, connected: bool) -> bool:  # noqa: FBT001 - as ``Effects`` has it
@@ -91,6 +115,10 @@ class Seen:
         self.changes.append((node_id, connected))
         (self.elsewhere.add if connected else self.elsewhere.discard)(node_id)
         return True
+
+    def be_unsure(self, node_id: str, whether: bool) -> None:  # noqa: FBT001 - as ``Effects`` has it
+        """Note whether it is not known yet which relay had the node before."""
+        (self.unsure.add if whether else self.unsure.discard)(node_id)
 
     def let_go(self, node_id: str) -> None:
         """End the session of a node."""
@@ -110,15 +138,18 @@ class Member:
 
     @classmethod
     @asynccontextmanager
-    async def joined(
+    async def joined(  # noqa: PLR0913, PLR0917 - the parts that a test may want to have otherwise
         cls,
         cluster: ClusterConfig,
         state: Path,
         registry: SchemaRegistry,
         local: NodeRouter | None = None,
+        ledgers: Sequence[SharedLedger] = (),
+        authority: AnswerAuthority | None = None,
+        public_url: str = PUBLIC_URL,
     ) -> AsyncIterator["Member"]:
-        """Hold a relay that is connected."""
-        wanted = replace(config(state), cluster=cluster)
+        """Hold a relay that is connected, or knows why it is not."""
+        wanted = replace(config(state), cluster=cluster, public_url=public_url)
         fake = fake_environment(wanted, registry)
         ulids = UlidSource(lambda: time.time_ns() // 1_000_000, os.urandom)
         environment = replace(
@@ -126,12 +157,25 @@ class Member:
         )
         nodes, router = HeldNodes(ulids), local or ScriptedRouter()
         seen = Seen(nodes)
-        effects = Effects(seen.let_go, seen.show, seen.moved.append)
-        part = assemble(environment, cluster, local=router, frames=nodes, effects=effects)
+        effects = Effects(seen.let_go, seen.show, seen.moved.append, seen.be_unsure)
+        part = assemble(
+            environment,
+            cluster,
+            local=router,
+            frames=nodes,
+            effects=effects,
+            tenant_of=lambda _node_id: TENANT,
+            ledgers=ledgers,
+            on_thread=asyncio.to_thread,
+            authority=authority,
+            issuer=ISSUER,
+        )
         member = cls(part, nodes, router, replace(fake, environment=environment), seen)
         running = asyncio.create_task(part.run())
         try:
-            await until(lambda: part.connection.is_connected or running.done())
+            await until(
+                lambda: part.connection.is_connected or part.connection.problem is not None or running.done()
+            )
             yield member
             assert not running.done(), running.exception()
         finally:
@@ -145,7 +189,7 @@ class Member:
         self.nodes.connect(node_id)
         async with asyncio.timeout(BOUND_S):
             # What is no command is answered too, and reaches no node.
-            while not await asker.reaches(node_id):  # noqa: ASYNC110 - the server tells nobody what it knows
+            while not await asker.reaches(node_id):  # noqa: ASYNC110 - NATS reports no change of interest
                 await asyncio.sleep(0.001)
 
     async def reaches(self, node_id: str) -> bool:
@@ -159,6 +203,15 @@ class Member:
     def counted(self, side: str, outcome: str) -> float:
         """Return how many commands were counted so."""
         return counted(self.fake.environment.metrics, "cluster_commands_total", side=side, outcome=outcome)
+
+    def counted_entries(self, outcome: str, kind: str) -> float:
+        """Return how many entries of shared ledgers were counted so."""
+        return counted(self.fake.environment.metrics, "cluster_entries_total", kind=kind, outcome=outcome)
+
+    def framed(self, side: str, event: str) -> float:
+        """Return how many one-way frames were counted so."""
+        metrics = self.fake.environment.metrics
+        return counted(metrics, "cluster_messages_total", kind="frame", side=side, event=event)
 
 
 def echo(node_id: str, deadline_ms: int = 5000, **members: Any) -> Command:

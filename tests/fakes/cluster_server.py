@@ -35,7 +35,7 @@ class NatsServer:
         self._others = others
         self._process: subprocess.Popen[bytes] | None = None
         self.credentials = directory / "relay.seed"
-        seed, self._public = new_credentials(os.urandom)
+        seed, self.public_key = new_credentials(os.urandom)
         write_atomic(self.credentials, seed + "\n", PRIVATE)
 
     @property
@@ -51,7 +51,7 @@ class NatsServer:
 
     def config_text(self) -> str:
         """Return what it is configured with."""
-        text = cluster_server_config(self.address, self._directory / "store", self._public, FLEET)
+        text = cluster_server_config(self.address, self._directory / "store", self.public_key, FLEET)
         return text.replace("  users: [\n", f"  users: [\n{self._others}")
 
     def start(self) -> None:
@@ -83,6 +83,13 @@ class NatsServer:
             self._process.terminate()
             self._process.wait(BOUND_S)
             self._process = None
+
+    def kill(self) -> None:
+        """End it without a chance to write anything."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait(BOUND_S)
+        self._process = None
 
     def suspend(self) -> None:
         """Let it neither read nor write, with its connections open."""

@@ -8,43 +8,25 @@ from pathlib import Path
 
 import pytest
 
-from tests.fakes.kind_package import KIND, KindPackage
+from tests.fakes.kind_package import KIND, KindPackage, handler_doing
 from tests.faults.site import NODE, RELAY, Agent, Answer, Site
 
 pytestmark = pytest.mark.processes
 
 ACTS = ["answers", "blocks", "ends the program", "returns nonsense", "returns 100 MB"]
-HANDLER = """
-import threading
-from kubelet.handlers.base import Handler
-
-class RelayBoard(Handler):
-    def __init__(self, node_id, now_ms):
-        self._node_id = node_id
-
-    @property
-    def capability(self):
-        return {
-            "cap_id": "relays",
-            "kind": "acme.relay_board",
-            "schema_ref": "mcp://schemas/acme.relay_board.set.input@1.0.0",
-            "verbs": ["set"],
-            "safety_class": "read_only",
-            "constraints": {"rate_limit_rps": 10, "deadline_ms_default": 2000},
-        }
-
-    async def invoke(self, verb, arguments):
-        match arguments["act"]:
-            case "blocks":
-                threading.Event().wait()
-            case "ends the program":
-                raise SystemExit(1)
-            case "returns nonsense":
-                return [object()]
-            case "returns 100 MB":
-                return {"node_id": self._node_id, "on": True, "label": "x" * 100_000_000}
-        return {"node_id": self._node_id, "on": True}
-"""
+HANDLER = handler_doing("""
+    import threading
+    match arguments["act"]:
+        case "blocks":
+            threading.Event().wait()
+        case "ends the program":
+            raise SystemExit(1)
+        case "returns nonsense":
+            return [object()]
+        case "returns 100 MB":
+            return {"node_id": self._node_id, "on": True, "label": "x" * 100_000_000}
+    return {"node_id": self._node_id, "on": True}
+""")
 
 
 def install(site: Path) -> None:

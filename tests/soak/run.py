@@ -8,15 +8,16 @@ import heapq
 import itertools
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
-from tests.chaos.callers import measure_loop, measure_relay
+from tests.chaos.callers import measure_loop
 from tests.chaos.history import History, Lag
 from tests.chaos.journals import written
-from tests.chaos.run import Healer, background, history_of, keep_observed
-from tests.chaos.schedule import End, Fault, Link, Program
+from tests.chaos.run import Healer, background, history_of, keep_observed, measured_relays
+from tests.chaos.schedule import Fault
 from tests.chaos.site import Site
+from tests.chaos.topology import ONE_RELAY, End, Link, Program
 from tests.chaos.workload import plain_callers
 from tests.fakes.fault_proxy import LinkFault
 from tests.soak.measure import Watched, keep_sampling
@@ -41,9 +42,8 @@ async def run(
     Raises:
         StartError: a process ended by itself.
     """
-    async with Site.running(directory, NODES) as site:
+    async with Site.running(directory, replace(ONE_RELAY, nodes=NODES)) as site:
         callers = await plain_callers(site, directory)
-        roots = callers.agent.roots
         chance = random.Random(seed)  # noqa: S311 - which node is called
         nodes = list(site.nodes.values())
         lags = list[Lag]()
@@ -52,14 +52,13 @@ async def run(
             program: Watched(site.processes.pid(program), site.state(program))
             for program in (Program.RELAY, *NODES)
         }
-        async with callers.agent.connected() as http:
-            healer = Healer(site, callers, http, chance, {})
+        async with Healer.of(site, [callers], chance, {}) as healer:
             await healer.healed()
             period_s = max(_SHORTEST_S, seconds / _SAMPLES)
             async with (
                 background(
                     measure_loop(lags),
-                    measure_relay(site.relay_url, roots, lags),
+                    *measured_relays(site, lags),
                     keep_sampling(watched, period_s, samples),
                 ),
                 asyncio.TaskGroup() as calling,
@@ -73,7 +72,7 @@ async def run(
             healings = await healer.healed()
     for sample in samples:
         written(directory / "samples.jsonl", asdict(sample))
-    history = history_of(site, callers, lags, healings)
+    history = replace(history_of(site, lags, healings), calls=callers.calls)
     keep_observed(history, directory)
     return history, samples
 

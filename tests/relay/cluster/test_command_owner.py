@@ -58,7 +58,7 @@ async def test_a_node_that_was_lost_is_offline(asker: Member, owner: Member) -> 
     await owner.hold(NODE_ID, asker)
     owner.nodes.lose(NODE_ID)
     async with asyncio.timeout(BOUND_S):
-        while await asker.reaches(NODE_ID):  # noqa: ASYNC110 - the server tells nobody what it knows
+        while await asker.reaches(NODE_ID):  # noqa: ASYNC110 - NATS reports no change of interest
             await asyncio.sleep(0.001)
     with pytest.raises(ToolError) as refused:
         await asker.part.router.run(echo(NODE_ID))

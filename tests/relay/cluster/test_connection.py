@@ -9,7 +9,7 @@ import pytest
 from relay.cluster.connection import ClusterConnection
 from relay.cluster.credentials import read_credentials
 from relay.config import ClusterConfig
-from relay.routing.nats import NoResponderError
+from relay.routing.peers import NoResponderError
 from schemas.health import Loop
 from schemas.process.logs import make_logger
 from schemas.registry import SchemaRegistry
@@ -67,7 +67,7 @@ async def test_a_lost_connection_is_made_again_and_the_works_begin_anew(
         nats.start()
         await until(lambda: asker.part.connection.is_connected and owner.part.connection.is_connected)
         async with asyncio.timeout(BOUND_S):
-            while not await asker.reaches(NODE_ID):  # noqa: ASYNC110 - the server tells nobody what it knows
+            while not await asker.reaches(NODE_ID):  # noqa: ASYNC110 - NATS reports no change of interest
                 await asyncio.sleep(0.01)
         assert await asker.part.router.run(echo(NODE_ID)) == echoed(echo(NODE_ID))
 
@@ -117,6 +117,7 @@ async def test_the_shipped_configuration_admits_a_relay_by_its_certificate(
         ):
             await owner.hold(NODE_ID, asker)
             assert await asker.part.router.run(echo(NODE_ID)) == echoed(echo(NODE_ID))
+            await until(lambda: asker.part.presence.is_current and asker.part.ledgers.is_current)
         async with Trial(replace(server.config, credentials=server.stranger)) as trial:
             await trial.lines.until("cluster not connected")
         async with Trial(replace(server.config, root=None)) as trial:

@@ -58,6 +58,9 @@ async def test_a_relay_that_starts_reads_what_is_there(
         await until(lambda: later.seen.elsewhere == {NODE_ID, OTHER_NODE_ID})
         await current(later)
         assert later.part.health()["cluster"].state.endswith(": 2 relays, 2 nodes at others")
+        ((relay, nodes),) = [(each["relay"], each["nodes"]) for each in later.part.status()["others"]]
+        assert nodes == 2
+        assert [relay] == list(later.part.presence.others())
 
 
 async def test_the_nodes_of_a_relay_that_has_ended_are_gone(

@@ -1,0 +1,140 @@
+"""One fleet has one public URL and one issuer of tokens: a relay that has others is refused.
+
+Nodes sign for the one, and tokens are good by the other: a relay that differs could serve neither, and would
+list what it cannot call. A relay that connects asks those that run, and does not join if one of them differs.
+Of two that differ and have joined all the same, at one moment or on two sides of a partition, the one whose
+id is lower stays. Must not know what is sent besides.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.errors import NoRespondersError
+from structlog.typing import FilteringBoundLogger
+
+from relay.ascii_json import encoded
+from relay.cluster.connection import ClusterConnectError, respond
+from relay.routing.cluster_messages import ClusterMessageError, read_document
+from schemas.registry import SchemaRegistry
+from schemas.text import printable
+
+REPEAT_S = 60.0
+_ANSWER_S = 2.0
+_REF = "cluster.identity@1.0.0"
+_MAX_BYTES = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What a relay says of itself.
+
+    Attributes:
+        url: its public URL, in its normal form.
+        issuer: names the key that its agents' tokens are signed with.
+    """
+
+    relay: str
+    url: str
+    issuer: str
+
+
+def identity_subject(fleet: str) -> str:
+    """Return the subject on which relays say what they have in common."""
+    return f"edge.{fleet}.identity"
+
+
+class FleetIdentity:
+    """Compares ``own`` with what the other relays of ``fleet`` say."""
+
+    def __init__(
+        self,
+        own: Identity,
+        *,
+        fleet: str,
+        registry: SchemaRegistry,
+        log: FilteringBoundLogger,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._own = own
+        self._subject = identity_subject(fleet)
+        self._document = registry.load(_REF)
+        self._log = log
+        self._sleep = sleep
+        self._said = encoded({"relay": own.relay, "url": own.url, "issuer": own.issuer}).encode("ascii")
+        self._reported: str | None = None
+        self._outranked = asyncio.Event()
+
+    async def check(self, client: Client) -> None:
+        """Ask the relays that run, before this one joins them.
+
+        Without an answer it joins: a relay that hangs must not keep the others out.
+
+        Raises:
+            ClusterConnectError: one of them differs; the text says in what, and what to do.
+        """
+        try:
+            answer = await client.request(self._subject, self._said, _ANSWER_S)
+        except (NoRespondersError, TimeoutError):
+            return
+        other = self._read(answer)
+        if other is not None and (difference := self._difference(other)) is not None:
+            raise ClusterConnectError(difference)
+
+    async def serve(self, client: Client) -> None:
+        """Answer those that connect, on ``client``; return when another relay stays, and not this one."""
+        self._outranked.clear()
+        await client.subscribe(self._subject, cb=self._heard(client))
+        saying = asyncio.ensure_future(self._repeat(client))
+        try:
+            await self._outranked.wait()
+        finally:
+            saying.cancel()
+
+    async def _repeat(self, client: Client) -> None:
+        while True:
+            await client.publish(self._subject, self._said)
+            await self._sleep(REPEAT_S)
+
+    def _heard(self, client: Client) -> Callable[[Msg], Awaitable[None]]:
+        async def heard(message: Msg) -> None:
+            other = self._read(message)
+            if other is None or other.relay == self._own.relay:
+                return
+            difference = self._difference(other)
+            if difference is not None and difference != self._reported:
+                self._reported = difference
+                self._log.warning("another relay is not of this fleet", reason=difference)
+            if message.reply:
+                await respond(message, self._said)
+            elif difference is not None and other.relay < self._own.relay:
+                self._outranked.set()
+            elif difference is not None:
+                await client.publish(self._subject, self._said)
+
+        return heard
+
+    def _read(self, message: Msg) -> Identity | None:
+        try:
+            said = read_document(message.data, self._document.is_valid, _MAX_BYTES)
+        except ClusterMessageError as error:
+            self._log.warning("identity of another relay dropped", reason=str(error))
+            return None
+        return Identity(said["relay"], said["url"], said["issuer"])
+
+    def _difference(self, other: Identity) -> str | None:
+        """Return in what ``other`` differs from this relay, and what to do about it; None if in nothing."""
+        if other.url != self._own.url:
+            return (
+                f"relay {other.relay} of this fleet has the public URL {printable(other.url, 256)}, "
+                f"and this one {self._own.url}: give both the same --public-url, or this one another "
+                "--cluster-fleet"
+            )
+        if other.issuer != self._own.issuer:
+            return (
+                f"relay {other.relay} of this fleet signs agents' tokens with another key: copy its "
+                "token.key to this one, or give this one another --cluster-fleet"
+            )
+        return None

@@ -1,0 +1,38 @@
+"""A kind whose one verb is not idempotent: each run returns an id of its own, which shows a second one."""
+
+from pathlib import Path
+from typing import Any
+
+from tests.fakes.kind_package import KIND, KindPackage, handler_doing
+
+__all__ = ["KIND", "install", "tool"]
+
+_TEXT = {"type": "string", "maxLength": 64, "pattern": "^[0-9a-f]+$"}
+_HANDLER = handler_doing("""
+    import secrets
+    return {"node_id": self._node_id, "message": arguments["message"], "run": secrets.token_hex(16)}
+""")
+
+
+def tool(node_id: str) -> str:
+    """Return the name of the tool of a node."""
+    return f"acmerb.{node_id}.relays.set"
+
+
+def install(site: Path) -> None:
+    """Write the package below ``site``, a directory of packages."""
+    package = KindPackage(handler=_HANDLER)
+    verb: dict[str, Any] = package.row["verbs"]["set"]
+    verb |= {"title": "Run once", "idempotent": False, "verbatim": [], "foreign_texts": []}
+    verb["description"] = "Return an id of this run."
+    package.input |= {
+        "required": ["message"],
+        "properties": {"message": {**_TEXT, "description": "Returned."}},
+    }
+    package.output["required"] = ["node_id", "message", "run"]
+    package.output["properties"] = {
+        "node_id": package.output["properties"]["node_id"],
+        "message": _TEXT,
+        "run": _TEXT,
+    }
+    package.install(site)

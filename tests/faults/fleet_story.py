@@ -1,0 +1,221 @@
+"""Three relays on three nats-servers, and what agents see of them, for stories of faults.
+
+The parts are those of ``tests/chaos``, whose checker judges what the agents of a story have seen. Must not
+decide what must happen.
+"""
+
+import asyncio
+import json
+import random
+from collections.abc import AsyncIterator, Collection, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Self
+
+import httpx2
+
+from schemas.addresses import MCP_PATH
+from tests.chaos.callers import Callers, measure_loop, new_id
+from tests.chaos.checker import violations
+from tests.chaos.fleet_workload import FleetWorkload
+from tests.chaos.history import Disturbance, Lag
+from tests.chaos.run import background, history_of, measured_relays
+from tests.chaos.site import Site, now_ms
+from tests.chaos.topology import THREE_RELAYS, End, Link, Program
+from tests.fakes.fault_proxy import LinkFault
+from tests.fakes.mcp_wire import ERA_META
+
+SEED = 1
+NODES = (Program.NODE_0, Program.NODE_1, Program.NODE_2, Program.NODE_3, Program.NODE_4)
+RELAYS = tuple(relay.program for relay in THREE_RELAYS.relays)
+NODE_LINKS = {relay.program: relay.nodes for relay in THREE_RELAYS.relays}
+SERVER_LINKS = {relay.program: relay.servers for relay in THREE_RELAYS.relays if relay.servers is not None}
+CALLED_AGAIN_S = 30.0
+BOUND_S = 60.0
+
+_POLL_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """An agent of one relay."""
+
+    callers: Callers
+    http: httpx2.AsyncClient
+    chance: random.Random
+
+    async def call(self, node_id: str) -> str:
+        """Return ``ok`` or the code of an echo; empty if the relay did not answer."""
+        call = await self.callers.call(self.http, node_id, new_id(self.chance))
+        return call.answers[0].code if call.answers else ""
+
+    async def connected(self) -> set[str]:
+        """Return the nodes that the relay lists as connected."""
+        params = {"uri": "fleet://nodes", "_meta": ERA_META}
+        message = {"jsonrpc": "2.0", "id": "nodes", "method": "resources/read", "params": params}
+        headers = {"mcp-method": "resources/read", "mcp-name": "fleet://nodes"}
+        answer = await self.http.post(MCP_PATH, json=message, headers=headers)
+        (content,) = answer.json()["result"]["contents"]
+        return {node["node_id"] for node in json.loads(content["text"])["nodes"] if node["connected"]}
+
+
+@dataclass
+class FleetStory:
+    """The site, and ``ways`` to it by each relay.
+
+    Attributes:
+        workloads: what agents did: those of ``ways``, and of each story.
+    """
+
+    site: Site
+    workloads: list[FleetWorkload]
+    ways: Mapping[Program, Way]
+    lags: list[Lag]
+
+    @classmethod
+    @asynccontextmanager
+    async def told(cls, directory: Path) -> AsyncIterator[Self]:
+        """Hold the site once every node is called by way of every relay, from at least two of them."""
+        chance = random.Random(SEED)  # noqa: S311 - which node is called
+        async with Site.running(directory, replace(THREE_RELAYS, nodes=NODES)) as site:
+            workload = await FleetWorkload.of(site, directory, chance)
+            ways = {one.relay.program: one for one in workload.callers}
+            one, two, three = (ways[relay] for relay in RELAYS)
+            lags = list[Lag]()
+            async with (
+                background(measure_loop(lags), *measured_relays(site, lags)),
+                one.agent.connected() as http_1,
+                two.agent.connected() as http_2,
+                three.agent.connected() as http_3,
+            ):
+                https = zip((one, two, three), (http_1, http_2, http_3), strict=True)
+                each = {callers.relay.program: Way(callers, http, chance) for callers, http in https}
+                story = cls(site, [workload], each, lags)
+                await story.until_all_called(RELAYS, story.nodes)
+                await story._spread()
+                yield story
+
+    @property
+    def nodes(self) -> list[str]:
+        """The ids of all nodes."""
+        return list(self.site.nodes.values())
+
+    def holders(self) -> dict[str, Program]:
+        """Return which relay each node has connected to last, by the relays' logs."""
+        newest: dict[str, tuple[str, Program]] = {}
+        for relay in RELAYS:
+            for line in self.site.log(relay).read_text("utf-8").splitlines():
+                if '"event": "node connected"' in line and line.endswith("}"):
+                    entry = json.loads(line)
+                    newest[entry["node_id"]] = max(
+                        newest.get(entry["node_id"], ("", relay)), (entry["ts"], relay)
+                    )
+        return {node_id: relay for node_id, (_, relay) in newest.items()}
+
+    async def until_all_called(
+        self, relays: Collection[Program], nodes: Collection[str], bound_s: float = BOUND_S
+    ) -> None:
+        """Wait until every one of ``nodes`` is called by way of every one of ``relays``."""
+        async with asyncio.timeout(bound_s):
+            for relay in relays:
+                for node_id in nodes:
+                    await self.until_called(relay, node_id, "ok")
+
+    async def until_called(self, relay: Program, node_id: str, code: str) -> None:
+        """Wait until a call by way of ``relay`` ends with ``code``."""
+        async with asyncio.timeout(BOUND_S):
+            while await self.ways[relay].call(node_id) != code:
+                self.site.processes.check()
+                await asyncio.sleep(_POLL_S)
+
+    async def until_cluster(self, relay: Program, *, ready: bool) -> str:
+        """Wait until a relay says whether it knows the others, and is ready itself; return what it says."""
+        async with asyncio.timeout(BOUND_S):
+            while True:
+                page = await self.page(relay)
+                cluster = page["subsystems"]["cluster"]
+                if cluster["ready"] is ready and page["ready"]:
+                    return str(cluster["state"])
+                await asyncio.sleep(_POLL_S)
+
+    async def page(self, relay: Program) -> dict[str, Any]:
+        """Return what ``/readyz`` of a relay says."""
+        found = await self.ways[relay].http.get(f"{self.site.relay_url(relay)}/readyz")
+        page: dict[str, Any] = found.json()
+        return page
+
+    @asynccontextmanager
+    async def without(self, *programs: Program, end: End = End.SIGKILL) -> AsyncIterator[None]:
+        """Have processes ended until the end of the block, which starts them again."""
+        began_ms = now_ms()
+        processes = self.site.processes
+        for program in programs:
+            await (processes.kill if end is End.SIGKILL else processes.stop)(program)
+        try:
+            yield
+        finally:
+            for program in programs:
+                await self.site.start(program)
+            self.site.disturbances += [Disturbance(program, began_ms, now_ms()) for program in programs]
+
+    @asynccontextmanager
+    async def parted(self, relay: Program, server: Program) -> AsyncIterator[None]:
+        """Have a relay and the first server on one side, all else on the other, until the end of the block.
+
+        Their nodes and agents reach all of them.
+        """
+        begun = []
+        for one, link in SERVER_LINKS.items():
+            for other, proxy in zip(THREE_RELAYS.servers, self.site.proxies.of(link), strict=True):
+                if (one is relay) != (other is server):
+                    begun.append((proxy, proxy.begin(LinkFault.CUT)))
+        async with self.site.proxies.disturbed(Link.SERVER_SERVERS, LinkFault.CUT):
+            yield
+        for proxy, number in begun:
+            proxy.end(number)
+
+    async def until_listed(self, relays: Collection[Program], node_id: str, *, connected: bool) -> None:
+        """Wait until ``relays`` list a node as connected, or as not."""
+        async with asyncio.timeout(BOUND_S):
+            for relay in relays:
+                while (node_id in await self.ways[relay].connected()) is not connected:  # noqa: ASYNC110
+                    await asyncio.sleep(_POLL_S)
+
+    @asynccontextmanager
+    async def lists_hold(self, relays: Collection[Program], nodes: Collection[str]) -> AsyncIterator[None]:
+        """Hold that ``relays``, once they list ``nodes`` as connected, do so until the end of the block."""
+
+        async def watch() -> None:
+            while True:
+                for relay in relays:
+                    assert set(nodes) <= await self.ways[relay].connected(), relay
+                await asyncio.sleep(_POLL_S)
+
+        for node_id in nodes:
+            await self.until_listed(relays, node_id, connected=True)
+        async with background(watch()):
+            yield
+
+    @asynccontextmanager
+    async def agents_at_work(self) -> AsyncIterator[None]:
+        """Have agents call and repeat calls until the end of the block."""
+        workload = self.workloads[0].anew()
+        self.workloads.append(workload)
+        async with workload.running():
+            yield
+
+    def violations(self) -> list[str]:
+        """Return what of all that the agents saw so far breaks a promise."""
+        history = history_of(self.site, self.lags, [])
+        for workload in self.workloads:
+            history = workload.added_to(history)
+        return list(map(str, violations(history)))
+
+    async def _spread(self) -> None:
+        """Have nodes at two relays at least: each chooses by its id alone."""
+        for relay in RELAYS:
+            if len(set(self.holders().values())) > 1:
+                return
+            async with self.site.proxies.disturbed(NODE_LINKS[relay], LinkFault.CUT):
+                await self.until_all_called(RELAYS, self.nodes)

@@ -1,0 +1,176 @@
+"""Relays that differ in what a fleet has in common are refused, by a real nats-server."""
+
+import asyncio
+from contextlib import suppress
+from pathlib import Path
+from typing import Self
+
+import pytest
+from nats.aio.client import Client
+
+from relay.ascii_json import encoded
+from relay.cluster.connection import ClusterConnection
+from relay.cluster.credentials import read_credentials
+from relay.cluster.fleet_identity import FleetIdentity, Identity, identity_subject
+from relay.routing.peers import NoResponderError
+from schemas.health import Loop
+from schemas.process.logs import make_logger
+from schemas.registry import SchemaRegistry
+from tests.fakes.cluster import Member
+from tests.fakes.cluster_server import FLEET, NatsServer
+from tests.fakes.lines import LogLines
+from tests.fakes.polling import BOUND_S, until
+from tests.fakes.seconds import Seconds
+
+pytestmark = pytest.mark.processes
+
+URL, OTHER_URL = "https://relay.example", "https://other.example"
+KEY, OTHER_KEY = "ab" * 32, "cd" * 32
+FIRST, SECOND, THIRD = (f"01HZX9K3M4P7Q8R9S0T1V2W3X{letter}" for letter in "ABC")
+
+
+class Joining:
+    """A relay as far as it says who it is; it tries again without a wait.
+
+    ``unchecked``: its first connection is used without a check, as if others had connected at that moment.
+    """
+
+    def __init__(
+        self, nats: NatsServer, own: Identity, registry: SchemaRegistry, *, unchecked: bool = False
+    ) -> None:
+        self._unchecked = unchecked
+        self.lines = LogLines()
+        log = make_logger("relay", self.lines)
+        self.identity = FleetIdentity(own, fleet=FLEET, registry=registry, log=log, sleep=self._repeat)
+        self.again = asyncio.Event()
+        self.pauses = 0
+        self.connection = ClusterConnection(
+            nats.config.servers,
+            lambda: read_credentials(nats.config),
+            name=own.relay,
+            inbox=f"edge.{FLEET}.inbox",
+            loop=Loop(Seconds()),
+            log=log,
+            sleep=self._pause,
+        )
+        self.connection.before(self._check)
+        self.connection.during(self.identity.serve)
+
+    async def _check(self, client: Client) -> None:
+        unchecked, self._unchecked = self._unchecked, False
+        if not unchecked:
+            await self.identity.check(client)
+
+    async def _pause(self, _seconds: float) -> None:
+        self.pauses += 1
+        await asyncio.sleep(0.01)
+
+    async def _repeat(self, _seconds: float) -> None:
+        await self.again.wait()
+        self.again.clear()
+
+    async def __aenter__(self) -> Self:
+        self._running = asyncio.create_task(self.connection.run())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._running.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._running
+
+    async def joined(self) -> None:
+        """Return once it answers those that connect."""
+        await until(lambda: self.connection.is_connected)
+        question = encoded({"relay": THIRD, "url": URL, "issuer": KEY}).encode()
+        async with asyncio.timeout(BOUND_S):
+            while True:
+                with suppress(NoResponderError):
+                    await self.connection.request(identity_subject(FLEET), question, BOUND_S)
+                    return
+                await asyncio.sleep(0.001)  # the server does not announce subscriptions
+
+
+async def test_relays_that_agree_join(nats: NatsServer, registry: SchemaRegistry) -> None:
+    async with Joining(nats, Identity(FIRST, URL, KEY), registry) as first:
+        await first.joined()
+        async with Joining(nats, Identity(SECOND, URL, KEY), registry) as second:
+            await second.joined()
+            assert first.connection.is_connected
+            assert first.lines.entries("another relay is not of this fleet") == []
+
+
+@pytest.mark.parametrize(
+    ("other", "todo"),
+    [
+        (Identity(SECOND, OTHER_URL, KEY), "give both the same --public-url"),
+        (Identity(SECOND, URL, OTHER_KEY), "copy its token.key"),
+    ],
+    ids=["url", "key"],
+)
+async def test_a_relay_that_differs_does_not_join_and_says_what_to_do_once(
+    nats: NatsServer, registry: SchemaRegistry, other: Identity, todo: str
+) -> None:
+    async with Joining(nats, Identity(FIRST, URL, KEY), registry) as first:
+        await first.joined()
+        async with Joining(nats, other, registry) as refused:
+            await until(lambda: refused.pauses >= 3)
+            assert not refused.connection.is_connected
+            assert refused.connection.problem is not None
+            assert todo in refused.connection.problem
+            (line,) = refused.lines.entries("cluster not connected")
+            assert FIRST in line["reason"]
+            assert first.connection.is_connected
+            (line,) = first.lines.entries("another relay is not of this fleet")
+            assert SECOND in line["reason"]
+
+
+async def test_once_the_others_have_ended_another_url_is_the_fleets(
+    nats: NatsServer, registry: SchemaRegistry
+) -> None:
+    async with Joining(nats, Identity(FIRST, URL, KEY), registry) as first:
+        await first.joined()
+        waiting = Joining(nats, Identity(SECOND, OTHER_URL, KEY), registry)
+        async with waiting:
+            await until(lambda: waiting.pauses >= 1)
+            await first.__aexit__()
+            await waiting.joined()
+
+
+async def test_of_two_that_differ_and_have_joined_the_one_with_the_lower_id_stays(
+    nats: NatsServer, registry: SchemaRegistry
+) -> None:
+    async with Joining(nats, Identity(FIRST, URL, KEY), registry) as first:
+        await first.joined()
+        async with Joining(nats, Identity(SECOND, OTHER_URL, KEY), registry, unchecked=True) as second:
+            await until(lambda: second.connection.problem is not None)
+            assert second.lines.entries("cluster lost")
+            assert first.connection.is_connected
+
+
+async def test_it_is_found_out_later_too(nats: NatsServer, registry: SchemaRegistry) -> None:
+    """Two relays that could not hear each other, as on two sides of a partition."""
+    async with Joining(nats, Identity(SECOND, OTHER_URL, KEY), registry) as second:
+        await second.joined()
+        async with Joining(nats, Identity(FIRST, URL, KEY), registry, unchecked=True) as first:
+            await until(lambda: second.connection.problem is not None)
+            assert second.lines.entries("cluster lost")
+            assert first.connection.is_connected
+
+
+async def test_health_says_why_a_relay_did_not_join(
+    nats: NatsServer, asker: Member, registry: SchemaRegistry, tmp_path: Path
+) -> None:
+    await until(lambda: asker.part.presence.is_current)
+    async with Member.joined(nats.config, tmp_path / "other", registry, public_url=OTHER_URL) as other:
+        health = other.part.health()["cluster"]
+        assert not health.ready
+        assert health.lets_calls_flow
+        assert "give both the same --public-url" in health.state
+
+
+async def test_what_is_no_identity_is_dropped_and_logged(nats: NatsServer, registry: SchemaRegistry) -> None:
+    async with Joining(nats, Identity(FIRST, URL, KEY), registry) as first:
+        await first.joined()
+        await first.connection.publish(identity_subject(FLEET), b'{"relay": "x"}')
+        await first.lines.until("identity of another relay dropped")
+        assert first.connection.is_connected
