@@ -11,6 +11,7 @@ from pathlib import Path
 from bench.caller_tools import measure_caller_tools
 from bench.calls import measure_calls
 from bench.cli_start import measure_cli_start
+from bench.cluster_revocation import measure_cluster_revocation
 from bench.cross_relay import measure_cross_relay
 from bench.envelope import measure_envelope
 from bench.fleet_10k import measure_fleet_10k
@@ -47,6 +48,10 @@ PARTS: Mapping[str, tuple[str, Callable[[], list[Figure]]]] = {
     "revocation": (
         "the time until a revoked node is disconnected",
         lambda: [asyncio.run(measure_revocation())],
+    ),
+    "cluster_revocation": (
+        "the time until a node that is revoked at one relay is refused by all",
+        lambda: [asyncio.run(measure_cluster_revocation())],
     ),
     "flooded": ("calls beside a node that floods the relay", lambda: asyncio.run(measure_flooded())),
     "storm": ("5 000 nodes that reconnect at once", lambda: asyncio.run(measure_storm())),

@@ -5,24 +5,21 @@ small, and called; another is stopped and goes on, so that all its nodes reconne
 """
 
 import asyncio
-import json
-import os
-import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import httpx2
 import psutil
 
+from bench.kept_identities import kept_identities
 from relay.config import StateFiles
-from relay.demo.local_system import TENANT, issue_token, relay_command, start_broker
+from relay.demo.local_system import issue_token, relay_command, start_broker
 from relay.demo.plan import Plan
 from relay.demo.ports import ClaimedPorts
 from relay.demo.processes import Processes
-from relay.pki.authority import CertificateAuthority
 from schemas.error_roots import OperatorError
 from schemas.process.resources import raise_open_files_limit
 
@@ -33,7 +30,6 @@ _OUT = Path(__file__).parent / "out"
 HEARTBEAT_S = 100
 """How far heartbeats are apart: longer than the nodes take to start."""
 _TTL_MS = 15 * 60_000
-_MIN_LEFT_MS = 86_400_000
 _POLL_S = 0.1
 _RESERVED = 200
 
@@ -127,36 +123,5 @@ def _prepared(groups: Mapping[str, int], ports: ClaimedPorts) -> Plan:
     if (limit := raise_open_files_limit()) < need:
         raise OperatorError(f"{need} open files are needed, and {limit} are allowed: raise `ulimit -Hn`")
     directory = _OUT / "fleet"
-    if not _is_kept(directory, groups):
-        shutil.rmtree(directory, ignore_errors=True)
-        directory.mkdir(parents=True)
-        ca = CertificateAuthority(StateFiles(directory / "relay").ca, _now_ms, os.urandom)
-        ca.create()
-        for group, count in groups.items():
-            ca.issue_mock(count, directory / "mocks" / group, TENANT)
-        until_ms = _now_ms() + 80 * 86_400_000
-        (directory / "kept.json").write_text(
-            json.dumps({"groups": dict(groups), "until_ms": until_ms}), "utf-8"
-        )
-    plan = Plan(directory, StateFiles(directory / "relay"), ports.take(), ports.take(), ports.take())
-    for path in _not_kept(plan):
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
-    return plan
-
-
-def _not_kept(plan: Plan) -> Iterator[Path]:
-    kept = {plan.directory / "mocks", plan.directory / "kept.json", plan.state.root}
-    yield from (path for path in plan.directory.iterdir() if path not in kept)
-    yield from (path for path in plan.state.root.iterdir() if path != plan.state.ca)
-
-
-def _is_kept(directory: Path, groups: Mapping[str, int]) -> bool:
-    try:
-        kept = json.loads((directory / "kept.json").read_text("utf-8"))
-    except (FileNotFoundError, ValueError):
-        return False
-    return bool(kept["groups"] == dict(groups) and kept["until_ms"] > _now_ms() + _MIN_LEFT_MS)
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
+    kept_identities(directory, groups)
+    return Plan(directory, StateFiles(directory / "relay"), ports.take(), ports.take(), ports.take())

@@ -69,7 +69,7 @@ def assemble(
     tls_to_broker: ssl.SSLContext | None,
     name_ledger: NameLedger,
 ) -> FleetPart:
-    """Return the wing, which accepts leaves and manifests by ``trust``.
+    """Return the part, which accepts leaves and manifests by ``trust``.
 
     Raises:
         OSError: the marks cannot be read.

@@ -84,9 +84,9 @@ class Fleet:
         # The hash of each identity message that was accepted last, by the present roots and revocations.
         self._offered: dict[str, bytes] = {}
 
-    def knows(self, node_id: str) -> bool:
-        """Return whether a leaf of ``node_id`` was ever verified."""
-        return self._nodes.get(node_id) is not None
+    def tenant_of(self, node_id: str) -> str | None:
+        """Return the tenant of ``node_id``; None if no leaf of it was ever verified."""
+        return self._nodes.tenant_of(node_id)
 
     def identify(self, node_id: str, pem: str) -> Identity:
         """Return the identity of ``node_id`` that ``pem`` proves, and keep it.
@@ -132,8 +132,8 @@ class Fleet:
             return
         self._metrics.identities.labels("accepted").inc()
         self._offered[node_id] = digest
-        pending = self._pending.take(node_id, self._now_ms())
-        if pending is not None:
+        if (pending := self._pending.take(node_id, self._now_ms())) is not None:
+            self.inventory.announced(node_id, pending)  # when this arrived, it did not know the node
             self.offer_manifest(node_id, pending, "broker")
 
     def offer_manifest(

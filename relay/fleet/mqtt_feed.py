@@ -142,7 +142,7 @@ class MqttFeed:
             return
         node_id, channel = parsed
         cost = 1 + len(payload) / _BYTES_LIKE_A_MESSAGE
-        if not self._fleet.knows(node_id):
+        if self._fleet.tenant_of(node_id) is None:
             # The broker waits with all messages: a leaf that is dropped would not be published again.
             while (wait_s := self._unknown_nodes.take(self._monotonic(), cost)) > 0:
                 await self._sleep(wait_s)

@@ -37,6 +37,9 @@ class NodeIndex:
         self._settled_ms = 0
         self._followers: list[Callable[[str], None]] = []
 
+    def __len__(self) -> int:
+        return len(self._nodes)
+
     def __iter__(self) -> Iterator[NodeRecord]:
         return iter(self._nodes.values())
 

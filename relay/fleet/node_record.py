@@ -51,13 +51,16 @@ class NodeRecord:
 
     def withdraw(self) -> None:
         """Drop its manifest, and what that announced."""
-        self.announce(NO_TOOLS)
+        self._set_tools(NO_TOOLS)
         self.manifest = None
 
     def announce(self, tools: Mapping[str, Tool]) -> None:
         """Take ``tools`` as what its manifest announces."""
-        self.tools = tools
+        self._set_tools(tools)
         self.has_announced = True
+
+    def _set_tools(self, tools: Mapping[str, Tool]) -> None:
+        self.tools = tools
         # Searches read them of thousands of nodes, and they change with the tools alone.
         self.kinds = frozenset(tool.surface.kind.name for tool in tools.values())
 

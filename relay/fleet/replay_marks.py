@@ -12,7 +12,7 @@ import asyncio
 import os
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
@@ -28,6 +28,10 @@ from schemas.verdicts import Mark
 _FLUSH_INTERVAL_S = 1.0
 _ROUND_S = 120.0
 _FILE = "marks.sqlite3"
+_UNUSABLE = (sqlite3.Error, UnicodeDecodeError)
+"""What the library raises for a damaged file; the second one where its own error repeats what is damaged."""
+_MARK_TYPES = (str, str, int, str)
+_LEAF_TYPES = (str, str, str, bytes, int, int, str)
 _Changes = dict[str, tuple[str, Mark] | None]
 """By node: its tenant and its newest mark; None: the mark is to be deleted."""
 _BESIDE = ("-journal", "-wal", "-shm")
@@ -69,6 +73,7 @@ class MarkStore:
         """Yield ``(node_id, tenant, mark)`` of every node."""
         with self._transaction() as database:
             rows = database.execute("SELECT node_id, tenant, issued_at_ms, etag FROM marks").fetchall()
+        self._check(rows, _MARK_TYPES)
         for node_id, tenant, issued_at_ms, etag in rows:
             yield node_id, tenant, Mark(issued_at_ms, etag)
 
@@ -79,6 +84,7 @@ class MarkStore:
             rows = database.execute(
                 "SELECT kid, node_id, tenant, public_key, not_before_ms, not_after_ms, root_kid FROM leaves"
             ).fetchall()
+        self._check(rows, _LEAF_TYPES)
         return [KeptLeaf(*row) for row in rows]
 
     def put_leaf(self, leaf: KeptLeaf) -> None:
@@ -151,14 +157,19 @@ class MarkStore:
             database.executemany("DELETE FROM marks WHERE node_id = ?", dropped)
             database.executemany("DELETE FROM leaves WHERE node_id = ?", dropped)
 
+    def _check(self, rows: Sequence[tuple[object, ...]], types: tuple[type, ...]) -> None:
+        """Raise OSError for a value of another type: the library checks what it writes, not what it reads."""
+        if any(type(value) is not type_ for row in rows for value, type_ in zip(row, types, strict=True)):
+            raise OSError(f"{self._path} cannot be used: it is damaged")
+
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
         """Open a connection for one transaction: in the thread that uses it, and not kept."""
         try:
             with closing(sqlite3.connect(self._path)) as database, database:
                 yield database
-        except sqlite3.Error as error:
-            raise OSError(f"{self._path} cannot be used: {error}") from None
+        except _UNUSABLE as error:
+            raise OSError(f"{self._path} cannot be used: {printable(str(error))}") from None
 
 
 def snapshot(directory: Path) -> bytes | None:
@@ -175,8 +186,8 @@ def snapshot(directory: Path) -> bytes | None:
     try:
         with closing(sqlite3.connect(path)) as database:
             return database.serialize()
-    except sqlite3.Error as error:
-        raise OSError(f"{path} cannot be used: {error}") from None
+    except _UNUSABLE as error:
+        raise OSError(f"{path} cannot be used: {printable(str(error))}") from None
 
 
 def _move_in(directory: Path) -> None:

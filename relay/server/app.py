@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from relay.audit import assembly as audit_assembly
 from relay.auth import assembly as auth_assembly
+from relay.auth.shared_revocations import SharedTokenRevocations
 from relay.broker import assembly as broker_assembly
 from relay.caller_tools import assembly as caller_tools_assembly
 from relay.calls import assembly as calls_assembly
@@ -18,16 +19,21 @@ from relay.environment import RelayEnvironment
 from relay.fleet import assembly as fleet_assembly
 from relay.fleet.leaves import Trust
 from relay.fleet.name_ledger import NameLedger
+from relay.fleet.shared_names import SharedNames
 from relay.http import assembly as http_assembly
 from relay.mcp_api import assembly as mcp_assembly
 from relay.observability.node_labels import with_labels
 from relay.part import Part
 from relay.pki import assembly as pki_assembly
-from relay.server.clustered import routed
+from relay.pki.shared_leaves import SharedLeaves
+from relay.pki.shared_revocations import SharedRevocations
+from relay.server.clustered import joined
+from relay.server.decision_records import DecisionRecords
 from relay.server.descriptor_reserve import DescriptorReserve
 from relay.server.follow_ups import FollowUps
 from relay.server.trust_watcher import TrustWatcher
 from relay.sessions import assembly as sessions_assembly
+from relay.shared_ledger import Sharing
 from relay.telemetry import assembly as telemetry_assembly
 from relay.views import assembly as views_assembly
 from schemas.health import Health, Loop, endless
@@ -64,16 +70,29 @@ class Relay:
         )
         environment = replace(environment, log=with_labels(environment.log, self.fleet.fleet.names.label_of))
         self.sessions = sessions_assembly.assemble(environment, self.audit, self.pki, self.fleet)
-        router, self.cluster = routed(environment, self.sessions, self.fleet.fleet)
+        reserve = DescriptorReserve()
+        ledgers = (
+            SharedRevocations(authority.ledger),
+            SharedTokenRevocations(self.auth.revoked_tokens),
+            SharedLeaves(authority.ledger, issues=authority.can_issue()),
+            SharedNames(name_ledger, environment.log),
+        )
+        cluster = joined(environment, self.sessions, self.fleet.fleet, self.pki, self.auth, ledgers, reserve)
+        self.cluster = cluster.part
         self.telemetry = telemetry_assembly.assemble(
-            environment, audit=self.audit, auth=self.auth, fleet=self.fleet, frames=self.sessions.frames
+            environment,
+            audit=self.audit,
+            auth=self.auth,
+            fleet=self.fleet,
+            frames=cluster.frames,
+            peers=cluster.peers,
         )
         self.calls = calls_assembly.assemble(
             environment,
             audit=self.audit,
             auth=self.auth,
             fleet=self.fleet,
-            router=router,
+            router=cluster.router,
             frames=self.sessions.frames,
             streams=self.telemetry.hub,
         )
@@ -84,13 +103,14 @@ class Relay:
             audit=self.audit,
             auth=self.auth,
             fleet=self.fleet,
-            frames=self.sessions.frames,
+            frames=cluster.frames,
             calls=self.calls,
+            peers=cluster.peers,
         )
         self.mcp = mcp_assembly.assemble(
             environment, self.auth, self.fleet, self.calls, self.telemetry, self.caller_tools.streams
         )
-        self.watcher = self._watcher(environment)
+        self.watcher = self._watcher(environment, reserve, cluster.sharing)
         self.watcher.begin()
         self.http = http_assembly.assemble(
             environment,
@@ -160,10 +180,13 @@ class Relay:
         for part in reversed(self.parts):
             await part.close()
 
-    def _watcher(self, environment: RelayEnvironment) -> TrustWatcher:
+    def _watcher(
+        self, environment: RelayEnvironment, reserve: DescriptorReserve, sharing: Sharing
+    ) -> TrustWatcher:
         """Return what applies the operator's decisions, and runs their follow-ups."""
         follow = [self.pki.tls.refresh]
-        if environment.config.uses_broker_tls:
+        # What the broker reads is written by the relay with the CA's key, whose list of the revoked it signs.
+        if environment.config.uses_broker_tls and self.pki.service is not None:
             follow.append(self.pki.broker_access.follow)
         log = environment.log
         return TrustWatcher(
@@ -173,12 +196,13 @@ class Relay:
             fleet=self.fleet.fleet,
             sessions=self.sessions.node_sessions,
             notifier=self.fleet.notifier,
-            audit=self.audit.log,
+            records=DecisionRecords(self.audit.log, log),
             follow_ups=FollowUps(
                 follow, on_bug=lambda error: log.error("a follow-up failed", exc_info=error)
             ),
             freshness=self.auth.freshness,
-            reserve=DescriptorReserve(),
+            reserve=reserve,
+            sharing=sharing,
             on_tokens=[
                 self.auth.authenticator.revoke,
                 self.calls.gateway.revoke,

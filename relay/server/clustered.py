@@ -1,21 +1,58 @@
 """Joins this relay to the others of its fleet. Without a cluster it must not import anything of that."""
 
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from relay.auth.assembly import AuthPart
 from relay.calls.idempotency_store import IdempotencyStore
 from relay.calls.keyed_commands import KeyedCommands
 from relay.environment import RelayEnvironment
 from relay.fleet.fleet import Fleet
+from relay.ledger import Entry
 from relay.part import Part
-from relay.routing.port import NodeRouter
+from relay.pki.assembly import PkiPart
+from relay.routing.peers import Peers
+from relay.routing.port import NodeFrames, NodeRouter
+from relay.server.descriptor_reserve import DescriptorReserve
 from relay.sessions.assembly import SessionsPart
+from relay.shared_ledger import NotShared, SharedLedger, Sharing
 from schemas.error_roots import OperatorError
+from schemas.process.prestarted_pool import prestarted_pool
 
 
 class ClusterExtraError(OperatorError):
     """The library of NATS is not installed."""
 
 
-def routed(environment: RelayEnvironment, sessions: SessionsPart, fleet: Fleet) -> tuple[NodeRouter, Part]:
-    """Return what reaches the nodes, of all relays or of this one alone, and the part that it belongs to.
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """What this relay is joined by, if it has others beside it.
+
+    Attributes:
+        router, frames: reach the nodes, of all relays or of this one alone.
+        peers: the other relays; None without a cluster.
+    """
+
+    router: NodeRouter
+    frames: NodeFrames
+    peers: Peers | None
+    part: Part
+    sharing: Sharing
+
+
+def joined(  # noqa: PLR0913, PLR0917 - the parts that it joins
+    environment: RelayEnvironment,
+    sessions: SessionsPart,
+    fleet: Fleet,
+    pki: PkiPart,
+    auth: AuthPart,
+    ledgers: Sequence[SharedLedger],
+    reserve: DescriptorReserve,
+) -> Joined:
+    """Join the relay to the others of its fleet, if there are any.
+
+    ``ledgers`` are what all of them must know; they are read and written with ``reserve``.
 
     Raises:
         ClusterExtraError: the extra is not installed.
@@ -23,7 +60,7 @@ def routed(environment: RelayEnvironment, sessions: SessionsPart, fleet: Fleet) 
     """
     config = environment.config.cluster
     if config is None:
-        return sessions.router, Part()
+        return Joined(sessions.router, sessions.frames, None, Part(), NotShared())
     try:
         from relay.cluster import assembly, presence  # noqa: PLC0415 - the library of NATS, for a cluster alone
     except ModuleNotFoundError:
@@ -33,11 +70,29 @@ def routed(environment: RelayEnvironment, sessions: SessionsPart, fleet: Fleet) 
     )
 
     def show(node_id: str, connected: bool) -> bool:  # noqa: FBT001 - as ``Effects`` has it
-        known = fleet.knows(node_id)
+        known = fleet.tenant_of(node_id) is not None
         if known:
             fleet.set_connected(node_id, connected=connected)
         return known
 
-    effects = presence.Effects(sessions.node_sessions.let_go, show, keyed.moved)
-    part = assembly.assemble(environment, config, local=keyed, frames=sessions.frames, effects=effects)
-    return part.router, part
+    effects = presence.Effects(sessions.node_sessions.let_go, show, keyed.moved, keyed.unsure)
+    thread = prestarted_pool(1, "shared")
+
+    async def on_thread(settle: Callable[[], Mapping[str, Entry]]) -> Mapping[str, Entry]:
+        # Its own: enrolments and renewals that wait for a ledger must not delay a revocation.
+        return await asyncio.get_running_loop().run_in_executor(thread, reserve.run, settle)
+
+    part = assembly.assemble(
+        environment,
+        config,
+        local=keyed,
+        frames=sessions.frames,
+        effects=effects,
+        tenant_of=fleet.tenant_of,
+        ledgers=ledgers,
+        on_thread=on_thread,
+        authority=pki.service,
+        issuer=auth.issuer,
+    )
+    pki.elsewhere.connect(part.authority)
+    return Joined(part.router, part.frames, part.peers, part, part.ledgers)

@@ -95,7 +95,8 @@ async def _serve(
         manager.stopping()
         await relay.drain()
 
-    status = RelayStatus(environment, relay.audit, relay.pki, relay.fleet, relay.calls, relay.health)
+    parts = (relay.audit, relay.pki, relay.fleet, relay.calls, relay.cluster)
+    status = RelayStatus(environment, *parts, relay.health)
     log.info(
         "relay started",
         url=config.public_url,

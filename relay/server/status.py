@@ -11,6 +11,7 @@ from relay.audit.assembly import AuditPart
 from relay.calls.assembly import CallsPart
 from relay.environment import RelayEnvironment
 from relay.fleet.assembly import FleetPart
+from relay.part import Part
 from relay.pki.assembly import PkiPart
 from schemas.health import Health
 from schemas.process.resources import Uptime, resources, watchdog_s
@@ -25,6 +26,7 @@ class RelayStatus:
     pki: PkiPart
     fleet: FleetPart
     calls: CallsPart
+    cluster: Part
     health: Callable[[], Mapping[str, Health]]
     uptime: Uptime = field(default_factory=Uptime)
 
@@ -54,6 +56,8 @@ class RelayStatus:
                 "connected": canaries.connected,
                 "silent": {node: hop.value for node, hop in canaries.silent.items()},
             },
+            "ca": "here" if self.pki.service is not None else "elsewhere",
+            "cluster": self.cluster.status(),
             "calls": {"outcomes": self.environment.metrics.outcomes()},
             "certificates": {name: expiries.end_ms(name) for name in expiries.names},
             "audit_head": self.audit.log.head,

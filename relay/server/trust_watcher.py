@@ -9,7 +9,6 @@ decide who is revoked.
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
@@ -18,17 +17,18 @@ from typing import TypeVar
 
 from structlog.typing import FilteringBoundLogger
 
-from relay.audit.log import AuditLog, AuditUnavailableError
-from relay.auth.ledger_freshness import LEAVES, NAMES, SOURCES, TOKENS, Freshness
+from relay.auth.ledger_freshness import LEAVES, NAMES, SHARED, SOURCES, TOKENS, Freshness
 from relay.auth.revoked_tokens import RevokedTokens
 from relay.fleet.change_notifier import ChangeNotifier
 from relay.fleet.fleet import Fleet
 from relay.fleet.name_ledger import NameLedger, NodeName
 from relay.pki.authority import CertificateAuthority
 from relay.pki.records import IssuedLeaf
+from relay.server.decision_records import DecisionRecords
 from relay.server.descriptor_reserve import DescriptorReserve
 from relay.server.follow_ups import FollowUps
 from relay.sessions.node_sessions import NodeSessions
+from relay.shared_ledger import Sharing
 from schemas.error_roots import StateError
 from schemas.health import Loop, endless
 from schemas.identity import Identity, certificates_in, kid_of
@@ -38,7 +38,6 @@ from schemas.text import printable
 
 INTERVAL_S = 0.25
 """How often the ledgers are polled."""
-MAX_UNRECORDED = 10_000
 _THREADS = 4
 """One for each ledger, and the one that counts those that are unchanged."""
 _POLL_S = 120.0
@@ -58,7 +57,7 @@ class TrustWatcher:
     """Watches the CA, the list of revoked tokens and the nodes' names for one relay.
 
     ``follow_ups`` run after every change of certificates or roots; ``on_tokens`` are called with all revoked
-    tokens when there is a new one.
+    tokens when there is a new one; ``sharing`` is told of every change.
 
     Attributes:
         loop: the progress of ``run``.
@@ -74,10 +73,11 @@ class TrustWatcher:
         fleet: Fleet,
         sessions: NodeSessions,
         notifier: ChangeNotifier,
-        audit: AuditLog,
+        records: DecisionRecords,
         follow_ups: FollowUps,
         freshness: Freshness,
         reserve: DescriptorReserve,
+        sharing: Sharing,
         on_tokens: Sequence[Callable[[frozenset[str]], None]],
         log: FilteringBoundLogger,
         interval_s: float = INTERVAL_S,
@@ -88,10 +88,11 @@ class TrustWatcher:
         self._fleet = fleet
         self._sessions = sessions
         self._notifier = notifier
-        self._audit = audit
+        self._records = records
         self.follow_ups = follow_ups
         self._freshness = freshness
         self._reserve = reserve
+        self._sharing = sharing
         self._was_fresh = True
         self._on_tokens = on_tokens
         self._log = log
@@ -113,8 +114,6 @@ class TrustWatcher:
         self._retired: frozenset[str] = frozenset()
         self._forgotten: AbstractSet[str] = frozenset()
         self._jtis: frozenset[str] = frozenset()
-        self._unrecorded: deque[dict[str, str]] = deque()
-        self._unwritten: dict[str, str] | None = None
 
     def begin(self) -> None:
         """Apply what was decided before the relay was started.
@@ -145,7 +144,7 @@ class TrustWatcher:
             try:
                 while True:
                     self.loop.busy(_POLL_S)
-                    await asyncio.sleep(self._interval_s)
+                    await self._sharing.written(self._interval_s)
                     await self.poll()
             finally:
                 ended.set()
@@ -155,6 +154,8 @@ class TrustWatcher:
 
         Of one that has changed, or cannot be looked at, only the poll that applies it counts.
         """
+        if self._sharing.understands:
+            self._freshness.read(SHARED)
         for name, stamp_of in self._stamps.items():
             with suppress(StateError, OSError):
                 applied = self._seen.get(name)
@@ -172,9 +173,11 @@ class TrustWatcher:
             self._when_changed(TOKENS, self._tokens.jtis, self._tokens_changed),
             self._when_changed(NAMES, self._read_names, self._names_changed),
         )
+        if self._sharing.understands:
+            self._freshness.read(SHARED)
         self._log_freshness()
         self._sessions.end_expired()
-        self._write_unrecorded()
+        self._records.write()
 
     async def _when_changed(
         self, name: str, read: Callable[[], _Content], act: Callable[[_Content], None]
@@ -193,6 +196,7 @@ class TrustWatcher:
             if found is not None:
                 act(found[1])
                 self._seen[name] = found[0]
+                self._sharing.changed()
             self._freshness.read(name)
             self._read_errors.pop(name, None)
         except (StateError, OSError) as error:
@@ -209,9 +213,8 @@ class TrustWatcher:
             if is_fresh:
                 self._log.info("the ledgers can be read again; calls are made")
             else:
-                self._log.error(
-                    "the ledgers cannot be read; calls are refused", unread=sorted(self._read_errors)
-                )
+                unread = {*self._read_errors, *(() if self._sharing.understands else (SHARED,))}
+                self._log.error("the ledgers cannot be read; calls are refused", unread=sorted(unread))
 
     def _read_leaves(self) -> _Leaves:
         records = self._ca.records()
@@ -233,13 +236,13 @@ class TrustWatcher:
         if revoked:
             self._end(lambda leaf: leaf.kid in barred or leaf.issued_as in barred, CloseCode.REVOKED)
             for kid in sorted(revoked):
-                self._record("leaf_revoked", kid=kid)
+                self._records.add("leaf_revoked", kid=kid)
         if gone:
             trusted = {kid_of(certificates_in(root)[0]) for root in roots}
             self._end(lambda leaf: leaf.root_kid not in trusted, CloseCode.AUTH_FAILED)
-            self._record("root_withdrawn")
+            self._records.add("root_withdrawn")
         for leaf in newly_moved:
-            self._record("tenant_changed", node_id=leaf.node_id, tenant=leaf.tenant, kid=leaf.kid)
+            self._records.add("tenant_changed", node_id=leaf.node_id, tenant=leaf.tenant, kid=leaf.kid)
         self._retire()
         self.follow_ups.due()
 
@@ -256,7 +259,7 @@ class TrustWatcher:
         for act in self._on_tokens:
             act(self._jtis)
         for jti in sorted(revoked):
-            self._record("token_revoked", jti=jti)
+            self._records.add("token_revoked", jti=jti)
 
     def _read_names(self) -> _Names:
         # On a thread: comparing the names of thousands of nodes takes a millisecond or more.
@@ -276,22 +279,3 @@ class TrustWatcher:
     def _retire(self) -> None:
         # A node that was issued another leaf since it was forgotten is not retired.
         self._fleet.retire(self._retired, self._retired & self._forgotten)
-
-    def _record(self, event: str, **facts: str) -> None:
-        self._log.warning(event, **facts)
-        if len(self._unrecorded) >= MAX_UNRECORDED:
-            self._log.error("not recorded", reason="too many are pending", what={"event": event, **facts})
-            return
-        self._unrecorded.append({"event": event, **facts})
-
-    def _write_unrecorded(self) -> None:
-        """Write decisions to the audit, in order; after an error the rest waits for the next poll."""
-        while self._unrecorded:
-            try:
-                self._audit.write(**self._unrecorded[0])
-            except AuditUnavailableError as error:
-                if self._unwritten is not self._unrecorded[0]:
-                    self._unwritten = self._unrecorded[0]
-                    self._log.error("not recorded", reason=str(error), what=self._unwritten)
-                return
-            self._unrecorded.popleft()

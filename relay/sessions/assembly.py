@@ -30,7 +30,7 @@ class SessionsPart(Part):
 
 
 def assemble(environment: RelayEnvironment, audit: AuditPart, pki: PkiPart, fleet: FleetPart) -> SessionsPart:
-    """Return the wing."""
+    """Return the part."""
     config, registry = environment.config, environment.registry
     one_way = OneWayFrames(environment.metrics, environment.log)
     one_way.on_connection(connection_log(environment.log))

@@ -9,6 +9,7 @@ from typing import Any
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
+from relay.ascii_json import encoded
 from relay.http.frame_meter import METER_IN_SCOPE, FrameMeter
 from relay.http.texts import HANDLED_IN_MESSAGE, take_texts
 from schemas.frames import SUBPROTOCOL_1_1, Frame, begins_announce
@@ -85,7 +86,7 @@ class NodeConnection:
         self, msg_id: str, type_: str, payload: Mapping[str, Any], in_reply_to: str | None = None
     ) -> None:
         """Send a frame with the given ``msg_id``."""
-        await self.send_text(self._machine.send(type_, msg_id, payload, in_reply_to))
+        await self.send_text(self.encoded(type_, payload, msg_id, in_reply_to))
 
     def encoded(
         self,
@@ -99,7 +100,9 @@ class NodeConnection:
         Raises:
             ProtocolError, OverRateError: as ``SessionMachine.send``.
         """
-        return self._machine.send(type_, msg_id or self._ulids.new(), payload, in_reply_to)
+        # The standard encoder, by which the machine would encode it, takes four times as long.
+        wire = encoded(payload).encode("ascii")
+        return self._machine.send(type_, msg_id or self._ulids.new(), wire, in_reply_to)
 
     async def send_text(self, text: str) -> None:
         """Send a frame that is encoded."""

@@ -17,7 +17,6 @@ from structlog.typing import FilteringBoundLogger
 
 from relay.audit.refusal_counts import RefusalCounter
 from relay.clock import SessionClock
-from relay.config import HEARTBEAT_INTERVAL_MS
 from relay.fleet.fleet import Fleet
 from relay.http.connections import admit
 from relay.observability.metrics import Metrics
@@ -26,6 +25,7 @@ from relay.sessions.connect_queue import ConnectQueue
 from relay.sessions.connection import NodeConnection
 from relay.sessions.frame_handlers import FrameHandlers
 from relay.sessions.handshake import Handshake, HandshakeError, HandshakeRejection
+from relay.sessions.heartbeat_interval import heartbeat_interval_ms
 from relay.sessions.leaf_expiry import LeafExpiry
 from relay.sessions.one_way_frames import OneWayFrames
 from relay.sessions.peer_faults import PeerFaults
@@ -255,7 +255,7 @@ class NodeSessions:
         resumed = session.session_id == auth.payload.get("resume")
         welcome: Welcome = {
             "session_id": session.session_id,
-            "heartbeat_interval_ms": HEARTBEAT_INTERVAL_MS,
+            "heartbeat_interval_ms": heartbeat_interval_ms(self._fleet.inventory.size),
             "max_frame_bytes": MAX_FRAME_BYTES,
             "server_time_ms": session.now_ms(),
             "resumed": resumed,

@@ -93,7 +93,7 @@ async def test_what_changes_between_two_looks_is_told_once(
     assert listener.calls == 2
 
 
-async def test_a_renewal_that_nobody_can_see_is_not_told(
+async def test_a_renewal_that_no_list_shows_is_not_notified(
     hub: Hub, notifier: ChangeNotifier, node: SimulatedNode
 ) -> None:
     hub.connect(node)
@@ -171,7 +171,7 @@ async def test_a_listener_that_fails_costs_the_others_nothing(
     assert "in fails: raise ConnectionResetError" in line["exception"]
 
 
-async def test_nobody_waits_for_a_listener_that_does_not_return(
+async def test_a_listener_that_does_not_return_does_not_delay_the_others(
     hub: Hub, notifier: ChangeNotifier, node: SimulatedNode
 ) -> None:
     listener = CountingListener()
@@ -280,7 +280,7 @@ async def test_who_is_woken_looks_at_once(hub: Hub, node: SimulatedNode) -> None
         await listener.next()
 
 
-async def test_to_be_woken_without_a_change_tells_nobody(hub: Hub, node: SimulatedNode) -> None:
+async def test_a_wakeup_without_a_change_notifies_no_listener(hub: Hub, node: SimulatedNode) -> None:
     notifier = ChangeNotifier(hub.fleet, hub.log, interval_s=1000)
     listeners = {READERS: CountingListener(), OTHERS: CountingListener()}
     for audience, listener in listeners.items():

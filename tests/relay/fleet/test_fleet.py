@@ -104,7 +104,7 @@ def test_at_renewal_both_leaves_are_known_and_the_oldest_goes_first(hub: Hub) ->
     assert outcomes == [Outcome.PENDING, Outcome.ACCEPTED, Outcome.ACCEPTED]
 
 
-def test_an_old_leaf_that_somebody_retains_again_pushes_out_no_newer_one(hub: Hub) -> None:
+def test_an_old_leaf_that_is_retained_again_replaces_no_newer_one(hub: Hub) -> None:
     leaves = [hub.ca.issue(now_ms=NOW_MS + day * DAY_MS, key=key_named(f"key {day}")) for day in range(-3, 0)]
     for leaf in reversed(leaves):
         hub.fleet.identify(NODE_ID, leaf.leaf_pem)
@@ -139,7 +139,7 @@ def test_sweeping_ends_the_wait_of_what_has_waited_too_long(hub: Hub, node: Simu
     assert hub.fleet.resolve(ECHO_NAME, Rights(TENANT, READ_ONLY)).node_id == NODE_ID
 
 
-def test_an_old_leaf_of_another_tenant_gives_the_node_to_nobody(hub: Hub) -> None:
+def test_an_old_leaf_of_another_tenant_does_not_move_the_node(hub: Hub) -> None:
     key = key_named("a node that moved")
     old = hub.ca.issue(NODE_ID, "before", key=key, now_ms=NOW_MS - DAY_MS)
     new = hub.ca.issue(NODE_ID, TENANT, key=key)
@@ -253,7 +253,7 @@ def test_a_tombstone_never_delists_a_node_that_is_connected(hub: Hub, node: Simu
     assert listed(hub) == [METRICS_NAME, ECHO_NAME]
 
 
-def test_a_tombstone_of_a_node_that_nobody_knows_is_nothing(hub: Hub) -> None:
+def test_a_tombstone_of_an_unknown_node_changes_nothing(hub: Hub) -> None:
     hub.fleet.tombstone(NODE_ID)
     assert hub.fleet.nodes_of(TENANT) == []
 

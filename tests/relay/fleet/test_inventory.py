@@ -75,6 +75,18 @@ def test_what_the_broker_sent_last_is_known_by_its_etag(hub: Hub, node: Simulate
     assert inventory.etag_by_broker(NODE_ID) == etag_of(b"forged")
 
 
+def test_an_announce_that_arrives_before_the_leaf_is_not_missing_once_that_arrives(
+    hub: Hub, node: SimulatedNode
+) -> None:
+    inventory, wire = hub.fleet.inventory, node.manifest()
+    inventory.subscribed()
+    inventory.announced(NODE_ID, wire)
+    hub.fleet.offer_manifest(NODE_ID, wire, "broker")
+    hub.fleet.offer_identity(NODE_ID, node.leaf_pem)
+    assert (inventory.known(), inventory.missing()) == (1, 0)
+    assert inventory.etag_by_broker(NODE_ID) == etag_of(wire)
+
+
 def test_a_retired_node_is_not_missing(hub: Hub, node: SimulatedNode) -> None:
     hub.announce(node)
     hub.fleet.inventory.subscribed()

@@ -467,7 +467,7 @@ async def test_a_broker_that_comes_later_than_the_relay_is_found(
         assert feed.connected
 
 
-async def test_a_broker_that_lets_nobody_listen_does_not_count_as_connected(
+async def test_a_broker_that_refuses_the_subscription_does_not_count_as_connected(
     stage: Stage, broker_kind: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     deaf = Broker(broker_kind, tmp_path_factory.mktemp("deaf"), deaf=True)

@@ -126,7 +126,7 @@ def stage() -> Stage:
 READERS = AUDIENCES[0]
 
 
-def test_a_renewal_and_a_heartbeat_change_nothing_that_anybody_follows(stage: Stage) -> None:
+def test_a_renewal_and_a_heartbeat_change_nothing_that_is_followed(stage: Stage) -> None:
     node = stage.nodes[0]
     stage.announce(node, 0, ttl_ms=1000)
     stage.connect(node, connected=True)

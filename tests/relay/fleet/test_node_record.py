@@ -2,7 +2,7 @@
 
 import pytest
 
-from relay.fleet.node_record import NodeRecord
+from relay.fleet.node_record import NO_TOOLS, NodeRecord
 from schemas.verdicts import TrustedManifest
 from tests.fakes.signer import DAY_MS, NODE_ID, NOW_MS, TENANT, SimulatedCa, key_named
 
@@ -49,3 +49,12 @@ def test_two_leaves_are_kept_and_the_newest_decides_the_tenant() -> None:
             node.keep(leaf)
         assert set(node.identities) == {leaf.kid for leaf in leaves[1:]}
         assert node.tenant == "newest"
+
+
+def test_only_an_accepted_manifest_counts_as_announced() -> None:
+    node = NodeRecord(NODE_ID, TENANT)
+    node.withdraw()  # as by a tombstone that the broker has kept
+    assert not node.has_announced
+    node.announce(NO_TOOLS)
+    node.withdraw()
+    assert node.has_announced

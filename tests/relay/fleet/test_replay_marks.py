@@ -1,9 +1,10 @@
 import asyncio
+import sqlite3
 import stat
 import subprocess
 import sys
 from collections.abc import AsyncIterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -204,6 +205,37 @@ def test_a_file_that_is_no_database_is_an_error_of_the_operating_system(path: Pa
 
 
 # --- where it lies --------------------------------------------------------------------------------------
+
+
+def test_a_value_of_another_type_is_refused_as_damage(path: Path) -> None:
+    make_private_directory(path)
+    # Without STRICT, as a torn page reads: the type of a value is a byte beside it.
+    with closing(sqlite3.connect(path / "marks.sqlite3")) as database:
+        database.executescript(
+            "CREATE TABLE marks (node_id, tenant, issued_at_ms, etag);"
+            "INSERT INTO marks VALUES ('a', 'b', 'c', 'd');"
+            "CREATE TABLE leaves"
+            " (kid, node_id, tenant, public_key, not_before_ms, not_after_ms, root_kid, rules)"
+        )
+        leaf = ("a", None, "c", b"", 1, NOW_MS + 1, "g", LEAF_RULES)
+        database.execute("INSERT INTO leaves VALUES (?, ?, ?, ?, ?, ?, ?, ?)", leaf)
+        database.commit()
+    (path / "marks.sqlite3").chmod(0o600)
+    store = MarkStore(path, make_logger("relay", LogLines()))
+    with pytest.raises(OSError, match="it is damaged"):
+        list(store.load())
+    with pytest.raises(OSError, match="it is damaged"):
+        store.load_leaves(NOW_MS)
+
+
+@pytest.mark.parametrize("byte", [b"\xff", b"\t"], ids=["no UTF-8", "a control character"])
+def test_a_damaged_definition_is_refused_in_printable_words(path: Path, byte: bytes) -> None:
+    file = path / "marks.sqlite3"
+    MarkStore(path, make_logger("relay", LogLines()))
+    file.write_bytes(file.read_bytes().replace(b"INTEGER", b"INT" + byte + b"GER"))
+    with pytest.raises(OSError, match="cannot be used") as caught:
+        MarkStore(path, make_logger("relay", LogLines()))
+    assert str(caught.value).isprintable()
 
 
 def test_the_database_is_private_in_a_directory_that_is_private(path: Path) -> None:

@@ -45,7 +45,7 @@ async def test_after_a_change_all_follow_again() -> None:
     assert [part.asked for part in parts] == [2, 2]
 
 
-async def test_who_could_not_follow_is_asked_again_and_nobody_else() -> None:
+async def test_only_who_could_not_follow_is_asked_again() -> None:
     broken, sound = Part(fails=2), Part()
     follow_ups = FollowUps([broken, sound])
     assert [await follow_ups.follow() for _ in range(4)] == [False, False, True, True]

@@ -10,7 +10,7 @@ import pytest
 from starlette.applications import Starlette
 from starlette.routing import WebSocketRoute
 
-from relay.auth.ledger_freshness import LEAVES, NAMES, TOKENS
+from relay.auth.ledger_freshness import LEAVES, NAMES, SHARED, TOKENS
 from relay.auth.permissions import Rights
 from relay.auth.revoked_tokens import RevokedTokens
 from relay.calls.call_record import CallAnswer
@@ -18,6 +18,7 @@ from relay.fleet.change_notifier import ChangeNotifier
 from relay.fleet.name_ledger import NameLedger
 from relay.ledger import LedgerError
 from relay.pki.errors import AuthorityError
+from relay.server.decision_records import DecisionRecords
 from relay.server.descriptor_reserve import DescriptorReserve
 from relay.server.follow_ups import Follow, FollowUps
 from relay.server.trust_watcher import TrustWatcher
@@ -51,6 +52,22 @@ SOURCE = {
 """What each file is called in the log."""
 
 
+class Shared:
+    """What tells other relays, and is told by them."""
+
+    def __init__(self) -> None:
+        self.understands = True
+        self.changes = 0
+
+    def changed(self) -> None:
+        """Count a change."""
+        self.changes += 1
+
+    async def written(self, within_s: float) -> None:
+        """Return after ``within_s``."""
+        await asyncio.sleep(within_s)
+
+
 class Stage:
     """A relay that watches its CA and its list of void tokens; others change them as commands do."""
 
@@ -59,6 +76,7 @@ class Stage:
         self.directory = directory
         self.real = RealCa(hub, directory / "ca")
         self.reserve = DescriptorReserve(1)
+        self.sharing = Shared()
         self.sessions = hub.sessions(authority=self.real.ca)
         self.notifier = ChangeNotifier(hub.fleet, hub.log, interval_s=1000)
         self.gateway = hub.gateway(self.sessions)
@@ -78,10 +96,11 @@ class Stage:
             fleet=self.hub.fleet,
             sessions=self.sessions,
             notifier=self.notifier,
-            audit=self.hub.audit,
+            records=DecisionRecords(self.hub.audit, self.hub.log),
             follow_ups=self.follow_ups,
             freshness=self.hub.freshness,
             reserve=self.reserve,
+            sharing=self.sharing,
             on_tokens=[self.hub.authenticator.revoke, self.gateway.revoke],
             log=self.hub.log,
             interval_s=interval_s,
@@ -527,6 +546,32 @@ async def test_a_ledger_that_has_not_changed_counts_without_the_event_loop_and_a
     assert stage.hub.freshness.is_fresh()
 
 
+async def test_what_other_relays_have_sent_and_is_not_understood_refuses_calls_until_it_is(
+    stage: Stage,
+) -> None:
+    node = stage.real.node()
+    stage.sharing.understands = False
+    async with stage.session(node):
+        stage.hub.seconds.now += 3
+        await stage.poll()
+        stage.watch.confirm_unchanged()
+        assert await code_of(stage.call(node)) == "E_INTERNAL"
+    (line,) = stage.hub.lines.entries("the ledgers cannot be read; calls are refused")
+    assert line["unread"] == [SHARED]
+    stage.sharing.understands = True
+    await stage.watch.poll()
+    assert stage.hub.freshness.is_fresh()
+
+
+async def test_of_every_change_of_a_ledger_the_other_relays_are_told_once(stage: Stage) -> None:
+    await stage.poll()
+    before = stage.sharing.changes
+    stage.revoke_token("jti-1")
+    await stage.poll()
+    await stage.poll()
+    assert stage.sharing.changes == before + 1
+
+
 async def test_ledgers_are_looked_at_while_the_event_loop_is_held_up(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -535,14 +580,19 @@ async def test_ledgers_are_looked_at_while_the_event_loop_is_held_up(
     task = asyncio.create_task(watch.run())
     await asyncio.sleep(0)
     counted = Event()
-    monkeypatch.setattr(stage.hub.freshness, "read", lambda _name: counted.set())
+
+    def read(name: str) -> None:
+        if name == LEAVES:
+            counted.set()
+
+    monkeypatch.setattr(stage.hub.freshness, "read", read)
     assert counted.wait(BOUND_S)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
 
 
-async def test_a_ca_that_was_restored_from_an_older_backup_readmits_nobody(stage: Stage) -> None:
+async def test_a_ca_that_was_restored_from_an_older_backup_readmits_no_node(stage: Stage) -> None:
     node = stage.real.node()
     stage.hub.announce(node)
     ledger = stage.directory / "ca" / "ledger.jsonl"
@@ -682,7 +732,7 @@ async def test_a_revocation_takes_effect_though_the_audit_cannot_be_written_and_
 async def test_not_more_than_so_much_waits_to_be_recorded_and_what_is_left_out_is_in_the_log(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("relay.server.trust_watcher.MAX_UNRECORDED", 1)
+    monkeypatch.setattr("relay.server.decision_records.MAX_UNRECORDED", 1)
     for jti in ("jti-1", "jti-2"):
         stage.revoke_token(jti)
     with full_disk(0):
@@ -718,14 +768,14 @@ async def test_a_node_that_is_revoked_is_in_no_list_and_one_that_is_forgotten_is
     stage.real.as_operator().revoke(NODE_ID)
     await stage.watch.poll()
     assert [each.node_id for each in stage.hub.fleet.nodes_of(TENANT)] == [OTHER_NODE_ID]
-    assert stage.hub.fleet.knows(NODE_ID)
+    assert stage.hub.fleet.tenant_of(NODE_ID) is not None
     NameLedger(stage.directory / "node_names.jsonl", stage.hub.clock).forget(NODE_ID)
     await stage.watch.poll()
-    assert not stage.hub.fleet.knows(NODE_ID)
+    assert stage.hub.fleet.tenant_of(NODE_ID) is None
     assert stage.hub.fleet.names.label_of(NODE_ID) == ""
     assert failure(stage.hub, node) is Failure.SAFETY_DENIED
     stage.hub.fleet.offer_identity(NODE_ID, node.leaf_pem)
-    assert not stage.hub.fleet.knows(NODE_ID)
+    assert stage.hub.fleet.tenant_of(NODE_ID) is None
     again = stage.real.node(key=key_named("another key"), replace=True)
     await stage.watch.poll()
     stage.hub.announce(again, issued_at_ms=stage.hub.clock.advance(1))
@@ -740,7 +790,7 @@ async def test_a_node_that_is_forgotten_while_its_session_ends_is_forgotten_afte
         NameLedger(stage.directory / "node_names.jsonl", stage.hub.clock).forget(NODE_ID)
         await stage.watch.poll()
         assert (await end.until_closed())[0] == 4003
-        assert not stage.hub.fleet.knows(NODE_ID)
+        assert stage.hub.fleet.tenant_of(NODE_ID) is None
 
 
 async def test_names_survive_a_restart(stage: Stage) -> None:

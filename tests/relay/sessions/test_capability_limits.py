@@ -1,6 +1,5 @@
 import asyncio
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -47,7 +46,7 @@ async def test_a_command_without_cost_uses_up_nothing_but_a_place(hub: Hub) -> N
     held = HeldRouter()
     stage = Stage(hub, held)
     stage.announce(capability(rps=1, concurrency=1))
-    free, paid = replace(command(), cost=0.0), command()
+    free, paid = command()._replace(cost=0.0), command()
     for _ in range(3):
         running = asyncio.create_task(stage.limits.run(free))
         sent, answer = await held.next()

@@ -61,20 +61,20 @@ def test_retry_times_stay_different_for_those_who_come_later() -> None:
     assert first + second == pytest.approx([NOW + 0.1 * number for number in range(1, 7)])
 
 
-def test_retry_times_of_the_past_keep_nobody_waiting() -> None:
+def test_retry_times_of_the_past_delay_no_client() -> None:
     connect_limiter = ConnectLimiter(10, 5)
     come(connect_limiter, 50, NOW)
     later = NOW + 100
     assert come(connect_limiter, 6, later) == [0.0] * 5 + [pytest.approx(0.1)]
 
 
-def test_nobody_is_sent_away_for_more_than_a_minute() -> None:
+def test_no_client_is_told_to_wait_for_more_than_a_minute() -> None:
     waits = come(ConnectLimiter(10, 5), 5000, NOW)
     assert max(waits) == LONGEST_WAIT_S == 60
     assert waits.count(60) == 5000 - 5 - 599
 
 
-def test_a_clock_that_goes_back_lets_nobody_in() -> None:
+def test_a_clock_that_goes_back_admits_no_client() -> None:
     connect_limiter = ConnectLimiter(10, 5)
     come(connect_limiter, 5, NOW)
     assert connect_limiter.enter(NOW - 3600, HOST) > 0
@@ -129,7 +129,7 @@ def test_one_address_has_half_of_the_burst_and_of_the_rate() -> None:
     assert come(connect_limiter, 40, NOW + 1.5, HOST).count(0.0) == 5
 
 
-def test_a_host_that_never_waits_keeps_nobody_out() -> None:
+def test_a_host_that_never_waits_does_not_delay_other_hosts() -> None:
     connect_limiter, waits = ConnectLimiter(), []
     for step in range(4000):  # 400 a second from one, 50 a second from all the others
         now = NOW + step / 400
@@ -146,7 +146,7 @@ def test_retry_times_of_one_address_are_not_those_of_another() -> None:
     assert connect_limiter.enter(NOW, CROWD[0]) == pytest.approx(0.05)
 
 
-def test_a_flood_puts_off_nobody_when_it_is_over() -> None:
+def test_a_flood_that_is_over_delays_no_client() -> None:
     connect_limiter = ConnectLimiter()
     for second in range(120):
         for address in CROWD[:20]:

@@ -116,7 +116,7 @@ async def test_a_frame_comes_in_as_what_it_is(reader: FrameReader) -> None:
     assert (frame.type, frame.msg_id, frame.payload) == ("heartbeat", message_id(7), PAYLOADS["heartbeat"])
 
 
-async def test_dropped_answers_are_counted_until_somebody_asks(reader: FrameReader) -> None:
+async def test_dropped_answers_are_counted_until_the_count_is_taken(reader: FrameReader) -> None:
     socket = AsgiSocket()
     link = await opened(socket, reader)
     await link.send_as(message_id(5), "cmd", PAYLOADS["cmd"])

@@ -441,7 +441,7 @@ async def test_a_node_that_cannot_retire_is_told_so_and_goes_on(stage: Stage) ->
         await asked(end, "heartbeat", PAYLOADS["heartbeat"])
 
 
-async def test_a_call_to_a_node_that_has_retired_finds_nobody(stage: Stage) -> None:
+async def test_a_call_to_a_node_that_has_retired_finds_no_session(stage: Stage) -> None:
     async with stage.open() as end:
         await end.send("retire", {})
         await end.until_closed()

@@ -573,7 +573,7 @@ async def test_what_follows_the_loss_of_a_node_may_show_it_as_connected_elsewher
         assert stage.known().connected
 
 
-async def test_the_newer_process_wins_and_a_duplicate_identity_is_flagged(stage: Stage) -> None:
+async def test_the_newer_process_replaces_the_older_and_a_duplicate_identity_is_flagged(stage: Stage) -> None:
     async with stage.open() as older, stage.open(OTHER_BOOT_ID) as newer:
         code, frames = await older.until_closed()
         assert code == 4008
@@ -607,7 +607,7 @@ async def test_a_machine_that_comes_after_another_has_gone_is_no_duplicate(stage
         assert stage.hub.counted("nodes_connected") == 1
 
 
-async def test_another_node_supersedes_nobody(stage: Stage) -> None:
+async def test_another_node_supersedes_no_session(stage: Stage) -> None:
     other = stage.hub.ca.issue(OTHER_NODE_ID)
     async with stage.open() as one, stage.end(other) as two:
         await two.authenticate()
@@ -679,7 +679,7 @@ async def test_what_is_past_its_deadline_is_not_sent_again(stage: Stage) -> None
         pytest.param(BOOT_ID, False, id="the process without asking"),
     ],
 )
-async def test_nobody_else_gets_what_was_sent_and_the_caller_waits_for_nothing_but_the_deadline(
+async def test_what_was_sent_goes_to_no_other_session_and_the_caller_waits_until_the_deadline(
     stage: Stage, boot_id: str, *, resumes: bool
 ) -> None:
     async with stage.open() as end:
@@ -841,7 +841,7 @@ async def test_one_address_keeps_no_other_out(hub: Hub) -> None:
     assert last == ["challenge", "bye", "challenge"]
 
 
-def is_anybody(_leaf: Identity) -> bool:
+def is_any_node(_leaf: Identity) -> bool:
     return True
 
 
@@ -852,7 +852,7 @@ async def test_a_frame_on_its_way_when_the_relay_closes_breaks_no_protocol(hub: 
         await admit(socket, hub.ca.issue())
         while len(socket.sent) < 3:  # noqa: ASYNC110 - the event is in the application under test
             await asyncio.sleep(0)
-        sessions.end_sessions(is_anybody, CloseCode.REVOKED)
+        sessions.end_sessions(is_any_node, CloseCode.REVOKED)
         while socket.sent[-1]["type"] != "websocket.close":  # noqa: ASYNC110 - as above
             await asyncio.sleep(0)
         socket.put_text(frame_text("heartbeat"))
@@ -866,14 +866,14 @@ async def test_who_is_shut_out_is_closed_and_its_calls_end(stage: Stage) -> None
     async with stage.open() as end:
         task = stage.run()
         await end.receive("cmd")
-        assert stage.sessions.end_sessions(is_anybody, CloseCode.REVOKED) == [NODE_ID]
+        assert stage.sessions.end_sessions(is_any_node, CloseCode.REVOKED) == [NODE_ID]
         assert await failure(task) is Failure.ATTESTATION_FAILED
         assert await failure(stage.run()) is Failure.NODE_OFFLINE
         assert (await end.until_closed())[0] == 4003
     await stage.until_ended()
     assert not stage.known().connected
     assert stage.hub.counted("nodes_connected") == 0
-    assert stage.sessions.end_sessions(is_anybody, CloseCode.REVOKED) == []
+    assert stage.sessions.end_sessions(is_any_node, CloseCode.REVOKED) == []
 
 
 async def test_a_call_that_waits_for_a_lost_connection_to_come_back_ends_when_its_node_is_shut_out(
@@ -883,13 +883,13 @@ async def test_a_call_that_waits_for_a_lost_connection_to_come_back_ends_when_it
         task = stage.run()
         await end.receive("cmd")
     await stage.until_ended()
-    assert stage.sessions.end_sessions(is_anybody, CloseCode.REVOKED) == [NODE_ID]
+    assert stage.sessions.end_sessions(is_any_node, CloseCode.REVOKED) == [NODE_ID]
     assert await failure(task) is Failure.ATTESTATION_FAILED
 
 
 async def test_who_was_shut_out_cannot_resume(stage: Stage) -> None:
     async with stage.open() as end:
-        stage.sessions.end_sessions(is_anybody, CloseCode.REVOKED)
+        stage.sessions.end_sessions(is_any_node, CloseCode.REVOKED)
         await end.until_closed()
     async with stage.end() as again:
         welcome = await again.authenticate(resume=end.session_id)
@@ -974,7 +974,7 @@ async def test_who_is_shut_out_while_the_welcome_is_on_its_way_is_not_connected_
     async with asyncio.timeout(BOUND_S):
         await admit(socket, node)
         await socket.stopped.wait()
-        assert sessions.end_sessions(is_anybody, CloseCode.REVOKED) == [NODE_ID]
+        assert sessions.end_sessions(is_any_node, CloseCode.REVOKED) == [NODE_ID]
         socket.goes_on.set()
         socket.put({"type": "websocket.disconnect", "code": 4003})
         await serving_it

@@ -37,7 +37,7 @@ async def test_an_answer_goes_to_who_asked_for_it_once(live: NodeSession) -> Non
     assert len(live.pending) == 1
 
 
-async def test_an_answer_that_nobody_waits_for_is_nothing(live: NodeSession) -> None:
+async def test_an_answer_without_a_waiting_caller_is_dropped(live: NodeSession) -> None:
     live.settle("1", DONE)
     given_up = sent(live, "2")
     given_up.cancel()

@@ -1,0 +1,64 @@
+"""How long a node that is revoked at one relay of a fleet can still be called by way of the others.
+
+Three relays and the server that joins them, each a process of its own, with mock nodes behind the first. Each
+is revoked on the machine of the second, and called by way of the first and the third until both refuse it.
+"""
+
+import asyncio
+import os
+import tempfile
+import time
+from pathlib import Path
+
+from bench.load import call_once, tool_call
+from bench.results import Figure
+from relay.demo.local_system import start_system
+from relay.demo.more_relays import start_cluster_server, start_more_relays
+from relay.demo.plan import Plan
+from relay.demo.processes import Processes
+from relay.pki.authority import CertificateAuthority
+
+_NODES = 50
+_REVOKED = 20
+_READY_TIMEOUT_S = 120
+_PAUSE_S = 0.005
+_REFERENCE_S = 1.0
+_REFUSED = b"E_ATTESTATION_FAILED"
+
+
+async def measure_cluster_revocation() -> Figure:
+    """Return ``cluster_revocation_s``: the longest of those that were measured."""
+    with tempfile.TemporaryDirectory(prefix="edge-kubelet-bench-") as name:
+        async with Processes.running(Path(name)) as processes:
+            async with asyncio.timeout(_READY_TIMEOUT_S):
+                plan = await start_cluster_server(Plan.below(Path(name), processes.ports), processes)
+                first = await start_system(plan, _NODES, processes, lambda _text: None)
+                second, third = await start_more_relays(plan, 2, processes, lambda _text: None)
+                other = third.system(processes)
+                await first.until_listed()
+                callers = [(system.plan.relay_port, system.token) for system in (first, other)]
+                for node_id in first.mock_nodes:
+                    await asyncio.gather(*(_until(*caller, node_id, b'"ping"') for caller in callers))
+            ca = CertificateAuthority(second.plan.state.ca, lambda: time.time_ns() // 1_000_000, os.urandom)
+            took = []
+            for node_id in first.mock_nodes[:_REVOKED]:
+                await asyncio.to_thread(ca.revoke, node_id)
+                started = time.perf_counter()
+                async with asyncio.timeout(_READY_TIMEOUT_S):
+                    await asyncio.gather(*(_until(*caller, node_id, _REFUSED) for caller in callers))
+                took.append(time.perf_counter() - started)
+    return Figure(
+        name="cluster_revocation_s",
+        value=max(took),
+        unit="s",
+        reference="the second that is promised",
+        reference_value=_REFERENCE_S,
+        wanted="<= 1 s",
+    )
+
+
+async def _until(port: int, token: str, node_id: str, answer: bytes) -> None:
+    """Call the node by way of the relay at ``port`` until the answer contains ``answer``."""
+    call = tool_call(port, f"sysecho.{node_id}.echo.invoke", token)
+    while answer not in await call_once(port, call):  # noqa: ASYNC110 - no event tells it
+        await asyncio.sleep(_PAUSE_S)
