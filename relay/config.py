@@ -20,7 +20,6 @@ from schemas.log_level import LogLevel
 DEFAULT_LISTEN = "127.0.0.1:8700"
 DEFAULT_PUBLIC_URL = f"http://{DEFAULT_LISTEN}"
 DEFAULT_TENANT = "default"
-HEARTBEAT_INTERVAL_MS = 60_000
 AGENT_BURST_S = 3
 """How many seconds' worth an agent may take at once: listing the tools of thousands of nodes is one burst."""
 
@@ -240,6 +239,11 @@ def _is_trustworthy(url: str) -> bool:
     return private and plain and bool(parts.hostname) and "@" not in parts.netloc
 
 
-def default_state_dir(home: Path, *, is_root: bool) -> Path:
-    """Return the default state directory of a relay."""
-    return Path("/var/lib/edge-relay") if is_root else home / ".local/state/edge-relay"
+SERVICE_STATE_DIR = Path("/var/lib/edge-relay")
+
+
+def default_state_dir(home: Path | None, *, is_root: bool) -> Path | None:
+    """Return the default state directory of a relay; None for a user without a home directory."""
+    if is_root:
+        return SERVICE_STATE_DIR
+    return None if home is None else home / ".local/state/edge-relay"

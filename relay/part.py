@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping
+from typing import Any
 
 from schemas.health import Health, Loop
 
@@ -18,6 +19,10 @@ class Part:
 
     def health(self) -> Mapping[str, Health]:
         """Return the health of its subsystems that calls need, by the name that ``/readyz`` shows."""
+        return {}
+
+    def status(self) -> Mapping[str, Any]:
+        """Return what ``relay status`` shows of it besides its health; no secret."""
         return {}
 
     def loops(self) -> Mapping[str, Loop]:

@@ -41,6 +41,7 @@ from schemas.durations import duration_between, duration_text
 from schemas.error_roots import ConfigError, OperatorError
 from schemas.kinds import kind_name
 from schemas.log_level import LogLevel
+from schemas.process.home_directory import NoStateDirError
 from schemas.settings import (
     Form,
     Given,
@@ -225,15 +226,18 @@ class LoadedSettings:
         return replace(broker.kept, public_url=self.settings[PUBLIC_URL])
 
 
-def load_settings(sources: Sources, default_state_dir: Path) -> LoadedSettings:
+def load_settings(sources: Sources, default_state_dir: Path | None) -> LoadedSettings:
     """Return the settings of a relay that runs with ``sources``.
 
     Raises:
-        ConfigError: they cannot be used.
+        ConfigError: they cannot be used; or name no state directory, and there is no default one.
         KeptSettingsError, OSError: what is kept cannot be read.
     """
-    usual = {STATE_DIR.name: Given(str(default_state_dir), "default")}
-    state = StateFiles(sources.settings(usual)[STATE_DIR])
+    usual = {} if default_state_dir is None else {STATE_DIR.name: Given(str(default_state_dir), "default")}
+    state_dir = sources.settings(usual).get(STATE_DIR)
+    if state_dir is None:
+        raise NoStateDirError
+    state = StateFiles(state_dir)
     kept = read_kept(state.settings)
     named = frozenset(name for source in sources.by_precedence for name in source)
     return LoadedSettings(sources.settings(usual, _kept_source(named, kept, state)), state, kept, named)

@@ -35,7 +35,7 @@ class AuditPart(Part):
 
 
 def assemble(environment: RelayEnvironment) -> AuditPart:
-    """Return the wing.
+    """Return the part.
 
     Raises:
         OSError: the log cannot be opened.

@@ -17,7 +17,7 @@ HASH_FORM = re.compile("[0-9a-f]{64}")
 FIELDS = (
     *("ts_ms", "correlation_id", "tenant", "iss", "sub", "jti", "tool", "node_id"),
     *("decision", "outcome", "code", "duration_ms"),
-    *("event", "source", "reason", "count", "kid", "join_id"),
+    *("event", "source", "reason", "count", "kid", "join_id", "parent"),
 )
 """The members that a line of a relay can have, besides its link."""
 

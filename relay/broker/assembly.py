@@ -58,7 +58,7 @@ class BrokerPart(Part):
 
 
 def assemble(environment: RelayEnvironment) -> BrokerPart:
-    """Return the room of the configured broker, which is not started yet."""
+    """Return the part of the configured broker, which is not started yet."""
     config = environment.config
     if config.own_broker is None:
         return BrokerPart(None)

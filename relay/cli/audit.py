@@ -21,9 +21,11 @@ from relay.audit.chain import numbered
 from relay.audit.line_reader import AuditLines, Line
 from relay.audit.report import report_rows, row
 from relay.audit.verified_head import keep_verified_head, read_verified_head
-from relay.audit.verify import FIELDS, HASH_FORM, matching, parsed, verify
+from relay.audit.verify import FIELDS, HASH_FORM, parsed, verify
+from relay.cli.audits import audits_at, matching_in, verify_several
 from relay.cli.exits import EXIT_LOST, fail
 from relay.cli.options import AsJson, StateDir, seconds, state_files
+from relay.config import StateFiles
 from schemas.process.cli_manual import example, group
 from schemas.process.exit_codes import EXIT_NO, EXIT_USAGE
 from schemas.text import printable
@@ -34,8 +36,14 @@ _POLL_S = 0.25
 _QUIET_S = 1.0
 
 
-@app.command("verify", epilog=example("relay audit verify"))
+@app.command("verify", epilog=example("relay audit verify", "relay audit verify relay-1/ relay-2/"))
 def audit_verify(
+    places: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="AUDIT", help="Those of several relays: directories or files. Default: this relay's."
+        ),
+    ] = None,
     expect: Annotated[
         str | None,
         typer.Option(metavar="HASH", help="A head noted earlier: its line must still be there."),
@@ -47,10 +55,23 @@ def audit_verify(
     as_json: AsJson = False,
     state_dir: StateDir = None,
 ) -> None:
-    """Walk the chain. Exit 0 if it is intact, 1 if not, 4 if the newest line of the last time is lost."""
+    """Walk the chain. Exit 0 if it is intact, 1 if not, 4 if the newest line of the last time is lost.
+
+    Of several, each is verified by itself; the exit code is that of the worst.
+    """
+    if places:
+        if expect is not None:
+            fail("--expect is a line of one audit: leave out the others", EXIT_USAGE)
+        code = verify_several(audits_at(places), accept_loss=accept_loss, as_json=as_json)
+        if code:
+            raise SystemExit(code)
+        return
     if expect is not None and HASH_FORM.fullmatch(expect) is None:
         fail("--expect is the 64 hexadecimal digits of a line's hash", EXIT_USAGE)
-    files = state_files(state_dir)
+    _verify_own(state_files(state_dir), expect, accept_loss=accept_loss, as_json=as_json)
+
+
+def _verify_own(files: StateFiles, expect: str | None, *, accept_loss: bool, as_json: bool) -> None:
     last = None if accept_loss else read_verified_head(files.audit_verified)
     progress = _Progress(files.audit, time.monotonic)
     try:
@@ -104,18 +125,32 @@ def audit_grep(
     since: Annotated[
         str | None, typer.Option(metavar="DURATION|TIME", help="15m, 2h, 30d, or 2026-11-21T08:00 (UTC).")
     ] = None,
+    places: Annotated[
+        list[Path] | None,
+        typer.Option("--in", metavar="AUDIT", help="A relay's directory or file; may be repeated."),
+    ] = None,
     as_json: AsJson = False,
     state_dir: StateDir = None,
 ) -> None:
-    """Show the lines that contain all of it. Exit 1 if none does."""
+    """Show the lines that contain all of it. Exit 1 if none does.
+
+    Those of several relays are shown in the order of their times, which their clocks have given.
+    """
     wanted = dict(_pair(text) for text in fields or [])
     since_ms = None if since is None else _moment_ms(since)
-    found = False
-    with closing(AuditLines(state_files(state_dir).audit)) as lines:
-        show = _shower(as_json=as_json)
-        for line, facts in matching(lines.read(), wanted, since_ms):
+    audits = audits_at(places or [state_files(state_dir).root])
+    several, found = len(audits) > 1, False
+    width = max(len(printable(audit.name)) for audit in audits)
+    show = _shower(as_json=as_json)
+    for name, line, facts in matching_in(audits, wanted, since_ms):
+        found = True
+        if not several:
             show(line, facts)
-            found = True
+        elif as_json:
+            typer.echo(json.dumps({"audit": name, **facts}))
+        else:
+            typer.echo(f"{printable(name):<{width}}  ", nl=False)
+            show(line, facts)
     if not found:
         if unknown := [name for name in wanted if name not in FIELDS]:
             fail(f"no line has a field {printable(unknown[0])}; there are {', '.join(FIELDS)}", EXIT_NO)

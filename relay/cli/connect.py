@@ -31,10 +31,13 @@ from relay.connect.clients import (
 from relay.connect.config_file import Change, planned
 from relay.connect.errors import ConnectError
 from relay.connect.token_files import check_token_file, keep_token
+from relay.stdio_bridge.bearer_token import BearerToken
 from schemas.addresses import PLAIN_OPTION, check_private_url, normal_mcp_url
 from schemas.files import read_named_secret
 from schemas.process.cli_manual import example, group
 from schemas.process.exit_codes import EXIT_USAGE
+from schemas.process.home_directory import needed_home_directory
+from schemas.tls import client_context
 
 _PROGRAM = "relay"
 
@@ -79,7 +82,7 @@ def connect(
     Shows the change, lists the tools as the client will, and writes the file; the file as it was stays
     beside it. The configuration names the file of the token and never holds the token.
     """
-    machine = Machine(sys.platform, Path.home(), os.environ)
+    machine = Machine(sys.platform, needed_home_directory(), os.environ)
     plan = _Plan.of(client, check_name(name), machine, client_config)
     if remove:
         plan.remove(dry_run=dry_run, as_json=as_json)
@@ -212,7 +215,11 @@ def _own_program() -> Path:
 
 
 def _tools(connection: Connection, *, over_stdio: bool) -> int:
-    """Return how many tools there are, asked for as the client will ask."""
+    """Return how many tools there are, asked for as the client will ask.
+
+    Raises:
+        ConnectError: the relay is not reached.
+    """
     options = remote.RemoteOptions(
         url=connection.mcp_url,
         stdio=shlex.join(connection.bridge) if over_stdio else None,
@@ -227,11 +234,40 @@ def _tools(connection: Connection, *, over_stdio: bool) -> int:
         audit=None,
         plain=connection.plain,
     )
-    return len(remote.run_command(_survey(options), as_json=False))
+    return len(remote.run_command(_survey(connection, options), as_json=False))
 
 
-async def _survey(options: remote.RemoteOptions) -> list[Any]:
+async def _reach(connection: Connection) -> None:
+    """Return when the relay has answered, whatever it was.
+
+    The bridge would try again for as long as a client waits: the relay may be about to start.
+
+    Raises:
+        ConnectError: it is not reached.
+    """
+    from relay.stdio_bridge.http_client import (  # noqa: PLC0415 - for a command that runs
+        LostError,
+        NotSentError,
+        RelayHttp,
+    )
+
+    token = BearerToken.find(connection.token_file, {})
+    root = connection.root.read_text("utf-8", "replace") if connection.root is not None else None
+    http = RelayHttp(connection.mcp_url, token, client_context(root))
+    try:
+        async with http.exchange("GET", {}):
+            return
+    except NotSentError as error:
+        raise ConnectError(f"{connection.url} is not reached: {error}") from None
+    except LostError:
+        return  # it was reached; why it fails, the listing says
+    finally:
+        await http.close()
+
+
+async def _survey(connection: Connection, options: remote.RemoteOptions) -> list[Any]:
     from relay.remote_tools import Permissions, Risk  # noqa: PLC0415 - for a command that runs
 
+    await _reach(connection)
     async with options.client(Permissions(("*",), Risk.READ, scopes=None)) as client:
         return list(await client.survey())

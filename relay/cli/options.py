@@ -21,6 +21,7 @@ from relay.kept_settings import read_kept, write_kept
 from schemas.addresses import normal_url
 from schemas.durations import DurationError, parse_duration_ms, parse_duration_s
 from schemas.process.exit_codes import EXIT_USAGE
+from schemas.process.home_directory import NoStateDirError, home_directory
 from schemas.text import printable
 
 StateDir = Annotated[Path | None, typer.Option("--state-dir", help="The relay's state directory.")]
@@ -45,19 +46,23 @@ def state_files(state_dir: Path | None) -> StateFiles:
     """Return the state directory that was named: here, in the environment or the file; else the usual one.
 
     Raises:
-        ConfigError: it is not named here, and the settings cannot be used.
+        ConfigError: it is not named here, and the settings cannot be used; or it is named nowhere, and there
+            is no usual one.
     """
     if state_dir is None:
         from relay.settings import RELAY, STATE_DIR  # noqa: PLC0415 - a command that is told does without it
         from schemas.settings_sources import read_sources  # noqa: PLC0415 - as above
 
         state_dir = read_sources(RELAY, {}, None, os.environ).value(STATE_DIR)
-    return StateFiles(state_dir or usual_state_dir())
+    directory = state_dir or usual_state_dir()
+    if directory is None:
+        raise NoStateDirError
+    return StateFiles(directory)
 
 
-def usual_state_dir() -> Path:
-    """Return the state directory that is used unless the operator names another."""
-    return default_state_dir(Path.home(), is_root=os.geteuid() == 0)
+def usual_state_dir() -> Path | None:
+    """Return the state directory that is used unless the operator names another; None if there is none."""
+    return default_state_dir(home_directory(), is_root=os.geteuid() == 0)
 
 
 def public_url(given: str | None, state: StateFiles) -> str:

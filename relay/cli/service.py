@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import relay
-from relay.config import default_state_dir
+from relay.config import SERVICE_STATE_DIR
 from relay.settings import RELAY
 from schemas.process.cli_manual import group
 from schemas.process.cli_service import add_commands
@@ -17,7 +17,7 @@ SERVICE = Service(
     name="edge-relay",
     units=Path(relay.__path__[0]) / "units",
     program=RELAY,
-    directories=(default_state_dir(Path("/"), is_root=True), Path("/var/lib/edge-relay-broker")),
+    directories=(SERVICE_STATE_DIR, Path("/var/lib/edge-relay-broker")),
     groups=("edge-broker",),
 )
 app = group("The relay as a service of systemd.")

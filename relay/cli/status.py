@@ -23,6 +23,8 @@ from schemas.process.status_view import (
 
 app = group("What the relay does now.")
 
+_MAX_RELAYS = 8
+
 
 @app.command(epilog=example("relay status --watch"))
 def status(
@@ -45,7 +47,7 @@ def _lines_of(status: Mapping[str, Any]) -> Lines:
         ("process", process_text(status)),
         ("ready", readiness_text(status)),
         ("broker", f"{reached}; {broker['missing']} manifests missing"),
-        *([("cluster", subsystems["cluster"]["state"])] if "cluster" in subsystems else []),
+        *(_cluster(status) if "cluster" in subsystems else ()),
         ("nodes", f"{nodes['connected']} connected of {nodes['known']} known"),
         ("silent", _silent(nodes["silent"])),
         ("canaries", subsystems["calls"]["state"]),
@@ -53,6 +55,17 @@ def _lines_of(status: Mapping[str, Any]) -> Lines:
         ("certificates", _certificates(status["certificates"], status["now_ms"])),
         ("audit", f"newest line {status['audit_head'][:12]}"),
     )
+
+
+def _cluster(status: Mapping[str, Any]) -> Lines:
+    """Return what is shown of a cluster; a relay of a version before tells less."""
+    lines = [("cluster", status["subsystems"]["cluster"]["state"])]
+    if others := status.get("cluster", {}).get("others"):
+        shown = [f"{each['relay']} {each['nodes']} nodes, seen {each['seen_s']:.0f} s ago" for each in others]
+        lines.append(("other relays", "; ".join(shown[:_MAX_RELAYS])))
+    if status.get("ca") == "elsewhere":
+        lines.append(("CA", "its key is on another relay, to which enrolments and renewals are forwarded"))
+    return tuple(lines)
 
 
 def _silent(silent: Mapping[str, str]) -> str:

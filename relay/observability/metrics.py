@@ -52,6 +52,25 @@ class Metrics:
         self.cluster_commands = self._counter(
             "cluster_commands", "Commands asked of other relays, or answered for them", "side", "outcome"
         )
+        self.cluster_entries = self._counter(
+            "cluster_entries",
+            "Entries of ledgers that relays share, by outcome",
+            "kind",
+            "outcome",
+        )
+        self.cluster_ca_requests = self._counter(
+            "cluster_ca_requests",
+            "Requests to the CA that were asked of another relay, or answered for one",
+            "side",
+            "outcome",
+        )
+        self.cluster_messages = self._counter(
+            "cluster_messages",
+            "One-way frames and questions that were asked of other relays, or answered for them",
+            "kind",
+            "side",
+            "event",
+        )
         self.canaries = self._counter(
             "canaries", "The relay's own echoes by code, and by the hop that failed", "code", "hop"
         )

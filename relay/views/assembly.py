@@ -54,7 +54,7 @@ def view_tools(  # noqa: PLR0913 - what comes in from outside
 
 
 def assemble(environment: RelayEnvironment, fleet: FleetPart, calls: CallsPart) -> ViewsPart:
-    """Return the wing, whose tools are registered with ``calls``.
+    """Return the part, whose tools are registered with ``calls``.
 
     Raises:
         ValueError: as ``view_tools``.

@@ -77,7 +77,7 @@ class _MemberRequests:
         self._arguments = arguments
         principal = call.caller.principal
         reading = replace(principal, scopes=principal.scopes & _READ)
-        self._caller = replace(call.caller, principal=reading, size=0)
+        self._caller = call.caller._replace(principal=reading, size=0)
         hidden = (META_IDEMPOTENCY_KEY, _PROGRESS_TOKEN)
         self._meta = {key: value for key, value in call.call.meta.items() if key not in hidden}
 

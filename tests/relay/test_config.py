@@ -42,7 +42,9 @@ def test_all_state_lies_below_one_directory() -> None:
 def test_state_lies_in_the_system_for_root_and_in_the_home_for_others() -> None:
     home = Path("/home/someone")
     assert default_state_dir(home, is_root=True) == Path("/var/lib/edge-relay")
-    assert default_state_dir(home, is_root=False).is_relative_to(home)
+    assert default_state_dir(home, is_root=False) == Path("/home/someone/.local/state/edge-relay")
+    assert default_state_dir(None, is_root=True) == Path("/var/lib/edge-relay")
+    assert default_state_dir(None, is_root=False) is None
 
 
 def test_by_default_only_this_machine_can_reach_the_relay() -> None:
@@ -69,7 +71,7 @@ STATE = StateFiles(Path("/var/lib/edge-relay"))
         pytest.param(BrokerAddress("mqtt.example", 8883, tls=True), HTTPS, OPEN, TLS, id="TLS everywhere"),
     ],
 )
-def test_what_nobody_can_read_along_is_taken(
+def test_what_others_cannot_read_is_taken(
     broker: BrokerAddress, url: str, listen: HostPort, tls: TlsFiles | None
 ) -> None:
     assert RelayConfig(broker, url, listen, STATE, tls=tls).tls is tls
@@ -113,7 +115,7 @@ RELAY = "https://relay.example"
         "http://[::1]:9000/keys",
     ],
 )
-def test_an_issuer_is_taken_to_the_letter_where_nobody_can_speak_for_it(url: str) -> None:
+def test_an_issuer_that_cannot_be_impersonated_is_taken_to_the_letter(url: str) -> None:
     assert ExternalIssuerConfig.parse(ISSUER, url, RELAY) == ExternalIssuerConfig(ISSUER, url)
     assert ExternalIssuerConfig.parse(url, ISSUER, RELAY) == ExternalIssuerConfig(url, ISSUER)
 
@@ -147,7 +149,7 @@ def test_an_issuer_is_taken_to_the_letter_where_nobody_can_speak_for_it(url: str
         "https://issuer.example/" + "x" * 256,
     ],
 )
-def test_where_somebody_could_it_is_refused_and_the_url_is_not_repeated(url: str) -> None:
+def test_an_issuer_that_could_be_impersonated_is_refused_and_the_url_is_not_repeated(url: str) -> None:
     with pytest.raises(AddressError, match="--jwks must be an https URL") as caught:
         ExternalIssuerConfig.parse(ISSUER, url, RELAY)
     assert "secret" not in str(caught.value)

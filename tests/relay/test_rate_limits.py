@@ -177,7 +177,7 @@ def test_going_back_and_forth_between_allowances_gives_nothing_back() -> None:
     assert passed == 1
 
 
-def test_fewer_at_a_time_holds_for_those_who_come_and_throws_nobody_out() -> None:
+def test_fewer_at_a_time_holds_for_new_calls_and_ends_none_in_flight() -> None:
     limiter = Limiter(Allowance(100, 100, 3), 0.0)
     for _ in range(3):
         limiter.acquire(0.0)
@@ -192,7 +192,7 @@ def test_fewer_at_a_time_holds_for_those_who_come_and_throws_nobody_out() -> Non
 # --- when a limiter may be forgotten ---------------------------------------------------------------------
 
 
-def test_a_limiter_is_idle_when_nobody_is_in_flight_and_nothing_is_used_up() -> None:
+def test_a_limiter_is_idle_when_no_call_is_in_flight_and_nothing_is_used_up() -> None:
     limiter = Limiter(Allowance(1, 2, 1), 0.0)
     assert limiter.is_idle(0.0)
     limiter.acquire(0.0)

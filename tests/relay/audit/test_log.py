@@ -70,7 +70,7 @@ def test_the_file_is_for_its_owner_alone(path: Path, before: int) -> None:
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-def test_a_link_that_somebody_put_there_is_not_followed(path: Path, tmp_path: Path) -> None:
+def test_a_link_in_place_of_the_log_is_not_followed(path: Path, tmp_path: Path) -> None:
     target = tmp_path / "elsewhere"
     target.write_text("untouched")
     path.symlink_to(target)

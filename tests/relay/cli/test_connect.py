@@ -68,14 +68,14 @@ def test_a_dry_run_shows_the_change_and_writes_nothing(connect: Connect, home: P
     assert files_below(home) == set()
 
 
+@pytest.mark.parametrize("client", ["claude-code", "codex"])
 def test_a_relay_that_cannot_be_reached_changes_no_configuration(
-    connect: Connect, home: Path, token_file: Path
+    connect: Connect, home: Path, token_file: Path, client: str
 ) -> None:
     nowhere = f"http://127.0.0.1:{unused_port()}"
-    failed = connect("claude-code", "--url", nowhere, "--token-file", token_file)
-    assert failed.code != 0
-    assert "relay:" in failed.err
-    assert not (home / ".claude.json").exists()
+    failed = connect(client, "--url", nowhere, "--token-file", token_file)
+    assert (failed.code, failed.err) == (3, f"relay: {nowhere} is not reached: Connection refused\n")
+    assert files_below(home) == {token_file.name}
 
 
 def test_a_token_of_the_environment_is_kept_in_a_private_file(

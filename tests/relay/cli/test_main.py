@@ -32,6 +32,7 @@ from schemas.registry import SchemaRegistry
 from schemas.tokens import AGENT_REF, TokenVerifier
 from tests.fakes.audits import WrittenAudit
 from tests.fakes.demo import plan_below
+from tests.fakes.homeless import without_home
 from tests.fakes.relay_command import FREE_PORT, Outcome
 from tests.fakes.relay_command import RelayCommand as Relay
 from tests.fakes.signer import NODE_ID, NOW_MS, key_named
@@ -968,6 +969,27 @@ def test_help_is_a_result(
         main()
     assert ended.value.code == 0
     assert "Usage" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("arguments", [["config", "check"], ["token", "list"], ["run", "--no-broker"]])
+def test_a_user_without_a_home_directory_has_to_name_the_state_directory(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    without_home(monkeypatch)
+    monkeypatch.setattr(sys, "argv", ["relay", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    printed = capsys.readouterr().err.removeprefix("relay: ")
+    assert ended.value.code == 78
+    assert printed == "name the state directory with --state-dir: this user has no home directory\n"
+
+
+def test_a_user_without_a_home_directory_needs_none_where_the_state_directory_is_named(
+    relay: Relay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_home(monkeypatch)
+    assert relay("ca", "init").code == 0
+    assert relay("config", "check", "--no-broker").code == 0
 
 
 @pytest.mark.processes

@@ -140,7 +140,7 @@ async def test_a_failure_of_the_work_alone_is_its_own(processes: Processes) -> N
         await processes.during(broken())
 
 
-async def test_waiting_for_a_port_ends_when_somebody_listens(processes: Processes) -> None:
+async def test_waiting_for_a_port_ends_when_it_is_listened_on(processes: Processes) -> None:
     port = unused_port()
     await processes.start("listener", python(LISTEN, str(port)))
     await processes.until_listening(port)

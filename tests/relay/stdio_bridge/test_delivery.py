@@ -340,6 +340,6 @@ def test_waits_grow_to_a_bound_and_begin_anew_after_a_good_while() -> None:
     assert waits.next() == 0.1
 
 
-def test_no_two_wait_alike_and_nobody_not_at_all() -> None:
+def test_each_wait_is_random_and_none_is_zero() -> None:
     assert RetryDelays(StandingClock(), lambda: 0.0).next() == 0.05
     assert RetryDelays(StandingClock(), lambda: 0.5).next() == pytest.approx(0.075)

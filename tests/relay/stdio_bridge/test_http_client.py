@@ -65,7 +65,7 @@ async def test_the_bytes_go_as_they_are_with_the_token_and_what_a_stream_needs()
     assert request.body == b'{ "id" : 1 }'
 
 
-async def test_a_port_where_nobody_listens_was_never_sent_to() -> None:
+async def test_to_a_closed_port_nothing_was_sent() -> None:
     with pytest.raises(NotSentError, match=r"^Connection refused$"):
         await asked(f"http://127.0.0.1:{unused_port()}/mcp")
 
@@ -101,7 +101,7 @@ async def test_what_broke_off_may_have_arrived(answer: bytes) -> None:
             await asked(server.url)
 
 
-async def test_nobody_is_sent_elsewhere() -> None:
+async def test_a_redirect_is_not_followed() -> None:
     async with RawServer.running(Fixed(http_answer(307, b"", Location="/elsewhere"))) as server:
         assert await asked(server.url) == (307, [])
         assert len(server.asked) == 1

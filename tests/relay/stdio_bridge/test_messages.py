@@ -90,7 +90,7 @@ def test_what_is_no_message_says_nothing_and_is_kept_as_it_is(raw: bytes) -> Non
     assert not read(raw).is_silent
 
 
-def test_nobody_waits_for_an_answer_to_a_notification_or_to_an_answer() -> None:
+def test_a_notification_and_an_answer_expect_no_answer() -> None:
     assert said(method="notifications/initialized").is_silent
     assert said(id=1, result={}).is_silent
     assert said(id=1, error={}).is_silent

@@ -83,14 +83,14 @@ async def test_a_writer_that_is_cancelled_leaves_no_half_of_a_line(pipe: tuple[F
     await asyncio.wait_for(last, BOUND_S)
 
 
-async def test_that_nobody_reads_is_said_to_who_writes(pipe: tuple[FileIO, FileIO]) -> None:
+async def test_a_closed_reader_is_an_error_of_the_writer(pipe: tuple[FileIO, FileIO]) -> None:
     reader, writer = pipe
     reader.close()
     with pytest.raises(BrokenPipeError):
         await asyncio.wait_for(Output(writer.fileno()).write(b"hello?"), BOUND_S)
 
 
-def test_what_anybody_prints_goes_elsewhere_once_the_output_is_claimed() -> None:
+def test_a_stray_print_goes_elsewhere_once_the_output_is_claimed() -> None:
     program = (
         "import os, sys\n"
         "from relay.stdio_bridge.pipes import claim_output\n"

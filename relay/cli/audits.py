@@ -1,0 +1,139 @@
+"""What ``relay audit`` does with the audits of several relays: one table, one exit code, one order of time.
+
+Each audit is a chain of its own, and is verified by itself. One that cannot be read must not hide what was
+found in the others.
+"""
+
+import json
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import asdict, dataclass
+from heapq import merge
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import typer
+
+from relay.audit.line_reader import AuditLines, Line
+from relay.audit.report import moment
+from relay.audit.verified_head import keep_verified_head, read_verified_head
+from relay.audit.verify import ChainReport, matching, verify
+from relay.cli.exits import EXIT_LOST
+from relay.cli.options import show_table
+from relay.config import StateFiles
+from schemas.error_roots import StateError
+from schemas.process.exit_codes import EXIT_NO
+from schemas.text import printable
+
+_HEAD_DIGITS = 12
+_SUFFIX = ".jsonl"
+
+
+class Audit(NamedTuple):
+    """One of several audits: what it is called, its newest file, and where its verified head is kept."""
+
+    name: str
+    path: Path
+    verified: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """What was found of one audit: a report, or why there is none."""
+
+    audit: Audit
+    report: ChainReport | None
+    problem: str = ""
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code of its verification alone."""
+        if self.report is None or not self.report.holds:
+            return EXIT_NO
+        return 0 if self.report.intact else EXIT_LOST
+
+    @property
+    def result(self) -> str:
+        """What was found, in a few words."""
+        if self.report is None:
+            return f"NOT READ: {self.problem}"
+        if self.report.broken is not None:
+            return f"BROKEN: {self.report.broken.file} line {self.report.broken.line}"
+        return "intact" if self.report.intact else "LINES LOST since the last verification"
+
+    def facts(self) -> dict[str, Any]:
+        """Return it for programs."""
+        found = {} if self.report is None else {"intact": self.report.intact, **asdict(self.report)}
+        return {"audit": self.audit.name, "result": self.result, **found}
+
+
+def audits_at(places: Iterable[Path]) -> list[Audit]:
+    """Return the audits at ``places``: directories, of a relay's state or with an audit, or newest files."""
+    found = []
+    for place in places:
+        path = place if place.suffix == _SUFFIX else StateFiles(place).audit
+        found.append(Audit(str(place), path, path.with_name(f"{path.stem}-verified.json")))
+    return found
+
+
+def verify_several(audits: Sequence[Audit], *, accept_loss: bool, as_json: bool) -> int:
+    """Verify each of ``audits``, print one table, and return the exit code: 1 before 4 before 0."""
+    found = [_verified(audit, accept_loss=accept_loss) for audit in audits]
+    if as_json:
+        typer.echo(json.dumps([each.facts() for each in found]))
+    else:
+        show_table(("AUDIT", "LINES", "FIRST", "LAST", "HEAD", "RESULT"), [_row(each) for each in found])
+    codes = {each.exit_code for each in found}
+    return EXIT_NO if EXIT_NO in codes else max(codes, default=0)
+
+
+def _verified(audit: Audit, *, accept_loss: bool) -> Verified:
+    try:
+        last = None if accept_loss else read_verified_head(audit.verified)
+        report = verify(audit.path, last=last.head if last else None)
+    except (StateError, OSError) as error:
+        return Verified(audit, None, printable(str(error)))
+    if report.intact:
+        try:
+            keep_verified_head(audit.verified, report.head, time.time_ns() // 1_000_000)
+        except OSError as error:
+            # As in an archive that is read only: the result is printed all the same.
+            typer.echo(f"relay: {audit.name}: the head is not kept: {printable(str(error))}", err=True)
+    return Verified(audit, report)
+
+
+def _row(found: Verified) -> tuple[str, ...]:
+    report = found.report
+    if report is None:
+        return (found.audit.name, "-", "-", "-", "-", found.result)
+    times = [moment(ts_ms) if ts_ms is not None else "-" for ts_ms in (report.first_ms, report.last_ms)]
+    return (found.audit.name, str(report.lines), *times, report.head[:_HEAD_DIGITS], found.result)
+
+
+def matching_in(
+    audits: Sequence[Audit], wanted: Mapping[str, str], since_ms: int | None
+) -> Iterator[tuple[str, Line, Mapping[str, Any]]]:
+    """Yield the lines of all ``audits`` that match, by their time: the audit's name, the line, its facts.
+
+    Raises:
+        OSError: one of them cannot be read.
+    """
+    with ExitStack() as stack:
+        streams = []
+        for audit in audits:
+            lines = stack.enter_context(closing(AuditLines(audit.path)))
+            streams.append(_named(audit.name, matching(lines.read(), wanted, since_ms)))
+        yield from merge(*streams, key=lambda found: _time_of(found[2]))
+
+
+def _named(
+    name: str, found: Iterable[tuple[Line, Mapping[str, Any]]]
+) -> Iterator[tuple[str, Line, Mapping[str, Any]]]:
+    for line, facts in found:
+        yield name, line, facts
+
+
+def _time_of(facts: Mapping[str, Any]) -> int:
+    ts_ms = facts.get("ts_ms")
+    return ts_ms if isinstance(ts_ms, int) else 0
