@@ -9,10 +9,10 @@ WORKERS ?= auto
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check test test-all lint types coverage walk bench chaos fuzz soak format lock man picture wheel deb clean
+.PHONY: help demo check test test-all lint types coverage walk bench bench-scale chaos fuzz soak format lock man picture wheel deb clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # Hashes pin every package; --no-deps keeps the project itself from pulling anything that is not locked.
 $(READY): SHELL := bash
@@ -54,8 +54,8 @@ types: $(READY) ## strict types
 coverage: $(READY) ## how much of each module its own tests cover, branches included
 	@$(BIN)/python -P tests/coverage_by_own_tests.py
 
-STEPS ?= 1000000
-SEED ?= 1
+walk: STEPS ?= 1000000
+walk: SEED ?= 1
 
 walk: $(READY) ## a random walk through the model of delivery: STEPS=n SEED=s
 	@$(BIN)/python -P -m tests.model.walk --steps $(STEPS) --seed $(SEED)
@@ -63,19 +63,26 @@ walk: $(READY) ## a random walk through the model of delivery: STEPS=n SEED=s
 bench: $(READY) ## ratios against named references, measured in one run
 	@$(BIN)/python -P -m bench
 
+NODES ?= 50000
+
+bench-scale: $(READY) ## NODES=n mock nodes at five relays: what a fleet costs as it grows, with a plot; by hand
+	@NODES=$(NODES) $(BIN)/python -P -m bench.scale
+
 FAULTS ?= 10000
 
-chaos: $(READY) ## FAULTS=n seeded faults between real processes; SEED=s replays the schedule of a run
-	@$(BIN)/python -P -m tests.chaos --faults $(FAULTS) $(if $(SEED),--seed $(SEED))
+RELAYS ?= 1
 
-MINUTES ?= 1
+chaos: $(READY) ## FAULTS=n seeded faults between real processes, RELAYS=1 or 3; SEED=s replays a schedule
+	@$(BIN)/python -P -m tests.chaos --faults $(FAULTS) --relays $(RELAYS) $(if $(SEED),--seed $(SEED))
+
+soak: MINUTES ?= 1
 
 soak: $(READY) ## MINUTES=n of calls, reconnects and restarts of the broker: nothing may grow
 	@$(BIN)/python -P -m tests.soak --minutes $(MINUTES)
 
 # Apart from the rest: atheris has no wheel for every Python.
 FUZZ_READY := $(VENV)/.fuzz-ready
-MINUTES ?= 10
+fuzz: MINUTES ?= 10
 
 $(FUZZ_READY): requirements-fuzz.lock $(READY)
 	@$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes --no-deps --only-binary :all: \

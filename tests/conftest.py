@@ -1,7 +1,9 @@
 import gc
 import os
-from collections.abc import Iterator
+import shutil
+from collections.abc import Generator, Iterator
 from itertools import islice
+from pathlib import Path
 
 import pytest
 
@@ -12,13 +14,41 @@ from tests.fakes.examples import register_profiles
 STARTERS = {"broker_kind", "demo", "system", "extended", "npm"}
 """The fixtures that start programs, or are the root of one that does."""
 
+IN_MEMORY = Path("/dev/shm")  # noqa: S108 - pytest makes a directory of its own below it
+ENOUGH_BYTES = 4 * 1024**3
+
 register_profiles()
+
+
+def pytest_configure() -> None:
+    """Keep what the tests write in memory, if that has room: most of them wait for a disk otherwise."""
+    if _takes_files(IN_MEMORY):
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(IN_MEMORY))
+
+
+def _takes_files(directory: Path) -> bool:
+    """Return whether ``directory`` has room, and lets the programs run that tests put there."""
+    try:
+        is_executable = not os.statvfs(directory).f_flag & os.ST_NOEXEC
+        return is_executable and shutil.disk_usage(directory).free >= ENOUGH_BYTES
+    except OSError:
+        return False
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """Return two workers a core, as most tests wait more than they work; ``logical``: one more than cores."""
     cores = len(os.sched_getaffinity(0))
     return cores + 1 if config.option.numprocesses == "logical" else 2 * cores
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect no garbage while the tests are collected: nothing of them is released."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 def pytest_collection_finish() -> None:
@@ -39,14 +69,16 @@ def _long_ones_first(items: list[pytest.Item], workers: int) -> list[pytest.Item
     """Return ``items`` with the modules of long tests at the head of each worker's share, an equal part.
 
     Otherwise the longest begin last, and all workers but one have nothing to do. The rest of a share can be
-    taken over by another worker.
+    taken over by another worker. Modules that share one demo stay together, so that one worker starts it.
     """
     long_modules = {item.path for item in items if item.get_closest_marker("long")}
-    modules = [[item for item in items if item.path == path] for path in sorted(long_modules, reverse=True)]
-    rest = iter([item for item in items if item.path not in long_modules])
+    demos = {item.path: item.path.parent for item in items if "demo" in getattr(item, "fixturenames", ())}
+    units = sorted({demos.get(path, path) for path in long_modules}, reverse=True)
+    dealt = [[item for item in items if demos.get(item.path, item.path) == unit] for unit in units]
+    rest = iter([item for item in items if demos.get(item.path, item.path) not in units])
     share, ordered = -(-len(items) // workers), list[pytest.Item]()
     for worker in range(workers):
-        ordered += [item for module in modules[worker::workers] for item in module]
+        ordered += [item for unit in dealt[worker::workers] for item in unit]
         ordered += islice(rest, max(0, (worker + 1) * share - len(ordered)))
     return [*ordered, *rest]
 

@@ -85,16 +85,16 @@ def test_every_decision_is_in_the_index_by_its_title() -> None:
     assert [(number, file) for number, file, _ in rows] == sorted(decisions)
 
 
-def test_the_architecture_names_every_wing_and_every_module_of_the_way_of_one_call() -> None:
+def test_the_architecture_names_every_package_and_every_module_of_the_way_of_one_call() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text("utf-8")
-    wings = {
+    packages = {
         f"{package}/{entry.stem}"
         for package in ("relay", "kubelet")
         for entry in (ROOT / package).iterdir()
         if not entry.name.startswith("_") and (entry.suffix == ".py" or (entry / "__init__.py").exists())
     }
     picture = text.split("```")[1]
-    absent = {wing for wing in wings if not re.search(rf"\b{Path(wing).name}\b", picture)}
+    absent = {package for package in packages if not re.search(rf"\b{Path(package).name}\b", picture)}
     assert absent == set()
     way = text.split("## The way of one call")[1].split("\n## ")[0]
     named = PATH.findall(way)

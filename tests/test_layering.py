@@ -71,11 +71,11 @@ def test_a_relay_without_a_cluster_loads_nothing_of_one() -> None:
 def test_the_guarded_client_runs_without_the_relays_server() -> None:
     blocked = {"kubelet", "uvloop", "httptools", "prometheus_client", "pyrage"}
     modules = [module for module in modules_of("relay") if ".remote_tools." in module]
-    wings = """
+    alone = """
 others = {name for name in sys.modules if name.startswith("relay.") and not name.startswith("relay.remote")}
 assert others <= {"relay.proxies"}, others
 """
-    done = run_python(BLOCKED.format(blocked=blocked, modules=modules) + wings)
+    done = run_python(BLOCKED.format(blocked=blocked, modules=modules) + alone)
     assert done.returncode == 0, done.stderr
 
 

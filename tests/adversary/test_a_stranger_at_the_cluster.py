@@ -30,8 +30,11 @@ SUBJECTS = [
     "edge.main.cancel",
     f"edge.main.cmd.{NODE_ID}",
     "edge.*.cmd.*",
+    "edge.main.relay.*.*",
+    "edge.*.telemetry.*",
     "$KV.>",
     "$KV.edge_main_presence.>",
+    "edge.main.ledger.>",
     "$JS.API.>",
     ">",
 ]
@@ -109,9 +112,17 @@ async def test_a_client_with_other_permissions_asks_cancels_and_writes_nothing(
         subjects = [
             command_subject(FLEET, NODE_ID),
             "edge.main.cancel",
+            f"edge.main.relay.{NODE_ID.upper()}.session_call",
+            f"edge.main.telemetry.{NODE_ID}",
             "edge.main.inbox.guessed",
             f"$KV.edge_main_presence.node.{NODE_ID}",
             "$JS.API.STREAM.DELETE.KV_edge_main_presence",
+            f"edge.main.ledger.revocation.{'ab' * 32}",
+            "$JS.API.STREAM.INFO.edge_main_ledger",
+            "$JS.API.STREAM.MSG.GET.edge_main_ledger",
+            "$JS.API.DIRECT.GET.edge_main_ledger",
+            "$JS.API.CONSUMER.CREATE.edge_main_ledger.x",
+            "$JS.API.STREAM.PURGE.edge_main_ledger",
         ]
         for subject in subjects:
             await client.publish(subject, b"{}", reply="x.inbox.1")

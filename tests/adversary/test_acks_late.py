@@ -1,5 +1,5 @@
 """Attacker: a node that answers when it suits it. Tried: an answer after the deadline, when the caller has
-got the error that the time is up; it must neither reach him nor the next caller.
+got the error that the time is up; it must neither reach that caller nor the next caller.
 
 What must happen: ``E_DEADLINE_EXCEEDED`` for the caller, the late answer in a ``frame_dropped`` line, the
 session lives on.
@@ -30,7 +30,7 @@ async def test_an_answer_after_the_deadline_reaches_no_caller(
         assert (cancelled.in_reply_to, cancelled.payload["reason"]) == (command.msg_id, "deadline")
         await end.acknowledge(command, RESULT)
         await relay.hub.lines.until("frame dropped")
-        # The next caller has a command of his own, which the late answer has not touched.
+        # The next caller has its own command, which the late answer has not touched.
         again = asyncio.create_task(relay.call(ECHO_NAME, message="two"))
         following = await end.receive("cmd")
         await end.acknowledge(following, {**RESULT, "message": "two"})

@@ -1,4 +1,4 @@
-"""Attacker: the owner of a key of his own. Tried: a perfect token, signed with it, under his own ``kid``,
+"""Attacker: the owner of another key. Tried: a perfect token, signed with it, under its own ``kid``,
 under the relay's, and under one that looks like a path or a statement to code that looks it up
 carelessly.
 
@@ -15,13 +15,13 @@ from tests.fakes.signer import ABSENT, NODE_ID, key_named
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-HIS_KEY = key_named("an attacker's own")
+ATTACKERS_KEY = key_named("an attacker's own")
 
 
 @pytest.mark.parametrize(
     ("kid", "reason"),
     [
-        pytest.param(kid_of(HIS_KEY), "unknown_key", id="his own"),
+        pytest.param(kid_of(ATTACKERS_KEY), "unknown_key", id="the attacker's own"),
         pytest.param(kid_of(RELAY_KEY), "signature", id="the relay's"),
         pytest.param(kid_of(RELAY_KEY).upper(), "unknown_key", id="the relay's in capitals"),
         pytest.param(kid_of(RELAY_KEY)[:-1], "unknown_key", id="the relay's but for a letter"),
@@ -39,7 +39,7 @@ HIS_KEY = key_named("an attacker's own")
 async def test_a_token_of_another_key_is_refused_whatever_it_calls_the_key(
     relay: ServedRelay, kid: Any, reason: str
 ) -> None:
-    token = agent_token(relay.hub, header={"kid": kid}, key=HIS_KEY)
+    token = agent_token(relay.hub, header={"kid": kid}, key=ATTACKERS_KEY)
     reply = await relay.call(f"sysecho.{NODE_ID}.echo.invoke", token)
     assert reply.status == 401
     assert relay.refusals() == [("token_refused", HERE, reason, 1)]

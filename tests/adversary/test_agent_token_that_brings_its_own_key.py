@@ -18,11 +18,13 @@ from tests.fakes.signer import key_named
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-HIS_KEY = key_named("an attacker's own")
-JWK = {"kty": "OKP", "crv": "Ed25519", "x": base64url(bytes(HIS_KEY.verify_key))}
+ATTACKERS_KEY = key_named("an attacker's own")
+JWK = {"kty": "OKP", "crv": "Ed25519", "x": base64url(bytes(ATTACKERS_KEY.verify_key))}
 
 
-@pytest.mark.parametrize("key", [HIS_KEY, RELAY_KEY], ids=["his signature", "the relay's signature"])
+@pytest.mark.parametrize(
+    "key", [ATTACKERS_KEY, RELAY_KEY], ids=["the attacker's signature", "the relay's signature"]
+)
 @pytest.mark.parametrize(
     "header",
     [
@@ -50,11 +52,13 @@ async def test_a_header_with_more_in_it_than_a_kid_is_refused(
 
 @pytest.mark.parametrize("name", ["jku", "x5u"])
 async def test_an_address_in_a_header_is_not_visited(relay: ServedRelay, name: str) -> None:
-    with socket.create_server((HERE, 0)) as his_server:
-        his_server.setblocking(False)  # noqa: FBT003 - the standard library's own signature
-        url = f"http://{HERE}:{his_server.getsockname()[1]}/keys.json"
-        reply = await relay.mcp("tools/list", token=agent_token(relay.hub, header={name: url}, key=HIS_KEY))
+    with socket.create_server((HERE, 0)) as own_server:
+        own_server.setblocking(False)  # noqa: FBT003 - the standard library's own signature
+        url = f"http://{HERE}:{own_server.getsockname()[1]}/keys.json"
+        reply = await relay.mcp(
+            "tools/list", token=agent_token(relay.hub, header={name: url}, key=ATTACKERS_KEY)
+        )
         assert reply.status == 401
         assert relay.refusals() == [("token_refused", HERE, "malformed", 1)]
         with pytest.raises(BlockingIOError):
-            his_server.accept()
+            own_server.accept()

@@ -1,4 +1,4 @@
-"""Attacker: node A, or one who makes certificates of his own. Tried: a leaf that names B but is not B's.
+"""Attacker: node A, or one who makes certificates. Tried: a leaf that names B but is not B's.
 
 Among them leaves that the CA itself signed by mistake: nothing but the one form of a leaf is believed. What
 must happen: the identity is refused with its reason and nothing that its key signed is ever in force.

@@ -1,5 +1,5 @@
-"""Attacker: any client that can reach the relay's port, as fast as he can, from as many addresses as he has;
-and a node that was admitted. Tried: to fill the disk with what is written about him: bad tokens, foreign
+"""Attacker: any client that can reach the relay's port, as fast as it can, from as many addresses as it has;
+and a node that was admitted. Tried: to fill the disk with what is written about it: bad tokens, foreign
 names, sessions that fail, answers to no call.
 
 What must happen: one counted line for each address, reason and kind of refusal, then one a minute; at most

@@ -1,6 +1,6 @@
 """Attacker: any client, for each can write a header. Tried: to pass as another client, elsewhere, by the
 headers in which proxies describe the request that they forward: to reach ``/metrics`` from outside, to pass
-under a foreign name, to have his refusals audited under another's address.
+under a foreign name, to have its refusals audited under another's address.
 
 What must happen: they are ignored. The audit names the address that the connection came from.
 """

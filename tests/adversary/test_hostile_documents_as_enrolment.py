@@ -16,12 +16,13 @@ from starlette.applications import Starlette
 
 from relay.fleet.name_ledger import NameLedger
 from relay.pki.authority import CertificateAuthority
-from relay.pki.enrolment_endpoint import EnrolmentEndpoint, EnrolmentInfo
+from relay.pki.enrolments import EnrolmentInfo
 from relay.pki.join_tokens import JoinTokens
 from schemas.addresses import BrokerAddress
 from schemas.certificates import make_csr
 from schemas.enrolment import ENROL_PATH, MAX_REQUEST_BYTES, NODE, proven
 from tests.fakes.documents import HOSTILE, NO_OBJECTS, Spoil
+from tests.fakes.enrolling import endpoint_of
 from tests.fakes.hostile_texts import HOSTILE_TEXTS
 from tests.fakes.hub import PUBLIC_URL, Hub
 from tests.fakes.refusals import audited_refusals, refusal
@@ -49,17 +50,9 @@ class Office:
         token = join_tokens.create(TENANT, 3600, 1, self.ca.root_pem())
         csr = make_csr(key_named("a node"), NODE_ID)
         self.good = compact(proven({"join_id": token.id, "csr": csr, "nonce": "n" * 43}, token.key, NODE))
-        enrolment = EnrolmentEndpoint(
-            ca=self.ca,
-            join_tokens=join_tokens,
-            name_node=NameLedger(directory / "node_names.jsonl", hub.clock).name_new,
-            registry=hub.registry,
-            info=EnrolmentInfo(PUBLIC_URL, BrokerAddress("mqtt.example", 8883, tls=True), own_root=True),
-            refusals=hub.refusals,
-            audit=hub.audit,
-            log=hub.log,
-            now_ms=hub.clock,
-        )
+        names = NameLedger(directory / "node_names.jsonl", hub.clock).name_new
+        info = EnrolmentInfo(PUBLIC_URL, BrokerAddress("mqtt.example", 8883, tls=True), own_root=True)
+        enrolment = endpoint_of(hub, self.ca, join_tokens, names, info)
         transport = httpx2.ASGITransport(Starlette(routes=enrolment.routes()))
         self.http = httpx2.AsyncClient(transport=transport, base_url=PUBLIC_URL, trust_env=False)
 

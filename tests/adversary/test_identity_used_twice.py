@@ -1,6 +1,6 @@
 """Attacker: the holder of a copy of a node's SD card. Tried: to be the node beside the node.
 
-What must happen: the newer session wins and the older is closed with 4008; both ends flag it, the older waits
+What must happen: the newer session is kept; the older is closed with 4008; both ends flag it, the older waits
 five minutes, and a command goes to one of them only.
 """
 

@@ -1,6 +1,6 @@
-"""Attacker: the holder of a good join token and of a key of his own. Tried: enrolling under the id of a node
-that exists, in its tenant and in his own, with a request that the node once made, and after the node was
-revoked.
+"""Attacker: the holder of a good join token and of a key. Tried: enrolling under the id of a node that
+exists, in its tenant and in that of the token, with a request that the node once made, and after the node
+was revoked.
 
 What must happen: 403, in the same words as for a made-up token; the ledger stays as it was, the token
 is not used up, and the audit says ``enrolment_refused``, ``id_taken``.
@@ -17,11 +17,12 @@ import pytest
 from relay.fleet.name_ledger import NameLedger
 from relay.http.routes import make_routes
 from relay.pki.authority import CertificateAuthority
-from relay.pki.enrolment_endpoint import EnrolmentEndpoint, EnrolmentInfo
+from relay.pki.enrolments import EnrolmentInfo
 from relay.pki.join_tokens import JoinTokens
 from schemas.addresses import BrokerAddress
 from schemas.certificates import make_csr, verify_leaf
 from schemas.enrolment import NODE, JoinToken, proven
+from tests.fakes.enrolling import endpoint_of
 from tests.fakes.hub import PUBLIC_URL, Hub
 from tests.fakes.signer import NODE_ID, NOW_MS, OTHER_NODE_ID, TENANT, key_named
 
@@ -38,17 +39,9 @@ class Attack:
         self.join_tokens = JoinTokens(directory / "join_tokens.jsonl", hub.clock, os.urandom)
         self.victims_csr = make_csr(VICTIM, NODE_ID)
         self.ca.enrol(self.victims_csr, TENANT, self.token().id)
-        enrolment = EnrolmentEndpoint(
-            ca=self.ca,
-            join_tokens=self.join_tokens,
-            name_node=NameLedger(directory / "node_names.jsonl", hub.clock).name_new,
-            registry=hub.registry,
-            info=EnrolmentInfo(PUBLIC_URL, BrokerAddress("127.0.0.1", 1883), own_root=False),
-            refusals=hub.refusals,
-            audit=hub.audit,
-            log=hub.log,
-            now_ms=hub.clock,
-        )
+        names = NameLedger(directory / "node_names.jsonl", hub.clock).name_new
+        info = EnrolmentInfo(PUBLIC_URL, BrokerAddress("127.0.0.1", 1883), own_root=False)
+        enrolment = endpoint_of(hub, self.ca, self.join_tokens, names, info)
         self.routes = make_routes(
             public_url=PUBLIC_URL,
             registry=hub.registry,
@@ -79,7 +72,7 @@ def attack(hub: Hub, tmp_path: Path) -> Attack:
 
 
 @pytest.mark.parametrize("tenant", [TENANT, "the-attackers"])
-@pytest.mark.parametrize("whose", ["his own request", "the victim's request"])
+@pytest.mark.parametrize("whose", ["its own request", "the victim's request"])
 @pytest.mark.parametrize("revoked", [False, True], ids=["while it is trusted", "after it was revoked"])
 async def test_no_token_enrols_a_node_under_an_id_that_exists(
     attack: Attack, tenant: str, whose: str, *, revoked: bool
@@ -87,7 +80,7 @@ async def test_no_token_enrols_a_node_under_an_id_that_exists(
     if revoked:
         attack.ca.revoke(NODE_ID)
     held, token = attack.ca.in_force(), attack.token(tenant)
-    csr = make_csr(ATTACKER, NODE_ID) if whose == "his own request" else attack.victims_csr
+    csr = make_csr(ATTACKER, NODE_ID) if whose == "its own request" else attack.victims_csr
     refused = await attack.send(token, csr)
     assert refused.status_code == 403
     assert attack.audited() == [("enrolment_refused", "id_taken")]
@@ -97,7 +90,7 @@ async def test_no_token_enrols_a_node_under_an_id_that_exists(
     assert (unknown.status_code, unknown.content) == (refused.status_code, refused.content)
     assert attack.audited()[1:] == [("enrolment_refused", "unknown_token")]
 
-    # Under an id of his own the same token still is good: nothing was used up, and nothing was gained.
+    # Under a new id the same token still is good: nothing was used up, and nothing was gained.
     good = await attack.send(token, make_csr(ATTACKER, OTHER_NODE_ID))
     leaf = verify_leaf(good.json()["certificate"], attack.ca.roots(), NOW_MS)
     assert (leaf.node_id, leaf.tenant) == (OTHER_NODE_ID, tenant)

@@ -3,7 +3,7 @@ byte at a time, a body that never comes, a WebSocket that never authenticates, a
 all at once.
 
 What must happen: a good client is served as if they were not there. How much later is measured in the
-benches; here, each of his calls is answered within the five seconds that RFC-0005 section 7 gives it.
+benches; here, each of its calls is answered within the five seconds that RFC-0005 section 7 gives it.
 """
 
 import asyncio

@@ -19,7 +19,7 @@ def npm(tmp_path_factory: pytest.TempPathFactory) -> NpmPrograms:
     return NpmPrograms(tmp_path_factory.mktemp("home"))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demo]:
     """A whole system: broker, relay, this machine's kubelet and one mock node."""
     with running_demo(tmp_path_factory.mktemp("demo"), "--nodes", "1") as running:

@@ -7,21 +7,22 @@ Electron and Go do not come from npm.
 import asyncio
 import json
 import subprocess
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 from relay.demo.processes import Processes
-from schemas.addresses import BrokerAddress, mcp_url
+from schemas.addresses import mcp_url
 from tests.compatibility.site import Programs, Site
+from tests.fakes.broker import Broker
 from tests.fakes.npm import NpmPrograms
 
-# One kind of broker: no client sees it.
-pytestmark = [pytest.mark.long, pytest.mark.parametrize("broker_kind", ["nats-server"])]
+pytestmark = [pytest.mark.long, pytest.mark.processes, pytest.mark.asyncio(loop_scope="module")]
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -41,11 +42,22 @@ class TlsRelay:
         return {"NODE_EXTRA_CA_CERTS": str(self.root)}
 
 
-@pytest.fixture
-async def tls_relay(tmp_path: Path, broker: BrokerAddress) -> AsyncIterator[TlsRelay]:
-    programs = Programs(ROOT, metadata.version("edge-kubelet"))
-    async with Processes.running(tmp_path) as processes:
-        site = Site(tmp_path, broker, processes)
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    """One kind: no client sees it."""
+    broker = Broker("nats-server", tmp_path_factory.mktemp("broker"))
+    broker.start()
+    try:
+        yield broker
+    finally:
+        broker.stop()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def tls_relay(tmp_path_factory: pytest.TempPathFactory, broker: Broker) -> AsyncIterator[TlsRelay]:
+    programs, directory = Programs(ROOT, metadata.version("edge-kubelet")), tmp_path_factory.mktemp("relay")
+    async with Processes.running(directory) as processes:
+        site = Site(directory, broker.address, processes)
         await site.relay(programs, "ca", "init")
         await site.start_relay(programs)
         node_id = await site.enroll(programs, programs)

@@ -18,7 +18,7 @@ from tests.fakes.demo import Demo, error_of
 from tests.fakes.signer import NODE_ID, SimulatedCa
 
 ERAS = pytest.mark.parametrize("era", ["2026-07-28", "legacy"])
-NOBODY = "01hzx9k3m4p7q8r9s0t1v2w3xy"
+ABSENT_NODE = "01hzx9k3m4p7q8r9s0t1v2w3xy"
 
 
 async def failed_call(demo: Demo, era: str, tool: str, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -58,7 +58,7 @@ async def test_arguments_that_fail_their_schema_never_reach_the_node(
         pytest.param("sysecho.{node}.echo.stream", "E_VERB_UNSUPPORTED", id="verb-absent"),
         pytest.param("sysecho.{node}.other.invoke", "E_VERB_UNSUPPORTED", id="capability-absent"),
         pytest.param("gpio.{node}.echo.invoke", "E_KIND_UNSUPPORTED", id="kind-absent"),
-        pytest.param(f"sysecho.{NOBODY}.echo.invoke", "E_SAFETY_DENIED", id="node-absent"),
+        pytest.param(f"sysecho.{ABSENT_NODE}.echo.invoke", "E_SAFETY_DENIED", id="node-absent"),
     ],
 )
 async def test_a_name_that_is_no_tool_of_this_caller(demo: Demo, era: str, name: str, code: str) -> None:

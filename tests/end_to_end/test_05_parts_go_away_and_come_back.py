@@ -19,10 +19,8 @@ from relay.demo.local_system import (
     kubelet_command,
     relay_command,
     start_broker,
-    start_system,
 )
-from relay.demo.processes import Processes
-from tests.fakes.demo import error_of, plan_below
+from tests.fakes.demo import error_of, local_system
 from tests.fakes.polling import until
 
 BOUND_S = 60
@@ -30,10 +28,7 @@ BOUND_S = 60
 
 @pytest.fixture
 async def system(tmp_path: Path) -> AsyncIterator[LocalSystem]:
-    async with Processes.running(tmp_path) as processes:
-        started = await start_system(plan_below(tmp_path), 0, processes, lambda _text: None)
-        async with asyncio.timeout(BOUND_S):
-            await started.until_listed()
+    async with local_system(tmp_path, 0) as started:
         yield started
 
 
@@ -62,9 +57,7 @@ async def test_a_node_that_died_is_offline_at_once_and_welcome_when_it_returns(s
     await system.processes.kill("kubelet")
     async with asyncio.timeout(BOUND_S), system.client() as client:
         while True:
-            result = await client.call_tool(
-                f"sysecho.{system.real_node}.echo.invoke", {"message": "anybody?"}
-            )
+            result = await client.call_tool(f"sysecho.{system.real_node}.echo.invoke", {"message": "hello?"})
             if result.is_error and error_of(result)["code"] == "E_NODE_OFFLINE":
                 break
         assert "is not connected since" in error_of(result)["message"]

@@ -1,4 +1,4 @@
-"""6. A developer writes a kind of his own, as the page describes.
+"""6. A developer writes a kind, as the page describes.
 
 Steps: an environment of its own · run the commands of docs/write-your-own-kind.md in their order · compare
 the files that the page shows · start the system with the kind · call it in both views.

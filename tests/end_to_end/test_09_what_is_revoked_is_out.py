@@ -11,7 +11,6 @@ import json
 import os
 import resource
 import signal
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -26,9 +25,8 @@ from mcp.shared.exceptions import MCPError
 from kubelet.session.link_state import LinkState
 from relay.auth.revoked_tokens import RevokedTokens
 from relay.clock import now_ms
-from relay.demo.local_system import LocalSystem, list_tools, relay_command, start_system, until_listed
-from relay.demo.processes import Processes
-from tests.fakes.demo import error_of, plan_below
+from relay.demo.local_system import LocalSystem, list_tools, relay_command, until_listed
+from tests.fakes.demo import error_of, local_system, relay_output
 
 BOUND_S = 60
 AT_ONCE = 3
@@ -37,17 +35,8 @@ UNDER_WAY = "E_DEADLINE_EXCEEDED"
 
 @pytest.fixture
 async def system(tmp_path: Path) -> AsyncIterator[LocalSystem]:
-    async with Processes.running(tmp_path) as processes:
-        started = await start_system(plan_below(tmp_path), 1, processes, lambda _text: None)
-        async with asyncio.timeout(BOUND_S):
-            await started.until_listed()
+    async with local_system(tmp_path, 1) as started:
         yield started
-
-
-async def relay_cli(system: LocalSystem, *arguments: str) -> str:
-    """Run a command of the relay on its own machine, and return what it printed."""
-    command = [sys.executable, "-P", "-m", "relay", *arguments, "--state-dir", str(system.plan.state.root)]
-    return await system.processes.output(command)
 
 
 def jti_of(token: str) -> str:
@@ -133,7 +122,7 @@ async def test_a_revoked_node_is_out_and_stays_out(system: LocalSystem) -> None:
                     tasks.create_task(echo_until_it_ends_otherwise(client, revoked)) for _ in range(AT_ONCE)
                 ]
                 await until_under_way(system, jti)
-                (kid,) = (await relay_cli(system, "ca", "revoke", revoked)).split()
+                (kid,) = (await relay_output(system, "ca", "revoke", revoked)).split()
                 assert isinstance(await anext(changes), ToolsListChanged)
                 assert await listed(client) == {other}
             assert {call.result() for call in calls} == {"E_ATTESTATION_FAILED"}
@@ -154,7 +143,7 @@ async def test_a_revoked_node_is_out_and_stays_out(system: LocalSystem) -> None:
 
 async def test_a_revoked_token_is_void_and_stays_void(system: LocalSystem) -> None:
     issue = ["token", "issue", "--sub", "other-agent", "--tenant", "demo"]
-    other_token = (await relay_cli(system, *issue, "--public-url", system.plan.public_url)).strip()
+    other_token = (await relay_output(system, *issue, "--public-url", system.plan.public_url)).strip()
     jti, node = jti_of(system.token), system.real_node
     other = LocalSystem(system.plan, system.processes, other_token, node, system.mock_nodes)
     async with asyncio.timeout(BOUND_S):
@@ -163,7 +152,7 @@ async def test_a_revoked_token_is_void_and_stays_void(system: LocalSystem) -> No
                 async with stopped(system), asyncio.TaskGroup() as tasks:
                     call = tasks.create_task(until_denied(client, node))
                     await until_under_way(system, jti)
-                    await relay_cli(system, "token", "revoke", jti, "--foreign")
+                    await relay_output(system, "token", "revoke", jti, "--foreign")
                     assert [change async for change in changes] == []  # it ends, in good order
                 assert call.result() == "E_SAFETY_DENIED"
             assert outcomes(system, jti)[-1] == "E_SAFETY_DENIED"

@@ -18,9 +18,8 @@ from mcp.client.session import IncomingMessage
 from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp_types import ToolListChangedNotification
 
-from relay.demo.local_system import LocalSystem, relay_command, start_system
-from relay.demo.processes import Processes
-from tests.fakes.demo import Demo, error_of, plan_below
+from relay.demo.local_system import LocalSystem, relay_command
+from tests.fakes.demo import Demo, error_of, local_system
 
 BOUND_S = 60
 # What a relay may say while the node is on its way back, and who asks all the time.
@@ -50,10 +49,7 @@ def private(directory: Path, token: str) -> Path:
 
 @pytest.fixture
 async def system(tmp_path: Path) -> AsyncIterator[LocalSystem]:
-    async with Processes.running(tmp_path) as processes:
-        started = await start_system(plan_below(tmp_path), 0, processes, lambda _text: None)
-        async with asyncio.timeout(BOUND_S):
-            await started.until_listed()
+    async with local_system(tmp_path, 0) as started:
         yield started
 
 

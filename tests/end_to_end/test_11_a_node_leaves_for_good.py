@@ -11,20 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from relay.demo.local_system import LocalSystem, kubelet_command, start_system
-from relay.demo.processes import Processes
+from relay.demo.local_system import LocalSystem, kubelet_command
 from tests.fakes.broker import BOUND_S
-from tests.fakes.demo import plan_below
+from tests.fakes.demo import local_system
 
 pytestmark = pytest.mark.timeout(120)
 
 
 @pytest.fixture
 async def system(tmp_path: Path) -> AsyncIterator[LocalSystem]:
-    async with Processes.running(tmp_path) as processes:
-        started = await start_system(plan_below(tmp_path), 0, processes, lambda _text: None)
-        async with asyncio.timeout(BOUND_S * 2):
-            await started.until_listed()
+    async with local_system(tmp_path, 0) as started:
         yield started
 
 

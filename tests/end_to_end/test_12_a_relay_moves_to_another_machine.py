@@ -8,7 +8,6 @@ what was revoked is out · try it a second time.
 import asyncio
 import base64
 import json
-import sys
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -23,13 +22,12 @@ from relay.demo.local_system import (
     connected_nodes,
     list_tools,
     relay_command,
-    start_system,
     until_listed,
 )
-from relay.demo.processes import Processes, StartError
+from relay.demo.processes import StartError
 from schemas.addresses import mcp_url
 from schemas.files import PRIVATE, write_atomic
-from tests.fakes.demo import plan_below
+from tests.fakes.demo import local_system, relay_output
 
 BOUND_S = 60
 LISTING = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}
@@ -37,18 +35,12 @@ LISTING = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}
 
 @pytest.fixture
 async def system(tmp_path: Path) -> AsyncIterator[LocalSystem]:
-    async with Processes.running(tmp_path) as processes:
-        started = await start_system(plan_below(tmp_path), 1, processes, lambda _text: None)
-        async with asyncio.timeout(BOUND_S):
-            await started.until_listed()
+    async with local_system(tmp_path, 1) as started:
         yield started
 
 
 async def relay(system: LocalSystem, *arguments: str | Path) -> str:
-    """Run a command of the relay on its own machine, and return what it printed."""
-    state = str(system.plan.state.root)
-    command = [sys.executable, "-P", "-m", "relay", *map(str, arguments), "--state-dir", state]
-    return (await system.processes.output(command)).strip()
+    return (await relay_output(system, *arguments)).strip()
 
 
 async def status_of(system: LocalSystem, token: str) -> int:

@@ -115,6 +115,7 @@ async def until_silent(listener: MqttListener) -> None:
             silent = True
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:resources/:mcp.shared.exceptions.MCPDeprecationWarning")
 @pytest.mark.parametrize("era", ["2026-07-28", "legacy"])
 async def test_a_node_is_followed_until_its_agent_stops(

@@ -6,7 +6,6 @@ other view still work.
 """
 
 import asyncio
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,10 +16,9 @@ import pytest
 from mcp.client.client import Client
 from mcp.client.streamable_http import streamable_http_client
 
-from relay.demo.local_system import LocalSystem, start_system
-from relay.demo.processes import Processes
+from relay.demo.local_system import LocalSystem
 from schemas.addresses import mcp_url
-from tests.fakes.demo import TIMEOUT, error_of, plan_below
+from tests.fakes.demo import TIMEOUT, error_of, local_system, relay_output
 
 BOUND_S = 60
 MOCKS = 2
@@ -29,21 +27,8 @@ ERAS = ("2026-07-28", "legacy")
 
 @pytest.fixture
 async def system(tmp_path: Path) -> AsyncIterator[LocalSystem]:
-    async with Processes.running(tmp_path) as processes:
-        started = await start_system(plan_below(tmp_path), MOCKS, processes, lambda _text: None)
-        async with asyncio.timeout(BOUND_S):
-            await started.until_listed()
+    async with local_system(tmp_path, MOCKS) as started:
         yield started
-
-
-async def operator(system: LocalSystem, *arguments: str) -> None:
-    """Run a command of the relay on its state."""
-    command = [sys.executable, "-P", "-m", "relay", *arguments, "--state-dir", str(system.plan.state.root)]
-    process = await asyncio.create_subprocess_exec(
-        *command, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE
-    )
-    _, text = await process.communicate()
-    assert process.returncode == 0, text
 
 
 @asynccontextmanager
@@ -75,12 +60,12 @@ async def until_found(client: Client, label: str) -> dict[str, Any]:
 
 async def test_an_agent_uses_a_fleet_by_kinds_and_names(system: LocalSystem) -> None:
     real, mocks = system.real_node, system.mock_nodes
-    await operator(system, "node", "label", real, "greenhouse pi")
-    await operator(system, "node", "tag", real, "site=north")
+    await relay_output(system, "node", "label", real, "greenhouse pi")
+    await relay_output(system, "node", "tag", real, "site=north")
     for number, mock in enumerate(mocks):
-        await operator(system, "node", "tag", mock, "site=south", "gateway")
+        await relay_output(system, "node", "tag", mock, "site=south", "gateway")
         # Last: what is found by its label has its tags too.
-        await operator(system, "node", "label", mock, f"barn {number}")
+        await relay_output(system, "node", "label", mock, f"barn {number}")
     for era in ERAS:
         async with asyncio.timeout(BOUND_S), agent(system, era, "?view=kinds") as client:
             listed = await names(client)

@@ -6,7 +6,6 @@ resources and the instructions have the name · start the relay again: they have
 
 import asyncio
 import json
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -19,27 +18,17 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.client.subscriptions import ToolsListChanged
 from mcp_types import TextResourceContents
 
-from relay.demo.local_system import TENANT, LocalSystem, list_tools, relay_command, start_system, until_listed
-from relay.demo.processes import Processes
+from relay.demo.local_system import TENANT, LocalSystem, list_tools, relay_command, until_listed
 from schemas.addresses import mcp_url
-from tests.fakes.demo import plan_below
+from tests.fakes.demo import local_system, relay_output
 
 BOUND_S = 60
 
 
 @pytest.fixture
 async def system(tmp_path: Path) -> AsyncIterator[LocalSystem]:
-    async with Processes.running(tmp_path) as processes:
-        started = await start_system(plan_below(tmp_path), 1, processes, lambda _text: None)
-        async with asyncio.timeout(BOUND_S):
-            await started.until_listed()
+    async with local_system(tmp_path, 1) as started:
         yield started
-
-
-async def relay_cli(system: LocalSystem, *arguments: str) -> str:
-    """Run a command of the relay on its own machine, and return what it printed."""
-    command = [sys.executable, "-P", "-m", "relay", *arguments, "--state-dir", str(system.plan.state.root)]
-    return await system.processes.output(command)
 
 
 @asynccontextmanager
@@ -77,7 +66,7 @@ async def test_a_label_reaches_agents_of_both_eras_and_is_there_after_a_restart(
             old_client(system, heard),
         ):
             assert await titles(client, node) >= {"CPU, memory, disks", "Echo"}
-            await relay_cli(system, "node", "label", node, "greenhouse pi")
+            await relay_output(system, "node", "label", node, "greenhouse pi")
             assert isinstance(await anext(changes), ToolsListChanged)
             await old_era_heard.wait()
             assert "greenhouse pi: CPU, memory, disks" in await titles(client, node)
@@ -85,7 +74,7 @@ async def test_a_label_reaches_agents_of_both_eras_and_is_there_after_a_restart(
             assert await manifest_of(client, "greenhouse%20pi") == node
         async with system.client() as client:
             assert '"greenhouse pi"' in (client.instructions or "")
-        shown = json.loads(await relay_cli(system, "node", "show", "Greenhouse Pi", "--json"))
+        shown = json.loads(await relay_output(system, "node", "show", "Greenhouse Pi", "--json"))
         assert (shown["node_id"], shown["label"]) == (node, "greenhouse pi")
 
         await system.processes.kill("relay")
@@ -95,5 +84,5 @@ async def test_a_label_reaches_agents_of_both_eras_and_is_there_after_a_restart(
             await until_listed(client, {node, other}, system.processes.check)
             assert "greenhouse pi: Echo" in await titles(client, node)
         where = ("--public-url", system.plan.public_url, "--tenant", TENANT)
-        listed = await relay_cli(system, "fleet", "nodes", *where)
+        listed = await relay_output(system, "fleet", "nodes", *where)
         assert any(line.startswith("greenhouse pi") for line in listed.splitlines())

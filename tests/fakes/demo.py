@@ -1,5 +1,6 @@
 """A demo that runs: the system that the end-to-end tests use."""
 
+import asyncio
 import json
 import os
 import signal
@@ -20,11 +21,14 @@ from kubelet.daemon.agent import make_handlers
 from kubelet.handlers.echo import CAPABILITY as ECHO
 from kubelet.handlers.metrics import CAPABILITY as METRICS
 from relay.config import StateFiles
+from relay.demo.local_system import LocalSystem, start_system
 from relay.demo.plan import Plan
+from relay.demo.processes import Processes
 from schemas.kinds import KINDS
 from schemas.process.logs import make_logger
 from tests.fakes.ports import unused_port
 
+START_TIMEOUT_S = 120
 STOP_TIMEOUT_S = 30
 # As the MCP SDK has it for its own clients: a stream on which nothing is to be said yet is not broken.
 TIMEOUT = httpx2.Timeout(30, read=300)
@@ -96,6 +100,23 @@ def plan_below(directory: Path) -> Plan:
         loopback_port=unused_port(),
         broker_port=unused_port(),
     )
+
+
+@asynccontextmanager
+async def local_system(directory: Path, mock_nodes: int) -> AsyncIterator[LocalSystem]:
+    """Hold the system of a demo, whose parts can be stopped and started, once its tools are listed."""
+    async with Processes.running(directory) as processes:
+        system = await start_system(plan_below(directory), mock_nodes, processes, lambda _text: None)
+        async with asyncio.timeout(START_TIMEOUT_S):
+            await system.until_listed()
+        yield system
+
+
+async def relay_output(system: LocalSystem, *arguments: str | Path) -> str:
+    """Run a command of the relay on its own machine, and return what it printed."""
+    state = system.plan.state.root
+    command = [sys.executable, "-P", "-m", "relay", *map(str, arguments), "--state-dir", str(state)]
+    return await system.processes.output(command)
 
 
 def environment_of(sources: Path) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Agents' tokens as an attacker would have them: any header and claims, signed with whatever key he has.
+"""Agents' tokens as an attacker would have them: any header and claims, signed with any key.
 
 Made from the bare libraries, so that nothing depends on the product's own signing. The one key that no
 attacker holds is here too: only with it does a token differ from a good one in the one fact that is tried.

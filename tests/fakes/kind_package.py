@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
+from textwrap import dedent, indent
 from typing import Any
 
 KIND = "acme.relay_board"
@@ -52,7 +53,7 @@ OUTPUT: Mapping[str, Any] = {
         "label": {"type": "string", "maxLength": 64, "pattern": r"^[\x20-\x7E]*$"},
     },
 }
-HANDLER = """
+_HANDLER = """
 from kubelet.handlers.base import Handler
 
 class RelayBoard(Handler):
@@ -67,14 +68,23 @@ class RelayBoard(Handler):
             "schema_ref": "mcp://schemas/acme.relay_board.set.input@1.0.0",
             "verbs": ["set"],
             "safety_class": "read_only",
-            "constraints": {"rate_limit_rps": 5},
+            "constraints": {"rate_limit_rps": 10, "deadline_ms_default": 2000},
         }
 
     async def invoke(self, verb, arguments):
-        if not arguments["on"]:
-            raise RuntimeError("the relay is stuck")
-        return {"node_id": self._node_id, "on": True, "label": "pump 1"}
 """
+
+
+def handler_doing(invoke: str) -> str:
+    """Return the source of a handler: ``invoke`` are the lines of that method."""
+    return _HANDLER + indent(dedent(invoke), " " * 8)
+
+
+HANDLER = handler_doing("""
+    if not arguments["on"]:
+        raise RuntimeError("the relay is stuck")
+    return {"node_id": self._node_id, "on": True, "label": "pump 1"}
+""")
 _MARK = "with open({path!r}, 'a') as file:\n    file.write(__name__ + '\\n')\n"
 
 

@@ -38,11 +38,13 @@ class LinkedNode:
 
     Attributes:
         waits: the pauses between its attempts.
+        running_link: what holds the link; it ends by a fault alone, or when the node is revoked.
     """
 
     link: RelayLink
     waits: Pauses
     log: LogLines
+    running_link: "asyncio.Task[None]"
 
     @classmethod
     @asynccontextmanager
@@ -90,7 +92,7 @@ class LinkedNode:
         await heartbeats.next()  # the first manifest is there before the first connection
         tasks.append(asyncio.create_task(link.run()))
         try:
-            yield cls(link, waits, lines)
+            yield cls(link, waits, lines, tasks[-1])
         finally:
             for task in tasks:
                 task.cancel()

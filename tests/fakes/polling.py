@@ -10,9 +10,9 @@ _POLL_S = 0.001
 _SYNC_POLL_S = 0.05
 
 
-async def until(condition: Callable[[], object]) -> None:
+async def until(condition: Callable[[], object], bound_s: float = BOUND_S) -> None:
     """Return when ``condition`` holds."""
-    async with asyncio.timeout(BOUND_S):
+    async with asyncio.timeout(bound_s):
         while not condition():  # noqa: ASYNC110 - there is no event for it, which is what this is for
             await asyncio.sleep(_POLL_S)
 

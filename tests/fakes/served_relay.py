@@ -62,13 +62,13 @@ class ServedRelay:
         requests: the path of every HTTP request and WebSocket that the server has passed on, in order.
     """
 
-    def __init__(self, hub: Hub, server: Server, auth_timeout_s: float) -> None:
+    def __init__(self, hub: Hub, server: Server, auth_timeout_s: float, notify_interval_s: float) -> None:
         self.hub = hub
         self.address = server.address
         self.requests: list[str] = []
         self._served = 0
         self._idle = asyncio.Event()
-        self.notifier = ChangeNotifier(hub.fleet, hub.log, interval_s=0.001)
+        self.notifier = ChangeNotifier(hub.fleet, hub.log, interval_s=notify_interval_s)
         self.sessions = hub.sessions(auth_timeout_s)
         self._reader = FrameReader(hub.registry)
         self._mcp = hub.mcp(hub.gateway(self.sessions), self.notifier)
@@ -96,10 +96,14 @@ class ServedRelay:
     @classmethod
     @asynccontextmanager
     async def open(
-        cls, hub: Hub, server: Server, auth_timeout_s: float = AUTH_TIMEOUT_S
+        cls,
+        hub: Hub,
+        server: Server,
+        auth_timeout_s: float = AUTH_TIMEOUT_S,
+        notify_interval_s: float = 0.001,
     ) -> AsyncIterator["ServedRelay"]:
-        """Serve until the end of the block."""
-        relay = cls(hub, server, auth_timeout_s)
+        """Serve until the end of the block; agents hear of changes after ``notify_interval_s`` at most."""
+        relay = cls(hub, server, auth_timeout_s, notify_interval_s)
         ready = asyncio.Event()
         tasks = [asyncio.create_task(relay._run(ready)), asyncio.create_task(relay.notifier.run())]
         await ready.wait()

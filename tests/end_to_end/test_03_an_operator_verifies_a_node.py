@@ -1,4 +1,4 @@
-"""3. An operator verifies by his own means what the node announces.
+"""3. An operator verifies what the node announces.
 
 Steps: read the node's loopback · read the broker · verify the manifest by the command line · read the
 resources that an agent can verify · read health, readiness, schemas and metrics of the relay.
