@@ -42,10 +42,8 @@ SUBJECTS = [
 
 @pytest.fixture
 def nats(tmp_path: Path) -> Iterator[NatsServer]:
-    server = NatsServer(tmp_path, NODE)
-    server.start()
-    yield server
-    server.stop()
+    with NatsServer.running(tmp_path, NODE) as server:
+        yield server
 
 
 async def stranger(nats: NatsServer, seed: str | None) -> tuple[Client, list[str]]:

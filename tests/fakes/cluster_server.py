@@ -6,7 +6,10 @@ import signal
 import socket
 import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Self
 
 from relay.broker.program import find_nats_server
 from relay.config import ClusterConfig, ClusterServer
@@ -37,6 +40,17 @@ class NatsServer:
         self.credentials = directory / "relay.seed"
         seed, self.public_key = new_credentials(os.urandom)
         write_atomic(self.credentials, seed + "\n", PRIVATE)
+
+    @classmethod
+    @contextmanager
+    def running(cls, directory: Path, others: str = "") -> Iterator[Self]:
+        """Hold one that accepts connections."""
+        server = cls(directory, others)
+        server.start()
+        try:
+            yield server
+        finally:
+            server.stop()
 
     @property
     def url(self) -> str:
@@ -116,8 +130,8 @@ _PUT_IN = {
 class TlsNatsServer(NatsServer):
     """The same with the configuration that ships, and certificates for itself and for ``relay-1``."""
 
-    def __init__(self, directory: Path) -> None:
-        super().__init__(directory)
+    def __init__(self, directory: Path, others: str = "") -> None:
+        super().__init__(directory, others)
         now_ms = time.time_ns() // 1_000_000
         servers, clients = SimulatedServerCa("of the servers", now_ms), SimulatedCa("of the relays", now_ms)
         self.root = directory / "server-root.pem"

@@ -6,6 +6,7 @@ import pytest_asyncio
 
 from schemas.frames import FrameReader
 from schemas.registry import SchemaRegistry
+from tests.fakes.cluster_server import NatsServer
 from tests.fakes.hub import Hub
 from tests.fakes.serving import Server
 
@@ -32,3 +33,10 @@ def hub(tmp_path: Path, registry: SchemaRegistry) -> Iterator[Hub]:
     hub = Hub(tmp_path, registry)
     yield hub
     hub.close()
+
+
+@pytest.fixture
+def nats(tmp_path: Path) -> Iterator[NatsServer]:
+    """A nats-server of this test's own."""
+    with NatsServer.running(tmp_path) as server:
+        yield server

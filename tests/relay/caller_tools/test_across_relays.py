@@ -1,7 +1,7 @@
 """Sessions of callers in a fleet of two relays: opened at one, with a node of the other, used at either."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,14 +36,6 @@ class Fleet:
         sent, payload = await self.far.next_sent()
         assert sent == type_
         return payload
-
-
-@pytest.fixture
-def nats(tmp_path: Path) -> Iterator[NatsServer]:
-    server = NatsServer(tmp_path)
-    server.start()
-    yield server
-    server.stop()
 
 
 @pytest.fixture

@@ -1,22 +1,12 @@
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
-import pytest
 import pytest_asyncio
 
 from schemas.registry import SchemaRegistry
 from tests.fakes.cluster import Member
 from tests.fakes.cluster_server import NatsServer
 from tests.fakes.routers import HeldRouter
-
-
-@pytest.fixture
-def nats(tmp_path: Path) -> Iterator[NatsServer]:
-    """A nats-server of this test's own."""
-    server = NatsServer(tmp_path)
-    server.start()
-    yield server
-    server.stop()
 
 
 @pytest_asyncio.fixture

@@ -108,9 +108,7 @@ async def test_of_several_servers_the_next_is_tried(nats: NatsServer) -> None:
 async def test_the_shipped_configuration_admits_a_relay_by_its_certificate(
     tmp_path: Path, registry: SchemaRegistry
 ) -> None:
-    server = TlsNatsServer(tmp_path)
-    server.start()
-    try:
+    with TlsNatsServer.running(tmp_path) as server:
         async with (
             Member.joined(server.config, tmp_path / "one", registry) as asker,
             Member.joined(server.config, tmp_path / "other", registry) as owner,
@@ -123,8 +121,6 @@ async def test_the_shipped_configuration_admits_a_relay_by_its_certificate(
         async with Trial(replace(server.config, root=None)) as trial:
             refused = await trial.lines.until("cluster not connected")
             assert "certificate" in refused["reason"]
-    finally:
-        server.stop()
 
 
 async def test_a_server_without_tls_gets_nothing_where_tls_is_meant(nats: NatsServer) -> None:

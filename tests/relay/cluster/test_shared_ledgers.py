@@ -39,10 +39,8 @@ def other(tmp_path: Path) -> Machine:
 @pytest.fixture
 def nats(tmp_path: Path) -> Iterator[NatsServer]:
     """A server with an operator, who may do anything."""
-    server = NatsServer(tmp_path, f"{{ nkey: {PUBLIC} }}\n")
-    server.start()
-    yield server
-    server.stop()
+    with NatsServer.running(tmp_path, f"{{ nkey: {PUBLIC} }}\n") as server:
+        yield server
 
 
 @asynccontextmanager

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,14 +69,6 @@ class Fleet:
         self.node.receive(FrameType.TELEMETRY, payload)
         hub = self.near.hub
         await until(lambda: hub.counted("telemetry_samples_total", verdict="accepted") == number + 1)
-
-
-@pytest.fixture
-def nats(tmp_path: Path) -> Iterator[NatsServer]:
-    server = NatsServer(tmp_path)
-    server.start()
-    yield server
-    server.stop()
 
 
 @pytest.fixture
