@@ -15,6 +15,7 @@ from structlog.typing import FilteringBoundLogger
 from kubelet.session.channel import Channel
 from schemas.frame_types import ONE_WAY, FrameType
 from schemas.frames import MAX_FRAME_BYTES, Frame
+from schemas.handlers import Followers, Handlers
 from schemas.session import DropReason, OverRateError, ProtocolError
 
 MAX_QUEUED_BYTES = 2 * MAX_FRAME_BYTES
@@ -45,8 +46,8 @@ class RelayFrames:
     def __init__(self, log: FilteringBoundLogger) -> None:
         self._log = log
         self._channel: Channel | None = None
-        self._handlers: dict[FrameType, FrameHandler] = {}
-        self._followers: list[LinkHandler] = []
+        self._handlers = Handlers[FrameType, FrameHandler]()
+        self._followers = Followers[[LinkEvent]](self._not_followed)
         self._texts: deque[str] = deque()
         self._bytes = 0
         self._sending: asyncio.Task[None] | None = None
@@ -84,18 +85,16 @@ class RelayFrames:
         Raises:
             ValueError: the type has a handler.
         """
-        if frame_type in self._handlers:
-            raise ValueError(f"{frame_type} has a handler")
-        self._handlers[frame_type] = handler
+        self._handlers.add(frame_type, handler)
 
     def on_link(self, handler: LinkHandler) -> None:
         """Call ``handler`` whenever the session is connected, resumed or lost."""
-        self._followers.append(handler)
+        self._followers.add(handler)
 
     def attach(self, channel: Channel, *, resumed: bool) -> None:
         """Use ``channel``, whose session is open, from now on."""
         self._channel = channel
-        self._notify(LinkEvent.RESUMED if resumed else LinkEvent.CONNECTED)
+        self._followers.notify(LinkEvent.RESUMED if resumed else LinkEvent.CONNECTED)
 
     def detach(self) -> None:
         """Forget the connection, which is lost, and what waits to be sent on it."""
@@ -106,7 +105,7 @@ class RelayFrames:
         if self._sending is not None:
             self._sending.cancel()
             self._sending = None
-        self._notify(LinkEvent.LOST)
+        self._followers.notify(LinkEvent.LOST)
 
     def received(self, frame: Frame) -> None:
         """Hand over a frame of a one-way type."""
@@ -125,12 +124,8 @@ class RelayFrames:
                 self._log.warning("a frame of the relay is dropped", reason=reason.value)
             self.dropped[reason] = self.dropped.get(reason, 0) + count
 
-    def _notify(self, event: LinkEvent) -> None:
-        for follower in self._followers:
-            try:
-                follower(event)
-            except Exception as error:  # noqa: BLE001 - as above
-                self._log.error("connection not followed", exc_info=error)
+    def _not_followed(self, error: Exception, _event: LinkEvent) -> None:
+        self._log.error("connection not followed", exc_info=error)
 
     async def _send(self, channel: Channel) -> None:
         while self._texts and channel is self._channel:

@@ -24,6 +24,7 @@ from relay.routing.peers import Peers
 from relay.routing.port import AnnounceHandler, ConnectionHandler, FrameHandler, NodeFrames, NodeRef
 from schemas.errors import Failure, ToolError
 from schemas.frame_types import ONE_WAY, FrameType, Role
+from schemas.handlers import Followers, Handlers
 from schemas.payloads import SessionEnd
 from schemas.registry import SchemaRegistry
 from schemas.ulids import UlidSource
@@ -70,8 +71,8 @@ class FleetFrames:
         self._elsewhere: dict[str, NodeAt] = {}
         self._here: dict[str, NodeRef] = {}
         self._leased: dict[str, set[str]] = {}
-        self._handlers: dict[FrameType, FrameHandler] = {}
-        self._followers: list[ConnectionHandler] = []
+        self._handlers = Handlers[FrameType, FrameHandler]()
+        self._followers = Followers[[NodeRef, bool]](self._not_followed)
         peers.answer(FRAME, self._asked)
         local.on_connection(self._connection_changed)
         for type_ in FrameType:
@@ -101,18 +102,12 @@ class FleetFrames:
             self._local.send(node_id, frame_type, payload)
 
     def on_frame(self, frame_type: FrameType, handler: FrameHandler) -> None:
-        """Call ``handler`` with every frame of that type.
-
-        Raises:
-            ValueError: the type has a handler.
-        """
-        if frame_type in self._handlers:
-            raise ValueError(f"{frame_type} has a handler")
-        self._handlers[frame_type] = handler
+        """Call ``handler`` with every frame of that type, as ``NodeFrames`` describes."""
+        self._handlers.add(frame_type, handler)
 
     def on_connection(self, handler: ConnectionHandler) -> None:
         """Call ``handler`` whenever a node connects to a relay, or is lost."""
-        self._followers.append(handler)
+        self._followers.add(handler)
 
     def on_announce(self, handler: AnnounceHandler) -> None:
         """Call ``handler`` whenever a manifest was accepted over a session of this relay."""
@@ -159,11 +154,10 @@ class FleetFrames:
         return self._elsewhere.pop(node_id, None)
 
     def _notify(self, node: NodeRef, *, connected: bool) -> None:
-        for follower in self._followers:
-            try:
-                follower(node, connected)
-            except Exception as error:  # noqa: BLE001 - a bug of one must not keep it from the others
-                self._log.error("connection not followed", node_id=node.node_id, exc_info=error)
+        self._followers.notify(node, connected)
+
+    def _not_followed(self, error: Exception, node: NodeRef, _connected: bool) -> None:  # noqa: FBT001 - as a follower
+        self._log.error("connection not followed", node_id=node.node_id, exc_info=error)
 
     # --- frames to other relays
 

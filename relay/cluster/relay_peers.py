@@ -18,6 +18,7 @@ from relay.routing.cluster_messages import ClusterMessageError
 from relay.routing.nats import Requests
 from relay.routing.peers import PeerHandler
 from schemas.errors import Failure, ToolError
+from schemas.handlers import Handlers
 from schemas.ulids import UlidSource
 
 MAX_IN_FLIGHT = 4096
@@ -49,19 +50,13 @@ class RelayPeers:
         self._ulids = ulids
         self._count = count
         self._log = log
-        self._handlers: dict[str, PeerHandler] = {}
+        self._handlers = Handlers[str, PeerHandler]()
         self._answering: dict[tuple[str, str], asyncio.Task[None]] = {}
         self.running = running
 
     def answer(self, kind: str, handler: PeerHandler) -> None:
-        """Answer by ``handler`` what others ask of that kind.
-
-        Raises:
-            ValueError: the kind has a handler.
-        """
-        if kind in self._handlers:
-            raise ValueError(f"{kind} has a handler")
-        self._handlers[kind] = handler
+        """Answer by ``handler`` what others ask of that kind, as ``Peers`` describes."""
+        self._handlers.add(kind, handler)
 
     async def ask(
         self, relay: str, kind: str, body: Mapping[str, Any], timeout_s: float

@@ -30,7 +30,11 @@ class Peers(Protocol):
         ...
 
     def answer(self, kind: str, handler: PeerHandler) -> None:
-        """Answer by ``handler`` what others ask of that kind: one handler for each."""
+        """Answer by ``handler`` what others ask of that kind.
+
+        Raises:
+            ValueError: the kind has a handler.
+        """
         ...
 
     async def ask(

@@ -94,7 +94,11 @@ class NodeFrames(Protocol):
         ...
 
     def on_frame(self, frame_type: FrameType, handler: FrameHandler) -> None:
-        """Call ``handler`` with every frame of that type: one handler for each type."""
+        """Call ``handler`` with every frame of that type.
+
+        Raises:
+            ValueError: the type has a handler.
+        """
         ...
 
     def on_connection(self, handler: ConnectionHandler) -> None:

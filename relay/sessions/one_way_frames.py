@@ -20,6 +20,7 @@ from relay.sessions.session import NodeSession
 from schemas.errors import Failure, ToolError
 from schemas.frame_types import ONE_WAY, FrameType
 from schemas.frames import MAX_FRAME_BYTES, Frame
+from schemas.handlers import Followers, Handlers
 from schemas.session import OverRateError, ProtocolError
 
 MAX_QUEUED_BYTES = 2 * MAX_FRAME_BYTES
@@ -42,9 +43,9 @@ class OneWayFrames:
         self._metrics = metrics
         self._log = log
         self._queues: dict[str, _Queue] = {}
-        self._handlers: dict[FrameType, FrameHandler] = {}
-        self._followers: list[ConnectionHandler] = []
-        self._announce_followers: list[AnnounceHandler] = []
+        self._handlers = Handlers[FrameType, FrameHandler]()
+        self._followers = Followers[[NodeRef, bool]](self._connection_not_followed)
+        self._announce_followers = Followers[[NodeRef]](self._announce_not_followed)
 
     def send(self, node_id: str, frame_type: FrameType, payload: Mapping[str, Any]) -> None:
         """Queue a frame for the node, as ``NodeFrames`` describes."""
@@ -59,31 +60,20 @@ class OneWayFrames:
         self._metrics.one_way_frames.labels(frame_type, "sent").inc()
 
     def on_frame(self, frame_type: FrameType, handler: FrameHandler) -> None:
-        """Call ``handler`` with every frame of that type.
-
-        Raises:
-            ValueError: the type has a handler.
-        """
-        if frame_type in self._handlers:
-            raise ValueError(f"{frame_type} has a handler")
-        self._handlers[frame_type] = handler
+        """Call ``handler`` with every frame of that type, as ``NodeFrames`` describes."""
+        self._handlers.add(frame_type, handler)
 
     def on_connection(self, handler: ConnectionHandler) -> None:
         """Call ``handler`` whenever a node connects or is lost."""
-        self._followers.append(handler)
+        self._followers.add(handler)
 
     def on_announce(self, handler: AnnounceHandler) -> None:
         """Call ``handler`` whenever a manifest was accepted over a session."""
-        self._announce_followers.append(handler)
+        self._announce_followers.add(handler)
 
     def announced(self, session: NodeSession) -> None:
         """Take in that a manifest was accepted over ``session``."""
-        node = _reference(session)
-        for follower in self._announce_followers:
-            try:
-                follower(node)
-            except Exception as error:  # noqa: BLE001 - a bug of one handler must not end the node's session
-                self._log.error("announce not followed", node_id=node.node_id, exc_info=error)
+        self._announce_followers.notify(_reference(session))
 
     def connected(self, session: NodeSession, connection: NodeConnection) -> None:
         """Take in a connection whose session is open."""
@@ -114,11 +104,18 @@ class OneWayFrames:
             )
 
     def _notify(self, node: NodeRef, *, connected: bool) -> None:
-        for follower in self._followers:
-            try:
-                follower(node, connected)
-            except Exception as error:  # noqa: BLE001 - as above
-                self._log.error("connection not followed", session_id=node.session_id, exc_info=error)
+        self._followers.notify(node, connected)
+
+    def _connection_not_followed(
+        self,
+        error: Exception,
+        node: NodeRef,
+        _connected: bool,  # noqa: FBT001 - as a follower
+    ) -> None:
+        self._log.error("connection not followed", session_id=node.session_id, exc_info=error)
+
+    def _announce_not_followed(self, error: Exception, node: NodeRef) -> None:
+        self._log.error("announce not followed", node_id=node.node_id, exc_info=error)
 
 
 class _Queue:
