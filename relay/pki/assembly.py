@@ -11,6 +11,7 @@ from relay.pki.authority_service import AuthorityService
 from relay.pki.broker_access import BrokerAccess
 from relay.pki.enrolment_endpoint import EnrolmentEndpoint
 from relay.pki.enrolments import EnrolmentInfo, Enrolments, NameNode
+from relay.pki.environment import PkiEnvironment
 from relay.pki.expiries import Expiries
 from relay.pki.forwarded_enrolments import ForwardedEnrolments
 from relay.pki.join_tokens import JoinTokens
@@ -100,28 +101,16 @@ def assemble(
         answer = await elsewhere.ask(AuthorityAction.CERTIFY, members)
         return str(answer["certificate"])
 
+    pki = PkiEnvironment(authority, audit.log, audit.refusals, log, now_ms)
     own = Enrolments(
-        ca=authority,
+        pki,
         join_tokens=JoinTokens(config.state.join_tokens, now_ms, random_bytes),
         name_node=name_node,
         info=EnrolmentInfo(config.public_url, config.node_broker or config.broker, config.own_root),
-        refusals=audit.refusals,
-        audit=audit.log,
-        log=log,
-        now_ms=now_ms,
     )
     issuer = ForwardedLeaves(elsewhere) if forwards else OwnLeaves(authority)
     renewals = Renewals(issuer, audit.log, now_ms, log)
-    service = AuthorityService(
-        ca=authority,
-        enrolments=own,
-        renewals=renewals,
-        public_url=config.public_url,
-        refusals=audit.refusals,
-        audit=audit.log,
-        log=log,
-        now_ms=now_ms,
-    )
+    service = AuthorityService(pki, enrolments=own, renewals=renewals, public_url=config.public_url)
     return PkiPart(
         authority=authority,
         tls=RelayTls(
@@ -134,11 +123,9 @@ def assemble(
         ),
         renewals=renewals,
         enrolment=EnrolmentEndpoint(
-            ca=authority,
-            enrolments=ForwardedEnrolments(elsewhere, audit.log, log) if forwards else own,
-            registry=environment.registry,
-            refusals=audit.refusals,
-            log=log,
+            pki,
+            ForwardedEnrolments(elsewhere, audit.log, log) if forwards else own,
+            environment.registry,
         ),
         broker_access=BrokerAccess(
             authority,

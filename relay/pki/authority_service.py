@@ -9,12 +9,10 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from structlog.typing import FilteringBoundLogger
-
-from relay.audit.log import AuditLog, AuditUnavailableError
-from relay.audit.refusal_counts import RefusalCounter, RefusalEvent
-from relay.pki.authority import CertificateAuthority
+from relay.audit.log import AuditUnavailableError
+from relay.audit.refusal_counts import RefusalEvent
 from relay.pki.enrolments import EnrolmentRefusedError, Enrols
+from relay.pki.environment import PkiEnvironment
 from relay.pki.errors import AuthorityError
 from relay.pki.own_certificate import issue_for_another_relay
 from relay.pki.records import IssuedLeaf
@@ -42,26 +40,19 @@ class _Held:
 class AuthorityService:
     """Answers by this relay's own parts: an ``AnswerAuthority``. ``public_url`` is the fleet's."""
 
-    def __init__(  # noqa: PLR0913 - what comes in from outside
+    def __init__(
         self,
+        environment: PkiEnvironment,
         *,
-        ca: CertificateAuthority,
         enrolments: Enrols,
         renewals: Renewals,
         public_url: str,
-        refusals: RefusalCounter,
-        audit: AuditLog,
-        log: FilteringBoundLogger,
-        now_ms: Callable[[], int],
     ) -> None:
-        self._ca = ca
+        self._environment = environment
+        self._ca, self._log = environment.ca, environment.log
         self._enrolments = enrolments
         self._renewals = renewals
         self._public_url = public_url
-        self._refusals = refusals
-        self._audit = audit
-        self._log = log
-        self._now_ms = now_ms
         self._acts: Mapping[
             AuthorityAction, Callable[[str, Mapping[str, Any]], Awaitable[Mapping[str, Any]]]
         ] = {
@@ -89,7 +80,7 @@ class AuthorityService:
             return {"response": await self._enrolments.enrol(members["request"])}
         except EnrolmentRefusedError as error:
             # The relay that the node has reached counts its address.
-            self._refusals.count(RefusalEvent.ENROLMENT_REFUSED, f"relay {relay}", error.reason)
+            self._environment.refusals.count(RefusalEvent.ENROLMENT_REFUSED, f"relay {relay}", error.reason)
             raise AuthorityRefusedError(error.reason, error.retry_after_ms) from None
 
     async def _renew(self, _relay: str, members: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -111,7 +102,7 @@ class AuthorityService:
         leaf = records.issued.get(kid)
         if not isinstance(leaf, IssuedLeaf) or leaf.node_id != node_id or kid in records.revoked:
             raise AuthorityRefusedError(_REFUSED)
-        if self._now_ms() >= leaf.not_after_ms:
+        if self._environment.now_ms() >= leaf.not_after_ms:
             raise AuthorityRefusedError(_REFUSED)
         return _Held(node_id, leaf.tenant, kid, leaf.issued_ms, leaf.not_after_ms)
 
@@ -121,7 +112,7 @@ class AuthorityService:
         )
         kid = kid_of(certificates_in(certificate)[0])
         try:
-            self._audit.write(event="relay_certified", relay=relay, use=members["use"], kid=kid)
+            self._environment.audit.write(event="relay_certified", relay=relay, use=members["use"], kid=kid)
         except AuditUnavailableError:
             raise AuthorityRefusedError(_FAILED) from None
         return {"certificate": certificate}

@@ -10,11 +10,10 @@ from typing import Any
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
-from structlog.typing import FilteringBoundLogger
 
-from relay.audit.refusal_counts import RefusalCounter, RefusalEvent
-from relay.pki.authority import CertificateAuthority
+from relay.audit.refusal_counts import RefusalEvent
 from relay.pki.enrolments import EnrolmentRefusal, EnrolmentRefusedError, Enrols
+from relay.pki.environment import PkiEnvironment
 from schemas.enrolment import ENROL_PATH, MAX_REQUEST_BYTES, REQUEST_REF, shown_roots
 from schemas.error_roots import StateError
 from schemas.registry import SchemaRegistry
@@ -36,23 +35,20 @@ _AWAY = "The relay with the CA's key does not answer: try again later."
 
 
 class EnrolmentEndpoint:
-    """Serves ``/enroll``: the roots of ``ca``, and what ``enrolments`` answers."""
+    """Serves ``/enroll``: the roots of the CA, and what ``enrolments`` answers."""
 
-    def __init__(  # noqa: PLR0913 - what comes in from outside
+    def __init__(
         self,
-        *,
-        ca: CertificateAuthority,
+        environment: PkiEnvironment,
         enrolments: Enrols,
         registry: SchemaRegistry,
-        refusals: RefusalCounter,
-        log: FilteringBoundLogger,
+        *,
         body_timeout_s: float = _BODY_TIMEOUT_S,
     ) -> None:
-        self._ca = ca
+        self._environment = environment
+        self._ca, self._log = environment.ca, environment.log
         self._enrolments = enrolments
         self._form = registry.load(REQUEST_REF)
-        self._refusals = refusals
-        self._log = log
         self._body_timeout_s = body_timeout_s
         self._shown: tuple[tuple[str, ...], str] | None = None
 
@@ -84,7 +80,7 @@ class EnrolmentEndpoint:
             return JSONResponse(await self._enrolments.enrol(message), headers=_UNKEPT)
         except EnrolmentRefusedError as refusal:
             source = request.client.host if request.client else "unknown"
-            self._refusals.count(RefusalEvent.ENROLMENT_REFUSED, source, refusal.reason)
+            self._environment.refusals.count(RefusalEvent.ENROLMENT_REFUSED, source, refusal.reason)
             text = _AWAY if refusal.reason is EnrolmentRefusal.CA_AWAY else _TEXTS[refusal.status]
             return _answer(refusal.status, text, refusal.retry_after_ms)
 

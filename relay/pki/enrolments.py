@@ -10,11 +10,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
 
-from structlog.typing import FilteringBoundLogger
-
-from relay.audit.log import AuditLog, AuditUnavailableError
-from relay.audit.refusal_counts import RefusalCounter, RefusalEvent
-from relay.pki.authority import CertificateAuthority
+from relay.audit.log import AuditUnavailableError
+from relay.audit.refusal_counts import RefusalEvent
+from relay.pki.environment import PkiEnvironment
 from relay.pki.errors import AuthorityError, IdTakenError
 from relay.pki.join_tokens import JoinGrant, JoinRefusedError, JoinTokens
 from schemas.addresses import BrokerAddress
@@ -124,28 +122,21 @@ NameNode = Callable[[str, str, str, Sequence[str]], bool]
 
 
 class Enrolments:
-    """Enrols by ``ca`` and ``join_tokens``, which are of this machine. Time comes in from outside."""
+    """Enrols by the CA of ``environment`` and ``join_tokens``, which are of this machine."""
 
-    def __init__(  # noqa: PLR0913 - what comes in from outside
+    def __init__(
         self,
+        environment: PkiEnvironment,
         *,
-        ca: CertificateAuthority,
         join_tokens: JoinTokens,
         name_node: NameNode,
         info: EnrolmentInfo,
-        refusals: RefusalCounter,
-        audit: AuditLog,
-        log: FilteringBoundLogger,
-        now_ms: Callable[[], int],
     ) -> None:
-        self._ca = ca
+        self._environment = environment
+        self._ca, self._log = environment.ca, environment.log
         self._join_tokens = join_tokens
         self._name_node = name_node
         self._info = info
-        self._refusals = refusals
-        self._audit = audit
-        self._log = log
-        self._now_ms = now_ms
         self._slots = asyncio.Semaphore(_AT_ONCE)
         self._waiting = 0
 
@@ -162,7 +153,8 @@ class Enrolments:
             async with self._slots:
                 return await asyncio.to_thread(self._decide, message)
         except (AuthorityError, StateError, OSError) as error:
-            if self._refusals.count(RefusalEvent.ENROLMENT_FAILING, "relay", EnrolmentRefusal.FAILING):
+            failing = (RefusalEvent.ENROLMENT_FAILING, "relay", EnrolmentRefusal.FAILING)
+            if self._environment.refusals.count(*failing):
                 self._log.error("a node cannot be enrolled", reason=printable(str(error)))
             raise EnrolmentRefusedError(EnrolmentRefusal.FAILING) from None
         finally:
@@ -216,7 +208,7 @@ class Enrolments:
         kid = kid_of(certificates_in(issued.certificate)[0])
         facts = {"node_id": issued.node_id, "tenant": issued.tenant, "join_id": message["join_id"]}
         try:
-            self._audit.write(event="enrolled", kid=kid, **facts)
+            self._environment.audit.write(event="enrolled", kid=kid, **facts)
         except AuditUnavailableError as error:
             self._log.error("an enrolment is not recorded", reason=printable(str(error)))
             raise EnrolmentRefusedError(EnrolmentRefusal.AUDIT) from None
@@ -231,6 +223,6 @@ class Enrolments:
             "broker": None if self._info.broker is None else str(self._info.broker),
             "own_root": self._info.own_root,
             "nonce": message["nonce"],
-            "server_time_ms": self._now_ms(),
+            "server_time_ms": self._environment.now_ms(),
         }
         return proven(answer, issued.key, RELAY)

@@ -37,7 +37,7 @@ from schemas.keys import base64url
 from schemas.registry import SchemaRegistry
 from tests.fakes.cluster import Member
 from tests.fakes.cluster_server import FLEET, NatsServer
-from tests.fakes.enrolling import enrolments_of
+from tests.fakes.enrolling import enrolments_of, environment_of
 from tests.fakes.hub import PUBLIC_URL, Hub, counted
 from tests.fakes.polling import BOUND_S, until
 from tests.fakes.signer import DAY_MS, NODE_ID, OTHER_NODE_ID, TENANT, key_named
@@ -89,14 +89,10 @@ async def site(nats: NatsServer, hub: Hub, tmp_path: Path, registry: SchemaRegis
     names = NameLedger(tmp_path / "node_names.jsonl", hub.clock)
     info = EnrolmentInfo(PUBLIC_URL, None, own_root=True)
     service = AuthorityService(
-        ca=ca,
+        environment_of(hub, ca),
         enrolments=enrolments_of(hub, ca, join_tokens, names.name_new, info),
         renewals=Renewals(OwnLeaves(ca), hub.audit, hub.clock, hub.log),
         public_url=PUBLIC_URL,
-        refusals=hub.refusals,
-        audit=hub.audit,
-        log=hub.log,
-        now_ms=hub.clock,
     )
     holding = Member.joined(nats.config, tmp_path / "holder", registry, authority=service)
     async with holding as holder, Member.joined(nats.config, tmp_path / "asker", registry) as asker:
