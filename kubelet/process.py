@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from schemas.addresses import AddressError
-from schemas.error_roots import ConfigError, OperatorError, PeerError, StateError
+from schemas.error_roots import CommandLineError, ConfigError, OperatorError, PeerError, StateError
 from schemas.faults import FailedError, traceback_text
 from schemas.process.exit_codes import EXIT_CANNOT_RUN, EXIT_CONFIG, EXIT_FAULT, EXIT_USAGE
 
@@ -30,7 +30,7 @@ def errors_in_one_line() -> Iterator[None]:
         yield
     except ConfigError as error:
         fail(str(error), EXIT_CONFIG)
-    except AddressError as error:
+    except (AddressError, CommandLineError) as error:
         fail(str(error), EXIT_USAGE)
     except (OperatorError, PeerError, StateError, FailedError) as error:
         fail(str(error), EXIT_CANNOT_RUN)

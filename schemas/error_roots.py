@@ -2,7 +2,8 @@
 
     EdgeError
     ├── OperatorError   what the operator gave cannot be used: a file, an option, an address
-    │   └── ConfigError the settings of a program: a restart does not help before they are changed
+    │   ├── ConfigError      the settings of a program: a restart does not help before they are changed
+    │   └── CommandLineError a word of the command line is not known, missing or wrong
     ├── PeerError       the other end broke a rule: a node, a relay, a broker, an issuer, an agent
     ├── StateError      what this program keeps on its machine is missing, damaged or cannot be written
     └── ToolError       a call failed, for whichever reason (``schemas.errors``)
@@ -29,6 +30,10 @@ class ConfigError(OperatorError):
         others = len(problems) - 1
         super().__init__(problems[0] + (f" (and {others} more: see `config check`)" if others else ""))
         self.problems = tuple(problems)
+
+
+class CommandLineError(OperatorError):
+    """The command line is wrong. Its text, one line, names the nearest word that is right, or the help."""
 
 
 class PeerError(EdgeError):

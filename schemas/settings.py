@@ -17,6 +17,7 @@ from typing import Any, Generic, TypeVar
 
 from schemas.error_roots import ConfigError, OperatorError
 from schemas.text import printable
+from schemas.unknown_names import none_of
 
 ValueT = TypeVar("ValueT")
 ChoiceT = TypeVar("ChoiceT", bound=Enum)
@@ -201,7 +202,7 @@ def one_of(choices: type[ChoiceT]) -> Callable[[str], ChoiceT]:
 
     def parse(text: str) -> ChoiceT:
         if text not in words:
-            raise OperatorError(f"{printable(text)!r} is none of {', '.join(words)}")
+            raise OperatorError(none_of(text, words))
         return words[text]
 
     return parse

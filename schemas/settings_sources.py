@@ -5,7 +5,7 @@ settings: a setting can name the file that holds one. Must not decide what a val
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from schemas.error_roots import ConfigError
 from schemas.files import read_named
 from schemas.settings import Form, Given, Setting, Settings, Source, Table, ValueT
 from schemas.text import printable
+from schemas.unknown_names import unknown
 
 CONFIG_DIRECTORY = Path("/etc/edge-kubelet")
 
@@ -121,8 +122,8 @@ def _from_environment(program: Program, environment: Mapping[str, str]) -> tuple
         if variable in environment
     }
     ours = {name for name in environment if name.startswith(program.prefix)}
-    unknown = sorted(ours - known.keys() - {program.prefix + _FILE})
-    return found, [f"the environment: {_unknown('variable', name, known)}" for name in unknown]
+    strange = sorted(ours - known.keys() - {program.prefix + _FILE})
+    return found, [f"the environment: {unknown('variable', name, known)}" for name in strange]
 
 
 def _from_file(program: Program, path: Path) -> tuple[Source, list[str]]:
@@ -145,7 +146,7 @@ def _from_file(program: Program, path: Path) -> tuple[Source, list[str]]:
         place = f"{path}{_line_of(key, text)}"
         setting = known.get(key)
         if setting is None:
-            problems.append(f"{place}: {_unknown('setting', key, known)}")
+            problems.append(f"{place}: {unknown('setting', key, known)}")
         elif type(value) not in _FORMS[setting.form][0] or not _is_flat(value):
             problems.append(f"{place}: {key} is {_FORMS[setting.form][1]}")
         else:
@@ -171,10 +172,3 @@ def _line_of(key: str, text: str) -> str:
         if form.match(line):
             return f", line {number}"
     return ""
-
-
-def _unknown(what: str, name: str, known: Iterable[str]) -> str:
-    from difflib import get_close_matches  # noqa: PLC0415 - for a mistake alone
-
-    nearest = get_close_matches(name, known, n=1, cutoff=0)
-    return f"there is no {what} {printable(name, 64)}; the nearest is {nearest[0]}"

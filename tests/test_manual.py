@@ -82,6 +82,11 @@ def test_no_line_of_the_help_is_cut_or_too_wide(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(TREE))
+def test_what_stands_for_a_value_is_no_type_of_python(name: str) -> None:
+    assert re.findall(r"<[a-zA-Z].*?>", help_of(name)) == []
+
+
+@pytest.mark.parametrize("name", sorted(TREE))
 def test_every_option_has_a_help_text_and_a_command_a_summary(name: str) -> None:
     command = TREE[name][0]
     assert command.help

@@ -238,7 +238,7 @@ def retire(
     )
 )
 def fleet(
-    identities: Annotated[Path, typer.Option(help="What `relay ca issue --mock N --out DIR` made.")],
+    identities: Annotated[Path, typer.Option(metavar="DIRECTORY", help="What `relay ca issue --mock` made.")],
     broker: Annotated[str, typer.Option(metavar="HOST:PORT", help="The MQTT broker.")],
     relay: Annotated[
         list[str], typer.Option(metavar="URL", help="The relay's public URL, and then others of its fleet.")

@@ -21,7 +21,9 @@ def options() -> None:
 @app.command(epilog=example("kubelet kind new acme.uptime"))
 def new(
     name: Annotated[str, typer.Argument(metavar="NAME", help="The kind, such as acme.uptime.")],
-    directory: Annotated[Path, typer.Option(help="Where to make the package's directory.")] = Path(),
+    directory: Annotated[
+        Path, typer.Option(metavar="DIRECTORY", help="Where to make the package's directory.")
+    ] = Path(),
     as_json: AsJson = False,
 ) -> None:
     """Write the package of a new kind: row, documents, handler and test, which pass as they are."""

@@ -35,7 +35,10 @@ if TYPE_CHECKING:
     from schemas.contract import Contract
 
 
-StateDir = Annotated[Path | None, typer.Option("--state-dir", help="The directory of the node's identity.")]
+StateDir = Annotated[
+    Path | None,
+    typer.Option("--state-dir", metavar="DIRECTORY", help="The directory of the node's identity."),
+]
 Plain = Annotated[
     bool, typer.Option(PLAIN_OPTION, help="Let others on the network read the traffic, and change it.")
 ]

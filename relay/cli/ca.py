@@ -65,7 +65,9 @@ def ca_issue(
     mock: Annotated[
         int | None, typer.Option(min=1, max=100_000, help="Make N whole mock identities.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="The directory for --mock.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIRECTORY", help="Where the identities of --mock go.")
+    ] = None,
     as_json: AsJson = False,
     state_dir: StateDir = None,
 ) -> None:
@@ -190,7 +192,9 @@ def ca_rotate_root(
 @app.command("issue-server", epilog=example("relay ca issue-server mqtt.example 192.0.2.7 --out broker-tls"))
 def ca_issue_server(
     hosts: Annotated[list[str], typer.Argument(metavar="HOST", help="The names and addresses it is for.")],
-    out: Annotated[Path, typer.Option(help="Where server.key, server.pem and roots.pem go.")],
+    out: Annotated[
+        Path, typer.Option(metavar="DIRECTORY", help="Where server.key, server.pem and roots.pem go.")
+    ],
     as_json: AsJson = False,
     state_dir: StateDir = None,
 ) -> None:

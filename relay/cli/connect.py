@@ -48,7 +48,7 @@ headers_app = group("What Claude Code runs.")
 
 @app.command(epilog=example("relay connect claude-code --url https://relay.example --view kinds"))
 def connect(
-    client: Annotated[ClientName, typer.Argument(help="The client.", show_default=False)],
+    client: Annotated[ClientName, typer.Argument(metavar="CLIENT", help="The client.", show_default=False)],
     url: Annotated[str | None, typer.Option(metavar="URL", help="The relay. Not needed by --remove.")] = None,
     view: Annotated[
         View | None, typer.Option(help="List each node's tools, or one tool of a kind. Default: the relay's.")

@@ -8,7 +8,7 @@ from typing import NoReturn
 
 from relay.cli.exits import fail
 from schemas.addresses import AddressError
-from schemas.error_roots import ConfigError, OperatorError, PeerError, StateError
+from schemas.error_roots import CommandLineError, ConfigError, OperatorError, PeerError, StateError
 from schemas.faults import FailedError, traceback_text
 from schemas.process.exit_codes import EXIT_CANNOT_RUN, EXIT_CONFIG, EXIT_FAULT, EXIT_USAGE
 
@@ -23,7 +23,7 @@ def main() -> None:
         app()
     except ConfigError as error:
         fail(str(error), EXIT_CONFIG)
-    except AddressError as error:
+    except (AddressError, CommandLineError) as error:
         fail(str(error), EXIT_USAGE)
     except (OperatorError, PeerError, StateError, FailedError) as error:
         fail(str(error), EXIT_CANNOT_RUN)

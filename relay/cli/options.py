@@ -24,7 +24,9 @@ from schemas.process.exit_codes import EXIT_USAGE
 from schemas.process.home_directory import NoStateDirError, home_directory
 from schemas.text import printable
 
-StateDir = Annotated[Path | None, typer.Option("--state-dir", help="The relay's state directory.")]
+StateDir = Annotated[
+    Path | None, typer.Option("--state-dir", metavar="DIRECTORY", help="The relay's state directory.")
+]
 Tenant = Annotated[
     str | None, typer.Option(help="The tenant. Default: the first that a command was given, else `default`.")
 ]

@@ -1,4 +1,4 @@
-"""How commands present themselves: help without a cut line, an example in each, and loading on demand.
+"""How commands present themselves: whole help, an example in each, errors of one line, loading on demand.
 
 Must not know a command.
 """
@@ -10,7 +10,11 @@ from typing import Annotated, Any, ClassVar
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from schemas.error_roots import CommandLineError
+from schemas.process.cli_mistakes import mistakes_in_one_line
+from schemas.process.cli_placeholders import with_placeholders
 from schemas.process.cli_values import with_plain_values
+from schemas.unknown_names import unknown
 
 _CONTEXT = {"help_option_names": ["-h", "--help"]}
 
@@ -22,7 +26,7 @@ class Manual(TyperGroup):
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Return the options of the group itself."""
-        return with_plain_values(super().get_params(ctx))
+        return with_placeholders(with_plain_values(super().get_params(ctx)))
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names of all commands."""
@@ -34,6 +38,25 @@ class Manual(TyperGroup):
             return super().get_command(ctx, cmd_name)
         module, _, attribute = self.on_demand[cmd_name].partition(":")
         return typer.main.get_command(getattr(import_module(module), attribute))
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the group's own options; without any word, show its help."""
+        if not args:
+            return super().parse_args(ctx, args)
+        with mistakes_in_one_line(ctx):
+            return super().parse_args(ctx, args)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the command that ``args`` begin with.
+
+        Raises:
+            CommandLineError: there is none of that name.
+        """
+        names = self.list_commands(ctx)
+        if args[0] not in names and not ctx.resilient_parsing:
+            shown = (name for name in names if not self.get_command(ctx, name).hidden)
+            raise CommandLineError(f"{unknown('command', args[0], shown)}; see {ctx.command_path} -h")
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write each command with the first paragraph of its help; the parser's own would cut it."""
@@ -52,7 +75,12 @@ class _Command(TyperCommand):
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Return its options and arguments."""
-        return with_plain_values(super().get_params(ctx))
+        return with_placeholders(with_plain_values(super().get_params(ctx)))
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse its options and arguments."""
+        with mistakes_in_one_line(ctx):
+            return super().parse_args(ctx, args)
 
 
 class Commands(typer.Typer):

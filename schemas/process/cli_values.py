@@ -6,10 +6,13 @@ whose parameters have no ``type_descriptor`` does not load it. Must not know a c
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 import typer
+
+from schemas.unknown_names import none_of
 
 
 def _text(value: object) -> str:
@@ -26,11 +29,27 @@ def _path(value: object) -> Path:
     return Path(_text(value))
 
 
+def _choice_of(choices: type[StrEnum]) -> Callable[[object], StrEnum]:
+    def convert(value: object) -> StrEnum:
+        try:
+            return choices(str(value))
+        except ValueError:
+            raise typer.BadParameter(none_of(str(value), choices)) from None
+
+    return convert
+
+
 _BY_TYPE_ALONE: Mapping[Any, Callable[[object], Any]] = {str: _text, list[str]: _text, Path: _path}
 
 
+def _conversion_to(type_: Any) -> Callable[[object], Any] | None:
+    if isinstance(type_, type) and issubclass(type_, StrEnum):
+        return _choice_of(type_)
+    return _BY_TYPE_ALONE.get(type_)
+
+
 def with_plain_values(parameters: Sequence[Any]) -> list[Any]:
-    """Return ``parameters``, which from now on convert texts and paths by their type alone."""
+    """Return ``parameters``, which from now on convert texts, paths and choices by their type alone."""
     for each in parameters:
         if hasattr(each, "type_descriptor") and not isinstance(each.get_runtime_param, _Conversion):
             each.get_runtime_param = _Conversion(each.type_descriptor.annotation, each.get_runtime_param)
@@ -53,7 +72,7 @@ class _Conversion:
         takes_several = param.multiple or param.nargs == -1
         if value is None:
             return () if takes_several else None
-        convert = _BY_TYPE_ALONE.get(self.type_)
+        convert = _conversion_to(self.type_)
         if convert is None:
             return self.usual().coerce(value, param=param, ctx=ctx)
         return [convert(each) for each in value] if takes_several else convert(value)

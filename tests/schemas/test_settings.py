@@ -53,7 +53,7 @@ def test_all_that_is_wrong_is_reported_with_its_place() -> None:
     assert caught.value.problems == (
         "there is no setting prot",
         "/etc/a.toml, line 3: port 'x' is not a whole number from 1 to 65535",
-        "A_LOG_MODE: log_mode 'of' is none of on, off",
+        "A_LOG_MODE: log_mode 'of' is none of on, off; the nearest is off",
     )
     assert str(caught.value) == "there is no setting prot (and 2 more: see `config check`)"
 

@@ -1,0 +1,97 @@
+"""A wrong command line is one line: what is wrong, the nearest name, and where help is."""
+
+from enum import StrEnum
+from typing import Annotated
+
+import pytest
+import typer
+
+from schemas.error_roots import CommandLineError
+from schemas.process.cli_manual import Commands, group, program
+
+TOKEN = "eyJhbGciOiJFZERTQSJ9eyJzdWIiOiJtZSJ9c2lnbmF0dXJl"
+
+
+class Colour(StrEnum):
+    RED = "red"
+    BLUE = "blue"
+
+
+@pytest.fixture
+def app() -> typer.Typer:
+    app = program("edge", "A program.")
+    nodes = group("Nodes.")
+    app.add_typer(nodes, name="node")
+
+    @nodes.command()
+    def label(name: str) -> None: ...
+
+    @nodes.command(hidden=True)
+    def labels() -> None: ...
+
+    @app.command()
+    def paint(
+        colour: Annotated[Colour, typer.Option()] = Colour.RED,
+        flag: Annotated[bool, typer.Option("--flag")] = False,  # noqa: FBT002 - as typer wants it
+        secret_way: Annotated[str, typer.Option(hidden=True)] = "",
+    ) -> None: ...
+
+    assert isinstance(app, Commands)
+    return app
+
+
+def mistake_in(app: typer.Typer, *words: str) -> str:
+    with pytest.raises(CommandLineError) as wrong:
+        typer.main.get_command(app)(list(words), prog_name="edge")
+    return str(wrong.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["nod"], "there is no command nod; the nearest is node; see edge -h"),
+        (["node", "labels", "extra"], "got unexpected extra argument(s) (extra); see edge node labels -h"),
+        (["node", "lables"], "there is no command lables; the nearest is label; see edge node -h"),
+        (["--verion"], "there is no option --verion; the nearest is --version; see edge -h"),
+        (["paint", "--flagg"], "there is no option --flagg; the nearest is --flag; see edge paint -h"),
+        (["paint", "--colour"], "option '--colour' requires an argument; see edge paint -h"),
+        (
+            ["paint", "--colour", "bl"],
+            "invalid value for '--colour': 'bl' is none of red, blue; the nearest is blue; see edge paint -h",
+        ),
+        (["node", "label"], "missing argument 'name'; see edge node label -h"),
+    ],
+    ids=str,
+)
+def test_a_mistake_is_one_line_with_what_to_do(app: typer.Typer, words: list[str], text: str) -> None:
+    assert mistake_in(app, *words) == text
+
+
+def test_what_the_help_does_not_show_is_not_offered(app: typer.Typer) -> None:
+    assert "secret-way" not in mistake_in(app, "paint", "--secret-wa")
+    assert "labels;" not in mistake_in(app, "node", "labelss")
+
+
+@pytest.mark.parametrize(
+    "words", [["\x1b[2J"], ["paint", "--\n"], ["paint", "\u202e"], ["paint", "x" * 9999]]
+)
+def test_what_was_typed_is_shown_as_printable_text(app: typer.Typer, words: list[str]) -> None:
+    text = mistake_in(app, *words)
+    assert text.isascii()
+    assert text.isprintable()
+    assert len(text) < 600
+
+
+def test_a_token_where_none_belongs_is_not_shown_again(app: typer.Typer) -> None:
+    assert TOKEN not in mistake_in(app, "paint", TOKEN)
+    assert TOKEN not in mistake_in(app, "paint", "--flag", f"--flag={TOKEN}")
+
+
+@pytest.mark.parametrize("words", [[], ["node"]])
+def test_a_group_without_a_word_shows_its_help(
+    app: typer.Typer, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        typer.main.get_command(app)(words, prog_name="edge")
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.startswith("Usage: edge")
