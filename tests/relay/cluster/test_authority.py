@@ -30,19 +30,17 @@ from relay.routing.authority_port import (
     AuthorityRefusedError,
 )
 from schemas.certificates import make_csr, verify_leaf
-from schemas.enrolment import NODE, RELAY, JoinToken, is_proven, proven
+from schemas.enrolment import RELAY, JoinToken, is_proven
 from schemas.errors import Failure, ToolError
 from schemas.identity import Identity
-from schemas.keys import base64url
 from schemas.registry import SchemaRegistry
 from tests.fakes.cluster import Member
 from tests.fakes.cluster_server import FLEET, NatsServer
-from tests.fakes.enrolling import enrolments_of, environment_of
+from tests.fakes.enrolling import KEY, enrolments_of, environment_of, request_of
 from tests.fakes.hub import PUBLIC_URL, Hub, counted
 from tests.fakes.polling import BOUND_S, until
-from tests.fakes.signer import DAY_MS, NODE_ID, OTHER_NODE_ID, TENANT, key_named
+from tests.fakes.signer import DAY_MS, NODE_ID, OTHER_NODE_ID, TENANT
 
-KEY = key_named("a node")
 CSR = make_csr(KEY, NODE_ID)
 ASKED = {"node_id": NODE_ID, "kid": "ab" * 32}
 
@@ -112,11 +110,6 @@ async def answers(asker: Member) -> bool:
     except AuthorityRefusedError:
         return True
     raise AssertionError("a leaf that was never issued is retired")
-
-
-def request_of(token: JoinToken, node_id: str = NODE_ID) -> dict[str, Any]:
-    message = {"join_id": token.id, "csr": make_csr(KEY, node_id), "nonce": base64url(os.urandom(32))}
-    return proven(message, token.key, NODE)
 
 
 async def test_a_node_enrols_by_its_proof_alone_and_both_relays_record_it(site: Site) -> None:
