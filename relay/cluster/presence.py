@@ -163,7 +163,7 @@ class Presence:
         held.revision = entry.revision
         # It has replaced an entry that was known: all that had the node before are.
         self._effects.unsure(node_id, False)  # noqa: FBT003 - as ``Effects`` has it
-        self._settle(node_id)
+        self._let_older_go(node_id)
 
     def outrun(self, node_id: str, revision: int) -> None:
         """Take in that ``revision`` could not be replaced, since another relay's entry has replaced it.
@@ -209,7 +209,9 @@ class Presence:
             if entry.relay != self._relay:
                 # A relay whose lease has not been read yet may be running.
                 self._leases.setdefault(entry.relay, self._read_s)
-            self._settle(node_id)
+                if node_id in self._held and not self._let_older_go(node_id):
+                    # The other relay had the node before: what it has sent is not known here.
+                    self._effects.moved(node_id)
         self._show(node_id)
 
     def relay_seen(self, relay: str) -> None:
@@ -251,16 +253,15 @@ class Presence:
         written = self._written.get(node_id)
         return max(self._revisions.get(node_id, 0), written.revision if written is not None else 0)
 
-    def _settle(self, node_id: str) -> None:
-        """Let the older of two sessions go: this relay's, if another has an entry of a later revision."""
-        entry, held = self._entries.get(node_id), self._held.get(node_id)
-        if entry is None or entry.relay == self._relay or held is None:
-            return
-        if held.revision is not None and entry.revision > held.revision:
+    def _let_older_go(self, node_id: str) -> bool:
+        """Let the session of a node here go if another relay has an entry of a later revision."""
+        entry, own = self._entries.get(node_id), self._held[node_id].revision
+        is_older = (
+            entry is not None and entry.relay != self._relay and own is not None and entry.revision > own
+        )
+        if is_older:
             self._effects.let_go(node_id)
-        else:
-            # The other relay had the node before: what it has sent is not known here.
-            self._effects.moved(node_id)
+        return is_older
 
     def _show(self, node_id: str) -> None:
         if node_id in self._held:

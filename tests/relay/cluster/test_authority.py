@@ -213,7 +213,7 @@ async def test_what_is_no_request_is_refused_and_logged_without_its_content(site
 
 
 async def test_one_relay_takes_only_a_share_of_the_ca(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    narrow = Allowance(rate=1, burst=1, concurrency=1)
+    narrow = Allowance(rate=0.001, burst=1, concurrency=1)
     monkeypatch.setattr(authority_answerer, "PER_RELAY", narrow)
     reasons = []
     for _ in range(2):

@@ -204,6 +204,14 @@ def test_a_node_that_returns_from_another_relay_has_moved(stage: Stage) -> None:
     assert stage.moved == [NODE_ID]
 
 
+def test_a_node_has_moved_once_whether_its_entry_is_read_or_acknowledged_first(stage: Stage) -> None:
+    stage.see(7)
+    stage.connect()
+    stage.write(8)
+    stage.see(8, OWN)
+    assert stage.moved == [NODE_ID]
+
+
 def test_a_node_that_connects_again_here_has_not_moved(stage: Stage) -> None:
     stage.connect()
     stage.write(7)
