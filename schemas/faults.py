@@ -5,7 +5,6 @@ cut, variables are left out. The same fault may be hit a thousand times a second
 minute. Must not write anything.
 """
 
-import os
 import re
 import threading
 import traceback
@@ -27,7 +26,7 @@ class FailedError(Exception):
     """The program has ended by a fault. The text is its summary; the traceback is in the log."""
 
     def __init__(self, error: BaseException) -> None:
-        super().__init__(summary(_first(error)))
+        super().__init__(summary(first_of(error)))
 
 
 def traceback_text(error: BaseException) -> str:
@@ -46,32 +45,6 @@ def summary(error: BaseException) -> str:
     return printable(f"{name}: {message}" if message else name, _MAX_MESSAGE)
 
 
-def connection_reason(error: BaseException) -> str:
-    """Return why a connection was not made, in the words of the system or of TLS, as printable ASCII."""
-    return printable(without_secrets(_reported(connection_fault(error))), _MAX_MESSAGE)
-
-
-def connection_fault(error: BaseException) -> BaseException:
-    """Return what the system or TLS has reported; libraries wrap it in errors that say less."""
-    seen: list[BaseException] = []
-    cause: BaseException | None = error
-    while cause is not None and cause not in seen:
-        seen.append(cause)
-        cause = _first(cause).__cause__ or _first(cause).__context__
-    return next((each for each in map(_first, reversed(seen)) if isinstance(each, OSError)), error)
-
-
-def _reported(error: BaseException) -> str:
-    import ssl  # noqa: PLC0415 - a command that neither fails nor connects does without it
-
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return f"the certificate is not trusted: {error.verify_message}"
-    if isinstance(error, OSError) and not isinstance(error, ssl.SSLError) and error.errno is not None:
-        # asyncio's text repeats the address. A number below zero is one of name resolution.
-        return os.strerror(error.errno) if error.errno > 0 else str(error.strerror)
-    return str(error) or type(error).__qualname__
-
-
 def without_secrets(text: str) -> str:
     """Return the beginning of ``text`` without long opaque words, as keys, tokens and session ids are."""
     return _OPAQUE.sub("(left out)", text[:_MAX_READ])
@@ -79,13 +52,13 @@ def without_secrets(text: str) -> str:
 
 def place_of(error: BaseException) -> str:
     """Return where ``error`` was raised, and its type: what is the same for each time that it happens."""
-    error = _first(error)
+    error = first_of(error)
     frames = traceback.extract_tb(error.__traceback__, limit=-1)
     where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "?"
     return f"{where} {type(error).__qualname__}"
 
 
-def _first(error: BaseException) -> BaseException:
+def first_of(error: BaseException) -> BaseException:
     """Return what went wrong first in the task groups that ``error`` came through."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]

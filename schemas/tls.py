@@ -47,6 +47,20 @@ def client_context(
     return context
 
 
+def read_root(file: Path) -> str:
+    """Return the text of a file that the operator named, with the root that a server is verified by.
+
+    Raises:
+        OSError: it cannot be read, or holds no certificate; the text names it.
+    """
+    text = file.read_text("utf-8", "replace")
+    try:
+        client_context(text)
+    except TlsFilesError:
+        raise TlsFilesError(f"{file} holds no certificate in PEM: name the root of the server") from None
+    return text
+
+
 def _load_machine_roots(context: ssl.SSLContext) -> None:
     context.load_default_certs(ssl.Purpose.SERVER_AUTH)
     named = os.environ.get(_ROOTS_VARIABLE)

@@ -15,13 +15,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from http.client import HTTPException
 from http.client import HTTPResponse as ResponseParser
-from ssl import SSLCertVerificationError, SSLContext, SSLError
+from ssl import SSLCertVerificationError, SSLContext
 from urllib.parse import SplitResult, unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from schemas.addresses import is_loopback
+from schemas.connection_faults import connection_advice, connection_reason, no_http_reason
 from schemas.error_roots import PeerError
-from schemas.faults import connection_reason
 
 _TIMEOUT_S = 10.0
 _MAX_BYTES = 64 * 1024
@@ -81,10 +81,10 @@ async def exchange(request: Request, tls: SSLContext, timeout_s: float = _TIMEOU
         raise
     except TimeoutError:
         raise NoAnswerError(f"{request.url} does not answer within {timeout_s:g} s") from None
-    except SSLError:
-        raise NoAnswerError(f"{request.url} does not speak TLS as it should") from None
     except OSError as error:
-        raise NoAnswerError(f"{request.url} cannot be reached: {connection_reason(error)}") from None
+        advice = connection_advice(error)
+        end = f". {advice}" if advice is not None else ""
+        raise NoAnswerError(f"{request.url} cannot be reached: {connection_reason(error)}{end}") from None
 
 
 async def _exchanged(request: Request, tls: SSLContext) -> bytes:
@@ -151,7 +151,7 @@ def _parsed(received: bytes, url: str) -> HttpResponse:
         response.begin()
         return HttpResponse(response.status, response.read(), _seconds(response.getheader("retry-after")))
     except (HTTPException, ValueError, OverflowError):
-        raise NoAnswerError(f"what answers at {url} does not speak HTTP as it should") from None
+        raise NoAnswerError(f"{url} is not used: {no_http_reason(url)}") from None
 
 
 def _seconds(text: str | None) -> int | None:

@@ -17,8 +17,8 @@ from kubelet.session.handshake import AudienceError, answer_to
 from kubelet.session.link_parts import LinkParts
 from kubelet.session.link_state import LinkState
 from kubelet.session.relay_addresses import RelayAddress
+from schemas.connection_faults import connection_reason
 from schemas.delivery import TransitGauge
-from schemas.faults import connection_reason
 from schemas.frames import Frame
 from schemas.health import Loop
 from schemas.payloads import AnnounceAck, Bye, Cmd, Heartbeat, HeartbeatAck, Welcome

@@ -37,7 +37,7 @@ from schemas.files import read_named_secret
 from schemas.process.cli_manual import example, group
 from schemas.process.exit_codes import EXIT_USAGE
 from schemas.process.home_directory import needed_home_directory
-from schemas.tls import client_context
+from schemas.tls import client_context, read_root
 
 _PROGRAM = "relay"
 
@@ -252,15 +252,15 @@ async def _reach(connection: Connection) -> None:
     )
 
     token = BearerToken.find(connection.token_file, {})
-    root = connection.root.read_text("utf-8", "replace") if connection.root is not None else None
-    http = RelayHttp(connection.mcp_url, token, client_context(root))
+    roots = read_root(connection.root) if connection.root is not None else None
+    http = RelayHttp(connection.mcp_url, token, client_context(roots), connection.root)
     try:
         async with http.exchange("GET", {}):
             return
     except NotSentError as error:
         raise ConnectError(f"{connection.url} is not reached: {error}") from None
-    except LostError:
-        return  # it was reached; why it fails, the listing says
+    except LostError as error:
+        raise ConnectError(f"{connection.url} does not answer: {error}") from None
     finally:
         await http.close()
 

@@ -32,7 +32,7 @@ from schemas.error_roots import PeerError
 from schemas.process.cli_manual import example, group
 from schemas.process.exit_codes import EXIT_CANNOT_RUN, EXIT_USAGE
 from schemas.registry import SchemaRegistry
-from schemas.tls import client_context
+from schemas.tls import client_context, read_root
 from schemas.ulids import UlidSource
 
 app = group("What a running relay lists: nodes and tools.")
@@ -112,6 +112,7 @@ class _Relay:
 
     url: str
     tls: ssl.SSLContext
+    root: Path | None
     token: Callable[[], BearerToken]
     tenant: str | None
 
@@ -135,20 +136,20 @@ def _relay(
             source = "--token-file" if token_file is not None else TOKEN_VARIABLE
             fail(f"--tenant and {source} exclude each other: a token is of one tenant", EXIT_USAGE)
         given = BearerToken.find(token_file, os.environ)
-        return _Relay(endpoint, tls, lambda: given, None)
+        return _Relay(endpoint, tls, root, lambda: given, None)
     name = tenant_name(tenant, state)
     signed = partial(_signed, state, public, name)
     try:
         signed()  # so that a mistake is found before anything is sent
     except TokenOptionError as error:
         fail(f"--tenant is malformed: {error}", EXIT_USAGE)
-    return _Relay(endpoint, tls, signed, name)
+    return _Relay(endpoint, tls, root, signed, name)
 
 
 def _roots(named: Path | None, state_dir: Path | None) -> str | None:
     """Return the roots that were named, or those of the CA of the state directory, if there is one."""
     if named is not None:
-        return named.read_text("utf-8", "replace")
+        return read_root(named)
     servers = authority(state_dir).servers
     return "".join(servers.roots()) if servers.exist() else None
 
@@ -180,14 +181,16 @@ def _signed(state: StateFiles, public_url: str, tenant: str) -> BearerToken:
 
 
 def _show(view: _View, relay: _Relay, *, watch: bool, as_json: bool) -> None:
-    from relay.stdio_bridge.http_client import NotSentError, UntrustedError  # noqa: PLC0415 - as in ``_read``
+    from relay.stdio_bridge.http_client import MisdirectedError, NotSentError  # noqa: PLC0415 - as in ``_read``
 
     show = _watched if watch else _once
     try:
         run_until_stopped(show(view, relay, as_json=as_json))
     except NotSentError as error:
-        # An untrusted certificate has its own advice; else the address is wrong, or no relay is there.
-        advice = "" if isinstance(error, UntrustedError) else "; is the relay running? --url says where it is"
+        # Some failures have advice of their own; else the address is wrong, or no relay is there.
+        advice = (
+            "" if isinstance(error, MisdirectedError) else "; is the relay running? --url says where it is"
+        )
         fail(f"{relay.url} is not reached: {error}{advice}", EXIT_CANNOT_RUN)
     except PeerError as error:
         fail(f"{relay.url}: {error}", EXIT_CANNOT_RUN)
@@ -225,7 +228,7 @@ async def _read(view: _View, relay: _Relay) -> Rows:
     from relay.cli.fleet_reader import FleetReader  # noqa: PLC0415
     from relay.stdio_bridge.http_client import RelayHttp  # noqa: PLC0415
 
-    http = RelayHttp(relay.url, relay.token(), relay.tls)
+    http = RelayHttp(relay.url, relay.token(), relay.tls, relay.root)
     try:
         return await view.read(FleetReader(http))
     finally:

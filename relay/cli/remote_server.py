@@ -23,6 +23,7 @@ from schemas.process.exit_codes import EXIT_CANNOT_RUN, EXIT_USAGE
 from schemas.process.home_directory import needed_home_directory
 from schemas.settings import list_of
 from schemas.text import printable
+from schemas.tls import read_root
 
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
@@ -117,6 +118,8 @@ class RemoteOptions:
             command, *arguments = _words(self.stdio)
             server = StdioServer(command, tuple(arguments))
         else:
+            if self.root is not None:
+                read_root(self.root)  # a file that cannot be used is no failure of the server
             token = self.token_file or os.environ.get(TOKEN_VARIABLE, "").strip()
             server = HttpServer(
                 with_path(self.url),

@@ -23,6 +23,7 @@ from relay.cli.options import AsJson, milliseconds, show_table
 from schemas.process.cli_manual import example, group
 from schemas.process.exit_codes import EXIT_NO, EXIT_USAGE
 from schemas.text import printable
+from schemas.unknown_names import nearest
 
 if TYPE_CHECKING:
     from relay.remote_tools import Surveyed, ToolResult
@@ -224,7 +225,8 @@ def _member(value: Any, path: str) -> Any:
         elif isinstance(value, dict) and name in value:
             value = value[name]
         else:
-            fail(f"the result has no member {printable(path)}", EXIT_NO)
+            near = nearest(name, value if isinstance(value, dict) else ())
+            fail(f"the result has no member {printable(path)}{near}", EXIT_NO)
     return value
 
 

@@ -17,7 +17,7 @@ from relay.stdio_bridge.bearer_token import BearerToken, TokenMissingError
 from schemas.addresses import PLAIN_OPTION, check_private_url, mcp_url, normal_mcp_url
 from schemas.process.cli_manual import example, group
 from schemas.process.exit_codes import EXIT_CANNOT_RUN, EXIT_USAGE
-from schemas.tls import client_context
+from schemas.tls import client_context, read_root
 
 
 class Names(StrEnum):
@@ -60,6 +60,6 @@ def stdio(
         token = BearerToken.find(token_file, os.environ)
     except TokenMissingError as error:
         fail(str(error), EXIT_USAGE if token_file is None else EXIT_CANNOT_RUN)
-    tls = client_context(root.read_text("utf-8", "replace") if root is not None else None)
+    tls = client_context(read_root(root) if root is not None else None)
     chosen = f"&view={view}" if view is not None else ""
-    run_stdio(f"{mcp_url(relay)}?names={names}{chosen}", token, tls, sys.stderr)
+    run_stdio(f"{mcp_url(relay)}?names={names}{chosen}", token, tls, root, sys.stderr)

@@ -20,7 +20,7 @@ from paho.mqtt.reasoncodes import ReasonCode
 from structlog.typing import FilteringBoundLogger
 
 from schemas.addresses import BrokerAddress
-from schemas.faults import connection_reason
+from schemas.connection_faults import connection_reason
 from schemas.health import Loop
 from schemas.threads import NoThreadError, started
 

@@ -5,7 +5,7 @@ others remain. Must not decide who may call.
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from mcp.shared.exceptions import MCPError
@@ -77,6 +77,11 @@ class Catalogue:
     def stale(self) -> None:
         """List again before the next call: the server announced a change."""
         self._listed_as, self._entries = {}, {}
+
+    @property
+    def names(self) -> Collection[str]:
+        """The names of the tools as they were listed last."""
+        return self._listed_as.keys()
 
     def known(self, name: str, now_ms: int) -> Entry | None:
         """Return the tool ``name`` if its contract was made already and its verification has not ended."""

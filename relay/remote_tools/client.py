@@ -9,7 +9,7 @@ import os
 import random
 import re
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -42,6 +42,7 @@ from relay.remote_tools.retries import RetryPolicy
 from relay.remote_tools.servers import HttpServer, Server
 from schemas.text import printable
 from schemas.ulids import UlidSource
+from schemas.unknown_names import nearest
 
 LISTING_DEADLINE_S = 30.0
 
@@ -236,7 +237,7 @@ class RemoteTools:
         if known is None:
             known = await self._within(deadline_s or LISTING_DEADLINE_S, self._catalogue.entry(name))
         if known is None:
-            raise _not_listed(name)
+            raise _not_listed(name, self._catalogue.names)
         return known
 
     async def _within(self, deadline_s: float, listing: Awaitable[ResultT]) -> ResultT:
@@ -273,9 +274,9 @@ class RemoteTools:
         self._catalogue.stale()
 
 
-def _not_listed(name: str) -> ToolNotFound:
+def _not_listed(name: str, listed: Iterable[str]) -> ToolNotFound:
     return ToolNotFound(
-        f"The server lists no tool {printable(name, 128)}.",
+        f"The server lists no tool {printable(name, 128)}{nearest(name, listed)}.",
         reason=Reason.UNLISTED,
         suggested_fix="List the tools and use a name from that list.",
     )

@@ -31,7 +31,7 @@ from relay.remote_tools.http_client import (
 from relay.remote_tools.oauth import provider
 from relay.remote_tools.servers import BearerToken, HttpServer, Server, StdioServer
 from schemas.error_roots import PeerError
-from schemas.tls import client_context
+from schemas.tls import client_context, read_root
 
 Streams = tuple[Any, Any]
 Opener = Callable[[], AbstractAsyncContextManager[Streams]]
@@ -183,8 +183,8 @@ async def _open(server: Server, lose: Callable[[], None]) -> AsyncIterator[Strea
 
 
 async def _http_client(server: HttpServer) -> GuardedHttpClient:
-    root = server.root.read_text("utf-8", "replace") if server.root is not None else None
-    tls = client_context(root, server.client_certificate)
+    roots = read_root(server.root) if server.root is not None else None
+    tls = client_context(roots, server.client_certificate)
     credential = server.credential
     auth: httpx2.Auth | None
     if credential is None:
@@ -193,7 +193,7 @@ async def _http_client(server: HttpServer) -> GuardedHttpClient:
         auth = BearerAuth(origin_of(httpx2.URL(server.url)), credential)
     else:
         auth = await provider(server.url, credential)
-    return GuardedHttpClient(server.url, auth, tls)
+    return GuardedHttpClient(server.url, auth, tls, server.root)
 
 
 def _leaf(error: BaseException) -> BaseException:

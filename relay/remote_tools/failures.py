@@ -205,8 +205,9 @@ def of_fault(  # noqa: PLR0911 - one return for each fault
             return ToolProviderFailure(
                 f"The server cannot be reached{because}; nothing was sent.",
                 reason=fault,
-                suggested_fix=_CHECK_SERVER,
-                retryable=True,
+                suggested_fix=wire.advice or _CHECK_SERVER,
+                # What has to be changed first fails the same until then.
+                retryable=wire.advice is None,
             )
         case Reason.CONNECTION_LOST:
             return ToolProviderFailure(

@@ -9,6 +9,7 @@ import ssl
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -17,8 +18,8 @@ from mcp.client.auth import OAuthFlowError
 from relay.proxies import proxy_of
 from relay.remote_tools.errors import Reason
 from relay.remote_tools.servers import BearerToken, CredentialError, read_secret
+from schemas.connection_faults import connection_advice, connection_reason, no_http_reason
 from schemas.error_roots import PeerError
-from schemas.faults import connection_reason
 from schemas.text import printable
 
 MAX_ANSWER_BYTES = 8 * 1024 * 1024
@@ -42,6 +43,7 @@ class WireAttempt:
         retry_after_ms: what the last answer stated.
         fault: what went wrong below HTTP.
         detail: what the system reported of it, or which credential is meant; printable ASCII.
+        advice: what to change about it, one sentence; None if that is not known.
         message: the last request that carried a message of MCP.
     """
 
@@ -52,6 +54,7 @@ class WireAttempt:
     retry_after_ms: int | None = None
     fault: Reason | None = None
     detail: str | None = None
+    advice: str | None = None
     message: httpx2.Request | None = None
 
 
@@ -88,9 +91,14 @@ class BearerAuth(httpx2.Auth):
 
 
 class GuardedHttpClient(httpx2.AsyncClient):
-    """The client for one server. It reads no credentials from the environment, and no proxy for loopback."""
+    """The client for one server. It reads no credentials from the environment, and no proxy for loopback.
 
-    def __init__(self, url: str, auth: httpx2.Auth | None, tls: ssl.SSLContext) -> None:
+    ``root``: the file of the root that ``tls`` trusts, if one was named.
+    """
+
+    def __init__(
+        self, url: str, auth: httpx2.Auth | None, tls: ssl.SSLContext, root: Path | None = None
+    ) -> None:
         transport = LimitedTransport(
             httpx2.AsyncHTTPTransport(verify=tls, trust_env=False, proxy=proxy_of(url))
         )
@@ -103,6 +111,8 @@ class GuardedHttpClient(httpx2.AsyncClient):
             timeout=httpx2.Timeout(CONNECT_TIMEOUT_S, read=None),
             event_hooks={"request": [self._mark], "response": [_note]},
         )
+        self._url = url
+        self._root = root
         self._origin = origin_of(httpx2.URL(url))
 
     async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
@@ -121,7 +131,10 @@ class GuardedHttpClient(httpx2.AsyncClient):
         except (httpx2.HTTPError, httpx2.StreamError, httpx2.InvalidURL) as error:
             if attempt.sends > 0 and not isinstance(error, _UNSENT):
                 return _failed(request, attempt, Reason.CONNECTION_LOST)
-            return _failed(request, attempt, Reason.UNREACHABLE, connection_reason(error))
+            attempt.advice = connection_advice(error, self._root)
+            is_http = not isinstance(error, httpx2.RemoteProtocolError)
+            reason = connection_reason(error) if is_http else no_http_reason(self._url)
+            return _failed(request, attempt, Reason.UNREACHABLE, reason)
 
     async def _mark(self, request: httpx2.Request) -> None:
         attempt = ATTEMPT.get()

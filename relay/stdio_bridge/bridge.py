@@ -12,6 +12,7 @@ import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import TextIO
 
 from structlog.typing import FilteringBoundLogger
@@ -203,15 +204,15 @@ class Bridge:
             self.stop()
 
 
-def run_stdio(url: str, token: BearerToken, tls: ssl.SSLContext, errors: TextIO) -> None:
+def run_stdio(url: str, token: BearerToken, tls: ssl.SSLContext, root: Path | None, errors: TextIO) -> None:
     """Bridge standard input and output to the MCP endpoint ``url`` until the input ends or a signal arrives.
 
-    The log goes to ``errors``.
+    ``root``: the file of the root that ``tls`` trusts, if one was named. The log goes to ``errors``.
     """
 
     async def bridge() -> None:
         with opened("relay", errors) as (log, _):
-            await _bridge(RelayHttp(url, token, tls), log)
+            await _bridge(RelayHttp(url, token, tls, root), log)
 
     asyncio.run(bridge())
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from structlog.typing import FilteringBoundLogger
 
-from relay.stdio_bridge.http_client import LostError, NotSentError, RelayResponse, UntrustedError
+from relay.stdio_bridge.http_client import LostError, MisdirectedError, NotSentError, RelayResponse
 from relay.stdio_bridge.messages import (
     ACKNOWLEDGED,
     INITIALIZE,
@@ -111,7 +111,7 @@ class Delivery:
         except RefusedError as error:
             answer = canonical_error(message.id, error.code, str(error))
             await self._fail(message, answer, str(error))
-        except UntrustedError as error:
+        except MisdirectedError as error:
             answer = internal_error(message.id, f"The relay is not used: {error}.", retryable=False)
             await self._fail(message, answer, str(error))
         except NotSentError as error:
@@ -169,7 +169,7 @@ class Delivery:
                 return
             self._note_unreachable(failure)
             # A subscription that stood once is kept up for as long as the client has it.
-            is_over = self._monotonic() >= until_s or isinstance(failure, UntrustedError)
+            is_over = self._monotonic() >= until_s or isinstance(failure, MisdirectedError)
             if is_over and not pending.acknowledged:
                 raise failure
             await self._sleep(delays.next())

@@ -8,14 +8,15 @@ import re
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx2
 
 from relay.proxies import proxy_of
 from relay.stdio_bridge.bearer_token import BearerToken
+from schemas.connection_faults import connection_advice, connection_reason, no_http_reason
 from schemas.error_roots import PeerError
-from schemas.faults import connection_fault, connection_reason
 from schemas.strict_json import StrictJsonError, loads
 from schemas.text import printable
 
@@ -26,7 +27,6 @@ _SILENCE_S = 60.0  # the relay sends something every 15 s on a stream, if only a
 _KEEPALIVE_S = 2.0  # the relay closes idle connections after 5 s, and must not do so during a request
 _LINE_END = re.compile(rb"\r\n|\n|\r(?!\Z)")
 _NEWLINES = bytes.maketrans(b"\r\n", b"  ")
-_NAME_THE_ROOT = "Name it with --root: that of `relay run --tls-own` is ca/root.pem of the relay's state"
 _NEVER_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
 
 
@@ -34,8 +34,8 @@ class NotSentError(PeerError):
     """The relay was not reached; nothing was processed."""
 
 
-class UntrustedError(NotSentError):
-    """The certificate of the relay is not trusted: another attempt would end the same."""
+class MisdirectedError(NotSentError):
+    """The URL or the root must be changed first, as the text says: another attempt would end the same."""
 
 
 class LostError(PeerError):
@@ -153,10 +153,11 @@ class EventReader:
 
 
 class RelayHttp:
-    """The connections to one relay, at ``url``."""
+    """The connections to one relay, at ``url``. ``root``: the file of the root that ``tls`` trusts."""
 
-    def __init__(self, url: str, token: BearerToken, tls: ssl.SSLContext) -> None:
+    def __init__(self, url: str, token: BearerToken, tls: ssl.SSLContext, root: Path | None = None) -> None:
         self._url = url
+        self._root = root
         self.token = token
         limits = httpx2.Limits(keepalive_expiry=_KEEPALIVE_S)
         # The bare transport: no cookie, no redirect, no decompression.
@@ -193,10 +194,13 @@ class RelayHttp:
         )
         try:
             response = await self._transport.handle_async_request(request)
+        except httpx2.RemoteProtocolError:
+            raise LostError(no_http_reason(self._url)) from None
         except _NEVER_SENT as error:
-            if isinstance(connection_fault(error), ssl.SSLCertVerificationError):
-                raise UntrustedError(f"{connection_reason(error)}. {_NAME_THE_ROOT}") from None
-            raise NotSentError(connection_reason(error)) from None
+            reason, advice = connection_reason(error), connection_advice(error, self._root)
+            if advice is not None:
+                raise MisdirectedError(f"{reason}. {advice}") from None
+            raise NotSentError(reason) from None
         except (httpx2.TransportError, OSError) as error:
             raise LostError(type(error).__name__) from None
         async with aclosing(response.aiter_raw()) as chunks:

@@ -10,8 +10,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from schemas.addresses import host_of, port_of
+from schemas.connection_faults import connection_reason
 from schemas.error_roots import PeerError
-from schemas.faults import connection_reason
 from schemas.files import check_state
 from schemas.process.doctor import Finding
 from schemas.process.status_view import days_text

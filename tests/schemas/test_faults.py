@@ -1,9 +1,6 @@
-import socket
-
 import pytest
 
-from schemas.faults import OncePerPlace, connection_reason, place_of, summary, traceback_text, without_secrets
-from schemas.tls import TlsFilesError
+from schemas.faults import OncePerPlace, place_of, summary, traceback_text, without_secrets
 
 SECRET = "aGVsbG8gaSBhbSBhIHNlY3JldCB0b2tlbg_-0123456789"
 NASTY = "\n\x1b[31m\u202e" * 1000
@@ -36,37 +33,6 @@ def test_long_opaque_words_of_a_message_are_left_out() -> None:
         without_secrets("a word of 26: 01m7xw30dcjkqtrje56azxhjse")
         == "a word of 26: 01m7xw30dcjkqtrje56azxhjse"
     )
-
-
-def wrapped(cause: Exception) -> Exception:
-    """Return ``cause`` as libraries hand it on: in a group, and in an error that says less."""
-    outer = ConnectionError("All connection attempts failed")
-    outer.__cause__ = ExceptionGroup("attempts", [cause])
-    last = RuntimeError("cannot connect")
-    last.__cause__ = outer
-    return last
-
-
-@pytest.mark.parametrize(
-    ("cause", "reason"),
-    [
-        (ConnectionRefusedError(111, "Connect call failed ('127.0.0.1', 9)"), "Connection refused"),
-        (socket.gaierror(-2, "Name or service not known"), "Name or service not known"),
-        (TlsFilesError("SSL_CERT_FILE names /nope"), "SSL_CERT_FILE names /nope"),
-        (OSError(NASTY), NASTY.encode("unicode_escape").decode()[:40]),
-    ],
-    ids=["system", "name", "file", "hostile"],
-)
-def test_the_reason_of_a_failed_connection_is_what_the_system_reported(cause: Exception, reason: str) -> None:
-    text = connection_reason(wrapped(cause))
-    assert text.startswith(reason)
-    assert text.isprintable()
-    assert len(text) <= 200
-
-
-def test_a_failed_connection_without_a_report_of_the_system_has_its_own_text() -> None:
-    assert connection_reason(RuntimeError("no")) == "no"
-    assert connection_reason(TimeoutError()) == "TimeoutError"
 
 
 def test_what_an_exception_came_from_is_in_its_traceback() -> None:

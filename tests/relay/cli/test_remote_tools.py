@@ -80,6 +80,7 @@ async def test_a_member_is_found_by_its_path_and_its_absence_is_no(relay: Comman
         for absent in ("a.1", "x", "a.0.b.c.d", "a.-1"):
             outcome = await relay("call", "deep", "--url", url, "-o", absent)
             assert (outcome.code, outcome.out) == (1, "")
+        assert (await relay("call", "deep", "--url", url, "-o", "a.0.bb")).err.endswith("the nearest is b\n")
 
 
 async def test_json_holds_all_that_a_program_needs(relay: Command) -> None:
@@ -152,6 +153,25 @@ async def test_a_command_line_that_makes_no_sense_is_usage(
     outcome = await relay(*arguments)
     assert (outcome.code, outcome.out) == (2, "")
     assert outcome.err.startswith("relay: ")
+
+
+async def test_an_unknown_tool_is_answered_with_the_nearest(relay: Command) -> None:
+    async with FakeMcpServer().over_http() as url:
+        outcome = await relay("call", "eco", "--url", url)
+    assert outcome.code == 12
+    assert "lists no tool eco; the nearest is echo." in outcome.err
+
+
+@pytest.mark.parametrize("name", ["tools", "call"])
+async def test_a_root_that_cannot_be_used_is_named(relay: Command, tmp_path: Path, name: str) -> None:
+    command = (name, "echo") if name == "call" else (name,)
+    empty = tmp_path / "empty.pem"
+    empty.write_text("no certificate")
+    for root, why in ((empty, "holds no certificate in PEM"), (tmp_path / "nope", "No such file")):
+        outcome = await relay(*command, "--url", "https://127.0.0.1:9", "--root", root)
+        assert outcome.code == 3
+        assert f"{root}" in outcome.error
+        assert why in outcome.error
 
 
 async def test_tools_are_a_table_with_risk_and_state(relay: Command) -> None:

@@ -166,4 +166,4 @@ async def test_a_root_that_is_no_certificate_is_the_operators_error(tmp_path: Pa
         with pytest.raises(ToolUnauthorized) as caught:
             await client.tools.execute("echo", PING)
     assert caught.value.reason is Reason.CREDENTIAL
-    assert "root holds no certificate" in str(caught.value)
+    assert f"{root} holds no certificate in PEM" in str(caught.value)

@@ -151,7 +151,35 @@ async def test_a_server_of_another_root_gets_nothing(
         fake.over_http(tls=context) as url,
         guarded(HttpServer(url, BearerToken("secret"), root=other)) as client,
     ):
-        with pytest.raises(ToolProviderFailure):
+        with pytest.raises(ToolProviderFailure, match="the certificate is not trusted") as caught:
+            await client.tools.execute("echo", PING)
+        assert caught.value.suggested_fix.startswith(f"{other} is not the root of its certificate")
+        assert caught.value.retryable is False
+    assert fake.opened == 0
+
+
+async def test_a_server_without_tls_is_told_from_one_that_is_away() -> None:
+    async def refuse(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(refuse, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        async with guarded(HttpServer(f"https://127.0.0.1:{port}/mcp")) as client:
+            with pytest.raises(ToolProviderFailure, match="does not speak TLS") as caught:
+                await client.tools.execute("echo", PING)
+    assert "http://" in caught.value.suggested_fix
+
+
+async def test_a_server_with_tls_that_is_called_without_gets_no_call(
+    tls: tuple[ssl.SSLContext, Path, tuple[Path, Path]],
+) -> None:
+    fake = FakeMcpServer()
+    async with (
+        fake.over_http(tls=tls[0]) as url,
+        guarded(HttpServer(url.replace("https:", "http:"))) as client,
+    ):
+        with pytest.raises(ToolProviderFailure, match=r"does not speak HTTP .* write https://"):
             await client.tools.execute("echo", PING)
     assert fake.opened == 0
 

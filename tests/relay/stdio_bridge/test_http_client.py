@@ -12,9 +12,9 @@ from relay.stdio_bridge.http_client import (
     MAX_ANSWER_BYTES,
     EventReader,
     LostError,
+    MisdirectedError,
     NotSentError,
     RelayHttp,
-    UntrustedError,
 )
 from schemas.tls import client_context
 from tests.fakes.ports import unused_port
@@ -74,7 +74,7 @@ async def test_a_relay_with_another_root_was_never_sent_to(tmp_path: Path) -> No
     ca = SimulatedCa()
     context = server_context(ca, tmp_path, NOW_MS)
     async with RawServer.running(Fixed(http_answer(200, PONG, **JSON)), context) as server:
-        with pytest.raises(UntrustedError, match=r"unable to get local issuer certificate\. .* --root"):
+        with pytest.raises(MisdirectedError, match=r"unable to get local issuer certificate\. .* --root"):
             await asked(server.url)
         assert server.asked == []
 
