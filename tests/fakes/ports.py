@@ -1,8 +1,8 @@
 """Ports of the loopback address for what a test starts a moment later.
 
 A port that was bound and released can be given to any outgoing connection before it is used: the kernel takes
-those from the ephemeral range. These are below it, and each test process begins at another one, so that no
-other worker and no other run of the tests chooses the same.
+those from the ephemeral range. These are below it, and below those that demos take. Each test process begins
+at another one, so that no other worker and no other run of the tests chooses the same.
 """
 
 import os
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
 
-_FIRST, _END = 10_000, 32_000
+_FIRST, _END = 10_000, 20_000
 _APART = 61
 """Processes with neighbouring numbers begin this far from each other."""
 
