@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
 import paho.mqtt.client as paho
@@ -61,3 +61,9 @@ class MqttListener:
     async def next(self) -> Message:
         """Return the next message."""
         return await asyncio.wait_for(self._messages.get(), BOUND_S)
+
+    async def until_silent(self, for_s: float = 2.5) -> None:
+        """Wait until nothing has come ``for_s``."""
+        with suppress(TimeoutError):
+            while True:
+                await asyncio.wait_for(self._messages.get(), for_s)
