@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from random import Random
 from typing import Any
 
 from relay.cluster.authority_answerer import AuthorityAnswerer
@@ -19,7 +20,7 @@ from relay.cluster.presence import Effects, Presence
 from relay.cluster.presence_bucket import PresenceBucket
 from relay.cluster.relay_peers import RelayPeers
 from relay.cluster.shared_ledgers import OnThread, SharedLedgers
-from relay.config import ClusterConfig
+from relay.config import ClusterConfig, ClusterServer
 from relay.environment import RelayEnvironment
 from relay.part import Part
 from relay.routing.authority_messages import AuthorityMessages
@@ -29,6 +30,8 @@ from relay.routing.nats import NatsRouter
 from relay.routing.port import NodeFrames, NodeRouter
 from relay.shared_ledger import SharedLedger
 from schemas.health import Health, Loop
+
+_SEED_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +128,7 @@ def assemble(  # noqa: PLR0913 - what comes in from outside
     relay, messages = environment.ulids.new(), ClusterMessages(environment.registry)
     asked, answered = (partial(_count, environment, side) for side in ("asked", "answered"))
     connection = ClusterConnection(
-        config.servers,
+        _in_any_order(config.servers, environment.random_bytes),
         lambda: read_credentials(config),
         name=f"edge-relay-{relay}",
         inbox=f"edge.{config.fleet}.inbox",
@@ -253,6 +256,13 @@ def _frames(  # noqa: PLR0913, PLR0917 - what was made before
     presence.on_elsewhere(frames.elsewhere_changed)
     presence.on_relay_gone(frames.relay_gone)
     return peers, frames
+
+
+def _in_any_order(
+    servers: Sequence[ClusterServer], random_bytes: Callable[[int], bytes]
+) -> Sequence[ClusterServer]:
+    """Return ``servers`` in an order of this relay's own, so that relays with one list spread over them."""
+    return Random(random_bytes(_SEED_BYTES)).sample(servers, len(servers))  # noqa: S311 - no secret
 
 
 def _count(environment: RelayEnvironment, side: str, outcome: str) -> None:

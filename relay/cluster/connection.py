@@ -15,6 +15,7 @@ from nats.errors import Error as NatsError
 from nats.errors import NoRespondersError, NoServersError
 from structlog.typing import FilteringBoundLogger
 
+from relay.cluster.client_end import END_TIMEOUT_S, closed, ended, until_lost
 from relay.cluster.credentials import Credentials
 from relay.cluster.peer_messages import MAX_PEER_BYTES
 from relay.config import ClusterServer
@@ -25,8 +26,6 @@ from schemas.text import printable
 
 CONNECT_TIMEOUT_S = 2
 PROBE_INTERVAL_S = 2.5
-_PROBE_TIMEOUT_S = 2
-_END_TIMEOUT_S = 1.0
 _FLUSH_TIMEOUT_S = 0.2
 """How long a call waits for a server that does not read: by itself the call would wait without a limit."""
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.25, 5.0
@@ -71,6 +70,7 @@ class ClusterConnection:
         self._log = log
         self._sleep = sleep
         self._probe_interval_s = probe_interval_s
+        self._turn = 0
         self._client: Client | None = None
         self._checks: list[Work] = []
         self._works: list[Work] = []
@@ -121,21 +121,23 @@ class ClusterConnection:
 
     async def run(self) -> None:
         """Connect, and do the works, again and again until cancelled."""
-        wait_s, turn = _FIRST_WAIT_S, 0
+        wait_s, failed = _FIRST_WAIT_S, 0
         while True:
             self.loop.busy(_LOOP_S)
-            server = self._servers[turn % len(self._servers)]
-            turn += 1
+            server = self._servers[self._turn % len(self._servers)]
+            self._turn += 1
             lost = asyncio.Event()
             try:
                 client = await self._connected(server, lost)
             except (EdgeError, NatsError, OSError) as error:
                 self.problem = _reason(error)
                 self._report(str(server), self.problem)
-                await self._sleep(wait_s)
-                wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+                failed += 1
+                if failed % len(self._servers) == 0:  # each was tried
+                    await self._sleep(wait_s)
+                    wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
                 continue
-            wait_s = _FIRST_WAIT_S
+            wait_s, failed = _FIRST_WAIT_S, 0
             await self._serve(client, server, lost)
 
     def _report(self, server: str, reason: str) -> None:
@@ -150,8 +152,22 @@ class ClusterConnection:
         Raises:
             ClusterConnectError, NatsError, OSError: the server cannot be used.
         """
+        # In a task of its own: a cancellation that the library swallows would be lost here.
+        connecting = asyncio.ensure_future(self._connect(server, lost))
+        try:
+            await asyncio.wait({connecting})
+        except asyncio.CancelledError:
+            lost.set()
+            await ended([connecting])
+            if connecting.done() and not connecting.cancelled() and connecting.exception() is None:
+                await closed(connecting.result())
+            raise
+        return connecting.result()
 
-        async def ended() -> None:
+    async def _connect(self, server: ClusterServer, lost: asyncio.Event) -> Client:
+        """Do what ``_connected`` describes."""
+
+        async def has_ended() -> None:
             lost.set()
 
         credentials, client = self._credentials(), Client()
@@ -179,17 +195,19 @@ class ClusterConnection:
                 tls_handshake_first=credentials.tls is not None,
                 tls_hostname=server.host if credentials.tls is not None else None,
                 nkeys_seed_str=credentials.seed,
-                closed_cb=ended,
+                closed_cb=has_ended,
                 error_cb=failed,
             )
             _check_max_payload(client)
             for check in self._checks:
                 await check(client)
         except BaseException as error:
-            await _closed(client)
+            await closed(client)
             if isinstance(error, NoServersError) and reported:
                 raise ClusterConnectError(_reason(reported[0])) from None  # it says only that none is left
             raise
+        if lost.is_set():  # given up meanwhile, or lost
+            await closed(client)
         return client
 
     async def _serve(self, client: Client, server: ClusterServer, lost: asyncio.Event) -> None:
@@ -197,7 +215,7 @@ class ClusterConnection:
         self.loop.waits()
         self._reported.clear()
         self._log.info("cluster connected", server=str(server))
-        probing = _until_lost(client, lost, f"{self._inbox}.probe", self._probe_interval_s)
+        probing = until_lost(client, lost, f"{self._inbox}.probe", self._probe_interval_s)
         tasks = [asyncio.ensure_future(work) for work in (probing, *(work(client) for work in self._works))]
         last: Sequence[Work] = ()
         try:
@@ -208,11 +226,11 @@ class ClusterConnection:
         finally:
             self._client = self.server = None
             lost.set()
-            await _ended(tasks)
+            await ended(tasks)
             with suppress(TimeoutError):
-                async with asyncio.timeout(_END_TIMEOUT_S):
+                async with asyncio.timeout(END_TIMEOUT_S):
                     await asyncio.gather(*(work(client) for work in last))
-            await _closed(client)
+            await closed(client)
         for task in tasks:
             error = task.exception() if task.done() and not task.cancelled() else None
             if error is not None and not isinstance(error, NatsError | TimeoutError):
@@ -229,42 +247,6 @@ async def respond(message: Msg, answer: bytes) -> None:
 def _check_max_payload(client: Client) -> None:
     if client.max_payload < MAX_PEER_BYTES:
         raise ClusterConnectError(f"its max_payload is below {MAX_PEER_BYTES} bytes")
-
-
-async def _until_lost(client: Client, lost: asyncio.Event, subject: str, interval_s: float) -> None:
-    """Return when the connection has ended, or the server does not answer.
-
-    It is probed by ``subject``, which no relay answers: half open, it would last for minutes.
-    """
-    while not lost.is_set():
-        with suppress(TimeoutError):
-            async with asyncio.timeout(interval_s):
-                await lost.wait()
-            return
-        try:
-            # Not flush: the answer to one that was given up ends the library's reader.
-            await client.request(subject, b"", _PROBE_TIMEOUT_S)
-        except NoRespondersError:
-            continue
-        except (NatsError, TimeoutError):
-            return
-
-
-async def _ended(tasks: Sequence["asyncio.Future[None]"]) -> None:
-    """Cancel ``tasks``, and wait for their ends: not for long, since the library swallows cancellations."""
-    for task in tasks:
-        task.cancel()
-    await asyncio.wait(tasks, timeout=_END_TIMEOUT_S)
-
-
-async def _closed(client: Client) -> None:
-    """Close ``client``: a peer that has gone acknowledges nothing, and is not waited for."""
-    closing = asyncio.ensure_future(client.close())
-    await asyncio.wait({closing}, timeout=_END_TIMEOUT_S)
-    if not closing.done():
-        closing.cancel()
-    elif (error := closing.exception()) is not None and not isinstance(error, NatsError | OSError):
-        raise error
 
 
 def _reason(error: Exception) -> str:

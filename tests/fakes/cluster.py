@@ -3,7 +3,7 @@
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -147,13 +147,19 @@ class Member:
         ledgers: Sequence[SharedLedger] = (),
         authority: AnswerAuthority | None = None,
         public_url: str = PUBLIC_URL,
+        random_bytes: Callable[[int], bytes] = os.urandom,
     ) -> AsyncIterator["Member"]:
         """Hold a relay that is connected, or knows why it is not."""
         wanted = replace(config(state), cluster=cluster, public_url=public_url)
         fake = fake_environment(wanted, registry)
         ulids = UlidSource(lambda: time.time_ns() // 1_000_000, os.urandom)
         environment = replace(
-            fake.environment, ulids=ulids, monotonic=time.monotonic, ticks_ms=ticks_ms, metrics=Metrics()
+            fake.environment,
+            ulids=ulids,
+            monotonic=time.monotonic,
+            ticks_ms=ticks_ms,
+            metrics=Metrics(),
+            random_bytes=random_bytes,
         )
         nodes, router = HeldNodes(ulids), local or ScriptedRouter()
         seen = Seen(nodes)

@@ -53,7 +53,7 @@ async def test_the_nodes_of_a_relay_that_is_killed_are_called_again_over_another
 async def test_a_server_that_is_killed_takes_no_node_from_the_lists(story: FleetStory) -> None:
     restarted = story.site.nodes[Program.NODE_4]
     others = [node_id for node_id in story.nodes if node_id != restarted]
-    # The first is the one that every relay is connected to.
+    # Of the relays, each is connected to one of the servers that it has picked itself.
     async with healed(story), story.lists_hold(RELAYS, others), story.without(Program.SERVER):
         async with story.without(Program.NODE_4):
             # The bucket is written and read without it.

@@ -1,10 +1,12 @@
 import asyncio
-from contextlib import suppress
+from collections.abc import Callable
+from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
 import pytest
+from nats.aio.client import Client
 
 from relay.cluster.connection import ClusterConnection
 from relay.cluster.credentials import read_credentials
@@ -22,6 +24,11 @@ from tests.fakes.seconds import Seconds
 from tests.fakes.signer import NODE_ID
 
 pytestmark = pytest.mark.processes
+
+
+def bytes_of(number: int) -> Callable[[int], bytes]:
+    """Return what stands for randomness."""
+    return lambda count: number.to_bytes(count, "big")
 
 
 class Trial:
@@ -103,6 +110,41 @@ async def test_of_several_servers_the_next_is_tried(nats: NatsServer) -> None:
     async with Trial(replace(nats.config, servers=(away, good))) as trial:
         assert (await trial.lines.until("cluster connected"))["server"] == nats.url
         assert trial.lines.entries("cluster not connected")[0]["server"] == str(away)
+        assert trial.pauses == 0  # there is one once each was tried
+
+
+async def test_relays_with_one_list_of_servers_spread_over_them(
+    nats: NatsServer, tmp_path: Path, registry: SchemaRegistry
+) -> None:
+    (good,) = nats.config.servers
+    names = replace(nats.config, servers=(good, replace(good, host="localhost")))
+    async with AsyncExitStack() as stack:
+        members = [
+            await stack.enter_async_context(
+                Member.joined(names, tmp_path / str(number), registry, random_bytes=bytes_of(number))
+            )
+            for number in range(8)
+        ]
+        assert {member.part.connection.server for member in members} == set(names.servers)
+
+
+async def test_it_ends_also_when_the_library_swallows_the_cancellation(nats: NatsServer) -> None:
+    clients, let_go = list[Client](), asyncio.Event()
+
+    async def swallows(client: Client) -> None:
+        clients.append(client)
+        while not let_go.is_set():
+            with suppress(asyncio.CancelledError):
+                await let_go.wait()
+
+    trial = Trial(nats.config)
+    trial.connection.before(swallows)
+    async with asyncio.timeout(BOUND_S):
+        async with trial:
+            await until(lambda: clients)
+    let_go.set()
+    await until(lambda: all(client.is_closed for client in clients))
+    assert trial.lines.entries("cluster connected") == []
 
 
 async def test_the_shipped_configuration_admits_a_relay_by_its_certificate(
