@@ -1,18 +1,12 @@
-"""The edges of a process of the node: its signals, and an error in one line.
+"""The edges of a process of the node: its signals, and the line with which it ends after an error.
 
 Must not import the command line's library: the daemon does without it.
 """
 
 import signal
 import sys
-from collections.abc import Coroutine, Iterator
-from contextlib import contextmanager
+from collections.abc import Coroutine
 from typing import Any, NoReturn
-
-from schemas.addresses import AddressError
-from schemas.error_roots import CommandLineError, ConfigError, OperatorError, PeerError, StateError
-from schemas.faults import FailedError, traceback_text
-from schemas.process.exit_codes import EXIT_CANNOT_RUN, EXIT_CONFIG, EXIT_FAULT, EXIT_USAGE
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -21,27 +15,6 @@ def fail(text: str, code: int) -> NoReturn:
     """End with ``code`` and ``text`` on standard error."""
     print(f"kubelet: {text}", file=sys.stderr)  # noqa: T201 - the output of a command
     raise SystemExit(code)
-
-
-@contextmanager
-def errors_in_one_line() -> Iterator[None]:
-    """End with one line and its code at an expected error, and with a traceback at a fault of our own."""
-    try:
-        yield
-    except ConfigError as error:
-        fail(str(error), EXIT_CONFIG)
-    except (AddressError, CommandLineError) as error:
-        fail(str(error), EXIT_USAGE)
-    except (OperatorError, PeerError, StateError, FailedError) as error:
-        fail(str(error), EXIT_CANNOT_RUN)
-    except OSError as error:
-        fail(
-            f"{error.filename}: {error.strerror}" if error.filename else error.strerror or str(error),
-            EXIT_CANNOT_RUN,
-        )
-    except Exception as error:  # noqa: BLE001 - so that no fault has the exit code of an answer
-        # Not printed by Python: the message may hold bytes from outside, or a secret.
-        fail(f"fault\nTraceback, innermost call first:\n{traceback_text(error)}", EXIT_FAULT)
 
 
 def run_until_signal(work: Coroutine[Any, Any, None]) -> None:

@@ -33,7 +33,7 @@ from kubelet.cli.options import (
 from kubelet.cli.output import print_facts, say
 from kubelet.cli.run import run
 from kubelet.clock import now_ms
-from kubelet.process import errors_in_one_line, fail, run_until_signal
+from kubelet.process import fail, run_until_signal
 from kubelet.settings import (
     BROKER,
     HEARTBEAT,
@@ -51,6 +51,7 @@ from schemas.identity_files import IdentityFiles
 from schemas.manifest import MAX_MANIFEST_BYTES
 from schemas.process.cli_manual import Manual, example, program
 from schemas.process.cli_settings import takes_settings
+from schemas.process.command_errors import errors_in_one_line
 from schemas.process.exit_codes import EXIT_CONFIG, EXIT_NO, EXIT_USAGE
 from schemas.settings_sources import Sources
 
@@ -77,7 +78,7 @@ app.command(epilog=example("kubelet mcp --session gogol_20261122_093000_1a2b3c4d
 
 def main() -> None:
     """Run the command line. An expected error is one line; a fault of our own has a traceback."""
-    with errors_in_one_line():
+    with errors_in_one_line(fail):
         app()
 
 

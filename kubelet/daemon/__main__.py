@@ -42,9 +42,10 @@ def main() -> None:
     # After that: each of them loads what would load those.
     from kubelet.config import DaemonPlan  # noqa: PLC0415
     from kubelet.daemon.agent import run_agent  # noqa: PLC0415
-    from kubelet.process import errors_in_one_line, run_until_signal  # noqa: PLC0415
+    from kubelet.process import fail, run_until_signal  # noqa: PLC0415
+    from schemas.process.command_errors import errors_in_one_line  # noqa: PLC0415
 
-    with errors_in_one_line():
+    with errors_in_one_line(fail):
         plan = DaemonPlan.from_json(sys.argv[1])
         run_until_signal(run_agent(plan, sys.stderr))
 

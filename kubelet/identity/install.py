@@ -9,15 +9,16 @@ from pathlib import Path
 
 from kubelet.clock import now_ms
 from kubelet.identity.provisioning import Issued, install_renewed
-from kubelet.process import errors_in_one_line
+from kubelet.process import fail
 from schemas.frames import MAX_FRAME_BYTES
 from schemas.identity_files import IdentityFiles
+from schemas.process.command_errors import errors_in_one_line
 from schemas.strict_json import loads
 
 
 def main() -> None:
     """Install what comes in."""
-    with errors_in_one_line():
+    with errors_in_one_line(fail):
         issued = loads(sys.stdin.buffer.read(MAX_FRAME_BYTES + 1), max_bytes=MAX_FRAME_BYTES)
         files = IdentityFiles(Path(sys.argv[1]))
         install_renewed(files, Issued(**issued), now_ms())

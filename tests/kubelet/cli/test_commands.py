@@ -26,11 +26,12 @@ from kubelet.clock import now_ms
 from kubelet.config import DaemonPlan, NodeConfig, read_stored, store
 from kubelet.daemon.agent import run_agent
 from kubelet.handlers.echo import EchoHandler
-from kubelet.process import errors_in_one_line, run_until_signal
+from kubelet.process import fail, run_until_signal
 from schemas.addresses import BrokerAddress
 from schemas.files import PRIVATE, write_atomic
 from schemas.identity_files import IdentityFiles
 from schemas.manifest import etag_of
+from schemas.process.command_errors import errors_in_one_line
 from tests.fakes.enrolment_server import EnrolmentServer
 from tests.fakes.homeless import without_home
 from tests.fakes.mqtt_listener import MqttListener
@@ -900,7 +901,7 @@ def test_a_daemon_that_cannot_go_on_says_why_in_its_last_line(
 
     monkeypatch.setattr(kubelet.daemon.agent, "make_handlers", lambda node_id, *_: [Misfit(node_id, int)])
     config = NodeConfig(BrokerAddress("127.0.0.1", 9), "http://127.0.0.1:9")
-    with pytest.raises(SystemExit) as ended, errors_in_one_line():
+    with pytest.raises(SystemExit) as ended, errors_in_one_line(fail):
         run_until_signal(run_agent(DaemonPlan(config, enrolled.root, 0), sys.stderr))
     assert ended.value.code == CANNOT_RUN
     last = capsys.readouterr().err.splitlines()[-1]
