@@ -10,6 +10,7 @@ import pytest
 from schemas.addresses import BrokerAddress
 from tests.fakes.broker import KINDS, Broker, missing
 from tests.fakes.examples import register_profiles
+from tests.fakes.signer import SimulatedCa
 
 STARTERS = {"broker_kind", "demo", "system", "extended", "npm"}
 """The fixtures that start programs, or are the root of one that does."""
@@ -81,6 +82,23 @@ def _long_ones_first(items: list[pytest.Item], workers: int) -> list[pytest.Item
         ordered += [item for unit in dealt[worker::workers] for item in unit]
         ordered += islice(rest, max(0, (worker + 1) * share - len(ordered)))
     return [*ordered, *rest]
+
+
+@pytest.fixture(scope="session")
+def only_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file of a root that no server's certificate is from."""
+    file = tmp_path_factory.mktemp("roots") / "only.pem"
+    file.write_text(SimulatedCa("the only root of the machine").root_pem)
+    return file
+
+
+@pytest.fixture(scope="module", autouse=True)
+def machine_of_one_root(only_root: Path) -> Iterator[None]:
+    """Let the machine trust one root: to read a real one's hundreds takes longer than most tests."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("SSL_CERT_FILE", str(only_root))
+        patched.setenv("SSL_CERT_DIR", str(only_root.parent))
+        yield
 
 
 @pytest.fixture(params=KINDS)
