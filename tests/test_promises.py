@@ -1,12 +1,11 @@
 """Every promise of ``docs/promises.md`` names tests that exist."""
 
-import ast
 import re
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+from tests.fakes.named_tests import ROOT, named_tests
+
 DOCUMENT = (ROOT / "docs" / "promises.md").read_text("utf-8")
 TEST = re.compile(r"`(tests/[\w/]+\.py)::(test_\w+)`")
 ROW = re.compile(r"^\| (?!Promised|-)(.+?) \| (.+) \|$", re.MULTILINE)
@@ -15,14 +14,7 @@ PROMISES = ROW.findall(DOCUMENT)
 
 def missing_tests(cell: str) -> set[str]:
     """Return the tests that ``cell`` names and that are not in their file."""
-    return {f"{file}::{name}" for file, name in TEST.findall(cell) if name not in defined_in(ROOT / file)}
-
-
-def defined_in(file: Path) -> set[str]:
-    if not file.is_file():
-        return set()
-    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
-    return {node.name for node in ast.parse(file.read_text("utf-8")).body if isinstance(node, functions)}
+    return {f"{file}::{name}" for file, name in TEST.findall(cell) if name not in named_tests(file)}
 
 
 @pytest.mark.parametrize(("promise", "cell"), PROMISES, ids=[promise for promise, _ in PROMISES])

@@ -69,8 +69,9 @@ def test_no_source_starts_python_without_it() -> None:
     found = [
         f"{path}:{line}"
         for path in SOURCES
-        if path != ATTACK
-        for line in unsafe_starts(ast.parse((ROOT / path).read_text("utf-8")))
+        # Most have no such word, and to parse them all takes seconds.
+        if path != ATTACK and "sys.executable" in (text := (ROOT / path).read_text("utf-8"))
+        for line in unsafe_starts(ast.parse(text))
     ]
     assert found == []
 

@@ -4,6 +4,7 @@ import ast
 import importlib
 import re
 from collections import Counter
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -98,6 +99,7 @@ ROWS = rows_of(DOCUMENT.read_text("utf-8"))
 rows = pytest.mark.parametrize("row", ROWS, ids=[f"{row.module}: {row.what}" for row in ROWS])
 
 
+@cache
 def sources() -> dict[str, str]:
     files = [file for package in ("kubelet", "relay", "schemas") for file in (ROOT / package).rglob("*.py")]
     named = {str(file.relative_to(ROOT)): file.read_text("utf-8") for file in files}
@@ -112,17 +114,21 @@ def name_of(node: ast.AST) -> str:
     return node.id if isinstance(node, ast.Name) else ""
 
 
+@cache
 def made_in(text: str) -> list[tuple[str, ast.Call | None]]:
     """Return what ``text`` constructs that holds something, with the call, if there is one."""
-    tree = ast.parse(text)
+    # Most modules have none of the words, and to parse them all takes seconds.
+    if not any(word in text for word in (*HOLDERS, *HOLDERS_OF)):
+        return []
+    nodes = list(ast.walk(ast.parse(text)))
     imported = {
         (alias.name if isinstance(node, ast.Import) else node.module or "").partition(".")[0]
-        for node in ast.walk(tree)
+        for node in nodes
         if isinstance(node, ast.Import | ast.ImportFrom)
         for alias in node.names
     }
     holders = HOLDERS | {name for name, module in HOLDERS_OF.items() if module in imported}
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    calls = [node for node in nodes if isinstance(node, ast.Call)]
     handed_on = [
         value
         for call in calls
@@ -179,6 +185,7 @@ def constant(module: str, name: str) -> Any:
     return getattr(importlib.import_module(dotted or module.removesuffix(".py").replace("/", ".")), last)
 
 
+@cache
 def metric_names() -> set[str]:
     node = metrics_text(
         {

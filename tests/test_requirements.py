@@ -1,25 +1,16 @@
 """The clauses of the specifications and the tests that hold them, checked both ways."""
 
-import ast
 import tomllib
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+from tests.fakes.named_tests import ROOT, named_tests
+
 REQUIREMENTS: list[dict[str, Any]] = tomllib.loads((ROOT / "tests" / "requirements.toml").read_text("utf-8"))[
     "requirement"
 ]
-
-
-def names_in(path: Path) -> set[str]:
-    tree = ast.parse(path.read_text("utf-8"))
-    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
-    return {
-        node.name for node in ast.walk(tree) if isinstance(node, functions) and node.name.startswith("test_")
-    }
 
 
 @pytest.mark.parametrize("requirement", REQUIREMENTS, ids=lambda requirement: requirement["id"])
@@ -32,7 +23,7 @@ def test_a_clause_is_held_by_tests_that_exist_or_says_why_not(requirement: dict[
     assert requirement["tests"]
     for test in requirement["tests"]:
         path, _, name = test.partition("::")
-        assert name in names_in(ROOT / path), f"{test} does not exist"
+        assert name in named_tests(path), f"{test} does not exist"
 
 
 def test_no_clause_stands_twice() -> None:
