@@ -7,7 +7,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +87,15 @@ PUBLIC_URL = "https://relay.example"
 READ_ONLY = "tools:call:read_only"
 
 
+SHIPPED_KINDS = KindRegistry()
+
+
+@cache
+def projector_of(registry: SchemaRegistry, kinds: KindRegistry) -> Projector:
+    """Return the projector of a contract: it keeps nothing but what it derives from the contract alone."""
+    return Projector(registry, kinds)
+
+
 class NoAuthority:
     """A CA that is not on this machine."""
 
@@ -146,7 +155,7 @@ class Hub:
         self.freshness = Freshness(SOURCES, self.seconds)
         for source in SOURCES:
             self.freshness.read(source)
-        kinds = self.kinds = kinds or KindRegistry()
+        kinds = self.kinds = kinds or SHIPPED_KINDS
         self.fleet = fleet_type(
             trust=Trust(
                 TrustRules(registry, kinds),
@@ -154,7 +163,7 @@ class Hub:
                 frozenset(revoked),
                 KeptLeaves(self.marks.load_leaves(self.clock()), self.marks.put_leaf),
             ),
-            projector=Projector(registry, kinds),
+            projector=projector_of(registry, kinds),
             marks=self.marks,
             metrics=self.metrics,
             refusals=self.refusals,

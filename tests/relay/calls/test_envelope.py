@@ -27,6 +27,7 @@ from tests.fakes.signer import NODE_ID
 ECHO_NAME = f"sysecho.{NODE_ID}.echo.invoke"
 PING = {"message": "ping"}
 TRACE_ID, SPAN_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+DOCUMENTS = SchemaRegistry()
 TRACEPARENT = f"00-{TRACE_ID}-{SPAN_ID}-01"
 WOULD = "a call that would be refused"
 
@@ -36,7 +37,7 @@ class Strict:
 
     def __init__(self, mode: EnvelopeMode = EnvelopeMode.ENFORCE) -> None:
         self.lines = LogLines()
-        self.check = EnvelopeCheck(SchemaRegistry(), mode, make_logger("relay", self.lines)).check
+        self.check = EnvelopeCheck(DOCUMENTS, mode, make_logger("relay", self.lines)).check
 
     def told(self, call: Call) -> str | None:
         """Return what a call is refused with; None if it is let through."""

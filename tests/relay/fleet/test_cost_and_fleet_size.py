@@ -1,4 +1,4 @@
-"""What is read of nodes and tools, in a fleet of 20 nodes and in one of 2 000: counted, not timed.
+"""What is read of nodes and tools, in a fleet of 20 nodes and in one of 500: counted, not timed.
 
 Every access to an attribute of a node's record or of a tool counts, also of sorting and searching.
 """
@@ -26,9 +26,9 @@ from tests.fakes.routers import ScriptedRouter
 from tests.fakes.signer import ECHO, METRICS, NOW_MS, TENANT, TTL_MS, SimulatedNode
 
 BOUND_S = 10
-SIZES = (20, 2000)
-# A search halves the list: of 4 000 tools it reads 12, and one more for each end of a page.
-SEARCH = 14
+SIZES = (20, 500)
+# A search halves the list: of 1 000 tools it reads 10, and one more for each end of a page.
+SEARCH = 12
 IDLE_SECONDS = 100
 LIST = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}
 
