@@ -1,4 +1,7 @@
-"""The configuration of a node, from the command line or its enrolment, checked before anything starts."""
+"""The configuration of a node, from the command line or its enrolment, checked before anything starts.
+
+Must not read a file or the environment: the loader of the settings does.
+"""
 
 import json
 from collections.abc import Mapping

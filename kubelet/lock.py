@@ -1,4 +1,7 @@
-"""One daemon a state directory: two with one identity would end each other's sessions again and again."""
+"""One daemon a state directory: two with one identity would end each other's sessions again and again.
+
+Must not wait for the lock: the other daemon may run for months.
+"""
 
 import fcntl
 import os

@@ -1,4 +1,7 @@
-"""The operator's configuration of a relay, and the paths of its state."""
+"""The operator's configuration of a relay, and the paths of its state.
+
+Must not read a file or the environment: the loader of the settings does.
+"""
 
 from dataclasses import dataclass
 from enum import Enum, StrEnum

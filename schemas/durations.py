@@ -1,4 +1,7 @@
-"""Durations as people write them: ``15m``, ``90s``, ``1h30m``. The one form of options and settings."""
+"""Durations as people write them: ``15m``, ``90s``, ``1h30m``. The one form of options and settings.
+
+Must not know what a duration is for, nor its bounds.
+"""
 
 import re
 from collections.abc import Callable

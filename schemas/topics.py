@@ -1,4 +1,7 @@
-"""The MQTT topics of the system, and which node a message on one claims to be from."""
+"""The MQTT topics of the system, and which node a message on one claims to be from.
+
+Must not decide whether the claim is true: a signature does.
+"""
 
 from schemas.projection import is_node_id
 

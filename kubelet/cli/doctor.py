@@ -1,4 +1,7 @@
-"""``kubelet doctor``: what keeps calls from reaching this node, and what to do."""
+"""``kubelet doctor``: what keeps calls from reaching this node, and what to do.
+
+Must not change anything, nor need a daemon that runs.
+"""
 
 from typing import Annotated
 

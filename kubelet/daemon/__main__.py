@@ -1,7 +1,8 @@
 """``python -P -m kubelet.daemon PLAN``: the daemon, without the command line's library.
 
-``kubelet run`` checks the options and then becomes this process. The library that parses options, with what
-it needs, would stay in the memory of every board for as long as the daemon runs, and is a fifth of it.
+``kubelet run`` checks the options and then becomes this process. Must not import the library that parses
+options: with what it needs it would stay in the memory of every board for as long as the daemon runs, and is
+a fifth of it.
 """
 
 import faulthandler

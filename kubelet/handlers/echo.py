@@ -1,4 +1,7 @@
-"""``system.echo``: returns a message, to prove that the whole path works (RFC-0005)."""
+"""``system.echo``: returns a message, to prove that the whole path works (RFC-0005).
+
+Must not change anything: agents and the relay's own canaries call it at any time.
+"""
 
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -1,6 +1,7 @@
 """The node's one outbound connection to the relay: connects, authenticates, and dispatches frames.
 
-Which frame may be sent when is the session machine's; what a command does is the dispatcher's.
+Must not decide which frame may be sent when, which the session machine does, nor what a command does, which
+the dispatcher does.
 """
 
 import asyncio

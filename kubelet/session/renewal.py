@@ -1,8 +1,8 @@
 """Renews the leaf before it expires: requested over the session, installed without dropping it.
 
 The request is the one that the node made with its key, so the key stays. What comes back is verified and
-installed by a process of its own (``kubelet.identity.install``): the daemon does without the library for
-certificates.
+installed by a process of its own (``kubelet.identity.install``). Must not import the library for
+certificates, which the daemon does without.
 """
 
 import asyncio

@@ -1,4 +1,7 @@
-"""Assembles the audit: the log of decisions and outcomes, and the counted refusals in it."""
+"""Assembles the audit: the log of decisions and outcomes, and the counted refusals in it.
+
+Must not decide anything: it constructs the parts and connects them.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,4 +1,7 @@
-"""Assembles what identifies callers: token keys, the external issuer, the list of revoked tokens."""
+"""Assembles what identifies callers: token keys, the external issuer, the list of revoked tokens.
+
+Must not decide anything: it constructs the parts and connects them.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,4 +1,7 @@
-"""Assembles the relay's own broker, if it has one."""
+"""Assembles the relay's own broker, if it has one.
+
+Must not decide anything: it constructs the parts and connects them.
+"""
 
 import asyncio
 from collections.abc import Callable, Mapping

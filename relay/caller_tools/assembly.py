@@ -1,4 +1,7 @@
-"""Assembles caller tools: the sessions of callers with nodes, and the tools by which they are used."""
+"""Assembles caller tools: the sessions of callers with nodes, and the tools by which they are used.
+
+Must not decide anything: it constructs the parts and connects them.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

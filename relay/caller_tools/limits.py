@@ -1,4 +1,7 @@
-"""The limits of callers' sessions that the relay alone keeps; those of both ends are in the contract."""
+"""The limits of callers' sessions that the relay alone keeps; those of both ends are in the contract.
+
+Must not hold what a node needs to know: the two ends would differ.
+"""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,7 @@
-"""Assembles the call gateway over a ``NodeRouter``."""
+"""Assembles the call gateway over a ``NodeRouter``.
+
+Must not decide anything: it constructs the parts and connects them.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
 """``relay audit``: shows what was decided, and verifies that it was not changed since.
 
-Reads while a relay is running, and needs no lock. Every value is made printable before it is shown: the file
+Reads while a relay is running, and needs no lock. Must not show a value before it is made printable: the file
 may have been tampered with.
 """
 

@@ -1,7 +1,7 @@
 """``relay ca backup`` and ``relay ca restore``: the relay's state as one file that is encrypted.
 
-A passphrase is read from a file, from EDGE_BACKUP_PASSPHRASE or from the terminal, and never from the command
-line, which every user of the machine can read.
+A passphrase is read from a file, from EDGE_BACKUP_PASSPHRASE or from the terminal. Must not take one from the
+command line, which every user of the machine can read.
 """
 
 import os

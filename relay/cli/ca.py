@@ -1,4 +1,7 @@
-"""``relay ca``: the certificate authority that nodes are enrolled with."""
+"""``relay ca``: the certificate authority that nodes are enrolled with.
+
+Must not reach a relay that runs: it reads what these commands write to the ledger.
+"""
 
 import json
 import os

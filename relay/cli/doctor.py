@@ -1,4 +1,7 @@
-"""``relay doctor``: what keeps calls from passing this relay, and what to do."""
+"""``relay doctor``: what keeps calls from passing this relay, and what to do.
+
+Must not change anything, nor need a relay that runs.
+"""
 
 import os
 from typing import Annotated

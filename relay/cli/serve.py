@@ -1,4 +1,7 @@
-"""What ``relay run`` imports besides its options: the server's parts, which no other command needs."""
+"""What ``relay run`` imports besides its options: the server's parts.
+
+Must not be imported by any other command, which would start more slowly.
+"""
 
 import asyncio
 import faulthandler

@@ -1,4 +1,7 @@
-"""Assembles the fleet: nodes and their tools, the broker's feed, the notifier of changes."""
+"""Assembles the fleet: nodes and their tools, the broker's feed, the notifier of changes.
+
+Must not decide anything: it constructs the parts and connects them.
+"""
 
 import asyncio
 import ssl

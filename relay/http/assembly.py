@@ -1,4 +1,7 @@
-"""Assembles what the relay's one port serves: the request guard, and the routes behind it."""
+"""Assembles what the relay's one port serves: the request guard, and the routes behind it.
+
+Must not decide anything: it constructs the parts and connects them.
+"""
 
 import resource
 import time

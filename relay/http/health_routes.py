@@ -1,6 +1,6 @@
 """``/healthz`` and ``/readyz``: whether the relay is live, and whether calls can be made.
 
-Public, as the relay's port is: they name subsystems, and nothing of agents or nodes.
+Public, as the relay's port is: they name subsystems, and must not name agents or nodes.
 """
 
 from collections.abc import Callable, Mapping

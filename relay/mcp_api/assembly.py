@@ -1,4 +1,7 @@
-"""Assembles the MCP endpoint."""
+"""Assembles the MCP endpoint.
+
+Must not decide anything: it constructs the parts and connects them.
+"""
 
 from dataclasses import dataclass
 from importlib.metadata import version

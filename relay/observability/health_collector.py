@@ -1,4 +1,7 @@
-"""The health of the relay's subsystems in Prometheus' terms, made when it is read."""
+"""The health of the relay's subsystems in Prometheus' terms, made when it is read.
+
+Must not judge the health of a part: the part does.
+"""
 
 from collections.abc import Callable, Iterable, Mapping
 

@@ -1,4 +1,4 @@
-"""What the relay counts, in Prometheus' terms. Label values are fixed words, never text from outside."""
+"""What the relay counts, in Prometheus' terms. Must not have text from outside as the value of a label."""
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache

@@ -1,4 +1,7 @@
-"""Assembles the certificate authority and what is issued by it: enrolment, renewals, the relay's own TLS."""
+"""Assembles the certificate authority and what is issued by it: enrolment, renewals, the relay's own TLS.
+
+Must not decide anything but whether this relay forwards: it constructs the parts and connects them.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What the relay does now, as JSON: for ``relay status`` and ``relay doctor``. Holds no secret."""
+"""What the relay does now, as JSON: for ``relay status`` and ``relay doctor``. Must not contain a secret."""
 
 import asyncio
 import os

@@ -1,4 +1,7 @@
-"""Assembles the nodes' sessions."""
+"""Assembles the nodes' sessions.
+
+Must not decide anything: it constructs the parts and connects them.
+"""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,7 @@
-"""Assembles the streams of telemetry."""
+"""Assembles the streams of telemetry.
+
+Must not decide anything: it constructs the parts and connects them.
+"""
 
 import asyncio
 from collections.abc import Mapping

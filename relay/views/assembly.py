@@ -1,4 +1,7 @@
-"""Assembles the views: registers the tools by which agents reach a large fleet."""
+"""Assembles the views: registers the tools by which agents reach a large fleet.
+
+Must not decide anything: it constructs the parts and connects them.
+"""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
