@@ -4,12 +4,15 @@ import json
 import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Self
+from urllib.parse import urlsplit
 
 import httpx2
 
 from schemas.addresses import MCP_PATH
+from schemas.tls import client_context
+from tests.chaos.site import Site
 from tests.fakes.mcp_wire import ERA_META, NEW
 
 PATIENCE_S = 10.0
@@ -25,6 +28,10 @@ class Agent:
     host: str
     token: str
     roots: ssl.SSLContext
+
+    def at(self, url: str) -> Self:
+        """Return the same agent at another relay of the fleet, which is reached at ``url``."""
+        return replace(self, url=url)
 
     @asynccontextmanager
     async def connected(self, patience_s: float = PATIENCE_S) -> AsyncIterator[httpx2.AsyncClient]:
@@ -42,6 +49,13 @@ class Agent:
             base_url=self.url, headers=headers, verify=self.roots, timeout=timeout, trust_env=False
         ) as http:
             yield http
+
+
+async def agent_of(site: Site, sub: str, *scopes: str) -> Agent:
+    """Return an agent of the first relay, whose token allows ``scopes``."""
+    token = await site.token(sub, *scopes)
+    url = site.agent_url(site.topology.relays[0])
+    return Agent(url, urlsplit(site.public_url).netloc, token, client_context(site.roots))
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from tests.chaos.callers import new_id
 from tests.chaos.history import Following, Sample
 from tests.chaos.journals import written
 from tests.chaos.site import now_ms
+from tests.chaos.topology import RelayParts
 
 _INTERVAL_MS = 1000
 _AGAIN_S = 0.3
@@ -26,14 +27,16 @@ _PATIENCE_S = 45.0
 
 
 class Followers:
-    """Followers that are one agent; what they saw goes to ``journal`` too.
+    """Followers that are one agent of a relay; what they saw goes to ``journal`` too.
 
     Attributes:
+        relay: the one that they follow by way of.
         followings: the calls that have ended, and those that are open.
         newest_ms: when the newest sample of a node arrived.
     """
 
-    def __init__(self, agent: Agent, journal: Path) -> None:
+    def __init__(self, agent: Agent, journal: Path, relay: RelayParts) -> None:
+        self.relay = relay
         self.followings: list[Following] = []
         self.newest_ms: dict[str, int] = {}
         self._agent = agent
@@ -43,7 +46,7 @@ class Followers:
         """Follow a node until cancelled."""
         async with self._agent.connected(_PATIENCE_S) as http:
             while True:
-                following = Following(node_id, now_ms())
+                following = Following(node_id, now_ms(), self.relay.agents, self.relay.program)
                 self.followings.append(following)
                 try:
                     await self._follow(http, following, new_id(chance))

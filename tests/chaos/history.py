@@ -91,6 +91,8 @@ class Following:
     """A call that follows a node's telemetry.
 
     Attributes:
+        link: the one that it uses.
+        relay: the one that it is made by way of.
         ended_ms: None if it was open when the run ended.
         is_silent: whether it was neither continued nor ended.
         ends: the codes of its answers; none if its connection broke.
@@ -98,6 +100,8 @@ class Following:
 
     node_id: str
     began_ms: int
+    link: str = AGENT_LINK
+    relay: str = RELAY
     ended_ms: int | None = None
     is_silent: bool = False
     samples: list[Sample] = field(default_factory=list)

@@ -7,8 +7,8 @@ nothing. Must not judge.
 import asyncio
 import json
 import random
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -27,55 +27,64 @@ _AGAIN_S = 0.2
 _SECOND_ANSWERS = 0.1
 _PATIENCE_S = 20.0
 _MAX_LINE = 1 << 20
+_NO_SESSION = "E_SAFETY_DENIED"
+
+Ways = Sequence[httpx2.AsyncClient]
+"""The connections of one caller, to each relay."""
 
 
 class Lender:
-    """One caller. ``sessions`` are open, by node; ``served`` has its requests, by their ids."""
+    """One caller, an agent of each relay: every request of its goes by way of any of them.
 
-    def __init__(self, caller_id: str, agent: Agent, journal: Path, chance: random.Random) -> None:
+    Attributes:
+        sessions: those that are open, by node.
+        served: its requests, by their ids.
+    """
+
+    def __init__(self, caller_id: str, agents: Sequence[Agent], journal: Path, chance: random.Random) -> None:
         self.caller_id = caller_id
         self.sessions: dict[str, str] = {}
         self.served: dict[str, Served] = {}
-        self._agent = agent
+        self._agents = agents
         self._journal = journal
         self._chance = chance
 
     async def keep_lending(self, node_id: str) -> None:
         """Lend the tool to a node, in one session after another, until cancelled."""
-        async with self._agent.connected() as http:
+        async with AsyncExitStack() as stack:
+            ways = [await stack.enter_async_context(agent.connected()) for agent in self._agents]
             while True:
                 context = {"caller_id": self.caller_id, "caller_tools": [{"name": TOOL}]}
                 try:
-                    opened = await self._call(http, "session_message", node_id=node_id, context=context)
-                    if (content := opened.get("structuredContent")) is not None:
-                        self.sessions[node_id] = content["session_id"]
-                        await self._serve(http, content["session_id"], node_id, content["next"])
+                    code, opened = await self._call(ways, "session_message", node_id=node_id, context=context)
+                    if code == "ok":
+                        self.sessions[node_id] = opened["session_id"]
+                        await self._serve(ways, opened["session_id"], node_id, opened["next"])
                 except NOT_REACHED:
                     pass  # it is not known whether a session was opened: a new one replaces its tools
                 await asyncio.sleep(_AGAIN_S)
 
-    async def _serve(self, http: httpx2.AsyncClient, session: str, node_id: str, after: int) -> None:
+    async def _serve(self, ways: Ways, session: str, node_id: str, after: int) -> None:
         """Serve a session until it has ended."""
         while True:
             try:
-                polled = await self._call(
-                    http, "session_events", session_id=session, after=after, wait_ms=_WAIT_MS
+                code, polled = await self._call(
+                    ways, "session_events", session_id=session, after=after, wait_ms=_WAIT_MS
                 )
-                content = polled.get("structuredContent")
-                if content is None:
-                    return  # there is no such session any more
-                for event in content["events"]:
-                    if event["type"] == "caller_tool_request":
-                        await self._answer(http, session, node_id, event)
-                after = content["next"]
-                if content["ended"]:
+                if code == _NO_SESSION:
                     return
+                for event in polled.get("events", ()):
+                    if event["type"] == "caller_tool_request":
+                        await self._answer(ways, session, node_id, event)
+                after = polled.get("next", after)
+                if polled.get("ended"):
+                    return
+                if code != "ok":  # the relay that keeps the session is not reached
+                    await asyncio.sleep(_AGAIN_S)
             except NOT_REACHED:
                 await asyncio.sleep(_AGAIN_S)
 
-    async def _answer(
-        self, http: httpx2.AsyncClient, session: str, node_id: str, event: Mapping[str, Any]
-    ) -> None:
+    async def _answer(self, ways: Ways, session: str, node_id: str, event: Mapping[str, Any]) -> None:
         """Answer a request; one that is read again after a lost connection may not have been answered."""
         request_id, token = event["request_id"], event["arguments"]["token"]
         served = self.served.setdefault(request_id, Served(request_id, token, self.caller_id, node_id))
@@ -85,16 +94,16 @@ class Lender:
             answers.append({**result, "token": "a second answer"})
         for answer in answers:
             arguments = {"session_id": session, "request_id": request_id, "result": answer}
-            answered = await self._call(http, "caller_tool_response", **arguments)
-            served.accepted += "structuredContent" in answered
+            code, _ = await self._call(ways, "caller_tool_response", **arguments)
+            served.accepted += code == "ok"
         written(self._journal, asdict(served))
 
-    async def _call(self, http: httpx2.AsyncClient, tool: str, **arguments: Any) -> dict[str, Any]:
-        """Return the result of a tool of the relay; empty if it failed with an error of the protocol."""
+    async def _call(self, ways: Ways, tool: str, **arguments: Any) -> tuple[str, Mapping[str, Any]]:
+        """Return the code of a call of a tool of a relay, empty without an answer, and its result."""
         call = ToolCall(new_id(self._chance), tool, arguments)
-        answers = [message async for message in messages(http, call)]
-        result: dict[str, Any] = answers[-1].get("result", {}) if answers else {}
-        return result if answers and code_of(answers[-1]) == "ok" else {}
+        answers = [message async for message in messages(self._chance.choice(ways), call)]
+        code = code_of(answers[-1]) if answers else ""
+        return code, answers[-1]["result"]["structuredContent"] if code == "ok" else {}
 
 
 class Requester:

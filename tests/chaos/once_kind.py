@@ -1,11 +1,14 @@
 """A kind whose one verb is not idempotent: each run returns an id of its own, which shows a second one."""
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from tests.fakes.kind_package import KIND, KindPackage, handler_doing
 
-__all__ = ["KIND", "install", "tool"]
+__all__ = ["KIND", "install", "installed", "tool"]
 
 _TEXT = {"type": "string", "maxLength": 64, "pattern": "^[0-9a-f]+$"}
 _HANDLER = handler_doing("""
@@ -36,3 +39,13 @@ def install(site: Path) -> None:
         "run": _TEXT,
     }
     package.install(site)
+
+
+@contextmanager
+def installed(site: Path) -> Iterator[None]:
+    """Have this process find the package below ``site`` until the end of the block."""
+    sys.path.append(str(site))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(site))

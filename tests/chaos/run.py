@@ -18,7 +18,6 @@ import httpx2
 from schemas.tls import client_context
 from tests.chaos.callers import Callers, measure_loop, measure_relay, new_id
 from tests.chaos.checker import HEARTBEAT_MS
-from tests.chaos.fleet_workload import FleetWorkload
 from tests.chaos.history import Healing, History, Lag
 from tests.chaos.journals import audit, faults_in, runs, written
 from tests.chaos.runtimes import faults_logged
@@ -43,13 +42,13 @@ async def run(
     """
     async with Site.running(directory, topology) as site:
         chance = random.Random(seed)  # noqa: S311 - as the schedule has it
-        several = len(topology.relays) > 1
-        workload = await (FleetWorkload if several else Workload).of(site, directory, chance)
+        workload = await Workload.of(site, directory, chance)
+        callers = workload.calls.callers
         healings, lags = list[Healing](), list[Lag]()
         async with (
             faults_logged() as of_runtimes,
             background(measure_loop(lags), *measured_relays(site, lags)),
-            Healer.of(site, workload.callers, chance, workload.parts()) as healer,
+            Healer.of(site, callers, chance, workload.parts()) as healer,
             workload.running(),
         ):
             await healer.healed()
@@ -57,7 +56,7 @@ async def run(
                 await _disturbed(site, faults, step)
                 healed = await healer.healed()
                 healings += healed
-                calls = sum(len(callers.calls) for callers in workload.callers)
+                calls = sum(len(one.calls) for one in callers)
                 step(f"round {number}: {calls} calls, right again after {_longest(healed)}")
     of_programs = history_of(site, lags, healings)
     history = workload.added_to(replace(of_programs, faults=[*of_programs.faults, *of_runtimes]))

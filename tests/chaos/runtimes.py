@@ -22,10 +22,12 @@ from relay.remote_tools import (
     Risk,
     ToolRule,
 )
+from schemas.addresses import mcp_url
+from tests.chaos import once_kind
 from tests.chaos.callers import new_id, traced
 from tests.chaos.history import NODE_LINK, Answer, Call, Fault, Recorded
 from tests.chaos.journals import written
-from tests.chaos.site import now_ms
+from tests.chaos.site import Site, now_ms
 
 _DEADLINE_MS = 5000
 _PERIOD_S = 0.3
@@ -35,7 +37,7 @@ UNSENT = "unsent"
 
 
 class Runtime:
-    """One client of ``server``, which trusts the manifests of nodes whose root is in ``nodes_root``.
+    """One client of the public URL of ``site``, which verifies the manifests of nodes by the root of the CA.
 
     Attributes:
         calls: what its caller saw.
@@ -43,19 +45,22 @@ class Runtime:
         newest_ok_ms: when the newest call began that was answered with a result.
     """
 
-    def __init__(self, url: str, token: str, server_root: Path, nodes_root: Path, journal: Path) -> None:
+    def __init__(self, site: Site, token: str, journal: Path) -> None:
         self.calls: list[Call] = []
         self.records: list[Recorded] = []
         self.newest_ok_ms = 0
         self._journal = journal
         self._is_stopped = False
-        self._tools = RemoteTools(
-            HttpServer(url, BearerToken(token), root=server_root),
-            audit=self._audit,
-            permissions=Permissions(allow=(_TOOLS,), scopes=None),
-            rules=(ToolRule(_TOOLS, risk=Risk.READ, idempotent=False, deadline_s=_DEADLINE_MS / 1000),),
-            verify_manifests=nodes_root,
-        )
+        url, ca = mcp_url(site.public_url), site.plan.state.ca
+        with once_kind.installed(site.packages):
+            self._tools = RemoteTools(
+                HttpServer(url, BearerToken(token), root=ca / "server-root.pem"),
+                audit=self._audit,
+                permissions=Permissions(allow=(_TOOLS,), scopes=None),
+                rules=(ToolRule(_TOOLS, risk=Risk.READ, idempotent=False, deadline_s=_DEADLINE_MS / 1000),),
+                verify_manifests=ca / "root.pem",
+                kinds=site.kinds,
+            )
 
     def stop(self) -> None:
         """Have it end after the call that it makes."""

@@ -88,15 +88,29 @@ class Site:
     @property
     def public_url(self) -> str:
         """What nodes pin, and agents' tokens are for."""
-        return self._url(self.topology.relays[0].nodes)
+        return self.node_url(self.topology.relays[0])
 
     def agent_url(self, relay: RelayParts) -> str:
         """Return where agents of a relay connect."""
         return self._url(relay.agents)
 
+    def node_url(self, relay: RelayParts) -> str:
+        """Return where nodes connect to a relay."""
+        return self._url(relay.nodes)
+
     def relay_url(self, program: Program) -> str:
         """Return a relay itself, which no fault can be in front of."""
         return f"https://127.0.0.1:{self.plans[program].relay_port}"
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds that nodes have besides those that ship."""
+        return (once_kind.KIND,) if self.topology.servers else ()
+
+    @property
+    def packages(self) -> Path:
+        """The directory of packages with the packages of these kinds."""
+        return self.directory / "packages"
 
     @property
     def roots(self) -> str:
@@ -106,8 +120,17 @@ class Site:
     async def token(self, sub: str, *scopes: str) -> str:
         """Return a token for the agent ``sub``; without ``scopes`` for reading only."""
         named = [option for scope in scopes for option in ("--scope", scope)]
-        issued = await self._relay("token", "issue", "--sub", sub, "--public-url", self.public_url, *named)
-        return issued.strip()
+        issue = ("token", "issue", "--sub", sub, "--public-url", self.public_url)
+        return (await self.command(Program.RELAY, *issue, *named)).strip()
+
+    async def command(self, relay: Program, *arguments: str | Path) -> str:
+        """Run a command on the machine of ``relay``, and return what it printed.
+
+        Raises:
+            StartError: it failed.
+        """
+        state = ("--state-dir", self.plans[relay].state.root)
+        return await self.processes.output(self._python(relay, "relay", *arguments, *state))
 
     def socket(self, node: Program) -> Path:
         """Return the socket of a node's local agents."""
@@ -139,10 +162,10 @@ class Site:
     async def start_all(self) -> None:
         """Start every part, and return when the relays listen, and the nodes are enrolled."""
         first, *others = self.topology.relays
-        if self.topology.servers:
-            once_kind.install(self.directory / "packages")
+        if self.kinds:
+            once_kind.install(self.packages)
         async with asyncio.timeout(_START_S):
-            await self._relay("ca", "init")
+            await self.command(first.program, "ca", "init")
             await self.start(Program.BROKER)
             for server in self.topology.servers:
                 await self.start(server)
@@ -165,17 +188,18 @@ class Site:
         elif program in self.topology.servers:
             await self._servers.start(program, self.processes)
         elif program in self.plans:
-            await self.processes.start(program, self._relay_command(program))
+            await self.processes.start(program, self.relay_command(program, "run"))
             await self.processes.until_listening(self.plans[program].relay_port)
         else:
             await self.processes.start(program, self._node_command(program))
 
-    def _relay_command(self, program: Program) -> list[str]:
+    def relay_command(self, program: Program, *command: str) -> list[str]:
+        """Return a command of a relay that takes its settings."""
         plan = self.plans[program]
         return self._python(
             program,
             "relay",
-            "run",
+            *command,
             *("--listen", f"127.0.0.1:{plan.relay_port}", "--public-url", self.public_url, "--tls-own"),
             *("--broker", str(self.proxies.address(Link.RELAY_BROKER))),
             *("--caller-timeout", f"{RELAY_WAITS_S:g}s"),
@@ -186,19 +210,19 @@ class Site:
 
     def _node_command(self, program: Program) -> list[str]:
         options = ["--loopback-port", "0", "--broker", str(self.proxies.address(Link.NODE_BROKER))]
-        relays = [option for one in self.topology.relays[1:] for option in ("--relay", self._url(one.nodes))]
+        relays = [option for one in self.topology.relays[1:] for option in ("--relay", self.node_url(one))]
         several = ("--relay", self.public_url, *relays) if relays else ()
         state = self.state(program)
         return self._python(program, "kubelet", "run", "--state-dir", state, *options, *several, *self._kinds)
 
     @property
     def _kinds(self) -> tuple[str, ...]:
-        return ("--kinds", once_kind.KIND) if self.topology.servers else ()
+        return ("--kinds", ",".join(self.kinds)) if self.kinds else ()
 
     async def _join_token(self, uses: int) -> Path:
         options = ("--public-url", self.public_url, "--uses", str(uses))
         token = self.directory / "join.token"
-        write_atomic(token, await self._relay("join-token", "create", *options), PRIVATE)
+        write_atomic(token, await self.command(Program.RELAY, "join-token", "create", *options), PRIVATE)
         return token
 
     async def _enrol(self, node: Program, token: Path) -> None:
@@ -209,15 +233,11 @@ class Site:
         await self.processes.output(command)
         self.nodes[node] = IdentityFiles(state).read().node_id
 
-    async def _relay(self, *arguments: str) -> str:
-        state = ("--state-dir", self.plan.state.root)
-        return await self.processes.output(_command("relay", *arguments, *state))
-
     def _url(self, link: Link) -> str:
         return f"https://127.0.0.1:{self.proxies.address(link).port}"
 
     def _python(self, program: Program, package: str, *arguments: str | Path) -> list[str]:
-        packages = ("env", f"PYTHONPATH={self.directory / 'packages'}") if self.topology.servers else ()
+        packages = ("env", f"PYTHONPATH={self.packages}") if self.kinds else ()
         return [*self.prefixes.get(program, ()), *packages, *_command(package, *arguments)]
 
 

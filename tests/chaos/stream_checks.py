@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from tests.chaos.evidence import Check, Evidence, Violation
-from tests.chaos.history import AGENT_LINK, RELAY, History
+from tests.chaos.history import History
 
 
 def _wrong_sample(history: History, _: Evidence) -> Iterator[Violation]:
@@ -44,7 +44,7 @@ def _stream_without_end(history: History, evidence: Evidence) -> Iterator[Violat
             continue
         # A connection breaks when it is used, which may be a sample later.
         newest_ms = following.samples[-1].at_ms if following.samples else following.began_ms
-        if not evidence.is_disturbed(newest_ms, ended_ms, AGENT_LINK, RELAY):
+        if not evidence.is_disturbed(newest_ms, ended_ms, following.link, following.relay):
             yield Violation("stream without end", following.node_id, "its connection broke without a cause")
 
 

@@ -25,20 +25,19 @@ def held(history: History, faults: int) -> set[str]:
     assert len(succeeded) > faults
     assert len({run.trace_id for run in history.runs} & succeeded) > faults / 2
     assert len(history.decisions) >= len(history.outcomes) >= len(succeeded)
+    assert any(call.is_remote and call.trace_id in succeeded for call in history.calls)
+    answered = {
+        reply.token for request in history.requests for reply in request.replies if reply.code == "ok"
+    }
+    assert len(answered & {served.token for served in history.served}) > faults / 2
+    assert any(len(following.samples) > 2 for following in history.followings)
     assert history.healings
     assert history.lags
     return succeeded
 
 
 async def test_forty_faults_break_no_promise(tmp_path: Path) -> None:
-    history = await run(tmp_path, SEED, FAULTS, print)
-    succeeded = held(history, FAULTS)
-    assert any(call.is_remote and call.trace_id in succeeded for call in history.calls)
-    assert any(len(following.samples) > 2 for following in history.followings)
-    answered = {
-        reply.token for request in history.requests for reply in request.replies if reply.code == "ok"
-    }
-    assert len(answered & {served.token for served in history.served}) > FAULTS / 2
+    held(await run(tmp_path, SEED, FAULTS, print), FAULTS)
 
 
 async def test_twenty_faults_of_three_relays_break_no_promise(tmp_path: Path) -> None:
@@ -48,6 +47,8 @@ async def test_twenty_faults_of_three_relays_break_no_promise(tmp_path: Path) ->
     for relay in relays:
         assert any(call.relay == relay and call.trace_id in succeeded for call in history.calls)
         assert any(decision.relay == relay for decision in history.decisions)
+        followed = {one.node_id for one in history.followings if one.relay == relay and one.samples}
+        assert len(followed) == len(THREE_RELAYS.nodes)
     # Under some key, what one relay was answered another was answered too.
     answers = Counter(
         (call.key, answer.run) for call in history.calls for answer in call.answers if answer.run is not None

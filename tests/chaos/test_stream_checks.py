@@ -13,7 +13,7 @@ FIRST = Sample(NOW + 5, NOW, "node-0", 1)
 SECOND = Sample(NOW + 1005, NOW + 1000, "node-0", 2)
 AFTER_LOSS = Sample(NOW + 4005, NOW + 4000, "node-0", 5, lost=2)
 OPEN = Following("node-0", NOW, samples=[FIRST, SECOND, AFTER_LOSS])
-ENDED = Following("node-1", NOW, NOW + 30_000, ends=["E_NODE_OFFLINE"])
+ENDED = Following("node-1", NOW, ended_ms=NOW + 30_000, ends=["E_NODE_OFFLINE"])
 BROKEN = replace(OPEN, ended_ms=NOW + 4500)
 
 
@@ -57,6 +57,13 @@ def test_a_follower_that_was_cut_off_since_the_newest_sample_sees_no_end(what: s
     assert sorts(history(BROKEN, disturbances=(cut,))) == []
     before = Disturbance(what, NOW + 1100, NOW + 1200)
     assert sorts(history(BROKEN, disturbances=(before,))) == ["stream without end"]
+
+
+def test_a_fault_of_another_relay_excuses_no_broken_stream() -> None:
+    elsewhere = replace(BROKEN, link="agent-relay-2", relay="relay-2")
+    for what, expected in ((AGENT_LINK, 1), (RELAY, 1), ("agent-relay-2", 0), ("relay-2", 0)):
+        cut = Disturbance(what, NOW + 4100, NOW + 4200)
+        assert sorts(history(elsewhere, disturbances=(cut,))) == ["stream without end"] * expected
 
 
 def test_a_fault_of_the_node_excuses_no_broken_stream() -> None:

@@ -16,9 +16,9 @@ from typing import Any, Self
 import httpx2
 
 from schemas.addresses import MCP_PATH
+from tests.chaos.call_workload import CallWorkload
 from tests.chaos.callers import Callers, measure_loop, new_id
 from tests.chaos.checker import violations
-from tests.chaos.fleet_workload import FleetWorkload
 from tests.chaos.history import Disturbance, Lag
 from tests.chaos.run import background, history_of, measured_relays
 from tests.chaos.site import Site, now_ms
@@ -69,7 +69,7 @@ class FleetStory:
     """
 
     site: Site
-    workloads: list[FleetWorkload]
+    workloads: list[CallWorkload]
     ways: Mapping[Program, Way]
     lags: list[Lag]
 
@@ -79,7 +79,7 @@ class FleetStory:
         """Hold the site once every node is called by way of every relay, from at least two of them."""
         chance = random.Random(SEED)  # noqa: S311 - which node is called
         async with Site.running(directory, replace(THREE_RELAYS, nodes=NODES)) as site:
-            workload = await FleetWorkload.of(site, directory, chance)
+            workload = await CallWorkload.of(site, directory, chance)
             ways = {one.relay.program: one for one in workload.callers}
             one, two, three = (ways[relay] for relay in RELAYS)
             lags = list[Lag]()

@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from tests.chaos.callers import measure_loop
+from tests.chaos.agents import agent_of
+from tests.chaos.callers import Callers, measure_loop
 from tests.chaos.history import History, Lag
 from tests.chaos.journals import written
 from tests.chaos.run import Healer, background, history_of, keep_observed, measured_relays
 from tests.chaos.schedule import Fault
 from tests.chaos.site import Site
 from tests.chaos.topology import ONE_RELAY, End, Link, Program
-from tests.chaos.workload import plain_callers
 from tests.fakes.fault_proxy import LinkFault
 from tests.soak.measure import Watched, keep_sampling
 from tests.soak.slopes import CALLS_PER_S, Sample
@@ -43,7 +43,7 @@ async def run(
         StartError: a process ended by itself.
     """
     async with Site.running(directory, replace(ONE_RELAY, nodes=NODES)) as site:
-        callers = await plain_callers(site, directory)
+        callers = Callers(await agent_of(site, "agent"), directory / "calls.jsonl")
         chance = random.Random(seed)  # noqa: S311 - which node is called
         nodes = list(site.nodes.values())
         lags = list[Lag]()

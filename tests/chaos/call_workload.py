@@ -1,28 +1,29 @@
-"""What agents do at three relays: calls by way of each, and calls that are repeated by way of others.
+"""Calls by way of each relay, and, where there are several, calls that are repeated by way of others.
 
 Must not judge.
 """
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from tests.chaos.agents import agent_of
 from tests.chaos.callers import Callers
 from tests.chaos.history import History
 from tests.chaos.repeaters import Repeater
 from tests.chaos.site import Site
-from tests.chaos.workload import IsRight, agent_of
 
-_PERIOD_S = 0.3
+_CALLERS = 4
+_PERIOD_S = 0.2
 _REPEATERS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class FleetWorkload:
-    """The agents of a site of several relays: one agent, which has ``callers`` at each."""
+class CallWorkload:
+    """Those that call the nodes of a site: one agent, which has ``callers`` at each relay."""
 
     site: Site
     chance: random.Random
@@ -30,16 +31,15 @@ class FleetWorkload:
     repeaters: tuple[Repeater, ...]
 
     @classmethod
-    async def of(cls, site: Site, directory: Path, chance: random.Random) -> "FleetWorkload":
-        """Return the agents, whose journal is in ``directory``."""
-        agent, journal = await agent_of(site, "agent"), directory / "calls.jsonl"
-        callers = tuple(
-            Callers(replace(agent, url=site.agent_url(relay)), journal, relay)
-            for relay in site.topology.relays
-        )
-        return cls(site, chance, callers, tuple(Repeater(callers, chance) for _ in range(_REPEATERS)))
+    async def of(cls, site: Site, directory: Path, chance: random.Random) -> "CallWorkload":
+        """Return them; their journal is in ``directory``."""
+        agent, relays = await agent_of(site, "agent"), site.topology.relays
+        journal = directory / "calls.jsonl"
+        callers = tuple(Callers(agent.at(site.agent_url(relay)), journal, relay) for relay in relays)
+        several = range(_REPEATERS) if len(relays) > 1 else ()
+        return cls(site, chance, callers, tuple(Repeater(callers, chance) for _ in several))
 
-    def anew(self) -> "FleetWorkload":
+    def anew(self) -> "CallWorkload":
         """Return the same agents, which have not worked yet."""
         callers = tuple(one.anew() for one in self.callers)
         repeaters = tuple(Repeater(callers, self.chance) for _ in self.repeaters)
@@ -51,7 +51,8 @@ class FleetWorkload:
         nodes = list(self.site.nodes.values())
         async with asyncio.TaskGroup() as group:
             for callers in self.callers:
-                group.create_task(callers.keep_calling(nodes, self.chance, _PERIOD_S))
+                for _ in range(_CALLERS // len(self.callers)):
+                    group.create_task(callers.keep_calling(nodes, self.chance, _PERIOD_S))
             for repeater in self.repeaters:
                 group.create_task(repeater.keep_repeating(nodes))
             try:
@@ -62,11 +63,7 @@ class FleetWorkload:
                 for repeater in self.repeaters:
                     repeater.stop()
 
-    def parts(self) -> Mapping[str, IsRight]:
-        """Return what has to work besides the calls of every node by way of each relay."""
-        return {}
-
     def added_to(self, history: History) -> History:
-        """Return ``history`` with what the agents saw besides."""
+        """Return ``history`` with the calls that the agents made."""
         calls = [call for callers in self.callers for call in callers.calls]
         return replace(history, calls=[*history.calls, *calls])
