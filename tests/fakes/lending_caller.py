@@ -10,6 +10,7 @@ from mcp.client.client import Client
 from mcp.client.streamable_http import streamable_http_client
 from mcp_types import CallToolResult, LoggingMessageNotificationParams
 
+from schemas.tls import client_context
 from tests.fakes.caller_stage import TOOLS
 
 BOUND_S: Final = 30
@@ -43,7 +44,9 @@ class LendingCaller:
         headers = {"Authorization": f"Bearer {token}"}
         # A stream on which nothing is to be said yet is not broken.
         timeout = httpx2.Timeout(BOUND_S, read=300)
-        async with httpx2.AsyncClient(headers=headers, timeout=timeout, trust_env=False) as http:
+        async with httpx2.AsyncClient(
+            headers=headers, timeout=timeout, trust_env=False, verify=client_context()
+        ) as http:
             transport = streamable_http_client(mcp_url, http_client=http)
             client = Client(transport, mode=mode, logging_callback=caller._logged, log_level=log_level)
             async with client as caller.client:

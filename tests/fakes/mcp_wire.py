@@ -10,6 +10,7 @@ import httpx2
 from mcp_types import CLIENT_CAPABILITIES_META_KEY, PROTOCOL_VERSION_META_KEY
 
 from schemas.addresses import HostPort
+from schemas.tls import client_context
 
 OLD: Final = "2025-11-25"
 NEW: Final = "2026-07-28"
@@ -37,7 +38,9 @@ class McpWire:
     ) -> AsyncIterator["McpWire"]:
         """Hold a client that presents ``token``, over ``tls`` if it is given, to a server called ``name``."""
         headers = {"Authorization": f"Bearer {token}"} | ({"Host": name} if name else {})
-        base_url, verify = (f"http://{address}", True) if tls is None else (f"https://{address}", tls)
+        base_url, verify = (
+            (f"http://{address}", client_context()) if tls is None else (f"https://{address}", tls)
+        )
         async with httpx2.AsyncClient(
             base_url=base_url, headers=headers, trust_env=False, verify=verify
         ) as http:

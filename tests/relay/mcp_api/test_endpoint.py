@@ -38,6 +38,7 @@ from relay.mcp_api.open_streams import OpenStreams
 from relay.mcp_api.paging import MAX_PAGE_BYTES, PAGE_SIZE
 from relay.routing.port import NodeRouter
 from schemas.errors import Failure, ToolError
+from schemas.tls import client_context
 from tests.fakes.hub import PUBLIC_URL, Hub
 from tests.fakes.issuer import OutsideWorld, outside_token
 from tests.fakes.refusals import audited_refusals, refusal
@@ -112,7 +113,11 @@ class Stage:
     async def http(self, token: str | None = None) -> AsyncIterator[httpx2.AsyncClient]:
         headers = {"Authorization": f"Bearer {token or self.hub.token()}"}
         base_url = f"http://{self.address}"
-        async with httpx2.AsyncClient(base_url=base_url, headers=headers, trust_env=False) as http:
+        # Its own context would read all the roots of the machine, those that its environment does not name.
+        tls = client_context()
+        async with httpx2.AsyncClient(
+            base_url=base_url, headers=headers, trust_env=False, verify=tls
+        ) as http:
             yield http
 
     @asynccontextmanager
