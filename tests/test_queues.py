@@ -50,7 +50,7 @@ EXEMPT = {
     "relay/broker/ports.py": ("listen", "finds a free port, and accepts nothing"),
     "relay/broker/supervisor.py": ("4 to_thread, create_task", ONE),
     "relay/cluster/assembly.py": ("2 create_task", LOOPS),
-    "relay/cluster/client_end.py": ("`ensure_future`", LOOPS),
+    "relay/cluster/client_end.py": ("ensure_future", LOOPS),
     "relay/cluster/connection.py": ("2 ensure_future", LOOPS),
     "relay/cluster/fleet_identity.py": ("ensure_future", LOOPS),
     "relay/cluster/presence_bucket.py": ("3 create_task", LOOPS),

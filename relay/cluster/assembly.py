@@ -18,6 +18,7 @@ from relay.cluster.ledger_stream import LedgerStream
 from relay.cluster.peer_messages import PeerMessages
 from relay.cluster.presence import Effects, Presence
 from relay.cluster.presence_bucket import PresenceBucket
+from relay.cluster.quorum import Quorum
 from relay.cluster.relay_peers import RelayPeers
 from relay.cluster.shared_ledgers import OnThread, SharedLedgers
 from relay.config import ClusterConfig, ClusterServer
@@ -169,8 +170,17 @@ def assemble(  # noqa: PLR0913 - what comes in from outside
         registry=environment.registry,
         log=environment.log,
     )
+    quorum = Quorum(presence, connection.move, stream=bucket.stream)
     connection.before(identity.check)
-    for work in (identity.serve, owner.serve, bucket.serve, shared.serve, peers.serve, fleet_frames.serve):
+    for work in (
+        identity.serve,
+        owner.serve,
+        bucket.serve,
+        quorum.serve,
+        shared.serve,
+        peers.serve,
+        fleet_frames.serve,
+    ):
         connection.during(work)
     connection.at_end(bucket.leave)
     router = NatsRouter(

@@ -140,6 +140,35 @@ class ClusterConnection:
             wait_s, failed = _FIRST_WAIT_S, 0
             await self._serve(client, server, lost)
 
+    async def move(self, check: Work, reason: str) -> bool:
+        """Return whether another server passes ``check``: that raises no error of the library.
+
+        The next connection is to that one, because of ``reason``. A work that has called this then ends the
+        present connection by returning.
+        """
+        for turn in range(self._turn, self._turn + len(self._servers) - 1):
+            server = self._servers[turn % len(self._servers)]
+            if await self._passes(server, check):
+                self._log.warning(
+                    "cluster server left", server=str(self.server), to=str(server), reason=reason
+                )
+                self._turn, self.problem = turn, reason
+                return True
+        return False
+
+    async def _passes(self, server: ClusterServer, check: Work) -> bool:
+        try:
+            client = await self._connected(server, asyncio.Event())
+        except (EdgeError, NatsError, OSError):
+            return False
+        try:
+            await check(client)
+        except (NatsError, TimeoutError):
+            return False
+        finally:
+            await closed(client)
+        return True
+
     def _report(self, server: str, reason: str) -> None:
         """Log why a server cannot be used: once, until one can, or the reason is another."""
         if (server, reason) not in self._reported:

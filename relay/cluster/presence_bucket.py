@@ -41,7 +41,11 @@ class _NotReadError(PeerError):
 
 
 class PresenceBucket:
-    """The bucket of ``fleet``, for the relay ``relay``, whose public URL is ``url``."""
+    """The bucket of ``fleet``, for the relay ``relay``, whose public URL is ``url``.
+
+    Attributes:
+        stream: the stream that JetStream keeps it in.
+    """
 
     def __init__(  # noqa: PLR0913 - what comes in from outside
         self,
@@ -56,6 +60,7 @@ class PresenceBucket:
     ) -> None:
         self._presence = presence
         self._name = f"edge_{fleet}_presence"
+        self.stream = f"KV_{self._name}"
         self._relay = relay
         self._lease_key = f"{_RELAY}.{relay}"
         self._lease = encoded({"url": url}).encode("ascii")

@@ -46,6 +46,11 @@ class ClusteredServer(NatsServer):
         if like is not None:
             self.credentials, self.public_key = like.credentials, like.public_key
 
+    def part(self) -> None:
+        """Have it neither find the others nor be found by them, when it is started again."""
+        self.route, nowhere = (HostPort("127.0.0.1", unused_port()) for _ in range(2))
+        self.routes = [nowhere]
+
     def config_text(self) -> str:
         """Return what it is configured with."""
         return clustered(super().config_text(), self.directory.name, self.route, self.routes)

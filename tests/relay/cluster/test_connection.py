@@ -7,6 +7,7 @@ from typing import Self
 
 import pytest
 from nats.aio.client import Client
+from nats.errors import Error as NatsError
 
 from relay.cluster.connection import ClusterConnection
 from relay.cluster.credentials import read_credentials
@@ -126,6 +127,32 @@ async def test_relays_with_one_list_of_servers_spread_over_them(
             for number in range(8)
         ]
         assert {member.part.connection.server for member in members} == set(names.servers)
+
+
+async def test_it_moves_to_another_server_that_is_better_and_to_no_other(nats: NatsServer) -> None:
+    (good,) = nats.config.servers
+    same, away = replace(good, host="localhost"), replace(good, port=1)
+    trial, ends = Trial(replace(nats.config, servers=(good, away, same))), asyncio.Event()
+
+    async def serve(_client: Client) -> None:
+        await ends.wait()
+        ends.clear()
+
+    async def passes(_client: Client) -> None:
+        return
+
+    async def fails(_client: Client) -> None:
+        raise NatsError
+
+    trial.connection.during(serve)
+    async with trial:
+        await trial.lines.until("cluster connected")
+        assert not await trial.connection.move(fails, "of no use")
+        assert await trial.connection.move(passes, "of no use")
+        ends.set()
+        assert (await trial.lines.until("cluster connected", 2))["server"] == str(same)
+    (left,) = trial.lines.entries("cluster server left")
+    assert (left["server"], left["to"], left["reason"]) == (str(good), str(same), "of no use")
 
 
 async def test_it_ends_also_when_the_library_swallows_the_cancellation(nats: NatsServer) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from nats.aio.client import Client
 from nats.errors import Error as NatsError
 from nats.js.api import KeyValueConfig, StreamInfo
 
+from relay.cluster import quorum
 from schemas.registry import SchemaRegistry
 from tests.fakes.cluster import Member
 from tests.fakes.cluster_server import NatsServer
@@ -105,3 +107,27 @@ async def test_a_cluster_that_has_lost_a_server_makes_no_bucket_with_fewer_copie
         await until(lambda: member.part.presence.is_current)
         assert (await info_of(cluster.servers[0])).config.num_replicas == 3
         assert len(member.fake.lines.entries("presence not available")) < 5
+
+
+@pytest.mark.long
+async def test_a_server_that_is_cut_off_from_the_others_is_left_for_one_of_these(
+    cluster: NatsCluster, tmp_path: Path, registry: SchemaRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quorum, "CHECK_INTERVAL_S", 0.1)
+    monkeypatch.setattr(quorum, "FIRST_PATIENCE_S", 0.5)
+    cluster.start()
+    async with Member.joined(cluster.config, tmp_path / "before", registry) as before:
+        await until(lambda: before.part.presence.is_current, 3 * BOUND_S)
+    apart, other, _ = cluster.servers
+    apart.stop()
+    apart.part()
+    await asyncio.to_thread(apart.start)
+    two = replace(apart.config, servers=(*other.config.servers, *apart.config.servers))
+    # By this randomness the second, which is cut off, is tried first.
+    joining = Member.joined(two, tmp_path / "relay", registry, random_bytes=bytes)
+    async with joining as member:
+        assert (await member.fake.lines.until("cluster connected"))["server"] == apart.url
+        await until(lambda: member.part.presence.is_current, 3 * BOUND_S)
+        assert str(member.part.connection.server) == other.url
+        (left,) = member.fake.lines.entries("cluster server left")
+        assert (left["server"], left["to"]) == (apart.url, other.url)
