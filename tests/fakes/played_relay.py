@@ -16,6 +16,7 @@ from schemas.frame_types import Role
 from schemas.frames import SUBPROTOCOL, Frame, FrameReader
 from schemas.session import SessionMachine
 from tests.fakes.frames import PAYLOADS, message_id
+from tests.fakes.signer import NOW_MS
 
 BOUND_S = 10
 SESSION_ID = PAYLOADS["welcome"]["session_id"]
@@ -31,6 +32,7 @@ class RelayEnd:
         self.session = session
         self._audience = audience
         self._numbers = numbers
+        self._began_s = time.monotonic()
 
     async def send(
         self, type_: str, *, answers: str | None = None, msg_id: str | None = None, **payload: Any
@@ -77,8 +79,9 @@ class RelayEnd:
         return announce
 
     async def command(self, msg_id: str | None = None, **payload: Any) -> Frame:
-        """Send a command and return the answer to it."""
-        msg_id = await self.send("cmd", msg_id=msg_id, **payload)
+        """Send a command, which names the time at which it is sent, and return the answer to it."""
+        sent_at_ms = NOW_MS + int((time.monotonic() - self._began_s) * 1000)
+        msg_id = await self.send("cmd", msg_id=msg_id, **{"sent_at_ms": sent_at_ms, **payload})
         while True:
             answer = await self.receive("cmd_ack")
             if answer.in_reply_to == msg_id:
