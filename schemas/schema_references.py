@@ -1,4 +1,4 @@
-"""How much of a JSON Schema that a stranger wrote is applied to a value: whether that stays bounded.
+"""How much of an untrusted JSON Schema is applied to a value: whether that stays bounded.
 
 Schemas that each refer to two others take time that doubles with every one of them. So references are counted
 as often as they are applied, and resolved for that as a validator resolves them: as pointers, with escapes,

@@ -223,7 +223,7 @@ class RelayLink:
     def _announced(self, frame: Frame) -> None:
         payload: AnnounceAck = frame.payload
         if payload["ok"]:
-            # Not before: a relay that accepts the session and then closes it must not be hammered.
+            # Not before: at a relay that accepts the session and then closes it, the waits must grow.
             if self.connected_to is not None:
                 self._parts.relays.succeeded(self.connected_to)
             self.state = LinkState.ANNOUNCED

@@ -1,6 +1,6 @@
 """What the broker writes on its standard error, as lines of the relay's log: bounded, and escaped.
 
-Warnings and errors are logged, at a limited rate, since strangers can cause them; notices are not.
+Warnings and errors are logged, at a limited rate, since any client can cause them; notices are not.
 The last lines are kept for the report of its end. Must not stop reading: the broker would block.
 """
 

@@ -217,7 +217,7 @@ _EXPLAINED: Mapping[str, str] = {
     "own root: nodes trust nothing else.",
     "broker": "Connects to the broker as the relay does, subscribes to the nodes' topics, and "
     "publishes a heartbeat of a node that does not exist. If that comes back, the broker "
-    "lets any of its clients publish for any node: signatures still hold, but a stranger "
+    "lets any of its clients publish for any node: signatures still hold, but any client "
     "can hide nodes.",
     "clock": "The relay compares the system's clock with ticks, and with what nodes sign. While it "
     "is not trusted, correct the system's clock.",

@@ -1,7 +1,7 @@
 """uvicorn's WebSocket protocol, for which a text that is no UTF-8 is the peer's fault.
 
 uvicorn logs it with a traceback as an error, and this process would count a fault of its own whenever a
-stranger wants it to. Must not know what a text means.
+peer sends one. Must not know what a text means.
 """
 
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
