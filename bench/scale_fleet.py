@@ -148,11 +148,10 @@ def _prepared(groups: Mapping[str, int], processes: Processes) -> Plan:
 
 
 def _like(first: Plan, number: int, processes: Processes) -> Plan:
-    """Return the plan of a further relay: with the CA's public side, and the same key of tokens."""
+    """Return the plan of a further relay: with the CA's public side."""
     directory = first.directory / f"relay-{number}"
     make_new(directory)
     state = StateFiles(directory / "relay")
     make_private_directory(state.root)
     shutil.copytree(first.state.ca, state.ca, ignore=shutil.ignore_patterns("*.key"))
-    shutil.copy2(first.state.token_key, state.token_key)
     return replace(first, directory=directory, state=state, relay_port=processes.ports.take())

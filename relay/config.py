@@ -198,6 +198,7 @@ class StateFiles:
     |---|---|
     | `ca/` | the CA: `root.pem`, `server-root.pem`, their keys (0600), those before them, `ledger.jsonl` |
     | `token.key` | the key that agent tokens are signed with (0600) |
+    | `token_keys.jsonl` | the keys that agent tokens are verified with, as the CA vouches for them (0600) |
     | `join_tokens.jsonl` | the join tokens, by which nodes may enrol, and their keys (0600) |
     | `marks/` | `marks.sqlite3`, the newest manifest accepted from each node, and verified leaves (0700) |
     | `issued_tokens.jsonl` | what the agent tokens that were issued allow, without the tokens (0600) |
@@ -216,6 +217,7 @@ and `relay.pem`, which the broker is shown |
         self.root = root
         self.ca = root / "ca"
         self.token_key = root / "token.key"
+        self.token_keys = root / "token_keys.jsonl"
         self.join_tokens = root / "join_tokens.jsonl"
         self.marks = root / "marks"
         self.issued_tokens = root / "issued_tokens.jsonl"

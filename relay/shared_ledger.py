@@ -58,8 +58,8 @@ class Sharing(Protocol):
         """Whether all that this relay was told is understood; it may have been a revocation. Thread-safe."""
         ...
 
-    def changed(self) -> None:
-        """Take in that a file may have new entries."""
+    def changed(self, kind: str | None = None) -> None:
+        """Take in that the file of that kind, or any, may have new entries."""
         ...
 
     async def written(self, within_s: float) -> None:
@@ -72,7 +72,7 @@ class NotShared:
 
     understands = True
 
-    def changed(self) -> None:
+    def changed(self, kind: str | None = None) -> None:
         """There is no other relay."""
 
     async def written(self, within_s: float) -> None:

@@ -1,8 +1,8 @@
-"""How trust passes from a root of nodes to other roots: a signature with the trusted root's key.
+"""How trust passes from a root of nodes to other keys: a signature with the trusted root's key.
 
 Roots are public, so to come together with one that is trusted proves nothing of a root. Endorsed are the root
-after a rotation, and the roots of servers, which vouch for servers alone. Imports the X.509 library: a
-running node must not import this module. Must not decide which roots are trusted.
+after a rotation; the roots of servers, which vouch for servers alone; and the keys of agents' tokens. Imports
+the X.509 library: a running node must not import this module. Must not decide which roots are trusted.
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,6 +21,7 @@ from schemas.keys import base64url, from_base64url, is_sound_public_key, verifie
 # With no other signature of this key can these be mixed up: what X.509 signs begins with 0x30, a sequence.
 _CONTEXT = b"edge-kubelet root\n"
 _SERVERS_CONTEXT = b"edge-kubelet server roots\n"
+_TOKEN_KEY_CONTEXT = b"edge-kubelet token key\n"
 
 
 def endorse(old_key: SigningKey, new_root_pem: str) -> str:
@@ -51,6 +52,16 @@ def are_endorsed(
         return False
     signed, known = _SERVERS_CONTEXT + b"".join(server_roots), tuple(trusted)
     return any(_is_signed(signed, known, each) for each in endorsements)
+
+
+def endorse_token_key(root_key: SigningKey, statement: bytes) -> str:
+    """Return the endorsement of what ``statement`` says of a key of agents' tokens, by a root of nodes."""
+    return base64url(root_key.sign(_TOKEN_KEY_CONTEXT + statement).signature)
+
+
+def is_token_key_endorsed(statement: bytes, trusted: Iterable[bytes], endorsement: str) -> bool:
+    """Return whether one of the roots ``trusted``, which are DER, has signed ``endorsement``."""
+    return _is_signed(_TOKEN_KEY_CONTEXT + statement, trusted, endorsement)
 
 
 def is_server_root(der: bytes) -> bool:

@@ -30,7 +30,7 @@ def completed(program: str, words: str, index: int) -> list[str]:
 
 def test_commands_are_completed_from_their_beginning() -> None:
     assert completed("relay", "relay to", 1) == ["token", "tools"]
-    assert completed("relay", "relay token ", 2) == ["issue", "list", "revoke"]
+    assert completed("relay", "relay token ", 2) == ["issue", "list", "revoke", "rotate-key"]
     assert completed("kubelet", "kubelet re", 1) == ["retire"]
 
 

@@ -45,6 +45,7 @@ EXEMPT = {
     "kubelet/local_agent/own_tools.py": ("create_task", LOOPS),
     "kubelet/process.py": ("create_task", LOOPS),
     "relay/auth/issuer_keys.py": ("create_task", "one fetch, which all that need its keys share"),
+    "relay/auth/vouching.py": ("to_thread", ONE),
     "relay/broker/assembly.py": ("to_thread", ONE),
     "relay/broker/log_lines.py": ("deque", ENTRIES),
     "relay/broker/ports.py": ("listen", "finds a free port, and accepts nothing"),

@@ -160,7 +160,8 @@ class ExternalIssuer:
 class Authenticator:
     """Verifies agents' tokens, and caches what it has verified.
 
-    A key is valid for one issuer: the relay's own for the relay, those of ``external`` for that issuer.
+    A key is valid for one issuer: ``keys``, which may change, for the relay; those of ``external`` for that
+    issuer.
     """
 
     def __init__(  # noqa: PLR0913, PLR0917 - what comes in from outside
@@ -204,7 +205,7 @@ class Authenticator:
         return self.identify(token)
 
     def identify(self, token: str) -> Principal:
-        """Return the holder of ``token``. The signature is checked once a token, the expiry at every call.
+        """Return the holder of ``token``. The signature is checked once, expiry and key at every call.
 
         Raises:
             TokenError: the token is not accepted.
@@ -221,6 +222,9 @@ class Authenticator:
         if principal.expires_s <= now_s:
             del self._verified[digest]
             raise TokenError(TokenReason.EXPIRED)
+        if self._key_of(principal.kid) != principal.key:
+            del self._verified[digest]
+            raise TokenError(TokenReason.UNKNOWN_KEY)
         return principal
 
     def check(self, principal: Principal) -> None:

@@ -6,10 +6,13 @@ Must not decide anything: it constructs the parts and connects them.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from relay.auth.agent_tokens import Authenticator, ExternalIssuer, key_id
+from relay.auth.accepted_keys import AcceptedKeys
+from relay.auth.agent_tokens import Authenticator, ExternalIssuer
 from relay.auth.issuer_keys import IssuerKeys, JwksReader, JwksSource
 from relay.auth.ledger_freshness import SOURCES, Freshness
 from relay.auth.revoked_tokens import RevokedTokens
+from relay.auth.token_keys import TokenKeys, Vouches
+from relay.auth.vouching import Vouching
 from relay.config import ExternalIssuerConfig
 from relay.environment import RelayEnvironment
 from relay.key_files import load_or_create_key
@@ -24,15 +27,18 @@ class AuthPart(Part):
     """Identifies callers.
 
     Attributes:
+        token_keys, accepted_keys: the keys of the relay's own tokens, as kept and as accepted now.
         external: the issuer that the operator named besides the relay, if any.
-        issuer: names the key of the relay's own tokens.
+        vouching: follows a change of the roots; nothing to do where the CA's key is elsewhere.
     """
 
     authenticator: Authenticator
     revoked_tokens: RevokedTokens
+    token_keys: TokenKeys
+    accepted_keys: AcceptedKeys
     external: ExternalIssuer | None
     freshness: Freshness
-    issuer: str
+    vouching: Vouching
 
     def health(self) -> Mapping[str, Health]:
         """Calls are refused while it is not known which tokens and leaves are revoked."""
@@ -43,16 +49,19 @@ class AuthPart(Part):
         await (Part.run(self) if self.external is None else self.external.keys.run())
 
 
-def assemble(environment: RelayEnvironment) -> AuthPart:
-    """Return the part.
+def assemble(environment: RelayEnvironment, ca: Vouches) -> AuthPart:
+    """Return the part; ``ca`` vouches for the keys of tokens.
 
     Raises:
+        AuthorityStateError: there is no CA, or a file of it is damaged.
         ExposedFileError: others can read the token key.
+        LedgerError: the list of token keys is damaged.
         OSError: the state directory cannot be used.
     """
     config = environment.config
-    own_key = bytes(load_or_create_key(config.state.token_key, environment.random_bytes).verify_key)
-    own_keys = {key_id(own_key): own_key}
+    keys = _token_keys(environment, ca)
+    own_keys = AcceptedKeys(environment.clock)
+    own_keys.accept(keys.accepted())
     external = _external(environment, config.external_issuer, own_keys) if config.external_issuer else None
     authenticator = Authenticator(
         TokenVerifier(environment.registry, AGENT_REF),
@@ -64,7 +73,26 @@ def assemble(environment: RelayEnvironment) -> AuthPart:
     )
     freshness = Freshness(SOURCES, environment.monotonic)
     revoked = RevokedTokens(config.state.revoked_tokens)
-    return AuthPart(authenticator, revoked, external, freshness, key_id(own_key))
+    return AuthPart(
+        authenticator, revoked, keys, own_keys, external, freshness, Vouching(keys, environment.log)
+    )
+
+
+def _token_keys(environment: RelayEnvironment, ca: Vouches) -> TokenKeys:
+    """Return the keys of tokens, this relay's own among them if it has the CA's key, or its fleet alone.
+
+    Without that key, a relay of a cluster has none: another one issues the tokens.
+    """
+    state, now_ms, issues = environment.config.state, environment.now_ms, ca.can_issue()
+    if environment.config.cluster is not None and not issues:
+        return TokenKeys(state.token_keys, ca, now_ms)
+    own = bytes(load_or_create_key(state.token_key, environment.random_bytes).verify_key)
+    if not issues:
+        return TokenKeys(state.token_keys, ca, now_ms, own)
+    keys = TokenKeys(state.token_keys, ca, now_ms)
+    # Of a key that was replaced by removing its file, no token is accepted any more.
+    keys.add(own, now_ms())
+    return keys
 
 
 def _external(

@@ -8,10 +8,11 @@ raises no error, so the age of the last successful read counts. Must not read an
 from collections.abc import Callable, Iterable
 
 LIMIT_S = 3.0
-LEAVES, TOKENS, NAMES, SHARED = "leaves", "tokens", "names", "shared"
-"""The CA's ledger, the list of revoked tokens, the ledger of nodes' labels and tags, and what other relays of
-the fleet have sent: that counts as read while all of it is understood, without a connection too."""
-SOURCES = (LEAVES, TOKENS, NAMES, SHARED)
+LEAVES, TOKENS, KEYS, NAMES, SHARED = "leaves", "tokens", "token keys", "names", "shared"
+"""The CA's ledger, the list of revoked tokens, the keys of tokens, the ledger of nodes' labels and tags, and
+what other relays of the fleet have sent: that counts as read while all of it is understood, without a
+connection too."""
+SOURCES = (LEAVES, TOKENS, KEYS, NAMES, SHARED)
 
 
 class Freshness:

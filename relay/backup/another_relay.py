@@ -1,4 +1,4 @@
-"""Saves what another relay of the same fleet starts with: all but the CA's keys and the join tokens.
+"""Saves what another relay of the same fleet starts with: all but the keys that issue, and the join tokens.
 
 It is an archive as ``state`` restores it. The other relay gets keys of its own, with certificates for the
 names that this relay has. Must not encrypt, and must not decide where it goes.
@@ -57,7 +57,7 @@ def save_for_another_relay(
             files[_name(state, pair.key)] = private.encode("ascii")
     with ca.unchanged() as paths:
         without_keys = [path for path in paths if path.suffix != ".key"]
-        for path in (*without_keys, state.token_key, state.revoked_tokens, state.node_names):
+        for path in (*without_keys, state.token_keys, state.revoked_tokens, state.node_names):
             with suppress(FileNotFoundError):
                 files[_name(state, path)] = read_state(path, MAX_BYTES)
     endorsements = "".join(f"{each}\n" for each in ca.server_roots().endorsements)

@@ -26,7 +26,7 @@ from relay.cli.options import (
     tenant_name,
     utc,
 )
-from relay.cli.state import authority
+from relay.cli.state import authority, token_keys
 from relay.clock import now_ms
 from relay.key_files import load_or_create_key
 from relay.pki.errors import UnknownTargetError
@@ -51,7 +51,8 @@ def ca_init(as_json: AsJson = False, state_dir: StateDir = None) -> None:
     ca = authority(state_dir)
     if not (ca.root_file.exists() and ca.add_server_root()):
         ca.create()
-    load_or_create_key(state_files(state_dir).token_key, os.urandom)
+    key = load_or_create_key(state_files(state_dir).token_key, os.urandom)
+    token_keys(state_dir).add(bytes(key.verify_key), now_ms())
     roots = {"root": str(ca.root_file), "server_root": str(ca.servers.root_file)}
     answer(roots, as_json=as_json, result="\n".join(roots.values()))
 

@@ -165,7 +165,7 @@ def _signed(state: StateFiles, public_url: str, tenant: str) -> BearerToken:
         key = read_key(state.token_key)
     except FileNotFoundError:
         raise TokenMissingError(
-            f"{state.token_key} is missing: run this where the relay runs, or give a token"
+            f"{state.token_key} is missing: run this where agents' tokens are issued, or give a token"
         ) from None
     now = now_ms()
     return BearerToken(

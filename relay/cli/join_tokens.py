@@ -105,7 +105,7 @@ def join_token_list(as_json: AsJson = False, state_dir: StateDir = None) -> None
                 " ".join(grant.tags) or "-",
                 utc(grant.created_ms),
                 utc(grant.expires_at_ms),
-                f"{len(grant.node_ids)}/{grant.uses}",
+                f"{grant.used}/{grant.uses}",
                 grant.state(now),
             )
             for grant in grants

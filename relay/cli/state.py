@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+from relay.auth.token_keys import TokenKeys
 from relay.cli.options import state_files
 from relay.clock import now_ms
 from relay.fleet.name_ledger import NameLedger
@@ -17,3 +18,8 @@ def authority(state_dir: Path | None) -> CertificateAuthority:
 def name_ledger(state_dir: Path | None) -> NameLedger:
     """Return the names of the nodes of that state directory."""
     return NameLedger(state_files(state_dir).node_names, now_ms)
+
+
+def token_keys(state_dir: Path | None) -> TokenKeys:
+    """Return the keys of agents' tokens of that state directory."""
+    return TokenKeys(state_files(state_dir).token_keys, authority(state_dir), now_ms)

@@ -6,7 +6,7 @@ Must not print anything but the token itself on standard output, except for list
 import json
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -31,9 +31,13 @@ from relay.cli.options import (
 from relay.clock import now_ms
 from relay.config import StateFiles
 from schemas.addresses import mcp_url
+from schemas.files import PRIVATE, write_atomic
 from schemas.process.cli_manual import example, group
 from schemas.process.exit_codes import EXIT_CANNOT_RUN, EXIT_NO, EXIT_USAGE
 from schemas.text import printable
+
+if TYPE_CHECKING:
+    from nacl.signing import SigningKey
 
 app = group("Agents' bearer tokens.")
 
@@ -57,7 +61,7 @@ def token_issue(
 ) -> None:
     """Sign a token for an agent, and print it; by its jti it can be revoked."""
     from relay.auth.agent_tokens import TokenIssuer, TokenOptionError  # noqa: PLC0415 - for this command alone
-    from relay.key_files import read_key  # noqa: PLC0415 - as above
+    from relay.cli.state import token_keys  # noqa: PLC0415 - as above
     from schemas.registry import SchemaRegistry  # noqa: PLC0415 - as above
     from schemas.ulids import UlidSource  # noqa: PLC0415 - as above
 
@@ -75,8 +79,14 @@ def token_issue(
         issued_at_ms=now,
         expires_at_ms=now + lifetime_s * 1000,
     )
+    key = _key(state)
+    if token_keys(state_dir).is_replaced(bytes(key.verify_key)):
+        fail(
+            "another key has replaced this one: issue tokens where it is, or run `relay token rotate-key`",
+            EXIT_CANNOT_RUN,
+        )
     try:
-        token = TokenIssuer(read_key(state.token_key), url, issued.audience, SchemaRegistry()).issue(
+        token = TokenIssuer(key, url, issued.audience, SchemaRegistry()).issue(
             sub=sub,
             tenant=issued.tenant,
             scopes=scopes,
@@ -144,13 +154,58 @@ def token_revoke(
     answer({"revoked": jti}, as_json=as_json, note=f"revoked {jti}")
 
 
+@app.command("rotate-key", epilog=example("relay token rotate-key --overlap 7d"))
+def token_rotate_key(
+    overlap: Annotated[
+        str, typer.Option(metavar="DURATION", help="How long tokens by older keys are accepted.")
+    ] = "30d",
+    as_json: AsJson = False,
+    state_dir: StateDir = None,
+) -> None:
+    """Make a new key that signs agents' tokens; every relay of the fleet accepts it within a second."""
+    from nacl.signing import SigningKey  # noqa: PLC0415 - for this command alone
+
+    from relay.auth.agent_tokens import key_id  # noqa: PLC0415 - as above
+    from relay.cli.state import authority, token_keys  # noqa: PLC0415 - as above
+    from schemas.keys import private_key_to_pem  # noqa: PLC0415 - as above
+
+    state, now = _state(state_dir), now_ms()
+    until_ms = now + seconds(overlap) * 1000
+    if not authority(state_dir).can_issue():
+        fail("the CA's key is not here: replace the key on the relay that has it", EXIT_CANNOT_RUN)
+    keys, new = token_keys(state_dir), SigningKey(os.urandom(32))
+    if state.token_key.exists():
+        # One that was never run, or is of a version that had no list of keys, must be known to end.
+        keys.add(bytes(_key(state).verify_key), now)
+    # Before the file: a key that signs and is not known would end all others when the relay starts.
+    keys.add(bytes(new.verify_key), until_ms)
+    write_atomic(state.token_key, private_key_to_pem(new), PRIVATE)
+    kid = key_id(bytes(new.verify_key))
+    note = f"tokens by older keys are accepted until {utc(until_ms)} UTC: make a backup now"
+    answer({"kid": kid, "old_keys_until_ms": until_ms}, as_json=as_json, result=kid, note=note)
+
+
 def _state(state_dir: Path | None) -> StateFiles:
     """Return the state of a relay that exists. Only `relay ca init` and `relay run` make its keys."""
     state = state_files(state_dir)
-    if not state.token_key.exists():
+    if not (state.token_key.exists() or state.ca.exists()):
         fail(
             f"{state.root} has no key for tokens: name the relay's state with --state-dir, "
             "or begin with `relay ca init`",
             EXIT_CANNOT_RUN,
         )
     return state
+
+
+def _key(state: StateFiles) -> "SigningKey":
+    """Return the key that signs tokens; end the command if it is elsewhere."""
+    from relay.key_files import read_key  # noqa: PLC0415 - for the commands that sign
+
+    try:
+        key = read_key(state.token_key)
+    except FileNotFoundError:
+        fail(
+            "the key of agents' tokens is not here: issue them on the relay with the CA's key",
+            EXIT_CANNOT_RUN,
+        )
+    return key

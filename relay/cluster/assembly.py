@@ -113,14 +113,14 @@ def assemble(  # noqa: PLR0913 - what comes in from outside
     ledgers: Sequence[SharedLedger],
     on_thread: OnThread,
     authority: AnswerAuthority | None,
-    issuer: str,
+    roots: Callable[[], Sequence[str]],
 ) -> ClusterPart:
     """Return the part, which gives commands for this relay's own nodes to ``local``.
 
     It learns by ``frames`` which nodes these are. ``effects`` is what the sessions of others change here;
     ``tenant_of`` returns the tenant of a node that is known. ``ledgers`` are shared with the other relays;
     ``on_thread`` runs what waits for the disk. ``authority`` answers relays without the CA's key; None if
-    this is one of them. ``issuer`` names the key of agents' tokens.
+    this is one of them. ``roots`` returns the kids of the CA's roots.
 
     Raises:
         CredentialsError, OSError: the credentials cannot be used.
@@ -165,7 +165,7 @@ def assemble(  # noqa: PLR0913 - what comes in from outside
         log=environment.log,
     )
     identity = FleetIdentity(
-        Identity(relay, environment.config.public_url, issuer),
+        lambda: Identity(relay, environment.config.public_url, roots()),
         fleet=config.fleet,
         registry=environment.registry,
         log=environment.log,

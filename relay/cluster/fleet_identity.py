@@ -1,13 +1,13 @@
-"""One fleet has one public URL and one issuer of tokens: a relay that has others is refused.
+"""One fleet has one public URL and one CA: a relay that has others is refused.
 
-Nodes sign for the one, and tokens are good by the other: a relay that differs could serve neither, and would
-list what it cannot call. A relay that connects asks those that run, and does not join if one of them differs.
-Of two that differ and have joined all the same, at one moment or on two sides of a partition, the one whose
-id is lower stays. Must not know what is sent besides.
+Nodes sign for the one, and are admitted by the other, which vouches for the keys of agents' tokens too: a
+relay that differs could serve neither, and would list what it cannot call. A relay that connects asks those
+that run, and does not join if one of them differs. Of two that differ and have joined all the same, at one
+moment or on two sides of a partition, the one whose id is lower stays. Must not know what is sent besides.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from nats.aio.client import Client
@@ -33,12 +33,16 @@ class Identity:
 
     Attributes:
         url: its public URL, in its normal form.
-        issuer: names the key that its agents' tokens are signed with.
+        roots: the kids of the roots of nodes that it trusts now.
     """
 
     relay: str
     url: str
-    issuer: str
+    roots: Sequence[str]
+
+    def said(self) -> bytes:
+        """Return the message that says so."""
+        return encoded({"relay": self.relay, "url": self.url, "roots": list(self.roots)}).encode("ascii")
 
 
 def identity_subject(fleet: str) -> str:
@@ -47,11 +51,11 @@ def identity_subject(fleet: str) -> str:
 
 
 class FleetIdentity:
-    """Compares ``own`` with what the other relays of ``fleet`` say."""
+    """Compares what ``own`` returns, whose roots may change, with what the other relays of ``fleet`` say."""
 
     def __init__(
         self,
-        own: Identity,
+        own: Callable[[], Identity],
         *,
         fleet: str,
         registry: SchemaRegistry,
@@ -63,7 +67,6 @@ class FleetIdentity:
         self._document = registry.load(_REF)
         self._log = log
         self._sleep = sleep
-        self._said = encoded({"relay": own.relay, "url": own.url, "issuer": own.issuer}).encode("ascii")
         self._reported: str | None = None
         self._outranked = asyncio.Event()
 
@@ -76,7 +79,7 @@ class FleetIdentity:
             ClusterConnectError: one of them differs; the text says in what, and what to do.
         """
         try:
-            answer = await client.request(self._subject, self._said, _ANSWER_S)
+            answer = await client.request(self._subject, self._own().said(), _ANSWER_S)
         except (NoRespondersError, TimeoutError):
             return
         other = self._read(answer)
@@ -95,24 +98,24 @@ class FleetIdentity:
 
     async def _repeat(self, client: Client) -> None:
         while True:
-            await client.publish(self._subject, self._said)
+            await client.publish(self._subject, self._own().said())
             await self._sleep(REPEAT_S)
 
     def _heard(self, client: Client) -> Callable[[Msg], Awaitable[None]]:
         async def heard(message: Msg) -> None:
-            other = self._read(message)
-            if other is None or other.relay == self._own.relay:
+            own, other = self._own(), self._read(message)
+            if other is None or other.relay == own.relay:
                 return
             difference = self._difference(other)
             if difference is not None and difference != self._reported:
                 self._reported = difference
                 self._log.warning("another relay is not of this fleet", reason=difference)
             if message.reply:
-                await respond(message, self._said)
-            elif difference is not None and other.relay < self._own.relay:
+                await respond(message, own.said())
+            elif difference is not None and other.relay < own.relay:
                 self._outranked.set()
             elif difference is not None:
-                await client.publish(self._subject, self._said)
+                await client.publish(self._subject, own.said())
 
         return heard
 
@@ -122,19 +125,21 @@ class FleetIdentity:
         except ClusterMessageError as error:
             self._log.warning("identity of another relay dropped", reason=str(error))
             return None
-        return Identity(said["relay"], said["url"], said["issuer"])
+        return Identity(said["relay"], said["url"], said["roots"])
 
     def _difference(self, other: Identity) -> str | None:
         """Return in what ``other`` differs from this relay, and what to do about it; None if in nothing."""
-        if other.url != self._own.url:
+        own = self._own()
+        if other.url != own.url:
             return (
                 f"relay {other.relay} of this fleet has the public URL {printable(other.url, 256)}, "
-                f"and this one {self._own.url}: give both the same --public-url, or this one another "
+                f"and this one {own.url}: give both the same --public-url, or this one another "
                 "--cluster-fleet"
             )
-        if other.issuer != self._own.issuer:
+        if not set(other.roots) & set(own.roots):
             return (
-                f"relay {other.relay} of this fleet signs agents' tokens with another key: copy its "
-                "token.key to this one, or give this one another --cluster-fleet"
+                f"relay {other.relay} of this fleet trusts other roots of nodes: restore this one from its "
+                "`relay ca backup --without-ca-key`, or copy its ca/previous.pem and ca/root.pem, or give "
+                "this one another --cluster-fleet"
             )
         return None

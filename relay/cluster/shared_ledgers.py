@@ -101,10 +101,10 @@ class SharedLedgers:
         """Why files and stream are not equal; empty if that was not tried, or they are."""
         return self._problem
 
-    def changed(self) -> None:
-        """Take in that a file may have new entries."""
+    def changed(self, kind: str | None = None) -> None:
+        """Take in that the file of that kind, or any, may have new entries."""
         for shared in self._shared.values():
-            shared.due = True
+            shared.due |= kind in {None, shared.ledger.kind}
         self._wake.set()
 
     async def written(self, within_s: float) -> None:

@@ -84,7 +84,7 @@ async def start_more_relays(
         kept = read_kept(first.state.settings)
         restore(save_for_another_relay(first.state, ca, kept, _now_ms(), os.urandom), plan.state)
         relay = FurtherRelay(
-            f"relay-{number}", f"fleet-{number}", plan, issue_token(plan, "demo-agent"), mock_node
+            f"relay-{number}", f"fleet-{number}", plan, issue_token(first, "demo-agent"), mock_node
         )
         await processes.start(relay.name, relay_command(plan))
         await processes.until_listening(plan.relay_port)

@@ -42,10 +42,10 @@ class Fleet:
     """Every node of which the relay has verified a leaf.
 
     Attributes:
+        trust: the roots, revocations and rules by which leaves and manifests are verified.
         absences: why a tool does not exist.
         names: what the operator calls the nodes.
-        selected: the tools by what a client's URL selects.
-        search: the nodes by what they are called and offer.
+        selected, search: tools by what a client's URL selects; nodes by what they are called and offer.
         changes: what came, went, changed and was renamed.
         inventory: whether the broker has sent what is known.
     """
@@ -61,7 +61,7 @@ class Fleet:
         now_ms: Callable[[], int],
         log: FilteringBoundLogger,
     ) -> None:
-        self._trust = trust
+        self.trust = trust
         self._projector = projector
         self._marks = marks
         self._metrics = metrics
@@ -96,7 +96,7 @@ class Fleet:
         """
         now = self._now_ms()
         node = self._nodes.get(node_id)
-        identity = self._trust.identify(node_id, pem, node, now)
+        identity = self.trust.identify(node_id, pem, node, now)
         if node is None:
             node = self._new_record(node_id, identity.tenant)
         if node.identities.get(identity.kid) is not identity:
@@ -122,7 +122,7 @@ class Fleet:
         try:
             self.identify(node_id, pem)
             second = certificates_in(pem)[1:2]
-            if second and not self._trust.is_root(second[0]):
+            if second and not self.trust.is_root(second[0]):
                 with suppress(IdentityError):  # it is of another chain
                     self.identify(node_id, to_pem(second))
         except IdentityError as error:
@@ -145,7 +145,7 @@ class Fleet:
         """
         now = self._now_ms()
         node = self._nodes.get(node_id)
-        verdict = self._trust.rules.accept(wire, node_id, now, known_of(node, self._trust.revoked), parsed)
+        verdict = self.trust.rules.accept(wire, node_id, now, known_of(node, self.trust.revoked), parsed)
         reason = verdict.reason.value if verdict.reason else ""
         self._metrics.manifests(verdict.outcome.value, reason, way).inc()
         if verdict.outcome is Outcome.PENDING:
@@ -162,7 +162,7 @@ class Fleet:
 
     def needs_no_parser(self, wire: bytes) -> bool:
         """Return whether ``offer_manifest`` judges ``wire`` without parsing it."""
-        return self._trust.rules.is_readable(wire)
+        return self.trust.rules.is_readable(wire)
 
     def signer_of(self, node_id: str) -> Identity | None:
         """Return the leaf that signed the manifest of ``node_id`` that is in force."""
@@ -171,7 +171,7 @@ class Fleet:
 
     def change_trust(self, roots: Sequence[str], revoked: frozenset[str]) -> None:
         """Trust by these roots and revocations from now on. ``drop_leaves`` drops what was trusted before."""
-        self._trust = self._trust.changed(roots, revoked)
+        self.trust = self.trust.changed(roots, revoked)
         self._offered.clear()
 
     def drop_leaves(self, is_untrusted: Callable[[Identity], bool]) -> None:

@@ -30,9 +30,13 @@ class Trust:
         """Return the trust by other roots and revocations."""
         return Trust(self.rules, roots, revoked, self.kept)
 
+    def root_kids(self) -> Sequence[str]:
+        """Return the kids of the roots, in their order."""
+        return [*root_validities(tuple(self.roots))]
+
     def is_root(self, der: bytes) -> bool:
         """Return whether the certificate ``der`` is one of the roots."""
-        return kid_of(der) in root_validities(tuple(self.roots))
+        return kid_of(der) in self.root_kids()
 
     def identify(self, node_id: str, pem: str, known: NodeRecord | None, now_ms: int) -> Identity:
         """Return the identity of ``node_id`` that ``pem`` proves; ``known`` is the node's record.

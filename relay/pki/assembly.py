@@ -12,6 +12,7 @@ from relay.part import Part
 from relay.pki.authority import CertificateAuthority
 from relay.pki.authority_service import AuthorityService
 from relay.pki.broker_access import BrokerAccess
+from relay.pki.counted_uses import CountedUses
 from relay.pki.enrolment_endpoint import EnrolmentEndpoint
 from relay.pki.enrolments import EnrolmentInfo, Enrolments, NameNode
 from relay.pki.environment import PkiEnvironment
@@ -37,6 +38,8 @@ class PkiPart(Part):
     Attributes:
         service: answers relays without the CA's key; None where this relay is one of them.
         elsewhere: asks the relay that has the key; unused where this one has it.
+        join_tokens: the tokens that nodes enrol with, where the key is.
+        counted_uses: has their uses counted in the fleet; unused without a cluster.
     """
 
     authority: CertificateAuthority
@@ -47,6 +50,8 @@ class PkiPart(Part):
     expiries: Expiries
     service: AnswerAuthority | None
     elsewhere: AuthorityLink
+    join_tokens: JoinTokens
+    counted_uses: CountedUses
 
     async def run(self) -> None:
         """Keep the served certificate fresh until cancelled."""
@@ -105,9 +110,12 @@ def assemble(
         return str(answer["certificate"])
 
     pki = PkiEnvironment(authority, audit.log, audit.refusals, log, now_ms)
+    join_tokens = JoinTokens(config.state.join_tokens, now_ms, random_bytes)
+    counted_uses = CountedUses(join_tokens)
     own = Enrolments(
         pki,
-        join_tokens=JoinTokens(config.state.join_tokens, now_ms, random_bytes),
+        join_tokens=join_tokens,
+        fleet=None if config.cluster is None else counted_uses,
         name_node=name_node,
         info=EnrolmentInfo(config.public_url, config.node_broker or config.broker, config.own_root),
     )
@@ -140,4 +148,6 @@ def assemble(
         expiries=Expiries(config, authority.root_pem),
         service=None if forwards else service,
         elsewhere=elsewhere,
+        join_tokens=join_tokens,
+        counted_uses=counted_uses,
     )

@@ -7,7 +7,7 @@ same key: no request can take over a node that exists or ever did. Must not hold
 longer than an issue takes.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -27,9 +27,10 @@ from relay.pki.issuing import Issuing, Signer, read_request
 from relay.pki.records import IssuedLeaf, Records, in_use, revocations, rotation
 from relay.pki.roots import ED25519, RootFiles, end_of_overlap
 from relay.pki.server_authority import EndorsedRoots, ServerAuthority
-from schemas.endorsement import endorse, endorse_servers
+from schemas.endorsement import endorse, endorse_servers, endorse_token_key
 from schemas.error_roots import StateError
 from schemas.files import make_private_directory
+from schemas.identity import certificates_in, kid_of
 from schemas.identity_files import IdentityFiles
 from schemas.node_ids import new_node_id
 from schemas.text import printable
@@ -107,6 +108,14 @@ class CertificateAuthority:
             with suppress(AuthorityStateError):
                 endorsements.append(endorse_servers(self._signer(root).key, pem))
         return EndorsedRoots(pem, endorsements or self.servers.kept_endorsements())
+
+    def endorse_token_key(self, statement: bytes) -> Mapping[str, str]:
+        """Return by what each trusted root whose key is here vouches for ``statement``, by the root's kid."""
+        made = {}
+        for root in self.roots():
+            with suppress(AuthorityStateError):
+                made[_kid(root)] = endorse_token_key(self._signer(root).key, statement)
+        return made
 
     def can_issue(self) -> bool:
         """Return whether the root's key is here: it may be kept elsewhere."""
@@ -276,3 +285,7 @@ class CertificateAuthority:
 
     def _signer(self, root: str | None = None) -> Signer[SigningKey]:
         return Signer(root := root or self.root_pem(), self._roots.key_of(root))
+
+
+def _kid(root_pem: str) -> str:
+    return kid_of(certificates_in(root_pem)[0])

@@ -5,6 +5,7 @@ Must not decide who is enrolled: ``enrolments`` does, here or on the relay that 
 """
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
@@ -31,7 +32,11 @@ _TEXTS = {
     500: "This relay cannot enrol at present.",
     503: "This relay has no CA key.",
 }
-_AWAY = "The relay with the CA's key does not answer: try again later."
+_TEXTS_OF: Mapping[str, str] = {
+    EnrolmentRefusal.CA_AWAY: "The relay with the CA's key does not answer: try again later.",
+    EnrolmentRefusal.NOT_COUNTED: "The servers that the relays share do not answer: try again later.",
+}
+"""Of reasons whose status has another text."""
 
 
 class EnrolmentEndpoint:
@@ -81,7 +86,7 @@ class EnrolmentEndpoint:
         except EnrolmentRefusedError as refusal:
             source = request.client.host if request.client else "unknown"
             self._environment.refusals.count(RefusalEvent.ENROLMENT_REFUSED, source, refusal.reason)
-            text = _AWAY if refusal.reason is EnrolmentRefusal.CA_AWAY else _TEXTS[refusal.status]
+            text = _TEXTS_OF.get(refusal.reason) or _TEXTS[refusal.status]
             return _answer(refusal.status, text, refusal.retry_after_ms)
 
     async def _body(self, request: Request) -> bytes:

@@ -15,6 +15,7 @@ from relay.audit.refusal_counts import RefusalEvent
 from relay.pki.environment import PkiEnvironment
 from relay.pki.errors import AuthorityError, IdTakenError
 from relay.pki.join_tokens import JoinGrant, JoinRefusedError, JoinTokens
+from relay.routing.authority_port import AWAY_RETRY_MS
 from schemas.addresses import BrokerAddress
 from schemas.certificates import IdentityError, IdentityReason, read_csr
 from schemas.enrolment import NODE, RELAY, is_proven, proven
@@ -40,6 +41,7 @@ class EnrolmentRefusal(StrEnum):
     PROOF = "proof"
     NO_CA = "no_ca"
     CA_AWAY = "ca_away"
+    NOT_COUNTED = "not_counted"
     USED_UP = "used_up"
     ID_TAKEN = "id_taken"
     AUDIT = "audit"
@@ -54,6 +56,7 @@ _STATUS = {
     EnrolmentRefusal.FAILING: 500,
     EnrolmentRefusal.NO_CA: 503,
     EnrolmentRefusal.CA_AWAY: 503,
+    EnrolmentRefusal.NOT_COUNTED: 503,
     EnrolmentRefusal.AUDIT: 500,
 }
 """What a client sees of a reason. Any other is 403: who is not admitted learns no more."""
@@ -92,6 +95,15 @@ class Enrols(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class _Asked:
+    """What a node asks for that has spent a use of its token."""
+
+    grant: JoinGrant
+    node_id: str
+    csr: str
+
+
+@dataclass(frozen=True, slots=True)
 class _Issued:
     node_id: str
     tenant: str
@@ -117,24 +129,46 @@ class EnrolmentInfo:
     own_root: bool
 
 
+class CountUse(Protocol):
+    """Has a use of a join token counted for all relays of the fleet."""
+
+    async def counted(self, join_id: str, node_id: str) -> None:
+        """Return once the use is counted that ``node_id`` has spent here.
+
+        Raises:
+            JoinRefusedError: others have used the token up.
+            NotCountedError: it is not counted in time; it may be later.
+        """
+        ...
+
+
+class NotCountedError(PeerError):
+    """The servers that all relays share do not answer."""
+
+
 NameNode = Callable[[str, str, str, Sequence[str]], bool]
 """Names a node that enrols: node id, tenant, label, tags. Returns False if the label is not given."""
 
 
 class Enrolments:
-    """Enrols by the CA of ``environment`` and ``join_tokens``, which are of this machine."""
+    """Enrols by the CA of ``environment`` and ``join_tokens``, which are of this machine.
+
+    ``fleet`` counts uses of tokens where other relays may hold them too; None where there are none.
+    """
 
     def __init__(
         self,
         environment: PkiEnvironment,
         *,
         join_tokens: JoinTokens,
+        fleet: CountUse | None,
         name_node: NameNode,
         info: EnrolmentInfo,
     ) -> None:
         self._environment = environment
         self._ca, self._log = environment.ca, environment.log
         self._join_tokens = join_tokens
+        self._fleet = fleet
         self._name_node = name_node
         self._info = info
         self._slots = asyncio.Semaphore(_AT_ONCE)
@@ -145,13 +179,23 @@ class Enrolments:
         return self._answered(message, await self._in_turn(message))
 
     async def _in_turn(self, message: Mapping[str, Any]) -> _Issued:
-        """Decide on a thread: it waits for the disk and for locks that a command may hold."""
+        """Decide on threads: they wait for the disk and for locks that a command may hold."""
         if self._waiting >= _MAX_WAITING:
             raise EnrolmentRefusedError(EnrolmentRefusal.BUSY)
         self._waiting += 1
         try:
             async with self._slots:
-                return await asyncio.to_thread(self._decide, message)
+                asked = await asyncio.to_thread(self._spend, message)
+            # Without a slot: it waits for servers that may be away.
+            if self._fleet is not None:
+                await self._fleet.counted(asked.grant.id, asked.node_id)
+            async with self._slots:
+                return await asyncio.to_thread(self._issue, asked)
+        except JoinRefusedError:
+            raise EnrolmentRefusedError(EnrolmentRefusal.USED_UP) from None
+        except NotCountedError as error:
+            self._log.warning("a node cannot be enrolled", reason=str(error))
+            raise EnrolmentRefusedError(EnrolmentRefusal.NOT_COUNTED, retry_after_ms=AWAY_RETRY_MS) from None
         except (AuthorityError, StateError, OSError) as error:
             failing = (RefusalEvent.ENROLMENT_FAILING, "relay", EnrolmentRefusal.FAILING)
             if self._environment.refusals.count(*failing):
@@ -160,7 +204,11 @@ class Enrolments:
         finally:
             self._waiting -= 1
 
-    def _decide(self, message: Mapping[str, Any]) -> _Issued:
+    def _spend(self, message: Mapping[str, Any]) -> _Asked:
+        """Spend a use of the token on the node, before its leaf is issued.
+
+        After a crash in between, the same node alone can enrol with it again.
+        """
         join_id = message["join_id"]
         grant = self._join_tokens.find(join_id)
         if grant is None:
@@ -174,15 +222,16 @@ class Enrolments:
         except IdentityError as error:
             raise EnrolmentRefusedError(error.reason) from None
         self._check_free(node_id, public_key, join_id)
-        # Spent before the leaf is issued: after a crash in between, the same node alone can enrol again.
+        self._join_tokens.spend(join_id, node_id)
+        return _Asked(grant, node_id, message["csr"])
+
+    def _issue(self, asked: _Asked) -> _Issued:
+        grant, node_id = asked.grant, asked.node_id
         try:
-            self._join_tokens.spend(join_id, node_id)
-            leaf = self._ca.enrol(message["csr"], grant.tenant, join_id)
-            label_given = self._give_names(node_id, grant)
-        except JoinRefusedError:
-            raise EnrolmentRefusedError(EnrolmentRefusal.USED_UP) from None
+            leaf = self._ca.enrol(asked.csr, grant.tenant, grant.id)
         except IdTakenError:
             raise EnrolmentRefusedError(EnrolmentRefusal.ID_TAKEN) from None
+        label_given = self._give_names(node_id, grant)
         roots, server_roots = "".join(self._ca.roots()), "".join(self._ca.servers.roots())
         return _Issued(node_id, grant.tenant, leaf, roots, server_roots, grant.key, label_given)
 

@@ -4,6 +4,7 @@
 |---|---|
 | `create` | `tenant`, `key`, `expires_at_ms`, `uses`, `label` (one use alone) and `tags` if there are any |
 | `spend` | `node_id` |
+| `count` | `use`, `node_id`: which node's this use is, of 1 and more, for all relays of the fleet |
 | `revoke` | |
 
 The file holds the tokens' keys, so it is for its owner alone. Must not judge proofs, must not issue, and must
@@ -11,7 +12,7 @@ not know what a label or a tag may be.
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from hashlib import sha256
@@ -56,7 +57,8 @@ class JoinGrant:
     Attributes:
         label: of the one node that enrols with it; empty if none.
         tags: of every node that enrols with it.
-        node_ids: the nodes that enrolled with it, oldest first.
+        node_ids: the nodes that enrolled with it at this relay, oldest first.
+        counted: the uses that the relays of the fleet have counted, and of which node each is.
     """
 
     id: str
@@ -68,7 +70,15 @@ class JoinGrant:
     label: str = ""
     tags: tuple[str, ...] = ()
     node_ids: tuple[str, ...] = ()
+    counted: tuple[tuple[int, str], ...] = ()
     revoked: bool = False
+
+    @property
+    def used(self) -> int:
+        """How many nodes have used it."""
+        if not self.counted:
+            return len(self.node_ids)
+        return len({*self.node_ids, *(node_id for _, node_id in self.counted)})
 
     def state(self, now_ms: int) -> JoinState:
         """Return its state at ``now_ms``."""
@@ -76,7 +86,7 @@ class JoinGrant:
             return JoinState.REVOKED
         if now_ms >= self.expires_at_ms:
             return JoinState.EXPIRED
-        return JoinState.OPEN if len(self.node_ids) < self.uses else JoinState.USED_UP
+        return JoinState.OPEN if self.used < self.uses else JoinState.USED_UP
 
     def facts(self, now_ms: int) -> dict[str, Any]:
         """Return it for programs, without its key."""
@@ -86,6 +96,7 @@ class JoinGrant:
             "created_ms": self.created_ms,
             "expires_at_ms": self.expires_at_ms,
             "uses": self.uses,
+            "used": self.used,
             "label": self.label or None,
             "tags": list(self.tags),
             "node_ids": list(self.node_ids),
@@ -134,6 +145,10 @@ class _Grants:
             case "spend":
                 grant = self.grants[join_id]
                 self.grants[join_id] = replace(grant, node_ids=(*grant.node_ids, str(entry["node_id"])))
+            case "count":
+                grant = self.grants[join_id]
+                use = (int(entry["use"]), str(entry["node_id"]))
+                self.grants[join_id] = replace(grant, counted=(*grant.counted, use))
             case "revoke":
                 self.grants[join_id] = replace(self.grants[join_id], revoked=True)
             case other:
@@ -219,6 +234,22 @@ class JoinTokens:
                 raise JoinRefusedError("the join token is not good for another node")
             if node_id not in grant.node_ids:
                 self._append("spend", join_id, node_id=node_id)
+
+    def count(self, uses: Mapping[tuple[str, int], str]) -> None:
+        """Record uses as the fleet has counted them: whose each is, by the token's id and its number.
+
+        That node may not enrol with it here for that: who is told of a use is not told by the node.
+        """
+        now = self._now_ms()
+        with self._ledger.locked() as state:
+            known = {(join_id, use) for join_id, _ in uses for use, _ in state.grants[join_id].counted}
+            new = [
+                {"action": "count", "ts_ms": now, "id": join_id, "use": use, "node_id": node_id}
+                for (join_id, use), node_id in uses.items()
+                if (join_id, use) not in known
+            ]
+            if new:
+                self._ledger.append(*new)
 
     def revoke(self, join_id: str) -> bool:
         """Revoke the token; return whether it was not revoked before.

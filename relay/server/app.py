@@ -11,6 +11,7 @@ from dataclasses import replace
 from relay.audit import assembly as audit_assembly
 from relay.auth import assembly as auth_assembly
 from relay.auth.shared_revocations import SharedTokenRevocations
+from relay.auth.shared_token_keys import SharedTokenKeys
 from relay.broker import assembly as broker_assembly
 from relay.caller_tools import assembly as caller_tools_assembly
 from relay.calls import assembly as calls_assembly
@@ -25,6 +26,7 @@ from relay.mcp_api import assembly as mcp_assembly
 from relay.observability.node_labels import with_labels
 from relay.part import Part
 from relay.pki import assembly as pki_assembly
+from relay.pki.shared_join_token_uses import SharedJoinTokenUses
 from relay.pki.shared_leaves import SharedLeaves
 from relay.pki.shared_revocations import SharedRevocations
 from relay.server.clustered import joined
@@ -64,7 +66,7 @@ class Relay:
             [authority.root_pem()],
             authority.revoked_kids(),
         )
-        self.auth = auth_assembly.assemble(environment)
+        self.auth = auth_assembly.assemble(environment, authority)
         self.fleet = fleet_assembly.assemble(
             environment, self.audit, trust, self.pki.tls.to_broker, name_ledger
         )
@@ -74,10 +76,16 @@ class Relay:
         ledgers = (
             SharedRevocations(authority.ledger),
             SharedTokenRevocations(self.auth.revoked_tokens),
+            SharedTokenKeys(
+                self.auth.token_keys,
+                environment.metrics.cluster_entries.labels("token_key", "not_vouched_for").inc,
+                environment.log,
+            ),
+            SharedJoinTokenUses(self.pki.join_tokens, environment.now_ms, issues=authority.can_issue()),
             SharedLeaves(authority.ledger, issues=authority.can_issue()),
             SharedNames(name_ledger, environment.log),
         )
-        cluster = joined(environment, self.sessions, self.fleet.fleet, self.pki, self.auth, ledgers, reserve)
+        cluster = joined(environment, self.sessions, self.fleet.fleet, self.pki, ledgers, reserve)
         self.cluster = cluster.part
         self.telemetry = telemetry_assembly.assemble(
             environment,
@@ -184,7 +192,7 @@ class Relay:
         self, environment: RelayEnvironment, reserve: DescriptorReserve, sharing: Sharing
     ) -> TrustWatcher:
         """Return what applies the operator's decisions, and runs their follow-ups."""
-        follow = [self.pki.tls.refresh]
+        follow = [self.pki.tls.refresh, self.auth.vouching.follow]
         # What the broker reads is written by the relay with the CA's key, whose list of the revoked it signs.
         if environment.config.uses_broker_tls and self.pki.service is not None:
             follow.append(self.pki.broker_access.follow)
@@ -192,6 +200,8 @@ class Relay:
         return TrustWatcher(
             ca=self.pki.authority,
             tokens=self.auth.revoked_tokens,
+            keys=self.auth.token_keys,
+            accepted=self.auth.accepted_keys,
             names=self.fleet.name_ledger,
             fleet=self.fleet.fleet,
             sessions=self.sessions.node_sessions,

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from relay.auth.assembly import AuthPart
 from relay.calls.idempotency_store import IdempotencyStore
 from relay.calls.keyed_commands import KeyedCommands
 from relay.environment import RelayEnvironment
@@ -46,7 +45,6 @@ def joined(  # noqa: PLR0913, PLR0917 - the parts that it joins
     sessions: SessionsPart,
     fleet: Fleet,
     pki: PkiPart,
-    auth: AuthPart,
     ledgers: Sequence[SharedLedger],
     reserve: DescriptorReserve,
 ) -> Joined:
@@ -82,6 +80,9 @@ def joined(  # noqa: PLR0913, PLR0917 - the parts that it joins
         # Its own: enrolments and renewals that wait for a ledger must not delay a revocation.
         return await asyncio.get_running_loop().run_in_executor(thread, reserve.run, settle)
 
+    def roots() -> Sequence[str]:
+        return fleet.trust.root_kids()
+
     part = assembly.assemble(
         environment,
         config,
@@ -92,7 +93,8 @@ def joined(  # noqa: PLR0913, PLR0917 - the parts that it joins
         ledgers=ledgers,
         on_thread=on_thread,
         authority=pki.service,
-        issuer=auth.issuer,
+        roots=roots,
     )
     pki.elsewhere.connect(part.authority)
+    pki.counted_uses.connect(part.ledgers)
     return Joined(part.router, part.frames, part.peers, part, part.ledgers)

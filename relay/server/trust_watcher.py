@@ -17,8 +17,10 @@ from typing import TypeVar
 
 from structlog.typing import FilteringBoundLogger
 
-from relay.auth.ledger_freshness import LEAVES, NAMES, SHARED, SOURCES, TOKENS, Freshness
+from relay.auth.accepted_keys import AcceptedKeys
+from relay.auth.ledger_freshness import KEYS, LEAVES, NAMES, SHARED, SOURCES, TOKENS, Freshness
 from relay.auth.revoked_tokens import RevokedTokens
+from relay.auth.token_keys import AcceptedKey, TokenKeys
 from relay.fleet.change_notifier import ChangeNotifier
 from relay.fleet.fleet import Fleet
 from relay.fleet.name_ledger import NameLedger, NodeName
@@ -38,7 +40,7 @@ from schemas.text import printable
 
 INTERVAL_S = 0.25
 """How often the ledgers are polled."""
-_THREADS = 4
+_THREADS = 5
 """One for each ledger, and the one that counts those that are unchanged."""
 _POLL_S = 120.0
 """How long one poll may take: the ledgers of thousands of nodes, on a slow disk."""
@@ -54,7 +56,7 @@ _Names = tuple[Mapping[str, NodeName | None], AbstractSet[str]]
 
 
 class TrustWatcher:
-    """Watches the CA, the list of revoked tokens and the nodes' names for one relay.
+    """Watches the CA, the lists of revoked tokens and of their keys, and the nodes' names for one relay.
 
     ``follow_ups`` run after every change of certificates or roots; ``on_tokens`` are called with all revoked
     tokens when there is a new one; ``sharing`` is told of every change.
@@ -69,6 +71,8 @@ class TrustWatcher:
         *,
         ca: CertificateAuthority,
         tokens: RevokedTokens,
+        keys: TokenKeys,
+        accepted: AcceptedKeys,
         names: NameLedger,
         fleet: Fleet,
         sessions: NodeSessions,
@@ -84,6 +88,8 @@ class TrustWatcher:
     ) -> None:
         self._ca = ca
         self._tokens = tokens
+        self._keys = keys
+        self._accepted = accepted
         self._names = names
         self._fleet = fleet
         self._sessions = sessions
@@ -103,6 +109,7 @@ class TrustWatcher:
         self._stamps: dict[str, Callable[[], object]] = {
             LEAVES: lambda: ca.stamp,
             TOKENS: lambda: tokens.stamp,
+            KEYS: lambda: (keys.stamp, *self._roots),
             NAMES: lambda: names.stamp,
         }
         self._seen: dict[str, object] = {}
@@ -125,10 +132,12 @@ class TrustWatcher:
         self._seen = {name: stamp_of() for name, stamp_of in self._stamps.items()}
         self._roots, self._kids, self._revoked_as, self._moved, self._retired, enrolled = self._read_leaves()
         self._fleet.absences.enrolled = enrolled
+        self._seen[KEYS] = self._stamps[KEYS]()
         self._jtis = self._tokens.jtis()
         self._fleet.change_trust(self._roots, self._kids | self._revoked_as)
         for act in self._on_tokens:
             act(self._jtis)
+        self._accepted.accept(self._keys.accepted())
         # Not logged: these names were given before.
         self._apply_names(self._read_names())
         for source in SOURCES:
@@ -171,6 +180,7 @@ class TrustWatcher:
         await asyncio.gather(
             self._when_changed(LEAVES, self._read_leaves, self._leaves_changed),
             self._when_changed(TOKENS, self._tokens.jtis, self._tokens_changed),
+            self._when_changed(KEYS, self._keys.accepted, self._keys_changed),
             self._when_changed(NAMES, self._read_names, self._names_changed),
         )
         if self._sharing.understands:
@@ -260,6 +270,10 @@ class TrustWatcher:
             act(self._jtis)
         for jti in sorted(revoked):
             self._records.add("token_revoked", jti=jti)
+
+    def _keys_changed(self, keys: Mapping[str, AcceptedKey]) -> None:
+        for kid in sorted(self._accepted.accept(keys)):
+            self._records.add("token_key_accepted", kid=kid)
 
     def _read_names(self) -> _Names:
         # On a thread: comparing the names of thousands of nodes takes a millisecond or more.

@@ -23,6 +23,7 @@ FILES_OF_THE_RELAY = {
     "ca/root.key": ["ca", "issue", "--mock", "1", "--out", "mocks"],
     "ca/ledger.jsonl": ["ca", "list"],
     "token.key": ["token", "issue", "--sub", "agent"],
+    "token_keys.jsonl": ["token", "rotate-key"],
     "join_tokens.jsonl": ["join-token", "create"],
     "revoked_tokens.jsonl": ["token", "revoke", "x", "--foreign"],
     "node_names.jsonl": ["node", "list"],

@@ -2,7 +2,8 @@
 
 Steps: make a backup without the CA's key, and restore it as a second relay · enrol a node there, and call
 it · the relay with the key is gone: the node is called all the same, and another is told when to try again ·
-it is back: that one enrols.
+it is back: that one enrols · replace the key of agents' tokens: the second relay accepts tokens by it, and by
+the old one.
 """
 
 import asyncio
@@ -91,6 +92,13 @@ class Fleet:
         command = ["kubelet", "run", "--state-dir", state, "--loopback-port", "0", *relays]
         await self.second.processes.start(name, [sys.executable, "-P", "-m", *command])
 
+    async def admits(self, token: str) -> bool:
+        """Return whether the second relay accepts the token."""
+        root = (self.second.plan.state.ca / "server-root.pem").read_text()
+        headers = {"Authorization": f"Bearer {token}"}
+        async with httpx2.AsyncClient(headers=headers, verify=client_context(root), trust_env=False) as http:
+            return (await http.post(mcp_url(self.second.url), json={})).status_code != 401
+
     async def echo(self, node_id: str, token: str) -> object:
         """Call the node by way of the second relay, once it is listed and connected."""
         headers = {"Authorization": f"Bearer {token}"}
@@ -160,3 +168,15 @@ async def test_nodes_enrol_at_a_relay_that_has_no_key_of_the_ca(fleet: Fleet, tm
     await first.start()
     enrolled = await second.enroll("garage", next_token)
     assert enrolled.code == 0, enrolled.err
+
+    # Another key signs tokens. The second relay has neither, and verifies by both.
+    await first.command("token", "rotate-key")
+    after = (await first.command("token", "issue", "--sub", "agent")).out.strip()
+    async with asyncio.timeout(BOUND_S):
+        while not await fleet.admits(after):  # noqa: ASYNC110 - nothing announces it
+            await asyncio.sleep(0.05)
+    for token in (after, agent.strip()):
+        assert await fleet.echo(facts["node_id"], token) == "hello"
+    assert not second.plan.state.token_key.exists()
+    refused = await run("relay", "token", "issue", "--sub", "x", "--state-dir", second.plan.state.root)
+    assert (refused.code, refused.out) == (3, "")

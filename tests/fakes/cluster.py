@@ -37,7 +37,7 @@ from tests.fakes.polling import BOUND_S, until
 from tests.fakes.routers import ScriptedRouter
 
 TENANT = "acme"
-ISSUER = "ab" * 32
+ROOTS = ["ab" * 32]
 
 
 @dataclass
@@ -174,7 +174,7 @@ class Member:
             ledgers=ledgers,
             on_thread=asyncio.to_thread,
             authority=authority,
-            issuer=ISSUER,
+            roots=lambda: ROOTS,
         )
         member = cls(part, nodes, router, replace(fake, environment=environment), seen)
         running = asyncio.create_task(part.run())

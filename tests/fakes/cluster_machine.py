@@ -1,17 +1,22 @@
 """The state directory of one relay of a fleet, as far as its ledgers are shared: real files, and a CA."""
 
 import os
+import shutil
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from relay.auth.revoked_tokens import RevokedTokens
 from relay.auth.shared_revocations import SharedTokenRevocations
+from relay.auth.shared_token_keys import SharedTokenKeys
+from relay.auth.token_keys import TokenKeys
 from relay.config import ClusterConfig
 from relay.fleet.name_ledger import NameLedger
 from relay.fleet.shared_names import SharedNames
 from relay.pki.authority import CertificateAuthority
+from relay.pki.join_tokens import JoinTokens
+from relay.pki.shared_join_token_uses import SharedJoinTokenUses
 from relay.pki.shared_leaves import SharedLeaves
 from relay.pki.shared_revocations import SharedRevocations
 from relay.shared_ledger import SharedLedger
@@ -27,22 +32,50 @@ from tests.fakes.signer import NOW_MS, key_named
 
 @dataclass
 class Machine:
-    """One relay's state directory with a CA of its own, which knows no node of the others."""
+    """One relay's state directory with a CA of its own, which knows no node of the others.
+
+    Attributes:
+        keys, join_tokens: as the relay reads them.
+        lines: what it has logged of them.
+    """
 
     directory: Path
     ca: CertificateAuthority
     tokens: RevokedTokens
     names: NameLedger
+    keys: TokenKeys
+    join_tokens: JoinTokens
     issues: bool
+    lines: LogLines = field(default_factory=LogLines)
+    refused: int = 0
 
     @classmethod
     def made(cls, directory: Path, *, issues: bool) -> "Machine":
         """Return one that has decided nothing; ``issues``: the CA's key is there."""
+        CertificateAuthority(directory / "ca", FakeClock(NOW_MS), os.urandom).create()
+        return cls.at(directory, issues=issues)
+
+    @classmethod
+    def like(cls, other: "Machine", directory: Path) -> "Machine":
+        """Return one of the same CA without its key, which has decided nothing."""
+        shutil.copytree(other.directory / "ca", directory / "ca", ignore=shutil.ignore_patterns("*.key"))
+        return cls.at(directory, issues=False)
+
+    @classmethod
+    def restored(cls, other: "Machine", directory: Path) -> "Machine":
+        """Return one that a backup of ``other`` is restored to, as it is now."""
+        shutil.copytree(other.directory, directory)
+        return cls.at(directory, issues=other.issues)
+
+    @classmethod
+    def at(cls, directory: Path, *, issues: bool) -> "Machine":
+        """Return the one whose files are in ``directory``."""
         ca = CertificateAuthority(directory / "ca", FakeClock(NOW_MS), os.urandom)
-        ca.create()
         tokens = RevokedTokens(directory / "revoked_tokens.jsonl")
         names = NameLedger(directory / "node_names.jsonl", FakeClock(NOW_MS))
-        return cls(directory, ca, tokens, names, issues)
+        keys = TokenKeys(directory / "token_keys.jsonl", ca, FakeClock(NOW_MS))
+        join_tokens = JoinTokens(directory / "join_tokens.jsonl", FakeClock(NOW_MS), os.urandom)
+        return cls(directory, ca, tokens, names, keys, join_tokens, issues)
 
     def issued(self, node_id: str) -> str:
         """Return the kid of a node's certificate."""
@@ -54,9 +87,14 @@ class Machine:
         return (
             SharedRevocations(self.ca.ledger),
             SharedTokenRevocations(self.tokens),
+            SharedTokenKeys(self.keys, self._count_refused, make_logger("relay", self.lines)),
+            SharedJoinTokenUses(self.join_tokens, FakeClock(NOW_MS), issues=self.issues),
             SharedLeaves(self.ca.ledger, issues=self.issues),
             SharedNames(self.names, make_logger("relay", LogLines())),
         )
+
+    def _count_refused(self) -> None:
+        self.refused += 1
 
     @asynccontextmanager
     async def joined(self, cluster: ClusterConfig, registry: SchemaRegistry) -> AsyncIterator[Member]:

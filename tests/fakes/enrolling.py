@@ -12,7 +12,7 @@ from relay.fleet.name_ledger import NameLedger
 from relay.http.routes import make_routes
 from relay.pki.authority import CertificateAuthority
 from relay.pki.enrolment_endpoint import EnrolmentEndpoint
-from relay.pki.enrolments import EnrolmentInfo, Enrolments, NameNode
+from relay.pki.enrolments import CountUse, EnrolmentInfo, Enrolments, NameNode
 from relay.pki.environment import PkiEnvironment
 from relay.pki.join_tokens import JoinTokens
 from schemas.addresses import BrokerAddress
@@ -35,11 +35,18 @@ def environment_of(hub: Hub, ca: CertificateAuthority) -> PkiEnvironment:
     return PkiEnvironment(ca, hub.audit, hub.refusals, hub.log, hub.clock)
 
 
-def enrolments_of(
-    hub: Hub, ca: CertificateAuthority, join_tokens: JoinTokens, name_node: NameNode, info: EnrolmentInfo
+def enrolments_of(  # noqa: PLR0913, PLR0917 - what it is made of
+    hub: Hub,
+    ca: CertificateAuthority,
+    join_tokens: JoinTokens,
+    name_node: NameNode,
+    info: EnrolmentInfo,
+    fleet: CountUse | None = None,
 ) -> Enrolments:
-    """Return what decides who is enrolled with ``join_tokens``."""
-    return Enrolments(environment_of(hub, ca), join_tokens=join_tokens, name_node=name_node, info=info)
+    """Return what decides who is enrolled with ``join_tokens``, whose uses ``fleet`` counts."""
+    return Enrolments(
+        environment_of(hub, ca), join_tokens=join_tokens, fleet=fleet, name_node=name_node, info=info
+    )
 
 
 def endpoint_of(

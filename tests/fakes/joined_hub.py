@@ -16,7 +16,7 @@ from relay.routing.peers import Peers
 from relay.routing.port import NodeFrames
 from schemas.registry import SchemaRegistry
 from schemas.ulids import UlidSource
-from tests.fakes.cluster import ISSUER
+from tests.fakes.cluster import ROOTS
 from tests.fakes.environment import config, fake_environment
 from tests.fakes.hub import Hub
 from tests.fakes.polling import until
@@ -65,7 +65,7 @@ class JoinedHub(Hub):
             ledgers=(),
             on_thread=asyncio.to_thread,
             authority=None,
-            issuer=ISSUER,
+            roots=lambda: ROOTS,
         )
         return self.part.frames, self.part.peers
 

@@ -19,6 +19,7 @@ from kubelet.session.tls import NodeTls
 from relay.audit.verified_head import keep_verified_head, read_verified_head
 from relay.auth.issued_tokens import IssuedToken, IssuedTokens
 from relay.auth.revoked_tokens import RevokedTokens
+from relay.auth.token_keys import TokenKeys
 from relay.config import StateFiles
 from relay.fleet.name_ledger import NameLedger
 from relay.kept_settings import KeptSettings, read_kept, write_kept
@@ -33,7 +34,7 @@ from schemas.strict_json import MAX_SAFE_INTEGER
 from tests.fakes.clock import FakeClock
 from tests.fakes.disk import full_disk
 from tests.fakes.lines import LogLines
-from tests.fakes.signer import NODE_ID, NOW_MS, TENANT
+from tests.fakes.signer import NODE_ID, NOW_MS, TENANT, key_named
 
 LOG = make_logger("relay", LogLines())
 CLOCK = FakeClock(NOW_MS)
@@ -62,6 +63,8 @@ def state(tmp_path_factory: pytest.TempPathFactory) -> State:
     assert all(names.claim(caller, f"{TENANT}/agent") for caller in ("one", "two"))
     last_issued(node).advance(NOW_MS, NOW_MS)
     load_or_create_key(relay.token_key, os.urandom)
+    for name in ("one", "other"):
+        token_keys(relay).add(bytes(key_named(name).verify_key), NOW_MS)
     write_kept(relay.settings, KeptSettings(public_url="https://hub.example", tenant=TENANT))
     keep_verified_head(relay.audit_verified, "ab" * 32, NOW_MS)
     for jti in (JTI, OTHER_JTI):
@@ -80,6 +83,10 @@ def authority(relay: StateFiles) -> CertificateAuthority:
 
 def join_tokens(relay: StateFiles) -> JoinTokens:
     return JoinTokens(relay.join_tokens, CLOCK, os.urandom)
+
+
+def token_keys(relay: StateFiles) -> TokenKeys:
+    return TokenKeys(relay.token_keys, authority(relay), CLOCK)
 
 
 def last_issued(node: Path) -> LastIssued:
@@ -195,6 +202,11 @@ LEDGERS: Sequence[tuple[str, Callable[[State], Path], Callable[[State], Sequence
         "revoked_tokens.jsonl",
         lambda state: state.relay.revoked_tokens,
         lambda state: sorted(RevokedTokens(state.relay.revoked_tokens).jtis()),
+    ),
+    (
+        "token_keys.jsonl",
+        lambda state: state.relay.token_keys,
+        lambda state: list(token_keys(state.relay).entries()),
     ),
     (
         "issued_tokens.jsonl",

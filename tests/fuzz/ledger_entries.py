@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -11,19 +11,27 @@ from nats.aio.msg import Msg
 
 from relay.auth.revoked_tokens import RevokedTokens
 from relay.auth.shared_revocations import SharedTokenRevocations
+from relay.auth.shared_token_keys import SharedTokenKeys
+from relay.auth.token_keys import TokenKey, TokenKeys, key_of
 from relay.cluster.ledger_stream import LedgerStream, NotUnderstoodError
 from relay.fleet.name_ledger import NameLedger
 from relay.fleet.shared_names import SharedNames
 from relay.pki.ca_ledger import CaLedger
+from relay.pki.join_tokens import JoinTokens
+from relay.pki.shared_join_token_uses import SharedJoinTokenUses
 from relay.pki.shared_leaves import SharedLeaves
 from relay.pki.shared_revocations import SharedRevocations
 from relay.shared_ledger import SharedLedger
+from schemas.canonical import jcs
+from schemas.endorsement import endorse_token_key
 from schemas.files import PRIVATE
+from schemas.identity import certificates_in, kid_of
 from schemas.process.logs import make_logger
 from schemas.registry import SchemaRegistry
+from schemas.ulids import UlidSource
 from tests.fakes.hostile_texts import is_clean
 from tests.fakes.lines import LogLines
-from tests.fakes.signer import NODE_ID, NOW_MS, TENANT
+from tests.fakes.signer import NODE_ID, NOW_MS, TENANT, SimulatedCa, key_named
 from tests.fuzz.live import check_log
 from tests.fuzz.scratch import directory
 from tests.fuzz.target import Target, text_of
@@ -31,6 +39,22 @@ from tests.fuzz.target import Target, text_of
 if TYPE_CHECKING:
     from nats.aio.client import Client
 
+
+class _Ca(SimulatedCa):
+    """A CA that vouches for keys of tokens."""
+
+    def roots(self) -> Sequence[str]:
+        return [self.root_pem]
+
+    def endorse_token_key(self, statement: bytes) -> Mapping[str, str]:
+        return {kid_of(certificates_in(self.root_pem)[0]): endorse_token_key(self.key, statement)}
+
+    def can_issue(self) -> bool:
+        return True
+
+
+_CA: Final = _Ca()
+_USES: Final = 2
 _FIRST: Final = "edge.f.ledger."
 _METADATA: Final = "$JS.ACK.edge_f_ledger.reader.1.7.7.1700000000000000000.0"
 
@@ -42,6 +66,8 @@ def ledger_entry(data: bytes) -> None:
     shutil.rmtree(path, ignore_errors=True)
     path.mkdir(mode=0o700)
     (path / "ledger.jsonl").touch(PRIVATE)
+    join = _join_tokens().create(TENANT, 3600, _USES, _CA.root_pem)
+    assert join.id == _JOIN_ID
     stream = LedgerStream("f", _ledgers(lines), _registry())
     message = Msg(cast("Client", None), f"{_FIRST}{text_of(subject)}", _METADATA, value)
     try:
@@ -56,6 +82,11 @@ def ledger_entry(data: bytes) -> None:
     read.ledger.settle(arrived, known)
     assert _files() == written
     again = {ledger.kind: ledger.settle({}, frozenset()) for ledger in _ledgers(lines)}  # as after a restart
+    if isinstance(read.ledger, SharedTokenKeys):
+        assert again[read.ledger.kind].keys() == (known if read.entry == _TOKEN_KEY else set())
+    if isinstance(read.ledger, SharedJoinTokenUses):
+        counts = read.entry["token"] == _JOIN_USE["token"] and read.entry["use"] <= _USES
+        assert again[read.ledger.kind].keys() == (known if counts else set())
     if isinstance(read.ledger, SharedRevocations | SharedTokenRevocations):
         assert again[read.ledger.kind].keys() == known
     check_log(lines)
@@ -68,9 +99,20 @@ def _ledgers(lines: LogLines) -> tuple[SharedLedger, ...]:
     return (
         SharedRevocations(issued),
         SharedTokenRevocations(RevokedTokens(path / "revoked")),
+        SharedTokenKeys(TokenKeys(path / "keys", _CA, _now_ms), lambda: None, log),
+        SharedJoinTokenUses(_join_tokens(), _now_ms, issues=True),
         SharedLeaves(issued, issues=False),
         SharedNames(NameLedger(path / "names", lambda: NOW_MS), log),
     )
+
+
+def _join_tokens() -> JoinTokens:
+    # Without chance, so that the token that is made has one id.
+    return JoinTokens(directory() / "shared" / "joins", _now_ms, bytes)
+
+
+def _now_ms() -> int:
+    return NOW_MS
 
 
 def _files() -> Mapping[str, bytes]:
@@ -87,6 +129,11 @@ def _entry(kind: str, key: str, entry: Mapping[str, Any]) -> bytes:
 
 
 _KID: Final = "ab" * 32
+_KEY: Final = TokenKey(bytes(key_named("the key of tokens").verify_key), 0, 0)
+((_ROOT, _SIGNATURE),) = _CA.endorse_token_key(jcs(_KEY.members())).items()
+_TOKEN_KEY: Final = _KEY.members() | {"root": _ROOT, "signature": _SIGNATURE}
+_JOIN_ID: Final = UlidSource(_now_ms, bytes).new()
+_JOIN_USE: Final = {"token": sha256(_JOIN_ID.encode()).hexdigest(), "use": 1, "node_id": NODE_ID}
 TARGETS: Final = {
     "ledger_entry": Target(
         ledger_entry,
@@ -110,6 +157,8 @@ TARGETS: Final = {
                 "name", NODE_ID, {"node_id": NODE_ID, "tenant": TENANT, "label": "den", "tags": ["gateway"]}
             ),
             _entry("name", NODE_ID, {"node_id": NODE_ID, "forgotten": True}),
+            _entry("token_key", key_of(_TOKEN_KEY), _TOKEN_KEY),
+            _entry("join_token_use", f"{_JOIN_USE['token']}-1", _JOIN_USE),
         ),
         max_bytes=4096,
     ),

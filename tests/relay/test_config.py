@@ -28,6 +28,7 @@ def test_all_state_lies_below_one_directory() -> None:
     paths = [
         files.ca,
         files.token_key,
+        files.token_keys,
         files.join_tokens,
         files.marks,
         files.audit,
@@ -36,7 +37,7 @@ def test_all_state_lies_below_one_directory() -> None:
     ]
     assert {path.parent for path in paths} == {root}
     assert {files.own_tls.certificate.parent, files.own_tls.key.parent} == {root / "tls"}
-    assert len(set(paths)) == 7
+    assert len(set(paths)) == 8
 
 
 def test_state_lies_in_the_system_for_root_and_in_the_home_for_others() -> None:

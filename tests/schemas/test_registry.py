@@ -117,7 +117,7 @@ EXAMPLES: dict[str, Any] = {
     "cluster.identity@1.0.0": {
         "relay": REQUEST_ULID,
         "url": "https://relay.example",
-        "issuer": "ab" * 32,
+        "roots": ["ab" * 32],
     },
     "cluster.node@1.0.0": {"relay": REQUEST_ULID, "session_id": REQUEST_ULID, "connected": True},
     "cluster.relay@1.0.0": {"url": "https://relay.example"},
@@ -131,6 +131,14 @@ EXAMPLES: dict[str, Any] = {
         "issued_ms": NOW_MS,
         "not_after_ms": NOW_MS + 1,
     },
+    "cluster.token_key@1.0.0": {
+        "public_key": "ab" * 32,
+        "made_ms": NOW_MS,
+        "others_until_ms": NOW_MS,
+        "root": "cd" * 32,
+        "signature": "x" * 86,
+    },
+    "cluster.join_token_use@1.0.0": {"token": "ab" * 32, "use": 1, "node_id": NODE_ID},
     "cluster.token_revocation@1.0.0": {"jti": "a token of another issuer", "revoked_ms": NOW_MS},
     "cluster.revocation@1.0.0": {"kid": "ab" * 32, "serial": "1f", "revoked_ms": NOW_MS},
     "enrol.response@1.0.0": {

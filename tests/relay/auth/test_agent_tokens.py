@@ -8,7 +8,9 @@ import pytest
 import pytest_asyncio
 from nacl.signing import SigningKey
 
+from relay.auth.accepted_keys import AcceptedKeys
 from relay.auth.agent_tokens import Authenticator, Principal, TokenIssuer, TokenOptionError, key_id
+from relay.auth.token_keys import AcceptedKey
 from schemas.keys import base64url
 from schemas.registry import SchemaRegistry
 from schemas.tokens import AGENT_REF, TokenError, TokenVerifier, sign_token
@@ -397,6 +399,20 @@ async def test_a_principal_is_rejected_once_its_issuer_replaces_the_key(
     await not_recognised(world, outside_token(kid="unknown"))
     assert rejected(world.authenticator, principal) == "unknown_key"
     world.authenticator.check(ours)
+
+
+def test_a_token_is_accepted_until_its_key_ends(verifier: CountingVerifier, clock: FakeClock) -> None:
+    public_key, kid = bytes(KEY.verify_key), key_id(bytes(KEY.verify_key))
+    keys = AcceptedKeys(clock)
+    keys.accept({kid: AcceptedKey(public_key, None)})
+    authenticator = Authenticator(verifier, keys, ISSUER, AUDIENCE, clock)
+    principal = authenticator.identify(token())
+    keys.accept({kid: AcceptedKey(public_key, NOW_MS + 1)})
+    authenticator.check(principal)
+    assert authenticator.identify(token()) is principal
+    clock.advance(1)
+    assert refused(authenticator, token()) == "unknown_key"
+    assert rejected(authenticator, principal) == "unknown_key"
 
 
 # --- issuing ------------------------------------------------------------------------------------------

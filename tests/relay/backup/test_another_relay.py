@@ -7,13 +7,15 @@ import pytest
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from cryptography.x509 import load_pem_x509_certificate
 
+from relay.auth.agent_tokens import key_id
+from relay.auth.token_keys import TokenKeys
 from relay.backup.another_relay import save_for_another_relay
 from relay.backup.archive import pack, unpack
 from relay.backup.state import RestoreError, restore, save
 from relay.config import StateFiles
 from relay.fleet.name_ledger import NameLedger
 from relay.kept_settings import KeptSettings, read_kept
-from relay.key_files import load_or_create_key
+from relay.key_files import load_or_create_key, read_key
 from relay.pki.authority import CertificateAuthority
 from relay.pki.errors import AuthorityStateError
 from relay.pki.join_tokens import JoinTokens
@@ -43,7 +45,8 @@ def used(tmp_path: Path) -> StateFiles:
     ca.rotate_root()
     ca.servers.rotate()
     JoinTokens(state.join_tokens, FakeClock(NOW_MS), os.urandom).create("acme", 3600, 1, ca.root_pem())
-    load_or_create_key(state.token_key, os.urandom)
+    key = load_or_create_key(state.token_key, os.urandom)
+    TokenKeys(state.token_keys, ca, FakeClock(NOW_MS)).add(bytes(key.verify_key), NOW_MS)
     NameLedger(state.node_names, FakeClock(NOW_MS)).label(NODE_ID, "acme", "greenhouse pi")
     make_private_directory(state.own_tls.key.parent)
     for pair in (state.own_tls, state.broker_client_tls):
@@ -56,14 +59,15 @@ def saved(state: StateFiles, kept: KeptSettings = KEPT) -> bytes:
     return save_for_another_relay(state, authority(state), kept, NOW_MS, os.urandom)
 
 
-def test_no_key_of_the_ca_and_no_join_token_leaves_the_relay(used: StateFiles, tmp_path: Path) -> None:
+def test_no_key_by_which_anything_is_issued_leaves_the_relay(used: StateFiles, tmp_path: Path) -> None:
     archive = saved(used)
-    for secret in (*used.ca.glob("*.key"), used.join_tokens, used.own_tls.key):
+    for secret in (*used.ca.glob("*.key"), used.token_key, used.join_tokens, used.own_tls.key):
         assert secret.read_bytes() not in archive
     other = StateFiles(tmp_path / "other")
     assert not restore(archive, other)
     assert not authority(other).can_issue()
     assert not list(other.ca.glob("*.key"))
+    assert not other.token_key.exists()
     assert not other.join_tokens.exists()
 
 
@@ -73,7 +77,8 @@ def test_the_other_relay_knows_the_fleet_as_this_one_does(used: StateFiles, tmp_
     theirs = authority(other)
     assert (theirs.roots(), theirs.servers.roots()) == (ours.roots(), ours.servers.roots())
     assert theirs.in_force().keys() == {NODE_ID}
-    assert other.token_key.read_bytes() == used.token_key.read_bytes()
+    keys = TokenKeys(other.token_keys, theirs, FakeClock(NOW_MS)).accepted()
+    assert keys.keys() == {key_id(bytes(read_key(used.token_key).verify_key))}
     assert read_kept(other.settings) == KeptSettings(URL, "mqtts://relay.example:8883", tenant="acme")
     servers = certificates_in("".join(theirs.servers.roots()))
     for root in theirs.roots():

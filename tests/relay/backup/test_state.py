@@ -101,7 +101,7 @@ def test_a_restored_state_is_the_one_that_was_saved_but_for_what_a_relay_makes_b
 
 
 def test_every_part_of_the_state_is_either_saved_or_made_anew() -> None:
-    tokens = {"token_key", "join_tokens", "issued_tokens", "revoked_tokens"}
+    tokens = {"token_key", "token_keys", "join_tokens", "issued_tokens", "revoked_tokens"}
     saved = {"ca", *tokens, "node_names", "settings", "own_tls", "broker_client_tls", "marks"}
     made_anew = {"broker", "broker_tls", "audit", "audit_verified"}
     # A part that is new must be put on one of the two sides, and into ``save`` if it is the first.

@@ -1,5 +1,6 @@
 import asyncio
 import json
+import os
 import signal
 import stat
 import subprocess
@@ -15,11 +16,13 @@ import pytest
 
 from relay.auth.agent_tokens import key_id
 from relay.auth.revoked_tokens import RevokedTokens
+from relay.auth.token_keys import TokenKeys
 from relay.cli.entry import main
 from relay.config import StateFiles, View
 from relay.demo.local_system import issue_token
 from relay.http.listener import bind
 from relay.key_files import read_key
+from relay.pki.authority import CertificateAuthority
 from schemas.addresses import PLAIN_OPTION, HostPort
 from schemas.certificates import make_csr, verify_leaf
 from schemas.endorsement import is_server_root
@@ -31,6 +34,7 @@ from schemas.keys import from_base64url
 from schemas.registry import SchemaRegistry
 from schemas.tokens import AGENT_REF, TokenVerifier
 from tests.fakes.audits import WrittenAudit
+from tests.fakes.clock import FakeClock
 from tests.fakes.demo import plan_below
 from tests.fakes.homeless import without_home
 from tests.fakes.relay_command import FREE_PORT, Outcome
@@ -720,6 +724,67 @@ def test_what_is_no_jti_is_a_wrong_command_line(relay: Relay, state: Path, jti: 
     assert outcome.code == 2
     assert outcome.error.isprintable()
     assert not (state / "revoked_tokens.jsonl").exists()
+
+
+def test_a_new_key_signs_tokens_and_those_by_the_old_one_are_accepted_until_its_end(
+    relay: Relay, state: Path
+) -> None:
+    relay("ca", "init")
+    old = read_key(state / "token.key")
+    before = now_ms(state / "token.key")
+    rotated = relay("token", "rotate-key", "--overlap", "2d", "--json")
+    facts = json.loads(rotated.out)
+    new = read_key(state / "token.key")
+    assert mode(state / "token.key") == mode(state / "token_keys.jsonl") == 0o600
+    kids = [key_id(bytes(key.verify_key)) for key in (old, new)]
+    assert facts == {"kid": kids[1], "old_keys_until_ms": facts["old_keys_until_ms"]}
+    assert facts["old_keys_until_ms"] >= before + 2 * 86_400_000
+    accepted = token_keys(state).accepted()
+    assert {kid: key.until_ms for kid, key in accepted.items()} == {
+        kids[0]: facts["old_keys_until_ms"],
+        kids[1]: None,
+    }
+    header = relay("token", "issue", "--sub", "agent-1").out.split(".")[0]
+    assert json.loads(from_base64url(header))["kid"] == kids[1]
+
+
+def test_the_key_of_a_relay_that_never_ran_ends_too_when_it_is_replaced(relay: Relay, state: Path) -> None:
+    relay("ca", "init")
+    (state / "token_keys.jsonl").unlink()
+    old = key_id(bytes(read_key(state / "token.key").verify_key))
+    outcome = relay("token", "rotate-key")
+    assert "tokens by older keys are accepted until" in outcome.err
+    assert "make a backup now" in outcome.err
+    until_ms = token_keys(state).accepted()[old].until_ms
+    assert until_ms is not None
+
+
+def test_a_key_that_was_replaced_signs_no_token(relay: Relay, state: Path) -> None:
+    relay("ca", "init")
+    old = (state / "token.key").read_text()
+    relay("token", "rotate-key")
+    write_atomic(state / "token.key", old, PRIVATE)  # as from a backup
+    outcome = relay("token", "issue", "--sub", "agent-1")
+    assert (outcome.code, outcome.out) == (3, "")
+    assert "relay token rotate-key" in outcome.error
+
+
+def test_without_the_keys_tokens_are_issued_elsewhere_and_revoked_here(relay: Relay, state: Path) -> None:
+    relay("ca", "init")
+    for file in (*(state / "ca").glob("*.key"), state / "token.key"):
+        file.unlink()
+    issued, rotated = relay("token", "issue", "--sub", "agent-1"), relay("token", "rotate-key")
+    assert (issued.code, rotated.code) == (3, 3)
+    assert "issue them on the relay with the CA's key" in issued.error
+    assert "replace the key on the relay that has it" in rotated.error
+    assert not (state / "token.key").exists()
+    assert relay("token", "revoke", "a-jti", "--foreign").code == 0
+    assert relay("token", "list").code == 0
+
+
+def token_keys(state: Path) -> TokenKeys:
+    files, clock = StateFiles(state), FakeClock(NOW_MS)
+    return TokenKeys(files.token_keys, CertificateAuthority(files.ca, clock, os.urandom), clock)
 
 
 def test_nothing_is_revoked_where_there_is_no_relay(relay: Relay, state: Path) -> None:

@@ -25,7 +25,7 @@ from tests.fakes.seconds import Seconds
 pytestmark = pytest.mark.processes
 
 URL, OTHER_URL = "https://relay.example", "https://other.example"
-KEY, OTHER_KEY = "ab" * 32, "cd" * 32
+ROOT, NEXT_ROOT, OTHER_ROOT = "ab" * 32, "cd" * 32, "ef" * 32
 FIRST, SECOND, THIRD = (f"01HZX9K3M4P7Q8R9S0T1V2W3X{letter}" for letter in "ABC")
 
 
@@ -41,7 +41,10 @@ class Joining:
         self._unchecked = unchecked
         self.lines = LogLines()
         log = make_logger("relay", self.lines)
-        self.identity = FleetIdentity(own, fleet=FLEET, registry=registry, log=log, sleep=self._repeat)
+        self.own = own
+        self.identity = FleetIdentity(
+            lambda: self.own, fleet=FLEET, registry=registry, log=log, sleep=self._repeat
+        )
         self.again = asyncio.Event()
         self.pauses = 0
         self.connection = ClusterConnection(
@@ -81,7 +84,7 @@ class Joining:
     async def joined(self) -> None:
         """Return once it answers those that connect."""
         await until(lambda: self.connection.is_connected)
-        question = encoded({"relay": THIRD, "url": URL, "issuer": KEY}).encode()
+        question = encoded({"relay": THIRD, "url": URL, "roots": [ROOT]}).encode()
         async with asyncio.timeout(BOUND_S):
             while True:
                 with suppress(NoResponderError):
@@ -91,9 +94,9 @@ class Joining:
 
 
 async def test_relays_that_agree_join(nats: NatsServer, registry: SchemaRegistry) -> None:
-    async with Joining(nats, Identity(FIRST, URL, KEY), registry) as first:
+    async with Joining(nats, Identity(FIRST, URL, [ROOT]), registry) as first:
         await first.joined()
-        async with Joining(nats, Identity(SECOND, URL, KEY), registry) as second:
+        async with Joining(nats, Identity(SECOND, URL, [ROOT]), registry) as second:
             await second.joined()
             assert first.connection.is_connected
             assert first.lines.entries("another relay is not of this fleet") == []
@@ -102,15 +105,15 @@ async def test_relays_that_agree_join(nats: NatsServer, registry: SchemaRegistry
 @pytest.mark.parametrize(
     ("other", "todo"),
     [
-        (Identity(SECOND, OTHER_URL, KEY), "give both the same --public-url"),
-        (Identity(SECOND, URL, OTHER_KEY), "copy its token.key"),
+        (Identity(SECOND, OTHER_URL, [ROOT]), "give both the same --public-url"),
+        (Identity(SECOND, URL, [OTHER_ROOT]), "copy its ca/previous.pem and ca/root.pem"),
     ],
-    ids=["url", "key"],
+    ids=["url", "roots"],
 )
 async def test_a_relay_that_differs_does_not_join_and_says_what_to_do_once(
     nats: NatsServer, registry: SchemaRegistry, other: Identity, todo: str
 ) -> None:
-    async with Joining(nats, Identity(FIRST, URL, KEY), registry) as first:
+    async with Joining(nats, Identity(FIRST, URL, [ROOT]), registry) as first:
         await first.joined()
         async with Joining(nats, other, registry) as refused:
             await until(lambda: refused.pauses >= 3)
@@ -124,12 +127,28 @@ async def test_a_relay_that_differs_does_not_join_and_says_what_to_do_once(
             assert SECOND in line["reason"]
 
 
+async def test_relays_of_which_one_has_another_root_already_are_of_one_fleet(
+    nats: NatsServer, registry: SchemaRegistry
+) -> None:
+    async with Joining(nats, Identity(FIRST, URL, [NEXT_ROOT, ROOT]), registry) as first:
+        await first.joined()
+        async with Joining(nats, Identity(SECOND, URL, [ROOT]), registry) as second:
+            await second.joined()
+            # The overlap has ended, and the new root was copied to the second relay before that.
+            first.own = Identity(FIRST, URL, [NEXT_ROOT])
+            second.own = Identity(SECOND, URL, [NEXT_ROOT])
+            async with Joining(nats, Identity(THIRD, URL, [NEXT_ROOT]), registry) as third:
+                await third.joined()
+                assert first.connection.is_connected
+                assert second.connection.is_connected
+
+
 async def test_once_the_others_have_ended_another_url_is_the_fleets(
     nats: NatsServer, registry: SchemaRegistry
 ) -> None:
-    async with Joining(nats, Identity(FIRST, URL, KEY), registry) as first:
+    async with Joining(nats, Identity(FIRST, URL, [ROOT]), registry) as first:
         await first.joined()
-        waiting = Joining(nats, Identity(SECOND, OTHER_URL, KEY), registry)
+        waiting = Joining(nats, Identity(SECOND, OTHER_URL, [ROOT]), registry)
         async with waiting:
             await until(lambda: waiting.pauses >= 1)
             await first.__aexit__()
@@ -139,9 +158,9 @@ async def test_once_the_others_have_ended_another_url_is_the_fleets(
 async def test_of_two_that_differ_and_have_joined_the_one_with_the_lower_id_stays(
     nats: NatsServer, registry: SchemaRegistry
 ) -> None:
-    async with Joining(nats, Identity(FIRST, URL, KEY), registry) as first:
+    async with Joining(nats, Identity(FIRST, URL, [ROOT]), registry) as first:
         await first.joined()
-        async with Joining(nats, Identity(SECOND, OTHER_URL, KEY), registry, unchecked=True) as second:
+        async with Joining(nats, Identity(SECOND, OTHER_URL, [ROOT]), registry, unchecked=True) as second:
             await until(lambda: second.connection.problem is not None)
             assert second.lines.entries("cluster lost")
             assert first.connection.is_connected
@@ -149,9 +168,9 @@ async def test_of_two_that_differ_and_have_joined_the_one_with_the_lower_id_stay
 
 async def test_it_is_found_out_later_too(nats: NatsServer, registry: SchemaRegistry) -> None:
     """Two relays that could not hear each other, as on two sides of a partition."""
-    async with Joining(nats, Identity(SECOND, OTHER_URL, KEY), registry) as second:
+    async with Joining(nats, Identity(SECOND, OTHER_URL, [ROOT]), registry) as second:
         await second.joined()
-        async with Joining(nats, Identity(FIRST, URL, KEY), registry, unchecked=True) as first:
+        async with Joining(nats, Identity(FIRST, URL, [ROOT]), registry, unchecked=True) as first:
             await until(lambda: second.connection.problem is not None)
             assert second.lines.entries("cluster lost")
             assert first.connection.is_connected
@@ -169,7 +188,7 @@ async def test_health_says_why_a_relay_did_not_join(
 
 
 async def test_what_is_no_identity_is_dropped_and_logged(nats: NatsServer, registry: SchemaRegistry) -> None:
-    async with Joining(nats, Identity(FIRST, URL, KEY), registry) as first:
+    async with Joining(nats, Identity(FIRST, URL, [ROOT]), registry) as first:
         await first.joined()
         await first.connection.publish(identity_subject(FLEET), b'{"relay": "x"}')
         await first.lines.until("identity of another relay dropped")

@@ -10,9 +10,12 @@ import pytest
 from starlette.applications import Starlette
 from starlette.routing import WebSocketRoute
 
-from relay.auth.ledger_freshness import LEAVES, NAMES, SHARED, TOKENS
+from relay.auth.accepted_keys import AcceptedKeys
+from relay.auth.agent_tokens import key_id
+from relay.auth.ledger_freshness import KEYS, LEAVES, NAMES, SHARED, TOKENS
 from relay.auth.permissions import Rights
 from relay.auth.revoked_tokens import RevokedTokens
+from relay.auth.token_keys import TokenKeys
 from relay.calls.call_record import CallAnswer
 from relay.fleet.change_notifier import ChangeNotifier
 from relay.fleet.name_ledger import NameLedger
@@ -35,7 +38,7 @@ from tests.fakes.hub import Hub
 from tests.fakes.node_end import NodeEnd
 from tests.fakes.real_ca import RealCa
 from tests.fakes.serving import Server
-from tests.fakes.signer import DAY_MS, NODE_ID, OTHER_NODE_ID, TENANT, SimulatedNode, key_named
+from tests.fakes.signer import DAY_MS, NODE_ID, NOW_MS, OTHER_NODE_ID, TENANT, SimulatedNode, key_named
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -43,10 +46,12 @@ BOUND_S = 10
 READERS = Rights(TENANT, frozenset({"read_only"}))
 LEAF_LIFE_MS = 90 * DAY_MS
 THIRD_NODE_ID = NODE_ID[:-1] + "1"
+TOKEN_KEY, NEXT_TOKEN_KEY = (bytes(key_named(f"token key {number}").verify_key) for number in (1, 2))
 SOURCE = {
     "ca/ledger.jsonl": LEAVES,
     "ca/root.pem": LEAVES,
     "revoked_tokens.jsonl": TOKENS,
+    "token_keys.jsonl": KEYS,
     "node_names.jsonl": NAMES,
 }
 """What each file is called in the log."""
@@ -59,7 +64,7 @@ class Shared:
         self.understands = True
         self.changes = 0
 
-    def changed(self) -> None:
+    def changed(self, _kind: str | None = None) -> None:
         """Count a change."""
         self.changes += 1
 
@@ -75,6 +80,8 @@ class Stage:
         self.hub = hub
         self.directory = directory
         self.real = RealCa(hub, directory / "ca")
+        self.keys = TokenKeys(directory / "token_keys.jsonl", self.real.ca, hub.clock)
+        self.accepted = AcceptedKeys(hub.clock)
         self.reserve = DescriptorReserve(1)
         self.sharing = Shared()
         self.sessions = hub.sessions(authority=self.real.ca)
@@ -92,6 +99,8 @@ class Stage:
         return TrustWatcher(
             ca=self.real.ca,
             tokens=RevokedTokens(self.directory / "revoked_tokens.jsonl"),
+            keys=self.keys,
+            accepted=self.accepted,
             names=NameLedger(self.directory / "node_names.jsonl", self.hub.clock),
             fleet=self.hub.fleet,
             sessions=self.sessions,
@@ -427,6 +436,7 @@ def removed(path: Path) -> None:
         pytest.param("ca/root.pem", emptied, id="the root is empty"),
         pytest.param("ca/root.pem", removed, id="the root is gone"),
         pytest.param("revoked_tokens.jsonl", torn, id="the list of tokens"),
+        pytest.param("token_keys.jsonl", torn, id="the keys of tokens"),
         pytest.param("revoked_tokens.jsonl", made_strange, id="an entry that names no token"),
         pytest.param("node_names.jsonl", torn, id="the nodes' names"),
         pytest.param("node_names.jsonl", made_strange, id="an entry that names no node"),
@@ -439,6 +449,7 @@ async def test_what_is_damaged_changes_nothing_that_is_in_effect_and_is_said_onc
     stage.hub.announce(revoked)
     void, good = stage.hub.token(), stage.hub.token()
     stage.revoke_token(stage.hub.authenticator.identify(void).jti)
+    stage.keys.add(TOKEN_KEY, NOW_MS)
     stage.real.as_operator().revoke(OTHER_NODE_ID)
     stage.label(NODE_ID, "greenhouse pi")
     async with stage.session(node) as end:
@@ -464,6 +475,7 @@ async def test_what_is_damaged_changes_nothing_that_is_in_effect_and_is_said_onc
         pytest.param("ca/ledger.jsonl", torn, id="the CA's ledger"),
         pytest.param("ca/root.pem", emptied, id="the root"),
         pytest.param("revoked_tokens.jsonl", torn, id="the list of tokens"),
+        pytest.param("token_keys.jsonl", torn, id="the keys of tokens"),
         pytest.param("node_names.jsonl", torn, id="the nodes' names"),
     ],
 )
@@ -471,6 +483,7 @@ async def test_when_a_ledger_cannot_be_read_for_three_seconds_calls_are_refused_
     stage: Stage, name: str, damage: Callable[[Path], None]
 ) -> None:
     node = stage.real.node()
+    stage.keys.add(TOKEN_KEY, NOW_MS)
     stage.revoke_token("jti-1")
     stage.label(NODE_ID, "greenhouse pi")
     result = {"message": "ping", "received_at_ms": stage.hub.clock(), "node_id": NODE_ID}
@@ -871,3 +884,33 @@ async def test_it_looks_again_and_again_until_it_is_cancelled(stage: Stage) -> N
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
+
+
+# --- the keys of tokens ---------------------------------------------------------------------------------
+
+
+async def test_a_key_that_is_added_is_accepted_and_recorded_and_those_before_it_end(stage: Stage) -> None:
+    stage.keys.add(TOKEN_KEY, NOW_MS)
+    await stage.watch.poll()
+    assert [*stage.accepted] == [key_id(TOKEN_KEY)]
+    stage.keys.add(NEXT_TOKEN_KEY, stage.hub.clock() + 1)
+    changes = stage.sharing.changes
+    await stage.watch.poll()
+    assert {*stage.accepted} == {key_id(TOKEN_KEY), key_id(NEXT_TOKEN_KEY)}
+    assert stage.sharing.changes == changes + 1
+    stage.hub.clock.advance(1)
+    assert [*stage.accepted] == [key_id(NEXT_TOKEN_KEY)]
+    assert stage.events() == [
+        {"event": "token_key_accepted", "kid": key_id(key)} for key in (TOKEN_KEY, NEXT_TOKEN_KEY)
+    ]
+
+
+async def test_keys_end_with_the_last_root_that_vouches_for_them(stage: Stage) -> None:
+    stage.keys.add(TOKEN_KEY, NOW_MS)
+    await stage.watch.poll()
+    until_ms = stage.real.as_operator().rotate_root(overlap_days=1)
+    stage.hub.clock.advance(until_ms - stage.hub.clock())
+    # The roots are read by one poll, and the keys by the next.
+    await stage.watch.poll()
+    await stage.watch.poll()
+    assert [*stage.accepted] == []

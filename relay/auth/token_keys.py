@@ -1,0 +1,190 @@
+"""The keys that agents' tokens are verified with. The CA of the fleet vouches for each of them.
+
+The relay with the CA's key adds its own; the others are told. Of a key the file says until when those made
+before it are accepted, so that all entries together say the same in any order. An entry counts while a root
+that has signed it is trusted. Must not hold a private key, nor verify a token.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from relay.auth.agent_tokens import key_id
+from relay.ledger import Entry, Ledger
+from schemas.canonical import jcs
+from schemas.endorsement import is_token_key_endorsed
+from schemas.identity import certificates_in, kid_of
+from schemas.keys import is_sound_public_key
+
+
+class Vouches(Protocol):
+    """The CA of the fleet, as far as it vouches for keys of tokens."""
+
+    def roots(self) -> Sequence[str]:
+        """Return the roots of nodes that are trusted now, in PEM."""
+        ...
+
+    def endorse_token_key(self, statement: bytes) -> Mapping[str, str]:
+        """Return by what each trusted root vouches for ``statement``, by its kid; none without the keys."""
+        ...
+
+    def can_issue(self) -> bool:
+        """Return whether the CA's key is here."""
+        ...
+
+
+class AcceptedKey(NamedTuple):
+    """A key that verifies tokens: 32 bytes, and until when in ms; None while no other has followed it."""
+
+    public_key: bytes
+    until_ms: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenKey:
+    """What the CA says of a key.
+
+    Attributes:
+        made_ms: when it was made; 0 of the first one.
+        others_until_ms: until when tokens by the keys made before it are accepted.
+    """
+
+    public_key: bytes
+    made_ms: int
+    others_until_ms: int
+
+    @classmethod
+    def of(cls, entry: Entry) -> "TokenKey":
+        """Return the key of an entry.
+
+        Raises:
+            ValueError: it is no point by which signatures can be verified.
+        """
+        public_key = bytes.fromhex(entry["public_key"])
+        if not is_sound_public_key(public_key):
+            raise ValueError("not a sound key")
+        return cls(public_key, int(entry["made_ms"]), int(entry["others_until_ms"]))
+
+    def members(self) -> Entry:
+        """Return the members of an entry that the CA signs."""
+        times = {"made_ms": self.made_ms, "others_until_ms": self.others_until_ms}
+        return {"public_key": self.public_key.hex(), **times}
+
+
+def key_of(entry: Entry) -> str:
+    """Return what names an entry: the key's kid, and that of the root which vouches for it.
+
+    Raises:
+        ValueError: as ``TokenKey.of``.
+    """
+    return f"{key_id(TokenKey.of(entry).public_key)}-{entry['root']}"
+
+
+class _Entries:
+    """The entries, by what names them: of two the first counts."""
+
+    def __init__(self, entries: Mapping[str, Entry] | None = None) -> None:
+        self.by_key = dict(entries or {})
+
+    def copy(self) -> "_Entries":
+        return _Entries(self.by_key)
+
+    def apply(self, entry: Entry) -> None:
+        self.by_key.setdefault(key_of(entry), entry)
+
+
+class TokenKeys:
+    """The keys in ``path``, for which ``ca`` vouches.
+
+    ``own`` is the key of a relay that has its fleet alone, and not the CA's key: where nothing vouches for
+    it, it is the only one.
+
+    Everything raises LedgerError if the file is damaged, AuthorityStateError if there is no CA, and OSError
+    if a file cannot be used.
+    """
+
+    def __init__(self, path: Path, ca: Vouches, now_ms: Callable[[], int], own: bytes | None = None) -> None:
+        self._ledger = Ledger(path, _Entries())
+        self._ca = ca
+        self._now_ms = now_ms
+        self._own = own
+
+    @property
+    def stamp(self) -> tuple[int, int, int]:
+        """What differs after every entry: a cheap check for changes. Another root changes keys too."""
+        return self._ledger.stamp
+
+    def entries(self) -> Mapping[str, Entry]:
+        """Return the entries, by what names them."""
+        return self._ledger.read().by_key
+
+    def accepted(self) -> Mapping[str, AcceptedKey]:
+        """Return the keys that a trusted root vouches for, by kid; some may have ended."""
+        known = self._vouched_for(self._ledger.read())
+        if self._own is not None and key_id(self._own) not in known:
+            return {key_id(self._own): AcceptedKey(self._own, None)}
+        return {kid: AcceptedKey(key.public_key, _end(key, known)) for kid, key in known.items()}
+
+    def is_replaced(self, public_key: bytes) -> bool:
+        """Return whether another key was made after this one."""
+        keys = [TokenKey.of(entry) for entry in self.entries().values()]
+        made = [key.made_ms for key in keys if key.public_key == public_key]
+        return bool(made) and any(key.made_ms > min(made) for key in keys)
+
+    def vouches_for(self, entry: Entry) -> bool:
+        """Return whether the root that ``entry`` names is trusted, and has signed it."""
+        roots = [certificates_in(root)[0] for root in self._ca.roots()]
+        named = [root for root in roots if kid_of(root) == entry["root"]]
+        return is_token_key_endorsed(_statement(TokenKey.of(entry)), named, entry["signature"])
+
+    def take(self, entries: Mapping[str, Entry]) -> None:
+        """Add entries that a trusted root vouches for."""
+        with self._ledger.locked() as kept:
+            new = [entry for key, entry in entries.items() if key not in kept.by_key]
+            if new:
+                self._ledger.append(*new)
+
+    def add(self, public_key: bytes, others_until_ms: int) -> None:
+        """Have the CA, whose key is here, vouch for ``public_key``; one that is known stays as it is.
+
+        Tokens by the keys before it are accepted until ``others_until_ms``.
+        """
+        with self._ledger.locked() as kept:
+            known = self._vouched_for(kept)
+            if key_id(public_key) in known:
+                return
+            newest = max((key.made_ms for key in known.values()), default=None)
+            if newest is None:
+                key = TokenKey(public_key, made_ms=0, others_until_ms=0)
+            else:
+                key = TokenKey(public_key, max(self._now_ms(), newest + 1), others_until_ms)
+            self._ledger.append(*self._entries_of(key).values())
+
+    def vouch_again(self) -> None:
+        """Have each root that is trusted now vouch for the keys that have not ended."""
+        with self._ledger.locked() as kept:
+            known, now = self._vouched_for(kept), self._now_ms()
+            keys = [key for key in known.values() if (end := _end(key, known)) is None or end > now]
+            made = {name: entry for key in keys for name, entry in self._entries_of(key).items()}
+            if new := [entry for name, entry in made.items() if name not in kept.by_key]:
+                self._ledger.append(*new)
+
+    def _entries_of(self, key: TokenKey) -> Mapping[str, Entry]:
+        endorsed = self._ca.endorse_token_key(_statement(key)).items()
+        entries = [key.members() | {"root": root, "signature": signature} for root, signature in endorsed]
+        return {key_of(entry): entry for entry in entries}
+
+    def _vouched_for(self, kept: _Entries) -> Mapping[str, TokenKey]:
+        keys = [TokenKey.of(entry) for entry in kept.by_key.values() if self.vouches_for(entry)]
+        return {key_id(key.public_key): key for key in reversed(keys)}
+
+
+def _end(key: TokenKey, known: Mapping[str, TokenKey]) -> int | None:
+    """Return until when ``key`` is accepted, by those that were made after it."""
+    later = (other.others_until_ms for other in known.values() if other.made_ms > key.made_ms)
+    return min(later, default=None)
+
+
+def _statement(key: TokenKey) -> bytes:
+    return jcs(key.members())

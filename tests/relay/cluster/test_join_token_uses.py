@@ -1,0 +1,142 @@
+"""A use of a join token is counted once in the fleet, by a real nats-server, whatever is restored."""
+
+import asyncio
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from relay.pki.counted_uses import CountedUses
+from relay.pki.enrolments import EnrolmentInfo, EnrolmentRefusedError, Enrolments
+from schemas.certificates import make_csr
+from schemas.enrolment import NODE, JoinToken, proven
+from schemas.keys import base64url
+from schemas.registry import SchemaRegistry
+from tests.fakes.cluster import TENANT, Member
+from tests.fakes.cluster_machine import Machine
+from tests.fakes.cluster_server import NatsServer
+from tests.fakes.enrolling import enrolments_of
+from tests.fakes.hub import PUBLIC_URL, Hub
+from tests.fakes.polling import until
+from tests.fakes.signer import NODE_ID, OTHER_NODE_ID, key_named
+
+pytestmark = pytest.mark.processes
+
+INFO = EnrolmentInfo(PUBLIC_URL, None, own_root=True)
+SOON_S = 0.2
+"""How long an enrolment waits that is to be refused: nothing else is done meanwhile."""
+
+
+@pytest.fixture
+def nats(tmp_path: Path) -> Iterator[NatsServer]:
+    with NatsServer.running(tmp_path) as server:
+        yield server
+
+
+@pytest.fixture
+def one(tmp_path: Path) -> Machine:
+    return Machine.made(tmp_path / "one", issues=True)
+
+
+def enrolments(hub: Hub, machine: Machine, member: Member, **options: Any) -> Enrolments:
+    """Return what decides who is enrolled at ``machine``, which has joined its fleet as ``member``."""
+    uses = CountedUses(machine.join_tokens, **options)
+    uses.connect(member.part.ledgers)
+    return enrolments_of(hub, machine.ca, machine.join_tokens, machine.names.name_new, INFO, uses)
+
+
+def made(machine: Machine, uses: int = 1) -> JoinToken:
+    return machine.join_tokens.create(TENANT, 3600, uses, machine.ca.root_pem())
+
+
+def request_of(token: JoinToken, node_id: str = NODE_ID) -> dict[str, Any]:
+    csr = make_csr(key_named(node_id), node_id)
+    return proven({"join_id": token.id, "csr": csr, "nonce": base64url(os.urandom(32))}, token.key, NODE)
+
+
+async def reason_of(enrolments: Enrolments, request: dict[str, Any]) -> str:
+    with pytest.raises(EnrolmentRefusedError) as refused:
+        await enrolments.enrol(request)
+    return refused.value.reason
+
+
+async def test_a_relay_restored_from_an_older_backup_does_not_enrol_for_a_use_again(
+    hub: Hub, one: Machine, nats: NatsServer, registry: SchemaRegistry, tmp_path: Path
+) -> None:
+    token = made(one)
+    older = Machine.restored(one, tmp_path / "older")
+    async with one.joined(nats.config, registry) as first:
+        await enrolments(hub, one, first).enrol(request_of(token))
+        # The answer was lost, and the node asks again.
+        await enrolments(hub, one, first).enrol(request_of(token))
+    async with older.joined(nats.config, registry) as restored:
+        # At once: it need not have read what the others have counted.
+        assert (
+            await reason_of(enrolments(hub, older, restored), request_of(token, OTHER_NODE_ID)) == "used_up"
+        )
+        assert await reason_of(enrolments(hub, older, restored), request_of(token)) == "used_up"
+    assert older.ca.records().issued == {}
+
+
+async def test_of_two_relays_restored_from_one_backup_one_enrols_for_each_use(
+    hub: Hub, one: Machine, nats: NatsServer, registry: SchemaRegistry, tmp_path: Path
+) -> None:
+    token = made(one, uses=3)
+    other = Machine.restored(one, tmp_path / "other")
+    nodes = [f"{number}{NODE_ID[1:]}" for number in range(6)]
+    async with one.joined(nats.config, registry) as first, other.joined(nats.config, registry) as second:
+        by = [enrolments(hub, one, first), enrolments(hub, other, second)]
+        asked = [by[number % 2].enrol(request_of(token, node_id)) for number, node_id in enumerate(nodes)]
+        ended = await asyncio.gather(*asked, return_exceptions=True)
+    refused = [each for each in ended if isinstance(each, BaseException)]
+    assert all(isinstance(each, EnrolmentRefusedError) and each.reason == "used_up" for each in refused)
+    assert len(refused) == 3
+    issued = {leaf.name for machine in (one, other) for leaf in machine.ca.records().issued.values()}
+    assert len(issued) == 3
+
+
+async def test_without_the_servers_no_node_enrols_and_then_the_same_one_does(
+    hub: Hub, one: Machine, nats: NatsServer, registry: SchemaRegistry
+) -> None:
+    token = made(one)
+    async with one.joined(nats.config, registry) as first:
+        await until(lambda: first.part.ledgers.is_current)
+        nats.stop()
+        with pytest.raises(EnrolmentRefusedError) as refused:
+            await enrolments(hub, one, first, timeout_s=SOON_S).enrol(request_of(token))
+        assert (refused.value.reason, refused.value.status) == ("not_counted", 503)
+        assert refused.value.retry_after_ms == 15_000
+        assert one.ca.records().issued == {}
+        nats.start()
+        await until(lambda: first.part.ledgers.is_current)
+        assert await reason_of(enrolments(hub, one, first), request_of(token, OTHER_NODE_ID)) == "used_up"
+        await enrolments(hub, one, first).enrol(request_of(token))
+
+
+async def test_what_was_used_before_the_relay_joined_a_fleet_is_counted_there(
+    hub: Hub, one: Machine, nats: NatsServer, registry: SchemaRegistry, tmp_path: Path
+) -> None:
+    token = made(one, uses=2)
+    older = Machine.restored(one, tmp_path / "older")
+    one.join_tokens.spend(token.id, NODE_ID)
+    async with one.joined(nats.config, registry) as first:
+        await until(lambda: first.counted_entries("appended", "join_token_use") == 1)
+    async with older.joined(nats.config, registry) as restored:
+        await enrolments(hub, older, restored).enrol(request_of(token, OTHER_NODE_ID))
+        third = f"0{NODE_ID[1:]}"
+        assert await reason_of(enrolments(hub, older, restored), request_of(token, third)) == "used_up"
+
+
+async def test_a_token_that_is_revoked_while_its_use_is_counted_enrols_no_node(
+    hub: Hub, one: Machine, nats: NatsServer, registry: SchemaRegistry
+) -> None:
+    token = made(one)
+    async with one.joined(nats.config, registry) as first:
+        await until(lambda: first.part.ledgers.is_current)
+        nats.stop()
+        enrolling = asyncio.create_task(reason_of(enrolments(hub, one, first), request_of(token)))
+        await until(lambda: one.join_tokens.all()[0].node_ids == (NODE_ID,))
+        one.join_tokens.revoke(token.id)
+        assert await enrolling == "used_up"
