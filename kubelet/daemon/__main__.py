@@ -32,6 +32,8 @@ _UNUSED = (
     "uuid",  # paho, and for the tools of callers
 )
 """What libraries import and a running node does not use, and by which of them it is imported."""
+_UNUSED_BUT_A_PART = {"pickle": "_pickle"}  # structlog, for one exception
+"""The same, and the module in C that has what is imported from it by name."""
 
 
 def main() -> None:
@@ -39,7 +41,7 @@ def main() -> None:
     # The watchdog ends a process that hangs by SIGABRT: it then prints the stack of each thread.
     faulthandler.enable()
     _do_without(sys.modules, "rich", "bz2", "lzma")
-    sys.meta_path.insert(0, LazyImports(*_UNUSED))
+    sys.meta_path.insert(0, LazyImports(*_UNUSED, parts=_UNUSED_BUT_A_PART))
     # After that: each of them loads what would load those.
     from kubelet.config import DaemonPlan  # noqa: PLC0415
     from kubelet.daemon.agent import run_agent  # noqa: PLC0415

@@ -4,11 +4,12 @@ The standard library's ``LazyLoader`` postpones a module that one library import
 Must not be given a module whose loading changes others.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from importlib import import_module
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import LazyLoader
 from threading import RLock
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -18,11 +19,13 @@ if TYPE_CHECKING:
 class LazyImports:
     """A finder for ``sys.meta_path`` that postpones the loading of ``names``.
 
-    It can postpone what is imported by ``import module``; ``from module import name`` loads it.
+    It can postpone what is imported by ``import module``. ``from module import name`` loads it, unless its
+    part in C has the name; ``parts`` are these parts, by the modules' names.
     """
 
-    def __init__(self, *names: str) -> None:
-        self._names = frozenset(names)
+    def __init__(self, *names: str, parts: Mapping[str, str] = MappingProxyType({})) -> None:
+        self._names = frozenset((*names, *parts))
+        self._parts = parts
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -32,16 +35,17 @@ class LazyImports:
             return None
         spec = PathFinder.find_spec(name, path, target)
         if spec is not None and spec.loader is not None:
-            spec.loader = _PostponingLoader(spec.loader)
+            spec.loader = _PostponingLoader(spec.loader, self._parts.get(name))
         return spec
 
 
 class _PostponingLoader(LazyLoader):
-    """Leaves a module unloaded; ``usual`` is what will load it."""
+    """Leaves a module unloaded; ``usual`` is what will load it, and ``part`` the module in C below it."""
 
-    def __init__(self, usual: "Loader") -> None:
+    def __init__(self, usual: "Loader", part: str | None) -> None:
         super().__init__(usual)
         self.usual = usual
+        self.part = part
 
     def exec_module(self, module: ModuleType) -> None:
         """Postpone the loading of ``module``."""
@@ -55,8 +59,15 @@ class _PostponedModule(ModuleType):
 
     def __getattribute__(self, name: str) -> Any:
         # Each further import reads it.
-        if name != "__spec__":
-            _load(self, _spec_of(self))
+        if name == "__spec__":
+            return ModuleType.__getattribute__(self, name)
+        spec = _spec_of(self)
+        if name == "__path__" and spec.submodule_search_locations is None:
+            raise AttributeError(name)  # an import by name asks for it, and only a package has it
+        part = spec.loader.part if isinstance(spec.loader, _PostponingLoader) else None
+        if part is not None and not name.startswith("_") and hasattr(known := import_module(part), name):
+            return getattr(known, name)
+        _load(self, spec)
         return ModuleType.__getattribute__(self, name)
 
 

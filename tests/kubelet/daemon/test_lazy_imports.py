@@ -54,6 +54,21 @@ def test_a_name_that_is_imported_from_it_loads_it() -> None:
     assert names["VALUE"] == 7
 
 
+def test_a_name_of_its_part_in_c_does_not_load_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "part_module.py").write_text("PART = 6\n")
+    (tmp_path / "postponed_module.py").write_text("from part_module import PART\nVALUE = 7\n")
+    finder = LazyImports(parts={"postponed_module": "part_module"})
+    monkeypatch.setattr(sys, "meta_path", [finder, *sys.meta_path])
+    monkeypatch.delitem(sys.modules, "part_module", raising=False)
+    names: dict[str, object] = {}
+    exec("from postponed_module import PART", names)  # noqa: S102 - as above
+    assert names["PART"] == 6
+    assert not is_loaded("postponed_module")
+    exec("from postponed_module import VALUE", names)  # noqa: S102 - as above
+    assert names["VALUE"] == 7
+    assert is_loaded("postponed_module")
+
+
 def test_once_loaded_it_is_a_module_as_any_other() -> None:
     module = import_module("postponed_module")
     assert module.VALUE == 7

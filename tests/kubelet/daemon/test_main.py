@@ -64,6 +64,7 @@ POSTPONED = {
     *({"inspect"} if sys.version_info < (3, 12) else ()),
     "jsonschema_rs.canonical",
     "locale",
+    "pickle",
     "shutil",
     "stringprep",
     "structlog.stdlib",
