@@ -31,6 +31,8 @@ from schemas.text import printable
 
 _NODE, _RELAY = "node", "relay"
 _NODE_REF, _RELAY_REF = "cluster.node@1.0.0", "cluster.relay@1.0.0"
+LEASE_KEPT_S = 60
+"""How long the servers keep a lease that is not renewed, and the sign that one was given up."""
 _MAX_BYTES = 1024
 _TIMEOUT_S = 2.0
 _RETRY_S = 1.0
@@ -91,7 +93,7 @@ class PresenceBucket:
         """Give up the lease, so that the others know at once that this relay ends."""
         with suppress(NatsError, TimeoutError):
             bucket = await client.jetstream(timeout=_TIMEOUT_S).key_value(self._name)
-            await bucket.delete(self._lease_key)
+            await bucket.purge(self._lease_key, msg_ttl=LEASE_KEPT_S)
 
     async def keep_lists(self) -> None:
         """Take the nodes of others off the lists when the bucket cannot be read for long, until cancelled."""
@@ -116,7 +118,7 @@ class PresenceBucket:
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._read(watcher))
-                tasks.create_task(self._renew(bucket))
+                tasks.create_task(self._renew(context))
                 tasks.create_task(self._write(bucket))
         finally:
             with suppress(NatsError, TimeoutError):
@@ -169,17 +171,22 @@ class PresenceBucket:
             return None
         return value
 
-    async def _renew(self, bucket: KeyValue) -> None:
+    async def _renew(self, context: JetStreamContext) -> None:
         """Renew the lease; each time, the one before must have come back."""
-        first = await bucket.put(self._lease_key, self._lease)
+        first = await self._put_lease(context)
         while True:
             await self._sleep(LEASE_INTERVAL_S)
             # The library's own sign that all was read may come before it was.
             if self._read_to >= first:
                 self._presence.all_read()
-            await bucket.put(self._lease_key, self._lease)
+            await self._put_lease(context)
             if not self._presence.is_current:
                 raise _NotReadError("what is written does not come back")
+
+    async def _put_lease(self, context: JetStreamContext) -> int:
+        """Write the lease as the library puts a key, but not for ever, and return its revision."""
+        subject = f"$KV.{self._name}.{self._lease_key}"
+        return (await context.publish(subject, self._lease, msg_ttl=LEASE_KEPT_S)).seq
 
     async def _write(self, bucket: KeyValue) -> None:
         due = self._presence.to_write

@@ -4,13 +4,34 @@ from pathlib import Path
 import pytest
 from nats.aio.client import Client
 
+from relay.cluster.presence_bucket import PresenceBucket
 from schemas.registry import SchemaRegistry
 from tests.fakes.cluster import Member
 from tests.fakes.cluster_server import NatsServer
-from tests.fakes.polling import until
+from tests.fakes.polling import BOUND_S, until
 from tests.fakes.signer import NODE_ID, OTHER_NODE_ID
 
 pytestmark = pytest.mark.processes
+
+
+async def nothing(_bucket: PresenceBucket, _client: Client) -> None:
+    """Stand for the end of a relay that is killed."""
+
+
+async def until_dropped(nats: NatsServer, relay: str) -> None:
+    """Wait until the bucket has nothing of the lease of ``relay``."""
+    client = Client()
+    await client.connect(
+        nats.url, nkeys_seed_str=nats.credentials.read_text(), inbox_prefix="edge.main.inbox"
+    )
+    lease = f"$KV.edge_main_presence.relay.{relay}"
+    async with asyncio.timeout(BOUND_S):
+        while True:
+            info = await client.jetstream().stream_info("KV_edge_main_presence", subjects_filter=lease)
+            if not info.state.subjects:
+                break
+            await asyncio.sleep(0.05)  # the server does not announce what it drops
+    await client.close()
 
 
 async def current(*members: Member) -> None:
@@ -70,6 +91,25 @@ async def test_the_nodes_of_a_relay_that_has_ended_are_gone(
         ends.nodes.connect(NODE_ID)
         await until(lambda: NODE_ID in asker.seen.elsewhere)
     await until(lambda: NODE_ID not in asker.seen.elsewhere)
+
+
+async def test_the_lease_of_a_relay_that_was_killed_leaves_the_bucket(
+    asker: Member, nats: NatsServer, tmp_path: Path, registry: SchemaRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("relay.cluster.presence_bucket.LEASE_KEPT_S", 1)
+    monkeypatch.setattr(PresenceBucket, "leave", nothing)
+    async with Member.joined(nats.config, tmp_path / "killed", registry) as killed:
+        await until(lambda: killed.part.peers.relay in asker.part.presence.others())
+    await until_dropped(nats, killed.part.peers.relay)
+
+
+async def test_the_sign_that_a_lease_was_given_up_leaves_the_bucket_too(
+    asker: Member, nats: NatsServer, tmp_path: Path, registry: SchemaRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("relay.cluster.presence_bucket.LEASE_KEPT_S", 1)
+    async with Member.joined(nats.config, tmp_path / "ends", registry) as ends:
+        await until(lambda: ends.part.peers.relay in asker.part.presence.others())
+    await until_dropped(nats, ends.part.peers.relay)
 
 
 async def test_what_happened_without_the_servers_is_written_when_they_are_back(
