@@ -122,6 +122,9 @@ async def _asked(bridge: Process, document: Mapping[str, Any]) -> dict[str, Any]
 
 
 TRANSPORTS = {"http": over_http, "stdio": over_stdio}
+transports = pytest.mark.parametrize(
+    "transport", ["http", pytest.param("stdio", marks=pytest.mark.processes)]
+)
 
 
 async def made(relay: ServedRelay, transport: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -153,7 +156,7 @@ def told(answer: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 @SERVED
-@pytest.mark.parametrize("transport", TRANSPORTS)
+@transports
 async def test_a_failure_is_logged_as_the_reference_has_it(relay: ServedRelay, transport: str) -> None:
     _, lines = await made(relay, transport)
     reference = golden(transport)
@@ -177,7 +180,7 @@ async def test_both_transports_tell_and_log_the_same_failure(relay: ServedRelay)
 
 
 @SERVED
-@pytest.mark.parametrize("transport", TRANSPORTS)
+@transports
 async def test_what_is_logged_and_what_is_told_is_one_row_of_the_table(
     relay: ServedRelay, transport: str
 ) -> None:

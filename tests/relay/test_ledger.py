@@ -436,6 +436,7 @@ print(ledger.read().entries)
 """
 
 
+@pytest.mark.processes
 def test_a_ledger_is_read_on_and_even_replaced_when_no_descriptor_is_left(
     ledger: Ledger[Numbers], path: Path
 ) -> None:

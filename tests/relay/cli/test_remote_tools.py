@@ -252,6 +252,7 @@ async def test_the_token_comes_from_the_environment_or_a_private_file(
     assert "secret" not in outcome.out + outcome.err + exposed.err
 
 
+@pytest.mark.processes
 async def test_a_server_over_stdio_is_started(
     relay: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -31,7 +31,7 @@ def log(tmp_path: Path) -> Path:
     return tmp_path / "calls"
 
 
-@pytest.fixture(params=["modern", "legacy"])
+@pytest.fixture(params=[pytest.param(era, marks=pytest.mark.processes) for era in ("modern", "legacy")])
 def server(request: pytest.FixtureRequest, log: Path) -> StdioServer:
     python, *arguments = [sys.executable, "-P", "-m", "tests.fakes.mcp_server", str(log), request.param]
     return StdioServer(python, tuple(arguments), {"PYTHONPATH": str(ROOT)})
