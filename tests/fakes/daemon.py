@@ -13,7 +13,7 @@ from kubelet.daemon.agent import run_agent
 from schemas.addresses import BrokerAddress
 from tests.fakes.lines import LogLines
 
-BOUND_S = 10
+BOUND_S = 30
 NO_BROKER = BrokerAddress("127.0.0.1", 9)
 NO_RELAY = "http://127.0.0.1:9"
 

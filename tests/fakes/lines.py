@@ -5,7 +5,7 @@ import io
 import json
 from typing import Any
 
-BOUND_S = 10
+BOUND_S = 30
 
 
 class LogLines(io.StringIO):

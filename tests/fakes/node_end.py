@@ -21,7 +21,7 @@ from schemas.session import SessionMachine
 from schemas.ulids import UlidSource
 from tests.fakes.signer import NOW_MS, SimulatedNode
 
-BOUND_S: Final = 10
+BOUND_S: Final = 30
 BOOT_ID: Final = "01HZX9K3M4P7Q8R9S0T1V2W3XA"
 OTHER_BOOT_ID: Final = "01HZX9K3M4P7Q8R9S0T1V2W3XB"
 

@@ -18,7 +18,7 @@ from schemas.session import SessionMachine
 from tests.fakes.frames import PAYLOADS, message_id
 from tests.fakes.signer import NOW_MS
 
-BOUND_S = 10
+BOUND_S = 30
 SESSION_ID = PAYLOADS["welcome"]["session_id"]
 
 

@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
-BOUND_S = 10
+BOUND_S = 30
 _POLL_S = 0.001
 """Not 0, which would keep a core busy that another test or process needs."""
 _SYNC_POLL_S = 0.05
