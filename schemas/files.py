@@ -136,7 +136,7 @@ def read_named_private(path: Path, max_bytes: int) -> bytes:
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        _check(path, os.fstat(descriptor), secret=True)
+        _check_secret(path, os.fstat(descriptor))
     except BaseException:
         os.close(descriptor)
         raise
@@ -152,6 +152,12 @@ def check_state(path: Path, facts: os.stat_result, *, secret: bool = False) -> N
     if not stat.S_ISREG(facts.st_mode):
         raise UntrustedFileError(f"{path} is no regular file")
     _check(path, facts, secret=secret)
+
+
+def _check_secret(path: Path, facts: os.stat_result) -> None:
+    if stat.S_ISDIR(facts.st_mode):  # first: its mode is not to be changed
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    _check(path, facts, secret=True)
 
 
 def _check(path: Path, facts: os.stat_result, *, secret: bool) -> None:

@@ -219,8 +219,11 @@ def retire(
     loaded = load_settings(sources, usual_state_dir())
     config, directory = loaded.config(), loaded.state_dir
     node_id = IdentityFiles(directory).read().node_id
-    if not yes and not typer.confirm(f"Retire {node_id} for good?", err=True):
-        fail("not retired", EXIT_NO)
+    try:
+        if not yes and not typer.confirm(f"Retire {node_id} for good?", err=True):
+            fail("not retired", EXIT_NO)
+    except typer.Abort:
+        fail("not retired: there was no answer; --yes does without", EXIT_NO)
     try:
         forgotten = asyncio.run(retire_node(config, directory, sys.stderr))
     except RetirementError as error:

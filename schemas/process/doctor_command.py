@@ -3,24 +3,21 @@
 import sys
 from collections.abc import Sequence
 
-from schemas.error_roots import OperatorError
+from schemas.error_roots import CommandLineError
 from schemas.process.doctor import Check, examine
-
-
-class UnknownCheckError(OperatorError):
-    """There is no such check; the text names those that there are."""
+from schemas.unknown_names import none_of
 
 
 def run_doctor(checks: Sequence[Check], explain: str | None, *, as_json: bool) -> int:
     """Explain one check, or make all; return the exit code.
 
     Raises:
-        UnknownCheckError: there is no check to explain of that name.
+        CommandLineError: there is no check to explain of that name.
     """
     if explain is None:
         return examine(checks, sys.stdout, as_json=as_json)
     explained = {check.name: check.explanation for check in checks}
     if explain not in explained:
-        raise UnknownCheckError(f"there is no check of that name: {', '.join(explained)}")
+        raise CommandLineError(f"--explain: {none_of(explain, explained)}")
     sys.stdout.write(f"{explained[explain]}\n")
     return 0

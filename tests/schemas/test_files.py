@@ -349,6 +349,12 @@ def test_a_directory_in_the_place_of_a_file_is_an_error(tmp_path: Path) -> None:
         read_state(tmp_path)
 
 
+def test_a_directory_that_is_named_for_a_secret_is_not_to_be_given_another_mode(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    with pytest.raises(IsADirectoryError, match="Is a directory"):
+        read_named_secret(tmp_path)
+
+
 def test_a_file_is_read_up_to_its_bound(tmp_path: Path) -> None:
     write_atomic(tmp_path / "file", b"12345")
     assert read_state(tmp_path / "file", 5) == b"12345"

@@ -981,3 +981,10 @@ def test_without_a_state_directory_the_usual_one_is_taken(
     monkeypatch.setenv("HOME", str(tmp_path))
     ran = run("init", "--json")
     assert (ran.code, ran.facts["state_dir"]) == (DONE, f"{tmp_path}/.local/state/edge-kubelet")
+
+
+def test_a_node_is_not_retired_without_an_answer(run: Run, enrolled: IdentityFiles) -> None:
+    ran = run("retire", "--state-dir", enrolled.root, "--relay", "https://relay.example", "--no-broker")
+    assert ran.code == 1
+    assert "not retired: there was no answer; --yes does without" in ran.err
+    assert enrolled.read().node_id == NODE_ID

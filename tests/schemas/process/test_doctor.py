@@ -3,9 +3,9 @@ import json
 
 import pytest
 
-from schemas.error_roots import OperatorError
+from schemas.error_roots import CommandLineError, OperatorError
 from schemas.process.doctor import Check, Finding, Severity, examine
-from schemas.process.doctor_command import UnknownCheckError, run_doctor
+from schemas.process.doctor_command import run_doctor
 
 GOOD = Finding.good("it is there")
 WARNING = Finding.warning("it ends soon", "renew it")
@@ -77,5 +77,5 @@ def test_one_check_is_explained_and_none_is_made(capsys: pytest.CaptureFixture[s
 
     assert run_doctor([Check("clock", "Compares clocks.", never)], "clock", as_json=False) == 0
     assert capsys.readouterr().out == "Compares clocks.\n"
-    with pytest.raises(UnknownCheckError, match="no check of that name: clock"):
+    with pytest.raises(CommandLineError, match="--explain: 'clocks' is none of clock"):
         run_doctor([Check("clock", "", never)], "clocks", as_json=False)
