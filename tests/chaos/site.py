@@ -5,6 +5,7 @@ are joined by nats-servers, and nodes know each of them. Must not choose faults.
 """
 
 import asyncio
+import os
 import shutil
 import sys
 import time
@@ -237,7 +238,9 @@ class Site:
         return f"https://127.0.0.1:{self.proxies.address(link).port}"
 
     def _python(self, program: Program, package: str, *arguments: str | Path) -> list[str]:
-        packages = ("env", f"PYTHONPATH={self.packages}") if self.kinds else ()
+        # Besides what this process was given: its modules may be those of another directory.
+        path = os.pathsep.join(filter(None, (str(self.packages), os.environ.get("PYTHONPATH"))))
+        packages = ("env", f"PYTHONPATH={path}") if self.kinds else ()
         return [*self.prefixes.get(program, ()), *packages, *_command(package, *arguments)]
 
 

@@ -8,14 +8,15 @@ import asyncio
 import json
 import random
 from collections.abc import AsyncIterator, Collection, Mapping
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
 import httpx2
 
 from schemas.addresses import MCP_PATH
+from schemas.process.status_socket import read_status
 from tests.chaos.call_workload import CallWorkload
 from tests.chaos.callers import Callers, measure_loop, new_id
 from tests.chaos.checker import violations
@@ -25,6 +26,8 @@ from tests.chaos.site import Site, now_ms
 from tests.chaos.topology import THREE_RELAYS, End, Link, Program
 from tests.fakes.fault_proxy import LinkFault
 from tests.fakes.mcp_wire import ERA_META
+from tests.fakes.polling import until
+from tests.faults.lasting_use import LastingUse
 
 SEED = 1
 NODES = (Program.NODE_0, Program.NODE_1, Program.NODE_2, Program.NODE_3, Program.NODE_4)
@@ -52,12 +55,19 @@ class Way:
 
     async def connected(self) -> set[str]:
         """Return the nodes that the relay lists as connected."""
+        (content,) = (await self._read_nodes({})).json()["result"]["contents"]
+        return {node["node_id"] for node in json.loads(content["text"])["nodes"] if node["connected"]}
+
+    async def accepts(self, token: str) -> bool:
+        """Return whether the relay accepts ``token``."""
+        answer = await self._read_nodes({"authorization": f"Bearer {token}"})
+        return answer.status_code != httpx2.codes.UNAUTHORIZED
+
+    async def _read_nodes(self, headers: Mapping[str, str]) -> httpx2.Response:
         params = {"uri": "fleet://nodes", "_meta": ERA_META}
         message = {"jsonrpc": "2.0", "id": "nodes", "method": "resources/read", "params": params}
-        headers = {"mcp-method": "resources/read", "mcp-name": "fleet://nodes"}
-        answer = await self.http.post(MCP_PATH, json=message, headers=headers)
-        (content,) = answer.json()["result"]["contents"]
-        return {node["node_id"] for node in json.loads(content["text"])["nodes"] if node["connected"]}
+        named = {"mcp-method": "resources/read", "mcp-name": "fleet://nodes"}
+        return await self.http.post(MCP_PATH, json=message, headers={**named, **headers})
 
 
 @dataclass
@@ -66,12 +76,15 @@ class FleetStory:
 
     Attributes:
         workloads: what agents did: those of ``ways``, and of each story.
+        uses: what was followed and lent in each story.
     """
 
     site: Site
     workloads: list[CallWorkload]
     ways: Mapping[Program, Way]
     lags: list[Lag]
+    chance: random.Random
+    uses: list[LastingUse] = field(default_factory=list)
 
     @classmethod
     @asynccontextmanager
@@ -91,7 +104,7 @@ class FleetStory:
             ):
                 https = zip((one, two, three), (http_1, http_2, http_3), strict=True)
                 each = {callers.relay.program: Way(callers, http, chance) for callers, http in https}
-                story = cls(site, [workload], each, lags)
+                story = cls(site, [workload], each, lags, chance)
                 await story.until_all_called(RELAYS, story.nodes)
                 await story._spread()
                 yield story
@@ -102,16 +115,13 @@ class FleetStory:
         return list(self.site.nodes.values())
 
     def holders(self) -> dict[str, Program]:
-        """Return which relay each node has connected to last, by the relays' logs."""
-        newest: dict[str, tuple[str, Program]] = {}
-        for relay in RELAYS:
-            for line in self.site.log(relay).read_text("utf-8").splitlines():
-                if '"event": "node connected"' in line and line.endswith("}"):
-                    entry = json.loads(line)
-                    newest[entry["node_id"]] = max(
-                        newest.get(entry["node_id"], ("", relay)), (entry["ts"], relay)
-                    )
-        return {node_id: relay for node_id, (_, relay) in newest.items()}
+        """Return which relay each node that has a session is connected to."""
+        relays = {self.site.node_url(relay): relay.program for relay in THREE_RELAYS.relays}
+        urls = {
+            node_id: read_status(self.site.state(node))["relay"]["connected_to"]
+            for node, node_id in self.site.nodes.items()
+        }
+        return {node_id: relays[url] for node_id, url in urls.items() if url is not None}
 
     async def until_all_called(
         self, relays: Collection[Program], nodes: Collection[str], bound_s: float = BOUND_S
@@ -198,6 +208,44 @@ class FleetStory:
             yield
 
     @asynccontextmanager
+    async def links_cut(self, *relays: Program) -> AsyncIterator[None]:
+        """Have no node reach ``relays`` until the end of the block."""
+        async with AsyncExitStack() as stack:
+            for relay in relays:
+                await stack.enter_async_context(self.site.proxies.disturbed(NODE_LINKS[relay], LinkFault.CUT))
+            yield
+
+    async def until_held(self, nodes: Collection[str], relay: Program) -> None:
+        """Wait until ``nodes`` are connected to ``relay``."""
+        await until(lambda: {self.holders().get(node_id) for node_id in nodes} == {relay}, BOUND_S)
+
+    async def until_accepted(self, token: str, *, accepted: bool) -> None:
+        """Wait until every relay accepts ``token``, or none does."""
+        async with asyncio.timeout(BOUND_S):
+            for way in self.ways.values():
+                while await way.accepts(token) is not accepted:  # noqa: ASYNC110 - on another machine
+                    await asyncio.sleep(_POLL_S)
+
+    async def failures(self, relay: Program) -> dict[str, str]:
+        """Return what ``relay doctor`` finds that keeps calls from passing a relay, by check."""
+        command = self.site.relay_command(relay, "doctor", "--json")
+        process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+        out, _ = await process.communicate()
+        findings = list(map(json.loads, out.splitlines()))
+        assert findings
+        return {each["check"]: each["found"] for each in findings if each["severity"] == "failure"}
+
+    @asynccontextmanager
+    async def used(self, relay: Program, node: Program) -> AsyncIterator[LastingUse]:
+        """Have an agent of ``relay`` follow a node and lend it a tool until the end of the block."""
+        (parts,) = (parts for parts in THREE_RELAYS.relays if parts.program is relay)
+        use = await LastingUse.of(self.site, parts, node, self.chance)
+        self.uses.append(use)
+        async with use.running():
+            await use.until_works()
+            yield use
+
+    @asynccontextmanager
     async def agents_at_work(self) -> AsyncIterator[None]:
         """Have agents call and repeat calls until the end of the block."""
         workload = self.workloads[0].anew()
@@ -210,6 +258,8 @@ class FleetStory:
         history = history_of(self.site, self.lags, [])
         for workload in self.workloads:
             history = workload.added_to(history)
+        for use in self.uses:
+            history = use.added_to(history)
         return list(map(str, violations(history)))
 
     async def _spread(self) -> None:
@@ -217,5 +267,5 @@ class FleetStory:
         for relay in RELAYS:
             if len(set(self.holders().values())) > 1:
                 return
-            async with self.site.proxies.disturbed(NODE_LINKS[relay], LinkFault.CUT):
+            async with self.links_cut(relay):
                 await self.until_all_called(RELAYS, self.nodes)

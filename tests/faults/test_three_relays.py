@@ -4,6 +4,7 @@ Every relay goes on with its own nodes, and the others' are called again once th
 two outcomes, also of those that agents repeat by way of other relays meanwhile.
 """
 
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -11,9 +12,8 @@ import pytest
 import pytest_asyncio
 
 from tests.chaos.topology import End, Program
-from tests.fakes.fault_proxy import LinkFault
 from tests.faults.faked_time import FakedTime
-from tests.faults.fleet_story import CALLED_AGAIN_S, NODE_LINKS, RELAYS, FleetStory
+from tests.faults.fleet_story import CALLED_AGAIN_S, NODES, RELAYS, FleetStory
 
 pytestmark = [
     pytest.mark.processes,
@@ -84,24 +84,55 @@ async def test_a_relay_that_is_parted_from_the_others_loses_the_nodes_that_move(
                 is_reached = holder is parted
                 await story.until_called(parted, node_id, "ok" if is_reached else "E_NODE_OFFLINE")
                 await story.until_called(others[0], node_id, "E_NODE_OFFLINE" if is_reached else "ok")
-            async with story.site.proxies.disturbed(NODE_LINKS[parted], LinkFault.CUT):
+            async with story.links_cut(parted):
                 await story.until_all_called(others, story.nodes)
             await story.until_called(parted, moves, "E_NODE_OFFLINE")
         assert story.holders()[moves] in others
 
 
-async def test_a_relay_whose_clock_is_five_minutes_ahead_harms_no_call_of_the_others(
-    story: FleetStory,
+async def test_what_follows_a_node_and_lends_to_it_goes_on_when_the_node_moves(story: FleetStory) -> None:
+    node_id, holders = story.nodes[0], story.holders()
+    left = holders[node_id]
+    used, reached = (relay for relay in RELAYS if relay is not left)
+    async with healed(story), story.used(used, NODES[0]) as use:
+        sessions = dict(use.lender.sessions)
+        async with story.links_cut(left, used):
+            await story.until_held([node_id], reached)
+            await use.until_works()
+        (stream,) = use.followers.followings
+        assert (stream.ends, stream.ended_ms) == ([], None)
+        assert use.lender.sessions == sessions
+
+
+@pytest.mark.parametrize("step", ["+5m", "-5m"])
+async def test_a_relay_whose_clock_is_five_minutes_off_serves_and_harms_no_other(
+    story: FleetStory, step: str
 ) -> None:
     wrong = story.holders()[story.nodes[0]]
     others = [relay for relay in RELAYS if relay is not wrong]
-    time = FakedTime(story.site.directory / "time")
-    time.set("+5m")
+    clock = FakedTime(story.site.directory / f"time{step}")
+    clock.set(step)
     async with healed(story):
         async with story.without(wrong):
-            story.site.prefixes[wrong] = time.prefix
+            story.site.prefixes[wrong] = clock.prefix
         await story.until_cluster(wrong, ready=True)
-        async with story.lists_hold(others, story.nodes):
-            await story.until_all_called(others, story.nodes)
+        async with story.lists_hold(RELAYS, story.nodes):
+            await story.until_all_called(RELAYS, story.nodes)
+        # It has their sessions too, and is used at a node by agents of another relay and by its own.
+        async with story.links_cut(*others):
+            await story.until_held(story.nodes, wrong)
+            async with story.used(others[0], NODES[0]) as one, story.used(wrong, NODES[1]) as another:
+                await story.until_all_called(RELAYS, story.nodes)
+                await one.until_works()
+                await another.until_works()
+        # A token that its machine issues is accepted by all, until it is revoked there.
+        issue = ("token", "issue", "--json", "--sub", "guest", "--public-url", story.site.public_url)
+        issued = json.loads(await story.site.command(wrong, *issue))
+        await story.until_accepted(issued["token"], accepted=True)
+        await story.site.command(wrong, "token", "revoke", issued["jti"])
+        await story.until_accepted(issued["token"], accepted=False)
+        assert await story.failures(wrong) == {}
+        audits = [story.site.state(relay) for relay in RELAYS]
+        await story.site.command(wrong, "audit", "verify", *audits)
         async with story.without(wrong, end=End.SIGTERM):
             del story.site.prefixes[wrong]
