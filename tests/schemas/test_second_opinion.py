@@ -28,7 +28,7 @@ REFS = sorted(REGISTRY.documents)
 # The bundle does not restrict a value.
 JUDGING = [ref for ref in REFS if ref != "system.metrics@1.0.0"]
 SECOND = {ref: second_opinion(REGISTRY, ref) for ref in REFS}
-FEW, MANY = examples(5, 15), examples(10, 30)
+FEW, MANY = examples(3, 15), examples(6, 30)
 # The first one found will do: to look for the smallest one takes most of the time.
 SEARCH = settings(max_examples=3000, phases=[Phase.generate])
 
