@@ -190,7 +190,8 @@ async def _stopped(process: asyncio.subprocess.Process) -> None:
         async with asyncio.timeout(_STOP_TIMEOUT_S):
             await process.wait()
     except TimeoutError:
-        process.kill()
+        with suppress(ProcessLookupError):  # it has ended in this moment
+            process.kill()
         await process.wait()
 
 
