@@ -276,7 +276,7 @@ def _in_any_order(
 
 
 def _count(environment: RelayEnvironment, side: str, outcome: str) -> None:
-    environment.metrics.cluster_commands.labels(side, outcome).inc()
+    environment.metrics.cluster_commands(side, outcome).inc()
 
 
 def _count_ca(environment: RelayEnvironment, side: str, outcome: str) -> None:

@@ -14,6 +14,7 @@ from nats.aio.msg import Msg
 from structlog.typing import FilteringBoundLogger
 
 from relay.cluster.connection import respond
+from relay.cluster.direct_subscription import subscribe
 from relay.routing.cluster_messages import (
     AskedCommand,
     ClusterMessageError,
@@ -25,7 +26,6 @@ from relay.routing.nats import Count
 from relay.routing.port import Command, NodeRef, NodeRouter
 from schemas.delivery import TransitGauge
 from schemas.errors import Failure, ToolError
-from schemas.projection import parse
 
 if TYPE_CHECKING:
     from nats.aio.subscription import Subscription
@@ -61,6 +61,7 @@ class CommandOwner:
         self._changed: set[str] = set()
         self._wake = asyncio.Event()
         self._running: dict[str, asyncio.Task[None]] = {}
+        self._refusals: set[asyncio.Task[None]] = set()
         self._gauges: OrderedDict[str, TransitGauge] = OrderedDict()
 
     def holds(self, node_id: str) -> bool:
@@ -80,14 +81,12 @@ class CommandOwner:
         """Answer on ``client`` until cancelled."""
         subscribed: dict[str, Subscription] = {}
         self._changed = set(self._held)
-        await client.subscribe(cancel_subject(self._fleet), cb=self._cancelled)
+        await subscribe(client, cancel_subject(self._fleet), self._cancelled, self._log)
         while True:
             changed, self._changed = self._changed, set()
             for node_id in (changed & self._held) - subscribed.keys():
                 subject = command_subject(self._fleet, node_id)
-                subscribed[node_id] = await client.subscribe(
-                    subject, _QUEUE, self._asked, pending_msgs_limit=MAX_IN_FLIGHT
-                )
+                subscribed[node_id] = await subscribe(client, subject, self._asked, self._log, _QUEUE)
             lost = [subscribed.pop(node_id) for node_id in changed - self._held if node_id in subscribed]
             # Drained: a command that was on its way is answered too, and need not wait for its deadline.
             await asyncio.gather(*map(_drained, lost))
@@ -97,36 +96,54 @@ class CommandOwner:
 
     async def close(self) -> None:
         """End the commands that run."""
-        if running := list(self._running.values()):
+        if running := [*self._running.values(), *self._refusals]:
             for task in running:
                 task.cancel()
             await asyncio.wait(running)
 
-    async def _asked(self, message: Msg) -> None:
+    def _asked(self, message: Msg) -> None:
+        try:
+            asked = self._accepted(message)
+        except ToolError as error:
+            self._refuse(message, error)
+            return
+        correlation_id = asked.command.correlation_id
+        task = self._running[correlation_id] = asyncio.create_task(self._run(message, asked))
+        task.add_done_callback(lambda _: self._running.pop(correlation_id, None))
+
+    def _refuse(self, message: Msg, error: ToolError) -> None:
+        if len(self._refusals) >= MAX_IN_FLIGHT:
+            self._count("dropped")  # the deadline tells the relay that has asked
+            return
+        task = asyncio.create_task(self._answer(message, error))
+        self._refusals.add(task)
+        task.add_done_callback(self._refusals.discard)
+
+    def _accepted(self, message: Msg) -> AskedCommand:
+        """Return the command that ``message`` asks for.
+
+        Raises:
+            ToolError: it is not run.
+        """
         try:
             asked = self._read(message)
         except ClusterMessageError as error:
             self._log.warning("command of another relay dropped", reason=str(error))
-            await self._answer(message, ToolError(Failure.INTERNAL))
-            return
-        correlation_id = asked.command.correlation_id
+            raise ToolError(Failure.INTERNAL) from None
         if len(self._running) >= MAX_IN_FLIGHT:
-            await self._answer(message, ToolError(Failure.RATE_LIMITED, retry_after_ms=_BUSY_RETRY_MS))
-            return
-        if correlation_id in self._running:
+            raise ToolError(Failure.RATE_LIMITED, retry_after_ms=_BUSY_RETRY_MS)
+        if asked.command.correlation_id in self._running:
             # One call makes one command: this one is a copy.
-            await self._answer(message, ToolError(Failure.INTERNAL))
-            return
-        task = asyncio.create_task(self._run(message, asked))
-        self._running[correlation_id] = task
-        task.add_done_callback(lambda _: self._running.pop(correlation_id, None))
+            raise ToolError(Failure.INTERNAL)
+        return asked
 
     def _read(self, message: Msg) -> AskedCommand:
         asked = self._messages.read_command(message.data)
-        command, name = asked.command, parse(asked.command.tool)
+        command = asked.command
         if message.subject != command_subject(self._fleet, command.node_id):
             raise ClusterMessageError("a command is for another node than its subject")
-        if name is None or name.node_id != command.node_id:
+        # By its document the tool has four parts, the second of which is the node.
+        if command.tool.split(".")[1] != command.node_id:
             raise ClusterMessageError("a command is for another node than its tool")
         return asked
 
@@ -159,7 +176,10 @@ class CommandOwner:
                 self._gauges.popitem(last=False)
         self._gauges.move_to_end(asked.relay)
         gauge.renew(asked.sent_at_ms)
-        left_ms = asked.command.deadline_ms - gauge.delay_ms(asked.sent_at_ms, self._ticks_ms())
+        delay_ms = gauge.delay_ms(asked.sent_at_ms, self._ticks_ms())
+        if delay_ms == 0:
+            return asked.command  # as most are; a copy takes twice as long as the measuring
+        left_ms = asked.command.deadline_ms - delay_ms
         if left_ms <= 0:
             raise ToolError(Failure.DEADLINE_EXCEEDED)
         return asked.command._replace(deadline_ms=left_ms)
@@ -168,7 +188,7 @@ class CommandOwner:
         self._count(error.failure.value.code)
         await respond(message, self._messages.failure(error))
 
-    async def _cancelled(self, message: Msg) -> None:
+    def _cancelled(self, message: Msg) -> None:
         try:
             correlation_id = self._messages.read_cancel(message.data)
         except ClusterMessageError as error:

@@ -12,12 +12,13 @@ from contextlib import suppress
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
-from nats.errors import NoRespondersError, NoServersError
+from nats.errors import NoServersError
 from structlog.typing import FilteringBoundLogger
 
 from relay.cluster.client_end import END_TIMEOUT_S, closed, ended, until_lost
 from relay.cluster.credentials import Credentials
 from relay.cluster.peer_messages import MAX_PEER_BYTES
+from relay.cluster.replies import Replies
 from relay.config import ClusterServer
 from relay.routing.peers import NoResponderError
 from schemas.error_roots import EdgeError, PeerError
@@ -71,7 +72,7 @@ class ClusterConnection:
         self._sleep = sleep
         self._probe_interval_s = probe_interval_s
         self._turn = 0
-        self._client: Client | None = None
+        self._replies: Replies | None = None
         self._checks: list[Work] = []
         self._works: list[Work] = []
         self._last: list[Work] = []
@@ -83,7 +84,7 @@ class ClusterConnection:
     @property
     def is_connected(self) -> bool:
         """Whether requests can be sent now."""
-        return self._client is not None and self._client.is_connected
+        return self._replies is not None and self._replies.client.is_connected
 
     def before(self, check: Work) -> None:
         """Do ``check`` on every connection before the works. If it raises, the connection is not used."""
@@ -99,25 +100,20 @@ class ClusterConnection:
 
     async def request(self, subject: str, payload: bytes, timeout_s: float) -> bytes:
         """Return the answer to ``payload``, as ``Requests`` describes."""
-        client = self._client
-        if client is None or not client.is_connected:
+        replies = self._replies
+        if replies is None or not replies.client.is_connected:
             raise NoResponderError("not connected to the cluster")
         try:
-            message = await client.request(subject, payload, timeout_s)
-        except NoRespondersError:
-            raise NoResponderError("no relay answers") from None
-        except TimeoutError:
-            raise
+            return await replies.to(subject, payload, timeout_s)
         except NatsError:
             # Raised before anything is written: the connection has just ended.
             raise NoResponderError("the connection to the cluster was lost") from None
-        return message.data
 
     async def publish(self, subject: str, payload: bytes) -> None:
         """Send ``payload``, as ``Requests`` describes."""
-        if self._client is not None:
+        if self._replies is not None:
             with suppress(NatsError):
-                await self._client.publish(subject, payload)
+                await self._replies.client.publish(subject, payload)
 
     async def run(self) -> None:
         """Connect, and do the works, again and again until cancelled."""
@@ -128,7 +124,7 @@ class ClusterConnection:
             self._turn += 1
             lost = asyncio.Event()
             try:
-                client = await self._connected(server, lost)
+                replies = await self._connected(server, lost)
             except (EdgeError, NatsError, OSError) as error:
                 self.problem = _reason(error)
                 self._report(str(server), self.problem)
@@ -138,7 +134,7 @@ class ClusterConnection:
                     wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
                 continue
             wait_s, failed = _FIRST_WAIT_S, 0
-            await self._serve(client, server, lost)
+            await self._serve(replies, server, lost)
 
     async def move(self, check: Work, reason: str) -> bool:
         """Return whether another server passes ``check``: that raises no error of the library.
@@ -158,7 +154,7 @@ class ClusterConnection:
 
     async def _passes(self, server: ClusterServer, check: Work) -> bool:
         try:
-            client = await self._connected(server, asyncio.Event())
+            client = (await self._connected(server, asyncio.Event())).client
         except (EdgeError, NatsError, OSError):
             return False
         try:
@@ -175,8 +171,8 @@ class ClusterConnection:
             self._reported.add((server, reason))
             self._log.warning("cluster not connected", server=server, reason=reason)
 
-    async def _connected(self, server: ClusterServer, lost: asyncio.Event) -> Client:
-        """Return a client of ``server``; ``lost`` is set when its connection has ended.
+    async def _connected(self, server: ClusterServer, lost: asyncio.Event) -> Replies:
+        """Return what asks by a new client of ``server``; ``lost`` is set when its connection has ended.
 
         Raises:
             ClusterConnectError, NatsError, OSError: the server cannot be used.
@@ -189,11 +185,11 @@ class ClusterConnection:
             lost.set()
             await ended([connecting])
             if connecting.done() and not connecting.cancelled() and connecting.exception() is None:
-                await closed(connecting.result())
+                await closed(connecting.result().client)
             raise
         return connecting.result()
 
-    async def _connect(self, server: ClusterServer, lost: asyncio.Event) -> Client:
+    async def _connect(self, server: ClusterServer, lost: asyncio.Event) -> Replies:
         """Do what ``_connected`` describes."""
 
         async def has_ended() -> None:
@@ -203,7 +199,7 @@ class ClusterConnection:
         reported: list[Exception] = []
 
         async def failed(error: Exception) -> None:
-            if self._client is client:
+            if self._replies is not None and self._replies.client is client:
                 # The server names what it does not permit.
                 self._log.warning("cluster reports", reason=_reason(error))
             else:
@@ -230,6 +226,8 @@ class ClusterConnection:
             _check_max_payload(client)
             for check in self._checks:
                 await check(client)
+            replies = Replies(client)
+            await replies.open(self._log)
         except BaseException as error:
             await closed(client)
             if isinstance(error, NoServersError) and reported:
@@ -237,10 +235,11 @@ class ClusterConnection:
             raise
         if lost.is_set():  # given up meanwhile, or lost
             await closed(client)
-        return client
+        return replies
 
-    async def _serve(self, client: Client, server: ClusterServer, lost: asyncio.Event) -> None:
-        self._client, self.server, self.problem = client, server, None
+    async def _serve(self, replies: Replies, server: ClusterServer, lost: asyncio.Event) -> None:
+        client = replies.client
+        self._replies, self.server, self.problem = replies, server, None
         self.loop.waits()
         self._reported.clear()
         self._log.info("cluster connected", server=str(server))
@@ -253,7 +252,7 @@ class ClusterConnection:
             last = self._last
             raise
         finally:
-            self._client = self.server = None
+            self._replies = self.server = None
             lost.set()
             await ended(tasks)
             with suppress(TimeoutError):

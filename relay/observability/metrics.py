@@ -49,9 +49,10 @@ class Metrics:
         )
         self._calls = calls
         self.calls = cache(calls.labels)
-        self.cluster_commands = self._counter(
+        cluster_commands = self._counter(
             "cluster_commands", "Commands asked of other relays, or answered for them", "side", "outcome"
         )
+        self.cluster_commands = cache(cluster_commands.labels)
         self.cluster_entries = self._counter(
             "cluster_entries",
             "Entries of ledgers that relays share, by outcome",

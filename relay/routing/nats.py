@@ -24,7 +24,7 @@ from relay.routing.port import Command, NodeRouter
 from schemas.errors import Failure, ToolError
 
 Count = Callable[[str], None]
-"""Counts a command by its outcome: ``ok``, or the code of its failure, or ``cancelled``."""
+"""Counts a command by its outcome: ``ok``, the code of its failure, ``cancelled``, or ``dropped``."""
 
 
 class Requests(Protocol):

@@ -7,6 +7,7 @@ import pytest
 
 from relay.calls.idempotency_store import IdempotencyStore
 from relay.calls.keyed_commands import KeyedCommands
+from relay.cluster import command_owner
 from relay.routing.cluster_messages import command_subject
 from relay.routing.port import Idempotency
 from schemas.errors import Failure, ToolError
@@ -144,6 +145,32 @@ async def test_a_command_whose_budget_was_spent_on_the_way_is_not_run(asker: Mem
         messages.read_answer(await ask(4_999_000, "01HZX9K3M4P7Q8R9S0T1V2W3XF"))
     assert refused.value.failure is Failure.DEADLINE_EXCEEDED
     assert held(owner).waiting.empty()
+
+
+async def test_more_commands_than_run_at_once_are_refused(
+    asker: Member, owner: Member, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await owner.hold(NODE_ID, asker)
+    monkeypatch.setattr(command_owner, "MAX_IN_FLIGHT", 1)
+    running = asyncio.create_task(asker.part.router.run(echo(NODE_ID)))
+    _, waiter = await held(owner).next()
+    with pytest.raises(ToolError) as refused:
+        await asker.part.router.run(echo(NODE_ID, correlation_id="01HZX9K3M4P7Q8R9S0T1V2W3XE"))
+    assert refused.value.failure is Failure.RATE_LIMITED
+    assert refused.value.retry_after_ms is not None
+    waiter.set_result(echoed(echo(NODE_ID)))
+    assert await running == echoed(echo(NODE_ID))
+
+
+async def test_more_than_can_be_refused_at_once_is_left_to_its_deadline(
+    asker: Member, owner: Member, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await owner.hold(NODE_ID, asker)
+    monkeypatch.setattr(command_owner, "MAX_IN_FLIGHT", 0)
+    with pytest.raises(ToolError) as refused:
+        await asker.part.router.run(echo(NODE_ID, deadline_ms=50))
+    assert refused.value.failure is Failure.DEADLINE_EXCEEDED
+    await until(lambda: owner.counted("answered", "dropped") == 1)
 
 
 async def test_of_two_relays_that_believe_to_hold_a_node_one_is_asked(
