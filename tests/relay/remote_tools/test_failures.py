@@ -100,6 +100,13 @@ def test_a_relays_jsonrpc_error_has_the_type_of_its_canonical_code(canonical: st
     assert (error.code, error.retryable) == (document["code"], False)
 
 
+def test_a_refusal_outside_of_a_call_is_about_the_credential() -> None:
+    document = to_jsonrpc_error("UNAUTHORIZED")
+    error = of_jsonrpc(document["code"], document["message"], document["data"], status=401)
+    assert error.suggested_fix.startswith("Check the credential")
+    assert not error.may_have_run
+
+
 @pytest.mark.parametrize("canonical", [[], {}, 1, None, True, "OTHER"], ids=str)
 def test_a_canonical_code_that_is_none_is_ignored(canonical: object) -> None:
     error = of_jsonrpc(-32603, "It broke.", {"canonical": canonical})
