@@ -196,7 +196,7 @@ async def test_a_node_of_one_relay_is_followed_at_another(relays: TwoRelays, era
 @asynccontextmanager
 async def caller(relays: TwoRelays, system: LocalSystem, era: str) -> AsyncIterator[LendingCaller]:
     """Hold a caller that is connected to the relay of ``system``."""
-    token = issue_token(system.plan, "ant", scopes=[SCOPE])
+    token = issue_token(relays.far.plan, "ant", scopes=[SCOPE])  # it has the key
     async with LendingCaller.open(relays.url(system), token, era) as connected:
         yield connected
 
