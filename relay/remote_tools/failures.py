@@ -129,7 +129,7 @@ class FailureTable:
     def _of_canonical(self, data: Mapping[str, Any], code: int, *, idempotent: bool) -> RemoteToolError:
         rows = [row for row in Failure if row.value.canonical.name == data["canonical"]]
         if data["canonical"] == Canonical.UNAUTHORIZED.name:
-            # Outside of a call it is the token that is refused, and none of the rows, which are about nodes.
+            # Outside of a call it is the token that is refused; the rows are about nodes.
             text = "The server refused the credential."
             return ToolUnauthorized(text, reason=Reason.JSONRPC_ERROR, suggested_fix=_CREDENTIAL, code=code)
         return ERROR_TYPES[rows[0].value.remote_tool](
