@@ -239,10 +239,20 @@ def _print(view: _View, rows: Rows, tenant: str | None, *, as_json: bool) -> Non
     if as_json:
         typer.echo(json.dumps(rows))
     else:
-        show_table(view.header, [view.row(row) for row in rows])
+        show_table(*_with_relays(view.header, [view.row(row) for row in rows], rows))
         if not rows:
             whose = "the token's tenant" if tenant is None else f"tenant {tenant}"
             typer.echo(f"relay: {whose} has no {view.noun}", err=True)
+
+
+def _with_relays(
+    header: Sequence[str], shown: Sequence[Sequence[str]], rows: Rows
+) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
+    """Return a table with one more column, if the rows say which relay of several holds a node."""
+    if not any("relay" in row for row in rows):
+        return header, shown
+    held_by = [str(row.get("relay") or "-") for row in rows]
+    return (*header, "RELAY"), [(*cells, relay) for cells, relay in zip(shown, held_by, strict=True)]
 
 
 def _node_row(node: dict[str, Any]) -> Sequence[str]:

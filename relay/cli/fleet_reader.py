@@ -52,10 +52,30 @@ class FleetReader:
     async def tools(self) -> list[dict[str, Any]]:
         """Return the entries of ``tools/list`` that the token reaches.
 
+        In a fleet of several relays each has the ``relay`` that its node is connected to, as the nodes have.
+
         Raises:
             FleetReadError, NotSentError, LostError: they cannot be read.
         """
-        return [tool async for tool in self._tools()]
+        relays = await self._relays()
+        tools = [tool async for tool in self._tools()]
+        return [
+            tool | {"relay": relays[tool["name"]]} if tool.get("name") in relays else tool for tool in tools
+        ]
+
+    async def _relays(self) -> Mapping[str, str | None]:
+        """Return the relay of each tool's node by the tool's name; empty if there is one relay."""
+        try:
+            return {
+                name: node["relay"]
+                for node in await self.nodes()
+                if "relay" in node
+                for name in node["tools"]
+            }
+        except (KeyError, TypeError):
+            raise FleetReadError("the relay's list of nodes is malformed") from None
+        except FleetReadError:
+            return {}  # a token may reach tools, and not read nodes
 
     async def _tools(self) -> AsyncIterator[dict[str, Any]]:
         params: dict[str, Any] = {}

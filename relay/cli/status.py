@@ -60,6 +60,8 @@ def _lines_of(status: Mapping[str, Any]) -> Lines:
 def _cluster(status: Mapping[str, Any]) -> Lines:
     """Return what is shown of a cluster; a relay of a version before tells less."""
     lines = [("cluster", status["subsystems"]["cluster"]["state"])]
+    if own := status.get("cluster", {}).get("relay"):
+        lines.append(("relay's id", own))
     if others := status.get("cluster", {}).get("others"):
         shown = [f"{each['relay']} {each['nodes']} nodes, seen {each['seen_s']:.0f} s ago" for each in others]
         lines.append(("other relays", "; ".join(shown[:_MAX_RELAYS])))

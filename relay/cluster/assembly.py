@@ -86,8 +86,8 @@ class ClusterPart(Part):
         return {"cluster": self.connection.loop}
 
     def status(self) -> Mapping[str, Any]:
-        """Return the other relays that run, and how many nodes each of them has."""
-        return {"others": [asdict(each) for each in self.presence.other_relays()]}
+        """Return this relay's id, the other relays that run, and how many nodes each of them has."""
+        return {"relay": self.peers.relay, "others": [asdict(each) for each in self.presence.other_relays()]}
 
     def _state(self) -> str:
         if not self.connection.is_connected:
@@ -246,6 +246,7 @@ def _frames(  # noqa: PLR0913, PLR0917 - what was made before
         fleet=fleet,
         relay=relay,
         running=presence.others,
+        relay_of=presence.relay_of,
         ulids=environment.ulids,
         count=count,
         log=environment.log,

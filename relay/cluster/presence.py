@@ -117,6 +117,13 @@ class Presence:
         """Return how many nodes are connected to other relays."""
         return len(self._shown)
 
+    def relay_of(self, node_id: str) -> str | None:
+        """Return the relay that a node is connected to; None if it is connected to none that is known."""
+        if node_id in self._held:
+            return self._relay
+        shown = self._shown.get(node_id)
+        return shown.relay if shown is not None else None
+
     # --- what happens here
 
     def connection_changed(self, node: NodeRef, connected: bool) -> None:  # noqa: FBT001 - a ConnectionHandler

@@ -29,7 +29,10 @@ _BUSY_RETRY_MS = 100
 
 
 class RelayPeers:
-    """The other relays of ``fleet``, for the relay ``relay``; ``running`` returns those that run."""
+    """The other relays of ``fleet``, for the relay ``relay``; ``running`` returns those that run.
+
+    ``relay_of`` returns the one that a node is connected to.
+    """
 
     def __init__(  # noqa: PLR0913 - what comes in from outside
         self,
@@ -39,6 +42,7 @@ class RelayPeers:
         fleet: str,
         relay: str,
         running: Callable[[], Collection[str]],
+        relay_of: Callable[[str], str | None],
         ulids: UlidSource,
         count: Count,
         log: FilteringBoundLogger,
@@ -53,6 +57,7 @@ class RelayPeers:
         self._handlers = Handlers[str, PeerHandler]()
         self._answering: dict[tuple[str, str], asyncio.Task[None]] = {}
         self.running = running
+        self.relay_of = relay_of
 
     def answer(self, kind: str, handler: PeerHandler) -> None:
         """Answer by ``handler`` what others ask of that kind, as ``Peers`` describes."""

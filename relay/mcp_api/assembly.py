@@ -13,6 +13,7 @@ from relay.environment import RelayEnvironment
 from relay.fleet.assembly import FleetPart
 from relay.mcp_api.change_streams import ChangeStreams
 from relay.mcp_api.endpoint import McpEndpoint
+from relay.mcp_api.fleet_resources import RelayOf
 from relay.mcp_api.instructions import Instructions
 from relay.mcp_api.log_streams import LogStreams
 from relay.mcp_api.methods import Methods
@@ -40,15 +41,19 @@ def assemble(  # noqa: PLR0913, PLR0917 - the parts that it connects
     calls: CallsPart,
     telemetry: TelemetryPart,
     events: EventStreams,
+    relay_of: RelayOf | None,
 ) -> McpPart:
-    """Return the part; ``events`` are the streams on which callers get the events of their sessions."""
+    """Return the part; ``events`` are the streams on which callers get the events of their sessions.
+
+    ``relay_of`` tells which of several relays a node is connected to; None if there is one.
+    """
     server = SdkServer(version("edge-kubelet"), Instructions(fleet.fleet).text)
     options = UrlOptionReader(environment.kinds, environment.config.default_view)
     methods = Methods(
         calls.gateway,
         ToolList(fleet.fleet, calls.relay_tools, options),
         auth.authenticator,
-        ResourceCatalog(fleet.fleet, environment.registry, telemetry.resource, telemetry.elsewhere),
+        ResourceCatalog(fleet.fleet, environment.registry, telemetry.resource, telemetry.elsewhere, relay_of),
         server.discovered,
     )
     changes = ChangeStreams(

@@ -5,7 +5,7 @@ the MCP SDK, nor decide which caller may read.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -19,6 +19,9 @@ NODES_PER_PAGE = 500
 MAX_PAGE_BYTES = 512 * 1024
 """Of the document; in the message its quotation marks are escaped."""
 
+RelayOf = Callable[[str], str | None]
+"""Returns the relay that a node is connected to; None if it is connected to none that is known."""
+
 _SINCE = re.compile(r"[0-9]{1,16}")
 
 
@@ -27,10 +30,11 @@ class ResourceQueryError(PeerError):
 
 
 class FleetResources:
-    """The resources of one fleet as a whole."""
+    """The resources of one fleet as a whole. ``relay_of`` is None if it has one relay."""
 
-    def __init__(self, fleet: Fleet) -> None:
+    def __init__(self, fleet: Fleet, relay_of: RelayOf | None = None) -> None:
         self._fleet = fleet
+        self._relay_of = relay_of
 
     def read(self, tenant: str, path: str, query: str) -> str | None:
         """Return the document at ``path`` for ``tenant``, as JSON; None if there is none.
@@ -64,7 +68,8 @@ class FleetResources:
 
     def _summary(self, node: NodeRecord) -> Mapping[str, Any]:
         manifest, names = node.manifest, self._fleet.names
-        return {
+        relay = {} if self._relay_of is None else {"relay": self._relay_of(node.node_id)}
+        return relay | {
             "node_id": node.node_id,
             "label": names.label_of(node.node_id) or None,
             "tags": names.tags_of(node.node_id),

@@ -20,7 +20,7 @@ from urllib.parse import unquote
 from relay.auth.agent_tokens import Principal
 from relay.fleet.fleet import Fleet
 from relay.fleet.node_record import NodeRecord
-from relay.mcp_api.fleet_resources import NODES_PER_PAGE, FleetResources
+from relay.mcp_api.fleet_resources import NODES_PER_PAGE, FleetResources, RelayOf
 from relay.mcp_api.paging import CursorError
 from relay.telemetry.fleet_reading import FleetReading
 from relay.telemetry.reading import TelemetryResource
@@ -83,9 +83,10 @@ class ResourceCatalog:
         registry: SchemaRegistry,
         telemetry: TelemetryResource,
         elsewhere: FleetReading | None = None,
+        relay_of: RelayOf | None = None,
     ) -> None:
         self._fleet = fleet
-        self._as_a_whole = FleetResources(fleet)
+        self._as_a_whole = FleetResources(fleet, relay_of)
         self._registry = registry
         self._telemetry = telemetry
         self._elsewhere = elsewhere

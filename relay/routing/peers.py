@@ -29,6 +29,10 @@ class Peers(Protocol):
         """Return the other relays that run, as far as is known."""
         ...
 
+    def relay_of(self, node_id: str) -> str | None:
+        """Return the relay that a node is connected to, this one included; None if to none that is known."""
+        ...
+
     def answer(self, kind: str, handler: PeerHandler) -> None:
         """Answer by ``handler`` what others ask of that kind.
 

@@ -116,7 +116,13 @@ class Relay:
             peers=cluster.peers,
         )
         self.mcp = mcp_assembly.assemble(
-            environment, self.auth, self.fleet, self.calls, self.telemetry, self.caller_tools.streams
+            environment,
+            self.auth,
+            self.fleet,
+            self.calls,
+            self.telemetry,
+            self.caller_tools.streams,
+            cluster.relay_of,
         )
         self.watcher = self._watcher(environment, reserve, cluster.sharing)
         self.watcher.begin()

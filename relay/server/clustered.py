@@ -39,6 +39,11 @@ class Joined:
     part: Part
     sharing: Sharing
 
+    @property
+    def relay_of(self) -> Callable[[str], str | None] | None:
+        """What tells which of several relays a node is connected to; None without a cluster."""
+        return None if self.peers is None else self.peers.relay_of
+
 
 def joined(  # noqa: PLR0913, PLR0917 - the parts that it joins
     environment: RelayEnvironment,

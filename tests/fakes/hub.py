@@ -307,7 +307,8 @@ class Hub:
         server = SdkServer("0.0.0", Instructions(self.fleet).text)
         telemetry = TelemetryResource(self.telemetry, self.fleet)
         elsewhere = None if self.peers is None else FleetReading(telemetry, self.peers, self.authenticator)
-        resources = ResourceCatalog(self.fleet, self.registry, telemetry, elsewhere)
+        relay_of = None if self.peers is None else self.peers.relay_of
+        resources = ResourceCatalog(self.fleet, self.registry, telemetry, elsewhere, relay_of)
         methods = Methods(
             gateway,
             ToolList(self.fleet, self.relay_tools, self.options),

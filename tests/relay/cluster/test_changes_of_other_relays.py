@@ -1,6 +1,7 @@
 """The clients of a relay hear of the nodes of another one: as they come, change and go."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from relay.auth.permissions import Rights
 from relay.fleet.change_notifier import ChangeNotifier
 from relay.fleet.fleet import GRACE_MS
+from relay.mcp_api.fleet_resources import FleetResources
 from schemas.registry import SchemaRegistry
 from tests.fakes.caller_stage import CallerStage
 from tests.fakes.cluster_server import NatsServer
@@ -51,6 +53,27 @@ async def hubs(
             for name in ("here", "there")
         ]
         yield here, there
+
+
+async def test_the_list_of_nodes_has_the_relay_that_each_is_connected_to(
+    hubs: tuple[JoinedHub, JoinedHub],
+) -> None:
+    here, there = hubs
+    node = there.ca.issue()
+    here.announce(node, capabilities=[ECHO])
+    resources = FleetResources(here.fleet, here.part.peers.relay_of)
+
+    def relay() -> str | None:
+        (shown,) = json.loads(resources.read(TENANT, "nodes", "") or "")["nodes"]
+        found: str | None = shown["relay"]
+        return found
+
+    stage = CallerStage(there, there.ulids.new(), node)
+    await until(lambda: relay() == there.part.peers.relay)
+    stage.lose()
+    await until(lambda: relay() is None)
+    CallerStage(here, here.ulids.new(), node)
+    await until(lambda: relay() == here.part.peers.relay)
 
 
 async def test_a_client_hears_of_a_node_of_another_relay_that_comes_changes_and_goes(
