@@ -128,14 +128,12 @@ class FailureTable:
 
     def _of_canonical(self, data: Mapping[str, Any], code: int, *, idempotent: bool) -> RemoteToolError:
         rows = [row for row in Failure if row.value.canonical.name == data["canonical"]]
-        if data["canonical"] == Canonical.UNAUTHORIZED.name:
-            # Outside of a call it is the token that is refused; the rows are about nodes.
-            text = "The server refused the credential."
-            return ToolUnauthorized(text, reason=Reason.JSONRPC_ERROR, suggested_fix=_CREDENTIAL, code=code)
+        is_refusal = data["canonical"] == Canonical.UNAUTHORIZED.name
         return ERROR_TYPES[rows[0].value.remote_tool](
             rows[0].value.canonical.value[2],
             reason=Reason.JSONRPC_ERROR,
-            suggested_fix=rows[0].value.suggested_fix,
+            # Outside of a call, what is refused is the token.
+            suggested_fix=_CREDENTIAL if is_refusal else rows[0].value.suggested_fix,
             # A hint of the server that a later call may succeed, and no permission to repeat it.
             retryable=data.get("retryable") is True and idempotent,
             may_have_run=any(row.value.retry is Retry.IF_IDEMPOTENT for row in rows),
