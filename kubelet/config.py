@@ -87,7 +87,7 @@ class DaemonPlan:
     Attributes:
         socket: where local agents connect; None if they cannot.
         socket_group: the number of the group that may use it; None where there is no such group.
-        settings: the texts of all settings, by name, with which a reload compares.
+        settings: all settings, by name, as ``schemas.settings.Settings.told`` tells them; a reload compares.
         flags, config_file: what the command line gave, with which a reload reads the settings again.
         version: of this program, which the daemon shows.
     """
@@ -97,7 +97,7 @@ class DaemonPlan:
     loopback_port: int
     socket: Path | None = None
     socket_group: int | None = None
-    settings: Mapping[str, str] = field(default_factory=dict)
+    settings: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     flags: Mapping[str, str] = field(default_factory=dict)
     config_file: Path | None = None
     version: str = ""

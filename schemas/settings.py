@@ -134,9 +134,17 @@ class Settings:
             need_restart=[setting.name for setting in changed if not setting.reloads],
         )
 
-    def texts(self) -> dict[str, str]:
-        """Return the texts of the values, by the names of settings: enough to make the same again."""
-        return {name: given.text for name, given in self.given.items()}
+    def told(self) -> dict[str, dict[str, str]]:
+        """Return the values and where they come from, as JSON: enough to make the same again."""
+        return {
+            name: {"text": self._whole(name, given.text), "source": given.source}
+            for name, given in self.given.items()
+        }
+
+    def _whole(self, name: str, text: str) -> str:
+        """Return a text that means the same in another working directory."""
+        value = self._values[name]
+        return str(value) if isinstance(value, Path) else text
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,9 +162,22 @@ class Reloaded:
     need_restart: Sequence[str]
 
 
-def settings_of(table: Table, texts: Mapping[str, str]) -> Settings:
-    """Return the settings that ``Settings.texts`` were the texts of."""
-    return Settings(table, [{name: Given(text, "started with") for name, text in texts.items()}])
+Told = Mapping[str, Mapping[str, str]]
+"""What ``Settings.told`` returns: by the names of settings, ``text`` and ``source``."""
+
+
+def source_of(told: Told) -> Source:
+    """Return what ``Settings.told`` has told, as one source.
+
+    Raises:
+        LookupError, TypeError, AttributeError: it is of another form.
+    """
+    return {name: Given(each["text"], each["source"]) for name, each in told.items()}
+
+
+def settings_of(table: Table, told: Told) -> Settings:
+    """Return the settings that ``Settings.told`` has told."""
+    return Settings(table, [source_of(told)])
 
 
 def parse_flag(text: str) -> bool:
@@ -167,10 +188,10 @@ def parse_flag(text: str) -> bool:
 
 
 def parse_path(text: str) -> Path:
-    """Return the path of a file or directory."""
+    """Return the path of a file or directory, which may be given relative to the working directory."""
     if not text or "\0" in text:
         raise OperatorError(f"{printable(text)!r} is not a path")
-    return Path(text)
+    return Path(text).absolute()
 
 
 def list_of(parse: Callable[[str], ValueT]) -> Callable[[str], tuple[ValueT, ...]]:

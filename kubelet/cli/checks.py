@@ -14,12 +14,13 @@ from kubelet.session.tls import NodeTls
 from schemas import topics
 from schemas.certificates import IdentityError, verify_leaf
 from schemas.identity import certificates_in, validity_of
-from schemas.identity_files import IdentityFiles, NodeIdentity
+from schemas.identity_files import IdentityFiles, IdentityFilesError, NodeIdentity
 from schemas.process import common_checks
+from schemas.process.asked_process import AskedProcess
 from schemas.process.broker_probe import Publication, probing
 from schemas.process.common_checks import HealthAnswer, UnreachedError, ask_health
-from schemas.process.doctor import Check, Finding, Severity
-from schemas.process.status_socket import read_status
+from schemas.process.doctor import Check, Finding, NotCheckedError, Severity
+from schemas.settings import Settings
 
 _RENEW = "the daemon renews it while it is connected; its log says why it did not. Else enrol again"
 _SURE_AFTER = 2
@@ -29,9 +30,17 @@ _LOG = "see the daemon's log"
 
 @dataclass(frozen=True)
 class NodeChecks:
-    """The checks of the node in ``files``, which is configured by ``config``."""
+    """The checks of the node in ``files``.
+
+    Attributes:
+        config: what its daemon runs with; where none runs, what a start would give it.
+        process: the daemon that runs, if one does.
+        expected: the settings that a start would give it.
+    """
 
     config: NodeConfig
+    process: AskedProcess
+    expected: Settings
     files: IdentityFiles
     now_ms: Callable[[], int]
 
@@ -41,13 +50,24 @@ class NodeChecks:
 
     @cached_property
     def identity(self) -> NodeIdentity:
-        """The node's identity."""
-        return self.files.read()
+        """The node's identity.
 
-    @cached_property
+        Raises:
+            NotCheckedError: it cannot be used; ``certificate`` says why.
+        """
+        try:
+            return self.files.read()
+        except (IdentityFilesError, OSError):
+            raise NotCheckedError("the node's identity cannot be used") from None
+
+    @property
     def status(self) -> Mapping[str, Any]:
-        """What the daemon does now."""
-        return read_status(self.files.root)
+        """What the daemon does now.
+
+        Raises:
+            NotCheckedError: it does not say so.
+        """
+        return self.process.status
 
     @cached_property
     def answers(self) -> Mapping[str, HealthAnswer | UnreachedError]:
@@ -59,12 +79,12 @@ class NodeChecks:
         """The answer of the first relay that gives one.
 
         Raises:
-            UnreachedError: none does.
+            NotCheckedError: none does; ``relay`` says why.
         """
         for answer in self.answers.values():
             if isinstance(answer, HealthAnswer):
                 return answer
-        raise next(error for error in self.answers.values() if isinstance(error, UnreachedError))
+        raise NotCheckedError("no relay is reached")
 
     def _asked(self, url: str) -> HealthAnswer | UnreachedError:
         tls = NodeTls(self.files, own_root=self.config.own_root)
@@ -73,13 +93,17 @@ class NodeChecks:
         except UnreachedError as error:
             return error
 
+    def running(self) -> Finding:
+        """Check that the daemon runs, and with the settings that a restart would give it."""
+        return common_checks.process(self.process, self.expected)
+
     def keys(self) -> Finding:
         """Check the owner and the rights of the node's key."""
         return common_checks.keys([self.files.key])
 
     def certificate(self) -> Finding:
         """Check how long the leaf is valid."""
-        begin_ms, end_ms = validity_of(certificates_in(self.identity.leaf_pem)[0])
+        begin_ms, end_ms = validity_of(certificates_in(self.files.read().leaf_pem)[0])
         return common_checks.life("the leaf", begin_ms, end_ms, self.now_ms(), _RENEW)
 
     def chain(self) -> Finding:
@@ -184,6 +208,7 @@ def _reached(answer: HealthAnswer | UnreachedError, url: str) -> Finding:
 
 
 _LOOKS: Mapping[str, Callable[[NodeChecks], Finding]] = {
+    "process": NodeChecks.running,
     "keys": NodeChecks.keys,
     "certificate": NodeChecks.certificate,
     "chain": NodeChecks.chain,
@@ -198,6 +223,10 @@ _LOOKS: Mapping[str, Callable[[NodeChecks], Finding]] = {
 }
 
 _EXPLAINED: Mapping[str, str] = {
+    "process": "Whether a daemon runs with this state directory, and with the settings that a restart would "
+    "give it: those of the file, of the environment and of this command's options. The other "
+    "checks go by the settings that it runs with. If none runs, they go by those of a start, "
+    "and what only a running daemon knows is not checked.",
     "keys": "The node's key must be readable by its user alone (mode 0600): who reads it can be this node.",
     "certificate": "The leaf certificate must be valid now, and for more than a sixth of its life. It is "
     "renewed over the session from two thirds of its life on; one that has ended cannot "

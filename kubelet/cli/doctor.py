@@ -10,8 +10,9 @@ import typer
 from kubelet.cli.checks import NodeChecks
 from kubelet.cli.options import AsJson, usual_state_dir
 from kubelet.clock import now_ms
-from kubelet.settings import BROKER, KUBELET, PLAIN, RELAY, STATE_DIR, load_settings
+from kubelet.settings import KUBELET, load_settings
 from schemas.identity_files import IdentityFiles
+from schemas.process.asked_process import AskedProcess
 from schemas.process.cli_manual import example, group
 from schemas.process.cli_settings import takes_settings
 from schemas.process.doctor_command import run_doctor
@@ -21,7 +22,7 @@ app = group("What keeps calls from reaching this node.")
 
 
 @app.command(epilog=example("sudo -u edge-kubelet kubelet doctor", "kubelet doctor --explain broker"))
-@takes_settings(KUBELET, STATE_DIR, RELAY, BROKER, PLAIN)
+@takes_settings(KUBELET)
 def doctor(
     sources: Sources,
     explain: Annotated[str | None, typer.Option(metavar="CHECK", help="Explain one check.")] = None,
@@ -29,8 +30,14 @@ def doctor(
 ) -> None:
     """Check what calls to this node need, one line each. Run it as the daemon's user.
 
+    The settings are those that the running daemon has. The options are those of `kubelet run`: what a restart
+    would give it.
+
     Exit code 0: all is well; 1: something will fail, or is not safe; 3: calls cannot flow.
     """
-    loaded = load_settings(sources, usual_state_dir())
-    checks = NodeChecks(loaded.config(), IdentityFiles(loaded.state_dir), now_ms).all()
+    expected = load_settings(sources, usual_state_dir())
+    files, process = IdentityFiles(expected.state_dir), AskedProcess.ask(KUBELET, expected.state_dir)
+    told = process.sources()
+    config = (expected if told is None else load_settings(told, expected.state_dir)).config()
+    checks = NodeChecks(config, process, expected.settings, files, now_ms).all()
     raise SystemExit(run_doctor(checks, explain, as_json=as_json))

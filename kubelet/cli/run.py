@@ -33,7 +33,7 @@ def run(sources: Sources) -> None:
         settings[LOOPBACK_PORT],
         place,
         socket_group(),
-        settings=settings.texts(),
+        settings=settings.told(),
         flags=sources.flags,
         config_file=sources.named_file,
         version=version("edge-kubelet"),

@@ -167,7 +167,8 @@ async def _run(  # noqa: PLR0913, PLR0917 - what is opened around it
     )
     tools = _caller_tools(node, state_dir, log)
     loop, loopback_ended = asyncio.get_running_loop(), asyncio.Event()
-    status = DaemonStatus(plan, node, around.publisher, tools, counts, now_ms, Uptime(), loop)
+    settings = NodeSettings(plan, node, threshold)
+    status = DaemonStatus(plan, node, around.publisher, tools, counts, now_ms, Uptime(), loop, settings.told)
     loopback = LoopbackServer(
         lambda: (sent.wire, sent.etag) if (sent := node.announcer.published) else None,
         lambda: readiness_of(node, around.publisher, tools),
@@ -196,7 +197,7 @@ async def _run(  # noqa: PLR0913, PLR0917 - what is opened around it
                     "node": node.run(),
                     "broker": around.publisher.ended.wait(),
                     "loopback": loopback_ended.wait(),
-                    "settings": SettingsReload(NodeSettings(plan, node, threshold).read, manager, log).run(),
+                    "settings": SettingsReload(settings.read, manager, log).run(),
                     "service manager": manager.run(lambda: stalled(loops), lambda: _status(node, around)),
                 }
                 await _until_stopped(work, node, manager)

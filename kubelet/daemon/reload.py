@@ -4,6 +4,7 @@ Must not load what reads settings before it is asked to: most daemons never are.
 """
 
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,10 @@ class NodeSettings:
         self._node = node
         self._threshold = threshold
 
+    def told(self) -> Mapping[str, Mapping[str, str]]:
+        """Return the settings that the daemon runs with, as ``schemas.settings.Settings.told`` does."""
+        return self._plan.settings
+
     def read(self) -> ReadAgain:
         """Return the settings as they are now.
 
@@ -42,7 +47,7 @@ class NodeSettings:
         return ReadAgain(reloaded, lambda: self._apply(config, reloaded))
 
     def _apply(self, config: NodeConfig, reloaded: "Reloaded") -> None:
-        self._plan = replace(self._plan, settings=reloaded.settings.texts())
+        self._plan = replace(self._plan, settings=reloaded.settings.told())
         self._threshold.level = config.log_level
         if reloaded.applied.keys() & {"heartbeat", "ttl"}:
             self._node.announcer.change(config.heartbeat_s, config.ttl_ms)

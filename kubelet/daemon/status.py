@@ -5,7 +5,7 @@ Holds no secret. It reads, and must not change anything: the loopback server's t
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,7 +36,7 @@ class LogCounts:
 
 @dataclass(frozen=True, slots=True)
 class DaemonStatus:
-    """The parts that the status is read from."""
+    """The parts that the status is read from. ``settings`` returns those that the daemon runs with."""
 
     plan: DaemonPlan
     node: Node
@@ -46,6 +46,7 @@ class DaemonStatus:
     now_ms: Callable[[], int]
     uptime: Uptime
     loop: asyncio.AbstractEventLoop
+    settings: Callable[[], Mapping[str, Mapping[str, str]]]
 
     def __call__(self) -> dict[str, Any]:
         """Return the status."""
@@ -62,6 +63,7 @@ class DaemonStatus:
             **resources(self.loop),
             "ready": readiness.ready,
             "subsystems": {name: health.to_json() for name, health in readiness.subsystems.items()},
+            "settings": self.settings(),
             "node_id": node.identity.node_id,
             "certificate_expires_at_ms": validity_of(certificates_in(node.identity.leaf_pem)[0])[1],
             "relay": self._relay(),

@@ -21,10 +21,12 @@ class BrokerPart(Part):
 
     Attributes:
         reads_access_files: whether it admits clients by the files that ``relay.pki.broker_access`` writes.
+        probe_node: a node id that no node has, on whose topic `relay doctor` tries to publish.
     """
 
     supervisor: BrokerSupervisor | None
     reads_access_files: bool = False
+    probe_node: str | None = None
 
     async def start(self, write_access_files: Callable[[], object]) -> None:
         """Start it, after ``write_access_files`` if it reads such; return when it listens.
@@ -70,13 +72,15 @@ def assemble(environment: RelayEnvironment) -> BrokerPart:
     if config.own_broker.tls:
         tls = config.state.broker_tls
         access = AccessFiles(tls.certificate, tls.key, directory / "roots.pem", "nats-users.conf")
+    probe_node = environment.ulids.new().lower()
     supervisor = BrokerSupervisor(
         config.own_broker,
         directory,
         access,
         find_program=find_nats_server,
         on_end=environment.metrics.broker_ends.inc,
+        probe_node=probe_node,
         log=environment.log,
         monotonic=environment.monotonic,
     )
-    return BrokerPart(supervisor, reads_access_files=access is not None)
+    return BrokerPart(supervisor, reads_access_files=access is not None, probe_node=probe_node)

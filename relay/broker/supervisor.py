@@ -41,6 +41,8 @@ class BrokerStartError(OperatorError):
 class BrokerSupervisor:
     """The broker at ``listen``, with its files in ``directory``; it admits clients by ``access``.
 
+    ``probe_node`` is as ``relay.broker.log_lines`` has it.
+
     Attributes:
         is_running: whether the broker listens.
     """
@@ -53,6 +55,7 @@ class BrokerSupervisor:
         *,
         find_program: Callable[[], Path],
         on_end: Callable[[], None],
+        probe_node: str,
         log: FilteringBoundLogger,
         monotonic: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
@@ -64,6 +67,7 @@ class BrokerSupervisor:
         self._directory = directory
         self._access = access
         self._on_end = on_end
+        self._probe_node = probe_node
         self._log = log
         self._monotonic = monotonic
         self._sleep = sleep
@@ -72,7 +76,7 @@ class BrokerSupervisor:
         self._lock: int | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._reading: asyncio.Task[None] | None = None
-        self._lines = BrokerLines(log, monotonic)
+        self._lines = BrokerLines(log, monotonic, probe_node)
         self._started_s = 0.0
         self.is_running = False
 
@@ -179,7 +183,7 @@ class BrokerSupervisor:
             start_new_session=True,
         )
         self._started_s = self._monotonic()
-        self._lines = BrokerLines(self._log, self._monotonic)
+        self._lines = BrokerLines(self._log, self._monotonic, self._probe_node)
         if self._process.stderr is not None:
             self._reading = asyncio.create_task(self._lines.read(self._process.stderr))
         try:

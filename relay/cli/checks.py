@@ -7,7 +7,7 @@ import queue
 import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 from relay.config import RelayConfig
@@ -18,10 +18,11 @@ from schemas import topics
 from schemas.files import read_named
 from schemas.identity import MAX_PEM_BYTES, certificates_in, validity_of
 from schemas.process import common_checks
+from schemas.process.asked_process import AskedProcess
 from schemas.process.broker_probe import Publication, probing
 from schemas.process.common_checks import ask_health
 from schemas.process.doctor import Check, Finding
-from schemas.process.status_socket import read_status
+from schemas.settings import Settings
 from schemas.tls import client_context, load_chain
 
 _RETURN_S = 2.0
@@ -29,9 +30,18 @@ _RETURN_S = 2.0
 
 @dataclass(frozen=True)
 class RelayChecks:
-    """The checks of the relay that is configured by ``config``; ``new_id`` makes the id of a node."""
+    """The checks of one relay.
+
+    Attributes:
+        config: what it runs with; where none runs, what a start would give it.
+        process: the relay that runs, if one does.
+        expected: the settings that a start would give it.
+        new_id: makes the id of a node.
+    """
 
     config: RelayConfig
+    process: AskedProcess
+    expected: Settings
     authority: CertificateAuthority
     now_ms: Callable[[], int]
     new_id: Callable[[], str]
@@ -40,10 +50,18 @@ class RelayChecks:
         """Return them in the order in which a call depends on them."""
         return [Check(name, _EXPLAINED[name], partial(look, self)) for name, look in _LOOKS.items()]
 
-    @cached_property
+    @property
     def status(self) -> Mapping[str, Any]:
-        """What the relay does now."""
-        return read_status(self.config.state.root)
+        """What the relay does now.
+
+        Raises:
+            NotCheckedError: it does not say so.
+        """
+        return self.process.status
+
+    def running(self) -> Finding:
+        """Check that the relay runs, and with the settings that a restart would give it."""
+        return common_checks.process(self.process, self.expected)
 
     def keys(self) -> Finding:
         """Check the owner and the rights of the files with secrets."""
@@ -89,7 +107,10 @@ class RelayChecks:
         broker, ca = self.config.broker, self.authority
         if broker is None:
             return Finding.good("there is none: the nodes' sessions carry everything")
-        heartbeat = topics.heartbeat(self.new_id())
+        is_own = self.config.own_broker is not None
+        # Its own logs what it refuses, in the relay's log, which knows this id for the doctor's.
+        told = self.status["broker"].get("probe_node") if is_own else None
+        heartbeat = topics.heartbeat(told or self.new_id())
 
         def tls() -> ssl.SSLContext | None:
             if not broker.tls:
@@ -97,7 +118,8 @@ class RelayChecks:
             shown = self.config.state.broker_client_tls
             return broker_context(shown, lambda: [*ca.servers.roots(), *ca.roots()], self.config.broker_root)
 
-        with probing(broker, f"edge-doctor-{self.new_id()}", tls) as probe:
+        client_id = f"edge-doctor-{self.new_id()}"
+        with probing(broker, client_id, tls, tries_mqtt_5=not is_own) as probe:
             arrived = probe.subscribe(topics.ALL_HEARTBEATS)
             probe.try_to_publish(Publication(heartbeat, b"{}"))
             if _arrives(arrived, heartbeat):
@@ -192,6 +214,7 @@ def _arrives(arrived: "queue.Queue[str]", topic: str) -> bool:
 
 
 _LOOKS: Mapping[str, Callable[[RelayChecks], Finding]] = {
+    "process": RelayChecks.running,
     "keys": RelayChecks.keys,
     "certificates": RelayChecks.certificates,
     "chain": RelayChecks.chain,
@@ -208,6 +231,10 @@ _LOOKS: Mapping[str, Callable[[RelayChecks], Finding]] = {
 }
 
 _EXPLAINED: Mapping[str, str] = {
+    "process": "Whether a relay runs with this state directory, and with the settings that a restart would "
+    "give it: those of the file, of the environment and of this command's options. The other "
+    "checks go by the settings that it runs with. If none runs, they go by those of a start, "
+    "and what only a running relay knows is not checked.",
     "keys": "The CA's key, the key of agents' tokens, join tokens and the relay's own TLS key must "
     "be readable by their user alone (mode 0600).",
     "certificates": "Each certificate must be valid now, and for more than a sixth of its life: the root, "

@@ -13,6 +13,7 @@ from relay.cli.options import AsJson, usual_state_dir
 from relay.clock import now_ms
 from relay.pki.authority import CertificateAuthority
 from relay.settings import RELAY, load_settings
+from schemas.process.asked_process import AskedProcess
 from schemas.process.cli_manual import example, group
 from schemas.process.cli_settings import takes_settings
 from schemas.process.doctor_command import run_doctor
@@ -31,11 +32,16 @@ def doctor(
 ) -> None:
     """Check what calls through this relay need, one line each. Run it as the relay's user.
 
-    The settings are those of `relay run`. Exit code 0: all is well; 1: something will fail, or is not safe;
-    3: calls cannot be made.
+    The settings are those that the running relay has. The options are those of `relay run`: what a restart
+    would give it. Exit code 0: all is well; 1: something will fail, or is not safe; 3: calls cannot be made.
     """
-    config = load_settings(sources, usual_state_dir()).config()
+    expected = load_settings(sources, usual_state_dir())
+    process = AskedProcess.ask(RELAY, expected.state.root)
+    told = process.sources()
+    config = (expected if told is None else load_settings(told, expected.state.root)).config()
     authority = CertificateAuthority(config.state.ca, now_ms, os.urandom)
     ulids = UlidSource(now_ms, os.urandom)
-    checks = RelayChecks(config, authority, now_ms, lambda: ulids.new().lower()).all()
+    checks = RelayChecks(
+        config, process, expected.settings, authority, now_ms, lambda: ulids.new().lower()
+    ).all()
     raise SystemExit(run_doctor(checks, explain, as_json=as_json))

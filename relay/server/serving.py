@@ -73,30 +73,30 @@ async def run_relay(  # noqa: PLR0913 - what comes in from outside
             threshold.level = changed.log_level
 
         manager = ServiceManager.of(os.environ, os.getpid(), log)
-        reloading = (
-            None if reload is None else SettingsReload(RelaySettings(reload, apply).read, manager, log)
-        )
+        settings = None if reload is None else RelaySettings(reload, apply)
+        parts = (relay.audit, relay.broker, relay.pki, relay.fleet, relay.calls, relay.cluster)
+        status = RelayStatus(environment, *parts, relay.health, None if settings is None else settings.told)
+        reloading = None if settings is None else SettingsReload(settings.read, manager, log)
         await relay.broker.start(relay.pki.broker_access.write)
         with fatal_errors_logged(log):
-            await _serve(relay, environment, listener, manager, reloading)
+            await _serve(relay, status, listener, manager, reloading)
 
 
 async def _serve(
     relay: Relay,
-    environment: RelayEnvironment,
+    status: RelayStatus,
     listener: socket.socket,
     manager: ServiceManager,
     reloading: SettingsReload | None,
 ) -> None:
     tune_collector()
-    config, log, audit, loops = environment.config, environment.log, relay.audit.log, relay.loops()
+    environment, audit, loops = status.environment, relay.audit.log, relay.loops()
+    config, log = environment.config, environment.log
 
     async def drain() -> None:
         manager.stopping()
         await relay.drain()
 
-    parts = (relay.audit, relay.pki, relay.fleet, relay.calls, relay.cluster)
-    status = RelayStatus(environment, *parts, relay.health)
     log.info(
         "relay started",
         url=config.public_url,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from relay.config import RelayConfig
 from relay.settings import LoadedSettings
 from schemas.process.settings_reload import ReadAgain
-from schemas.settings import Reloaded, Settings
+from schemas.settings import Reloaded, Settings, Told
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,10 @@ class RelaySettings:
         self._settings = source.settings
         self._load = source.load
         self._apply_config = apply
+
+    def told(self) -> Told:
+        """Return the settings that the relay runs with."""
+        return self._settings.told()
 
     def read(self) -> ReadAgain:
         """Return the settings as they are now.

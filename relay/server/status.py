@@ -8,6 +8,7 @@ from importlib.metadata import version
 from typing import Any
 
 from relay.audit.assembly import AuditPart
+from relay.broker.assembly import BrokerPart
 from relay.calls.assembly import CallsPart
 from relay.environment import RelayEnvironment
 from relay.fleet.assembly import FleetPart
@@ -15,19 +16,27 @@ from relay.part import Part
 from relay.pki.assembly import PkiPart
 from schemas.health import Health
 from schemas.process.resources import Uptime, resources, watchdog_s
+from schemas.settings import Told
 
 
 @dataclass(frozen=True, slots=True)
 class RelayStatus:
-    """The parts that the status is read from. ``health`` returns that of every subsystem."""
+    """The parts that the status is read from.
+
+    Attributes:
+        health: returns that of every subsystem.
+        settings: returns those that the relay runs with; None if it was started without a loader of such.
+    """
 
     environment: RelayEnvironment
     audit: AuditPart
+    broker: BrokerPart
     pki: PkiPart
     fleet: FleetPart
     calls: CallsPart
     cluster: Part
     health: Callable[[], Mapping[str, Health]]
+    settings: Callable[[], Told] | None
     uptime: Uptime = field(default_factory=Uptime)
 
     def line(self) -> str:
@@ -48,9 +57,14 @@ class RelayStatus:
             **resources(asyncio.get_running_loop()),
             "ready": all(part.lets_calls_flow for part in health.values()),
             "subsystems": {name: part.to_json() for name, part in health.items()},
+            **({} if self.settings is None else {"settings": self.settings()}),
             "public_url": config.public_url,
             "listen": str(config.listen),
-            "broker": {"url": str(config.broker or "none"), "missing": inventory.missing()},
+            "broker": {
+                "url": str(config.broker or "none"),
+                "missing": inventory.missing(),
+                "probe_node": self.broker.probe_node,
+            },
             "nodes": {
                 "known": inventory.known(),
                 "connected": canaries.connected,

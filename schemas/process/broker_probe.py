@@ -94,14 +94,18 @@ def probing(
     client_id: str,
     tls: Callable[[], ssl.SSLContext | None],
     timeout_s: float = TIMEOUT_S,
+    *,
+    tries_mqtt_5: bool = True,
 ) -> Iterator[BrokerProbe]:
     """Hold a connection to ``broker``.
+
+    ``tries_mqtt_5``: not at a broker that is known to speak 3.1.1 alone, whose log the attempt would be in.
 
     Raises:
         BrokerProbeError: it is not reached, or refuses the connection.
     """
     refusal = ""
-    for version in _VERSIONS:
+    for version in _VERSIONS if tries_mqtt_5 else _VERSIONS[1:]:
         client = paho.Client(CallbackAPIVersion.VERSION2, client_id=client_id, protocol=version)
         if (context := tls()) is not None:
             client.tls_set_context(context)

@@ -13,8 +13,11 @@ from schemas.addresses import host_of, port_of
 from schemas.connection_faults import connection_reason
 from schemas.error_roots import PeerError
 from schemas.files import check_state
+from schemas.process.asked_process import AskedProcess
 from schemas.process.doctor import Finding
 from schemas.process.status_view import days_text
+from schemas.settings import Given, Setting, Settings
+from schemas.settings_sources import Program
 
 DAY_MS = 86_400_000
 TIMEOUT_S = 5.0
@@ -70,6 +73,45 @@ def ask_health(url: str, tls: Callable[[], ssl.SSLContext | None], at: str | Non
     except ValueError:
         date_ms = None
     return HealthAnswer(answer.status, date_ms)
+
+
+def process(asked: AskedProcess, expected: Settings) -> Finding:
+    """Judge whether the process runs, and with the settings ``expected``: those that a start would give it.
+
+    Raises:
+        NotRunningError, StalledError, OSError: it does not, or does not answer.
+    """
+    if isinstance(asked.answer, Exception):
+        raise asked.answer
+    told = asked.sources()
+    if told is None:
+        return Finding.warning("it is of a version that does not tell its settings", "restart it")
+    running, program = told.settings(), asked.program
+    differing = [each for each in expected.table if running.get(each) != expected.get(each)]
+    by_start = [each for each in differing if _is_of_the_start(running.given.get(each.name), each, program)]
+    changed = [each for each in differing if each not in by_start]
+    if changed:
+        found = ", ".join(f"{each.name} ({_source(expected, each)})" for each in changed)
+        return Finding.warning(
+            f"settings that are not in effect: {found}", "restart it; docs/configuration.md has which reload"
+        )
+    found = ", ".join(_source(running, each) for each in by_start)
+    if by_start and asked.status["watchdog_s"] is None:
+        return Finding.warning(
+            f"started with {found}; a restart by the service would lose them",
+            f"write them into {program.usual_file}",
+        )
+    return Finding.good(f"it runs with {found}, as its service starts it" if found else "it runs")
+
+
+def _is_of_the_start(given: Given | None, setting: Setting[Any], program: Program) -> bool:
+    """Return whether a value is that of an option or a variable, which only who starts the process gives."""
+    return given is not None and given.source in {setting.flag, setting.variable(program.prefix)}
+
+
+def _source(settings: Settings, setting: Setting[Any]) -> str:
+    given = settings.given.get(setting.name)
+    return "not set" if given is None else given.source
 
 
 def reach(answer: HealthAnswer, url: str) -> Finding:

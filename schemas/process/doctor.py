@@ -1,6 +1,7 @@
 """Checks that an operator runs when something does not work: each has what was found, and what to do.
 
-A check that cannot be made has failed. Must not repair anything, and must not know what is checked.
+A check that cannot be made has failed, or is skipped where another check says why. Must not repair anything,
+and must not know what is checked.
 """
 
 import json
@@ -13,16 +14,22 @@ from typing import TextIO
 from schemas.error_roots import EdgeError
 from schemas.text import printable
 
-EXIT_CODES = {0: 0, 1: 1, 2: 3}
-"""By severity: 0 all is well; 1 something will fail, or is not safe; 3 calls cannot flow as things are."""
-
 
 class Severity(IntEnum):
-    """How bad it is."""
+    """How bad it is. What is skipped says nothing: the check that says why has failed."""
 
-    OK = 0
-    WARNING = 1
-    FAILURE = 2
+    SKIPPED = 0
+    OK = 1
+    WARNING = 2
+    FAILURE = 3
+
+
+EXIT_CODES = {Severity.SKIPPED: 0, Severity.OK: 0, Severity.WARNING: 1, Severity.FAILURE: 3}
+"""0 all is well; 1 something will fail, or is not safe; 3 calls cannot flow as things are."""
+
+
+class NotCheckedError(EdgeError):
+    """The check cannot be made, and another one says why; the text is the reason in short."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +62,8 @@ class Check:
 
     Attributes:
         explanation: what is checked and how, why it matters, and what to do, for ``--explain``.
-        look: makes the check. It may raise OSError or an expected error: that is a failure.
+        look: makes the check. It may raise OSError or an expected error: that is a failure; or
+            NotCheckedError.
     """
 
     name: str
@@ -65,10 +73,10 @@ class Check:
 
 def examine(checks: Sequence[Check], stream: TextIO = sys.stdout, *, as_json: bool) -> int:
     """Make ``checks`` in order, print one line each as they end, and return the exit code."""
-    worst = Severity.OK
+    worst = Severity.SKIPPED
     width = max(len(check.name) for check in checks)
     for check in checks:
-        finding = _found(check)
+        finding = made(check)
         worst = max(worst, finding.severity)
         word = finding.severity.name.lower()
         if as_json:
@@ -82,14 +90,20 @@ def examine(checks: Sequence[Check], stream: TextIO = sys.stdout, *, as_json: bo
     return EXIT_CODES[worst]
 
 
-def _found(check: Check) -> Finding:
+def made(check: Check) -> Finding:
+    """Make ``check``; return what it has found, or why it cannot be made."""
     try:
         return check.look()
+    except NotCheckedError as error:
+        return Finding(Severity.SKIPPED, f"not checked: {error}")
     except (EdgeError, OSError) as error:
         return Finding.failure(str(error), f"see --explain {check.name}")
+
+
+_COLOURS = {Severity.SKIPPED: 2, Severity.OK: 32, Severity.WARNING: 33, Severity.FAILURE: 31}
 
 
 def _coloured(word: str, severity: Severity, stream: TextIO) -> str:
     if not stream.isatty():
         return word
-    return f"\x1b[{(32, 33, 31)[severity]}m{word}\x1b[0m"
+    return f"\x1b[{_COLOURS[severity]}m{word}\x1b[0m"

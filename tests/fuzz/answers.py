@@ -21,6 +21,7 @@ from schemas.strict_json import StrictJsonError, loads
 from tests.fakes.hostile_texts import is_clean, strings_in
 from tests.fakes.lines import LogLines
 from tests.fakes.seconds import Seconds
+from tests.fakes.signer import NODE_ID
 from tests.fuzz import samples
 from tests.fuzz.target import REFUSED, Target, text_of, tried
 
@@ -128,7 +129,7 @@ def broker_line(data: bytes) -> None:
 @cache
 def _broker_lines() -> tuple[LogLines, BrokerLines]:
     lines = LogLines()
-    return lines, BrokerLines(make_logger("relay", lines), Seconds())
+    return lines, BrokerLines(make_logger("relay", lines), Seconds(), NODE_ID)
 
 
 TARGETS: Final = {

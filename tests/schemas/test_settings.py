@@ -1,3 +1,4 @@
+import json
 from enum import Enum
 from pathlib import Path
 
@@ -82,9 +83,20 @@ def test_a_setting_that_reloads_returns_to_its_default() -> None:
     assert old.reloaded(Settings((level,), [])).applied == {"level": "on"}
 
 
-def test_settings_are_made_again_of_their_texts() -> None:
+def test_settings_are_made_again_of_what_is_told_of_them() -> None:
     settings = Settings(TABLE, [{"log_mode": Given("on", "file")}])
-    assert settings_of(TABLE, settings.texts()).reloaded(settings).applied == {}
+    again = settings_of(TABLE, json.loads(json.dumps(settings.told())))
+    assert again.given == settings.given
+    assert again.reloaded(settings).applied == {}
+
+
+def test_a_path_that_is_told_is_one_in_every_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    key = Setting("key", parse_path, "A key.", "FILE")
+    settings = Settings((key,), [{"key": Given("tls.key", "--key")}])
+    assert settings.told() == {"key": {"text": str(tmp_path / "tls.key"), "source": "--key"}}
 
 
 @pytest.mark.parametrize("text", ["", "-1", "0", "65536", "1.0", "1_0", " 1", "٣", "1e3", "9" * 30, "nan"])
@@ -101,7 +113,7 @@ def test_a_flag_is_true_or_false_and_nothing_else(text: str) -> None:
 
 
 def test_a_path_is_not_empty() -> None:
-    assert parse_path("a/b") == Path("a/b")
+    assert parse_path("/a/b") == Path("/a/b")
     for text in ("", "a\0b"):
         with pytest.raises(OperatorError, match="is not a path"):
             parse_path(text)

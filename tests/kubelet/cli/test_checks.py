@@ -13,12 +13,15 @@ from kubelet.cli.checks import NodeChecks
 from kubelet.clock import now_ms
 from kubelet.config import NodeConfig
 from kubelet.identity.provisioning import create_identity
+from kubelet.settings import KUBELET
 from schemas.addresses import BrokerAddress
-from schemas.error_roots import EdgeError
 from schemas.frames import SUBPROTOCOL, SUBPROTOCOLS, FrameReader
 from schemas.identity_files import IdentityFiles
 from schemas.manifest import etag_of
+from schemas.process.asked_process import AskedProcess
 from schemas.process.doctor import Finding, Severity
+from schemas.process.doctor import made as made_of
+from schemas.settings import Given, Settings
 from tests.fakes.broker import Broker
 from tests.fakes.daemon import NO_BROKER, NO_RELAY, Daemon, daemon
 from tests.fakes.lines import LogLines
@@ -28,10 +31,11 @@ from tests.fakes.signer import DAY_MS, NODE_ID, SimulatedCa, SimulatedNode
 
 pytestmark = pytest.mark.processes
 
-OK, WARNING, FAILURE = Severity
+SKIPPED, OK, WARNING, FAILURE = Severity
 ECHO: dict[str, Any] = {"tool": f"sysecho.{NODE_ID}.echo.invoke", "arguments": {"message": "echo"}}
 ERROR = {"code": "E_MANIFEST_INVALID", "message": "old", "suggested_fix": "sign anew"}
 NAMES = [
+    "process",
     "keys",
     "certificate",
     "chain",
@@ -54,17 +58,20 @@ def files(tmp_path: Path, node_of_today: SimulatedNode) -> IdentityFiles:
 @pytest.fixture
 def checks(files: IdentityFiles) -> NodeChecks:
     """The checks of a node whose daemon does not run, with neither relay nor broker."""
-    return NodeChecks(NodeConfig(NO_BROKER, NO_RELAY), files, now_ms)
+    expected = Settings(KUBELET.table, [{"state_dir": Given(str(files.root), "--state-dir")}])
+    process = AskedProcess.ask(KUBELET, files.root)
+    return NodeChecks(NodeConfig(NO_BROKER, NO_RELAY), process, expected, files, now_ms)
 
 
 async def made(checks: NodeChecks, name: str) -> Finding:
-    """Make one check anew, on a thread as it blocks; one that cannot be made has failed."""
-    fresh = replace(checks)
-    (check,) = (check for check in fresh.all() if check.name == name)
-    try:
-        return await asyncio.to_thread(check.look)
-    except (EdgeError, OSError) as error:
-        return Finding.failure(str(error), "")
+    """Make one check anew of the daemon that runs now, on a thread as it blocks."""
+
+    def look() -> Finding:
+        process = AskedProcess.ask(KUBELET, checks.files.root)
+        (check,) = (check for check in replace(checks, process=process).all() if check.name == name)
+        return made_of(check)
+
+    return await asyncio.to_thread(look)
 
 
 def test_each_check_has_an_explanation(checks: NodeChecks) -> None:
@@ -105,6 +112,9 @@ async def test_a_node_without_identity_fails_and_is_told_so(tmp_path: Path, chec
     nothing = replace(checks, files=IdentityFiles(tmp_path / "nothing"))
     finding = await made(nothing, "certificate")
     assert (finding.severity, "run `kubelet init`" in finding.found) == (FAILURE, True)
+    for name in ("chain", "broker"):
+        finding = await made(nothing, name)
+        assert finding == Finding(SKIPPED, "not checked: the node's identity cannot be used")
 
 
 # --- the relay and the broker -----------------------------------------------------------------------------
@@ -158,7 +168,7 @@ async def test_a_clock_that_is_wrong_is_found(checks: NodeChecks) -> None:
     assert found == [OK, WARNING, FAILURE]
     async with http_relay() as url:
         assert (await made(with_relay(checks, url), "clock")).severity is WARNING
-    assert (await made(checks, "clock")).severity is FAILURE
+    assert await made(checks, "clock") == Finding(SKIPPED, "not checked: no relay is reached")
 
 
 async def test_a_broker_that_is_not_there_or_refuses_what_is_published_is_found(
@@ -199,10 +209,12 @@ async def site(
         yield Site(with_relay(checks, relay.url), running, end)
 
 
-async def test_a_daemon_that_does_not_run_is_found_by_each_check_that_asks_it(checks: NodeChecks) -> None:
+async def test_a_daemon_that_does_not_run_is_found_once(checks: NodeChecks) -> None:
+    finding = await made(checks, "process")
+    assert (finding.severity, "nothing runs" in finding.found) == (FAILURE, True)
     for name in ("session", "announce", "echo", "files", "watchdog"):
         finding = await made(checks, name)
-        assert (finding.severity, "nothing runs" in finding.found) == (FAILURE, True)
+        assert finding == Finding(SKIPPED, "not checked: the kubelet does not run")
 
 
 async def test_what_the_daemon_lacks_of_calls_that_flow_is_found_step_by_step(

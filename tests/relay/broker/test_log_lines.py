@@ -8,6 +8,8 @@ from tests.fakes.lines import LogLines
 from tests.fakes.seconds import Seconds
 
 EVENT = "the broker reports"
+PROBE = "01hzx9k3m4p7q8r9s0t1v2w3xd"
+OTHER = "01hzx9k3m4p7q8r9s0t1v2w3xy"
 
 
 @pytest.fixture
@@ -22,7 +24,7 @@ def seconds() -> Seconds:
 
 @pytest.fixture
 def lines(log: LogLines, seconds: Seconds) -> BrokerLines:
-    return BrokerLines(make_logger("relay", log), seconds)
+    return BrokerLines(make_logger("relay", log), seconds, PROBE)
 
 
 async def read(lines: BrokerLines, *pieces: bytes) -> None:
@@ -41,6 +43,33 @@ async def test_warnings_and_errors_are_logged_and_notices_are_not(lines: BrokerL
         ("error", "panic: x"),
     ]
     assert lines.last() == "a meta file is broken | no | panic: x"
+
+
+def refused(client: str, node_id: str) -> bytes:
+    """Return the line about ``client``, which may not publish for that node."""
+    subject = f"$devices.{node_id}.heartbeat"
+    return f'[7] [ERR] 127.0.0.1:4 - mid:31 - "{client}" - Publish Violation - Subject "{subject}"\n'.encode()
+
+
+async def test_what_is_no_fault_and_no_attack_is_no_warning(lines: BrokerLines, log: LogLines) -> None:
+    await read(
+        lines,
+        b'[7] [WRN] User "CN=edge-relay" found in connect proto, but user required from cert\n',
+        b'[7] [ERR] 127.0.0.1:4 - mid:30 - "" - unacceptable protocol version of 5\n',
+        refused("edge-doctor-01hz", PROBE),
+    )
+    assert [(line["level"], line["event"]) for line in log.entries()] == [
+        ("info", "a client tries MQTT 5, which the broker does not speak"),
+        ("info", "the broker refuses what relay doctor tries, as it should"),
+    ]
+    assert lines.last() == ""
+
+
+async def test_a_client_that_calls_itself_the_doctor_is_not_taken_for_it(
+    lines: BrokerLines, log: LogLines
+) -> None:
+    await read(lines, refused("edge-doctor-01hz", OTHER), refused(refused("x", PROBE)[11:-1].decode(), OTHER))
+    assert [line["level"] for line in log.entries(EVENT)] == ["error", "error"]
 
 
 async def test_what_a_stranger_has_put_into_a_line_is_escaped_and_cut(

@@ -18,6 +18,7 @@ from tests.fakes.broker import publish
 from tests.fakes.lines import LogLines
 from tests.fakes.polling import until
 from tests.fakes.ports import unused_port
+from tests.fakes.signer import NODE_ID
 
 pytestmark = pytest.mark.processes
 
@@ -45,6 +46,7 @@ class Scene:
             None,
             find_program=lambda: program or find_nats_server(),
             on_end=self._ended,
+            probe_node=NODE_ID,
             log=make_logger("relay", self.log),
             sleep=self.paused,
         )

@@ -17,11 +17,14 @@ from relay.clock import now_ms
 from relay.config import ClusterConfig, ClusterServer, RelayConfig, TlsFiles
 from relay.pki.authority import CertificateAuthority
 from relay.pki.own_certificate import ServedCertificate
+from relay.settings import RELAY
 from schemas.addresses import BrokerAddress
-from schemas.error_roots import EdgeError
 from schemas.identity import certificates_in, validity_of
+from schemas.process.asked_process import AskedProcess
 from schemas.process.doctor import Finding, Severity
+from schemas.process.doctor import made as made_of
 from schemas.process.status_socket import served
+from schemas.settings import Given, Settings
 from tests.fakes.broker import Broker
 from tests.fakes.environment import config
 from tests.fakes.ports import unused_port
@@ -29,8 +32,9 @@ from tests.fakes.signer import NODE_ID
 
 pytestmark = pytest.mark.processes
 
-OK, WARNING, FAILURE = Severity
+SKIPPED, OK, WARNING, FAILURE = Severity
 NAMES = [
+    "process",
     "keys",
     "certificates",
     "chain",
@@ -47,6 +51,7 @@ NAMES = [
 ]
 UP = {"started": True, "live": True, "ready": True}
 STATUS: dict[str, Any] = {
+    "settings": {"tls_own": {"text": "true", "source": "--tls-own"}},
     "subsystems": {
         "audit": UP,
         "broker": UP,
@@ -79,16 +84,20 @@ def checks(wanted: RelayConfig) -> RelayChecks:
     authority = CertificateAuthority(wanted.state.ca, now_ms, os.urandom)
     authority.create()
     issue(wanted.state.own_tls, authority)
-    return RelayChecks(wanted, authority, now_ms, lambda: NODE_ID)
+    expected = Settings(RELAY.table, [{"state_dir": Given(str(wanted.state.root), "--state-dir")}])
+    process = AskedProcess.ask(RELAY, wanted.state.root)
+    return RelayChecks(wanted, process, expected, authority, now_ms, lambda: NODE_ID)
 
 
 async def made(checks: RelayChecks, name: str) -> Finding:
-    """Make one check anew, on a thread as it blocks; one that cannot be made has failed."""
-    (check,) = (check for check in replace(checks).all() if check.name == name)
-    try:
-        return await asyncio.to_thread(check.look)
-    except (EdgeError, OSError) as error:
-        return Finding.failure(str(error), "")
+    """Make one check anew of the relay that runs now, on a thread as it blocks."""
+
+    def look() -> Finding:
+        process = AskedProcess.ask(RELAY, checks.config.state.root)
+        (check,) = (check for check in replace(checks, process=process).all() if check.name == name)
+        return made_of(check)
+
+    return await asyncio.to_thread(look)
 
 
 def changed(status: Mapping[str, Any], *path: str, to: Any) -> dict[str, Any]:
@@ -162,15 +171,33 @@ async def test_a_relay_that_is_not_reached_is_found(checks: RelayChecks) -> None
     assert (finding.severity, "is not reached" in finding.found) == (FAILURE, True)
 
 
-async def test_a_relay_that_does_not_run_is_found_by_each_check_that_asks_it(checks: RelayChecks) -> None:
+async def test_a_relay_that_does_not_run_is_found_once(checks: RelayChecks) -> None:
+    finding = await made(checks, "process")
+    assert (finding.severity, "nothing runs" in finding.found) == (FAILURE, True)
     for name in ("clock", "sessions", "announces", "echo", "audit", "files", "watchdog"):
         finding = await made(checks, name)
-        assert (finding.severity, "nothing runs" in finding.found) == (FAILURE, True)
+        assert finding == Finding(SKIPPED, "not checked: the relay does not run")
+    own = replace(checks, config=replace(checks.config, own_broker=checks.config.broker))
+    assert (await made(own, "broker")).severity is SKIPPED
+
+
+async def test_a_relay_that_does_not_answer_is_found_once(checks: RelayChecks) -> None:
+    async def close(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+
+    async with await asyncio.start_unix_server(close, checks.config.state.root / "status.sock"):
+        finding = await made(checks, "process")
+        assert (finding.severity, "does not answer" in finding.found) == (FAILURE, True)
+        skipped = await made(checks, "audit")
+    assert skipped == Finding(SKIPPED, "not checked: the relay does not answer")
 
 
 @pytest.mark.parametrize(
     ("name", "path", "to", "severity"),
     [
+        ("process", ("settings", "tls_own", "source"), "default", WARNING),
+        ("process", ("watchdog_s",), None, WARNING),
+        ("process", ("settings",), None, WARNING),
         ("clock", ("subsystems", "clock", "ready"), False, FAILURE),
         ("sessions", ("nodes", "connected"), 0, WARNING),
         ("announces", ("subsystems", "broker", "ready"), False, FAILURE),

@@ -9,8 +9,12 @@ import pytest
 
 from schemas.files import ExposedFileError
 from schemas.process import common_checks
+from schemas.process.asked_process import AskedProcess
 from schemas.process.common_checks import DAY_MS, HealthAnswer, UnreachedError, ask_health
-from schemas.process.doctor import Severity
+from schemas.process.doctor import Finding, Severity
+from schemas.process.status_socket import NotRunningError
+from schemas.settings import Form, Given, Setting, Settings, parse_path, whole_number
+from schemas.settings_sources import Program
 
 UP = {"started": True, "live": True, "ready": True}
 LIVE: dict[str, Any] = {
@@ -19,7 +23,7 @@ LIVE: dict[str, Any] = {
     "watchdog_s": 30.0,
     "subsystems": {"relay": UP},
 }
-OK, WARNING, FAILURE = Severity
+_, OK, WARNING, FAILURE = Severity
 
 
 @asynccontextmanager
@@ -109,6 +113,51 @@ def test_a_certificate_is_judged_by_what_is_left_of_its_life(
 ) -> None:
     finding = common_checks.life("the leaf", 0, 60 * DAY_MS, now_ms, "renew it")
     assert (finding.severity, finding.found) == (severity, f"the leaf {found}")
+
+
+NAME = Setting("name", str, "A name.", default="ant")
+PORT = Setting("port", whole_number(1, 9), "A port.", "PORT", "1", Form.NUMBER)
+PROGRAM = Program("relay", (Setting("state_dir", parse_path, "A directory."), NAME, PORT))
+
+
+def judged(running: dict[str, Given], expected: dict[str, Given], watchdog_s: float | None) -> Finding:
+    """Return what is found of a process that runs with ``running`` where a start would give ``expected``."""
+    here = {"state_dir": Given("/state", "default")}
+    told = Settings(PROGRAM.table, [here, running]).told()
+    asked = AskedProcess(PROGRAM, Path("/state"), {"settings": told, "watchdog_s": watchdog_s})
+    return common_checks.process(asked, Settings(PROGRAM.table, [here, expected]))
+
+
+def test_a_process_runs_with_the_settings_that_a_start_would_give_it() -> None:
+    assert judged({}, {}, None) == Finding.good("it runs")
+    # Compared by its value: a variable may say what the file says.
+    same = judged({"port": Given("2", "RELAY_PORT")}, {"port": Given("02", "relay.toml, line 1")}, None)
+    assert same == Finding.good("it runs")
+
+
+def test_options_that_a_restart_would_lose_are_named_unless_a_service_gives_them() -> None:
+    options = {"name": Given("bee", "--name"), "port": Given("2", "RELAY_PORT")}
+    lost = judged(options, {}, None)
+    assert (lost.severity, lost.fix) == (WARNING, "write them into /etc/edge-kubelet/relay.toml")
+    assert lost.found == "started with --name, RELAY_PORT; a restart by the service would lose them"
+    of_its_unit = judged(options, {}, 60.0)
+    assert of_its_unit == Finding.good("it runs with --name, RELAY_PORT, as its service starts it")
+
+
+def test_settings_that_were_changed_since_the_start_are_named() -> None:
+    before, after = {"name": Given("bee", "a.toml, line 1")}, {"port": Given("2", "a.toml, line 2")}
+    finding = judged(before, after, 60.0)
+    assert finding.severity is WARNING
+    assert finding.found == "settings that are not in effect: name (default), port (a.toml, line 2)"
+
+
+def test_a_process_that_tells_no_settings_or_nothing_is_found() -> None:
+    settings = Settings(PROGRAM.table, [])
+    older = AskedProcess(PROGRAM, Path("/state"), {"watchdog_s": None})
+    assert common_checks.process(older, settings).severity is WARNING
+    gone = AskedProcess(PROGRAM, Path("/state"), NotRunningError("nothing runs"))
+    with pytest.raises(NotRunningError):
+        common_checks.process(gone, settings)
 
 
 @pytest.mark.parametrize(("used", "severity"), [(10, OK), (850, WARNING), (961, FAILURE)])

@@ -4,7 +4,7 @@ import json
 import pytest
 
 from schemas.error_roots import CommandLineError, OperatorError
-from schemas.process.doctor import Check, Finding, Severity, examine
+from schemas.process.doctor import Check, Finding, NotCheckedError, Severity, examine
 from schemas.process.doctor_command import run_doctor
 
 GOOD = Finding.good("it is there")
@@ -63,12 +63,24 @@ def test_a_check_that_cannot_be_made_has_failed_and_the_next_is_made(error: Exce
     assert second.startswith("ok")
 
 
+def test_a_check_of_which_another_says_why_it_cannot_be_made_is_skipped() -> None:
+    def skipped() -> Finding:
+        raise NotCheckedError("the relay does not run")
+
+    stream = io.StringIO()
+    code = examine([Check("echo", "", skipped), *checks(GOOD)], stream, as_json=False)
+    assert (code, stream.getvalue().splitlines()[0]) == (
+        0,
+        "skipped  echo     not checked: the relay does not run",
+    )
+
+
 def test_colour_is_for_terminals() -> None:
     terminal, pipe = Terminal(), io.StringIO()
     for stream in (terminal, pipe):
         examine(checks(FAILURE), stream, as_json=False)
     assert ("\x1b[31m" in terminal.getvalue(), "\x1b[31m" in pipe.getvalue()) == (True, False)
-    assert [severity.name for severity in Severity] == ["OK", "WARNING", "FAILURE"]
+    assert [severity.name for severity in Severity] == ["SKIPPED", "OK", "WARNING", "FAILURE"]
 
 
 def test_one_check_is_explained_and_none_is_made(capsys: pytest.CaptureFixture[str]) -> None:
