@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
-from schemas.error_roots import OperatorError
+from schemas.error_roots import CommandLineError
 
 CONNECT_PATH = "/devices/connect"
 MCP_PATH = "/mcp"
@@ -28,7 +28,7 @@ _MAX_HOST = 253
 _LABEL = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
 
 
-class AddressError(OperatorError):
+class AddressError(CommandLineError):
     """An address cannot be used; the text says what is expected."""
 
 

@@ -33,7 +33,7 @@ class ConfigError(OperatorError):
 
 
 class CommandLineError(OperatorError):
-    """The command line is wrong. Its text, one line, names the nearest word that is right, or the help."""
+    """The command line is wrong: a word is not known, or not of its form. Its text says what to write."""
 
 
 class PeerError(EdgeError):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from schemas.error_roots import OperatorError
+from schemas.error_roots import CommandLineError
 from schemas.text import inert, printable
 
 MANIFEST_REF = "manifest@1.1.0"
@@ -95,10 +95,10 @@ def kind_name(text: str) -> str:
     """Return ``text``, the name of a kind, which may be one that does not ship.
 
     Raises:
-        OperatorError: it is no such name.
+        CommandLineError: it is no such name.
     """
     if len(text) > _MAX_NAME or not _NAME.fullmatch(text):
-        raise OperatorError(
+        raise CommandLineError(
             f"{printable(text, _MAX_NAME)!r} is not the name of a kind, such as acme.relay_board"
         )
     return text

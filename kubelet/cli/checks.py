@@ -46,7 +46,7 @@ class NodeChecks:
 
     def all(self) -> list[Check]:
         """Return them in the order in which a call depends on them."""
-        return [Check(name, _EXPLAINED[name], partial(look, self)) for name, look in _LOOKS.items()]
+        return [Check(name, partial(look, self)) for name, look in _LOOKS.items()]
 
     @cached_property
     def identity(self) -> NodeIdentity:
@@ -222,7 +222,7 @@ _LOOKS: Mapping[str, Callable[[NodeChecks], Finding]] = {
     "watchdog": NodeChecks.watchdog,
 }
 
-_EXPLAINED: Mapping[str, str] = {
+EXPLAINED: Mapping[str, str] = {
     "process": "Whether a daemon runs with this state directory, and with the settings that a restart would "
     "give it: those of the file, of the environment and of this command's options. The other "
     "checks go by the settings that it runs with. If none runs, they go by those of a start, "
@@ -252,3 +252,4 @@ _EXPLAINED: Mapping[str, str] = {
     "watchdog": "Every loop of the daemon must make progress, and a service manager must restart it "
     "when one does not.",
 }
+"""What each checks and how, why it matters, and what to do."""

@@ -3,11 +3,13 @@
 Must not change anything, nor need a daemon that runs.
 """
 
+from collections.abc import Sequence
+from functools import partial
 from typing import Annotated
 
 import typer
 
-from kubelet.cli.checks import NodeChecks
+from kubelet.cli.checks import EXPLAINED, NodeChecks
 from kubelet.cli.options import AsJson, usual_state_dir
 from kubelet.clock import now_ms
 from kubelet.settings import KUBELET, load_settings
@@ -15,6 +17,7 @@ from schemas.identity_files import IdentityFiles
 from schemas.process.asked_process import AskedProcess
 from schemas.process.cli_manual import example, group
 from schemas.process.cli_settings import takes_settings
+from schemas.process.doctor import Check
 from schemas.process.doctor_command import run_doctor
 from schemas.settings_sources import Sources
 
@@ -35,9 +38,13 @@ def doctor(
 
     Exit code 0: all is well; 1: something will fail, or is not safe; 3: calls cannot flow.
     """
+    raise SystemExit(run_doctor(EXPLAINED, partial(_checks, sources), explain, as_json=as_json))
+
+
+def _checks(sources: Sources) -> Sequence[Check]:
+    """Return the checks of the daemon that runs, or that ``sources`` would start."""
     expected = load_settings(sources, usual_state_dir())
     files, process = IdentityFiles(expected.state_dir), AskedProcess.ask(KUBELET, expected.state_dir)
     told = process.sources()
     config = (expected if told is None else load_settings(told, expected.state_dir)).config()
-    checks = NodeChecks(config, process, expected.settings, files, now_ms).all()
-    raise SystemExit(run_doctor(checks, explain, as_json=as_json))
+    return NodeChecks(config, process, expected.settings, files, now_ms).all()

@@ -9,7 +9,7 @@ from pathlib import Path
 from string import Template
 from types import MappingProxyType
 
-from schemas.error_roots import OperatorError
+from schemas.error_roots import CommandLineError
 from schemas.kinds import KindRegistry, kind_name
 
 _TEMPLATES = Path(__file__).with_name("kind_template")
@@ -39,15 +39,15 @@ def write_package(name: str, parent: Path) -> Path:
     """Write the package of the kind ``name`` into a new directory of ``parent``, and return that.
 
     Raises:
-        OperatorError: no kind of an operator's own can have the name.
+        CommandLineError: no kind of an operator's own can have the name.
         OSError: the directory exists, or cannot be written.
     """
     words = [word for word in re.split(r"[._]", kind_name(name)) if word]
     short = "".join(words)[:_MAX_SHORT]
     if name.startswith(_RESERVED):
-        raise OperatorError(f"{name} is a name of RFC-0001's own kinds: begin with your organisation")
+        raise CommandLineError(f"{name} is a name of RFC-0001's own kinds: begin with your organisation")
     if (other := KindRegistry().by_short(short)) is not None:
-        raise OperatorError(f"{name} would be {short} for short, as {other.name} is: choose another name")
+        raise CommandLineError(f"{name} would be {short} for short, as {other.name} is: choose another name")
     last = name.rpartition(".")[2]
     values = {
         "kind": name,

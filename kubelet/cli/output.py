@@ -17,7 +17,14 @@ def print_facts(facts: Mapping[str, Any], *, as_json: bool) -> None:
         return
     width = max(len(name) for name in facts)
     for name, value in facts.items():
-        typer.echo(f"{name:<{width}}  {'none' if value is None else value}")
+        typer.echo(f"{name:<{width}}  {_word(value)}")
+
+
+def _word(value: Any) -> str:
+    """Return a value as people read it."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "none" if value is None else str(value)
 
 
 def say(text: str) -> None:

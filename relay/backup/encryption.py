@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pyrage  # type: ignore[import-untyped]  # the library brings no types
 
-from schemas.error_roots import OperatorError
+from schemas.error_roots import CommandLineError, OperatorError
 
 _HEADER = b"age-encryption.org/v1\n"
 _MEASUREMENTS = 5
@@ -27,12 +27,12 @@ def encrypt_for(data: bytes, recipients: Sequence[str]) -> bytes:
     """Return ``data`` encrypted for the identities of ``recipients`` (``age1…``); any one can decrypt it.
 
     Raises:
-        EncryptionError: one of them is not a recipient.
+        CommandLineError: one of them is not a recipient.
     """
     try:
         keys = [pyrage.x25519.Recipient.from_str(each) for each in recipients]
     except pyrage.RecipientError:
-        raise EncryptionError("a recipient is not of the form age1…, as `age-keygen -y` prints it") from None
+        raise CommandLineError("a recipient is not of the form age1…, as `age-keygen -y` prints it") from None
     return bytes(pyrage.encrypt(data, keys))
 
 

@@ -48,7 +48,7 @@ class RelayChecks:
 
     def all(self) -> list[Check]:
         """Return them in the order in which a call depends on them."""
-        return [Check(name, _EXPLAINED[name], partial(look, self)) for name, look in _LOOKS.items()]
+        return [Check(name, partial(look, self)) for name, look in _LOOKS.items()]
 
     @property
     def status(self) -> Mapping[str, Any]:
@@ -230,7 +230,7 @@ _LOOKS: Mapping[str, Callable[[RelayChecks], Finding]] = {
     "watchdog": RelayChecks.watchdog,
 }
 
-_EXPLAINED: Mapping[str, str] = {
+EXPLAINED: Mapping[str, str] = {
     "process": "Whether a relay runs with this state directory, and with the settings that a restart would "
     "give it: those of the file, of the environment and of this command's options. The other "
     "checks go by the settings that it runs with. If none runs, they go by those of a start, "
@@ -262,3 +262,4 @@ _EXPLAINED: Mapping[str, str] = {
     "watchdog": "Every loop of the relay must make progress, and a service manager must restart it "
     "when one does not.",
 }
+"""What each checks and how, why it matters, and what to do."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from relay.connect import json_servers, toml_servers
-from relay.connect.errors import ConnectError
+from schemas.error_roots import CommandLineError
 
 _MAX_NAME = 16
 
@@ -186,9 +186,9 @@ def check_name(name: str) -> str:
     """Return ``name`` if every client accepts it as a server's name.
 
     Raises:
-        ConnectError: it does not.
+        CommandLineError: it does not.
     """
     plain = name.isascii() and name.replace("-", "").replace("_", "").isalnum()
     if not plain or len(name) > _MAX_NAME:
-        raise ConnectError(f"--name takes up to {_MAX_NAME} letters, digits, - and _")
+        raise CommandLineError(f"--name takes up to {_MAX_NAME} letters, digits, - and _")
     return name

@@ -3,14 +3,15 @@
     AuthorityError
     ├── AuthorityStateError (StateError)      a file of the CA is missing or damaged, or its key is elsewhere
     ├── AuthorityOptionError (OperatorError)  what the operator wants issued, revoked or rotated is refused
-    │   └── UnknownTargetError
+    │   ├── UnknownTargetError
+    │   └── MalformedNameError (CommandLineError)   the name of a tenant or a host is not of its form
     └── CertificateRefusedError (PeerError)   a node's request proves too little
         └── IdTakenError
 
 Only the last branch is answered to a node as its own fault. Must not hold errors of other packages.
 """
 
-from schemas.error_roots import EdgeError, OperatorError, PeerError, StateError
+from schemas.error_roots import CommandLineError, EdgeError, OperatorError, PeerError, StateError
 
 
 class AuthorityError(EdgeError):
@@ -27,6 +28,10 @@ class AuthorityOptionError(AuthorityError, OperatorError):
 
 class UnknownTargetError(AuthorityOptionError):
     """Nothing was ever issued under that name."""
+
+
+class MalformedNameError(AuthorityOptionError, CommandLineError):
+    """A tenant or a host cannot have that name."""
 
 
 class CertificateRefusedError(AuthorityError, PeerError):

@@ -21,7 +21,12 @@ from relay.pki.certificate_builder import (
     make_root,
     make_server_root,
 )
-from relay.pki.errors import AuthorityOptionError, AuthorityStateError, CertificateRefusedError
+from relay.pki.errors import (
+    AuthorityOptionError,
+    AuthorityStateError,
+    CertificateRefusedError,
+    MalformedNameError,
+)
 from relay.pki.records import IssuedLeaf, IssuedServer
 from schemas.certificates import IdentityError, IdentityReason, end_of, read_csr
 from schemas.credible_time import FIRST_CREDIBLE_MS
@@ -34,6 +39,7 @@ _LEAF_DAYS = 90
 _SERIAL_BYTES = 16
 _SEED_BYTES = 32
 _KEY_ID_DIGITS = 8
+_MALFORMED = frozenset({IdentityReason.NOT_A_TENANT, IdentityReason.NOT_A_HOST, IdentityReason.NOT_A_NAME})
 
 
 KeyT = TypeVar("KeyT")
@@ -208,7 +214,8 @@ def _explained(signer: Signer[KeyT], subject: str) -> Iterator[None]:
     except IdentityError as error:
         if error.reason is IdentityReason.ROOT_TOO_OLD:
             raise AuthorityStateError("the root ends within a day: run `relay ca rotate-root`") from None
-        raise AuthorityOptionError(f"not issued for {subject}: {error.reason}") from None
+        kind = MalformedNameError if error.reason in _MALFORMED else AuthorityOptionError
+        raise kind(f"not issued for {subject}: {error.reason}") from None
     except ValueError:
         # Without the library's text, which can show what was read.
         raise AuthorityStateError(f"the root {signer.kid} is damaged") from None

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
-from schemas.addresses import AddressError
 from schemas.error_roots import CommandLineError, ConfigError, OperatorError, PeerError, StateError
 from schemas.faults import FailedError, traceback_text
 from schemas.process.exit_codes import EXIT_CANNOT_RUN, EXIT_CONFIG, EXIT_FAULT, EXIT_USAGE
@@ -21,7 +20,7 @@ def errors_in_one_line(fail: Callable[[str, int], NoReturn]) -> Iterator[None]:
         yield
     except ConfigError as error:
         fail(str(error), EXIT_CONFIG)
-    except (AddressError, CommandLineError) as error:
+    except CommandLineError as error:
         fail(str(error), EXIT_USAGE)
     except (OperatorError, PeerError, StateError, FailedError) as error:
         fail(str(error), EXIT_CANNOT_RUN)

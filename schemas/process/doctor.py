@@ -61,13 +61,11 @@ class Check:
     """One check.
 
     Attributes:
-        explanation: what is checked and how, why it matters, and what to do, for ``--explain``.
         look: makes the check. It may raise OSError or an expected error: that is a failure; or
             NotCheckedError.
     """
 
     name: str
-    explanation: str
     look: Callable[[], Finding]
 
 

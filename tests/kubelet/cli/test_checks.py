@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kubelet.cli.checks import NodeChecks
+from kubelet.cli.checks import EXPLAINED, NodeChecks
 from kubelet.clock import now_ms
 from kubelet.config import NodeConfig
 from kubelet.identity.provisioning import create_identity
@@ -76,7 +76,8 @@ async def made(checks: NodeChecks, name: str) -> Finding:
 
 def test_each_check_has_an_explanation(checks: NodeChecks) -> None:
     assert [check.name for check in checks.all()] == NAMES
-    assert all(len(check.explanation) > 50 for check in checks.all())
+    assert list(EXPLAINED) == NAMES
+    assert all(len(text) > 50 for text in EXPLAINED.values())
 
 
 # --- what lies on this machine ----------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from kubelet.cli.new_kind import write_package
-from schemas.error_roots import OperatorError
+from schemas.error_roots import CommandLineError
 from schemas.kind_packages import read_kind
 
 FILES = {
@@ -54,7 +54,7 @@ def test_row_and_documents_keep_to_the_rules_of_a_package(
     "name", ["system.uptime", "sys.echo", "s.ys", "uptime", "A.b", "../x.y", "a.b/c", ""]
 )
 def test_a_name_that_no_kind_of_ones_own_can_have_is_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(OperatorError):
+    with pytest.raises(CommandLineError):
         write_package(name, tmp_path)
     assert list(tmp_path.iterdir()) == []
 

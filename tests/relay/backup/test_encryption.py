@@ -11,6 +11,7 @@ from relay.backup.encryption import (
     encrypt_with,
     is_encrypted,
 )
+from schemas.error_roots import CommandLineError
 
 SECRET = b"the root's key"
 ONE, TWO, OTHER = (pyrage.x25519.Identity.generate() for _ in range(3))
@@ -76,7 +77,7 @@ def test_what_is_cut_short_is_found(left: int) -> None:
 
 @pytest.mark.parametrize("recipient", ["", "age1", "nonsense", "AGE-SECRET-KEY-1"])
 def test_what_is_no_recipient_is_refused(recipient: str) -> None:
-    with pytest.raises(EncryptionError, match="age1"):
+    with pytest.raises(CommandLineError, match="age1"):
         encrypt_for(SECRET, [str(ONE.to_public()), recipient])
 
 

@@ -392,7 +392,7 @@ def test_a_backup_that_others_can_read_is_not_restored(relay: Relay, state: Path
     [
         pytest.param(["backup", "F", "--plain", "--recipient", "age1"], 2, "exclude", id="two ways"),
         pytest.param(["restore", "F", "--plain", "--identity", "F"], 2, "exclude", id="two ways back"),
-        pytest.param(["backup", "F", "--recipient", "age1no"], 3, "age1", id="no recipient"),
+        pytest.param(["backup", "F", "--recipient", "age1no"], 2, "age1", id="no recipient"),
         pytest.param(["backup", "F", "--passphrase-file", "EMPTY"], 2, "empty", id="an empty passphrase"),
         pytest.param(["restore", "F", "--plain"], 3, "No such file", id="no backup"),
     ],
@@ -418,11 +418,13 @@ def test_ca_issue_server_writes_what_a_broker_reads(relay: Relay, tmp_path: Path
     assert mode(tmp_path / "broker" / "server.key") == 0o600
 
 
-@pytest.mark.parametrize("host", [NODE_ID, "*.example", "https://mqtt.example"])
-def test_ca_issue_server_does_not_issue_for_what_is_no_host(relay: Relay, tmp_path: Path, host: str) -> None:
+@pytest.mark.parametrize(("host", "code"), [(NODE_ID, 3), ("*.example", 2), ("https://mqtt.example", 2)])
+def test_ca_issue_server_does_not_issue_for_what_is_no_host(
+    relay: Relay, tmp_path: Path, host: str, code: int
+) -> None:
     relay("ca", "init")
     outcome = relay("ca", "issue-server", host, "--out", tmp_path)
-    assert outcome.code == 3
+    assert outcome.code == code
     assert outcome.error.isprintable()
     assert listed(relay) == []
 

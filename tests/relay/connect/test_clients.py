@@ -12,7 +12,7 @@ from relay.connect.clients import (
     check_name,
     token_directory,
 )
-from relay.connect.errors import ConnectError
+from schemas.error_roots import CommandLineError
 
 HOME = Path("/home/ada")
 CONNECTION = Connection(
@@ -85,6 +85,6 @@ def test_tokens_lie_in_a_directory_of_their_own(system: str) -> None:
 
 @pytest.mark.parametrize("name", ["", "a b", "a.b", "é", "x" * 17, "../x"])
 def test_a_name_that_a_client_would_reject_is_refused(name: str) -> None:
-    with pytest.raises(ConnectError, match="--name"):
+    with pytest.raises(CommandLineError, match="--name"):
         check_name(name)
     assert check_name("edge-2_b") == "edge-2_b"

@@ -20,7 +20,7 @@ class Terminal(io.StringIO):
 
 
 def checks(*findings: Finding) -> list[Check]:
-    return [Check(f"check-{n}", f"About {n}.", lambda f=finding: f) for n, finding in enumerate(findings)]  # type: ignore[misc]
+    return [Check(f"check-{n}", lambda f=finding: f) for n, finding in enumerate(findings)]  # type: ignore[misc]
 
 
 def test_each_check_is_one_line_with_what_was_found_and_what_to_do() -> None:
@@ -57,7 +57,7 @@ def test_a_check_that_cannot_be_made_has_failed_and_the_next_is_made(error: Exce
         raise error
 
     stream = io.StringIO()
-    code = examine([Check("broken", "", broken), *checks(GOOD)], stream, as_json=False)
+    code = examine([Check("broken", broken), *checks(GOOD)], stream, as_json=False)
     first, second = stream.getvalue().splitlines()
     assert (code, first) == (3, f"failure  broken   {error}: see --explain broken")
     assert second.startswith("ok")
@@ -68,7 +68,7 @@ def test_a_check_of_which_another_says_why_it_cannot_be_made_is_skipped() -> Non
         raise NotCheckedError("the relay does not run")
 
     stream = io.StringIO()
-    code = examine([Check("echo", "", skipped), *checks(GOOD)], stream, as_json=False)
+    code = examine([Check("echo", skipped), *checks(GOOD)], stream, as_json=False)
     assert (code, stream.getvalue().splitlines()[0]) == (
         0,
         "skipped  echo     not checked: the relay does not run",
@@ -84,10 +84,12 @@ def test_colour_is_for_terminals() -> None:
 
 
 def test_one_check_is_explained_and_none_is_made(capsys: pytest.CaptureFixture[str]) -> None:
-    def never() -> Finding:
+    def never() -> list[Check]:
         raise AssertionError
 
-    assert run_doctor([Check("clock", "Compares clocks.", never)], "clock", as_json=False) == 0
+    explained = {"clock": "Compares clocks."}
+    assert run_doctor(explained, never, "clock", as_json=False) == 0
     assert capsys.readouterr().out == "Compares clocks.\n"
     with pytest.raises(CommandLineError, match="--explain: 'clocks' is none of clock"):
-        run_doctor([Check("clock", "", never)], "clocks", as_json=False)
+        run_doctor(explained, never, "clocks", as_json=False)
+    assert run_doctor(explained, lambda: checks(WARNING), None, as_json=False) == 1

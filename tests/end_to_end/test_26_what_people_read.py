@@ -1,0 +1,133 @@
+"""26. What the commands print for people is written in words, not in Python.
+
+Steps: run every command that shows something, in a system that works.
+"""
+
+import asyncio
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.fakes.demo import Demo
+from tests.test_manual import COMMANDS, WITHOUT_JSON
+
+PYTHON = re.compile(r"\b(?:True|False|None)\b")
+
+SHOWN = {
+    "kubelet config check": "--relay {url} --no-broker",
+    "kubelet config show": "",
+    "kubelet doctor": "",
+    "kubelet init": "",
+    "kubelet service status": "",
+    "kubelet status": "",
+    "kubelet verify": "{manifest}",
+    "relay audit grep": "node_id={node}",
+    "relay audit tail": "",
+    "relay audit verify": "",
+    "relay ca list": "",
+    "relay ca roots": "",
+    "relay call": 'sysecho.{node}.echo.invoke \'{{"message": "hello"}}\' --url {url} --token-file {token}',
+    "relay config check": "",
+    "relay config show": "",
+    "relay doctor": "",
+    "relay fleet nodes": "--tenant demo --url {url}",
+    "relay fleet tools": "--tenant demo --url {url}",
+    "relay join-token list": "",
+    "relay node list": "",
+    "relay node show": "{node}",
+    "relay service status": "",
+    "relay status": "",
+    "relay token list": "",
+    "relay tools": "--url {url} --token-file {token}",
+}
+"""The commands that show something, and what they are given."""
+
+CHANGING = {
+    "kubelet announce",
+    "kubelet enroll",
+    "kubelet kind new",
+    "kubelet retire",
+    "kubelet service install",
+    "kubelet service uninstall",
+    "relay ca backup",
+    "relay ca init",
+    "relay ca issue",
+    "relay ca issue-server",
+    "relay ca restore",
+    "relay ca revoke",
+    "relay ca rotate-root",
+    "relay connect",
+    "relay join-token create",
+    "relay join-token revoke",
+    "relay node forget",
+    "relay node label",
+    "relay node tag",
+    "relay service install",
+    "relay service uninstall",
+    "relay token issue",
+    "relay token revoke",
+}
+"""The commands that change something, and say what in a sentence."""
+
+ANYWHERE = {"service status", "call", "tools"}
+"""The commands without a state directory."""
+
+
+def test_each_command_shows_something_or_changes_something() -> None:
+    assert SHOWN.keys() | CHANGING == set(COMMANDS) - WITHOUT_JSON.keys()
+    assert not SHOWN.keys() & CHANGING
+
+
+async def run(*command: str) -> str:
+    """Return what a command has printed, whatever it has found."""
+    plain = {name: text for name, text in os.environ.items() if not name.startswith(("RELAY_", "KUBELET_"))}
+    ended = await asyncio.to_thread(
+        subprocess.run,
+        [sys.executable, "-P", "-m", *command],
+        env={**plain, "RELAY_CONFIG": "", "KUBELET_CONFIG": ""},
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert ended.returncode in {0, 1}, ended
+    return ended.stdout + ended.stderr
+
+
+@pytest.fixture(scope="module")
+def given(demo: Demo, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What stands in the commands: names of the demo, and files that are made of it."""
+    directory = tmp_path_factory.mktemp("read")
+    token, manifest = directory / "token", directory / "manifest.json"
+    token.write_text(demo.facts["token"])
+    token.chmod(0o600)
+    state = Path(demo.facts["audit"]).parents[1]
+    signed = subprocess.run(
+        [sys.executable, "-P", "-m", "kubelet", "announce", "--dry-run", "--state-dir", state / "kubelet"],
+        check=True,
+        capture_output=True,
+        timeout=60,
+    )
+    manifest.write_bytes(signed.stdout)
+    return {
+        "state": str(state),
+        "node": demo.real_node,
+        "url": demo.base_url,
+        "token": str(token),
+        "manifest": str(manifest),
+    }
+
+
+@pytest.mark.parametrize("command", sorted(SHOWN))
+async def test_what_a_command_shows_is_in_words(command: str, given: dict[str, str]) -> None:
+    program, name = command.split(" ", 1)
+    words = shlex.split(SHOWN[command].format(**given))
+    place = [] if name in ANYWHERE else ["--state-dir", f"{given['state']}/{program}"]
+    printed = await run(program, *name.split(), *words, *place)
+    assert printed
+    assert PYTHON.findall(printed) == []
