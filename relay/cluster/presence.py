@@ -10,16 +10,9 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from relay.cluster.presence_entries import NodeEntry, OtherRelay
+from relay.cluster.relay_leases import LEASE_S, RelayLeases
 from relay.routing.port import NodeRef
 
-LEASE_INTERVAL_S = 2.0
-LEASE_S = 7.5
-"""How long a relay counts as running after the last sign of it, while leases are read.
-
-With the interval it is below the 10 s after which the end of a relay is known to the others.
-"""
-_LONGEST_STEP_S = 1.5 * LEASE_INTERVAL_S
-"""What counts at most between two of this relay's own leases: without them, the bucket was not read."""
 UNREAD_S = 30.0
 """How long the nodes of others are shown while the bucket is not read: the time in which servers heal."""
 
@@ -63,7 +56,7 @@ class Presence:
     def __init__(self, relay: str, effects: Effects, monotonic: Callable[[], float]) -> None:
         self._relay = relay
         self._effects = effects
-        self._monotonic = monotonic
+        self._leases = RelayLeases(monotonic)
         self._bucket: str | None = None
         self._held: dict[str, _Held] = {}
         # The entries that this relay has written, of sessions that go on or whose end is still to be written.
@@ -73,11 +66,6 @@ class Presence:
         self._revisions: dict[str, int] = {}
         # Sessions whose entry could not replace the revision known here: a later one is about to be read.
         self._behind: dict[str, int] = {}
-        # How long the bucket was read so far, by this relay's own leases.
-        self._read_s = 0.0
-        # That time at the last lease of each other relay.
-        self._leases: dict[str, float] = {}
-        self._own_lease_s: float | None = None
         self._shown: dict[str, NodeEntry] = {}
         self._not_shown_yet: set[str] = set()
         self._on_elsewhere: list[ElsewhereHandler] = []
@@ -95,23 +83,20 @@ class Presence:
     @property
     def is_current(self) -> bool:
         """Whether what others write arrives: this relay's own lease has."""
-        return self._was_read_within(LEASE_S)
+        return self._leases.was_read_within(LEASE_S)
 
     def relays(self) -> int:
         """Return how many relays run, this one included."""
-        return self.is_current + sum(map(self._is_running, self._leases))
+        return self.is_current + len(self._leases.running())
 
     def others(self) -> Collection[str]:
         """Return the other relays that run."""
-        return [relay for relay in self._leases if self._is_running(relay)]
+        return self._leases.running()
 
     def other_relays(self) -> list[OtherRelay]:
         """Return what is known of the other relays that run, by their ids."""
         held = Counter(entry.relay for entry in self._entries.values() if entry.connected)
-        return [
-            OtherRelay(relay, held[relay], self._read_s - self._leases[relay])
-            for relay in sorted(self.others())
-        ]
+        return [OtherRelay(relay, held[relay], self._leases.age_s(relay)) for relay in sorted(self.others())]
 
     def nodes_elsewhere(self) -> int:
         """Return how many nodes are connected to other relays."""
@@ -215,7 +200,7 @@ class Presence:
             self._entries[node_id] = entry
             if entry.relay != self._relay:
                 # A relay whose lease has not been read yet may be running.
-                self._leases.setdefault(entry.relay, self._read_s)
+                self._leases.suppose(entry.relay)
                 if node_id in self._held and not self._let_older_go(node_id):
                     # The other relay had the node before: what it has sent is not known here.
                     self._effects.moved(node_id)
@@ -224,34 +209,27 @@ class Presence:
     def relay_seen(self, relay: str) -> None:
         """Take in a lease that was renewed; with this relay's own, end those that were not."""
         if relay == self._relay:
-            now_s = self._monotonic()
-            if self._own_lease_s is not None:
-                self._read_s += min(now_s - self._own_lease_s, _LONGEST_STEP_S)
-            self._own_lease_s = now_s
-            self._sweep()
-            return
-        was_running = self._is_running(relay)
-        self._leases[relay] = self._read_s
-        if not was_running:
+            for ended in self._leases.own_renewed():
+                self.relay_gone(ended)
+            self._show_what_waits()
+        elif self._leases.renewed(relay):
             self._show_nodes_of(relay)
 
     def relay_gone(self, relay: str) -> None:
         """Take in that a relay has given up its lease."""
-        if self._leases.pop(relay, None) is not None:
+        if self._leases.end(relay):
             self._show_nodes_of(relay)
             for handler in self._on_relay_gone:
                 handler(relay)
 
     def forget_unread(self) -> None:
         """Show the nodes of this relay alone once the bucket was not read for too long."""
-        if self._own_lease_s is not None and not self._was_read_within(UNREAD_S):
-            for relay in list(self._leases):
+        if self._leases.was_read and not self._leases.was_read_within(UNREAD_S):
+            for relay in self._leases.known():
                 self.relay_gone(relay)
 
-    def _sweep(self) -> None:
-        """End the leases that were not renewed, and show what could not be shown before."""
-        for relay in [other for other in self._leases if not self._is_running(other)]:
-            self.relay_gone(relay)
+    def _show_what_waits(self) -> None:
+        """Show what could not be shown before."""
         waiting, self._not_shown_yet = self._not_shown_yet, set()
         for node_id in waiting:
             self._show(node_id)
@@ -274,7 +252,7 @@ class Presence:
         if node_id in self._held:
             return  # the sessions of this relay show it
         entry = self._entries.get(node_id)
-        if entry is not None and not (entry.connected and self._is_running(entry.relay)):
+        if entry is not None and not (entry.connected and self._leases.is_running(entry.relay)):
             entry = None  # this relay's own, of a session that has ended, among them
         shown = self._shown.get(node_id)
         if entry == shown:
@@ -293,14 +271,3 @@ class Presence:
         for node_id, entry in self._entries.items():
             if entry.relay == relay:
                 self._show(node_id)
-
-    def _is_running(self, relay: str) -> bool:
-        """Return whether the lease of another relay lasts, by how long the bucket was read since.
-
-        That it was not read, as while servers elect a leader, says nothing of others.
-        """
-        read_s = self._leases.get(relay)
-        return read_s is not None and self._read_s - read_s < LEASE_S
-
-    def _was_read_within(self, seconds: float) -> bool:
-        return self._own_lease_s is not None and self._monotonic() - self._own_lease_s < seconds

@@ -21,8 +21,9 @@ from structlog.typing import FilteringBoundLogger
 
 from relay.ascii_json import encoded
 from relay.cluster.copies import grow, in_copies
-from relay.cluster.presence import LEASE_INTERVAL_S, Presence
+from relay.cluster.presence import Presence
 from relay.cluster.presence_entries import NodeEntry
+from relay.cluster.relay_leases import LEASE_INTERVAL_S
 from relay.routing.port import NodeRef
 from schemas.error_roots import PeerError
 from schemas.registry import SchemaRegistry

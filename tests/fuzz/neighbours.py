@@ -10,8 +10,9 @@ import httpx2
 from nats.js.kv import KeyValue
 
 from relay.cluster.peer_messages import FRAME, PeerMessages
-from relay.cluster.presence import LEASE_INTERVAL_S, Effects, Presence
+from relay.cluster.presence import Effects, Presence
 from relay.cluster.presence_bucket import PresenceBucket
+from relay.cluster.relay_leases import LEASE_INTERVAL_S
 from relay.fleet.mqtt_feed import MqttFeed
 from relay.routing.authority_messages import AuthorityMessages
 from relay.routing.authority_port import AuthorityAction, AuthorityRefusedError

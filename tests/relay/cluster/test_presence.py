@@ -4,14 +4,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from relay.cluster.presence import (
-    LEASE_INTERVAL_S,
-    LEASE_S,
-    UNREAD_S,
-    Effects,
-    Presence,
-)
+from relay.cluster.presence import UNREAD_S, Effects, Presence
 from relay.cluster.presence_entries import NodeEntry
+from relay.cluster.relay_leases import LEASE_INTERVAL_S, LEASE_S
 from relay.routing.port import NodeRef
 from tests.fakes.seconds import Seconds
 from tests.fakes.signer import NODE_ID

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from nats.aio.client import Client
 
 from relay.cluster.connection import Work
-from relay.cluster.presence import LEASE_S, Effects, Presence
+from relay.cluster.presence import Effects, Presence
 from relay.cluster.quorum import CHECK_INTERVAL_S, FIRST_PATIENCE_S, LONGEST_PATIENCE_S, Quorum
+from relay.cluster.relay_leases import LEASE_S
 from tests.fakes.seconds import Seconds
 
 
