@@ -71,6 +71,7 @@ CHANGING = {
     "relay service uninstall",
     "relay token issue",
     "relay token revoke",
+    "relay token rotate-key",
 }
 """The commands that change something, and say what in a sentence."""
 
