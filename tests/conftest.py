@@ -127,3 +127,14 @@ def stoppable_broker(broker_kind: str, tmp_path_factory: pytest.TempPathFactory)
 def broker(stoppable_broker: Broker) -> BrokerAddress:
     """The address of a broker of this test's own, empty at first."""
     return stoppable_broker.address
+
+
+@pytest.fixture
+def ended_handshakes() -> Iterator[None]:
+    """For tests whose agents are cancelled at any moment, and which ignore the warnings of that.
+
+    The HTTP library does not close a connection whose TLS handshake is cancelled. It is collected here, so
+    that it is not found in another test.
+    """
+    yield
+    gc.collect()

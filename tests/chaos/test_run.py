@@ -10,7 +10,13 @@ from tests.chaos.history import History, summary
 from tests.chaos.run import run
 from tests.chaos.topology import THREE_RELAYS
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(300), pytest.mark.processes]
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.timeout(300),
+    pytest.mark.processes,
+    pytest.mark.usefixtures("ended_handshakes"),
+    pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"),
+]
 
 SEED = 2
 FAULTS = 40

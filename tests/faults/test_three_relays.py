@@ -20,6 +20,8 @@ pytestmark = [
     pytest.mark.long,
     pytest.mark.timeout(300),
     pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.usefixtures("ended_handshakes"),
+    pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"),
 ]
 
 

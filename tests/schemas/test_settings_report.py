@@ -17,7 +17,7 @@ def test_what_is_shown_is_the_file_that_would_say_the_same() -> None:
     text = "\n".join(as_toml(settings))
     assert tomllib.loads(text) == {"file": HOSTILE, "count": 3, "plain": True}
     assert all(line.isprintable() and line.isascii() for line in text.splitlines())
-    assert settings[FILE] == Path(HOSTILE)
+    assert settings[FILE] == Path(HOSTILE).absolute()
 
 
 def test_every_line_says_where_the_value_stands() -> None:
