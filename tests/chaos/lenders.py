@@ -96,6 +96,8 @@ class Lender:
             arguments = {"session_id": session, "request_id": request_id, "result": answer}
             code, _ = await self._call(ways, "caller_tool_response", **arguments)
             served.accepted += code == "ok"
+            if code != "ok":
+                break  # not taken, as where the session is not reached: the next would be the first
         written(self._journal, asdict(served))
 
     async def _call(self, ways: Ways, tool: str, **arguments: Any) -> tuple[str, Mapping[str, Any]]:
