@@ -1,7 +1,8 @@
 """The keys that verify agents' tokens, as the relays of a fleet have them in common.
 
-Whoever can write what the relays share could otherwise sign tokens, so an entry counts only if a root that
-this relay trusts has signed it. Any other is refused, and admits nothing. Must not share a private key.
+Write access to what the relays share would otherwise be enough to sign tokens, so an entry counts only if a
+root that this relay trusts has signed it. Any other is refused, and admits nothing. Must not share a private
+key.
 """
 
 from collections.abc import Callable, Mapping

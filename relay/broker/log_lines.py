@@ -31,8 +31,8 @@ _OF_MQTT_5 = re.compile(r'\S+ - mid:\d+ - "" - unacceptable protocol version of 
 class BrokerLines:
     """The lines of one broker process.
 
-    ``probe_node``: on whose topic `relay doctor` tries to publish, which is to be refused. Whoever else could
-    publish there would be taken for it, so no other program is told this id.
+    ``probe_node``: on whose topic `relay doctor` tries to publish, which is to be refused. Another client
+    that tried it would be taken for `relay doctor`, so no other program is told this id.
     """
 
     def __init__(self, log: FilteringBoundLogger, monotonic: Callable[[], float], probe_node: str) -> None:

@@ -185,7 +185,7 @@ class PresenceBucket:
                 raise _NotReadError("what is written does not come back")
 
     async def _put_lease(self, context: JetStreamContext) -> int:
-        """Write the lease as the library puts a key, but not for ever, and return its revision."""
+        """Write the lease with a time to live, which the library's ``put`` lacks; return its revision."""
         subject = f"$KV.{self._name}.{self._lease_key}"
         return (await context.publish(subject, self._lease, msg_ttl=LEASE_KEPT_S)).seq
 
