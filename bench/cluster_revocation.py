@@ -8,9 +8,10 @@ import asyncio
 import os
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
-from bench.load import call_once, tool_call
+from bench.load import tool_call, until_answered
 from bench.results import Figure
 from relay.demo.local_system import start_system
 from relay.demo.more_relays import start_cluster_server, start_more_relays
@@ -21,7 +22,6 @@ from relay.pki.authority import CertificateAuthority
 _NODES = 50
 _REVOKED = 20
 _READY_TIMEOUT_S = 120
-_PAUSE_S = 0.005
 _REFERENCE_S = 1.0
 _REFUSED = b"E_ATTESTATION_FAILED"
 
@@ -36,16 +36,16 @@ async def measure_cluster_revocation() -> Figure:
                 second, third = await start_more_relays(plan, 2, processes, lambda _text: None)
                 other = third.system(processes)
                 await first.until_listed()
-                callers = [(system.plan.relay_port, system.token) for system in (first, other)]
+                ways = [(system.plan.relay_port, system.token) for system in (first, other)]
                 for node_id in first.mock_nodes:
-                    await asyncio.gather(*(_until(*caller, node_id, b'"ping"') for caller in callers))
+                    await _answered(ways, node_id, b'"ping"')
             ca = CertificateAuthority(second.plan.state.ca, lambda: time.time_ns() // 1_000_000, os.urandom)
             took = []
             for node_id in first.mock_nodes[:_REVOKED]:
                 await asyncio.to_thread(ca.revoke, node_id)
                 started = time.perf_counter()
                 async with asyncio.timeout(_READY_TIMEOUT_S):
-                    await asyncio.gather(*(_until(*caller, node_id, _REFUSED) for caller in callers))
+                    await _answered(ways, node_id, _REFUSED)
                 took.append(time.perf_counter() - started)
     return Figure(
         name="cluster_revocation_s",
@@ -57,8 +57,7 @@ async def measure_cluster_revocation() -> Figure:
     )
 
 
-async def _until(port: int, token: str, node_id: str, answer: bytes) -> None:
-    """Call the node by way of the relay at ``port`` until the answer contains ``answer``."""
-    call = tool_call(port, f"sysecho.{node_id}.echo.invoke", token)
-    while answer not in await call_once(port, call):  # noqa: ASYNC110 - no event tells it
-        await asyncio.sleep(_PAUSE_S)
+async def _answered(ways: Sequence[tuple[int, str]], node_id: str, text: bytes) -> None:
+    """Call a node at each port with each token until every answer contains ``text``."""
+    calls = [(port, tool_call(port, f"sysecho.{node_id}.echo.invoke", token)) for port, token in ways]
+    await asyncio.gather(*(until_answered(port, call, text) for port, call in calls))

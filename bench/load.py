@@ -17,6 +17,7 @@ _ARGUMENTS = {"message": "ping"}
 
 
 _SUCCESS = b'"isError":false'
+_AGAIN_S = 0.005
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -165,6 +166,12 @@ async def call_once(port: int, request: bytes) -> bytes:
     _, body = await _response(reader, writer, request)
     writer.close()
     return body
+
+
+async def until_answered(port: int, request: bytes, text: bytes) -> None:
+    """Repeat a call until the body of its answer contains ``text``. Has no bound of its own."""
+    while text not in await call_once(port, request):  # noqa: ASYNC110 - another process
+        await asyncio.sleep(_AGAIN_S)
 
 
 def _message(method: str, params: Mapping[str, Any]) -> dict[str, Any]:

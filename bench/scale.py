@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 
 from bench.kept_identities import make_new
-from bench.load import Target, call_once, latencies_ms, tool_call
+from bench.load import Target, call_once, latencies_ms, tool_call, until_answered
 from bench.scale_fleet import SERVERS, ScaleFleet
 from bench.scale_plot import drawn
 from relay.demo.plan import Plan
@@ -162,13 +162,8 @@ async def _shut_out_ms(fleet: ScaleFleet, node_id: str) -> float:
     began = time.perf_counter()
     async with asyncio.timeout(_SHUT_OUT_TIMEOUT_S):
         for plan in fleet.plans.values():
-            while not await _is_refused(fleet, plan, node_id):  # noqa: ASYNC110 - another process
-                await asyncio.sleep(0.01)
+            await until_answered(plan.relay_port, _call(fleet, plan, node_id), b"E_ATTESTATION_FAILED")
     return (time.perf_counter() - began) * 1000
-
-
-async def _is_refused(fleet: ScaleFleet, plan: Plan, node_id: str) -> bool:
-    return b"E_ATTESTATION_FAILED" in await call_once(plan.relay_port, _call(fleet, plan, node_id))
 
 
 def _call(fleet: ScaleFleet, plan: Plan, node_id: str) -> bytes:
