@@ -13,11 +13,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from schemas.document_store import SCHEME
 from schemas.error_roots import ConfigError, OperatorError
 from schemas.files import read_named
 from schemas.kinds import KINDS, ForeignText, Kind, KindRegistry, NamedKind, Verb
 from schemas.projection import NODE_ID_PATTERN
-from schemas.registry import SCHEME, SchemaRegistry
+from schemas.registry import SchemaRegistry
 from schemas.strict_json import StrictJsonError, loads
 from schemas.text import printable
 from schemas.violations import ViolationError

@@ -5,30 +5,26 @@ look-ups, never paths. Must not hand out anything that a caller could change for
 """
 
 import json
-from collections.abc import Callable, Container, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import jsonschema_rs
 
 from schemas.canonical import jcs
+from schemas.document_store import SCHEME, DocumentStore, referred
 from schemas.kinds import MANIFEST_REF, KindRegistry, NamedKind
 from schemas.manifest_amendment import amended
 from schemas.projection import parse
 from schemas.text import printable
 from schemas.violations import ViolationError, violation_of
 
-SCHEME = "mcp://schemas/"
 TOOL_PREFIX = "mcp.tool:"
 ENVELOPE_REF = "envelope@1.0.0"
 
 _DOCUMENTS = Path(__file__).with_name("documents")
-
-# What makes a document depend on another; a value of one of them that is no text is a property of that name.
-_REFERENCES = ("$ref", "$dynamicRef")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -91,9 +87,11 @@ class SchemaRegistry:
     kinds ``named`` are there too, and a manifest may contain them: the manifest's document is the only one
     that validates by other rules than those that are served.
 
+    A document is read at the start, and all else is derived from it when it is first asked for.
+
     Raises:
-        ValueError: a document is not JSON, has no ``$id`` of ours, or one that another has; or it refers to
-            what is none of these documents.
+        ValueError: on taking a document that is not JSON, has no ``$id`` of its name, or refers to what is
+            none of these documents.
     """
 
     def __init__(
@@ -103,32 +101,17 @@ class SchemaRegistry:
         compiled: MutableMapping[str, Validator] | None = None,
         named: Sequence[NamedKind] = (),
     ) -> None:
-        files = _files(schema_root or _DOCUMENTS)
-        canonical: dict[str, bytes] = {}
-        direct: dict[str, set[str]] = {}
-        # One by one, and kept as bytes: parsed, all of them take a mebibyte of every board.
-        for ref, file in files.items():
-            document = _read(ref, file)
-            canonical[ref] = jcs(document)
-            direct[ref] = _referred(ref, document, files)
-        for ref, brought in ((ref, brought) for each in named for ref, brought in each.documents.items()):
-            canonical[ref] = jcs(brought)
-            direct[ref] = _referred(ref, brought, files)
-        self._bytes = MappingProxyType(canonical)
-        self._rules = self._bytes
-        if named:
-            rules = jcs(amended(self.document(MANIFEST_REF), named))
-            self._rules = MappingProxyType({**canonical, MANIFEST_REF: rules})
-        referred = {other for ref, others in direct.items() for other in others - {ref}}
-        self._resources = jsonschema_rs.Registry([(SCHEME + ref, self._rules_of(ref)) for ref in referred])
-        self._fingerprints = {ref: _fingerprint(ref, direct, self._rules) for ref in canonical}
+        brought = {ref: document for each in named for ref, document in each.documents.items()}
+        self._documents = DocumentStore(schema_root or _DOCUMENTS, brought)
+        self._amended = {MANIFEST_REF: jcs(amended(self.document(MANIFEST_REF), named))} if named else {}
         self._kinds = kinds or KindRegistry()
         self._compiled: MutableMapping[str, Validator] = {} if compiled is None else compiled
+        self._fingerprints: dict[str, str] = {}
 
     @property
     def documents(self) -> Mapping[str, bytes]:
         """Every document's canonical bytes by reference."""
-        return self._bytes
+        return self._documents
 
     def document(self, ref: str) -> dict[str, Any]:
         """Return a copy of the document ``ref``, the taker's own.
@@ -136,7 +119,7 @@ class SchemaRegistry:
         Raises:
             KeyError: there is none.
         """
-        copy: dict[str, Any] = json.loads(self._bytes[ref])
+        copy: dict[str, Any] = json.loads(self._documents[ref])
         return copy
 
     def load(self, ref: str) -> Validator:
@@ -148,15 +131,37 @@ class SchemaRegistry:
         Raises:
             KeyError: there is no such document.
         """
-        key = self._fingerprints[ref]
+        key = self._fingerprints.get(ref) or self._fingerprint(ref)
         if (known := self._compiled.get(key)) is not None:
             return known
-        compiled = jsonschema_rs.Draft202012Validator(self._rules_of(ref), registry=self._resources)
+        resources = [(SCHEME + other, self._rules_of(other)) for other in self._reached(ref)]
+        compiled = jsonschema_rs.Draft202012Validator(
+            self._rules_of(ref), registry=jsonschema_rs.Registry(resources)
+        )
         validator = self._compiled[key] = Validator(compiled, ref, self._rules_of)
         return validator
 
+    def _fingerprint(self, ref: str) -> str:
+        # Canonical JSON contains no line feed, so what is joined by it can be read in one way only.
+        joined = b"\n".join(map(self._rules, self._reached(ref)))
+        fingerprint = self._fingerprints[ref] = sha256(joined).hexdigest()
+        return fingerprint
+
+    def _reached(self, ref: str) -> list[str]:
+        """Return ``ref`` and, sorted, the documents that it refers to, also through others."""
+        reached, ahead = {ref}, [ref]
+        while ahead:
+            each = ahead.pop()
+            new = referred(each, self._rules_of(each)) - reached
+            reached |= new
+            ahead += new
+        return [ref, *sorted(reached - {ref})]
+
+    def _rules(self, ref: str) -> bytes:
+        return self._amended.get(ref) or self._documents[ref]
+
     def _rules_of(self, ref: str) -> dict[str, Any]:
-        rules: dict[str, Any] = json.loads(self._rules[ref])
+        rules: dict[str, Any] = json.loads(self._rules(ref))
         return rules
 
     def load_envelope(self) -> Validator:
@@ -188,52 +193,3 @@ def _at(document: Any, pointer: str) -> Any:
         key = part.replace("~1", "/").replace("~0", "~")
         place = place[int(key) if isinstance(place, list) else key]
     return place
-
-
-def _files(directory: Path) -> dict[str, Path]:
-    """Return the files of documents by reference, sorted."""
-    entries = sorted(entry for entry in directory.iterdir() if entry.suffix == ".json")
-    return {entry.name.removesuffix(".json"): entry for entry in entries}
-
-
-def _read(ref: str, file: Path) -> dict[str, Any]:
-    document = json.loads(file.read_text(encoding="utf-8"))
-    # A file's name is unique in its directory, so an id that must equal it is unique too.
-    if not isinstance(document, dict) or document.get("$id") != SCHEME + ref:
-        raise ValueError(f"{file.name}: its $id must be {SCHEME}{ref}")
-    return document
-
-
-def _referred(ref: str, document: Mapping[str, Any], documents: Container[str]) -> set[str]:
-    """Return which of ``documents`` the ``document`` of ``ref`` itself refers to."""
-    found = set()
-    for text in _references(document):
-        other, _, _ = text.removeprefix(SCHEME).partition("#")
-        # A relative reference would have to be resolved as a URL to know what it refers to.
-        if other and (not text.startswith(SCHEME) or other not in documents):
-            raise ValueError(f"{ref}.json: refers to {printable(text)}, which is no document here by its $id")
-        found.add(other or ref)
-    return found
-
-
-def _references(schema: object) -> Iterator[str]:
-    if isinstance(schema, list):
-        for item in schema:
-            yield from _references(item)
-    elif isinstance(schema, dict):
-        for name, item in schema.items():
-            if name in _REFERENCES and isinstance(item, str):
-                yield item
-            else:
-                yield from _references(item)
-
-
-def _fingerprint(ref: str, direct: Mapping[str, set[str]], documents: Mapping[str, bytes]) -> str:
-    reached, ahead = {ref}, [ref]
-    while ahead:
-        new = direct[ahead.pop()] - reached
-        reached |= new
-        ahead += new
-    # Canonical JSON contains no line feed, so what is joined by it can be read in one way only.
-    parts = [documents[ref], *(documents[other] for other in sorted(reached - {ref}))]
-    return sha256(b"\n".join(parts)).hexdigest()

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from relay.ascii_json import encoded
+from schemas.document_store import SCHEME
 from schemas.kinds import Verb
-from schemas.registry import SCHEME
 
 META_SAFETY_CLASS = "edge-kubelet/safety-class"
 META_CAPABILITY_ETAG = "edge-kubelet/capability-etag"

@@ -13,8 +13,8 @@ from relay.calls.relay_tools import RelayTool, RelayTools
 from relay.config import View
 from relay.fleet.tool_entry import META_CANONICAL_NAME, META_SAFETY_CLASS, META_SCHEMA_REF, hints
 from relay.fleet.tools import Offer, Place
+from schemas.document_store import SCHEME
 from schemas.projection import alias_of
-from schemas.registry import SCHEME
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,8 @@
-"""Good JSON objects made hostile: what two readers would read differently, or would choke on."""
+"""Documents in files, and good JSON objects made hostile: what two readers read differently, or choke on."""
 
+import json
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
@@ -78,3 +80,8 @@ HOSTILE: Final[Mapping[str, tuple[Spoil, str]]] = MappingProxyType(
 
 NO_OBJECTS: Final = (b"[]", b"null", b"true", b"0", b'"{}"', b"[[{}]]")
 """Good JSON, but none of it an object."""
+
+
+def document_file(directory: Path, name: str, document: object) -> None:
+    """Write ``document`` to the file ``name``: a text as it is, anything else as JSON."""
+    (directory / name).write_text(document if isinstance(document, str) else json.dumps(document))

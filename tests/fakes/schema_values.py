@@ -9,7 +9,8 @@ from typing import Any, Final
 
 from hypothesis import strategies as st
 
-from schemas.registry import SCHEME, SchemaRegistry
+from schemas.document_store import SCHEME
+from schemas.registry import SchemaRegistry
 
 Strategy = st.SearchStrategy[Any]
 _Make = Callable[[Mapping[str, Any]], Strategy]

@@ -7,7 +7,8 @@ import jsonschema
 import referencing
 from referencing.jsonschema import DRAFT202012
 
-from schemas.registry import SCHEME, SchemaRegistry
+from schemas.document_store import SCHEME
+from schemas.registry import SchemaRegistry
 
 
 @cache

@@ -12,9 +12,10 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from kubelet.handlers.base import Handler
+from schemas.document_store import SCHEME
 from schemas.kinds import KINDS, MANIFEST_REF, Kind, KindRegistry, Verb
 from schemas.projection import NODE_ID_PATTERN, ToolName
-from schemas.registry import SCHEME, SchemaRegistry
+from schemas.registry import SchemaRegistry
 
 DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 SIMPLE_TEXT: Final = "This is a simple text response for testing."

@@ -3,8 +3,9 @@ from typing import Any
 
 import pytest
 
+from schemas.document_store import SCHEME
 from schemas.kinds import KINDS, MANIFEST_REF, SYSTEM_ECHO, SYSTEM_METRICS, Kind, KindRegistry
-from schemas.registry import SCHEME, SchemaRegistry
+from schemas.registry import SchemaRegistry
 from tests.fakes.signer import ECHO, METRICS
 
 

@@ -8,10 +8,12 @@ import jsonschema
 import jsonschema_rs
 import pytest
 
+from schemas.document_store import SCHEME
 from schemas.errors import CODES
 from schemas.kinds import SYSTEM_ECHO, KindRegistry
-from schemas.registry import SCHEME, TOOL_PREFIX, SchemaRegistry
+from schemas.registry import TOOL_PREFIX, SchemaRegistry
 from schemas.violations import ViolationError
+from tests.fakes.documents import document_file
 from tests.fakes.frames import ERROR, PAYLOADS, REQUEST_ID, SESSION_ID, message
 from tests.fakes.second_opinion import second_opinion
 from tests.fakes.signer import NODE_ID, NOW_MS, SimulatedCa
@@ -462,10 +464,6 @@ def test_a_violation_of_the_whole_value_is_at_the_root(registry: SchemaRegistry)
     assert (caught.value.where, caught.value.rule) == ("/", "type")
 
 
-def document_file(directory: Path, name: str, document: object) -> None:
-    (directory / name).write_text(document if isinstance(document, str) else json.dumps(document))
-
-
 def test_a_member_name_in_a_violation_is_made_printable(tmp_path: Path) -> None:
     ref = "open@1.0.0"
     document_file(tmp_path, f"{ref}.json", {"$id": SCHEME + ref, "additionalProperties": {"type": "integer"}})
@@ -473,30 +471,6 @@ def test_a_member_name_in_a_violation_is_made_printable(tmp_path: Path) -> None:
         SchemaRegistry(tmp_path).load(ref).check({"\x1b[31m\n" + "x" * 500: "y"})
     assert caught.value.where.startswith("/\\x1b[31m\\n")
     assert len(caught.value.where) == 128
-
-
-@pytest.mark.parametrize(
-    ("name", "document"),
-    [
-        pytest.param("a@1.0.0.json", {}, id="no-id"),
-        pytest.param("a@1.0.0.json", {"$id": "a@1.0.0"}, id="an-id-without-our-scheme"),
-        pytest.param("a@1.0.0.json", {"$id": "https://a.example/a@1.0.0"}, id="an-id-of-another-scheme"),
-        pytest.param("a@1.0.0.json", {"$id": "mcp://schemas/b@1.0.0"}, id="the-id-of-another-document"),
-        pytest.param("a@1.0.0.json", {"$id": 1}, id="an-id-that-is-no-text"),
-        pytest.param("a@1.0.0.json", [], id="not-an-object"),
-        pytest.param("a@1.0.0.json", "{", id="not-json"),
-    ],
-)
-def test_a_directory_with_a_bad_document_is_refused(tmp_path: Path, name: str, document: object) -> None:
-    document_file(tmp_path, name, document)
-    with pytest.raises(ValueError, match=r"\$id must be mcp://schemas/a@1\.0\.0|Expecting"):
-        SchemaRegistry(tmp_path)
-
-
-def test_other_files_in_the_directory_are_no_documents(tmp_path: Path) -> None:
-    document_file(tmp_path, "a@1.0.0.json", {"$id": "mcp://schemas/a@1.0.0"})
-    document_file(tmp_path, "README.md", "not a document")
-    assert list(SchemaRegistry(tmp_path).documents) == ["a@1.0.0"]
 
 
 @pytest.mark.parametrize(
@@ -596,16 +570,6 @@ def test_a_document_whose_referenced_document_differs_shares_no_validator(
     assert [validator.is_valid(2) for validator in validators] == [False, True]
     # `a` twice; `d`, which refers to nothing, once.
     assert len(compiled) == 3
-
-
-@pytest.mark.parametrize(
-    "target",
-    ["mcp://schemas/b@1.0.0", "mcp://schemas/b@1.0.0#/$defs/x", "b@1.0.0", "a@1.0.0", "https://a.example/b"],
-)
-def test_a_reference_to_what_is_no_document_here_is_refused(tmp_path: Path, target: str) -> None:
-    document_file(tmp_path, "a@1.0.0.json", number("a@1.0.0", items={"$ref": target}))
-    with pytest.raises(ValueError, match=r"a@1\.0\.0\.json: refers to .*, which is no document here"):
-        SchemaRegistry(tmp_path)
 
 
 def test_a_property_that_is_called_like_a_reference_is_none(tmp_path: Path) -> None:
