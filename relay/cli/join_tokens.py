@@ -113,18 +113,25 @@ def join_token_list(as_json: AsJson = False, state_dir: StateDir = None) -> None
     )
 
 
-@app.command("revoke", epilog=example("relay join-token revoke 4f9c2a7b1d3e"))
+@app.command("revoke", epilog=example("relay join-token revoke 01K3ZV5W9QX8M4T2R6N7P0SDFG"))
 def join_token_revoke(
     join_id: Annotated[str, typer.Argument(metavar="ID", help="The token's id, the part after ekj1.")],
     as_json: AsJson = False,
     state_dir: StateDir = None,
 ) -> None:
-    """Revoke a join token. Nodes that have enrolled with it stay enrolled."""
+    """Revoke a join token. Nodes that have enrolled with it stay enrolled.
+
+    In a cluster it can be revoked on any machine, also on one that does not list it.
+    """
+    ca = authority(state_dir)
+    made_here = ca.can_issue() or not ca.root_file.exists()
     try:
-        revoked = _tokens(state_dir).revoke(join_id)
+        revoked = _tokens(state_dir).revoke(join_id, made_here=made_here)
     except JoinError as error:
         fail(str(error), EXIT_NO)
     note = f"revoked {join_id}" if revoked else f"{join_id} was revoked before"
+    if revoked and not made_here:
+        note += "; the relay with the CA's key refuses it as soon as both are connected to NATS"
     answer({"id": join_id, "revoked_now": revoked}, as_json=as_json, note=note)
 
 

@@ -1,36 +1,28 @@
 """The join tokens that the operator made: how many nodes may still enrol with one, and into which tenant.
 
-| action | members besides ``ts_ms`` and ``id`` |
-|---|---|
-| `create` | `tenant`, `key`, `expires_at_ms`, `uses`, `label` (one use alone) and `tags` if there are any |
-| `spend` | `node_id` |
-| `count` | `use`, `node_id`: which node's this use is, of 1 and more, for all relays of the fleet |
-| `revoke` | |
-
-The file holds the tokens' keys, so it is for its owner alone. Must not judge proofs, must not issue, and must
-not know what a label or a tag may be.
+The file holds the tokens' keys, so it is for its owner alone. Of a token that another relay of the fleet has
+made it can say one thing, that it is revoked. Must not judge proofs, must not issue, and must not know
+what a label or a tag may be.
 """
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from enum import StrEnum
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
 
-from relay.ledger import Entry, Ledger
+from relay.ledger import Ledger
+from relay.pki.join_grants import KEY_BYTES, JoinGrant, JoinGrants, JoinState, digest_of
 from schemas.certificates import UNENROLLED_TENANT
 from schemas.enrolment import JoinToken
 from schemas.error_roots import OperatorError, PeerError
 from schemas.identity import TENANT_PATTERN, certificates_in
-from schemas.keys import base64url, from_base64url
+from schemas.keys import base64url
 from schemas.text import printable
 from schemas.ulids import UlidSource
 
 MAX_TTL_S = 30 * 86_400
 MAX_USES = 10_000
-_KEY_BYTES = 32
+_ID = re.compile(r"[0-9A-HJKMNP-TV-Z]{26}")
 
 
 class JoinError(OperatorError):
@@ -41,120 +33,6 @@ class JoinRefusedError(PeerError):
     """A node may not enrol with this join token."""
 
 
-class JoinState(StrEnum):
-    """The state of a join token."""
-
-    OPEN = "open"
-    USED_UP = "used up"
-    EXPIRED = "expired"
-    REVOKED = "revoked"
-
-
-@dataclass(frozen=True, slots=True)
-class JoinGrant:
-    """What a join token allows, and the names that it gives.
-
-    Attributes:
-        label: of the one node that enrols with it; empty if none.
-        tags: of every node that enrols with it.
-        node_ids: the nodes that enrolled with it at this relay, oldest first.
-        counted: the uses that the relays of the fleet have counted, and of which node each is.
-    """
-
-    id: str
-    tenant: str
-    key: bytes = field(repr=False)
-    created_ms: int
-    expires_at_ms: int
-    uses: int
-    label: str = ""
-    tags: tuple[str, ...] = ()
-    node_ids: tuple[str, ...] = ()
-    counted: tuple[tuple[int, str], ...] = ()
-    revoked: bool = False
-
-    @property
-    def used(self) -> int:
-        """How many nodes have used it."""
-        if not self.counted:
-            return len(self.node_ids)
-        return len({*self.node_ids, *(node_id for _, node_id in self.counted)})
-
-    def state(self, now_ms: int) -> JoinState:
-        """Return its state at ``now_ms``."""
-        if self.revoked:
-            return JoinState.REVOKED
-        if now_ms >= self.expires_at_ms:
-            return JoinState.EXPIRED
-        return JoinState.OPEN if self.used < self.uses else JoinState.USED_UP
-
-    def facts(self, now_ms: int) -> dict[str, Any]:
-        """Return it for programs, without its key."""
-        return {
-            "id": self.id,
-            "tenant": self.tenant,
-            "created_ms": self.created_ms,
-            "expires_at_ms": self.expires_at_ms,
-            "uses": self.uses,
-            "used": self.used,
-            "label": self.label or None,
-            "tags": list(self.tags),
-            "node_ids": list(self.node_ids),
-            "state": self.state(now_ms),
-        }
-
-    def admits(self, node_id: str, now_ms: int) -> bool:
-        """Return whether ``node_id`` may enrol with it, or again: answers can be lost."""
-        state = self.state(now_ms)
-        return state is JoinState.OPEN or (state is JoinState.USED_UP and node_id in self.node_ids)
-
-
-class _Grants:
-    """The grants that the entries add up to, by id."""
-
-    def __init__(self) -> None:
-        self.grants: dict[str, JoinGrant] = {}
-
-    def copy(self) -> "_Grants":
-        other = _Grants()
-        other.grants = self.grants.copy()
-        return other
-
-    def giver_of(self, tenant: str, label: str, now_ms: int) -> str | None:
-        """Return the token that can still give ``label`` to a node of ``tenant``."""
-        for grant in self.grants.values():
-            same = grant.tenant == tenant and grant.label.lower() == label.lower()
-            if same and grant.state(now_ms) is JoinState.OPEN:
-                return grant.id
-        return None
-
-    def apply(self, entry: Entry) -> None:
-        join_id = entry["id"]
-        match entry["action"]:
-            case "create":
-                self.grants[join_id] = JoinGrant(
-                    id=join_id,
-                    tenant=str(entry["tenant"]),
-                    key=_key(entry["key"]),
-                    created_ms=int(entry["ts_ms"]),
-                    expires_at_ms=int(entry["expires_at_ms"]),
-                    uses=int(entry["uses"]),
-                    label=str(entry.get("label", "")),
-                    tags=tuple(map(str, entry.get("tags", ()))),
-                )
-            case "spend":
-                grant = self.grants[join_id]
-                self.grants[join_id] = replace(grant, node_ids=(*grant.node_ids, str(entry["node_id"])))
-            case "count":
-                grant = self.grants[join_id]
-                use = (int(entry["use"]), str(entry["node_id"]))
-                self.grants[join_id] = replace(grant, counted=(*grant.counted, use))
-            case "revoke":
-                self.grants[join_id] = replace(self.grants[join_id], revoked=True)
-            case other:
-                raise ValueError(other)
-
-
 class JoinTokens:
     """The join tokens in ``path``. Time and randomness are arguments.
 
@@ -162,10 +40,15 @@ class JoinTokens:
     """
 
     def __init__(self, path: Path, now_ms: Callable[[], int], random_bytes: Callable[[int], bytes]) -> None:
-        self._ledger = Ledger(path, _Grants(), secret=True)
+        self._ledger = Ledger(path, JoinGrants(), secret=True)
         self._now_ms = now_ms
         self._random_bytes = random_bytes
         self._ulids = UlidSource(now_ms, random_bytes)
+
+    @property
+    def stamp(self) -> tuple[int, int, int]:
+        """What differs after every entry: a cheap check for changes."""
+        return self._ledger.stamp
 
     def create(  # noqa: PLR0913, PLR0917 - what a token is made of
         self,
@@ -191,7 +74,7 @@ class JoinTokens:
             raise JoinError(f"a join token is good for 1 to {MAX_USES} nodes")
         if label and uses != 1:
             raise JoinError("a label is for one node: give the token one use, or no label")
-        key = self._random_bytes(_KEY_BYTES)
+        key = self._random_bytes(KEY_BYTES)
         token = JoinToken(self._ulids.new(), key, sha256(certificates_in(root_pem)[0]).digest())
         now = self._now_ms()
         entry = {
@@ -233,7 +116,8 @@ class JoinTokens:
             if grant is None or not grant.admits(node_id, self._now_ms()):
                 raise JoinRefusedError("the join token is not good for another node")
             if node_id not in grant.node_ids:
-                self._append("spend", join_id, node_id=node_id)
+                now = self._now_ms()
+                self._ledger.append({"action": "spend", "ts_ms": now, "id": join_id, "node_id": node_id})
 
     def count(self, uses: Mapping[tuple[str, int], str]) -> None:
         """Record uses as the fleet has counted them: whose each is, by the token's id and its number.
@@ -251,31 +135,40 @@ class JoinTokens:
             if new:
                 self._ledger.append(*new)
 
-    def revoke(self, join_id: str) -> bool:
+    def revoke(self, join_id: str, *, made_here: bool = True) -> bool:
         """Revoke the token; return whether it was not revoked before.
 
+        ``made_here``: this file has all tokens. Otherwise another relay may have made this one.
+
         Raises:
-            JoinError: no such token was ever made.
+            JoinError: no such token was ever made, or none has such an id.
         """
-        with self._ledger.locked() as state:
-            grant = state.grants.get(join_id)
-            if grant is None:
+        if join_id not in self._ledger.read().grants:
+            if made_here:
                 raise JoinError(f"there is no join token {printable(join_id)!r}: see `relay join-token list`")
-            if not grant.revoked:
-                self._append("revoke", join_id)
-            return not grant.revoked
+            if not _ID.fullmatch(join_id):
+                raise JoinError(f"{printable(join_id)!r} is not the id of a join token, its second part")
+        return self.revoke_all({digest_of(join_id): self._now_ms()})
+
+    def revoke_all(self, times: Mapping[str, int]) -> bool:
+        """Revoke tokens, by the digests of their ids, each at its time; return whether any is new."""
+        with self._ledger.locked() as state:
+            ids = {digest_of(join_id): join_id for join_id in state.grants}
+            new = [
+                {"action": "revoke", "ts_ms": at, "id": ids[token]}
+                if token in ids
+                else {"action": "revoke_other", "ts_ms": at, "token": token}
+                for token, at in sorted(times.items())
+                if token not in state.revoked
+            ]
+            if new:
+                self._ledger.append(*new)
+        return bool(new)
+
+    def revoked(self) -> Mapping[str, int]:
+        """Return when each token was revoked, in ms since 1970, by the digest of its id."""
+        return self._ledger.read().revoked
 
     def all(self) -> list[JoinGrant]:
         """Return every token that was ever made, oldest first."""
         return list(self._ledger.read().grants.values())
-
-    def _append(self, action: str, join_id: str, **facts: str) -> None:
-        self._ledger.append({"action": action, "ts_ms": self._now_ms(), "id": join_id, **facts})
-
-
-def _key(text: str) -> bytes:
-    key = from_base64url(text)
-    if len(key) != _KEY_BYTES:
-        # An empty key would be known to everyone.
-        raise ValueError("not a key")
-    return key

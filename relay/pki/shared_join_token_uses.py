@@ -7,11 +7,11 @@ node for that. Must not share a token, its key or its id: an entry has the diges
 
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
-from hashlib import sha256
 from itertools import islice
 
 from relay.ledger import Entry
-from relay.pki.join_tokens import JoinGrant, JoinState, JoinTokens
+from relay.pki.join_grants import JoinGrant, JoinState, digest_of
+from relay.pki.join_tokens import JoinTokens
 from relay.shared_ledger import AT_ONCE
 
 _COUNTS = {JoinState.OPEN, JoinState.USED_UP}
@@ -56,7 +56,7 @@ class SharedJoinTokenUses:
     def _grants(self) -> Mapping[str, JoinGrant]:
         """Return the tokens that may be used, or have been, by digest."""
         now = self._now_ms()
-        return {_digest(grant.id): grant for grant in self._tokens.all() if grant.state(now) in _COUNTS}
+        return {digest_of(grant.id): grant for grant in self._tokens.all() if grant.state(now) in _COUNTS}
 
 
 def _uses(grant: JoinGrant) -> list[tuple[int, str]]:
@@ -70,7 +70,3 @@ def _uses(grant: JoinGrant) -> list[tuple[int, str]]:
 
 def _key(token: str, use: int) -> str:
     return f"{token}-{use}"
-
-
-def _digest(join_id: str) -> str:
-    return sha256(join_id.encode("ascii")).hexdigest()

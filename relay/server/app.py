@@ -26,6 +26,7 @@ from relay.mcp_api import assembly as mcp_assembly
 from relay.observability.node_labels import with_labels
 from relay.part import Part
 from relay.pki import assembly as pki_assembly
+from relay.pki.shared_join_token_revocations import SharedJoinTokenRevocations
 from relay.pki.shared_join_token_uses import SharedJoinTokenUses
 from relay.pki.shared_leaves import SharedLeaves
 from relay.pki.shared_revocations import SharedRevocations
@@ -81,6 +82,7 @@ class Relay:
                 environment.metrics.cluster_entries.labels("token_key", "not_vouched_for").inc,
                 environment.log,
             ),
+            SharedJoinTokenRevocations(self.pki.join_tokens),
             SharedJoinTokenUses(self.pki.join_tokens, environment.now_ms, issues=authority.can_issue()),
             SharedLeaves(authority.ledger, issues=authority.can_issue()),
             SharedNames(name_ledger, environment.log),
@@ -206,6 +208,7 @@ class Relay:
         return TrustWatcher(
             ca=self.pki.authority,
             tokens=self.auth.revoked_tokens,
+            join_tokens=self.pki.join_tokens,
             keys=self.auth.token_keys,
             accepted=self.auth.accepted_keys,
             names=self.fleet.name_ledger,

@@ -25,6 +25,7 @@ from relay.fleet.change_notifier import ChangeNotifier
 from relay.fleet.fleet import Fleet
 from relay.fleet.name_ledger import NameLedger, NodeName
 from relay.pki.authority import CertificateAuthority
+from relay.pki.join_tokens import JoinTokens
 from relay.pki.records import IssuedLeaf
 from relay.server.decision_records import DecisionRecords
 from relay.server.descriptor_reserve import DescriptorReserve
@@ -71,6 +72,7 @@ class TrustWatcher:
         *,
         ca: CertificateAuthority,
         tokens: RevokedTokens,
+        join_tokens: JoinTokens,
         keys: TokenKeys,
         accepted: AcceptedKeys,
         names: NameLedger,
@@ -108,7 +110,8 @@ class TrustWatcher:
         self._threads = prestarted_pool(_THREADS, "watch")
         self._stamps: dict[str, Callable[[], object]] = {
             LEAVES: lambda: ca.stamp,
-            TOKENS: lambda: tokens.stamp,
+            # Join tokens are for the other relays: the one that enrols reads them itself.
+            TOKENS: lambda: (tokens.stamp, join_tokens.stamp),
             KEYS: lambda: (keys.stamp, *self._roots),
             NAMES: lambda: names.stamp,
         }

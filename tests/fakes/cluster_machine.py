@@ -16,6 +16,7 @@ from relay.fleet.name_ledger import NameLedger
 from relay.fleet.shared_names import SharedNames
 from relay.pki.authority import CertificateAuthority
 from relay.pki.join_tokens import JoinTokens
+from relay.pki.shared_join_token_revocations import SharedJoinTokenRevocations
 from relay.pki.shared_join_token_uses import SharedJoinTokenUses
 from relay.pki.shared_leaves import SharedLeaves
 from relay.pki.shared_revocations import SharedRevocations
@@ -88,6 +89,7 @@ class Machine:
             SharedRevocations(self.ca.ledger),
             SharedTokenRevocations(self.tokens),
             SharedTokenKeys(self.keys, self._count_refused, make_logger("relay", self.lines)),
+            SharedJoinTokenRevocations(self.join_tokens),
             SharedJoinTokenUses(self.join_tokens, FakeClock(NOW_MS), issues=self.issues),
             SharedLeaves(self.ca.ledger, issues=self.issues),
             SharedNames(self.names, make_logger("relay", LogLines())),

@@ -17,7 +17,9 @@ from relay.cluster.ledger_stream import LedgerStream, NotUnderstoodError
 from relay.fleet.name_ledger import NameLedger
 from relay.fleet.shared_names import SharedNames
 from relay.pki.ca_ledger import CaLedger
+from relay.pki.join_grants import digest_of
 from relay.pki.join_tokens import JoinTokens
+from relay.pki.shared_join_token_revocations import SharedJoinTokenRevocations
 from relay.pki.shared_join_token_uses import SharedJoinTokenUses
 from relay.pki.shared_leaves import SharedLeaves
 from relay.pki.shared_revocations import SharedRevocations
@@ -85,9 +87,9 @@ def ledger_entry(data: bytes) -> None:
     if isinstance(read.ledger, SharedTokenKeys):
         assert again[read.ledger.kind].keys() == (known if read.entry == _TOKEN_KEY else set())
     if isinstance(read.ledger, SharedJoinTokenUses):
-        counts = read.entry["token"] == _JOIN_USE["token"] and read.entry["use"] <= _USES
+        counts = read.entry["token"] == _JOIN_DIGEST and read.entry["use"] <= _USES
         assert again[read.ledger.kind].keys() == (known if counts else set())
-    if isinstance(read.ledger, SharedRevocations | SharedTokenRevocations):
+    if isinstance(read.ledger, SharedRevocations | SharedTokenRevocations | SharedJoinTokenRevocations):
         assert again[read.ledger.kind].keys() == known
     check_log(lines)
 
@@ -100,6 +102,7 @@ def _ledgers(lines: LogLines) -> tuple[SharedLedger, ...]:
         SharedRevocations(issued),
         SharedTokenRevocations(RevokedTokens(path / "revoked")),
         SharedTokenKeys(TokenKeys(path / "keys", _CA, _now_ms), lambda: None, log),
+        SharedJoinTokenRevocations(_join_tokens()),
         SharedJoinTokenUses(_join_tokens(), _now_ms, issues=True),
         SharedLeaves(issued, issues=False),
         SharedNames(NameLedger(path / "names", lambda: NOW_MS), log),
@@ -133,7 +136,8 @@ _KEY: Final = TokenKey(bytes(key_named("the key of tokens").verify_key), 0, 0)
 ((_ROOT, _SIGNATURE),) = _CA.endorse_token_key(jcs(_KEY.members())).items()
 _TOKEN_KEY: Final = _KEY.members() | {"root": _ROOT, "signature": _SIGNATURE}
 _JOIN_ID: Final = UlidSource(_now_ms, bytes).new()
-_JOIN_USE: Final = {"token": sha256(_JOIN_ID.encode()).hexdigest(), "use": 1, "node_id": NODE_ID}
+_JOIN_DIGEST: Final = digest_of(_JOIN_ID)
+_JOIN_USE: Final = {"token": _JOIN_DIGEST, "use": 1, "node_id": NODE_ID}
 TARGETS: Final = {
     "ledger_entry": Target(
         ledger_entry,
@@ -158,7 +162,8 @@ TARGETS: Final = {
             ),
             _entry("name", NODE_ID, {"node_id": NODE_ID, "forgotten": True}),
             _entry("token_key", key_of(_TOKEN_KEY), _TOKEN_KEY),
-            _entry("join_token_use", f"{_JOIN_USE['token']}-1", _JOIN_USE),
+            _entry("join_token_revocation", _JOIN_DIGEST, {"token": _JOIN_DIGEST, "revoked_ms": NOW_MS}),
+            _entry("join_token_use", f"{_JOIN_DIGEST}-1", _JOIN_USE),
         ),
         max_bytes=4096,
     ),

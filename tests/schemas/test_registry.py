@@ -140,6 +140,7 @@ EXAMPLES: dict[str, Any] = {
         "root": "cd" * 32,
         "signature": "x" * 86,
     },
+    "cluster.join_token_revocation@1.0.0": {"token": "ab" * 32, "revoked_ms": NOW_MS},
     "cluster.join_token_use@1.0.0": {"token": "ab" * 32, "use": 1, "node_id": NODE_ID},
     "cluster.token_revocation@1.0.0": {"jti": "a token of another issuer", "revoked_ms": NOW_MS},
     "cluster.revocation@1.0.0": {"kid": "ab" * 32, "serial": "1f", "revoked_ms": NOW_MS},

@@ -528,6 +528,22 @@ def test_join_token_revoke_of_what_never_was_is_a_no(relay: Relay) -> None:
     assert outcome.error.isprintable()
 
 
+def test_a_join_token_of_another_machine_is_revoked_where_the_cas_key_is_not(
+    relay: Relay, state: Path
+) -> None:
+    join_id = "01HZX9K3M4P7Q8R9S0T1V2W3XY"
+    for before in ([], ["ca", "init"]):
+        relay(*before)
+        assert relay("join-token", "revoke", join_id).code == 1
+    (state / "ca" / "root.key").unlink()
+    outcome = relay("join-token", "revoke", join_id, "--json")
+    assert json.loads(outcome.out) == {"id": join_id, "revoked_now": True}
+    assert relay("join-token", "revoke", join_id).err == f"{join_id} was revoked before\n"
+    another = relay("join-token", "revoke", join_id[::-1])
+    assert "as soon as both are connected to NATS" in another.err
+    assert relay("join-token", "revoke", "x").code == 1
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

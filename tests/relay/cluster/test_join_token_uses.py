@@ -1,4 +1,4 @@
-"""A use of a join token is counted once in the fleet, by a real nats-server, whatever is restored."""
+"""A join token's uses count once in the fleet, and its revocation at all relays, by a real nats-server."""
 
 import asyncio
 import os
@@ -127,6 +127,37 @@ async def test_what_was_used_before_the_relay_joined_a_fleet_is_counted_there(
         await enrolments(hub, older, restored).enrol(request_of(token, OTHER_NODE_ID))
         third = f"0{NODE_ID[1:]}"
         assert await reason_of(enrolments(hub, older, restored), request_of(token, third)) == "used_up"
+
+
+async def test_a_token_that_is_revoked_on_one_machine_is_refused_by_the_relay_that_enrols(
+    hub: Hub, one: Machine, nats: NatsServer, registry: SchemaRegistry, tmp_path: Path
+) -> None:
+    other = Machine.like(one, tmp_path / "other")
+    token, kept = made(one), made(one)
+    async with one.joined(nats.config, registry) as first, other.joined(nats.config, registry) as second:
+        await until(lambda: first.part.ledgers.is_current and second.part.ledgers.is_current)
+        other.join_tokens.revoke(token.id, made_here=False)
+        second.part.ledgers.changed()
+        await until(lambda: one.join_tokens.find(token.id) is None)
+        assert await reason_of(enrolments(hub, one, first), request_of(token)) == "unknown_token"
+        await enrolments(hub, one, first).enrol(request_of(kept))
+    (leaf,) = one.ca.records().issued.values()
+    assert leaf.name == NODE_ID
+
+
+async def test_a_relay_restored_from_an_older_backup_learns_that_a_token_was_revoked(
+    hub: Hub, one: Machine, nats: NatsServer, registry: SchemaRegistry, tmp_path: Path
+) -> None:
+    token = made(one)
+    older = Machine.restored(one, tmp_path / "older")
+    async with one.joined(nats.config, registry) as first:
+        one.join_tokens.revoke(token.id)
+        first.part.ledgers.changed()
+        await until(lambda: first.counted_entries("appended", "join_token_revocation") == 1)
+    async with older.joined(nats.config, registry) as restored:
+        await until(lambda: restored.part.ledgers.is_current)
+        assert await reason_of(enrolments(hub, older, restored), request_of(token)) == "unknown_token"
+    assert older.ca.records().issued == {}
 
 
 async def test_a_token_that_is_revoked_while_its_use_is_counted_enrols_no_node(

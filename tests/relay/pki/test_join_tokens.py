@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from relay.ledger import LedgerError
-from relay.pki.join_tokens import JoinError, JoinRefusedError, JoinState, JoinTokens
+from relay.pki.join_grants import JoinState, digest_of
+from relay.pki.join_tokens import JoinError, JoinRefusedError, JoinTokens
 from schemas.enrolment import JoinToken
 from schemas.files import ExposedFileError
 from schemas.identity import certificates_in
@@ -177,6 +178,31 @@ def test_revoking_twice_is_as_good_as_once(tokens: JoinTokens, path: Path) -> No
     assert path.read_bytes() == before
 
 
+def test_a_token_of_another_relay_is_revoked_where_it_may_be_one(tokens: JoinTokens, path: Path) -> None:
+    with pytest.raises(JoinError, match="there is no join token"):
+        tokens.revoke(UNKNOWN)
+    with pytest.raises(JoinError, match="not the id of a join token"):
+        tokens.revoke(f"ekj1.{UNKNOWN}", made_here=False)
+    assert not path.exists()
+    assert tokens.revoke(UNKNOWN, made_here=False)
+    assert not tokens.revoke(UNKNOWN, made_here=False)
+    assert tokens.revoked() == {digest_of(UNKNOWN): NOW_MS}
+    assert tokens.all() == []
+
+
+def test_what_was_revoked_elsewhere_is_revoked_here_if_it_is_known(tokens: JoinTokens, path: Path) -> None:
+    token, other = (tokens.create("acme", HOUR_S, 1, ROOT) for _ in range(2))
+    times = {digest_of(token.id): NOW_MS - 1, digest_of(UNKNOWN): NOW_MS - 2}
+    assert tokens.revoke_all(times)
+    assert tokens.find(token.id) is None
+    assert tokens.find(other.id) is not None
+    assert tokens.revoked() == times
+    before = path.read_bytes()
+    assert not tokens.revoke_all(times)
+    assert not tokens.revoke(token.id)
+    assert path.read_bytes() == before
+
+
 _SPENDER = """
 import os
 import sys
@@ -276,6 +302,7 @@ def damaged(entry: dict[str, Any], **members: object) -> str:
         pytest.param(lambda entry: damaged(entry, uses=None), id="any number of nodes"),
         pytest.param(lambda entry: damaged(entry, expires_at_ms="never"), id="no end"),
         pytest.param(lambda _: json.dumps({"action": "revoke", "id": UNKNOWN}), id="another's end"),
+        pytest.param(lambda _: json.dumps({"action": "revoke_other", "ts_ms": 0, "token": ""}), id="of none"),
     ],
 )
 def test_a_damaged_file_admits_no_node(

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from relay.pki.join_tokens import JoinRefusedError, JoinState, JoinTokens
+from relay.pki.join_grants import JoinState
+from relay.pki.join_tokens import JoinRefusedError, JoinTokens
 from relay.pki.shared_join_token_uses import SharedJoinTokenUses
 from relay.shared_ledger import AT_ONCE
 from schemas.keys import base64url

@@ -1,5 +1,6 @@
 import asyncio
 import json
+import os
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -21,6 +22,7 @@ from relay.fleet.change_notifier import ChangeNotifier
 from relay.fleet.name_ledger import NameLedger
 from relay.ledger import LedgerError
 from relay.pki.errors import AuthorityError
+from relay.pki.join_tokens import JoinTokens
 from relay.server.decision_records import DecisionRecords
 from relay.server.descriptor_reserve import DescriptorReserve
 from relay.server.follow_ups import Follow, FollowUps
@@ -82,6 +84,7 @@ class Stage:
         self.real = RealCa(hub, directory / "ca")
         self.keys = TokenKeys(directory / "token_keys.jsonl", self.real.ca, hub.clock)
         self.accepted = AcceptedKeys(hub.clock)
+        self.join_tokens = JoinTokens(directory / "join_tokens.jsonl", hub.clock, os.urandom)
         self.reserve = DescriptorReserve(1)
         self.sharing = Shared()
         self.sessions = hub.sessions(authority=self.real.ca)
@@ -101,6 +104,7 @@ class Stage:
             tokens=RevokedTokens(self.directory / "revoked_tokens.jsonl"),
             keys=self.keys,
             accepted=self.accepted,
+            join_tokens=self.join_tokens,
             names=NameLedger(self.directory / "node_names.jsonl", self.hub.clock),
             fleet=self.hub.fleet,
             sessions=self.sessions,
@@ -583,6 +587,10 @@ async def test_of_every_change_of_a_ledger_the_other_relays_are_told_once(stage:
     await stage.poll()
     await stage.poll()
     assert stage.sharing.changes == before + 1
+    stage.join_tokens.revoke("01HZX9K3M4P7Q8R9S0T1V2W3XY", made_here=False)
+    await stage.poll()
+    await stage.poll()
+    assert stage.sharing.changes == before + 2
 
 
 async def test_ledgers_are_looked_at_while_the_event_loop_is_held_up(

@@ -1,0 +1,93 @@
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from relay.pki.join_grants import digest_of
+from relay.pki.join_tokens import JoinTokens
+from relay.pki.shared_join_token_revocations import SharedJoinTokenRevocations
+from relay.shared_ledger import AT_ONCE
+from schemas.enrolment import JoinToken
+from schemas.keys import base64url
+from schemas.registry import SchemaRegistry
+from tests.fakes.clock import FakeClock
+from tests.fakes.signer import NOW_MS, TENANT, SimulatedCa
+
+ROOT = SimulatedCa().root_pem
+NONE: frozenset[str] = frozenset()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "join_tokens.jsonl"
+
+
+@pytest.fixture
+def tokens(path: Path) -> JoinTokens:
+    return tokens_in(path)
+
+
+@pytest.fixture
+def shared(tokens: JoinTokens) -> SharedJoinTokenRevocations:
+    return SharedJoinTokenRevocations(tokens)
+
+
+def tokens_in(path: Path) -> JoinTokens:
+    return JoinTokens(path, FakeClock(NOW_MS), os.urandom)
+
+
+def made(tokens: JoinTokens) -> JoinToken:
+    return tokens.create(TENANT, 3600, 1, ROOT)
+
+
+def test_what_was_revoked_here_is_shared_until_it_is_known_without_the_token(
+    tokens: JoinTokens, shared: SharedJoinTokenRevocations, registry: SchemaRegistry
+) -> None:
+    token = made(tokens)
+    assert shared.settle({}, NONE) == {}
+    tokens.revoke(token.id)
+    ((key, entry),) = shared.settle({}, NONE).items()
+    assert registry.load("cluster.join_token_revocation@1.0.0").is_valid(entry)
+    assert key == shared.key_of(entry)
+    for secret in (token.id, token.key.hex(), base64url(token.key)):
+        assert secret not in repr(entry)
+    assert shared.settle({key: entry}, frozenset({key})) == {}
+
+
+def test_a_token_is_revoked_by_a_relay_that_does_not_have_it(tokens: JoinTokens, tmp_path: Path) -> None:
+    token = made(tokens)
+    other = tokens_in(tmp_path / "other.jsonl")
+    other.revoke(token.id, made_here=False)
+    entries = SharedJoinTokenRevocations(other).settle({}, NONE)
+    assert SharedJoinTokenRevocations(tokens).settle(entries, frozenset(entries)) == {}
+    assert tokens.find(token.id) is None
+
+
+def test_a_file_of_an_older_backup_learns_what_was_revoked_since(
+    tokens: JoinTokens, shared: SharedJoinTokenRevocations, path: Path, tmp_path: Path
+) -> None:
+    before = made(tokens)
+    older = tmp_path / "older.jsonl"
+    shutil.copy2(path, older)
+    since = made(tokens)
+    for token in (before, since):
+        tokens.revoke(token.id)
+    entries = shared.settle({}, NONE)
+    restored = tokens_in(older)
+    for _ in range(2):
+        assert SharedJoinTokenRevocations(restored).settle(entries, frozenset(entries)) == {}
+    assert restored.find(before.id) is None
+    assert restored.revoked().keys() == {digest_of(before.id), digest_of(since.id)}
+    # The servers have lost the stream.
+    assert SharedJoinTokenRevocations(restored).settle({}, NONE) == entries
+
+
+def test_of_many_revocations_some_are_shared_at_a_time(
+    tokens: JoinTokens, shared: SharedJoinTokenRevocations
+) -> None:
+    tokens.revoke_all({f"{number:064x}": NOW_MS for number in range(AT_ONCE + 1)})
+    first = shared.settle({}, NONE)
+    second = shared.settle({}, frozenset(first))
+    assert (len(first), len(second)) == (AT_ONCE, 1)
+    assert not first.keys() & second.keys()
