@@ -119,12 +119,18 @@ class SimulatedNode:
         document = self.document(**members)
         stated = document["node_attestation"] = {**document["node_attestation"], **overrides}
         stated.update(sig="", payload_hash="")
-        payload_hash = blake3.blake3(rfc8785.dumps(document)).hexdigest()
-        stated["payload_hash"] = overrides.get("payload_hash", payload_hash)
-        signature = (signer or self.key).sign(rfc8785.dumps(document)).signature
+        unsigned = rfc8785.dumps(document)
+        payload_hash = overrides.get("payload_hash", blake3.blake3(unsigned).hexdigest())
+        hashed = _filled_in(unsigned, "payload_hash", payload_hash)
+        signature = (signer or self.key).sign(hashed).signature
         text = base64.urlsafe_b64encode(signature).rstrip(b"=").decode()
-        stated["sig"] = overrides.get("sig", text)
-        return rfc8785.dumps(document)
+        return _filled_in(hashed, "sig", overrides.get("sig", text))
+
+
+def _filled_in(document: bytes, member: str, value: Any) -> bytes:
+    """Return the canonical ``document`` with ``value`` as its last ``member``, which is empty."""
+    before, _, after = document.rpartition(f'"{member}":""'.encode())
+    return before + f'"{member}":'.encode() + rfc8785.dumps(value) + after
 
 
 class SimulatedCa:

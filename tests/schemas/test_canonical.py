@@ -2,7 +2,8 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+import rfc8785
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from schemas.canonical import blake3_hex, is_canonical, jcs
@@ -23,6 +24,31 @@ def test_the_canonical_form_means_the_same_and_is_its_own_canonical_form(value: 
     parsed = loads(canonical, max_bytes=1 << 20)
     assert parsed == value
     assert jcs(parsed) == canonical
+
+
+ODD_KEYS = st.dictionaries(st.text(max_size=2) | st.integers(0, 3), st.booleans(), max_size=3)
+ODD = st.floats() | st.integers() | st.text(st.characters(), max_size=3) | st.binary(max_size=2) | ODD_KEYS
+
+
+@given(VALUES | st.lists(VALUES | ODD, max_size=5))
+@example([1e-4, 9.999e-5, 1e15 + 0.5, 1e16, 1.0, -0.0, 2**53 - 1, True])
+@example([0.1, -0.5, 4503599627370495.5, float("inf")])
+@example([("a", {"b": 2**53})])
+def test_the_canonical_form_is_that_of_the_library(value: Any) -> None:
+    try:
+        expected = rfc8785.dumps(value)
+    except ValueError:
+        with pytest.raises(ValueError, match="no canonical form"):
+            jcs(value)
+    else:
+        assert jcs(value) == expected
+
+
+def test_what_contains_itself_has_no_canonical_form() -> None:
+    value: list[object] = [1]
+    value.append(value)
+    with pytest.raises(ValueError, match="no canonical form"):
+        jcs(value)
 
 
 @given(VALUES, st.booleans(), st.booleans(), st.sampled_from([(",", ":"), (", ", ": ")]))
