@@ -17,6 +17,7 @@ from structlog.typing import FilteringBoundLogger
 
 from relay.cluster.client_end import END_TIMEOUT_S, closed, ended, until_lost
 from relay.cluster.credentials import Credentials
+from relay.cluster.flushing_client import FlushingClient
 from relay.cluster.peer_messages import MAX_PEER_BYTES
 from relay.cluster.replies import Replies
 from relay.config import ClusterServer
@@ -68,6 +69,7 @@ class ClusterConnection:
         self._credentials = credentials
         self._name = name
         self._inbox = inbox
+        self._probe = f"{inbox}.probe"
         self._log = log
         self._sleep = sleep
         self._probe_interval_s = probe_interval_s
@@ -195,7 +197,7 @@ class ClusterConnection:
         async def has_ended() -> None:
             lost.set()
 
-        credentials, client = self._credentials(), Client()
+        credentials, client = self._credentials(), FlushingClient(self._probe)
         reported: list[Exception] = []
 
         async def failed(error: Exception) -> None:
@@ -243,7 +245,7 @@ class ClusterConnection:
         self.loop.waits()
         self._reported.clear()
         self._log.info("cluster connected", server=str(server))
-        probing = until_lost(client, lost, f"{self._inbox}.probe", self._probe_interval_s)
+        probing = until_lost(client, lost, self._probe, self._probe_interval_s)
         tasks = [asyncio.ensure_future(work) for work in (probing, *(work(client) for work in self._works))]
         last: Sequence[Work] = ()
         try:

@@ -2,20 +2,24 @@ import asyncio
 import json
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from relay.calls.idempotency_store import IdempotencyStore
 from relay.calls.keyed_commands import KeyedCommands
 from relay.cluster import command_owner
+from relay.config import ClusterServer
 from relay.routing.cluster_messages import command_subject
 from relay.routing.port import Idempotency
 from schemas.errors import Failure, ToolError
+from schemas.registry import SchemaRegistry
 from tests.fakes.cluster import Member, echo
 from tests.fakes.cluster_server import FLEET, NatsServer
 from tests.fakes.polling import BOUND_S, until
 from tests.fakes.routers import HeldRouter, ScriptedRouter, echoed
 from tests.fakes.signer import NODE_ID, OTHER_NODE_ID
+from tests.fakes.unsubscribe_gate import UnsubscribeGate
 
 pytestmark = pytest.mark.processes
 
@@ -64,6 +68,31 @@ async def test_a_node_that_was_lost_is_offline(asker: Member, owner: Member) -> 
     with pytest.raises(ToolError) as refused:
         await asker.part.router.run(echo(NODE_ID))
     assert refused.value.failure is Failure.NODE_OFFLINE
+
+
+async def test_a_command_that_the_server_sends_before_it_reads_that_the_node_was_lost_is_answered(
+    asker: Member, nats: NatsServer, tmp_path: Path, registry: SchemaRegistry
+) -> None:
+    async with UnsubscribeGate(nats.address).running() as gate:
+        behind = replace(nats.config, servers=(ClusterServer("127.0.0.1", gate.port, tls=False),))
+        async with Member.joined(behind, tmp_path / "behind", registry, HeldRouter()) as owner:
+            for node_id in (NODE_ID, OTHER_NODE_ID):
+                await owner.hold(node_id, asker)
+            gate.arm()
+            owner.nodes.lose(NODE_ID)
+            await gate.holds.wait()
+            # After a command of another node, all that the server has answered before has arrived too.
+            asked = [echo(OTHER_NODE_ID), echo(NODE_ID, correlation_id="01HZX9K3M4P7Q8R9S0T1V2W3XD")]
+            answers = []
+            for command in asked:
+                answers.append(asyncio.create_task(asker.part.router.run(command)))
+                arrived, waiter = await held(owner).next()
+                waiter.set_result(echoed(arrived))
+            gate.open()
+            assert await asyncio.gather(*answers) == [echoed(command) for command in asked]
+            async with asyncio.timeout(BOUND_S):
+                while await asker.reaches(NODE_ID):  # noqa: ASYNC110 - NATS reports no change of interest
+                    await asyncio.sleep(0.001)
 
 
 @pytest.mark.parametrize(
