@@ -25,7 +25,14 @@ HOLDERS = frozenset(
 )
 # Common words, which hold something only in a module that imports what makes them do so.
 HOLDERS_OF = {"listen": "socket", "Client": "paho"}
-BOUND_BY = {"Queue": "maxsize", "LifoQueue": "maxsize", "PriorityQueue": "maxsize"}
+# Methods: the library of NATS queues what a subscription has not read.
+METHODS_OF = {"subscribe": "nats", "watchall": "nats"}
+BOUNDED_BY_POSITION = frozenset({"Queue", "LifoQueue", "PriorityQueue"})
+BOUND_BY = {
+    **{name: {"maxsize"} for name in BOUNDED_BY_POSITION},
+    "subscribe": {"pending_msgs_limit", "pending_bytes_limit"},
+    "watchall": set[str](),
+}
 POLICIES = ("refuse", "drop oldest", "drop newest", "close", "wait", "merge")
 LOSSLESS = ("wait", "merge")
 
@@ -53,6 +60,7 @@ EXEMPT = {
     "relay/cluster/assembly.py": ("2 create_task", LOOPS),
     "relay/cluster/client_end.py": ("ensure_future", LOOPS),
     "relay/cluster/connection.py": ("2 ensure_future", LOOPS),
+    "relay/cluster/direct_subscription.py": ("subscribe", "each message is handled as it is read"),
     "relay/cluster/fleet_identity.py": ("ensure_future", LOOPS),
     "relay/cluster/presence_bucket.py": ("3 create_task", LOOPS),
     "relay/fleet/assembly.py": ("create_task", LOOPS),
@@ -68,8 +76,10 @@ EXEMPT = {
     "relay/telemetry/assembly.py": ("2 create_task", LOOPS),
     "relay/telemetry/history.py": ("deque", ENTRIES),
 }
-# Their rows say what bounds them from outside.
+# Their rows, or exceptions, say what bounds them from outside.
 UNBOUNDED = {
+    "relay/cluster/direct_subscription.py": Counter({"subscribe": 1}),
+    "relay/cluster/presence_bucket.py": Counter({"watchall": 1}),
     "relay/stdio_bridge/pipes.py": Counter({"SimpleQueue": 1}),
     "schemas/process/broker_probe.py": Counter({"Queue": 4}),
 }
@@ -119,7 +129,7 @@ def name_of(node: ast.AST) -> str:
 def made_in(text: str) -> list[tuple[str, ast.Call | None]]:
     """Return what ``text`` constructs that holds something, with the call, if there is one."""
     # Most modules have none of the words, and to parse them all takes seconds.
-    if not any(word in text for word in (*HOLDERS, *HOLDERS_OF)):
+    if not any(word in text for word in (*HOLDERS, *HOLDERS_OF, *METHODS_OF)):
         return []
     nodes = list(ast.walk(ast.parse(text)))
     imported = {
@@ -129,6 +139,7 @@ def made_in(text: str) -> list[tuple[str, ast.Call | None]]:
         for alias in node.names
     }
     holders = HOLDERS | {name for name, module in HOLDERS_OF.items() if module in imported}
+    methods = {name for name, module in METHODS_OF.items() if module in imported}
     calls = [node for node in nodes if isinstance(node, ast.Call)]
     handed_on = [
         value
@@ -136,7 +147,12 @@ def made_in(text: str) -> list[tuple[str, ast.Call | None]]:
         for value in (*call.args, *(keyword.value for keyword in call.keywords))
         if isinstance(value, ast.Name | ast.Attribute) and name_of(value) in holders
     ]
-    made = [(name_of(call.func), call) for call in calls if name_of(call.func) in holders]
+    made = [
+        (name, call)
+        for call in calls
+        if (name := name_of(call.func)) in holders
+        or (name in methods and isinstance(call.func, ast.Attribute))
+    ]
     return [*made, *((name_of(value), None) for value in handed_on)]
 
 
@@ -149,16 +165,20 @@ def unbounded_in(text: str) -> Counter[str]:
     return Counter(
         name
         for name, call in made_in(text)
-        if name == "SimpleQueue"
-        or (name in BOUND_BY and not (call and (call.args or any(k.arg == "maxsize" for k in call.keywords))))
+        if name == "SimpleQueue" or (name in BOUND_BY and not (call and is_bounded(name, call)))
     )
+
+
+def is_bounded(name: str, call: ast.Call) -> bool:
+    named = {keyword.arg for keyword in call.keywords}
+    return bool(named & BOUND_BY[name] or (name in BOUNDED_BY_POSITION and call.args))
 
 
 def listed(words: str) -> Counter[str]:
     """Return what a cell, or an exception, lists: ``2 `to_thread`, `deque`, a dict``."""
     found: Counter[str] = Counter()
     for count, name in re.findall(r"(?:(\d+) )?`?(\w+)`?(?=,|$)", words):
-        if name in HOLDERS or name in HOLDERS_OF:
+        if name in {*HOLDERS, *HOLDERS_OF, *METHODS_OF}:
             found[name] += int(count or 1)
     return found
 
@@ -234,6 +254,7 @@ def test_no_queue_is_without_a_bound() -> None:
         "import queue\nwaiting = queue.SimpleQueue()",
         "from dataclasses import field\nwaiting = field(default_factory=Queue)",
         "waiting: asyncio.Queue[str] = asyncio.Queue[str]()",
+        "import nats\nwaiting = client.subscribe(subject, queue, cb=handle)",
     ],
 )
 def test_a_queue_without_a_bound_is_found(text: str) -> None:
@@ -241,10 +262,26 @@ def test_a_queue_without_a_bound_is_found(text: str) -> None:
     assert differences({"relay/new.py": held_in(text)}, {})
 
 
-def test_a_queue_with_a_bound_is_to_be_listed_and_no_more() -> None:
-    text = "import asyncio\nwaiting = asyncio.Queue(maxsize=1)"
+@pytest.mark.parametrize(
+    ("text", "held"),
+    [
+        ("import asyncio\nwaiting = asyncio.Queue(maxsize=1)", "Queue"),
+        (
+            "from nats.aio.client import Client\nwaiting = client.subscribe('x', pending_msgs_limit=1)",
+            "subscribe",
+        ),
+    ],
+)
+def test_a_queue_with_a_bound_is_to_be_listed_and_no_more(text: str, held: str) -> None:
     assert not unbounded_in(text)
-    assert held_in(text) == {"Queue": 1}
+    assert held_in(text) == {held: 1}
+
+
+@pytest.mark.parametrize(
+    "text", ["import paho\nclient.subscribe('x')", "import nats\nsubscribe(client, 'x')"]
+)
+def test_what_is_called_like_a_subscription_of_nats_is_none(text: str) -> None:
+    assert held_in(text) == {}
 
 
 @rows

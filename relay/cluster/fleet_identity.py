@@ -22,6 +22,8 @@ from schemas.registry import SchemaRegistry
 from schemas.text import printable
 
 REPEAT_S = 60.0
+MAX_UNREAD = 256
+"""How many messages of other relays wait to be read; of more than so many relays, some are heard later."""
 _ANSWER_S = 2.0
 _REF = "cluster.identity@1.0.0"
 _MAX_BYTES = 1024
@@ -89,7 +91,12 @@ class FleetIdentity:
     async def serve(self, client: Client) -> None:
         """Answer those that connect, on ``client``; return when another relay stays, and not this one."""
         self._outranked.clear()
-        await client.subscribe(self._subject, cb=self._heard(client))
+        await client.subscribe(
+            self._subject,
+            cb=self._heard(client),
+            pending_msgs_limit=MAX_UNREAD,
+            pending_bytes_limit=MAX_UNREAD * _MAX_BYTES,
+        )
         saying = asyncio.ensure_future(self._repeat(client))
         try:
             await self._outranked.wait()

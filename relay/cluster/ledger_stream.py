@@ -103,7 +103,13 @@ class LedgerStream:
             await grow(context, await context.stream_info(self.name))
         except NotFoundError:
             await in_copies(lambda copies: context.add_stream(self._config, num_replicas=copies))
-        return await context.subscribe(f"{self._prefix}>", stream=self.name, cb=handle, ordered_consumer=True)
+        return await context.subscribe(
+            f"{self._prefix}>",
+            stream=self.name,
+            cb=handle,
+            ordered_consumer=True,
+            pending_bytes_limit=MAX_STREAM_BYTES,
+        )
 
     def read(self, message: Msg) -> StreamEntry:
         """Return the entry in ``message``.
