@@ -4,7 +4,7 @@ Must not print, and must not choose the token.
 """
 
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing
 from typing import Any
 
@@ -36,18 +36,7 @@ class FleetReader:
         Raises:
             FleetReadError, NotSentError, LostError: they cannot be read.
         """
-        found, uri = list[dict[str, Any]](), "fleet://nodes"
-        while True:
-            result = await self._result("resources/read", {"uri": uri}, uri)
-            try:
-                page = json.loads(result["contents"][0]["text"])
-                found += page["nodes"]
-                following = page.get("nextCursor")
-            except (KeyError, IndexError, TypeError, ValueError, AttributeError):
-                raise FleetReadError("the relay's list of nodes is malformed") from None
-            if following is None:
-                return found
-            uri = f"fleet://nodes?cursor={following}"
+        return [node async for page in self._node_pages() for node in page]
 
     async def tools(self) -> list[dict[str, Any]]:
         """Return the entries of ``tools/list`` that the token reaches.
@@ -57,25 +46,40 @@ class FleetReader:
         Raises:
             FleetReadError, NotSentError, LostError: they cannot be read.
         """
-        relays = await self._relays()
         tools = [tool async for tool in self._tools()]
+        relays = await self._relays() if tools else {}
         return [
             tool | {"relay": relays[tool["name"]]} if tool.get("name") in relays else tool for tool in tools
         ]
 
     async def _relays(self) -> Mapping[str, str | None]:
         """Return the relay of each tool's node by the tool's name; empty if there is one relay."""
+        found: dict[str, str | None] = {}
         try:
-            return {
-                name: node["relay"]
-                for node in await self.nodes()
-                if "relay" in node
-                for name in node["tools"]
-            }
+            async with aclosing(self._node_pages()) as pages:
+                async for page in pages:
+                    if not any("relay" in node for node in page):
+                        break  # there is one relay, and the other pages say no more
+                    found |= {name: node["relay"] for node in page for name in node["tools"]}
         except (KeyError, TypeError):
             raise FleetReadError("the relay's list of nodes is malformed") from None
         except FleetReadError:
             return {}  # a token may reach tools, and not read nodes
+        return found
+
+    async def _node_pages(self) -> AsyncGenerator[list[dict[str, Any]]]:
+        uri = "fleet://nodes"
+        while True:
+            result = await self._result("resources/read", {"uri": uri}, uri)
+            try:
+                page = json.loads(result["contents"][0]["text"])
+                nodes, following = list(page["nodes"]), page.get("nextCursor")
+            except (KeyError, IndexError, TypeError, ValueError, AttributeError):
+                raise FleetReadError("the relay's list of nodes is malformed") from None
+            yield nodes
+            if following is None:
+                return
+            uri = f"fleet://nodes?cursor={following}"
 
     async def _tools(self) -> AsyncIterator[dict[str, Any]]:
         params: dict[str, Any] = {}

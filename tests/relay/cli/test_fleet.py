@@ -4,19 +4,18 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import pytest_asyncio
 
 from relay.fleet.name_ledger import NodeName
-from relay.routing.peers import NoResponderError, PeerHandler
 from schemas.files import PRIVATE, make_private_directory, write_atomic
 from schemas.keys import private_key_to_pem
 from tests.fakes.callers import TOKEN_KEY
 from tests.fakes.hub import Hub
+from tests.fakes.other_relay import OtherRelay
 from tests.fakes.relay_command import Outcome, RelayCommand
 from tests.fakes.served_relay import ServedRelay
 from tests.fakes.serving import Server
@@ -98,26 +97,6 @@ async def test_tools_are_shown_as_json_with_a_token_that_is_given(served: Served
     refused = await ended(await started(served, state, "tools"))
     assert refused.code == 3
     assert "token.key is missing" in refused.error
-
-
-class OtherRelay:
-    """The only other relay of the fleet, which has every node."""
-
-    relay = "01HZX9K3M4P7Q8R9S0T1V2W3XD"
-
-    def running(self) -> Collection[str]:
-        return ()
-
-    def relay_of(self, _node_id: str) -> str | None:
-        return self.relay
-
-    def answer(self, _kind: str, _handler: PeerHandler) -> None:
-        return
-
-    async def ask(
-        self, _relay: str, _kind: str, _body: Mapping[str, Any], _timeout_s: float
-    ) -> Mapping[str, Any]:
-        raise NoResponderError("none runs")
 
 
 @in_the_servers_loop

@@ -7,10 +7,12 @@ import pytest
 import pytest_asyncio
 
 from relay.cli.fleet_reader import FleetReader, FleetReadError
+from relay.mcp_api.fleet_resources import FleetResources
 from relay.stdio_bridge.bearer_token import BearerToken
 from relay.stdio_bridge.http_client import NotSentError, RelayHttp
 from schemas.tls import client_context
 from tests.fakes.hub import Hub
+from tests.fakes.other_relay import OtherRelay
 from tests.fakes.ports import unused_port
 from tests.fakes.served_relay import ServedRelay
 from tests.fakes.serving import Server
@@ -47,6 +49,30 @@ async def test_nodes_and_tools_are_read_over_all_pages(
     tools = await read(served, "tools")
     assert len(tools) == len(set(tools)) == 10
     assert await read(served, "nodes", served.hub.token(tenant="globex")) == []
+
+
+@pytest.mark.parametrize(("relays", "pages"), [(1, 1), (2, 3)])
+async def test_for_the_tools_no_more_of_the_nodes_is_read_than_which_relay_has_them(
+    hub: Hub, server: Server, monkeypatch: pytest.MonkeyPatch, relays: int, pages: int
+) -> None:
+    asked = []
+
+    def counted(resources: FleetResources, tenant: str, path: str, query: str) -> str | None:
+        asked.append(query)
+        return read_document(resources, tenant, path, query)
+
+    read_document = FleetResources.read
+    monkeypatch.setattr(FleetResources, "read", counted)
+    monkeypatch.setattr("relay.mcp_api.fleet_resources.NODES_PER_PAGE", 2)
+    if relays > 1:
+        hub.peers = OtherRelay()
+    async with ServedRelay.open(hub, server) as served:
+        assert await read(served, "tools") == []
+        assert asked == []
+        for number in range(5):
+            hub.connect(hub.ca.issue(f"01hzx9k3m4p7q8r9s0t1v2{number:04}"))
+        assert len(await read(served, "tools")) == 10
+    assert len(asked) == pages
 
 
 async def test_a_token_that_is_not_accepted_is_an_error(served: ServedRelay) -> None:
