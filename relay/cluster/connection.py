@@ -17,7 +17,7 @@ from structlog.typing import FilteringBoundLogger
 
 from relay.cluster.client_end import END_TIMEOUT_S, closed, ended, until_lost
 from relay.cluster.credentials import Credentials
-from relay.cluster.flushing_client import FlushingClient
+from relay.cluster.direct_client import DirectClient
 from relay.cluster.peer_messages import MAX_PEER_BYTES
 from relay.cluster.replies import Replies
 from relay.config import ClusterServer
@@ -197,7 +197,7 @@ class ClusterConnection:
         async def has_ended() -> None:
             lost.set()
 
-        credentials, client = self._credentials(), FlushingClient(self._probe)
+        credentials, client = self._credentials(), DirectClient(self._probe)
         reported: list[Exception] = []
 
         async def failed(error: Exception) -> None:

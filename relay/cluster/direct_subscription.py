@@ -20,7 +20,7 @@ Handle = Callable[[Msg], None]
 """Handles one message. Must not block: the next is not read before it returns."""
 
 
-class _EveryMessage(asyncio.Future[Msg]):
+class EveryMessage(asyncio.Future[Msg]):
     """Gives every message to ``handle``."""
 
     def __init__(self, handle: Handle, log: FilteringBoundLogger) -> None:
@@ -40,4 +40,4 @@ async def subscribe(
     client: Client, subject: str, handle: Handle, log: FilteringBoundLogger, queue: str = ""
 ) -> "Subscription":
     """Call ``handle`` with each message on ``subject``; one of all that are in ``queue`` gets a message."""
-    return await client.subscribe(subject, queue, future=_EveryMessage(handle, log))
+    return await client.subscribe(subject, queue, future=EveryMessage(handle, log))
