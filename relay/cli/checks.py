@@ -130,11 +130,13 @@ class RelayChecks:
 
     def clock(self) -> Finding:
         """Read whether the relay trusts the system's clock."""
-        if self.status["subsystems"]["clock"]["ready"]:
-            return Finding.good("the system's clock was not set by minutes since the start")
-        return Finding.failure(
-            "the system's clock is not set, or was set by minutes", "run timedatectl set-ntp true"
-        )
+        clock = self.status["subsystems"]["clock"]
+        if clock["ready"]:
+            return Finding.good(
+                "the system's clock was not set by minutes since the start, nor do nodes contradict it"
+            )
+        found = clock.get("state") or "not set, or was set by minutes"
+        return Finding.failure(f"the system's clock is {found}", "run timedatectl set-ntp true")
 
     def relay(self) -> Finding:
         """Check that the public URL answers, as a node verifies it."""

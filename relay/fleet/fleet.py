@@ -18,6 +18,7 @@ from relay.fleet.fleet_changes import FleetChange, NodeChange
 from relay.fleet.inventory import Inventory
 from relay.fleet.leaves import Trust
 from relay.fleet.name_ledger import NodeName
+from relay.fleet.node_clocks import NodeClocks
 from relay.fleet.node_index import NodeIndex
 from relay.fleet.node_names import NodeNames
 from relay.fleet.node_record import NodeRecord, known_of
@@ -48,6 +49,7 @@ class Fleet:
         selected, search: tools by what a client's URL selects; nodes by what they are called and offer.
         changes: what came, went, changed and was renamed.
         inventory: whether the broker has sent what is known.
+        clocks: whether those of the nodes are ahead of this machine's.
     """
 
     def __init__(  # noqa: PLR0913 - what comes in from outside
@@ -80,6 +82,7 @@ class Fleet:
             lambda node_id: self._refusals.count(RefusalEvent.MANIFEST_REFUSED, node_id, "unvouched")
         )
         self.inventory = Inventory(self._nodes, metrics, now_ms, log)
+        self.clocks = NodeClocks(self._nodes, now_ms, log)
         self._announced: dict[str, Tool] = {}
         # The hash of each identity message that was accepted last, by the present roots and revocations.
         self._offered: dict[str, bytes] = {}
@@ -148,6 +151,7 @@ class Fleet:
         verdict = self.trust.rules.accept(wire, node_id, now, known_of(node, self.trust.revoked), parsed)
         reason = verdict.reason.value if verdict.reason else ""
         self._metrics.manifests(verdict.outcome.value, reason, way).inc()
+        self.clocks.judged(node_id, verdict)
         if verdict.outcome is Outcome.PENDING:
             if not self._pending.put(node_id, wire, now):
                 self._metrics.messages_dropped.labels("too_much_parked").inc()
@@ -269,8 +273,9 @@ class Fleet:
         return self._nodes.of_tenant(tenant).get(node_id)
 
     def sweep(self) -> None:
-        """Drop pending manifests that have expired, and delist what has ended."""
+        """Drop pending manifests that have expired, delist what has ended, and compare the clocks."""
         self._pending.sweep(self._now_ms())
+        self.clocks.compare()
         self._nodes.settle(self._now_ms())
 
     def _accept(

@@ -166,8 +166,13 @@ class Relay:
         parts = {name: health for part in self.parts for name, health in part.health().items()}
         return parts | {
             "decisions": Health.of(self.watcher.loop, ready=True),
-            "clock": Health.passive(ready=self._clock.is_trusted()),
+            "clock": self._clock_health(),
         }
+
+    def _clock_health(self) -> Health:
+        if self.fleet.fleet.clocks.are_ahead:
+            return Health.passive(ready=False, state="behind the clocks of most nodes by more than 5 min")
+        return Health.passive(ready=self._clock.is_trusted())
 
     def loops(self) -> Mapping[str, Loop]:
         """Return the loops without whose progress the relay should be restarted, by subsystem."""

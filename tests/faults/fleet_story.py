@@ -149,6 +149,15 @@ class FleetStory:
                     return str(cluster["state"])
                 await asyncio.sleep(_POLL_S)
 
+    async def until_not_ready(self, relay: Program, subsystem: str) -> None:
+        """Wait until a relay is not ready because of a subsystem."""
+        async with asyncio.timeout(BOUND_S):
+            while True:
+                page = await self.page(relay)
+                if not (page["ready"] or page["subsystems"][subsystem]["ready"]):
+                    return
+                await asyncio.sleep(_POLL_S)
+
     async def page(self, relay: Program) -> dict[str, Any]:
         """Return what ``/readyz`` of a relay says."""
         found = await self.ways[relay].http.get(f"{self.site.relay_url(relay)}/readyz")

@@ -106,7 +106,7 @@ async def test_what_follows_a_node_and_lends_to_it_goes_on_when_the_node_moves(s
         assert use.lender.sessions == sessions
 
 
-# Five minutes behind is where manifests begin to be of the future: those signed a moment ahead are refused.
+# At five minutes behind, manifests begin to be of the future: the next story.
 @pytest.mark.parametrize("step", ["+5m", "-4m"])
 async def test_a_relay_whose_clock_is_minutes_off_serves_and_harms_no_other(
     story: FleetStory, step: str
@@ -139,3 +139,24 @@ async def test_a_relay_whose_clock_is_minutes_off_serves_and_harms_no_other(
         await story.site.command(wrong, "audit", "verify", *audits)
         async with story.without(wrong, end=End.SIGTERM):
             del story.site.prefixes[wrong]
+
+
+async def test_a_relay_that_is_behind_the_clocks_of_all_others_is_not_ready_and_harms_none(
+    story: FleetStory,
+) -> None:
+    behind = story.holders()[story.nodes[0]]
+    others = [relay for relay in RELAYS if relay is not behind]
+    ahead = FakedTime(story.site.directory / "time-ahead")
+    # Just beyond what is accepted: what they sign now must be accepted again when their clocks are right.
+    ahead.set("+305s")
+    moved = [*others, *NODES]
+    async with healed(story):
+        async with story.without(*moved, end=End.SIGTERM):
+            story.site.prefixes.update(dict.fromkeys(moved, ahead.prefix))
+        await story.until_not_ready(behind, "clock")
+        assert "clock" in await story.failures(behind)
+        async with story.lists_hold(others, story.nodes):
+            await story.until_all_called(others, story.nodes)
+        async with story.without(*moved, end=End.SIGTERM):
+            for program in moved:
+                del story.site.prefixes[program]
