@@ -5,6 +5,7 @@ Knows the keywords that the shipped documents use, and raises on any other, so t
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from typing import Any, Final
 
 from hypothesis import strategies as st
@@ -43,12 +44,14 @@ anything: Strategy = st.recursive(
 """Any JSON, small."""
 
 
+@cache
 def fitting(registry: SchemaRegistry, ref: str) -> Strategy:
     """Return the values that fit the document ``ref``."""
     document = registry.document(ref)
     return _Maker(registry, document).value(document)
 
 
+@cache
 def nearly_fitting(registry: SchemaRegistry, ref: str) -> Strategy:
     """Return values that fit the document ``ref`` but for one place, or in spite of it."""
     return fitting(registry, ref).flatmap(nearly)
