@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from relay.cli.entry import main
+from tests.fakes.built_commands import build_commands_once
 from tests.fakes.ports import unused_port
 
 FREE_PORT = "FREE_PORT"
@@ -38,6 +39,7 @@ def relay_command(
     state: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> RelayCommand:
     """Return what runs a command on the state directory ``state``."""
+    build_commands_once(monkeypatch)
 
     def run(*arguments: object) -> Outcome:
         texts = [str(argument).replace(FREE_PORT, str(unused_port())) for argument in arguments]

@@ -7,6 +7,7 @@ implementation. Seeds are derived from names: every run signs the same bytes.
 
 import base64
 from collections.abc import Mapping
+from functools import lru_cache
 from hashlib import sha256
 from typing import Any, Final
 
@@ -57,6 +58,11 @@ LOW_ORDER_KEYS: Final[Mapping[str, bytes]] = {
 def key_named(name: str) -> SigningKey:
     """Return the key that is always the one called ``name``."""
     return SigningKey(sha256(name.encode()).digest())
+
+
+# Made once for all tests: the same arguments make the same bytes.
+_make_root = lru_cache(maxsize=256)(make_root)
+_issue_leaf = lru_cache(maxsize=1024)(issue_leaf)
 
 
 class SimulatedNode:
@@ -139,7 +145,7 @@ class SimulatedCa:
     def __init__(self, name: str = "root", now_ms: int = NOW_MS) -> None:
         self.name = name
         self.key = key_named(f"ca {name}")
-        self.root_pem = make_root(self.key, name, now_ms - DAY_MS, valid_days=3650, serial=1)
+        self.root_pem = _make_root(self.key, name, now_ms - DAY_MS, valid_days=3650, serial=1)
         self._serial = 1
 
     def issue(
@@ -154,7 +160,7 @@ class SimulatedCa:
         """Return a node with a leaf of this authority, valid from ``now_ms`` (less five minutes) on."""
         self._serial += 1
         key = key or key_named(f"node {node_id}")
-        leaf_pem = issue_leaf(
+        leaf_pem = _issue_leaf(
             self.root_pem,
             self.key,
             node_id=node_id,

@@ -32,6 +32,7 @@ from schemas.files import PRIVATE, write_atomic
 from schemas.identity_files import IdentityFiles
 from schemas.manifest import etag_of
 from schemas.process.command_errors import errors_in_one_line
+from tests.fakes.built_commands import build_commands_once
 from tests.fakes.enrolment_server import EnrolmentServer
 from tests.fakes.homeless import without_home
 from tests.fakes.mqtt_listener import MqttListener
@@ -80,6 +81,7 @@ def run_as_process(*arguments: str | Path) -> Ran:
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]) -> Run:
     """Return what runs a command line in this process, from its entry point to its exit code."""
+    build_commands_once(monkeypatch)
 
     def run(*arguments: str | Path, stdin: bytes = b"") -> Ran:
         if arguments[:1] == ("run",):
