@@ -146,8 +146,7 @@ class Fleet:
 
         ``parsed`` is what ``wire`` was parsed to already, if it was.
         """
-        now = self._now_ms()
-        node = self._nodes.get(node_id)
+        node, now = self._nodes.get(node_id), self._now_ms()
         verdict = self.trust.rules.accept(wire, node_id, now, known_of(node, self.trust.revoked), parsed)
         reason = verdict.reason.value if verdict.reason else ""
         self._metrics.manifests(verdict.outcome.value, reason, way).inc()
@@ -163,10 +162,6 @@ class Fleet:
         elif verdict.manifest is not None and node is not None:
             self._accept(node, verdict.manifest, verdict.capabilities)
         return verdict
-
-    def needs_no_parser(self, wire: bytes) -> bool:
-        """Return whether ``offer_manifest`` judges ``wire`` without parsing it."""
-        return self.trust.rules.is_readable(wire)
 
     def signer_of(self, node_id: str) -> Identity | None:
         """Return the leaf that signed the manifest of ``node_id`` that is in force."""

@@ -110,7 +110,7 @@ class NodeSessions:
                 # Not awaited: a half-open connection takes as long to close as to detect.
                 self._start(before.close(CloseCode.SUPERSEDED))
             connection.meter.admit()
-            connection.know_announces(self._fleet.needs_no_parser)
+            connection.know_announces(self._fleet.trust.rules.is_readable)
             await self._welcome(session, connection, auth)
             del auth  # it holds a certificate and a token, which must not live as long as the connection
             await self._serve_frames(session, connection)
