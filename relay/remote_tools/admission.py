@@ -106,7 +106,7 @@ def _check_arguments(entry: Entry, arguments: Mapping[str, Any]) -> None:
     else:
         fault = f"they have {size} bytes" if size > MAX_ARGUMENTS_BYTES else None
     if fault is None and entry.arguments is not None:
-        fault = entry.arguments.fault(arguments)
+        fault = entry.arguments.argument_fault(arguments)
     if fault is not None:
         raise ToolInvalidArguments(
             f"The arguments do not fit the input schema of the tool: {fault}.",

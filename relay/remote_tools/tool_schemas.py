@@ -6,7 +6,7 @@ of backtracking, and a limit of how often the parts of a schema are applied to t
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jsonschema_rs
@@ -14,6 +14,7 @@ import jsonschema_rs
 from schemas.error_roots import PeerError
 from schemas.schema_references import Extent, SchemaReferencesError, extent_of
 from schemas.text import printable
+from schemas.unknown_names import nearest
 
 MAX_SCHEMA_BYTES = 32 * 1024
 MAX_DEPTH = 64
@@ -32,11 +33,12 @@ class UnusableSchemaError(PeerError):
 class ValueCheck:
     """One compiled schema."""
 
-    __slots__ = ("_compiled", "_extent")
+    __slots__ = ("_compiled", "_extent", "_schema")
 
-    def __init__(self, compiled: Any, extent: Extent) -> None:
+    def __init__(self, compiled: Any, extent: Extent, schema: Mapping[str, Any]) -> None:
         self._compiled = compiled
         self._extent = extent
+        self._schema = schema
 
     def fault(self, value: object) -> str | None:
         """Return which rule ``value`` breaks where, printable and without the value; None if it fits.
@@ -44,6 +46,27 @@ class ValueCheck:
         Of a large value, or where references form a circle, only that it breaks one: the search for it
         would take memory for every fault there is, and time that doubles with each level of the value.
         """
+        found = self._first_fault(value)
+        return _place_and_rule(found) if isinstance(found, jsonschema_rs.ValidationError) else found
+
+    def argument_fault(self, arguments: Mapping[str, Any]) -> str | None:
+        """As ``fault``; names an argument that is missing, or is not known, and then the nearest that is.
+
+        For the one who has written the arguments, whose own words their names are.
+        """
+        found = self._first_fault(arguments)
+        if not isinstance(found, jsonschema_rs.ValidationError):
+            return found
+        match found.kind.name:
+            case "required":
+                return f"{_named(found, found.kind.value)} is missing"
+            case "additionalProperties" | "unevaluatedProperties":
+                name = found.kind.value[0]
+                return f"there is no argument {_named(found, name)}{nearest(name, self._known(found))}"
+            case _:
+                return _place_and_rule(found)
+
+    def _first_fault(self, value: object) -> jsonschema_rs.ValidationError | str | None:
         if not self._extent.may_be_judged(value):
             return "it has too many parts for this schema"
         try:
@@ -51,12 +74,35 @@ class ValueCheck:
                 return None
             if not self._extent.may_be_explained(value):
                 return "a rule is violated"
-            error = next(self._compiled.iter_errors(value))
+            error: jsonschema_rs.ValidationError = next(self._compiled.iter_errors(value))
         except (ValueError, StopIteration):
             return "it is not JSON, or a pattern takes too long"
-        where = "/" + "/".join(str(part) for part in error.instance_path)
-        rule = str(error.schema_path[-1]) if error.schema_path else "schema"
-        return f"{printable(where, 128)} violates {printable(rule, 64)}"
+        return error
+
+    def _known(self, error: jsonschema_rs.ValidationError) -> Iterable[str]:
+        """Return the members that the schema has where it allows no other."""
+        part: Any = self._schema
+        try:
+            for step in error.schema_path[:-1]:
+                part = part[step]
+            return sorted(part["properties"])
+        except (KeyError, IndexError, TypeError):
+            return ()  # it has none, or is not reached so: a schema may give its parts other names
+
+
+def _place(error: jsonschema_rs.ValidationError) -> str:
+    return printable("/" + "/".join(str(part) for part in error.instance_path), 128)
+
+
+def _named(error: jsonschema_rs.ValidationError, name: str) -> str:
+    """Return an argument's name, or, within another, where it is."""
+    inside = f"{_place(error)}/" if error.instance_path else ""
+    return inside + printable(name, 64)
+
+
+def _place_and_rule(error: jsonschema_rs.ValidationError) -> str:
+    rule = str(error.schema_path[-1]) if error.schema_path else "schema"
+    return f"{_place(error)} violates {printable(rule, 64)}"
 
 
 def compiled(schema: Mapping[str, Any]) -> ValueCheck:
@@ -74,7 +120,7 @@ def compiled(schema: Mapping[str, Any]) -> ValueCheck:
         validator = jsonschema_rs.validator_for(
             dict(schema), offline=True, pattern_options=_PATTERNS, validate_formats=False
         )
-        return ValueCheck(validator, extent)
+        return ValueCheck(validator, extent, schema)
     except SchemaReferencesError as error:
         raise UnusableSchemaError(f"the schema is refused: {error}") from None
     except (ValueError, jsonschema_rs.ReferencingError) as error:

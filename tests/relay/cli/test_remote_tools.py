@@ -162,6 +162,13 @@ async def test_an_unknown_tool_is_answered_with_the_nearest(relay: Command) -> N
     assert "lists no tool eco; the nearest is echo." in outcome.err
 
 
+async def test_an_unknown_argument_is_answered_with_the_nearest(relay: Command) -> None:
+    async with FakeMcpServer().over_http() as url:
+        outcome = await relay("call", "echo", '{"mesage": "ping"}', "--url", url)
+    assert outcome.code == 13
+    assert "there is no argument mesage; the nearest is message." in outcome.err
+
+
 @pytest.mark.parametrize("name", ["tools", "call"])
 async def test_a_root_that_cannot_be_used_is_named(relay: Command, tmp_path: Path, name: str) -> None:
     command = (name, "echo") if name == "call" else (name,)

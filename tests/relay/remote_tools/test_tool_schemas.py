@@ -70,6 +70,40 @@ def test_a_fault_names_the_rule_and_the_place_and_nothing_of_the_value() -> None
     assert check.fault({"a": ["xyz", "a secret"]}) == "/a/1 violates maxLength"
 
 
+CLOSED = {"additionalProperties": False, "properties": {"message": {"type": "string"}, "count": {}}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "arguments", "fault"),
+    [
+        (CLOSED, {"mesage": "ping"}, "there is no argument mesage; the nearest is message"),
+        (CLOSED | {"required": ["count"]}, {}, "count is missing"),
+        (CLOSED, {"message": 7}, "/message violates type"),
+        (CLOSED, {"message": "ping"}, None),
+        (
+            {"properties": {"a": CLOSED}},
+            {"a": {"cont": 1}},
+            "there is no argument /a/cont; the nearest is count",
+        ),
+        (
+            {"$defs": {"n": CLOSED}, "properties": {"a": {"$ref": "#/$defs/n"}}},
+            {"a": {"\x1b": 1}},
+            "there is no argument /a/\\x1b; the nearest is message",
+        ),
+        ({"properties": {}, "additionalProperties": False}, {"any": 1}, "there is no argument any"),
+        (
+            {"unevaluatedProperties": False, "properties": {"count": {}}},
+            {"count": 1, "c": 2},
+            "there is no argument c; the nearest is count",
+        ),
+    ],
+)
+def test_a_mistaken_argument_is_named_with_the_nearest_that_the_tool_has(
+    schema: dict[str, Any], arguments: dict[str, Any], fault: str | None
+) -> None:
+    assert compiled(schema).argument_fault(arguments) == fault
+
+
 def test_a_pattern_does_not_take_unbounded_time() -> None:
     check = compiled({"type": "string", "pattern": r"^(?=(a+)+$)(a|aa)+\1$"})
     began_s = time.process_time()
