@@ -14,6 +14,8 @@ MAX_TOOLS_BYTES = 192 * 1024
 """The size of all tools of one session together: one frame holds them."""
 MAX_SCHEMA_BYTES = 32 * 1024
 MAX_TOOLS = 64
+SESSION_ID_PATTERN = "^gogol_[0-9]{8}_[0-9]{6}_[0-9a-f]{8}$"
+"""The id of a session, as the documents have it."""
 MAX_SESSIONS = 64
 """The live sessions of one node."""
 MAX_PENDING = 128

@@ -3,6 +3,7 @@
 Must not import the MCP SDK before the command runs: it is in an extra that a daemon does without.
 """
 
+import re
 import signal
 import sys
 from typing import Annotated
@@ -11,7 +12,10 @@ import typer
 
 from kubelet.cli.options import Socket, StateDir, agent_socket, contract_of_settings, directory_of
 from kubelet.process import fail
-from schemas.process.exit_codes import EXIT_CANNOT_RUN
+from schemas.process.exit_codes import EXIT_CANNOT_RUN, EXIT_USAGE
+from schemas.text import printable
+
+_SHOWN = 64
 
 
 def mcp(
@@ -32,6 +36,11 @@ def mcp(
 
     Needs an extra: pip install 'edge-kubelet[agent]'.
     """
+    from schemas.caller_tools import SESSION_ID_PATTERN  # noqa: PLC0415 - for this command alone
+
+    if session is not None and re.fullmatch(SESSION_ID_PATTERN, session) is None:
+        wanted = "the id of a session, for example gogol_20261122_093000_1a2b3c4d"
+        fail(f"--session {printable(session, _SHOWN)!r} is not {wanted}", EXIT_USAGE)
     try:
         from kubelet.local_agent.assembly import run_local_agent  # noqa: PLC0415
     except ModuleNotFoundError as error:

@@ -5,9 +5,12 @@ Must not decide what is printed.
 
 import json
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Any
 
 import typer
+
+_TIME = "_at_ms"
 
 
 def print_facts(facts: Mapping[str, Any], *, as_json: bool) -> None:
@@ -15,9 +18,18 @@ def print_facts(facts: Mapping[str, Any], *, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(facts))
         return
-    width = max(len(name) for name in facts)
-    for name, value in facts.items():
-        typer.echo(f"{name:<{width}}  {_word(value)}")
+    shown = dict(_shown(name, value) for name, value in facts.items())
+    width = max(len(name) for name in shown)
+    for name, text in shown.items():
+        typer.echo(f"{name:<{width}}  {text}")
+
+
+def _shown(name: str, value: Any) -> tuple[str, str]:
+    """Return a fact as people read it: a time in milliseconds as a date."""
+    if name.endswith(_TIME):
+        at = datetime.fromtimestamp(value // 1000, UTC)
+        return name.removesuffix(_TIME), f"{at:%Y-%m-%d %H:%M} UTC"
+    return name, _word(value)
 
 
 def _word(value: Any) -> str:

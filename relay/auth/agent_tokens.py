@@ -19,6 +19,8 @@ from schemas.registry import SchemaRegistry
 from schemas.tokens import AGENT_REF, TokenError, TokenReason, TokenVerifier, sign_token
 from schemas.violations import ViolationError
 
+MAX_TTL_S = 365 * 86_400
+"""How long a token may be valid that is issued here: one that was forgotten must end by itself."""
 _CACHE_SIZE = 4096
 # The issuer's clock may differ from ours by as much as a node's.
 _EARLY_S = MAX_FUTURE_MS // 1000
@@ -112,8 +114,11 @@ class TokenIssuer:
         """Return a token that is valid for ``ttl_s`` seconds.
 
         Raises:
-            TokenOptionError: the token would not be accepted: a tenant or a sub that is not of its form.
+            TokenOptionError: the token would not be accepted: a tenant or a sub that is not of its form; or
+                it would be valid for longer than ``MAX_TTL_S``.
         """
+        if ttl_s > MAX_TTL_S:
+            raise TokenOptionError(f"/exp must be within {MAX_TTL_S // 86_400} days", "/exp")
         claims = {
             "iss": self._issuer,
             "aud": self._audience,

@@ -57,10 +57,12 @@ def ca_init(as_json: AsJson = False, state_dir: StateDir = None) -> None:
     answer(roots, as_json=as_json, result="\n".join(roots.values()))
 
 
-@app.command("issue", epilog=example("relay ca issue node.csr --output leaf.pem"))
+@app.command("issue", epilog=example("relay ca issue node.csr --leaf leaf.pem"))
 def ca_issue(
     csr: Annotated[Path | None, typer.Argument(metavar="CSR", help="A node's certificate request.")] = None,
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="Where the leaf goes.")] = None,
+    leaf_file: Annotated[
+        Path | None, typer.Option("-o", "--leaf", metavar="FILE", help="Where the leaf goes.")
+    ] = None,
     tenant: Annotated[
         str | None,
         typer.Option(help="The tenant. Default: as before with --replace, else as for other commands."),
@@ -87,16 +89,16 @@ def ca_issue(
     if csr is None:
         fail("name the CSR, or use --mock N --out DIR", EXIT_USAGE)
     used = tenant if replace else tenant_name(tenant, state)
-    with _writable(output) if output is not None else nullcontext():
+    with _writable(leaf_file) if leaf_file is not None else nullcontext():
         leaf = ca.issue(csr.read_text("utf-8", "replace"), used, replace=replace)
     keep_first(state, tenant=tenant)
-    if output is not None:
-        output.write_text(leaf, "utf-8")
+    if leaf_file is not None:
+        leaf_file.write_text(leaf, "utf-8")
     answer(
-        {"certificate": leaf, "file": None if output is None else str(output)},
+        {"certificate": leaf, "file": None if leaf_file is None else str(leaf_file)},
         as_json=as_json,
-        result=leaf.removesuffix("\n") if output is None else "",
-        note="" if output is None else f"{output}; the roots: relay ca roots --pem",
+        result=leaf.removesuffix("\n") if leaf_file is None else "",
+        note="" if leaf_file is None else f"{leaf_file}; the roots: relay ca roots --pem",
     )
 
 

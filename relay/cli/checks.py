@@ -8,6 +8,7 @@ import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from relay.config import RelayConfig
@@ -21,7 +22,7 @@ from schemas.process import common_checks
 from schemas.process.asked_process import AskedProcess
 from schemas.process.broker_probe import Publication, probing
 from schemas.process.common_checks import ask_health
-from schemas.process.doctor import Check, Finding
+from schemas.process.doctor import Check, Finding, NotCheckedError
 from schemas.settings import Settings
 from schemas.tls import client_context, load_chain
 
@@ -73,17 +74,25 @@ class RelayChecks:
     def certificates(self) -> Finding:
         """Check how long each certificate is valid; return the worst finding."""
         found = [self._life("the root", self.authority.root_pem(), "run `relay ca rotate-root`")]
-        if self.config.tls is not None:
-            pem = read_named(self.config.tls.certificate, MAX_PEM_BYTES).decode("ascii", "replace")
-            found.append(self._life("the server's certificate", pem, "supply another, or see the log"))
+        by_relay = "start the relay, which makes it"
+        if (tls := self.config.tls) is not None:
+            absent = by_relay if self.config.own_root else "supply it"
+            fix = "supply another, or see the log"
+            found.append(self._life_of("the server's certificate", tls.certificate, fix, absent))
         if self.config.uses_broker_tls:
-            pem = read_named(self.config.state.broker_client_tls.certificate, MAX_PEM_BYTES).decode(
-                "ascii", "replace"
+            shown = self.config.state.broker_client_tls.certificate
+            found.append(
+                self._life_of("the broker client's certificate", shown, "see the relay's log", by_relay)
             )
-            found.append(self._life("the broker client's certificate", pem, "see the relay's log"))
         worst = max(found, key=lambda finding: finding.severity)
         texts = "; ".join(finding.found for finding in found if finding.severity is worst.severity)
         return Finding(worst.severity, texts, worst.fix)
+
+    def _life_of(self, name: str, file: Path, fix: str, absent: str) -> Finding:
+        """Judge the certificate in ``file``; ``absent`` is what to do if there is none."""
+        if not file.exists():
+            return Finding.failure(f"{name} {file} is not there", absent)
+        return self._life(name, _pem(file), fix)
 
     def _life(self, name: str, pem: str, fix: str) -> Finding:
         begin_ms, end_ms = validity_of(certificates_in(pem)[0])
@@ -94,10 +103,12 @@ class RelayChecks:
         tls = self.config.tls
         if tls is None:
             return Finding.good("served without TLS, on loopback or behind a proxy")
+        if not tls.certificate.exists():
+            raise NotCheckedError("there is no certificate")
         load_chain(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), tls.certificate, tls.key)
         if not self.config.own_root:
             return Finding.good("the certificate fits its key; `relay` shows whether it is trusted")
-        pem = read_named(tls.certificate, MAX_PEM_BYTES).decode("ascii", "replace")
+        pem = _pem(tls.certificate)
         if not any(issued_by(pem, root) for root in self.authority.servers.roots()):
             return Finding.failure("the certificate is of another root", "restart the relay, which renews it")
         return Finding.good("the certificate fits its key, and is of the relay's own root")
@@ -213,6 +224,10 @@ def _arrives(arrived: "queue.Queue[str]", topic: str) -> bool:
     except queue.Empty:
         return False
     return True
+
+
+def _pem(file: Path) -> str:
+    return read_named(file, MAX_PEM_BYTES).decode("ascii", "replace")
 
 
 _LOOKS: Mapping[str, Callable[[RelayChecks], Finding]] = {

@@ -53,7 +53,7 @@ def token_issue(
         list[str] | None, typer.Option(help="What it allows; repeat. Default: tools:call:read_only.")
     ] = None,
     ttl: Annotated[
-        str, typer.Option(metavar="DURATION", help="How long it is valid: 90s, 12h, 30d.")
+        str, typer.Option(metavar="DURATION", help="How long it is valid: 90s, 12h, 30d; 365d at most.")
     ] = "30d",
     public_url: PublicUrl = None,
     as_json: AsJson = False,
@@ -165,12 +165,15 @@ def token_rotate_key(
     """Make a new key that signs agents' tokens; every relay of the fleet accepts it within a second."""
     from nacl.signing import SigningKey  # noqa: PLC0415 - for this command alone
 
-    from relay.auth.agent_tokens import key_id  # noqa: PLC0415 - as above
+    from relay.auth.agent_tokens import MAX_TTL_S, key_id  # noqa: PLC0415 - as above
     from relay.cli.state import authority, token_keys  # noqa: PLC0415 - as above
     from schemas.keys import private_key_to_pem  # noqa: PLC0415 - as above
 
     state, now = _state(state_dir), now_ms()
-    until_ms = now + seconds(overlap) * 1000
+    overlap_s = seconds(overlap)
+    if overlap_s > MAX_TTL_S:
+        fail(f"--overlap must be within {MAX_TTL_S // 86_400} days: no token is valid for longer", EXIT_USAGE)
+    until_ms = now + overlap_s * 1000
     if not authority(state_dir).can_issue():
         fail("the CA's key is not here: replace the key on the relay that has it", EXIT_CANNOT_RUN)
     keys, new = token_keys(state_dir), SigningKey(os.urandom(32))

@@ -13,6 +13,11 @@ from schemas.faults import FailedError, traceback_text
 from schemas.process.exit_codes import EXIT_CANNOT_RUN, EXIT_CONFIG, EXIT_FAULT, EXIT_USAGE
 
 
+def os_error_text(error: OSError) -> str:
+    """Return what a call of the system failed for, and with which file, without the number of the error."""
+    return f"{error.filename}: {error.strerror}" if error.filename else error.strerror or str(error)
+
+
 @contextmanager
 def errors_in_one_line(fail: Callable[[str, int], NoReturn]) -> Iterator[None]:
     """End an error of the body by ``fail``, which takes the text and the exit code."""
@@ -25,10 +30,7 @@ def errors_in_one_line(fail: Callable[[str, int], NoReturn]) -> Iterator[None]:
     except (OperatorError, PeerError, StateError, FailedError) as error:
         fail(str(error), EXIT_CANNOT_RUN)
     except OSError as error:
-        fail(
-            f"{error.filename}: {error.strerror}" if error.filename else error.strerror or str(error),
-            EXIT_CANNOT_RUN,
-        )
+        fail(os_error_text(error), EXIT_CANNOT_RUN)
     except Exception as error:  # noqa: BLE001 - so that no fault has the exit code of an answer
         # Not printed by Python: the message may hold bytes from outside, or a secret.
         fail(f"fault\nTraceback, innermost call first:\n{traceback_text(error)}", EXIT_FAULT)

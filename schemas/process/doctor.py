@@ -12,6 +12,7 @@ from enum import IntEnum
 from typing import TextIO
 
 from schemas.error_roots import EdgeError
+from schemas.process.command_errors import os_error_text
 from schemas.text import printable
 
 
@@ -95,7 +96,8 @@ def made(check: Check) -> Finding:
     except NotCheckedError as error:
         return Finding(Severity.SKIPPED, f"not checked: {error}")
     except (EdgeError, OSError) as error:
-        return Finding.failure(str(error), f"see --explain {check.name}")
+        text = os_error_text(error) if isinstance(error, OSError) else str(error)
+        return Finding.failure(text, f"see --explain {check.name}")
 
 
 _COLOURS = {Severity.SKIPPED: 2, Severity.OK: 32, Severity.WARNING: 33, Severity.FAILURE: 31}

@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -800,6 +801,14 @@ def test_a_good_manifest_is_told_by_its_facts(
         "etag": etag_of(wire),
         "expires_at_ms": json.loads(wire)["expires_at_ms"],
     }
+
+
+def test_people_read_until_when_a_manifest_is_valid(run: Run, enrolled: IdentityFiles, wire: bytes) -> None:
+    ran = run("verify", "-", "--state-dir", enrolled.root, stdin=wire)
+    end = datetime.fromtimestamp(json.loads(wire)["expires_at_ms"] // 1000, UTC)
+    rows = dict(line.split(maxsplit=1) for line in ran.out.decode().splitlines())
+    assert rows["valid"] == "yes"
+    assert rows["expires"] == f"{end:%Y-%m-%d %H:%M} UTC"
 
 
 def test_a_file_can_be_checked_with_the_root_alone(

@@ -1,3 +1,4 @@
+import json
 import socket
 import sys
 from pathlib import Path
@@ -7,6 +8,8 @@ import pytest
 from kubelet.cli.commands import main
 from kubelet.cli.options import agent_socket
 from kubelet.config import SERVICE_SOCKET
+from schemas.caller_tools import SESSION_ID_PATTERN
+from schemas.registry import SchemaRegistry
 
 
 def test_an_agent_finds_the_socket_beside_the_state_or_else_that_of_the_service(tmp_path: Path) -> None:
@@ -29,6 +32,24 @@ def test_without_the_extra_it_says_what_to_install(
         main()
     assert ended.value.code == 3
     assert "pip install 'edge-kubelet[agent]'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "session", ["x y", "", "gogol_20261122_093000_1A2B3C4D", "gogol_20261122_093000_1a2b3c4d\n"]
+)
+def test_what_is_no_id_of_a_session_is_a_wrong_command_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], session: str
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["kubelet", "mcp", "--session", session])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert "is not the id of a session, for example gogol_" in capsys.readouterr().err
+
+
+def test_the_id_of_a_session_is_of_the_form_of_its_document(registry: SchemaRegistry) -> None:
+    opened = registry.document("session.session_open@1.0.0")
+    assert f'"{SESSION_ID_PATTERN}"' in json.dumps(opened)
 
 
 def test_its_help_says_what_is_listed_and_how_to_get_it(

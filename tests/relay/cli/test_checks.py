@@ -127,6 +127,17 @@ async def test_a_certificate_that_ends_is_found(checks: RelayChecks, part: float
     assert (await made(later, "certificates")).severity is severity
 
 
+async def test_a_certificate_that_the_relay_has_not_made_yet_is_told_in_words(checks: RelayChecks) -> None:
+    file = checks.config.state.own_tls.certificate
+    file.unlink()
+    finding = await made(checks, "certificates")
+    assert finding.found == f"the server's certificate {file} is not there"
+    assert (finding.severity, finding.fix) == (FAILURE, "start the relay, which makes it")
+    of_another = replace(checks, config=replace(checks.config, own_root=False))
+    assert (await made(of_another, "certificates")).fix == "supply it"
+    assert (await made(checks, "chain")).severity is Severity.SKIPPED
+
+
 async def test_a_certificate_that_is_not_the_keys_or_not_the_roots_is_found(
     checks: RelayChecks, tmp_path: Path
 ) -> None:

@@ -750,6 +750,8 @@ def test_a_new_key_signs_tokens_and_those_by_the_old_one_are_accepted_until_its_
     relay("ca", "init")
     old = read_key(state / "token.key")
     before = now_ms(state / "token.key")
+    too_long = relay("token", "rotate-key", "--overlap", "366d")
+    assert (too_long.code, "--overlap must be within 365 days" in too_long.error) == (2, True)
     rotated = relay("token", "rotate-key", "--overlap", "2d", "--json")
     facts = json.loads(rotated.out)
     new = read_key(state / "token.key")
@@ -817,6 +819,7 @@ def test_nothing_is_revoked_where_there_is_no_relay(relay: Relay, state: Path) -
         pytest.param(["--scope", "root\x1b[31m"], "root\\x1b[31m", id="no such scope"),
         pytest.param(["--ttl", "1w"], "1w", id="no duration"),
         pytest.param(["--ttl", "0s"], "0s", id="no time at all"),
+        pytest.param(["--ttl", "366d"], "--ttl must be within 365 days", id="more than a year"),
         pytest.param(["--ttl", "-1s"], "-1s", id="time that has passed"),
         pytest.param(["--tenant", "Not A Tenant"], "--tenant", id="no tenant"),
         pytest.param(["--sub", ""], "--sub", id="no subject"),
