@@ -32,10 +32,10 @@ demo: $(READY) ## watch an MCP client call real tools on this machine, end to en
 # In parallel, for most tests wait longer than they compute; a worker that is done takes over tests of another.
 PYTEST := $(BIN)/pytest --numprocesses=$(WORKERS) --dist=worksteal
 
-# These compute more than they wait, and every worker collects them all: one computes while another waits.
+# These compute and do not wait, and every worker collects them all: one worker a core.
 check: WORKERS = logical
 check: $(READY) lint types ## style, layering, types, and the tests of single parts: the daily loop
-	@$(PYTEST) -m "not long and not processes" tests/schemas tests/kubelet tests/relay tests/test_*.py
+	@$(PYTEST) -m "not long and not integration" tests/schemas tests/kubelet tests/relay tests/test_*.py
 
 test: $(READY) lint types ## all that check does, and all tests but the long runs
 	@$(PYTEST) -m "not long" $(TEST_ARGS)

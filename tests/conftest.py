@@ -2,6 +2,7 @@ import gc
 import os
 import shutil
 from collections.abc import Generator, Iterator
+from functools import cache
 from itertools import islice
 from pathlib import Path
 
@@ -12,8 +13,23 @@ from tests.fakes.broker import KINDS, Broker, missing
 from tests.fakes.examples import register_profiles
 from tests.fakes.signer import SimulatedCa
 
-STARTERS = {"broker_kind", "demo", "system", "extended", "npm"}
-"""The fixtures that start programs, or are the root of one that does."""
+INTEGRATION_FIXTURES = {
+    "broker_kind",
+    "demo",
+    "enrolment_server",
+    "extended",
+    "nats",
+    "npm",
+    "server",
+    "system",
+}
+"""The fixtures that start programs or listen on ports, or are the root of one that does."""
+
+TESTS = Path(__file__).parent
+SINGLE_PARTS = ("schemas", "kubelet", "relay")
+"""The directories of tests of single parts; in the others all are integration tests."""
+
+pytest_plugins = ["tests.single_part_rule"]
 
 IN_MEMORY = Path("/dev/shm")  # noqa: S108 - pytest makes a directory of its own below it
 ENOUGH_BYTES = 4 * 1024**3
@@ -37,9 +53,9 @@ def _takes_files(directory: Path) -> bool:
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Return two workers a core, as most tests wait more than they work; ``logical``: one more than cores."""
+    """Return two workers a core, as most tests wait more than they compute; ``logical``: one a core."""
     cores = len(os.sched_getaffinity(0))
-    return cores + 1 if config.option.numprocesses == "logical" else 2 * cores
+    return cores if config.option.numprocesses == "logical" else 2 * cores
 
 
 @pytest.hookimpl(wrapper=True)
@@ -54,16 +70,24 @@ def pytest_collection() -> Generator[None, object, object]:
 
 def pytest_collection_finish() -> None:
     """Leave what was collected out of every later garbage collection: it lives as long as the process."""
-    gc.collect()
     gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what starts a broker or a whole system, and let every worker begin with what takes long."""
+    """Mark integration tests by their place or fixture, and let every worker begin with what takes long."""
     for item in items:
-        if isinstance(item, pytest.Function) and STARTERS & set(item.fixturenames):
-            item.add_marker(pytest.mark.processes)
+        if not _is_of_single_parts(item.path.parent) or _has_integration_fixture(item):
+            item.add_marker(pytest.mark.integration)
     items[:] = _long_ones_first(items, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
+
+
+@cache
+def _is_of_single_parts(directory: Path) -> bool:
+    return directory == TESTS or any(directory.is_relative_to(TESTS / part) for part in SINGLE_PARTS)
+
+
+def _has_integration_fixture(item: pytest.Item) -> bool:
+    return isinstance(item, pytest.Function) and not INTEGRATION_FIXTURES.isdisjoint(item.fixturenames)
 
 
 def _long_ones_first(items: list[pytest.Item], workers: int) -> list[pytest.Item]:

@@ -73,6 +73,7 @@ def test_there_is_a_snippet_for_each_framework() -> None:
     assert set(SNIPPETS) == {"plain", "pydantic-ai", "langchain-core"}
 
 
+@pytest.mark.integration
 async def test_the_plain_snippet_calls_a_tool(fake: FakeMcpServer, echo: str, tmp_path: Path) -> None:
     async with fake.over_http() as url:
         assert await definitions("plain", url)["ping"](echo) == "ping"
@@ -80,6 +81,7 @@ async def test_the_plain_snippet_calls_a_tool(fake: FakeMcpServer, echo: str, tm
     assert names_in(tmp_path) == {"calls.jsonl", "pins.json", "root.pem", "token"}
 
 
+@pytest.mark.integration
 async def test_pydantic_ai_calls_a_tool_and_corrects_itself(fake: FakeMcpServer, echo: str) -> None:
     script: list[dict[str, Any]] = [{"message": 5}, {"message": "ping"}]
     seen: list[ModelMessage] = []
@@ -130,6 +132,7 @@ class ScriptedChat(BaseChatModel):
         return ChatResult(generations=[ChatGeneration(message=message)])
 
 
+@pytest.mark.integration
 async def test_langchain_calls_a_tool_and_is_told_an_error(fake: FakeMcpServer, echo: str) -> None:
     model = ScriptedChat(tool=echo, script=[{"message": "a\nb"}, {"message": "ping"}])
     async with fake.over_http() as url:

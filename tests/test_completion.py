@@ -11,7 +11,7 @@ import pytest
 BOUND_S = 60
 BIN = Path(sys.executable).parent
 
-pytestmark = pytest.mark.processes
+pytestmark = pytest.mark.integration
 
 
 def completed(program: str, words: str, index: int) -> list[str]:

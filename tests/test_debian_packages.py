@@ -56,7 +56,7 @@ INITIALIZE = {
     },
 }
 
-pytestmark = [pytest.mark.long, pytest.mark.processes, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.long, pytest.mark.integration, pytest.mark.timeout(600)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.processes
+pytestmark = pytest.mark.integration
 
 WRONG = [
     "kubelet kind new X",

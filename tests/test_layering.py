@@ -37,7 +37,7 @@ for module in {modules}:
 """
 
 
-@pytest.mark.processes
+@pytest.mark.integration
 def test_schemas_stands_alone() -> None:
     blocked = {"kubelet", "relay", "asyncio", "websockets", "paho", "structlog", "mcp", "starlette"}
     modules = [name for name in modules_of("schemas") if not name.startswith("schemas.process.")]
@@ -45,7 +45,7 @@ def test_schemas_stands_alone() -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.processes
+@pytest.mark.integration
 def test_the_node_runs_without_the_relays_dependencies() -> None:
     blocked = {"relay", "mcp", "mcp_types", "starlette", "uvicorn", "prometheus_client", "pydantic", "httpx2"}
     modules = [name for name in modules_of("kubelet") if name not in WITH_THE_SDK]
@@ -53,21 +53,21 @@ def test_the_node_runs_without_the_relays_dependencies() -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.processes
+@pytest.mark.integration
 @pytest.mark.parametrize("module", ["kubelet.daemon.agent", "kubelet.cli.commands"])
 def test_neither_the_daemon_nor_the_command_line_loads_the_local_agent(module: str) -> None:
     loaded = f"import {module}, sys; sys.exit(bool({{'mcp', 'kubelet.local_agent'}} & sys.modules.keys()))"
     assert run_python(loaded).returncode == 0
 
 
-@pytest.mark.processes
+@pytest.mark.integration
 def test_a_relay_without_a_cluster_loads_nothing_of_one() -> None:
     unwanted = "{'nats', 'nkeys', 'relay.cluster', 'relay.routing.nats'}"
     loaded = f"import relay.server.app, sys; sys.exit(bool({unwanted} & sys.modules.keys()))"
     assert run_python(loaded).returncode == 0
 
 
-@pytest.mark.processes
+@pytest.mark.integration
 def test_the_guarded_client_runs_without_the_relays_server() -> None:
     blocked = {"kubelet", "uvloop", "httptools", "prometheus_client", "pyrage"}
     modules = [module for module in modules_of("relay") if ".remote_tools." in module]
@@ -79,13 +79,14 @@ assert others <= {"relay.proxies"}, others
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.processes
+@pytest.mark.integration
 @pytest.mark.parametrize(("package", "other"), [("relay", "kubelet"), ("kubelet", "relay")])
 def test_the_relay_and_the_node_do_not_import_each_other(package: str, other: str) -> None:
     done = run_python(BLOCKED.format(blocked={other}, modules=modules_of(package)))
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.integration
 def test_the_daemon_does_not_load_the_certificate_library() -> None:
     # It would be the largest thing in the daemon's memory, for work that only other commands do.
     loaded = "import kubelet.daemon.agent, sys; sys.exit('cryptography' in sys.modules)"

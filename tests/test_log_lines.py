@@ -144,6 +144,7 @@ SOURCES: list[Callable[[Any], Any]] = [
 ]
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.__name__)
 @pytest.mark.parametrize("component", PROGRAMS)
 async def test_a_line_of_each_source_has_the_one_shape(component: str, source: Callable[[Any], Any]) -> None:

@@ -12,7 +12,7 @@ from tests.test_manual import COMMANDS, TREE
 MAKER = Path(__file__).parents[1] / "packaging" / "man_pages.py"
 BOUND_S = 60
 
-pytestmark = pytest.mark.processes
+pytestmark = pytest.mark.integration
 
 
 @pytest.fixture(scope="module")

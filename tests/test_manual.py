@@ -121,7 +121,7 @@ def test_only_a_setting_that_the_file_can_turn_on_can_be_turned_off(name: str) -
 
 @pytest.mark.parametrize("program", sorted(PROGRAMS))
 @pytest.mark.parametrize("arguments", [["-h"], ["config", "-h"], ["config", "show", "-h"], ["--version"]])
-@pytest.mark.processes
+@pytest.mark.integration
 def test_the_program_answers_for_itself(program: str, arguments: list[str]) -> None:
     done = subprocess.run(
         [sys.executable, "-P", "-m", program, *arguments],

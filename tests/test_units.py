@@ -53,12 +53,14 @@ def test_a_daemon_has_a_limit_of_its_memory(program: str, most: str) -> None:
     assert said(f"{program}.service", "MemoryMax") == [most]
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("unit", [*SERVICES, UNITS["edge-relay-broker.path"]], ids=lambda path: path.name)
 def test_systemd_understands_every_line(unit: Path) -> None:
     complaints = systemd("systemd-analyze", "verify", str(unit)).stderr.splitlines()
     assert [line for line in complaints if unit.name in line and NOT_HERE not in line] == []
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("unit", SERVICES, ids=lambda path: path.name)
 def test_every_service_is_confined(unit: Path) -> None:
     limit = EXPOSED[unit.name]
@@ -66,6 +68,7 @@ def test_every_service_is_confined(unit: Path) -> None:
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("name", ["edge-relay.sysusers.conf", "edge-kubelet.sysusers.conf"])
 def test_systemd_understands_the_users(name: str) -> None:
     ran = systemd("systemd-sysusers", "--dry-run", str(UNITS[name]))

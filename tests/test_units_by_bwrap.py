@@ -15,7 +15,7 @@ from tests.fakes.polling import wait_until
 from tests.fakes.ports import unused_port
 from tests.fakes.unit_by_bwrap import ConfinedUnit
 
-pytestmark = pytest.mark.processes
+pytestmark = pytest.mark.integration
 
 ROOT = Path(__file__).parents[1]
 BOUND_S = 60

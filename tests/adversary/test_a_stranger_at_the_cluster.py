@@ -18,8 +18,6 @@ from tests.fakes.polling import BOUND_S, until
 from tests.fakes.routers import ScriptedRouter
 from tests.fakes.signer import NODE_ID
 
-pytestmark = pytest.mark.processes
-
 SEED, PUBLIC = new_credentials(os.urandom)
 # As a node is admitted to a broker that the relays' servers are too: for its own topics alone.
 NODE = f'{{ nkey: {PUBLIC}, permissions: {{ publish: ["$devices.x.>", "x.>"], subscribe: ["x.>"] }} }}\n'

@@ -34,8 +34,6 @@ from tests.fakes.hub import PUBLIC_URL, Hub
 from tests.fakes.polling import until
 from tests.fakes.signer import NODE_ID, NOW_MS, OTHER_NODE_ID, key_named
 
-pytestmark = pytest.mark.processes
-
 OURS, THEIRS = key_named("the key of agents' tokens"), key_named("the stranger's key")
 AUDIENCE = mcp_url(PUBLIC_URL)
 SUBJECT = "edge.main.ledger"

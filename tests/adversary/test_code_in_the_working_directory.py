@@ -17,8 +17,6 @@ from relay.demo.plan import Plan
 from relay.demo.ports import ClaimedPorts
 from schemas.identity_files import IdentityFiles
 
-pytestmark = pytest.mark.processes
-
 BOUND_S = 60
 NAMES = ("json", "asyncio", "typing", "structlog", "schemas", "kubelet", "relay", "sitecustomize")
 

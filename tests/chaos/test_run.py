@@ -13,7 +13,6 @@ from tests.chaos.topology import THREE_RELAYS
 pytestmark = [
     pytest.mark.long,
     pytest.mark.timeout(300),
-    pytest.mark.processes,
     pytest.mark.usefixtures("ended_handshakes"),
     pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"),
 ]

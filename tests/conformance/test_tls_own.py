@@ -22,7 +22,7 @@ from tests.compatibility.site import Programs, Site
 from tests.fakes.broker import Broker
 from tests.fakes.npm import NpmPrograms
 
-pytestmark = [pytest.mark.long, pytest.mark.processes, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.long, pytest.mark.asyncio(loop_scope="module")]
 
 ROOT = Path(__file__).parent.parent.parent
 

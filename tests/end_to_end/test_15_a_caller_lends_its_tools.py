@@ -25,7 +25,7 @@ from tests.fakes.lending_caller import LEGACY, NEW, LendingCaller
 from tests.fakes.node_agent import NodeAgent, SocketClient, error_of, text_of
 from tests.fakes.ports import unused_port
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.processes, pytest.mark.long]
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.long]
 
 BOUND_S = 60
 ERAS = [pytest.param(LEGACY, id="2025"), pytest.param(NEW, id="2026")]

@@ -17,8 +17,6 @@ from relay.demo.processes import Processes
 from schemas.addresses import mcp_url
 from tests.fakes.demo import plan_below
 
-pytestmark = pytest.mark.processes
-
 BOUND_S = 60
 PAGE = Path(__file__).parents[2] / "docs" / "caller-tools.md"
 PROGRAMS = dict(

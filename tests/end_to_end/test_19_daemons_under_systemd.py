@@ -16,7 +16,7 @@ import pytest
 from tests.fakes.polling import wait_until
 from tests.fakes.systemd_root import SystemdRoot, SystemdRootError, running
 
-pytestmark = [pytest.mark.processes, pytest.mark.long, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(180)]
 
 CONFIG = 'public_url = "http://127.0.0.1:8700"\n'
 KUBELET, RELAY = "edge-kubelet.service", "edge-relay.service"

@@ -22,7 +22,7 @@ from tests.fakes.polling import until
 from tests.fakes.small_fleet import SmallFleet, is_running, small_fleet
 from tests.fakes.tls_broker import until as until_peer
 
-pytestmark = [pytest.mark.processes, pytest.mark.long]
+pytestmark = pytest.mark.long
 
 _FIRST_CHOICE = 1883
 

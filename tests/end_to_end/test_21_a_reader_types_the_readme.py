@@ -13,7 +13,7 @@ import pytest
 
 from tests.fakes.story import NamespacesError, blocks_of, machines, missing_programs
 
-pytestmark = [pytest.mark.processes, pytest.mark.long]
+pytestmark = pytest.mark.long
 
 BOUND_S = 60
 ROOT = Path(__file__).parents[2]

@@ -33,7 +33,7 @@ from tests.fakes.demo import error_of, plan_below
 from tests.fakes.polling import until
 from tests.fakes.ports import unused_port
 
-pytestmark = [pytest.mark.processes, pytest.mark.long]
+pytestmark = pytest.mark.long
 
 BOUND_S = 60
 

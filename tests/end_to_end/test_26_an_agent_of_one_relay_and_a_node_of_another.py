@@ -42,7 +42,7 @@ from tests.fakes.lending_caller import LEGACY, NEW, LendingCaller
 from tests.fakes.mqtt_listener import MqttListener
 from tests.fakes.node_agent import NodeAgent, error_of, text_of
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.processes, pytest.mark.long]
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.long]
 
 BOUND_S = 60
 ERAS = pytest.mark.parametrize("era", [pytest.param(LEGACY, id="2025"), pytest.param(NEW, id="2026")])

@@ -42,7 +42,7 @@ def relay_command(
     build_commands_once(monkeypatch)
 
     def run(*arguments: object) -> Outcome:
-        texts = [str(argument).replace(FREE_PORT, str(unused_port())) for argument in arguments]
+        texts = [_with_a_port(str(argument)) for argument in arguments]
         monkeypatch.setattr(sys, "argv", ["relay", *texts, "--state-dir", str(state)])
         with pytest.raises(SystemExit) as ended:
             main()
@@ -50,3 +50,7 @@ def relay_command(
         return Outcome(int(ended.value.code or 0), captured.out, captured.err)
 
     return run
+
+
+def _with_a_port(argument: str) -> str:
+    return argument.replace(FREE_PORT, str(unused_port())) if FREE_PORT in argument else argument

@@ -8,14 +8,10 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
-import pytest
-
 from schemas import topics
 from schemas.addresses import BrokerAddress
 from tests.fakes.mqtt_listener import MqttListener
 from tests.faults.site import BROKER, NODE, RELAY, Site
-
-pytestmark = pytest.mark.processes
 
 PAUSE_S = 0.1
 

@@ -11,7 +11,7 @@ import pytest
 from tests.faults.faked_time import FakedTime
 from tests.faults.site import NODE, RELAY, Site
 
-pytestmark = [pytest.mark.processes, pytest.mark.long]
+pytestmark = pytest.mark.long
 
 AT_1970 = "@1970-01-01 00:01:00"
 

@@ -10,7 +10,7 @@ import pytest
 from tests.faults.faked_time import FakedTime
 from tests.faults.site import NODE, RELAY, Site
 
-pytestmark = [pytest.mark.processes, pytest.mark.long]
+pytestmark = pytest.mark.long
 
 
 async def test_a_nodes_clock_is_set_by_a_day(tmp_path: Path) -> None:

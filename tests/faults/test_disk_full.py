@@ -10,7 +10,7 @@ import pytest
 
 from tests.faults.site import LOG_THROUGH_PIPE, NO_LIMIT, NODE, RELAY, Site
 
-pytestmark = [pytest.mark.processes, pytest.mark.long]
+pytestmark = pytest.mark.long
 
 
 async def test_calls_are_refused_while_they_cannot_be_recorded_and_nothing_else_stops(tmp_path: Path) -> None:

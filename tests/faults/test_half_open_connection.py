@@ -13,7 +13,7 @@ from tests.fakes.fault_proxy import FaultProxy, LinkFault
 from tests.fakes.ports import unused_port
 from tests.faults.site import NODE, RELAY, Site
 
-pytestmark = [pytest.mark.processes, pytest.mark.long]
+pytestmark = pytest.mark.long
 
 NOTICED_S = 30
 LAG_S = 5

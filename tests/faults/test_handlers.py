@@ -6,12 +6,8 @@ Its own call gets an error, by its deadline. Calls of other capabilities and the
 import asyncio
 from pathlib import Path
 
-import pytest
-
 from tests.fakes.kind_package import KIND, KindPackage, handler_doing
 from tests.faults.site import NODE, RELAY, Agent, Answer, Site
-
-pytestmark = pytest.mark.processes
 
 ACTS = ["answers", "blocks", "ends the program", "returns nonsense", "returns 100 MB"]
 HANDLER = handler_doing("""

@@ -6,7 +6,7 @@ import pytest
 
 from tests.faults.site import BROKER, NODE, RELAY, Site
 
-pytestmark = [pytest.mark.processes, pytest.mark.long]
+pytestmark = pytest.mark.long
 
 
 async def test_calls_are_made_without_it_and_it_is_used_when_it_comes(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from tests.faults.site import BROKER, NODE, RELAY, Site
 
-pytestmark = [pytest.mark.processes, pytest.mark.long]
+pytestmark = pytest.mark.long
 
 
 async def test_what_is_open_goes_on_and_what_is_lost_comes_back(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from relay.demo.plan import Plan
 from tests.faults.namespaces import mounted
 from tests.faults.site import NODE, RELAY, Site
 
-pytestmark = [pytest.mark.processes, pytest.mark.long]
+pytestmark = pytest.mark.long
 
 NAME = "hub.example"
 UNRESOLVED = "name resolution"

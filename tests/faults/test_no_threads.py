@@ -10,7 +10,7 @@ import pytest
 
 from tests.faults.site import BROKER, NODE, RELAY, Site
 
-pytestmark = [pytest.mark.processes, pytest.mark.long]
+pytestmark = pytest.mark.long
 
 MIB = 1 << 20
 LARGE_STACKS = ("prlimit", f"--stack={256 * MIB}")

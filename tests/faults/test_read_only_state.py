@@ -12,7 +12,7 @@ import pytest
 from tests.faults.namespaces import read_only
 from tests.faults.site import NODE, RELAY, Site
 
-pytestmark = [pytest.mark.processes, pytest.mark.long]
+pytestmark = pytest.mark.long
 
 # Root may write where the mode forbids it; without these capabilities it is as any user.
 _AS_ANY_USER = (

@@ -7,11 +7,7 @@ nothing was sent to it.
 import shutil
 from pathlib import Path
 
-import pytest
-
 from tests.faults.site import BROKER, RELAY, Answer, Site
-
-pytestmark = pytest.mark.processes
 
 
 async def answers_until_ok(site: Site) -> list[Answer]:

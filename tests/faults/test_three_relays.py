@@ -16,7 +16,6 @@ from tests.faults.faked_time import FakedTime
 from tests.faults.fleet_story import CALLED_AGAIN_S, NODES, RELAYS, FleetStory
 
 pytestmark = [
-    pytest.mark.processes,
     pytest.mark.long,
     pytest.mark.timeout(300),
     pytest.mark.asyncio(loop_scope="module"),

@@ -37,7 +37,6 @@ def one(*arguments: str, without: Sequence[str] = ()) -> "subprocess.CompletedPr
 
 
 @needs_atheris
-@pytest.mark.processes
 def test_a_planted_fault_that_chance_does_not_find_is_found(tmp_path: Path) -> None:
     options = ("-seed=1", "-runs=3000000", f"-artifact_prefix={tmp_path}/")
     done = one("planted", "--table", "tests.fuzz.planted", *options)

@@ -48,6 +48,7 @@ def test_the_lock_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest
         pytest.fail("held")
 
 
+@pytest.mark.integration
 def test_a_daemon_that_was_killed_holds_nothing(tmp_path: Path) -> None:
     holder = subprocess.Popen(
         [sys.executable, "-P", "-c", HOLD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE

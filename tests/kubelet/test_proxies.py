@@ -15,6 +15,8 @@ from schemas.tls import client_context
 from schemas.ulids import UlidSource
 from tests.fakes.http_proxy import HttpProxy
 
+pytestmark = pytest.mark.integration
+
 BOUND_S = 10
 BASIC = b"Proxy-Authorization: Basic dXNlcjpwQHNz\r\n"
 

@@ -123,7 +123,7 @@ async def _asked(bridge: Process, document: Mapping[str, Any]) -> dict[str, Any]
 
 TRANSPORTS = {"http": over_http, "stdio": over_stdio}
 transports = pytest.mark.parametrize(
-    "transport", ["http", pytest.param("stdio", marks=pytest.mark.processes)]
+    "transport", ["http", pytest.param("stdio", marks=pytest.mark.integration)]
 )
 
 
@@ -165,7 +165,7 @@ async def test_a_failure_is_logged_as_the_reference_has_it(relay: ServedRelay, t
         assert (case, comparable(line)) == (case, comparable(expected))
 
 
-@pytest.mark.processes
+@pytest.mark.integration
 @SERVED
 async def test_both_transports_tell_and_log_the_same_failure(relay: ServedRelay) -> None:
     by_http, http_lines = await made(relay, "http")

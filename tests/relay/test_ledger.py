@@ -436,7 +436,7 @@ print(ledger.read().entries)
 """
 
 
-@pytest.mark.processes
+@pytest.mark.integration
 def test_a_ledger_is_read_on_and_even_replaced_when_no_descriptor_is_left(
     ledger: Ledger[Numbers], path: Path
 ) -> None:
@@ -476,7 +476,7 @@ for _ in range(50):
 """
 
 
-@pytest.mark.processes
+@pytest.mark.integration
 def test_processes_that_write_at_once_see_what_the_others_wrote(path: Path) -> None:
     command = [sys.executable, "-P", "-c", _COUNTER, str(path)]
     processes = [subprocess.Popen(command, env=WITH_TESTS) for _ in range(3)]
@@ -494,7 +494,7 @@ print(json.dumps(ledger_in(Path(sys.argv[1])).read().entries))
 """
 
 
-@pytest.mark.processes
+@pytest.mark.integration
 def test_who_reads_needs_not_wait_for_who_holds(ledger: Ledger[Numbers], path: Path) -> None:
     command = [sys.executable, "-P", "-c", _READER, str(path)]
     with ledger.locked():

@@ -51,6 +51,7 @@ def test_what_is_no_http_proxy_is_named_without_its_password(monkeypatch: pytest
     assert "secret" not in str(caught.value)
 
 
+@pytest.mark.integration
 async def test_the_stdio_bridge_goes_through_the_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
     async with HttpProxy.running(None) as proxy:
         monkeypatch.setenv("http_proxy", proxy.url)

@@ -35,7 +35,6 @@ async def sampled(state: Path, what: str) -> list[Sample]:
     return samples
 
 
-@pytest.mark.processes
 @pytest.mark.parametrize("what", [*LIMITS, "nothing"])
 async def test_what_a_process_leaks_is_found(tmp_path: Path, what: str) -> None:
     async with asyncio.timeout(BOUND_S):

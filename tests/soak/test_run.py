@@ -15,7 +15,6 @@ SECONDS = 60
 
 @pytest.mark.long
 @pytest.mark.timeout(300)
-@pytest.mark.processes
 async def test_a_minute_of_soak_is_flat(tmp_path: Path) -> None:
     history, samples = await run(tmp_path, SECONDS, SEED, print)
     found = slopes(samples)

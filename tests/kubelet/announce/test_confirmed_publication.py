@@ -1,5 +1,7 @@
 import json
 
+import pytest
+
 from kubelet.announce.confirmed_publication import publish_all
 from kubelet.announce.mqtt import MqttPublisher
 from schemas.addresses import BrokerAddress
@@ -7,6 +9,8 @@ from schemas.process.logs import make_logger
 from tests.fakes.chance import short_waits
 from tests.fakes.lines import LogLines
 from tests.fakes.mqtt_listener import MqttListener
+
+pytestmark = pytest.mark.integration
 
 BOUND_S = 10
 NO_BROKER = BrokerAddress("127.0.0.1", 9)

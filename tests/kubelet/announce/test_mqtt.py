@@ -180,6 +180,7 @@ async def test_waits_grow_although_every_connect_succeeds_until_one_holds(
             assert chance.drawn == ceilings
 
 
+@pytest.mark.integration
 async def test_a_broker_that_is_away_is_logged_and_the_publisher_goes_on(log: LogLines) -> None:
     publisher = publisher_to(CLOSED_PORT, log)
     async with started(publisher):
@@ -215,6 +216,7 @@ async def raw_broker(answer: bytes) -> AsyncIterator[tuple[BrokerAddress, asynci
         yield BrokerAddress("127.0.0.1", server.sockets[0].getsockname()[1]), packets
 
 
+@pytest.mark.integration
 async def test_a_broker_that_refuses_is_not_taken_for_one_that_accepts(log: LogLines) -> None:
     async with raw_broker(NOT_AUTHORISED) as (address, _):
         publisher = publisher_to(address, log)
@@ -226,6 +228,7 @@ async def test_a_broker_that_refuses_is_not_taken_for_one_that_accepts(log: LogL
     assert log.entries("broker connected") == []
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("nodes", [1, 3])
 async def test_what_a_broker_does_not_confirm_is_bounded_and_counted(log: LogLines, nodes: int) -> None:
     async with raw_broker(b"\x20\x02\x00\x00") as (address, _):
@@ -237,6 +240,7 @@ async def test_what_a_broker_does_not_confirm_is_bounded_and_counted(log: LogLin
     assert publisher.refused == 3
 
 
+@pytest.mark.integration
 async def test_stopping_takes_leave_of_the_broker(log: LogLines) -> None:
     async with raw_broker(b"\x20\x02\x00\x00") as (address, packets):
         async with started(publisher_to(address, log)) as connections:

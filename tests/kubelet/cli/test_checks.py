@@ -29,7 +29,7 @@ from tests.fakes.node import write_identity
 from tests.fakes.played_relay import PlayedRelay, RelayEnd
 from tests.fakes.signer import DAY_MS, NODE_ID, SimulatedCa, SimulatedNode
 
-pytestmark = pytest.mark.processes
+pytestmark = pytest.mark.integration
 
 SKIPPED, OK, WARNING, FAILURE = Severity
 ECHO: dict[str, Any] = {"tool": f"sysecho.{NODE_ID}.echo.invoke", "arguments": {"message": "echo"}}

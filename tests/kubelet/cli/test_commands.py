@@ -158,6 +158,7 @@ def test_a_command_line_that_cannot_be_parsed_is_an_error_of_usage(run: Run, arg
     assert ran.err
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
@@ -178,6 +179,7 @@ def test_a_setting_that_cannot_be_used_has_an_exit_code_of_its_own(
     assert not state.root.exists()
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("broker", "relay", "text"),
     [
@@ -674,6 +676,7 @@ def test_a_state_directory_with_a_long_path_has_no_socket_and_says_so(
     assert "name a --socket" in capsys.readouterr().err
 
 
+@pytest.mark.integration
 def test_a_node_that_is_told_nothing_is_told_what_to_do(run: Run, state: IdentityFiles) -> None:
     ran = run("run", "--state-dir", state.root)
     assert (ran.code, ran.said_in_one_line("enrol first with `kubelet enroll`")) == (CONFIG, True)
@@ -737,6 +740,7 @@ def test_what_is_announced_lies_on_the_broker(
     assert run("verify", "-", "--state-dir", enrolled.root, stdin=wire).code == DONE
 
 
+@pytest.mark.integration
 def test_a_broker_that_takes_nothing_is_a_no(
     run: Run, enrolled: IdentityFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -746,6 +750,7 @@ def test_a_broker_that_takes_nothing_is_a_no(
     assert ran.err.splitlines()[-1] == "kubelet: the broker at mqtt://127.0.0.1:9 did not take the manifest"
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -761,6 +766,7 @@ def test_a_node_that_was_never_made_is_sent_to_init(
     assert ran.said_in_one_line("run `kubelet init`")
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -895,6 +901,7 @@ def test_a_stored_root_that_is_not_base64_cannot_vouch(
 # --- run and fleet
 
 
+@pytest.mark.integration
 def test_a_port_that_is_taken_is_said_in_one_line(run: Run, enrolled: IdentityFiles) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
@@ -903,6 +910,7 @@ def test_a_port_that_is_taken_is_said_in_one_line(run: Run, enrolled: IdentityFi
     assert ran.said_in_one_line("in use")
 
 
+@pytest.mark.integration
 @pytest.mark.usefixtures("signals_restored")
 def test_a_daemon_that_cannot_go_on_says_why_in_its_last_line(
     enrolled: IdentityFiles, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -941,7 +949,7 @@ def test_a_fleet_without_identities_is_told_where_they_come_from(run: Run, tmp_p
     assert ran.said_in_one_line("relay ca issue --mock N --out DIR")
 
 
-@pytest.mark.processes
+@pytest.mark.integration
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("command", ["run", "fleet"])
 def test_a_daemon_that_is_told_to_stop_has_done_its_job(
@@ -969,7 +977,7 @@ def test_a_daemon_that_is_told_to_stop_has_done_its_job(
         assert (first, err) == ("1 mock nodes in 1 process; Ctrl-C stops them\n", "")
 
 
-@pytest.mark.processes
+@pytest.mark.integration
 def test_the_manifest_goes_through_a_pipe_of_two_processes(enrolled: IdentityFiles) -> None:
     kubelet_ = [sys.executable, "-P", "-m", "kubelet"]
     where = ["--state-dir", str(enrolled.root)]

@@ -25,13 +25,13 @@ def kubelet(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=BOUND_S, check=False)
 
 
-@pytest.mark.processes
+@pytest.mark.integration
 def test_a_configuration_that_can_be_used_is_valid(file: Path) -> None:
     done = kubelet("config", "check", "--config", file)
     assert (done.returncode, done.stdout, done.stderr) == (0, f"valid: {file}\n", "")
 
 
-@pytest.mark.processes
+@pytest.mark.integration
 def test_every_problem_is_a_line_and_the_exit_code_is_that_of_the_daemon(file: Path) -> None:
     file.write_text('tll = "1h"\nheartbeat = "fast"\n')
     done = kubelet("config", "check", "--config", file, "--json")
@@ -42,13 +42,13 @@ def test_every_problem_is_a_line_and_the_exit_code_is_that_of_the_daemon(file: P
     assert kubelet("run", "--config", file).returncode == 78
 
 
-@pytest.mark.processes
+@pytest.mark.integration
 def test_a_node_that_is_not_enrolled_is_found_by_the_check(tmp_path: Path) -> None:
     done = kubelet("config", "check", "--state-dir", tmp_path)
     assert (done.returncode, "enrol first" in done.stderr) == (78, True)
 
 
-@pytest.mark.processes
+@pytest.mark.integration
 def test_what_holds_is_shown_with_where_it_stands(file: Path) -> None:
     shown = kubelet("config", "show", "--config", file, "--ttl", "1h").stdout
     assert tomllib.loads(shown)["ttl"] == "1h"

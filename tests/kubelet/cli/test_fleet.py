@@ -47,6 +47,7 @@ def test_progress_is_a_table_whose_columns_are_aligned_and_whose_rows_differ() -
     ]
 
 
+@pytest.mark.integration
 async def test_the_counts_of_all_processes_are_added_up() -> None:
     seen: asyncio.Queue[Counts] = asyncio.Queue()
     says = "import time; print({!r}, flush=True); time.sleep(60)"
@@ -60,6 +61,7 @@ async def test_the_counts_of_all_processes_are_added_up() -> None:
         await parts
 
 
+@pytest.mark.integration
 async def test_a_process_that_ends_by_itself_ends_the_fleet(tmp_path: Path) -> None:
     left = tmp_path / "left"
     lasting = f"import os, signal, time; open({str(left)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
@@ -73,7 +75,7 @@ async def test_a_process_that_ends_by_itself_ends_the_fleet(tmp_path: Path) -> N
         os.kill(int(left.read_text()), 0)
 
 
-@pytest.mark.processes
+@pytest.mark.integration
 def test_one_interrupt_ends_all_processes_of_a_fleet(tmp_path: Path, ca: SimulatedCa) -> None:
     for node_id in (NODE_ID, OTHER_NODE_ID):
         write_identity(tmp_path / "mocks" / node_id, ca.issue(node_id))

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.integration
+
 HEAVY = {"asyncio", "cryptography", "jsonschema_rs", "mcp", "paho", "psutil", "structlog", "websockets"}
 
 

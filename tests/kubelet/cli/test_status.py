@@ -17,7 +17,7 @@ from tests.fakes.node import write_identity
 from tests.fakes.played_relay import PlayedRelay
 from tests.fakes.signer import NODE_ID, SimulatedNode
 
-pytestmark = pytest.mark.processes
+pytestmark = pytest.mark.integration
 
 
 async def kubelet(*arguments: str | Path) -> subprocess.CompletedProcess[str]:

@@ -39,6 +39,7 @@ def state_dir(tmp_path: Path, node_of_today: SimulatedNode) -> Path:
     return write_identity(tmp_path / "state", node_of_today).root
 
 
+@pytest.mark.integration
 async def test_a_daemon_without_broker_and_relay_lives_and_says_what_is_missing(
     state_dir: Path, log: LogLines
 ) -> None:
@@ -86,6 +87,7 @@ async def test_a_daemon_is_ready_when_the_relay_has_taken_its_manifest(
         assert int(last_issued_file(state_dir).read_text()) >= announce.payload["issued_at_ms"]
 
 
+@pytest.mark.integration
 async def test_a_daemon_is_ready_only_when_it_has_answered_the_relays_echo(
     state_dir: Path, log: LogLines, reader: FrameReader
 ) -> None:
@@ -122,6 +124,7 @@ async def test_a_daemon_whose_relay_went_away_is_not_ready(
         assert (status, page["ready"]) == (503, False)
 
 
+@pytest.mark.integration
 async def test_a_daemon_that_is_stopped_answers_what_runs_refuses_what_is_new_and_says_goodbye(
     state_dir: Path, log: LogLines, reader: FrameReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -150,6 +153,7 @@ async def test_a_daemon_that_is_stopped_answers_what_runs_refuses_what_is_new_an
         assert await end.until_closed() == CloseCode.NORMAL
 
 
+@pytest.mark.integration
 async def test_a_service_loop_that_ends_ends_the_daemon(
     state_dir: Path, log: LogLines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -179,6 +183,7 @@ SESSION: dict[str, Any] = {
 }
 
 
+@pytest.mark.integration
 async def test_a_local_agent_uses_a_tool_that_a_caller_lends_over_the_relay(
     state_dir: Path, log: LogLines, reader: FrameReader
 ) -> None:
@@ -200,6 +205,7 @@ async def test_a_local_agent_uses_a_tool_that_a_caller_lends_over_the_relay(
         assert (await client.response(id_))["result"] == {"memory": "none"}
 
 
+@pytest.mark.integration
 async def test_a_request_survives_a_dropped_connection_that_resumes(
     state_dir: Path, log: LogLines, reader: FrameReader
 ) -> None:
@@ -225,6 +231,7 @@ async def test_a_request_survives_a_dropped_connection_that_resumes(
         assert (await client.response(id_))["result"] == "there"
 
 
+@pytest.mark.integration
 async def test_a_socket_that_cannot_be_made_ends_the_start(state_dir: Path, log: LogLines) -> None:
     (state_dir / "relay.sock").write_text("no socket")
     plan = DaemonPlan(NodeConfig(NO_BROKER, NO_RELAY), state_dir, 0, state_dir / "relay.sock")
@@ -257,12 +264,14 @@ async def test_a_node_without_identity_is_sent_to_init(tmp_path: Path, log: LogL
         await run_agent(DaemonPlan(NodeConfig(NO_BROKER, NO_RELAY), tmp_path, 0), log)
 
 
+@pytest.mark.integration
 async def test_a_loopback_port_that_is_taken_is_refused(state_dir: Path, log: LogLines) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(OSError, match="in use"):
         await run_agent(DaemonPlan(NodeConfig(NO_BROKER, NO_RELAY), state_dir, taken.getsockname()[1]), log)
     assert log.getvalue() == ""
 
 
+@pytest.mark.integration
 def test_a_daemon_loads_neither_the_certificate_library_nor_what_needs_it() -> None:
     listing = "import sys, kubelet.daemon.agent; print(*sys.modules)"
     ran = subprocess.run([sys.executable, "-P", "-c", listing], capture_output=True, text=True, check=True)

@@ -6,11 +6,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from kubelet.config import DaemonPlan, NodeConfig
 from schemas.addresses import BrokerAddress
 from tests.fakes.demo import STOP_TIMEOUT_S
 from tests.fakes.node import write_identity
 from tests.fakes.signer import SimulatedNode
+
+pytestmark = pytest.mark.integration
 
 CONFIG = NodeConfig(BrokerAddress("mqtt.example", 8883, tls=True), "https://relay.example")
 

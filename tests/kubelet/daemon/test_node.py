@@ -31,6 +31,8 @@ from tests.fakes.node import announce_again, identity_of, write_identity
 from tests.fakes.played_relay import PlayedRelay
 from tests.fakes.signer import DAY_MS, ECHO, METRICS, NODE_ID, NOW_MS, TTL_MS, SimulatedCa, SimulatedNode
 
+pytestmark = pytest.mark.integration
+
 BOUND_S = 10
 HARDWARE = {"algo": "blake3-256", "value": "ab" * 32, "sources": ["machine_id"]}
 CLOSED_PORT_URL = "http://127.0.0.1:9"

@@ -14,7 +14,7 @@ from tests.fakes.signer import SimulatedNode
 BOUND_S = 20
 WHERE = 'relay = "http://127.0.0.1:9"\nbroker = "127.0.0.1:9"\nloopback_port = 0\n'
 
-pytestmark = pytest.mark.processes
+pytestmark = pytest.mark.integration
 
 
 class Daemon:

@@ -31,6 +31,8 @@ from tests.fakes.raw_http_server import server_context
 from tests.fakes.server_ca import SimulatedServerCa, server_key_named
 from tests.fakes.signer import DAY_MS, OTHER_NODE_ID, TENANT, SimulatedCa, key_named
 
+pytestmark = pytest.mark.integration
+
 NOW = now_ms()
 MINUTE_MS = 60_000
 CA = SimulatedCa("root of today", NOW)

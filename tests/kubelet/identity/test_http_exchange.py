@@ -10,6 +10,8 @@ from schemas.tls import client_context
 from tests.fakes.raw_http_server import Asked, RawServer, http_answer, server_context
 from tests.fakes.signer import SimulatedCa
 
+pytestmark = pytest.mark.integration
+
 LIMIT = 64 * 1024
 
 

@@ -13,7 +13,7 @@ from schemas.process.exit_codes import EXIT_CANNOT_RUN
 from tests.fakes.node import write_identity
 from tests.fakes.signer import DAY_MS, OTHER_NODE_ID, SimulatedCa, SimulatedNode, key_named
 
-pytestmark = pytest.mark.processes
+pytestmark = pytest.mark.integration
 
 NOW = now_ms()
 CA = SimulatedCa("root of today", NOW)

@@ -18,7 +18,7 @@ from tests.fakes.caller_tools import ANT, BEE, MEMORY, SEND, FakeRelay, served
 from tests.fakes.lines import LogLines
 from tests.fakes.signer import NODE_ID
 
-pytestmark = pytest.mark.processes
+pytestmark = pytest.mark.integration
 
 ERAS = ["legacy", "2026-07-28"]
 BOUND_S = 30

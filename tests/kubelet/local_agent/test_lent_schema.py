@@ -68,6 +68,7 @@ def test_a_reference_out_of_the_document_is_refused(schema: dict[str, Any]) -> N
         LentSchema(schema)
 
 
+@pytest.mark.integration
 def test_nothing_is_fetched_not_even_the_dialect(monkeypatch: pytest.MonkeyPatch) -> None:
     def connected(*_: object) -> None:
         raise AssertionError("a connection was made")

@@ -13,6 +13,8 @@ from kubelet.loopback.pages import HEALTH_PATH, MANIFEST_PATH, READINESS_PATH
 from kubelet.loopback.server import MAX_CONNECTIONS, LoopbackServer
 from tests.fakes.loopback_state import ETAG, QUOTED, WIRE, LoopbackState
 
+pytestmark = pytest.mark.integration
+
 BOUND_S = 10
 
 

@@ -20,6 +20,8 @@ from tests.fakes.clock import FakeClock
 from tests.fakes.frames import PAYLOADS, frame_text
 from tests.fakes.played_relay import PlayedRelay, RelayEnd
 
+pytestmark = pytest.mark.integration
+
 BOUND_S = 10
 
 

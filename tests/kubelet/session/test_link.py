@@ -45,6 +45,8 @@ from tests.fakes.played_relay import SESSION_ID, PlayedRelay, RelayEnd
 from tests.fakes.signer import DAY_MS, ECHO, NODE_ID, NOW_MS, TTL_MS, SimulatedCa, SimulatedNode
 from tests.fakes.work_counts import WorkCounts
 
+pytestmark = pytest.mark.integration
+
 BOUND_S = 10
 HOUR_MS = 3_600_000
 FIRST_WAIT_S = 0.5  # with every draw in the middle of its range

@@ -12,6 +12,8 @@ from websockets.utils import accept_key
 
 from kubelet.session.metered_connection import SILENCE_S, MeteredConnection
 
+pytestmark = pytest.mark.integration
+
 TEXT = b"\x81\x02hi"
 PING = b"\x89\x00"
 BOUND_S = 10

@@ -199,6 +199,7 @@ def todays(tmp_path: Path, ca_of_today: SimulatedCa) -> IdentityFiles:
     return write_identity(tmp_path / "today", ca_of_today.issue(now_ms=now_ms()))
 
 
+@pytest.mark.integration
 async def test_what_is_verified_is_installed(todays: IdentityFiles, ca_of_today: SimulatedCa) -> None:
     own = todays.read()
     fresh = ca_of_today.issue(own.node_id, key=own.key, now_ms=now_ms())
@@ -207,6 +208,7 @@ async def test_what_is_verified_is_installed(todays: IdentityFiles, ca_of_today:
     assert todays.read().kid == fresh.kid != own.kid
 
 
+@pytest.mark.integration
 async def test_an_endorsement_is_handed_on(todays: IdentityFiles, ca_of_today: SimulatedCa) -> None:
     own, new = todays.read(), SimulatedCa("root of tomorrow", now_ms())
     fresh = new.issue(own.node_id, key=own.key, now_ms=now_ms())
@@ -217,6 +219,7 @@ async def test_an_endorsement_is_handed_on(todays: IdentityFiles, ca_of_today: S
     assert todays.read().root_pem == new.root_pem
 
 
+@pytest.mark.integration
 async def test_what_is_not_believed_is_not_installed_and_the_reason_is_one_line(
     todays: IdentityFiles, ca_of_today: SimulatedCa
 ) -> None:
@@ -229,6 +232,7 @@ async def test_what_is_not_believed_is_not_installed_and_the_reason_is_one_line(
     assert todays.read().chain_pem == own.chain_pem
 
 
+@pytest.mark.integration
 async def test_a_process_that_takes_too_long_is_ended(
     todays: IdentityFiles, ca_of_today: SimulatedCa, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -240,6 +244,7 @@ async def test_a_process_that_takes_too_long_is_ended(
     assert todays.read().kid == own.kid
 
 
+@pytest.mark.integration
 async def test_a_process_that_cannot_be_started_is_a_reason_too(
     todays: IdentityFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:

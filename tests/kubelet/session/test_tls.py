@@ -195,6 +195,7 @@ async def test_files_that_went_missing_are_waited_for(
     await publisher.stop()
 
 
+@pytest.mark.integration
 async def test_whichever_relay_is_reached_its_certificate_is_for_the_fleets_name(
     files: IdentityFiles, authority: PlayedAuthority, tmp_path: Path, registry: SchemaRegistry
 ) -> None:

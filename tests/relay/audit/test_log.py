@@ -420,6 +420,7 @@ def test_two_relays_never_write_one_chain(rotating: Rotating) -> None:
     assert rotating.holds()
 
 
+@pytest.mark.integration
 def test_a_relay_that_was_killed_holds_nothing(path: Path) -> None:
     command = [sys.executable, "-P", "-c", HOLD, str(path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:

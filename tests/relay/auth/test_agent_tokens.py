@@ -233,6 +233,7 @@ async def not_recognised(world: OutsideWorld, text: str) -> str:
     return caught.value.reason
 
 
+@pytest.mark.integration
 async def test_a_token_of_the_outside_issuer_says_who_calls(world: OutsideWorld) -> None:
     principal = await recognised(world, outside_token())
     assert (principal.tenant, principal.sub, principal.jti) == ("acme", "auth0|agent one", "onrtac:5f0e1a/2=")
@@ -243,6 +244,7 @@ async def test_a_token_of_the_outside_issuer_says_who_calls(world: OutsideWorld)
     assert world.fetches == 1
 
 
+@pytest.mark.integration
 async def test_the_relays_own_tokens_count_besides_and_need_no_fetch(world: OutsideWorld) -> None:
     principal = await recognised(world, token())
     assert principal.issuer == ISSUER
@@ -257,6 +259,7 @@ def hmac_token() -> str:
     return f"{signing_input}.{base64url(mac)}"
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
@@ -295,6 +298,7 @@ async def test_a_token_that_is_not_provably_the_outside_issuers_authenticates_no
     assert world.fetches == 1
 
 
+@pytest.mark.integration
 async def test_a_key_of_ours_in_the_issuers_set_does_not_speak_for_it(world: OutsideWorld) -> None:
     world.server.publish(jwk(KEY, "ours"), jwk(OUTSIDE_KEY, OUR_KID))
     assert await not_recognised(world, token(KEY, "ours", iss=OUTSIDE_ISSUER)) == "unknown_key"
@@ -302,6 +306,7 @@ async def test_a_key_of_ours_in_the_issuers_set_does_not_speak_for_it(world: Out
     assert (await recognised(world, token())).issuer == ISSUER
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     "text",
     [
@@ -317,12 +322,14 @@ async def test_what_is_no_token_causes_no_request_to_the_issuer(world: OutsideWo
     assert world.fetches == 0
 
 
+@pytest.mark.integration
 async def test_strangers_with_a_thousand_keys_make_the_relay_ask_once(world: OutsideWorld) -> None:
     for number in range(1000):
         assert await not_recognised(world, outside_token(kid=f"key-{number}")) == "unknown_key"
     assert world.fetches == 1
 
 
+@pytest.mark.integration
 async def test_a_new_key_of_the_issuer_is_learnt_from_the_first_token_that_names_it(
     world: OutsideWorld,
 ) -> None:
@@ -333,6 +340,7 @@ async def test_a_new_key_of_the_issuer_is_learnt_from_the_first_token_that_names
     assert world.fetches == 2
 
 
+@pytest.mark.integration
 async def test_a_token_that_was_good_is_refused_once_its_key_is_withdrawn(world: OutsideWorld) -> None:
     await recognised(world, outside_token())
     ours = await recognised(world, token())
@@ -343,6 +351,7 @@ async def test_a_token_that_was_good_is_refused_once_its_key_is_withdrawn(world:
     assert world.authenticator.identify(token()) == ours
 
 
+@pytest.mark.integration
 async def test_a_key_that_is_replaced_under_its_name_is_withdrawn(world: OutsideWorld) -> None:
     await recognised(world, outside_token())
     world.server.publish(jwk(OTHER_KEY))
@@ -352,12 +361,14 @@ async def test_a_key_that_is_replaced_under_its_name_is_withdrawn(world: Outside
     await recognised(world, outside_token(OTHER_KEY))
 
 
+@pytest.mark.integration
 async def test_without_its_issuer_no_token_of_it_is_accepted(world: OutsideWorld) -> None:
     world.server.say("503 Service Unavailable", b"")
     assert await not_recognised(world, outside_token()) == "unknown_key"
     assert (await recognised(world, token())).issuer == ISSUER
 
 
+@pytest.mark.integration
 async def test_a_token_of_the_outside_issuer_can_be_revoked(world: OutsideWorld) -> None:
     principal = await recognised(world, outside_token())
     world.authenticator.revoke(frozenset({principal.jti}))
@@ -389,6 +400,7 @@ def test_a_principal_whose_token_is_revoked_is_rejected_and_no_other(authenticat
     authenticator.check(other)
 
 
+@pytest.mark.integration
 async def test_a_principal_is_rejected_once_its_issuer_replaces_the_key(
     world: OutsideWorld,
 ) -> None:

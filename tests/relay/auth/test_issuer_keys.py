@@ -223,6 +223,7 @@ async def test_what_is_no_whole_answer_is_none(server: IssuerServer, answer: byt
     assert await refusal(JwksSource(server.url)) == "unreachable"
 
 
+@pytest.mark.integration
 async def test_a_server_that_is_not_there_is_unreachable() -> None:
     async with IssuerServer.running() as gone:
         pass
@@ -243,6 +244,7 @@ async def test_a_proxy_of_the_environment_is_not_asked(
     assert await JwksSource(server.url).fetch() == key_set(jwk())
 
 
+@pytest.mark.integration
 async def test_over_tls_the_server_must_be_the_one_that_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -294,6 +296,7 @@ async def refresh(keys: IssuerKeys) -> None:
         await keys.refresh()
 
 
+@pytest.mark.integration
 async def test_a_key_is_known_once_it_was_fetched(world: OutsideWorld) -> None:
     assert world.keys.get(KID) is None
     await refresh(world.keys)
@@ -301,6 +304,7 @@ async def test_a_key_is_known_once_it_was_fetched(world: OutsideWorld) -> None:
     assert world.keys.get("another") is None
 
 
+@pytest.mark.integration
 async def test_no_caller_can_have_it_fetched_twice_within_ten_seconds(world: OutsideWorld) -> None:
     await refresh(world.keys)
     world.server.publish(jwk(OTHER_KEY, "next"))
@@ -315,6 +319,7 @@ async def test_no_caller_can_have_it_fetched_twice_within_ten_seconds(world: Out
     assert world.keys.get("next") == bytes(OTHER_KEY.verify_key)
 
 
+@pytest.mark.integration
 async def test_a_fetch_that_failed_counts_as_one(world: OutsideWorld) -> None:
     world.server.say("500 Internal Server Error", b"")
     for _ in range(10):
@@ -322,6 +327,7 @@ async def test_a_fetch_that_failed_counts_as_one(world: OutsideWorld) -> None:
     assert world.fetches == 1
 
 
+@pytest.mark.integration
 async def test_all_who_come_while_it_is_fetched_wait_for_the_one_fetch(world: OutsideWorld) -> None:
     world.server.open.clear()
     waiting = [asyncio.create_task(refresh(world.keys)) for _ in range(50)]
@@ -334,6 +340,7 @@ async def test_all_who_come_while_it_is_fetched_wait_for_the_one_fetch(world: Ou
     assert world.keys.get(KID) == PUBLIC
 
 
+@pytest.mark.integration
 async def test_who_hangs_up_does_not_end_the_fetch_for_the_others(world: OutsideWorld) -> None:
     world.server.open.clear()
     first = asyncio.create_task(refresh(world.keys))
@@ -348,6 +355,7 @@ async def test_who_hangs_up_does_not_end_the_fetch_for_the_others(world: Outside
     assert world.keys.get(KID) == PUBLIC
 
 
+@pytest.mark.integration
 async def test_keys_are_fetched_at_the_start_and_every_ten_minutes_without_being_asked_for(
     world: OutsideWorld,
 ) -> None:
@@ -363,6 +371,7 @@ async def test_keys_are_fetched_at_the_start_and_every_ten_minutes_without_being
         await running
 
 
+@pytest.mark.integration
 async def test_a_key_that_is_withdrawn_is_gone_with_the_next_fetch_and_the_followers_hear_of_it(
     world: OutsideWorld,
 ) -> None:
@@ -382,6 +391,7 @@ async def test_a_key_that_is_withdrawn_is_gone_with_the_next_fetch_and_the_follo
     assert heard == [PUBLIC, None]
 
 
+@pytest.mark.integration
 async def test_an_issuer_that_is_away_is_asked_again_sooner(world: OutsideWorld) -> None:
     world.server.say("503 Service Unavailable", b"")
     running = asyncio.create_task(world.keys.run())
@@ -406,6 +416,7 @@ FAILURES = {
 }
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(("reason", "answer"), FAILURES.items(), ids=FAILURES)
 async def test_keys_outlive_their_issuers_absence_for_a_day_and_no_longer(
     world: OutsideWorld, reason: str, answer: bytes
@@ -422,6 +433,7 @@ async def test_keys_outlive_their_issuers_absence_for_a_day_and_no_longer(
     assert world.lines.entries()[-1]["keys_kept"] == 0
 
 
+@pytest.mark.integration
 async def test_an_issuer_that_answers_again_is_believed_again_for_a_day(world: OutsideWorld) -> None:
     await refresh(world.keys)
     world.clock.advance(DAY_MS - 1)
@@ -432,6 +444,7 @@ async def test_an_issuer_that_answers_again_is_believed_again_for_a_day(world: O
     assert world.keys.get(KID) == PUBLIC
 
 
+@pytest.mark.integration
 async def test_a_set_without_a_usable_key_withdraws_them_all_and_the_log_says_so(world: OutsideWorld) -> None:
     await refresh(world.keys)
     world.server.publish(USELESS["an RSA key"])
@@ -441,6 +454,7 @@ async def test_a_set_without_a_usable_key_withdraws_them_all_and_the_log_says_so
     assert world.lines.entries()[-1]["event"] == "the outside issuer publishes no Ed25519 signing key"
 
 
+@pytest.mark.integration
 async def test_an_issuer_that_stays_away_is_one_line_in_the_log(world: OutsideWorld) -> None:
     world.server.say("503 Service Unavailable", b"")
     for _ in range(5):
@@ -457,6 +471,7 @@ async def test_an_issuer_that_stays_away_is_one_line_in_the_log(world: OutsideWo
     )
 
 
+@pytest.mark.integration
 async def test_a_fetch_that_is_under_way_ends_with_the_relay(world: OutsideWorld) -> None:
     world.server.open.clear()
     running = asyncio.create_task(world.keys.run())

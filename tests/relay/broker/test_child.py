@@ -9,7 +9,7 @@ import pytest
 from tests.fakes.polling import until
 from tests.fakes.small_fleet import is_running
 
-pytestmark = pytest.mark.processes
+pytestmark = pytest.mark.integration
 CHILD = [sys.executable, "-P", "-m", "relay.broker.child"]
 # A parent that starts the child, says which process that is, and waits.
 PARENT = """

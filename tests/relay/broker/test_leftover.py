@@ -38,6 +38,7 @@ def started(request: pytest.FixtureRequest) -> Iterator[Started]:
     started.close()
 
 
+@pytest.mark.integration
 def test_what_is_recorded_is_ended_and_named(started: Started, tmp_path: Path) -> None:
     record(started.process.pid, tmp_path / "process")
     assert end_leftover(tmp_path / "process", CONFIG) == started.process.pid
@@ -46,6 +47,7 @@ def test_what_is_recorded_is_ended_and_named(started: Started, tmp_path: Path) -
     assert end_leftover(tmp_path / "process", CONFIG) is None
 
 
+@pytest.mark.integration
 def test_a_suspended_process_is_ended_too(started: Started, tmp_path: Path) -> None:
     record(started.process.pid, tmp_path / "process")
     os.kill(started.process.pid, signal.SIGSTOP)
@@ -53,6 +55,7 @@ def test_a_suspended_process_is_ended_too(started: Started, tmp_path: Path) -> N
     assert started.process.wait() == -signal.SIGTERM
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("started", [DEAF], indirect=True)
 def test_one_that_does_not_end_is_killed(
     started: Started, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -63,6 +66,7 @@ def test_one_that_does_not_end_is_killed(
     assert started.process.wait() == -signal.SIGKILL
 
 
+@pytest.mark.integration
 def test_another_process_with_the_same_number_is_left_alone(started: Started, tmp_path: Path) -> None:
     record(started.process.pid, tmp_path / "process")
     assert end_leftover(tmp_path / "process", Path("/etc/another.conf")) is None

@@ -9,6 +9,8 @@ from relay.broker.ports import NoPortError, first_free, is_free, listens
 from schemas.addresses import HostPort
 from tests.fakes.ports import unused_port
 
+pytestmark = pytest.mark.integration
+
 
 def test_a_port_that_is_free_is_taken() -> None:
     port = unused_port()

@@ -5,6 +5,8 @@ import pytest
 
 from relay.broker.program import ProgramError, find_nats_server
 
+pytestmark = pytest.mark.integration
+
 
 def on_path(monkeypatch: pytest.MonkeyPatch, directory: Path, script: str | None) -> Path:
     """Put a program called nats-server onto a PATH that has nothing else; None: an empty PATH."""

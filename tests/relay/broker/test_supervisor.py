@@ -20,7 +20,7 @@ from tests.fakes.polling import until
 from tests.fakes.ports import unused_port
 from tests.fakes.signer import NODE_ID
 
-pytestmark = pytest.mark.processes
+pytestmark = pytest.mark.integration
 
 
 @dataclass

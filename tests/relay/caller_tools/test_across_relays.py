@@ -17,7 +17,7 @@ from tests.fakes.joined_hub import JoinedHub
 from tests.fakes.polling import until
 from tests.fakes.signer import SimulatedCa
 
-pytestmark = pytest.mark.processes
+pytestmark = pytest.mark.integration
 
 STREAMED: Mapping[str, Any] = {"io.modelcontextprotocol/logLevel": "info"}
 

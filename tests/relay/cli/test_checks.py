@@ -30,7 +30,7 @@ from tests.fakes.environment import config
 from tests.fakes.ports import unused_port
 from tests.fakes.signer import NODE_ID
 
-pytestmark = pytest.mark.processes
+pytestmark = pytest.mark.integration
 
 SKIPPED, OK, WARNING, FAILURE = Severity
 NAMES = [

@@ -91,7 +91,7 @@ def test_a_broken_file_does_not_stop_a_command_that_is_told_what_it_needs(
     assert relay("token", "issue", "--sub", "a").code == 78
 
 
-@pytest.mark.processes
+@pytest.mark.integration
 def test_a_running_relay_reads_the_file_again_at_sighup(relay: Relay, state: Path, file: Path) -> None:
     relay("ca", "init")
     command = [sys.executable, "-P", "-m", "relay", "run", "--state-dir", str(state), "--config", str(file)]

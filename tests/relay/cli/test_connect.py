@@ -130,7 +130,7 @@ def test_a_configuration_with_comments_is_left_alone(connect: Connect, home: Pat
     assert "// mine" in config.read_text()
 
 
-@pytest.mark.processes
+@pytest.mark.integration
 def test_what_an_agent_s_laptop_runs_imports_nothing_that_only_linux_has() -> None:
     """Libraries import such modules where the platform has them; ours must not ask for them at all."""
     checked = """

@@ -21,7 +21,7 @@ from tests.fakes.served_relay import ServedRelay
 from tests.fakes.serving import Server
 from tests.fakes.signer import NODE_ID, TENANT
 
-pytestmark = pytest.mark.processes
+pytestmark = pytest.mark.integration
 in_the_servers_loop = pytest.mark.asyncio(loop_scope="module")
 
 BOUND_S = 60

@@ -326,7 +326,7 @@ def test_a_backup_is_encrypted_and_restored_into_an_empty_directory(
         pytest.param(("environment", "file"), id="environment-file", marks=pytest.mark.long),
     ],
 )
-@pytest.mark.processes
+@pytest.mark.integration
 def test_a_passphrase_is_read_from_where_others_cannot_see_it(
     relay: Relay, state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ways: tuple[str, str]
 ) -> None:
@@ -688,11 +688,13 @@ def test_what_was_refused_is_not_kept(relay: Relay, state: Path) -> None:
     assert not (state / "settings.json").exists()
 
 
+@pytest.mark.integration
 def test_nothing_is_kept_where_there_is_no_relay(relay: Relay, state: Path) -> None:
     assert relay(*RUN).code == 3
     assert not state.exists()
 
 
+@pytest.mark.integration
 def test_a_relay_that_finds_no_broker_names_the_three_ways_out(
     relay: Relay, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -842,6 +844,7 @@ def test_a_token_that_cannot_be_is_a_wrong_command_line(
 RUN = ["run", "--broker", "127.0.0.1:1", "--listen", f"127.0.0.1:{FREE_PORT}"]
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [
@@ -861,6 +864,7 @@ def test_what_is_missing_is_said_in_one_line(relay: Relay, arguments: list[str],
     assert word in outcome.error
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("name", "content", "arguments"),
     [
@@ -903,6 +907,7 @@ def test_a_damaged_file_is_said_in_one_line_that_names_it(  # noqa: PLR0913, PLR
     assert damaged.read_bytes() == content
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("name", "arguments"),
     [
@@ -927,6 +932,7 @@ def test_a_key_that_others_can_read_is_not_used(  # noqa: PLR0913, PLR0917 - as 
     assert f"chmod 600 {state / name}" in outcome.error
 
 
+@pytest.mark.integration
 def test_a_port_that_is_taken_is_said_in_one_line(relay: Relay) -> None:
     relay("ca", "init")
     with bind(HostPort("127.0.0.1", 0)) as taken:
@@ -947,6 +953,7 @@ def test_a_state_directory_that_is_none_is_said_in_one_line(relay: Relay, state:
 TLS = [*RUN, "--public-url", "https://127.0.0.1:8700", "--tls-certificate", "PEM", "--tls-key", "KEY"]
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("pem", "key", "mode", "word"),
     [
@@ -1078,7 +1085,7 @@ def test_a_user_without_a_home_directory_needs_none_where_the_state_directory_is
     assert relay("config", "check", "--no-broker").code == 0
 
 
-@pytest.mark.processes
+@pytest.mark.integration
 def test_the_module_is_the_same_command(tmp_path: Path) -> None:
     command = [sys.executable, "-P", "-m", "relay", "run", "--broker", "x", "--state-dir", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
@@ -1300,6 +1307,7 @@ def test_rows_have_colour_on_a_terminal_alone(
     assert "\x1b" not in relay("audit", "tail").out
 
 
+@pytest.mark.integration
 async def test_audit_tail_follows_across_rotation_until_ctrl_c(state: Path, audit: WrittenAudit) -> None:
     command = [
         *(sys.executable, "-P", "-m", "relay", "audit", "tail", "-n", "1", "--follow", "--json"),
@@ -1321,6 +1329,7 @@ async def test_audit_tail_follows_across_rotation_until_ctrl_c(state: Path, audi
     assert numbers == [3, 4, 5, 6]
 
 
+@pytest.mark.integration
 def test_a_relay_does_not_run_beside_another_in_one_state_directory(
     relay: Relay, audit: WrittenAudit
 ) -> None:
@@ -1362,7 +1371,7 @@ def test_the_message_of_a_fault_is_escaped(
     assert "\x1b" not in capsys.readouterr().err
 
 
-@pytest.mark.processes
+@pytest.mark.integration
 @pytest.mark.parametrize("command", [["run", "--broker", "127.0.0.1:1"], ["audit", "tail"], ["ca", "list"]])
 def test_on_a_nodes_installation_the_command_says_in_one_line_what_to_install(
     tmp_path: Path, command: list[str]
@@ -1379,7 +1388,7 @@ def test_on_a_nodes_installation_the_command_says_in_one_line_what_to_install(
     assert "pip install 'edge-kubelet[relay]'" in done.stderr
 
 
-@pytest.mark.processes
+@pytest.mark.integration
 def test_the_commands_load_neither_the_server_nor_its_libraries() -> None:
     code = "import sys, relay.cli.main; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-P", "-c", code], check=True, capture_output=True, text=True)

@@ -16,6 +16,8 @@ from relay.cli.remote_server import with_path
 from tests.fakes.mcp_server import FakeMcpServer
 from tests.fakes.relay_command import Outcome
 
+pytestmark = pytest.mark.integration
+
 ROOT = Path(__file__).parents[3]
 Command = Callable[..., Awaitable[Outcome]]
 
@@ -259,7 +261,7 @@ async def test_the_token_comes_from_the_environment_or_a_private_file(
     assert "secret" not in outcome.out + outcome.err + exposed.err
 
 
-@pytest.mark.processes
+@pytest.mark.integration
 async def test_a_server_over_stdio_is_started(
     relay: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

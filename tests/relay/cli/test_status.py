@@ -9,7 +9,7 @@ import pytest
 
 from schemas.process.status_socket import served
 
-pytestmark = pytest.mark.processes
+pytestmark = pytest.mark.integration
 
 BOUND_S = 30
 GOOD = {"started": True, "live": True, "ready": True}

@@ -181,6 +181,7 @@ async def test_a_relay_gets_a_certificate_for_the_names_of_the_fleet_alone(site:
         await site.asker.part.authority.ask(AuthorityAction.CERTIFY, members | {"use": "broker"})
 
 
+@pytest.mark.integration
 async def test_while_the_relay_with_the_key_is_away_there_is_a_time_to_try_again(
     site: Site, nats: NatsServer
 ) -> None:

@@ -19,7 +19,7 @@ from tests.fakes.joined_hub import JoinedHub
 from tests.fakes.polling import until
 from tests.fakes.signer import ECHO, METRICS, TENANT, SimulatedCa
 
-pytestmark = pytest.mark.processes
+pytestmark = pytest.mark.integration
 
 READERS = Rights(TENANT, frozenset({"read_only"}))
 

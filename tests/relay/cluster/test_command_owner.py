@@ -21,7 +21,7 @@ from tests.fakes.routers import HeldRouter, ScriptedRouter, echoed
 from tests.fakes.signer import NODE_ID, OTHER_NODE_ID
 from tests.fakes.unsubscribe_gate import UnsubscribeGate
 
-pytestmark = pytest.mark.processes
+pytestmark = pytest.mark.integration
 
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 

@@ -24,7 +24,7 @@ from tests.fakes.routers import ScriptedRouter, echoed
 from tests.fakes.seconds import Seconds
 from tests.fakes.signer import NODE_ID
 
-pytestmark = pytest.mark.processes
+pytestmark = pytest.mark.integration
 
 
 def bytes_of(number: int) -> Callable[[int], bytes]:

@@ -16,7 +16,7 @@ from schemas.process.logs import make_logger
 from tests.fakes.lines import LogLines
 from tests.fakes.polling import BOUND_S, until
 
-pytestmark = pytest.mark.processes
+pytestmark = pytest.mark.integration
 
 INFO = b'INFO {"server_id":"a","version":"2.15.0","max_payload":1048576,"headers":true}\r\n'
 PING, PONG = b"PING\r\n", b"PONG\r\n"

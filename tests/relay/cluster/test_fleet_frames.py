@@ -17,7 +17,7 @@ from tests.fakes.fleet_frames import FrameReader
 from tests.fakes.polling import until
 from tests.fakes.signer import NODE_ID
 
-pytestmark = pytest.mark.processes
+pytestmark = pytest.mark.integration
 
 SESSION = "gogol_20261122_120000_0123abcd"
 OPEN = {"session_id": SESSION, "caller_id": "ant", "owner": "a" * 64, "tools": []}

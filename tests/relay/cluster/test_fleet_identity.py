@@ -22,7 +22,7 @@ from tests.fakes.lines import LogLines
 from tests.fakes.polling import BOUND_S, until
 from tests.fakes.seconds import Seconds
 
-pytestmark = pytest.mark.processes
+pytestmark = pytest.mark.integration
 
 URL, OTHER_URL = "https://relay.example", "https://other.example"
 ROOT, NEXT_ROOT, OTHER_ROOT = "ab" * 32, "cd" * 32, "ef" * 32

@@ -15,7 +15,7 @@ from tests.fakes.cluster_server import NatsServer
 from tests.fakes.polling import BOUND_S
 from tests.fakes.unsubscribe_gate import UnsubscribeGate
 
-pytestmark = pytest.mark.processes
+pytestmark = pytest.mark.integration
 
 INBOX = "edge.main.inbox"
 SUBJECT = "edge.main.cmd.x"

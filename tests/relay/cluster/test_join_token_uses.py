@@ -22,7 +22,7 @@ from tests.fakes.hub import PUBLIC_URL, Hub
 from tests.fakes.polling import until
 from tests.fakes.signer import NODE_ID, OTHER_NODE_ID, key_named
 
-pytestmark = pytest.mark.processes
+pytestmark = pytest.mark.integration
 
 INFO = EnrolmentInfo(PUBLIC_URL, None, own_root=True)
 SOON_S = 0.2

@@ -16,7 +16,7 @@ from tests.fakes.cluster_server import NatsServer
 from tests.fakes.polling import until
 from tests.fakes.signer import NODE_ID, OTHER_NODE_ID
 
-pytestmark = pytest.mark.processes
+pytestmark = pytest.mark.integration
 
 KID = "ab" * 32
 LEAF = {

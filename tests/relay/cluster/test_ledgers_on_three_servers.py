@@ -13,7 +13,7 @@ from tests.fakes.nats_cluster import NatsCluster
 from tests.fakes.polling import BOUND_S, until
 from tests.fakes.signer import NODE_ID, OTHER_NODE_ID, TENANT
 
-pytestmark = [pytest.mark.processes, pytest.mark.long]
+pytestmark = [pytest.mark.integration, pytest.mark.long]
 
 
 @pytest.fixture

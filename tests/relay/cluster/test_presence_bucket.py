@@ -11,7 +11,7 @@ from tests.fakes.cluster_server import NatsServer
 from tests.fakes.polling import BOUND_S, until
 from tests.fakes.signer import NODE_ID, OTHER_NODE_ID
 
-pytestmark = pytest.mark.processes
+pytestmark = pytest.mark.integration
 
 
 async def nothing(_bucket: PresenceBucket, _client: Client) -> None:

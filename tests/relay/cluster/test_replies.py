@@ -14,7 +14,7 @@ from tests.fakes.cluster_server import NatsServer
 from tests.fakes.lines import LogLines
 from tests.fakes.polling import BOUND_S, until
 
-pytestmark = pytest.mark.processes
+pytestmark = pytest.mark.integration
 
 SUBJECT = "edge.main.test"
 

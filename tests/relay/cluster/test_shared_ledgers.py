@@ -20,7 +20,7 @@ from tests.fakes.cluster_server import NatsServer
 from tests.fakes.polling import BOUND_S, until
 from tests.fakes.signer import NODE_ID, NOW_MS, OTHER_NODE_ID
 
-pytestmark = pytest.mark.processes
+pytestmark = pytest.mark.integration
 
 STREAM, REVOCATION = "edge_main_ledger", "revocation"
 SEED, PUBLIC = new_credentials(os.urandom)

@@ -11,7 +11,7 @@ from tests.fakes.cluster_server import NatsServer
 from tests.fakes.polling import until
 from tests.fakes.signer import DAY_MS, NOW_MS, key_named
 
-pytestmark = pytest.mark.processes
+pytestmark = pytest.mark.integration
 
 FIRST, SECOND = (bytes(key_named(f"token key {number}").verify_key) for number in (1, 2))
 

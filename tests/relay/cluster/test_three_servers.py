@@ -19,7 +19,7 @@ from tests.fakes.nats_cluster import NatsCluster
 from tests.fakes.polling import BOUND_S, until
 from tests.fakes.signer import NODE_ID, OTHER_NODE_ID
 
-pytestmark = pytest.mark.processes
+pytestmark = pytest.mark.integration
 
 BUCKET = "edge_main_presence"
 

@@ -2,8 +2,12 @@
 
 import socket
 
+import pytest
+
 from relay.demo.ports import ClaimedPorts
 from tests.fakes.ports import unused_port
+
+pytestmark = pytest.mark.integration
 
 
 def test_the_usual_port_is_taken_where_it_is_free() -> None:

@@ -10,6 +10,8 @@ import pytest
 from relay.demo.processes import Processes, StartError
 from tests.fakes.ports import unused_port
 
+pytestmark = pytest.mark.integration
+
 BOUND_S = 20
 WAIT = "import signal; signal.pause()"
 # Says on which port it listens, then waits.

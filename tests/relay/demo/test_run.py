@@ -17,7 +17,7 @@ async def test_a_ready_file_that_cannot_be_written_is_refused_before_anything_st
     assert capsys.readouterr().out == ""
 
 
-@pytest.mark.processes
+@pytest.mark.integration
 def test_more_nodes_than_open_files_are_refused_in_one_line_before_anything_starts() -> None:
     demo = f"{sys.executable} -P -m relay demo --nodes 300"
     done = subprocess.run(

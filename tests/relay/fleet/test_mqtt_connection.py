@@ -20,6 +20,8 @@ from tests.fakes.played_broker import DISCONNECT, PINGREQ, SUBSCRIBE, PlayedBrok
 from tests.fakes.ports import unused_port
 from tests.fakes.tls_broker import PlayedAuthority
 
+pytestmark = pytest.mark.integration
+
 BOUND_S = 10
 TOPICS = [("a/+", 1), ("b/+", 1)]
 LARGEST = 100

@@ -33,6 +33,8 @@ from tests.fakes.seconds import Seconds
 from tests.fakes.signer import NODE_ID, NOW_MS, OTHER_NODE_ID, TENANT, SimulatedNode
 from tests.fakes.tls_broker import PlayedAuthority, TlsBroker
 
+pytestmark = pytest.mark.integration
+
 BOUND_S = 30
 READERS = Rights(TENANT, frozenset({"read_only"}))
 SHORT = "the broker has not sent all manifests that were known; see docs/brokers.md"

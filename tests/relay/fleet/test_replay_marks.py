@@ -293,6 +293,7 @@ def test_the_file_of_an_earlier_version_is_moved_in(path: Path, former: Path) ->
     assert list(MarkStore(path, LOG).load()) == [(NODE_ID, "acme", OLD)]
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("cut_short", [False, True], ids=["at once", "after the journal was moved"])
 def test_what_a_crash_left_in_the_journal_of_an_earlier_version_is_rolled_back(
     path: Path, former: Path, *, cut_short: bool

@@ -22,6 +22,8 @@ from tests.fakes.hub import counted
 from tests.fakes.polling import until
 from tests.fakes.tls_broker import PlayedAuthority
 
+pytestmark = pytest.mark.integration
+
 BOUND_S = 10
 
 

@@ -71,6 +71,7 @@ async def offered(application: Application, texts: list[str]) -> None:
     (await application.texts).handle_texts(texts.append, lambda beginning: beginning.startswith(b"w"))
 
 
+@pytest.mark.integration
 @pytest.mark.asyncio(loop_scope="module")
 async def test_a_text_that_may_wait_is_handled_with_those_of_others() -> None:
     async with (
@@ -84,6 +85,7 @@ async def test_a_text_that_may_wait_is_handled_with_those_of_others() -> None:
         await until(lambda: texts == ["wait 1", "heartbeat 1"])
 
 
+@pytest.mark.integration
 @pytest.mark.asyncio(loop_scope="module")
 async def test_what_arrives_behind_a_text_that_waits_ends_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("relay.http.deferral.DEFERRED_S", LATER_S)
@@ -101,6 +103,7 @@ async def test_what_arrives_behind_a_text_that_waits_ends_the_wait(monkeypatch: 
         await until(lambda: texts == ["wait", "answer", "urgent", "wait"])
 
 
+@pytest.mark.integration
 @pytest.mark.asyncio(loop_scope="module")
 async def test_of_a_connection_that_is_lost_nothing_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     of_server: list[Deferral] = []

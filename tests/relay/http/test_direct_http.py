@@ -16,7 +16,7 @@ from tests.fakes.polling import until
 from tests.fakes.raw_connection import connected
 from tests.fakes.serving import Server
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.integration]
 
 BOUND_S = 10
 BY_ASGI = b'"asgi"'

@@ -32,7 +32,7 @@ from tests.fakes.server_ca import SimulatedServerCa, server_key_named
 from tests.fakes.serving import Server
 from tests.fakes.signer import NOW_MS
 
-pytestmark = pytest.mark.processes
+pytestmark = pytest.mark.integration
 
 CONFIGURATION = Path(__file__).parents[3] / "docs" / "cluster" / "haproxy.cfg"
 INSTALL = "apt-get install --no-install-recommends haproxy"

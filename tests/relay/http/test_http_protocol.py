@@ -116,6 +116,7 @@ async def test_what_is_served_learns_that_its_client_left_also_when_another_requ
         await held.left.wait()
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     "said",
     [
@@ -148,6 +149,7 @@ async def test_what_is_no_whole_request_in_time_ends_the_connection(said: bytes)
         await until(lambda: not len(server.connections))
 
 
+@pytest.mark.integration
 async def test_a_request_that_is_served_has_more_time_than_it_had_to_come_in() -> None:
     async with Server.running(request_timeout_s=0.2) as server:
         server.app = held = Held()
@@ -282,6 +284,7 @@ async def answered(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -
     assert (await reader.readuntil(b"ok")).startswith(b"HTTP/1.1 200")
 
 
+@pytest.mark.integration
 @pytest.mark.usefixtures("short_idleness")
 async def test_an_idle_connection_is_closed_and_one_whose_request_is_served_is_not() -> None:
     async with Server.running() as server, asyncio.timeout(BOUND_S):
@@ -305,6 +308,7 @@ async def test_an_idle_connection_is_closed_and_one_whose_request_is_served_is_n
         idle_writer.close()
 
 
+@pytest.mark.integration
 @pytest.mark.usefixtures("short_idleness")
 async def test_an_idle_connection_that_an_agent_holds_outlives_those_of_strangers() -> None:
     async with Server.running() as server, asyncio.timeout(BOUND_S):

@@ -143,6 +143,7 @@ def test_the_number_of_timers_does_not_follow_the_number_of_connections(
     assert loop.fired <= 62 * 4 + 1
 
 
+@pytest.mark.integration
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize(
     "pong",
@@ -164,6 +165,7 @@ async def test_a_peer_that_answers_is_pinged_again_however_it_spells_that(
             writer.write(pong)
 
 
+@pytest.mark.integration
 @pytest.mark.asyncio(loop_scope="module")
 async def test_a_pong_in_two_pieces_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("relay.http.listener._PING_INTERVAL_S", 0.02)

@@ -28,6 +28,8 @@ from tests.fakes.polling import until
 from tests.fakes.serving import Server
 from tests.fakes.tls_broker import PlayedAuthority
 
+pytestmark = pytest.mark.integration
+
 BOUND_S = 10
 SOON_S = 0.1
 HTTP = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"

@@ -363,6 +363,7 @@ async def test_the_scheme_is_the_same_in_any_case(bench: Bench) -> None:
         assert await bench.reached("/mcp", [PUBLIC, ("Authorization", f"{scheme} {bench.hub.token()}")])
 
 
+@pytest.mark.integration
 async def test_the_first_token_of_a_new_key_of_the_outside_issuer_gets_through(
     hub: Hub, registry: SchemaRegistry
 ) -> None:

@@ -18,7 +18,7 @@ from tests.fakes.raw_http import exchange
 from tests.fakes.raw_websocket import read_ws_frame, until_closed, until_cut, ws_frame
 from tests.fakes.serving import Server
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.integration]
 
 BOUND_S = 10
 UPGRADE = (

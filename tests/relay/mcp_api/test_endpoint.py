@@ -578,6 +578,7 @@ async def test_a_session_of_the_old_era_is_its_owners_alone(
         assert (await wire.result("tools/list"))["tools"]
 
 
+@pytest.mark.integration
 async def test_agents_of_one_name_from_two_issuers_have_no_session_in_common(
     hub: Hub, router: ScriptedRouter, server: Server
 ) -> None:

@@ -194,6 +194,7 @@ def test_a_new_root_counts_beside_the_old_one(scene: Scene) -> None:
     assert scene.connect(scene.node).connected
 
 
+@pytest.mark.integration
 def test_the_protocol_of_nats_itself_admits_no_client(tmp_path: Path) -> None:
     with ExitStack() as stack:
         scene = Scene("nats-server", tmp_path, stack)
@@ -223,6 +224,7 @@ def test_without_nodes_the_relay_is_the_only_user() -> None:
     assert nats_users([]).count("user") == 2  # "users", and one
 
 
+@pytest.mark.integration
 def test_a_broker_is_told_by_the_process_id_in_its_file(authority: PlayedAuthority, tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     handle = "import signal, sys; signal.signal(signal.SIGHUP, lambda *_: sys.exit(print('SIGHUP')))"
@@ -241,6 +243,7 @@ def test_a_broker_is_told_by_the_process_id_in_its_file(authority: PlayedAuthori
     assert out == "SIGHUP\n"
 
 
+@pytest.mark.integration
 def test_a_process_that_does_not_handle_the_signal_yet_is_not_ended_by_it(
     authority: PlayedAuthority, tmp_path: Path
 ) -> None:

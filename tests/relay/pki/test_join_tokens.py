@@ -222,7 +222,7 @@ print(count)
 """
 
 
-@pytest.mark.processes
+@pytest.mark.integration
 def test_processes_that_spend_at_once_do_not_spend_more_than_there_is(tokens: JoinTokens, path: Path) -> None:
     token = tokens.create("acme", HOUR_S, 25, ROOT)
     command = [sys.executable, "-P", "-c", _SPENDER, str(path), token.id]

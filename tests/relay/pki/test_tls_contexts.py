@@ -90,6 +90,7 @@ def files(authority: PlayedAuthority) -> TlsFiles:
 # --- the context that is served with ------------------------------------------------------------------
 
 
+@pytest.mark.integration
 async def test_another_certificate_is_shown_from_then_on_and_no_connection_is_closed(
     authority: PlayedAuthority, files: TlsFiles
 ) -> None:
@@ -107,6 +108,7 @@ async def test_another_certificate_is_shown_from_then_on_and_no_connection_is_cl
             line.close()
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("broken", ["certificate", "another", "key", "gone", "exposed"])
 async def test_files_that_are_of_no_use_leave_in_use_what_is(
     authority: PlayedAuthority, files: TlsFiles, broken: str
@@ -169,6 +171,7 @@ def state(tmp_path: Path) -> StateFiles:
     return StateFiles(tmp_path / "state")
 
 
+@pytest.mark.integration
 async def test_a_relay_with_a_certificate_of_its_own_is_believed_by_its_root(
     authority: PlayedAuthority, state: StateFiles
 ) -> None:
@@ -183,6 +186,7 @@ async def test_a_relay_with_a_certificate_of_its_own_is_believed_by_its_root(
         line.close()
 
 
+@pytest.mark.integration
 async def test_its_certificate_is_renewed_in_time_and_when_its_root_is_gone(
     authority: PlayedAuthority, state: StateFiles
 ) -> None:

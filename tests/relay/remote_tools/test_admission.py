@@ -18,6 +18,8 @@ from relay.remote_tools import (
 from tests.fakes.guarded import EVERYTHING, over_http
 from tests.fakes.mcp_server import FakeMcpServer
 
+pytestmark = pytest.mark.integration
+
 PING = {"message": "ping"}
 
 

@@ -21,6 +21,7 @@ def lines_of(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text("ascii").splitlines()]
 
 
+@pytest.mark.integration
 async def test_a_call_leaves_two_lines_in_a_private_file_and_a_refusal_one(tmp_path: Path) -> None:
     file = tmp_path / "calls.jsonl"
     async with over_http(FakeMcpServer(), audit=file) as client:
@@ -40,6 +41,7 @@ async def test_a_call_leaves_two_lines_in_a_private_file_and_a_refusal_one(tmp_p
     assert (refused["decision"], refused["reason"]) == ("refused", "arguments")
 
 
+@pytest.mark.integration
 async def test_arguments_and_results_are_left_out_unless_the_operator_gives_rules(tmp_path: Path) -> None:
     for redaction in (None, Redaction()):
         file = tmp_path / str(redaction is None)

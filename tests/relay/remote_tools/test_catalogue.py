@@ -9,6 +9,8 @@ from relay.remote_tools import catalogue as module
 from tests.fakes.guarded import over_http
 from tests.fakes.mcp_server import OBJECT, FakeMcpServer
 
+pytestmark = pytest.mark.integration
+
 PING = {"message": "ping"}
 
 

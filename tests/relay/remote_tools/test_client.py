@@ -12,6 +12,8 @@ from schemas.addresses import AddressError
 from tests.fakes.guarded import over_http
 from tests.fakes.mcp_server import FakeMcpServer
 
+pytestmark = pytest.mark.integration
+
 PING = {"message": "ping"}
 
 

@@ -31,7 +31,7 @@ def log(tmp_path: Path) -> Path:
     return tmp_path / "calls"
 
 
-@pytest.fixture(params=[pytest.param(era, marks=pytest.mark.processes) for era in ("modern", "legacy")])
+@pytest.fixture(params=[pytest.param(era, marks=pytest.mark.integration) for era in ("modern", "legacy")])
 def server(request: pytest.FixtureRequest, log: Path) -> StdioServer:
     python, *arguments = [sys.executable, "-P", "-m", "tests.fakes.mcp_server", str(log), request.param]
     return StdioServer(python, tuple(arguments), {"PYTHONPATH": str(ROOT)})
@@ -52,6 +52,7 @@ async def test_a_call_over_stdio_has_a_result_and_carries_its_ids(server: StdioS
     assert [record["event"] for record in client.records] == ["started", "ended"]
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("server", "said"),
     [
@@ -113,6 +114,7 @@ async def test_an_idempotent_call_is_repeated_to_a_process_that_was_started_agai
     assert len(received(log)) == 4
 
 
+@pytest.mark.integration
 async def test_a_program_that_is_not_there_is_a_failure_that_sent_nothing() -> None:
     async with guarded(StdioServer("no-such-program-anywhere")) as client:
         with pytest.raises(ToolProviderFailure) as caught:
@@ -120,6 +122,7 @@ async def test_a_program_that_is_not_there_is_a_failure_that_sent_nothing() -> N
     assert (caught.value.reason, caught.value.may_have_run) == (Reason.UNREACHABLE, False)
 
 
+@pytest.mark.integration
 async def test_a_program_gets_no_secret_of_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,6 +138,7 @@ async def test_a_program_gets_no_secret_of_the_environment(
     assert "EDGE_TOKEN" not in environment
 
 
+@pytest.mark.integration
 async def test_a_session_of_the_old_era_that_ended_is_opened_again() -> None:
     fake = FakeMcpServer(legacy=True)
     async with over_http(fake) as client:
@@ -146,6 +150,7 @@ async def test_a_session_of_the_old_era_that_ended_is_opened_again() -> None:
     assert fake.opened == 2
 
 
+@pytest.mark.integration
 async def test_the_tools_are_listed_again_after_the_server_announces_a_change() -> None:
     fake = FakeMcpServer()
     async with over_http(fake) as client:

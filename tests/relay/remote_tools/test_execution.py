@@ -21,6 +21,8 @@ from relay.remote_tools import (
 from tests.fakes.guarded import over_http
 from tests.fakes.mcp_server import FAULTS, FakeMcpServer
 
+pytestmark = pytest.mark.integration
+
 REPEATABLE = (ToolRule("*", idempotent=True, deadline_s=20),)
 FAILURES = {
     "drop": (ToolProviderFailure, Reason.CONNECTION_LOST),

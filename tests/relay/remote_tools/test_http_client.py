@@ -27,6 +27,8 @@ from tests.fakes.mcp_server import FakeMcpServer
 from tests.fakes.raw_http_server import server_context
 from tests.fakes.signer import SimulatedCa
 
+pytestmark = pytest.mark.integration
+
 PING = {"message": "ping"}
 NOW_MS = 1_795_000_000_000
 

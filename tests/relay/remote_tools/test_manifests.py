@@ -23,6 +23,8 @@ from tests.fakes.signer import (
     key_named,
 )
 
+pytestmark = pytest.mark.integration
+
 READ = Permissions(allow=("*",), scopes=frozenset({"tools:call:read_only"}))
 PING = {"message": "ping"}
 

@@ -14,6 +14,8 @@ from tests.fakes.guarded import guarded
 from tests.fakes.mcp_server import FakeMcpServer
 from tests.fakes.raw_http_server import Asked, RawServer, http_answer
 
+pytestmark = pytest.mark.integration
+
 PING = {"message": "ping"}
 BASIC = base64.b64encode(b"client-1:the-secret").decode()
 

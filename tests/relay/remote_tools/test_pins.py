@@ -48,6 +48,7 @@ async def changed(file: Path, change: dict[str, Any]) -> str:
     return str(caught.value)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("change", "told"),
     [
@@ -69,6 +70,7 @@ async def test_a_tool_that_changed_is_refused_until_it_is_accepted(
     assert text.isprintable()
 
 
+@pytest.mark.integration
 async def test_the_change_of_a_long_text_shows_where_it_begins(file: Path) -> None:
     text = await changed(file, {"description": "Returns the message." + " " * 300 + "evil"})
     assert "Returns the message." in text
@@ -76,6 +78,7 @@ async def test_the_change_of_a_long_text_shows_where_it_begins(file: Path) -> No
     assert len(text) < 600
 
 
+@pytest.mark.integration
 async def test_a_listing_pins_what_a_model_is_shown(file: Path) -> None:
     fake = FakeMcpServer()
     async with over_http(fake, pins=file) as client:
@@ -83,6 +86,7 @@ async def test_a_listing_pins_what_a_model_is_shown(file: Path) -> None:
     assert pinned(file) == {tool["name"] for tool in fake.tools}
 
 
+@pytest.mark.integration
 async def test_a_survey_pins_nothing(file: Path) -> None:
     async with over_http(FakeMcpServer(), pins=file) as client:
         assert await client.tools.survey()

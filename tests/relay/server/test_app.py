@@ -31,6 +31,8 @@ from schemas.frames import SUBPROTOCOL
 from tests.fakes.issuer import ISSUER, IssuerServer, outside_token
 from tests.fakes.lines import LogLines
 
+pytestmark = pytest.mark.integration
+
 BOUND_S = 30
 
 

@@ -1,6 +1,10 @@
 import subprocess
 import sys
 
+import pytest
+
+pytestmark = pytest.mark.integration
+
 _LOOK = """
 import gc
 from relay.server.collector import tune_collector

@@ -43,7 +43,7 @@ for _ in sys.stdin:
 """
 
 
-@pytest.mark.processes
+@pytest.mark.integration
 def test_what_is_revoked_or_rotated_is_read_when_connections_hold_all_descriptors(tmp_path: Path) -> None:
     operator = CertificateAuthority(tmp_path / "ca", lambda: NOW_MS, os.urandom)
     operator.create()

@@ -290,6 +290,7 @@ class Holding:
             await self.came.wait_for(lambda: self.held >= count)
 
 
+@pytest.mark.integration
 async def test_no_more_is_read_than_may_be_under_way() -> None:
     relay = Holding()
     async with RawServer.running(relay) as server, LineClient.over_bridge(server.url, "t") as client:
@@ -300,6 +301,7 @@ async def test_no_more_is_read_than_may_be_under_way() -> None:
     assert relay.most == MAX_IN_FLIGHT
 
 
+@pytest.mark.integration
 async def test_subscriptions_take_no_room_of_calls_and_have_a_bound_of_their_own() -> None:
     relay = Holding()
     async with RawServer.running(relay) as server, LineClient.over_bridge(server.url, "t") as client:
@@ -445,6 +447,7 @@ async def test_what_is_under_way_when_the_input_ends_is_still_answered(
         await client.until_ended()
 
 
+@pytest.mark.integration
 async def test_who_is_told_to_stop_does_not_wait_for_a_relay_that_does_not_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -518,7 +521,7 @@ def run(*arguments: str, token: str | None = None, stdin: bytes = b"") -> subpro
     )
 
 
-@pytest.mark.processes
+@pytest.mark.integration
 async def test_the_command_serves_a_client_and_ends_with_its_input(
     relay: ServedRelay, hub: Hub, tmp_path: Path
 ) -> None:
@@ -536,7 +539,7 @@ async def test_the_command_serves_a_client_and_ends_with_its_input(
     assert done.stderr == b""
 
 
-@pytest.mark.processes
+@pytest.mark.integration
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 async def test_a_signal_ends_the_command_as_the_end_of_its_input_does(
     relay: ServedRelay, hub: Hub, number: signal.Signals
@@ -560,7 +563,7 @@ async def test_a_signal_ends_the_command_as_the_end_of_its_input_does(
     assert relay.requests.count("/mcp") == 2  # the second one ends the session
 
 
-@pytest.mark.processes
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("arguments", "token", "status", "said"),
     [

@@ -14,6 +14,8 @@ from tests.fakes.ports import unused_port
 from tests.fakes.raw_http_server import Asked, RawServer, http_answer, server_context
 from tests.fakes.signer import NOW_MS, SimulatedCa
 
+pytestmark = pytest.mark.integration
+
 CALL: dict[str, Any] = {"name": "sysecho.x.echo.invoke", "arguments": {}}
 CHANGED = "notifications/tools/list_changed"
 JSON, STREAM = {"Content-Type": "application/json"}, {"Content-Type": "text/event-stream"}

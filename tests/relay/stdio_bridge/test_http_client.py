@@ -48,6 +48,7 @@ async def asked(url: str, token: BearerToken | None = None) -> tuple[int, list[b
 # --- requests
 
 
+@pytest.mark.integration
 async def test_the_bytes_go_as_they_are_with_the_token_and_what_a_stream_needs() -> None:
     async with RawServer.running(Fixed(http_answer(200, PONG, **JSON))) as server:
         assert await asked(server.url + "/mcp?names=dashed", BearerToken("the-token")) == (200, [PONG])
@@ -70,6 +71,7 @@ async def test_to_a_closed_port_nothing_was_sent() -> None:
         await asked(f"http://127.0.0.1:{unused_port()}/mcp")
 
 
+@pytest.mark.integration
 async def test_a_relay_with_another_root_was_never_sent_to(tmp_path: Path) -> None:
     ca = SimulatedCa()
     context = server_context(ca, tmp_path, NOW_MS)
@@ -79,6 +81,7 @@ async def test_a_relay_with_another_root_was_never_sent_to(tmp_path: Path) -> No
         assert server.asked == []
 
 
+@pytest.mark.integration
 async def test_a_relay_is_believed_by_the_root_that_was_named(tmp_path: Path) -> None:
     now_ms = time.time_ns() // 1_000_000
     ca = SimulatedCa(now_ms=now_ms)
@@ -90,6 +93,7 @@ async def test_a_relay_is_believed_by_the_root_that_was_named(tmp_path: Path) ->
         await http.close()
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     "answer",
     [b"", b"HTTP/1.1 200 OK\r\nContent-Le", b"nonsense\r\n\r\n", http_answer(200, PONG, **JSON)[:-3]],
@@ -101,6 +105,7 @@ async def test_what_broke_off_may_have_arrived(answer: bytes) -> None:
             await asked(server.url)
 
 
+@pytest.mark.integration
 async def test_a_redirect_is_not_followed() -> None:
     async with RawServer.running(Fixed(http_answer(307, b"", Location="/elsewhere"))) as server:
         assert await asked(server.url) == (307, [])
@@ -110,6 +115,7 @@ async def test_a_redirect_is_not_followed() -> None:
 # --- answers
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("body", "expected"),
     [
@@ -128,6 +134,7 @@ async def test_only_messages_come_out_of_an_answer(body: bytes, expected: list[b
         assert await asked(server.url) == (200, expected)
 
 
+@pytest.mark.integration
 async def test_each_message_of_a_stream_comes_while_the_stream_is_open() -> None:
     more = asyncio.Event()
 
@@ -150,6 +157,7 @@ async def test_each_message_of_a_stream_comes_while_the_stream_is_open() -> None
     assert "accept: text/event-stream\r\n" in server.asked[0].head.lower()
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("kind", [JSON, STREAM], ids=["json", "stream"])
 async def test_an_answer_without_end_is_given_up(
     kind: dict[str, str], monkeypatch: pytest.MonkeyPatch
@@ -172,6 +180,7 @@ async def refusal(answer: bytes) -> tuple[bool, str]:
     return found
 
 
+@pytest.mark.integration
 async def test_a_refusal_is_a_message_or_has_a_reason_that_can_be_shown() -> None:
     rpc = b'{"jsonrpc":"2.0","id":null,"error":{"code":-32700,"message":"no"}}'
     assert (await refusal(http_answer(400, rpc, **JSON)))[0] is True

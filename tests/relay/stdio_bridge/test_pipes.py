@@ -90,6 +90,7 @@ async def test_a_closed_reader_is_an_error_of_the_writer(pipe: tuple[FileIO, Fil
         await asyncio.wait_for(Output(writer.fileno()).write(b"hello?"), BOUND_S)
 
 
+@pytest.mark.integration
 def test_a_stray_print_goes_elsewhere_once_the_output_is_claimed() -> None:
     program = (
         "import os, sys\n"

@@ -129,6 +129,7 @@ class Forgetful:
         await writer.drain()
 
 
+@pytest.mark.integration
 async def test_however_many_miss_the_session_one_is_opened_for_all() -> None:
     relay = Forgetful(5)
     async with RawServer.running(relay) as server, conversation(server.url, "t") as talk:
@@ -140,6 +141,7 @@ async def test_however_many_miss_the_session_one_is_opened_for_all() -> None:
         assert words[:2] == words[2:]
 
 
+@pytest.mark.integration
 async def test_a_relay_that_forgets_each_session_at_once_is_not_asked_again_and_again() -> None:
     async def respond(asked: Asked, writer: asyncio.StreamWriter) -> None:
         opens = b'"initialize"' in asked.body
@@ -155,6 +157,7 @@ async def test_a_relay_that_forgets_each_session_at_once_is_not_asked_again_and_
         assert len(server.asked) < 20
 
 
+@pytest.mark.integration
 async def test_while_no_session_can_be_opened_again_nothing_was_sent() -> None:
     async def respond(asked: Asked, writer: asyncio.StreamWriter) -> None:
         if b'"initialize"' in asked.body and len(server.asked) > 1:
@@ -212,6 +215,7 @@ async def test_no_token_is_ever_said_again(relay: ServedRelay) -> None:
 # --- refusals
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("status", "body", "expected"),
     [
@@ -265,6 +269,7 @@ async def test_a_stream_that_is_none_is_refused(relay: ServedRelay, hub: Hub, tm
             assert answer.is_stream
 
 
+@pytest.mark.integration
 async def test_an_answer_in_place_of_a_stream_is_no_stream() -> None:
     async def respond(_asked: Asked, writer: asyncio.StreamWriter) -> None:
         writer.write(http_answer(200, b'{"jsonrpc":"2.0","id":1,"result":{}}', **JSON))

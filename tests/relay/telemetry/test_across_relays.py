@@ -27,7 +27,7 @@ from tests.fakes.joined_hub import JoinedHub
 from tests.fakes.polling import until
 from tests.fakes.signer import NOW_MS, SimulatedCa
 
-pytestmark = pytest.mark.processes
+pytestmark = pytest.mark.integration
 
 
 class Relay:

@@ -12,7 +12,7 @@ from tests.fakes.broker import Broker
 from tests.fakes.ports import unused_port
 from tests.fakes.signer import NODE_ID
 
-pytestmark = pytest.mark.processes
+pytestmark = pytest.mark.integration
 
 MESSAGE = Publication(f"$devices/{NODE_ID}/identity", b"PEM", retain=True)
 BOUND_S = 10

@@ -44,6 +44,7 @@ async def asked(url: str, tls: Callable[[], ssl.SSLContext | None] = lambda: Non
     return await asyncio.to_thread(ask_health, url, tls)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("head", "expected"),
     [
@@ -57,6 +58,7 @@ async def test_the_relay_is_asked_for_its_health_and_its_time(head: bytes, expec
         assert await asked(url) == expected
 
 
+@pytest.mark.integration
 async def test_a_relay_that_is_not_reached_or_speaks_something_else_is_named() -> None:
     async with answering(b"SSH-2.0\r\n") as url:
         with pytest.raises(UnreachedError, match="is not reached"):

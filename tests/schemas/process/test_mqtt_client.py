@@ -5,6 +5,7 @@ import pytest
 from schemas.process.mqtt_client import WatchedClient
 
 
+@pytest.mark.integration
 def test_a_turn_without_a_connection_is_no_fault(caplog: pytest.LogCaptureFixture) -> None:
     # paho takes one after each connect that failed, of which the program has logged the reason.
     client = WatchedClient("edge-test")

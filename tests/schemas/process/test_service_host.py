@@ -139,6 +139,7 @@ def test_units_that_were_installed_beside_those_of_a_package_can_be_removed(mach
     machine.host.check_not_packaged(SERVICE)
 
 
+@pytest.mark.integration
 def test_a_command_that_is_not_there_says_what_it_takes() -> None:
     with pytest.raises(ServiceError, match="a system that runs systemd"):
         run_command(["edge-no-such-command"])

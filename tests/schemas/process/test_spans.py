@@ -12,6 +12,7 @@ SPAN = Span(
 )
 
 
+@pytest.mark.integration
 def test_a_span_arrives_at_the_collector_with_the_ids_of_the_log() -> None:
     with collecting() as collector:
         with exported(collector.url, "edge-relay") as export:
@@ -24,6 +25,7 @@ def test_a_span_arrives_at_the_collector_with_the_ids_of_the_log() -> None:
     assert {attribute.key: attribute.value.string_value for attribute in span.attributes} == {"tool": "echo"}
 
 
+@pytest.mark.integration
 def test_a_failure_is_the_status_and_a_span_without_id_gets_one() -> None:
     with collecting() as collector:
         with exported(collector.url, "edge-kubelet") as export:
@@ -33,11 +35,13 @@ def test_a_failure_is_the_status_and_a_span_without_id_gets_one() -> None:
     assert (len(span.span_id), span.parent_span_id) == (8, b"")
 
 
+@pytest.mark.integration
 def test_a_collector_that_is_not_there_harms_nothing() -> None:
     with exported("http://127.0.0.1:9", "edge-relay") as export:
         export(SPAN)
 
 
+@pytest.mark.integration
 def test_without_a_collector_nothing_is_loaded() -> None:
     code = (
         "import sys; from schemas.process.spans import exported\n"
