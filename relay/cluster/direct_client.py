@@ -7,11 +7,13 @@ what waits while the server does not read.
 
 This module alone uses the library's private parts. Must not know what a message says.
 """
-# ruff: noqa: SLF001, FBT001, FBT002 - as above; what is overridden has flags
+# ruff: noqa: SLF001 - as above
 
 import asyncio
 from collections.abc import Callable
 from typing import Any
+
+from nats.aio.msg import Msg
 
 from relay.cluster.direct_subscription import EveryMessage
 from relay.cluster.flushing_client import FlushingClient
@@ -41,24 +43,33 @@ class DirectClient(FlushingClient):
         transport: Any = self._transport
         self._wire = _Wire(transport._io_writer.transport, self._take)
 
+    async def publish(
+        self, subject: str, payload: bytes = b"", reply: str = "", headers: dict[str, Any] | None = None
+    ) -> None:
+        """Send ``payload``, as the library does, but at once, unless something waits to be sent before it."""
+        wire = self._wire
+        if (
+            wire is None
+            or wire.is_paused
+            or self._pending
+            or not self.is_connected
+            or headers is not None
+            or not (_is_word(subject) and (not reply or _is_word(reply)))
+            or len(payload) > self.max_payload
+        ):
+            await super().publish(subject, payload, reply, headers)
+        else:
+            line = f"PUB {subject} {reply} {len(payload)}\r\n"
+            wire.transport.write(b"".join((line.encode(), payload, _LINE_END)))
+
     def _take(self, words: list[bytes], data: bytes) -> bool:
         _, subject, number, *reply, _ = words
         subscription = self._subs.get(int(number))
         future = None if subscription is None else subscription._future
         if not isinstance(future, EveryMessage):
             return False
-        future.set_result(self._build_message(int(number), subject, b"".join(reply), data, None))
+        future.set_result(Msg(self, subject.decode(), reply[0].decode() if reply else "", data))
         return True
-
-    async def _send_command(self, cmd: bytes, priority: bool = False) -> None:
-        wire = self._wire
-        if wire is None or wire.is_paused or self._pending or not self.is_connected:
-            await super()._send_command(cmd, priority)
-        else:
-            wire.transport.write(cmd)
-
-    async def _flush_pending(self, force_flush: bool = False) -> Any:
-        return await super()._flush_pending(force_flush) if self._pending_data_size else None
 
 
 class _Wire(asyncio.Protocol):
@@ -109,6 +120,11 @@ class _Wire(asyncio.Protocol):
         """Have it written at once again."""
         self.is_paused = False
         self._stream.resume_writing()
+
+
+def _is_word(text: str) -> bool:
+    """Return whether ``text`` is one word of a line: nothing in it ends the line or begins another word."""
+    return text.isprintable() and " " not in text and text != ""
 
 
 def _size_behind(words: list[bytes]) -> int:
