@@ -58,12 +58,12 @@ async def test_a_drained_subscription_gets_what_is_sent_before_the_server_has_en
 
 
 async def test_a_flush_that_no_server_answers_is_given_up(nats: NatsServer) -> None:
-    async with connected(FlushingClient(f"{INBOX}.probe"), nats, nats.address.port) as client:
-        assert isinstance(client, FlushingClient)
+    client = FlushingClient(f"{INBOX}.probe")
+    async with UnsubscribeGate(nats.address).running() as gate, connected(client, nats, gate.port):
+        subscription = await client.subscribe(SUBJECT)
         await client.flush()
-        nats.suspend()
-        try:
-            with pytest.raises(NatsTimeoutError):
-                await client.flush(0.1)
-        finally:
-            nats.resume()
+        gate.arm()
+        await subscription.unsubscribe()
+        await gate.holds.wait()
+        with pytest.raises(NatsTimeoutError):
+            await client.flush(0.1)
