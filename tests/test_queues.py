@@ -57,7 +57,7 @@ EXEMPT = {
     "relay/broker/log_lines.py": ("deque", ENTRIES),
     "relay/broker/ports.py": ("listen", "finds a free port, and accepts nothing"),
     "relay/broker/supervisor.py": ("4 to_thread, create_task", ONE),
-    "relay/cluster/assembly.py": ("2 create_task", LOOPS),
+    "relay/cluster/cluster_part.py": ("2 create_task", LOOPS),
     "relay/cluster/client_end.py": ("ensure_future", LOOPS),
     "relay/cluster/connection.py": ("2 ensure_future", LOOPS),
     "relay/cluster/direct_subscription.py": ("subscribe", "each message is handled as it is read"),

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from relay.clock import ticks_ms
-from relay.cluster.assembly import ClusterPart, assemble
+from relay.cluster.assembly import assemble
+from relay.cluster.cluster_part import ClusterPart
 from relay.cluster.presence import Effects
 from relay.config import ClusterConfig
 from relay.observability.metrics import Metrics

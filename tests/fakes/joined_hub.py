@@ -9,7 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from relay.clock import ticks_ms
-from relay.cluster.assembly import ClusterPart, assemble
+from relay.cluster.assembly import assemble
+from relay.cluster.cluster_part import ClusterPart
 from relay.cluster.presence import Effects
 from relay.config import ClusterConfig
 from relay.routing.peers import Peers
