@@ -64,9 +64,9 @@ def read_root(file: Path) -> str:
 def _load_machine_roots(context: ssl.SSLContext) -> None:
     context.load_default_certs(ssl.Purpose.SERVER_AUTH)
     named = os.environ.get(_ROOTS_VARIABLE)
-    if not named:
+    if not named or context.cert_store_stats()["x509"]:
         return
-    # Loaded again: the library says nothing of a file that is missing or holds no certificate.
+    # Loaded again for the reason: the library says nothing of a file that is missing or holds no certificate.
     try:
         context.load_verify_locations(cafile=named)
     except ssl.SSLError:

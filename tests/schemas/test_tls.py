@@ -53,10 +53,18 @@ def test_without_a_root_it_is_those_that_the_machine_trusts(
     assert client_context().get_ca_certs() == client_context(ca.root_pem).get_ca_certs()
 
 
+BROKEN = "-----BEGIN CERTIFICATE-----\nnone\n-----END CERTIFICATE-----\n"
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
-    [(None, "No such file or directory"), ("no certificate", "holds no certificate")],
-    ids=["missing", "without a certificate"],
+    [
+        pytest.param(None, "No such file or directory", id="missing"),
+        pytest.param("no certificate", "holds no certificate", id="without a certificate"),
+        pytest.param(
+            SimulatedCa().root_pem + BROKEN, "holds no certificate", id="a broken one behind a good"
+        ),
+    ],
 )
 def test_roots_of_the_machine_that_cannot_be_read_are_named_with_the_variable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str | None, said: str
