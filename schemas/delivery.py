@@ -138,16 +138,18 @@ class AnswerCache:
         """Forget what is over, then the answers to what is not, until ``wanted_bytes`` are free."""
         if self._used_bytes + wanted_bytes <= self._max_bytes:
             return True
-        answered = [(msg_id, seen) for msg_id, seen in self._seen.items() if seen.answer is not None]
-        for msg_id, seen in answered:
-            if seen.expires_at_ms <= now_ms:
-                del self._seen[msg_id]
-                self._used_bytes -= ENTRY_BYTES + len(seen.answer or b"")
-        for _, seen in answered:
+        over = [
+            msg_id
+            for msg_id, seen in self._seen.items()
+            if seen.expires_at_ms <= now_ms and seen.answer is not None
+        ]
+        for msg_id in over:
+            self._used_bytes -= ENTRY_BYTES + len(self._seen.pop(msg_id).answer or b"")
+        for seen in self._seen.values():
             if self._used_bytes + wanted_bytes <= self._max_bytes:
                 break
-            if seen.expires_at_ms > now_ms:
-                self._used_bytes -= len(seen.answer or b"")
+            if seen.answer:
+                self._used_bytes -= len(seen.answer)
                 seen.answer = _NOT_KEPT
         return self._used_bytes + wanted_bytes <= self._max_bytes
 
