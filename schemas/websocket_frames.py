@@ -42,23 +42,14 @@ def text_frame_head(payload_bytes: int) -> bytes:
     return _LONG.pack(_WHOLE_TEXT, _LENGTH, payload_bytes)
 
 
-def unmasked(frame: bytes, head: FrameHead) -> bytes:
-    """Return the payload of ``frame``, which begins with ``head``, is masked and complete."""
-    start = head.head_bytes
-    mask = frame[start - _MASK_BYTES : start] * (head.payload_bytes // _MASK_BYTES + 1)
-    # As two large integers: a loop over bytes would take a hundred times as long.
-    size = head.payload_bytes
-    masked = int.from_bytes(frame[start:], "big") ^ int.from_bytes(mask[:size], "big")
-    return masked.to_bytes(size, "big")
-
-
 class FrameSlicer:
     """Cuts what comes into pieces that never reach beyond the frame that they belong to."""
 
-    __slots__ = ("_left", "_waiting")
+    __slots__ = ("_head", "_left", "_waiting")
 
     def __init__(self) -> None:
         self._waiting = bytearray()
+        self._head: FrameHead | None = None
         self._left = 0
 
     @property
@@ -77,6 +68,11 @@ class FrameSlicer:
 
     def head(self) -> FrameHead | None:
         """Return the head of the next frame; None while not all of the head is there."""
+        if self._head is None:
+            self._head = self._parsed_head()
+        return self._head
+
+    def _parsed_head(self) -> FrameHead | None:
         waiting = self._waiting
         if len(waiting) < 2:  # noqa: PLR2004 - the two bytes that every frame begins with
             return None
@@ -94,14 +90,12 @@ class FrameSlicer:
         return FrameHead(bool(first & _CONTROL), is_text, length, size)
 
     def beginning(self, head: FrameHead, most: int) -> bytes:
-        """Return the first bytes of the payload behind ``head``, a client's: ``most``, or what is there."""
-        size = min(most, head.payload_bytes, len(self._waiting) - head.head_bytes)
-        if size <= 0:
-            return b""
-        return unmasked(bytes(self._waiting[: head.head_bytes + size]), head._replace(payload_bytes=size))
+        """Return ``head`` as it came, with the first bytes of its payload: ``most``, or what is there."""
+        return bytes(self._waiting[: head.head_bytes + min(most, head.payload_bytes)])
 
     def enter(self, head: FrameHead) -> None:
         """Let the frame that begins with ``head`` be taken."""
+        self._head = None
         self._left = head.head_bytes + head.payload_bytes
 
     def take(self) -> bytes:

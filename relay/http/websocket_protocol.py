@@ -17,10 +17,11 @@ from relay.http.connections import connection_in
 from relay.http.deferral import deferral_in
 from relay.http.frame_meter import METER_IN_SCOPE, FrameMeter
 from relay.http.keepalive import keepalive_in
+from relay.http.masks import unmasked
 from relay.http.message_queue import MessageQueue
 from relay.http.texts import BEGINNING_BYTES, HANDLED_IN_MESSAGE, TEXTS_IN_SCOPE, MayWait, TextHandler
 from relay.http.write_gate import WriteGate
-from schemas.websocket_frames import FrameHead, FrameSlicer, text_frame_head, unmasked
+from schemas.websocket_frames import FrameHead, FrameSlicer, text_frame_head
 
 MAX_BYTES_BEFORE_ADMISSION = 32 * 1024
 MAX_FRAGMENTS = 64
@@ -109,7 +110,7 @@ class BoundedWebSocket(CheckedTexts):
         """Return whether a text begins that the application lets wait."""
         if self._may_wait is None or (head := self._slicer.head()) is None or not head.is_text:
             return False
-        return self._may_wait(self._slicer.beginning(head, BEGINNING_BYTES))
+        return self._may_wait(unmasked(self._slicer.beginning(head, BEGINNING_BYTES), head))
 
     def resume(self) -> None:
         """Parse what was deferred, and what has arrived since."""
@@ -289,10 +290,7 @@ class BoundedWebSocket(CheckedTexts):
         if on is not self.read_paused or self.transport.is_closing():
             return
         self.read_paused = not on
-        if on:
-            self.transport.resume_reading()
-        else:
-            self.transport.pause_reading()
+        (self.transport.resume_reading if on else self.transport.pause_reading)()
 
     def _abort(self) -> None:
         """Abort, and signal the reason to the application."""

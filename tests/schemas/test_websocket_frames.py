@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from websockets.frames import Frame, Opcode
 
-from schemas.websocket_frames import FrameHead, FrameSlicer, text_frame_head, unmasked
+from schemas.websocket_frames import FrameHead, FrameSlicer, text_frame_head
 
 SIZES = [0, 1, 125, 126, 127, 65_535, 65_536]
 
@@ -87,13 +87,6 @@ def head_of(frame: bytes) -> FrameHead:
     head = slicer.head()
     assert head is not None
     return head
-
-
-@pytest.mark.parametrize("size", SIZES)
-def test_a_payload_is_unmasked_as_the_library_does_it(size: int) -> None:
-    payload = bytes(number % 251 for number in range(size))
-    frame = Frame(Opcode.TEXT, payload).serialize(mask=True)
-    assert unmasked(frame, head_of(frame)) == payload
 
 
 @pytest.mark.parametrize("mask", [True, False])
