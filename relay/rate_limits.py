@@ -56,7 +56,8 @@ class Limiter:
 
     def change(self, allowance: Allowance) -> None:
         """Apply ``allowance`` from now on; what has been used up stays used up."""
-        if allowance != self._allowance:
+        # It is nearly always the same object, and dataclasses are compared member by member.
+        if allowance is not self._allowance and allowance != self._allowance:
             self._allowance = allowance
             self._bucket.change(allowance.rate, allowance.burst)
 

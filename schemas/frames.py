@@ -6,10 +6,9 @@ Must not know in which state a session is: that is ``session``.
 import json
 import re
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from schemas.error_roots import PeerError
 from schemas.frame_types import ONE_WAY, FrameType
@@ -84,8 +83,7 @@ _ANNOUNCE = re.compile(
 _ENCODED_ANNOUNCE = re.compile(r'\{"type":"announce","msg_id":"([0-9A-HJKMNP-TV-Z]{26})","payload":')
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
+class Frame(NamedTuple):
     """One message of a session.
 
     Attributes:
@@ -100,7 +98,7 @@ class Frame:
     msg_id: str
     payload: Any
     in_reply_to: str | None = None
-    wire: bytes = field(default=b"", compare=False)
+    wire: bytes = b""
 
     def encode(self) -> str:
         """Return the frame as the text that travels: no spaces, and ASCII but for what was signed otherwise.

@@ -6,7 +6,7 @@ nodes and tools there are: the relay does that.
 """
 
 import re
-from dataclasses import dataclass
+from typing import NamedTuple
 
 NODE_ID_PATTERN = r"[0-9a-hjkmnp-tv-z]{26}"
 MAX_NAME = 64
@@ -20,8 +20,7 @@ _ALIAS = re.compile(_TOKENS % ("-", "-", "-"))
 _NODE_ID = re.compile(NODE_ID_PATTERN)
 
 
-@dataclass(frozen=True, slots=True)
-class ToolName:
+class ToolName(NamedTuple):
     """A tool's name in its four tokens, as they follow in it."""
 
     kind_short: str

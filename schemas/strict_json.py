@@ -19,6 +19,7 @@ MAX_SAFE_INTEGER = 2**53 - 1
 # Possessive, and the end of the text ends a string too: no match fails and is retried one quote later, which
 # for an unterminated string of escaped quotes would take quadratic time.
 _STRING = re.compile(r'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
+_SPACE = " \t\n\r"
 _INTEGER_DIGITS = len(str(MAX_SAFE_INTEGER)) + 1
 
 
@@ -51,14 +52,17 @@ def loads(data: bytes | str, *, max_bytes: int) -> Any:
     """
     if len(data) > max_bytes or _size(data) > max_bytes:
         raise StrictJsonError(JsonReason.TOO_LARGE)
-    text = _decoded(data) if isinstance(data, bytes) else data
+    text = (_decoded(data) if isinstance(data, bytes) else data).strip(_SPACE)
     _check_depth(text)
     try:
-        value = _DECODER.decode(text)
+        # ``decode`` matches a regular expression on either side, which takes a seventh of the time.
+        value, end = _DECODER.raw_decode(text)
     except StrictJsonError:
         raise
     except ValueError:
         raise StrictJsonError(JsonReason.NOT_JSON) from None
+    if end != len(text):
+        raise StrictJsonError(JsonReason.NOT_JSON)
     # In bytes only an escape gets a surrogate past the UTF-8 decoder; decoded text may contain it unescaped.
     if "\\u" in text or not (isinstance(data, bytes) or text.isascii()):
         _check_surrogates(value)

@@ -5,6 +5,7 @@ must refuse calls. A disk that hangs
 raises no error, so the age of the last successful read counts. Must not read anything.
 """
 
+import math
 from collections.abc import Callable, Iterable
 
 LIMIT_S = 3.0
@@ -23,7 +24,7 @@ class Freshness:
     ) -> None:
         self._monotonic = monotonic
         self._limit_s = limit_s
-        self._read_at: dict[str, float | None] = dict.fromkeys(sources)
+        self._read_at = dict.fromkeys(sources, -math.inf)
 
     def read(self, source: str) -> None:
         """Record that ``source`` was read, or was found unchanged."""
@@ -31,5 +32,4 @@ class Freshness:
 
     def is_fresh(self) -> bool:
         """Return whether every source was read within the limit."""
-        oldest = self._monotonic() - self._limit_s
-        return all(at is not None and at > oldest for at in self._read_at.values())
+        return min(self._read_at.values()) > self._monotonic() - self._limit_s

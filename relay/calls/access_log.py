@@ -7,7 +7,7 @@ arguments or results.
 
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Protocol
 
 from relay.ascii_json import encoded
 from relay.calls.call_record import CallAnswer, CallRecord, CallRequest
@@ -18,6 +18,8 @@ from schemas.text import printable
 _OK = 200
 _DISCONNECTED = 499  # the code that nginx logs when the client closed the request
 _MAX_REQUEST_ID = 64
+_MAX_TOOL_ID = 80
+_NULL = "null"
 
 
 class LineSink(Protocol):
@@ -42,41 +44,35 @@ class AccessLog:
         now_ms: int,
     ) -> None:
         """Write the line of a call that has ended; without an ``answer`` its caller disconnected."""
-        self._lines.write(encoded(_line(request, record, answer, duration_s, now_ms)) + "\n")
+        self._lines.write(_line(request, record, answer, duration_s, now_ms))
 
 
 def _line(
     request: CallRequest, record: CallRecord, answer: CallAnswer | None, duration_s: float, now_ms: int
-) -> dict[str, Any]:
+) -> str:
+    """Return the line, put together from its members: to encode it as a whole takes three times as long.
+
+    What came from outside is encoded. Numbers, ids and words of our own need no escape.
+    """
     call, trace, tool = record.call, record.call.trace, record.tool
-    return {
-        "ts": _moment(now_ms // 1000) + f".{now_ms % 1000:03d}Z",
-        "level": "info",
-        "component": "relay",
-        "event": "call ended",
-        "correlation_id": record.correlation_id,
-        "agentId": record.principal.sub if record.principal else None,
-        "taskId": _shown(call.label(META_TASK_ID)),
-        "stepId": _shown(call.label(META_STEP_ID)),
-        "transport": request.caller.transport,
-        "route": "/mcp",
-        "method": "tools/call",
-        "status": _DISCONNECTED if answer is None else _status(record.error),
-        "durationMs": int(duration_s * 1e6 + 0.5) / 1000,
-        "attempt": record.attempt,
-        "inputBytes": request.caller.size,
-        "outputBytes": len(answer.text) if answer else 0,
-        "requestId": _request_id(call.message.get("id")),
-        "traceId": trace.trace_id if trace else None,
-        "spanId": record.span_id,
-        "metadata": {
-            "schemaVersion": TOOL_IO_REF,
-            # None if there is no such tool.
-            "deterministic": tool.idempotent if tool else None,
-            "toolId": printable(call.tool_id, 80),
-        },
-        "error": _error(record.error),
-    }
+    agent = encoded(record.principal.sub) if record.principal else _NULL
+    status = _DISCONNECTED if answer is None else _status(record.error)
+    output_bytes = len(answer.text) if answer else 0
+    # Null if there is no such tool. A parsed name has no character that needs an escape, either.
+    deterministic = _NULL if tool is None else "true" if tool.idempotent else "false"
+    tool_id = f'"{call.tool_id}"' if call.parsed else _shown(call.tool_id, _MAX_TOOL_ID)
+    return (
+        f'{{"ts":"{_moment(now_ms // 1000)}.{now_ms % 1000:03d}Z","level":"info","component":"relay",'
+        f'"event":"call ended","correlation_id":"{record.correlation_id}","agentId":{agent},'
+        f'"taskId":{_shown(call.label(META_TASK_ID))},"stepId":{_shown(call.label(META_STEP_ID))},'
+        f'"transport":"{request.caller.transport}","route":"/mcp","method":"tools/call",'
+        f'"status":{status},"durationMs":{int(duration_s * 1e6 + 0.5) / 1000},"attempt":{record.attempt},'
+        f'"inputBytes":{request.caller.size},"outputBytes":{output_bytes},'
+        f'"requestId":{_request_id(call.message.get("id"))},'
+        f'"traceId":{_hex(trace.trace_id if trace else None)},"spanId":{_hex(record.span_id)},'
+        f'"metadata":{{"schemaVersion":"{TOOL_IO_REF}","deterministic":{deterministic},"toolId":{tool_id}}},'
+        f'"error":{_error(record.error)}}}\n'
+    )
 
 
 @lru_cache(maxsize=2)  # hundreds of calls arrive in one second
@@ -88,20 +84,24 @@ def _status(error: ToolError | None) -> int:
     return _OK if error is None else error.failure.value.http_status
 
 
-def _error(error: ToolError | None) -> dict[str, str] | None:
+def _error(error: ToolError | None) -> str:
     if error is None:
-        return None
+        return _NULL
     row = error.failure.value
     # Not the detail of invalid arguments: it can name a member, and no text of a caller is logged.
     message = row.message if error.failure is Failure.ARGUMENTS_INVALID else error.detail or row.message
-    return {"canonical": row.canonical.name, "message": message}
+    return encoded({"canonical": row.canonical.name, "message": message})
 
 
-def _shown(text: str | None) -> str | None:
-    return None if text is None else printable(text)
+def _shown(text: str | None, limit: int = 256) -> str:
+    return _NULL if text is None else encoded(printable(text, limit))
 
 
-def _request_id(value: object) -> str | int | None:
+def _hex(digits: str | None) -> str:
+    return _NULL if digits is None else f'"{digits}"'
+
+
+def _request_id(value: object) -> str:
     if isinstance(value, str):
-        return printable(value, _MAX_REQUEST_ID)
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+        return _shown(value, _MAX_REQUEST_ID)
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else _NULL

@@ -1,10 +1,9 @@
-"""The calls in flight, by the token that they were made with: revoking the token ends them.
+"""The calls in flight: revoking the token that one was made with ends it.
 
 Must not know tools or answers.
 """
 
 import asyncio
-from collections import defaultdict
 from collections.abc import Collection
 from contextlib import suppress
 from types import TracebackType
@@ -20,7 +19,7 @@ class InFlight:
     """Every call in flight."""
 
     def __init__(self) -> None:
-        self._calls: defaultdict[str, set[RevocableCall]] = defaultdict(set)
+        self._calls: set[RevocableCall] = set()
         self._revoked: frozenset[str] = frozenset()
         self._none_left = asyncio.Event()
         self._none_left.set()
@@ -35,8 +34,8 @@ class InFlight:
     def revoke(self, jtis: Collection[str]) -> None:
         """End every call that was made with one of ``jtis``, which are all revoked tokens."""
         self._revoked = frozenset(jtis)
-        for jti in self._calls.keys() & set(jtis):
-            for call in self._calls[jti]:
+        for call in self._calls:
+            if call.jti in self._revoked:
                 call.end(_REVOKED)
 
     async def drain(self, timeout_s: float) -> None:
@@ -44,9 +43,8 @@ class InFlight:
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._none_left.wait()
-        for calls in self._calls.values():
-            for call in calls:
-                call.end(_STOPPED)
+        for call in self._calls:
+            call.end(_STOPPED)
         with suppress(TimeoutError):
             async with asyncio.timeout(_ENDING_S):
                 await self._none_left.wait()
@@ -59,15 +57,12 @@ class InFlight:
         """
         if call.jti in self._revoked:
             raise ToolError(Failure.SAFETY_DENIED, "The token was revoked.")
-        self._calls[call.jti].add(call)
+        self._calls.add(call)
         self._none_left.clear()
 
     def leave(self, call: "RevocableCall") -> None:
         """Remove ``call``, which has ended."""
-        calls = self._calls[call.jti]
-        calls.discard(call)
-        if not calls:
-            del self._calls[call.jti]
+        self._calls.discard(call)
         if not self._calls:
             self._none_left.set()
 

@@ -24,12 +24,12 @@ class WorkCounts:
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.counts: Counter[str] = Counter()
-        decode, encode, dumps = json.JSONDecoder.decode, json.JSONEncoder.encode, rfc8785.dumps
+        decode, encode, dumps = json.JSONDecoder.raw_decode, json.JSONEncoder.encode, rfc8785.dumps
         is_valid = Validator.is_valid
 
-        def counted_decode(decoder: json.JSONDecoder, text: str) -> Any:
+        def counted_decode(decoder: json.JSONDecoder, text: str, idx: int = 0) -> tuple[Any, int]:
             self._count("parsed", _SIGNED in text)
-            return decode(decoder, text)
+            return decode(decoder, text, idx)
 
         def counted_encode(encoder: json.JSONEncoder, value: Any) -> str:
             text = encode(encoder, value)
@@ -45,7 +45,7 @@ class WorkCounts:
             self._count("validated", isinstance(value, dict) and _SIGNED in value)
             return is_valid(validator, value)
 
-        patch.setattr(json.JSONDecoder, "decode", counted_decode)
+        patch.setattr(json.JSONDecoder, "raw_decode", counted_decode)
         patch.setattr(json.JSONEncoder, "encode", counted_encode)
         patch.setattr(rfc8785, "dumps", counted_dumps)
         patch.setattr(Validator, "is_valid", counted_is_valid)

@@ -1,7 +1,6 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -371,7 +370,7 @@ async def test_a_command_that_comes_again_after_its_answer_gets_the_same_answer(
     await dispatcher.submit(frame, BUDGET_MS, answers.reply)
     first = await answers.next_of_all()
     # Whatever stands in it now: it is the msg_id that says which command it is.
-    await dispatcher.submit(replace(frame, payload=PAYLOADS["cmd"]), BUDGET_MS, answers.reply)
+    await dispatcher.submit(frame._replace(payload=PAYLOADS["cmd"]), BUDGET_MS, answers.reply)
     assert await answers.next_of_all() == first
     assert worker.begun.qsize() == runs
 

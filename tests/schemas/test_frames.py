@@ -36,8 +36,9 @@ def test_the_types_are_those_that_the_session_needs() -> None:
 def test_a_frame_is_read_as_it_was_written(reader: FrameReader, type_: str) -> None:
     answers = message_id(7) if type_ in REPLIES else None
     frame = Frame(type_, message_id(1), PAYLOADS[type_], answers)
-    assert read(reader, frame.encode()) == frame
-    assert read(reader, frame.encode().encode()) == frame
+    text = frame.encode()
+    wire = text[text.index('"payload":') + len('"payload":') : -1].encode() if type_ == "announce" else b""
+    assert read(reader, text) == read(reader, text.encode()) == frame._replace(wire=wire)
 
 
 @pytest.mark.parametrize("type_", FRAME_TYPES)
@@ -210,9 +211,8 @@ def test_an_announce_whose_payload_is_known_is_taken_unparsed() -> None:
         return True
 
     frame = known_announce(_ENCODED, len(_ENCODED), is_known)
-    assert frame == Frame("announce", _ANNOUNCE_ID, None)
-    assert frame is not None
-    assert asked == [frame.wire] == [_WIRE]
+    assert frame == Frame("announce", _ANNOUNCE_ID, None, None, _WIRE)
+    assert asked == [_WIRE]
 
 
 @pytest.mark.parametrize(

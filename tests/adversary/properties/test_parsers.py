@@ -135,7 +135,7 @@ def test_the_order_of_members_is_the_writers_and_the_form_is_not(value: dict[str
 def test_a_frame_that_was_written_is_read_back(reader: FrameReader, type_: str, msg_id: str) -> None:
     stated = message(type_)
     frame = Frame(type_, msg_id, PAYLOADS[type_], stated.get("in_reply_to"))
-    assert reader.read(frame.encode(), MAX_FRAME_BYTES) == frame
+    assert reader.read(frame.encode(), MAX_FRAME_BYTES)._replace(wire=b"") == frame
 
 
 @given(
