@@ -107,9 +107,7 @@ class CommandOwner:
         except ToolError as error:
             self._refuse(message, error)
             return
-        correlation_id = asked.command.correlation_id
-        task = self._running[correlation_id] = asyncio.create_task(self._run(message, asked))
-        task.add_done_callback(lambda _: self._running.pop(correlation_id, None))
+        self._running[asked.command.correlation_id] = asyncio.create_task(self._run(message, asked))
 
     def _refuse(self, message: Msg, error: ToolError) -> None:
         if len(self._refusals) >= MAX_IN_FLIGHT:
@@ -162,6 +160,8 @@ class CommandOwner:
         else:
             self._count("ok")
             await respond(message, self._messages.ack(ack))
+        finally:
+            self._running.pop(asked.command.correlation_id, None)
 
     def _with_budget_left(self, asked: AskedCommand) -> Command:
         """Return the command with what its way has left of its budget, measured as a node does.
@@ -194,7 +194,8 @@ class CommandOwner:
         except ClusterMessageError as error:
             self._log.warning("cancellation of another relay dropped", reason=str(error))
             return
-        task = self._running.get(correlation_id)
+        # Removed here: a task that has not begun yet never comes to its end.
+        task = self._running.pop(correlation_id, None)
         if task is not None:
             task.cancel()
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 
 from relay.backup.another_relay import save_for_another_relay
 from relay.backup.state import restore
@@ -26,6 +27,8 @@ from schemas.files import PRIVATE, make_private_directory, write_atomic
 
 FLEET = "main"
 SERVER = "cluster"
+_ONE_THREAD = MappingProxyType({"GOMAXPROCS": "1"})
+"""For a server of few messages, beside the relays: on several threads it spends more on waking these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +64,7 @@ async def start_cluster_server(plan: Plan, processes: Processes) -> Plan:
     text = cluster_server_config(listen, plan.directory / "cluster", public_key, FLEET)
     write_atomic(config, text, PRIVATE)
     program = await asyncio.to_thread(find_nats_server)
-    await processes.start(SERVER, [str(program), "-c", str(config)])
+    await processes.start(SERVER, [str(program), "-c", str(config)], _ONE_THREAD)
     await processes.until_listening(listen.port)
     options = ("--cluster", f"nats://{listen}", "--cluster-credentials", str(credentials))
     fleet_url = f"http://127.0.0.1:{processes.ports.take()}"

@@ -11,6 +11,7 @@ import signal
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from relay.demo.ports import ClaimedPorts
@@ -56,8 +57,10 @@ class Processes:
             finally:
                 await processes._stop_all()
 
-    async def start(self, name: str, command: Sequence[str]) -> int:
-        """Start ``command`` and return its process id."""
+    async def start(
+        self, name: str, command: Sequence[str], variables: Mapping[str, str] = MappingProxyType({})
+    ) -> int:
+        """Start ``command``, with ``variables`` in its environment, and return its process id."""
         with self.log(name).open("ab") as log:
             # A session of its own: Ctrl-C reaches the demo alone, which then stops its parts in order.
             process = await asyncio.create_subprocess_exec(
@@ -66,7 +69,7 @@ class Processes:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                env=_without_settings(os.environ),
+                env={**_without_settings(os.environ), **variables},
             )
         self._running[name] = process
         return process.pid

@@ -5,9 +5,8 @@ version.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from relay.ascii_json import encoded
 from relay.routing.port import Command, Idempotency
@@ -43,8 +42,7 @@ class ClusterMessageError(PeerError):
     """A message of another relay is none that this relay accepts."""
 
 
-@dataclass(frozen=True, slots=True)
-class AskedCommand:
+class AskedCommand(NamedTuple):
     """A command that another relay asks for.
 
     Attributes:

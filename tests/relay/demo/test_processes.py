@@ -8,12 +8,14 @@ from pathlib import Path
 import pytest
 
 from relay.demo.processes import Processes, StartError
+from tests.fakes.polling import until
 from tests.fakes.ports import unused_port
 
 pytestmark = pytest.mark.integration
 
 BOUND_S = 20
 WAIT = "import signal; signal.pause()"
+SHOW = "import os, signal; print(os.environ['EDGE_TEST'], flush=True); signal.pause()"
 # Says on which port it listens, then waits.
 LISTEN = (
     "import signal, socket, sys; s = socket.socket(); s.bind(('127.0.0.1', int(sys.argv[1]))); s.listen();"
@@ -37,6 +39,11 @@ def alive(pid: int) -> bool:
 async def processes(tmp_path: Path) -> AsyncIterator[Processes]:
     async with asyncio.timeout(BOUND_S), Processes.running(tmp_path) as processes:
         yield processes
+
+
+async def test_a_process_has_the_variables_that_it_is_given(processes: Processes) -> None:
+    await processes.start("one", python(SHOW), {"EDGE_TEST": "yes"})
+    await until(lambda: processes.log("one").read_text() == "yes\n")
 
 
 async def test_all_are_gone_on_the_way_out(tmp_path: Path) -> None:
