@@ -1,6 +1,5 @@
 """Frames between two relays over a real nats-server: to nodes of the other one, and back."""
 
-import asyncio
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -278,56 +277,3 @@ async def test_samples_are_read_again_after_the_servers_were_away(
         return bool(here.taken)
 
     await until(arrived)
-
-
-# --- questions
-
-
-async def test_a_question_that_is_not_needed_is_cancelled_there(asker: Member, owner: Member) -> None:
-    began, ended = asyncio.Event(), asyncio.Event()
-
-    async def waits(_relay: str, _body: Mapping[str, Any]) -> Mapping[str, Any]:
-        began.set()
-        try:
-            await asyncio.Event().wait()
-        finally:
-            ended.set()
-        return {}
-
-    owner.part.peers.answer("held", waits)
-    question = asyncio.create_task(asker.part.peers.ask(await relay_of(owner, asker), "held", {}, 10))
-    await asyncio.wait_for(began.wait(), 10)
-    question.cancel()
-    await asyncio.wait_for(ended.wait(), 10)
-
-
-async def test_why_a_question_has_failed_is_told_without_a_text(asker: Member, owner: Member) -> None:
-    async def fails(_relay: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
-        if body:
-            raise ToolError(Failure.SESSION_UNKNOWN, "a text", retry_after_ms=7)
-        raise ValueError("a bug")
-
-    owner.part.peers.answer("broken", fails)
-    relay = await relay_of(owner, asker)
-    with pytest.raises(ToolError) as told:
-        await asker.part.peers.ask(relay, "broken", {"some": 1}, 10)
-    assert told.value.failure is Failure.SESSION_UNKNOWN
-    assert told.value.retry_after_ms == 7
-    assert "a text" not in str(told.value)
-    with pytest.raises(ToolError) as told:
-        await asker.part.peers.ask(relay, "broken", {}, 10)
-    assert told.value.failure is Failure.INTERNAL
-    with pytest.raises(ToolError) as told:
-        await asker.part.peers.ask(relay, "unknown", {}, 10)
-    assert told.value.failure is Failure.INTERNAL
-    with pytest.raises(ToolError) as told:
-        await asker.part.peers.ask(relay, "broken", {"some": "x" * (1 << 20)}, 10)
-    assert told.value.failure is Failure.ARGUMENTS_INVALID
-
-
-async def relay_of(member: Member, other: Member) -> str:
-    """Return the id of ``member`` when ``other`` knows it."""
-    await until(lambda: len(other.part.peers.running()) == 1)
-    (relay,) = other.part.peers.running()
-    assert member.part.peers.running() != [relay]
-    return relay

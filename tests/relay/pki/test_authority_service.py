@@ -1,0 +1,163 @@
+"""What the relay with the CA's key does for the others: with a real CA, and asked as by another relay."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from relay.fleet.name_ledger import NameLedger
+from relay.pki.authority import CertificateAuthority
+from relay.pki.authority_service import AuthorityService
+from relay.pki.enrolments import EnrolmentInfo
+from relay.pki.join_tokens import JoinTokens
+from relay.pki.leaf_issuer import OwnLeaves
+from relay.pki.own_certificate import RELAY_NAME, public_key_pem
+from relay.pki.renewals import Renewals
+from relay.pki.server_keys import make_server_key
+from relay.routing.authority_port import AuthorityAction, AuthorityRefusedError
+from schemas.certificates import make_csr, verify_leaf
+from schemas.enrolment import RELAY, is_proven
+from schemas.identity import Identity
+from tests.fakes.disk import full_disk
+from tests.fakes.enrolling import HOUR_S, KEY, enrolments_of, environment_of, request_of
+from tests.fakes.hub import PUBLIC_URL, Hub
+from tests.fakes.signer import DAY_MS, NODE_ID, OTHER_NODE_ID, TENANT
+
+CSR = make_csr(KEY, NODE_ID)
+ASKING = "01HZX9K3M4P7Q8R9S0T1V2W3XB"
+
+
+@dataclass
+class Office:
+    """The service, and what it stands on."""
+
+    hub: Hub
+    ca: CertificateAuthority
+    join_tokens: JoinTokens
+    service: AuthorityService
+
+    async def answer(self, action: AuthorityAction, **members: Any) -> Mapping[str, Any]:
+        return await self.service.answer(ASKING, action, members)
+
+    async def refusal(self, action: AuthorityAction, **members: Any) -> AuthorityRefusedError:
+        with pytest.raises(AuthorityRefusedError) as refused:
+            await self.answer(action, **members)
+        return refused.value
+
+    def held(self) -> Identity:
+        """Return a node's identity, whose leaf is half used up."""
+        leaf = verify_leaf(self.ca.issue(CSR, TENANT), self.ca.roots(), self.hub.clock())
+        self.hub.clock.advance(60 * DAY_MS)
+        return leaf
+
+
+@pytest.fixture
+def office(hub: Hub, tmp_path: Path) -> Office:
+    ca = CertificateAuthority(tmp_path / "ca", hub.clock, os.urandom)
+    ca.create()
+    join_tokens = JoinTokens(tmp_path / "join_tokens.jsonl", hub.clock, os.urandom)
+    names = NameLedger(tmp_path / "node_names.jsonl", hub.clock)
+    info = EnrolmentInfo(PUBLIC_URL, None, own_root=True)
+    service = AuthorityService(
+        environment_of(hub, ca),
+        enrolments=enrolments_of(hub, ca, join_tokens, names.name_new, info),
+        renewals=Renewals(OwnLeaves(ca), hub.audit, hub.clock, hub.log),
+        public_url=PUBLIC_URL,
+    )
+    return Office(hub, ca, join_tokens, service)
+
+
+# --- enrolment
+
+
+async def test_a_node_enrols_by_its_own_proof(office: Office) -> None:
+    token = office.join_tokens.create(TENANT, HOUR_S, 1, office.ca.root_pem())
+    response = (await office.answer(AuthorityAction.ENROL, request=request_of(token)))["response"]
+    assert is_proven(response, token.key, RELAY)
+    assert [leaf.name for leaf in office.ca.records().issued.values()] == [NODE_ID]
+
+
+async def test_why_a_node_is_not_enrolled_is_told_and_counted_for_the_relay_that_asks(office: Office) -> None:
+    token = office.join_tokens.create(TENANT, HOUR_S, 1, office.ca.root_pem())
+    office.join_tokens.revoke(token.id)
+    refused = await office.refusal(AuthorityAction.ENROL, request=request_of(token))
+    assert refused.reason == "unknown_token"
+    office.hub.refusals.write()
+    (line,) = office.hub.audited()
+    assert (line["event"], line["reason"]) == ("enrolment_refused", "unknown_token")
+    assert f"relay {ASKING}" in line.values()
+
+
+# --- renewal and retirement
+
+
+async def test_a_leaf_is_renewed_for_its_own_key(office: Office) -> None:
+    held = office.held()
+    members = {"node_id": NODE_ID, "kid": held.kid, "csr": CSR, "server_roots": True}
+    issued = await office.answer(AuthorityAction.RENEW, **members)
+    assert issued["ok"] is True
+    fresh = verify_leaf(issued["certificate"], [issued["roots"]], office.hub.clock())
+    assert (fresh.node_id, fresh.public_key) == (NODE_ID, held.public_key)
+    early = await office.refusal(AuthorityAction.RENEW, **members)
+    assert (early.reason, early.retry_after_ms) == ("rate_limited", 3_600_000)
+
+
+async def test_a_node_is_retired_with_its_leaves(office: Office) -> None:
+    held = office.held()
+    assert await office.answer(AuthorityAction.RETIRE, node_id=NODE_ID, kid=held.kid) == {"kids": [held.kid]}
+    assert office.ca.revoked_kids() == {held.kid}
+
+
+async def test_a_leaf_that_is_not_the_nodes_or_does_not_count_renews_and_retires_nothing(
+    office: Office,
+) -> None:
+    held = office.held()
+    asked = {"kid": held.kid, "csr": CSR, "server_roots": False}
+    for members in (
+        asked | {"node_id": OTHER_NODE_ID},
+        asked | {"node_id": NODE_ID, "kid": "ab" * 32},
+    ):
+        for action in (AuthorityAction.RENEW, AuthorityAction.RETIRE):
+            assert (await office.refusal(action, **members)).reason == "attestation_failed"
+    office.hub.clock.advance(60 * DAY_MS)  # it has ended
+    for action in (AuthorityAction.RENEW, AuthorityAction.RETIRE):
+        assert (await office.refusal(action, node_id=NODE_ID, **asked)).reason == "attestation_failed"
+    assert office.ca.revoked_kids() == frozenset()
+
+
+async def test_a_revoked_leaf_renews_nothing(office: Office) -> None:
+    held = office.held()
+    office.ca.revoke(NODE_ID)
+    asked = {"node_id": NODE_ID, "kid": held.kid, "csr": CSR, "server_roots": False}
+    assert (await office.refusal(AuthorityAction.RENEW, **asked)).reason == "attestation_failed"
+
+
+# --- certificates of relays
+
+
+def wanted(use: str) -> Mapping[str, str]:
+    return {"use": use, "public_key": public_key_pem(make_server_key(os.urandom).public_key())}
+
+
+async def test_a_relay_gets_a_certificate_to_serve_with_which_the_audit_has(office: Office) -> None:
+    answer = await office.answer(AuthorityAction.CERTIFY, **wanted("serve"))
+    assert answer["certificate"].startswith("-----BEGIN CERTIFICATE-----")
+    assert [each.name for each in office.ca.records().issued.values()] == [RELAY_NAME]
+    (line,) = office.hub.audited()
+    assert (line["event"], line["relay"], line["use"]) == ("relay_certified", ASKING, "serve")
+
+
+async def test_on_a_full_disk_no_certificate_is_given(office: Office) -> None:
+    with full_disk():
+        assert (await office.refusal(AuthorityAction.CERTIFY, **wanted("serve"))).reason == "internal"
+
+
+async def test_a_fault_of_the_ca_is_logged_here_and_named_to_no_other_relay(office: Office) -> None:
+    (office.ca.root_file.parent / "ledger.jsonl").write_text("damaged\n")
+    refused = await office.refusal(AuthorityAction.CERTIFY, **wanted("serve"))
+    assert refused.reason == "internal"
+    (line,) = office.hub.lines.entries("the CA cannot do what another relay asks")
+    assert "ledger.jsonl is damaged" in line["reason"]
