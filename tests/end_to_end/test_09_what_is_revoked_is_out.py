@@ -27,6 +27,7 @@ from relay.auth.revoked_tokens import RevokedTokens
 from relay.clock import now_ms
 from relay.demo.local_system import LocalSystem, list_tools, relay_command, until_listed
 from tests.fakes.demo import error_of, local_system, relay_output
+from tests.fakes.polling import before_asking_again
 
 BOUND_S = 60
 AT_ONCE = 3
@@ -65,7 +66,7 @@ async def echo_until_it_ends_otherwise(client: Client, node_id: str) -> str:
 async def echo_once_connected(client: Client, node_id: str) -> str:
     """As ``echo``: a relay that starts lists a node by its retained manifest before the node is connected."""
     while (code := await echo(client, node_id)) in {"E_NODE_OFFLINE", "E_RATE_LIMITED"}:
-        pass
+        await before_asking_again()
     return code
 
 
@@ -102,7 +103,7 @@ async def until_relay_state(system: LocalSystem, state: LinkState) -> None:
     url = f"http://127.0.0.1:{system.plan.loopback_port}/readyz"
     async with httpx2.AsyncClient(trust_env=False) as http:
         while (await http.get(url)).json()["subsystems"]["relay"]["state"] != state.value:
-            pass
+            await before_asking_again()
 
 
 async def restart_relay(system: LocalSystem) -> None:

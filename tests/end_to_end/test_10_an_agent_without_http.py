@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 from mcp.client.client import Client
 from mcp.client.session import IncomingMessage
 from mcp.client.stdio import StdioServerParameters, stdio_client
@@ -20,6 +21,9 @@ from mcp_types import ToolListChangedNotification
 
 from relay.demo.local_system import LocalSystem, relay_command
 from tests.fakes.demo import Demo, error_of, local_system
+from tests.fakes.polling import before_asking_again
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 BOUND_S = 60
 # What a relay may say while the node is on its way back, and who asks all the time.
@@ -47,10 +51,18 @@ def private(directory: Path, token: str) -> Path:
     return file
 
 
-@pytest.fixture
-async def system(tmp_path: Path) -> AsyncIterator[LocalSystem]:
-    async with local_system(tmp_path, 0) as started:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def started(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[LocalSystem]:
+    async with local_system(tmp_path_factory.mktemp("system"), 0) as started:
         yield started
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def system(started: LocalSystem) -> LocalSystem:
+    """The system whose relay each test kills and starts, with its node connected again."""
+    async with asyncio.timeout(BOUND_S):
+        await started.until_listed()
+    return started
 
 
 @pytest.mark.parametrize("era", ["2026-07-28", "legacy", "auto"])
@@ -97,6 +109,7 @@ async def test_a_relay_that_dies_and_comes_back_is_no_more_than_a_slow_call(
             if not result.is_error:
                 break
             assert error_of(result)["code"] in HONEST
+            await before_asking_again()
         assert (result.structured_content or {})["message"] == "after"
 
 

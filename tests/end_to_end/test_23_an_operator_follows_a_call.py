@@ -13,6 +13,7 @@ from relay.demo.local_system import LocalSystem, kubelet_command, start_system
 from relay.demo.processes import Processes
 from tests.fakes.collector import collecting
 from tests.fakes.demo import plan_below
+from tests.fakes.polling import before_asking_again
 
 BOUND_S = 60
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
@@ -39,7 +40,7 @@ async def test_the_spans_of_relay_and_node_meet_in_one_trace(tmp_path: Path) -> 
             await processes.kill("kubelet")
             await processes.start("kubelet", [*kubelet_command(plan), *otlp])
             while not await is_answered(system):
-                pass
+                await before_asking_again()
             found: dict[str, Any] = {}
             while len(found) < len(SERVICES):
                 # Of the relay also calls while the node was away: the newest is the one that was answered.

@@ -12,6 +12,7 @@ from kubelet.config import DaemonPlan, NodeConfig
 from kubelet.daemon.agent import run_agent
 from schemas.addresses import BrokerAddress
 from tests.fakes.lines import LogLines
+from tests.fakes.polling import before_asking_again
 
 BOUND_S = 30
 NO_BROKER = BrokerAddress("127.0.0.1", 9)
@@ -36,12 +37,13 @@ class Daemon:
                 status, page = await self.get("/readyz")
                 if page["subsystems"]["relay"]["state"] == state:
                     return status, page
+                await before_asking_again()
 
     async def until_ready(self) -> tuple[int, Any]:
         """Return the readiness page once its status is 200: an answer may just have been sent."""
         async with asyncio.timeout(BOUND_S):
             while (page := await self.get("/readyz"))[0] != 200:
-                pass
+                await before_asking_again()
             return page
 
     def _get(self, path: str) -> tuple[int, Any]:

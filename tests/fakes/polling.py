@@ -8,6 +8,7 @@ BOUND_S = 30
 _POLL_S = 0.001
 """Not 0, which would keep a core busy that another test or process needs."""
 _SYNC_POLL_S = 0.05
+_ASK_S = 0.05
 
 
 async def until(condition: Callable[[], object], bound_s: float = BOUND_S) -> None:
@@ -15,6 +16,11 @@ async def until(condition: Callable[[], object], bound_s: float = BOUND_S) -> No
     async with asyncio.timeout(bound_s):
         while not condition():  # noqa: ASYNC110 - there is no event for it, which is what this is for
             await asyncio.sleep(_POLL_S)
+
+
+async def before_asking_again() -> None:
+    """Leave the core for a moment to the process that is asked, which has to become what is waited for."""
+    await asyncio.sleep(_ASK_S)
 
 
 def wait_until(condition: Callable[[], object], bound_s: float = BOUND_S) -> None:
