@@ -146,11 +146,12 @@ class AnswerCache:
         for msg_id in over:
             self._used_bytes -= ENTRY_BYTES + len(self._seen.pop(msg_id).answer or b"")
         for seen in self._seen.values():
+            if not seen.answer:
+                continue
             if self._used_bytes + wanted_bytes <= self._max_bytes:
                 break
-            if seen.answer:
-                self._used_bytes -= len(seen.answer)
-                seen.answer = _NOT_KEPT
+            self._used_bytes -= len(seen.answer)
+            seen.answer = _NOT_KEPT
         return self._used_bytes + wanted_bytes <= self._max_bytes
 
 
