@@ -7,42 +7,35 @@ answers at once; it and the local agent speak raw bytes, since client libraries 
 import asyncio
 import json
 import statistics
-import tempfile
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
+from bench.demo_system import demo_system
 from bench.load import KeptConnection, Target, latencies_ms, tool_call
 from bench.results import Figure
 from relay.auth.permissions import SESSION_SCOPE
-from relay.demo.local_system import LocalSystem, issue_token, start_system
-from relay.demo.plan import Plan
-from relay.demo.processes import Processes
+from relay.demo.local_system import LocalSystem, issue_token
 
 MOCK_NODES = 60  # each echoes ten times a second
 _ROUNDS = 5
 _CALLS = 200
 _WARM_UP = 20
-_READY_TIMEOUT_S = 60
 _WAIT_MS = 20_000
 _TOOL = {"name": "get_memory"}
+_ATTACH = -1
+_ATTACH_TIMEOUT_S, _ATTACH_RETRY_S = 10, 0.005
 
 
 async def measure_caller_tools() -> Figure:
     """Return ``caller_tool_p50_ms``."""
-    with tempfile.TemporaryDirectory(prefix="edge-bench-") as name:
-        directory = Path(name)
-        async with Processes.running(directory) as processes:
-            async with asyncio.timeout(_READY_TIMEOUT_S):
-                plan = Plan.below(directory, processes.ports)
-                system = await start_system(plan, MOCK_NODES, processes, lambda _text: None)
-                plain = await _plain_calls(system)
-            lent: list[float] = []
-            called: list[float] = []
-            for number in range(_ROUNDS):
-                lent += await _round_trips_ms(system, f"ant-{number}")
-                called += await latencies_ms(plain, _CALLS)
+    async with demo_system(MOCK_NODES) as system:
+        plain = await _plain_calls(system)
+        lent: list[float] = []
+        called: list[float] = []
+        for number in range(_ROUNDS):
+            lent += await _round_trips_ms(system, f"ant-{number}")
+            called += await latencies_ms(plain, _CALLS)
     return Figure(
         name="caller_tool_p50_ms",
         value=statistics.median(lent),
@@ -60,6 +53,18 @@ async def _plain_calls(system: LocalSystem) -> Target:
     return Target(port, [tool_call(port, name, system.token) for name in mocked])
 
 
+async def _attached(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, session: str) -> None:
+    """Attach to the session, once the node has been told of it: its relay answers the caller before that."""
+    async with asyncio.timeout(_ATTACH_TIMEOUT_S):
+        while True:
+            params = {"session_id": session}
+            request = {"jsonrpc": "2.0", "id": _ATTACH, "method": "session_attach", "params": params}
+            writer.write(json.dumps(request).encode("ascii") + b"\n")
+            if "result" in await _answer(reader, _ATTACH):
+                return
+            await asyncio.sleep(_ATTACH_RETRY_S)
+
+
 async def _round_trips_ms(system: LocalSystem, caller_id: str) -> list[float]:
     """Return how long each request of a local agent took, one after the other, in a session of its own."""
     # A caller of its own for each round: what one agent may call a second is bounded.
@@ -67,6 +72,7 @@ async def _round_trips_ms(system: LocalSystem, caller_id: str) -> list[float]:
     session = await caller.open()
     answering = asyncio.create_task(caller.answer_all(session))
     reader, writer = await asyncio.open_unix_connection(str(system.plan.socket))
+    await _attached(reader, writer, session)
     took = []
     for number in range(_WARM_UP + _CALLS):
         params = {"tool": "get_memory", "arguments": {"about": "the weather"}}

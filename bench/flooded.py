@@ -5,15 +5,12 @@ import itertools
 import os
 import statistics
 import sys
-import tempfile
 import time
-from pathlib import Path
 
+from bench.demo_system import demo_system
 from bench.load import Target, call_once, latencies_ms, tool_call
 from bench.results import Figure
-from relay.demo.local_system import LocalSystem, issue_token, start_system
-from relay.demo.plan import Plan
-from relay.demo.processes import Processes
+from relay.demo.local_system import LocalSystem, issue_token
 from relay.pki.authority import CertificateAuthority
 
 _NODES = 200
@@ -27,30 +24,26 @@ _TENANT = "flooding"
 
 async def measure_flooded() -> list[Figure]:
     """Return ``flooded_p99_ms`` and ``flooded_shutout_ms``."""
-    with tempfile.TemporaryDirectory(prefix="edge-kubelet-bench-") as name:
-        directory = Path(name)
-        async with Processes.running(directory) as processes:
-            async with asyncio.timeout(_READY_TIMEOUT_S):
-                plan = Plan.below(directory, processes.ports)
-                system = await start_system(plan, _NODES, processes, lambda _text: None)
-                target = await _others(system)
-            await latencies_ms(target, _WARM_UP_CALLS)
-            quiet = await latencies_ms(target, _CALLS, _PAUSE_S)
-            ca = CertificateAuthority(plan.state.ca, lambda: time.time_ns() // 1_000_000, os.urandom)
-            (node_id,) = ca.issue_mock(1, directory / "flooding", _TENANT)
-            ready_port = processes.ports.take()
-            flood = [sys.executable, "-P", "-m", "bench.flood", str(directory / "flooding" / node_id)]
-            await processes.start("flood", [*flood, plan.public_url, str(ready_port)])
-            async with asyncio.timeout(_READY_TIMEOUT_S):
-                await processes.until_listening(ready_port)
-            flooded = await latencies_ms(target, _CALLS, _PAUSE_S)
-            token = issue_token(plan, "flooding", _TENANT)
-            call = tool_call(plan.relay_port, f"sysecho.{node_id}.echo.invoke", token)
-            before = await call_once(plan.relay_port, call)
-            if b"E_ATTESTATION_FAILED" in before or b"E_SAFETY_DENIED" in before:
-                raise RuntimeError(f"the node was shut out before it was revoked: {before!r}")
-            await asyncio.to_thread(ca.revoke, node_id)
-            shut_out_ms = await _ms_until_shut_out(plan.relay_port, call)
+    async with demo_system(_NODES) as system:
+        plan, processes, directory = system.plan, system.processes, system.plan.directory
+        target = await _others(system)
+        await latencies_ms(target, _WARM_UP_CALLS)
+        quiet = await latencies_ms(target, _CALLS, _PAUSE_S)
+        ca = CertificateAuthority(plan.state.ca, lambda: time.time_ns() // 1_000_000, os.urandom)
+        (node_id,) = ca.issue_mock(1, directory / "flooding", _TENANT)
+        ready_port = processes.ports.take()
+        flood = [sys.executable, "-P", "-m", "bench.flood", str(directory / "flooding" / node_id)]
+        await processes.start("flood", [*flood, plan.public_url, str(ready_port)])
+        async with asyncio.timeout(_READY_TIMEOUT_S):
+            await processes.until_listening(ready_port)
+        flooded = await latencies_ms(target, _CALLS, _PAUSE_S)
+        token = issue_token(plan, "flooding", _TENANT)
+        call = tool_call(plan.relay_port, f"sysecho.{node_id}.echo.invoke", token)
+        before = await call_once(plan.relay_port, call)
+        if b"E_ATTESTATION_FAILED" in before or b"E_SAFETY_DENIED" in before:
+            raise RuntimeError(f"the node was shut out before it was revoked: {before!r}")
+        await asyncio.to_thread(ca.revoke, node_id)
+        shut_out_ms = await _ms_until_shut_out(plan.relay_port, call)
     return [
         Figure("flooded_p99_ms", _p99(flooded), "ms", "the same calls before", _p99(quiet), "ratio <= 3"),
         Figure("flooded_shutout_ms", shut_out_ms, "ms", "the second that is promised", 1000.0, "<= 1000 ms"),

@@ -7,17 +7,16 @@ that does other work: what it measures is small.
 import asyncio
 import os
 import shutil
-import tempfile
 import time
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 
 import paho.mqtt.client as paho
 import psutil
 from paho.mqtt.enums import CallbackAPIVersion
 
+from bench.demo_system import demo_system
 from bench.results import Figure
-from relay.demo.local_system import kubelet_command, start_system
+from relay.demo.local_system import kubelet_command
 from relay.demo.plan import Plan
 from relay.demo.processes import Processes
 from schemas import topics
@@ -38,30 +37,26 @@ async def measure_footprint() -> list[Figure]:
         return []
     # As a node is installed: with its modules compiled. Compiling them at each start takes memory and time.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-    with tempfile.TemporaryDirectory(prefix="edge-kubelet-bench-") as name:
-        directory = Path(name)
-        async with Processes.running(directory) as processes:
-            plan = Plan.below(directory, processes.ports)
-            system = await start_system(plan, 0, processes, lambda _text: None)
-            await system.until_listed()
+    async with demo_system(0) as system:
+        plan, processes = system.plan, system.processes
+        await processes.kill("kubelet")
+        port = processes.ports.take()
+        command = [exporter, f"--web.listen-address=127.0.0.1:{port}"]
+        announced = _Announcement(plan, system.real_node)
+        await announced.listen()
+        ours, theirs = [], []
+        for _ in range(_STARTS):
+            ours.append(await _start(processes, "kubelet", kubelet_command(plan), announced.wait))
+            theirs.append(
+                await _start(processes, "exporter", command, lambda: processes.until_listening(port))
+            )
             await processes.kill("kubelet")
-            port = processes.ports.take()
-            command = [exporter, f"--web.listen-address=127.0.0.1:{port}"]
-            announced = _Announcement(plan, system.real_node)
-            await announced.listen()
-            ours, theirs = [], []
-            for _ in range(_STARTS):
-                ours.append(await _start(processes, "kubelet", kubelet_command(plan), announced.wait))
-                theirs.append(
-                    await _start(processes, "exporter", command, lambda: processes.until_listening(port))
-                )
-                await processes.kill("kubelet")
-                await processes.kill("exporter")
-            await _start(processes, "kubelet", kubelet_command(plan), announced.wait)
-            await _start(processes, "exporter", command, lambda: processes.until_listening(port))
-            await announced.close()
-            at_rest = await _at_rest([processes.pid("kubelet"), processes.pid("exporter")])
-            return [*at_rest, _figure("kubelet_start_to_announce_s", min(ours), "s", min(theirs), "<= 0.5")]
+            await processes.kill("exporter")
+        await _start(processes, "kubelet", kubelet_command(plan), announced.wait)
+        await _start(processes, "exporter", command, lambda: processes.until_listening(port))
+        await announced.close()
+        at_rest = await _at_rest([processes.pid("kubelet"), processes.pid("exporter")])
+        return [*at_rest, _figure("kubelet_start_to_announce_s", min(ours), "s", min(theirs), "<= 0.5")]
 
 
 async def _at_rest(pids: list[int]) -> list[Figure]:

@@ -2,15 +2,11 @@
 
 import asyncio
 import os
-import tempfile
 import time
-from pathlib import Path
 
+from bench.demo_system import demo_system
 from bench.load import call_once, tool_call, until_answered
 from bench.results import Figure
-from relay.demo.local_system import start_system
-from relay.demo.plan import Plan
-from relay.demo.processes import Processes
 from relay.pki.authority import CertificateAuthority
 
 _NODES = 200
@@ -22,24 +18,19 @@ _REFUSED = b"E_ATTESTATION_FAILED"
 
 async def measure_revocation() -> Figure:
     """Return ``revocation_to_shutout_ms``: the longest of those that were measured."""
-    with tempfile.TemporaryDirectory(prefix="edge-kubelet-bench-") as name:
-        async with Processes.running(Path(name)) as processes:
+    async with demo_system(_NODES) as system:
+        ca = CertificateAuthority(system.plan.state.ca, lambda: time.time_ns() // 1_000_000, os.urandom)
+        port = system.plan.relay_port
+        took = []
+        for node_id in system.mock_nodes[:_REVOKED]:
+            call = tool_call(port, f"sysecho.{node_id}.echo.invoke", system.token)
+            if _REFUSED in await call_once(port, call):
+                raise RuntimeError("a node was shut out before it was revoked")
+            await asyncio.to_thread(ca.revoke, node_id)
+            started = time.perf_counter()
             async with asyncio.timeout(_READY_TIMEOUT_S):
-                plan = Plan.below(Path(name), processes.ports)
-                system = await start_system(plan, _NODES, processes, lambda _text: None)
-                await system.until_listed()
-            ca = CertificateAuthority(system.plan.state.ca, lambda: time.time_ns() // 1_000_000, os.urandom)
-            port = system.plan.relay_port
-            took = []
-            for node_id in system.mock_nodes[:_REVOKED]:
-                call = tool_call(port, f"sysecho.{node_id}.echo.invoke", system.token)
-                if _REFUSED in await call_once(port, call):
-                    raise RuntimeError("a node was shut out before it was revoked")
-                await asyncio.to_thread(ca.revoke, node_id)
-                started = time.perf_counter()
-                async with asyncio.timeout(_READY_TIMEOUT_S):
-                    await until_answered(port, call, _REFUSED)
-                took.append((time.perf_counter() - started) * 1000)
+                await until_answered(port, call, _REFUSED)
+            took.append((time.perf_counter() - started) * 1000)
     return Figure(
         name="revocation_to_shutout_ms",
         value=max(took),

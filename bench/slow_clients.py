@@ -4,14 +4,11 @@ import asyncio
 import itertools
 import statistics
 import sys
-import tempfile
-from pathlib import Path
 
+from bench.demo_system import demo_system
 from bench.load import Target, latencies_ms, tool_call
 from bench.results import Figure
-from relay.demo.local_system import issue_token, start_system
-from relay.demo.plan import Plan
-from relay.demo.processes import Processes
+from relay.demo.local_system import issue_token
 from schemas.files import PRIVATE, write_atomic
 
 _NODES = 200
@@ -26,32 +23,25 @@ _READY_TIMEOUT_S = 120
 
 async def measure_slow_clients() -> Figure:
     """Return ``slow_clients_p99_ms``."""
-    with tempfile.TemporaryDirectory(prefix="edge-kubelet-bench-") as name:
-        directory = Path(name)
-        async with Processes.running(directory) as processes:
-            async with asyncio.timeout(_READY_TIMEOUT_S):
-                plan = Plan.below(directory, processes.ports)
-                system = await start_system(plan, _NODES, processes, lambda _text: None)
-                tools = await system.until_listed()
-            port = system.plan.relay_port
-            # Mock nodes in turn, so that echo's own ten a second is not the bound.
-            names = [
-                tool.name for tool in tools if ".echo." in tool.name and system.real_node not in tool.name
-            ]
-            # And agents in turn, for what one may take is bounded too.
-            tokens = itertools.cycle(issue_token(system.plan, f"agent-{n}") for n in range(_AGENTS))
-            target = Target(
-                port, [tool_call(port, tool, token) for tool, token in zip(names, tokens, strict=False)]
-            )
-            await latencies_ms(target, _WARM_UP_CALLS)
-            alone = await latencies_ms(target, _CALLS, _PAUSE_S)
-            token_file, ready_port = directory / "token", processes.ports.take()
-            write_atomic(token_file, system.token, PRIVATE)
-            slow = [sys.executable, "-P", "-m", "bench.slow", str(port), str(_SLOW_CLIENTS), str(token_file)]
-            await processes.start("slow", [*slow, str(ready_port)])
-            async with asyncio.timeout(_READY_TIMEOUT_S):
-                await processes.until_listening(ready_port)
-            beside = await latencies_ms(target, _CALLS, _PAUSE_S)
+    async with demo_system(_NODES) as system:
+        tools, processes = await system.until_listed(), system.processes
+        port = system.plan.relay_port
+        # Mock nodes in turn, so that echo's own ten a second is not the bound.
+        names = [tool.name for tool in tools if ".echo." in tool.name and system.real_node not in tool.name]
+        # And agents in turn, for what one may take is bounded too.
+        tokens = itertools.cycle(issue_token(system.plan, f"agent-{n}") for n in range(_AGENTS))
+        target = Target(
+            port, [tool_call(port, tool, token) for tool, token in zip(names, tokens, strict=False)]
+        )
+        await latencies_ms(target, _WARM_UP_CALLS)
+        alone = await latencies_ms(target, _CALLS, _PAUSE_S)
+        token_file, ready_port = system.plan.directory / "token", processes.ports.take()
+        write_atomic(token_file, system.token, PRIVATE)
+        slow = [sys.executable, "-P", "-m", "bench.slow", str(port), str(_SLOW_CLIENTS), str(token_file)]
+        await processes.start("slow", [*slow, str(ready_port)])
+        async with asyncio.timeout(_READY_TIMEOUT_S):
+            await processes.until_listening(ready_port)
+        beside = await latencies_ms(target, _CALLS, _PAUSE_S)
     return Figure(
         name="slow_clients_p99_ms",
         value=_p99(beside),

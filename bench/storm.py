@@ -22,6 +22,7 @@ import httpx2
 import psutil
 from websockets.asyncio.client import ClientConnection, connect
 
+from bench.demo_system import demo_system
 from bench.load import Target, latencies_ms, tool_call
 from bench.results import Figure
 from relay.demo.local_system import TENANT, LocalSystem, fleet_command, relay_command, start_system
@@ -54,20 +55,16 @@ async def measure_storm() -> list[Figure]:
 
 async def measure_absence() -> Figure:
     """Return ``back_after_2_min_s``: from when the relay listens again until all of 50 nodes are there."""
-    with tempfile.TemporaryDirectory(prefix="edge-kubelet-bench-") as name:
-        directory = Path(name)
-        async with Processes.running(directory) as processes, asyncio.timeout(_TIMEOUT_S):
-            plan = Plan.below(directory, processes.ports)
-            system = await start_system(plan, _AWAY_NODES, processes, lambda _text: None)
-            await system.until_listed()
-            await processes.kill("relay")
-            await asyncio.sleep(_AWAY_S)
-            await processes.start("relay", relay_command(plan))
-            await processes.until_listening(plan.relay_port)
-            started = time.perf_counter()
-            async with httpx2.AsyncClient(base_url=plan.public_url) as http:
-                await _until(http, processes, lambda connected: connected > _AWAY_NODES)
-            took_s = time.perf_counter() - started
+    async with demo_system(_AWAY_NODES) as system, asyncio.timeout(_TIMEOUT_S):
+        plan, processes = system.plan, system.processes
+        await processes.kill("relay")
+        await asyncio.sleep(_AWAY_S)
+        await processes.start("relay", relay_command(plan))
+        await processes.until_listening(plan.relay_port)
+        started = time.perf_counter()
+        async with httpx2.AsyncClient(base_url=plan.public_url) as http:
+            await _until(http, processes, lambda connected: connected > _AWAY_NODES)
+        took_s = time.perf_counter() - started
     return Figure("back_after_2_min_s", took_s, "s", "50 nodes, longest wanted", _BACK_S, "<= 45 s")
 
 

@@ -1,17 +1,14 @@
 """What the relay spends on a thousand nodes that are sampled once a second, and fifty agents that listen."""
 
 import asyncio
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 
 import psutil
 
+from bench.demo_system import demo_system
 from bench.load import call_once, listen, tool_call
 from bench.results import Figure
-from relay.demo.local_system import LocalSystem, issue_token, start_system
-from relay.demo.plan import Plan
-from relay.demo.processes import Processes
+from relay.demo.local_system import LocalSystem, issue_token
 
 _NODES = 1000
 _AGENTS = 50
@@ -23,14 +20,8 @@ _UPDATED = b"notifications/resources/updated"
 
 async def measure_telemetry_fanout() -> list[Figure]:
     """Return ``telemetry_fanout``."""
-    with tempfile.TemporaryDirectory(prefix="edge-kubelet-bench-") as name:
-        directory = Path(name)
-        async with Processes.running(directory) as processes:
-            async with asyncio.timeout(_READY_TIMEOUT_S):
-                plan = Plan.below(directory, processes.ports)
-                system = await start_system(plan, _NODES, processes, lambda _text: None)
-                await system.until_listed()
-            return [await _measured(system)]
+    async with demo_system(_NODES) as system:
+        return [await _measured(system)]
 
 
 async def _measured(system: LocalSystem) -> Figure:
