@@ -1,13 +1,10 @@
 """The exit code of both programs where what was typed is wrong: 2, whatever the state of the machine."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.integration
+from tests.fakes.command_lines import CommandLines
 
 WRONG = [
     "kubelet kind new X",
@@ -26,32 +23,22 @@ WRONG = [
 ]
 
 
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with the state of a relay."""
-    place = tmp_path_factory.mktemp("exit")
-    assert run(place, "relay", "ca", "init").returncode == 0
-    return place
-
-
-def run(directory: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    settings = {"RELAY_STATE_DIR": f"{directory}/relay", "KUBELET_STATE_DIR": f"{directory}/kubelet"}
-    others = {name: text for name, text in os.environ.items() if not name.startswith(("RELAY_", "KUBELET_"))}
-    plain = {**others, "HOME": str(directory), "RELAY_CONFIG": "", "KUBELET_CONFIG": ""}
-    return subprocess.run(
-        [sys.executable, "-P", "-m", *command],
-        env={**plain, **settings},
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+@pytest.fixture
+def commands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> CommandLines:
+    """Both programs, with state directories below the test's own, where the relay has a CA."""
+    settings = {"RELAY_STATE_DIR": f"{tmp_path}/relay", "KUBELET_STATE_DIR": f"{tmp_path}/kubelet"}
+    both = CommandLines(monkeypatch, capfd, {**settings, "HOME": str(tmp_path)})
+    assert both.run("relay", "ca", "init").code == 0
+    return both
 
 
 @pytest.mark.parametrize("command", WRONG)
 def test_a_wrong_command_line_is_told_apart_from_a_state_in_which_nothing_can_run(
-    directory: Path, command: str
+    commands: CommandLines, tmp_path: Path, command: str
 ) -> None:
-    ended = run(directory, *command.format(directory=directory).split())
-    assert (ended.returncode, ended.stdout) == (2, ""), ended
-    assert ended.stderr.count("\n") == 1, ended.stderr
+    program, *arguments = command.format(directory=tmp_path).split()
+    ended = commands.run(program, *arguments)
+    assert (ended.code, ended.out) == (2, ""), ended
+    assert ended.err.count("\n") == 1, ended.err

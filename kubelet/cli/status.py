@@ -3,6 +3,7 @@
 Must not run or change anything: the daemon tells it over a socket.
 """
 
+import sys
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -33,7 +34,7 @@ def status(
 ) -> None:
     """Show what the running daemon does now. Exit code 1: it runs, and calls do not flow."""
     directory = directory_of(state_dir)
-    if not show(lambda: read_status(directory), _lines_of, as_json=as_json, watch=watch):
+    if not show(lambda: read_status(directory), _lines_of, as_json=as_json, watch=watch, stream=sys.stdout):
         raise SystemExit(EXIT_NO)
 
 

@@ -3,6 +3,7 @@
 Must not run or change anything: the relay tells it over a socket.
 """
 
+import sys
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -34,7 +35,7 @@ def status(
 ) -> None:
     """Show what the running relay does now. Exit code 1: it runs, and calls cannot be made."""
     directory = state_files(state_dir).root
-    if not show(lambda: read_status(directory), _lines_of, as_json=as_json, watch=watch):
+    if not show(lambda: read_status(directory), _lines_of, as_json=as_json, watch=watch, stream=sys.stdout):
         raise SystemExit(EXIT_NO)
 
 

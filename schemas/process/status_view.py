@@ -4,7 +4,6 @@ Must not read the process: a callable does, and another makes the lines.
 """
 
 import json
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TextIO
@@ -35,7 +34,7 @@ def show(  # noqa: PLR0913 - what comes in from outside
     *,
     as_json: bool,
     watch: bool,
-    stream: TextIO = sys.stdout,
+    stream: TextIO,
     sleep: Callable[[float], None] = time.sleep,
 ) -> bool:
     """Print what ``read`` returns; with ``watch`` until interrupted. Return whether it is ready.

@@ -3,8 +3,6 @@
 Steps: run every command that shows something, in a system that works.
 """
 
-import asyncio
-import os
 import re
 import shlex
 import subprocess
@@ -13,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.fakes.command_lines import CommandLines
 from tests.fakes.demo import Demo
 from tests.test_manual import COMMANDS, WITHOUT_JSON
 
@@ -84,22 +83,6 @@ def test_each_command_shows_something_or_changes_something() -> None:
     assert not SHOWN.keys() & CHANGING
 
 
-async def run(*command: str) -> str:
-    """Return what a command has printed, whatever it has found."""
-    plain = {name: text for name, text in os.environ.items() if not name.startswith(("RELAY_", "KUBELET_"))}
-    ended = await asyncio.to_thread(
-        subprocess.run,
-        [sys.executable, "-P", "-m", *command],
-        env={**plain, "RELAY_CONFIG": "", "KUBELET_CONFIG": ""},
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert ended.returncode in {0, 1}, ended
-    return ended.stdout + ended.stderr
-
-
 @pytest.fixture(scope="module")
 def given(demo: Demo, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """What stands in the commands: names of the demo, and files that are made of it."""
@@ -124,11 +107,20 @@ def given(demo: Demo, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str
     }
 
 
+@pytest.fixture
+def commands(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> CommandLines:
+    return CommandLines(monkeypatch, capfd, {})
+
+
 @pytest.mark.parametrize("command", sorted(SHOWN))
-async def test_what_a_command_shows_is_in_words(command: str, given: dict[str, str]) -> None:
+def test_what_a_command_shows_is_in_words(
+    command: str, given: dict[str, str], commands: CommandLines
+) -> None:
     program, name = command.split(" ", 1)
     words = shlex.split(SHOWN[command].format(**given))
     place = [] if name in ANYWHERE else ["--state-dir", f"{given['state']}/{program}"]
-    printed = await run(program, *name.split(), *words, *place)
-    assert printed
-    assert PYTHON.findall(printed) == []
+    # Whatever it has found.
+    ended = commands.run(program, *name.split(), *words, *place)
+    assert ended.code in {0, 1}, ended
+    assert ended.out + ended.err
+    assert PYTHON.findall(ended.out + ended.err) == []
