@@ -29,19 +29,33 @@ $(READY): requirements.lock pyproject.toml
 demo: $(READY) ## watch an MCP client call real tools on this machine, end to end
 	@$(BIN)/relay demo $(DEMO_ARGS)
 
-# In parallel, for most tests wait longer than they compute; a worker that is done takes over tests of another.
-PYTEST := $(BIN)/pytest --numprocesses=$(WORKERS) --dist=worksteal
+PROFILE ?= daily
 
-# These compute and do not wait, and every worker collects them all: one worker a core.
-check: WORKERS = logical
-check: $(READY) lint types ## style, layering, types, and the tests of single parts: the daily loop
-	@$(PYTEST) -m "not long and not integration" tests/schemas tests/kubelet tests/relay tests/test_*.py
+# These compute, and wait for nothing: two processes keep two cores busy, each with half of them. A coordinator of
+# workers, to which each test is reported, would take as long for most of them as they do themselves.
+SINGLE_PARTS := $(BIN)/pytest --quiet --hypothesis-profile=$(PROFILE) -m "not integration"
 
-test: $(READY) lint types ## all that check does, and all tests but the long runs
-	@$(PYTEST) -m "not long" $(TEST_ARGS)
+.PHONY: single-parts single-parts-of-relay single-parts-of-others
+single-parts: $(READY)
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target PROFILE=$(PROFILE) single-parts-of-relay single-parts-of-others
 
-test-all: $(READY) lint types ## everything CI checks: also storms, the official suite, other clients, more examples
-	@$(PYTEST) --hypothesis-profile=thorough $(TEST_ARGS)
+single-parts-of-relay:
+	@$(SINGLE_PARTS) tests/relay
+
+single-parts-of-others:
+	@$(SINGLE_PARTS) tests/schemas tests/kubelet tests/test_*.py
+
+# In parallel, for most of these wait longer than they compute; a worker that is done takes over tests of another.
+INTEGRATION := $(BIN)/pytest --numprocesses=$(WORKERS) --dist=worksteal
+
+check: $(READY) lint types single-parts ## style, layering, types, and the tests of single parts: the daily loop
+
+test: $(READY) lint types single-parts ## all that check does, and all tests but the long runs
+	@$(INTEGRATION) -m "integration and not long" $(TEST_ARGS)
+
+test-all: PROFILE := thorough
+test-all: $(READY) lint types single-parts ## everything CI checks: also storms, the official suite, other clients, more examples
+	@$(INTEGRATION) --hypothesis-profile=$(PROFILE) -m integration $(TEST_ARGS)
 
 lint: $(READY) ## style and layering
 	@$(BIN)/ruff check .

@@ -52,10 +52,9 @@ def _takes_files(directory: Path) -> bool:
         return False
 
 
-def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Return two workers a core, as most tests wait more than they compute; ``logical``: one a core."""
-    cores = len(os.sched_getaffinity(0))
-    return cores if config.option.numprocesses == "logical" else 2 * cores
+def pytest_xdist_auto_num_workers() -> int:
+    """Return two workers a core: most integration tests wait more than they compute."""
+    return 2 * len(os.sched_getaffinity(0))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -74,9 +73,10 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark integration tests by their place or fixture, and let every worker begin with what takes long."""
+    """Mark integration tests by place, fixture or length, and let every worker begin with what takes long."""
     for item in items:
-        if not _is_of_single_parts(item.path.parent) or _has_integration_fixture(item):
+        is_long = item.get_closest_marker("long") is not None
+        if is_long or not _is_of_single_parts(item.path.parent) or _has_integration_fixture(item):
             item.add_marker(pytest.mark.integration)
     items[:] = _long_ones_first(items, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
 
