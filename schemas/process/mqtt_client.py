@@ -41,6 +41,15 @@ class WatchedClient(paho.Client):
         self.disable_logger()
         return super().disconnect(*arguments, **options)
 
+    def loop_stop(self) -> MQTTErrorCode:
+        """Wait for the end of paho's thread, and close the sockets that woke it.
+
+        paho leaves them to the garbage collector, which warns of them where it finds them before the client.
+        """
+        ended = super().loop_stop()
+        self._reset_sockets(sockpair_only=True)
+        return ended
+
     def loop_misc(self) -> MQTTErrorCode:
         """Do what paho does in each turn of its thread."""
         self.on_turn()
