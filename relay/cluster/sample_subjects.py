@@ -7,10 +7,12 @@ Must not know who follows what.
 import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from nats.aio.client import Client
 from nats.aio.msg import Msg
+from nats.errors import Error as NatsError
 from structlog.typing import FilteringBoundLogger
 
 from relay.cluster.peer_messages import FRAME, Count, PeerMessages
@@ -77,7 +79,9 @@ class SampleSubjects:
         if node_id not in self._followed:
             self._followed[node_id] = None
             if self._client is not None:
-                await self._subscribe(self._client, node_id)
+                # The connection may have just ended: the next one reads the samples of all that is followed.
+                with suppress(NatsError):
+                    await self._subscribe(self._client, node_id)
 
     def unfollow(self, node_id: str) -> None:
         """Read the samples of a node no longer."""

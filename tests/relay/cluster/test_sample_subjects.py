@@ -139,6 +139,20 @@ async def test_what_was_followed_before_the_connection_is_read_during_each(
         assert here.counted == []
 
 
+async def test_what_is_followed_as_the_connection_ends_is_read_during_the_next(
+    here: Side, nats: NatsServer, registry: SchemaRegistry
+) -> None:
+    there = Side("01HZX9K3M4P7Q8R9S0T1V2W3XB", registry)
+    async with there.connected(nats):
+        async with here.connected(nats) as client:
+            await here.subjects.follow(OTHER_NODE_ID)
+            await there.until_read(here, OTHER_NODE)
+            await client.close()
+            await here.subjects.follow(NODE_ID)
+        async with here.connected(nats):
+            await there.until_read(here)
+
+
 async def test_of_the_samples_that_wait_the_oldest_are_dropped(here: Side) -> None:
     for number in range(MAX_WAITING + 2):
         here.publish(number)
