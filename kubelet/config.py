@@ -87,7 +87,8 @@ class DaemonPlan:
     Attributes:
         socket: where local agents connect; None if they cannot.
         socket_group: the number of the group that may use it; None where there is no such group.
-        settings: all settings, by name, as ``schemas.settings.Settings.told`` tells them; a reload compares.
+        settings: all settings, by name, as ``schemas.settings.Settings.serialized`` returns them; a reload
+            compares.
         flags, config_file: what the command line gave, with which a reload reads the settings again.
         version: of this program, which the daemon shows.
     """

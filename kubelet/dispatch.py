@@ -20,6 +20,7 @@ from schemas.delivery import AnswerCache, CommandStatus
 from schemas.errors import Failure, ToolError
 from schemas.frames import Frame
 from schemas.kinds import KindRegistry
+from schemas.payloads import CmdAck
 from schemas.process.spans import Span, SpanSink, no_spans
 from schemas.projection import ToolName
 from schemas.registry import SchemaRegistry, Validator
@@ -148,7 +149,7 @@ class Dispatcher:
         began_ms, failed = self._ticks_ms(), None
         try:
             result = await self._invoke(frame.payload, budget_ms)
-            answer: dict[str, Any] = {"ok": True, "result": result}
+            answer: CmdAck = {"ok": True, "result": result}
             self.outcomes["ok", ""] += 1
             if traceparent is not None:
                 # Only commands that are traced: a line for each would be most of what a command costs.
@@ -236,7 +237,7 @@ def _hop_of(error: ToolError, budget_ms: int) -> str:
     return "node" if error.failure in _REFUSED_HERE else "handler"
 
 
-def _refusal(error: ToolError, correlation_id: str) -> dict[str, Any]:
+def _refusal(error: ToolError, correlation_id: str) -> CmdAck:
     return {"ok": False, "error": error.envelope(correlation_id)}
 
 

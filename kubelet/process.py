@@ -26,6 +26,7 @@ def run_until_signal(work: Coroutine[Any, Any, None]) -> None:
     # Here, not above: `kubelet run` only becomes another process, and each board waits for it at each start.
     import asyncio  # noqa: PLC0415
 
+    from schemas.faults import first_of  # noqa: PLC0415 - as above
     from schemas.process.signals import call_at  # noqa: PLC0415 - as above
 
     with asyncio.Runner() as runner:
@@ -44,11 +45,4 @@ def run_until_signal(work: Coroutine[Any, Any, None]) -> None:
             call_at(number, loop, stop)
         runner.run(ended())
         if not task.cancelled() and (error := task.exception()) is not None:
-            raise _first(error)
-
-
-def _first(error: BaseException) -> BaseException:
-    """Return what went wrong first in the task groups that ``error`` came through."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
+            raise first_of(error)

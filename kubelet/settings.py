@@ -129,7 +129,7 @@ KUBELET = Program(
 
 
 @dataclass(frozen=True, slots=True)
-class LoadedSettings:
+class LoadedNodeSettings:
     """The settings of a node, and what they were made of.
 
     Attributes:
@@ -173,7 +173,7 @@ class LoadedSettings:
             raise ConfigError([str(error)]) from None
 
 
-def load_settings(sources: Sources, default_state_dir: Path | None) -> LoadedSettings:
+def load_settings(sources: Sources, default_state_dir: Path | None) -> LoadedNodeSettings:
     """Return the settings of a node that runs with ``sources``.
 
     Raises:
@@ -186,7 +186,7 @@ def load_settings(sources: Sources, default_state_dir: Path | None) -> LoadedSet
         raise NoStateDirError
     stored = read_stored(state_dir)
     enrolled = {} if stored is None else _enrolled(stored, state_dir, sources)
-    return LoadedSettings(
+    return LoadedNodeSettings(
         sources.settings(usual, enrolled), state_dir, own_root=stored is not None and stored.own_root
     )
 

@@ -19,7 +19,7 @@ from schemas.kinds import KindRegistry
 from schemas.payloads import TelemetryLease
 from schemas.registry import SchemaRegistry, Validator
 
-Take = Callable[[str, Mapping[str, Any]], None]
+TakeSample = Callable[[str, Mapping[str, Any]], None]
 """Takes a sample of the capability of that id. Must not block."""
 
 
@@ -41,7 +41,7 @@ class _Lease:
     arguments: Mapping[str, Any]
 
 
-class Telemetry:
+class TelemetrySampler:
     """The leases of one node. ``monotonic`` is in seconds."""
 
     def __init__(  # noqa: PLR0913 - what comes in from outside
@@ -49,7 +49,7 @@ class Telemetry:
         handlers: Sequence[Handler],
         kinds: KindRegistry,
         registry: SchemaRegistry,
-        take: Take,
+        take: TakeSample,
         log: FilteringBoundLogger,
         *,
         monotonic: Callable[[], float] = time.monotonic,
@@ -66,11 +66,6 @@ class Telemetry:
         self._sleep = sleep
         self._leases: dict[str, _Lease] = {}
         self._loops: dict[str, asyncio.Task[None]] = {}
-
-    @property
-    def sampled(self) -> frozenset[str]:
-        """The capabilities that are sampled now."""
-        return frozenset(self._loops)
 
     def lease(self, lease: TelemetryLease) -> None:
         """Sample by ``lease`` from now on, in place of the one before; ``ttl_ms`` 0 ends it."""

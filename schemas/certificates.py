@@ -22,11 +22,14 @@ from schemas.error_roots import PeerError
 from schemas.identity import (
     MAX_PEM_BYTES,
     TENANT_PATTERN,
+    CertificateFormatError,
     Identity,
     certificates_in,
+    first_certificate_in,
     has_positive_serial,
     kid_of,
     san_uri,
+    serial_of,
 )
 from schemas.keys import is_sound_public_key
 from schemas.projection import NODE_ID_PATTERN, is_node_id
@@ -112,7 +115,7 @@ def self_signed_leaf(key: SigningKey, node_id: str, now_ms: int, valid_days: int
 
 
 def verify_leaf(pem: str, roots: Sequence[str], now_ms: int) -> Identity:
-    """Return the identity of the first certificate in ``pem`` if one of ``roots`` (PEM) vouches for it.
+    """Return the identity of the first certificate in ``pem`` if one of ``roots`` (PEM) has issued it.
 
     Certificates after the first are not needed: a root issues leaves directly, and the verifier has its own.
 
@@ -121,13 +124,13 @@ def verify_leaf(pem: str, roots: Sequence[str], now_ms: int) -> Identity:
             ``wrong_form``, ``id_mismatch`` or ``validity``.
     """
     try:
-        der = certificates_in(pem)[0]
+        der = first_certificate_in(pem)
         if not has_positive_serial(der):
             raise IdentityError(IdentityReason.BAD_CERTIFICATE)
         leaf = x509.load_der_x509_certificate(der)
         key = leaf.public_key()
         extensions = leaf.extensions
-    except (*_UNREADABLE, IndexError):
+    except (*_UNREADABLE, CertificateFormatError):
         raise IdentityError(IdentityReason.BAD_CERTIFICATE) from None
     public = _sound_key(key)
     issuers = (_issuer(leaf, der, root, now_ms) for root in roots)
@@ -144,6 +147,7 @@ def verify_leaf(pem: str, roots: Sequence[str], now_ms: int) -> Identity:
         not_after_ms=_milliseconds(leaf.not_valid_after_utc),
         pem=pem_of(leaf),
         root_kid=sys.intern(issuer),
+        serial=serial_of(der),
     )
     if not identity.valid_at(now_ms):
         raise IdentityError(IdentityReason.VALIDITY)
@@ -159,13 +163,12 @@ def _issuer(leaf: x509.Certificate, leaf_der: bytes, root_pem: str, now_ms: int)
     """Return the thumbprint of the certificate in ``root_pem`` that issued ``leaf``; None if none did."""
     for der in certificates_in(root_pem):
         if der == leaf_der:
-            return kid_of(
-                der
-            )  # the anchor is this very certificate: a node that checks its own self-signed leaf
+            # The anchor is this very certificate: a node that checks its own self-signed leaf.
+            return kid_of(der)
         try:
             root = x509.load_der_x509_certificate(der)
             basic = root.extensions.get_extension_for_class(x509.BasicConstraints).value
-            # A root of servers vouches for no node, wherever it was installed.
+            # A root of servers issues no leaf of a node, wherever it was installed.
             nodes_root = isinstance(root.public_key(), Ed25519PublicKey)
             if (
                 nodes_root

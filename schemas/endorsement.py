@@ -1,8 +1,9 @@
 """How trust passes from a root of nodes to other keys: a signature with the trusted root's key.
 
 Roots are public, so to come together with one that is trusted proves nothing of a root. Endorsed are the root
-after a rotation; the roots of servers, which vouch for servers alone; and the keys of agents' tokens. Imports
-the X.509 library: a running node must not import this module. Must not decide which roots are trusted.
+after a rotation; the roots of servers, which are trusted for servers alone; and the keys of agents' tokens.
+Imports the X.509 library: a running node must not import this module. Must not decide which roots are
+trusted.
 """
 
 from collections.abc import Iterable, Sequence

@@ -6,7 +6,8 @@
     │   └── CommandLineError a word of the command line is not known, missing or wrong
     ├── PeerError       the other end broke a rule: a node, a relay, a broker, an issuer, an agent
     ├── StateError      what this program keeps on its machine is missing, damaged or cannot be written
-    └── ToolError       a call failed, for whichever reason (``schemas.errors``)
+    ├── ToolError       a call failed, for whichever reason (``schemas.errors``)
+    └── FailedError     the program has ended by a fault that is in its log (``schemas.faults``)
 
 What is none of these is a fault of our own, and is never blamed on the operator or on the other end. Must not
 hold an error of one module: those are defined where they are raised.

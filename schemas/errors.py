@@ -109,7 +109,7 @@ class Failure(Enum):
         "provider_failure",
         Retry.YES,
         "The node is not connected; the command was never sent.",
-        "Call again in half a minute. If the node stays away, ask its operator to check it.",
+        "Call again in half a minute. If the node stays offline, ask its operator to check it.",
         http_override=503,
     )
     RESULT_INVALID = Row(
@@ -175,20 +175,6 @@ class Failure(Enum):
     )  # fmt: skip
 
 
-def codes() -> tuple[str, ...]:
-    """Return the canonical codes, in the order of the table."""
-    return tuple(canonical.name for canonical in Canonical)
-
-
-def to_http_status(code: str) -> int:
-    """Return the HTTP status of the canonical ``code``.
-
-    Raises:
-        KeyError: there is no such code.
-    """
-    return Canonical[code].value[0]
-
-
 def to_jsonrpc_error(code: str) -> dict[str, Any]:
     """Return the JSON-RPC error object of the canonical ``code``; it depends on the code alone.
 
@@ -214,8 +200,6 @@ def to_jsonrpc_error(code: str) -> dict[str, Any]:
         },
     }
 
-
-CODES: frozenset[str] = frozenset(failure.value.code for failure in Failure)
 
 # Of a node's error only the code is used; the text is a constant of this table. A code that only the relay
 # can establish (who may call, what is trusted) is not accepted from a node.

@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from schemas.error_roots import EdgeError
 from schemas.text import printable
 
 INTERVAL_S = 60.0
@@ -22,7 +23,7 @@ _MAX_READ = 4096
 _OPAQUE = re.compile(r"[A-Za-z0-9_+=-]{32,}")
 
 
-class FailedError(Exception):
+class FailedError(EdgeError):
     """The program has ended by a fault. The text is its summary; the traceback is in the log."""
 
     def __init__(self, error: BaseException) -> None:

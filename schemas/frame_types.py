@@ -19,7 +19,7 @@ class Role(StrEnum):
     NODE = "node"
 
 
-class FrameType(StrEnum):
+class OneWayType(StrEnum):
     """The one-way types. A row is: name, sender, size limit in bytes, frames a second, frames at once.
 
     Attributes:
@@ -53,7 +53,7 @@ class FrameType(StrEnum):
         return member
 
 
-ONE_WAY = {type_.value: type_ for type_ in FrameType}
+ONE_WAY = {type_.value: type_ for type_ in OneWayType}
 """The one-way types by name."""
 
 
@@ -65,9 +65,9 @@ class FrameBudgets:
     def __init__(self, role: Role, seconds: Callable[[], float]) -> None:
         self._role = role
         self._seconds = seconds
-        self._buckets: dict[FrameType, TokenBucket] = {}
+        self._buckets: dict[OneWayType, TokenBucket] = {}
 
-    def take(self, type_: FrameType) -> float:
+    def take(self, type_: OneWayType) -> float:
         """Count a frame of ``type_`` and return 0, or count nothing and return the seconds until one fits."""
         now = self._seconds()
         bucket = self._buckets.get(type_)

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from schemas.error_roots import PeerError
-from schemas.frame_types import ONE_WAY, FrameType
+from schemas.frame_types import ONE_WAY, OneWayType
 from schemas.registry import SchemaRegistry, Validator
 from schemas.strict_json import JsonReason, StrictJsonError, loads
 
@@ -132,7 +132,7 @@ class FrameReader:
         self._validators: dict[str, Validator] = {}
 
     def read(
-        self, text: str | bytes, max_bytes: int, wait_s: Callable[[FrameType], float] = lambda _: 0.0
+        self, text: str | bytes, max_bytes: int, wait_s: Callable[[OneWayType], float] = lambda _: 0.0
     ) -> Frame:
         """Return the frame that ``text``, of at most ``max_bytes``, holds.
 

@@ -4,6 +4,7 @@ Both programs report by it: ``/healthz`` and the watchdog ask whether the loops 
 calls flow. Must not know any subsystem, nor act on what it finds.
 """
 
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import NoReturn
@@ -21,7 +22,7 @@ class Loop:
 
     __slots__ = ("_due_s", "_monotonic", "started")
 
-    def __init__(self, monotonic: Callable[[], float]) -> None:
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
         self._due_s: float | None = None
         self.started = False

@@ -13,6 +13,8 @@ from datetime import UTC, datetime
 from hashlib import sha256
 from ssl import DER_cert_to_PEM_cert
 
+from schemas.error_roots import EdgeError
+
 TENANT_PATTERN = r"[a-z0-9][a-z0-9_-]{0,62}"
 MAX_PEM_BYTES = 16 * 1024
 
@@ -26,12 +28,17 @@ _TIME = re.compile(rb"(\d{4})(\d\d)(\d\d)(\d\d)(\d\d)(\d\d)Z")
 _CERTIFICATE = re.compile(r"-----BEGIN CERTIFICATE-----([A-Za-z0-9+/=\s]+?)-----END CERTIFICATE-----")
 
 
+class CertificateFormatError(EdgeError):
+    """What should be a certificate is none. Whose fault that is, its reader knows."""
+
+
 @dataclass(frozen=True, slots=True)
 class Identity:
     """A leaf that chains to a trusted root (RFC-0001 decision 1): built by ``certificates.verify_leaf``.
 
     ``kid`` is the SHA-256 of the leaf's DER in hex, ``root_kid`` that of the root that issued it,
-    ``public_key`` 32 raw bytes, times are milliseconds since the epoch, ``pem`` is the leaf alone.
+    ``public_key`` 32 raw bytes, times are milliseconds since the epoch, ``pem`` is the leaf alone, ``serial``
+    its serial number: a revocation asks for that of every leaf of the fleet, too often to parse them.
     """
 
     node_id: str
@@ -41,12 +48,13 @@ class Identity:
     not_before_ms: int
     not_after_ms: int
     pem: str
-    root_kid: str = ""
+    root_kid: str
+    serial: int
 
     @property
     def issued_as(self) -> str:
         """The issuer and the serial number, which name the certificate however it is encoded."""
-        return issued_as(self.root_kid, serial_of(certificates_in(self.pem)[0]))
+        return issued_as(self.root_kid, self.serial)
 
     def valid_at(self, now_ms: int) -> bool:
         """Return whether the leaf is within its validity."""
@@ -57,14 +65,26 @@ def certificates_in(pem: str) -> list[bytes]:
     """Return the DER of each certificate in ``pem``, in order; text around them is ignored.
 
     Raises:
-        ValueError: more than ``MAX_PEM_BYTES``, or a certificate that is not base64.
+        CertificateFormatError: more than ``MAX_PEM_BYTES``, or a certificate that is not base64.
     """
     if len(pem) > MAX_PEM_BYTES:
-        raise ValueError("the PEM is too large")
+        raise CertificateFormatError("the PEM is too large")
     try:
         return [base64.b64decode(match, validate=False) for match in _CERTIFICATE.findall(pem)]
     except binascii.Error:
-        raise ValueError("a certificate is not base64") from None
+        raise CertificateFormatError("a certificate is not base64") from None
+
+
+def first_certificate_in(pem: str) -> bytes:
+    """Return the DER of the first certificate in ``pem``, which is the leaf where there are several.
+
+    Raises:
+        CertificateFormatError: as ``certificates_in``, or there is none.
+    """
+    certificates = certificates_in(pem)
+    if not certificates:
+        raise CertificateFormatError("there is none in PEM")
+    return certificates[0]
 
 
 def to_pem(ders: Iterable[bytes]) -> str:
@@ -78,7 +98,7 @@ def validity_of(der: bytes) -> tuple[int, int]:
     For a certificate of one's own: nothing is verified, and no X.509 library is needed.
 
     Raises:
-        ValueError: it is no certificate.
+        CertificateFormatError: it is no certificate.
     """
     # RFC 5280 section 4.1: in the certificate, in what is signed of it, behind version, serial number,
     # algorithm and issuer.
@@ -100,7 +120,7 @@ def serial_of(der: bytes) -> int:
     """Return the serial number of the certificate ``der``, which was verified.
 
     Raises:
-        ValueError: it is no certificate.
+        CertificateFormatError: it is no certificate.
     """
     return int.from_bytes(_serial(der), "big")
 
@@ -112,7 +132,7 @@ def has_positive_serial(der: bytes) -> bool:
     """
     try:
         serial = _serial(der)
-    except ValueError:
+    except CertificateFormatError:
         return False
     return bool(serial.strip(b"\0")) and serial[0] < 0x80  # noqa: PLR2004 - the bit of a sign
 
@@ -126,13 +146,13 @@ def _serial(der: bytes) -> bytes:
 def _content(der: bytes) -> tuple[int, bytes, bytes]:
     """Return the tag and the content of the first element of ``der``, and what follows it."""
     if len(der) < 2:  # noqa: PLR2004 - a tag and a length
-        raise ValueError("not a certificate")
+        raise CertificateFormatError("not a certificate")
     size, start = der[1], 2
     if size & 0x80:
         start += size & 0x7F
         size = int.from_bytes(der[2:start], "big")
     if len(der) < start + size:
-        raise ValueError("not a certificate")
+        raise CertificateFormatError("not a certificate")
     return der[0], der[start : start + size], der[start + size :]
 
 
@@ -141,12 +161,15 @@ def _time_ms(tag: int, text: bytes) -> int:
     if tag == _UTC_TIME:
         text = (b"19" if text >= _FIRST_OF_1900 else b"20") + text
     elif tag != _GENERALIZED_TIME:
-        raise ValueError("not a certificate")
+        raise CertificateFormatError("not a certificate")
     found = _TIME.fullmatch(text)
     if found is None:
-        raise ValueError("not a certificate")
+        raise CertificateFormatError("not a certificate")
     year, month, day, hour, minute, second = map(int, found.groups())
-    return int(datetime(year, month, day, hour, minute, second, tzinfo=UTC).timestamp()) * 1000
+    try:
+        return int(datetime(year, month, day, hour, minute, second, tzinfo=UTC).timestamp()) * 1000
+    except ValueError:  # there is no such day or time
+        raise CertificateFormatError("not a certificate") from None
 
 
 def kid_of(der: bytes) -> str:

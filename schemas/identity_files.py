@@ -6,7 +6,7 @@
 | `node.key` | 0600 | the Ed25519 key, PKCS #8 PEM |
 | `node.csr` | 0644 | the certificate request for a CA |
 | `leaf.pem` | 0644 | the leaf: self-signed until a CA's is installed |
-| `root.pem` | 0644 | the root that vouches for it; absent while the leaf is self-signed |
+| `root.pem` | 0644 | the root that has issued it; absent while the leaf is self-signed |
 | `server-roots.pem` | 0644 | the roots of relay and broker; absent until the relay has told of them |
 
 Must not judge certificates: what it reads is what lies there.
@@ -26,7 +26,7 @@ from schemas.files import (
     write_atomic,
     write_unsynced,
 )
-from schemas.identity import certificates_in, is_for_key, kid_of
+from schemas.identity import CertificateFormatError, first_certificate_in, is_for_key, kid_of
 from schemas.keys import KeyFormatError, private_key_from_pem, private_key_to_pem
 from schemas.projection import is_node_id
 
@@ -53,7 +53,7 @@ class NodeIdentity:
     @property
     def kid(self) -> str:
         """The thumbprint of the leaf."""
-        return kid_of(certificates_in(self.leaf_pem)[0])
+        return kid_of(first_certificate_in(self.leaf_pem))
 
     @property
     def chain_pem(self) -> str:
@@ -193,9 +193,6 @@ def _first_certificate(file: Path, text: str) -> bytes:
         IdentityFilesError: there is none, or one that is not base64.
     """
     try:
-        certificates = certificates_in(text)
-    except ValueError as error:
+        return first_certificate_in(text)
+    except CertificateFormatError as error:
         raise IdentityFilesError(f"{file} holds no certificate: {error}") from None
-    if not certificates:
-        raise IdentityFilesError(f"{file} holds no certificate")
-    return certificates[0]

@@ -107,6 +107,7 @@ class HeartbeatAck(TypedDict):
 
     server_time_ms: int
     broker_etag: NotRequired[str]
+    heartbeat_interval_ms: NotRequired[int]
 
 
 class Cmd(TypedDict):

@@ -5,7 +5,7 @@ look-ups, never paths. Must not hand out anything that a caller could change for
 """
 
 import json
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -131,21 +131,18 @@ class SchemaRegistry:
         Raises:
             KeyError: there is no such document.
         """
-        key = self._fingerprints.get(ref) or self._fingerprint(ref)
-        if (known := self._compiled.get(key)) is not None:
+        if (known := self._compiled.get(self._fingerprints.get(ref, ""))) is not None:
             return known
-        resources = [(SCHEME + other, self._rules_of(other)) for other in self._reached(ref)]
+        reached = self._reached(ref)
+        key = self._fingerprints[ref] = _fingerprint(map(self._rules, reached))
+        if (known := self._compiled.get(key)) is not None:
+            return known  # another registry has compiled it
+        resources = [(SCHEME + other, self._rules_of(other)) for other in reached]
         compiled = jsonschema_rs.Draft202012Validator(
             self._rules_of(ref), registry=jsonschema_rs.Registry(resources)
         )
         validator = self._compiled[key] = Validator(compiled, ref, self._rules_of)
         return validator
-
-    def _fingerprint(self, ref: str) -> str:
-        # Canonical JSON contains no line feed, so what is joined by it can be read in one way only.
-        joined = b"\n".join(map(self._rules, self._reached(ref)))
-        fingerprint = self._fingerprints[ref] = sha256(joined).hexdigest()
-        return fingerprint
 
     def _reached(self, ref: str) -> list[str]:
         """Return ``ref`` and, sorted, the documents that it refers to, also through others."""
@@ -184,6 +181,11 @@ class SchemaRegistry:
             raise KeyError(tool_id)
         verb = kind.verbs[name.verb]
         return ToolIo(self.load(verb.input_ref), self.load(verb.output_ref))
+
+
+def _fingerprint(documents: Iterable[bytes]) -> str:
+    # Canonical JSON contains no line feed, so what is joined by it can be read in one way only.
+    return sha256(b"\n".join(documents)).hexdigest()
 
 
 def _at(document: Any, pointer: str) -> Any:

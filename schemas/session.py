@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import Any
 
 from schemas.error_roots import EdgeError, PeerError
-from schemas.frame_types import ONE_WAY, FrameBudgets, FrameType, Role
+from schemas.frame_types import ONE_WAY, FrameBudgets, OneWayType, Role
 from schemas.frames import (
     MAX_FRAME_BYTES,
     MAX_FRAME_BYTES_BEFORE_WELCOME,
@@ -32,7 +32,7 @@ from schemas.frames import (
 )
 
 
-class State(StrEnum):
+class SessionState(StrEnum):
     """The phase of the connection."""
 
     CHALLENGING = "challenging"
@@ -75,39 +75,39 @@ class CloseCode(IntEnum):
     OVER_CAPACITY = 4013
 
 
-_Moves = Mapping[str, State]
+_Moves = Mapping[str, SessionState]
 
 
 def _one_way(sender: Role) -> _Moves:
-    return {type_.value: State.OPEN for type_ in FrameType if type_.sender is sender}
+    return {type_.value: SessionState.OPEN for type_ in OneWayType if type_.sender is sender}
 
 
-_RELAY_SENDS: Mapping[State, _Moves] = {
-    State.CHALLENGING: {"challenge": State.CHALLENGING},
-    State.AUTHENTICATING: {"welcome": State.OPEN},
-    State.OPEN: {
-        "announce_ack": State.OPEN,
-        "heartbeat_ack": State.OPEN,
-        "cmd": State.OPEN,
-        "cmd_cancel": State.OPEN,
-        "renew_ack": State.OPEN,
-        "retire_ack": State.OPEN,
+_RELAY_SENDS: Mapping[SessionState, _Moves] = {
+    SessionState.CHALLENGING: {"challenge": SessionState.CHALLENGING},
+    SessionState.AUTHENTICATING: {"welcome": SessionState.OPEN},
+    SessionState.OPEN: {
+        "announce_ack": SessionState.OPEN,
+        "heartbeat_ack": SessionState.OPEN,
+        "cmd": SessionState.OPEN,
+        "cmd_cancel": SessionState.OPEN,
+        "renew_ack": SessionState.OPEN,
+        "retire_ack": SessionState.OPEN,
         **_one_way(Role.RELAY),
     },
 }
-_NODE_SENDS: Mapping[State, _Moves] = {
-    State.CHALLENGING: {"auth": State.AUTHENTICATING},
-    State.AUTHENTICATING: {},
-    State.OPEN: {
-        "announce": State.OPEN,
-        "heartbeat": State.OPEN,
-        "cmd_ack": State.OPEN,
-        "renew": State.OPEN,
-        "retire": State.OPEN,
+_NODE_SENDS: Mapping[SessionState, _Moves] = {
+    SessionState.CHALLENGING: {"auth": SessionState.AUTHENTICATING},
+    SessionState.AUTHENTICATING: {},
+    SessionState.OPEN: {
+        "announce": SessionState.OPEN,
+        "heartbeat": SessionState.OPEN,
+        "cmd_ack": SessionState.OPEN,
+        "renew": SessionState.OPEN,
+        "retire": SessionState.OPEN,
         **_one_way(Role.NODE),
     },
 }
-SENDS: Mapping[Role, Mapping[State, _Moves]] = MappingProxyType(
+SENDS: Mapping[Role, Mapping[SessionState, _Moves]] = MappingProxyType(
     {Role.RELAY: _RELAY_SENDS, Role.NODE: _NODE_SENDS}
 )
 """What each end may send in each state, and the state that it goes to. The other end may receive exactly
@@ -133,10 +133,11 @@ _DROPS: Mapping[object, DropReason] = MappingProxyType(
 class ProtocolError(EdgeError):
     """A frame that may not be sent or received now; the connection is to be closed with ``code``."""
 
-    def __init__(self, reason: str, code: CloseCode = CloseCode.PROTOCOL_VIOLATION) -> None:
+    code = CloseCode.PROTOCOL_VIOLATION
+
+    def __init__(self, reason: str) -> None:
         super().__init__(reason)
         self.reason = reason
-        self.code = code
 
 
 class PeerProtocolError(ProtocolError, PeerError):
@@ -186,7 +187,7 @@ class SessionMachine:
         self._budgets = FrameBudgets(role, seconds)
         self._max_frame_bytes = max_frame_bytes
         self._unanswered: dict[str, str] = {}
-        self.state = State.CHALLENGING
+        self.state = SessionState.CHALLENGING
         self.dropped: dict[DropReason, int] = {}
         self.is_known: Callable[[bytes], bool] | None = None
 
@@ -232,7 +233,7 @@ class SessionMachine:
         if question is not None:
             asked = self._unanswered.get(frame.in_reply_to or "")
             if asked != question:
-                if self.state is State.OPEN:
+                if self.state is SessionState.OPEN:
                     self._drop(DropReason.UNASKED)
                     return None
                 raise PeerProtocolError("an answer to nothing that was asked")
@@ -241,7 +242,7 @@ class SessionMachine:
         return frame
 
     def _known(self, text: str | bytes) -> Frame | None:
-        if self.is_known is None or self.state is not State.OPEN:
+        if self.is_known is None or self.state is not SessionState.OPEN:
             return None
         return known_announce(text, self._limit(), self.is_known)
 
@@ -251,7 +252,7 @@ class SessionMachine:
 
     def close(self) -> None:
         """Note that the connection is over."""
-        self.state = State.CLOSED
+        self.state = SessionState.CLOSED
 
     def _is_droppable(self, type_: str | None) -> bool:
         """Return whether a bad frame of ``type_`` is dropped, and does not end the session."""
@@ -262,13 +263,13 @@ class SessionMachine:
         self.dropped[reason] = self.dropped.get(reason, 0) + 1
 
     def _limit(self) -> int:
-        return self._max_frame_bytes if self.state is State.OPEN else MAX_FRAME_BYTES_BEFORE_WELCOME
+        return self._max_frame_bytes if self.state is SessionState.OPEN else MAX_FRAME_BYTES_BEFORE_WELCOME
 
     def _next(
-        self, table: Mapping[State, _Moves], type_: str, error: type[ProtocolError] = ProtocolError
-    ) -> State:
-        if type_ == "bye" and self.state is not State.CLOSED:
-            return State.CLOSED
+        self, table: Mapping[SessionState, _Moves], type_: str, error: type[ProtocolError] = ProtocolError
+    ) -> SessionState:
+        if type_ == "bye" and self.state is not SessionState.CLOSED:
+            return SessionState.CLOSED
         following = table.get(self.state, {}).get(type_)
         if following is None:
             raise error(f"{type_} does not belong in state {self.state.value}")

@@ -124,6 +124,11 @@ class Settings:
         """Return the value of a setting; None if no source gives one."""
         return self._values.get(setting.name)
 
+    def source(self, setting: Setting[Any]) -> str:
+        """Return where the value of a setting comes from, for people."""
+        given = self.given.get(setting.name)
+        return "not set" if given is None else given.source
+
     def reloaded(self, new: "Settings") -> "Reloaded":
         """Return what a program that runs with these has after it has read ``new``."""
         changed = [setting for setting in self.table if self.get(setting) != new.get(setting)]
@@ -134,7 +139,7 @@ class Settings:
             need_restart=[setting.name for setting in changed if not setting.reloads],
         )
 
-    def told(self) -> dict[str, dict[str, str]]:
+    def serialized(self) -> dict[str, dict[str, str]]:
         """Return the values and where they come from, as JSON: enough to make the same again."""
         return {
             name: {"text": self._whole(name, given.text), "source": given.source}
@@ -162,22 +167,22 @@ class Reloaded:
     need_restart: Sequence[str]
 
 
-Told = Mapping[str, Mapping[str, str]]
-"""What ``Settings.told`` returns: by the names of settings, ``text`` and ``source``."""
+SerializedSettings = Mapping[str, Mapping[str, str]]
+"""What ``Settings.serialized`` returns: by the names of settings, ``text`` and ``source``."""
 
 
-def source_of(told: Told) -> Source:
-    """Return what ``Settings.told`` has told, as one source.
+def source_of(serialized: SerializedSettings) -> Source:
+    """Return what ``Settings.serialized`` has returned, as one source.
 
     Raises:
         LookupError, TypeError, AttributeError: it is of another form.
     """
-    return {name: Given(each["text"], each["source"]) for name, each in told.items()}
+    return {name: Given(each["text"], each["source"]) for name, each in serialized.items()}
 
 
-def settings_of(table: Table, told: Told) -> Settings:
-    """Return the settings that ``Settings.told`` has told."""
-    return Settings(table, [source_of(told)])
+def settings_of(table: Table, serialized: SerializedSettings) -> Settings:
+    """Return the settings that ``Settings.serialized`` was called on."""
+    return Settings(table, [source_of(serialized)])
 
 
 def parse_flag(text: str) -> bool:

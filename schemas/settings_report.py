@@ -9,7 +9,7 @@ from schemas.settings import Form, Setting, Settings
 
 def as_toml(settings: Settings) -> Iterator[str]:
     """Return a line for each setting, which is one of the file, with where its value comes from."""
-    lines = [(_toml_line(setting, settings), _source(setting, settings)) for setting in settings.table]
+    lines = [(_toml_line(setting, settings), settings.source(setting)) for setting in settings.table]
     width = max(len(line) for line, _ in lines)
     for line, source in lines:
         yield f"{line:<{width}}  # {source}"
@@ -20,7 +20,7 @@ def as_document(settings: Settings) -> dict[str, Any]:
     return {
         setting.name: {
             "value": _file_value(setting, settings),
-            "source": _source(setting, settings),
+            "source": settings.source(setting),
             "reloads": setting.reloads,
         }
         for setting in settings.table
@@ -31,11 +31,6 @@ def _toml_line(setting: Setting[Any], settings: Settings) -> str:
     value = _file_value(setting, settings)
     # JSON spells these values as TOML does.
     return f"# {setting.name} =" if value is None else f"{setting.name} = {json.dumps(value)}"
-
-
-def _source(setting: Setting[Any], settings: Settings) -> str:
-    given = settings.given.get(setting.name)
-    return "not set" if given is None else given.source
 
 
 def _file_value(setting: Setting[Any], settings: Settings) -> str | bool | int | list[str] | None:

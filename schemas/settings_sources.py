@@ -150,7 +150,7 @@ def _from_file(program: Program, path: Path) -> tuple[Source, list[str]]:
         elif type(value) not in _FORMS[setting.form][0] or not _is_flat(value):
             problems.append(f"{place}: {key} is {_FORMS[setting.form][1]}")
         else:
-            found[key] = Given(_text_of(value), place)
+            found[key] = Given(text_of(value), place)
     return found, problems
 
 
@@ -159,7 +159,8 @@ def _is_flat(value: Any) -> bool:
     return not isinstance(value, list) or all(isinstance(each, str) and "," not in each for each in value)
 
 
-def _text_of(value: Any) -> str:
+def text_of(value: object) -> str:
+    """Return the text that ``Setting.parse`` takes; a list is an array, or an option given several times."""
     if isinstance(value, list):
         return ",".join(value)
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -17,7 +17,7 @@ from schemas.manifest_tail import BEHIND_CAPABILITIES, read_tail
 from schemas.payloads import Attestation, Capability, Manifest
 from schemas.registry import SchemaRegistry
 from schemas.strict_json import StrictJsonError, loads
-from schemas.verdicts import Known, Outcome, Reason, TrustedManifest, Verdict
+from schemas.verdicts import Known, ManifestReason, Outcome, TrustedManifest, Verdict
 
 _MAX_JUDGED = 256
 _MAX_JUDGED_BYTES = 8 * 1024
@@ -38,7 +38,7 @@ class _Claims(NamedTuple):
 class _RejectionError(Exception):
     """A rule is broken; ends the judging."""
 
-    def __init__(self, reason: Reason) -> None:
+    def __init__(self, reason: ManifestReason) -> None:
         super().__init__(reason)
         self.reason = reason
 
@@ -88,12 +88,12 @@ class TrustRules:
     ) -> Verdict:
         claims = self._short(wire) or self._read(wire, parsed)
         if not 0 < claims.expires_at_ms - claims.issued_at_ms <= MAX_TTL_MS:
-            raise _RejectionError(Reason.LIFETIME)
+            raise _RejectionError(ManifestReason.LIFETIME)
         if claims.node_id != node_id:
-            raise _RejectionError(Reason.ID_MISMATCH)
+            raise _RejectionError(ManifestReason.ID_MISMATCH)
         kid = claims.attestation["kid"]
         if kid in known.revoked:
-            raise _RejectionError(Reason.REVOKED)
+            raise _RejectionError(ManifestReason.REVOKED)
         identity = known.identities.get(kid)
         if identity is None:
             return Verdict(Outcome.PENDING, kid=kid, mark=known.mark)
@@ -145,11 +145,11 @@ class TrustRules:
         manifest: Any = _parsed(wire) if parsed is None or len(wire) > MAX_MANIFEST_BYTES else parsed
         # Kinds first: one that the document does not admit, or this process not know, has a code of its own.
         if self._names_unknown_kind(manifest):
-            raise _RejectionError(Reason.KIND_UNSUPPORTED)
+            raise _RejectionError(ManifestReason.KIND_UNSUPPORTED)
         if not self._schema.is_valid(manifest):
-            raise _RejectionError(Reason.SCHEMA)
+            raise _RejectionError(ManifestReason.SCHEMA)
         if not is_canonical(wire, manifest):
-            raise _RejectionError(Reason.NOT_CANONICAL)
+            raise _RejectionError(ManifestReason.NOT_CANONICAL)
         read: Manifest = manifest
         self._check_capabilities(read["capabilities"])
         head, separator, rest = wire.partition(BEHIND_CAPABILITIES)
@@ -173,41 +173,41 @@ class TrustRules:
     def _check_capabilities(self, capabilities: Sequence[Capability]) -> None:
         """Check what the document cannot express: ids are unique, and each cites the schema of its kind."""
         if len({capability["cap_id"] for capability in capabilities}) != len(capabilities):
-            raise _RejectionError(Reason.CAPABILITY_TWICE)
+            raise _RejectionError(ManifestReason.CAPABILITY_TWICE)
         for capability in capabilities:
             kind = self._kinds.get(capability["kind"])
             if kind is None or capability["schema_ref"] != kind.schema_ref:
-                raise _RejectionError(Reason.SCHEMA_REF)
+                raise _RejectionError(ManifestReason.SCHEMA_REF)
 
 
 def _parsed(wire: bytes) -> Any:
     try:
         return loads(wire, max_bytes=MAX_MANIFEST_BYTES)
     except StrictJsonError:
-        raise _RejectionError(Reason.NOT_JSON) from None
+        raise _RejectionError(ManifestReason.NOT_JSON) from None
 
 
 def _check_attested(wire: bytes, claims: _Claims, identity: Identity, now_ms: int) -> None:
     if identity.node_id != claims.node_id:
-        raise _RejectionError(Reason.ID_MISMATCH)
+        raise _RejectionError(ManifestReason.ID_MISMATCH)
     if not identity.valid_at(now_ms):
-        raise _RejectionError(Reason.CERTIFICATE_EXPIRED)
+        raise _RejectionError(ManifestReason.CERTIFICATE_EXPIRED)
     if not signature_holds(wire, claims.attestation, identity.public_key):
-        raise _RejectionError(Reason.SIGNATURE)
+        raise _RejectionError(ManifestReason.SIGNATURE)
 
 
 def _is_stale(manifest: TrustedManifest, now_ms: int, known: Known) -> bool:
     """Return whether ``manifest`` is only a broker's old copy; any other fault of its times rejects it."""
     # The far future comes first: it must be refused before it could ever move the mark.
     if manifest.issued_at_ms > now_ms + MAX_FUTURE_MS:
-        raise _RejectionError(Reason.FUTURE)
+        raise _RejectionError(ManifestReason.FUTURE)
     if known.mark is not None:
         if manifest.issued_at_ms < known.mark.issued_at_ms:
             if known.session_alive:
                 return True
-            raise _RejectionError(Reason.ROLLBACK)
+            raise _RejectionError(ManifestReason.ROLLBACK)
         if manifest.issued_at_ms == known.mark.issued_at_ms and manifest.etag != known.mark.etag:
-            raise _RejectionError(Reason.CONFLICT)
+            raise _RejectionError(ManifestReason.CONFLICT)
     if manifest.expires_at_ms <= now_ms:
-        raise _RejectionError(Reason.EXPIRED)
+        raise _RejectionError(ManifestReason.EXPIRED)
     return False

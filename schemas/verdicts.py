@@ -22,7 +22,7 @@ class Outcome(StrEnum):
     REJECTED = "rejected"
 
 
-class Reason(StrEnum):
+class ManifestReason(StrEnum):
     """Why a manifest was rejected; the value is fit for a counter's label."""
 
     NOT_JSON = "not_json"
@@ -45,9 +45,14 @@ class Reason(StrEnum):
     def failure(self) -> Failure:
         """The row of the error table for the node, and for calls to it."""
         match self:
-            case Reason.KIND_UNSUPPORTED:
+            case ManifestReason.KIND_UNSUPPORTED:
                 return Failure.KIND_UNSUPPORTED
-            case Reason.ID_MISMATCH | Reason.REVOKED | Reason.CERTIFICATE_EXPIRED | Reason.SIGNATURE:
+            case (
+                ManifestReason.ID_MISMATCH
+                | ManifestReason.REVOKED
+                | ManifestReason.CERTIFICATE_EXPIRED
+                | ManifestReason.SIGNATURE
+            ):
                 return Failure.ATTESTATION_FAILED
             case _:
                 return Failure.MANIFEST_INVALID
@@ -128,6 +133,6 @@ class Verdict:
     outcome: Outcome
     manifest: TrustedManifest | None = None
     capabilities: Sequence[Capability] = ()
-    reason: Reason | None = None
+    reason: ManifestReason | None = None
     kid: str | None = None
     mark: Mark | None = None

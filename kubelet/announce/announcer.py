@@ -1,13 +1,12 @@
-"""Keeps the node's manifest fresh, and hands every new one to its carriers.
+"""Keeps the node's manifest fresh, and hands every new one to its senders.
 
 A heartbeat signs a manifest with a new expiry, republishes it, then sends a heartbeat (RFC-0001
 decision 6). What is to be announced at once still waits until the signer may sign again: a request costs a
-relay less than a signature costs a board. Must not know what a carrier does with a manifest.
+relay less than a signature costs a board. Must not know what a sender does with a manifest.
 """
 
 import asyncio
 import random
-import time
 from collections.abc import Awaitable, Callable
 
 from structlog.typing import FilteringBoundLogger
@@ -22,9 +21,9 @@ LONGEST_INTERVAL_S = 300.0
 _JITTER = 0.1
 _CLOCK_RETRY_S = 5.0
 _ROUND_S = 120.0
-"""How long one announcement may take: a carrier waits until its connection takes it, or is lost."""
+"""How long one announcement may take: a sender waits until its connection takes it, or is lost."""
 
-Carrier = Callable[[SignedManifest], Awaitable[bool]]
+Sender = Callable[[SignedManifest], Awaitable[bool]]
 """Sends a manifest to the relay or the broker; returns whether it could."""
 
 
@@ -33,12 +32,12 @@ class Announcer:
 
     Attributes:
         current: the newest manifest, or None before the first.
-        published: the newest that a carrier took.
+        published: the newest that a sender took.
         obstacle: why nothing can be signed now; empty if it can.
         loop: the progress of ``run``.
     """
 
-    def __init__(  # noqa: PLR0913 - what comes in from outside
+    def __init__(
         self,
         signer: ManifestSigner,
         interval_s: float,
@@ -46,7 +45,6 @@ class Announcer:
         log: FilteringBoundLogger,
         *,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._signer = signer
         self._own_interval_s = interval_s
@@ -55,29 +53,29 @@ class Announcer:
         self._rng = rng
         self._log = log
         self._sleep = sleep
-        self._carriers: list[Carrier] = []
+        self._senders: list[Sender] = []
         self._due = asyncio.Event()
         self.current: SignedManifest | None = None
         self.published: SignedManifest | None = None
         self.obstacle = ""
-        self.loop = Loop(monotonic)
+        self.loop = Loop()
 
-    def add_carrier(self, carrier: Carrier) -> None:
-        """Give ``carrier`` every manifest from now on."""
-        self._carriers.append(carrier)
+    def add_sender(self, sender: Sender) -> None:
+        """Give ``sender`` every manifest from now on."""
+        self._senders.append(sender)
 
-    async def carry(self, carrier: Carrier) -> None:
-        """Give ``carrier`` the current manifest again: its connection is new."""
-        if self.current is not None and await carrier(self.current):
+    async def send_current(self, sender: Sender) -> None:
+        """Give ``sender`` the current manifest again: its connection is new."""
+        if self.current is not None and await sender(self.current):
             self.published = self.current
 
-    def overtake(self, mark_ms: int) -> None:
+    def advance_past(self, mark_ms: int) -> None:
         """Make what is announced next newer than ``mark_ms``, the newest that the relay has accepted.
 
         At once, if that is what was wrong with the current one.
         """
-        overtaken = self._signer.overtake(mark_ms)
-        if overtaken and self.current is not None and mark_ms >= self.current.issued_at_ms:
+        advanced = self._signer.advance_past(mark_ms)
+        if advanced and self.current is not None and mark_ms >= self.current.issued_at_ms:
             self._due.set()
 
     @property
@@ -151,9 +149,9 @@ class Announcer:
             return _CLOCK_RETRY_S
         self.obstacle = ""
         self.current = manifest
-        for carrier in self._carriers:
+        for sender in self._senders:
             try:
-                await self.carry(carrier)
-            except Exception as error:  # noqa: BLE001 - a fault of one carrier must not stop the others
-                self._log.error("manifest not carried", exc_info=error)
+                await self.send_current(sender)
+            except Exception as error:  # noqa: BLE001 - a fault of one sender must not stop the others
+                self._log.error("manifest not sent", exc_info=error)
         return self.interval_s * self._rng.uniform(1 - _JITTER, 1 + _JITTER)

@@ -4,7 +4,6 @@ Must not know a node's messages.
 """
 
 import asyncio
-import time
 from collections.abc import Callable
 from typing import Protocol
 
@@ -51,7 +50,7 @@ class NoPublisher:
     def __init__(self) -> None:
         self.refused = 0
         self.ended = asyncio.Event()
-        self.loop = Loop(time.monotonic)
+        self.loop = Loop()
 
     @property
     def health(self) -> Health:

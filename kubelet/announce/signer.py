@@ -106,7 +106,7 @@ class ManifestSigner:
         self._last.advance(issued, now)
         return SignedManifest(wire, etag_of(wire), issued, issued + self.ttl_ms)
 
-    def overtake(self, mark_ms: int) -> bool:
+    def advance_past(self, mark_ms: int) -> bool:
         """Make the next manifest newer than ``mark_ms``, the newest that the relay has accepted.
 
         Also backwards: by a clock that was once far ahead this node may have issued manifests from a future

@@ -15,21 +15,21 @@ from structlog.typing import FilteringBoundLogger
 
 from kubelet.caller_tools.caller_names import CallerNames
 from kubelet.caller_tools.client import ClientParts
-from kubelet.caller_tools.methods import Methods
+from kubelet.caller_tools.methods import LocalMethods
 from kubelet.caller_tools.requests import CallerRequests, Send
 from kubelet.caller_tools.server import SocketServer
 from kubelet.caller_tools.sessions import Session, SessionRefusedError, Sessions
 from kubelet.caller_tools.socket_file import bound
 from schemas.caller_tools import NODE_MARGIN_S
 from schemas.faults import OncePerPlace
-from schemas.frame_types import FrameType
+from schemas.frame_types import OneWayType
 from schemas.payloads import CallerToolResult, SessionEnd, SessionOpen, SessionText
 
 _LOG_INTERVAL_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Timeouts:
+class LocalTimeouts:
     """How long what is waited for, in seconds.
 
     Attributes:
@@ -53,7 +53,7 @@ class CallerTools:
         names: CallerNames,
         random_bytes: Callable[[int], bytes],
         log: FilteringBoundLogger,
-        timeouts: Timeouts = Timeouts(),
+        timeouts: LocalTimeouts = LocalTimeouts(),
     ) -> None:
         self._log = log
         self._send = send
@@ -64,14 +64,14 @@ class CallerTools:
         self._requests = CallerRequests(send, random_bytes, timeouts.margin_s)
         self.counts: Counter[str] = Counter()
         """What was refused or dropped, by what it was."""
-        methods = Methods(node_id, self._sessions, self._requests, send)
+        methods = LocalMethods(node_id, self._sessions, self._requests, send)
         self._sessions.on_change(self._session_ended)
         self._server = SocketServer(ClientParts(self._sessions, methods, log, self.counts))
-        self.handlers: Mapping[FrameType, Callable[[Any], None]] = {
-            FrameType.SESSION_OPEN: self._open,
-            FrameType.SESSION_MESSAGE: self._message,
-            FrameType.SESSION_END: self._end,
-            FrameType.CALLER_TOOL_RESULT: self._answer,
+        self.handlers: Mapping[OneWayType, Callable[[Any], None]] = {
+            OneWayType.SESSION_OPEN: self._open,
+            OneWayType.SESSION_MESSAGE: self._message,
+            OneWayType.SESSION_END: self._end,
+            OneWayType.CALLER_TOOL_RESULT: self._answer,
         }
         """What is to be called with the payload of each type of frame."""
 
@@ -130,7 +130,7 @@ class CallerTools:
         self._log.warning("session of a caller refused", session_id=session_id, reason=reason)
         # For the caller, who would wait for requests that never come.
         message = f"This node refuses the session: {reason}."
-        self._send(FrameType.SESSION_EVENT, {"session_id": session_id, "message": message})
+        self._send(OneWayType.SESSION_EVENT, {"session_id": session_id, "message": message})
 
     def _message(self, message: SessionText) -> None:
         session = self._sessions.get(message["session_id"])

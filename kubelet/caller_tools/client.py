@@ -13,9 +13,9 @@ from typing import Any
 from structlog.typing import FilteringBoundLogger
 
 from kubelet.caller_tools import json_rpc
-from kubelet.caller_tools.json_rpc import Request, RequestId, RpcError
+from kubelet.caller_tools.json_rpc import JsonRpcRequest, RequestId, RpcError
 from kubelet.caller_tools.lines import LineSplitter
-from kubelet.caller_tools.methods import Methods
+from kubelet.caller_tools.methods import LocalMethods
 from kubelet.caller_tools.requests import CallerFailedError
 from kubelet.caller_tools.sessions import Session, Sessions
 from schemas.errors import Failure, ToolError
@@ -35,7 +35,7 @@ class ClientParts:
     """What every client shares."""
 
     sessions: Sessions
-    methods: Methods
+    methods: LocalMethods
     log: FilteringBoundLogger
     counts: Counter[str]
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
@@ -130,7 +130,7 @@ class Client:
             self._parts.counts["malformed_lines"] += 1
             self._send(json_rpc.rpc_error(error))
 
-    def _start(self, request: Request) -> None:
+    def _start(self, request: JsonRpcRequest) -> None:
         request_id = request.request_id
         if request_id is None:
             # By JSON-RPC a notification gets no response, and this protocol has none of a client.
@@ -152,7 +152,7 @@ class Client:
         caller_text = error.text if isinstance(error, CallerFailedError) else None
         self._send(json_rpc.tool_error(request_id, error, caller_text))
 
-    async def _respond(self, request_id: RequestId, request: Request) -> None:
+    async def _respond(self, request_id: RequestId, request: JsonRpcRequest) -> None:
         try:
             result = await self._parts.methods.call(self, request)
             self._send(json_rpc.response(request_id, result))

@@ -35,7 +35,7 @@ class RpcError(PeerError):
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class JsonRpcRequest:
     """One request of a client. ``request_id`` is None for a notification, which gets no response."""
 
     method: str
@@ -43,7 +43,7 @@ class Request:
     request_id: RequestId | None
 
 
-def parse(line: bytes | None) -> Request:
+def parse(line: bytes | None) -> JsonRpcRequest:
     """Return the request that ``line`` holds; None is a line over the limit.
 
     Raises:
@@ -65,7 +65,7 @@ def parse(line: bytes | None) -> Request:
         raise RpcError(INVALID_REQUEST, 'a request has "jsonrpc": "2.0" and a method', request_id)
     if not isinstance(params, dict):
         raise RpcError(INVALID_PARAMS, "params is an object", request_id)
-    return Request(method, params, request_id)
+    return JsonRpcRequest(method, params, request_id)
 
 
 def _is_request_id(value: object) -> bool:

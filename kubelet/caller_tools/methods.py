@@ -3,12 +3,12 @@
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol
 
-from kubelet.caller_tools.json_rpc import INVALID_PARAMS, METHOD_NOT_FOUND, Request, RpcError
+from kubelet.caller_tools.json_rpc import INVALID_PARAMS, METHOD_NOT_FOUND, JsonRpcRequest, RpcError
 from kubelet.caller_tools.requests import CallerRequests, Send
 from kubelet.caller_tools.sessions import Session, Sessions
 from schemas.caller_tools import MAX_VALUE_BYTES, size_of
 from schemas.errors import Failure, ToolError
-from schemas.frame_types import FrameType
+from schemas.frame_types import OneWayType
 
 _SEVERAL = "More than one session is live, and this connection is attached to none."
 _ATTACH = "Attach the connection to one of them: session_attach, or kubelet mcp --session ID."
@@ -28,10 +28,10 @@ class Attachable(Protocol):
         """Notify the client of what it can use now."""
 
 
-_Method = Callable[["Methods", Attachable, Mapping[str, Any]], Awaitable[Any]]
+_Method = Callable[["LocalMethods", Attachable, Mapping[str, Any]], Awaitable[Any]]
 
 
-class Methods:
+class LocalMethods:
     """What local clients can request of this node."""
 
     def __init__(self, node_id: str, sessions: Sessions, requests: CallerRequests, send: Send) -> None:
@@ -40,7 +40,7 @@ class Methods:
         self._requests = requests
         self._send = send
 
-    async def call(self, client: Attachable, request: Request) -> Any:
+    async def call(self, client: Attachable, request: JsonRpcRequest) -> Any:
         """Return the result of ``request``.
 
         Raises:
@@ -85,7 +85,7 @@ class Methods:
             raise ToolError(Failure.ARGUMENTS_INVALID, "The message is larger than 192 KiB.")
         session = self._session_of(client)
         event = {"session_id": session.session_id, "message": message}
-        if not self._send(FrameType.SESSION_EVENT, event):
+        if not self._send(OneWayType.SESSION_EVENT, event):
             raise ToolError(Failure.CALLER_DISCONNECTED, "The relay is not reached; nothing was sent.")
         return {}
 
@@ -106,10 +106,10 @@ class Methods:
 
 
 _METHODS: Mapping[str, _Method] = {
-    "caller_tool": Methods.caller_tool,
-    "session_attach": Methods.session_attach,
-    "session_reply": Methods.session_reply,
-    "node": Methods.node,
+    "caller_tool": LocalMethods.caller_tool,
+    "session_attach": LocalMethods.session_attach,
+    "session_reply": LocalMethods.session_reply,
+    "node": LocalMethods.node,
 }
 
 

@@ -20,8 +20,8 @@ from schemas.caller_tools import (
     size_of,
 )
 from schemas.errors import Failure, ToolError
-from schemas.frame_types import FrameType
-from schemas.payloads import CallerToolRequest, CallerToolResult
+from schemas.frame_types import OneWayType
+from schemas.payloads import CallerToolCancel, CallerToolRequest, CallerToolResult
 
 MAX_QUEUED = 256
 """The requests of one session that wait until fewer than ``MAX_PENDING`` are pending."""
@@ -32,7 +32,7 @@ _BUSY_RETRY_MS = 1000
 _SEND_RETRY_S = 0.05
 """When to try again what the connection did not take: over its rate, or lost and not noticed yet."""
 
-Send = Callable[[FrameType, Mapping[str, Any]], bool]
+Send = Callable[[OneWayType, Mapping[str, Any]], bool]
 """Sends a frame to the relay; returns whether the connection took it. Must not block."""
 
 
@@ -61,7 +61,7 @@ class _Pending:
 
 
 @dataclass(slots=True)
-class _Lane:
+class _SessionQueue:
     """The requests of one session: those that the relay has, and those that wait."""
 
     pending: dict[str, _Pending] = field(default_factory=dict)
@@ -81,7 +81,7 @@ class CallerRequests:
         self._send = send
         self._random_bytes = random_bytes
         self._margin_s = margin_s
-        self._lanes: dict[str, _Lane] = {}
+        self._queues: dict[str, _SessionQueue] = {}
         self._held_bytes = 0
         self._is_unreachable = False
         self._retry: asyncio.TimerHandle | None = None
@@ -89,7 +89,7 @@ class CallerRequests:
     @property
     def in_flight(self) -> int:
         """How many requests have no answer yet."""
-        return sum(len(lane.all()) for lane in self._lanes.values())
+        return sum(len(queue.all()) for queue in self._queues.values())
 
     async def request(self, session: Session, tool: str, arguments: Mapping[str, Any]) -> Any:
         """Return the result of the ``tool`` that ``session`` lends.
@@ -100,23 +100,23 @@ class CallerRequests:
         if tool not in session.tools:
             raise ToolError(Failure.CALLER_TOOL_UNKNOWN)
         request = self._admitted(session, tool, arguments)
-        lane = self._lanes.setdefault(session.session_id, _Lane())
-        lane.queued.append(request)
+        queue = self._queues.setdefault(session.session_id, _SessionQueue())
+        queue.queued.append(request)
         self._held_bytes += request.size
         try:
-            self._fill(lane)
+            self._fill(queue)
             async with asyncio.timeout(session.timeout_s + self._margin_s):
                 return await request.answer
         except TimeoutError:
             raise ToolError(Failure.CALLER_TIMEOUT) from None
         finally:
             self._held_bytes -= request.size
-            self._remove(session.session_id, lane, request)
+            self._remove(session.session_id, queue, request)
 
     def answer(self, answer: CallerToolResult) -> bool:
         """End the request that ``answer`` is for; return whether there is one."""
-        lane = self._lanes.get(answer["session_id"])
-        request = None if lane is None else lane.pending.get(answer["request_id"])
+        queue = self._queues.get(answer["session_id"])
+        request = None if queue is None else queue.pending.get(answer["request_id"])
         if request is None or request.answer.done():
             return False
         if (error := answer.get("error")) is not None:
@@ -127,22 +127,22 @@ class CallerRequests:
 
     def end_session(self, session_id: str) -> None:
         """End the requests of a session that has ended."""
-        if (lane := self._lanes.get(session_id)) is not None:
-            for request in lane.all():
+        if (queue := self._queues.get(session_id)) is not None:
+            for request in queue.all():
                 _fail(request)
 
     def resend(self, session_id: str) -> None:
         """Send the pending requests of a session again: the connection is new, and the relay has named it."""
-        if (lane := self._lanes.get(session_id)) is not None:
-            for request in lane.pending.values():
+        if (queue := self._queues.get(session_id)) is not None:
+            for request in queue.pending.values():
                 request.due = True
-            self._flush(lane)
+            self._flush(queue)
 
     def unreachable(self) -> None:
         """End the requests that were never sent, and refuse new ones: the relay is not reached."""
         self._is_unreachable = True
-        for lane in self._lanes.values():
-            for request in lane.all():
+        for queue in self._queues.values():
+            for request in queue.all():
                 if not request.sent:
                     _fail(request)
 
@@ -156,8 +156,8 @@ class CallerRequests:
         size = size_of(arguments)
         if size > MAX_VALUE_BYTES:
             raise ToolError(Failure.ARGUMENTS_INVALID, "The arguments are larger than 192 KiB.")
-        lane = self._lanes.get(session.session_id)
-        is_full = lane is not None and len(lane.queued) >= MAX_QUEUED
+        queue = self._queues.get(session.session_id)
+        is_full = queue is not None and len(queue.queued) >= MAX_QUEUED
         if is_full or self._held_bytes + size > MAX_HELD_BYTES:
             raise ToolError(Failure.RATE_LIMITED, retry_after_ms=_BUSY_RETRY_MS)
         payload: CallerToolRequest = {
@@ -168,19 +168,19 @@ class CallerRequests:
         }
         return _Pending(payload, size, asyncio.get_running_loop().create_future())
 
-    def _fill(self, lane: _Lane) -> None:
+    def _fill(self, queue: _SessionQueue) -> None:
         """Make pending what waits, as far as the relay may have more, and send it."""
-        while lane.queued and len(lane.pending) < MAX_PENDING:
-            request = lane.queued.popleft()
-            lane.pending[request.payload["request_id"]] = request
-        self._flush(lane)
+        while queue.queued and len(queue.pending) < MAX_PENDING:
+            request = queue.queued.popleft()
+            queue.pending[request.payload["request_id"]] = request
+        self._flush(queue)
 
-    def _flush(self, lane: _Lane) -> None:
+    def _flush(self, queue: _SessionQueue) -> None:
         """Send what is due; try again soon if the connection does not take it."""
-        for request in lane.pending.values():
+        for request in queue.pending.values():
             if not request.due or request.answer.done():
                 continue
-            if not self._send(FrameType.CALLER_TOOL, request.payload):
+            if not self._send(OneWayType.CALLER_TOOL, request.payload):
                 self._retry_soon()
                 return
             request.due, request.sent = False, True
@@ -191,20 +191,20 @@ class CallerRequests:
 
     def _flush_all(self) -> None:
         self._retry = None
-        for lane in self._lanes.values():
-            self._flush(lane)
+        for queue in self._queues.values():
+            self._flush(queue)
 
-    def _remove(self, session_id: str, lane: _Lane, request: _Pending) -> None:
+    def _remove(self, session_id: str, queue: _SessionQueue, request: _Pending) -> None:
         request_id = request.payload["request_id"]
         is_answered = request.answer.done() and not request.answer.cancelled()
-        if lane.pending.pop(request_id, None) is None:
-            lane.queued.remove(request)
+        if queue.pending.pop(request_id, None) is None:
+            queue.queued.remove(request)
         elif request.sent and not is_answered:
-            ids = {"session_id": session_id, "request_id": request_id}
-            self._send(FrameType.CALLER_TOOL_CANCEL, ids)
-        self._fill(lane)
-        if not lane.pending and not lane.queued:
-            self._lanes.pop(session_id, None)
+            cancel: CallerToolCancel = {"session_id": session_id, "request_id": request_id}
+            self._send(OneWayType.CALLER_TOOL_CANCEL, cancel)
+        self._fill(queue)
+        if not queue.pending and not queue.queued:
+            self._queues.pop(session_id, None)
 
 
 def _fail(request: _Pending) -> None:

@@ -14,7 +14,7 @@ from kubelet.announce.mqtt import MqttPublisher
 from kubelet.announce.signer import ManifestSigner, SignedManifest
 from kubelet.backoff import Backoff
 from kubelet.clock import now_ms
-from kubelet.daemon.agent import last_issued_file, make_handlers
+from kubelet.daemon.composition import last_issued_file, make_handlers
 from schemas import topics
 from schemas.addresses import BrokerAddress
 from schemas.contract import read_contract

@@ -13,7 +13,7 @@ from kubelet.config import NodeConfig
 from kubelet.session.tls import NodeTls
 from schemas import topics
 from schemas.certificates import IdentityError, verify_leaf
-from schemas.identity import certificates_in, validity_of
+from schemas.identity import first_certificate_in, validity_of
 from schemas.identity_files import IdentityFiles, IdentityFilesError, NodeIdentity
 from schemas.process import common_checks
 from schemas.process.asked_process import AskedProcess
@@ -103,7 +103,7 @@ class NodeChecks:
 
     def certificate(self) -> Finding:
         """Check how long the leaf is valid."""
-        begin_ms, end_ms = validity_of(certificates_in(self.files.read().leaf_pem)[0])
+        begin_ms, end_ms = validity_of(first_certificate_in(self.files.read().leaf_pem))
         return common_checks.life("the leaf", begin_ms, end_ms, self.now_ms(), _RENEW)
 
     def chain(self) -> Finding:

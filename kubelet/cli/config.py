@@ -1,7 +1,10 @@
-"""``kubelet config``: what the daemon would run with, by the loader of ``kubelet run``."""
+"""``kubelet config``: what the daemon would run with, by the loader of ``kubelet run``.
+
+Must not start anything, nor show a secret.
+"""
 
 from kubelet.cli.options import usual_state_dir
-from kubelet.settings import KUBELET, LoadedSettings, load_settings
+from kubelet.settings import KUBELET, LoadedNodeSettings, load_settings
 from schemas.process.cli_config import add_commands
 from schemas.process.cli_manual import group
 from schemas.settings_sources import Sources
@@ -9,7 +12,7 @@ from schemas.settings_sources import Sources
 app = group("The settings that the daemon runs with.")
 
 
-def _load(sources: Sources) -> LoadedSettings:
+def _load(sources: Sources) -> LoadedNodeSettings:
     return load_settings(sources, usual_state_dir())
 
 

@@ -45,6 +45,6 @@ def _checks(sources: Sources) -> Sequence[Check]:
     """Return the checks of the daemon that runs, or that ``sources`` would start."""
     expected = load_settings(sources, usual_state_dir())
     files, process = IdentityFiles(expected.state_dir), AskedProcess.ask(KUBELET, expected.state_dir)
-    told = process.sources()
-    config = (expected if told is None else load_settings(told, expected.state_dir)).config()
+    running = process.sources()
+    config = (expected if running is None else load_settings(running, expected.state_dir)).config()
     return NodeChecks(config, process, expected.settings, files, now_ms).all()

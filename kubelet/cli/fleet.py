@@ -18,7 +18,7 @@ import structlog
 
 from kubelet.cli.mock_nodes import Counts, MockFleet, read_identities
 from kubelet.config import NodeConfig
-from kubelet.daemon.agent import node_environment
+from kubelet.daemon.composition import node_environment
 from schemas.durations import duration_text
 from schemas.error_roots import OperatorError
 from schemas.identity_files import IdentityFiles, NodeIdentity
@@ -74,8 +74,8 @@ async def _run_nodes(
             log, processors=[], wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING)
         )
         files, client_id = IdentityFiles(identities), f"edge-fleet-{os.getpid()}"
-        around = node_environment(config, client_id, quiet, files, nodes=len(nodes))
-        fleet = MockFleet(nodes, around)
+        environment = node_environment(config, client_id, quiet, files, nodes=len(nodes))
+        fleet = MockFleet(nodes, environment)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(fleet.run())
             tasks.create_task(report(fleet.counts, show))

@@ -48,7 +48,7 @@ def mcp(
         fail(f"{error.name} is not installed: {remedy}", EXIT_CANNOT_RUN)
     import asyncio  # noqa: PLC0415
 
-    from kubelet.daemon.agent import make_handlers  # noqa: PLC0415
+    from kubelet.daemon.composition import make_handlers  # noqa: PLC0415
 
     directory = directory_of(state_dir)
     # The system's default ends the process at once: a read of standard input cannot be interrupted.

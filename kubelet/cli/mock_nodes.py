@@ -86,18 +86,18 @@ def read_identities(directory: Path) -> list[NodeIdentity]:
 class MockFleet:
     """One mock node for each identity."""
 
-    def __init__(self, identities: Sequence[NodeIdentity], around: NodeEnvironment) -> None:
-        started = around.now_ms()
-        self._around = around
+    def __init__(self, identities: Sequence[NodeIdentity], environment: NodeEnvironment) -> None:
+        started = environment.now_ms()
+        self._environment = environment
         self._nodes = [
             Node(
                 identity,
                 [
-                    EchoHandler(identity.node_id, around.now_ms),
-                    MadeUpMetrics(identity.node_id, around.now_ms, started),
+                    EchoHandler(identity.node_id, environment.now_ms),
+                    MadeUpMetrics(identity.node_id, environment.now_ms, started),
                 ],
                 fingerprint({"machine_id": identity.node_id}),
-                around,
+                environment,
                 last_issued=None,
             )
             for identity in identities
@@ -112,7 +112,7 @@ class MockFleet:
 
     async def run(self) -> None:
         """Run them until cancelled."""
-        self._around.publisher.start()
+        self._environment.publisher.start()
         try:
             async with asyncio.TaskGroup() as tasks:
                 for node in self._nodes:
@@ -120,4 +120,4 @@ class MockFleet:
                     # Thousands that start in one moment would all sign in one moment, at every heartbeat.
                     await asyncio.sleep(_START_SPREAD_S)
         finally:
-            await self._around.publisher.stop()
+            await self._environment.publisher.stop()

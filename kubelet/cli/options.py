@@ -20,12 +20,12 @@ from kubelet.config import (
     default_state_dir,
 )
 from kubelet.process import fail
-from kubelet.settings import KINDS, KUBELET, STATE_DIR, LoadedSettings
+from kubelet.settings import KINDS, KUBELET, STATE_DIR, LoadedNodeSettings
 from schemas.addresses import PLAIN_OPTION
 from schemas.enrolment import JOIN_TOKEN_VARIABLE, JoinToken, JoinTokenError
 from schemas.error_roots import OperatorError
 from schemas.files import read_named_secret
-from schemas.identity import certificates_in
+from schemas.identity import CertificateFormatError, certificates_in
 from schemas.process.exit_codes import EXIT_USAGE
 from schemas.process.home_directory import NoStateDirError, home_directory
 from schemas.settings import Settings
@@ -49,7 +49,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")
 def typed_config(flags: Mapping[str, str]) -> NodeConfig:
     """Return the configuration of nodes that ``flags`` alone make: no file, no environment, no enrolment."""
     settings = Settings(KUBELET.table, [from_flags(KUBELET.table, flags)])
-    return LoadedSettings(settings, Path(), own_root=False).config()
+    return LoadedNodeSettings(settings, Path(), own_root=False).config()
 
 
 def join_token(text: str | None, file: Path | None) -> JoinToken:
@@ -83,7 +83,7 @@ def named_pem(file: Path) -> str:
         certificates_in(text)
     except UnicodeDecodeError:
         raise OperatorError(f"{file} is not PEM: it is not text") from None
-    except ValueError as error:
+    except CertificateFormatError as error:
         raise OperatorError(f"{file} is not PEM: {error}") from None
     return text
 

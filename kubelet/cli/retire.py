@@ -13,7 +13,7 @@ from kubelet.announce.confirmed_publication import publish_all
 from kubelet.announce.mqtt import MqttPublisher
 from kubelet.announce.publisher import Publisher
 from kubelet.config import NodeConfig, forget
-from kubelet.daemon.agent import caller_ids_file, last_issued_file, node_environment
+from kubelet.daemon.composition import caller_ids_file, last_issued_file, node_environment
 from kubelet.daemon.node import NodeEnvironment
 from kubelet.lock import held_alone
 from kubelet.session.channel import NOT_REACHED, Channel, opened
@@ -48,11 +48,11 @@ async def retire(config: NodeConfig, state_dir: Path, stream: TextIO) -> bool:
     files = IdentityFiles(state_dir)
     identity = files.read()
     with held_alone(state_dir):
-        around = node_environment(
+        environment = node_environment(
             config, f"edge-retire-{identity.node_id}", make_logger("kubelet", stream), files
         )
-        forgotten = await _remove_from_broker(around.publisher, identity.node_id)
-        await _revoke_at_any(around, identity)
+        forgotten = await _remove_from_broker(environment.publisher, identity.node_id)
+        await _revoke_at_any(environment, identity)
         files.remove()
         forget(state_dir)
         last_issued_file(state_dir).unlink(missing_ok=True)
@@ -69,13 +69,13 @@ async def _remove_from_broker(publisher: Publisher, node_id: str) -> bool:
     return await publish_all(publisher, messages, _TIMEOUT_S)
 
 
-async def _revoke_at_any(around: NodeEnvironment, identity: NodeIdentity) -> None:
+async def _revoke_at_any(environment: NodeEnvironment, identity: NodeIdentity) -> None:
     """Have the leaf revoked by the first relay of the fleet that can be reached."""
     failure = RetirementError("there is no relay")
-    for url in around.config.relays:
+    for url in environment.config.relays:
         try:
             async with asyncio.timeout(_TIMEOUT_S):
-                await _revoke_leaf(around, identity, RelayAddress(url))
+                await _revoke_leaf(environment, identity, RelayAddress(url))
         except TimeoutError:
             failure = RetirementError(f"{url} does not answer; try again")
         except AudienceError:
@@ -87,10 +87,10 @@ async def _revoke_at_any(around: NodeEnvironment, identity: NodeIdentity) -> Non
     raise failure
 
 
-async def _revoke_leaf(around: NodeEnvironment, identity: NodeIdentity, address: RelayAddress) -> None:
-    ulids = UlidSource(around.now_ms, os.urandom)
-    relay_url, tls = around.config.relay_url, around.relay_tls()
-    async with opened(relay_url, address, tls, around.reader, ulids, _TIMEOUT_S) as channel:
+async def _revoke_leaf(environment: NodeEnvironment, identity: NodeIdentity, address: RelayAddress) -> None:
+    ulids = UlidSource(environment.now_ms, os.urandom)
+    relay_url, tls = environment.config.relay_url, environment.relay_tls()
+    async with opened(relay_url, address, tls, environment.reader, ulids, _TIMEOUT_S) as channel:
         challenge = await _receive(channel)
         auth = answer_to(challenge.payload, identity, relay_url, ulids.new(), boot_id=ulids.new())
         await channel.send("auth", auth, challenge.msg_id)

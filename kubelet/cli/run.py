@@ -33,7 +33,7 @@ def run(sources: Sources) -> None:
         settings[LOOPBACK_PORT],
         place,
         socket_group(),
-        settings=settings.told(),
+        settings=settings.serialized(),
         flags=sources.flags,
         config_file=sources.named_file,
         version=version("edge-kubelet"),

@@ -1,4 +1,7 @@
-"""``kubelet service``: the node's daemon as a service of systemd."""
+"""``kubelet service``: the node's daemon as a service of systemd.
+
+Must not take a step itself: it only says what of the service is this program's.
+"""
 
 from pathlib import Path
 

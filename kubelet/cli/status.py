@@ -14,7 +14,7 @@ from schemas.process.cli_manual import example, group
 from schemas.process.exit_codes import EXIT_NO
 from schemas.process.status_socket import read_status
 from schemas.process.status_view import (
-    Lines,
+    StatusLines,
     days_text,
     outcomes_text,
     process_text,
@@ -38,7 +38,7 @@ def status(
         raise SystemExit(EXIT_NO)
 
 
-def _lines_of(status: Mapping[str, Any]) -> Lines:
+def _lines_of(status: Mapping[str, Any]) -> StatusLines:
     relay, calls, subsystems = status["relay"], status["calls"], status["subsystems"]
     return (
         ("node", f"{status['node_id']}, kubelet {status['version']}"),

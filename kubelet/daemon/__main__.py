@@ -44,13 +44,13 @@ def main() -> None:
     sys.meta_path.insert(0, LazyImports(*_UNUSED, parts=_UNUSED_BUT_A_PART))
     # After that: each of them loads what would load those.
     from kubelet.config import DaemonPlan  # noqa: PLC0415
-    from kubelet.daemon.agent import run_agent  # noqa: PLC0415
+    from kubelet.daemon.composition import run_daemon  # noqa: PLC0415
     from kubelet.process import fail, run_until_signal  # noqa: PLC0415
     from schemas.process.command_errors import errors_in_one_line  # noqa: PLC0415
 
     with errors_in_one_line(fail):
         plan = DaemonPlan.from_json(sys.argv[1])
-        run_until_signal(run_agent(plan, sys.stderr))
+        run_until_signal(run_daemon(plan, sys.stderr))
 
 
 def _do_without(modules: dict[str, ModuleType], *names: str) -> None:

@@ -26,9 +26,9 @@ from kubelet.session.link_parts import LinkParts, ticks_ms
 from kubelet.session.relay_addresses import RelayAddresses
 from kubelet.session.relay_frames import RelayFrames
 from kubelet.session.renewal import Renewal, installer
-from kubelet.telemetry import Telemetry
+from kubelet.telemetry import TelemetrySampler
 from schemas import topics
-from schemas.frame_types import FrameType
+from schemas.frame_types import OneWayType
 from schemas.frames import FrameReader
 from schemas.health import endless
 from schemas.identity_files import IdentityFiles, NodeIdentity
@@ -77,13 +77,13 @@ class Node:
         identity: NodeIdentity,
         handlers: Sequence[Handler],
         hw_fingerprint: Mapping[str, Any],
-        around: NodeEnvironment,
+        environment: NodeEnvironment,
         last_issued: Path | None,
         files: IdentityFiles | None = None,
     ) -> None:
         self.identity = identity
         self._handlers = handlers
-        self._around = around
+        self._environment = environment
         self._sequence = 0
         self._published_identity = ""
         self.by_broker: deque[str] = deque(maxlen=_REMEMBERED_ETAGS)
@@ -91,41 +91,48 @@ class Node:
             identity=identity,
             hw_fingerprint=hw_fingerprint,
             capabilities=[handler.capability for handler in handlers],
-            ttl_ms=around.config.ttl_ms,
-            now_ms=around.now_ms,
-            registry=around.registry,
+            ttl_ms=environment.config.ttl_ms,
+            now_ms=environment.now_ms,
+            registry=environment.registry,
             last_issued=last_issued,
-            log=around.log,
+            log=environment.log,
         )
-        self.announcer = Announcer(signer, around.config.heartbeat_s, around.rng, around.log)
+        self.announcer = Announcer(signer, environment.config.heartbeat_s, environment.rng, environment.log)
         self.dispatcher = Dispatcher(
-            identity.node_id, handlers, around.kinds, around.registry, around.log, spans=around.spans
+            identity.node_id,
+            handlers,
+            environment.kinds,
+            environment.registry,
+            environment.log,
+            spans=environment.spans,
         )
-        self.frames = RelayFrames(around.log)
-        self.telemetry = Telemetry(handlers, around.kinds, around.registry, self._take_sample, around.log)
-        self.frames.on_frame(FrameType.TELEMETRY_LEASE, self.telemetry.lease)
+        self.frames = RelayFrames(environment.log)
+        self.telemetry = TelemetrySampler(
+            handlers, environment.kinds, environment.registry, self._take_sample, environment.log
+        )
+        self.frames.on_frame(OneWayType.TELEMETRY_LEASE, self.telemetry.lease)
         renewal = None
         if files is not None:
             done = self.announcer.announce_now
-            renewal = Renewal(identity, files, installer(files), done, around.now_ms, around.log)
+            renewal = Renewal(identity, files, installer(files), done, environment.now_ms, environment.log)
         self.link = RelayLink(
             LinkParts(
                 identity=identity,
-                public_url=around.config.relay_url,
-                relays=RelayAddresses(around.config.relays, identity.node_id, around.rng, ticks_ms),
-                reader=around.reader,
+                public_url=environment.config.relay_url,
+                relays=RelayAddresses(environment.config.relays, identity.node_id, environment.rng, ticks_ms),
+                reader=environment.reader,
                 announcer=self.announcer,
                 dispatcher=self.dispatcher,
                 frames=self.frames,
-                ulids=UlidSource(around.now_ms, around.random_bytes),
-                log=around.log,
-                tls=around.relay_tls,
+                ulids=UlidSource(environment.now_ms, environment.random_bytes),
+                log=environment.log,
+                tls=environment.relay_tls,
                 renewal=renewal,
             )
         )
-        self.announcer.add_carrier(self._carry_to_broker)
-        self.announcer.add_carrier(self.link.carry)
-        around.publisher.when_connected(self._publish_current)
+        self.announcer.add_sender(self._send_to_broker)
+        self.announcer.add_sender(self.link.send_manifest)
+        environment.publisher.when_connected(self._publish_current)
 
     async def run(self) -> None:
         """Announce, connect and serve until cancelled."""
@@ -150,9 +157,9 @@ class Node:
 
     def _take_sample(self, cap_id: str, sample: Mapping[str, Any]) -> None:
         """Send a sample to the relay, and publish it for other readers; what cannot be sent is left out."""
-        self.frames.send(FrameType.TELEMETRY, {"cap_id": cap_id, "sample": sample})
+        self.frames.send(OneWayType.TELEMETRY, {"cap_id": cap_id, "sample": sample})
         text = json.dumps(sample, separators=(",", ":"), allow_nan=False)
-        self._around.publisher.publish(
+        self._environment.publisher.publish(
             topics.telemetry(self.identity.node_id), text.encode("ascii"), retain=False
         )
 
@@ -162,7 +169,7 @@ class Node:
         if (current := self.announcer.current) is not None and self._publish(current):
             self.announcer.published = current
 
-    async def _carry_to_broker(self, manifest: SignedManifest) -> bool:
+    async def _send_to_broker(self, manifest: SignedManifest) -> bool:
         return self._publish(manifest)
 
     def _publish(self, manifest: SignedManifest) -> bool:
@@ -171,7 +178,7 @@ class Node:
         The identity only if it is new, or the connection: the broker holds it, and its readers would verify
         it with every heartbeat.
         """
-        publish = self._around.publisher.publish
+        publish = self._environment.publisher.publish
         node_id = self.identity.node_id
         # The identity first: a manifest whose leaf is not known yet is held as pending.
         identity = self.identity.chain_pem
@@ -185,7 +192,7 @@ class Node:
         self._sequence += 1
         beat = {
             "node_id": node_id,
-            "ts_ms": self._around.now_ms(),
+            "ts_ms": self._environment.now_ms(),
             "seq": self._sequence,
             "manifest_etag": manifest.etag,
             "expires_at_ms": manifest.expires_at_ms,

@@ -25,8 +25,8 @@ class NodeSettings:
         self._node = node
         self._threshold = threshold
 
-    def told(self) -> Mapping[str, Mapping[str, str]]:
-        """Return the settings that the daemon runs with, as ``schemas.settings.Settings.told`` does."""
+    def serialized(self) -> Mapping[str, Mapping[str, str]]:
+        """Return the settings that the daemon runs with, as ``schemas.settings.Settings.serialized`` does."""
         return self._plan.settings
 
     def read(self) -> ReadAgain:
@@ -47,7 +47,7 @@ class NodeSettings:
         return ReadAgain(reloaded, lambda: self._apply(config, reloaded))
 
     def _apply(self, config: NodeConfig, reloaded: "Reloaded") -> None:
-        self._plan = replace(self._plan, settings=reloaded.settings.told())
+        self._plan = replace(self._plan, settings=reloaded.settings.serialized())
         self._threshold.level = config.log_level
         if reloaded.applied.keys() & {"heartbeat", "ttl"}:
             self._node.announcer.change(config.heartbeat_s, config.ttl_ms)

@@ -14,7 +14,7 @@ from kubelet.caller_tools.assembly import CallerTools
 from kubelet.config import DaemonPlan
 from kubelet.daemon.health import readiness_of
 from kubelet.daemon.node import Node
-from schemas.identity import certificates_in, validity_of
+from schemas.identity import first_certificate_in, validity_of
 from schemas.process.resources import Uptime, resources, watchdog_s
 
 
@@ -65,7 +65,7 @@ class DaemonStatus:
             "subsystems": {name: health.to_json() for name, health in readiness.subsystems.items()},
             "settings": self.settings(),
             "node_id": node.identity.node_id,
-            "certificate_expires_at_ms": validity_of(certificates_in(node.identity.leaf_pem)[0])[1],
+            "certificate_expires_at_ms": validity_of(first_certificate_in(node.identity.leaf_pem))[1],
             "relay": self._relay(),
             "broker": {
                 "url": str(self.plan.config.broker or "none"),

@@ -1,7 +1,7 @@
 """How a node enrols over the network: what ``kubelet enroll`` does.
 
 Before the node sends anything it verifies the relay: one of its roots of nodes must be the one that the join
-token names, and vouch for the roots of servers. Its request is then proven by the token's key, and the
+token names, and endorse the roots of servers. Its request is then proven by the token's key, and the
 response is accepted because it is proven by that key too.
 Must not be imported by the running daemon: it needs the X.509 library.
 """
@@ -14,7 +14,7 @@ from ssl import CERT_NONE, SSLCertVerificationError, SSLContext
 from typing import Any, NamedTuple
 
 from kubelet.config import NodeConfig
-from kubelet.identity.http_exchange import HttpResponse, Request, exchange
+from kubelet.identity.http_exchange import HttpRequest, HttpResponse, exchange
 from kubelet.identity.provisioning import Enrolled, Issued, create_identity, install_enrolled, roots_in
 from kubelet.lock import held_alone
 from schemas.addresses import AddressError, check_one_fleet, check_private_url, normal_url, parse_broker
@@ -34,7 +34,7 @@ from schemas.enrolment import (
 )
 from schemas.error_roots import PeerError, StateError
 from schemas.files import make_private_directory
-from schemas.identity import certificates_in, to_pem
+from schemas.identity import CertificateFormatError, certificates_in, to_pem
 from schemas.identity_files import IdentityFiles, IdentityFilesError
 from schemas.keys import base64url
 from schemas.registry import SchemaRegistry, Validator
@@ -135,12 +135,12 @@ class Enroller:
 
         A relay that has none is verified by the token's root.
         """
-        answer = await exchange(Request(self.relay_url, ENROL_PATH), _unverified_context())
+        answer = await exchange(HttpRequest(self.relay_url, ENROL_PATH), _unverified_context())
         self._check_status(answer)
         try:
             text = answer.body.decode("ascii")
             roots = certificates_in(text)
-        except ValueError:
+        except (UnicodeDecodeError, CertificateFormatError):
             text, roots = "", []
         for root in roots:
             if sha256(root).digest() == self.token.fingerprint:
@@ -192,7 +192,7 @@ class Enroller:
 
         Returns the response, and whether no others than the anchors were needed.
         """
-        request = Request(self.relay_url, ENROL_PATH, body)
+        request = HttpRequest(self.relay_url, ENROL_PATH, body)
         try:
             return await exchange(request, client_context(anchors)), True
         except SSLCertVerificationError as error:

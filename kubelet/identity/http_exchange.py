@@ -35,7 +35,7 @@ class NoAnswerError(PeerError):
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class HttpRequest:
     """A request: a GET without a body, a POST of JSON with one.
 
     Attributes:
@@ -67,7 +67,7 @@ class HttpResponse:
     retry_after_s: int | None = None
 
 
-async def exchange(request: Request, tls: SSLContext, timeout_s: float = _TIMEOUT_S) -> HttpResponse:
+async def exchange(request: HttpRequest, tls: SSLContext, timeout_s: float = _TIMEOUT_S) -> HttpResponse:
     """Send ``request`` and return the response. ``tls`` is the context where the URL is https.
 
     Raises:
@@ -87,7 +87,7 @@ async def exchange(request: Request, tls: SSLContext, timeout_s: float = _TIMEOU
         raise NoAnswerError(f"{request.url} cannot be reached: {connection_reason(error)}{end}") from None
 
 
-async def _exchanged(request: Request, tls: SSLContext) -> bytes:
+async def _exchanged(request: HttpRequest, tls: SSLContext) -> bytes:
     reader, writer = await _connected(request.url, tls)
     try:
         writer.write(request.wire())

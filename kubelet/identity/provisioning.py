@@ -11,7 +11,7 @@ from nacl.signing import SigningKey
 from kubelet.config import NodeConfig, store
 from schemas.certificates import IdentityError, make_csr, self_signed_leaf, verify_leaf
 from schemas.endorsement import are_endorsed, is_endorsed, is_server_root
-from schemas.identity import Identity, certificates_in, kid_of, to_pem
+from schemas.identity import CertificateFormatError, Identity, certificates_in, kid_of, to_pem
 from schemas.identity_files import IdentityFiles, IdentityFilesError
 from schemas.node_ids import new_node_id
 
@@ -138,5 +138,5 @@ def roots_in(pem: str) -> list[bytes]:
     """
     try:
         return certificates_in(pem)
-    except ValueError as error:
+    except CertificateFormatError as error:
         raise IdentityFilesError(f"the roots cannot be used: {error}") from None

@@ -15,7 +15,7 @@ from schemas.verdicts import Known, Outcome, TrustedManifest
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class ManifestFinding:
     """The manifest when it holds, or why it does not."""
 
     manifest: TrustedManifest | None
@@ -24,7 +24,7 @@ class Finding:
 
 def verify_manifest(
     wire: bytes, identity_pem: str, root_pem: str, now_ms: int, contract: Contract | None = None
-) -> Finding:
+) -> ManifestFinding:
     """Judge ``wire`` with the leaf in ``identity_pem`` and the root in ``root_pem``.
 
     ``contract`` has the documents and kinds, by default those that ship.
@@ -36,17 +36,17 @@ def verify_manifest(
     try:
         identity = verify_leaf(identity_pem, [root_pem], now_ms)
     except IdentityError as error:
-        return Finding(None, f"identity: {error.reason}")
+        return ManifestFinding(None, f"identity: {error.reason}")
     contract = contract or read_contract(())
     rules = TrustRules(contract.registry, contract.kinds)
     verdict = rules.accept(wire, _claimed_node(wire), now_ms, Known({identity.kid: identity}))
     match verdict.outcome:
         case Outcome.ACCEPTED:
-            return Finding(verdict.manifest, None)
+            return ManifestFinding(verdict.manifest, None)
         case Outcome.PENDING:
-            return Finding(None, "signed by another leaf than the one given")
+            return ManifestFinding(None, "signed by another leaf than the one given")
         case _:
-            return Finding(None, verdict.reason.value if verdict.reason else verdict.outcome.value)
+            return ManifestFinding(None, verdict.reason.value if verdict.reason else verdict.outcome.value)
 
 
 def _claimed_node(wire: bytes) -> str:

@@ -24,7 +24,7 @@ class Daemon(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ToolAnswer:
     """What a call ended with: a ``value``, or an ``error`` envelope and perhaps the caller's own text."""
 
     value: Any = None
@@ -70,19 +70,21 @@ class AgentTools:
         if self._own is not None:
             await self._own.close()
 
-    async def call(self, daemon: Daemon, name: str, arguments: Mapping[str, Any]) -> Answer:
+    async def call(self, daemon: Daemon, name: str, arguments: Mapping[str, Any]) -> ToolAnswer:
         """Return what a call ends with; a failure is an answer too."""
         correlation_id = self._correlation_id()
         try:
             if self._own is not None and (canonical := self._own.canonical(name)) is not None:
                 answer = await self._own.call(canonical, arguments, correlation_id)
-                return Answer(answer["result"]) if answer["ok"] else Answer(error=answer["error"])
-            return Answer(await self._requested(daemon, name, arguments))
+                return ToolAnswer(answer["result"]) if answer["ok"] else ToolAnswer(error=answer["error"])
+            return ToolAnswer(await self._requested(daemon, name, arguments))
         except ResponseError as error:
             envelope = error.sent or ToolError(Failure.INTERNAL).envelope()
-            return Answer(error={**envelope, "correlation_id": correlation_id}, caller_text=error.caller_text)
+            return ToolAnswer(
+                error={**envelope, "correlation_id": correlation_id}, caller_text=error.caller_text
+            )
         except ToolError as error:
-            return Answer(error=error.envelope(correlation_id))
+            return ToolAnswer(error=error.envelope(correlation_id))
 
     async def _requested(self, daemon: Daemon, name: str, arguments: Mapping[str, Any]) -> Any:
         if (lent := self._toolbox.lent(name)) is not None:

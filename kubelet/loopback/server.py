@@ -98,8 +98,8 @@ class _HttpServer(ThreadingMixIn, TCPServer):
     daemon_threads = True
     allow_reuse_address = True
 
-    def __init__(self, port: int, pages: Pages, timeout_s: float, max_connections: int) -> None:
-        self._free = threading.BoundedSemaphore(max_connections)
+    def __init__(self, port: int, pages: Pages, timeout_s: float) -> None:
+        self._free = threading.BoundedSemaphore(MAX_CONNECTIONS)
         self._open: dict[socket.socket, None] = {}
         self._lock = threading.Lock()
         super().__init__((ADDRESS, port), partial(_RequestHandler, pages=pages, timeout_s=timeout_s))
@@ -157,14 +157,12 @@ class LoopbackServer:
         *,
         metrics: Callable[[], str] = str,
         timeout_s: float = TIMEOUT_S,
-        max_connections: int = MAX_CONNECTIONS,
         on_end: Callable[[], object] = lambda: None,
     ) -> None:
         self._on_end = on_end
         self._pages = Pages(manifest, readiness, metrics)
         self._wanted_port = port
         self._timeout_s = timeout_s
-        self._max_connections = max_connections
         self._server: _HttpServer | None = None
         self._thread: threading.Thread | None = None
         self._closing = threading.Event()
@@ -181,7 +179,7 @@ class LoopbackServer:
             OSError: the port is taken; the text names it.
         """
         try:
-            self._server = _HttpServer(self._wanted_port, self._pages, self._timeout_s, self._max_connections)
+            self._server = _HttpServer(self._wanted_port, self._pages, self._timeout_s)
         except OSError as error:
             where = f"{ADDRESS}:{self._wanted_port}"
             raise OSError(error.errno, f"cannot listen on {where}: {os.strerror(error.errno or 0)}") from None

@@ -19,9 +19,9 @@ from websockets.uri import parse_uri
 from kubelet.session.metered_connection import MeteredConnection
 from kubelet.session.relay_addresses import RelayAddress, names_proxies
 from schemas.addresses import connect_url, host_of, is_loopback, port_of
-from schemas.frame_types import FrameType, Role
+from schemas.frame_types import OneWayType, Role
 from schemas.frames import MAX_FRAME_BYTES, SUBPROTOCOL_1_1, SUBPROTOCOLS, Frame, FrameReader
-from schemas.session import CloseCode, DropReason, PeerProtocolError, SessionMachine, State
+from schemas.session import CloseCode, DropReason, PeerProtocolError, SessionMachine, SessionState
 from schemas.ulids import UlidSource
 
 NOT_REACHED = (OSError, WebSocketException)
@@ -108,16 +108,11 @@ class Channel:
     @property
     def is_open(self) -> bool:
         """Whether the handshake is done and neither end has closed."""
-        return self._session.state is State.OPEN
+        return self._session.state is SessionState.OPEN
 
     @property
-    def gets_echo(self) -> bool:
-        """Whether the relay sends an echo after its welcome: it speaks protocol 1.1."""
-        return self._socket.subprotocol == SUBPROTOCOL_1_1
-
-    @property
-    def tells_server_roots(self) -> bool:
-        """Whether the relay tells of the roots of servers when it renews: it speaks protocol 1.1."""
+    def has_version_1_1(self) -> bool:
+        """Whether both speak 1.1: an echo follows the welcome, and renewals name the roots of servers."""
         return self._socket.subprotocol == SUBPROTOCOL_1_1
 
     async def send(
@@ -128,7 +123,7 @@ class Channel:
         Raises:
             ProtocolError: this end may not send it now, or it is larger than a frame may be.
         """
-        if self._session.state is State.CLOSED:
+        if self._session.state is SessionState.CLOSED:
             return False
         return await self.send_text(self._session.send(type_, self._ulids.new(), payload, in_reply_to))
 
@@ -139,7 +134,7 @@ class Channel:
             ProtocolError, OverRateError: as ``SessionMachine.send``.
         """
         text = self._session.send(type_, self._ulids.new(), payload)
-        if type_ == FrameType.CALLER_TOOL and isinstance(self._socket, MeteredConnection):
+        if type_ == OneWayType.CALLER_TOOL and isinstance(self._socket, MeteredConnection):
             self._socket.expect_answer()
         return text
 
@@ -159,7 +154,7 @@ class Channel:
         Raises:
             ProtocolError: as ``send``. Nothing was sent then.
         """
-        if self._session.state is State.CLOSED:
+        if self._session.state is SessionState.CLOSED:
             return False
         texts = [self._session.send(type_, self._ulids.new(), payload) for type_, payload in frames]
         try:

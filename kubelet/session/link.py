@@ -22,7 +22,7 @@ from schemas.connection_faults import connection_reason
 from schemas.delivery import TransitGauge
 from schemas.frames import Frame
 from schemas.health import Loop
-from schemas.payloads import AnnounceAck, Bye, Cmd, Heartbeat, HeartbeatAck, Welcome
+from schemas.payloads import AnnounceAck, Bye, Cmd, Heartbeat, HeartbeatAck, RenewAck, Welcome
 from schemas.session import ByeReason, CloseCode, PeerProtocolError, ProtocolError
 from schemas.text import printable
 
@@ -102,7 +102,7 @@ class RelayLink:
             # By way of another relay it would displace the other machine just as well.
             self._parts.relays.postpone_all(wait_s)
 
-    async def carry(self, manifest: SignedManifest) -> bool:
+    async def send_manifest(self, manifest: SignedManifest) -> bool:
         """Send ``manifest`` and its heartbeat, if a session is open."""
         channel = self._channel
         if channel is None or not channel.is_open:
@@ -159,12 +159,12 @@ class RelayLink:
         self._parts.announcer.follow_interval(payload["heartbeat_interval_ms"] / 1000)
         self._opened_ms = self._parts.ticks_ms()
         self.state = LinkState.OPEN
-        self.flow.connected(gets_echo=channel.gets_echo)
+        self.flow.connected(gets_echo=channel.has_version_1_1)
         self._parts.log.info("relay connected", relay=str(address), resumed=self._resumed)
 
     async def _serve(self, channel: Channel) -> None:
         try:
-            await self._parts.announcer.carry(self.carry)
+            await self._parts.announcer.send_current(self.send_manifest)
             while True:
                 self.loop.waits()
                 frame = await channel.receive()
@@ -209,6 +209,8 @@ class RelayLink:
                 self._gauge.renew(beat["server_time_ms"])
                 self._gauge.delay_ms(beat["server_time_ms"], self._parts.ticks_ms())
                 self.flow.acknowledged(beat.get("broker_etag"))
+                if (interval_ms := beat.get("heartbeat_interval_ms")) is not None:
+                    self._parts.announcer.follow_interval(interval_ms / 1000)
                 await self._renew(channel)
             case "announce_ack":
                 self._announced(frame)
@@ -230,16 +232,16 @@ class RelayLink:
             return
         self.state = LinkState.OPEN
         self._parts.log.error("relay rejects the manifest", code=payload["error"]["code"])
-        self._parts.announcer.overtake(payload.get("mark_issued_at_ms", 0))
+        self._parts.announcer.advance_past(payload.get("mark_issued_at_ms", 0))
 
     async def _renew(self, channel: Channel) -> None:
         if self._parts.renewal is None:
             return
-        request = self._parts.renewal.request(server_roots=channel.tells_server_roots)
+        request = self._parts.renewal.request(server_roots=channel.has_version_1_1)
         if request is not None:
             await channel.send("renew", request)
 
-    def _renewed(self, payload: Mapping[str, Any]) -> None:
+    def _renewed(self, payload: RenewAck) -> None:
         if self._parts.renewal is None:
             return
         # In a task: installing takes a while, and commands must run meanwhile.

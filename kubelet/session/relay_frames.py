@@ -13,7 +13,7 @@ from typing import Any
 from structlog.typing import FilteringBoundLogger
 
 from kubelet.session.channel import Channel
-from schemas.frame_types import ONE_WAY, FrameType
+from schemas.frame_types import ONE_WAY, OneWayType
 from schemas.frames import MAX_FRAME_BYTES, Frame
 from schemas.handlers import Followers, Handlers
 from schemas.session import DropReason, OverRateError, ProtocolError
@@ -30,7 +30,7 @@ class LinkEvent(Enum):
     LOST = "no connection"
 
 
-FrameHandler = Callable[[Any], None]
+RelayFrameHandler = Callable[[Any], None]
 """Handles the payload of a frame, which has the type in ``payloads`` named for it. Must not block."""
 LinkHandler = Callable[[LinkEvent], None]
 
@@ -46,7 +46,7 @@ class RelayFrames:
     def __init__(self, log: FilteringBoundLogger) -> None:
         self._log = log
         self._channel: Channel | None = None
-        self._handlers = Handlers[FrameType, FrameHandler]()
+        self._handlers = Handlers[OneWayType, RelayFrameHandler]()
         self._followers = Followers[[LinkEvent]](self._not_followed)
         self._texts: deque[str] = deque()
         self._bytes = 0
@@ -54,7 +54,7 @@ class RelayFrames:
         self.refused = 0
         self.dropped: dict[DropReason, int] = {}
 
-    def send(self, frame_type: FrameType, payload: Mapping[str, Any]) -> bool:
+    def send(self, frame_type: OneWayType, payload: Mapping[str, Any]) -> bool:
         """Queue a frame for the relay; return whether there was a connection that could take it.
 
         False also if the relay does not read, and beyond the size and the rate of the type.
@@ -79,7 +79,7 @@ class RelayFrames:
             self._sending = asyncio.create_task(self._send(channel))
         return True
 
-    def on_frame(self, frame_type: FrameType, handler: FrameHandler) -> None:
+    def on_frame(self, frame_type: OneWayType, handler: RelayFrameHandler) -> None:
         """Call ``handler`` with every frame of that type.
 
         Raises:

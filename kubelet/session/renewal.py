@@ -14,7 +14,7 @@ from typing import Any
 from structlog.typing import FilteringBoundLogger
 
 from schemas.files import read_state
-from schemas.identity import certificates_in, validity_of
+from schemas.identity import first_certificate_in, validity_of
 from schemas.identity_files import IdentityFiles, IdentityFilesError, NodeIdentity
 from schemas.payloads import Renew
 from schemas.text import printable
@@ -53,7 +53,7 @@ class Renewal:
         ``server_roots``: whether the relay tells of them. One of an older version refuses the question.
         """
         now = self._now_ms()
-        start, end = validity_of(certificates_in(self._identity.leaf_pem)[0])
+        start, end = validity_of(first_certificate_in(self._identity.leaf_pem))
         if self._identity.root_pem is None or now < max(start + (end - start) * 2 // 3, self._not_before_ms):
             return None
         self._not_before_ms = now + AGAIN_AFTER_MS

@@ -52,15 +52,15 @@ class AskedProcess:
         return self.answer
 
     def sources(self) -> Sources | None:
-        """Return the settings that it runs with, as what it was given; None if it does not tell them.
+        """Return the settings that it runs with, as what it was given; None if its answer lacks them.
 
         The state directory is the one in which it was asked.
         """
         if isinstance(self.answer, Exception):
             return None
         try:
-            told = source_of(self.answer["settings"])
+            reported = source_of(self.answer["settings"])
         except _OTHER_FORM:
             return None
-        given = {**told, _STATE_DIR: Given(str(self.directory), "asked there")}
+        given = {**reported, _STATE_DIR: Given(str(self.directory), "asked there")}
         return Sources(self.program.table, {}, None, None, (given,), ())

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from schemas.settings import Form, Setting
-from schemas.settings_sources import Program, read_sources
+from schemas.settings_sources import Program, read_sources, text_of
 
 _CONFIG = "config"
 _NO = "--no-"
@@ -32,7 +32,7 @@ def takes_settings(
         @wraps(command)
         def with_sources(**options: Any) -> None:
             values = {setting.name: options.pop(setting.name) for setting in taken}
-            flags = {name: _text(value) for name, value in values.items() if value not in (None, [])}
+            flags = {name: text_of(value) for name, value in values.items() if value not in (None, [])}
             command(read_sources(program, flags, options.pop(_CONFIG), os.environ), **options)
 
         # As the parser wants it: by name alone, which also allows a command's own options to have no default.
@@ -64,9 +64,3 @@ def _config_option(program: Program) -> Parameter:
     text = f"The file of the settings, TOML. Default: {program.usual_file}, if it is there."
     option = typer.Option("--config", metavar="FILE", help=text)
     return Parameter(_CONFIG, Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[Path | None, option])
-
-
-def _text(value: object) -> str:
-    if isinstance(value, list):  # an option that was given several times
-        return ",".join(value)
-    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -2,7 +2,7 @@
 
 import http.client
 import ssl
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from pathlib import Path
@@ -15,18 +15,15 @@ from schemas.error_roots import PeerError
 from schemas.files import check_state
 from schemas.process.asked_process import AskedProcess
 from schemas.process.doctor import Finding
-from schemas.process.status_view import days_text
+from schemas.process.status_view import Status, days_text
 from schemas.settings import Given, Setting, Settings
 from schemas.settings_sources import Program
 
-DAY_MS = 86_400_000
 TIMEOUT_S = 5.0
 CLOCK_WARNING_S = 30
 CLOCK_FAILURE_S = 240
 _FREE_FILES = 64
 _MAX_BODY = 65536
-
-Status = Mapping[str, Any]
 
 
 class UnreachedError(PeerError):
@@ -83,19 +80,19 @@ def process(asked: AskedProcess, expected: Settings) -> Finding:
     """
     if isinstance(asked.answer, Exception):
         raise asked.answer
-    told = asked.sources()
-    if told is None:
+    sources = asked.sources()
+    if sources is None:
         return Finding.warning("it is of a version that does not tell its settings", "restart it")
-    running, program = told.settings(), asked.program
+    running, program = sources.settings(), asked.program
     differing = [each for each in expected.table if running.get(each) != expected.get(each)]
     by_start = [each for each in differing if _is_of_the_start(running.given.get(each.name), each, program)]
     changed = [each for each in differing if each not in by_start]
     if changed:
-        found = ", ".join(f"{each.name} ({_source(expected, each)})" for each in changed)
+        found = ", ".join(f"{each.name} ({expected.source(each)})" for each in changed)
         return Finding.warning(
             f"settings that are not in effect: {found}", "restart it; docs/configuration.md has which reload"
         )
-    found = ", ".join(_source(running, each) for each in by_start)
+    found = ", ".join(running.source(each) for each in by_start)
     if by_start and asked.status["watchdog_s"] is None:
         return Finding.warning(
             f"started with {found}; a restart by the service would lose them",
@@ -107,11 +104,6 @@ def process(asked: AskedProcess, expected: Settings) -> Finding:
 def _is_of_the_start(given: Given | None, setting: Setting[Any], program: Program) -> bool:
     """Return whether a value is that of an option or a variable, which only who starts the process gives."""
     return given is not None and given.source in {setting.flag, setting.variable(program.prefix)}
-
-
-def _source(settings: Settings, setting: Setting[Any]) -> str:
-    given = settings.given.get(setting.name)
-    return "not set" if given is None else given.source
 
 
 def reach(answer: HealthAnswer, url: str) -> Finding:

@@ -1,4 +1,7 @@
-"""The exit codes that the commands of both programs share."""
+"""The exit codes that the commands of both programs share.
+
+Must not change what one means: scripts and units of systemd rely on them.
+"""
 
 EXIT_NO = 1
 EXIT_USAGE = 2

@@ -28,7 +28,7 @@ from schemas.text import printable
 _PLACE = "place_of_fault"
 
 
-class Lines(Protocol):
+class LogStream(Protocol):
     """Where lines go: a stream, or a writer with a thread of its own."""
 
     def write(self, line: str, /) -> object:
@@ -40,7 +40,7 @@ class Lines(Protocol):
 
 def make_logger(  # noqa: PLR0913 - what comes in from outside
     component: str,
-    lines: Lines,
+    lines: LogStream,
     *,
     threshold: LogThreshold | None = None,
     to_journal: bool = False,
@@ -107,7 +107,7 @@ def fatal_errors_logged(log: FilteringBoundLogger) -> Iterator[None]:
 class _Written:
     """The end of the chain: what is rendered becomes a line."""
 
-    def __init__(self, lines: Lines) -> None:
+    def __init__(self, lines: LogStream) -> None:
         self._lines = lines
 
     def msg(self, message: str) -> None:

@@ -23,7 +23,7 @@ _MAX_BYTES = 1 << 20
 _BACKLOG = 8
 _AT_ONCE = 8
 
-Status = Callable[[], Mapping[str, Any]]
+StatusSource = Callable[[], Mapping[str, Any]]
 """Returns what is shown: JSON values."""
 
 
@@ -36,7 +36,7 @@ class StalledError(PeerError):
 
 
 @asynccontextmanager
-async def served(directory: Path, status: Status) -> AsyncIterator[None]:
+async def served(directory: Path, status: StatusSource) -> AsyncIterator[None]:
     """Serve ``status`` in ``directory``, which this process alone uses, until the end of the block.
 
     Raises:

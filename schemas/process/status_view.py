@@ -24,13 +24,13 @@ class AnotherVersionError(PeerError):
 
 
 Status = Mapping[str, Any]
-Lines = Sequence[tuple[str, str]]
+StatusLines = Sequence[tuple[str, str]]
 """What is shown, a name and a text of each line."""
 
 
 def show(  # noqa: PLR0913 - what comes in from outside
     read: Callable[[], Status],
-    lines_of: Callable[[Status], Lines],
+    lines_of: Callable[[Status], StatusLines],
     *,
     as_json: bool,
     watch: bool,
@@ -62,7 +62,7 @@ def show(  # noqa: PLR0913 - what comes in from outside
         sleep(WATCH_INTERVAL_S)
 
 
-def _aligned(lines: Lines) -> str:
+def _aligned(lines: StatusLines) -> str:
     width = max(len(name) for name, _ in lines)
     return "\n".join(f"{name:<{width}}  {printable(text)}" for name, text in lines)
 

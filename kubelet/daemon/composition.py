@@ -123,7 +123,7 @@ def caller_ids_file(state_dir: Path) -> Path:
     return state_dir / "caller_ids.json"
 
 
-async def run_agent(plan: DaemonPlan, stream: TextIO) -> None:
+async def run_daemon(plan: DaemonPlan, stream: TextIO) -> None:
     """Run the daemon by ``plan`` until cancelled.
 
     Raises:
@@ -154,40 +154,42 @@ async def _run(  # noqa: PLR0913, PLR0917 - what is opened around it
     state_dir = plan.state_dir
     contract = read_contract(plan.config.kinds)
     client_id = f"edge-kubelet-{identity.node_id}"
-    around = replace(
+    environment = replace(
         node_environment(plan.config, client_id, log, IdentityFiles(state_dir), contract), spans=spans
     )
     node = Node(
         identity,
-        make_handlers(identity.node_id, around.log, contract),
+        make_handlers(identity.node_id, environment.log, contract),
         fingerprint(read_hardware_ids(Path("/"))),
-        around,
+        environment,
         last_issued_file(state_dir),
         IdentityFiles(state_dir),
     )
     tools = _caller_tools(node, state_dir, log)
     loop, loopback_ended = asyncio.get_running_loop(), asyncio.Event()
     settings = NodeSettings(plan, node, threshold)
-    status = DaemonStatus(plan, node, around.publisher, tools, counts, now_ms, Uptime(), loop, settings.told)
+    status = DaemonStatus(
+        plan, node, environment.publisher, tools, counts, now_ms, Uptime(), loop, settings.serialized
+    )
     loopback = LoopbackServer(
         lambda: (sent.wire, sent.etag) if (sent := node.announcer.published) else None,
-        lambda: readiness_of(node, around.publisher, tools),
+        lambda: readiness_of(node, environment.publisher, tools),
         plan.loopback_port,
         on_end=lambda: loop.call_soon_threadsafe(loopback_ended.set),
         metrics=lambda: metrics_text(status()),
     )
     loop.set_default_executor(prestarted_pool(HELPERS))
-    manager, loops = ServiceManager.of(os.environ, os.getpid(), log), loops_of(node, around.publisher)
+    manager, loops = ServiceManager.of(os.environ, os.getpid(), log), loops_of(node, environment.publisher)
     async with AsyncExitStack() as stack:
         loopback.start()
         stack.push_async_callback(asyncio.to_thread, loopback.close)
         await stack.enter_async_context(served(state_dir, status))
         if plan.socket is not None:
             await stack.enter_async_context(tools.serving(plan.socket, plan.socket_group))
-        around.publisher.start()
-        stack.push_async_callback(around.publisher.stop)
+        environment.publisher.start()
+        stack.push_async_callback(environment.publisher.stop)
         url = f"http://127.0.0.1:{loopback.port}"
-        around.log.info("kubelet started", node_id=identity.node_id, loopback=url)
+        environment.log.info("kubelet started", node_id=identity.node_id, loopback=url)
         if plan.config.broker is None:
             log.info("no broker: the session alone")
         try:
@@ -195,10 +197,12 @@ async def _run(  # noqa: PLR0913, PLR0917 - what is opened around it
                 manager.ready()
                 work = {
                     "node": node.run(),
-                    "broker": around.publisher.ended.wait(),
+                    "broker": environment.publisher.ended.wait(),
                     "loopback": loopback_ended.wait(),
                     "settings": SettingsReload(settings.read, manager, log).run(),
-                    "service manager": manager.run(lambda: stalled(loops), lambda: _status(node, around)),
+                    "service manager": manager.run(
+                        lambda: stalled(loops), lambda: _status(node, environment)
+                    ),
                 }
                 await _until_stopped(work, node, manager)
         finally:
@@ -217,9 +221,9 @@ async def _until_stopped(work: Mapping[str, Awaitable[object]], node: Node, mana
                 await node.drain()
 
 
-def _status(node: Node, around: NodeEnvironment) -> str:
+def _status(node: Node, environment: NodeEnvironment) -> str:
     """Return what the service manager shows, in one line."""
-    broker = around.publisher.health.state
+    broker = environment.publisher.health.state
     return f"relay: {node.link.state.value}; broker: {broker}; commands: {node.dispatcher.inflight}"
 
 
