@@ -6,9 +6,10 @@ Must not know a file, nor what carries the entries.
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Container, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Protocol
+from itertools import islice
+from typing import NamedTuple, Protocol
 
 from relay.ledger import Entry
 
@@ -38,16 +39,49 @@ class SharedLedger(Protocol):
         """
         ...
 
-    def settle(self, arrived: Mapping[str, Entry], known: AbstractSet[str]) -> Mapping[str, Entry]:
+    def end_ms_of(self, entry: Entry) -> int | None:
+        """Return when such an entry says nothing more, in ms since 1970; None if it always does."""
+        ...
+
+    def settle(self, arrived: Mapping[str, Entry], known: Container[str]) -> Mapping[str, Entry]:
         """Add to the file what has ``arrived`` and is not in it, by key.
 
-        Return the entries of the file that the other relays lack, at most ``AT_ONCE``: it is called again for
-        the others. ``known`` are the keys of those that they have. Runs on a thread.
+        Return the entries of the file that have not ended and that the other relays lack, at most
+        ``AT_ONCE``: it is called again for the rest. ``known`` has the keys of those that they have, and may
+        get more meanwhile. Runs on a thread.
 
         Raises:
             StateError, OSError: the file cannot be used. What has arrived is given again.
         """
         ...
+
+
+class FinalEntries(NamedTuple):
+    """The entries of a file: their keys, and what makes one, as most of them are known elsewhere."""
+
+    keys: AbstractSet[str]
+    entry_of: Callable[[str], Entry]
+
+
+def settle_final(
+    arrived: Mapping[str, Entry],
+    known: Container[str],
+    *,
+    read: Callable[[], FinalEntries],
+    add: Callable[[Sequence[Entry]], object],
+    lasts: Callable[[Entry], bool] = lambda _entry: True,
+) -> Mapping[str, Entry]:
+    """Settle entries that are final, as a revocation is: those of all relays together count, in any order.
+
+    ``read`` returns all of the file; ``add`` adds entries that were not in it; ``lasts`` returns whether one
+    has not ended.
+    """
+    own = read()
+    if new := sorted(arrived.keys() - own.keys):
+        add([arrived[key] for key in new])
+        own = read()
+    lacking = ((key, own.entry_of(key)) for key in own.keys if key not in known)
+    return dict(islice(((key, entry) for key, entry in lacking if lasts(entry)), AT_ONCE))
 
 
 class Sharing(Protocol):
@@ -58,8 +92,8 @@ class Sharing(Protocol):
         """Whether all that this relay was told is understood; it may have been a revocation. Thread-safe."""
         ...
 
-    def changed(self, kind: str | None = None) -> None:
-        """Take in that the file of that kind, or any, may have new entries."""
+    def changed(self, *kinds: str) -> None:
+        """Take in that there may be new entries of ``kinds`` in the files."""
         ...
 
     async def written(self, within_s: float) -> None:
@@ -72,7 +106,7 @@ class NotShared:
 
     understands = True
 
-    def changed(self, kind: str | None = None) -> None:
+    def changed(self, *kinds: str) -> None:
         """There is no other relay."""
 
     async def written(self, within_s: float) -> None:

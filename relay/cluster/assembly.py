@@ -1,4 +1,7 @@
-"""Assembles what joins this relay to the others of its fleet."""
+"""Assembles what joins this relay to the others of its fleet.
+
+Must not decide anything: it constructs the parts and connects them.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,21 +15,23 @@ from relay.cluster.command_owner import CommandOwner
 from relay.cluster.connection import ClusterConnection
 from relay.cluster.credentials import read_credentials
 from relay.cluster.fleet_frames import FleetFrames
-from relay.cluster.fleet_identity import FleetIdentity, Identity
+from relay.cluster.fleet_identity import FleetIdentity
+from relay.cluster.heard_relays import RelayIdentity
 from relay.cluster.ledger_stream import LedgerStream
 from relay.cluster.peer_messages import PeerMessages
-from relay.cluster.presence import Effects, Presence
+from relay.cluster.presence import Presence
 from relay.cluster.presence_bucket import PresenceBucket
+from relay.cluster.presence_effects import Effects
 from relay.cluster.quorum import Quorum
 from relay.cluster.relay_peers import RelayPeers
 from relay.cluster.shared_ledgers import OnThread, SharedLedgers
 from relay.config import ClusterConfig, ClusterServer
 from relay.environment import RelayEnvironment
 from relay.routing.authority_messages import AuthorityMessages
-from relay.routing.authority_port import AnswerAuthority
+from relay.routing.authority_port import AnsweringAuthority
 from relay.routing.cluster_messages import ClusterMessages
 from relay.routing.nats import NatsRouter
-from relay.routing.port import NodeFrames, NodeRouter
+from relay.routing.port import LocalRouter, NodeFrames, NodeRouter
 from relay.shared_ledger import SharedLedger
 from schemas.health import Loop
 
@@ -37,13 +42,13 @@ def assemble(  # noqa: PLR0913 - what comes in from outside
     environment: RelayEnvironment,
     config: ClusterConfig,
     *,
-    local: NodeRouter,
+    local: LocalRouter,
     frames: NodeFrames,
     effects: Effects,
     tenant_of: Callable[[str], str | None],
     ledgers: Sequence[SharedLedger],
     on_thread: OnThread,
-    authority: AnswerAuthority | None,
+    authority: AnsweringAuthority | None,
     roots: Callable[[], Sequence[str]],
 ) -> ClusterPart:
     """Return the part, which gives commands for this relay's own nodes to ``local``.
@@ -114,7 +119,7 @@ class _Here:
         return cls(environment, config.fleet, relay, connection)
 
 
-def _owner(here: _Here, messages: ClusterMessages, local: NodeRouter) -> CommandOwner:
+def _owner(here: _Here, messages: ClusterMessages, local: LocalRouter) -> CommandOwner:
     return CommandOwner(
         router=local,
         messages=messages,
@@ -125,7 +130,7 @@ def _owner(here: _Here, messages: ClusterMessages, local: NodeRouter) -> Command
     )
 
 
-def _router(here: _Here, messages: ClusterMessages, local: NodeRouter, owner: CommandOwner) -> NodeRouter:
+def _router(here: _Here, messages: ClusterMessages, local: LocalRouter, owner: CommandOwner) -> NodeRouter:
     return NatsRouter(
         local=local,
         holds=owner.holds,
@@ -146,17 +151,19 @@ def _bucket(here: _Here, presence: Presence) -> PresenceBucket:
         relay=here.relay,
         url=here.environment.config.public_url,
         registry=here.environment.registry,
+        count=partial(_count_entry, here.environment),
         log=here.environment.log,
     )
 
 
 def _ledgers(here: _Here, ledgers: Sequence[SharedLedger], on_thread: OnThread) -> SharedLedgers:
-    entries = here.environment.metrics.cluster_entries
     return SharedLedgers(
         ledgers,
-        LedgerStream(here.fleet, ledgers, here.environment.registry),
+        LedgerStream(here.fleet, ledgers, here.environment.registry, here.environment.now_ms),
         on_thread=on_thread,
-        count=lambda kind, outcome: entries.labels(kind, outcome).inc(),
+        count=partial(_count_entry, here.environment),
+        filled=here.environment.metrics.cluster_ledger_filled.set,
+        chance=Random(here.environment.random_bytes(_SEED_BYTES)).random,  # noqa: S311 - no secret
         log=here.environment.log,
     )
 
@@ -164,15 +171,16 @@ def _ledgers(here: _Here, ledgers: Sequence[SharedLedger], on_thread: OnThread) 
 def _identity(here: _Here, roots: Callable[[], Sequence[str]]) -> FleetIdentity:
     environment = here.environment
     return FleetIdentity(
-        lambda: Identity(here.relay, environment.config.public_url, roots()),
+        lambda: RelayIdentity(here.relay, environment.config.public_url, roots()),
         fleet=here.fleet,
         registry=environment.registry,
+        monotonic=environment.monotonic,
         log=environment.log,
     )
 
 
 def _authority(
-    here: _Here, authority: AnswerAuthority | None
+    here: _Here, authority: AnsweringAuthority | None
 ) -> tuple[AuthorityAsker, AuthorityAnswerer | None]:
     """Return what asks the relay with the CA's key, and what answers the others if this is that relay."""
     environment, messages = here.environment, AuthorityMessages(here.environment.registry)
@@ -245,6 +253,10 @@ def _count(environment: RelayEnvironment, side: str, outcome: str) -> None:
 
 def _count_ca(environment: RelayEnvironment, side: str, outcome: str) -> None:
     environment.metrics.cluster_ca_requests.labels(side, outcome).inc()
+
+
+def _count_entry(environment: RelayEnvironment, kind: str, outcome: str) -> None:
+    environment.metrics.cluster_entries.labels(kind, outcome).inc()
 
 
 def _count_message(environment: RelayEnvironment, kind: str, side: str, event: str) -> None:

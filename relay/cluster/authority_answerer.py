@@ -15,9 +15,9 @@ from relay.allowance import Allowance
 from relay.cluster.connection import respond
 from relay.rate_limits import BUSY_RETRY_MS, KeyedLimiters
 from relay.routing.authority_messages import AskedOfAuthority, AuthorityMessages, authority_subject
-from relay.routing.authority_port import AnswerAuthority, AuthorityRefusedError
+from relay.routing.authority_port import AnsweringAuthority, AuthorityRefusedError
 from relay.routing.cluster_messages import ClusterMessageError
-from relay.routing.nats import Count
+from relay.routing.nats import CountCommand
 from schemas.errors import ToolError
 
 PER_RELAY = Allowance(rate=50, burst=100, concurrency=16)
@@ -36,11 +36,11 @@ class AuthorityAnswerer:
     def __init__(  # noqa: PLR0913 - what comes in from outside
         self,
         *,
-        authority: AnswerAuthority,
+        authority: AnsweringAuthority,
         messages: AuthorityMessages,
         fleet: str,
         monotonic: Callable[[], float],
-        count: Count,
+        count: CountCommand,
         log: FilteringBoundLogger,
     ) -> None:
         self._authority = authority

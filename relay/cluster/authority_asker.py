@@ -7,9 +7,9 @@ from typing import Any
 from structlog.typing import FilteringBoundLogger
 
 from relay.routing.authority_messages import AskedOfAuthority, AuthorityMessages, authority_subject
-from relay.routing.authority_port import AuthorityAction, AuthorityAwayError, AuthorityRefusedError
+from relay.routing.authority_port import AuthorityAction, AuthorityRefusedError, AuthorityUnavailableError
 from relay.routing.cluster_messages import ClusterMessageError
-from relay.routing.nats import Count, Requests
+from relay.routing.nats import CountCommand, Requests
 from relay.routing.peers import NoResponderError
 
 AT_ONCE = 8
@@ -20,7 +20,7 @@ TIMEOUT_S = 6.0
 
 
 class AuthorityAsker:
-    """An ``AskAuthority`` by ``requests``. ``relay`` names this process to the others."""
+    """A ``RemoteAuthority`` by ``requests``. ``relay`` names this process to the others."""
 
     def __init__(  # noqa: PLR0913 - what comes in from outside
         self,
@@ -29,7 +29,7 @@ class AuthorityAsker:
         messages: AuthorityMessages,
         fleet: str,
         relay: str,
-        count: Count,
+        count: CountCommand,
         log: FilteringBoundLogger,
         timeout_s: float = TIMEOUT_S,
     ) -> None:
@@ -44,10 +44,10 @@ class AuthorityAsker:
         self._waiting = 0
 
     async def ask(self, action: AuthorityAction, members: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Ask, as ``AskAuthority`` describes."""
+        """Ask, as ``RemoteAuthority`` describes."""
         try:
             answer = await self._asked(action, members)
-        except AuthorityAwayError:
+        except AuthorityUnavailableError:
             self._count("away")
             raise
         except AuthorityRefusedError:
@@ -58,7 +58,7 @@ class AuthorityAsker:
 
     async def _asked(self, action: AuthorityAction, members: Mapping[str, Any]) -> Mapping[str, Any]:
         if self._waiting >= MAX_WAITING:
-            raise AuthorityAwayError("too many requests wait for the relay with the CA's key")
+            raise AuthorityUnavailableError("too many requests wait for the relay with the CA's key")
         payload = self._messages.request(AskedOfAuthority(self._relay, action, members))
         self._waiting += 1
         try:
@@ -66,11 +66,11 @@ class AuthorityAsker:
                 data = await self._requests.request(self._subject, payload, self._timeout_s)
             return self._messages.read_answer(data, action)
         except NoResponderError:
-            raise AuthorityAwayError("no relay with the CA's key is connected") from None
+            raise AuthorityUnavailableError("no relay with the CA's key is connected") from None
         except TimeoutError:
-            raise AuthorityAwayError("the relay with the CA's key does not answer in time") from None
+            raise AuthorityUnavailableError("the relay with the CA's key does not answer in time") from None
         except ClusterMessageError as error:
             self._log.warning("answer of the relay with the CA's key dropped", reason=str(error))
-            raise AuthorityAwayError("the relay with the CA's key gives no valid answer") from None
+            raise AuthorityUnavailableError("the relay with the CA's key gives no valid answer") from None
         finally:
             self._waiting -= 1

@@ -7,11 +7,11 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
-from relay.cluster.frame_lanes import NodeAt
+from relay.cluster.frame_queues import NodeAt
 from relay.routing.port import NodeRef
 from schemas.caller_tools import MAX_SESSIONS
 from schemas.errors import Failure, ToolError
-from schemas.frame_types import FrameType
+from schemas.frame_types import OneWayType
 
 _RETRY_MS = 60_000
 
@@ -22,7 +22,7 @@ class CallerSessionRelays:
     def __init__(self) -> None:
         self._of_node: dict[NodeRef, dict[str, str]] = defaultdict(dict)
 
-    def passed(self, where: NodeAt, type_: FrameType, payload: Mapping[str, Any]) -> None:
+    def passed(self, where: NodeAt, type_: OneWayType, payload: Mapping[str, Any]) -> None:
         """Take in a frame to a node of this relay, from the relay of ``where``.
 
         Raises:
@@ -30,9 +30,9 @@ class CallerSessionRelays:
         """
         relays = self._of_node[where.node]
         session_id: str = payload["session_id"]
-        if type_ is FrameType.SESSION_END:
+        if type_ is OneWayType.SESSION_END:
             relays.pop(session_id, None)
-        elif type_ is FrameType.SESSION_OPEN:
+        elif type_ is OneWayType.SESSION_OPEN:
             if session_id not in relays and len(relays) >= MAX_SESSIONS:
                 raise ToolError(Failure.RATE_LIMITED, retry_after_ms=_RETRY_MS)
             relays[session_id] = where.relay

@@ -17,8 +17,8 @@ END_TIMEOUT_S = 1.0
 _PROBE_TIMEOUT_S = 2
 
 
-async def until_lost(client: Client, lost: asyncio.Event, subject: str, interval_s: float) -> None:
-    """Return when the connection has ended, or the server does not answer.
+async def until_lost(client: Client, lost: asyncio.Event, subject: str, interval_s: float) -> str:
+    """Return why, when the connection has ended or the server does not answer.
 
     It is probed by ``subject``, which no relay answers: half open, it would last for minutes.
     """
@@ -26,14 +26,15 @@ async def until_lost(client: Client, lost: asyncio.Event, subject: str, interval
         with suppress(TimeoutError):
             async with asyncio.timeout(interval_s):
                 await lost.wait()
-            return
+            break
         try:
             # Not flush: the answer to one that was given up ends the library's reader.
             await client.request(subject, b"", _PROBE_TIMEOUT_S)
         except NoRespondersError:
             continue
         except (NatsError, TimeoutError):
-            return
+            return f"the server does not answer within {_PROBE_TIMEOUT_S} s"
+    return str(client.last_error or "the server has closed it")
 
 
 async def ended(tasks: Sequence["asyncio.Future[Any]"]) -> None:

@@ -77,11 +77,14 @@ class ClusterPart(Part):
     def _state(self) -> str:
         if not self.connection.is_connected:
             problem = self.connection.problem or "not tried yet"
-            return f"not connected, its own nodes alone: {problem}"
+            return f"not connected; only this relay's own nodes can be called: {problem}"
         if not self.ledgers.is_current:
             problem = self.ledgers.problem or "not read yet"
-            return f"connected to {self.connection.server}: shared ledgers: {problem}"
+            return (
+                f"connected to {self.connection.server}: "
+                f"revocations and names of other relays are not up to date: {problem}"
+            )
         if not self.presence.is_current:
-            return f"connected to {self.connection.server}: lists have its own nodes alone"
+            return f"connected to {self.connection.server}: only this relay's own nodes are listed"
         relays, nodes = self.presence.relays(), self.presence.nodes_elsewhere()
         return f"connected to {self.connection.server}: {relays} relays, {nodes} nodes at others"

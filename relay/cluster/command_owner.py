@@ -7,6 +7,7 @@ Must not decide who may call: the relay that asks has decided and recorded that.
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from nats.aio.client import Client
@@ -14,16 +15,19 @@ from nats.aio.msg import Msg
 from structlog.typing import FilteringBoundLogger
 
 from relay.cluster.connection import respond
+from relay.cluster.direct_client import respond_now
 from relay.cluster.direct_subscription import subscribe
+from relay.routing.answer import AckPayload, CommandAnswer
 from relay.routing.cluster_messages import (
+    MAX_MESSAGE_BYTES,
     AskedCommand,
     ClusterMessageError,
     ClusterMessages,
     cancel_subject,
     command_subject,
 )
-from relay.routing.nats import Count
-from relay.routing.port import Command, NodeRef, NodeRouter
+from relay.routing.nats import CountCommand
+from relay.routing.port import Command, LocalRouter, NodeRef
 from schemas.delivery import TransitGauge
 from schemas.errors import Failure, ToolError
 
@@ -44,11 +48,11 @@ class CommandOwner:
     def __init__(  # noqa: PLR0913 - what comes in from outside
         self,
         *,
-        router: NodeRouter,
+        router: LocalRouter,
         messages: ClusterMessages,
         fleet: str,
         ticks_ms: Callable[[], int],
-        count: Count,
+        count: CountCommand,
         log: FilteringBoundLogger,
     ) -> None:
         self._router = router
@@ -60,8 +64,8 @@ class CommandOwner:
         self._held: set[str] = set()
         self._changed: set[str] = set()
         self._wake = asyncio.Event()
-        self._running: dict[str, asyncio.Task[None]] = {}
-        self._refusals: set[asyncio.Task[None]] = set()
+        self._running: dict[str, CommandAnswer] = {}
+        self._waiting: set[asyncio.Task[None]] = set()
         self._gauges: OrderedDict[str, TransitGauge] = OrderedDict()
 
     def holds(self, node_id: str) -> bool:
@@ -95,27 +99,24 @@ class CommandOwner:
                 await self._wake.wait()
 
     async def close(self) -> None:
-        """End the commands that run."""
-        if running := [*self._running.values(), *self._refusals]:
-            for task in running:
+        """End the commands that run, and the answers that are not sent yet."""
+        for answer in list(self._running.values()):
+            answer.cancel()
+        if waiting := list(self._waiting):
+            for task in waiting:
                 task.cancel()
-            await asyncio.wait(running)
+            await asyncio.wait(waiting)
 
     def _asked(self, message: Msg) -> None:
         try:
             asked = self._accepted(message)
+            answer = self._started(asked)
         except ToolError as error:
             self._refuse(message, error)
             return
-        self._running[asked.command.correlation_id] = asyncio.create_task(self._run(message, asked))
-
-    def _refuse(self, message: Msg, error: ToolError) -> None:
-        if len(self._refusals) >= MAX_IN_FLIGHT:
-            self._count("dropped")  # the deadline tells the relay that has asked
-            return
-        task = asyncio.create_task(self._answer(message, error))
-        self._refusals.add(task)
-        task.add_done_callback(self._refusals.discard)
+        correlation_id = asked.command.correlation_id
+        self._running[correlation_id] = answer
+        answer.at_end(partial(self._ended, message, correlation_id))
 
     def _accepted(self, message: Msg) -> AskedCommand:
         """Return the command that ``message`` asks for.
@@ -128,7 +129,7 @@ class CommandOwner:
         except ClusterMessageError as error:
             self._log.warning("command of another relay dropped", reason=str(error))
             raise ToolError(Failure.INTERNAL) from None
-        if len(self._running) >= MAX_IN_FLIGHT:
+        if len(self._running) + len(self._waiting) >= MAX_IN_FLIGHT:
             raise ToolError(Failure.RATE_LIMITED, retry_after_ms=_BUSY_RETRY_MS)
         if asked.command.correlation_id in self._running:
             # One call makes one command: this one is a copy.
@@ -145,23 +146,46 @@ class CommandOwner:
             raise ClusterMessageError("a command is for another node than its tool")
         return asked
 
-    async def _run(self, message: Msg, asked: AskedCommand) -> None:
+    def _started(self, asked: AskedCommand) -> CommandAnswer:
+        """Return what the answer of the node will be.
+
+        Raises:
+            ToolError: it is not run.
+        """
         try:
-            ack = await self._router.run(self._with_budget_left(asked))
-        except ToolError as error:
-            await self._answer(message, error)
-        except asyncio.CancelledError:
-            self._count("cancelled")
+            return self._router.start(self._with_budget_left(asked))
+        except ToolError:
             raise
         except Exception as error:  # noqa: BLE001 - a bug must fail one command, not the relay
-            correlation_id = asked.command.correlation_id
-            self._log.error("command failed", correlation_id=correlation_id, exc_info=error)
-            await self._answer(message, ToolError(Failure.INTERNAL))
+            raise self._failed(asked.command.correlation_id, error) from None
+
+    def _failed(self, correlation_id: str, error: BaseException) -> ToolError:
+        self._log.error("command failed", correlation_id=correlation_id, exc_info=error)
+        return ToolError(Failure.INTERNAL)
+
+    def _ended(self, message: Msg, correlation_id: str, answer: CommandAnswer) -> None:
+        """Send what became of a command, in the turn in which the node's frame was read."""
+        self._running.pop(correlation_id, None)
+        if answer.cancelled():
+            self._count("cancelled")
+        elif (error := answer.exception()) is None:
+            self._pass_on(message, correlation_id, answer.result())
+        elif isinstance(error, ToolError):
+            self._refuse(message, error)
+        else:
+            self._refuse(message, self._failed(correlation_id, error))
+
+    def _pass_on(self, message: Msg, correlation_id: str, ack: AckPayload) -> None:
+        """Send the node's answer, unless it is longer in ASCII than a message may be."""
+        data = self._messages.ack(ack)
+        if len(data) > MAX_MESSAGE_BYTES:
+            self._log.warning(
+                "answer too large for another relay", correlation_id=correlation_id, size=len(data)
+            )
+            self._refuse(message, ToolError(Failure.RESULT_INVALID))
         else:
             self._count("ok")
-            await respond(message, self._messages.ack(ack))
-        finally:
-            self._running.pop(asked.command.correlation_id, None)
+            self._send(message, data)
 
     def _with_budget_left(self, asked: AskedCommand) -> Command:
         """Return the command with what its way has left of its budget, measured as a node does.
@@ -184,9 +208,18 @@ class CommandOwner:
             raise ToolError(Failure.DEADLINE_EXCEEDED)
         return asked.command._replace(deadline_ms=left_ms)
 
-    async def _answer(self, message: Msg, error: ToolError) -> None:
+    def _refuse(self, message: Msg, error: ToolError) -> None:
+        if len(self._waiting) >= MAX_IN_FLIGHT:
+            self._count("dropped")  # the deadline tells the relay that has asked
+            return
         self._count(error.failure.value.code)
-        await respond(message, self._messages.failure(error))
+        self._send(message, self._messages.failure(error))
+
+    def _send(self, message: Msg, answer: bytes) -> None:
+        if not respond_now(message, answer):
+            task = asyncio.create_task(respond(message, answer))
+            self._waiting.add(task)
+            task.add_done_callback(self._waiting.discard)
 
     def _cancelled(self, message: Msg) -> None:
         try:
@@ -194,10 +227,8 @@ class CommandOwner:
         except ClusterMessageError as error:
             self._log.warning("cancellation of another relay dropped", reason=str(error))
             return
-        # Removed here: a task that has not begun yet never comes to its end.
-        task = self._running.pop(correlation_id, None)
-        if task is not None:
-            task.cancel()
+        if (answer := self._running.get(correlation_id)) is not None:
+            answer.cancel()
 
 
 async def _drained(subscription: "Subscription") -> None:

@@ -6,40 +6,33 @@ for as long as one lasts, and that begins anew with the next. Must not know what
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
-from nats.errors import NoServersError
+from nats.errors import MaxPayloadError, NoServersError
 from structlog.typing import FilteringBoundLogger
 
 from relay.cluster.client_end import END_TIMEOUT_S, closed, ended, until_lost
+from relay.cluster.client_start import ClusterConnectError, connect
 from relay.cluster.credentials import Credentials
 from relay.cluster.direct_client import DirectClient
-from relay.cluster.peer_messages import MAX_PEER_BYTES
 from relay.cluster.replies import Replies
 from relay.config import ClusterServer
 from relay.routing.peers import NoResponderError
-from schemas.error_roots import EdgeError, PeerError
+from schemas.error_roots import EdgeError
 from schemas.health import Loop
 from schemas.text import printable
 
-CONNECT_TIMEOUT_S = 2
 PROBE_INTERVAL_S = 2.5
-_FLUSH_TIMEOUT_S = 0.2
-"""How long a call waits for a server that does not read: by itself the call would wait without a limit."""
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.25, 5.0
 _LOOP_S = 60.0
 _MAX_REASON = 1024
 
 Work = Callable[[Client], Awaitable[None]]
 """Uses a connection until cancelled. It starts with each one, and must expect that it is lost at any time."""
-
-
-class ClusterConnectError(PeerError):
-    """A server cannot be used."""
 
 
 class ClusterConnection:
@@ -127,16 +120,20 @@ class ClusterConnection:
             lost = asyncio.Event()
             try:
                 replies = await self._connected(server, lost)
+                await self._serve(replies, server, lost)
             except (EdgeError, NatsError, OSError) as error:
                 self.problem = _reason(error)
                 self._report(str(server), self.problem)
-                failed += 1
-                if failed % len(self._servers) == 0:  # each was tried
-                    await self._sleep(wait_s)
-                    wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+            except Exception as error:  # noqa: BLE001 - what a server answers must not end the relay
+                self.problem = _reason(error)
+                self._failed(server, error)
+            else:
+                wait_s, failed = _FIRST_WAIT_S, 0
                 continue
-            wait_s, failed = _FIRST_WAIT_S, 0
-            await self._serve(replies, server, lost)
+            failed += 1
+            if failed % len(self._servers) == 0:  # each was tried
+                await self._sleep(wait_s)
+                wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
 
     async def move(self, check: Work, reason: str) -> bool:
         """Return whether another server passes ``check``: that raises no error of the library.
@@ -155,17 +152,23 @@ class ClusterConnection:
         return False
 
     async def _passes(self, server: ClusterServer, check: Work) -> bool:
+        client: Client | None = None
         try:
             client = (await self._connected(server, asyncio.Event())).client
+            await check(client)
         except (EdgeError, NatsError, OSError):
             return False
-        try:
-            await check(client)
-        except (NatsError, TimeoutError):
+        except Exception as error:  # noqa: BLE001 - the present connection goes on
+            self._failed(server, error)
             return False
         finally:
-            await closed(client)
+            if client is not None:
+                await closed(client)
         return True
+
+    def _failed(self, server: ClusterServer, error: Exception) -> None:
+        """Log an exception that was not expected, with its traceback."""
+        self._log.error("cluster connection failed", server=str(server), exc_info=error)
 
     def _report(self, server: str, reason: str) -> None:
         """Log why a server cannot be used: once, until one can, or the reason is another."""
@@ -208,24 +211,15 @@ class ClusterConnection:
                 reported.append(error)
 
         try:
-            await client.connect(
-                str(server),
+            await connect(
+                client,
+                server,
+                credentials,
                 name=self._name,
-                inbox_prefix=self._inbox,
-                allow_reconnect=False,
-                max_reconnect_attempts=1,
-                reconnect_time_wait=0,
-                connect_timeout=CONNECT_TIMEOUT_S,
-                flush_timeout=_FLUSH_TIMEOUT_S,
-                # Else TLS is agreed by what the server says in the clear, where it could be left out.
-                tls=credentials.tls,
-                tls_handshake_first=credentials.tls is not None,
-                tls_hostname=server.host if credentials.tls is not None else None,
-                nkeys_seed_str=credentials.seed,
-                closed_cb=has_ended,
-                error_cb=failed,
+                inbox=self._inbox,
+                closed=has_ended,
+                failed=failed,
             )
-            _check_max_payload(client)
             for check in self._checks:
                 await check(client)
             replies = Replies(client)
@@ -249,7 +243,7 @@ class ClusterConnection:
         tasks = [asyncio.ensure_future(work) for work in (probing, *(work(client) for work in self._works))]
         last: Sequence[Work] = ()
         try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
             last = self._last
             raise
@@ -261,22 +255,40 @@ class ClusterConnection:
                 async with asyncio.timeout(END_TIMEOUT_S):
                     await asyncio.gather(*(work(client) for work in last))
             await closed(client)
-        for task in tasks:
-            error = task.exception() if task.done() and not task.cancelled() else None
-            if error is not None and not isinstance(error, NatsError | TimeoutError):
-                raise error
-        self._log.warning("cluster lost", server=str(server))
+        errors = [task.exception() for task in tasks if task.done() and not task.cancelled()]
+        if bugs := [error for error in errors if not isinstance(error, NatsError | TimeoutError | None)]:
+            raise BaseExceptionGroup("what used the connection failed", bugs)
+        self._lost(server, done)
+
+    def _lost(self, server: ClusterServer, done: Iterable["asyncio.Future[str | None]"]) -> None:
+        """Log why the connection is not used any more, unless ``move`` has a reason already."""
+        if self.problem is None:
+            self.problem = _why(done)
+        self._log.warning("cluster lost", server=str(server), reason=self.problem)
 
 
 async def respond(message: Msg, answer: bytes) -> None:
-    """Answer, unless the connection has ended: then the deadline tells the relay that has asked."""
-    with suppress(NatsError):
+    """Answer, unless the connection has ended: then the deadline tells the relay that has asked.
+
+    Raises:
+        MaxPayloadError: the answer is too large, which is a bug: whatever answers has a limit below that.
+    """
+    try:
         await message.respond(answer)
+    except MaxPayloadError:
+        raise
+    except NatsError:
+        return
 
 
-def _check_max_payload(client: Client) -> None:
-    if client.max_payload < MAX_PEER_BYTES:
-        raise ClusterConnectError(f"its max_payload is below {MAX_PEER_BYTES} bytes")
+def _why(done: Iterable["asyncio.Future[str | None]"]) -> str:
+    """Return why a connection is not used any more, by the tasks of which one has ended first."""
+    for task in done:
+        if isinstance(error := task.exception(), Exception):
+            return _reason(error)
+        if (lost := task.result()) is not None:
+            return printable(lost, _MAX_REASON)
+    return "a part of this relay has ended it: see the line before"
 
 
 def _reason(error: Exception) -> str:

@@ -1,7 +1,7 @@
 """How many copies JetStream keeps of what the relays share: three, and one where there is a single server.
 
-Of a cluster that has lost a server nothing is made with fewer: that would be lost with the next one.
-Must not know what is kept.
+Of a cluster that has lost a server nothing is made with fewer: that would be lost with the next one. So two
+servers are never enough. Must not know what is kept.
 """
 
 from collections.abc import Awaitable, Callable
@@ -11,22 +11,36 @@ from nats.js import JetStreamContext
 from nats.js.api import StreamInfo
 from nats.js.errors import APIError
 
+from schemas.error_roots import PeerError
+
 COPIES = 3
 _SINGLE_SERVER = 10074
 """The error code of JetStream for copies that are asked of a server without others."""
+_NO_PEERS = 10005
+"""That of a cluster in which fewer servers run than copies are asked of."""
 
 MadeT = TypeVar("MadeT")
+
+
+class TooFewServersError(PeerError):
+    """A cluster has fewer servers than there are to be copies; the text says what to do."""
+
+    def __str__(self) -> str:
+        return f"fewer than {COPIES} servers of the cluster run: start {COPIES}, or one that is no cluster"
 
 
 async def in_copies(make: Callable[[int], Awaitable[MadeT]]) -> MadeT:
     """Return what ``make`` makes with that many copies.
 
     Raises:
-        APIError: it is not made, as while fewer than three servers of a cluster run.
+        TooFewServersError: fewer than three servers of a cluster run.
+        APIError: it is not made for another reason.
     """
     try:
         return await make(COPIES)
     except APIError as error:
+        if error.err_code == _NO_PEERS:
+            raise TooFewServersError from None
         if error.err_code != _SINGLE_SERVER:
             raise
         return await make(1)

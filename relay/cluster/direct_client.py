@@ -47,20 +47,24 @@ class DirectClient(FlushingClient):
         self, subject: str, payload: bytes = b"", reply: str = "", headers: dict[str, Any] | None = None
     ) -> None:
         """Send ``payload``, as the library does, but at once, unless something waits to be sent before it."""
+        if headers is not None or not self.publish_now(subject, payload, reply):
+            await super().publish(subject, payload, reply, headers)
+
+    def publish_now(self, subject: str, payload: bytes, reply: str = "") -> bool:
+        """Send ``payload``; return False, without effect, if that has to wait, or must fail."""
         wire = self._wire
         if (
             wire is None
             or wire.is_paused
             or self._pending
             or not self.is_connected
-            or headers is not None
             or not (_is_word(subject) and (not reply or _is_word(reply)))
             or len(payload) > self.max_payload
         ):
-            await super().publish(subject, payload, reply, headers)
-        else:
-            line = f"PUB {subject} {reply} {len(payload)}\r\n"
-            wire.transport.write(b"".join((line.encode(), payload, _LINE_END)))
+            return False
+        line = f"PUB {subject} {reply} {len(payload)}\r\n"
+        wire.transport.write(b"".join((line.encode(), payload, _LINE_END)))
+        return True
 
     def _take(self, words: list[bytes], data: bytes) -> bool:
         _, subject, number, *reply, _ = words
@@ -70,6 +74,12 @@ class DirectClient(FlushingClient):
             return False
         future.set_result(Msg(self, subject.decode(), reply[0].decode() if reply else "", data))
         return True
+
+
+def respond_now(message: Msg, answer: bytes) -> bool:
+    """Answer ``message``; return False, without effect, if that has to wait, or must fail."""
+    client = message._client
+    return isinstance(client, DirectClient) and client.publish_now(message.reply, answer)
 
 
 class _Wire(asyncio.Protocol):

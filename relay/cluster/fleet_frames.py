@@ -15,15 +15,15 @@ from nats.aio.client import Client
 from structlog.typing import FilteringBoundLogger
 
 from relay.cluster.caller_session_relays import CallerSessionRelays
-from relay.cluster.frame_lanes import FrameLanes, LaneFrame, NodeAt
-from relay.cluster.peer_messages import FRAME, Count, PeerMessages
+from relay.cluster.frame_queues import FrameQueues, NodeAt, QueuedFrame
+from relay.cluster.peer_messages import FRAME, CountMessage, PeerMessages
 from relay.cluster.presence_entries import NodeEntry
 from relay.cluster.sample_subjects import SAMPLE, SampleSubjects
 from relay.cluster.shared_leases import SharedLeases
 from relay.routing.peers import Peers
 from relay.routing.port import AnnounceHandler, ConnectionHandler, FrameHandler, NodeFrames, NodeRef
 from schemas.errors import Failure, ToolError
-from schemas.frame_types import ONE_WAY, FrameType, Role
+from schemas.frame_types import ONE_WAY, OneWayType, Role
 from schemas.handlers import Followers, Handlers
 from schemas.payloads import SessionEnd
 from schemas.registry import SchemaRegistry
@@ -53,16 +53,16 @@ class FleetFrames:
         registry: SchemaRegistry,
         ulids: UlidSource,
         seconds: Callable[[], float],
-        count: Count,
+        count: CountMessage,
         log: FilteringBoundLogger,
     ) -> None:
         self._local = local
         self._relay = relay
         self._tenant_of = tenant_of
-        self._documents = {type_: registry.load(f"session.{type_.value}@1.0.0") for type_ in FrameType}
+        self._documents = {type_: registry.load(f"session.{type_.value}@1.0.0") for type_ in OneWayType}
         self._count = count
         self._log = log
-        self._lanes = FrameLanes(peers, before=self._before, lost=self._lost, count=count, log=log)
+        self._queues = FrameQueues(peers, before=self._before, lost=self._lost, count=count, log=log)
         self._samples = SampleSubjects(
             messages=messages, fleet=fleet, take=self._published, ulids=ulids, count=count, log=log
         )
@@ -71,11 +71,11 @@ class FleetFrames:
         self._elsewhere: dict[str, NodeAt] = {}
         self._here: dict[str, NodeRef] = {}
         self._leased: dict[str, set[str]] = {}
-        self._handlers = Handlers[FrameType, FrameHandler]()
+        self._handlers = Handlers[OneWayType, FrameHandler]()
         self._followers = Followers[[NodeRef, bool]](self._not_followed)
         peers.answer(FRAME, self._asked)
         local.on_connection(self._connection_changed)
-        for type_ in FrameType:
+        for type_ in OneWayType:
             if type_.sender is Role.NODE:
                 local.on_frame(type_, partial(self._sent_by_node, type_))
 
@@ -85,15 +85,15 @@ class FleetFrames:
 
     async def close(self) -> None:
         """Drop what waits to be sent to other relays."""
-        await self._lanes.close()
+        await self._queues.close()
 
     # --- NodeFrames
 
-    def send(self, node_id: str, frame_type: FrameType, payload: Mapping[str, Any]) -> None:
+    def send(self, node_id: str, frame_type: OneWayType, payload: Mapping[str, Any]) -> None:
         """Queue a frame for the node, as ``NodeFrames`` describes."""
-        is_lease, where = frame_type is FrameType.TELEMETRY_LEASE, self._elsewhere.get(node_id)
+        is_lease, where = frame_type is OneWayType.TELEMETRY_LEASE, self._elsewhere.get(node_id)
         if where is not None:
-            self._lanes.put(where, frame_type, payload)
+            self._queues.put(where, frame_type, payload)
             if is_lease:
                 self._note_leased(node_id, payload)
         elif is_lease:
@@ -101,7 +101,7 @@ class FleetFrames:
         else:
             self._local.send(node_id, frame_type, payload)
 
-    def on_frame(self, frame_type: FrameType, handler: FrameHandler) -> None:
+    def on_frame(self, frame_type: OneWayType, handler: FrameHandler) -> None:
         """Call ``handler`` with every frame of that type, as ``NodeFrames`` describes."""
         self._handlers.add(frame_type, handler)
 
@@ -120,11 +120,11 @@ class FleetFrames:
         before, tenant = self._left(node_id), self._tenant_of(node_id)
         if entry is None or tenant is None:
             if before is not None:
-                self._lanes.drop(node_id)
+                self._queues.drop(node_id)
                 self._notify(before.node, connected=False)
             return
         node = NodeRef(tenant, node_id, entry.session_id)
-        self._lanes.drop(node_id, but=node)
+        self._queues.drop(node_id, but=node)
         self._elsewhere[node_id] = NodeAt(node, entry.relay)
         self._notify(node, connected=True)
 
@@ -134,13 +134,13 @@ class FleetFrames:
         for node, session_id in self._callers.relay_gone(relay):
             end: SessionEnd = {"session_id": session_id, "reason": _GONE}
             with suppress(ToolError):  # a node that is not connected ends it by itself
-                self._local.send(node.node_id, FrameType.SESSION_END, end)
+                self._local.send(node.node_id, OneWayType.SESSION_END, end)
 
     def _connection_changed(self, node: NodeRef, connected: bool) -> None:  # noqa: FBT001 - a ConnectionHandler
         self._leases.node_changed(node.node_id)
         if connected:
             self._left(node.node_id)
-            self._lanes.drop(node.node_id, but=node)
+            self._queues.drop(node.node_id, but=node)
             self._callers.node_connected(node)
             self._here[node.node_id] = node
         else:
@@ -171,12 +171,12 @@ class FleetFrames:
             del self._leased[node_id]
             self._samples.unfollow(node_id)
 
-    async def _before(self, where: NodeAt, frame: LaneFrame) -> None:
+    async def _before(self, where: NodeAt, frame: QueuedFrame) -> None:
         """Read the samples of a node before they are leased: the first one comes at once."""
-        if frame.type is FrameType.TELEMETRY_LEASE and where.node.node_id in self._leased:
+        if frame.type is OneWayType.TELEMETRY_LEASE and where.node.node_id in self._leased:
             await self._samples.follow(where.node.node_id)
 
-    def _lost(self, where: NodeAt, frame: LaneFrame) -> None:
+    def _lost(self, where: NodeAt, frame: QueuedFrame) -> None:
         """Begin anew with a node whose frames were lost on their way: what it needs is sent again.
 
         What a node has sent is not: a request for a lent tool ends by its timeout, or with its relay.
@@ -184,9 +184,9 @@ class FleetFrames:
         if frame.type.sender is Role.RELAY and self._elsewhere.get(where.node.node_id) == where:
             self._notify(where.node, connected=True)
 
-    def _sent_by_node(self, type_: FrameType, node: NodeRef, payload: Mapping[str, Any]) -> None:
+    def _sent_by_node(self, type_: OneWayType, node: NodeRef, payload: Mapping[str, Any]) -> None:
         """Hand a frame of a node of this relay to the relays that it is for."""
-        if type_ is FrameType.TELEMETRY:
+        if type_ is OneWayType.TELEMETRY:
             relays = self._leases.relays_of(node.node_id, payload["cap_id"])
             if any(relay != self._relay for relay in relays):
                 self._samples.publish(node, payload)
@@ -196,9 +196,9 @@ class FleetFrames:
             self._hand_over(type_, node, payload)
         else:
             with suppress(ToolError):  # it is counted
-                self._lanes.put(NodeAt(node, relay), type_, payload)
+                self._queues.put(NodeAt(node, relay), type_, payload)
 
-    def _hand_over(self, type_: FrameType, node: NodeRef, payload: Mapping[str, Any]) -> None:
+    def _hand_over(self, type_: OneWayType, node: NodeRef, payload: Mapping[str, Any]) -> None:
         if (handler := self._handlers.get(type_)) is not None:
             handler(node, payload)
 
@@ -214,7 +214,7 @@ class FleetFrames:
             node = self._here.get(node_id)
             if node is None or node.session_id != body["session_id"]:
                 raise ToolError(Failure.NODE_OFFLINE)
-            if type_ is FrameType.TELEMETRY_LEASE:
+            if type_ is OneWayType.TELEMETRY_LEASE:
                 self._leases.ask(relay, node_id, payload)
             else:
                 self._callers.passed(NodeAt(node, relay), type_, payload)
@@ -230,7 +230,7 @@ class FleetFrames:
     def _published(self, relay: str, body: Mapping[str, Any]) -> None:
         """Take in a sample that another relay has published."""
         type_, where, payload = ONE_WAY[body["type"]], self._at(relay, body), body["payload"]
-        if type_ is not FrameType.TELEMETRY or not self._fits(type_, payload):
+        if type_ is not OneWayType.TELEMETRY or not self._fits(type_, payload):
             self._count(SAMPLE, "answered", "invalid")
         elif where is not None and payload["cap_id"] in self._leased.get(where.node.node_id, ()):
             self._count(SAMPLE, "answered", "ok")
@@ -243,6 +243,6 @@ class FleetFrames:
             return None
         return where
 
-    def _fits(self, type_: FrameType, payload: Mapping[str, Any]) -> bool:
+    def _fits(self, type_: OneWayType, payload: Mapping[str, Any]) -> bool:
         frame = {"type": type_.value, "msg_id": _MSG_ID, "payload": payload}
         return self._documents[type_].is_valid(frame)

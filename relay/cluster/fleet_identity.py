@@ -1,22 +1,23 @@
 """One fleet has one public URL and one CA: a relay that has others is refused.
 
-Nodes sign for the one, and are admitted by the other, which vouches for the keys of agents' tokens too: a
+Nodes sign for the one, and are admitted by the other, which endorses the keys of agents' tokens too: a
 relay that differs could serve neither, and would list what it cannot call. A relay that connects asks those
 that run, and does not join if one of them differs. Of two that differ and have joined all the same, at one
-moment or on two sides of a partition, the one whose id is lower stays. Must not know what is sent besides.
+moment or on two sides of a partition, the one stays that more of the relays heard lately agree with, so that
+one relay that is wrong does not put out the others. Must not know what is sent besides.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
 
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import NoRespondersError
 from structlog.typing import FilteringBoundLogger
 
-from relay.ascii_json import encoded
-from relay.cluster.connection import ClusterConnectError, respond
+from relay.cluster.client_start import ClusterConnectError
+from relay.cluster.connection import respond
+from relay.cluster.heard_relays import HeardRelays, RelayIdentity
 from relay.routing.cluster_messages import ClusterMessageError, read_document
 from schemas.registry import SchemaRegistry
 from schemas.text import printable
@@ -24,27 +25,12 @@ from schemas.text import printable
 REPEAT_S = 60.0
 MAX_UNREAD = 256
 """How many messages of other relays wait to be read; of more than so many relays, some are heard later."""
+_HEARD_S = 1.5 * REPEAT_S
+_BETWEEN_OBJECTIONS_S = 1.0
+"""Each relay that is contradicted may contradict in turn: without a pause they would flood each other."""
 _ANSWER_S = 2.0
 _REF = "cluster.identity@1.0.0"
 _MAX_BYTES = 1024
-
-
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """What a relay says of itself.
-
-    Attributes:
-        url: its public URL, in its normal form.
-        roots: the kids of the roots of nodes that it trusts now.
-    """
-
-    relay: str
-    url: str
-    roots: Sequence[str]
-
-    def said(self) -> bytes:
-        """Return the message that says so."""
-        return encoded({"relay": self.relay, "url": self.url, "roots": list(self.roots)}).encode("ascii")
 
 
 def identity_subject(fleet: str) -> str:
@@ -53,14 +39,19 @@ def identity_subject(fleet: str) -> str:
 
 
 class FleetIdentity:
-    """Compares what ``own`` returns, whose roots may change, with what the other relays of ``fleet`` say."""
+    """Compares what ``own`` returns, whose roots may change, with what the other relays of ``fleet`` say.
 
-    def __init__(
+    Attributes:
+        others: those that have joined, and were heard lately.
+    """
+
+    def __init__(  # noqa: PLR0913 - what comes in from outside
         self,
-        own: Callable[[], Identity],
+        own: Callable[[], RelayIdentity],
         *,
         fleet: str,
         registry: SchemaRegistry,
+        monotonic: Callable[[], float],
         log: FilteringBoundLogger,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
@@ -69,8 +60,11 @@ class FleetIdentity:
         self._document = registry.load(_REF)
         self._log = log
         self._sleep = sleep
+        self._monotonic = monotonic
+        self._objected_at: float | None = None
         self._reported: str | None = None
         self._outranked = asyncio.Event()
+        self.others = HeardRelays(monotonic, _HEARD_S)
 
     async def check(self, client: Client) -> None:
         """Ask the relays that run, before this one joins them.
@@ -98,10 +92,14 @@ class FleetIdentity:
             pending_bytes_limit=MAX_UNREAD * _MAX_BYTES,
         )
         saying = asyncio.ensure_future(self._repeat(client))
+        outranked = asyncio.ensure_future(self._outranked.wait())
         try:
-            await self._outranked.wait()
+            await asyncio.wait({saying, outranked}, return_when=asyncio.FIRST_COMPLETED)
+            if saying.done():
+                await saying  # it has failed
         finally:
             saying.cancel()
+            outranked.cancel()
 
     async def _repeat(self, client: Client) -> None:
         while True:
@@ -119,22 +117,31 @@ class FleetIdentity:
                 self._log.warning("another relay is not of this fleet", reason=difference)
             if message.reply:
                 await respond(message, own.said())
-            elif difference is not None and other.relay < own.relay:
+                return
+            self.others.add(other)
+            if difference is not None and not self.others.stays(own, other):
                 self._outranked.set()
             elif difference is not None:
-                await client.publish(self._subject, own.said())
+                await self._object(client)
 
         return heard
 
-    def _read(self, message: Msg) -> Identity | None:
+    async def _object(self, client: Client) -> None:
+        """Let the relay that differs hear what this one has."""
+        now = self._monotonic()
+        if self._objected_at is None or now - self._objected_at >= _BETWEEN_OBJECTIONS_S:
+            self._objected_at = now
+            await client.publish(self._subject, self._own().said())
+
+    def _read(self, message: Msg) -> RelayIdentity | None:
         try:
             said = read_document(message.data, self._document.is_valid, _MAX_BYTES)
         except ClusterMessageError as error:
             self._log.warning("identity of another relay dropped", reason=str(error))
             return None
-        return Identity(said["relay"], said["url"], said["roots"])
+        return RelayIdentity(said["relay"], said["url"], said["roots"])
 
-    def _difference(self, other: Identity) -> str | None:
+    def _difference(self, other: RelayIdentity) -> str | None:
         """Return in what ``other`` differs from this relay, and what to do about it; None if in nothing."""
         own = self._own()
         if other.url != own.url:

@@ -1,8 +1,8 @@
 """The stream of the fleet's shared ledgers, in JetStream: a subject for each key, which keeps its last entry.
 
-So it holds what counts and no history, and needs no other compaction. An entry is appended with the sequence
-number that the relay expects: a key that is new must be new to the stream too, and of an ordered kind the
-relay must have read all that is there. Must not know what an entry says.
+So it holds what counts and no history, and the servers remove an entry once it has ended. An entry is
+appended with the sequence number that the relay expects: a key that is new must be new to the stream too, and
+of an ordered kind the relay must have read all that is there. Must not know what an entry says.
 """
 
 from collections.abc import Awaitable, Callable, Iterable
@@ -11,11 +11,12 @@ from typing import TypeGuard, cast
 
 from nats.aio.msg import Msg
 from nats.js import JetStreamContext
-from nats.js.api import DiscardPolicy, Header, StreamConfig
-from nats.js.errors import APIError, NotFoundError
+from nats.js.api import DiscardPolicy, Header, RetentionPolicy, StreamConfig, StreamInfo
+from nats.js.errors import NotFoundError
 
 from relay.ascii_json import encoded
 from relay.cluster.copies import grow, in_copies
+from relay.cluster.expected_sequence import append
 from relay.ledger import Entry
 from relay.shared_ledger import SharedLedger
 from schemas.error_roots import PeerError, StateError
@@ -26,7 +27,22 @@ from schemas.text import printable
 MAX_ENTRY_BYTES = 2048
 MAX_STREAM_BYTES = 256 * 1024 * 1024
 """Of all entries together: half a million certificates."""
-_WRONG_LAST_SEQUENCE = 10071
+KEPT_AFTER_S = 86_400
+"""How long an entry is kept after its end: no clock of a relay or a server is off by as much."""
+_LONGEST_KEPT_S = 100 * 365 * 86_400
+"""The servers count nanoseconds in 63 bits."""
+_SETTINGS = (
+    "subjects",
+    "retention",
+    "max_msgs",
+    "max_age",
+    "max_msgs_per_subject",
+    "max_msg_size",
+    "max_bytes",
+    "discard",
+    "allow_msg_ttl",
+)
+"""What decides whether the stream keeps an entry. The number of copies is not among these: it grows."""
 _SEQUENCE_OF = "Nats-Expected-Last-Subject-Sequence-Subject"
 _SHOWN_SUBJECT = 96
 
@@ -42,6 +58,10 @@ class NotUnderstoodError(PeerError):
 
     def __str__(self) -> str:
         return f"entry {self.sequence} ({self.subject}) {self.problem}"
+
+
+class UnfitStreamError(PeerError):
+    """The stream is not configured as the relays make it; the text says in what, and what to do."""
 
 
 class UnfitEntryError(StateError):
@@ -76,17 +96,28 @@ class _Kind:
 class LedgerStream:
     """The stream of ``fleet`` with the entries of ``ledgers``."""
 
-    def __init__(self, fleet: str, ledgers: Iterable[SharedLedger], registry: SchemaRegistry) -> None:
+    def __init__(
+        self,
+        fleet: str,
+        ledgers: Iterable[SharedLedger],
+        registry: SchemaRegistry,
+        now_ms: Callable[[], int],
+    ) -> None:
+        self._now_ms = now_ms
         self.name = f"edge_{fleet}_ledger"
         self._prefix = f"edge.{fleet}.ledger."
         self._config = StreamConfig(
             name=self.name,
             subjects=[f"{self._prefix}>"],
+            retention=RetentionPolicy.LIMITS,
+            max_msgs=-1,
+            max_age=0,
             max_msgs_per_subject=1,
             max_msg_size=MAX_ENTRY_BYTES,
             max_bytes=MAX_STREAM_BYTES,
             # What is full refuses entries. It must not forget a revocation for them.
             discard=DiscardPolicy.NEW,
+            allow_msg_ttl=True,
         )
         self._kinds = {
             ledger.kind: _Kind(ledger, registry.load(f"cluster.{ledger.kind}@1.0.0")) for ledger in ledgers
@@ -98,9 +129,13 @@ class LedgerStream:
         """Have ``handle`` called with every entry, from the oldest, and with those that follow.
 
         The stream is made if there is none.
+
+        Raises:
+            UnfitStreamError: there is one that is configured otherwise.
+            NatsError, TimeoutError: the servers do not answer, or do not permit it.
         """
         try:
-            await grow(context, await context.stream_info(self.name))
+            await grow(context, await self.held(context))
         except NotFoundError:
             await in_copies(lambda copies: context.add_stream(self._config, num_replicas=copies))
         return await context.subscribe(
@@ -110,6 +145,28 @@ class LedgerStream:
             ordered_consumer=True,
             pending_bytes_limit=MAX_STREAM_BYTES,
         )
+
+    async def held(self, context: JetStreamContext) -> StreamInfo:
+        """Return what the servers say of the stream.
+
+        Raises:
+            UnfitStreamError: it is configured otherwise: it could forget a revocation, or refuse it.
+            NotFoundError: there is none.
+            NatsError, TimeoutError: they do not answer.
+        """
+        info = await context.stream_info(self.name)
+        for setting in _SETTINGS:
+            found, wanted = getattr(info.config, setting), getattr(self._config, setting)
+            if found != wanted:
+                raise UnfitStreamError(
+                    f"the stream {self.name} has {setting} {printable(str(found), 32)} in place of {wanted}: "
+                    "find out who has changed it, and delete the stream: the relays make and fill it again"
+                )
+        return info
+
+    def lasts(self, end_ms: int | None) -> bool:
+        """Return whether the servers still keep an entry that ends at ``end_ms``, however clocks are off."""
+        return end_ms is None or end_ms > self._now_ms()
 
     def read(self, message: Msg) -> StreamEntry:
         """Return the entry in ``message``.
@@ -149,15 +206,16 @@ class LedgerStream:
                 Header.EXPECTED_LAST_SUBJECT_SEQUENCE.value: str(after),
                 _SEQUENCE_OF: f"{self._prefix}{ledger.kind}.>",
             }
-        try:
-            appended = await context.publish(
-                f"{self._prefix}{ledger.kind}.{key}",
-                encoded(entry).encode("ascii"),
-                stream=self.name,
-                headers=expected,
-            )
-        except APIError as error:
-            if error.err_code != _WRONG_LAST_SEQUENCE:
-                raise
+        return await append(
+            context,
+            f"{self._prefix}{ledger.kind}.{key}",
+            encoded(entry).encode("ascii"),
+            expected=expected | {Header.EXPECTED_STREAM.value: self.name},
+            kept_s=self._kept_s(ledger.end_ms_of(entry)),
+        )
+
+    def _kept_s(self, end_ms: int | None) -> int | None:
+        """Return for how many seconds the servers keep an entry that ends then; None if they always do."""
+        if end_ms is None:
             return None
-        return appended.seq
+        return min(max(1, (end_ms - self._now_ms()) // 1000 + KEPT_AFTER_S), _LONGEST_KEPT_S)

@@ -21,7 +21,7 @@ FRAME = "frame"
 KINDS = (FRAME, "session_call", "session_event", "telemetry_read", "telemetry_listen", "telemetry_updated")
 """The kinds of questions."""
 
-Count = Callable[[str, str, str], None]
+CountMessage = Callable[[str, str, str], None]
 """Counts a message by its kind, by ``asked`` or ``answered``, and by what became of it: fixed words."""
 
 _ASK_REF = "cluster.ask@1.0.0"

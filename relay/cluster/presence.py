@@ -7,43 +7,17 @@ reads and writes the bucket.
 
 from collections import Counter
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import replace
 
-from relay.cluster.presence_entries import NodeEntry, OtherRelay
+from relay.cluster.presence_effects import Effects, ElsewhereHandler
+from relay.cluster.presence_entries import EndedEntries, HeldSession, NodeEntry, OtherRelay
 from relay.cluster.relay_leases import LEASE_S, RelayLeases
 from relay.routing.port import NodeRef
 
+KEYS_LAST_S = 600.0
+"""How long another relay may keep the key of a call: as long as ``relay.calls`` does."""
 UNREAD_S = 30.0
 """How long the nodes of others are shown while the bucket is not read: the time in which servers heal."""
-
-
-@dataclass(frozen=True, slots=True)
-class Effects:
-    """What presence changes in this relay.
-
-    Attributes:
-        let_go: ends the session of a node that has a newer one elsewhere.
-        show: shows in the lists whether a node is connected elsewhere; False if it is not known yet.
-        moved: takes in that another relay may have sent commands to a node.
-        unsure: takes in whether that is still to be found out, since the session's entry is not written.
-    """
-
-    let_go: Callable[[str], None]
-    show: Callable[[str, bool], bool]
-    moved: Callable[[str], None]
-    unsure: Callable[[str, bool], None]
-
-
-ElsewhereHandler = Callable[[str, NodeEntry | None], None]
-"""Is called with the entry of a node that has connected to another relay, and with None when it is lost."""
-
-
-@dataclass(slots=True)
-class _Held:
-    """A session of this relay, and the revision of its entry once that is written."""
-
-    session_id: str
-    revision: int | None = None
 
 
 class Presence:
@@ -56,12 +30,16 @@ class Presence:
     def __init__(self, relay: str, effects: Effects, monotonic: Callable[[], float]) -> None:
         self._relay = relay
         self._effects = effects
+        self._monotonic = monotonic
         self._leases = RelayLeases(monotonic)
         self._bucket: str | None = None
-        self._held: dict[str, _Held] = {}
+        # Until then, keys may be in use of nodes whose entries a former bucket had.
+        self._keys_last_until = monotonic()
+        self._held: dict[str, HeldSession] = {}
         # The entries that this relay has written, of sessions that go on or whose end is still to be written.
         self._written: dict[str, NodeEntry] = {}
         self._entries: dict[str, NodeEntry] = {}
+        self._ended = EndedEntries(monotonic)
         # The newest revision of each node's entry, also of one that was removed or could not be read.
         self._revisions: dict[str, int] = {}
         # Sessions whose entry could not replace the revision known here: a later one is about to be read.
@@ -116,15 +94,14 @@ class Presence:
         node_id = node.node_id
         self.to_write.add(node_id)
         self._behind.pop(node_id, None)
-        self._effects.unsure(node_id, connected)
+        self._effects.history_unknown(node_id, connected)
         if not connected:
             self._held.pop(node_id, None)
             self._show(node_id)
             return
-        before = self._entries.get(node_id)
-        if not self.is_current or (before is not None and before.relay != self._relay):
+        if not self.is_current or self._may_come_from_another(node_id):
             self._effects.moved(node_id)
-        self._held[node_id] = _Held(node.session_id)
+        self._held[node_id] = HeldSession(node.session_id)
         self._shown.pop(node_id, None)
         self._not_shown_yet.discard(node_id)
 
@@ -138,9 +115,8 @@ class Presence:
         if held is not None:
             begun = NodeEntry(self._relay, held.session_id, connected=True, revision=0)
             return begun, self._newest_revision(node_id)
-        if written is None:
-            return None
-        return NodeEntry(self._relay, written.session_id, connected=False, revision=0), written.revision
+        left = written if written is not None else self._left_behind(node_id)
+        return None if left is None else (replace(left, connected=False, revision=0), left.revision)
 
     def written(self, node_id: str, entry: NodeEntry) -> None:
         """Take in that ``entry`` was written, with the revision that it has got."""
@@ -154,17 +130,22 @@ class Presence:
             return
         held.revision = entry.revision
         # It has replaced an entry that was known: all that had the node before are.
-        self._effects.unsure(node_id, False)  # noqa: FBT003 - as ``Effects`` has it
-        self._let_older_go(node_id)
+        self._effects.history_unknown(node_id, False)  # noqa: FBT003 - as ``Effects`` has it
+        self._end_if_superseded(node_id)
 
-    def outrun(self, node_id: str, revision: int) -> None:
+    def write_conflicted(self, node_id: str, revision: int) -> None:
         """Take in that ``revision`` could not be replaced, since another relay's entry has replaced it.
 
-        A session that has begun is written again once that entry has been read; the end of one need not be.
+        A session that has begun is written again, at first as where there is no entry, for the servers drop
+        those of ended sessions, and then once that entry has been read. The end of one need not be.
         """
         if node_id not in self._held:
             self._written.pop(node_id, None)
         elif self._newest_revision(node_id) > revision:
+            self.to_write.add(node_id)
+        elif revision:
+            self._revisions.pop(node_id, None)
+            self._written.pop(node_id, None)
             self.to_write.add(node_id)
         else:
             self._behind[node_id] = revision
@@ -174,6 +155,8 @@ class Presence:
     def begin(self, bucket: str) -> None:
         """Read ``bucket`` from its beginning. One that was made anew has none of the former revisions."""
         if bucket != self._bucket:
+            if self._bucket is not None:
+                self._lost_entries()
             self._written.clear()
             for held in self._held.values():
                 held.revision = None
@@ -181,27 +164,37 @@ class Presence:
         self._entries.clear()
         self._revisions.clear()
         self._behind.clear()
+        self._ended.clear()
         self.to_write |= {node_id for node_id, held in self._held.items() if held.revision is None}
 
     def all_read(self) -> None:
         """Take in that every entry of the bucket was read once: nodes without one are nowhere."""
         for node_id in self._shown.keys() - self._entries.keys():
             self._show(node_id)
+        self.to_write |= self._held.keys() - self._entries.keys()
 
     def node_seen(self, node_id: str, entry: NodeEntry | None, revision: int) -> None:
         """Take in the entry of a node, with its revision; None if it was removed, or is none."""
         self._revisions[node_id] = revision
+        self._ended.seen(node_id, has_ended=entry is not None and not entry.connected)
         if revision > self._behind.get(node_id, revision):
             del self._behind[node_id]
             self.to_write.add(node_id)
         if entry is None:
             self._entries.pop(node_id, None)
+            held = self._held.get(node_id)
+            if held is not None and revision > (held.revision or 0):
+                self._effects.moved(node_id)  # whose entry it was is not known
         else:
             self._entries[node_id] = entry
-            if entry.relay != self._relay:
+            if entry.relay == self._relay:
+                held = self._held.get(node_id)
+                if held is not None and not entry.connected and revision > (held.revision or revision):
+                    self.to_write.add(node_id)  # it was ended by others, while this relay was away
+            else:
                 # A relay whose lease has not been read yet may be running.
-                self._leases.suppose(entry.relay)
-                if node_id in self._held and not self._let_older_go(node_id):
+                self._leases.presume_running(entry.relay)
+                if node_id in self._held and not self._end_if_superseded(node_id):
                     # The other relay had the node before: what it has sent is not known here.
                     self._effects.moved(node_id)
         self._show(node_id)
@@ -212,6 +205,7 @@ class Presence:
             for ended in self._leases.own_renewed():
                 self.relay_gone(ended)
             self._show_what_waits()
+            self._tidy()
         elif self._leases.renewed(relay):
             self._show_nodes_of(relay)
 
@@ -228,25 +222,54 @@ class Presence:
             for relay in self._leases.known():
                 self.relay_gone(relay)
 
+    def _left_behind(self, node_id: str) -> NodeEntry | None:
+        """Return the entry of a node that was connected to a relay that has ended, and to none since."""
+        entry = self._entries.get(node_id)
+        if entry is None or not entry.connected or self._leases.is_running(entry.relay):
+            return None
+        return entry
+
+    def _tidy(self) -> None:
+        """End the entries that relays have left behind, and forget those that the servers have dropped."""
+        # By then the keys of their calls have ended, and their nodes have connected elsewhere.
+        if gone := self._leases.take_ended(KEYS_LAST_S):
+            left = {node_id for node_id, entry in self._entries.items() if entry.relay in gone}
+            self.to_write |= left - self._held.keys()
+        for node_id in self._ended.take_dropped():
+            self._entries.pop(node_id, None)
+            self._revisions.pop(node_id, None)
+
     def _show_what_waits(self) -> None:
         """Show what could not be shown before."""
         waiting, self._not_shown_yet = self._not_shown_yet, set()
         for node_id in waiting:
             self._show(node_id)
 
+    def _lost_entries(self) -> None:
+        """Take in that the bucket was lost, and with it which relays had the nodes before."""
+        self._keys_last_until = self._monotonic() + KEYS_LAST_S
+        for node_id, held in self._held.items():
+            if held.revision is None:
+                self._effects.moved(node_id)
+
+    def _may_come_from_another(self, node_id: str) -> bool:
+        """Return whether another relay may have had a node that connects."""
+        if (before := self._entries.get(node_id)) is not None:
+            return before.relay != self._relay
+        # Its entry was removed or is not readable, or was lost with the bucket.
+        return node_id in self._revisions or self._monotonic() < self._keys_last_until
+
     def _newest_revision(self, node_id: str) -> int:
         written = self._written.get(node_id)
         return max(self._revisions.get(node_id, 0), written.revision if written is not None else 0)
 
-    def _let_older_go(self, node_id: str) -> bool:
+    def _end_if_superseded(self, node_id: str) -> bool:
         """Let the session of a node here go if another relay has an entry of a later revision."""
         entry, own = self._entries.get(node_id), self._held[node_id].revision
-        is_older = (
-            entry is not None and entry.relay != self._relay and own is not None and entry.revision > own
-        )
-        if is_older:
-            self._effects.let_go(node_id)
-        return is_older
+        if entry is None or entry.relay == self._relay or own is None or entry.revision < own:
+            return False
+        self._effects.end_superseded(node_id, entry.relay)
+        return True
 
     def _show(self, node_id: str) -> None:
         if node_id in self._held:

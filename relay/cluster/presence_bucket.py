@@ -6,6 +6,7 @@ it reads: ``presence`` does.
 """
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -14,18 +15,20 @@ from typing import Any
 from nats.aio.client import Client
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
-from nats.js.api import KeyValueConfig
-from nats.js.errors import BucketNotFoundError, KeyWrongLastSequenceError
+from nats.js.api import Header, KeyValueConfig
+from nats.js.errors import BucketNotFoundError
 from nats.js.kv import KeyValue
 from structlog.typing import FilteringBoundLogger
 
 from relay.ascii_json import encoded
 from relay.cluster.copies import grow, in_copies
+from relay.cluster.expected_sequence import append
 from relay.cluster.presence import Presence
-from relay.cluster.presence_entries import NodeEntry
+from relay.cluster.presence_entries import ENDED_KEPT_S, NodeEntry
 from relay.cluster.relay_leases import LEASE_INTERVAL_S
 from relay.routing.port import NodeRef
 from schemas.error_roots import PeerError
+from schemas.projection import is_node_id
 from schemas.registry import SchemaRegistry
 from schemas.strict_json import StrictJsonError, loads
 from schemas.text import printable
@@ -35,8 +38,16 @@ _NODE_REF, _RELAY_REF = "cluster.node@1.0.0", "cluster.relay@1.0.0"
 LEASE_KEPT_S = 60
 """How long the servers keep a lease that is not renewed, and the sign that one was given up."""
 _MAX_BYTES = 1024
+MAX_BUCKET_BYTES = 256 * 1024 * 1024
+"""How much the servers keep, and a relay reads: a million nodes, of about 250 bytes each."""
 _TIMEOUT_S = 2.0
 _RETRY_S = 1.0
+
+
+_RELAY_ID = re.compile(r"[0-9A-HJKMNP-TV-Z]{26}")
+
+Count = Callable[[str, str], None]
+"""Counts an entry by its kind and by what became of it."""
 
 
 class _NotReadError(PeerError):
@@ -58,6 +69,7 @@ class PresenceBucket:
         relay: str,
         url: str,
         registry: SchemaRegistry,
+        count: Count,
         log: FilteringBoundLogger,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
@@ -69,11 +81,14 @@ class PresenceBucket:
         self._lease = encoded({"url": url}).encode("ascii")
         self._node_document = registry.load(_NODE_REF)
         self._relay_document = registry.load(_RELAY_REF)
+        self._count = count
         self._log = log
         self._sleep = sleep
         self._wake = asyncio.Event()
         self._reported: str | None = None
         self._read_to = 0
+        self._made: str | None = None
+        self._leases_read_to = 0
 
     def connection_changed(self, node: NodeRef, connected: bool) -> None:  # noqa: FBT001 - a ConnectionHandler
         """Take in that a node has connected to this process, or is lost, and write it."""
@@ -86,7 +101,7 @@ class PresenceBucket:
         while client.is_connected:
             try:
                 await self._follow(context)
-            except* (NatsError, TimeoutError, _NotReadError) as errors:
+            except* (NatsError, PeerError, TimeoutError) as errors:
                 self._report(printable(str(errors.exceptions[0]) or "no answer", 200))
             await self._sleep(_RETRY_S)
 
@@ -112,19 +127,27 @@ class PresenceBucket:
         bucket = await self._bucket(context)
         info = (await bucket.status()).stream_info
         await grow(context, info)
-        self._presence.begin(str(info.created))
-        self._read_to = 0
+        self._begin(str(info.created))
         watcher = await bucket.watchall()
-        self._reported = None
+        if self._reported is not None:
+            self._reported = None
+            self._log.info("presence available")
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._read(watcher))
                 tasks.create_task(self._renew(context))
-                tasks.create_task(self._write(bucket))
+                tasks.create_task(self._write(context))
         finally:
             with suppress(NatsError, TimeoutError):
                 async with asyncio.timeout(_RETRY_S):
                     await watcher.stop()  # type: ignore[no-untyped-call]  # the library's own omission
+
+    def _begin(self, made: str) -> None:
+        """Take in that the bucket, which was made at ``made``, is read from its beginning."""
+        self._presence.begin(made)
+        self._read_to = 0
+        if made != self._made:
+            self._made, self._leases_read_to = made, 0
 
     async def _bucket(self, context: JetStreamContext) -> KeyValue:
         """Return the bucket, made if there is none."""
@@ -132,7 +155,9 @@ class PresenceBucket:
             return await context.key_value(self._name)
         except BucketNotFoundError:
             return await in_copies(
-                lambda copies: context.create_key_value(KeyValueConfig(self._name, replicas=copies))
+                lambda copies: context.create_key_value(
+                    KeyValueConfig(self._name, replicas=copies, max_bytes=MAX_BUCKET_BYTES)
+                )
             )
 
     async def _read(self, watcher: KeyValue.KeyWatcher) -> None:
@@ -146,13 +171,18 @@ class PresenceBucket:
 
     def _take(self, entry: KeyValue.Entry) -> None:
         kind, _, name = entry.key.partition(".")
-        value = self._value(kind, entry)
-        if kind == _RELAY and value is not None:
-            self._presence.relay_seen(name)
-        elif kind == _RELAY:
-            self._presence.relay_gone(name)
+        if not (is_node_id(name) if kind == _NODE else kind == _RELAY and _RELAY_ID.fullmatch(name)):
+            self._drop(entry)
+            return
+        value, revision = self._value(kind, entry), entry.revision or 0
+        if kind == _RELAY:
+            if value is None:
+                self._presence.relay_gone(name)
+            elif revision > self._leases_read_to:
+                # One that was read before is of a relay that may have ended since.
+                self._leases_read_to = revision
+                self._presence.relay_seen(name)
         else:
-            revision = entry.revision or 0
             seen = None
             if value is not None:
                 seen = NodeEntry(value["relay"], value["session_id"], value["connected"], revision)
@@ -168,18 +198,24 @@ class PresenceBucket:
         except StrictJsonError:
             value = {}
         if not document.is_valid(value):
-            self._log.warning("presence not read", key=printable(entry.key, 64))
+            self._drop(entry)
             return None
         return value
 
+    def _drop(self, entry: KeyValue.Entry) -> None:
+        self._count("presence", "not_understood")
+        self._log.warning("presence not read", key=printable(entry.key, 64))
+
     async def _renew(self, context: JetStreamContext) -> None:
         """Renew the lease; each time, the one before must have come back."""
-        first = await self._put_lease(context)
+        first, is_all_read = await self._put_lease(context), False
         while True:
             await self._sleep(LEASE_INTERVAL_S)
             # The library's own sign that all was read may come before it was.
-            if self._read_to >= first:
+            if not is_all_read and self._read_to >= first:
+                is_all_read = True
                 self._presence.all_read()
+                self._wake.set()
             await self._put_lease(context)
             if not self._presence.is_current:
                 raise _NotReadError("what is written does not come back")
@@ -189,28 +225,32 @@ class PresenceBucket:
         subject = f"$KV.{self._name}.{self._lease_key}"
         return (await context.publish(subject, self._lease, msg_ttl=LEASE_KEPT_S)).seq
 
-    async def _write(self, bucket: KeyValue) -> None:
+    async def _write(self, context: JetStreamContext) -> None:
         due = self._presence.to_write
         while True:
             while due:
                 node_id = due.pop()
                 try:
-                    await self._write_one(bucket, node_id)
+                    await self._write_one(context, node_id)
                 except BaseException:
                     due.add(node_id)
                     raise
             self._wake.clear()
             await self._wake.wait()
 
-    async def _write_one(self, bucket: KeyValue, node_id: str) -> None:
+    async def _write_one(self, context: JetStreamContext, node_id: str) -> None:
         if (wanted := self._presence.entry_to_write(node_id)) is None:
             return
         entry, replaces = wanted
         shown = {"relay": entry.relay, "session_id": entry.session_id, "connected": entry.connected}
-        value = encoded(shown).encode("ascii")
-        try:
-            revision = await bucket.update(f"{_NODE}.{node_id}", value, last=replaces)
-        except KeyWrongLastSequenceError:
-            self._presence.outrun(node_id, replaces)
+        revision = await append(
+            context,
+            f"$KV.{self._name}.{_NODE}.{node_id}",
+            encoded(shown).encode("ascii"),
+            expected={Header.EXPECTED_LAST_SUBJECT_SEQUENCE.value: str(replaces)},
+            kept_s=None if entry.connected else ENDED_KEPT_S,
+        )
+        if revision is None:
+            self._presence.write_conflicted(node_id, replaces)
         else:
             self._presence.written(node_id, replace(entry, revision=revision))

@@ -17,7 +17,7 @@ CHECK_INTERVAL_S = 2.5
 FIRST_PATIENCE_S, LONGEST_PATIENCE_S = 5.0, 60.0
 """How long presence may be not current before other servers are tried. It doubles with each try."""
 _TIMEOUT_S = 2.0
-_REASON = "nothing that relays share is read there: it may be cut off from the other servers"
+_REASON = "it has no leader of the presence bucket: it may be cut off from the other servers"
 
 Move = Callable[[Work, str], Awaitable[bool]]
 """Has the next connection made to another server that passes a check, for a reason; False if none does."""

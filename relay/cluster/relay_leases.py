@@ -25,6 +25,10 @@ class RelayLeases:
         self._read_s = 0.0
         # That time at the last lease of each other relay.
         self._others: dict[str, float] = {}
+        # Those that have ended: entries of their nodes stay in the bucket, and are read again.
+        self._ended: set[str] = set()
+        # That time when each of them ended, until it is taken.
+        self._ended_s: dict[str, float] = {}
         self._own_s: float | None = None
 
     @property
@@ -53,9 +57,10 @@ class RelayLeases:
         """Return how long the bucket was read since the last lease of another relay, which is known."""
         return self._read_s - self._others[relay]
 
-    def suppose(self, relay: str) -> None:
-        """Let a relay count as running whose lease was not read yet."""
-        self._others.setdefault(relay, self._read_s)
+    def presume_running(self, relay: str) -> None:
+        """Let a relay count as running whose lease was not read yet, unless it is known to have ended."""
+        if relay not in self._ended:
+            self._others.setdefault(relay, self._read_s)
 
     def own_renewed(self) -> list[str]:
         """Take in this relay's own lease; return the others whose leases have ended."""
@@ -69,8 +74,21 @@ class RelayLeases:
         """Take in another relay's lease; return whether it was not running before."""
         was_running = self.is_running(relay)
         self._others[relay] = self._read_s
+        self._ended.discard(relay)
+        self._ended_s.pop(relay, None)
         return not was_running
 
     def end(self, relay: str) -> bool:
         """Forget the lease of another relay; return whether there was one."""
-        return self._others.pop(relay, None) is not None
+        if self._others.pop(relay, None) is None:
+            return False
+        self._ended.add(relay)
+        self._ended_s[relay] = self._read_s
+        return True
+
+    def take_ended(self, seconds: float) -> set[str]:
+        """Return, once, the relays that ended ``seconds`` ago or earlier, counted while leases were read."""
+        due = {relay for relay, ended_s in self._ended_s.items() if self._read_s - ended_s >= seconds}
+        for relay in due:
+            del self._ended_s[relay]
+        return due

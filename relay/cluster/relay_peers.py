@@ -10,10 +10,10 @@ from typing import Any
 
 from nats.aio.client import Client
 from nats.aio.msg import Msg
-from nats.errors import Error as NatsError
 from structlog.typing import FilteringBoundLogger
 
-from relay.cluster.peer_messages import MAX_PEER_BYTES, Asked, Count, PeerMessages
+from relay.cluster.connection import respond
+from relay.cluster.peer_messages import MAX_PEER_BYTES, Asked, CountMessage, PeerMessages
 from relay.routing.cluster_messages import ClusterMessageError
 from relay.routing.nats import Requests
 from relay.routing.peers import PeerHandler
@@ -44,7 +44,7 @@ class RelayPeers:
         running: Callable[[], Collection[str]],
         relay_of: Callable[[str], str | None],
         ulids: UlidSource,
-        count: Count,
+        count: CountMessage,
         log: FilteringBoundLogger,
     ) -> None:
         self._requests = requests
@@ -138,9 +138,5 @@ class RelayPeers:
 
     async def _respond(self, message: Msg, reply: bytes) -> None:
         """Answer what wants an answer, unless the connection has ended: its deadline tells who has asked."""
-        if not message.reply:
-            return
-        try:
-            await message.respond(reply)
-        except NatsError:
-            return
+        if message.reply:
+            await respond(message, reply)

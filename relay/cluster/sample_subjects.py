@@ -15,10 +15,10 @@ from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 from structlog.typing import FilteringBoundLogger
 
-from relay.cluster.peer_messages import FRAME, Count, PeerMessages
+from relay.cluster.peer_messages import FRAME, CountMessage, PeerMessages
 from relay.routing.cluster_messages import ClusterMessageError
 from relay.routing.port import NodeRef
-from schemas.frame_types import FrameType
+from schemas.frame_types import OneWayType
 from schemas.ulids import UlidSource
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ MAX_WAITING = 256
 MAX_UNREAD = 64
 """The samples of one node that wait to be read."""
 
-Take = Callable[[str, Mapping[str, Any]], None]
+TakeFrame = Callable[[str, Mapping[str, Any]], None]
 """Takes a body of ``cluster.frame`` that the named relay has published. Must not block."""
 
 
@@ -43,9 +43,9 @@ class SampleSubjects:
         *,
         messages: PeerMessages,
         fleet: str,
-        take: Take,
+        take: TakeFrame,
         ulids: UlidSource,
-        count: Count,
+        count: CountMessage,
         log: FilteringBoundLogger,
     ) -> None:
         self._messages = messages
@@ -65,7 +65,7 @@ class SampleSubjects:
         body = {
             "node_id": node.node_id,
             "session_id": node.session_id,
-            "type": FrameType.TELEMETRY.value,
+            "type": OneWayType.TELEMETRY.value,
             "payload": payload,
         }
         if len(self._waiting) >= MAX_WAITING:
@@ -93,6 +93,7 @@ class SampleSubjects:
         """Publish and read by ``client`` until cancelled."""
         self._waiting.clear()  # from before the connection: too old
         self._ended.clear()
+        self._followed = dict.fromkeys(self._followed)  # the subscriptions of a former client ended with it
         self._client = client
         try:
             for node_id in list(self._followed):
@@ -112,7 +113,9 @@ class SampleSubjects:
         subscription = await client.subscribe(
             self._subject(node_id), cb=self._received, pending_msgs_limit=MAX_UNREAD
         )
-        if node_id in self._followed and self._client is client:
+        if self._client is not client:
+            return  # it has ended meanwhile, and its subscriptions with it
+        if node_id in self._followed:
             self._followed[node_id] = subscription
         else:
             self._ended.append(subscription)

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 from relay.routing.port import NodeFrames
 from schemas.errors import ToolError
-from schemas.frame_types import FrameType
+from schemas.frame_types import OneWayType
 from schemas.payloads import TelemetryLease
 
-Capability = tuple[str, str]
+NodeCapability = tuple[str, str]
 """The id of a node, and that of a capability of it."""
 
 
@@ -31,7 +31,7 @@ class SharedLeases:
     def __init__(self, frames: NodeFrames, seconds: Callable[[], float]) -> None:
         self._frames = frames
         self._seconds = seconds
-        self._shares: dict[Capability, dict[str, _Share]] = {}
+        self._shares: dict[NodeCapability, dict[str, _Share]] = {}
 
     def ask(self, relay: str, node_id: str, lease: TelemetryLease) -> None:
         """Take in what ``relay`` leases, in place of what it had, and send the node what follows for all.
@@ -71,7 +71,7 @@ class SharedLeases:
         for capability in [known for known in self._shares if known[0] == node_id]:
             del self._shares[capability]
 
-    def _restore(self, capability: Capability, relay: str, before: _Share | None) -> None:
+    def _restore(self, capability: NodeCapability, relay: str, before: _Share | None) -> None:
         """Take back what ``relay`` has asked for, since it was not sent."""
         shares = self._shares[capability]
         del shares[relay]
@@ -80,7 +80,7 @@ class SharedLeases:
         elif not shares:
             del self._shares[capability]
 
-    def _send(self, capability: Capability, interval_ms: int) -> None:
+    def _send(self, capability: NodeCapability, interval_ms: int) -> None:
         """Send the lease for all; ``interval_ms`` is that of one that ends the last."""
         node_id, cap_id = capability
         now = self._seconds()
@@ -95,7 +95,7 @@ class SharedLeases:
                 lease["include"] = parts
         else:
             del self._shares[capability]
-        self._frames.send(node_id, FrameType.TELEMETRY_LEASE, lease)
+        self._frames.send(node_id, OneWayType.TELEMETRY_LEASE, lease)
 
 
 def _all_parts(includes: Iterable[frozenset[str] | None]) -> list[str] | None:

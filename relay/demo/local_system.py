@@ -8,7 +8,6 @@ import asyncio
 import json
 import os
 import sys
-import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import asynccontextmanager
@@ -25,6 +24,7 @@ from relay.auth.issued_tokens import IssuedToken, IssuedTokens
 from relay.auth.permissions import SCOPE_OF_SAFETY_CLASS
 from relay.broker.program import find_nats_server
 from relay.broker.server_config import nats_config
+from relay.clock import now_ms
 from relay.demo.plan import Plan
 from relay.demo.processes import Processes
 from relay.key_files import load_or_create_key
@@ -42,7 +42,7 @@ _POLL_S = 0.1
 # As the MCP SDK's own clients: a stream without messages is not broken.
 _TIMEOUT = httpx2.Timeout(30, read=300)
 
-Step = Callable[[str], None]
+OnStep = Callable[[str], None]
 """Called with a line for each step that is done."""
 
 
@@ -77,7 +77,7 @@ class LocalSystem:
             return await until_listed(client, wanted, self.processes.check)
 
 
-async def start_system(plan: Plan, nodes: int, processes: Processes, step: Step) -> LocalSystem:
+async def start_system(plan: Plan, nodes: int, processes: Processes, step: OnStep) -> LocalSystem:
     """Start a system with ``nodes`` mock nodes beside this machine's own.
 
     Raises:
@@ -88,13 +88,13 @@ async def start_system(plan: Plan, nodes: int, processes: Processes, step: Step)
     return await start_beside_broker(plan, nodes, processes, step)
 
 
-async def start_beside_broker(plan: Plan, nodes: int, processes: Processes, step: Step) -> LocalSystem:
+async def start_beside_broker(plan: Plan, nodes: int, processes: Processes, step: OnStep) -> LocalSystem:
     """Start the same with the broker that listens on the plan's port.
 
     Raises:
         StartError: a process could not be started.
     """
-    ca = CertificateAuthority(plan.state.ca, _now_ms, os.urandom)
+    ca = CertificateAuthority(plan.state.ca, now_ms, os.urandom)
     ca.create()
     real_node = await _enrol(plan, ca, processes)
     mock_nodes = ca.issue_mock(nodes, plan.mocks, TENANT) if nodes else []
@@ -222,7 +222,7 @@ def fleet_command(plan: Plan) -> list[str]:
 
 def issue_token(plan: Plan, sub: str, tenant: str = TENANT, scopes: Sequence[str] = READ_ONLY) -> str:
     """Return a token for the agent ``sub``, valid for the demo's lifetime; by default for reading only."""
-    key, now = load_or_create_key(plan.state.token_key, os.urandom), _now_ms()
+    key, now = load_or_create_key(plan.state.token_key, os.urandom), now_ms()
     audience = mcp_url(plan.public_url)
     jti, end = UlidSource(lambda: now, os.urandom).new(), now + _TOKEN_TTL_S * 1000
     issued = IssuedToken(jti, tenant, sub, tuple(scopes), audience, now, end)
@@ -241,7 +241,3 @@ def issue_token(plan: Plan, sub: str, tenant: str = TENANT, scopes: Sequence[str
 def _python(package: str) -> list[str]:
     # -P: else Python would take modules from the working directory first.
     return [sys.executable, "-P", "-m", package]
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

@@ -6,7 +6,6 @@ saves.
 
 import asyncio
 import os
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,9 +14,10 @@ from types import MappingProxyType
 from relay.backup.another_relay import save_for_another_relay
 from relay.backup.state import restore
 from relay.broker.program import find_nats_server
+from relay.clock import now_ms
 from relay.config import StateFiles
 from relay.demo.cluster_server import cluster_server_config, new_credentials
-from relay.demo.local_system import TENANT, LocalSystem, Step, fleet_command, issue_token, relay_command
+from relay.demo.local_system import TENANT, LocalSystem, OnStep, fleet_command, issue_token, relay_command
 from relay.demo.plan import Plan
 from relay.demo.processes import Processes
 from relay.kept_settings import read_kept
@@ -27,8 +27,12 @@ from schemas.files import PRIVATE, make_private_directory, write_atomic
 
 FLEET = "main"
 SERVER = "cluster"
-_ONE_THREAD = MappingProxyType({"GOMAXPROCS": "1"})
-"""For a server of few messages, beside the relays: on several threads it spends more on waking these."""
+_FEW_WAKE_UPS = MappingProxyType({"GOMAXPROCS": "1", "GODEBUG": "schedtrace=2147483647"})
+"""For a server of few messages, beside the relays: it spends more on waking its threads than on messages.
+
+One of them runs at a time. The thread that watches the others is not woken at each message, but by a timer a
+hundred times a second: that is what a trace of the scheduler changes, here one line in 24 days.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +68,7 @@ async def start_cluster_server(plan: Plan, processes: Processes) -> Plan:
     text = cluster_server_config(listen, plan.directory / "cluster", public_key, FLEET)
     write_atomic(config, text, PRIVATE)
     program = await asyncio.to_thread(find_nats_server)
-    await processes.start(SERVER, [str(program), "-c", str(config)], _ONE_THREAD)
+    await processes.start(SERVER, [str(program), "-c", str(config)], _FEW_WAKE_UPS)
     await processes.until_listening(listen.port)
     options = ("--cluster", f"nats://{listen}", "--cluster-credentials", str(credentials))
     fleet_url = f"http://127.0.0.1:{processes.ports.take()}"
@@ -72,20 +76,20 @@ async def start_cluster_server(plan: Plan, processes: Processes) -> Plan:
 
 
 async def start_more_relays(
-    first: Plan, count: int, processes: Processes, step: Step
+    first: Plan, count: int, processes: Processes, step: OnStep
 ) -> Sequence[FurtherRelay]:
     """Start ``count`` relays besides the one of ``first``, and the node of each.
 
     Raises:
         StartError: a process could not be started.
     """
-    ca = CertificateAuthority(first.state.ca, _now_ms, os.urandom)
+    ca = CertificateAuthority(first.state.ca, now_ms, os.urandom)
     started = []
     for number in range(2, 2 + count):
         plan = _plan_of(first, first.directory / f"relay-{number}", processes)
         (mock_node,) = ca.issue_mock(1, plan.mocks, TENANT)
         kept = read_kept(first.state.settings)
-        restore(save_for_another_relay(first.state, ca, kept, _now_ms(), os.urandom), plan.state)
+        restore(save_for_another_relay(first.state, ca, kept, now_ms(), os.urandom), plan.state)
         relay = FurtherRelay(
             f"relay-{number}", f"fleet-{number}", plan, issue_token(first, "demo-agent"), mock_node
         )
@@ -101,7 +105,3 @@ def _plan_of(first: Plan, directory: Path, processes: Processes) -> Plan:
     make_private_directory(directory)
     state = StateFiles(directory / "relay")
     return replace(first, directory=directory, state=state, relay_port=processes.ports.take())
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

@@ -180,9 +180,9 @@ class Processes:
         """Return the log of the process called ``name``."""
         return self._directory / f"{name}.log"
 
-    def _tail(self, name: str, count: int = _TAIL_LINES) -> str:
+    def _tail(self, name: str) -> str:
         lines = self.log(name).read_text("utf-8", "replace").splitlines()
-        return " | ".join(printable(line, _MAX_LINE) for line in lines[-count:])
+        return " | ".join(printable(line, _MAX_LINE) for line in lines[-_TAIL_LINES:])
 
 
 async def _stopped(process: asyncio.subprocess.Process) -> None:

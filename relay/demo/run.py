@@ -27,6 +27,7 @@ from schemas.files import PRIVATE, write_atomic
 from schemas.process.resources import raise_open_files_limit
 
 _READY_TIMEOUT_S = 60
+"""For each relay."""
 # Those of the relay that are no mock node's: of this machine's node, and of the clients.
 _OTHER_CONNECTIONS = 16
 
@@ -105,8 +106,9 @@ async def _started(plan: Plan, nodes: int, relays: int, processes: Processes) ->
     def step(text: str) -> None:
         _print(f"  {time.monotonic() - started:5.1f} s  {text}")
 
+    timeout_s = relays * _READY_TIMEOUT_S
     try:
-        async with asyncio.timeout(_READY_TIMEOUT_S):
+        async with asyncio.timeout(timeout_s):
             if relays > 1:
                 plan = await start_cluster_server(plan, processes)
                 step("cluster     nats-server, for the relays alone")
@@ -115,7 +117,7 @@ async def _started(plan: Plan, nodes: int, relays: int, processes: Processes) ->
             system = replace(system, mock_nodes=[*system.mock_nodes, *(each.mock_node for each in more)])
             await processes.during(system.until_listed())
     except TimeoutError:
-        raise DemoError(f"not ready after {_READY_TIMEOUT_S} s; {processes.last_lines()}") from None
+        raise DemoError(f"not ready after {timeout_s} s; {processes.last_lines()}") from None
     return system
 
 

@@ -28,16 +28,14 @@ class AuthorityAction(StrEnum):
         return {"enrol": "enrolled", "renew": "renewed", "retire": "retired", "certify": "certified"}[self]
 
 
-class AuthorityAwayError(PeerError):
+class AuthorityUnavailableError(PeerError):
     """The relay with the CA's key has not answered: what was asked may have been done, and can be repeated.
 
     Attributes:
         retry_after_ms: when asking again may help.
     """
 
-    def __init__(self, reason: str, retry_after_ms: int = AWAY_RETRY_MS) -> None:
-        super().__init__(reason)
-        self.retry_after_ms = retry_after_ms
+    retry_after_ms = AWAY_RETRY_MS
 
 
 class AuthorityRefusedError(PeerError):
@@ -53,20 +51,20 @@ class AuthorityRefusedError(PeerError):
         self.retry_after_ms = retry_after_ms
 
 
-class AskAuthority(Protocol):
+class RemoteAuthority(Protocol):
     """Asks the relay that has the CA's key."""
 
     async def ask(self, action: AuthorityAction, members: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the members of the answer to ``action`` with ``members``, as the documents have them.
 
         Raises:
-            AuthorityAwayError: there is no answer.
+            AuthorityUnavailableError: there is no answer.
             AuthorityRefusedError: the other relay refuses.
         """
         ...
 
 
-class AnswerAuthority(Protocol):
+class AnsweringAuthority(Protocol):
     """Answers what another relay asks, with the CA's key."""
 
     async def answer(
@@ -81,17 +79,17 @@ class AnswerAuthority(Protocol):
 
 
 class AuthorityLink:
-    """An ``AskAuthority`` that is connected to another one once that is assembled."""
+    """A ``RemoteAuthority`` that is connected to another one once that is assembled."""
 
     def __init__(self) -> None:
-        self._to: AskAuthority | None = None
+        self._to: RemoteAuthority | None = None
 
-    def connect(self, to: AskAuthority) -> None:
+    def connect(self, to: RemoteAuthority) -> None:
         """Pass on to ``to`` from now on."""
         self._to = to
 
     async def ask(self, action: AuthorityAction, members: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Ask, as ``AskAuthority`` describes."""
+        """Ask, as ``RemoteAuthority`` describes."""
         if self._to is None:
-            raise AuthorityAwayError("this relay has not joined its cluster yet")
+            raise AuthorityUnavailableError("this relay has not joined its cluster yet")
         return await self._to.ask(action, members)

@@ -16,8 +16,11 @@ from schemas.frames import MAX_FRAME_BYTES
 from schemas.registry import SchemaRegistry
 from schemas.strict_json import StrictJsonError, loads
 
-MAX_MESSAGE_BYTES = MAX_FRAME_BYTES + 8192
-"""A command or an answer that fits a node's frame, and what the document has around it."""
+MAX_MESSAGE_BYTES = 3 * MAX_FRAME_BYTES + 8192
+"""A command or an answer that fits a node's frame, and what the document has around it.
+
+Messages are ASCII, in which the characters of other scripts take up to three times the bytes of UTF-8.
+"""
 
 _CMD_REF = "cluster.cmd@1.0.0"
 _CANCEL_REF = "cluster.cancel@1.0.0"
@@ -30,6 +33,7 @@ _TOLD = frozenset(
         Failure.DEADLINE_EXCEEDED,
         Failure.ATTESTATION_FAILED,
         Failure.ENVELOPE_INVALID,
+        Failure.RESULT_INVALID,
     }
 )
 """The failures that one relay tells another; any other is INTERNAL. No text goes with them."""

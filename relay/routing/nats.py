@@ -20,10 +20,10 @@ from relay.routing.cluster_messages import (
     command_subject,
 )
 from relay.routing.peers import NoResponderError
-from relay.routing.port import Command, NodeRouter
+from relay.routing.port import Command, LocalRouter
 from schemas.errors import Failure, ToolError
 
-Count = Callable[[str], None]
+CountCommand = Callable[[str], None]
 """Counts a command by its outcome: ``ok``, the code of its failure, ``cancelled``, or ``dropped``."""
 
 
@@ -53,14 +53,14 @@ class NatsRouter:
     def __init__(  # noqa: PLR0913 - what comes in from outside
         self,
         *,
-        local: NodeRouter,
+        local: LocalRouter,
         holds: Callable[[str], bool],
         requests: Requests,
         messages: ClusterMessages,
         fleet: str,
         relay: str,
         ticks_ms: Callable[[], int],
-        count: Count,
+        count: CountCommand,
         log: FilteringBoundLogger,
     ) -> None:
         self._local = local
@@ -76,7 +76,7 @@ class NatsRouter:
     async def run(self, command: Command) -> Mapping[str, Any]:
         """Send ``command`` and return the node's answer, as ``NodeRouter`` describes."""
         if self._holds(command.node_id):
-            return await self._local.run(command)
+            return await self._local.start(command)
         try:
             answer = await self._asked(command)
         except ToolError as error:
@@ -104,7 +104,12 @@ class NatsRouter:
             # The other relay ends the command by the same deadline: there is nothing to cancel.
             raise ToolError(Failure.DEADLINE_EXCEEDED) from None
         except ClusterMessageError as error:
-            self._log.warning("answer of another relay dropped", reason=str(error))
+            self._log.warning(
+                "answer of another relay dropped",
+                node_id=command.node_id,
+                correlation_id=command.correlation_id,
+                reason=str(error),
+            )
             raise ToolError(Failure.INTERNAL, "Another relay gave an answer that is not valid.") from None
         except asyncio.CancelledError:
             await self._cancel(command)

@@ -4,11 +4,13 @@ The sessions of this process are the first implementation. ``relay.routing.nats`
 command over a network to the relay that holds the node's session. Must not know agents.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from schemas.frame_types import FrameType
+from relay.routing.answer import CommandAnswer
+from schemas.frame_types import OneWayType
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,22 @@ class NodeRouter(Protocol):
         ...
 
 
+class LocalRouter(ABC):
+    """A ``NodeRouter`` of this process's own nodes, which need not be awaited."""
+
+    @abstractmethod
+    def start(self, command: Command) -> CommandAnswer:
+        """Send ``command`` and return what its answer will be.
+
+        Raises:
+            ToolError: it was not sent; other errors are the answer's.
+        """
+
+    async def run(self, command: Command) -> Mapping[str, Any]:
+        """Send ``command`` and return the node's answer, as ``NodeRouter`` describes."""
+        return await self.start(command)
+
+
 @dataclass(frozen=True, slots=True)
 class NodeRef:
     """A node by the session that it has: of two references that differ in it, the later one is current."""
@@ -84,7 +102,7 @@ AnnounceHandler = Callable[[NodeRef], None]
 class NodeFrames(Protocol):
     """Sends one-way frames to nodes, and hands over those that nodes send."""
 
-    def send(self, node_id: str, frame_type: FrameType, payload: Mapping[str, Any]) -> None:
+    def send(self, node_id: str, frame_type: OneWayType, payload: Mapping[str, Any]) -> None:
         """Queue a frame for the node. It is lost with the connection: nothing is sent again.
 
         Raises:
@@ -93,7 +111,7 @@ class NodeFrames(Protocol):
         """
         ...
 
-    def on_frame(self, frame_type: FrameType, handler: FrameHandler) -> None:
+    def on_frame(self, frame_type: OneWayType, handler: FrameHandler) -> None:
         """Call ``handler`` with every frame of that type.
 
         Raises:

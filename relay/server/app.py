@@ -10,31 +10,30 @@ from dataclasses import replace
 
 from relay.audit import assembly as audit_assembly
 from relay.auth import assembly as auth_assembly
-from relay.auth.shared_revocations import SharedTokenRevocations
-from relay.auth.shared_token_keys import SharedTokenKeys
+from relay.auth.watched_keys import WatchedKeys
+from relay.auth.watched_tokens import WatchedTokens
 from relay.broker import assembly as broker_assembly
 from relay.caller_tools import assembly as caller_tools_assembly
 from relay.calls import assembly as calls_assembly
 from relay.config import RelayConfig
 from relay.environment import RelayEnvironment
 from relay.fleet import assembly as fleet_assembly
-from relay.fleet.leaves import Trust
+from relay.fleet.leaves import FleetTrust
 from relay.fleet.name_ledger import NameLedger
-from relay.fleet.shared_names import SharedNames
+from relay.fleet.watched_names import WatchedNames
 from relay.http import assembly as http_assembly
 from relay.mcp_api import assembly as mcp_assembly
 from relay.observability.node_labels import with_labels
 from relay.part import Part
 from relay.pki import assembly as pki_assembly
-from relay.pki.shared_join_token_revocations import SharedJoinTokenRevocations
-from relay.pki.shared_join_token_uses import SharedJoinTokenUses
-from relay.pki.shared_leaves import SharedLeaves
-from relay.pki.shared_revocations import SharedRevocations
+from relay.pki.watched_join_tokens import WatchedJoinTokens
 from relay.server.clustered import joined
 from relay.server.decision_records import DecisionRecords
 from relay.server.descriptor_reserve import DescriptorReserve
 from relay.server.follow_ups import FollowUps
+from relay.server.ledger_freshness import SOURCES, Freshness
 from relay.server.trust_watcher import TrustWatcher
+from relay.server.watched_leaves import WatchedLeaves
 from relay.sessions import assembly as sessions_assembly
 from relay.shared_ledger import Sharing
 from relay.telemetry import assembly as telemetry_assembly
@@ -54,6 +53,7 @@ class Relay:
 
     def __init__(self, environment: RelayEnvironment) -> None:
         self._clock = environment.clock
+        self._freshness = Freshness(SOURCES, environment.monotonic)
         environment.metrics.watch_health(self.health)
         authority = pki_assembly.open_authority(environment)
         name_ledger = NameLedger(environment.config.state.node_names, environment.now_ms)
@@ -62,7 +62,7 @@ class Relay:
         name_node, reload = name_ledger.name_new, self.broker.reload
         self.pki = pki_assembly.assemble(environment, authority, self.audit, name_node, reload)
         environment.metrics.watch_certificates(self.pki.expiries.names, self.pki.expiries.end_ms)
-        trust = Trust(
+        trust = FleetTrust(
             TrustRules(environment.registry, environment.kinds),
             [authority.root_pem()],
             authority.revoked_kids(),
@@ -74,19 +74,7 @@ class Relay:
         environment = replace(environment, log=with_labels(environment.log, self.fleet.fleet.names.label_of))
         self.sessions = sessions_assembly.assemble(environment, self.audit, self.pki, self.fleet)
         reserve = DescriptorReserve()
-        ledgers = (
-            SharedRevocations(authority.ledger),
-            SharedTokenRevocations(self.auth.revoked_tokens),
-            SharedTokenKeys(
-                self.auth.token_keys,
-                environment.metrics.cluster_entries.labels("token_key", "not_vouched_for").inc,
-                environment.log,
-            ),
-            SharedJoinTokenRevocations(self.pki.join_tokens),
-            SharedJoinTokenUses(self.pki.join_tokens, environment.now_ms, issues=authority.can_issue()),
-            SharedLeaves(authority.ledger, issues=authority.can_issue()),
-            SharedNames(name_ledger, environment.log),
-        )
+        ledgers = (*self.auth.shared_ledgers, *self.pki.shared_ledgers, *self.fleet.shared_ledgers)
         cluster = joined(environment, self.sessions, self.fleet.fleet, self.pki, ledgers, reserve)
         self.cluster = cluster.part
         self.telemetry = telemetry_assembly.assemble(
@@ -105,6 +93,7 @@ class Relay:
             router=cluster.router,
             frames=self.sessions.frames,
             streams=self.telemetry.hub,
+            revocations_known=self._freshness.is_fresh,
         )
         self.views = views_assembly.assemble(environment, self.fleet, self.calls)
         self.telemetry.hub.on_sample(self.views.measurements.keep)
@@ -166,6 +155,7 @@ class Relay:
         parts = {name: health for part in self.parts for name, health in part.health().items()}
         return parts | {
             "decisions": Health.of(self.watcher.loop, ready=True),
+            "revocations": self._freshness.health(),
             "clock": self._clock_health(),
         }
 
@@ -205,33 +195,48 @@ class Relay:
         self, environment: RelayEnvironment, reserve: DescriptorReserve, sharing: Sharing
     ) -> TrustWatcher:
         """Return what applies the operator's decisions, and runs their follow-ups."""
-        follow = [self.pki.tls.refresh, self.auth.vouching.follow]
+        log, fleet = environment.log, self.fleet.fleet
+        records = DecisionRecords(self.audit.log, log)
+        follow_ups = self._follow_ups(environment)
+        names = WatchedNames(self.fleet.name_ledger, fleet, log)
+        leaves = WatchedLeaves(
+            self.pki.authority,
+            fleet=fleet,
+            sessions=self.sessions.node_sessions,
+            notifier=self.fleet.notifier,
+            retire=names.retire,
+            due=follow_ups.due,
+            record=records.add,
+            log=log,
+        )
+        revoke = [
+            self.auth.authenticator.revoke,
+            self.calls.gateway.revoke,
+            self.telemetry.hub.revoke,
+            self.mcp.endpoint.revoke,
+        ]
+        return TrustWatcher(
+            [
+                leaves,
+                WatchedTokens(self.auth.revoked_tokens, revoke, records.add, log),
+                WatchedJoinTokens(self.pki.join_tokens),
+                WatchedKeys(
+                    self.auth.token_keys, self.auth.accepted_keys, lambda: fleet.trust.roots, records.add
+                ),
+                names,
+            ],
+            freshness=self._freshness,
+            sharing=sharing,
+            reserve=reserve,
+            follow_ups=follow_ups,
+            after_poll=[self.sessions.node_sessions.end_expired, records.write],
+            log=log,
+        )
+
+    def _follow_ups(self, environment: RelayEnvironment) -> FollowUps:
+        """Return the work after each change of certificates or roots."""
+        follow, log = [self.pki.tls.refresh, self.auth.key_endorsement.follow], environment.log
         # What the broker reads is written by the relay with the CA's key, whose list of the revoked it signs.
         if environment.config.uses_broker_tls and self.pki.service is not None:
             follow.append(self.pki.broker_access.follow)
-        log = environment.log
-        return TrustWatcher(
-            ca=self.pki.authority,
-            tokens=self.auth.revoked_tokens,
-            join_tokens=self.pki.join_tokens,
-            keys=self.auth.token_keys,
-            accepted=self.auth.accepted_keys,
-            names=self.fleet.name_ledger,
-            fleet=self.fleet.fleet,
-            sessions=self.sessions.node_sessions,
-            notifier=self.fleet.notifier,
-            records=DecisionRecords(self.audit.log, log),
-            follow_ups=FollowUps(
-                follow, on_bug=lambda error: log.error("a follow-up failed", exc_info=error)
-            ),
-            freshness=self.auth.freshness,
-            reserve=reserve,
-            sharing=sharing,
-            on_tokens=[
-                self.auth.authenticator.revoke,
-                self.calls.gateway.revoke,
-                self.telemetry.hub.revoke,
-                self.mcp.endpoint.revoke,
-            ],
-            log=log,
-        )
+        return FollowUps(follow, on_bug=lambda error: log.error("a follow-up failed", exc_info=error))

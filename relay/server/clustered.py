@@ -1,23 +1,21 @@
 """Joins this relay to the others of its fleet. Without a cluster it must not import anything of that."""
 
-import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from relay.calls.idempotency_store import IdempotencyStore
 from relay.calls.keyed_commands import KeyedCommands
 from relay.environment import RelayEnvironment
 from relay.fleet.fleet import Fleet
-from relay.ledger import Entry
 from relay.part import Part
 from relay.pki.assembly import PkiPart
 from relay.routing.peers import Peers
 from relay.routing.port import NodeFrames, NodeRouter
 from relay.server.descriptor_reserve import DescriptorReserve
+from relay.server.ledger_threads import LedgerThreads
 from relay.sessions.assembly import SessionsPart
 from relay.shared_ledger import NotShared, SharedLedger, Sharing
 from schemas.error_roots import OperatorError
-from schemas.process.prestarted_pool import prestarted_pool
 
 
 class ClusterExtraError(OperatorError):
@@ -65,28 +63,22 @@ def joined(  # noqa: PLR0913, PLR0917 - the parts that it joins
     if config is None:
         return Joined(sessions.router, sessions.frames, None, Part(), NotShared())
     try:
-        from relay.cluster import assembly, presence  # noqa: PLC0415 - the library of NATS, for a cluster alone
+        from relay.cluster import assembly  # noqa: PLC0415 - the library of NATS, for a cluster alone
+        from relay.cluster.presence_effects import Effects  # noqa: PLC0415 - as above
     except ModuleNotFoundError:
         raise ClusterExtraError("--cluster needs the extra: pip install 'edge-kubelet[cluster]'") from None
     keyed = KeyedCommands(
         sessions.router, IdempotencyStore[str](environment.monotonic), environment.monotonic
     )
-
-    def show(node_id: str, connected: bool) -> bool:  # noqa: FBT001 - as ``Effects`` has it
-        known = fleet.tenant_of(node_id) is not None
-        if known:
-            fleet.set_connected(node_id, connected=connected)
-        return known
-
-    effects = presence.Effects(sessions.node_sessions.let_go, show, keyed.moved, keyed.unsure)
-    thread = prestarted_pool(1, "shared")
-
-    async def on_thread(settle: Callable[[], Mapping[str, Entry]]) -> Mapping[str, Entry]:
-        # Its own: enrolments and renewals that wait for a ledger must not delay a revocation.
-        return await asyncio.get_running_loop().run_in_executor(thread, reserve.run, settle)
+    effects = Effects(
+        sessions.node_sessions.end_superseded,
+        fleet.show_connected_elsewhere,
+        keyed.moved,
+        keyed.history_unknown,
+    )
 
     def roots() -> Sequence[str]:
-        return fleet.trust.root_kids()
+        return fleet.trust.root_kids()  # of the trust of this moment: a change replaces it
 
     part = assembly.assemble(
         environment,
@@ -96,7 +88,7 @@ def joined(  # noqa: PLR0913, PLR0917 - the parts that it joins
         effects=effects,
         tenant_of=fleet.tenant_of,
         ledgers=ledgers,
-        on_thread=on_thread,
+        on_thread=LedgerThreads(reserve, 1, "shared").run,
         authority=pki.service,
         roots=roots,
     )

@@ -1,4 +1,7 @@
-"""The garbage collector's thresholds, for a process whose heap is large and does not change."""
+"""The garbage collector's thresholds, for a process whose heap is large and does not change.
+
+Must not be used but by what serves for long: they hold for the whole process.
+"""
 
 import gc
 

@@ -5,7 +5,6 @@ Must not know what has changed.
 """
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Sequence
 
 from schemas.health import Loop
@@ -39,7 +38,7 @@ class FollowUps:
         self._on_bug = on_bug
         self._pending = list(follows)
         self._changed = asyncio.Event()
-        self.loop = Loop(time.monotonic)
+        self.loop = Loop()
 
     def due(self) -> None:
         """Make all pending: something has changed."""

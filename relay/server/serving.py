@@ -74,8 +74,17 @@ async def run_relay(  # noqa: PLR0913 - what comes in from outside
 
         manager = ServiceManager.of(os.environ, os.getpid(), log)
         settings = None if reload is None else RelaySettings(reload, apply)
-        parts = (relay.audit, relay.broker, relay.pki, relay.fleet, relay.calls, relay.cluster)
-        status = RelayStatus(environment, *parts, relay.health, None if settings is None else settings.told)
+        status = RelayStatus(
+            environment=environment,
+            audit=relay.audit,
+            broker=relay.broker,
+            pki=relay.pki,
+            fleet=relay.fleet,
+            calls=relay.calls,
+            cluster=relay.cluster,
+            health=relay.health,
+            settings=None if settings is None else settings.serialized,
+        )
         reloading = None if settings is None else SettingsReload(settings.read, manager, log)
         await relay.broker.start(relay.pki.broker_access.write)
         with fatal_errors_logged(log):

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from relay.config import RelayConfig
-from relay.settings import LoadedSettings
+from relay.settings import LoadedRelaySettings
 from schemas.process.settings_reload import ReadAgain
-from schemas.settings import Reloaded, Settings, Told
+from schemas.settings import Reloaded, SerializedSettings, Settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,7 @@ class ReloadSource:
     """The settings that a relay was started with, and what reads them again."""
 
     settings: Settings
-    load: Callable[[], LoadedSettings]
+    load: Callable[[], LoadedRelaySettings]
 
 
 class RelaySettings:
@@ -28,9 +28,9 @@ class RelaySettings:
         self._load = source.load
         self._apply_config = apply
 
-    def told(self) -> Told:
+    def serialized(self) -> SerializedSettings:
         """Return the settings that the relay runs with."""
-        return self._settings.told()
+        return self._settings.serialized()
 
     def read(self) -> ReadAgain:
         """Return the settings as they are now.

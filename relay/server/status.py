@@ -16,10 +16,10 @@ from relay.part import Part
 from relay.pki.assembly import PkiPart
 from schemas.health import Health
 from schemas.process.resources import Uptime, resources, watchdog_s
-from schemas.settings import Told
+from schemas.settings import SerializedSettings
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RelayStatus:
     """The parts that the status is read from.
 
@@ -36,7 +36,7 @@ class RelayStatus:
     calls: CallsPart
     cluster: Part
     health: Callable[[], Mapping[str, Health]]
-    settings: Callable[[], Told] | None
+    settings: Callable[[], SerializedSettings] | None
     uptime: Uptime = field(default_factory=Uptime)
 
     def line(self) -> str:

@@ -13,35 +13,32 @@ import pytest_asyncio
 from relay.allowance import Allowance
 from relay.cluster import authority_answerer, authority_asker
 from relay.cluster.authority_asker import AuthorityAsker
-from relay.fleet.name_ledger import NameLedger
 from relay.pki.authority import CertificateAuthority
-from relay.pki.authority_service import AuthorityService
-from relay.pki.enrolments import EnrolmentInfo, EnrolmentRefusedError
+from relay.pki.enrolments import EnrolmentRefusedError
 from relay.pki.forwarded_enrolments import ForwardedEnrolments
-from relay.pki.join_tokens import JoinTokens
-from relay.pki.leaf_issuer import ForwardedLeaves, OwnLeaves
+from relay.pki.leaf_issuer import ForwardedLeaves
 from relay.pki.own_certificate import RELAY_NAME, public_key_pem
 from relay.pki.renewals import Renewals
 from relay.pki.server_keys import make_server_key
 from relay.routing.authority_messages import AuthorityMessages, authority_subject
 from relay.routing.authority_port import (
     AuthorityAction,
-    AuthorityAwayError,
     AuthorityRefusedError,
+    AuthorityUnavailableError,
 )
-from schemas.certificates import make_csr, verify_leaf
+from schemas.certificates import verify_leaf
 from schemas.enrolment import RELAY, JoinToken, is_proven
 from schemas.errors import Failure, ToolError
 from schemas.identity import Identity
 from schemas.registry import SchemaRegistry
+from tests.fakes.authority import CSR, Holder
 from tests.fakes.cluster import Member
 from tests.fakes.cluster_server import FLEET, NatsServer
-from tests.fakes.enrolling import KEY, enrolments_of, environment_of, request_of
+from tests.fakes.enrolling import request_of
 from tests.fakes.hub import PUBLIC_URL, Hub, counted
 from tests.fakes.polling import BOUND_S, until
-from tests.fakes.signer import DAY_MS, NODE_ID, OTHER_NODE_ID, TENANT
+from tests.fakes.signer import NODE_ID, OTHER_NODE_ID, TENANT
 
-CSR = make_csr(KEY, NODE_ID)
 ASKED = {"node_id": NODE_ID, "kid": "ab" * 32}
 
 
@@ -49,14 +46,20 @@ ASKED = {"node_id": NODE_ID, "kid": "ab" * 32}
 class Site:
     """A relay with a CA, and another one that asks it."""
 
-    hub: Hub
-    ca: CertificateAuthority
-    join_tokens: JoinTokens
+    authority: Holder
     holder: Member
     asker: Member
 
+    @property
+    def hub(self) -> Hub:
+        return self.authority.hub
+
+    @property
+    def ca(self) -> CertificateAuthority:
+        return self.authority.ca
+
     def token(self, uses: int = 1) -> JoinToken:
-        return self.join_tokens.create(TENANT, 3600, uses, self.ca.root_pem())
+        return self.authority.join_tokens.create(TENANT, 3600, uses, self.ca.root_pem())
 
     def enrolments(self) -> ForwardedEnrolments:
         return ForwardedEnrolments(self.asker.part.authority, self.hub.audit, self.hub.log)
@@ -66,10 +69,7 @@ class Site:
         return Renewals(leaves, self.hub.audit, self.hub.clock, self.hub.log)
 
     def identity(self) -> Identity:
-        """Return the node's, once its leaf is half used up."""
-        leaf = verify_leaf(self.ca.issue(CSR, TENANT), self.ca.roots(), self.hub.clock())
-        self.hub.clock.advance(60 * DAY_MS)
-        return leaf
+        return self.authority.half_used_leaf()
 
     def counted(self, member: Member, side: str, outcome: str) -> float:
         metrics = member.fake.environment.metrics
@@ -81,20 +81,10 @@ class Site:
 
 @pytest_asyncio.fixture
 async def site(nats: NatsServer, hub: Hub, tmp_path: Path, registry: SchemaRegistry) -> AsyncIterator[Site]:
-    ca = CertificateAuthority(tmp_path / "ca", hub.clock, os.urandom)
-    ca.create()
-    join_tokens = JoinTokens(tmp_path / "join_tokens.jsonl", hub.clock, os.urandom)
-    names = NameLedger(tmp_path / "node_names.jsonl", hub.clock)
-    info = EnrolmentInfo(PUBLIC_URL, None, own_root=True)
-    service = AuthorityService(
-        environment_of(hub, ca),
-        enrolments=enrolments_of(hub, ca, join_tokens, names.name_new, info),
-        renewals=Renewals(OwnLeaves(ca), hub.audit, hub.clock, hub.log),
-        public_url=PUBLIC_URL,
-    )
-    holding = Member.joined(nats.config, tmp_path / "holder", registry, authority=service)
+    authority = Holder.below(tmp_path, hub)
+    holding = Member.joined(nats.config, tmp_path / "holder", registry, authority=authority.service)
     async with holding as holder, Member.joined(nats.config, tmp_path / "asker", registry) as asker:
-        site = Site(hub, ca, join_tokens, holder, asker)
+        site = Site(authority, holder, asker)
         async with asyncio.timeout(BOUND_S):
             while not await answers(asker):  # noqa: ASYNC110 - the server does not announce subscriptions
                 await asyncio.sleep(0.001)
@@ -105,7 +95,7 @@ async def answers(asker: Member) -> bool:
     """Return whether a relay with the CA's key answers."""
     try:
         await asker.part.authority.ask(AuthorityAction.RETIRE, ASKED)
-    except AuthorityAwayError:
+    except AuthorityUnavailableError:
         return False
     except AuthorityRefusedError:
         return True
@@ -124,7 +114,7 @@ async def test_a_node_enrols_by_its_proof_alone_and_both_relays_record_it(site: 
     assert site.counted(site.holder, "answered", "ok") == 1
 
 
-async def test_one_use_of_a_join_token_is_one_also_by_two_relays_at_once(site: Site) -> None:
+async def test_one_use_of_a_join_token_is_one_also_for_two_nodes_at_once(site: Site) -> None:
     token = site.token()
     requests = [request_of(token), request_of(token, OTHER_NODE_ID)]
     ended = await asyncio.gather(*map(site.enrolments().enrol, requests), return_exceptions=True)
@@ -227,7 +217,7 @@ async def test_one_relay_takes_only_a_share_of_the_ca(site: Site, monkeypatch: p
 async def test_requests_that_are_too_many_are_not_sent(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     asker = site.asker.part.authority
     monkeypatch.setattr(authority_asker, "MAX_WAITING", 0)
-    with pytest.raises(AuthorityAwayError, match="too many"):
+    with pytest.raises(AuthorityUnavailableError, match="too many"):
         await asker.ask(AuthorityAction.RETIRE, ASKED)
 
 
@@ -263,9 +253,9 @@ async def test_an_answer_that_is_late_is_none_and_what_was_begun_ends(
         )
         async with asyncio.timeout(BOUND_S):
             while not held.asked.is_set():
-                with pytest.raises(AuthorityAwayError):
+                with pytest.raises(AuthorityUnavailableError):
                     await asker.ask(AuthorityAction.RETIRE, ASKED)
-        with pytest.raises(AuthorityAwayError, match="in time"):
+        with pytest.raises(AuthorityUnavailableError, match="in time"):
             await asker.ask(AuthorityAction.RETIRE, ASKED)
         assert set(outcomes) == {"away"}
         held.let_go.set()

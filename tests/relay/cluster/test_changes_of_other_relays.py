@@ -39,7 +39,7 @@ class Client:
                 pass
 
     async def _changed(self) -> None:
-        self._lists.put_nowait({tool.cap_id for tool in self._hub.fleet.listed(READERS)})
+        self._lists.put_nowait({tool.cap_id for tool in self._hub.fleet.selected.listed(READERS)})
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ async def test_a_client_hears_of_a_node_of_another_relay_that_comes_changes_and_
     client = Client(here, notifier)
     node = there.ca.issue()
     here.announce(node, capabilities=[ECHO])
-    assert here.fleet.listed(READERS) == []  # it is connected nowhere
+    assert here.fleet.selected.listed(READERS) == []  # it is connected nowhere
     stage = CallerStage(there, there.ulids.new(), node)
     await client.until_listed({"echo"})
     here.announce(node, capabilities=[ECHO, METRICS], issued_at_ms=here.clock() + 1)

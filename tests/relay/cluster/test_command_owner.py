@@ -12,13 +12,17 @@ from relay.cluster import command_owner
 from relay.config import ClusterServer
 from relay.routing.cluster_messages import command_subject
 from relay.routing.port import Idempotency
+from relay.sessions.capability_limits import CapabilityLimits
 from schemas.errors import Failure, ToolError
+from schemas.frames import MAX_FRAME_BYTES
 from schemas.registry import SchemaRegistry
 from tests.fakes.cluster import Member, echo
 from tests.fakes.cluster_server import FLEET, NatsServer
+from tests.fakes.hub import Hub
 from tests.fakes.polling import BOUND_S, until
 from tests.fakes.routers import HeldRouter, ScriptedRouter, echoed
-from tests.fakes.signer import NODE_ID, OTHER_NODE_ID
+from tests.fakes.seconds import Seconds
+from tests.fakes.signer import ECHO, NODE_ID, OTHER_NODE_ID
 from tests.fakes.unsubscribe_gate import UnsubscribeGate
 
 pytestmark = pytest.mark.integration
@@ -45,6 +49,33 @@ async def test_a_command_for_a_node_of_another_relay_is_answered_there(asker: Me
     assert 0 < command.deadline_ms <= asked.deadline_ms
     assert asker.counted("asked", "ok") == 1
     assert owner.counted("answered", "ok") == 1
+
+
+async def test_an_answer_that_fits_a_nodes_frame_fits_also_where_ascii_is_three_times_as_long(
+    asker: Member, owner: Member
+) -> None:
+    await owner.hold(NODE_ID, asker)
+    answer = asyncio.create_task(asker.part.router.run(echo(NODE_ID)))
+    _, waiter = await held(owner).next()
+    ack = {"ok": True, "result": {"text": "\u00fc" * ((MAX_FRAME_BYTES - 1024) // 2)}}
+    waiter.set_result(ack)
+    assert await answer == ack
+
+
+async def test_an_answer_that_is_too_large_for_a_message_fails_at_once_and_is_seen(
+    asker: Member, owner: Member
+) -> None:
+    await owner.hold(NODE_ID, asker)
+    answer = asyncio.create_task(asker.part.router.run(echo(NODE_ID)))
+    _, waiter = await held(owner).next()
+    # Escaped, this character takes six bytes.
+    waiter.set_result({"ok": True, "result": {"text": "\x7f" * (MAX_FRAME_BYTES - 1024)}})
+    with pytest.raises(ToolError) as refused:
+        await answer
+    assert refused.value.failure is Failure.RESULT_INVALID
+    assert owner.counted("answered", "ok") == 0
+    (line,) = owner.fake.lines.entries("answer too large for another relay")
+    assert line["correlation_id"] == echo(NODE_ID).correlation_id
 
 
 async def test_a_node_of_this_relay_is_reached_without_the_others(asker: Member) -> None:
@@ -272,3 +303,45 @@ async def test_a_retry_by_way_of_another_relay_finds_the_first_call(
     assert answers == [echoed(first)] * 3
     assert len(node.commands) == 1
     assert refused.value.failure is Failure.ENVELOPE_INVALID
+
+
+async def test_the_rate_of_a_capability_is_exact_however_many_relays_call_it(
+    asker: Member, nats: NatsServer, tmp_path: Path, registry: SchemaRegistry, hub: Hub
+) -> None:
+    seconds, node = Seconds(), ScriptedRouter()
+    limited = {**ECHO, "constraints": {"rate_limit_rps": 3, "max_concurrency": 9}}
+    hub.connect(hub.ca.issue(), capabilities=[limited])
+    limits = CapabilityLimits(hub.fleet, node, seconds)
+
+    async def failure(by: Member, number: int) -> Failure | None:
+        try:
+            await by.part.router.run(echo(NODE_ID, correlation_id=f"01HZX9K3M4P7Q8R9S0T1V2W3{number:02}"))
+        except ToolError as error:
+            return error.failure
+        return None
+
+    async with Member.joined(nats.config, tmp_path / "limits", registry, limits) as owner:
+        await owner.hold(NODE_ID, asker)
+        for second in range(2):
+            calls = [failure((owner, asker)[number % 2], 10 * second + number) for number in range(10)]
+            ends = await asyncio.gather(*calls)
+            assert (ends.count(None), ends.count(Failure.RATE_LIMITED)) == (3, 7)
+            seconds.now += 1
+        assert len(node.commands) == 6
+
+
+async def test_a_command_that_hangs_at_its_node_ends_at_its_deadline_when_the_owner_ends(
+    asker: Member, nats: NatsServer, tmp_path: Path, registry: SchemaRegistry
+) -> None:
+    router = HeldRouter()
+    async with Member.joined(nats.config, tmp_path / "ends", registry, router) as ends:
+        await ends.hold(NODE_ID, asker)
+        call = asyncio.create_task(asker.part.router.run(echo(NODE_ID, deadline_ms=1500)))
+        await router.next()
+    async with Member.joined(nats.config, tmp_path / "next", registry) as later:
+        await later.hold(NODE_ID, asker)
+        with pytest.raises(ToolError) as unknown:
+            await call
+        assert unknown.value.failure is Failure.DEADLINE_EXCEEDED
+        assert isinstance(later.local, ScriptedRouter)
+        assert later.local.commands == []

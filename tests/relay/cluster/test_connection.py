@@ -85,11 +85,25 @@ async def test_a_connection_that_is_half_open_is_given_up(nats: NatsServer) -> N
         await trial.lines.until("cluster connected")
         nats.suspend()
         try:
-            await trial.lines.until("cluster lost")
+            lost = await trial.lines.until("cluster lost")
+            assert lost["reason"] == "the server does not answer within 2 s"
+            assert trial.connection.problem == lost["reason"]
             assert not trial.connection.is_connected
         finally:
             nats.resume()
         await trial.lines.until("cluster connected", 2)
+
+
+async def test_an_error_of_what_uses_the_connection_is_the_reason_for_which_it_is_lost(
+    nats: NatsServer,
+) -> None:
+    async def refused(_client: Client) -> None:
+        raise NatsError("maximum bytes exceeded")
+
+    trial = Trial(nats.config)
+    trial.connection.during(refused)
+    async with trial:
+        assert (await trial.lines.until("cluster lost"))["reason"] == "maximum bytes exceeded"
 
 
 async def test_a_server_that_does_not_know_the_relay_is_tried_again(
@@ -197,3 +211,64 @@ async def test_a_server_without_tls_gets_nothing_where_tls_is_meant(nats: NatsSe
     async with Trial(replace(nats.config, servers=(replace(plain, tls=True),))) as trial:
         await trial.lines.until("cluster not connected")
         assert not trial.connection.is_connected
+
+
+@pytest.mark.parametrize(
+    "greeting",
+    [
+        b"INFO\r\n",
+        b"INFO []\r\n",
+        b'INFO {"connect_urls": 5}\r\n',
+        b"INFO {" + b" " * 200_000,
+        b'INFO {"max_payload": "1048576"}\r\nPONG\r\n',
+    ],
+)
+async def test_what_is_no_server_of_nats_is_tried_again_and_ends_nothing(
+    greeting: bytes, nats: NatsServer
+) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            writer.write(greeting)
+            await writer.drain()
+            await reader.read()  # until it is given up
+            writer.close()
+            await writer.wait_closed()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as listening:
+        (good,) = nats.config.servers
+        port = listening.sockets[0].getsockname()[1]
+        async with Trial(replace(nats.config, servers=(replace(good, port=port),))) as trial:
+            await trial.lines.until("cluster not connected")
+            await until(lambda: trial.pauses >= 3)
+            assert not trial.connection.is_connected
+    assert "no server of NATS" in trial.lines.entries("cluster not connected")[0]["reason"]
+
+
+async def test_a_bug_in_what_uses_the_connection_is_seen_and_has_it_made_again(nats: NatsServer) -> None:
+    trial, runs = Trial(nats.config), 0
+
+    async def fails(_client: Client) -> None:
+        nonlocal runs
+        runs += 1
+        raise ValueError("not JSON")
+
+    trial.connection.during(fails)
+    async with trial:
+        failed = await trial.lines.until("cluster connection failed")
+        await until(lambda: runs >= 3)
+    assert "not JSON" in failed["exception"]
+    assert trial.pauses >= 2  # one after each
+
+
+async def test_a_server_whose_check_meets_a_bug_is_not_moved_to(nats: NatsServer) -> None:
+    (good,) = nats.config.servers
+    trial = Trial(replace(nats.config, servers=(good, replace(good, host="localhost"))))
+
+    async def fails(_client: Client) -> None:
+        raise ValueError("not JSON")
+
+    async with trial:
+        await trial.lines.until("cluster connected")
+        assert not await trial.connection.move(fails, "of no use")
+        assert "not JSON" in trial.lines.entries("cluster connection failed")[0]["exception"]
+        assert trial.connection.is_connected

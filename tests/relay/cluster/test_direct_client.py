@@ -10,7 +10,7 @@ import pytest
 from nats.aio.msg import Msg
 
 from relay.cluster import direct_client
-from relay.cluster.direct_client import DirectClient
+from relay.cluster.direct_client import DirectClient, respond_now
 from relay.cluster.direct_subscription import subscribe
 from schemas.process.logs import make_logger
 from tests.fakes.lines import LogLines
@@ -110,6 +110,19 @@ async def test_what_is_published_is_written_although_the_library_flushes_nothing
         await server.until_read(b"PUB edge.direct edge.reply 5\r\nhello\r\n")
 
 
+async def test_a_message_is_answered_at_once_unless_there_is_nothing_to_answer_or_no_connection() -> None:
+    async with RawServer.connected() as server:
+        messages = await server.heard()
+        server.writer.write(b"MSG edge.direct 1 edge.reply 5\r\nhello\r\nMSG edge.direct 1 5\r\nhello\r\n")
+        await until(lambda: len(messages) == 2)
+        asked, told = messages
+        assert respond_now(asked, b"world")
+        await server.until_read(b"PUB edge.reply  5\r\nworld\r\n")
+        assert not respond_now(told, b"world")
+        await server.client.close()
+        assert not respond_now(asked, b"world")
+
+
 async def test_messages_arrive_in_pieces_of_any_size() -> None:
     stream = (
         b"MSG edge.direct 1 7\r\nfirst\r\n\r\n"
@@ -170,6 +183,7 @@ async def test_what_a_server_does_not_read_waits_and_is_sent_in_order() -> None:
             while server.client.pending_data_size == 0:  # the sockets take some mebibytes
                 await server.client.publish("edge.direct", b"%06d" % sent + b"x" * 60_000)
                 sent += 1
+        assert not server.client.publish_now("edge.direct", b"too early")
         await server.client.publish("edge.direct", b"the last")
         assert server.client.pending_data_size > 0
         await server.until_read(b"the last")

@@ -8,7 +8,7 @@ import pytest
 
 from relay.cluster.peer_messages import PeerMessages
 from schemas.errors import Failure, ToolError
-from schemas.frame_types import FrameType
+from schemas.frame_types import OneWayType
 from schemas.registry import SchemaRegistry
 from tests.fakes.cluster import Member
 from tests.fakes.cluster_server import FLEET, NatsServer
@@ -42,14 +42,14 @@ def sample(number: int) -> dict[str, Any]:
     return {"cap_id": "metrics", "sample": {"number": number}}
 
 
-def sent(member: Member, type_: FrameType) -> list[Mapping[str, Any]]:
+def sent(member: Member, type_: OneWayType) -> list[Mapping[str, Any]]:
     """Return the payloads that were sent to the node, of one type."""
     return [payload for _, sent_type, payload in member.nodes.sent if sent_type is type_]
 
 
 def terms(member: Member) -> list[tuple[int, int]]:
     """Return the leases that were sent to the node: interval, and the seconds that it lasts, rounded."""
-    leases = sent(member, FrameType.TELEMETRY_LEASE)
+    leases = sent(member, OneWayType.TELEMETRY_LEASE)
     return [(sent_lease["interval_ms"], round(sent_lease["ttl_ms"] / 1000)) for sent_lease in leases]
 
 
@@ -68,20 +68,20 @@ async def test_frames_reach_a_node_of_another_relay_in_order_and_its_own_come_ba
     asker: Member, owner: Member
 ) -> None:
     here, there = await connected(asker, owner)
-    asker.part.frames.send(NODE_ID, FrameType.SESSION_OPEN, OPEN)
+    asker.part.frames.send(NODE_ID, OneWayType.SESSION_OPEN, OPEN)
     for number in range(20):
-        asker.part.frames.send(NODE_ID, FrameType.SESSION_MESSAGE, said(str(number)))
+        asker.part.frames.send(NODE_ID, OneWayType.SESSION_MESSAGE, said(str(number)))
     await until(lambda: len(owner.nodes.sent) == 21)
-    assert sent(owner, FrameType.SESSION_OPEN) == [OPEN]
-    assert sent(owner, FrameType.SESSION_MESSAGE) == [said(str(number)) for number in range(20)]
+    assert sent(owner, OneWayType.SESSION_OPEN) == [OPEN]
+    assert sent(owner, OneWayType.SESSION_MESSAGE) == [said(str(number)) for number in range(20)]
     for number in range(20):
-        owner.nodes.receive(NODE_ID, FrameType.SESSION_EVENT, said(str(number)))
-    owner.nodes.receive(NODE_ID, FrameType.CALLER_TOOL, REQUEST)
+        owner.nodes.receive(NODE_ID, OneWayType.SESSION_EVENT, said(str(number)))
+    owner.nodes.receive(NODE_ID, OneWayType.CALLER_TOOL, REQUEST)
     await until(lambda: len(here.taken) == 21)
     node = owner.nodes.sessions[NODE_ID]
     assert here.taken == [
-        *((node, FrameType.SESSION_EVENT, said(str(number))) for number in range(20)),
-        (node, FrameType.CALLER_TOOL, REQUEST),
+        *((node, OneWayType.SESSION_EVENT, said(str(number))) for number in range(20)),
+        (node, OneWayType.CALLER_TOOL, REQUEST),
     ]
     assert there.taken == []
 
@@ -90,12 +90,12 @@ async def test_a_session_that_no_other_relay_has_opened_is_of_this_relay(
     asker: Member, owner: Member
 ) -> None:
     here, there = await connected(asker, owner)
-    owner.nodes.receive(NODE_ID, FrameType.CALLER_TOOL, REQUEST)
-    asker.part.frames.send(NODE_ID, FrameType.SESSION_OPEN, OPEN)
-    asker.part.frames.send(NODE_ID, FrameType.SESSION_END, END)
-    await until(lambda: bool(sent(owner, FrameType.SESSION_END)))
-    owner.nodes.receive(NODE_ID, FrameType.SESSION_EVENT, said("late"))
-    assert [type_ for _, type_, _ in there.taken] == [FrameType.CALLER_TOOL, FrameType.SESSION_EVENT]
+    owner.nodes.receive(NODE_ID, OneWayType.CALLER_TOOL, REQUEST)
+    asker.part.frames.send(NODE_ID, OneWayType.SESSION_OPEN, OPEN)
+    asker.part.frames.send(NODE_ID, OneWayType.SESSION_END, END)
+    await until(lambda: bool(sent(owner, OneWayType.SESSION_END)))
+    owner.nodes.receive(NODE_ID, OneWayType.SESSION_EVENT, said("late"))
+    assert [type_ for _, type_, _ in there.taken] == [OneWayType.CALLER_TOOL, OneWayType.SESSION_EVENT]
     assert here.taken == []
 
 
@@ -104,10 +104,13 @@ async def test_a_frame_that_the_node_does_not_take_now_is_sent_again_before_the_
 ) -> None:
     await connected(asker, owner)
     owner.nodes.refusals = [ToolError(Failure.RATE_LIMITED, retry_after_ms=1) for _ in range(3)]
-    asker.part.frames.send(NODE_ID, FrameType.SESSION_OPEN, OPEN)
-    asker.part.frames.send(NODE_ID, FrameType.SESSION_MESSAGE, said("hello"))
+    asker.part.frames.send(NODE_ID, OneWayType.SESSION_OPEN, OPEN)
+    asker.part.frames.send(NODE_ID, OneWayType.SESSION_MESSAGE, said("hello"))
     await until(lambda: len(owner.nodes.sent) == 2)
-    assert [type_ for _, type_, _ in owner.nodes.sent] == [FrameType.SESSION_OPEN, FrameType.SESSION_MESSAGE]
+    assert [type_ for _, type_, _ in owner.nodes.sent] == [
+        OneWayType.SESSION_OPEN,
+        OneWayType.SESSION_MESSAGE,
+    ]
 
 
 async def test_what_no_relay_takes_is_not_sent_twice_and_the_node_is_begun_with_anew(
@@ -116,29 +119,29 @@ async def test_what_no_relay_takes_is_not_sent_twice_and_the_node_is_begun_with_
     here, _ = await connected(asker, owner)
     node = owner.nodes.sessions[NODE_ID]
     owner.nodes.refusals = [ToolError(Failure.NODE_OFFLINE)]
-    asker.part.frames.send(NODE_ID, FrameType.SESSION_OPEN, OPEN)
-    asker.part.frames.send(NODE_ID, FrameType.SESSION_MESSAGE, said("lost"))
+    asker.part.frames.send(NODE_ID, OneWayType.SESSION_OPEN, OPEN)
+    asker.part.frames.send(NODE_ID, OneWayType.SESSION_MESSAGE, said("lost"))
     await until(lambda: here.connections == [(node, True), (node, True)])
-    asker.part.frames.send(NODE_ID, FrameType.SESSION_OPEN, OPEN)
+    asker.part.frames.send(NODE_ID, OneWayType.SESSION_OPEN, OPEN)
     await until(lambda: bool(owner.nodes.sent))
-    assert [type_ for _, type_, _ in owner.nodes.sent] == [FrameType.SESSION_OPEN]
+    assert [type_ for _, type_, _ in owner.nodes.sent] == [OneWayType.SESSION_OPEN]
     assert asker.framed("asked", "lost") == 2
 
 
 async def test_a_frame_that_does_not_fit_its_document_goes_no_further(asker: Member, owner: Member) -> None:
     await connected(asker, owner)
-    asker.part.frames.send(NODE_ID, FrameType.SESSION_OPEN, {"session_id": "x"})
+    asker.part.frames.send(NODE_ID, OneWayType.SESSION_OPEN, {"session_id": "x"})
     await asker.fake.lines.until("frame not taken by another relay")
     assert owner.nodes.sent == []
     assert owner.framed("answered", "invalid") == 1
     with pytest.raises(ToolError) as refused:
-        asker.part.frames.send(NODE_ID, FrameType.SESSION_END, {"session_id": SESSION, "reason": "x" * 2000})
+        asker.part.frames.send(NODE_ID, OneWayType.SESSION_END, {"session_id": SESSION, "reason": "x" * 2000})
     assert refused.value.failure is Failure.INTERNAL
 
 
 async def test_a_node_that_no_relay_has_is_offline(asker: Member) -> None:
     with pytest.raises(ToolError) as refused:
-        asker.part.frames.send(NODE_ID, FrameType.SESSION_OPEN, OPEN)
+        asker.part.frames.send(NODE_ID, OneWayType.SESSION_OPEN, OPEN)
     assert refused.value.failure is Failure.NODE_OFFLINE
 
 
@@ -151,10 +154,10 @@ async def test_a_node_that_moves_is_followed(asker: Member, owner: Member) -> No
     # At the relay that it has left, the end comes first.
     assert there.connections == [(first, True), (first, False), (second, True)]
     assert here.connections == [(first, True), (second, True)]
-    owner.part.frames.send(NODE_ID, FrameType.SESSION_OPEN, OPEN)
-    await until(lambda: sent(asker, FrameType.SESSION_OPEN) == [OPEN])
-    asker.nodes.receive(NODE_ID, FrameType.CALLER_TOOL, REQUEST)
-    await until(lambda: there.taken == [(second, FrameType.CALLER_TOOL, REQUEST)])
+    owner.part.frames.send(NODE_ID, OneWayType.SESSION_OPEN, OPEN)
+    await until(lambda: sent(asker, OneWayType.SESSION_OPEN) == [OPEN])
+    asker.nodes.receive(NODE_ID, OneWayType.CALLER_TOOL, REQUEST)
+    await until(lambda: there.taken == [(second, OneWayType.CALLER_TOOL, REQUEST)])
 
 
 async def test_a_node_that_resumes_its_session_is_known_again_and_so_are_its_callers(
@@ -162,27 +165,28 @@ async def test_a_node_that_resumes_its_session_is_known_again_and_so_are_its_cal
 ) -> None:
     here, _ = await connected(asker, owner)
     node = owner.nodes.sessions[NODE_ID]
-    asker.part.frames.send(NODE_ID, FrameType.SESSION_OPEN, OPEN)
+    asker.part.frames.send(NODE_ID, OneWayType.SESSION_OPEN, OPEN)
     await until(lambda: bool(owner.nodes.sent))
     owner.nodes.lose(NODE_ID)
     owner.nodes.connect(NODE_ID, node.session_id)
     # Before the other relay sees that it is back.
-    owner.nodes.receive(NODE_ID, FrameType.CALLER_TOOL, REQUEST)
-    await until(lambda: here.taken == [(node, FrameType.CALLER_TOOL, REQUEST)])
+    owner.nodes.receive(NODE_ID, OneWayType.CALLER_TOOL, REQUEST)
+    await until(lambda: here.taken == [(node, OneWayType.CALLER_TOOL, REQUEST)])
+    # The bucket is another subject than the frame's: it may tell of the new entry later.
+    await until(lambda: len(here.connections) > 1)
     assert here.connections[-1] == (node, True)
-    assert len(here.connections) > 1
 
 
 async def test_a_new_session_of_a_node_has_no_callers_until_they_are_opened_again(
     asker: Member, owner: Member
 ) -> None:
     here, there = await connected(asker, owner)
-    asker.part.frames.send(NODE_ID, FrameType.SESSION_OPEN, OPEN)
+    asker.part.frames.send(NODE_ID, OneWayType.SESSION_OPEN, OPEN)
     await until(lambda: bool(owner.nodes.sent))
     owner.nodes.lose(NODE_ID)
     owner.nodes.connect(NODE_ID)
-    owner.nodes.receive(NODE_ID, FrameType.CALLER_TOOL, REQUEST)
-    assert [type_ for _, type_, _ in there.taken] == [FrameType.CALLER_TOOL]
+    owner.nodes.receive(NODE_ID, OneWayType.CALLER_TOOL, REQUEST)
+    assert [type_ for _, type_, _ in there.taken] == [OneWayType.CALLER_TOOL]
     assert here.taken == []
 
 
@@ -191,10 +195,10 @@ async def test_the_sessions_of_a_relay_that_ends_are_ended_at_the_node(
 ) -> None:
     async with Member.joined(nats.config, tmp_path / "ends", registry) as ends:
         await connected(ends, owner)
-        ends.part.frames.send(NODE_ID, FrameType.SESSION_OPEN, OPEN)
-        ends.part.frames.send(NODE_ID, FrameType.TELEMETRY_LEASE, lease())
+        ends.part.frames.send(NODE_ID, OneWayType.SESSION_OPEN, OPEN)
+        ends.part.frames.send(NODE_ID, OneWayType.TELEMETRY_LEASE, lease())
         await until(lambda: len(owner.nodes.sent) == 2)
-    await until(lambda: sent(owner, FrameType.SESSION_END) == [{**END, "reason": "unknown"}])
+    await until(lambda: sent(owner, OneWayType.SESSION_END) == [{**END, "reason": "unknown"}])
     assert terms(owner) == [(1000, 30), (1000, 0)]
 
 
@@ -203,20 +207,20 @@ async def test_the_sessions_of_a_relay_that_ends_are_ended_at_the_node(
 
 async def test_one_lease_at_the_node_serves_all_relays(asker: Member, owner: Member) -> None:
     here, there = await connected(asker, owner)
-    owner.part.frames.send(NODE_ID, FrameType.TELEMETRY_LEASE, lease(5000, include=["cpu"]))
-    asker.part.frames.send(NODE_ID, FrameType.TELEMETRY_LEASE, lease(1000, include=["mem", "cpu"]))
+    owner.part.frames.send(NODE_ID, OneWayType.TELEMETRY_LEASE, lease(5000, include=["cpu"]))
+    asker.part.frames.send(NODE_ID, OneWayType.TELEMETRY_LEASE, lease(1000, include=["mem", "cpu"]))
     await until(lambda: terms(owner) == [(5000, 30), (1000, 30)])
-    assert sent(owner, FrameType.TELEMETRY_LEASE)[-1]["include"] == ["cpu", "mem"]
+    assert sent(owner, OneWayType.TELEMETRY_LEASE)[-1]["include"] == ["cpu", "mem"]
     for number in range(3):
-        owner.nodes.receive(NODE_ID, FrameType.TELEMETRY, sample(number))
+        owner.nodes.receive(NODE_ID, OneWayType.TELEMETRY, sample(number))
     await until(lambda: len(here.taken) == 3)
     node = owner.nodes.sessions[NODE_ID]
-    assert here.taken == there.taken == [(node, FrameType.TELEMETRY, sample(number)) for number in range(3)]
+    assert here.taken == there.taken == [(node, OneWayType.TELEMETRY, sample(number)) for number in range(3)]
     # The shortest interval goes, and then the last listener.
-    asker.part.frames.send(NODE_ID, FrameType.TELEMETRY_LEASE, lease(1000, 0))
+    asker.part.frames.send(NODE_ID, OneWayType.TELEMETRY_LEASE, lease(1000, 0))
     await until(lambda: terms(owner)[2:] == [(5000, 30)])
-    owner.nodes.receive(NODE_ID, FrameType.TELEMETRY, sample(3))
-    owner.part.frames.send(NODE_ID, FrameType.TELEMETRY_LEASE, lease(5000, 0))
+    owner.nodes.receive(NODE_ID, OneWayType.TELEMETRY, sample(3))
+    owner.part.frames.send(NODE_ID, OneWayType.TELEMETRY_LEASE, lease(5000, 0))
     assert terms(owner)[3:] == [(5000, 0)]
     assert len(there.taken) == 4
     assert len(here.taken) == 3
@@ -226,10 +230,10 @@ async def test_a_relay_that_has_not_leased_a_node_is_not_handed_its_samples(
     asker: Member, owner: Member
 ) -> None:
     here, there = await connected(asker, owner)
-    asker.part.frames.send(NODE_ID, FrameType.TELEMETRY_LEASE, lease())
+    asker.part.frames.send(NODE_ID, OneWayType.TELEMETRY_LEASE, lease())
     await until(lambda: bool(terms(owner)))
-    owner.nodes.receive(NODE_ID, FrameType.TELEMETRY, {"cap_id": "other", "sample": {}})
-    owner.nodes.receive(NODE_ID, FrameType.TELEMETRY, sample(1))
+    owner.nodes.receive(NODE_ID, OneWayType.TELEMETRY, {"cap_id": "other", "sample": {}})
+    owner.nodes.receive(NODE_ID, OneWayType.TELEMETRY, sample(1))
     await until(lambda: bool(here.taken))
     assert [payload for _, _, payload in here.taken] == [sample(1)]
     # What no relay has leased is for this relay to count.
@@ -240,30 +244,30 @@ async def test_samples_go_on_after_a_move_and_none_comes_from_the_session_before
     asker: Member, owner: Member, nats: NatsServer, tmp_path: Path, registry: SchemaRegistry
 ) -> None:
     here, _ = await connected(asker, owner)
-    asker.part.frames.send(NODE_ID, FrameType.TELEMETRY_LEASE, lease())
+    asker.part.frames.send(NODE_ID, OneWayType.TELEMETRY_LEASE, lease())
     await until(lambda: bool(terms(owner)))
     first = owner.nodes.sessions[NODE_ID]
     async with Member.joined(nats.config, tmp_path / "third", registry) as third:
         third.nodes.connect(NODE_ID)
         second = third.nodes.sessions[NODE_ID]
         await here.until_connected(second)
-        asker.part.frames.send(NODE_ID, FrameType.TELEMETRY_LEASE, lease())
+        asker.part.frames.send(NODE_ID, OneWayType.TELEMETRY_LEASE, lease())
         await until(lambda: bool(terms(third)))
         # What the older session still had on its way.
         body = {"node_id": NODE_ID, "session_id": first.session_id, "type": "telemetry", "payload": sample(1)}
         for relay in asker.part.peers.running():
             stale = PeerMessages(registry, relay).ask(relay, body)
             await owner.part.connection.publish(f"edge.{FLEET}.telemetry.{NODE_ID}", stale)
-        third.nodes.receive(NODE_ID, FrameType.TELEMETRY, sample(2))
+        third.nodes.receive(NODE_ID, OneWayType.TELEMETRY, sample(2))
         await until(lambda: bool(here.taken))
-        assert here.taken == [(second, FrameType.TELEMETRY, sample(2))]
+        assert here.taken == [(second, OneWayType.TELEMETRY, sample(2))]
 
 
 async def test_samples_are_read_again_after_the_servers_were_away(
     asker: Member, owner: Member, nats: NatsServer
 ) -> None:
     here, _ = await connected(asker, owner)
-    asker.part.frames.send(NODE_ID, FrameType.TELEMETRY_LEASE, lease())
+    asker.part.frames.send(NODE_ID, OneWayType.TELEMETRY_LEASE, lease())
     await until(lambda: bool(terms(owner)))
     nats.stop()
     await until(lambda: not (asker.part.connection.is_connected or owner.part.connection.is_connected))
@@ -273,7 +277,7 @@ async def test_samples_are_read_again_after_the_servers_were_away(
     def arrived() -> bool:
         nonlocal number
         number += 1
-        owner.nodes.receive(NODE_ID, FrameType.TELEMETRY, sample(number))
+        owner.nodes.receive(NODE_ID, OneWayType.TELEMETRY, sample(number))
         return bool(here.taken)
 
     await until(arrived)

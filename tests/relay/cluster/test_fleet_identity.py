@@ -8,10 +8,10 @@ from typing import Self
 import pytest
 from nats.aio.client import Client
 
-from relay.ascii_json import encoded
 from relay.cluster.connection import ClusterConnection
 from relay.cluster.credentials import read_credentials
-from relay.cluster.fleet_identity import FleetIdentity, Identity, identity_subject
+from relay.cluster.fleet_identity import FleetIdentity, identity_subject
+from relay.cluster.heard_relays import RelayIdentity
 from relay.routing.peers import NoResponderError
 from schemas.health import Loop
 from schemas.process.logs import make_logger
@@ -36,15 +36,21 @@ class Joining:
     """
 
     def __init__(
-        self, nats: NatsServer, own: Identity, registry: SchemaRegistry, *, unchecked: bool = False
+        self, nats: NatsServer, own: RelayIdentity, registry: SchemaRegistry, *, unchecked: bool = False
     ) -> None:
         self._unchecked = unchecked
         self.lines = LogLines()
         log = make_logger("relay", self.lines)
         self.own = own
         self.identity = FleetIdentity(
-            lambda: self.own, fleet=FLEET, registry=registry, log=log, sleep=self._repeat
+            lambda: self.own,
+            fleet=FLEET,
+            registry=registry,
+            monotonic=Seconds(),
+            log=log,
+            sleep=self._repeat,
         )
+        self._said = asyncio.Event()
         self.again = asyncio.Event()
         self.pauses = 0
         self.connection = ClusterConnection(
@@ -69,6 +75,7 @@ class Joining:
         await asyncio.sleep(0.01)
 
     async def _repeat(self, _seconds: float) -> None:
+        self._said.set()
         await self.again.wait()
         self.again.clear()
 
@@ -83,20 +90,17 @@ class Joining:
 
     async def joined(self) -> None:
         """Return once it answers those that connect."""
-        await until(lambda: self.connection.is_connected)
-        question = encoded({"relay": THIRD, "url": URL, "roots": [ROOT]}).encode()
         async with asyncio.timeout(BOUND_S):
-            while True:
-                with suppress(NoResponderError):
-                    await self.connection.request(identity_subject(FLEET), question, BOUND_S)
-                    return
-                await asyncio.sleep(0.001)  # the server does not announce subscriptions
+            await self._said.wait()
+            # It has subscribed by then, and the server reads in order: once it replies, it knows of that.
+            with suppress(NoResponderError):
+                await self.connection.request(f"edge.{FLEET}.unused", b"", BOUND_S)
 
 
 async def test_relays_that_agree_join(nats: NatsServer, registry: SchemaRegistry) -> None:
-    async with Joining(nats, Identity(FIRST, URL, [ROOT]), registry) as first:
+    async with Joining(nats, RelayIdentity(FIRST, URL, [ROOT]), registry) as first:
         await first.joined()
-        async with Joining(nats, Identity(SECOND, URL, [ROOT]), registry) as second:
+        async with Joining(nats, RelayIdentity(SECOND, URL, [ROOT]), registry) as second:
             await second.joined()
             assert first.connection.is_connected
             assert first.lines.entries("another relay is not of this fleet") == []
@@ -105,15 +109,15 @@ async def test_relays_that_agree_join(nats: NatsServer, registry: SchemaRegistry
 @pytest.mark.parametrize(
     ("other", "todo"),
     [
-        (Identity(SECOND, OTHER_URL, [ROOT]), "give both the same --public-url"),
-        (Identity(SECOND, URL, [OTHER_ROOT]), "copy its ca/previous.pem and ca/root.pem"),
+        (RelayIdentity(SECOND, OTHER_URL, [ROOT]), "give both the same --public-url"),
+        (RelayIdentity(SECOND, URL, [OTHER_ROOT]), "copy its ca/previous.pem and ca/root.pem"),
     ],
     ids=["url", "roots"],
 )
 async def test_a_relay_that_differs_does_not_join_and_says_what_to_do_once(
-    nats: NatsServer, registry: SchemaRegistry, other: Identity, todo: str
+    nats: NatsServer, registry: SchemaRegistry, other: RelayIdentity, todo: str
 ) -> None:
-    async with Joining(nats, Identity(FIRST, URL, [ROOT]), registry) as first:
+    async with Joining(nats, RelayIdentity(FIRST, URL, [ROOT]), registry) as first:
         await first.joined()
         async with Joining(nats, other, registry) as refused:
             await until(lambda: refused.pauses >= 3)
@@ -130,14 +134,14 @@ async def test_a_relay_that_differs_does_not_join_and_says_what_to_do_once(
 async def test_relays_of_which_one_has_another_root_already_are_of_one_fleet(
     nats: NatsServer, registry: SchemaRegistry
 ) -> None:
-    async with Joining(nats, Identity(FIRST, URL, [NEXT_ROOT, ROOT]), registry) as first:
+    async with Joining(nats, RelayIdentity(FIRST, URL, [NEXT_ROOT, ROOT]), registry) as first:
         await first.joined()
-        async with Joining(nats, Identity(SECOND, URL, [ROOT]), registry) as second:
+        async with Joining(nats, RelayIdentity(SECOND, URL, [ROOT]), registry) as second:
             await second.joined()
             # The overlap has ended, and the new root was copied to the second relay before that.
-            first.own = Identity(FIRST, URL, [NEXT_ROOT])
-            second.own = Identity(SECOND, URL, [NEXT_ROOT])
-            async with Joining(nats, Identity(THIRD, URL, [NEXT_ROOT]), registry) as third:
+            first.own = RelayIdentity(FIRST, URL, [NEXT_ROOT])
+            second.own = RelayIdentity(SECOND, URL, [NEXT_ROOT])
+            async with Joining(nats, RelayIdentity(THIRD, URL, [NEXT_ROOT]), registry) as third:
                 await third.joined()
                 assert first.connection.is_connected
                 assert second.connection.is_connected
@@ -146,9 +150,9 @@ async def test_relays_of_which_one_has_another_root_already_are_of_one_fleet(
 async def test_once_the_others_have_ended_another_url_is_the_fleets(
     nats: NatsServer, registry: SchemaRegistry
 ) -> None:
-    async with Joining(nats, Identity(FIRST, URL, [ROOT]), registry) as first:
+    async with Joining(nats, RelayIdentity(FIRST, URL, [ROOT]), registry) as first:
         await first.joined()
-        waiting = Joining(nats, Identity(SECOND, OTHER_URL, [ROOT]), registry)
+        waiting = Joining(nats, RelayIdentity(SECOND, OTHER_URL, [ROOT]), registry)
         async with waiting:
             await until(lambda: waiting.pauses >= 1)
             await first.__aexit__()
@@ -158,19 +162,43 @@ async def test_once_the_others_have_ended_another_url_is_the_fleets(
 async def test_of_two_that_differ_and_have_joined_the_one_with_the_lower_id_stays(
     nats: NatsServer, registry: SchemaRegistry
 ) -> None:
-    async with Joining(nats, Identity(FIRST, URL, [ROOT]), registry) as first:
+    async with Joining(nats, RelayIdentity(FIRST, URL, [ROOT]), registry) as first:
         await first.joined()
-        async with Joining(nats, Identity(SECOND, OTHER_URL, [ROOT]), registry, unchecked=True) as second:
+        async with Joining(
+            nats, RelayIdentity(SECOND, OTHER_URL, [ROOT]), registry, unchecked=True
+        ) as second:
             await until(lambda: second.connection.problem is not None)
             assert second.lines.entries("cluster lost")
             assert first.connection.is_connected
 
 
+async def test_one_that_differs_from_several_leaves_although_its_id_is_lower(
+    nats: NatsServer, registry: SchemaRegistry
+) -> None:
+    """Ids are by time, so a relay that was not restarted for long, or has a slow clock, has the lowest."""
+    async with (
+        Joining(nats, RelayIdentity(SECOND, URL, [ROOT]), registry) as second,
+        Joining(nats, RelayIdentity(THIRD, URL, [ROOT]), registry) as third,
+    ):
+        await second.joined()
+        await third.joined()
+        second.again.set()
+        third.again.set()
+        await until(lambda: SECOND in third.identity.others and THIRD in second.identity.others)
+        wrong = Joining(nats, RelayIdentity(FIRST, OTHER_URL, [ROOT]), registry, unchecked=True)
+        async with wrong:
+            await until(lambda: wrong.pauses >= 1)
+            await wrong.lines.until("cluster lost")
+            assert second.connection.is_connected
+            assert third.connection.is_connected
+        assert second.lines.entries("cluster lost") == third.lines.entries("cluster lost") == []
+
+
 async def test_it_is_found_out_later_too(nats: NatsServer, registry: SchemaRegistry) -> None:
     """Two relays that could not hear each other, as on two sides of a partition."""
-    async with Joining(nats, Identity(SECOND, OTHER_URL, [ROOT]), registry) as second:
+    async with Joining(nats, RelayIdentity(SECOND, OTHER_URL, [ROOT]), registry) as second:
         await second.joined()
-        async with Joining(nats, Identity(FIRST, URL, [ROOT]), registry, unchecked=True) as first:
+        async with Joining(nats, RelayIdentity(FIRST, URL, [ROOT]), registry, unchecked=True) as first:
             await until(lambda: second.connection.problem is not None)
             assert second.lines.entries("cluster lost")
             assert first.connection.is_connected
@@ -188,7 +216,7 @@ async def test_health_says_why_a_relay_did_not_join(
 
 
 async def test_what_is_no_identity_is_dropped_and_logged(nats: NatsServer, registry: SchemaRegistry) -> None:
-    async with Joining(nats, Identity(FIRST, URL, [ROOT]), registry) as first:
+    async with Joining(nats, RelayIdentity(FIRST, URL, [ROOT]), registry) as first:
         await first.joined()
         await first.connection.publish(identity_subject(FLEET), b'{"relay": "x"}')
         await first.lines.until("identity of another relay dropped")

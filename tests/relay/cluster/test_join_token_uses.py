@@ -137,7 +137,7 @@ async def test_a_token_that_is_revoked_on_one_machine_is_refused_by_the_relay_th
     async with one.joined(nats.config, registry) as first, other.joined(nats.config, registry) as second:
         await until(lambda: first.part.ledgers.is_current and second.part.ledgers.is_current)
         other.join_tokens.revoke(token.id, made_here=False)
-        second.part.ledgers.changed()
+        second.part.ledgers.changed("join_token_revocation")
         await until(lambda: one.join_tokens.find(token.id) is None)
         assert await reason_of(enrolments(hub, one, first), request_of(token)) == "unknown_token"
         await enrolments(hub, one, first).enrol(request_of(kept))
@@ -152,7 +152,7 @@ async def test_a_relay_restored_from_an_older_backup_learns_that_a_token_was_rev
     older = Machine.restored(one, tmp_path / "older")
     async with one.joined(nats.config, registry) as first:
         one.join_tokens.revoke(token.id)
-        first.part.ledgers.changed()
+        first.part.ledgers.changed("join_token_revocation")
         await until(lambda: first.counted_entries("appended", "join_token_revocation") == 1)
     async with older.joined(nats.config, registry) as restored:
         await until(lambda: restored.part.ledgers.is_current)

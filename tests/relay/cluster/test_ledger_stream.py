@@ -1,7 +1,7 @@
 """Entries are appended by who knows what is there, and read by who understands them."""
 
-from collections.abc import AsyncIterator, Mapping
-from collections.abc import Set as AbstractSet
+import asyncio
+from collections.abc import AsyncIterator, Container, Mapping
 from contextlib import asynccontextmanager
 
 import pytest
@@ -9,12 +9,19 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.js import JetStreamContext
 
-from relay.cluster.ledger_stream import MAX_ENTRY_BYTES, LedgerStream, NotUnderstoodError, UnfitEntryError
+from relay.cluster.ledger_stream import (
+    KEPT_AFTER_S,
+    MAX_ENTRY_BYTES,
+    LedgerStream,
+    NotUnderstoodError,
+    UnfitEntryError,
+)
 from relay.ledger import Entry
 from schemas.registry import SchemaRegistry
+from tests.fakes.clock import FakeClock
 from tests.fakes.cluster_server import NatsServer
-from tests.fakes.polling import until
-from tests.fakes.signer import NODE_ID, OTHER_NODE_ID
+from tests.fakes.polling import BOUND_S, until
+from tests.fakes.signer import NODE_ID, NOW_MS, OTHER_NODE_ID
 
 pytestmark = pytest.mark.integration
 
@@ -24,8 +31,8 @@ LEAF = {
     "node_id": NODE_ID,
     "tenant": "acme",
     "public_key": "cd" * 32,
-    "issued_ms": 1,
-    "not_after_ms": 2,
+    "issued_ms": NOW_MS,
+    "not_after_ms": NOW_MS + 1,
 }
 
 
@@ -39,7 +46,11 @@ class Entries:
     def key_of(self, entry: Entry) -> str:
         return str(entry[self._member])
 
-    def settle(self, _arrived: Mapping[str, Entry], _known: AbstractSet[str]) -> Mapping[str, Entry]:
+    def end_ms_of(self, entry: Entry) -> int | None:
+        end_ms: int | None = entry.get("not_after_ms")
+        return end_ms
+
+    def settle(self, _arrived: Mapping[str, Entry], _known: Container[str]) -> Mapping[str, Entry]:
         return {}
 
 
@@ -62,7 +73,7 @@ async def followed(
 
     seed = nats.credentials.read_text()
     await client.connect(nats.url, nkeys_seed_str=seed, inbox_prefix="edge.main.inbox")
-    stream, context = LedgerStream("main", [LEAVES, NAMES], registry), client.jetstream()
+    stream, context = LedgerStream("main", [LEAVES, NAMES], registry, FakeClock(NOW_MS)), client.jetstream()
     await stream.follow(context, arrive)
     yield stream, context, arrived
     await client.close()
@@ -129,3 +140,39 @@ async def test_what_is_not_understood_is_named_by_sequence_and_printable_subject
     assert texts[0] == "entry 1 (edge.main.ledger.later.x) is of a kind that is not known here"
     assert texts[1].endswith("is nested too deeply")
     assert all(text.isascii() for text in texts)
+
+
+async def test_an_entry_that_has_ended_is_removed_by_the_servers_and_others_stay(
+    nats: NatsServer, registry: SchemaRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("relay.cluster.ledger_stream.KEPT_AFTER_S", 0)
+    lasting = "ef" * 32
+    async with followed(nats, registry) as (stream, context, arrived):
+        await stream.append(context, NAMES, NODE_ID, name(NODE_ID, "pump"), 0)
+        for kid, not_after_ms in ((KID, NOW_MS - 1), (lasting, NOW_MS + 1_000_000)):
+            entry = LEAF | {"kid": kid, "not_after_ms": not_after_ms}
+            assert await stream.append(context, LEAVES, kid, entry, 0) is not None
+        await until(lambda: len(arrived) == 3)
+
+        async def subjects() -> set[str]:
+            info = await context.stream_info(stream.name, subjects_filter="edge.main.ledger.>")
+            return set(info.state.subjects or {})
+
+        async with asyncio.timeout(BOUND_S):
+            while f"edge.main.ledger.leaf.{KID}" in await subjects():  # the server does not announce it
+                pass
+        assert await subjects() == {f"edge.main.ledger.name.{NODE_ID}", f"edge.main.ledger.leaf.{lasting}"}
+        # Its key is free again.
+        assert await stream.append(context, LEAVES, KID, LEAF, 0) is not None
+
+
+async def test_an_entry_is_kept_longer_than_clocks_are_off_and_no_end_is_too_far(
+    nats: NatsServer, registry: SchemaRegistry
+) -> None:
+    async with followed(nats, registry) as (stream, context, arrived):
+        for number, end_ms in enumerate((NOW_MS + 5000, 0, 9007199254740991)):
+            kid = f"{number:064x}"
+            await stream.append(context, LEAVES, kid, LEAF | {"kid": kid, "not_after_ms": end_ms}, 0)
+        await until(lambda: len(arrived) == 3)
+    kept = [int((message.headers or {})["Nats-TTL"]) for message in arrived]
+    assert kept == [5 + KEPT_AFTER_S, 1, 100 * 365 * 86_400]

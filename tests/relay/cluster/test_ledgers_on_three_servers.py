@@ -53,6 +53,6 @@ async def test_what_is_decided_while_the_leading_server_is_killed_is_known_every
         await asyncio.to_thread(server.kill)
         one.revoke(OTHER_NODE_ID, first)
         other.names.label(NODE_ID, TENANT, "pump")
-        second.part.ledgers.changed()
+        second.part.ledgers.changed("name")
         # Another server is elected first.
         await until(lambda: other.revoked == {before, kid} and one.labels == {NODE_ID: "pump"}, 3 * BOUND_S)

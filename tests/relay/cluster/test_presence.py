@@ -4,8 +4,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from relay.cluster.presence import UNREAD_S, Effects, Presence
-from relay.cluster.presence_entries import NodeEntry
+from relay.calls.idempotency_store import REMEMBERED_S
+from relay.cluster.presence import KEYS_LAST_S, UNREAD_S, Presence
+from relay.cluster.presence_effects import Effects
+from relay.cluster.presence_entries import ENDED_KEPT_S, NodeEntry
 from relay.cluster.relay_leases import LEASE_INTERVAL_S, LEASE_S
 from relay.routing.port import NodeRef
 from tests.fakes.seconds import Seconds
@@ -20,15 +22,15 @@ class Stage:
     """Presence in one relay, and what it changes there."""
 
     seconds: Seconds = field(default_factory=Seconds)
-    let_go_of: list[str] = field(default_factory=list)
+    superseded: list[str] = field(default_factory=list)
     shown: dict[str, bool] = field(default_factory=dict)
     moved: list[str] = field(default_factory=list)
-    unsure: dict[str, bool] = field(default_factory=dict)
+    history_unknown: dict[str, bool] = field(default_factory=dict)
     known: bool = True
     is_read: bool = True
 
     def __post_init__(self) -> None:
-        effects = Effects(self.let_go, self.show, self.moved.append, self.unsure.__setitem__)
+        effects = Effects(self.end_superseded, self.show, self.moved.append, self.history_unknown.__setitem__)
         self.presence = Presence(OWN, effects, self.seconds)
         self.presence.begin(BUCKET)
         if self.is_read:
@@ -39,8 +41,9 @@ class Stage:
             self.shown[node_id] = connected
         return self.known
 
-    def let_go(self, node_id: str) -> None:
-        self.let_go_of.append(node_id)
+    def end_superseded(self, node_id: str, relay: str) -> None:
+        assert relay == OTHER
+        self.superseded.append(node_id)
         self.lose()
 
     def connect(self, session_id: str = "S1") -> None:
@@ -90,10 +93,10 @@ def test_a_session_that_begins_replaces_the_entry_that_is_known(stage: Stage) ->
     assert stage.due() == (BEGUN, 7)
 
 
-def test_a_session_that_another_relay_has_outrun_is_written_after_that_was_read(stage: Stage) -> None:
+def test_a_session_that_another_relay_has_replaced_is_written_after_that_was_read(stage: Stage) -> None:
     stage.connect()
     stage.presence.to_write.clear()
-    stage.presence.outrun(NODE_ID, 0)
+    stage.presence.write_conflicted(NODE_ID, 0)
     assert stage.due() is None
     stage.see(7)
     assert stage.due() == (BEGUN, 7)
@@ -103,15 +106,103 @@ def test_what_was_read_before_the_failure_is_known_is_written_at_once(stage: Sta
     stage.connect()
     stage.presence.to_write.clear()
     stage.see(7)
-    stage.presence.outrun(NODE_ID, 0)
+    stage.presence.write_conflicted(NODE_ID, 0)
     assert stage.due() == (BEGUN, 7)
 
 
-def test_a_session_that_was_outrun_and_has_ended_meanwhile_changes_nothing(stage: Stage) -> None:
+def test_an_entry_that_the_servers_may_have_dropped_is_written_as_where_there_is_none(stage: Stage) -> None:
+    stage.see(7, connected=False)
+    stage.connect()
+    assert stage.due() == (BEGUN, 7)
+    stage.presence.to_write.clear()
+    stage.presence.write_conflicted(NODE_ID, 7)
+    assert stage.due() == (BEGUN, 0)
+    # There is one, so another relay has written it: it is on its way.
+    stage.presence.to_write.clear()
+    stage.presence.write_conflicted(NODE_ID, 0)
+    assert stage.due() is None
+    stage.see(9)
+    assert stage.due() == (BEGUN, 9)
+
+
+def test_what_was_read_before_a_dropped_entry_was_missed_is_replaced(stage: Stage) -> None:
+    stage.see(7, connected=False)
+    stage.connect()
+    stage.presence.to_write.clear()
+    stage.see(9)
+    stage.presence.write_conflicted(NODE_ID, 7)
+    assert stage.due() == (BEGUN, 9)
+
+
+def test_an_ended_entry_is_forgotten_once_the_servers_have_surely_dropped_it(stage: Stage) -> None:
+    stage.see(7, connected=False)
+    stage.seconds.now += ENDED_KEPT_S
+    stage.presence.relay_seen(OWN)
+    stage.connect()
+    assert stage.due() == (BEGUN, 7)
+    stage.lose()
+    stage.seconds.now += 3_600
+    stage.presence.relay_seen(OWN)
+    stage.moved.clear()
+    stage.connect()
+    assert stage.due() == (BEGUN, 0)
+    assert stage.moved == []
+
+
+def test_what_a_relay_has_left_behind_is_ended_by_the_others(stage: Stage) -> None:
+    stage.see(7)
+    stage.renew(KEYS_LAST_S)
+    assert stage.due() is None
+    stage.renew(LEASE_S + LEASE_INTERVAL_S)
+    assert stage.due() == (NodeEntry(OTHER, "S9", connected=False, revision=0), 7)
+    stage.write(8)
+    stage.see(8, connected=False)
+    stage.renew(KEYS_LAST_S)
+    assert stage.due() is None
+
+
+def test_a_relay_that_is_back_has_left_nothing_behind(stage: Stage) -> None:
+    stage.see(7)
+    stage.renew(KEYS_LAST_S)
+    stage.presence.relay_seen(OTHER)
+    stage.renew(KEYS_LAST_S)
+    assert stage.due() is None
+    assert stage.presence.entry_to_write(NODE_ID) is not None  # it has ended again, and not long ago
+
+
+def test_what_a_relay_has_left_behind_and_a_node_has_replaced_here_is_not_ended(stage: Stage) -> None:
+    stage.see(7)
+    stage.renew(LEASE_S + LEASE_INTERVAL_S)
+    stage.connect()
+    stage.write(8)
+    stage.renew(KEYS_LAST_S)
+    assert stage.due() is None
+
+
+def test_a_session_whose_entry_the_others_have_ended_is_written_again(stage: Stage) -> None:
+    stage.connect()
+    stage.write(7)
+    stage.presence.node_seen(NODE_ID, NodeEntry(OWN, "S1", connected=False, revision=6), 6)
+    assert stage.due() is None  # of the session before
+    stage.presence.node_seen(NODE_ID, NodeEntry(OWN, "S1", connected=False, revision=8), 8)
+    assert stage.due() == (BEGUN, 8)
+
+
+def test_a_session_whose_entry_the_others_have_ended_and_the_servers_dropped_is_written_again(
+    stage: Stage,
+) -> None:
+    stage.connect()
+    stage.write(7)
+    stage.presence.begin(BUCKET)
+    stage.presence.all_read()
+    assert stage.due() == (BEGUN, 7)
+
+
+def test_a_session_that_was_replaced_and_has_ended_meanwhile_changes_nothing(stage: Stage) -> None:
     stage.connect()
     stage.lose()
     stage.presence.to_write.clear()
-    stage.presence.outrun(NODE_ID, 0)
+    stage.presence.write_conflicted(NODE_ID, 0)
     stage.see(7)
     assert stage.due() is None
     assert stage.presence.entry_to_write(NODE_ID) is None
@@ -120,26 +211,26 @@ def test_a_session_that_was_outrun_and_has_ended_meanwhile_changes_nothing(stage
 def test_an_entry_that_was_removed_is_replaced_too(stage: Stage) -> None:
     stage.connect()
     stage.presence.to_write.clear()
-    stage.presence.outrun(NODE_ID, 0)
+    stage.presence.write_conflicted(NODE_ID, 0)
     stage.presence.node_seen(NODE_ID, None, 7)
     assert stage.due() == (BEGUN, 7)
 
 
 def test_who_had_the_node_before_is_not_sure_until_its_entry_is_written(stage: Stage) -> None:
     stage.connect()
-    assert stage.unsure == {NODE_ID: True}
+    assert stage.history_unknown == {NODE_ID: True}
     stage.presence.to_write.clear()
-    stage.presence.outrun(NODE_ID, 0)
+    stage.presence.write_conflicted(NODE_ID, 0)
     stage.see(7)
-    assert (stage.unsure, stage.moved) == ({NODE_ID: True}, [NODE_ID])
+    assert (stage.history_unknown, stage.moved) == ({NODE_ID: True}, [NODE_ID])
     stage.write(8)
-    assert stage.unsure == {NODE_ID: False}
+    assert stage.history_unknown == {NODE_ID: False}
 
 
-def test_a_node_that_is_lost_is_not_unsure_any_more(stage: Stage) -> None:
+def test_of_a_node_that_is_lost_the_history_is_not_asked_for_any_more(stage: Stage) -> None:
     stage.connect()
     stage.lose()
-    assert stage.unsure == {NODE_ID: False}
+    assert stage.history_unknown == {NODE_ID: False}
 
 
 def test_a_session_that_ends_replaces_its_own_entry_alone(stage: Stage) -> None:
@@ -147,7 +238,7 @@ def test_a_session_that_ends_replaces_its_own_entry_alone(stage: Stage) -> None:
     stage.write(7)
     stage.lose()
     assert stage.due() == (ENDED, 7)
-    stage.presence.outrun(NODE_ID, 7)
+    stage.presence.write_conflicted(NODE_ID, 7)
     assert stage.presence.entry_to_write(NODE_ID) is None
 
 
@@ -161,19 +252,19 @@ def test_a_session_that_ended_before_it_was_written_is_written_as_ended_then(sta
     assert stage.due() == (ENDED, 7)
 
 
-def test_the_older_session_is_let_go(stage: Stage) -> None:
+def test_the_older_session_is_ended(stage: Stage) -> None:
     stage.connect()
     stage.write(7)
     stage.see(8)
-    assert stage.let_go_of == [NODE_ID]
+    assert stage.superseded == [NODE_ID]
     assert stage.shown == {NODE_ID: True}  # it is connected there
 
 
-def test_the_older_session_is_let_go_also_when_the_newer_has_ended_since(stage: Stage) -> None:
+def test_the_older_session_is_ended_also_when_the_newer_has_ended_since(stage: Stage) -> None:
     stage.connect()
     stage.write(7)
     stage.see(8, connected=False)
-    assert stage.let_go_of == [NODE_ID]
+    assert stage.superseded == [NODE_ID]
     assert stage.shown == {}
 
 
@@ -181,16 +272,16 @@ def test_the_newer_session_stays_and_knows_that_the_node_has_moved(stage: Stage)
     stage.connect()
     stage.write(8)
     stage.see(7)
-    assert stage.let_go_of == []
+    assert stage.superseded == []
     assert stage.moved == [NODE_ID]
 
 
 def test_which_is_newer_is_settled_when_the_own_entry_has_its_revision(stage: Stage) -> None:
     stage.connect()
     stage.see(8)
-    assert stage.let_go_of == []
+    assert stage.superseded == []
     stage.write(7)
-    assert stage.let_go_of == [NODE_ID]
+    assert stage.superseded == [NODE_ID]
 
 
 def test_a_node_that_returns_from_another_relay_has_moved(stage: Stage) -> None:
@@ -222,10 +313,10 @@ def test_a_session_that_is_resumed_after_another_relay_had_the_node_is_the_newer
     stage.lose()
     stage.see(8)
     stage.connect()
-    assert stage.let_go_of == []
+    assert stage.superseded == []
     stage.write(9)
     stage.see(8)
-    assert stage.let_go_of == []
+    assert stage.superseded == []
 
 
 def test_a_node_may_have_moved_while_the_bucket_was_not_read(stage: Stage) -> None:
@@ -233,6 +324,52 @@ def test_a_node_may_have_moved_while_the_bucket_was_not_read(stage: Stage) -> No
     assert not stage.presence.is_current
     stage.connect()
     assert stage.moved == [NODE_ID]
+
+
+def test_a_node_whose_entry_was_removed_or_is_not_readable_may_have_moved(stage: Stage) -> None:
+    stage.presence.node_seen(NODE_ID, None, 7)
+    stage.connect()
+    assert stage.moved == [NODE_ID]
+
+
+def test_a_node_whose_entry_is_replaced_by_one_that_is_not_readable_may_have_moved(stage: Stage) -> None:
+    stage.connect()
+    stage.presence.node_seen(NODE_ID, None, 7)
+    assert stage.moved == [NODE_ID]
+    stage.write(8)
+    stage.presence.node_seen(NODE_ID, None, 7)
+    assert stage.moved == [NODE_ID]
+
+
+def test_a_node_without_an_entry_in_a_bucket_made_anew_may_have_moved_for_the_life_of_a_key(
+    stage: Stage,
+) -> None:
+    stage.presence.begin("made again")
+    stage.renew(REMEMBERED_S - LEASE_INTERVAL_S)
+    stage.connect()
+    assert stage.moved == [NODE_ID]
+    stage.lose()
+    stage.renew(LEASE_INTERVAL_S)
+    stage.connect("S2")
+    assert stage.moved == [NODE_ID]
+
+
+def test_a_node_whose_entry_the_former_bucket_did_not_get_may_have_moved(stage: Stage) -> None:
+    stage.connect()
+    stage.presence.begin("made again")
+    assert stage.moved == [NODE_ID]
+
+
+def test_a_node_that_stays_while_the_bucket_is_made_anew_has_not_moved(stage: Stage) -> None:
+    stage.connect()
+    stage.write(7)
+    stage.presence.begin("made again")
+    stage.write(1)
+    assert stage.moved == []
+
+
+def test_what_may_have_moved_is_so_for_as_long_as_keys_are_remembered() -> None:
+    assert KEYS_LAST_S == REMEMBERED_S
 
 
 def test_a_node_elsewhere_is_shown_while_its_relay_runs(stage: Stage) -> None:
@@ -265,6 +402,18 @@ def test_while_leases_are_not_read_none_ends(stage: Stage) -> None:
     assert stage.shown == {NODE_ID: True}
     stage.presence.relay_seen(OTHER)
     stage.renew(LEASE_INTERVAL_S)
+    assert stage.shown == {NODE_ID: True}
+
+
+def test_the_nodes_of_a_relay_that_has_ended_stay_so_when_all_is_read_again(stage: Stage) -> None:
+    stage.see(7)
+    stage.renew(LEASE_S)
+    stage.presence.begin(BUCKET)
+    stage.see(7)
+    assert stage.shown == {NODE_ID: False}
+    assert stage.presence.others() == []
+    # Its lease ended because it was slow.
+    stage.presence.relay_seen(OTHER)
     assert stage.shown == {NODE_ID: True}
 
 
@@ -335,7 +484,7 @@ def test_a_bucket_that_was_made_anew_is_written_again(stage: Stage) -> None:
     assert stage.presence.to_write == {NODE_ID}
     # Its revisions begin anew: a small one says nothing about the former.
     stage.see(3)
-    assert stage.let_go_of == []
+    assert stage.superseded == []
     stage.write(4)
     stage.see(3)
-    assert stage.let_go_of == []
+    assert stage.superseded == []

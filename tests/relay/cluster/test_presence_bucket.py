@@ -4,7 +4,8 @@ from pathlib import Path
 import pytest
 from nats.aio.client import Client
 
-from relay.cluster.presence_bucket import PresenceBucket
+from relay.ascii_json import encoded
+from relay.cluster.presence_bucket import MAX_BUCKET_BYTES, PresenceBucket
 from schemas.registry import SchemaRegistry
 from tests.fakes.cluster import Member
 from tests.fakes.cluster_server import NatsServer
@@ -18,16 +19,16 @@ async def nothing(_bucket: PresenceBucket, _client: Client) -> None:
     """Stand for the end of a relay that is killed."""
 
 
-async def until_dropped(nats: NatsServer, relay: str) -> None:
-    """Wait until the bucket has nothing of the lease of ``relay``."""
+async def until_dropped(nats: NatsServer, key: str) -> None:
+    """Wait until the bucket has nothing under ``key``."""
     client = Client()
     await client.connect(
         nats.url, nkeys_seed_str=nats.credentials.read_text(), inbox_prefix="edge.main.inbox"
     )
-    lease = f"$KV.edge_main_presence.relay.{relay}"
+    subject = f"$KV.edge_main_presence.{key}"
     async with asyncio.timeout(BOUND_S):
         while True:
-            info = await client.jetstream().stream_info("KV_edge_main_presence", subjects_filter=lease)
+            info = await client.jetstream().stream_info("KV_edge_main_presence", subjects_filter=subject)
             if not info.state.subjects:
                 break
             await asyncio.sleep(0.05)  # the server does not announce what it drops
@@ -53,9 +54,9 @@ async def test_of_two_sessions_of_a_node_the_newer_stays(asker: Member, owner: M
     owner.nodes.connect(NODE_ID)
     await until(lambda: NODE_ID in asker.seen.elsewhere)
     asker.nodes.connect(NODE_ID)
-    await until(lambda: owner.seen.let_go_of)
+    await until(lambda: owner.seen.superseded)
     await until(lambda: NODE_ID in owner.seen.elsewhere)
-    assert asker.seen.let_go_of == []
+    assert asker.seen.superseded == []
     assert asker.seen.moved == [NODE_ID]
 
 
@@ -63,10 +64,10 @@ async def test_of_two_that_begin_at_once_one_stays(asker: Member, owner: Member)
     await current(asker, owner)
     owner.nodes.connect(NODE_ID)
     asker.nodes.connect(NODE_ID)
-    await until(lambda: len(owner.seen.let_go_of) + len(asker.seen.let_go_of) == 1)
-    stays, left = (asker, owner) if owner.seen.let_go_of else (owner, asker)
+    await until(lambda: len(owner.seen.superseded) + len(asker.seen.superseded) == 1)
+    stays, left = (asker, owner) if owner.seen.superseded else (owner, asker)
     await until(lambda: NODE_ID in left.seen.elsewhere)
-    assert stays.seen.let_go_of == []
+    assert stays.seen.superseded == []
 
 
 async def test_a_relay_that_starts_reads_what_is_there(
@@ -100,7 +101,7 @@ async def test_the_lease_of_a_relay_that_was_killed_leaves_the_bucket(
     monkeypatch.setattr(PresenceBucket, "leave", nothing)
     async with Member.joined(nats.config, tmp_path / "killed", registry) as killed:
         await until(lambda: killed.part.peers.relay in asker.part.presence.others())
-    await until_dropped(nats, killed.part.peers.relay)
+    await until_dropped(nats, f"relay.{killed.part.peers.relay}")
 
 
 async def test_the_sign_that_a_lease_was_given_up_leaves_the_bucket_too(
@@ -109,7 +110,22 @@ async def test_the_sign_that_a_lease_was_given_up_leaves_the_bucket_too(
     monkeypatch.setattr("relay.cluster.presence_bucket.LEASE_KEPT_S", 1)
     async with Member.joined(nats.config, tmp_path / "ends", registry) as ends:
         await until(lambda: ends.part.peers.relay in asker.part.presence.others())
-    await until_dropped(nats, ends.part.peers.relay)
+    await until_dropped(nats, f"relay.{ends.part.peers.relay}")
+
+
+async def test_the_entry_of_a_session_that_has_ended_leaves_the_bucket_and_the_node_may_come_back(
+    asker: Member, owner: Member, nats: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("relay.cluster.presence_bucket.ENDED_KEPT_S", 1)
+    owner.nodes.connect(NODE_ID)
+    await until(lambda: NODE_ID in asker.seen.elsewhere)
+    owner.nodes.lose(NODE_ID)
+    await until_dropped(nats, f"node.{NODE_ID}")
+    owner.nodes.connect(NODE_ID)
+    await until(lambda: NODE_ID in asker.seen.elsewhere)
+    asker.nodes.connect(NODE_ID)
+    await until(lambda: NODE_ID in owner.seen.elsewhere)
+    assert asker.seen.superseded == []
 
 
 async def test_what_happened_without_the_servers_is_written_when_they_are_back(
@@ -157,6 +173,29 @@ async def test_a_bucket_that_is_lost_is_made_and_written_again(
     await client.close()
 
 
+async def test_the_nodes_of_a_relay_that_was_killed_stay_lost_when_all_is_read_again(
+    asker: Member, nats: NatsServer, tmp_path: Path, registry: SchemaRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PresenceBucket, "leave", nothing)
+    async with Member.joined(nats.config, tmp_path / "killed", registry) as killed:
+        killed.nodes.connect(NODE_ID)
+        await until(lambda: NODE_ID in asker.seen.elsewhere)
+    asker.part.presence.relay_gone(killed.part.peers.relay)  # as when its lease has ended
+    assert asker.seen.elsewhere == set()
+    nats.stop()
+    await until(lambda: not asker.part.connection.is_connected)
+    nats.start()
+    async with Member.joined(nats.config, tmp_path / "later", registry) as later:
+        later.nodes.connect(OTHER_NODE_ID)
+        # The entry and the last lease of the relay that was killed are there still, before this one.
+        await until(lambda: OTHER_NODE_ID in asker.seen.elsewhere)
+        assert list(asker.part.presence.others()) == [later.part.peers.relay]
+    assert [change for change in asker.seen.changes if change[0] == NODE_ID] == [
+        (NODE_ID, True),
+        (NODE_ID, False),
+    ]
+
+
 async def test_what_is_no_entry_is_not_read(asker: Member, nats: NatsServer) -> None:
     await current(asker)
     client = Client()
@@ -168,5 +207,22 @@ async def test_what_is_no_entry_is_not_read(asker: Member, nats: NatsServer) -> 
         await bucket.put(f"node.{NODE_ID}", value)
         # One at a time: the bucket has the last value of a key alone, and so a reader that is slow.
         await asker.fake.lines.until("presence not read", count)
+    known = encoded({"relay": "A" * 26, "session_id": "A" * 26, "connected": True}).encode()
+    for count, key in enumerate((NODE_ID, "foo.x", "node.x", f"node.{NODE_ID}.x", "relay.x"), 5):
+        await bucket.put(key, known if "relay" not in key else b'{"url":"https://relay.example"}')
+        await asker.fake.lines.until("presence not read", count)
     assert asker.seen.changes == []
+    assert list(asker.part.presence.others()) == []
+    assert asker.counted_entries("not_understood", "presence") == 9
+    await client.close()
+
+
+async def test_the_servers_keep_no_more_than_is_read(asker: Member, nats: NatsServer) -> None:
+    await current(asker)
+    client = Client()
+    await client.connect(
+        nats.url, nkeys_seed_str=nats.credentials.read_text(), inbox_prefix="edge.main.inbox"
+    )
+    info = await client.jetstream().stream_info(asker.part.bucket.stream)
+    assert info.config.max_bytes == MAX_BUCKET_BYTES
     await client.close()

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from nats.aio.client import Client
 
 from relay.cluster.connection import Work
-from relay.cluster.presence import Effects, Presence
+from relay.cluster.presence import Presence
+from relay.cluster.presence_effects import Effects
 from relay.cluster.quorum import CHECK_INTERVAL_S, FIRST_PATIENCE_S, LONGEST_PATIENCE_S, Quorum
 from relay.cluster.relay_leases import LEASE_S
 from tests.fakes.seconds import Seconds
@@ -21,7 +22,7 @@ class Stage:
         self.tried_s: list[float] = []
         self._leaves_at = leaves_at
         self._is_read = is_read
-        effects = Effects(lambda _: None, lambda *_: True, lambda _: None, lambda *_: None)
+        effects = Effects(lambda *_: None, lambda *_: True, lambda _: None, lambda *_: None)
         self.presence = Presence("OWN", effects, self.seconds)
         self.quorum = Quorum(self.presence, self._move, stream="a stream", sleep=self._sleep)
 

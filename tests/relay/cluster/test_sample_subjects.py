@@ -192,3 +192,34 @@ async def test_a_sample_on_the_subject_of_another_node_is_not_taken(
         line = await here.lines.until("sample of another relay dropped")
     assert line["reason"] == "it is of another node"
     assert here.taken == []
+
+
+async def test_a_node_that_is_followed_no_longer_while_the_connection_is_made_again_ends_nothing(
+    nats: NatsServer, registry: SchemaRegistry
+) -> None:
+    side, other, goes_on = Side("A" * 26, registry), Side("B" * 26, registry), asyncio.Event()
+    async with side.connected(nats), other.connected(nats):
+        await side.subjects.follow(NODE_ID)
+        await side.subjects.follow(OTHER_NODE_ID)
+        await other.until_read(side, OTHER_NODE)
+    side.counted.clear()
+    client = Client()
+    await client.connect(nats.url, nkeys_seed_str=nats.credentials.read_text(), allow_reconnect=False)
+    subscribe = client.subscribe
+
+    async def held(*arguments: Any, **options: Any) -> Any:
+        await goes_on.wait()
+        return await subscribe(*arguments, **options)
+
+    client.subscribe = held  # type: ignore[method-assign]  # a server that is slow
+    serving = asyncio.create_task(side.subjects.serve(client))
+    await asyncio.sleep(0)
+    side.subjects.unfollow(OTHER_NODE_ID)
+    goes_on.set()
+    for number in (1, 2):  # what has ended is unsubscribed between them
+        side.publish(number)
+        await until(lambda: serving.done() or side.counted.count(("asked", "ok")) == number)  # noqa: B023
+    assert not serving.done(), serving.exception()
+    serving.cancel()
+    await asyncio.wait({serving})
+    await client.close()

@@ -1,4 +1,4 @@
-"""The keys that verify agents' tokens reach all relays by a real nats-server, and the CA vouches for each."""
+"""The keys that verify agents' tokens reach all relays by a real nats-server, and the CA endorses each."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,7 +45,7 @@ async def test_a_key_that_replaces_another_is_accepted_by_all_and_the_old_one_un
     ):
         await until(lambda: all(ends(other) == {FIRST: None} for other in others))
         one.keys.add(SECOND, NOW_MS + DAY_MS)
-        first.part.ledgers.changed()
+        first.part.ledgers.changed("token_key")
         await until(lambda: all(ends(other) == {FIRST: NOW_MS + DAY_MS, SECOND: None} for other in others))
     assert [other.refused for other in others] == [0, 0]
 
@@ -73,4 +73,4 @@ async def test_the_keys_of_another_ca_are_refused_and_all_else_is_understood(
         await until(lambda: first.part.ledgers.is_current and one.refused == 1)
         assert first.part.ledgers.understands
     assert ends(one) == {FIRST: None}
-    assert len(one.lines.entries("token key refused: no root vouches for it")) == 1
+    assert len(one.lines.entries("token key refused: no root endorses it")) == 1

@@ -7,7 +7,7 @@ import pytest
 
 from relay.config import EnvelopeMode, RelayConfig, View
 from relay.server.settings_reload import RelaySettings, ReloadSource
-from relay.settings import RELAY, LoadedSettings, load_settings
+from relay.settings import RELAY, LoadedRelaySettings, load_settings
 from schemas.log_level import LogLevel
 from schemas.process.logs import make_logger
 from schemas.process.service_manager import ServiceManager
@@ -37,7 +37,7 @@ class Stage:
         self.file.write_text(BROKER + text)
         self.file.chmod(0o600)
 
-    def _load(self) -> LoadedSettings:
+    def _load(self) -> LoadedRelaySettings:
         return load_settings(read_sources(RELAY, {"listen": "127.0.0.1:9"}, self.file, {}), self.file.parent)
 
 

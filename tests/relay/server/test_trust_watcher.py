@@ -13,20 +13,25 @@ from starlette.routing import WebSocketRoute
 
 from relay.auth.accepted_keys import AcceptedKeys
 from relay.auth.agent_tokens import key_id
-from relay.auth.ledger_freshness import KEYS, LEAVES, NAMES, SHARED, TOKENS
 from relay.auth.permissions import Rights
 from relay.auth.revoked_tokens import RevokedTokens
 from relay.auth.token_keys import TokenKeys
+from relay.auth.watched_keys import WatchedKeys
+from relay.auth.watched_tokens import WatchedTokens
 from relay.calls.call_record import CallAnswer
 from relay.fleet.change_notifier import ChangeNotifier
 from relay.fleet.name_ledger import NameLedger
+from relay.fleet.watched_names import WatchedNames
 from relay.ledger import LedgerError
 from relay.pki.errors import AuthorityError
 from relay.pki.join_tokens import JoinTokens
+from relay.pki.watched_join_tokens import WatchedJoinTokens
 from relay.server.decision_records import DecisionRecords
 from relay.server.descriptor_reserve import DescriptorReserve
 from relay.server.follow_ups import Follow, FollowUps
+from relay.server.ledger_freshness import SHARED
 from relay.server.trust_watcher import TrustWatcher
+from relay.server.watched_leaves import WatchedLeaves
 from schemas.addresses import CONNECT_PATH
 from schemas.errors import Failure, ToolError
 from schemas.files import write_atomic
@@ -50,11 +55,11 @@ LEAF_LIFE_MS = 90 * DAY_MS
 THIRD_NODE_ID = NODE_ID[:-1] + "1"
 TOKEN_KEY, NEXT_TOKEN_KEY = (bytes(key_named(f"token key {number}").verify_key) for number in (1, 2))
 SOURCE = {
-    "ca/ledger.jsonl": LEAVES,
-    "ca/root.pem": LEAVES,
-    "revoked_tokens.jsonl": TOKENS,
-    "token_keys.jsonl": KEYS,
-    "node_names.jsonl": NAMES,
+    "ca/ledger.jsonl": WatchedLeaves.name,
+    "ca/root.pem": WatchedLeaves.name,
+    "revoked_tokens.jsonl": WatchedTokens.name,
+    "token_keys.jsonl": WatchedKeys.name,
+    "node_names.jsonl": WatchedNames.name,
 }
 """What each file is called in the log."""
 
@@ -65,10 +70,12 @@ class Shared:
     def __init__(self) -> None:
         self.understands = True
         self.changes = 0
+        self.kinds: set[str] = set()
 
-    def changed(self, _kind: str | None = None) -> None:
-        """Count a change."""
+    def changed(self, *kinds: str) -> None:
+        """Count a change, and keep what has changed."""
         self.changes += 1
+        self.kinds |= {*kinds}
 
     async def written(self, within_s: float) -> None:
         """Return after ``within_s``."""
@@ -99,23 +106,34 @@ class Stage:
 
     def watching(self, *follows: Follow, interval_s: float = 1000) -> TrustWatcher:
         self.follow_ups = FollowUps([self._follow, *follows], retry_s=1000)
-        return TrustWatcher(
-            ca=self.real.ca,
-            tokens=RevokedTokens(self.directory / "revoked_tokens.jsonl"),
-            keys=self.keys,
-            accepted=self.accepted,
-            join_tokens=self.join_tokens,
-            names=NameLedger(self.directory / "node_names.jsonl", self.hub.clock),
-            fleet=self.hub.fleet,
+        hub = self.hub
+        records = DecisionRecords(hub.audit, hub.log)
+        names = WatchedNames(NameLedger(self.directory / "node_names.jsonl", hub.clock), hub.fleet, hub.log)
+        leaves = WatchedLeaves(
+            self.real.ca,
+            fleet=hub.fleet,
             sessions=self.sessions,
             notifier=self.notifier,
-            records=DecisionRecords(self.hub.audit, self.hub.log),
-            follow_ups=self.follow_ups,
-            freshness=self.hub.freshness,
-            reserve=self.reserve,
+            retire=names.retire,
+            due=self.follow_ups.due,
+            record=records.add,
+            log=hub.log,
+        )
+        tokens = WatchedTokens(
+            RevokedTokens(self.directory / "revoked_tokens.jsonl"),
+            [hub.authenticator.revoke, self.gateway.revoke],
+            records.add,
+            hub.log,
+        )
+        keys = WatchedKeys(self.keys, self.accepted, lambda: hub.fleet.trust.roots, records.add)
+        return TrustWatcher(
+            [leaves, tokens, WatchedJoinTokens(self.join_tokens), keys, names],
+            freshness=hub.freshness,
             sharing=self.sharing,
-            on_tokens=[self.hub.authenticator.revoke, self.gateway.revoke],
-            log=self.hub.log,
+            reserve=self.reserve,
+            follow_ups=self.follow_ups,
+            after_poll=[self.sessions.end_expired, records.write],
+            log=hub.log,
             interval_s=interval_s,
         )
 
@@ -151,7 +169,7 @@ class Stage:
             yield end
 
     def listed(self) -> set[str]:
-        return {tool.node_id for tool in self.hub.fleet.listed(READERS)}
+        return {tool.node_id for tool in self.hub.fleet.selected.listed(READERS)}
 
     def events(self) -> list[dict[str, Any]]:
         """Return the audit's lines that are not about calls, without their time."""
@@ -587,10 +605,32 @@ async def test_of_every_change_of_a_ledger_the_other_relays_are_told_once(stage:
     await stage.poll()
     await stage.poll()
     assert stage.sharing.changes == before + 1
+    assert stage.sharing.kinds == {"token_revocation"}
     stage.join_tokens.revoke("01HZX9K3M4P7Q8R9S0T1V2W3XY", made_here=False)
     await stage.poll()
     await stage.poll()
     assert stage.sharing.changes == before + 2
+    assert stage.sharing.kinds == {"token_revocation", "join_token_revocation", "join_token_use"}
+
+
+async def test_the_other_relays_are_told_before_a_change_is_read_here_and_once_though_it_cannot_be(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = stage.sharing.changes
+    stage.revoke_token("jti-1")
+    with monkeypatch.context() as patch:
+
+        def unreadable(_self: RevokedTokens) -> frozenset[str]:
+            assert stage.sharing.changes == before + 1
+            raise LedgerError("planted")
+
+        patch.setattr(RevokedTokens, "jtis", unreadable)
+        await stage.watch.poll()
+        await stage.watch.poll()
+    assert stage.hub.lines.entries("a change cannot be read")[0]["reason"] == "planted"
+    await stage.watch.poll()
+    assert stage.events() == [{"event": "token_revoked", "jti": "jti-1"}]
+    assert stage.sharing.changes == before + 1
 
 
 async def test_ledgers_are_looked_at_while_the_event_loop_is_held_up(
@@ -603,7 +643,7 @@ async def test_ledgers_are_looked_at_while_the_event_loop_is_held_up(
     counted = Event()
 
     def read(name: str) -> None:
-        if name == LEAVES:
+        if name == WatchedLeaves.name:
             counted.set()
 
     monkeypatch.setattr(stage.hub.freshness, "read", read)

@@ -13,11 +13,11 @@ from typing import Any
 from structlog.typing import FilteringBoundLogger
 
 from relay.ascii_json import encoded
-from relay.cluster.peer_messages import FRAME, Count
+from relay.cluster.peer_messages import FRAME, CountMessage
 from relay.routing.peers import NoResponderError, Peers
 from relay.routing.port import NodeRef
 from schemas.errors import Failure, ToolError
-from schemas.frame_types import FrameType
+from schemas.frame_types import OneWayType
 from schemas.frames import MAX_FRAME_BYTES
 
 MAX_QUEUED_BYTES = 2 * MAX_FRAME_BYTES
@@ -39,32 +39,32 @@ class NodeAt:
 
 
 @dataclass(frozen=True, slots=True)
-class LaneFrame:
-    """One frame of a lane."""
+class QueuedFrame:
+    """A frame that waits."""
 
-    type: FrameType
+    type: OneWayType
     payload: Mapping[str, Any]
     size: int
 
 
 @dataclass(slots=True)
-class _Lane:
+class _FrameQueue:
     """What waits. ``is_broken`` from a frame that was lost until its loss was told."""
 
-    frames: deque[LaneFrame] = field(default_factory=deque)
+    frames: deque[QueuedFrame] = field(default_factory=deque)
     size: int = 0
     is_broken: bool = False
     task: asyncio.Task[None] | None = None
 
 
-Before = Callable[[NodeAt, LaneFrame], Awaitable[None]]
+Before = Callable[[NodeAt, QueuedFrame], Awaitable[None]]
 """Prepares for what a frame will cause. Is awaited before the frame is sent."""
-Lost = Callable[[NodeAt, LaneFrame], None]
-"""Is called with the frame with which a lane broke. What waited behind it is lost too."""
+Lost = Callable[[NodeAt, QueuedFrame], None]
+"""Is called with the frame with which a queue broke. What waited behind it is lost too."""
 
 
-class FrameLanes:
-    """The lanes to all other relays. One that broke takes frames again when ``lost`` is called."""
+class FrameQueues:
+    """The queues to all other relays. One that broke takes frames again when ``lost`` is called."""
 
     def __init__(  # noqa: PLR0913 - what comes in from outside
         self,
@@ -72,7 +72,7 @@ class FrameLanes:
         *,
         before: Before,
         lost: Lost,
-        count: Count,
+        count: CountMessage,
         log: FilteringBoundLogger,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
@@ -82,64 +82,64 @@ class FrameLanes:
         self._count = count
         self._log = log
         self._sleep = sleep
-        self._lanes: dict[NodeAt, _Lane] = {}
+        self._queues: dict[NodeAt, _FrameQueue] = {}
 
-    def put(self, where: NodeAt, type_: FrameType, payload: Mapping[str, Any]) -> None:
+    def put(self, where: NodeAt, type_: OneWayType, payload: Mapping[str, Any]) -> None:
         """Queue a frame.
 
         Raises:
-            ToolError: NODE_OFFLINE while the lane is broken; RATE_LIMITED if too much waits; INTERNAL if it
+            ToolError: NODE_OFFLINE while the queue is broken; RATE_LIMITED if too much waits; INTERNAL if it
                 is larger than its type allows.
         """
         size = len(encoded(payload))
         if size > type_.max_bytes:
             raise ToolError(Failure.INTERNAL, "The frame does not fit its type.")
-        lane = self._lanes.setdefault(where, _Lane())
-        if lane.is_broken:
+        queue = self._queues.setdefault(where, _FrameQueue())
+        if queue.is_broken:
             raise ToolError(Failure.NODE_OFFLINE)
-        if lane.size >= MAX_QUEUED_BYTES:
+        if queue.size >= MAX_QUEUED_BYTES:
             self._count(FRAME, "asked", "refused")
             raise ToolError(Failure.RATE_LIMITED, "The node does not read.", retry_after_ms=_FULL_RETRY_MS)
-        lane.frames.append(LaneFrame(type_, payload, size))
-        lane.size += size
-        if lane.task is None:
-            lane.task = asyncio.create_task(self._run(where, lane))
+        queue.frames.append(QueuedFrame(type_, payload, size))
+        queue.size += size
+        if queue.task is None:
+            queue.task = asyncio.create_task(self._run(where, queue))
 
     def drop(self, node_id: str, but: NodeRef | None = None) -> None:
         """Drop what waits for a node, or of it, except in its session ``but``."""
-        for where in [known for known in self._lanes if known.node.node_id == node_id]:
+        for where in [known for known in self._queues if known.node.node_id == node_id]:
             if where.node == but:
                 continue
-            if (task := self._lanes.pop(where).task) is not None:
+            if (task := self._queues.pop(where).task) is not None:
                 task.cancel()
 
     async def close(self) -> None:
         """Drop everything."""
-        tasks = [lane.task for lane in self._lanes.values() if lane.task is not None]
-        self._lanes.clear()
+        tasks = [queue.task for queue in self._queues.values() if queue.task is not None]
+        self._queues.clear()
         if tasks:
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)
 
-    async def _run(self, where: NodeAt, lane: _Lane) -> None:
+    async def _run(self, where: NodeAt, queue: _FrameQueue) -> None:
         try:
-            while lane.frames:
-                frame = lane.frames[0]
+            while queue.frames:
+                frame = queue.frames[0]
                 try:
                     await self._send(where, frame)
                 except (NoResponderError, TimeoutError):
-                    await self._broke(where, lane, frame)
+                    await self._broke(where, queue, frame)
                     return
-                lane.frames.popleft()
-                lane.size -= frame.size
-        except Exception as error:  # noqa: BLE001 - a bug must end one lane, and be seen
+                queue.frames.popleft()
+                queue.size -= frame.size
+        except Exception as error:  # noqa: BLE001 - a bug must end one queue, and be seen
             self._log.error("frames not sent", node_id=where.node.node_id, exc_info=error)
         finally:
-            if self._lanes.get(where) is lane:
-                del self._lanes[where]
+            if self._queues.get(where) is queue:
+                del self._queues[where]
 
-    async def _send(self, where: NodeAt, frame: LaneFrame) -> None:
+    async def _send(self, where: NodeAt, frame: QueuedFrame) -> None:
         """Send one frame, again while the other relay refuses it for now.
 
         Raises:
@@ -166,13 +166,18 @@ class FrameLanes:
                 self._count(FRAME, "asked", "ok")
                 return
         self._count(FRAME, "asked", "refused")
-        self._log.warning("frame not taken by another relay", type=frame.type.value)
+        self._log.warning(
+            "frame not taken by another relay",
+            node_id=where.node.node_id,
+            relay=where.relay,
+            type=frame.type.value,
+        )
 
-    async def _broke(self, where: NodeAt, lane: _Lane, frame: LaneFrame) -> None:
-        for _ in lane.frames:
+    async def _broke(self, where: NodeAt, queue: _FrameQueue, frame: QueuedFrame) -> None:
+        for _ in queue.frames:
             self._count(FRAME, "asked", "lost")
-        lane.frames.clear()
-        lane.is_broken = True
+        queue.frames.clear()
+        queue.is_broken = True
         await self._sleep(_RETRY_S)
-        del self._lanes[where]
+        del self._queues[where]
         self._lost(where, frame)

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from relay.cluster.frame_lanes import MAX_QUEUED_BYTES, FrameLanes, LaneFrame, NodeAt
+from relay.cluster.frame_queues import MAX_QUEUED_BYTES, FrameQueues, NodeAt, QueuedFrame
 from relay.routing.peers import NoResponderError, PeerHandler
 from relay.routing.port import NodeRef
 from schemas.errors import Failure, ToolError
-from schemas.frame_types import FrameType
+from schemas.frame_types import OneWayType
 from schemas.process.logs import make_logger
 from tests.fakes.lines import LogLines
 from tests.fakes.polling import until
@@ -45,7 +45,7 @@ class PlayedPeers:
         return AT.relay
 
     def answer(self, _kind: str, _handler: PeerHandler) -> None:
-        raise AssertionError("lanes ask, and do not answer")
+        raise AssertionError("queues ask, and do not answer")
 
     async def ask(
         self, _relay: str, _kind: str, body: Mapping[str, Any], _timeout_s: float
@@ -58,16 +58,16 @@ class PlayedPeers:
 
 
 class Stage:
-    """The lanes, and what they have told."""
+    """The queues, and what they have told."""
 
     def __init__(self) -> None:
         self.peers = PlayedPeers()
         self.lines = LogLines()
-        self.prepared: list[LaneFrame] = []
+        self.prepared: list[QueuedFrame] = []
         self.lost: list[tuple[NodeAt, Mapping[str, Any]]] = []
         self.counted: list[str] = []
         self.slept: list[float] = []
-        self.lanes = FrameLanes(
+        self.queues = FrameQueues(
             self.peers,
             before=self._before,
             lost=lambda where, frame: self.lost.append((where, frame.payload)),
@@ -76,7 +76,7 @@ class Stage:
             sleep=self._sleep,
         )
 
-    async def _before(self, _where: NodeAt, frame: LaneFrame) -> None:
+    async def _before(self, _where: NodeAt, frame: QueuedFrame) -> None:
         self.prepared.append(frame)
 
     async def _sleep(self, seconds: float) -> None:
@@ -84,7 +84,7 @@ class Stage:
         await asyncio.sleep(0)
 
     def put(self, number: int, where: NodeAt = AT, text: str = "") -> None:
-        self.lanes.put(where, FrameType.SESSION_MESSAGE, {"number": number, "text": text})
+        self.queues.put(where, OneWayType.SESSION_MESSAGE, {"number": number, "text": text})
 
 
 @pytest.fixture
@@ -122,12 +122,13 @@ async def test_what_is_refused_for_good_is_left_out_and_logged(stage: Stage) -> 
     assert stage.peers.asked == [0, 1]
     (line,) = stage.lines.entries("frame not taken by another relay")
     assert line["type"] == "session_message"
+    assert (line["node_id"], line["relay"]) == (AT.node.node_id, AT.relay)
 
 
 async def test_what_is_refused_again_and_again_is_given_up(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("relay.cluster.frame_lanes._MOST_TRIES", 3)
+    monkeypatch.setattr("relay.cluster.frame_queues._MOST_TRIES", 3)
     stage.peers.ends = [BUSY] * 3
     stage.put(0)
     await until(lambda: stage.counted == ["refused"])
@@ -151,7 +152,7 @@ async def test_what_may_have_arrived_is_not_sent_again_and_its_loss_is_told(
     await until(lambda: stage.peers.asked == [0, 2])
 
 
-async def test_a_lane_that_broke_takes_nothing_until_that_was_told(
+async def test_a_queue_that_broke_takes_nothing_until_that_was_told(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told = asyncio.Event()
@@ -159,7 +160,7 @@ async def test_a_lane_that_broke_takes_nothing_until_that_was_told(
     async def waits(_seconds: float) -> None:
         await told.wait()
 
-    monkeypatch.setattr(stage.lanes, "_sleep", waits)
+    monkeypatch.setattr(stage.queues, "_sleep", waits)
     stage.peers.ends = [TimeoutError()]
     stage.put(0)
     await until(lambda: stage.counted == ["lost"])
@@ -182,12 +183,12 @@ async def test_no_more_waits_than_the_bound(stage: Stage) -> None:
     assert refused.value.failure is Failure.RATE_LIMITED
     assert refused.value.retry_after_ms == 1000
     assert stage.counted == ["refused"]
-    await stage.lanes.close()
+    await stage.queues.close()
 
 
 async def test_a_frame_that_does_not_fit_its_type_is_refused(stage: Stage) -> None:
     with pytest.raises(ToolError) as refused:
-        stage.put(0, text="x" * FrameType.SESSION_MESSAGE.max_bytes)
+        stage.put(0, text="x" * OneWayType.SESSION_MESSAGE.max_bytes)
     assert refused.value.failure is Failure.INTERNAL
     assert stage.peers.asked == []
 
@@ -199,14 +200,14 @@ async def test_what_waits_for_a_node_that_has_gone_is_dropped_but_for_its_sessio
         stage.put(number, where)
         stage.put(number + 2, where)
     await until(lambda: len(stage.peers.asked) == 2)
-    stage.lanes.drop(NODE_ID, but=later.node)
+    stage.queues.drop(NODE_ID, but=later.node)
     stage.peers.held.set()
     await until(lambda: stage.counted == ["ok"] * 2)
     assert sorted(stage.peers.asked) == [0, 1, 3]
     assert stage.lost == []
 
 
-async def test_a_fault_of_our_own_ends_one_lane_and_is_logged(stage: Stage) -> None:
+async def test_a_fault_of_our_own_ends_one_queue_and_is_logged(stage: Stage) -> None:
     stage.peers.ends = [LookupError("planted")]
     stage.put(0)
     fault = await stage.lines.until("frames not sent")
