@@ -1,8 +1,7 @@
 """The access log: one line for each call, with the same fields for every transport.
 
-JSON in the relay's log, also on a terminal, with the head of every line there. Decisions
-and their reasons are in the audit. Must never write
-arguments or results.
+A line is JSON in the relay's log, also on a terminal, and begins as every line there does. Decisions and
+their reasons are in the audit. Must never write arguments or results.
 """
 
 from datetime import UTC, datetime
@@ -11,8 +10,9 @@ from typing import Protocol
 
 from relay.ascii_json import encoded
 from relay.calls.call_record import CallAnswer, CallRecord, CallRequest
-from relay.calls.envelope import META_STEP_ID, META_TASK_ID, TOOL_IO_REF
+from relay.calls.envelope import TOOL_IO_REF
 from schemas.errors import Failure, ToolError
+from schemas.meta_names import META_STEP_ID, META_TASK_ID
 from schemas.text import printable
 
 _OK = 200

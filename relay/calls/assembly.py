@@ -3,7 +3,7 @@
 Must not decide anything: it constructs the parts and connects them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from relay.audit.assembly import AuditPart
@@ -72,10 +72,11 @@ def assemble(  # noqa: PLR0913 - the parts that it connects
     router: NodeRouter,
     frames: NodeFrames,
     streams: SampleStreams,
+    revocations_known: Callable[[], bool],
 ) -> CallsPart:
     """Return the part, which sends commands by ``router`` and starts ``streams``.
 
-    It learns by ``frames`` which nodes are connected.
+    It learns by ``frames`` which nodes are connected. Without ``revocations_known`` it refuses calls.
     """
     config, monotonic, log = environment.config, environment.monotonic, environment.log
     relay_tools = RelayTools()
@@ -95,7 +96,7 @@ def assemble(  # noqa: PLR0913 - the parts that it connects
         access_log=AccessLog(environment.lines),
         ulids=environment.ulids,
         per_agent=config.per_agent,
-        revocations_known=auth.freshness.is_fresh,
+        revocations_known=revocations_known,
         now_ms=environment.now_ms,
         monotonic=monotonic,
         log=log,

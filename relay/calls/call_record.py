@@ -11,7 +11,7 @@ from relay.ascii_json import members_of
 from relay.audit.log import AuditLog
 from relay.auth.agent_tokens import Principal
 from relay.auth.caller import Caller
-from relay.calls.envelope import META_PROGRESS_TOKEN, Call
+from relay.calls.envelope import Call
 from relay.calls.hops import Hop
 from relay.calls.relay_tools import Emit, ParentCall, RelayTool
 from relay.fleet.selection import WHOLE_FLEET, Selection
@@ -19,6 +19,7 @@ from relay.fleet.tools import Tool
 from relay.rate_limits import Limiter
 from relay.routing.port import Idempotency
 from schemas.errors import ToolError
+from schemas.meta_names import META_PROGRESS_TOKEN
 from schemas.text import printable
 
 _NO_PRINCIPAL = members_of({"tenant": None, "iss": None, "sub": None, "jti": None})

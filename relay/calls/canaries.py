@@ -49,7 +49,7 @@ class _Outcome:
 class Canaries:
     """Sends the canaries of one relay by ``executor``, and judges whether calls flow.
 
-    ``monotonic`` is in seconds. ``interval_s`` is the time between two canaries of the sample.
+    ``monotonic`` is in seconds.
 
     Attributes:
         loop: the progress of ``run``.
@@ -65,7 +65,6 @@ class Canaries:
         metrics: Metrics,
         monotonic: Callable[[], float],
         log: FilteringBoundLogger,
-        interval_s: float = INTERVAL_S,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._fleet = fleet
@@ -74,7 +73,6 @@ class Canaries:
         self._metrics = metrics
         self._monotonic = monotonic
         self._log = log
-        self._interval_s = interval_s
         self._sleep = sleep
         self._welcomed: set[str] = set()
         self._nodes: dict[str, str] = {}
@@ -93,7 +91,7 @@ class Canaries:
         return len(self._nodes)
 
     def connection_changed(self, node: NodeRef, connected: bool) -> None:  # noqa: FBT001 - a ConnectionHandler
-        """Take in that a node has connected, which is owed an echo, or that its connection is lost."""
+        """Take in that a node has connected, and is to be sent an echo, or that its connection is lost."""
         self._forget(node.node_id)
         if connected:
             self._welcomed.add(node.node_id)
@@ -121,8 +119,8 @@ class Canaries:
         """Send the sample's canaries until cancelled."""
         try:
             while True:
-                self.loop.busy(self._interval_s + _ROUND_S)
-                await self._sleep(self._interval_s)
+                self.loop.busy(INTERVAL_S + _ROUND_S)
+                await self._sleep(INTERVAL_S)
                 if (chosen := self._next()) is not None:
                     self._start(*chosen)
         finally:

@@ -13,20 +13,16 @@ from structlog.typing import FilteringBoundLogger
 
 from relay.config import EnvelopeMode
 from schemas.errors import Failure, ToolError
+from schemas.meta_names import META_IDEMPOTENCY_KEY, META_LOG_LEVEL, META_PROGRESS_TOKEN, META_TRACEPARENT
 from schemas.projection import parse
 from schemas.registry import TOOL_PREFIX, SchemaRegistry
 from schemas.violations import ViolationError
 
-META_IDEMPOTENCY_KEY = "edge-kubelet/idempotency-key"
-META_TASK_ID = "edge-kubelet/task-id"
-META_STEP_ID = "edge-kubelet/step-id"
-META_TRACEPARENT = "traceparent"
-META_LOG_LEVEL = "io.modelcontextprotocol/logLevel"
-META_PROGRESS_TOKEN = "progressToken"  # noqa: S105 - a name of MCP
 TOOL_IO_REF = "tool_io@1.0.0"
+LEVELS_WITH_INFO = ("debug", "info")
+"""The levels at which a client gets log messages of level info."""
 
 _MAX_LABEL = 128
-_LEVELS_WITH_INFO = ("debug", "info")
 # W3C Trace Context, section 3.2; an id of zeros alone is invalid. Two flags are defined, sampled and
 # random; the others must not be passed on.
 _FLAGS = 0b11
@@ -104,7 +100,7 @@ class Call:
 
 def wants_logs(meta: object) -> bool:
     """Return whether a call with this ``_meta`` opts in to log messages of level info (MCP 2026-07-28)."""
-    return isinstance(meta, dict) and meta.get(META_LOG_LEVEL) in _LEVELS_WITH_INFO
+    return isinstance(meta, dict) and meta.get(META_LOG_LEVEL) in LEVELS_WITH_INFO
 
 
 def _object(value: object) -> Mapping[str, Any]:

@@ -14,10 +14,10 @@ from relay.allowance import Allowance
 from relay.ascii_json import encoded
 from relay.audit.log import AuditLog, AuditUnavailableError
 from relay.audit.refusal_counts import RefusalCounter, RefusalEvent
-from relay.auth.agent_tokens import Authenticator, Principal
+from relay.auth.agent_tokens import AgentName, Authenticator, Principal
 from relay.calls.access_log import AccessLog
 from relay.calls.call_record import CallAnswer, CallRecord, CallRequest
-from relay.calls.envelope import META_PROGRESS_TOKEN, Call, EnvelopeCheck, wants_logs
+from relay.calls.envelope import Call, EnvelopeCheck, wants_logs
 from relay.calls.executor import CallExecutor
 from relay.calls.idempotent_calls import IdempotentCalls
 from relay.calls.offline import explained, is_offline
@@ -30,6 +30,7 @@ from relay.fleet.tools import Tool
 from relay.observability.metrics import Metrics
 from relay.rate_limits import KeyedLimiters, Limiter
 from schemas.errors import Failure, ToolError
+from schemas.meta_names import META_PROGRESS_TOKEN
 from schemas.process.spans import SpanSink, no_spans
 from schemas.projection import parse
 from schemas.tokens import TokenError
@@ -76,7 +77,7 @@ class CallGateway:
         self._ulids = ulids
         self._per_agent = per_agent
         self._revocations_known = revocations_known
-        self._agents: KeyedLimiters[tuple[str, str, str]] = KeyedLimiters(monotonic)
+        self._agents = KeyedLimiters[AgentName](monotonic)
         self._now_ms = now_ms
         self._monotonic = monotonic
         self._log = log
@@ -155,7 +156,7 @@ class CallGateway:
         self._executor.revoke(jtis)
 
     async def _run(self, request: CallRequest, record: CallRecord) -> CallAnswer:
-        principal = self._identify(request, record)
+        principal = self._checked_principal(request, record)
         share = record.share = self._enter(principal)
         try:
             tool = self._decided(request, principal, record)
@@ -168,7 +169,7 @@ class CallGateway:
         finally:
             record.release_share()
 
-    def _identify(self, request: CallRequest, record: CallRecord) -> Principal:
+    def _checked_principal(self, request: CallRequest, record: CallRecord) -> Principal:
         principal = request.caller.principal
         try:
             self._authenticator.check(principal)
@@ -181,7 +182,7 @@ class CallGateway:
         return principal
 
     def _enter(self, principal: Principal, cost: float = 1) -> Limiter:
-        """Go into what one agent may take. Refusals are counted: one that does not stop fills no disk."""
+        """Count the call towards its agent's limits. Refusals are counted, not each recorded."""
         try:
             self._check_revocations()
             return self._agents.acquire(principal.name, self._per_agent, cost)

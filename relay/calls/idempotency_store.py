@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+from relay.auth.agent_tokens import AgentName
 from schemas.errors import Failure, ToolError
 
 REMEMBERED_S = 600.0
@@ -34,10 +35,7 @@ QUOTA_OF_TENANT = Quota(2500, 16 * 1024 * 1024)
 QUOTA_OF_CALLER = Quota(1000, 8 * 1024 * 1024)
 """No agent, and no tenant with many agents, can use up the quota of all."""
 
-CallerName = tuple[str, str, str]
-"""Issuer, tenant, subject."""
-
-Key = tuple[CallerName, str, str]
+CallKey = tuple[AgentName, str, str]
 """The caller, the canonical tool, and the idempotency key."""
 
 AnswerT = TypeVar("AnswerT")
@@ -70,7 +68,7 @@ class KeyedCall(Generic[AnswerT]):
 class _Holding:
     """The usage of one holder: its keys, oldest first, and the size of its answers."""
 
-    keys: dict[Key, None] = field(default_factory=dict)
+    keys: dict[CallKey, None] = field(default_factory=dict)
     size: int = 0
 
 
@@ -87,12 +85,12 @@ class IdempotencyStore(Generic[AnswerT]):
         self._clock = clock
         self._quotas = (of_all, of_tenant, of_caller)
         self._holdings: defaultdict[object, _Holding] = defaultdict(_Holding)
-        self._keyed_calls: OrderedDict[Key, KeyedCall[AnswerT]] = OrderedDict()
+        self._keyed_calls: OrderedDict[CallKey, KeyedCall[AnswerT]] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._keyed_calls)
 
-    def open(self, key: Key, arguments: str, correlation_id: str) -> KeyedCall[AnswerT]:
+    def open(self, key: CallKey, arguments: str, correlation_id: str) -> KeyedCall[AnswerT]:
         """Return what is known under ``key``, made if it is new; ``arguments`` is a hash of the call's.
 
         Raises:
@@ -116,7 +114,7 @@ class IdempotencyStore(Generic[AnswerT]):
             )
         return keyed
 
-    def forget(self, key: Key) -> None:
+    def forget(self, key: CallKey) -> None:
         """Remove ``key``: its call never reached the node, and may be made as a new one."""
         keyed = self._keyed_calls.pop(key, None)
         if keyed is None:
@@ -128,14 +126,14 @@ class IdempotencyStore(Generic[AnswerT]):
             if not holding.keys:
                 del self._holdings[holder]
 
-    def keep(self, key: Key, answer: AnswerT, size: int) -> None:
+    def keep(self, key: CallKey, answer: AnswerT, size: int) -> None:
         """Store ``answer``, of ``size`` bytes, as the outcome of the call under ``key``."""
         keyed = self._keyed_calls[key]
         keyed.outcome, keyed.size = answer, size
         for holder in _holders(key):
             self._holdings[holder].size += size
 
-    def _evict_expired(self, now: float, new: Key) -> None:
+    def _evict_expired(self, now: float, new: CallKey) -> None:
         while self._keyed_calls:
             key, keyed = next(iter(self._keyed_calls.items()))
             if keyed.expires_at > now or keyed.running is not None:
@@ -152,7 +150,7 @@ class IdempotencyStore(Generic[AnswerT]):
             )
 
 
-def _holders(key: Key) -> tuple[object, object, object]:
+def _holders(key: CallKey) -> tuple[object, object, object]:
     """Return the holders whose quota a key uses: all, its tenant, and its caller."""
     caller = key[0]
     return "all", caller[1], caller

@@ -14,7 +14,7 @@ from relay.audit.log import AuditLog, AuditUnavailableError
 from relay.auth.agent_tokens import Principal
 from relay.calls.call_record import CallAnswer, CallRecord
 from relay.calls.executor import CallExecutor
-from relay.calls.idempotency_store import NOT_RUN, OUTCOME_UNKNOWN, IdempotencyStore, Key, KeyedCall
+from relay.calls.idempotency_store import NOT_RUN, OUTCOME_UNKNOWN, CallKey, IdempotencyStore, KeyedCall
 from relay.calls.relay_tools import RelayTool
 from relay.fleet.tools import Tool
 from relay.rate_limits import Limiter
@@ -52,7 +52,7 @@ class IdempotentCalls:
         """
         # Hashed: where the form of calls is not enforced, a key may have any length.
         hashed_key = sha256(key.encode("utf-8", "surrogatepass")).hexdigest()
-        key_of_call: Key = (principal.name, tool.canonical, hashed_key)
+        key_of_call: CallKey = (principal.name, tool.canonical, hashed_key)
         arguments = sha256(jcs(record.call.arguments)).hexdigest()
         try:
             keyed = self._store.open(key_of_call, arguments, record.correlation_id)
@@ -95,7 +95,7 @@ class IdempotentCalls:
             self._log.error("call failed", correlation_id=correlation_id, exc_info=error)
 
     async def _sent(
-        self, key_of_call: Key, keyed: KeyedCall[CallAnswer], tool: Tool | RelayTool, record: CallRecord
+        self, key_of_call: CallKey, keyed: KeyedCall[CallAnswer], tool: Tool | RelayTool, record: CallRecord
     ) -> CallAnswer:
         keyed.unknown = True
         try:
@@ -116,7 +116,7 @@ class IdempotentCalls:
         keyed.unknown = False
         return answer
 
-    def _forget(self, key_of_call: Key, keyed: KeyedCall[CallAnswer]) -> None:
+    def _forget(self, key_of_call: CallKey, keyed: KeyedCall[CallAnswer]) -> None:
         """Remove a call that was not made, unless an earlier attempt may have run."""
         if keyed.attempts == 1:
             self._store.forget(key_of_call)

@@ -7,33 +7,33 @@ callers beyond their names, nor whether they may call.
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 from relay.ascii_json import encoded
 from relay.calls.idempotency_store import (
     NOT_RUN,
     OUTCOME_UNKNOWN,
     REMEMBERED_S,
+    CallKey,
     IdempotencyStore,
-    Key,
     KeyedCall,
 )
-from relay.routing.port import Command, Idempotency, NodeRouter
+from relay.routing.answer import AckPayload, CommandAnswer, answer_of
+from relay.routing.port import Command, Idempotency, LocalRouter
 from schemas.errors import Failure, ToolError
 
 
-class KeyedCommands:
-    """A ``NodeRouter`` in front of ``router``. ``monotonic`` is in seconds."""
+class KeyedCommands(LocalRouter):
+    """A ``LocalRouter`` in front of ``router``. ``monotonic`` is in seconds."""
 
     def __init__(
-        self, router: NodeRouter, store: IdempotencyStore[str], monotonic: Callable[[], float]
+        self, router: LocalRouter, store: IdempotencyStore[str], monotonic: Callable[[], float]
     ) -> None:
         self._router = router
         self._store = store
         self._monotonic = monotonic
         self._moved: dict[str, float] = {}
-        self._unsure: set[str] = set()
+        self._history_unknown: set[str] = set()
 
     def moved(self, node_id: str) -> None:
         """Take in that another relay may have sent commands to the node until now.
@@ -45,26 +45,25 @@ class KeyedCommands:
         self._moved = {other: until for other, until in self._moved.items() if until > now}
         self._moved[node_id] = now + REMEMBERED_S
 
-    def unsure(self, node_id: str, whether: bool) -> None:  # noqa: FBT001 - as presence has it
+    def history_unknown(self, node_id: str, whether: bool) -> None:  # noqa: FBT001 - as presence has it
         """Take in whether it is still to be found out who had the node before: until then, any may have."""
-        (self._unsure.add if whether else self._unsure.discard)(node_id)
+        (self._history_unknown.add if whether else self._history_unknown.discard)(node_id)
 
-    async def run(self, command: Command) -> Mapping[str, Any]:
-        """Send ``command`` and return the node's answer, as ``NodeRouter`` describes.
+    def start(self, command: Command) -> CommandAnswer:
+        """Send ``command``, as ``LocalRouter`` describes.
 
-        Raises:
-            ToolError: also DEADLINE_EXCEEDED if a command under the same key may have run; ENVELOPE_INVALID
-                if the key was used for other arguments; RATE_LIMITED if too many keys are in use.
+        The errors of one with a key are also DEADLINE_EXCEEDED if another under the same key may have run;
+        ENVELOPE_INVALID if the key was used for other arguments; RATE_LIMITED if too many keys are in use.
         """
         if command.idempotency is None:
-            return await self._router.run(command)
-        return await self._run_keyed(command, command.idempotency)
+            return self._router.start(command)
+        return answer_of(self._run_keyed(command, command.idempotency))
 
-    async def _run_keyed(self, command: Command, idempotency: Idempotency) -> Mapping[str, Any]:
-        key: Key = (idempotency.caller, command.tool, idempotency.key)
+    async def _run_keyed(self, command: Command, idempotency: Idempotency) -> AckPayload:
+        key: CallKey = (idempotency.caller, command.tool, idempotency.key)
         keyed = self._store.open(key, idempotency.arguments, command.correlation_id)
         if keyed.running is not None:
-            return await _answer_of(keyed.running, command)
+            return await _outcome_of(keyed.running, command)
         if keyed.outcome is not None:
             return _read(keyed.outcome)
         if keyed.unknown and not idempotency.repeatable:
@@ -76,16 +75,18 @@ class KeyedCommands:
         running = keyed.running = asyncio.create_task(self._sent(key, keyed, command))
         running.add_done_callback(_retrieve)
         try:
-            return await _answer_of(running, command)
+            return await _outcome_of(running, command)
         except asyncio.CancelledError:
             running.cancel()
             raise
 
     def _may_have_run_elsewhere(self, node_id: str, keyed: KeyedCall[str]) -> bool:
-        may_be_known_elsewhere = node_id in self._unsure or self._moved.get(node_id, 0.0) > self._monotonic()
+        may_be_known_elsewhere = (
+            node_id in self._history_unknown or self._moved.get(node_id, 0.0) > self._monotonic()
+        )
         return keyed.attempts == 0 and may_be_known_elsewhere
 
-    async def _sent(self, key: Key, keyed: KeyedCall[str], command: Command) -> str:
+    async def _sent(self, key: CallKey, keyed: KeyedCall[str], command: Command) -> str:
         """Send ``command``, and return the node's answer as it is kept."""
         keyed.unknown = True
         try:
@@ -104,13 +105,13 @@ class KeyedCommands:
             keyed.unknown = False
         return text
 
-    def _settle_unsent(self, key: Key, keyed: KeyedCall[str], failure: Failure | None) -> None:
+    def _settle_unsent(self, key: CallKey, keyed: KeyedCall[str], failure: Failure | None) -> None:
         """Forget a command that did not run, unless an earlier one under the key may have."""
         if failure in NOT_RUN and keyed.attempts == 1:
             self._store.forget(key)
 
 
-async def _answer_of(running: "asyncio.Task[str]", command: Command) -> Mapping[str, Any]:
+async def _outcome_of(running: "asyncio.Task[str]", command: Command) -> AckPayload:
     """Return the answer that ``running`` gets within the budget of ``command``, without ending it."""
     await asyncio.wait({running}, timeout=command.deadline_ms / 1000)
     if not running.done():
@@ -120,10 +121,10 @@ async def _answer_of(running: "asyncio.Task[str]", command: Command) -> Mapping[
     return _read(running.result())
 
 
-def _read(outcome: str | ToolError) -> Mapping[str, Any]:
+def _read(outcome: str | ToolError) -> AckPayload:
     if isinstance(outcome, ToolError):
         raise outcome
-    answer: Mapping[str, Any] = json.loads(outcome)
+    answer: AckPayload = json.loads(outcome)
     return answer
 
 

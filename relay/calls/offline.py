@@ -5,6 +5,7 @@ Must not decide that a node is offline: the side that holds its session does.
 
 from datetime import UTC, datetime
 
+from relay.fleet.absences import OFFLINE_FIX
 from schemas.errors import Failure, ToolError
 
 _FIRST_RETRY_MS, _LAST_RETRY_MS = 1_000, 30_000
@@ -17,7 +18,7 @@ def explained(error: ToolError, since_ms: int | None, now_ms: int) -> ToolError:
     ``since_ms`` is when its connection was lost; None if it was not connected since this relay started.
     """
     if since_ms is None:
-        text, away_ms = "The node has not connected since this relay was started", _LAST_RETRY_MS
+        text, away_ms = "The node is not connected, and was not since this relay was started", _LAST_RETRY_MS
     else:
         away_ms = max(0, now_ms - since_ms)
         at = datetime.fromtimestamp(since_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
@@ -25,7 +26,7 @@ def explained(error: ToolError, since_ms: int | None, now_ms: int) -> ToolError:
     return ToolError(
         error.failure,
         f"{text}; the command was never sent.",
-        fix="Call again after retry_after_ms. If the node stays away, ask its operator to check it.",
+        fix=OFFLINE_FIX,
         retry_after_ms=min(max(away_ms, _FIRST_RETRY_MS), _LAST_RETRY_MS),
     )
 

@@ -48,7 +48,7 @@ class Machine:
 
 
 @dataclass(frozen=True, slots=True)
-class Connection:
+class ClientTarget:
     """What the client is to reach, and by which program of ours.
 
     Attributes:
@@ -112,21 +112,21 @@ class McpClient:
     section: str
     servers: ServersOfFormat
     file: Callable[[Machine], Path]
-    entry: Callable[[Connection], dict[str, Any]]
+    entry: Callable[[ClientTarget], dict[str, Any]]
     makes_directory: bool
     then: str
 
 
-def _started(connection: Connection) -> dict[str, Any]:
+def _started(connection: ClientTarget) -> dict[str, Any]:
     command, *arguments = connection.bridge
     return {"command": command, "args": arguments}
 
 
-def _started_by_type(connection: Connection) -> dict[str, Any]:
+def _started_by_type(connection: ClientTarget) -> dict[str, Any]:
     return {"type": "stdio", **_started(connection)}
 
 
-def _with_headers_helper(connection: Connection) -> dict[str, Any]:
+def _with_headers_helper(connection: ClientTarget) -> dict[str, Any]:
     if connection.root is not None:
         # The client trusts further roots by an environment variable of its own alone.
         return _started_by_type(connection)

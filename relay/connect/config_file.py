@@ -1,7 +1,7 @@
 """One client's configuration file: what it holds, the change that is planned, and the file with its backup.
 
-A file is written only through ``Change.write``, which keeps the file as it was beside it. Must not know any
-client, and must not hold a token.
+A file is written only through ``FileChange.write``, which keeps the file as it was beside it. Must not know
+any client, and must not hold a token.
 """
 
 import difflib
@@ -22,7 +22,7 @@ _MAX_LINE = 400
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class FileChange:
     """What a configuration file holds, and what it is to hold. ``mode`` is None if there is no such file."""
 
     path: Path
@@ -68,7 +68,7 @@ class Change:
         write_atomic(self.path.resolve(), self.after, PRIVATE if self.mode is None else self.mode)
 
 
-def planned(path: Path, edit: Callable[[str], str]) -> Change:
+def planned(path: Path, edit: Callable[[str], str]) -> FileChange:
     """Return the change that ``edit`` makes of the file's text; a missing file has none.
 
     Raises:
@@ -77,7 +77,7 @@ def planned(path: Path, edit: Callable[[str], str]) -> Change:
     """
     before, mode = _read(path)
     try:
-        return Change(path, before, edit(before), mode)
+        return FileChange(path, before, edit(before), mode)
     except UnreadableConfigError as error:
         raise ConnectError(f"{path} {error}") from None
 

@@ -1,4 +1,7 @@
-"""Why a client's configuration is not changed."""
+"""Why a client's configuration is not changed.
+
+Must not quote what is in it: it may have tokens of other servers.
+"""
 
 from schemas.error_roots import OperatorError
 

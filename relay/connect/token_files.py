@@ -3,13 +3,11 @@
 Must not print or return a token, and must not make one: tokens come from ``relay token issue``.
 """
 
-import re
 from pathlib import Path
 
 from relay.connect.errors import ConnectError
+from schemas.bearer_tokens import is_bearer_token
 from schemas.files import PRIVATE, PRIVATE_DIRECTORY, read_named_secret, write_atomic
-
-_TOKEN = re.compile(r"[!-~]{1,8192}")
 
 
 def check_token_file(path: Path) -> Path:
@@ -23,7 +21,7 @@ def check_token_file(path: Path) -> Path:
         text = read_named_secret(path).strip()
     except UnicodeDecodeError:
         text = ""
-    if not _TOKEN.fullmatch(text):
+    if not is_bearer_token(text):
         raise ConnectError(f"{path} holds no token: write the output of `relay token issue` into it")
     return path.absolute()
 
@@ -35,7 +33,7 @@ def keep_token(path: Path, text: str) -> None:
         ConnectError: it is no token.
         OSError: it cannot be written.
     """
-    if not _TOKEN.fullmatch(text.strip()):
+    if not is_bearer_token(text.strip()):
         raise ConnectError("what was given is no token: it is the output of `relay token issue`")
     path.parent.mkdir(mode=PRIVATE_DIRECTORY, parents=True, exist_ok=True)
     write_atomic(path, text.strip() + "\n", PRIVATE)

@@ -11,7 +11,7 @@ import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from relay.http.connections import Connection, Connections
+from relay.http.connections import AcceptedConnection, Connections
 
 HANDSHAKE_TIMEOUT_S = 10.0
 """How long a TLS handshake may take."""
@@ -43,7 +43,7 @@ class Acceptor:
         self,
         listener: socket.socket,
         connections: Connections,
-        make_protocol: Callable[[Connection], asyncio.Protocol],
+        make_protocol: Callable[[AcceptedConnection], asyncio.Protocol],
         tls: ssl.SSLContext | None,
         timeouts: SocketTimeouts,
     ) -> None:
@@ -99,7 +99,7 @@ class Acceptor:
         task.add_done_callback(self._opening.discard)
         connection.begin(task.cancel)
 
-    async def _open(self, accepted: socket.socket, connection: Connection) -> None:
+    async def _open(self, accepted: socket.socket, connection: AcceptedConnection) -> None:
         is_open = False
         try:
             # The kernel knows what the peer reads, also while the transport is closing.

@@ -4,23 +4,21 @@ Must not decide anything: it constructs the parts and connects them.
 """
 
 import resource
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 
 from starlette.routing import Route
 from starlette.types import ASGIApp
-from structlog.typing import FilteringBoundLogger
 
 from relay.audit.assembly import AuditPart
 from relay.auth.assembly import AuthPart
 from relay.environment import RelayEnvironment
 from relay.http.connections import Bounds, Connections
+from relay.http.refusal_log import refusal_log
 from relay.http.request_guard import METADATA_PATH, AllowedHosts, BeginMcp, RequestGuard
 from relay.http.routes import make_routes
 from relay.part import Part
-from schemas.faults import OncePerPlace
 from schemas.health import Health
 
 
@@ -83,26 +81,3 @@ def assemble(environment: RelayEnvironment, audit: AuditPart, auth: AuthPart, se
         on_refused=refusal_log(environment.log, bounds, descriptors),
     )
     return HttpPart(application, connections)
-
-
-def refusal_log(
-    log: FilteringBoundLogger,
-    bounds: Bounds,
-    descriptors: int,
-    monotonic: Callable[[], float] = time.monotonic,
-) -> Callable[[str], None]:
-    """Return what logs rejected connections, each reason once a minute: it may be all that a node sees."""
-    once = OncePerPlace()
-
-    def report(reason: str) -> None:
-        suppressed = once.suppressed_before(reason, monotonic())
-        if suppressed is not None:
-            log.warning(
-                "connections refused",
-                reason=reason,
-                connections=bounds.total,
-                open_files=descriptors,
-                kept_back=suppressed,
-            )
-
-    return report

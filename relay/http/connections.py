@@ -1,7 +1,7 @@
 """Limits connections: their number, by holder or by address, and the time until the holder is known.
 
-Until a node or an agent is authenticated, a connection is a stranger's and counts towards its address. From
-then on it counts towards that node or agent: many of them may share one address. Must not read data.
+Until a node or an agent is authenticated, a connection counts towards its address. From then on it counts
+towards that node or agent: many of them may share one address. Must not read data.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from starlette.types import Scope
 from relay.address_groups import address_group
 
 CONNECTION_IN_STATE = "edge.connection"
-"""The key of the ``Connection`` in the ASGI ``state`` of what is served over it."""
+"""The key of the ``AcceptedConnection`` in the ASGI ``state`` of what is served over it."""
 
 REQUEST_TIMEOUT_S = 10.0
 """How long a request, or the handshake of a node, may take."""
@@ -29,10 +29,10 @@ _SHARE = 4
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """The limits of connections: in ``total``, of ``strangers``, of one address and of one holder."""
+    """The limits of connections: in ``total``, ``unauthenticated``, of one address and of one holder."""
 
     total: int
-    strangers: int
+    unauthenticated: int
     per_address: int
     per_holder: int
 
@@ -40,12 +40,15 @@ class Bounds:
     def below(cls, descriptors: int) -> "Bounds":
         """Return the limits of a process that may open ``descriptors``, some of which it needs for itself.
 
-        Strangers get half of them at most, so that the other half stays for authenticated holders.
+        Unauthenticated ones get half of them at most, so that the other half stays for authenticated holders.
         """
         total = max(_SHARE * 2, descriptors - _RESERVED)
-        strangers = total // 2
+        unauthenticated = total // 2
         return cls(
-            total, strangers, min(_PER_ADDRESS, strangers // _SHARE), min(_PER_HOLDER, total // _SHARE)
+            total,
+            unauthenticated,
+            min(_PER_ADDRESS, unauthenticated // _SHARE),
+            min(_PER_HOLDER, total // _SHARE),
         )
 
     @staticmethod
@@ -71,9 +74,9 @@ class Connections:
         self._bounds = bounds
         self._refused = refused
         self._on_refused = on_refused
-        self._open: set[Connection] = set()
-        self._strangers = 0
-        self._waiting: OrderedDict[Connection, None] = OrderedDict()
+        self._open: set[AcceptedConnection] = set()
+        self._unauthenticated = 0
+        self._waiting: OrderedDict[AcceptedConnection, None] = OrderedDict()
         # Keys with a count of zero are removed: there are more addresses than memory for them.
         self._by_address: defaultdict[Hashable, int] = defaultdict(int)
         self._by_holder: defaultdict[Hashable, int] = defaultdict(int)
@@ -81,29 +84,29 @@ class Connections:
     def __len__(self) -> int:
         return len(self._open)
 
-    def begin(self, address: str) -> "Connection | None":
-        """Return a stranger's connection from ``address``, whose timer runs; None if a limit is reached."""
+    def begin(self, address: str) -> "AcceptedConnection | None":
+        """Return a connection from ``address``, whose timer runs; None if a limit is reached."""
         group = address_group(address)
         if group is not None and self._by_address.get(group, 0) >= self._bounds.per_address:
             self.refuse("address")
         elif len(self._open) >= self._bounds.total:
             self.refuse("total")
-        elif self._strangers >= self._bounds.strangers and not self._evict_longest_waiting():
+        elif self._unauthenticated >= self._bounds.unauthenticated and not self._evict_longest_waiting():
             self.refuse("strangers")
         else:
-            connection = Connection(self, group)
+            connection = AcceptedConnection(self, group)
             self._open.add(connection)
-            self._count_stranger(group, 1)
+            self._count_unauthenticated(group, 1)
             connection.expect()
             return connection
         return None
 
-    def wait(self, connection: "Connection") -> None:
-        """Add ``connection`` to those that wait, in their order, if it is a stranger's."""
+    def wait(self, connection: "AcceptedConnection") -> None:
+        """Add ``connection`` to those that wait, in their order, if it is unauthenticated."""
         if connection.holder is None:
             self._waiting[connection] = None
 
-    def wait_no_more(self, connection: "Connection") -> None:
+    def wait_no_more(self, connection: "AcceptedConnection") -> None:
         """Remove ``connection`` from those that wait."""
         self._waiting.pop(connection, None)
 
@@ -117,23 +120,27 @@ class Connections:
         for connection in list(self._open):
             connection.abort()
 
-    def take(self, connection: "Connection", holder: Hashable) -> bool:
+    def has_room(self, holder: Hashable) -> bool:
+        """Return whether another connection may count towards ``holder``."""
+        return self._by_holder.get(holder, 0) < self._bounds.per_holder
+
+    def take(self, connection: "AcceptedConnection", holder: Hashable) -> bool:
         """Count ``connection`` towards ``holder``, unless its limit is reached."""
-        if self._by_holder.get(holder, 0) >= self._bounds.per_holder:
+        if not self.has_room(holder):
             self.refuse("holder")
             return False
         self._uncount(connection)
         self._by_holder[holder] += 1
         return True
 
-    def end(self, connection: "Connection") -> None:
+    def end(self, connection: "AcceptedConnection") -> None:
         """Stop counting ``connection``."""
         if connection in self._open:
             self._open.remove(connection)
             self._uncount(connection)
 
     def _evict_longest_waiting(self) -> bool:
-        """Abort the stranger that waits longest; return False if none waits.
+        """Abort the unauthenticated connection that waits longest; return False if none waits.
 
         Rejecting the newest would let silent connections keep out all others until their timeout.
         """
@@ -145,27 +152,27 @@ class Connections:
         longest.end()
         return True
 
-    def _uncount(self, connection: "Connection") -> None:
+    def _uncount(self, connection: "AcceptedConnection") -> None:
         if connection.holder is None:
-            self._count_stranger(connection.group, -1)
+            self._count_unauthenticated(connection.group, -1)
         else:
             _add(self._by_holder, connection.holder, -1)
 
-    def _count_stranger(self, group: str | None, change: int) -> None:
-        self._strangers += change
+    def _count_unauthenticated(self, group: str | None, change: int) -> None:
+        self._unauthenticated += change
         if group is not None:
             _add(self._by_address, group, change)
 
 
-class Connection:
+class AcceptedConnection:
     """One connection, from its acceptance to its end.
 
     One timer aborts it. It runs from the acceptance until a request is complete or a node is
     authenticated, also through the upgrade, and again while another request is being received.
 
     Attributes:
-        group: the addresses that it counts towards while it is a stranger's.
-        holder: the node or agent that it counts towards; None for a stranger's.
+        group: the addresses that it counts towards while it is unauthenticated.
+        holder: the node or agent that it counts towards; None while it is unauthenticated.
     """
 
     __slots__ = ("_abort", "_connections", "_is_upgraded", "_timer", "group", "holder")
@@ -201,6 +208,10 @@ class Connection:
             self._timer = None
             self._connections.wait_no_more(self)
 
+    def may_admit(self, holder: Hashable) -> bool:
+        """Return whether ``admit`` would return True."""
+        return holder == self.holder or self._connections.has_room(holder)
+
     def admit(self, holder: Hashable) -> bool:
         """Count towards ``holder`` from now on; return False, without a change, if its limit is reached."""
         if holder == self.holder:
@@ -224,15 +235,15 @@ class Connection:
         self._connections.end(self)
 
 
-def connection_in(state: Mapping[str, Any]) -> Connection:
+def connection_in(state: Mapping[str, Any]) -> AcceptedConnection:
     """Return the connection in an ASGI ``state``."""
-    connection: Connection = state[CONNECTION_IN_STATE]
+    connection: AcceptedConnection = state[CONNECTION_IN_STATE]
     return connection
 
 
 def admit(scope: Scope, holder: Hashable) -> bool:
     """Count the connection of ``scope`` towards ``holder``; return False if its limit is reached."""
-    connection: Connection | None = scope.get("state", {}).get(CONNECTION_IN_STATE)
+    connection: AcceptedConnection | None = scope.get("state", {}).get(CONNECTION_IN_STATE)
     return connection is None or connection.admit(holder)
 
 

@@ -25,14 +25,15 @@ class Deferred(Protocol):
 
 
 class Deferral:
-    """The connections that wait, the first of them for ``DEFERRED_S``.
+    """The connections that wait, the first of them for ``wait_s``.
 
     Attributes:
         waiting: those, in the order in which they came.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, wait_s: float = DEFERRED_S) -> None:
         self._loop = loop
+        self._wait_s = wait_s
         self.waiting: dict[Deferred, None] = {}
         self._timer: asyncio.TimerHandle | None = None
 
@@ -40,7 +41,7 @@ class Deferral:
         """Resume ``connection`` soon, together with the others."""
         self.waiting[connection] = None
         if self._timer is None:
-            self._timer = self._loop.call_later(DEFERRED_S, self._turn)
+            self._timer = self._loop.call_later(self._wait_s, self._turn)
 
     def remove(self, connection: Deferred) -> None:
         """Do not resume ``connection``: it has been, or it is closed."""

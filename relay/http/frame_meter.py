@@ -50,8 +50,8 @@ class FrameMeter:
     def take(self, head: FrameHead) -> float:
         """Count a frame and return 0, or count nothing and return in how many seconds it may be parsed.
 
-        Infinity if the connection is to be aborted: a stranger that sends more than a few frames, and a node
-        that exceeds its rate with control frames, which carry no data worth a delay.
+        Infinity if the connection is to be aborted: more than a few frames came before authentication, or
+        a node exceeds its rate with control frames, which carry no data worth a delay.
         """
         # The parser rejects a longer frame at its head.
         cost = 1.0 + min(head.payload_bytes, MAX_FRAME_BYTES) / _BYTES_LIKE_A_FRAME

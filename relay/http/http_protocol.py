@@ -20,7 +20,8 @@ MAX_PIPELINED = 8
 HELD_IDLE_S = 75.0
 """How long a connection that an agent holds may be idle: longer than clients keep theirs, 5 s to a minute.
 
-A request that is sent while the server closes the connection is lost. A stranger's has uvicorn's 5 s.
+A request that is sent while the server closes the connection is lost.
+Before authentication it is uvicorn's 5 s.
 """
 
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -31,12 +32,22 @@ class PipelineError(PeerError):
     """Too many requests are queued on one connection: raised to end the parsing of the received data."""
 
 
+class Signal(Protocol):
+    """What is told that its request has lost its client."""
+
+    def set(self) -> None:
+        """Wake what waits for it."""
+
+
 class ServedRequest(Protocol):
     """What is read here of the request that is served."""
 
     response_complete: bool
     disconnected: bool
-    message_event: asyncio.Event
+
+    @property
+    def message_event(self) -> Signal:
+        """Wakes what waits for the request's body, or for its end."""
 
 
 class JoinedHead:

@@ -15,10 +15,11 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from relay.http.acceptor import SOCKET_TIMEOUTS, Acceptor, SocketTimeouts
-from relay.http.connections import CONNECTION_IN_STATE, Connection, Connections
-from relay.http.deferral import DEFERRAL_IN_STATE, Deferral
+from relay.http.connections import CONNECTION_IN_STATE, AcceptedConnection, Connections
+from relay.http.deferral import DEFERRAL_IN_STATE, DEFERRED_S, Deferral
 from relay.http.direct_http import Begin, DirectHttp
 from relay.http.keepalive import KEEPALIVE_IN_STATE, Keepalive
+from relay.http.turn_end import TURN_END_IN_STATE, TurnEnd
 from relay.http.websocket_protocol import BoundedWebSocket
 from schemas.addresses import HostPort
 from schemas.frames import MAX_FRAME_BYTES
@@ -59,12 +60,14 @@ class _Server(uvicorn.Server):
         timeouts: SocketTimeouts,
         begin: Begin | None,
         hooks: "Hooks",
+        deferred_s: float,
     ) -> None:
         super().__init__(config)
         self._begin = begin
         self._hooks = hooks
         self._connections = connections
-        self._deferral = Deferral(asyncio.get_running_loop())
+        self._deferral = Deferral(asyncio.get_running_loop(), deferred_s)
+        self._turn_end = TurnEnd(asyncio.get_running_loop())
         self._keepalive = Keepalive(asyncio.get_running_loop(), _PING_INTERVAL_S, _PING_TIMEOUT_S)
         self._acceptor = Acceptor(listener, connections, self._make_protocol, tls, timeouts)
 
@@ -97,12 +100,13 @@ class _Server(uvicorn.Server):
     def _end(self, _accepting: "asyncio.Task[None]") -> None:
         self.should_exit = True
 
-    def _make_protocol(self, connection: Connection) -> asyncio.Protocol:
+    def _make_protocol(self, connection: AcceptedConnection) -> asyncio.Protocol:
         state = {
             **self.lifespan.state,
             CONNECTION_IN_STATE: connection,
             KEEPALIVE_IN_STATE: self._keepalive,
             DEFERRAL_IN_STATE: self._deferral,
+            TURN_END_IN_STATE: self._turn_end,
         }
         return DirectHttp(
             config=self.config, server_state=self.server_state, app_state=state, begin=self._begin
@@ -121,10 +125,11 @@ async def serve(  # noqa: PLR0913, PLR0917 - what comes in from outside
     timeouts: SocketTimeouts = SOCKET_TIMEOUTS,
     begin: Begin | None = None,
     hooks: Hooks | None = None,
+    deferred_s: float = DEFERRED_S,
 ) -> None:
     """Serve ``application`` on ``listener``, which is bound, within ``connections``' bounds, until cancelled.
 
-    ``begin`` answers what it can without it.
+    ``begin`` answers what it can without it; texts that are not urgent wait for ``deferred_s`` at most.
 
     Raises:
         OSError: the listener cannot be used.
@@ -143,7 +148,7 @@ async def serve(  # noqa: PLR0913, PLR0917 - what comes in from outside
         proxy_headers=False,
         timeout_graceful_shutdown=_SHUTDOWN_S,
     )
-    server = _Server(config, listener, connections, tls, timeouts, begin, hooks or Hooks())
+    server = _Server(config, listener, connections, tls, timeouts, begin, hooks or Hooks(), deferred_s)
     serving = asyncio.create_task(server.serve())
     try:
         await asyncio.shield(serving)
@@ -160,7 +165,9 @@ def bind(listen: HostPort) -> socket.socket:
         OSError: the port is taken, or the address is not this machine's.
     """
     family = socket.AF_INET6 if ":" in listen.host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    # asyncio sets TCP_NODELAY on sockets that name their protocol; without it a command waits 40 ms for the
+    # acknowledgement of what was sent before.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((listen.host, listen.port))

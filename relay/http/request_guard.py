@@ -16,7 +16,7 @@ from relay.auth.agent_tokens import Authenticator, Principal
 from relay.auth.caller import CALLER_IN_SCOPE, Caller
 from relay.auth.permissions import SCOPE_OF_SAFETY_CLASS
 from relay.http.connections import admit
-from relay.http.direct_http import WholeRequest, Work
+from relay.http.direct_http import PendingAnswer, WholeRequest
 from relay.observability.metrics import Metrics
 from schemas.addresses import CONNECT_PATH, MCP_PATH, HostPort, is_loopback
 from schemas.tokens import TokenError
@@ -46,7 +46,7 @@ _READ_HEADERS = _NAMES | {
 TWICE = "\n"
 """The value of a header that was sent twice; a header sent once cannot have it."""
 
-BeginMcp = Callable[[Caller, bytes], Work | None]
+BeginMcp = Callable[[Caller, bytes], PendingAnswer | None]
 """Returns what answers a request of that caller with that body, or None if ASGI has to serve it."""
 
 _CHALLENGED = SCOPE_OF_SAFETY_CLASS["read_only"]
@@ -148,10 +148,10 @@ class RequestGuard:
         else:
             await self._other(scope, receive, send)
 
-    def begin(self, request: WholeRequest) -> Work | None:
+    def begin(self, request: WholeRequest) -> PendingAnswer | None:
         """Return what answers ``request``, which passes every check of ``__call__``; None if ASGI serves it.
 
-        Only for the agent that the connection counts towards already.
+        The connection counts towards its agent from now on: a proxy uses one for several.
         """
         headers = _headers(request.headers)
         if self._mcp_direct is None:
@@ -165,8 +165,9 @@ class RequestGuard:
             principal = self._authenticator.identify(authorization[len(_BEARER) :].strip())
         except TokenError:
             return None
-        if principal.name != request.holder:
-            return None
+        if not request.connection.may_admit(principal.name):
+            return None  # ASGI rejects it, and counts that
+        request.connection.admit(principal.name)
         return self._mcp_direct(_caller(principal, headers, request.query, len(request.body)), request.body)
 
     def _has_allowed_host(self, headers: Mapping[bytes, str], address: str) -> bool:

@@ -1,4 +1,4 @@
-"""uvicorn's WebSocket protocol with limits on what a stranger, or a node, can make this process do and hold.
+"""uvicorn's WebSocket protocol with limits on what a peer, authenticated or not, can make this process do.
 
 uvicorn parses data when it arrives. Here bytes wait until the application receives a message, and are parsed
 frame by frame, each after ``frame_meter`` has allowed it: nothing is parsed before the application has
@@ -20,6 +20,7 @@ from relay.http.keepalive import keepalive_in
 from relay.http.masks import unmasked
 from relay.http.message_queue import MessageQueue
 from relay.http.texts import BEGINNING_BYTES, HANDLED_IN_MESSAGE, TEXTS_IN_SCOPE, MayWait, TextHandler
+from relay.http.turn_end import LARGE_BYTES, MOST_HELD, turn_end_in
 from relay.http.write_gate import WriteGate
 from schemas.websocket_frames import FrameHead, FrameSlicer, text_frame_head
 
@@ -42,7 +43,7 @@ _BAD_REQUEST = b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\nconnection: cl
 
 
 class BoundedWebSocket(CheckedTexts):
-    """A WebSocket with limits for strangers, and with timeouts also for a peer that does not read."""
+    """A WebSocket with limits before authentication, and with timeouts also for a peer that does not read."""
 
     _later: asyncio.TimerHandle | None
 
@@ -53,6 +54,7 @@ class BoundedWebSocket(CheckedTexts):
         self._connection = connection_in(self.app_state)
         self._keepalive = keepalive_in(self.app_state)
         self._deferral = deferral_in(self.app_state)
+        self._turn_end = turn_end_in(self.app_state)
         self._may_wait: MayWait | None = None
         self._meter = FrameMeter(self.loop.time)
         self._slicer = FrameSlicer()
@@ -61,8 +63,8 @@ class BoundedWebSocket(CheckedTexts):
         self._later = None
         self._behind_since: float | None = None
         self._handler: TextHandler | None = None
-        # The frames that answer texts which are being handled; None while none are.
-        self._answers: list[bytes] | None = None
+        # The frames that are sent at the end of the turn; None if there are none.
+        self._held: list[bytes] | None = None
 
     def handle_connect(self, event: Any) -> None:
         """Give the meter and the texts to the application, which knows when a node is admitted."""
@@ -83,10 +85,11 @@ class BoundedWebSocket(CheckedTexts):
     def shutdown(self) -> None:
         """Close with 1012, unless this connection is closing: nothing may be sent then."""
         if not self.transport.is_closing():
+            self.send_held()
             super().shutdown()
 
     def data_received(self, data: bytes) -> None:
-        """Buffer ``data``, of a stranger up to a limit, and parse what the application waits for."""
+        """Buffer ``data``, before authentication up to a limit, and parse what the application waits for."""
         if not self._meter.is_admitted:
             self._early_bytes += len(data)
             if self._early_bytes > MAX_BYTES_BEFORE_ADMISSION:
@@ -145,24 +148,30 @@ class BoundedWebSocket(CheckedTexts):
         text = message.get("text") if message["type"] == "websocket.send" else None
         if text is not None and self.send_now(text):
             return
+        self.send_held()
         await super().send(message)
         if self.close_sent:
             self._parse()
 
     def send_now(self, text: str) -> bool:
-        """Send ``text`` at once, if the connection is open and the peer has taken what was sent before.
-
-        What answers texts that arrived together is sent together, when all of them are handled.
-        """
+        """Send ``text`` in this turn, if it is open and the peer has taken what was sent before."""
         if not self.can_send_now:
             return False
         payload = text.encode()
         frame = text_frame_head(len(payload)) + payload
-        if self._answers is None:
-            self.transport.write(frame)
-        else:
-            self._answers.append(frame)
+        if self._held is None:
+            self._held = []
+            self._turn_end.add(self)
+        self._held.append(frame)
+        if len(frame) > LARGE_BYTES or len(self._held) > MOST_HELD:
+            self.send_held()
         return True
+
+    def send_held(self) -> None:
+        """Send what is held: before anything else is written, which it must not follow."""
+        held, self._held = self._held, None
+        if held is not None and not self.transport.is_closing():
+            self.transport.write(b"".join(held))
 
     def handle_texts(self, handler: TextHandler, may_wait: MayWait | None = None) -> None:
         """Offer each text to ``handler`` from now on, and some of them later."""
@@ -222,7 +231,7 @@ class BoundedWebSocket(CheckedTexts):
                 break
             text = self._text_of(piece, head) if head is not None and head.is_text else None
             if text is None:
-                self._send_answers()  # the library may send a close, behind which there must be nothing
+                self.send_held()  # the library may send a close, behind which there must be nothing
                 super().data_received(piece)
                 if len(self.frames) > MAX_FRAGMENTS:
                     self._abort()
@@ -232,7 +241,6 @@ class BoundedWebSocket(CheckedTexts):
             if texts == _TEXTS_AT_ONCE and not exhausted:
                 self._later = self.loop.call_later(0, self._parse_later)
                 break
-        self._send_answers()
         self._read(on=exhausted)
 
     def _text_of(self, frame: bytes, head: FrameHead) -> str | None:
@@ -253,18 +261,11 @@ class BoundedWebSocket(CheckedTexts):
         """Have ``text`` handled, and pass it to the application if that has to receive it."""
         message: dict[str, Any] = {"type": "websocket.receive", "text": text}
         if self._handler is not None:
-            self._answers = self._answers or []
             handled = self._handler(text)
             if handled is None:
                 return
             message[HANDLED_IN_MESSAGE] = handled
         self.queue.put_nowait(message)  # type: ignore[arg-type]  # has a member that ASGI does not know
-
-    def _send_answers(self) -> None:
-        """Send what the handler has answered."""
-        answers, self._answers = self._answers, None
-        if answers and not self.transport.is_closing():
-            self.transport.write(b"".join(answers))
 
     def _allowed(self, head: FrameHead) -> bool:
         """Enter the next frame if the meter allows it; else schedule it, or abort."""
@@ -290,7 +291,8 @@ class BoundedWebSocket(CheckedTexts):
         if on is not self.read_paused or self.transport.is_closing():
             return
         self.read_paused = not on
-        (self.transport.resume_reading if on else self.transport.pause_reading)()
+        change = self.transport.resume_reading if on else self.transport.pause_reading
+        change()
 
     def _abort(self) -> None:
         """Abort, and signal the reason to the application."""

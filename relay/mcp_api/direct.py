@@ -13,7 +13,7 @@ from mcp.shared.inbound import ERROR_CODE_HTTP_STATUS
 from starlette.types import Receive, Send
 
 from relay.ascii_json import encoded
-from relay.http.direct_http import Answer
+from relay.http.direct_http import HttpAnswer
 from relay.mcp_api.fragments import text_of
 from relay.mcp_api.methods import MethodError
 
@@ -41,7 +41,7 @@ async def answer(
     await send({"type": "http.response.body", "body": answered.body})
 
 
-async def answer_of(work: Coroutine[Any, Any, dict[str, Any]], request_id: str | int) -> Answer:
+async def answer_of(work: Coroutine[Any, Any, dict[str, Any]], request_id: str | int) -> HttpAnswer:
     """Return the result of ``work``, or its ``MethodError``, as the answer to the request of that id."""
     status = _OK
     try:
@@ -50,7 +50,7 @@ async def answer_of(work: Coroutine[Any, Any, dict[str, Any]], request_id: str |
         status = ERROR_CODE_HTTP_STATUS.get(error.code, _OK)
         document = {"code": error.code, "message": error.message}
         member = f'"error":{encoded(document if error.data is None else {**document, "data": error.data})}'
-    return Answer(status, f'{{"jsonrpc":"2.0","id":{encoded(request_id)},{member}}}'.encode("ascii"))
+    return HttpAnswer(status, f'{{"jsonrpc":"2.0","id":{encoded(request_id)},{member}}}'.encode("ascii"))
 
 
 async def until_disconnected(work: Coroutine[Any, Any, ResultT], receive: Receive) -> ResultT | None:

@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 
 from relay.auth.caller import CALLER_IN_SCOPE, Caller
 from relay.http.body_parser import MAX_BODY_BYTES, MESSAGE_IN_SCOPE, BodyParser
-from relay.http.direct_http import Work
+from relay.http.direct_http import PendingAnswer
 from relay.mcp_api import direct
 from relay.mcp_api.change_streams import RESOURCE_SUBSCRIPTIONS, TOO_MANY_STREAMS, ChangeStreams
 from relay.mcp_api.fragments import with_documents
@@ -73,7 +73,7 @@ class McpEndpoint:
         """End the streams that were opened with one of these tokens."""
         self._changes.revoke(jtis)
 
-    def begin(self, caller: Caller, body: bytes) -> Work | None:
+    def begin(self, caller: Caller, body: bytes) -> PendingAnswer | None:
         """Return what answers a request with ``body``, if its method answers once; None if ASGI serves it."""
         if not is_modern(caller.headers.get(b"mcp-protocol-version")) or caller.size > BYTES_LIKE_A_CALL:
             return None

@@ -13,11 +13,11 @@ from relay.auth.agent_tokens import Principal
 from relay.auth.caller import Caller
 from relay.caller_tools.event_streams import EventStreams
 from relay.caller_tools.tools import LEVEL, log_message
+from relay.calls.envelope import LEVELS_WITH_INFO
 from relay.mcp_api.sdk import Context, connection_of
 
 _SESSION_ID = b"mcp-session-id"
 _LEVEL_IN_STATE = "log level"
-_LEVELS_WITH_INFO = ("debug", LEVEL)
 
 
 class LogStreams:
@@ -35,7 +35,7 @@ class LogStreams:
         connection.state[_LEVEL_IN_STATE] = LEVEL
 
         async def send(event: str) -> bool:
-            if connection.state[_LEVEL_IN_STATE] not in _LEVELS_WITH_INFO:
+            if connection.state[_LEVEL_IN_STATE] not in LEVELS_WITH_INFO:
                 return False
             await connection.notify(*log_message(event))
             return True

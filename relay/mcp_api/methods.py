@@ -1,9 +1,9 @@
 """The MCP methods that this relay answers with one result each: one table, for every transport and era.
 
-A method is ``async (Caller, message, emit) -> result``. ``message`` is the JSON-RPC message. A member of the
-result may be a ``Fragment``. ``emit`` sends a
-notification before the result; it is None where the answer cannot be a stream. Must not import the MCP SDK,
-nor decide anything: who may call what is the gateway's, and what is listed is the fleet's.
+A method is ``async (Caller, message, emit) -> result``. ``message`` is the JSON-RPC message. ``emit`` sends a
+notification before the result; it is None where the answer cannot be a stream. A member of the result may be
+a ``Fragment``. Must not import the MCP SDK, nor decide anything: the gateway decides who may call what, and
+the fleet what is listed.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -27,14 +27,13 @@ from relay.mcp_api.url_options import UrlOptionError, UrlOptions
 from relay.telemetry.reading import TelemetryQueryError
 from schemas.error_roots import EdgeError
 from schemas.errors import ToolError
+from schemas.meta_names import META_ERROR, META_HOP
 from schemas.text import printable
 from schemas.tokens import TokenError
 
 Method = Callable[[Caller, Mapping[str, Any], Emit | None], Awaitable[dict[str, Any]]]
 
 CALL_TOOL = "tools/call"
-META_ERROR = "edge-kubelet/error"
-META_HOP = "edge-kubelet/hop"
 LIST_TTL_MS = 5000
 BYTES_LIKE_A_CALL = 4096
 """Reading or writing this many bytes costs about as much as one call."""

@@ -7,13 +7,11 @@ opened it is revoked. Must not know what is sent on them.
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection
 
-from relay.auth.agent_tokens import Principal
+from relay.auth.agent_tokens import AgentName, Principal
 from schemas.error_roots import PeerError
 
 PER_AGENT = 64
 IN_ALL = 4096
-
-Name = tuple[str, str, str]
 
 
 class StreamLimitError(PeerError):
@@ -26,7 +24,7 @@ class OpenStreams:
     def __init__(self, per_agent: int = PER_AGENT, in_all: int = IN_ALL) -> None:
         self._per_agent = per_agent
         self._in_all = in_all
-        self._held: Counter[Name] = Counter()
+        self._held = Counter[AgentName]()
         self._ends: defaultdict[str, dict[object, Callable[[], None]]] = defaultdict(dict)
 
     def check(self, principal: Principal) -> None:

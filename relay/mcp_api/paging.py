@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from relay.fleet.tools import FIRST_PLACE, Place
+from relay.fleet.tools import BEFORE_ALL, Position
 from relay.mcp_api.fragments import Fragment
 from schemas.error_roots import PeerError
 from schemas.keys import base64url, from_base64url
@@ -24,7 +24,7 @@ class ToolEntry(Protocol):
     """What a page needs of a tool: a node's, or one that the relay answers itself."""
 
     @property
-    def place(self) -> Place:
+    def place(self) -> Position:
         """What lists are sorted by."""
         ...
 
@@ -42,7 +42,7 @@ class ToolEntry(Protocol):
         ...
 
 
-Listed = Callable[[Place, int], Sequence[ToolEntry]]
+Listed = Callable[[Position, int], Sequence[ToolEntry]]
 """Returns the tools behind a place, sorted by place, up to a number of them."""
 
 
@@ -72,7 +72,7 @@ def page_of(listed: Listed, cursor: object) -> tuple[Sequence[ToolEntry], str | 
     Raises:
         CursorError: ``cursor`` is not one that this function returned.
     """
-    after = FIRST_PLACE if cursor is None else _place_in(cursor)
+    after = BEFORE_ALL if cursor is None else _place_in(cursor)
     # One more than a page has: whether it is there decides on the next cursor.
     tools = listed(after, PAGE_SIZE + 1)
     page = _first_page(tools)
@@ -91,7 +91,7 @@ def _first_page(tools: Sequence[ToolEntry]) -> Sequence[ToolEntry]:
     return tools[:PAGE_SIZE]
 
 
-def _place_in(cursor: object) -> Place:
+def _place_in(cursor: object) -> Position:
     try:
         found = _PLACE.fullmatch(from_base64url(str(cursor)).decode("ascii"))
     except ValueError:

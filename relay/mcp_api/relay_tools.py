@@ -11,9 +11,10 @@ from relay.ascii_json import encoded
 from relay.auth.permissions import Rights
 from relay.calls.relay_tools import RelayTool, RelayTools
 from relay.config import View
-from relay.fleet.tool_entry import META_CANONICAL_NAME, META_SAFETY_CLASS, META_SCHEMA_REF, hints
-from relay.fleet.tools import Offer, Place
+from relay.fleet.tool_entry import hints
+from relay.fleet.tools import Offer, Position
 from schemas.document_store import SCHEME
+from schemas.meta_names import META_CANONICAL_NAME, META_SAFETY_CLASS, META_SCHEMA_REF
 from schemas.projection import alias_of
 
 
@@ -21,7 +22,7 @@ from schemas.projection import alias_of
 class RelayToolEntry:
     """The entry of one tool, under both forms of its name."""
 
-    place: Place
+    place: Position
     dotted: str
     dashed: str
     documents: tuple[dict[str, Any], dict[str, Any]]
@@ -55,7 +56,7 @@ class RelayToolEntries:
         self._entries: dict[tuple[str, str], RelayToolEntry] = {}
 
     def listed(
-        self, rights: Rights, view: View, offered: Mapping[Offer, str], after: Place
+        self, rights: Rights, view: View, offered: Mapping[Offer, str], after: Position
     ) -> list[RelayToolEntry]:
         """Return the entries behind ``after`` of what ``rights`` may call in ``view``, by place.
 

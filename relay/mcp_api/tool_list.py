@@ -11,7 +11,7 @@ from relay.calls.relay_tools import RelayTools
 from relay.config import View
 from relay.fleet.fleet import Fleet
 from relay.fleet.selection import Selection
-from relay.fleet.tools import Place
+from relay.fleet.tools import Position
 from relay.mcp_api.paging import ToolEntry
 from relay.mcp_api.relay_tools import RelayToolEntries
 from relay.mcp_api.url_options import UrlOptionReader
@@ -25,7 +25,9 @@ class ToolList:
         self._fleet = fleet
         self._of_relay = RelayToolEntries(relay_tools)
 
-    def listed(self, rights: Rights, selection: Selection, after: Place, limit: int) -> Sequence[ToolEntry]:
+    def listed(
+        self, rights: Rights, selection: Selection, after: Position, limit: int
+    ) -> Sequence[ToolEntry]:
         """Return what ``rights`` reach of ``selection``: at most ``limit`` of those behind ``after``.
 
         Raises:
@@ -41,5 +43,5 @@ class ToolList:
         return list(merge(of_relay, tools, key=_place_of))[:limit]
 
 
-def _place_of(tool: ToolEntry) -> Place:
+def _place_of(tool: ToolEntry) -> Position:
     return tool.place

@@ -10,7 +10,7 @@ from relay.environment import RelayEnvironment
 from relay.fleet.assembly import FleetPart
 from relay.part import Part
 from relay.pki.assembly import PkiPart
-from relay.routing.port import NodeFrames, NodeRouter
+from relay.routing.port import LocalRouter, NodeFrames
 from relay.sessions.capability_limits import CapabilityLimits
 from relay.sessions.connect_limiter import ConnectLimiter
 from relay.sessions.connect_queue import ConnectQueue
@@ -28,7 +28,7 @@ class SessionsPart(Part):
     """The sessions of the nodes that are connected to this process: ``router`` and ``frames`` reach them."""
 
     node_sessions: NodeSessions
-    router: NodeRouter
+    router: LocalRouter
     frames: NodeFrames
 
 

@@ -3,25 +3,25 @@
 So a capability has one limiter, whichever relay a call arrived at. Must not know callers.
 """
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 from relay.fleet.fleet import Fleet
 from relay.rate_limits import KeyedLimiters
-from relay.routing.port import Command, NodeRouter
+from relay.routing.answer import CommandAnswer
+from relay.routing.port import Command, LocalRouter
 from schemas.errors import Failure, ToolError
 
 
-class CapabilityLimits:
-    """A ``NodeRouter`` in front of ``sessions``. ``monotonic`` is in seconds."""
+class CapabilityLimits(LocalRouter):
+    """A ``LocalRouter`` in front of ``sessions``. ``monotonic`` is in seconds."""
 
-    def __init__(self, fleet: Fleet, sessions: NodeRouter, monotonic: Callable[[], float]) -> None:
+    def __init__(self, fleet: Fleet, sessions: LocalRouter, monotonic: Callable[[], float]) -> None:
         self._fleet = fleet
         self._sessions = sessions
         self._limiters: KeyedLimiters[tuple[str, str]] = KeyedLimiters(monotonic)
 
-    async def run(self, command: Command) -> Mapping[str, Any]:
-        """Send ``command`` and return the node's answer, as ``NodeRouter`` describes.
+    def start(self, command: Command) -> CommandAnswer:
+        """Send ``command``, as ``LocalRouter`` describes.
 
         Raises:
             ToolError: also RATE_LIMITED, with ``retry_after_ms``; then it was never sent.
@@ -32,6 +32,9 @@ class CapabilityLimits:
             raise ToolError(Failure.NODE_OFFLINE)
         limiter = self._limiters.acquire(tool.capability, tool.allowance, command.cost)
         try:
-            return await self._sessions.run(command)
-        finally:
+            answer = self._sessions.start(command)
+        except BaseException:
             limiter.release()
+            raise
+        answer.at_end(lambda _: limiter.release())
+        return answer

@@ -37,20 +37,20 @@ class ConnectLimiter:
         A connection that the common bucket rejects has used the share of its address all the same: so one
         address can push back the retry times of all only so far.
         """
-        line = self._bucket_of(address, now)
-        return (line.enter(now) if line is not None else 0.0) or self._all.enter(now, is_full=is_full)
+        bucket = self._bucket_of(address, now)
+        return (bucket.enter(now) if bucket is not None else 0.0) or self._all.enter(now, is_full=is_full)
 
     def _bucket_of(self, address: str, now: float) -> "_RetryBucket | None":
         """Return the bucket of an address; None for those that only the common one limits."""
         key = address_group(address)
         if key is None:
             return None
-        line = self._by_address.get(key)
-        if line is not None:
+        bucket = self._by_address.get(key)
+        if bucket is not None:
             self._by_address.move_to_end(key)
         elif evict_idle(self._by_address, self._max_addresses, now):
-            line = self._by_address[key] = _RetryBucket(self._rate, self._burst, now)
-        return line
+            bucket = self._by_address[key] = _RetryBucket(self._rate, self._burst, now)
+        return bucket
 
 
 class _RetryBucket:

@@ -13,8 +13,8 @@ from relay.ascii_json import encoded
 from relay.http.frame_meter import METER_IN_SCOPE, FrameMeter
 from relay.http.texts import HANDLED_IN_MESSAGE, take_texts
 from schemas.frames import SUBPROTOCOL_1_1, Frame, begins_announce
-from schemas.payloads import Bye
-from schemas.session import ByeReason, CloseCode, DropReason, PeerProtocolError, SessionMachine, State
+from schemas.payloads import Bye, Welcome
+from schemas.session import ByeReason, CloseCode, DropReason, PeerProtocolError, SessionMachine, SessionState
 from schemas.ulids import UlidSource
 
 _NO_CODE = 1006  # RFC 6455: closed without a code
@@ -44,7 +44,7 @@ class NodeConnection:
         meter: how many frames the node may send; the server consults it before it parses them.
     """
 
-    __slots__ = ("_machine", "_socket", "_texts", "_ulids", "meter")
+    __slots__ = ("_is_welcomed", "_machine", "_socket", "_texts", "_ulids", "meter")
 
     meter: FrameMeter
 
@@ -54,6 +54,7 @@ class NodeConnection:
         self._socket = socket
         self._machine = machine
         self._ulids = ulids
+        self._is_welcomed = False
 
     @property
     def peer(self) -> str:
@@ -68,13 +69,18 @@ class NodeConnection:
 
     @property
     def is_open(self) -> bool:
-        """Whether the handshake is done and neither end has closed."""
-        return self._machine.state is State.OPEN
+        """Whether the welcome was written and neither end has closed."""
+        return self._is_welcomed and self._machine.state is SessionState.OPEN
 
     @property
     def is_closed(self) -> bool:
         """Whether either end has closed."""
-        return self._machine.state is State.CLOSED
+        return self._machine.state is SessionState.CLOSED
+
+    async def welcome(self, payload: Welcome, auth_id: str) -> None:
+        """Answer the ``auth`` with that id. Open once it is written: nothing may overtake it."""
+        await self.send("welcome", payload, auth_id)
+        self._is_welcomed = True
 
     async def send(self, type_: str, payload: Mapping[str, Any], in_reply_to: str | None = None) -> str:
         """Send a frame and return its ``msg_id``."""
@@ -173,7 +179,7 @@ class NodeConnection:
     async def close(self, code: CloseCode, retry_after_ms: int | None = None) -> None:
         """Send ``bye`` where the code has a reason for it, with the retry time, and close."""
         try:
-            if code in _BYE_REASONS and self._machine.state is not State.CLOSED:
+            if code in _BYE_REASONS and self._machine.state is not SessionState.CLOSED:
                 bye: Bye = {"reason": _BYE_REASONS[code]}
                 if retry_after_ms is not None:
                     bye["retry_after_ms"] = retry_after_ms

@@ -13,6 +13,7 @@ from starlette.websockets import WebSocketDisconnect
 from relay.fleet.fleet import Fleet
 from relay.pki.renewals import Renewals
 from relay.sessions.connection import NodeConnection
+from relay.sessions.heartbeat_interval import heartbeat_interval_ms
 from relay.sessions.one_way_frames import OneWayFrames
 from relay.sessions.session import NodeSession
 from schemas.errors import Failure, ToolError
@@ -93,8 +94,12 @@ class FrameHandlers:
         node_id, inventory = session.identity.node_id, self._fleet.inventory
         inventory.heartbeat(node_id, beat["manifest_etag"])
         acknowledged: HeartbeatAck = {"server_time_ms": session.now_ms()}
-        if connection.has_version_1_1 and (etag := inventory.etag_by_broker(node_id)) is not None:
-            acknowledged["broker_etag"] = etag
+        if connection.has_version_1_1:
+            if (etag := inventory.etag_by_broker(node_id)) is not None:
+                acknowledged["broker_etag"] = etag
+            # A shorter one is told by the next welcome: here all nodes would follow it at once.
+            if (interval_ms := heartbeat_interval_ms(inventory.known())) > session.heartbeat_interval_ms:
+                session.heartbeat_interval_ms = acknowledged["heartbeat_interval_ms"] = interval_ms
         return "heartbeat_ack", acknowledged
 
     def _answered(self, session: NodeSession, answer_type: str, answer: Mapping[str, Any]) -> None:
@@ -179,8 +184,8 @@ class FrameHandlers:
 
 def _refusal(verdict: Verdict) -> AnnounceAck:
     # Pending for a leaf: the node itself is connected, so no other leaf of it will follow.
-    unvouched = Failure.ATTESTATION_FAILED if verdict.outcome is Outcome.PENDING else Failure.MANIFEST_INVALID
-    failure = verdict.reason.failure if verdict.reason else unvouched
+    otherwise = Failure.ATTESTATION_FAILED if verdict.outcome is Outcome.PENDING else Failure.MANIFEST_INVALID
+    failure = verdict.reason.failure if verdict.reason else otherwise
     why = verdict.reason.value if verdict.reason else verdict.outcome.value
     detail = f"The manifest was not accepted: {why}."
     refusal: AnnounceAck = {"ok": False, "error": ToolError(failure, detail).envelope()}

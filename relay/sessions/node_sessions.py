@@ -20,7 +20,9 @@ from relay.clock import SessionClock
 from relay.fleet.fleet import Fleet
 from relay.http.connections import admit
 from relay.observability.metrics import Metrics
-from relay.routing.port import Command
+from relay.routing.answer import CommandAnswer
+from relay.routing.port import Command, LocalRouter
+from relay.sessions.commands import cmd_payload, command_text, send_text
 from relay.sessions.connect_queue import ConnectQueue
 from relay.sessions.connection import NodeConnection
 from relay.sessions.frame_handlers import FrameHandlers
@@ -29,20 +31,20 @@ from relay.sessions.heartbeat_interval import heartbeat_interval_ms
 from relay.sessions.leaf_expiry import LeafExpiry
 from relay.sessions.one_way_frames import OneWayFrames
 from relay.sessions.peer_faults import PeerFaults
-from relay.sessions.session import AckPayload, NodeSession, cmd_payload, expire, unanswered
+from relay.sessions.session import NodeSession
 from schemas.errors import Failure, ToolError
 from schemas.frame_types import Role
 from schemas.frames import MAX_FRAME_BYTES, Frame, FrameReader, agreed
 from schemas.identity import Identity
-from schemas.payloads import Cmd, Welcome
+from schemas.payloads import CmdCancel, Welcome
 from schemas.session import CloseCode, PeerProtocolError, ProtocolError, SessionMachine
 from schemas.ulids import UlidSource
 
 AUTH_TIMEOUT_S = 5
 
 
-class NodeSessions:
-    """Serves ``/devices/connect``, and is the ``NodeRouter`` of the nodes that connect there."""
+class NodeSessions(LocalRouter):
+    """Serves ``/devices/connect``, and is the ``LocalRouter`` of the nodes that connect there."""
 
     def __init__(  # noqa: PLR0913 - what comes in from outside
         self,
@@ -126,32 +128,25 @@ class NodeSessions:
         finally:
             self._leave(identity.node_id, session, connection)
 
-    async def run(self, command: Command) -> AckPayload:
-        """Send ``command`` and return the node's answer, as ``NodeRouter`` describes."""
+    def start(self, command: Command) -> CommandAnswer:
+        """Send ``command``, as ``LocalRouter`` describes."""
         session = self._sessions.get(command.node_id)
         connection = session.connection if session else None
         if session is None or connection is None or not connection.is_open:
             raise ToolError(Failure.NODE_OFFLINE)
-        msg_id = self._ulids.new()
-        now, loop = session.now_ms(), asyncio.get_running_loop()
+        msg_id, now = self._ulids.new(), session.now_ms()
         payload = cmd_payload(command, now)
-        answer = unanswered(loop)
+        text = command_text(connection, msg_id, payload)
+        loop = asyncio.get_running_loop()
+        answer = CommandAnswer(loop)
         # A timer that ends the one wait: ``asyncio.timeout`` costs twice as much.
-        expiry = loop.call_later(command.deadline_ms / 1000, expire, answer)
+        expiry = loop.call_later(command.deadline_ms / 1000, self._expire, session, msg_id, answer)
         session.pending.add(msg_id, payload, now + command.deadline_ms, answer)
-        try:
-            await self._send_command(connection, msg_id, payload)
-            ack = await answer
-        except asyncio.CancelledError:
-            self._cancel(session, msg_id, "caller_gone")
-            raise
-        finally:
-            expiry.cancel()
-            session.pending.pop(msg_id)
-        if ack is None:
-            self._cancel(session, msg_id, "deadline")
-            raise ToolError(Failure.DEADLINE_EXCEEDED)
-        return ack
+        answer.at_end(partial(self._ended, session, msg_id, expiry))
+        if not connection.send_now(text):
+            sending = self._start(send_text(connection, text, command.deadline_ms))
+            answer.at_end(lambda _: sending.cancel())
+        return answer
 
     def end_sessions(self, matches: Callable[[Identity], bool], code: CloseCode) -> list[str]:
         """End the sessions of leaves that match, and the calls in flight in them; return the nodes."""
@@ -159,11 +154,11 @@ class NodeSessions:
         self._end(ended, code)
         return ended
 
-    def let_go(self, node_id: str) -> None:
-        """Close the connection of a node with a newer session elsewhere; what was sent ends in its time."""
+    def end_superseded(self, node_id: str, relay: str) -> None:
+        """Close the connection of a node with a newer session at ``relay``; its calls end in their time."""
         session = self._sessions.get(node_id)
         if session is not None and session.connection is not None:
-            self._faults.newer_elsewhere(node_id)
+            self._faults.newer_elsewhere(node_id, relay)
             self._start(session.connection.close(CloseCode.SUPERSEDED))
             self._release(node_id, session)
 
@@ -183,20 +178,17 @@ class NodeSessions:
                     self._start(session.connection.close(code))
                 self._release(node_id, session)
 
-    async def _send_command(self, connection: NodeConnection, msg_id: str, payload: Cmd) -> None:
-        """Send a command, and wait for the node to read what was sent before until its deadline."""
-        connection.meter.expect_answer()
-        try:
-            text = connection.encoded("cmd", payload, msg_id)
-        except ProtocolError as error:
-            # Arguments within their schema fit a frame; in any case, nothing was sent.
-            raise ToolError(Failure.INTERNAL, "The command does not fit a frame.") from error
-        if connection.send_now(text):
-            return
-        # Part of it may have been sent. The same process may still resume before the deadline.
-        with suppress(TimeoutError, WebSocketDisconnect):
-            async with asyncio.timeout(payload["deadline_ms"] / 1000):
-                await connection.send_text(text)
+    def _expire(self, session: NodeSession, msg_id: str, answer: CommandAnswer) -> None:
+        self._cancel(session, msg_id, "deadline")
+        answer.expire()
+
+    def _ended(
+        self, session: NodeSession, msg_id: str, expiry: asyncio.TimerHandle, answer: CommandAnswer
+    ) -> None:
+        expiry.cancel()
+        session.pending.pop(msg_id)
+        if answer.cancelled():
+            self._cancel(session, msg_id, "caller_gone")
 
     def _cancel(self, session: NodeSession, msg_id: str, reason: str) -> None:
         connection = session.connection
@@ -205,16 +197,18 @@ class NodeSessions:
         connection.forget(msg_id)
         self._start(self._send_cancel(connection, msg_id, reason))
 
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+    def _start(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
         """Run ``work``, which raises nothing, without awaiting it."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _send_cancel(self, connection: NodeConnection, msg_id: str, reason: str) -> None:
         # If the connection ends first, the node stops the command at its deadline.
         with suppress(WebSocketDisconnect, ProtocolError):
-            await connection.send("cmd_cancel", {"reason": reason}, msg_id)
+            cancel: CmdCancel = {"reason": reason}
+            await connection.send("cmd_cancel", cancel, msg_id)
 
     async def _admit(
         self, connection: NodeConnection, clock: SessionClock, scope: Scope
@@ -253,24 +247,25 @@ class NodeSessions:
         node_id = session.identity.node_id
         # A new session has a new id, which no node can have asked to resume.
         resumed = session.session_id == auth.payload.get("resume")
+        session.heartbeat_interval_ms = heartbeat_interval_ms(self._fleet.inventory.known())
         welcome: Welcome = {
             "session_id": session.session_id,
-            "heartbeat_interval_ms": heartbeat_interval_ms(self._fleet.inventory.size),
+            "heartbeat_interval_ms": session.heartbeat_interval_ms,
             "max_frame_bytes": MAX_FRAME_BYTES,
             "server_time_ms": session.now_ms(),
             "resumed": resumed,
         }
-        # What is sent once the session is open is not sent again; nor what ends meanwhile, after its cancel.
-        to_send_again = tuple(session.pending)
-        await connection.send("welcome", welcome, auth.msg_id)
+        await connection.welcome(welcome, auth.msg_id)
         if self._sessions.get(node_id) is not session or session.connection is not connection:
             return  # ended or superseded while it was being sent
         self._fleet.set_connected(node_id, connected=True)
         self._one_way.connected(session, connection)
         self._metrics.sessions.labels("resumed" if resumed else "opened").inc()
-        for msg_id in to_send_again:
+        # What is sent from now on is not sent again; nor what ends meanwhile, after its cancel.
+        for msg_id in tuple(session.pending):
             if (payload := session.pending.renewed(msg_id, session.now_ms())) and connection.is_open:
-                await self._send_command(connection, msg_id, payload)
+                text = command_text(connection, msg_id, payload)
+                await send_text(connection, text, payload["deadline_ms"])
 
     async def _serve_frames(self, session: NodeSession, connection: NodeConnection) -> None:
         node_id = session.identity.node_id

@@ -18,7 +18,7 @@ from relay.routing.port import AnnounceHandler, ConnectionHandler, FrameHandler,
 from relay.sessions.connection import NodeConnection
 from relay.sessions.session import NodeSession
 from schemas.errors import Failure, ToolError
-from schemas.frame_types import ONE_WAY, FrameType
+from schemas.frame_types import ONE_WAY, OneWayType
 from schemas.frames import MAX_FRAME_BYTES, Frame
 from schemas.handlers import Followers, Handlers
 from schemas.session import OverRateError, ProtocolError
@@ -28,9 +28,9 @@ MAX_QUEUED_BYTES = 2 * MAX_FRAME_BYTES
 _UNREAD_RETRY_MS = 1000
 _CREDITS = MappingProxyType(
     {
-        FrameType.SESSION_OPEN: 256.0,
-        FrameType.SESSION_MESSAGE: CREDIT_OF_A_COMMAND,
-        FrameType.CALLER_TOOL_RESULT: CREDIT_OF_A_COMMAND,
+        OneWayType.SESSION_OPEN: 256.0,
+        OneWayType.SESSION_MESSAGE: CREDIT_OF_A_COMMAND,
+        OneWayType.CALLER_TOOL_RESULT: CREDIT_OF_A_COMMAND,
     }
 )
 """What a node may send besides its rate because of a frame: its local agent's requests and replies."""
@@ -43,11 +43,11 @@ class OneWayFrames:
         self._metrics = metrics
         self._log = log
         self._queues: dict[str, _Queue] = {}
-        self._handlers = Handlers[FrameType, FrameHandler]()
+        self._handlers = Handlers[OneWayType, FrameHandler]()
         self._followers = Followers[[NodeRef, bool]](self._connection_not_followed)
         self._announce_followers = Followers[[NodeRef]](self._announce_not_followed)
 
-    def send(self, node_id: str, frame_type: FrameType, payload: Mapping[str, Any]) -> None:
+    def send(self, node_id: str, frame_type: OneWayType, payload: Mapping[str, Any]) -> None:
         """Queue a frame for the node, as ``NodeFrames`` describes."""
         queue = self._queues.get(node_id)
         if queue is None or not queue.connection.is_open:
@@ -59,7 +59,7 @@ class OneWayFrames:
             raise
         self._metrics.one_way_frames.labels(frame_type, "sent").inc()
 
-    def on_frame(self, frame_type: FrameType, handler: FrameHandler) -> None:
+    def on_frame(self, frame_type: OneWayType, handler: FrameHandler) -> None:
         """Call ``handler`` with every frame of that type, as ``NodeFrames`` describes."""
         self._handlers.add(frame_type, handler)
 
@@ -130,7 +130,7 @@ class _Queue:
         self._bytes = 0
         self._sending: asyncio.Task[None] | None = None
 
-    def put(self, frame_type: FrameType, payload: Mapping[str, Any]) -> None:
+    def put(self, frame_type: OneWayType, payload: Mapping[str, Any]) -> None:
         if self._bytes >= MAX_QUEUED_BYTES:
             raise ToolError(Failure.RATE_LIMITED, "The node does not read.", retry_after_ms=_UNREAD_RETRY_MS)
         try:

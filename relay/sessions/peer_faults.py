@@ -35,10 +35,10 @@ class PeerFaults:
         if self._refusals.count(RefusalEvent.IDENTITY_TWICE, node_id, "superseded"):
             self._log.warning("two machines use one identity; the newer stays", node_id=node_id)
 
-    def newer_elsewhere(self, node_id: str) -> None:
+    def newer_elsewhere(self, node_id: str, relay: str) -> None:
         """Record that the node has a newer session at another relay: it has moved, or there are two of it."""
         self._metrics.sessions.labels("superseded_elsewhere").inc()
-        self._log.warning("node has a newer session at another relay", node_id=node_id)
+        self._log.warning("node has a newer session at another relay", node_id=node_id, relay=relay)
 
     def broken(self, node_id: str, error: PeerProtocolError) -> None:
         """Record that the node broke the protocol."""

@@ -3,23 +3,14 @@
 Must not send or receive: ``connection`` does.
 """
 
-import asyncio
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from relay.clock import SessionClock
-from relay.routing.port import Command
+from relay.routing.answer import AckPayload, CommandAnswer
 from relay.sessions.connection import NodeConnection
 from schemas.delivery import PendingCommands
 from schemas.errors import ToolError
 from schemas.identity import Identity
-from schemas.payloads import Cmd
-
-AckPayload = Mapping[str, Any]
-"""The payload of a ``cmd_ack``."""
-Answer = asyncio.Future[AckPayload | None]
-"""The answer to a command; None if its deadline passed before."""
 
 
 @dataclass(slots=True)
@@ -29,6 +20,7 @@ class NodeSession:
     Attributes:
         now_ms: the session's time, by which the node measures delays; it continues when it is resumed.
         identity: the leaf that the node proved last, in the handshake or with a manifest.
+        heartbeat_interval_ms: what the node was last asked for.
         ca_requests: the types of the frames that wait for the certificate authority, one of each at a time.
         is_retiring: whether the node retires: it gets the acknowledgement before its connection is closed.
     """
@@ -38,8 +30,9 @@ class NodeSession:
     identity: Identity
     connection: NodeConnection | None
     now_ms: SessionClock
-    pending: PendingCommands[Answer] = field(default_factory=PendingCommands)
+    pending: PendingCommands[CommandAnswer] = field(default_factory=PendingCommands)
     rejected_in_a_row: int = 0
+    heartbeat_interval_ms: int = 0
     ca_requests: set[str] = field(default_factory=set)
     is_retiring: bool = False
 
@@ -59,28 +52,3 @@ class NodeSession:
             waiter = self.pending.pop(msg_id)
             if waiter is not None and not waiter.done():
                 waiter.set_exception(error)
-
-
-def unanswered(loop: asyncio.AbstractEventLoop) -> Answer:
-    """Return what a command waits for."""
-    return loop.create_future()
-
-
-def expire(answer: Answer) -> None:
-    """Note that the deadline has passed, unless there is an answer."""
-    if not answer.done():
-        answer.set_result(None)
-
-
-def cmd_payload(command: Command, sent_at_ms: int) -> Cmd:
-    """Return the payload of the ``cmd`` for ``command``; ``sent_at_ms`` is the session's time."""
-    payload: Cmd = {
-        "tool": command.tool,
-        "arguments": command.arguments,
-        "deadline_ms": command.deadline_ms,
-        "sent_at_ms": sent_at_ms,
-        "correlation_id": command.correlation_id,
-    }
-    if command.traceparent is not None:
-        payload["traceparent"] = command.traceparent
-    return payload

@@ -8,10 +8,11 @@ import pytest
 from relay.auth.caller import Caller
 from relay.calls.access_log import AccessLog
 from relay.calls.call_record import CallAnswer, CallRecord, CallRequest
-from relay.calls.envelope import META_STEP_ID, META_TASK_ID, META_TRACEPARENT, Call
+from relay.calls.envelope import Call
 from schemas.error_codes import Canonical
 from schemas.errors import Failure, ToolError
 from schemas.lines import LineWriter
+from schemas.meta_names import META_STEP_ID, META_TASK_ID, META_TRACEPARENT
 from tests.fakes.callers import call_of, principal_of
 from tests.fakes.hub import Hub
 from tests.fakes.lines import LogLines

@@ -1,7 +1,7 @@
 """The relay's own echoes, with real audit, limits and fleet, and nodes that answer as a test says."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -9,13 +9,14 @@ import pytest
 from relay.calls.canaries import WINDOW_S, Canaries
 from relay.calls.executor import CallExecutor
 from relay.calls.hops import Hop
-from relay.routing.port import Command, NodeRef
+from relay.routing.answer import CommandAnswer
+from relay.routing.port import Command, LocalRouter, NodeRef
 from relay.sessions.capability_limits import CapabilityLimits
 from schemas.errors import Failure, ToolError
 from tests.fakes.disk import full_disk
 from tests.fakes.hub import Hub
 from tests.fakes.pauses import Pauses
-from tests.fakes.routers import echoed
+from tests.fakes.routers import answered, echoed
 from tests.fakes.seconds import Seconds
 from tests.fakes.signer import ECHO, METRICS, NODE_ID, OTHER_NODE_ID, TENANT
 
@@ -27,18 +28,18 @@ OTHER = NodeRef(TENANT, OTHER_NODE_ID, "s2")
 THIRD = NodeRef(OTHER_TENANT, THIRD_NODE_ID, "s3")
 
 
-class Nodes:
-    """A ``NodeRouter`` whose nodes answer, but for those that a test silences or breaks."""
+class Nodes(LocalRouter):
+    """A ``LocalRouter`` whose nodes answer, but for those that a test silences or breaks."""
 
     def __init__(self) -> None:
         self.commands: list[Command] = []
         self.failing: dict[str, Failure] = {}
 
-    async def run(self, command: Command) -> Mapping[str, Any]:
+    def start(self, command: Command) -> CommandAnswer:
         self.commands.append(command)
         if (failure := self.failing.get(command.node_id)) is not None:
             raise ToolError(failure)
-        return echoed(command)
+        return answered(echoed(command))
 
 
 class Stage:

@@ -5,17 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay.calls.envelope import (
-    META_IDEMPOTENCY_KEY,
-    META_STEP_ID,
-    META_TASK_ID,
-    META_TRACEPARENT,
-    Call,
-    EnvelopeCheck,
-)
+from relay.calls.envelope import Call, EnvelopeCheck
 from relay.calls.gateway import CallGateway
 from relay.config import EnvelopeMode
 from schemas.errors import Failure, ToolError
+from schemas.meta_names import META_IDEMPOTENCY_KEY, META_STEP_ID, META_TASK_ID, META_TRACEPARENT
 from schemas.process.logs import make_logger
 from schemas.registry import SchemaRegistry
 from tests.fakes.callers import call_of, request_of

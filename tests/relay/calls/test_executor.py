@@ -8,13 +8,14 @@ import pytest
 
 from relay.audit.log import AuditUnavailableError
 from relay.calls.call_record import CallRecord
-from relay.calls.envelope import META_TRACEPARENT, Call
+from relay.calls.envelope import Call
 from relay.calls.executor import GATEWAY_BUDGET_MS, CallExecutor
 from relay.calls.hops import Hop
 from relay.fleet.tools import Tool
-from relay.routing.port import Command, NodeRouter
+from relay.routing.port import Command, LocalRouter
 from relay.sessions.capability_limits import CapabilityLimits
 from schemas.errors import Failure, ToolError
+from schemas.meta_names import META_TRACEPARENT
 from tests.fakes.disk import full_disk
 from tests.fakes.hub import Hub
 from tests.fakes.routers import HeldRouter, ScriptedRouter, echoed
@@ -33,7 +34,7 @@ BOUND_S = 10
 class Stage:
     """An executor without the gateway in front of it."""
 
-    def __init__(self, hub: Hub, router: NodeRouter, **constraints: Any) -> None:
+    def __init__(self, hub: Hub, router: LocalRouter, **constraints: Any) -> None:
         self.hub = hub
         self.seconds = Seconds()
         self.executor = CallExecutor(
@@ -242,7 +243,7 @@ async def test_a_refusal_that_cannot_be_recorded_is_told_as_that(hub: Hub, route
 
 
 @pytest.mark.parametrize("ending", ["answered", "failed", "given up", "revoked"])
-async def test_every_way_out_makes_room_for_the_next(hub: Hub, ending: str) -> None:
+async def test_however_a_call_ends_the_next_may_run(hub: Hub, ending: str) -> None:
     router = HeldRouter()
     stage = Stage(hub, router, max_concurrency=1)
     task = asyncio.create_task(stage.run())

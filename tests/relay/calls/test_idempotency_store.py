@@ -8,8 +8,8 @@ from relay.calls.idempotency_store import (
     QUOTA_OF_CALLER,
     QUOTA_OF_TENANT,
     REMEMBERED_S,
+    CallKey,
     IdempotencyStore,
-    Key,
     Quota,
 )
 from schemas.errors import Failure, ToolError
@@ -20,7 +20,7 @@ TOOL = "sysecho.01hzx9k3m4p7q8r9s0t1v2w3xy.echo.invoke"
 ARGUMENTS, OTHER_ARGUMENTS = "a" * 64, "b" * 64
 
 
-def place(key: str = "k", who: tuple[str, str, str] = WHO, tool: str = TOOL) -> Key:
+def place(key: str = "k", who: tuple[str, str, str] = WHO, tool: str = TOOL) -> CallKey:
     return who, tool, key
 
 
@@ -34,7 +34,7 @@ def store(seconds: Seconds) -> IdempotencyStore[str]:
     return IdempotencyStore(seconds, of_all=Quota(3, 100))
 
 
-def refused(store: IdempotencyStore[str], key: Key, arguments: str = ARGUMENTS) -> ToolError:
+def refused(store: IdempotencyStore[str], key: CallKey, arguments: str = ARGUMENTS) -> ToolError:
     with pytest.raises(ToolError) as caught:
         store.open(key, arguments, "late")
     return caught.value
@@ -64,7 +64,7 @@ def test_a_key_that_is_used_again_is_the_same_and_keeps_its_first_call(store: Id
         pytest.param(place(tool=TOOL.replace("echo.", "echo2.")), id="another tool"),
     ],
 )
-def test_a_key_counts_for_one_caller_and_one_tool(store: IdempotencyStore[str], other: Key) -> None:
+def test_a_key_counts_for_one_caller_and_one_tool(store: IdempotencyStore[str], other: CallKey) -> None:
     keyed = store.open(place(), ARGUMENTS, "first")
     assert store.open(other, OTHER_ARGUMENTS, "theirs") is not keyed
     assert len(store) == 2
@@ -183,7 +183,7 @@ def test_a_key_that_is_used_anew_after_its_time_ends_after_the_others(
     assert store.open(place("key 0"), ARGUMENTS, "again").first == "anew"
 
 
-def test_all_that_is_over_makes_room_at_once(store: IdempotencyStore[str], seconds: Seconds) -> None:
+def test_all_that_has_expired_is_evicted_at_once(store: IdempotencyStore[str], seconds: Seconds) -> None:
     filled(store, seconds)
     seconds.now += REMEMBERED_S
     store.open(place("new"), ARGUMENTS, "new")

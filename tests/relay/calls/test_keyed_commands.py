@@ -8,7 +8,7 @@ import pytest
 
 from relay.calls.idempotency_store import REMEMBERED_S, IdempotencyStore
 from relay.calls.keyed_commands import KeyedCommands
-from relay.routing.port import Command, Idempotency, NodeRouter
+from relay.routing.port import Command, Idempotency, LocalRouter
 from schemas.errors import Failure, ToolError
 from tests.fakes.polling import until
 from tests.fakes.routers import HeldRouter, ScriptedRouter, echoed
@@ -28,7 +28,7 @@ REPEATABLE = COMMAND._replace(idempotency=replace(KEY, repeatable=True))
 SECOND = COMMAND._replace(correlation_id="01HZX9K3M4P7Q8R9S0T1V2W3XB")
 
 
-def keyed(router: NodeRouter, seconds: Seconds | None = None) -> KeyedCommands:
+def keyed(router: LocalRouter, seconds: Seconds | None = None) -> KeyedCommands:
     monotonic = seconds or Seconds()
     return KeyedCommands(router, IdempotencyStore[str](monotonic), monotonic)
 
@@ -178,8 +178,8 @@ async def test_what_was_called_before_the_node_moved_here_again_is_known() -> No
 async def test_while_it_is_not_known_who_had_the_node_before_a_new_key_may_be_an_old_one() -> None:
     router = ScriptedRouter()
     commands = keyed(router)
-    commands.unsure(NODE_ID, True)  # noqa: FBT003 - as presence calls it
+    commands.history_unknown(NODE_ID, True)  # noqa: FBT003 - as presence calls it
     assert await failure_of(commands, COMMAND) is Failure.DEADLINE_EXCEEDED
     assert router.commands == []
-    commands.unsure(NODE_ID, False)  # noqa: FBT003
+    commands.history_unknown(NODE_ID, False)  # noqa: FBT003
     assert await commands.run(SECOND) == echoed(SECOND)

@@ -3,6 +3,8 @@
 import pytest
 
 from relay.calls.offline import explained
+from relay.routing.answer import CommandAnswer
+from relay.routing.port import Command, LocalRouter
 from schemas.errors import Failure, ToolError
 from schemas.registry import SchemaRegistry
 from tests.fakes.callers import call_of
@@ -44,6 +46,6 @@ async def test_a_call_to_a_node_that_left_says_when_it_left(hub: Hub) -> None:
     assert "retry_after_ms" in answer.error
 
 
-class OfflineRouter:
-    async def run(self, _command: object) -> dict[str, object]:
+class OfflineRouter(LocalRouter):
+    def start(self, command: Command) -> CommandAnswer:  # noqa: ARG002 - whatever it is
         raise OFFLINE

@@ -13,7 +13,7 @@ import pytest
 
 from relay.config import TlsFiles
 from relay.http.acceptor import SOCKET_TIMEOUTS, Acceptor, SocketTimeouts
-from relay.http.connections import Bounds, Connection, Connections
+from relay.http.connections import AcceptedConnection, Bounds, Connections
 from relay.http.listener import bind
 from relay.observability.metrics import Metrics
 from relay.pki.tls_contexts import LiveContext
@@ -36,12 +36,13 @@ def tls(tmp_path: Path) -> ssl.SSLContext:
 class Speaker(asyncio.Protocol):
     """Says ``greeting`` once, and counts its connection."""
 
-    def __init__(self, connection: Connection, greeting: bytes) -> None:
+    def __init__(self, connection: AcceptedConnection, greeting: bytes) -> None:
         self._connection = connection
         self._greeting = greeting
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
         self._connection.begin(transport.abort)
         self._connection.rest()
         transport.write(self._greeting)
@@ -63,11 +64,15 @@ class Port:
     ) -> None:
         self.listener = listener
         self.address = listener.getsockname()
+        self.speakers: list[Speaker] = []
+        self._greeting = greeting
         self._metrics = Metrics()
         self.connections = Connections(bounds, self._metrics.connections_refused)
-        self.acceptor = Acceptor(
-            listener, self.connections, lambda connection: Speaker(connection, greeting), tls, timeouts
-        )
+        self.acceptor = Acceptor(listener, self.connections, self._speaker, tls, timeouts)
+
+    def _speaker(self, connection: AcceptedConnection) -> Speaker:
+        self.speakers.append(Speaker(connection, self._greeting))
+        return self.speakers[-1]
 
     def refused(self, reason: str) -> float:
         return counted(self._metrics, "connections_refused_total", reason=reason)
@@ -99,7 +104,7 @@ class Port:
 
 
 async def test_what_there_is_no_room_for_is_closed_at_once_and_the_others_stay() -> None:
-    async with Port.running(Bounds(total=4, strangers=2, per_address=2, per_holder=2)) as port:
+    async with Port.running(Bounds(total=4, unauthenticated=2, per_address=2, per_holder=2)) as port:
         held = [await asyncio.open_connection(*port.address) for _ in range(2)]
         async with asyncio.timeout(BOUND_S):
             assert [await reader.readexactly(5) for reader, _ in held] == [b"hello"] * 2
@@ -118,8 +123,19 @@ async def test_what_there_is_no_room_for_is_closed_at_once_and_the_others_stay()
         await port.until(0)
 
 
-async def test_a_handshake_makes_room_for_another(tls: ssl.SSLContext) -> None:
-    bounds = Bounds(total=4, strangers=2, per_address=2, per_holder=2)
+async def test_what_is_written_does_not_wait_for_the_acknowledgement_of_what_was() -> None:
+    async with Port.running(Bounds(total=4, unauthenticated=2, per_address=2, per_holder=2)) as port:
+        reader, writer = await asyncio.open_connection(*port.address)
+        async with asyncio.timeout(BOUND_S):
+            assert await reader.readexactly(5) == b"hello"
+        accepted = port.speakers[0].transport.get_extra_info("socket")
+        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        writer.close()
+        await port.until(0)
+
+
+async def test_the_handshake_that_waits_longest_is_aborted_for_another(tls: ssl.SSLContext) -> None:
+    bounds = Bounds(total=4, unauthenticated=2, per_address=2, per_holder=2)
     async with Port.running(bounds, tls=tls) as port:
         held = [await asyncio.open_connection(*port.address) for _ in range(2)]
         await port.until(2)
@@ -133,11 +149,11 @@ async def test_a_handshake_makes_room_for_another(tls: ssl.SSLContext) -> None:
         await port.until(0)
 
 
-async def test_who_takes_nothing_of_what_is_sent_is_let_go_of() -> None:
+async def test_a_peer_that_reads_nothing_of_what_is_sent_is_disconnected() -> None:
     bounds = Bounds.below(1024)
     async with Port.running(bounds, SocketTimeouts(write_s=0.2), b"x" * 32 * 1024 * 1024) as port:
         with socket.create_connection(port.address):
-            await port.until(1)
+            await until(lambda: port.speakers)
             await port.until(0)
 
 

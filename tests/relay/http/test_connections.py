@@ -4,12 +4,19 @@ from functools import partial
 
 import pytest
 
-from relay.http.connections import CONNECTION_IN_STATE, Bounds, Connection, Connections, admit, connection_in
+from relay.http.connections import (
+    CONNECTION_IN_STATE,
+    AcceptedConnection,
+    Bounds,
+    Connections,
+    admit,
+    connection_in,
+)
 from relay.observability.metrics import Metrics
 from tests.fakes.hub import counted
 
 HOME, SAME_HOME, OTHER = "2001:db8:1:2::1", "2001:db8:1:2::9", "203.0.113.7"
-FEW = Bounds(total=8, strangers=4, per_address=2, per_holder=3)
+FEW = Bounds(total=8, unauthenticated=4, per_address=2, per_holder=3)
 
 
 class FewConnections:
@@ -19,7 +26,7 @@ class FewConnections:
         self._metrics = Metrics()
         self.connections = Connections(FEW, self._metrics.connections_refused)
 
-    def begin(self, address: str) -> Connection:
+    def begin(self, address: str) -> AcceptedConnection:
         """Return a connection, which must be accepted."""
         connection = self.connections.begin(address)
         assert connection is not None
@@ -38,7 +45,7 @@ async def few() -> FewConnections:
 def test_the_bounds_leave_descriptors_and_room_for_those_who_are_admitted(descriptors: int) -> None:
     bounds = Bounds.below(descriptors)
     assert bounds.total <= max(8, descriptors - 64)
-    assert 1 <= bounds.per_address < bounds.strangers <= bounds.total // 2
+    assert 1 <= bounds.per_address < bounds.unauthenticated <= bounds.total // 2
     assert 1 <= bounds.per_holder < bounds.total
 
 
@@ -49,7 +56,9 @@ def test_a_number_of_connections_needs_so_many_descriptors_and_not_one_fewer(con
     assert Bounds.below(descriptors - 1).total == max(8, connections - 1)
 
 
-async def test_an_address_has_its_share_of_strangers_and_gets_it_back(few: FewConnections) -> None:
+async def test_an_address_has_its_share_of_the_unauthenticated_and_gets_it_back(
+    few: FewConnections,
+) -> None:
     first, _ = few.begin(HOME), few.begin(SAME_HOME)
     assert few.connections.begin(HOME) is None
     assert few.refused("address") == 1
@@ -59,14 +68,16 @@ async def test_an_address_has_its_share_of_strangers_and_gets_it_back(few: FewCo
 
 
 async def test_whom_a_proxy_on_this_machine_stands_for_is_not_known(few: FewConnections) -> None:
-    for _ in range(FEW.strangers):
+    for _ in range(FEW.unauthenticated):
         few.begin("127.0.0.1")
     assert few.refused("address") == 0
 
 
-async def test_of_strangers_the_one_that_waits_longest_makes_room(few: FewConnections) -> None:
+async def test_of_the_unauthenticated_the_one_that_waits_longest_is_aborted_for_a_new_one(
+    few: FewConnections,
+) -> None:
     ended: list[int] = []
-    strangers = [few.begin(f"203.0.113.{number}") for number in range(FEW.strangers)]
+    strangers = [few.begin(f"203.0.113.{number}") for number in range(FEW.unauthenticated)]
     for number, stranger in enumerate(strangers):
         stranger.begin(partial(ended.append, number))
     strangers[0].rest()  # it is served
@@ -77,11 +88,13 @@ async def test_of_strangers_the_one_that_waits_longest_makes_room(few: FewConnec
     assert ended == [2]
     assert few.refused("strangers") == 1
     strangers[2].end()
-    assert len(few.connections) == FEW.strangers + 1
+    assert len(few.connections) == FEW.unauthenticated + 1
 
 
-async def test_a_stranger_that_is_served_does_not_make_room(few: FewConnections) -> None:
-    for number in range(FEW.strangers):
+async def test_an_unauthenticated_one_that_is_served_is_not_aborted_for_a_new_one(
+    few: FewConnections,
+) -> None:
+    for number in range(FEW.unauthenticated):
         few.begin(f"203.0.113.{number}").rest()
     assert few.connections.begin(OTHER) is None
     assert few.refused("strangers") == 1
@@ -101,6 +114,17 @@ async def test_a_holder_has_no_more_than_its_share(few: FewConnections) -> None:
     assert held[-1].holder is None
     held[0].end()
     assert held[-1].admit("agent")
+
+
+async def test_whether_a_connection_would_be_admitted_is_known_without_an_effect(few: FewConnections) -> None:
+    held = [few.begin("127.0.0.1") for _ in range(FEW.per_holder)]
+    another = few.begin("127.0.0.1")
+    for connection in held:
+        assert another.may_admit("agent")
+        assert connection.admit("agent")
+    assert held[0].may_admit("agent")
+    assert not another.may_admit("agent")
+    assert (another.holder, few.refused("holder")) == (None, 0)
 
 
 async def test_a_connection_that_a_proxy_uses_for_another_agent_counts_towards_that_one(

@@ -87,9 +87,11 @@ async def test_a_text_that_may_wait_is_handled_with_those_of_others() -> None:
 
 @pytest.mark.integration
 @pytest.mark.asyncio(loop_scope="module")
-async def test_what_arrives_behind_a_text_that_waits_ends_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("relay.http.deferral.DEFERRED_S", LATER_S)
-    async with Server.running() as server, served(server, admits=True) as (application, reader, writer):
+async def test_what_arrives_behind_a_text_that_waits_ends_the_wait() -> None:
+    async with (
+        Server.running(deferred_s=LATER_S) as server,
+        served(server, admits=True) as (application, reader, writer),
+    ):
         texts: list[str] = []
         await offered(application, texts)
         assert await read_ws_frame(reader) == b"going on"
@@ -108,13 +110,15 @@ async def test_what_arrives_behind_a_text_that_waits_ends_the_wait(monkeypatch: 
 async def test_of_a_connection_that_is_lost_nothing_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     of_server: list[Deferral] = []
 
-    def recorded(loop: asyncio.AbstractEventLoop) -> Deferral:
-        of_server.append(Deferral(loop))
+    def recorded(loop: asyncio.AbstractEventLoop, wait_s: float) -> Deferral:
+        of_server.append(Deferral(loop, wait_s))
         return of_server[0]
 
     monkeypatch.setattr("relay.http.listener.Deferral", recorded)
-    monkeypatch.setattr("relay.http.deferral.DEFERRED_S", LATER_S)
-    async with Server.running() as server, served(server, admits=True) as (application, reader, writer):
+    async with (
+        Server.running(deferred_s=LATER_S) as server,
+        served(server, admits=True) as (application, reader, writer),
+    ):
         texts: list[str] = []
         await offered(application, texts)
         assert await read_ws_frame(reader) == b"going on"

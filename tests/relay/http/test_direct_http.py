@@ -11,7 +11,7 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from relay.http.connections import admit
-from relay.http.direct_http import Answer, WholeRequest, Work
+from relay.http.direct_http import HttpAnswer, PendingAnswer, WholeRequest
 from tests.fakes.polling import until
 from tests.fakes.raw_connection import connected
 from tests.fakes.serving import Server
@@ -49,12 +49,12 @@ class Served:
     async def _at_once(self) -> bytes:
         return DIRECTLY
 
-    def begin(self, request: WholeRequest) -> Work | None:
+    def begin(self, request: WholeRequest) -> PendingAnswer | None:
         self.requests.append(request._replace(headers=list(request.headers)))
         return self._answered() if self.accepts else None
 
-    async def _answered(self) -> Answer:
-        return Answer(200, await self.answer())
+    async def _answered(self) -> HttpAnswer:
+        return HttpAnswer(200, await self.answer())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert admit(scope, "agent")
@@ -112,7 +112,7 @@ async def test_the_first_request_of_a_connection_is_served_by_asgi_and_the_other
             assert await client.ask(request(b'{"a":1}', b"POST /mcp?names=dashed HTTP/1.1")) == DIRECTLY
     assert served.bodies == [b"{}"]
     seen = served.requests[0]
-    assert (seen.address, seen.holder) == ("127.0.0.1", "agent")
+    assert (seen.address, seen.connection.holder) == ("127.0.0.1", "agent")
     assert (seen.query, seen.body) == (b"names=dashed", b'{"a":1}')
     assert dict(seen.headers) == {b"host": b"a", b"content-length": b"7"}
 
@@ -229,6 +229,15 @@ async def test_a_request_ends_at_once_when_its_client_disconnects(server: Server
     await until(lambda: not len(server.connections))
 
 
+async def test_a_client_that_ends_its_side_behind_its_request_is_answered(server: Server) -> None:
+    Served(server)
+    async with Client.admitted(server) as client:
+        client.writer.write(request())
+        client.writer.write_eof()
+        assert (await client.answer())[1] == DIRECTLY
+        assert await client.reader.read() == b""
+
+
 @pytest.mark.parametrize(
     "line", [b"POST /mcp HTTP/1.1\r\nConnection: close", b"POST /mcp HTTP/1.0"], ids=["asked for", "HTTP/1.0"]
 )
@@ -308,7 +317,7 @@ async def test_a_request_leaves_nothing_to_the_garbage_collector_and_no_header(s
         tasks.append(weakref.ref(asyncio.current_task()))
         return DIRECTLY
 
-    def begin(request: WholeRequest) -> Work | None:
+    def begin(request: WholeRequest) -> PendingAnswer | None:
         headers.append(request.headers)
         return Served.begin(served, request)
 

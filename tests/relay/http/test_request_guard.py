@@ -7,10 +7,12 @@ import pytest
 from starlette.types import Message, Receive, Scope, Send
 
 from relay.auth.caller import CALLER_IN_SCOPE, Caller
-from relay.http.direct_http import WholeRequest, Work
+from relay.http.connections import AcceptedConnection
+from relay.http.direct_http import PendingAnswer, WholeRequest
 from relay.http.request_guard import AllowedHosts, RequestGuard
 from schemas.addresses import HostPort
 from schemas.registry import SchemaRegistry
+from tests.fakes.held_connections import HeldConnections
 from tests.fakes.hub import Hub
 from tests.fakes.issuer import BOUND_S, OutsideWorld, outside_token
 
@@ -70,11 +72,13 @@ class Bench:
         await self.guard(scope, receive, sent.put)
         return [sent.get_nowait() for _ in range(sent.qsize())]
 
-    def begins(self, headers: Headers, holder: object, address: str = "127.0.0.1") -> list[Caller]:
-        """Return the caller of a whole request, if it is begun."""
+    def begins(
+        self, headers: Headers, address: str = "127.0.0.1", over: AcceptedConnection | None = None
+    ) -> list[Caller]:
+        """Return the caller of a whole request, if it is begun; by default another agent holds ``over``."""
         callers: list[Caller] = []
 
-        def begin(caller: Caller, body: bytes) -> Work | None:
+        def begin(caller: Caller, body: bytes) -> PendingAnswer | None:
             assert body == b"{}"
             callers.append(caller)
             return None
@@ -91,7 +95,8 @@ class Bench:
             other=self.other,
         )
         lines = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers]
-        guard.begin(WholeRequest(lines, address, holder, b"names=dashed", b"{}"))
+        connection = over or HeldConnections().hold("another agent")
+        guard.begin(WholeRequest(lines, address, connection, b"names=dashed", b"{}"))
         return callers
 
     async def status(self, path: str, headers: Headers) -> int:
@@ -227,11 +232,11 @@ async def test_without_a_token_the_challenge_says_where_to_learn_more_and_names_
     assert bench.mcp.scopes == []
 
 
-async def test_a_whole_request_of_the_connections_agent_is_begun(bench: Bench) -> None:
+async def test_a_whole_request_with_a_good_token_is_begun(bench: Bench) -> None:
     token = bench.hub.token()
     principal = bench.hub.authenticator.identify(token)
     headers = [PUBLIC, ("Authorization", f"Bearer {token} \t"), ("Edge-Transport", "stdio")]
-    (caller,) = bench.begins(headers, principal.name)
+    (caller,) = bench.begins(headers)
     assert (caller.principal, caller.transport, caller.query, caller.size) == (
         principal,
         "stdio",
@@ -256,10 +261,9 @@ async def test_a_whole_request_that_would_be_rejected_is_left_to_asgi(
     bench: Bench, change: dict[str, str], address: str
 ) -> None:
     token = bench.hub.token()
-    holder = bench.hub.authenticator.identify(token).name
     headers = dict([PUBLIC, ("Authorization", f"Bearer {token}")])
-    assert len(bench.begins(list(headers.items()), holder)) == 1
-    assert bench.begins(list((headers | change).items()), holder, address) == []
+    assert len(bench.begins(list(headers.items()))) == 1
+    assert bench.begins(list((headers | change).items()), address) == []
     assert bench.hub.counted("tokens_refused_total") == 0
 
 
@@ -268,23 +272,43 @@ async def test_a_whole_request_with_a_header_twice_is_left_to_asgi(bench: Bench,
     token = bench.hub.token()
     headers = [PUBLIC, ("Authorization", f"Bearer {token}")]
     twice = [*headers, *(line for line in headers if line[0] == name)]
-    assert bench.begins(twice, bench.hub.authenticator.identify(token).name) == []
+    assert bench.begins(twice) == []
 
 
-async def test_a_whole_request_of_another_agent_than_the_connections_is_left_to_asgi(bench: Bench) -> None:
-    token, other = bench.hub.token(), bench.hub.token(sub="another")
-    holder = bench.hub.authenticator.identify(other).name
-    assert bench.begins([PUBLIC, ("Authorization", f"Bearer {token}")], holder) == []
+async def test_the_connection_of_a_whole_request_counts_towards_the_agent_that_has_sent_it(
+    bench: Bench,
+) -> None:
+    token, held = bench.hub.token(), HeldConnections()
+    agent = bench.hub.authenticator.identify(token).name
+    shared = held.hold("another agent")
+    (caller,) = bench.begins([PUBLIC, ("Authorization", f"Bearer {token}")], over=shared)
+    assert caller.principal.name == shared.holder == agent
+    for _ in range(held.per_holder):
+        held.hold("another agent")
+
+
+async def test_a_whole_request_of_an_agent_that_holds_too_many_connections_is_left_to_asgi(
+    bench: Bench,
+) -> None:
+    token, held = bench.hub.token(), HeldConnections()
+    agent = bench.hub.authenticator.identify(token).name
+    own = [held.hold(agent) for _ in range(held.per_holder)]
+    another = held.hold("another agent")
+    headers = [PUBLIC, ("Authorization", f"Bearer {token}")]
+    assert bench.begins(headers, over=another) == []
+    assert another.holder == "another agent"
+    assert held.refused() == 0  # ASGI rejects it, and counts that
+    assert len(bench.begins(headers, over=own[0])) == 1
 
 
 async def test_a_revoked_or_expired_token_begins_nothing(bench: Bench) -> None:
     revoked, expiring = bench.hub.token(), bench.hub.token(ttl_s=60)
     principal = bench.hub.authenticator.identify(revoked)
     headers = [[PUBLIC, ("Authorization", f"Bearer {token}")] for token in (revoked, expiring)]
-    assert [len(bench.begins(lines, principal.name)) for lines in headers] == [1, 1]
+    assert [len(bench.begins(lines)) for lines in headers] == [1, 1]
     bench.hub.authenticator.revoke(frozenset({principal.jti}))
     bench.hub.clock.advance(60_000)
-    assert [len(bench.begins(lines, principal.name)) for lines in headers] == [0, 0]
+    assert [len(bench.begins(lines)) for lines in headers] == [0, 0]
 
 
 async def test_a_token_that_stands_twice_is_as_good_as_none(bench: Bench) -> None:

@@ -282,9 +282,9 @@ async def test_what_is_no_text_is_offered_to_nothing_and_ends_the_connection(
         offered: list[str] = []
         application.handler = offered.append
         application.go_on.set()
+        assert await read_ws_frame(reader) == b"going on"
         for frame in frames:
             writer.write(frame)
-        assert await read_ws_frame(reader) == b"going on"
         assert await until_cut(reader, writer) == code
         assert await application.ended in {code, 1006}
     assert offered == []

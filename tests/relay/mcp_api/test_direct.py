@@ -23,18 +23,19 @@ from starlette.types import Message, Receive, Scope, Send
 
 from relay.allowance import Allowance
 from relay.auth.caller import CALLER_IN_SCOPE, Caller
-from relay.calls.envelope import META_IDEMPOTENCY_KEY, META_TRACEPARENT
 from relay.calls.relay_tools import Emit
 from relay.http.body_parser import MESSAGE_IN_SCOPE
-from relay.http.direct_http import Answer, WholeRequest
+from relay.http.direct_http import HttpAnswer, WholeRequest
 from relay.http.request_guard import AllowedHosts, RequestGuard
 from relay.mcp_api.direct import until_disconnected
 from relay.mcp_api.methods import BYTES_LIKE_A_CALL, Method
 from relay.mcp_api.sdk import EXCHANGE_IN_SCOPE
-from relay.routing.port import NodeRouter
+from relay.routing.port import LocalRouter
 from schemas.addresses import HostPort
+from schemas.meta_names import META_IDEMPOTENCY_KEY, META_TRACEPARENT
 from schemas.registry import SchemaRegistry
 from tests.fakes.examples import examples
+from tests.fakes.held_connections import HeldConnections
 from tests.fakes.hub import PUBLIC_URL, Hub
 from tests.fakes.routers import ScriptedRouter, SilentRouter
 from tests.fakes.signer import NODE_ID
@@ -70,7 +71,7 @@ class Reply:
 class Stage:
     """A relay's side of MCP behind its guard, without a server."""
 
-    def __init__(self, hub: Hub, router: NodeRouter) -> None:
+    def __init__(self, hub: Hub, router: LocalRouter) -> None:
         self.hub = hub
         self._token = hub.token()
         # A clock that leaps: no limit is in the way of as many calls as a test makes.
@@ -96,7 +97,7 @@ class Stage:
 
     @classmethod
     @asynccontextmanager
-    async def running(cls, hub: Hub, router: NodeRouter) -> AsyncIterator["Stage"]:
+    async def running(cls, hub: Hub, router: LocalRouter) -> AsyncIterator["Stage"]:
         hub.connect(hub.ca.issue())
         stage = cls(hub, router)
         by_sdk = StreamableHTTPSessionManager.handle_request
@@ -144,14 +145,14 @@ class Stage:
         return reply
 
     async def ask_whole(
-        self, message: object, headers: Mapping[str, str] = PLAIN_HEADERS, holder: object = None
-    ) -> Answer | None:
+        self, message: object, headers: Mapping[str, str] = PLAIN_HEADERS
+    ) -> HttpAnswer | None:
         """Return the answer to one request that was received in one piece; None if ASGI has to serve it."""
         lines = [(b"host", b"127.0.0.1:8700"), (b"authorization", f"Bearer {self._token}".encode())]
         lines += [(name.encode("ascii"), value.encode("latin-1")) for name, value in headers.items()]
-        holder = holder or self.hub.authenticator.identify(self._token).name
+        connection = HeldConnections().hold(self.hub.authenticator.identify(self._token).name)
         body = json.dumps(message).encode()
-        work = self._guard.begin(WholeRequest(lines, "127.0.0.1", holder, b"", body))
+        work = self._guard.begin(WholeRequest(lines, "127.0.0.1", connection, b"", body))
         return None if work is None else await work
 
 
@@ -360,7 +361,7 @@ def some(
     meta=some([*META, CLIENT_INFO_META_KEY, "progressToken", META_IDEMPOTENCY_KEY]),
     headers=some(PLAIN_HEADERS, st.sampled_from(["", "x", "*/*", "application/json", ERA, "tools/list"])),
 )
-@examples(40, 150)
+@examples(15, 150)
 def test_whatever_is_plain_the_sdk_answers_alike(
     registry: SchemaRegistry,
     members: dict[str, Any],

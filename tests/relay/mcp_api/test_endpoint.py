@@ -30,14 +30,14 @@ from relay.config import PER_AGENT
 from relay.fleet.change_notifier import ChangeNotifier, Listener
 from relay.fleet.name_ledger import NodeName
 from relay.fleet.selection import WHOLE_FLEET, Selection
-from relay.fleet.tool_entry import META_CANONICAL_NAME, META_SAFETY_CLASS
 from relay.http.body_parser import MAX_BODY_BYTES
 from relay.http.request_guard import AllowedHosts, RequestGuard
-from relay.mcp_api.methods import LIST_TTL_MS, META_ERROR, META_HOP
+from relay.mcp_api.methods import LIST_TTL_MS
 from relay.mcp_api.open_streams import OpenStreams
 from relay.mcp_api.paging import MAX_PAGE_BYTES, PAGE_SIZE
-from relay.routing.port import NodeRouter
+from relay.routing.port import LocalRouter
 from schemas.errors import Failure, ToolError
+from schemas.meta_names import META_CANONICAL_NAME, META_ERROR, META_HOP, META_SAFETY_CLASS
 from schemas.tls import client_context
 from tests.fakes.hub import PUBLIC_URL, Hub
 from tests.fakes.issuer import OutsideWorld, outside_token
@@ -74,7 +74,7 @@ class Stage:
     """A relay's side of MCP behind its guard, on a real server."""
 
     def __init__(
-        self, hub: Hub, router: NodeRouter, server: Server, per_agent: Allowance = PER_AGENT
+        self, hub: Hub, router: LocalRouter, server: Server, per_agent: Allowance = PER_AGENT
     ) -> None:
         self.hub = hub
         self.address = server.address
@@ -238,7 +238,7 @@ async def stage(
 async def test_the_list_on_the_wire_is_what_the_catalog_says_safety_class_and_all(
     stage: Stage, era: Era
 ) -> None:
-    tools = stage.hub.fleet.listed(Rights(TENANT, frozenset({"read_only"})))
+    tools = stage.hub.fleet.selected.listed(Rights(TENANT, frozenset({"read_only"})))
     async with stage.wire(era) as wire:
         listed = (await wire.result("tools/list"))["tools"]
     assert listed == [tool.listed() for tool in tools]
@@ -295,7 +295,7 @@ async def test_a_list_of_more_than_a_thousand_tools_comes_in_pages_without_gap_o
     assert len(pages) > 1
     assert all(0 < len(page) <= PAGE_SIZE for page in pages)
     assert len(set(names)) == len(names) == 4 * 256 + 2
-    expected = stage.hub.fleet.listed(Rights(TENANT, frozenset({"read_only"})))
+    expected = stage.hub.fleet.selected.listed(Rights(TENANT, frozenset({"read_only"})))
     assert names == [tool.canonical for tool in expected]
 
 

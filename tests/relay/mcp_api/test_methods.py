@@ -8,11 +8,12 @@ import pytest
 
 from relay.allowance import Allowance
 from relay.auth.caller import Caller
-from relay.mcp_api.methods import BYTES_LIKE_A_CALL, LIST_TTL_MS, META_ERROR, MethodError, Methods
+from relay.mcp_api.methods import BYTES_LIKE_A_CALL, LIST_TTL_MS, MethodError, Methods
 from relay.mcp_api.resources import ResourceCatalog
 from relay.mcp_api.tool_list import ToolList
 from relay.telemetry.reading import TelemetryResource
 from schemas.errors import ToolError
+from schemas.meta_names import META_ERROR
 from tests.fakes.hub import Hub
 from tests.fakes.routers import ScriptedRouter
 from tests.fakes.seconds import Seconds

@@ -16,7 +16,7 @@ from tests.fakes.signer import TENANT
 @pytest.fixture
 def tool(hub: Hub) -> Tool:
     hub.connect(hub.ca.issue())
-    return hub.fleet.listed(Rights(TENANT, frozenset({"read_only"})))[0]
+    return hub.fleet.selected.listed(Rights(TENANT, frozenset({"read_only"})))[0]
 
 
 def many(tool: Tool, count: int, size: int) -> list[Tool]:

@@ -5,7 +5,7 @@ import pytest
 from relay.auth.permissions import Rights
 from relay.calls.relay_tools import RelayTools
 from relay.config import View
-from relay.fleet.tools import FIRST_PLACE
+from relay.fleet.tools import BEFORE_ALL
 from relay.mcp_api.relay_tools import RelayToolEntries
 from schemas.registry import SchemaRegistry
 from tests.fakes.relay_tools import parrot
@@ -22,7 +22,7 @@ def test_an_entry_is_that_of_a_tool_under_either_form_of_its_name(
 ) -> None:
     tools, tool = RelayTools(), parrot(registry)
     tools.register(tool)
-    (entry,) = RelayToolEntries(tools).listed(READERS, View.TOOLS, {}, FIRST_PLACE)
+    (entry,) = RelayToolEntries(tools).listed(READERS, View.TOOLS, {}, BEFORE_ALL)
     document = entry.listed(dashed=dashed)
     assert json.loads(entry.listed_text(dashed=dashed)) == document
     assert document["name"] == name

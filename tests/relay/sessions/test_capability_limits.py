@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from relay.routing.port import Command, NodeRouter
+from relay.routing.port import Command, LocalRouter
 from relay.sessions.capability_limits import CapabilityLimits
 from schemas.errors import Failure, ToolError
 from tests.fakes.hub import Hub
@@ -26,7 +26,7 @@ def command(cap_id: str = "echo", node_id: str = NODE_ID) -> Command:
 class Stage:
     """The limits in front of a router, and nodes that announce capabilities."""
 
-    def __init__(self, hub: Hub, router: NodeRouter) -> None:
+    def __init__(self, hub: Hub, router: LocalRouter) -> None:
         self.hub = hub
         self.seconds = Seconds()
         self.limits = CapabilityLimits(hub.fleet, router, self.seconds)

@@ -1,5 +1,5 @@
 import json
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from starlette.websockets import WebSocketDisconnect
@@ -8,6 +8,7 @@ from relay.http.texts import HANDLED_IN_MESSAGE, TEXTS_IN_SCOPE, MayWait, TextHa
 from relay.sessions.connection import NodeConnection
 from schemas.frame_types import Role
 from schemas.frames import Frame, FrameReader
+from schemas.payloads import Welcome
 from schemas.session import CloseCode, PeerProtocolError, ProtocolError, SessionMachine
 from schemas.ulids import UlidSource
 from tests.fakes.asgi_socket import AsgiSocket
@@ -74,7 +75,7 @@ async def opened(socket: AsgiSocket, reader: FrameReader) -> NodeConnection:
     await link.send_as(message_id(1), "challenge", PAYLOADS["challenge"])
     socket.put_text(frame_text("auth", 2, answers=1))
     await link.receive()
-    await link.send_as(message_id(3), "welcome", PAYLOADS["welcome"], message_id(2))
+    await link.welcome(cast("Welcome", PAYLOADS["welcome"]), message_id(2))
     socket.sent.clear()
     return link
 

@@ -26,7 +26,7 @@ from tests.fakes.hub import Hub, NoAuthority
 from tests.fakes.node_end import NodeEnd
 from tests.fakes.real_ca import RealCa, csr_of
 from tests.fakes.serving import Server
-from tests.fakes.signer import DAY_MS, ECHO, NODE_ID, NOW_MS, TENANT, SimulatedNode, key_named
+from tests.fakes.signer import DAY_MS, ECHO, NODE_ID, NOW_MS, OTHER_NODE_ID, TENANT, SimulatedNode, key_named
 from tests.fakes.work_counts import WorkCounts
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -97,6 +97,35 @@ async def test_a_heartbeat_is_answered_with_what_the_broker_sent_last(
     assert answer.get("broker_etag") == (etag_of(b"a manifest") if named else None)
 
 
+@pytest.mark.parametrize(
+    ("subprotocols", "told_s"),
+    [
+        pytest.param(SUBPROTOCOLS, [None, 84, None, 108, None], id="a node of this version"),
+        pytest.param((SUBPROTOCOL,), [None] * 5, id="a node of the version before"),
+    ],
+)
+async def test_a_node_that_stays_connected_learns_that_the_fleet_has_grown(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, subprotocols: Sequence[str], told_s: list[int | None]
+) -> None:
+    monkeypatch.setattr("relay.sessions.heartbeat_interval._FEW", 0)
+    monkeypatch.setattr("relay.sessions.heartbeat_interval._MANY", 10)
+
+    async def asked_for(end: NodeEnd) -> int | None:
+        answer = await asked(end, "heartbeat", PAYLOADS["heartbeat"])
+        return answer["heartbeat_interval_ms"] // 1000 if "heartbeat_interval_ms" in answer else None
+
+    hub = stage.hub
+    async with stage.open(subprotocols=subprotocols) as end:
+        told = [await asked_for(end)]
+        hub.announce(stage.node)
+        told += [await asked_for(end), await asked_for(end)]
+        hub.announce(stage.real.node(OTHER_NODE_ID))
+        told.append(await asked_for(end))
+        hub.fleet.retire(frozenset({OTHER_NODE_ID}), ())
+        told.append(await asked_for(end))  # a shorter one waits for the next welcome
+    assert told == told_s
+
+
 async def test_who_follows_announces_is_told_of_those_that_were_accepted(stage: Stage) -> None:
     accepted: list[NodeRef] = []
     stage.hub.one_way.on_announce(accepted.append)
@@ -146,7 +175,7 @@ async def test_an_accepted_manifest_is_answered_with_its_etag(stage: Stage) -> N
                 "ok": True,
                 "manifest_etag": etag_of(wire),
             }
-    tools = stage.hub.fleet.listed(Rights(TENANT, frozenset({"read_only"})))
+    tools = stage.hub.fleet.selected.listed(Rights(TENANT, frozenset({"read_only"})))
     assert ECHO_NAME in [tool.canonical for tool in tools]
 
 

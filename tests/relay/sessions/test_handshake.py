@@ -12,14 +12,7 @@ from schemas.tokens import TokenReason
 from tests.fakes.frames import frame_text
 from tests.fakes.hub import PUBLIC_URL, Hub
 from tests.fakes.node_end import device_token
-from tests.fakes.signer import (
-    DAY_MS,
-    NOW_MS,
-    OTHER_NODE_ID,
-    SimulatedCa,
-    SimulatedNode,
-    key_named,
-)
+from tests.fakes.signer import DAY_MS, NOW_MS, OTHER_NODE_ID, SimulatedCa, SimulatedNode, key_named
 
 NOW_S = NOW_MS // 1000
 THIEF = key_named("a thief")

@@ -13,7 +13,7 @@ from relay.sessions.one_way_frames import MAX_QUEUED_BYTES, OneWayFrames
 from schemas.addresses import CONNECT_PATH
 from schemas.caller_tools import MAX_PENDING
 from schemas.errors import Failure, ToolError
-from schemas.frame_types import FrameType
+from schemas.frame_types import OneWayType
 from schemas.frames import FrameReader
 from schemas.websocket_frames import FrameHead
 from tests.fakes.frames import PAYLOADS
@@ -40,7 +40,7 @@ class Stage:
         self.received: asyncio.Queue[tuple[NodeRef, Mapping[str, Any]]] = asyncio.Queue()
         self.links: asyncio.Queue[tuple[NodeRef, bool]] = asyncio.Queue()
         self.frames.on_frame(
-            FrameType.TELEMETRY, lambda node, payload: self.received.put_nowait((node, payload))
+            OneWayType.TELEMETRY, lambda node, payload: self.received.put_nowait((node, payload))
         )
         self.frames.on_connection(lambda node, connected: self.links.put_nowait((node, connected)))
         self._address = server.address
@@ -60,7 +60,7 @@ class Stage:
 
     def refused(self) -> Failure:
         with pytest.raises(ToolError) as caught:
-            self.frames.send(NODE_ID, FrameType.TELEMETRY_LEASE, LEASE)
+            self.frames.send(NODE_ID, OneWayType.TELEMETRY_LEASE, LEASE)
         return caught.value.failure
 
 
@@ -72,7 +72,7 @@ def stage(hub: Hub, server: Server, reader: FrameReader) -> Stage:
 async def test_frames_are_sent_in_order_and_without_an_answer(stage: Stage) -> None:
     async with stage.open() as end:
         for ttl_ms in range(3):
-            stage.frames.send(NODE_ID, FrameType.TELEMETRY_LEASE, {**LEASE, "ttl_ms": ttl_ms})
+            stage.frames.send(NODE_ID, OneWayType.TELEMETRY_LEASE, {**LEASE, "ttl_ms": ttl_ms})
         frames = [await end.receive("telemetry_lease") for _ in range(3)]
     assert [frame.payload["ttl_ms"] for frame in frames] == [0, 1, 2]
     assert stage.hub.counted("one_way_frames_total", type="telemetry_lease", event="sent") == 3
@@ -104,7 +104,7 @@ async def test_followers_learn_of_a_resumed_session_by_the_same_id(stage: Stage)
 
 async def test_a_session_that_is_superseded_is_connected_twice_in_a_row(stage: Stage) -> None:
     async with stage.open(), stage.open(OTHER_BOOT_ID) as newer:
-        stage.frames.send(NODE_ID, FrameType.TELEMETRY_LEASE, LEASE)
+        stage.frames.send(NODE_ID, OneWayType.TELEMETRY_LEASE, LEASE)
         await newer.receive("telemetry_lease")
     ref, connected = await stage.link()
     assert (ref.session_id, connected) == (newer.session_id, False)
@@ -114,11 +114,11 @@ async def test_a_session_that_is_superseded_is_connected_twice_in_a_row(stage: S
 async def test_a_frame_beyond_the_rate_or_the_size_of_its_type_is_not_sent(stage: Stage) -> None:
     async with stage.open() as end:
         with pytest.raises(ToolError) as caught:
-            stage.frames.send(NODE_ID, FrameType.TELEMETRY_LEASE, {"cap_id": "x" * 4096})
+            stage.frames.send(NODE_ID, OneWayType.TELEMETRY_LEASE, {"cap_id": "x" * 4096})
         assert caught.value.failure is Failure.INTERNAL
-        at_once = int(FrameType.TELEMETRY_LEASE.burst) // 2
+        at_once = int(OneWayType.TELEMETRY_LEASE.burst) // 2
         for _ in range(at_once):
-            stage.frames.send(NODE_ID, FrameType.TELEMETRY_LEASE, LEASE)
+            stage.frames.send(NODE_ID, OneWayType.TELEMETRY_LEASE, LEASE)
         assert stage.refused() is Failure.RATE_LIMITED
         # All of them: a close that comes behind frames that are not taken is waited for in vain, for 10 s.
         for _ in range(at_once):
@@ -132,8 +132,8 @@ async def test_a_handler_with_a_bug_does_not_end_the_session(stage: Stage) -> No
     frames = OneWayFrames(stage.hub.metrics, stage.hub.log)
     stage.frames.on_connection(lambda _node, _connected: fails(_node, {}))
     with pytest.raises(ValueError, match="telemetry has a handler"):
-        stage.frames.on_frame(FrameType.TELEMETRY, fails)
-    frames.on_frame(FrameType.TELEMETRY, fails)
+        stage.frames.on_frame(OneWayType.TELEMETRY, fails)
+    frames.on_frame(OneWayType.TELEMETRY, fails)
     async with stage.open() as end:
         await stage.hub.lines.until("connection not followed")
         await end.send("heartbeat", PAYLOADS["heartbeat"])
@@ -158,27 +158,27 @@ async def test_what_waits_for_a_node_that_does_not_read_is_bounded(hub: Hub) -> 
     connection: Any = Unread()
     frames.connected(session, connection)
     for _ in range(1 + MAX_QUEUED_BYTES // 60_000):
-        frames.send(node.node_id, FrameType.TELEMETRY_LEASE, LEASE)
+        frames.send(node.node_id, OneWayType.TELEMETRY_LEASE, LEASE)
     with pytest.raises(ToolError) as caught:
-        frames.send(node.node_id, FrameType.TELEMETRY_LEASE, LEASE)
+        frames.send(node.node_id, OneWayType.TELEMETRY_LEASE, LEASE)
     assert caught.value.failure is Failure.RATE_LIMITED
     assert hub.counted("one_way_frames_total", type="telemetry_lease", event="refused") == 1
     frames.lost(session)
     with pytest.raises(ToolError, match="E_NODE_OFFLINE"):
-        frames.send(node.node_id, FrameType.TELEMETRY_LEASE, LEASE)
+        frames.send(node.node_id, OneWayType.TELEMETRY_LEASE, LEASE)
 
 
 @pytest.mark.parametrize(
     ("type_", "at_least"),
     [
-        (FrameType.SESSION_OPEN, MAX_PENDING),
-        (FrameType.SESSION_MESSAGE, 1),
-        (FrameType.CALLER_TOOL_RESULT, 1),
-        (FrameType.SESSION_END, 0),
+        (OneWayType.SESSION_OPEN, MAX_PENDING),
+        (OneWayType.SESSION_MESSAGE, 1),
+        (OneWayType.CALLER_TOOL_RESULT, 1),
+        (OneWayType.SESSION_END, 0),
     ],
 )
 async def test_a_frame_that_a_local_agent_answers_lets_its_node_send_more(
-    hub: Hub, type_: FrameType, at_least: int
+    hub: Hub, type_: OneWayType, at_least: int
 ) -> None:
     class Connection:
         """A connection that sends at once."""

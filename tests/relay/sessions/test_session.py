@@ -3,8 +3,10 @@ import asyncio
 import pytest
 
 from relay.clock import SessionClock
+from relay.routing.answer import AckPayload, CommandAnswer
 from relay.routing.port import Command
-from relay.sessions.session import AckPayload, Answer, NodeSession, cmd_payload, expire, unanswered
+from relay.sessions.commands import cmd_payload
+from relay.sessions.session import NodeSession
 from schemas.errors import Failure, ToolError
 from schemas.registry import SchemaRegistry
 from tests.fakes.frames import COMMAND
@@ -21,9 +23,9 @@ def live() -> NodeSession:
     )
 
 
-def sent(live: NodeSession, msg_id: str) -> Answer:
+def sent(live: NodeSession, msg_id: str) -> CommandAnswer:
     """Return what waits for the answer to a command that was sent as ``msg_id``."""
-    waiter = unanswered(asyncio.get_running_loop())
+    waiter = CommandAnswer(asyncio.get_running_loop())
     live.pending.add(msg_id, COMMAND, NOW_MS + 1000, waiter)
     return waiter
 
@@ -50,10 +52,13 @@ async def test_a_deadline_ends_what_has_no_answer(live: NodeSession) -> None:
     answered, late = sent(live, "1"), sent(live, "2")
     live.settle("1", DONE)
     for waiter in (answered, late):
-        expire(waiter)
-    assert (answered.result(), late.result()) == (DONE, None)
+        waiter.expire()
+    assert answered.result() is DONE
+    error = late.exception()
+    assert isinstance(error, ToolError)
+    assert error.failure is Failure.DEADLINE_EXCEEDED
     live.settle("2", DONE)
-    assert late.result() is None
+    assert late.exception() is error
 
 
 async def test_all_that_is_not_answered_ends_with_the_same_error(live: NodeSession) -> None:

@@ -1,5 +1,5 @@
-from relay.http.assembly import refusal_log
 from relay.http.connections import Bounds
+from relay.http.refusal_log import refusal_log
 from schemas.process.logs import make_logger
 from tests.fakes.lines import LogLines
 from tests.fakes.seconds import Seconds
